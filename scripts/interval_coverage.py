@@ -15,8 +15,8 @@ The cells are of five kinds:
 The functions that make the intervals of real runs make these. Each interval is judged by itself: two-sided, and each
 one-sided bound. An interval that is not printed does not count.
 
-The script fails if an interval contains the true value in fewer than 93 % of replications, if the power of a
-comparison is more than 5 points away from the one planned, or if more than 5 % of verdicts are wrong. All allow for
+The script fails if an interval contains the true value in fewer than 93% of replications, if the power of a
+comparison is more than 5 points away from the one planned, or if more than 5% of verdicts are wrong. All allow for
 three binomial standard errors.
 """
 
@@ -36,7 +36,7 @@ from scipy.special import betaincinv, ndtr
 from osmosis_ai.decisions.changes import ChangeSettings, change_of
 from osmosis_ai.decisions.compare import direction_of
 from osmosis_ai.decisions.differences import Difference, Pairs, mean_difference
-from osmosis_ai.decisions.gate import Rule, judge_margin, margin_evidence
+from osmosis_ai.decisions.gate import Rule, judge_pair
 from osmosis_ai.decisions.plan import AttemptPrice, Goal, Outlook, make_plan
 from osmosis_ai.decisions.samples import SAMPLE_FIELDS, ComparedInputs, LabelledRun, RunPair, RunSamples
 from osmosis_ai.statistics.estimates import Estimate, estimate_rate, estimate_reward
@@ -194,7 +194,7 @@ class VerdictCell:
         how = "at random" if self.at_random else "that would have failed"
         return (
             f"{kind}, {self.rows} rows x {self.attempts}, {100 * self.difference:+g} points, "
-            f"{100 * self.unscored:g} % unscored {how}: {' or '.join(self.counted)}"
+            f"{100 * self.unscored:g}% unscored {how}: {' or '.join(self.counted)}"
         )
 
     def as_expected(self, share: float, replications: int) -> bool:
@@ -237,7 +237,7 @@ def verdict_share(cell: VerdictCell, replications: int, *, seed: int = 20261122)
         if cell.margin is None:
             verdict: str = direction_of(change_of(pair, "pass_rate", settings), settings.confidence)
         else:
-            verdict = judge_margin(rule, margin_evidence(pair, rule, settings)).verdict
+            verdict = judge_pair(rule, pair, settings).verdict
         hits += verdict in cell.counted
     return hits / replications
 

@@ -181,12 +181,10 @@ def test_a_password_in_the_url_is_refused_and_not_repeated(written: str) -> None
     assert "hunter2" not in caught.value.message
 
 
-def test_loopback_is_this_machine_alone() -> None:
+def test_credentials_travel_over_https_or_within_this_machine() -> None:
     assert all(map(is_loopback, ("localhost", "a.localhost", "127.0.0.1", "127.9.9.9", "::1", "LOCALHOST")))
     assert not any(map(is_loopback, (None, "", "localhost.example", "10.0.0.1", "128.0.0.1", "0.0.0.0")))
 
-
-def test_credentials_travel_over_https_or_within_this_machine() -> None:
     assert is_secure("https://a.example")
     assert is_secure("http://localhost:8000")
     assert not is_secure("http://a.example")

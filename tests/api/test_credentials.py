@@ -7,7 +7,7 @@ import json
 import stat
 import threading
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -155,13 +155,6 @@ def test_logins_to_several_platforms_stand_side_by_side(working: MemoryKeyring) 
     hosted = store.load(DEFAULT_PLATFORM_URL)
     assert hosted is not None and hosted.token == "osm_hosted"
     assert list(working.kept.values()) == ["osm_hosted"]
-
-
-def test_the_last_logout_leaves_neither_file_nor_token(home: Path, working: MemoryKeyring) -> None:
-    CredentialStore().save(_login())
-    CredentialStore().delete(FERN)
-    assert not _file(home).exists()
-    assert working.kept == {}
 
 
 @pytest.mark.parametrize("again", [True, False])
@@ -329,14 +322,3 @@ def test_a_token_of_the_environment_stays_with_its_platform(
     if bound:
         monkeypatch.setenv("OSMOSIS_TOKEN_PLATFORM_URL", bound)
     assert _code(require_credentials) == code
-
-
-def test_an_expired_login_is_an_error_before_any_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OSMOSIS_PLATFORM_URL", FERN)
-    CredentialStore().save(_login(expires_at=datetime.now(timezone.utc) - timedelta(seconds=1)))
-    assert _code(require_credentials) == "AUTH_REQUIRED"
-
-
-def test_the_environments_token_is_never_saved() -> None:
-    with pytest.raises(ValueError):
-        CredentialStore().save(Credentials(token=TOKEN, platform_url=FERN, source="environment"))

@@ -100,23 +100,6 @@ def test_given_headers_cannot_change_how_the_body_is_framed(
     assert store.blobs["whole"] == CONTENT
 
 
-def test_parts_are_sent_in_order_and_acknowledged_by_their_etags(
-    store: BlobServer, blobs: BlobClient, source: Path
-) -> None:
-    seen: list[int] = []
-    done = upload_file(source, _parts(store), progress=seen.append, client=blobs)
-    assert [store.blobs[f"part{n}"] for n in (1, 2, 3)] == [
-        CONTENT[:1000],
-        CONTENT[1000:2000],
-        CONTENT[2000:],
-    ]
-    assert done.parts is not None
-    assert [(part.PartNumber, part.ETag) for part in done.parts] == [
-        (n, hashlib.md5(store.blobs[f"part{n}"]).hexdigest()) for n in (1, 2, 3)
-    ]
-    assert seen == [0, 1000, 2000, 2500]
-
-
 @pytest.mark.parametrize("code", [429, 500, 502, 503, 504])
 def test_a_store_that_is_busy_is_asked_five_times(
     store: BlobServer, blobs: BlobClient, source: Path, slept: list[float], code: int
@@ -254,43 +237,6 @@ def test_a_record_of_another_scope_or_too_old_or_damaged_is_not_used(
     assert not record.exists()
 
 
-_CHILD = """
-import sys
-from pathlib import Path
-from osmosis_ai.api.transfer import upload_file
-from osmosis_ai.api.wire.datasets import UploadInstructions
-instructions = UploadInstructions.model_validate_json(sys.argv[2])
-upload_file(Path(sys.argv[1]), instructions, state_dir=Path(sys.argv[3]), dataset_id="d")
-"""
-
-
-@pytest.mark.integration
-def test_a_killed_upload_goes_on_where_it_was(
-    store: BlobServer, blobs: BlobClient, source: Path, tmp_path: Path
-) -> None:
-    arrived, release = threading.Event(), threading.Event()
-
-    def hold(handler: Any) -> None:
-        arrived.set()
-        release.wait(300)
-        handler.hang_up()
-
-    store.answers = [None, hold]
-    arguments = [str(source), json.dumps(_parts(store).to_wire()), str(tmp_path / "state")]
-    child = subprocess.Popen([sys.executable, "-c", _CHILD, *arguments])
-    try:
-        assert arrived.wait(300)
-    finally:
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-        release.set()
-    unfinished = find_unfinished_upload(tmp_path / "state", digest=DIGEST)
-    assert unfinished is not None and list(unfinished.acknowledged) == [1]
-    upload_file(source, unfinished.instructions, state_dir=tmp_path / "state", dataset_id="d", client=blobs)
-    assert store.asked("PUT") == ["part1", "part2", "part2", "part3"]
-    assert b"".join(store.blobs[f"part{n}"] for n in (1, 2, 3)) == CONTENT
-
-
 INTENDED = "a" * 64
 
 
@@ -357,7 +303,7 @@ def test_a_file_is_at_its_place_with_its_stores_name(
     assert "authorization" not in full_store.seen[0].headers
 
 
-def test_an_existing_file_is_replaced_only_by_a_whole_one(
+def test_a_file_is_replaced_only_by_a_whole_one_and_never_continued_without_an_etag(
     full_store: BlobServer, blobs: BlobClient, tmp_path: Path
 ) -> None:
     target = tmp_path / "x"
@@ -497,11 +443,6 @@ def test_a_download_follows_redirects_that_keep_the_rules(
         "without end"
         in _refused_download(lambda: download(full_store.signed("a"), tmp_path / "y", client=blobs)).message
     )
-
-
-def test_nothing_is_fetched_in_the_clear(blobs: BlobClient, tmp_path: Path) -> None:
-    _refused_download(lambda: download(f"http://blobs.example/{SIGNATURE}", tmp_path / "x", client=blobs))
-    assert _left(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "..", "a/b", "a\\b"])

@@ -36,13 +36,6 @@ def test_what_is_stopped_is_the_run_that_the_name_stands_for(maze: Maze) -> None
     assert sent(stop) == {}
 
 
-def test_a_run_that_has_ended_is_left_as_it_is(maze: Maze) -> None:
-    ended = {"benchmark_run": {**RUN, "status": "finished"}}
-    maze.get("/benchmark-runs/br_8").respond(json=ended)
-    outcome = maze.osmosis("benchmark", "runs", "stop", "br_8", "-y", "--json").json
-    assert (outcome["status"], outcome["resource"]["status"]) == ("noop", "finished")
-
-
 def test_progress_never_exceeds_its_total_and_the_runs_of_all_pages_are_counted(maze: Maze) -> None:
     runs = [{**RUN, "ingested_results": 90}, {**RUN, "expected_results": 0, "ingested_results": None}]
     maze.get("/benchmark-runs").respond(json={"benchmark_runs": runs, "total_count": 7, "next_offset": 2})
@@ -84,16 +77,6 @@ def offer(maze: Maze, store: BlobServer, *paths: str, status: str = "running") -
 
 def download(maze: Maze, *arguments: str) -> Any:
     return maze.osmosis("benchmark", "runs", "download", "amber-otter-42", *arguments)
-
-
-def test_summary_and_results_are_the_default(maze: Maze, store: BlobServer) -> None:
-    offer(maze, store, "summary.csv", "results.csv")
-    outcome = download(maze, "--json")
-    types = maze.get("/benchmark-runs/br_8/outputs/manifest").calls.last.request.url.params
-    assert (outcome.status, dict(types)) == (0, {"types": "summary,results"})
-    directory = maze.workspace.root / ".osmosis" / "benchmarks" / "amber-otter-42"
-    assert (directory / "results.csv").read_bytes() == FILES["results.csv"]
-    assert "2 were there already" in download(maze, "--plain").out
 
 
 def test_what_is_no_file_of_a_benchmark_run_is_not_written(maze: Maze, store: BlobServer) -> None:
@@ -204,7 +187,6 @@ ENDPOINT = {
     "model": "policy",
     "api_key_secret": "FERN_KEY",
 }
-HOSTED = {"type": "hosted", "base_model": "fern/base-32b", "lora_model_name": "walker"}
 MANY = [f"K{number}" for number in range(17)]
 
 
@@ -287,16 +269,6 @@ def test_all_mistakes_are_one_report_without_pasted_keys(ready: Maze) -> None:
         *("experiment.benchmark", "execution.judge_api_key_secret", "verifier.required[0]", "bogus"),
         *("agents[0].harness_api_key_secret", "agents[0].model.model", "agents[0].model.api_key_secret"),
     }
-
-
-def test_a_secret_of_one_agent_may_be_a_variable_of_another(ready: Maze) -> None:
-    agents = [
-        {"model": PROVIDER},
-        {"model": HOSTED, "env": {"OPENAI_API_KEY": "x"}},
-        {"harness": "mini-swe-agent", "model": HOSTED, "env": {"MSWEA_API_KEY": "x"}},
-    ]
-    configure(ready, tomli_w.dumps({"experiment": {"benchmark": "toy"}, "agents": agents}))
-    assert submit(ready, "--yes", "--json").status == 0
 
 
 def test_the_config_of_the_docs_is_valid_and_needs_each_of_its_secrets(ready: Maze) -> None:

@@ -53,11 +53,15 @@ def test_the_last_commit_is_served(rollout: Maze, options: tuple[str, ...], ttl:
     assert outcome.json["resource"] == {**REPLY, **rollout.resource}
 
 
-def test_what_is_not_committed_is_not_served_unasked(rollout: Maze) -> None:
+def test_only_what_is_committed_is_served(rollout: Maze) -> None:
     write_entrypoint(rollout, "print('changed')\n")
     error = rollout.osmosis("dev", "server", "up", "--json").error
     assert (error["code"], rollout.post("/dev-rollout-server").called) == ("INTERACTIVE_REQUIRED", False)
     assert rollout.osmosis("dev", "server", "up", "--yes", "--json").status == 0
+
+    git(rollout.workspace.root, "update-ref", "-d", "HEAD")
+    error = rollout.osmosis("dev", "server", "up", "--yes", "--json").error
+    assert error["message"] == "Nothing is committed here yet."
 
 
 def test_a_commit_that_is_not_pushed_is_refused(rollout: Maze, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,12 +69,6 @@ def test_a_commit_that_is_not_pushed_is_refused(rollout: Maze, monkeypatch: pyte
     error = rollout.osmosis("dev", "server", "up", "--json").error
     assert "not pushed" in error["message"] and error["hint"] == "push it: git push"
     assert not rollout.post("/dev-rollout-server").called
-
-
-def test_a_repository_without_a_commit_is_refused(rollout: Maze) -> None:
-    git(rollout.workspace.root, "update-ref", "-d", "HEAD")
-    error = rollout.osmosis("dev", "server", "up", "--yes", "--json").error
-    assert error["message"] == "Nothing is committed here yet."
 
 
 def test_only_the_directory_of_a_rollout_can_be_served(

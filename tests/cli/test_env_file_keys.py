@@ -41,10 +41,14 @@ def env_file(judge: JudgeServer, *lines: str, address: str = "OPENAI_BASE_URL") 
     Path(".env").write_text("\n".join([f"{address}={judge.base_url}", *lines]) + "\n")
 
 
-def test_the_key_of_the_file_goes_to_the_address_of_the_file(cli: Cli, judge: JudgeServer) -> None:
+def test_keys_go_to_the_addresses_of_their_own_source(cli: Cli, judge: JudgeServer) -> None:
     env_file(judge, "OPENAI_API_KEY=of-the-file")
     assert score(cli).status == 0
     assert judge.key_seen == "of-the-file"
+
+    Path(".env").write_text("OPENAI_BASE_URL=https://elsewhere.example\nOPENAI_API_KEY=bait\n")
+    assert score(cli, "--api-base", judge.base_url, "--api-key", KEY).status == 0
+    assert judge.key_seen == KEY
 
 
 def test_a_rubric_may_name_a_variable_of_the_file(cli: Cli, judge: JudgeServer) -> None:
@@ -95,9 +99,3 @@ def test_a_server_here_gets_no_key_of_the_shell(
     assert f"{key} from the environment is not used" in scored.err
     assert (scored.status, judge.calls) == (0, 1)
     assert KEY not in judge.key_seen
-
-
-def test_an_address_on_the_command_line_is_the_users(cli: Cli, judge: JudgeServer) -> None:
-    Path(".env").write_text("OPENAI_BASE_URL=https://elsewhere.example\nOPENAI_API_KEY=bait\n")
-    assert score(cli, "--api-base", judge.base_url, "--api-key", KEY).status == 0
-    assert judge.key_seen == KEY

@@ -72,8 +72,8 @@ def test_terminal_json_and_pull_request_have_the_same_numbers_to_the_digit(
         if metric["metric"] in ("pass_rate", "pass@2", "pass@4", "pass^2", "pass^4", "unscored"):
             change = metric["difference"]
             assert cells == [
-                f"{100 * metric['baseline']['value']:.1f} %",
-                f"{100 * metric['candidate']['value']:.1f} %",
+                f"{100 * metric['baseline']['value']:.1f}%",
+                f"{100 * metric['candidate']['value']:.1f}%",
                 f"{'+' if change['value'] > 0 else ''}{100 * change['value']:.1f} points",
                 f"{100 * change['low']:.1f} to {100 * change['high']:.1f}",
                 f"{change['p']:.3f}" if change["p"] >= 0.0005 else "< 0.001",
@@ -93,17 +93,6 @@ def test_a_report_that_is_there_stays_and_no_run_is_read_for_it(maze: Maze, tmp_
     assert again.status == 1 and "exists" in again.err and "nowhere" not in again.err
     assert compare(maze, "fern", "moss", "--report", str(tmp_path), "--force").status == 1
     assert list(tmp_path.glob("*compared*")) == [report] and html.unescape(report.read_text()) == page
-
-
-def test_a_gate_against_the_same_baseline_has_the_same_numbers(maze: Maze) -> None:
-    margins = ["--margin", "pass_rate=0.03", "--margin", "pass^4=0.05", "--margin", "latency=0.1"]
-    gated = maze.osmosis("eval", "gate", "moss", "--against", "fern", *margins, "--json")
-    numbers = {rule["metric"]: rule["number"] for rule in gated.json["resource"]["rules"]}
-    found = resource(maze, "fern", "moss")["candidates"][0]["metrics"]
-    changes = {each["metric"]: each.get("difference") or each["ratio"] for each in found}
-    assert set(numbers) == {"pass_rate", "pass^4", "latency"}
-    for metric, number in numbers.items():
-        assert number == changes[metric]
 
 
 @pytest.mark.parametrize(
@@ -181,7 +170,7 @@ def test_runs_that_say_little_are_not_told_apart(
         assert outcome.status == 0 and "cannot be told apart" in " ".join(outcome.out.split()), outcome
 
 
-def test_runs_that_were_graded_differently_are_labelled_wherever_a_number_stands(maze: Maze) -> None:
+def test_runs_graded_differently_or_with_the_same_samples_are_refused(maze: Maze) -> None:
     for name, grader in (("old", "1" * 64), ("new", "2" * 64)):
         write_journalled_run(
             maze.workspace.evals_dir / name, passes(HARD), inputs={"model_path": name}, grader_digest=grader
@@ -193,8 +182,6 @@ def test_runs_that_were_graded_differently_are_labelled_wherever_a_number_stands
     assert ", graded differently: " in allowed.out.splitlines()[0]
     assert resource(maze, "old", "new", "--allow-different-grader")["candidates"][0]["label"] is not None
 
-
-def test_runs_of_the_same_seed_model_and_code_are_refused(maze: Maze) -> None:
     record(maze, "twin", passes(BETTER), model_path="openai/fern")
     refused = compare(maze, "fern", "twin")
     assert refused.status == 1 and "have the same samples: seed 0" in refused.err
@@ -218,44 +205,6 @@ def test_runs_that_share_a_seed_get_a_note_without_tokens_and_if_an_attempt_diff
     # More attempts on each row share those that both runs made.
     record(maze, "longer", [[*row, 1.0] for row in passes(counts)], model_path="openai/fern", **code)
     assert ("of 120 attempts" in compare(maze, "old", "longer").out) == (same is not None)
-
-
-def test_a_decide_file_says_between_what_rewards_lie(maze: Maze) -> None:
-    config = {"config": "configs/eval/math.toml"}
-    directory = maze.workspace.evals_dir
-    graded: list[list[float | None]] = [[0.2, 0.9], [0.4, 0.7], [0.1, None]] * 4
-    for name in ("one", "two"):
-        write_journalled_run(directory / name, graded, inputs={"model_path": name}, provenance=config)
-    decide = maze.workspace.root / "configs" / "eval" / "math.decide.toml"
-    decide.parent.mkdir(parents=True, exist_ok=True)
-    decide.write_text("[decide]\nreward_range = [0, 2]\n")
-    found = resource(maze, "one", "two")
-    assert found["reward_range"] == [0, 2] and "unscored_at_worst" in found["candidates"][0]["metrics"][0]
-    assert resource(maze, "one", "two", "--reward-range", "0,1")["reward_range"] == [0, 1]
-
-
-def test_intervals_of_rewards_with_a_range_stay_inside_it(maze: Maze) -> None:
-    graded: list[list[float | None]] = [[1.0] * 9 for _ in range(13)]
-    graded[0][:2], graded[5][:3] = [0.37, 0.0], [0.37, 0.0, 0.0]
-    record(maze, "steady", graded)
-    record(maze, "other", graded[::-1])
-    for ends, width in (("0,1", 1), ("-3,1", 4)):
-        found = resource(maze, "steady", "other", "--reward-range", ends)["candidates"][0]["metrics"][0]
-        assert found["metric"] == "reward"
-        for number in (found["baseline"], found["candidate"]):
-            assert number["method"] == "korn-graubard"
-            assert 1 - width < number["low"] < number["value"] < number["high"] < 1
-
-
-def test_no_interval_goes_beyond_the_rewards_observed_if_their_range_is_unknown(maze: Maze) -> None:
-    record(maze, "flat", [[0.0], [0.05], [0.0], [0.01], [0.0], [0.02], [0.0], [0.0]])
-    record(maze, "spiky", [[0.1], [0.2], [0.1], [0.12], [0.1], [0.1], [0.1], [1.0]])
-    for words in ((), ("--unpaired",)):
-        found = resource(maze, "flat", "spiky", *words)["candidates"][0]["metrics"][0]
-        assert found["metric"] == "reward"
-        assert -1 <= found["difference"]["low"] < found["difference"]["high"] <= 1
-        assert 0.1 <= found["candidate"]["low"] < found["candidate"]["high"] <= 1
-    assert "to 1.000" in compare(maze, "flat", "spiky").out
 
 
 def test_a_difference_in_few_rows_is_found(maze: Maze) -> None:
@@ -313,11 +262,11 @@ def test_report_terminal_json_and_comparison_have_the_same_numbers(maze: Maze, t
     assert {name: cells for name, cells in table_of(terminal, "Results").items() if name in shown} == shown
     headline = data["headline"]
     rate = next(cells for name, cells in shown.items() if name.startswith("Pass rate"))
-    interval = f"{100 * headline['low']:.1f} – {100 * headline['high']:.1f} %"
-    assert rate[:2] == [f"{100 * headline['pass_rate']:.1f} %", interval]
+    interval = f"{100 * headline['low']:.1f} – {100 * headline['high']:.1f}%"
+    assert rate[:2] == [f"{100 * headline['pass_rate']:.1f}%", interval]
     assert f"{rate[0]} of 120 scored attempts pass ({interval}); 120 of 120 planned scored." in page
     values = {metric["metric"]: metric["candidate"]["value"] for metric in compared}
     assert values["pass_rate"] == pytest.approx(headline["pass_rate"], abs=1e-12)
     for name in ("pass@2", "pass@4", "pass^2", "pass^4"):
-        assert shown[name][0] == f"{100 * values[name]:.1f} %"
+        assert shown[name][0] == f"{100 * values[name]:.1f}%"
     assert shown["Reward"][0] == f"{values['reward']:.3f}"

@@ -14,7 +14,6 @@ from tests.api.blob_server import serve
 from tests.cli.eval_downloads import DownloadableRun
 from tests.cli.eval_replies import DETAIL
 from tests.cli.maze import Maze
-from tests.decisions.builders import write_journalled_run
 from tests.evaluation.builders import record
 from tests.evaluation.recorded_runs import journal_of, write_run
 
@@ -289,21 +288,3 @@ def test_inspect_ai_reads_its_log_back(maze: Maze, tmp_path: Path) -> None:
     rate = next(score for score in log.results.scores if score.name == "passed")
     assert rate.metrics["accuracy"].value == 1.0
     assert [each.id for each in read_eval_log_sample_summaries(str(target))] == [0, 0, 1]
-
-
-def test_exported_files_have_the_finish_reasons(maze: Maze) -> None:
-    reasons = {(0, 0): {"length": 1}, (1, 0): {"stop": 1}}
-    evals, root = maze.workspace.evals_dir, maze.workspace.root
-    directory = write_journalled_run(evals / "fern", [[1.0], [0.0]], finish_reasons=reasons)
-    (directory / "trajectories").mkdir()
-    said = {"steps": [{"source": "user", "message": "?"}, {"source": "agent", "message": "half"}]}
-    for row in range(2):
-        (directory / "trajectories" / f"row_{row}_run_0.json").write_text(json.dumps(said))
-    for kind, name in (("jsonl", "out.jsonl"), ("inspect", "out.eval")):
-        done = maze.osmosis("eval", "export", "fern", "--format", kind, "-o", str(root / name))
-        assert done.status == 0, done.err
-    assert [line["finish_reasons"] for line in read_lines(root / "out.jsonl")] == list(reasons.values())
-    with zipfile.ZipFile(root / "out.eval") as log:
-        samples = [json.loads(log.read(f"samples/{row}_epoch_1.json")) for row in range(2)]
-    stops = [each["output"]["choices"][0]["stop_reason"] for each in samples]
-    assert stops == ["max_tokens", "stop"]

@@ -65,20 +65,18 @@ def test_lines_of_a_level_are_gathered_up_to_the_limit_and_why_a_run_waits_is_to
 # Stop
 
 
-def test_a_stop_that_is_refused_while_the_run_is_running_is_an_error(maze: Maze) -> None:
-    refusal = {"error": "its worker is being replaced", "status": "running"}
-    maze.post("/eval-runs/amber/stop").respond(409, json=refusal)
-    error = maze.osmosis("eval", "stop", "amber", "--yes", "--json").error
-    assert error["message"] == "its worker is being replaced"
-
-
-def test_stopping_asks_first(maze: Maze) -> None:
+def test_stopping_asks_first_and_a_refusal_is_an_error(maze: Maze) -> None:
     route = maze.post("/eval-runs/amber%2Fotter/stop").respond(json={"id": "er_8", "status": "stopping"})
     error = maze.osmosis("eval", "stop", "amber/otter", "--json").error
     assert error["details"]["prompt"] == 'Stop evaluation run "amber/otter"?'
     assert not route.called
     envelope = maze.osmosis("eval", "stop", "amber/otter", "--yes", "--json").json
     assert envelope["status"] == "success" and sent(route) == {}
+
+    refusal = {"error": "its worker is being replaced", "status": "running"}
+    maze.post("/eval-runs/amber/stop").respond(409, json=refusal)
+    error = maze.osmosis("eval", "stop", "amber", "--yes", "--json").error
+    assert error["message"] == "its worker is being replaced"
 
 
 # Watch
@@ -129,18 +127,6 @@ def test_watching_says_once_why_a_run_waits_before_it_has_begun_and_after(maze: 
     outcome = watched(maze, looks)
     assert outcome.err.count(f"Waiting for the run to start: {before}\n") == 1
     assert outcome.err.count(f"The run waits: {after}\n") == 1
-
-
-@pytest.mark.parametrize("status", ["failed", "stopped"])
-def test_a_run_that_does_not_finish_is_partial(maze: Maze, status: str) -> None:
-    maze.router.get(url__regex=".*/eval-runs/[^/]+$").respond(
-        json=run(status, error="The model was rejected.")
-    )
-    maze.get("/eval-runs/er_8/metrics").respond(json={})
-    outcome = maze.osmosis("eval", "watch", "amber", "--json")
-    assert (outcome.status, outcome.json["status"]) == (1, "partial")
-    assert outcome.json["message"] == f"Evaluation run {status}: amber-otter-42. The model was rejected."
-    assert (outcome.json["resource"]["status"], outcome.json["resource"]["id"]) == (status, "er_8")
 
 
 def test_a_platform_that_is_away_for_a_while_is_waited_for(maze: Maze) -> None:

@@ -88,30 +88,6 @@ def test_a_run_is_no_worse_than_its_baseline_or_it_is_or_nobody_can_tell(
     assert outcome.json["resource"]["baseline"]["name"] == "base"
 
 
-def test_every_kind_of_rule_stands_in_one_gate_and_all_must_pass(maze: Maze) -> None:
-    rules = [
-        "--min",
-        "pass_rate=0.2",
-        "--max",
-        "cost_per_row=0.05",
-        "--margin",
-        "latency=0.1",
-        "--margin",
-        "pass^2=0.2",
-    ]
-    outcome = gate(maze, "equal", "--against", "base", *rules)
-    found = outcome.json["resource"]["rules"]
-    assert [(rule["metric"], rule["bound"], rule["verdict"]) for rule in found] == [
-        ("pass_rate", "min", "pass"),
-        ("cost_per_row", "max", "unclear"),  # every row costs the same: there is no spread to learn from
-        ("latency", "margin", "unclear"),
-        ("pass^2", "margin", "pass"),
-    ]
-    assert outcome.status == 3
-    plain = gate(maze, "equal", "--against", "base", *rules, mode="--plain").out
-    assert "latency <= baseline + 10 %" in plain and "pass^2 >= baseline - 20 points" in plain
-
-
 def test_every_rule_is_asked_of_every_slice_that_is_large_enough(maze: Maze) -> None:
     asked = "--against base --margin pass_rate=0.05 --min pass_rate=0.1 --slice difficulty"
     outcome = gate(maze, "worse", *asked.split())
@@ -231,7 +207,7 @@ def test_the_files_have_the_numbers_of_the_terminal(maze: Maze, monkeypatch: pyt
         (("--against", "base", "--min", "reward=0"), "no rule uses the baseline"),
         (("--against", "base", "--margin", "pass_rate=-0.1"), "0 or more, got -0.1"),
         (("--against", "base", "--margin", "pass_rate=3"), "write 3 points as 0.03"),
-        (("--against", "base", "--margin", "latency=20"), "write 10 % as 0.1"),
+        (("--against", "base", "--margin", "latency=20"), "write 10% as 0.1"),
         (("--against", "base", "--margin", "infrastructure=0.1"), "is not compared with a baseline"),
         (("--min", "reward=0", "--confidence", "95"), "between 0.5 and 1"),
         (("--min", "reward=0", "--confidence", "0.4"), "between 0.5 and 1"),
@@ -314,17 +290,6 @@ def test_rewards_beyond_pass_and_fail_are_bounded_by_the_range_that_is_written(m
 
 
 # What fails
-
-
-def test_a_run_fails_a_margin_only_if_it_is_worse_by_more_than_the_margin(maze: Maze) -> None:
-    even = [2, 3, 2, 3]
-    write(maze, "even", rewards(even), seed=31)
-    # 10 points worse on average: surely worse, by less than 20 points and by more than 2.
-    write(maze, "lower", rewards([2, 2, 2, 3, 2, 3, 1, 3, 2, 2]), seed=32)
-    for margin, status in (("0.2", 0), ("0.1", 3), ("0.02", 1)):
-        outcome = gate(maze, "lower", "--against", "even", "--margin", f"pass_rate={margin}")
-        (rule,) = outcome.json["resource"]["rules"]
-        assert (rule["number"]["high"] < 0, outcome.status) == (True, status), rule["reason"]
 
 
 def test_several_limits_are_adjusted_for_failing_and_one_alone_is_not(maze: Maze) -> None:

@@ -128,7 +128,7 @@ def test_rewards_are_planned_on_their_own_scale(maze: Maze) -> None:
     [
         (("--detect", "3"), "can change by 1 at most: write 3 points as 0.03"),
         (("--confidence", "95"), "--confidence must lie between 0.5 and 1"),
-        (("--pass-rate", "60"), "write 60 % as 0.6"),
+        (("--pass-rate", "60"), "write 60% as 0.6"),
         (("--rows-at-most", "1"), "one row says nothing about others"),
         (("--max-cost", "1e308"), "--max-cost must be an amount of US dollars, from 0 to 1e+12"),
         (("--metric", "reward"), "--metric reward needs a --pilot"),
@@ -158,13 +158,11 @@ def test_a_pilot_that_tells_no_spread_is_refused_with_what_to_do(
     assert said in f"{error['message']} {error['hint']}" and "--pass-rate" in error["hint"]
 
 
-def test_rewards_beyond_all_measure_are_refused(maze: Maze) -> None:
+def test_what_cannot_be_planned_is_refused(maze: Maze) -> None:
     write_journalled_run(maze.workspace.evals_dir / "huge", [[1e200, -1e200], [0.0, 1.0]] * 10)
     error = plan(maze, "--metric", "reward", "--pilot", "huge", "--json").error
     assert "too large" in error["message"]
 
-
-def test_two_runs_without_a_common_row_and_a_run_against_itself_are_refused(maze: Maze) -> None:
     write_journalled_run(
         maze.workspace.evals_dir / "other", [FAIR, HARD], digests=[f"{row:032x}" for row in (900, 901)]
     )

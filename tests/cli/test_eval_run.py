@@ -22,7 +22,7 @@ from tests.cli.conftest import Cli
 from tests.cli.eval_world import CONFIG, Outcome, World
 from tests.cli.maze import Maze
 from tests.decisions.builders import write_journalled_run
-from tests.evaluation.rollouts import write_rollout, write_rows
+from tests.evaluation.rollouts import agent_with, write_rollout, write_rows
 from tests.full_disk import limit_files
 from tests.standin_model import Reply, StandInModel, error_reply
 from tests.warm_osmosis import interrupt_twice, warm_python
@@ -223,17 +223,7 @@ async def _first_run(world: World) -> str:
 
 
 READS_SECRETS = """
-import os
-
-import uvicorn
-
-from osmosis_ai.rollout.agent_workflow import AgentWorkflow
-from osmosis_ai.rollout.backend.local import LocalBackend
-from osmosis_ai.rollout.grader import Grader
-from osmosis_ai.rollout.server import create_rollout_server
-
-
-class Agent(AgentWorkflow):
+class Silent(AgentWorkflow):
     async def run(self, ctx):
         return ctx.prompt
 
@@ -242,11 +232,6 @@ class Graded(Grader):
     async def grade(self, ctx):
         names = ("SEARCH_KEY", "MAP_KEY", "WEATHER_KEY", "UNLISTED_KEY")
         ctx.set_reward(float([os.environ.get(name) for name in names] == ["shell", "file", "given", None]))
-
-
-if __name__ == "__main__":
-    app = create_rollout_server(backend=LocalBackend(workflow=Agent, grader=Graded))
-    uvicorn.run(app, host="127.0.0.1", port=int(os.environ["_OSMOSIS_ROLLOUT_PORT"]), log_level="error")
 """
 
 
@@ -256,7 +241,10 @@ async def test_secrets_come_from_the_secrets_file_then_the_shell_then_the_env_fi
 ) -> None:
     root = world.workspace.root
     (root / CONFIG).write_text(MINIMAL_EVAL.replace("[]", '["SEARCH_KEY", "MAP_KEY", "WEATHER_KEY"]'))
-    (world.workspace.rollouts_dir / "multiply" / "main.py").write_text(READS_SECRETS)
+    write_rollout(
+        world.workspace.rollouts_dir / "multiply",
+        agent_with(READS_SECRETS, workflow="Silent", grader="Graded"),
+    )
     (root / ".env").write_text("SEARCH_KEY=file\nMAP_KEY=file\nWEATHER_KEY=file\nUNLISTED_KEY=file\n")
     (root / "secrets.env").write_text("WEATHER_KEY=given\n")
     for name, value in {"SEARCH_KEY": "shell", "MAP_KEY": "", "WEATHER_KEY": "shell"}.items():
@@ -285,17 +273,13 @@ def refusal(cli: Cli, workspace: Path, **columns: Any) -> str:
     return outcome.err
 
 
-def test_a_file_of_other_columns_is_refused_with_those_that_were_found(cli: Cli, workspace: Path) -> None:
+def test_rows_that_cannot_be_graded_are_refused_with_their_place(cli: Cli, workspace: Path) -> None:
     said = refusal(cli, workspace, question=["q"], answer=["a"])
     assert "missing 'user_prompt', 'ground_truth' (found 'question', 'answer')" in said
 
-
-def test_nan_is_no_answer(cli: Cli, workspace: Path) -> None:
     said = refusal(cli, workspace, user_prompt=["a", "b"], ground_truth=[1.5, float("nan")])
     assert "row 2: no value for 'ground_truth'" in said
 
-
-def test_metadata_that_json_cannot_hold_is_named_with_row_and_column(cli: Cli, workspace: Path) -> None:
     metadata = [{"item": {"tags": [None]}}, {"item": {"tags": [float("nan")]}}]
     said = refusal(cli, workspace, user_prompt=["a", "b"], ground_truth=["a", "b"], metadata=metadata)
     assert "row 2: 'metadata.item.tags[]' is nan, which JSON cannot hold" in said
@@ -501,7 +485,7 @@ async def test_a_run_counts_truncated_filtered_and_refused_replies(openai_world:
         "known_samples": 9,
         "recorded_samples": 9,
     }
-    warning = "7 of 9 attempts (77.8 %) have a model reply that was truncated (3), filtered (2), refused (2)"
+    warning = "7 of 9 attempts (77.8%) have a model reply that was truncated (3), filtered (2), refused (2)"
     assert outcome.resource["metrics"]["estimates"]["finish"] == counted
     assert outcome.resource["headline"]["warnings"] == [warning]
     directory = Path(outcome.resource["output_path"])
@@ -605,20 +589,11 @@ FAILURES: dict[str, tuple[Reply, str]] = {
 
 OPENAI_AGENT = """
 import json
-import os
-
-import uvicorn
-
-from osmosis_ai.rollout.agent_workflow import AgentWorkflow
-from osmosis_ai.rollout.backend.local import LocalBackend
-from osmosis_ai.rollout.context import get_rollout_context
-from osmosis_ai.rollout.grader import Grader
-from osmosis_ai.rollout.server import create_rollout_server
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 
 
-class Agent(AgentWorkflow):
+class Asks(AgentWorkflow):
     async def run(self, ctx):
         said = ctx.prompt[-1]["content"]
         model = get_rollout_context().openai().chat.completions
@@ -648,11 +623,6 @@ class Agent(AgentWorkflow):
 class Graded(Grader):
     async def grade(self, ctx):
         ctx.set_reward(float(ctx.sample.messages[-1]["content"] == "kept"))
-
-
-if __name__ == "__main__":
-    app = create_rollout_server(backend=LocalBackend(workflow=Agent, grader=Graded))
-    uvicorn.run(app, host="127.0.0.1", port=int(os.environ["_OSMOSIS_ROLLOUT_PORT"]), log_level="error")
 """
 
 
@@ -660,7 +630,8 @@ if __name__ == "__main__":
 async def openai_world(tmp_path: Path) -> AsyncIterator[World]:
     async with StandInModel() as model:
         world = World(tmp_path, model)
-        (world.workspace.rollouts_dir / "multiply" / "main.py").write_text(OPENAI_AGENT)
+        rollout = world.workspace.rollouts_dir / "multiply"
+        write_rollout(rollout, agent_with(OPENAI_AGENT, workflow="Asks", grader="Graded"))
         yield world
 
 

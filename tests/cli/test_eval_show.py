@@ -76,14 +76,12 @@ def test_the_same_row_in_another_run_stands_beside_it_though_it_has_another_plac
     assert "fern, row 0, attempt 1:" in plain.out and "moss, row 1, attempt 0:" in plain.out
 
 
-def test_a_broken_conversation_is_named(maze: Maze) -> None:
+def test_broken_and_long_conversations_are_shown_as_far_as_possible(maze: Maze) -> None:
     said(maze, "fern", 1, 1, trajectory("kept")[:-60])
     outcome = maze.osmosis("eval", "show", "fern", "--row", "1", "--plain")
     assert "note: No conversation of this attempt was stored" in outcome.out
     assert "note: The file is not valid JSON." in outcome.out
 
-
-def test_a_long_message_is_cut_for_people_and_whole_for_scripts(maze: Maze) -> None:
     said(maze, "fern", 0, 0, trajectory("x" * 20_000))
     one = ("eval", "show", "fern", "--limit", "1")
     assert "12,000 more characters, which --json has" in maze.osmosis(*one, "--plain").out

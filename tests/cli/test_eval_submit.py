@@ -63,12 +63,6 @@ def test_a_config_without_optional_parts_sends_none(maze: Maze) -> None:
     assert not maze.get("/environment-secrets").called
 
 
-def test_advanced_settings_pass_through_as_written(maze: Maze) -> None:
-    configure(maze, TEXT + '\n[advanced]\nodd = {deep = [1, "two"]}\n')
-    assert submit(maze, "--yes", "--json").status == 0
-    assert sent(maze.post("/eval-runs"))["advanced_config"] == {"odd": {"deep": [1, "two"]}}
-
-
 # What is agreed to
 
 
@@ -91,20 +85,18 @@ def test_enter_submits(maze: Maze, monkeypatch: pytest.MonkeyPatch) -> None:
 # Refusals
 
 
-def test_what_the_config_names_and_the_platform_lacks_is_no_run_that_was_mistyped(maze: Maze) -> None:
-    refusal = {"error": "there is no dataset 'maze-walks'", "dry_run": True}
-    maze.post("/eval-runs/check").respond(404, json=refusal)
-    error = submit(maze, "--yes", "--json").error
-    assert error["message"] == "there is no dataset 'maze-walks'"
-    assert "osmosis eval list" not in (error.get("hint") or "")
-
-
-def test_when_no_answer_comes_the_run_may_exist_all_the_same(maze: Maze) -> None:
+def test_a_platform_that_refuses_or_is_silent_is_quoted(maze: Maze) -> None:
     route = maze.post("/eval-runs")
     route.side_effect = httpx.ReadTimeout("slow")
     outcome = submit(maze, "--yes", "--plain")
     assert (outcome.status, route.call_count) == (1, 1)
     assert "the run may exist anyway" in outcome.err
+
+    refusal = {"error": "there is no dataset 'maze-walks'", "dry_run": True}
+    maze.post("/eval-runs/check").respond(404, json=refusal)
+    error = submit(maze, "--yes", "--json").error
+    assert error["message"] == "there is no dataset 'maze-walks'"
+    assert "osmosis eval list" not in (error.get("hint") or "")
 
 
 # --check
@@ -217,7 +209,14 @@ def install_gh(maze: Maze, monkeypatch: pytest.MonkeyPatch, script: str) -> Path
 ABSENT = "echo 'gh: No commit found for SHA (HTTP 422)' >&2; exit 1"
 
 
-def test_a_commit_that_github_has_is_submitted(maze: Maze, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_is_submitted_only_if_github_has_it(maze: Maze, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_gh(maze, monkeypatch, ABSENT)
+    pin(maze, commit(maze))
+    assert "but not pushed to fern/maze" in submit(maze, "--yes", "--json").error["message"]
+    pin(maze, "4be1c0f")
+    assert "neither in this clone nor in fern/maze" in submit(maze, "--yes", "--json").error["message"]
+    assert not maze.post("/eval-runs").called
+
     pin(maze, "4be1c0f")
     asked = install_gh(maze, monkeypatch, "exit 0")
     outcome = submit(maze, "--yes", "--json")
@@ -225,15 +224,6 @@ def test_a_commit_that_github_has_is_submitted(maze: Maze, monkeypatch: pytest.M
     assert asked.read_text() == "api --silent repos/fern/maze/commits/4be1c0f\n"
     assert sent(maze.post("/eval-runs"))["experiment_config"]["commit_sha"] == "4be1c0f"
     assert outcome.json["resource"]["config"]["commit_sha"] == "4be1c0f"
-
-
-def test_a_commit_that_github_does_not_have_is_not(maze: Maze, monkeypatch: pytest.MonkeyPatch) -> None:
-    install_gh(maze, monkeypatch, ABSENT)
-    pin(maze, commit(maze))
-    assert "but not pushed to fern/maze" in submit(maze, "--yes", "--json").error["message"]
-    pin(maze, "4be1c0f")
-    assert "neither in this clone nor in fern/maze" in submit(maze, "--yes", "--json").error["message"]
-    assert not maze.post("/eval-runs").called
 
 
 @pytest.mark.parametrize("sha", ["main", "4be1c", "4" * 41])

@@ -169,13 +169,6 @@ def test_a_platform_of_ours_that_takes_no_runs_is_not_asked(importer: Importer, 
     assert not importer.start.called
 
 
-def test_a_run_that_somebody_works_on_is_left_alone(importer: Importer) -> None:
-    with run_lock(importer.directory.parent, importer.directory.name):
-        outcome = importer.osmosis()
-    assert outcome.status == 1 and outcome.error["code"] == "CONFLICT"
-    assert "Another process is using the run" in outcome.error["message"]
-
-
 def _rewrite(name: str, **changes: Any) -> Callable[[Path], object]:
     def change(directory: Path) -> None:
         document = json.loads((directory / name).read_text())
@@ -244,10 +237,15 @@ def test_a_run_that_is_not_whole_is_refused_before_anything_is_said_of_it(
     assert not importer.start.called
 
 
-def test_the_servers_own_manifest_among_the_artifacts_stays_here(importer: Importer) -> None:
+def test_a_run_in_use_and_the_servers_own_manifest_stay_here(importer: Importer) -> None:
     (importer.directory / ARTIFACTS / "manifest.json").write_text("{}")
     assert importer.osmosis().status == 0
     assert not any(file["path"].endswith("artifacts/manifest.json") for file in importer.announced)
+
+    with run_lock(importer.directory.parent, importer.directory.name):
+        outcome = importer.osmosis()
+    assert outcome.status == 1 and outcome.error["code"] == "CONFLICT"
+    assert "Another process is using the run" in outcome.error["message"]
 
 
 def test_what_holds_a_secret_of_the_run_stays_here(

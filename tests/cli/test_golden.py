@@ -181,14 +181,12 @@ def test_floats_are_compared_to_seven_digits() -> None:
     assert _parse('{"p":1.6044920862300638e-05}') == {"p": 1.604492e-05}
 
 
-def test_every_file_belongs_to_cases() -> None:
+def test_cases_files_and_command_lines_fit_each_other() -> None:
     assert {path.name for path in DOCUMENTS.iterdir()} == {_document_file(case) for case in CASES}
     assert sorted(path.name for path in SCREENS.iterdir()) == sorted(
         _screen_file(case) for case in CASES if case.screen
     )
 
-
-def test_no_command_line_has_two_cases() -> None:
     for cases in (ACCEPTED, REFUSALS):
         lines = [case.line for case in cases]
         assert sorted(set(lines)) == sorted(lines)

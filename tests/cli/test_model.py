@@ -16,26 +16,7 @@ from tests.cli.maze import Maze
 AS_SERVED = "fern%2Fbase-32b%3Amaze-lora"
 
 
-def test_a_model_can_be_called_as_its_endpoint_calls_it(maze: Maze) -> None:
-    maze.get(f"/models/{AS_SERVED}").respond(404, json={"error": "no such model"})
-    maze.get("/models/maze-lora").respond(json=MODEL)
-    data = maze.osmosis("model", "info", "fern/base-32b:maze-lora", "--json").json["data"]
-    assert data["lora_model"]["model_name"] == "maze-lora"
-    for verb, status in (("deploy", "active"), ("undeploy", "inactive")):
-        maze.post(f"/models/{AS_SERVED}/{verb}").respond(404, json={"error": "no such model"})
-        maze.post(f"/models/maze-lora/{verb}").respond(json={"id": "lo_1", "status": status})
-        done = maze.osmosis("model", verb, "fern/base-32b:maze-lora", "--json").json
-        assert done["resource"]["status"] == status
-
-
-def test_a_name_with_a_colon_goes_to_the_platform_as_it_is(maze: Maze) -> None:
-    maze.get("/models/sweep%3Amaze-lora").respond(json={**MODEL, "model_name": "sweep:maze-lora"})
-    data = maze.osmosis("model", "info", "sweep:maze-lora", "--json").json["data"]
-    assert data["lora_model"]["model_name"] == "sweep:maze-lora"
-    assert not maze.get("/models/maze-lora").called
-
-
-def test_an_adapter_of_another_base_model_is_not_meant(maze: Maze) -> None:
+def test_a_model_is_found_by_each_of_its_names_and_by_no_other(maze: Maze) -> None:
     maze.post("/models/oak%2Fbase-7b%3Amaze-lora/deploy").respond(
         404, json={"error": "no 'oak/base-7b:maze-lora'"}
     )
@@ -45,21 +26,21 @@ def test_an_adapter_of_another_base_model_is_not_meant(maze: Maze) -> None:
     assert (error["code"], error["message"]) == ("NOT_FOUND", "no 'oak/base-7b:maze-lora'")
     assert not deploy.called
 
-
-def test_only_a_name_that_is_not_found_is_shortened(maze: Maze) -> None:
     maze.post(f"/models/{AS_SERVED}/deploy").respond(409, json={"error": "too many are deployed"})
     maze.get("/models/maze-lora").respond(json=MODEL)
     deploy = maze.post("/models/maze-lora/deploy").respond(json={"id": "lo_1"})
     error = maze.osmosis("model", "deploy", "fern/base-32b:maze-lora", "--json").error
     assert error["message"] == "too many are deployed" and not deploy.called
 
-
-def test_a_platform_on_which_no_adapter_is_deployed_says_0(maze: Maze) -> None:
-    maze.get("/models/base").respond(json={"models": []})
-    none = {"models": [], "active_deployments": 0, "max_active_deployments": 4}
-    maze.get("/models/lora").respond(json=none)
-    listed = maze.osmosis("model", "list", "--json").json
-    assert (listed["active_deployments"], listed["max_active_deployments"]) == (0, 4)
+    maze.get(f"/models/{AS_SERVED}").respond(404, json={"error": "no such model"})
+    maze.get("/models/maze-lora").respond(json=MODEL)
+    data = maze.osmosis("model", "info", "fern/base-32b:maze-lora", "--json").json["data"]
+    assert data["lora_model"]["model_name"] == "maze-lora"
+    for verb, status in (("deploy", "active"), ("undeploy", "inactive")):
+        maze.post(f"/models/{AS_SERVED}/{verb}").respond(404, json={"error": "no such model"})
+        maze.post(f"/models/maze-lora/{verb}").respond(json={"id": "lo_1", "status": status})
+        done = maze.osmosis("model", verb, "fern/base-32b:maze-lora", "--json").json
+        assert done["resource"]["status"] == status
 
 
 def test_a_person_is_asked_before_a_model_is_taken_back(maze: Maze, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,41 +25,28 @@ from osmosis_ai.cli.output.reports import (
     DecisionDocument,
     DecisionFiles,
     JunitCase,
-    escaped,
     junit_of,
     markdown_of,
 )
 from osmosis_ai.cli.output.results import Column, Styled, Table, Text
-from osmosis_ai.errors import OsmosisError
 from tests.cli.conftest import Cli
 from tests.cli.maze import Maze
 from tests.cli.terminal import terminal
 
 
-def test_extra_keys_cannot_replace_those_of_the_envelope(cli: Cli) -> None:
+def test_a_json_document_is_whole_whatever_is_in_it(cli: Cli) -> None:
     listed = json.loads(cli("fleet", "list", "--json").out)
     assert (len(listed["items"]), listed["git"]) == (2, {"identity": "a/b"})
     launched = json.loads(cli("fleet", "launch", "--json").out)
     assert (launched["status"], launched["wind"]) == ("success", "fair")
 
-
-def test_text_that_is_no_utf8_survives_escaped(cli: Cli) -> None:
     assert (
         cli("fleet", "say", "caf\udce9", "--json").out
         == '{"schema_version":1,"message":"caf\\udce9","loud":false}\n'
     )
 
-
-@pytest.mark.parametrize("spelling", [("--json", "fleet", "list"), ("fleet", "--json", "list")])
-def test_json_may_stand_anywhere_on_the_line(cli: Cli, spelling: tuple[str, ...]) -> None:
-    assert cli(*spelling) == cli("fleet", "list", "--json")
-
-
-def test_after_two_dashes_json_is_an_ordinary_argument(cli: Cli) -> None:
     assert cli("fleet", "say", "--", "--json").out == "--json\n"
 
-
-def test_not_a_number_is_refused(cli: Cli) -> None:
     outcome = cli("fleet", "nan", "--json")
     assert outcome.status == 1
     assert outcome.out == ""
@@ -69,8 +56,6 @@ def test_not_a_number_is_refused(cli: Cli) -> None:
         "details": {"exception_type": "ValueError"},
     }
 
-
-def test_progress_and_plans_are_silent_and_a_warning_is_one_line(cli: Cli) -> None:
     outcome = cli("fleet", "sail", "--json")
     assert outcome.out == '{"schema_version":1,"message":"Arrived."}\n'
     assert outcome.err == (
@@ -78,27 +63,28 @@ def test_progress_and_plans_are_silent_and_a_warning_is_one_line(cli: Cli) -> No
     )
 
 
-def test_a_list_is_one_row_a_line_joined_by_tabs_without_header_or_footer(cli: Cli) -> None:
+@pytest.mark.parametrize("spelling", [("--json", "fleet", "list"), ("fleet", "--json", "list")])
+def test_json_may_stand_anywhere_on_the_line(cli: Cli, spelling: tuple[str, ...]) -> None:
+    assert cli(*spelling) == cli("fleet", "list", "--json")
+
+
+def test_plain_is_a_row_a_line_without_control_characters(cli: Cli) -> None:
     outcome = cli("fleet", "list", "--plain")
     assert outcome == (0, "Argo [red]\t[running]\t12.5\nTab here\t[failed]\t–\n", "")
 
-
-def test_control_characters_in_data_are_spelled_out(cli: Cli) -> None:
     assert cli("fleet", "say", "a\x1b[31mb[bold]c").out == "a\\x1b[31mb[bold]c\n"
 
 
-def test_no_color_wins(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colours_are_for_terminals_that_have_them(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(formats, "is_terminal", lambda _: True)
+        assert formats.has_colour(sys.stdout)
+        patch.setenv("TERM", "dumb")
+        assert not formats.has_colour(sys.stdout)
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b" not in cli("fleet", "list").out
     assert "\x1b" not in cli("fleet", "missing").err
-
-
-def test_a_terminal_has_colours_unless_it_is_dumb(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(formats, "is_terminal", lambda _: True)
-    assert formats.has_colour(sys.stdout)
-    monkeypatch.setenv("TERM", "dumb")
-    assert not formats.has_colour(sys.stdout)
 
 
 def test_a_job_of_github_obeys_no_line_of_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,20 +139,6 @@ def test_hostile_text_is_well_formed_xml() -> None:
     assert next(root.iter("failure")).get("message") == "</testcase><evil a=\"'>&amp;]]>[31m\U0001f600"
 
 
-def test_files_are_written_and_a_steps_summary_is_added_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    summary = tmp_path / "summary.md"
-    summary.write_text("before\n")
-    monkeypatch.setenv(STEP_SUMMARY, str(summary))
-    files = DecisionFiles(markdown=tmp_path / "new" / "comment.md", junit=tmp_path / "report.xml").check()
-    files.write(DOCUMENT, CASES)
-    comment = (tmp_path / "new" / "comment.md").read_text("utf-8")
-    assert comment == markdown_of(DOCUMENT)
-    assert summary.read_text("utf-8") == f"before\n{comment}\n"
-    assert (tmp_path / "report.xml").read_bytes() == junit_of("osmosis eval gate", CASES)
-
-
 def test_a_summary_that_cannot_be_written_is_only_warned_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -174,15 +146,6 @@ def test_a_summary_that_cannot_be_written_is_only_warned_of(
     DecisionFiles(markdown=tmp_path / "comment.md").write(DOCUMENT)
     assert (tmp_path / "comment.md").exists()
     assert "GITHUB_STEP_SUMMARY) cannot be written: Is a directory" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("option", ["markdown", "junit"])
-def test_a_file_that_cannot_be_written_is_known_before_the_work(tmp_path: Path, option: str) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OsmosisError, match=f"cannot write `--{option} .*`: it is a directory"):
-        DecisionFiles(**{option: tmp_path}).check()
-    with pytest.raises(OsmosisError, match=f"cannot write `--{option} .*`: (Not a directory|File exists)"):
-        DecisionFiles(**{option: tmp_path / "file" / "x"}).check()
 
 
 HOSTILE = [
@@ -274,25 +237,6 @@ def test_no_text_becomes_markup(text: str) -> None:
     assert set(rendered(markdown_of(document(f"x{text}"))).tags) == TAGS
 
 
-@pytest.mark.parametrize(
-    "reference", ["@octocat", "#12", "GH-12", "a/b#3", "!4", "~bug", "a@evil.example", "https://evil.example"]
-)
-def test_a_forge_finds_no_reference_in_the_rendered_text(reference: str) -> None:
-    shown = "".join(rendered(f"| {escaped(reference)} |\n| --- |\n").words)
-    assert reference not in shown and reference in shown.replace("\u200b", "")
-
-
-def test_what_nobody_would_see_is_spelled_out() -> None:
-    assert escaped("abc\u202ecba\x1b[31m\u200b\ud800\U000e0041") == (
-        "abc&#92;u202ecba&#92;x1b&#91;31m&#92;u200b&#92;ud800&#92;U000e0041"
-    )
-
-
-def test_the_marker_stays_inside_its_comment() -> None:
-    first = markdown_of(document("x --> <b>--")).splitlines()[0]
-    assert re.fullmatch(r"<!-- osmosis:[^<>]* -->", first) and first.count("--") == 2
-
-
 def test_what_does_not_fit_into_a_comment_is_left_out_and_counted() -> None:
     markdown = markdown_of(document("row <of> @many", rows=2_000))
     assert len(markdown) < MOST_CHARACTERS
@@ -333,13 +277,20 @@ def test_an_error_for_people_keeps_its_lines_and_ends_with_what_mends_it(
     )
 
 
-def test_no_value_of_a_secret_makes_an_error_for_scripts_unreadable(
+def test_secret_values_are_taken_out_of_errors_and_tracebacks(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number, value in enumerate(['"code":"NOT_FOUND"', '"schema_version":1,"c', "list them"]):
         monkeypatch.setenv(f"CANARY_{number}_TOKEN", value)
     error = json.loads(cli("fleet", "missing", "--json").err)["error"]
     assert (error["code"], error["hint"]) == ("NOT_FOUND", "[REDACTED] with `osmosis fleet list`")
+
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-1234567890")
+    monkeypatch.setenv("LONGER_TOKEN", 'sk-1234567890-"quoted"')
+    monkeypatch.setenv("OSMOSIS_DEBUG", "1")
+    err = cli("fleet", "crash", "--text", 'a sk-1234567890-"quoted" b sk-1234567890 c').err
+    assert "sk-1234567890" not in err
+    assert "a [REDACTED] b [REDACTED] c" in err
 
 
 def test_a_bug_is_one_sentence(cli: Cli) -> None:
@@ -365,17 +316,6 @@ def test_a_traceback_is_shown_for_bugs_alone_and_only_when_debugging(
     assert json.loads(first)["error"]["code"] == "INTERNAL"
     assert rest[0] == "Traceback (most recent call last):"
     assert "Traceback" not in cli("fleet", "missing").err
-
-
-def test_secret_values_are_taken_out_of_errors_and_tracebacks(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-1234567890")
-    monkeypatch.setenv("LONGER_TOKEN", 'sk-1234567890-"quoted"')
-    monkeypatch.setenv("OSMOSIS_DEBUG", "1")
-    err = cli("fleet", "crash", "--text", 'a sk-1234567890-"quoted" b sk-1234567890 c').err
-    assert "sk-1234567890" not in err
-    assert "a [REDACTED] b [REDACTED] c" in err
 
 
 def test_ctrl_c_exits_with_130_and_without_a_traceback(cli: Cli) -> None:

@@ -234,15 +234,12 @@ def test_users_are_disabled_enabled_and_removed(cli: Cli, running: Any) -> None:
 
 
 @pytest.mark.integration
-def test_the_last_administrator_stays(cli: Cli, running: Any) -> None:
+def test_the_last_administrator_stays_and_the_secret_key_is_rotated(cli: Cli, running: Any) -> None:
     for verb in ("disable", "remove"):
         refused = cli("platform", "user", verb, "admin@localhost", "--yes", "--plain")
         assert refused.status == 1
         assert "last administrator" in refused.err and "--admin" in refused.err
 
-
-@pytest.mark.integration
-def test_the_secret_key_is_rotated(cli: Cli, running: Any) -> None:
     moss = running.workspaces.create("moss")
     admin = running.accounts.find_user("admin@localhost")
     running.secrets.put(moss.id, admin.id, "API_KEY", "sk-canary", "workspace")

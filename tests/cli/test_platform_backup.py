@@ -11,7 +11,6 @@ import stat
 import subprocess
 import sys
 import tarfile
-import threading
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
@@ -159,29 +158,6 @@ def test_what_came_and_went_between_two_looks_takes_another_moment(
     assert restore_backup(PlatformConfig(home=tmp_path / "restored"), report.path).missing_blobs == 0
 
 
-@pytest.mark.integration
-def test_a_journal_that_grows_meanwhile_is_a_journal(platform: PlatformServices, tmp_path: Path) -> None:
-    journal = next(platform.config.runs_dir.rglob("events.jsonl"))
-    ended = threading.Event()
-
-    def append() -> None:
-        with journal.open("ab", buffering=0) as stream:
-            while not ended.is_set():
-                stream.write(b'{"row_index": 1}\n')
-
-    worker = threading.Thread(target=append)
-    worker.start()
-    try:
-        report = create_backup(platform.config, tmp_path / "backup.tar")
-    finally:
-        ended.set()
-        worker.join()
-    restored = PlatformConfig(home=tmp_path / "restored")
-    restore_backup(restored, report.path)
-    copied = next(restored.runs_dir.rglob("events.jsonl")).read_bytes()
-    assert copied and journal.read_bytes().startswith(copied)
-
-
 def cut_off(content: bytes) -> bytes:
     return content[: len(content) // 2]
 
@@ -236,7 +212,9 @@ def test_another_file_is_no_backup(cli: Cli, config: PlatformConfig, tmp_path: P
 
 
 @pytest.mark.integration
-def test_nothing_is_replaced_unasked(cli: Cli, platform: PlatformServices, tmp_path: Path) -> None:
+def test_nothing_is_replaced_unasked_and_missing_files_are_reported(
+    cli: Cli, platform: PlatformServices, tmp_path: Path
+) -> None:
     file = tmp_path / "backup.tar"
     file.write_text("mine")
     done = cli("platform", "backup", str(file))
@@ -246,6 +224,12 @@ def test_nothing_is_replaced_unasked(cli: Cli, platform: PlatformServices, tmp_p
     done = cli("platform", "restore", str(file))
     assert done.status == 1 and "empty data directory" in done.err
     assert files_of(platform.config.home) == before
+
+    for path in (platform.config.blobs_dir / "objects").rglob("*"):
+        if path.is_file():
+            path.unlink()
+    done = cli("platform", "backup", str(tmp_path / "lost.tar"))
+    assert done.status == 0 and "Files of the database are missing from" in done.err
 
 
 @pytest.mark.integration
@@ -267,30 +251,9 @@ def test_a_place_that_takes_no_file_is_refused_before_anything_is_copied(
 
 
 @pytest.mark.integration
-def test_what_is_lost_already_is_told(cli: Cli, platform: PlatformServices, tmp_path: Path) -> None:
-    for path in (platform.config.blobs_dir / "objects").rglob("*"):
-        if path.is_file():
-            path.unlink()
-    done = cli("platform", "backup", str(tmp_path / "backup.tar"))
-    assert done.status == 0 and "Files of the database are missing from" in done.err
-
-
-@pytest.mark.integration
 def test_backups_are_made_one_at_a_time(platform: PlatformServices, tmp_path: Path) -> None:
     with stage_in(platform.config.home, STAGE_PREFIX), pytest.raises(ConflictError, match="another backup"):
         create_backup(platform.config, tmp_path / "backup.tar")
-
-
-@pytest.mark.integration
-def test_a_database_elsewhere_is_found_and_put_there(platform: PlatformServices, tmp_path: Path) -> None:
-    elsewhere = PlatformConfig(home=tmp_path / "other", database_url=f"sqlite:///{tmp_path}/db/osmosis.db")
-    services = build_services(elsewhere)
-    bootstrap(services.db, services.clock)
-    file = create_backup(elsewhere, tmp_path / "backup.tar").path
-    target = PlatformConfig(home=tmp_path / "restored", database_url=f"sqlite:///{tmp_path}/new/osmosis.db")
-    restore_backup(target, file)
-    assert not (target.home / "platform.db").exists()
-    assert build_services(target).accounts.users()
 
 
 @pytest.mark.integration

@@ -12,14 +12,12 @@ from tests.cli.conftest import Cli
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def test_preview_shows_the_example_rubrics_as_yaml(cli: Cli) -> None:
+def test_preview_shows_the_examples(cli: Cli) -> None:
     outcome = cli("preview", "--path", str(EXAMPLES / "rubric_configs.yaml"))
     assert outcome.status == 0
     assert outcome.out.startswith("Loaded 2 rubric config(s) from ")
     assert "Rubric config #1 (rubrics[0])" in outcome.out and "rubric: |" in outcome.out
 
-
-def test_preview_shows_the_example_records_as_json(cli: Cli) -> None:
     outcome = cli("preview", "-p", str(EXAMPLES / "sample_data.jsonl"), "--plain")
     assert outcome.status == 0
     assert outcome.out.startswith("Loaded 10 JSONL record(s) from ")
@@ -45,12 +43,10 @@ def test_preview_says_what_is_wrong(cli: Cli, name: str, content: str | None, pr
     assert (outcome.status, outcome.out) == (1, "") and problem in outcome.err
 
 
-def test_preview_of_a_file_without_rubrics_is_no_error(cli: Cli) -> None:
+def test_preview_survives_odd_files(cli: Cli) -> None:
     Path("a.yml").write_text("note: nothing here\nnumber: .nan\n")
     assert cli("preview", "-p", "a.yml").out.startswith("Loaded 0 rubric config(s) from a.yml")
 
-
-def test_preview_survives_yaml_that_contains_itself(cli: Cli) -> None:
     Path("a.yml").write_text("&a\nid: x\nrubric: text\nwhen: 2026-01-02\nself: *a\n")
     for mode in ("--json", "--plain"):
         assert cli("preview", "-p", "a.yml", mode).status == 0

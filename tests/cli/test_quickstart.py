@@ -138,7 +138,9 @@ def upstream(tmp_path: Path) -> Path:
     return root
 
 
-def test_a_clone_is_whole_and_a_second_one_is_the_first(upstream: Path, tmp_path: Path) -> None:
+def test_a_clone_is_whole_found_again_and_what_is_no_clone_is_left_alone(
+    upstream: Path, tmp_path: Path
+) -> None:
     target = tmp_path / "here"
     assert clone_into(str(upstream), target) == target
     assert (target / "AGENTS.md").read_text() == "hello\n"
@@ -147,15 +149,6 @@ def test_a_clone_is_whole_and_a_second_one_is_the_first(upstream: Path, tmp_path
     assert clone_into(str(upstream), target) == target
     assert (target / "AGENTS.md").read_text() == "mine\n"
 
-
-def test_what_cannot_be_cloned_leaves_nothing_behind(tmp_path: Path) -> None:
-    with pytest.raises(OsmosisError, match="Git cannot clone") as told:
-        clone_into(str(tmp_path / "nowhere"), tmp_path / "here")
-    assert told.value.hint is not None and "git clone" in told.value.hint
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_what_is_no_clone_of_it_is_left_alone(upstream: Path, tmp_path: Path) -> None:
     for name in ("folder", "repository", "file"):
         (tmp_path / name).mkdir() if name == "folder" else None
     make_repository(tmp_path / "repository")
@@ -164,6 +157,13 @@ def test_what_is_no_clone_of_it_is_left_alone(upstream: Path, tmp_path: Path) ->
     for name in ("folder", "repository", "file", "link"):
         with pytest.raises(ConflictError, match="already exists and is not a clone of"):
             clone_into(str(upstream), tmp_path / name)
+
+
+def test_what_cannot_be_cloned_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(OsmosisError, match="Git cannot clone") as told:
+        clone_into(str(tmp_path / "nowhere"), tmp_path / "here")
+    assert told.value.hint is not None and "git clone" in told.value.hint
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_git_is_given_no_other_transport(

@@ -49,33 +49,18 @@ def test_an_agent_is_registered_with_the_key_of_the_environment(cli: Cli, platfo
     assert refused.status == 1 and "is not HOST:PORT" in refused.err
 
 
-def test_a_probe_ends_with_one_when_the_agent_does_not_do_well(cli: Cli, platform: respx.MockRouter) -> None:
+def test_an_agent_is_probed_and_removed(cli: Cli, platform: respx.MockRouter) -> None:
+    asked = cli("rollout", "server", "remove", "calculator")
+    assert asked.status == 1 and platform.calls.call_count == 0
+    removed = cli("rollout", "server", "remove", "calculator", "--yes")
+    assert removed.status == 0 and platform.calls.last.request.method == "DELETE"
+
     healthy = cli("rollout", "server", "probe", "calculator")
     assert (healthy.status, "3 rollouts under way" in healthy.out) == (0, True)
     platform.post(f"{SERVERS}/calculator/probe").respond(json=UNHEALTHY)
     unhealthy = cli("--json", "rollout", "server", "probe", "calculator")
     assert unhealthy.status == 1
     assert json.loads(unhealthy.out)["resource"]["health_check_result"] == {"error": "it refuses the key"}
-
-
-@pytest.mark.parametrize(
-    "command", ["list", "register calculator 10.1.2.3:9000", "probe calculator", "remove calculator --yes"]
-)
-def test_every_command_works_outside_a_workspace_directory(
-    cli: Cli, platform: respx.MockRouter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    told = cli("--json", "rollout", "server", *command.split())
-    assert told.status == 0, told.err
-    assert "X-Osmosis-Git" not in platform.calls.last.request.headers
-    assert "workspace_directory" not in told.out
-
-
-def test_an_agent_is_removed_after_a_question(cli: Cli, platform: respx.MockRouter) -> None:
-    asked = cli("rollout", "server", "remove", "calculator")
-    assert asked.status == 1 and platform.calls.call_count == 0
-    removed = cli("rollout", "server", "remove", "calculator", "--yes")
-    assert removed.status == 0 and platform.calls.last.request.method == "DELETE"
 
 
 @pytest.fixture

@@ -248,15 +248,12 @@ def ours(modules: set[str]) -> set[str]:
 
 
 @pytest.mark.integration
-def test_the_version_imports_nothing_but_the_entry() -> None:
+def test_version_and_help_import_next_to_nothing() -> None:
     status, modules = modules_after("--version")
     assert status == 0
     assert ours(modules) == {"osmosis_ai", "osmosis_ai._version", "osmosis_ai.cli", "osmosis_ai.cli.main"}
     assert not {"typing", "dataclasses", "typer", "inspect", "re"} & modules
 
-
-@pytest.mark.integration
-def test_help_imports_no_parser_and_no_command() -> None:
     status, modules = modules_after("--help")
     assert status == 0
     assert not (HEAVY | {"typer", "click", "asyncio", "logging", *GROUPS}) & modules

@@ -306,7 +306,7 @@ def described(maze: Maze, merged: dict[str, Any] | None = MERGED, **more: Any) -
 def test_info_of_either_run_shows_what_both_have_come_to(maze: Maze) -> None:
     for more in ({"retries": [RETRY]}, {"retry_of": ORIGINAL}):
         described(maze, **more)
-        assert "Pass rate: 70.0 % (40.0 – 90.0 %)" in maze.osmosis("eval", "info", "amber", "--plain").out
+        assert "Pass rate: 70.0% (40.0 – 90.0%)" in maze.osmosis("eval", "info", "amber", "--plain").out
         headline = maze.osmosis("eval", "info", "amber", "--json").json["data"]["merged"]["headline"]
         assert (headline["pass_rate"], headline["scored"], headline["planned"]) == (0.7, 9, 10)
     described(maze, None, retries=[RETRY])

@@ -73,7 +73,12 @@ def _error(outcome: Outcome) -> dict[str, Any]:
 # list
 
 
-def test_scopes_and_pages_are_chosen(cli: Cli, scope: dict[str, Any], platform: respx.MockRouter) -> None:
+def test_scopes_and_pages_are_chosen_and_what_is_missing_is_said(
+    cli: Cli, scope: dict[str, Any], platform: respx.MockRouter
+) -> None:
+    assert _error(cli("secret", "delete", "OTHER_KEY", "--json"))["code"] == "NOT_FOUND"
+    assert {call.request.method for call in platform.calls} == {"GET"}
+
     cli("secret", "list", "--scope", "personal", "--limit", "3")
     assert dict(platform.calls.last.request.url.params) == {"limit": "3", "offset": "0", "scope": "user"}
     assert _error(cli("secret", "list", "--scope", "mine", "--json"))["code"] == "VALIDATION"
@@ -185,13 +190,6 @@ def test_deleting_asks_and_names_the_scope(
     outcome = cli("secret", "delete", "API_KEY", "--yes", "--json")
     assert outcome.status == 0
     assert json.loads(platform.calls.last.request.content) == {"name": "API_KEY", "scope": "user"}
-
-
-def test_what_is_not_there_is_said_before_anybody_is_asked(
-    cli: Cli, scope: dict[str, Any], platform: respx.MockRouter
-) -> None:
-    assert _error(cli("secret", "delete", "OTHER_KEY", "--json"))["code"] == "NOT_FOUND"
-    assert {call.request.method for call in platform.calls} == {"GET"}
 
 
 # the prompt

@@ -323,25 +323,21 @@ def test_platform_beats_the_environment(cli: Cli) -> None:
     assert os.environ["OSMOSIS_PLATFORM_URL"] == "https://platform.example"
 
 
-def test_an_insecure_platform_is_warned_of_and_refused(cli: Cli) -> None:
+def test_an_insecure_platform_is_refused_unless_it_is_this_machine_or_allowed(cli: Cli) -> None:
     outcome = cli("--platform", "http://platform.example", "fleet", "bare", "--json")
     assert (outcome.status, outcome.out) == (1, "")
     warning, error = map(json.loads, outcome.err.splitlines())
     assert warning["warning"]["code"] == "INSECURE_PLATFORM_URL"
     assert error["error"]["code"] == "VALIDATION"
 
+    noted = (0, "fleet.noop: noop\n", "Platform: http://localhost:8000\n")
+    assert cli("--platform", "localhost:8000", "fleet", "bare") == noted
+    assert cli("--platform", "http://localhost:8000", "fleet", "bare").err == ""
 
-def test_an_insecure_platform_can_be_allowed_but_not_silently(cli: Cli) -> None:
     os.environ["OSMOSIS_ALLOW_INSECURE_PLATFORM_URL"] = "1"
     outcome = cli("--platform", "http://platform.example", "fleet", "bare")
     assert (outcome.status, outcome.out) == (0, "fleet.noop: noop\n")
     assert outcome.err.startswith("⚠ http://platform.example is not HTTPS")
-
-
-def test_a_platform_on_this_machine_needs_no_https(cli: Cli) -> None:
-    noted = (0, "fleet.noop: noop\n", "Platform: http://localhost:8000\n")
-    assert cli("--platform", "localhost:8000", "fleet", "bare") == noted
-    assert cli("--platform", "http://localhost:8000", "fleet", "bare").err == ""
 
 
 def test_a_bad_line_is_warned_of_by_number_and_never_quoted(cli: Cli) -> None:

@@ -39,20 +39,6 @@ def tree(root: Path) -> dict[str, bytes]:
     }
 
 
-def test_a_template_is_written_with_its_configs_and_data(cli: Cli, repository: Path) -> None:
-    outcome = cli("template", "apply", "multiply", "--json")
-    envelope = json.loads(outcome.out)
-    assert (outcome.status, envelope["operation"]) == (0, "template.apply")
-    resource = envelope["resource"]
-    assert (resource["name"], resource["files"]) == ("multiply", FILES)
-    assert resource["destinations"] == [
-        *("rollouts/multiply", EVAL, "configs/training/multiply.toml"),
-        *("data/multiply.jsonl", "data/multiply_train.jsonl"),
-    ]
-    assert tree(repository).keys() == {*FILES, ".gitignore"}
-    assert envelope["next_steps_structured"] == [{"action": "eval_run", "config": EVAL}]
-
-
 def test_what_exists_is_kept_and_its_differences_are_shown(cli: Cli, repository: Path) -> None:
     cli("template", "apply", "multiply")
     (repository / EVAL).write_text((repository / EVAL).read_text().replace("limit = 100", "limit = 3"))

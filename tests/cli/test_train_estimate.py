@@ -87,17 +87,21 @@ def test_a_model_too_large_for_one_gpu_fits_on_four_that_share_it(estimate: Esti
     )
 
 
-def test_the_built_in_model_is_sized_for_this_machine(estimate: Estimate) -> None:
+def test_known_models_and_gpus_are_sized_and_nothing_is_downloaded(estimate: Estimate) -> None:
     found = estimate("osmosis/tiny", more="[training]\nlr = 1e-6\n")
     assert found["fits_on"]["T4"] is True
     assert "hardly moves" in found["warnings"][0]
 
-
-def test_a_model_that_is_not_here_is_not_downloaded(estimate: Estimate) -> None:
     error = estimate("fern/base-32b", "--gpu", "H100")
     assert error["code"] == "NOT_FOUND"
     assert "nothing is downloaded" in error["message"]
     assert "hf download fern/base-32b config.json" in error["hint"]
+
+    for name, known in {"a100": "A100", "A100-80GB": "A100", "rtx4090": "RTX 4090"}.items():
+        assert estimate("osmosis/tiny", "--gpu", name)["device"]["name"] == known
+    error = estimate("osmosis/tiny", "--gpu", "H1000")
+    assert "did you mean H100" in error["hint"]
+    assert "mutually exclusive" in estimate("osmosis/tiny", "--gpu", "T4", "--gpu-memory", "8GB")["message"]
 
 
 def test_a_model_in_the_cache_of_the_hub_is_sized_from_there(estimate: Estimate, tmp_path: Path) -> None:
@@ -112,14 +116,6 @@ def test_a_model_in_the_cache_of_the_hub_is_sized_from_there(estimate: Estimate,
     (snapshot.parents[1] / "refs").mkdir()
     (snapshot.parents[1] / "refs" / "main").write_text("abc")
     assert estimate("fern/base-8b", "--gpu", "H200")["parts_bytes"]["weights"] > 16e9
-
-
-def test_gpus_are_known_by_the_names_people_use(estimate: Estimate) -> None:
-    for name, known in {"a100": "A100", "A100-80GB": "A100", "rtx4090": "RTX 4090"}.items():
-        assert estimate("osmosis/tiny", "--gpu", name)["device"]["name"] == known
-    error = estimate("osmosis/tiny", "--gpu", "H1000")
-    assert "did you mean H100" in error["hint"]
-    assert "mutually exclusive" in estimate("osmosis/tiny", "--gpu", "T4", "--gpu-memory", "8GB")["message"]
 
 
 @pytest.mark.parametrize(

@@ -136,12 +136,21 @@ def test_a_run_of_a_platform_is_written_into_one_file(stored: DownloadableRun, t
     assert is_clean(stored, tmp_path)
 
 
-def test_without_text_no_conversation_is_fetched(stored: DownloadableRun, tmp_path: Path) -> None:
+def test_without_text_a_report_has_numbers_and_fetches_no_conversation(
+    stored: DownloadableRun, tmp_path: Path
+) -> None:
     report = tmp_path / "run.html"
     outcome = stored.maze.osmosis("view", NAMED, "--report", str(report), "--no-text")
     assert outcome.status == 0, outcome.err
     assert "the word is" not in report.read_text("utf-8")
     assert sorted(stored.store.asked("GET")) == ["metrics.json", "summary.jsonl"]
+
+    retry = {"id": "er_9", "name": "amber-otter-43", "status": "finished"}
+    tells(stored, {"samples": [FAILED]}, retries=[retry])
+    text = written(stored, tmp_path, "--no-text")
+    assert '<th scope="row">grader</th><td>invalid_value</td>' in text and "$0.0123" in text
+    assert not any(each in text for each in TEXTS)
+    assert "Samples of it were retried by amber-otter-43: these results are not included here" in text
 
 
 def test_a_run_that_is_large_or_whose_files_do_not_come_names_the_two_commands_instead(
@@ -237,17 +246,6 @@ def test_a_report_says_of_each_sample_what_the_platform_s_page_says(
     assert "not a number at all" in text and "not recorded" not in passed + failed
     asked = [dict(call.request.url.params) for call in route.calls]
     assert [(each.get("cursor"), each["details"]) for each in asked] == [(None, "true"), ("0-0", "true")]
-
-
-def test_without_text_a_report_has_the_numbers_of_each_sample_and_no_word_of_them(
-    stored: DownloadableRun, tmp_path: Path
-) -> None:
-    retry = {"id": "er_9", "name": "amber-otter-43", "status": "finished"}
-    tells(stored, {"samples": [FAILED]}, retries=[retry])
-    text = written(stored, tmp_path, "--no-text")
-    assert '<th scope="row">grader</th><td>invalid_value</td>' in text and "$0.0123" in text
-    assert not any(each in text for each in TEXTS)
-    assert "Samples of it were retried by amber-otter-43: these results are not included here" in text
 
 
 def test_a_report_of_a_run_that_was_retried_has_what_the_run_itself_came_to(

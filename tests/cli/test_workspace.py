@@ -160,7 +160,7 @@ def test_problems_are_annotated_where_github_shows_them(
     cli: Cli, workspace: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    entrypoint(workspace, "raise RuntimeError('50 % of it\\n::error::forged, : too')\n")
+    entrypoint(workspace, "raise RuntimeError('50% of it\\n::error::forged, : too')\n")
     write_config(workspace, MINIMAL_EVAL + "\n[evaluation]\nn = 'four'\n")
     annotated = cli("check", "--annotations", "github", "--json").err.splitlines()
     commands = [line for line in annotated if line.startswith("::")]
@@ -171,7 +171,7 @@ def test_problems_are_annotated_where_github_shows_them(
     assert commands[1].startswith(
         "::error file=rollouts/multiply/main.py,line=1,title=osmosis check%3A import::"
     )
-    assert "50 %25 of it%0A::error::forged" in commands[1]
+    assert "50%25 of it%0A::error::forged" in commands[1]
     assert len(commands) == 2
 
 

@@ -242,7 +242,7 @@ def test_everything_that_is_wrong_is_in_one_report_with_its_line_and_what_was_me
         "decide.slices": (4, 'names "a" twice', None),
         "decide.reward_range": (5, "must be the lowest and the highest reward, such as [0, 1]", None),
         "min.pas_rate": (7, "Unrecognized metric", "pass_rate"),
-        "min.pass_rate": (8, "is a share, from 0 to 1: write 80 % as 0.8", None),
+        "min.pass_rate": (8, "is a share, from 0 to 1: write 80% as 0.8", None),
         "min.reward": (9, 'must be a number, got "1"', None),
         "min.pass@0": (10, "Unrecognized metric", "pass@1"),
         "max.unscored": (12, "must be a number, got true", None),
@@ -259,7 +259,7 @@ def test_everything_that_is_wrong_is_in_one_report_with_its_line_and_what_was_me
             "infrastructure is not compared with a baseline; give it a limit with max",
             None,
         ),
-        "margin.latency": (20, "a margin of 10 accepts 11 times as much: write 10 % as 0.1", None),
+        "margin.latency": (20, "a margin of 10 accepts 11 times as much: write 10% as 0.1", None),
         "margin.tokens": (21, "must be a finite number", None),
     }
 

@@ -19,10 +19,8 @@ from osmosis_ai.controller.callbacks import (
     CallbackAddress,
     CallbackListener,
     CallbackStore,
-    DuplicateRegistrationError,
     TerminalCallbackResult,
     UnknownRolloutIdError,
-    duplicate_callback_payload,
 )
 from osmosis_ai.controller.model_proxy import ProviderProxy
 from osmosis_ai.errors import OsmosisError
@@ -249,10 +247,6 @@ async def test_no_route_takes_the_key_of_another_run(
     assert not journal.committed
 
 
-async def test_ids_in_urls_are_percent_encoded(listener: CallbackListener) -> None:
-    assert listener.grader_url("a b/c").endswith("/v1/rollouts/a%20b%2Fc/grader")
-
-
 async def test_a_callback_whose_client_disconnects_is_committed(
     store: CallbackStore, listener: CallbackListener, journal: Journal
 ) -> None:
@@ -283,17 +277,6 @@ def test_a_listener_without_a_free_port_fails_with_a_hint_only_if_an_address_is_
     with pytest.raises(OsmosisError, match=r"cannot listen on train\.internal") as served:
         CallbackAddress("train.internal", ports=(9100, 9101)).socket()
     assert "OSMOSIS_BRIDGE_PORTS" in str(served.value.hint)
-
-
-async def test_the_grader_callback_commits_both_callbacks(store: CallbackStore, journal: Journal) -> None:
-    waiter = asyncio.create_task(store.wait_terminal(ROLLOUT_ID))
-    await store.handle_completion(ROLLOUT_ID, completion())
-    assert await store.handle_grader(ROLLOUT_ID, grader()) == {"ok": True}
-    result = await waiter
-    assert journal.committed == [result]
-    assert result.source == "grader"
-    assert result.completion == completion()
-    assert result.grader == grader()
 
 
 async def test_the_acknowledgement_waits_for_the_commit(store: CallbackStore, journal: Journal) -> None:
@@ -341,37 +324,6 @@ async def test_a_conflicting_grader_callback_is_logged_and_the_first_counts(
     assert [result.grader for result in journal.committed] == [grader()]
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
     assert "conflicting duplicate" in caplog.text
-
-
-async def test_a_failed_commit_is_not_durable_and_the_retried_callback_commits_again(
-    store: CallbackStore, journal: Journal
-) -> None:
-    journal.failures = [OSError("disk full")]
-    waiter = asyncio.create_task(store.wait_terminal(ROLLOUT_ID))
-    journal.gate.clear()
-    observers = [asyncio.create_task(store.handle_grader(ROLLOUT_ID, grader())) for _ in range(3)]
-    await journal.started.wait()
-    journal.gate.set()
-    outcomes = await asyncio.gather(*observers, return_exceptions=True)
-    assert [str(outcome) for outcome in outcomes] == ["disk full"] * 3
-    assert not waiter.done()
-    assert await store.handle_grader(ROLLOUT_ID, grader()) == {"ok": True}
-    assert (await waiter).source == "grader"
-    assert journal.calls == 2
-
-
-async def test_cancelling_every_handler_neither_cancels_nor_repeats_the_commit(
-    store: CallbackStore, journal: Journal
-) -> None:
-    journal.gate.clear()
-    handlers = [asyncio.create_task(store.handle_grader(ROLLOUT_ID, grader())) for _ in range(3)]
-    await journal.started.wait()
-    for handler in handlers:
-        handler.cancel()
-    await asyncio.gather(*handlers, return_exceptions=True)
-    journal.gate.set()
-    assert (await store.wait_terminal(ROLLOUT_ID)).source == "grader"
-    assert journal.calls == 1
 
 
 async def test_a_timeout_is_committed_and_late_callbacks_get_its_acknowledgement(
@@ -422,53 +374,6 @@ async def test_finished_rollouts_are_remembered_within_both_bounds(
             await store.handle_grader(forgotten, grader(forgotten))
     answers = {key: await store.handle_grader(key, grader(key)) for key in "234"}
     assert answers == {"2": {"ok": True}, "3": {"ok": True}, "4": {"ok": True, "trajectory": "4" * 40}}
-
-
-async def test_discarding_cancels_the_waiter_and_not_the_commit(
-    store: CallbackStore, journal: Journal
-) -> None:
-    journal.gate.clear()
-    waiter = asyncio.create_task(store.wait_terminal(ROLLOUT_ID))
-    handler = asyncio.create_task(store.handle_grader(ROLLOUT_ID, grader()))
-    await journal.started.wait()
-    await store.discard(ROLLOUT_ID)
-    with pytest.raises(asyncio.CancelledError):
-        await waiter
-    repeated = asyncio.create_task(store.handle_grader(ROLLOUT_ID, grader()))
-    await asyncio.sleep(0)
-    journal.gate.set()
-    assert await handler == await repeated == {"ok": True}
-    assert journal.calls == 1
-    assert await store.handle_grader(ROLLOUT_ID, grader()) == {"ok": True}
-
-
-async def test_an_id_cannot_be_registered_twice(store: CallbackStore) -> None:
-    with pytest.raises(DuplicateRegistrationError):
-        await store.register(ROLLOUT_ID)
-    await store.handle_grader(ROLLOUT_ID, grader())
-    await store.discard(ROLLOUT_ID)
-    with pytest.raises(DuplicateRegistrationError):
-        await store.register(ROLLOUT_ID)
-
-
-async def test_unknown_ids_are_refused_everywhere_but_by_discard(store: CallbackStore) -> None:
-    for call in (
-        store.handle_completion("stranger", completion("stranger")),
-        store.handle_grader("stranger", grader("stranger")),
-        store.finalize_timeout("stranger"),
-        store.acknowledge_without_commit("stranger"),
-        store.wait_terminal("stranger"),
-    ):
-        with pytest.raises(UnknownRolloutIdError):
-            await call
-    await store.discard("stranger")
-
-
-def test_payloads_are_compared_by_content() -> None:
-    assert duplicate_callback_payload(grader(), grader())
-    assert not duplicate_callback_payload(grader(), grader(reward=0.5))
-    torn = grader(err_message="a lone surrogate \ud800")
-    assert duplicate_callback_payload(torn, torn)
 
 
 async def test_an_unknown_rollout_is_not_found(

@@ -24,9 +24,7 @@ from osmosis_ai.controller.environments import (
     read_project,
     unmet_requirements,
 )
-from osmosis_ai.controller.server_process import RolloutServer, ServerSpec
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.processes import open_server_session, server_url
 from osmosis_ai.sandbox import interpreter_places
 from tests.controller.wheels import make_sdk_dependencies, make_wheel
 
@@ -217,44 +215,6 @@ def test_unused_environments_are_removed_after_a_build(world: World) -> None:
         os.utime(directory.parent / name, (time.time() - age_s,) * 2)
     assert run_in(world.prepare(), "import tinydep; print(tinydep.VERSION)") == "2.0"
     assert world.built() == [directory, directory.parent / "used"]
-
-
-@pytest.mark.e2e
-async def test_a_server_runs_in_a_built_environment(world: World, tmp_path: Path) -> None:
-    world.write(["osmosis-ai[server]", "tinydep==1.0"])
-    world.write_file(
-        "main.py",
-        """
-import os
-import tinydep
-import uvicorn
-from fastapi import FastAPI
-
-app = FastAPI()
-
-@app.get("/health")
-def health():
-    return {"tinydep": tinydep.VERSION}
-
-if __name__ == "__main__":
-    uvicorn.run(app, host="0.0.0.0", port=int(os.environ["_OSMOSIS_ROLLOUT_PORT"]))
-""",
-    )
-    spec = ServerSpec(
-        rollout_dir=world.rollout_dir,
-        entrypoint="main.py",
-        python=world.prepare().python,
-        env=dict(os.environ),
-        artifact_root=tmp_path / "trials",
-        port=None,
-        log_path=tmp_path / "server.log",
-    )
-    async with (
-        RolloutServer(spec) as server,
-        open_server_session(server.base_url, timeout_s=60) as session,
-        session.get(server_url(server.base_url, "/health")) as reply,
-    ):
-        assert await reply.json() == {"tinydep": "1.0"}
 
 
 @pytest.mark.e2e

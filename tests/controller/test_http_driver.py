@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
-import textwrap
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -23,8 +19,7 @@ from osmosis_ai.controller.callbacks import (
     TerminalCallbackResult,
     UnknownRolloutIdError,
 )
-from osmosis_ai.controller.server_process import RolloutServer, ServerSpec
-from osmosis_ai.rollout.driver import RolloutOutcome, RolloutRunRequest
+from osmosis_ai.rollout.driver import RolloutRunRequest
 from osmosis_ai.rollout.types import RolloutStatus
 from tests.controller.wire import ROLLOUT_ID, completion_body, grader_body
 
@@ -246,125 +241,6 @@ async def test_cancelling_the_call_cancels_the_rollout_and_commits_nothing(
     assert world.server.acknowledgments == [(200, {"ok": True})]
 
 
-ENTRYPOINT = """
-import asyncio
-import os
-
-import uvicorn
-from osmosis_ai.rollout.agent_workflow import AgentWorkflow
-from osmosis_ai.rollout.backend.local import LocalBackend
-from osmosis_ai.rollout.grader import Grader
-from osmosis_ai.rollout.server import create_rollout_server
-
-
-class Echo(AgentWorkflow):
-    async def run(self, ctx):
-        said = ctx.prompt[0]["content"]
-        if said == "raise":
-            raise RuntimeError("the agent broke")
-        if said == "hang":
-            await asyncio.Event().wait()
-        return [*ctx.prompt, {"role": "assistant", "content": said}]
-
-
-class Exact(Grader):
-    async def grade(self, ctx):
-        ctx.set_reward(float(ctx.sample.messages[-1]["content"] == ctx.label))
-
-
-def main():
-    app = create_rollout_server(backend=LocalBackend(workflow=Echo, grader=Exact))
-    uvicorn.run(app, host="0.0.0.0", port=int(os.environ["_OSMOSIS_ROLLOUT_PORT"]), log_level="warning")
-
-
-if __name__ == "__main__":
-    main()
-"""
-
-
-@dataclass
-class ServerWorld:
-    server: RolloutServer
-    driver: HttpRolloutDriver
-    commits: list[TerminalCallbackResult] = field(default_factory=list)
-
-    async def run(
-        self, said: str, *, rollout_id: str = "", agent_timeout_sec: float = 600.0
-    ) -> RolloutOutcome:
-        return await self.driver.run(
-            RolloutRunRequest(
-                messages=[{"role": "user", "content": said}],
-                label="ok",
-                rollout_id=rollout_id or f"rollout-{said}",
-                agent_timeout_sec=agent_timeout_sec,
-                grader_timeout_sec=600.0,
-            )
-        )
-
-
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[ServerWorld]:
-    (tmp_path / "main.py").write_text(textwrap.dedent(ENTRYPOINT))
-    spec = ServerSpec(
-        rollout_dir=tmp_path,
-        entrypoint="main.py",
-        python=Path(sys.executable),
-        env=dict(os.environ),
-        artifact_root=tmp_path / "trials",
-        port=None,
-        log_path=tmp_path / "server.log",
-    )
-    commits: list[TerminalCallbackResult] = []
-
-    async def commit(result: TerminalCallbackResult) -> None:
-        commits.append(result)
-
-    store = CallbackStore(on_terminal_commit=commit)
-    async with CallbackListener(store, auth_token="K1") as listener, RolloutServer(spec) as server:
-        driver = HttpRolloutDriver(
-            rollout_base_url=server.base_url,
-            callback_store=store,
-            completion_url_for=listener.completion_url,
-            grader_url_for=listener.grader_url,
-            chat_completions_url_for=listener.chat_completions_url,
-            chat_api_key="K2",
-            controller_api_key="K1",
-            callback_timeout_sec=600.0,
-        )
-        yield ServerWorld(server, driver, commits)
-        await driver.aclose()
-
-
-@pytest.mark.e2e
-async def test_rollouts_run_and_are_graded(world: ServerWorld, tmp_path: Path) -> None:
-    assert world.server.capacity == 4
-    right, wrong = await asyncio.gather(world.run("ok"), world.run("no"))
-    assert right.status.value == wrong.status.value == "success"
-    assert right.sample is not None and right.sample.reward == 1.0
-    assert wrong.sample is not None and wrong.sample.reward == 0.0
-    assert {commit.rollout_id for commit in world.commits} == {"rollout-ok", "rollout-no"}
-    assert all(commit.completion is not None for commit in world.commits)
-
-
-@pytest.mark.e2e
-async def test_a_workflow_that_hangs_is_ended_by_its_deadline(world: ServerWorld) -> None:
-    outcome = await world.run("hang", agent_timeout_sec=0.2)
-    assert outcome.status.value == "failure"
-    assert "deadline" in (outcome.error or "")
-
-
-async def test_a_server_that_refuses_to_cancel_does_not_hide_the_cancellation(
-    make_world: Callable[..., Awaitable[World]],
-) -> None:
-    world = await make_world(say_nothing)
-    running = asyncio.create_task(world.driver.run(request()))
-    await world.server.admitted.wait()
-    world.driver._base_url = "http://127.0.0.1:9"
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-
-
 async def test_rows_that_only_python_can_encode_are_sent(
     make_world: Callable[..., Awaitable[World]],
 ) -> None:
@@ -372,16 +248,3 @@ async def test_rows_that_only_python_can_encode_are_sent(
     metadata = {"huge": 2**80, "torn": "\ud800"}
     await world.driver.run(request(metadata=metadata))
     assert world.server.posts[0]["metadata"] == metadata
-
-
-async def test_a_blank_controller_key_is_refused(make_world: Callable[..., Awaitable[World]]) -> None:
-    with pytest.raises(ValueError, match="controller_api_key"):
-        HttpRolloutDriver(
-            rollout_base_url="http://127.0.0.1:1",
-            callback_store=(await make_world(succeed)).store,
-            completion_url_for=str,
-            grader_url_for=str,
-            chat_completions_url_for=str,
-            chat_api_key=None,
-            controller_api_key=" ",
-        )

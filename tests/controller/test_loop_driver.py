@@ -382,26 +382,6 @@ async def test_a_probe_reports_the_problem_and_sends_its_key_only_to_the_agent()
         assert "cannot connect" in str((await probe_agent(http, located(port))).error)
 
 
-async def test_a_run_polls_only_the_health_of_an_agent() -> None:
-    loop, asked = ServedLoop(), []
-
-    def note(request: web.Request) -> web.Response | None:
-        asked.append(request.path)
-        return None
-
-    loop.health = note
-    async with served(loop) as port, driving(port) as world:
-        held = asyncio.Event()
-        world.model.respond = lambda _: Reply(wait_for=held)
-        made = asyncio.create_task(world.make("a"))
-        while not world.model.in_flight or len(asked) < 5:  # noqa: ASYNC110 - the agent is polled
-            await asyncio.sleep(0.01)
-        assert await world.runner._servers.busy() == 0.0
-        held.set()
-        await made
-    assert set(asked) == {"/platform/health"}
-
-
 async def test_an_agent_that_does_not_count_its_rollouts_has_lost_none() -> None:
     loop, asked = ServedLoop(), []
 

@@ -470,6 +470,15 @@ async def test_it_is_the_last_answered_call_with_its_answer(world: ProxyWorld) -
     assert await recorded(world) == [*expected, {"role": "assistant", "content": "two"}]
 
 
+async def test_other_calls_are_not_kept_and_others_may_not_read_it(world: ProxyWorld) -> None:
+    await world.content()
+    assert await recorded(world) is None
+    await say(world, "a")
+    assert await recorded(world, token="wrong") == 401
+    world.proxy.close("r1")
+    assert await recorded(world) == 404
+
+
 async def test_a_stream_is_put_together_tool_calls_included(world: ProxyWorld) -> None:
     world.model.script(Reply("say it so", reasoning="well then", tool_calls=[("f", {"a": 1}), ("g", {})]))
     assert await say(world, "a", stream=True) == 200
@@ -484,15 +493,6 @@ async def test_a_stream_is_put_together_tool_calls_included(world: ProxyWorld) -
         {"name": "g", "arguments": "{}"},
     ]
     assert all(call["id"] and call["type"] == "function" for call in answer["tool_calls"])
-
-
-async def test_other_calls_are_not_kept_and_others_may_not_read_it(world: ProxyWorld) -> None:
-    await world.content()
-    assert await recorded(world) is None
-    await say(world, "a")
-    assert await recorded(world, token="wrong") == 401
-    world.proxy.close("r1")
-    assert await recorded(world) == 404
 
 
 async def test_the_last_call_of_any_agent_is_known_as_far_as_it_came(world: ProxyWorld) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,9 @@ from osmosis_ai.controller import server_process
 from osmosis_ai.controller.server_process import (
     MAX_RESTARTS,
     AttemptLostError,
-    RolloutServer,
     ServerPool,
-    ServerSpec,
     default_servers,
     granted_cores,
-    several,
 )
 from osmosis_ai.processes import Service, ServiceDiedError, ServiceError, ServiceSpec
 from osmosis_ai.rollout.driver import RolloutOutcome, RolloutRunRequest
@@ -33,8 +29,9 @@ class FakeServer(Service):
 
     capacity = 8
 
-    def __init__(self, *starts: bool) -> None:
+    def __init__(self, name: str, *starts: bool) -> None:
         super().__init__(ServiceSpec("the rollout server", [], {}, Path(), restarts=MAX_RESTARTS))
+        self.name = name
         self.starts = 0
         self.stopped = False
         self._will = iter(starts)
@@ -42,7 +39,7 @@ class FakeServer(Service):
 
     @property
     def base_url(self) -> str:
-        return f"http://server-{self.starts}"
+        return f"http://{self.name}-{self.starts}"
 
     async def start(self) -> None:
         self.starts += 1
@@ -85,26 +82,13 @@ class FakeDriver:
         self.closed = True
 
 
-class NamedServer(FakeServer):
-    def __init__(self, name: str, *starts: bool) -> None:
-        super().__init__(*starts)
-        self.name = name
-
-    @property
-    def base_url(self) -> str:
-        return f"http://{self.name}-{self.starts}"
-
-
 class PoolWorld:
     """Servers without processes, on which rollouts never end."""
 
-    def __init__(
-        self, *servers: Sequence[bool], restarts: int = MAX_RESTARTS, error: Exception | None = None
-    ) -> None:
-        self.servers = [NamedServer("abcdefgh"[place], *starts) for place, starts in enumerate(servers)]
+    def __init__(self, *servers: Sequence[bool], error: Exception | None = None) -> None:
+        self.servers = [FakeServer("abcdefgh"[place], *starts) for place, starts in enumerate(servers)]
         for server in self.servers:
             server.deaths = self.servers[0].deaths
-            server.spec = server.spec.__class__("the rollout server", [], {}, Path(), restarts=restarts)
         self.notes: list[str] = []
         self.changes: list[int] = []
         self.connected: list[str] = []
@@ -157,34 +141,6 @@ async def end(rollouts: list[asyncio.Task[RolloutOutcome]]) -> list[BaseExceptio
     return await asyncio.gather(*rollouts, return_exceptions=True)
 
 
-async def test_attempts_on_a_server_that_dies_are_lost_and_the_next_ones_wait_for_its_restart() -> None:
-    world = PoolWorld([])
-    async with world.pool as pool:
-        assert pool.capacity == 8
-        lost = await world.start("0", "1", "2")
-        await world.kill(0)
-        for attempt in lost:
-            error = attempt.exception()
-            assert isinstance(error, AttemptLostError) and error.death is not None
-        waiting = await world.start("3")
-        assert world.connected == ["http://a-1", "http://a-2"] and world.at_work["a"] == 1
-        await end(waiting)
-    assert world.servers[0].stopped
-    assert all(driver.closed for driver in world.drivers)
-    assert world.notes == ["the rollout server ended (exit status 1). Starting it again."]
-
-
-async def test_it_gives_up_when_servers_die_one_after_the_other_and_nothing_finishes() -> None:
-    world = PoolWorld([])
-    async with world.pool:
-        for _ in range(MAX_RESTARTS + 1):
-            await world.kill(0)
-        with pytest.raises(ServiceDiedError, match=f"died {MAX_RESTARTS + 1} times") as died:
-            await world.pool.run(REQUEST)
-        assert "Traceback" in died.value.message
-    assert world.servers[0].starts == MAX_RESTARTS + 1
-
-
 async def test_a_server_that_dies_while_it_is_started_again_gets_another_chance() -> None:
     world = PoolWorld([True, False])
     async with world.pool as pool:
@@ -223,25 +179,6 @@ async def test_a_rollout_goes_where_there_is_most_room() -> None:
         assert world.at_work == {"a": 4, "b": 3, "c": 3}
         await end(rollouts)
     assert all(server.stopped for server in world.servers)
-
-
-async def test_one_death_loses_its_own_rollouts_and_nobody_waits_for_it() -> None:
-    world = PoolWorld([], [True, False], [])
-    async with world.pool:
-        first = await world.start(*"012345")
-        world.changes.clear()
-        await world.kill(1)
-        lost = [rollout for rollout in first if rollout.done()]
-        assert len(lost) == 2
-        assert all(isinstance(rollout.exception(), AttemptLostError) for rollout in lost)
-        assert world.changes[0] == 4, "its share is nobody's while it is started again"
-        assert world.changes[-1] == 6
-        assert world.servers[1].starts == 3
-        again = await world.start("6", "7")
-        assert world.at_work == {"a": 2, "b": 2, "c": 2}
-        assert [server.starts for server in world.servers] == [1, 3, 1]
-        await end([*first, *again])
-    assert len([note for note in world.notes if "Starting it again" in note]) == 2
 
 
 async def test_the_run_has_one_budget_of_restarts_which_progress_makes_whole() -> None:
@@ -341,20 +278,3 @@ def test_one_processor_is_left_to_the_engine(
     assert default_servers() == servers
     assert default_servers(gpus=0) == servers
     assert default_servers(gpus=1) == 1, "what it has loaded there would be loaded as often"
-
-
-def test_each_server_has_its_own_log_and_name_and_all_one_budget(tmp_path: Path) -> None:
-    spec = ServerSpec(
-        tmp_path, "main.py", Path("python"), {}, tmp_path / "trials", None, tmp_path / "rollout-server.log"
-    )
-    alone = several(RolloutServer(spec), 1)
-    assert (alone[0].spec.name, alone[0].spec.restarts) == ("the rollout server `main.py`", MAX_RESTARTS)
-    servers = several(RolloutServer(replace(spec, health_timeout_s=7.0)), 3)
-    assert [server.spec.log_path for server in servers] == [
-        tmp_path / f"rollout-server{ending}.log" for ending in ("", "-2", "-3")
-    ]
-    assert servers[0].spec.name == alone[0].spec.name, "when none starts, the first one's words are shown"
-    assert servers[1].spec.name == "the rollout server `main.py` (2 of 3)"
-    assert {server.spec.start_timeout_s for server in servers} == {7.0}
-    assert len({id(server.deaths) for server in servers}) == 1
-    assert servers[0].spec.restarts == MAX_RESTARTS + 2, "those that die together have died once"

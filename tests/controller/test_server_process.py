@@ -9,7 +9,6 @@ import secrets
 import signal
 import socket
 import stat
-import subprocess
 import sys
 import tempfile
 import textwrap
@@ -34,7 +33,6 @@ from osmosis_ai.controller.server_process import (
     RolloutServer,
     ServerSpec,
     health_timeout,
-    prepare_server,
 )
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.processes import (
@@ -46,11 +44,9 @@ from osmosis_ai.processes import (
 )
 from osmosis_ai.processes.addresses import socket_path
 from osmosis_ai.rollout.driver import RolloutOutcome, RolloutRunRequest
-from osmosis_ai.rollout.hosting import SETTINGS_ENV
 from osmosis_ai.sandbox import InnerListener, Sandbox, SandboxCapability, check_sandbox, interpreter_places
 from tests.loop_clock import advance_loop_clock
-from tests.processes import alive, gone
-from tests.rollout.world import Controller
+from tests.processes import alive
 
 pytestmark = pytest.mark.integration
 
@@ -204,11 +200,14 @@ async def test_a_server_that_never_becomes_healthy_is_ended(
         _ = server.pid
 
 
-async def test_a_port_in_use_is_named(make_spec: MakeSpec) -> None:
+async def test_a_missing_interpreter_and_a_port_in_use_are_named(make_spec: MakeSpec) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(ServiceError, match=f"port {port} is already in use"):
             await RolloutServer(make_spec(plain_server(), port=port)).start()
+
+    with pytest.raises(ServiceError, match="/no/such/python"):
+        await RolloutServer(make_spec(plain_server(), python=Path("/no/such/python"))).start()
 
 
 async def test_a_port_lost_to_another_process_is_picked_again(
@@ -244,37 +243,6 @@ async def test_the_health_of_a_fastapi_server_proves_whose_it_is(make_spec: Make
         assert headers["x-osmosis-rollout-instance-id"] == server.spec.env[INSTANCE_ENV]
 
 
-async def test_the_clients_that_an_agent_opens_share_one_tls_context(make_spec: MakeSpec) -> None:
-    source = """
-        import os
-        import httpx, openai, uvicorn
-        from fastapi import FastAPI
-
-        app = FastAPI()
-
-        def context(client):
-            return client._transport._pool._ssl_context
-
-        def openai_context():
-            return context(openai.AsyncOpenAI(base_url="http://x/v1", api_key="k")._client)
-
-        @app.get("/health")
-        def health():
-            with httpx.Client() as one, httpx.Client() as other, httpx.Client(verify=httpx.create_ssl_context()) as own:
-                return {
-                    "httpx": context(one) is context(other),
-                    "openai": openai_context() is openai_context(),
-                    "own": context(one) is context(own),
-                }
-
-        if __name__ == "__main__":
-            uvicorn.run(app, port=int(os.environ["_OSMOSIS_ROLLOUT_PORT"]))
-    """
-    async with RolloutServer(make_spec(source)) as server:
-        shared = await ask(server)
-    assert (shared["httpx"], shared["openai"], shared["own"]) == (True, True, False)
-
-
 async def test_the_death_of_the_server_is_noticed_and_explained(make_spec: MakeSpec) -> None:
     async with RolloutServer(make_spec(plain_server())) as server:
         os.kill(server.pid, signal.SIGKILL)
@@ -282,37 +250,6 @@ async def test_the_death_of_the_server_is_noticed_and_explained(make_spec: MakeS
     assert (error.cause, error.status) == ("killed", -signal.SIGKILL)
     sentence = "the rollout server `main.py` ended (signal 9, as when the machine has no memory left)."
     assert error.message.startswith(sentence)
-
-
-@pytest.mark.e2e
-async def test_a_killed_supervisor_takes_the_server_with_it(make_spec: MakeSpec, tmp_path: Path) -> None:
-    spec = make_spec(plain_server())
-    program = f"""
-        import asyncio, os
-        from pathlib import Path
-        from osmosis_ai.controller.server_process import RolloutServer, ServerSpec
-
-        async def main():
-            spec = ServerSpec(
-                rollout_dir=Path({str(spec.rollout_dir)!r}), entrypoint="main.py", python=Path({sys.executable!r}),
-                env=dict(os.environ), artifact_root=Path({str(spec.artifact_root)!r}), port=None,
-                log_path=Path({str(spec.log_path)!r}),
-            )
-            server = RolloutServer(spec)
-            await server.start()
-            print(server.pid, flush=True)
-            await server.death()
-
-        asyncio.run(main())
-    """
-    with subprocess.Popen(  # noqa: ASYNC220 - it starts at once and is read one line from
-        [sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True
-    ) as supervisor:
-        assert supervisor.stdout is not None
-        pid = int(supervisor.stdout.readline())
-        assert alive(pid)
-        supervisor.kill()
-    await asyncio.wait_for(gone(pid), 60)
 
 
 # No framework: what is tested is where it listens.
@@ -359,21 +296,6 @@ async def test_uvicorn_is_handed_a_socket_that_nobody_else_reaches_and_no_port(m
     assert not path.parent.exists() and not notes
     with pytest.raises(aiohttp.ClientConnectorError):
         await ask(server)
-
-
-async def test_a_server_that_was_killed_refuses_connections_and_comes_back_with_another_socket(
-    make_spec: MakeSpec,
-) -> None:
-    async with RolloutServer(make_spec(APP, SERVE)) as server:
-        before = server.base_url
-        os.kill(server.pid, signal.SIGKILL)
-        await asyncio.wait_for(server.death(), 60)
-        with pytest.raises(aiohttp.ClientConnectorError):
-            await ask(before)
-        assert await server.revive()
-        assert server.base_url != before
-        assert not Path(socket_path(before) or "").parent.exists()
-        assert await ask(server)
 
 
 async def test_an_entrypoint_that_serves_by_other_means_listens_on_its_port_and_that_is_said_once(
@@ -429,106 +351,6 @@ def test_what_killed_processes_left_is_removed_and_what_is_in_use_is_not(
         assert Path(socket_path(listener.address) or "").is_socket()
         listener.remove()
     assert [path.name for path in short_path.glob("*-socket-*")] == ["osmosis-socket-link"]
-
-
-AGENT = """
-import sys
-
-from osmosis_ai.rollout import RolloutAgentLoop
-from osmosis_ai.processes import open_server_session, server_url
-
-assert __name__ == "agent"
-
-
-class Echo(RolloutAgentLoop):
-    name = "echo"
-
-    def get_tools(self, request):
-        return []
-
-    async def run(self, ctx):
-        reply = await ctx.chat(ctx.request.messages)
-        return ctx.complete([*ctx.request.messages, reply.message])
-
-
-agent_loop = Echo()
-
-
-def correct(solution_str, ground_truth, extra_info):
-    return float(solution_str == ground_truth)
-
-
-eval_fns = [correct]
-
-if __name__ == "__main__":
-    raise AssertionError("it serves by itself")
-"""
-
-
-async def prepared(directory: Path, entrypoint: str, settings: dict[str, Any] | None = None) -> RolloutServer:
-    variables = {SETTINGS_ENV: json.dumps(settings)} if settings is not None else {}
-    _, server = await prepare_server(
-        directory,
-        entrypoint,
-        environ=os.environ,
-        variables=variables,
-        secret_values={},
-        artifact_root=directory / "trials",
-        log_path=directory / "server.log",
-        cache_dir=directory / "cache",
-        note=lambda _: None,
-    )
-    return server
-
-
-async def rollout(server: RolloutServer) -> dict[str, Any]:
-    """Run one rollout and return the grader's report."""
-    async with (
-        Controller().serving() as controller,
-        open_server_session(server.base_url, timeout_s=60) as session,
-    ):
-        async with session.post(
-            server_url(server.base_url, "/rollout"), json=controller.init_body()
-        ) as reply:
-            assert reply.status == 202
-        return await controller.wait_for("grader")
-
-
-async def test_an_agent_loop_is_hosted_by_its_name_and_from_an_entrypoint_under_its_own_name(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "agent.py").write_text(AGENT)
-    # A pyproject that nobody could satisfy: what is named as an attribute runs in this interpreter all the same.
-    settings = {"eval_fns": ["agent:correct"], "needs_reward": False}
-    pyproject = tmp_path / "pyproject.toml"
-    pyproject.write_text('[project]\nname = "x"\nversion = "1"\ndependencies = ["no-such-package-at-all"]\n')
-    for entrypoint, said, name in (("agent:Echo", settings, "agent:correct"), ("agent.py", None, "correct")):
-        async with await prepared(tmp_path, entrypoint, said) as server:
-            assert (await ask(server))["concurrency"]["max_concurrent"] is None
-            assert server.capacity is None
-            report = await rollout(server)
-        assert report["status"] == "success", report
-        assert report["sample"]["reward"] == 1.0
-        assert report["sample"]["extra_fields"]["agent_loop"]["scores"] == {name: 1.0}
-        pyproject.unlink(missing_ok=True)
-
-
-@pytest.mark.parametrize(
-    ("source", "entrypoint", "settings", "words"),
-    [
-        (AGENT, "agent:Ecco", None, "module 'agent' has no attribute 'Ecco' (did you mean 'Echo'?)"),
-        ("agent_loop = 3\n", "agent.py", None, "agent:agent_loop is of type int, no RolloutAgentLoop"),
-    ],
-)
-async def test_what_is_wrong_with_an_agent_is_the_reason_that_its_server_does_not_start(
-    tmp_path: Path, source: str, entrypoint: str, settings: dict[str, Any] | None, words: str
-) -> None:
-    (tmp_path / "agent.py").write_text(source)
-    server = await prepared(tmp_path, entrypoint, settings)
-    with pytest.raises(ServiceError) as caught:
-        await server.start()
-    assert words in caught.value.message
-    assert "Traceback" not in (tmp_path / "server.log").read_text()
 
 
 ENTRYPOINT = """
@@ -745,11 +567,6 @@ def test_whatever_else_comes_out_of_a_sandbox_is_refused(sent: str) -> None:
 def test_a_start_timeout_that_is_no_duration_is_refused(wished: str) -> None:
     with pytest.raises(OsmosisError, match="must be a number of seconds above 0"):
         health_timeout({HEALTH_TIMEOUT_ENV: wished})
-
-
-async def test_a_missing_interpreter_is_named(make_spec: MakeSpec) -> None:
-    with pytest.raises(ServiceError, match="/no/such/python"):
-        await RolloutServer(make_spec(plain_server(), python=Path("/no/such/python"))).start()
 
 
 def test_a_socket_is_made_where_its_path_is_short_enough(

@@ -7,19 +7,15 @@ are hard for both alike, or, in cells that say so, hard for one without regard t
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betaincinv
+from scripts import interval_coverage
+from scripts.interval_coverage import SEED
 
 from osmosis_ai.decisions.differences import Difference, Pairs, mean_difference
-
-LEAST = 0.93
-SEED = 20261122
 
 
 @dataclass(frozen=True)
@@ -33,48 +29,19 @@ class Cell:
     difference: float
     alike: bool = True
 
-    @property
-    def possible(self) -> bool:
-        """Whether the other run has a rate at all."""
-        return 0 < self.rate + self.difference < 1
-
 
 @dataclass
-class Coverage:
-    """How often intervals held the truth: two-sided, and either one-sided bound."""
+class Coverage(interval_coverage.Coverage):
+    """How often intervals held the truth, and contradicted their p-values."""
 
-    printed: int = 0
-    held: int = 0
-    at_least: int = 0
-    at_most: int = 0
     contradicted: int = 0
-    width: float = 0.0
 
-    def add(self, found: Difference, truth: float) -> None:
+    def add(self, found: Difference, truth: float) -> None:  # type: ignore[override]
         """Count one interval."""
-        if found.low is None or found.high is None:
-            return
-        assert found.at_least is not None and found.at_most is not None and found.p is not None
-        self.printed += 1
-        self.held += found.low - 1e-9 <= truth <= found.high + 1e-9
-        self.at_least += found.at_least - 1e-9 <= truth
-        self.at_most += found.at_most + 1e-9 >= truth
-        self.contradicted += (found.p < 0.05) != found.excludes_none
-        self.width += found.high - found.low
-
-    @property
-    def least(self) -> float:
-        """The share of the kind of bound that held the truth least often."""
-        return min(self.held, self.at_least, self.at_most) / self.printed
-
-    @property
-    def enough(self) -> bool:
-        """Whether every kind of bound held the truth often enough to be told from luck."""
-        return self.least >= LEAST - 3 * math.sqrt(LEAST * (1 - LEAST) / self.printed)
-
-    def __str__(self) -> str:
-        held, above, below = (n / self.printed for n in (self.held, self.at_least, self.at_most))
-        return f"{held:.1%} held, {above:.1%} above, {below:.1%} below; {self.printed} printed, width {self.width / self.printed:.3f}"
+        super().add(found, truth)
+        if found.low is not None:
+            assert found.p is not None
+            self.contradicted += (found.p < 0.05) != found.excludes_none
 
 
 def run_passes(
@@ -124,18 +91,3 @@ def simulate(cell: Cell, replications: int) -> Coverage:
             known[key] = mean_difference(pairs)
         coverage.add(known[key], cell.difference)
     return coverage
-
-
-def grid() -> Iterator[Cell]:
-    """Yield all cells of the big grid that are possible."""
-    for rows, attempts, correlation, rate, difference, alike in itertools.product(
-        (10, 30, 100, 400),
-        (1, 4, 16),
-        (0.05, 0.3, 0.6),
-        (0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98),
-        (0.0, 0.03, -0.03, 0.1, -0.1),
-        (True, False),
-    ):
-        cell = Cell(rows, attempts, correlation, rate, difference, alike)
-        if cell.possible:
-            yield cell

@@ -39,7 +39,7 @@ def test_few_common_rows_are_counted_first_and_decide_no_gate() -> None:
     b = run_of([[1.0]] * 12, name="b", keys=[f"row-{row}" for row in range(6, 18)])
     found = require_comparable(a, b)
     assert found.notes[0] == "4 rows are in both runs, of 10 and 12."
-    assert found.undecided is not None and "40 % of the smaller run" in found.undecided
+    assert found.undecided is not None and "40% of the smaller run" in found.undecided
     half = run_of([[1.0]] * 12, name="b", keys=[f"row-{row}" for row in range(5, 17)])
     assert require_comparable(a, half).undecided is None
 

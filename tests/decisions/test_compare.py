@@ -41,7 +41,7 @@ def metric(found: RunComparison, name: str, candidate: int = 0) -> dict[str, Any
 def test_a_candidate_is_better_by_so_many_points() -> None:
     found = compared(passes(HARD), passes(BETTER))
     assert found.candidates[0].verdict.direction == "better"
-    assert found.sentence == "moss is better by 20.0 points (95 % interval 18.0 to 22.0, 100 rows)."
+    assert found.sentence == "moss is better by 20.0 points (95% interval 18.0 to 22.0, 100 rows)."
 
 
 def test_runs_that_cannot_be_told_apart_say_what_they_would_have_shown() -> None:

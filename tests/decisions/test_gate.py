@@ -76,7 +76,7 @@ def test_an_agent_below_the_limit_passes_at_most_once_in_twenty_however_small_th
     draws = np.random.default_rng(7)
     rule, runs, passed = Rule("pass_rate", "min", 0.75), 300, 0
     for _ in range(runs):
-        # 10 rows x 4 attempts, 70 % on average, rows differ.
+        # 10 rows x 4 attempts, 70% on average, rows differ.
         chances = draws.beta(0.7 * 3, 0.3 * 3, size=10)
         metrics = MeasuredResults(10, 4)
         for row, chance in enumerate(chances):
@@ -84,7 +84,7 @@ def test_an_agent_below_the_limit_passes_at_most_once_in_twenty_however_small_th
                 metrics.add(row, attempt, "success", float(draws.random() < chance))
         estimates = metrics.summary().estimates.model_dump(mode="json")
         passed += judge(rule, evidence_of("pass_rate", estimates)).verdict == "pass"
-    # Three standard errors of a share of 5 % in 300 runs.
+    # Three standard errors of a share of 5% in 300 runs.
     assert passed / runs <= 0.05 + 3 * (0.05 * 0.95 / runs) ** 0.5
 
 

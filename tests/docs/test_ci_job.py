@@ -47,10 +47,10 @@ def gate(run: Path) -> int:
 @pytest.mark.parametrize(
     ("outcomes", "status"),
     [
-        pytest.param(passing(100, 4, 364), 0, id="91 % of 100 rows"),
-        pytest.param(passing(10, 4, 28), 3, id="70 % of 10 rows"),
-        pytest.param(passing(10, 4, 34), 3, id="70 % and lucky, of 10 rows"),
-        pytest.param(passing(100, 4, 280), 1, id="70 % of 100 rows"),
+        pytest.param(passing(100, 4, 364), 0, id="91% of 100 rows"),
+        pytest.param(passing(10, 4, 28), 3, id="70% of 10 rows"),
+        pytest.param(passing(10, 4, 34), 3, id="70% and lucky, of 10 rows"),
+        pytest.param(passing(100, 4, 280), 1, id="70% of 100 rows"),
         pytest.param([[1.0, 1.0, None, None] for _ in range(100)], 1, id="half unscored"),
         pytest.param([[1.0]] * 100, 0, id="all of 100 rows"),
         pytest.param([[""]] + [[1.0]] * 99, 3, id="not finished"),

@@ -120,10 +120,6 @@ class World:
         journals = [(run / "events.jsonl").read_bytes() for run in self.runs]
         return [json.loads(line) for journal in journals for line in journal.split(b"\n")[:-1]]
 
-    async def three_records(self) -> None:
-        while len(self.records()) < 3:  # noqa: ASYNC110 - another process's file cannot be waited for
-            await asyncio.sleep(0.02)
-
     def assert_nothing_half_written(self) -> None:
         """Whatever the runs left can be read to its end, and nothing lies about that is no part of them."""
         for run in self.runs:

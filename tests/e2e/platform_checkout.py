@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ from urllib.parse import urlsplit
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.services.demo import Scratch as Scratch
 from osmosis_ai.services.demo import prepare_scratch as prepare_scratch
-from tests.e2e.platform_process import PROGRAM, Platform
+from tests.e2e.platform_process import Platform
 from tests.warm_osmosis import warm_osmosis
 
 
@@ -42,69 +41,25 @@ class Outcome(NamedTuple):
         return found
 
 
-def run(*words: str, cwd: Path, env: Mapping[str, str]) -> Outcome:
-    """Run one command for a script."""
-    done = subprocess.run(
-        [*warm_osmosis(), "--json", *words],
-        cwd=cwd,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=900,  # a run is watched to its end, also on a busy machine
-    )
-    return Outcome(done.returncode, done.stdout, done.stderr)
-
-
-@contextmanager
-def running(
-    scratch: Scratch,
-    *,
-    prepare: Callable[[], None] | None = None,
-    trains: bool = False,
-    **settings: str,
-) -> Iterator[dict[str, str]]:
-    """Run a platform with these settings in a process that was prepared so; gives its clients' environment.
-
-    What it starts is forked warm, unless it was prepared; ``trains`` says with torch.
-    """
-    env = {**scratch.environment(os.environ), **settings}
-    process = subprocess.Popen(
-        [
-            *(PROGRAM if prepare else warm_osmosis(torch=trains)),
-            "platform",
-            "start",
-            "--login",
-            "--json",
-            "--port",
-            "0",
-        ],
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        preexec_fn=prepare,
-    )
-    try:
-        assert process.stdout is not None
-        url = json.loads(process.stdout.readline())["resource"]["url"]
-        yield {**env, "OSMOSIS_PLATFORM_URL": url}
-    finally:
-        process.terminate()
-        process.communicate(timeout=300)
-
-
 def said(outcome: Outcome) -> str:
     """Return what an error says, and what mends it."""
     return f"{outcome.error['message']} {outcome.error.get('hint', '')}"
 
 
 class World:
-    """A platform, and a checkout that is connected to it; ``settings`` are further variables of the platform's."""
+    """A platform, and a checkout that is connected to it.
 
-    def __init__(self, scratch: Scratch, **settings: str) -> None:
+    Args:
+        scratch: of the platform.
+        prepare: called in the platform's process before it starts.
+        settings: further variables of the platform's.
+    """
+
+    def __init__(
+        self, scratch: Scratch, *, prepare: Callable[[], None] | None = None, **settings: str
+    ) -> None:
         self.scratch = scratch
-        self.platform = Platform(scratch, settings=settings)
+        self.platform = Platform(scratch, settings=settings, prepare=prepare)
         self.url = self.platform.env["OSMOSIS_PLATFORM_URL"]
         self.root = scratch.workspace
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,6 +52,7 @@ class Platform:
         scratch: where its data and its workspace directory are.
         program: what runs it, and so its workers and their servers; forked warm by default.
         settings: further variables of its environment.
+        prepare: called in its process before it starts.
     """
 
     def __init__(
@@ -58,8 +60,10 @@ class Platform:
         scratch: Scratch,
         program: Sequence[str] | None = None,
         settings: Mapping[str, str] | None = None,
+        prepare: Callable[[], None] | None = None,
     ) -> None:
-        self.program = program or warm_osmosis()
+        self.program = program or (PROGRAM if prepare else warm_osmosis())
+        self.prepare = prepare
         self.home = scratch.root / "data"
         self.workspace = scratch.workspace
         self.env = {**scratch.environment(os.environ), **(settings or {})}
@@ -75,6 +79,7 @@ class Platform:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
+                preexec_fn=self.prepare,
             )
         assert self.process.stdout is not None
         with self.process.stdout as out:
@@ -115,6 +120,29 @@ class Platform:
                 os.kill(found, signal.SIGKILL)
                 return True
         return False
+
+
+@contextmanager
+def connected_platform(scratch: Scratch, dataset: str = "multiply", **how: Any) -> Iterator[Platform]:
+    """Run a platform that knows the repository of a scratch and has a dataset of it; ``how`` is as Platform takes it."""
+    scratch.push()
+    platform = Platform(scratch, **how)
+    try:
+        platform.command("platform", "connect", str(scratch.origin))
+        platform.command("dataset", "upload", f"data/{dataset}.jsonl", "--wait", "--yes")
+        yield platform
+    finally:
+        with suppress(ProcessLookupError):
+            platform.process.kill()
+        platform.process.wait()
+
+
+def write_config(scratch: Scratch, config: str, *, rows: int, more: str = "", **changes: int) -> None:
+    """Write the sample's evaluation config with another limit, other values and more sections."""
+    text = (scratch.workspace / "configs/eval/multiply.toml").read_text()
+    for key, value in {"limit": rows, **changes}.items():
+        text = re.sub(rf"(?m)^{key} = \d+", f"{key} = {value}", text)
+    (scratch.workspace / config).write_text(text + more)
 
 
 class Run:

@@ -21,9 +21,7 @@ class Relay:
         self._whole.set()
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
-        self._marker: bytes | None = None
         self._refuses = False
-        self.was_cut = threading.Event()
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -37,20 +35,10 @@ class Relay:
         if refuses:
             self._drop()
 
-    def cut_at(self, marker: bytes, *, refuses: bool) -> None:
-        """Be cut when a request that has this in its first line is about to pass; ``was_cut`` tells."""
-        self.was_cut.clear()
-        self._refuses_then, self._marker = refuses, marker
-
-    def heal(self, *, forgets: bool, cut_next: tuple[bytes, bool] | None = None) -> None:
-        """Let everything through again; with ``forgets``, connections that were there are gone.
-
-        ``cut_next``, a marker and whether to refuse, arms :meth:`cut_at` before anything is let through.
-        """
+    def heal(self, *, forgets: bool) -> None:
+        """Let everything through again; with ``forgets``, connections that were there are gone."""
         if forgets:
             self._drop()
-        if cut_next is not None:
-            self.cut_at(cut_next[0], refuses=cut_next[1])
         self._refuses = False
         self._whole.set()
 
@@ -64,16 +52,6 @@ class Relay:
             for each in self._open:
                 with suppress(OSError):
                     each.shutdown(socket.SHUT_RDWR)
-
-    def _look_at(self, block: bytes) -> None:
-        """Be cut where this is the request that was waited for."""
-        with self._lock:
-            is_it = self._marker is not None and self._marker in block.partition(b"\r\n")[0]
-            if is_it:
-                self._marker = None
-        if is_it:
-            self.cut(refuses=self._refuses_then)
-            self.was_cut.set()
 
     def _accept(self) -> None:
         while True:
@@ -92,14 +70,12 @@ class Relay:
                 continue
             with self._lock:
                 self._open |= {near, far}
-            for one, other, asks in ((near, far, True), (far, near, False)):
-                threading.Thread(target=self._pass, args=(one, other, asks), daemon=True).start()
+            for one, other in ((near, far), (far, near)):
+                threading.Thread(target=self._pass, args=(one, other), daemon=True).start()
 
-    def _pass(self, one: socket.socket, other: socket.socket, asks: bool) -> None:
+    def _pass(self, one: socket.socket, other: socket.socket) -> None:
         with suppress(OSError):
             while block := one.recv(1 << 16):
-                if asks:
-                    self._look_at(block)
                 self._whole.wait()
                 other.sendall(block)  # one that was refused is gone by now
         with suppress(OSError):

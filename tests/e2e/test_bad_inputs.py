@@ -7,14 +7,13 @@ whole, with the workspace's path written as ``WS`` and the run's directory as ``
 from __future__ import annotations
 
 import re
-import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.agent_workspace import CONFIG, KEY, Outcome, World
-from tests.standin_model import StandInModel, error_reply
+from tests.e2e.agent_workspace import CONFIG, Outcome, World
+from tests.standin_model import StandInModel
 
 pytestmark = pytest.mark.e2e
 
@@ -43,78 +42,6 @@ async def test_outside_a_git_repository_it_says_how_to_make_a_workspace(world: W
         "",
         "WORKSPACE_REQUIRED",
     )
-
-
-async def test_a_missing_scaffold_directory_is_named_and_doctor_makes_it(world: World) -> None:
-    (world.root / "data").rename(world.elsewhere / "data")
-    outcome = await world.run()
-    assert outcome == (
-        1,
-        "",
-        "Error: WS is not laid out as an Osmosis workspace. Missing:\n"
-        "  - data/\n"
-        "Run `osmosis doctor --fix` in this Git repository to create them.\n",
-    )
-    assert (await world.osmosis("doctor", "--fix")).status == 0
-    assert (world.root / "data").is_dir()
-
-
-# The model
-
-
-@pytest.mark.parametrize(
-    ("model_path", "sentence"),
-    [
-        ("opnai/gpt-5-mini", "`opnai/gpt-5-mini` names no known model; did you mean `openai/gpt-5-mini`?"),
-        ("osmosis/tyni", "there is no built-in model `osmosis/tyni`; built in: `osmosis/tiny`."),
-    ],
-)
-async def test_a_model_that_nobody_serves_is_refused_with_a_suggestion(
-    world: World, model_path: str, sentence: str
-) -> None:
-    world.config(model_path=model_path)
-    assert await world.run() == (1, "", f"Error: {sentence}\n")
-    world.assert_not_begun()
-
-
-async def test_a_missing_key_is_named_with_the_line_that_sets_it(world: World) -> None:
-    outcome = await world.run(OPENAI_API_KEY=None, OPENAI_BASE_URL=None)
-    assert outcome == (
-        1,
-        "",
-        "Error: `openai/stand-in` needs a key, and `OPENAI_API_KEY` is not set.\n"
-        "hint: export OPENAI_API_KEY=...\n",
-    )
-    world.assert_not_begun()
-
-
-async def test_what_the_provider_refuses_ends_the_run_before_the_first_row_in_its_own_words(
-    world: World,
-) -> None:
-    world.model.respond = lambda _: error_reply(401, f"Incorrect API key provided: {KEY}.")
-    outcome = await world.run()
-    assert (outcome.status, outcome.out) == (1, "")
-    assert outcome.error.startswith("Error: `openai/stand-in` (HTTP 401): ")
-    assert "Incorrect API key provided: [redacted]." in outcome.error
-    assert "\nhint: " in outcome.error
-    assert KEY not in outcome.err
-    assert world.model.calls == 1
-    world.assert_stopped_before_the_first_row()
-
-
-async def test_an_endpoint_that_does_not_answer_ends_the_run_before_the_first_row(world: World) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # so that nobody else gets it, and nobody listens
-        port = taken.getsockname()[1]
-        base_url = f"http://127.0.0.1:{port}/v1"
-        outcome = await world.run(OPENAI_BASE_URL=base_url)
-    assert (outcome.status, outcome.out) == (1, "")
-    assert outcome.error == (
-        "Error: `openai/stand-in`: the provider could not be reached: "
-        f"cannot connect to 127.0.0.1:{port} (connection refused)\n"
-        f"hint: check that a server answers at `{base_url}`\n"
-    )
-    world.assert_stopped_before_the_first_row()
 
 
 # The rollout

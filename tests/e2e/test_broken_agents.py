@@ -107,19 +107,6 @@ async def test_what_an_agent_said_before_it_broke_is_kept_on_this_machine(world:
     ] == [*[(4, True, None)] * 3, (4, None, "the second answer")]
 
 
-async def test_an_attempt_that_is_made_again_has_the_conversation_of_its_last_attempt(world: World) -> None:
-    world.rows("raise")
-    assert (await world.run("--name", "again")).status == 0
-    (run,) = world.runs
-    kept = run / "trajectories" / "row_0_run_0.json"
-    before = json.loads(kept.read_text())["session_id"]
-    world.model.respond = lambda body: Reply(f"later, of {len(body['messages'])}")
-    assert (await world.run("--name", "again", "--retry-failed")).status == 0
-    after = json.loads(kept.read_text())
-    assert after["session_id"] == world.records()[-1]["rollout_id"] != before
-    assert [step["message"] for step in after["steps"]][1::2] == ["later, of 1", "later, of 3"]
-
-
 def assert_upload_keeps_them(world: platform_checkout.World) -> None:
     """Run it on this machine, too, and upload that."""
     assert world.json("eval", "run", "configs/eval/broken.toml", "--yes", "--name", "here").status == 0

@@ -16,7 +16,7 @@ from tests.warm_osmosis import warm_osmosis
 pytestmark = pytest.mark.e2e
 
 SEED = 1
-"""Any will do: seeds 0, 1 and 2 end between 93 % and 95 %."""
+"""Any will do: seeds 0, 1 and 2 end between 93% and 95%."""
 STEPS = 12
 
 

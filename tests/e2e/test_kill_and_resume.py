@@ -17,7 +17,7 @@ import pytest
 
 from tests.e2e.agent_workspace import copy_sample_workspace
 from tests.e2e.kill_plan import after, plan_of_kills, seed_of_kills, sizes
-from tests.e2e.platform_process import ROLLOUT_SERVER, Kill, processes
+from tests.e2e.platform_process import ROLLOUT_SERVER, Kill, child_of, processes
 from tests.e2e.test_demo_platform import numbers
 from tests.e2e.turnstile import Turnstile, held
 
@@ -70,16 +70,12 @@ def committed_lines(workspace: Path, name: str) -> list[bytes]:
     return journal.read_bytes().split(b"\n")[:-1] if journal.exists() else []
 
 
-def rollout_server_of(parent_pid: int) -> int | None:
-    return next((p.pid for p in processes() if p.parent == parent_pid and ROLLOUT_SERVER in p.command), None)
-
-
 def kill_when(process: subprocess.Popen[bytes], workspace: Path, name: str, kill: Kill) -> bool:
     """Kill the victim once the journal holds the records; False when the run ended before."""
     while process.poll() is None:
         if len(committed_lines(workspace, name)) >= kill.records:
             time.sleep(kill.delay_s)  # the moment itself is what the test varies
-            pid = process.pid if kill.victim == "cli" else rollout_server_of(process.pid)
+            pid = process.pid if kill.victim == "cli" else child_of(process.pid, ROLLOUT_SERVER)
             if pid is None:
                 continue
             try:

@@ -23,11 +23,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-import osmosis_ai.training.learner.forward_backward as passes_module
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.training.learner.learner import Learner
 from osmosis_ai.training.learner.step import StepMetrics
-from osmosis_ai.training.objective.batches import MicroBatch, TrainingRow, collate
 from osmosis_ai.training.objective.sequences import TokenSequence
 from osmosis_ai.training.runs.loop import SamplingProgress, TrainingHooks
 from osmosis_ai.training.runs.metrics import VALIDATION_REWARD, StepRecord, read_history, series
@@ -84,38 +82,6 @@ class MaskIgnored(Learner):
     ) -> StepMetrics:
         unmasked = [replace(sequence, mask=[1] * len(sequence.ids)) for sequence in sequences]
         return super().step(unmasked, advantages, policy_version=policy_version)
-
-
-class _CollatesWrongly(Learner):
-    """Makes its tensors with :meth:`collated`."""
-
-    def step(
-        self, sequences: Sequence[Any], advantages: Sequence[float], *, policy_version: int | None = None
-    ) -> StepMetrics:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(passes_module, "collate", self.collated)
-            return super().step(sequences, advantages, policy_version=policy_version)
-
-    @staticmethod
-    def collated(rows: Sequence[TrainingRow], device: Any) -> MicroBatch:
-        raise NotImplementedError
-
-
-class LogprobsShifted(_CollatesWrongly):
-    """Takes the log-probabilities of the token before for those of the token."""
-
-    @staticmethod
-    def collated(rows: Sequence[TrainingRow], device: Any) -> MicroBatch:
-        batch = collate(rows, device)
-        return replace(batch, targets_BK=batch.ids_BT[:, batch.columns_K])
-
-
-class LogShifted(_CollatesWrongly):
-    """Reads every recorded log-probability one token too late; its own are right."""
-
-    @staticmethod
-    def collated(rows: Sequence[TrainingRow], device: Any) -> MicroBatch:
-        return collate([replace(row, logprobs=(*row.logprobs[1:], 0.0)) for row in rows], device)
 
 
 @pytest.fixture(scope="module")
@@ -227,8 +193,6 @@ async def test_on_policy_a_run_is_the_same_to_the_bit_for_the_same_seed(tmp_path
     ("broken", "words"),
     [
         (EverythingSampled, "do not see the same tokens"),
-        pytest.param(LogprobsShifted, "do not see the same tokens", marks=pytest.mark.nightly),
-        pytest.param(LogShifted, "do not see the same tokens", marks=pytest.mark.nightly),
         (MaskIgnored, "are marked as sampled, but no policy sampled them"),
     ],
 )

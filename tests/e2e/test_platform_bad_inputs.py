@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import socket
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.platform_checkout import Outcome, World, prepare_scratch, run, running, said
+from tests.e2e.platform_checkout import World, prepare_scratch, said
 from tests.full_disk import NO_CACHED_CODE, limit_files
 
 pytestmark = pytest.mark.e2e
@@ -119,17 +120,13 @@ def test_a_platform_that_is_not_there_is_named_with_what_to_do(world: World) -> 
 def test_a_full_disk_is_told_and_leaves_the_platform_well(tmp_path: Path) -> None:
     scratch = prepare_scratch(tmp_path / "demo")
     scratch.push()
-    with running(scratch, prepare=partial(limit_files, 3_000_000), **NO_CACHED_CODE) as env:
-
-        def osmosis(*words: str) -> Outcome:
-            return run(*words, cwd=scratch.workspace, env=env)
-
-        assert osmosis("platform", "connect", str(scratch.origin)).status == 0
+    with closing(World(scratch, prepare=partial(limit_files, 3_000_000), **NO_CACHED_CODE)) as world:
+        assert world.osmosis("platform", "connect", str(scratch.origin)).status == 0
         large = scratch.workspace / "data" / "large.jsonl"
         row = json.dumps({"user_prompt": "a" * 1000, "ground_truth": "1"}) + "\n"
         large.write_text(row * 4000)
-        refused = osmosis("dataset", "upload", "data/large.jsonl", "--yes")
+        refused = world.json("dataset", "upload", "data/large.jsonl", "--yes")
         assert "disk is full" in said(refused), refused.error
-        assert osmosis("dataset", "upload", "data/multiply.jsonl", "--wait", "--yes").status == 0
-        listed = json.loads(osmosis("dataset", "list").out)["items"]
+        assert world.osmosis("dataset", "upload", "data/multiply.jsonl", "--wait", "--yes").status == 0
+        listed = json.loads(world.json("dataset", "list").out)["items"]
         assert {item["file_name"]: item["status"] for item in listed}["multiply"] == "uploaded"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from osmosis_ai.platform.blobs.copies import BlobCopies
 from osmosis_ai.platform.blobs.s3 import S3BlobStore
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.s3_address import parse_s3_address
-from tests.e2e.platform_checkout import Outcome, prepare_scratch, run, running
+from tests.e2e.platform_checkout import Outcome, World, prepare_scratch
 from tests.platform.s3_server import CREDENTIALS, new_bucket
 
 pytestmark = pytest.mark.e2e
@@ -46,38 +46,34 @@ def test_datasets_and_runs_are_kept_in_a_bucket_outlive_their_platform_and_go_wh
         monkeypatch.setenv(name, value)
     bucket = S3BlobStore(parse_s3_address(url), SystemClock(), BlobCopies(tmp_path / "copies"))
 
-    env: dict[str, str] = {}
-
-    def osmosis(*words: str) -> Outcome:
-        done = run(*words, cwd=scratch.workspace, env=env)
+    def osmosis(world: World, *words: str, **env: str) -> Outcome:
+        done = world.json(*words, **env)
         assert done.status == 0, done.err
         return done
 
-    with running(scratch, OSMOSIS_BLOBS_URL=url, **CREDENTIALS) as given:
-        env = given
-        assert json.loads(osmosis("platform", "status").out)["data"]["blobs"].startswith("the bucket")
-        osmosis("platform", "connect", str(scratch.origin))
-        osmosis("dataset", "upload", "data/multiply.jsonl", "--wait", "--yes")
-        name = osmosis("eval", "submit", CONFIG, "--yes").resource["name"]
-        assert osmosis("eval", "watch", name).resource["status"] == "finished"
+    with closing(World(scratch, OSMOSIS_BLOBS_URL=url, **CREDENTIALS)) as world:
+        status = json.loads(osmosis(world, "platform", "status").out)["data"]
+        assert status["blobs"].startswith("the bucket")
+        osmosis(world, "platform", "connect", str(scratch.origin))
+        osmosis(world, "dataset", "upload", "data/multiply.jsonl", "--wait", "--yes")
+        name = osmosis(world, "eval", "submit", CONFIG, "--yes").resource["name"]
+        assert osmosis(world, "eval", "watch", name).resource["status"] == "finished"
         backup = scratch.root / "backup.tar.gz"
-        osmosis("platform", "backup", str(backup))
+        osmosis(world, "platform", "backup", str(backup))
     assert list(bucket.keys("datasets")) and list(bucket.keys("runs"))
     assert not [path for path in (scratch.root / "data").rglob("blobs/objects/**/*") if path.is_file()]
 
     # What is in the bucket is read by whoever has the database, and by nobody's token.
     restored = {"OSMOSIS_BLOBS_URL": url, "OSMOSIS_HOME": str(tmp_path / "other")}
-    env = {**scratch.environment(os.environ), **restored}
-    osmosis("platform", "restore", str(backup))
-    with running(scratch, **restored, **CREDENTIALS) as given:
-        env = given
-        osmosis("eval", "download", name, "--yes")
-        osmosis("dataset", "download", "multiply", "--output", "fetched.jsonl")
+    osmosis(world, "platform", "restore", str(backup), **restored)
+    with closing(World(scratch, **restored, **CREDENTIALS)) as world:
+        osmosis(world, "eval", "download", name, "--yes")
+        osmosis(world, "dataset", "download", "multiply", "--output", "fetched.jsonl")
         assert digest(scratch.workspace / "fetched.jsonl") == digest(
             scratch.workspace / "data/multiply.jsonl"
         )
-        osmosis("eval", "delete", name, "--yes")
-        osmosis("dataset", "delete", "multiply", "--yes")
+        osmosis(world, "eval", "delete", name, "--yes")
+        osmosis(world, "dataset", "delete", "multiply", "--yes")
     results = scratch.workspace / ".osmosis" / "evals" / name
     assert len(list((results / "trajectories").glob("*.json"))) == 8
     assert json.loads((results / "metrics.json").read_text())["summary"]["graded"] == 8

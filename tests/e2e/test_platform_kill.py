@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,9 @@ from tests.e2e.platform_process import (
     Kill,
     Platform,
     Run,
+    connected_platform,
     processes,
+    write_config,
 )
 from tests.e2e.test_demo_platform import numbers, samples
 from tests.e2e.turnstile import Turnstile, held
@@ -68,19 +69,9 @@ def turnstile(scratch: Scratch) -> Iterator[Turnstile]:
 
 @pytest.fixture(scope="module")
 def platform(scratch: Scratch, turnstile: Turnstile) -> Iterator[Platform]:
-    sample = (scratch.workspace / "configs/eval/multiply.toml").read_text()
-    for key, value in held(ATTEMPTS).items():
-        sample = re.sub(rf"(?m)^{key} = \d+", f"{key} = {value}", sample)
-    (scratch.workspace / CONFIG).write_text(sample.replace("limit = 100", f"limit = {ROWS}"))
-    scratch.push()
-    platform = Platform(scratch, PROGRAM if KILLS > 1 else None)
-    try:
-        platform.command("platform", "connect", str(scratch.origin))
-        platform.command("dataset", "upload", "data/multiply.jsonl", "--wait", "--yes")
+    write_config(scratch, CONFIG, rows=ROWS, **held(ATTEMPTS))
+    with connected_platform(scratch, program=PROGRAM if KILLS > 1 else None) as platform:
         yield platform
-    finally:
-        platform.process.kill()
-        platform.process.wait()
 
 
 def test_kills_at_random_moments_lose_nothing_and_repeat_nothing(

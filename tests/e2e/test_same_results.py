@@ -7,10 +7,9 @@ these are taken together, a run had them, and each is compared with one of the p
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ import pytest
 
 from tests.conftest import NIGHTLY
 from tests.e2e.platform_checkout import prepare_scratch
-from tests.e2e.platform_process import Platform, Run
+from tests.e2e.platform_process import Platform, Run, connected_platform, write_config
 from tests.e2e.test_demo_platform import samples, timeless
 from tests.e2e.test_platform_kill import published
 from tests.platform.databases import postgres_database
@@ -56,23 +55,13 @@ def platform_on(directory: Path, database: str, files: str) -> Iterator[Platform
         if files == "s3":
             settings |= {"OSMOSIS_BLOBS_URL": new_bucket(), **CREDENTIALS}
         scratch = prepare_scratch(directory / "demo")
-        scratch.push()
-        sample = (scratch.workspace / "configs/eval/multiply.toml").read_text()
-        sample = re.sub(r"(?m)^n = \d+", f"n = {ATTEMPTS}", sample.replace("limit = 100", f"limit = {ROWS}"))
         for place, servers in product(PLACES, SERVERS):
             pool = 'pool = "gpu"\n' if place == "elsewhere" else ""
-            text = f"{sample}\n[advanced.execution]\nservers = {servers}\n{pool}"
-            (scratch.workspace / config_of(place, servers)).write_text(text)
-        platform = Platform(scratch, settings=settings)
-        try:
-            platform.command("platform", "connect", str(scratch.origin))
-            platform.command("dataset", "upload", "data/multiply.jsonl", "--wait", "--yes")
-            platform.command("platform", "worker-token", "create", "--pool", "gpu", "--output", TOKEN)
-            yield platform
-        finally:
-            with suppress(ProcessLookupError):
-                platform.process.kill()
-            platform.process.wait()
+            more = f"\n[advanced.execution]\nservers = {servers}\n{pool}"
+            write_config(scratch, config_of(place, servers), rows=ROWS, more=more, n=ATTEMPTS)
+        platform = stack.enter_context(connected_platform(scratch, settings=settings))
+        platform.command("platform", "worker-token", "create", "--pool", "gpu", "--output", TOKEN)
+        yield platform
 
 
 def evaluated(platform: Platform, place: str, servers: int) -> Results:

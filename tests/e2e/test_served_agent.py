@@ -1,4 +1,4 @@
-"""An agent that is served in a process of its own: by the command, by its module, by uvicorn."""
+"""An agent that is served by the command, in a process of its own."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ from tests.warm_osmosis import warm_osmosis
 pytestmark = pytest.mark.e2e
 
 SERVER = """
-import asyncio, os
+import asyncio
 from osmosis_ai.rollout import RolloutAgentLoop
-from osmosis_ai.rollout.server import create_app
 
 class Calculator(RolloutAgentLoop):
     name = "calculator"
@@ -42,12 +41,6 @@ class Calculator(RolloutAgentLoop):
         return ctx.complete([*ctx.request.messages, reply.message])
 
 agent_loop = Calculator()
-app = create_app(agent_loop)
-
-if __name__ == "__main__":
-    import uvicorn
-
-    uvicorn.run(app, host="127.0.0.1", port=int(os.environ["ROLLOUT_SERVER_PORT"]))
 """
 SERVE = ["serve", "-m", "server:agent_loop", "--host", "127.0.0.1", "--port", "0", "--json"]
 

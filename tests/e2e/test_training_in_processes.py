@@ -13,6 +13,7 @@ import pytest
 
 from osmosis_ai.errors import OsmosisError
 from tests.conftest import home_of_a_module
+from tests.e2e.platform_process import child_of
 from tests.e2e.training import SavedCheckpoint, Trainer, TrainingHooks, TrainingSummary, series
 from tests.e2e.training import trainer as make_trainer
 
@@ -23,16 +24,8 @@ COMPARED = ("train/loss", "train/grad_norm", "train/entropy_loss", "train/kl_bas
 
 
 def follower() -> int | None:
-    """The process that learns together with this one."""
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-            command = (stat.parent / "cmdline").read_text()
-        except OSError:  # it ended in this moment
-            continue
-        if int(fields[1]) == os.getpid() and "osmosis_ai.training.learner.ranks" in command:
-            return int(stat.parent.name)
-    return None
+    """Return the process that learns together with this one."""
+    return child_of(os.getpid(), "osmosis_ai.training.learner.ranks")
 
 
 class Watching(TrainingHooks):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from osmosis_ai.errors import OsmosisError
+from tests.e2e.platform_process import child_of
 from tests.e2e.training import (
     DATASET,
     WORKSPACE,
@@ -41,23 +42,10 @@ class Watching(TrainingHooks):
         self.notes.append(message)
 
     def checkpoint(self, saved: SavedCheckpoint) -> None:
-        self.server = server_of(os.getpid())
+        self.server = child_of(os.getpid(), "osmosis_ai.processes")
         if saved.step == self._kill_after:
             assert self.server is not None
             os.killpg(self.server, signal.SIGKILL)
-
-
-def server_of(parent: int) -> int | None:
-    """The child of ``parent`` that guards the stand-in."""
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-            command = (stat.parent / "cmdline").read_text()
-        except OSError:  # it ended in this moment
-            continue
-        if int(fields[1]) == parent and "osmosis_ai.processes" in command:
-            return int(stat.parent.name)
-    return None
 
 
 def trainer(run_dir: Path, hooks: TrainingHooks, command: list[str]) -> Trainer:
@@ -97,7 +85,7 @@ async def test_a_policy_is_trained_on_a_server_that_is_started_for_it_and_ends_w
     assert [value for _, value in series(summary.records, "rollout/staleness_max")] == [0] * STEPS
     assert [value for _, value in series(summary.records, "train/importance_capped")] == [0] * STEPS
     assert hooks.server is not None
-    assert server_of(os.getpid()) is None, "the server was left behind"
+    assert child_of(os.getpid(), "osmosis_ai.processes") is None, "the server was left behind"
     assert [path.name for path in (run_dir / "served_adapters").iterdir()] == []
     adapter = run_dir / "checkpoints" / f"step-{STEPS:08d}" / "adapter"
     made_by = json.loads((adapter / "provenance.json").read_text())

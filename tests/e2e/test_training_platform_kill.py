@@ -19,7 +19,7 @@ from osmosis_ai.training.learner.checkpoints import checkpoints_in
 from tests.e2e.gate import commit
 from tests.e2e.kill_plan import KILLS, seed_of_kills
 from tests.e2e.platform_checkout import Scratch, prepare_scratch
-from tests.e2e.platform_process import PROGRAM, Platform
+from tests.e2e.platform_process import PROGRAM, Platform, connected_platform
 from tests.e2e.turnstile import Turnstile
 from tests.warm_osmosis import warm_osmosis
 
@@ -123,15 +123,9 @@ def platform(scratch: Scratch, turnstile: Turnstile) -> Iterator[Platform]:
     rows = (scratch.workspace / "data/multiply_train.jsonl").read_text().splitlines()[:120]
     (scratch.workspace / "data/few.jsonl").write_text("\n".join(rows) + "\n")
     (scratch.workspace / CONFIG).write_text(TEXT)
-    scratch.push()
-    platform = Platform(scratch, PROGRAM if KILLS > 1 else warm_osmosis(torch=True))
-    try:
-        platform.command("platform", "connect", str(scratch.origin))
-        platform.command("dataset", "upload", "data/few.jsonl", "--wait", "--yes")
+    program = PROGRAM if KILLS > 1 else warm_osmosis(torch=True)
+    with connected_platform(scratch, "few", program=program) as platform:
         yield platform
-    finally:
-        platform.process.kill()
-        platform.process.wait()
 
 
 def await_end(platform: Platform, run: dict[str, Any]) -> None:

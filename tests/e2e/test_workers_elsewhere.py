@@ -9,8 +9,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,14 +19,14 @@ from tests.e2e.gate import Gate
 from tests.e2e.platform_checkout import Scratch, prepare_scratch
 from tests.e2e.platform_process import (
     PATIENT_WORKER,
-    ROLLOUT_SERVER,
     WORKER,
     Kill,
     Platform,
     Run,
     child_of,
+    connected_platform,
+    write_config,
 )
-from tests.e2e.relay import Relay
 from tests.e2e.test_demo_platform import numbers, samples
 from tests.e2e.test_platform_kill import published
 from tests.e2e.turnstile import held
@@ -40,11 +38,9 @@ pytestmark = pytest.mark.e2e
 ROWS, ATTEMPTS = 30, 2
 CONFIG = "configs/eval/pooled.toml"
 TOKEN = "gpu.token"
-LEASE_S = 5.0
 SEES_GATE = {"OSMOSIS_ISOLATION": "off"}
 ASKS = 40
 """So often has a model been asked when a run waits in its middle: over ten attempts are through by then."""
-AWAY = "the platform was unavailable for"
 
 
 class Machine:
@@ -109,23 +105,11 @@ def gate(scratch: Scratch) -> Gate:
 
 @pytest.fixture(scope="module")
 def platform(scratch: Scratch, gate: Gate) -> Iterator[Platform]:
-    sample = (scratch.workspace / "configs/eval/multiply.toml").read_text()
-    sample = f'{sample}\n[advanced.execution]\npool = "gpu"\n'
-    sample = sample.replace("limit = 100", f"limit = {ROWS}")
-    for key, value in held(ATTEMPTS).items():
-        sample = re.sub(rf"(?m)^{key} = \d+", f"{key} = {value}", sample)
-    (scratch.workspace / CONFIG).write_text(sample)
-    scratch.push()
-    platform = Platform(scratch, settings={"OSMOSIS_LEASE_SECONDS": f"{LEASE_S:.0f}"})
-    try:
-        platform.command("platform", "connect", str(scratch.origin))
-        platform.command("dataset", "upload", "data/multiply.jsonl", "--wait", "--yes")
+    pool = '\n[advanced.execution]\npool = "gpu"\n'
+    write_config(scratch, CONFIG, rows=ROWS, more=pool, **held(ATTEMPTS))
+    with connected_platform(scratch, settings={"OSMOSIS_LEASE_SECONDS": "5"}) as platform:
         platform.command("platform", "worker-token", "create", "--pool", "gpu", "--output", TOKEN)
         yield platform
-    finally:
-        with suppress(ProcessLookupError):
-            platform.process.kill()
-        platform.process.wait()
 
 
 @pytest.fixture(scope="module")
@@ -272,139 +256,3 @@ def test_what_is_no_worker_token_here_is_refused_in_a_sentence(platform: Platfor
     status, _, err = Machine(platform, "sixth", "--token-file", str(tmp_path / "token")).end()
     assert status == 1
     assert "osmosis platform worker-token create --pool NAME" in err and user not in err
-
-
-@pytest.fixture
-def relay(platform: Platform) -> Iterator[Relay]:
-    """A way to the platform that can be cut."""
-    relay = Relay(int(platform.port))
-    yield relay
-    relay.close()
-
-
-def beyond(relay: Relay, platform: Platform, name: str) -> Machine:
-    """Start a machine that reaches the platform by this way alone, and whose rollouts see the gate."""
-    return Machine(platform, name, "--once", "--url", relay.url, **SEES_GATE)
-
-
-def server_of(machine: Machine) -> int | None:
-    """Return the process that serves a machine's rollouts; None while there is none."""
-    worker = child_of(process_of(machine.process.pid), WORKER)
-    return None if worker is None else child_of(worker, ROLLOUT_SERVER)
-
-
-def wait_since(began: float, seconds: float) -> None:
-    time.sleep(max(0.0, began + seconds - time.monotonic()))  # a lease's length is what the test is about
-
-
-def cut_for_two_leases(relay: Relay, machine: Machine, there: Run, gate: Gate, *, forgets: bool) -> None:
-    """Cut a machine off in mid-run, and hold that it rests from when its lease has run out until it is back."""
-    gate.close()
-    relay.cut()
-    began = time.monotonic()
-    while server_of(machine) is not None:
-        assert time.monotonic() < began + 120, "its rollout server was not ended"
-        time.sleep(0.05)
-    assert time.monotonic() - began >= LEASE_S / 3, "it did not wait for its lease to run out"
-    recorded = there.journal()
-    gate.open()
-    wait_since(began, 2 * LEASE_S)
-    assert (there.journal(), server_of(machine)) == (recorded, None)
-    relay.heal(forgets=forgets)
-
-
-def times_away(run: Run) -> int:
-    """Return how often a run's log says that the platform was away."""
-    return json.dumps(
-        run.platform.command("eval", "logs", f"platform:{run.name}", "--level", "warning", "--limit", "200")
-    ).count(AWAY)
-
-
-@pytest.mark.nightly
-def test_a_machine_that_is_cut_off_for_two_leases_rests_and_then_goes_on(
-    platform: Platform, calm: Run, relay: Relay, gate: Gate
-) -> None:
-    run = platform.submit(CONFIG)
-    gate.close(after=ASKS)
-    machine = beyond(relay, platform, "cut")
-    there = under_way(platform, machine, run, 10)
-    cut_for_two_leases(relay, machine, there, gate, forgets=True)
-    assert 10 <= len(there.journal()) < ROWS * ATTEMPTS, "it fell in mid-run"
-    status, told, err = machine.end()
-    assert status == 0, err
-    assert told["resource"]["runs"] == [{"id": run.id, "name": run.name, "attempt": 1, "ending": "ended"}]
-    assert run.finish()["status"] == "finished"
-    assert len(there.journal()) == ROWS * ATTEMPTS
-    require_same_results(run, calm)
-    assert samples(run.results) == samples(calm.results)
-    assert (times_away(run), times_away(calm)) == (1, 0)
-
-
-def await_cuts(relay: Relay, cuts: list[tuple[bytes, bool]], gate: Gate) -> None:
-    """Cut the connection for half a lease when each of these requests, one after another, is about to pass.
-
-    The caller has armed the first cut. The run waits at the gate until the last cut is armed.
-    """
-    for (moment, refuses), cut_next in zip_longest(cuts, cuts[1:]):
-        assert relay.was_cut.wait(300), f"nobody asked for {moment!r}"
-        wait_since(time.monotonic(), LEASE_S / 2)
-        relay.heal(forgets=refuses, cut_next=cut_next)
-        if cut_next is cuts[-1]:
-            gate.open()
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    "refusals",
-    [
-        pytest.param([False, True], id="in-turns"),
-        pytest.param([True, False], id="in-turns-the-other-way"),
-        pytest.param([False, False], id="silent"),
-        pytest.param([True, True], id="refused"),
-    ],
-)
-def test_a_cut_of_half_a_lease_is_harmless_whatever_is_being_said(
-    platform: Platform,
-    calm: Run,
-    relay: Relay,
-    gate: Gate,
-    refusals: list[bool],
-    request: pytest.FixtureRequest,
-) -> None:
-    run = platform.submit(CONFIG)
-    gate.close(after=ASKS)
-    # The machine claims, its worker claims the same, and fetches what it needs; it keeps files, reports, and ends.
-    moments = [b"/claim ", b"/claim ", b"GET /blobs/", b"PUT /blobs/", b"/sync ", b"/end "]
-    cuts = list(zip(moments, refusals * 3, strict=True))
-    relay.cut_at(cuts[0][0], refuses=cuts[0][1])
-    machine = beyond(relay, platform, f"half-{request.node.callspec.id}")
-    await_cuts(relay, cuts, gate)
-    status, told, err = machine.end()
-    assert status == 0, err
-    assert told["resource"]["runs"] == [{"id": run.id, "name": run.name, "attempt": 1, "ending": "ended"}]
-    assert run.finish()["status"] == "finished"
-    require_same_results(run, calm)
-    assert samples(run.results) == samples(calm.results)
-
-
-@pytest.mark.nightly
-def test_a_machine_that_was_cut_off_leaves_a_run_that_another_one_took(
-    platform: Platform, calm: Run, relay: Relay, gate: Gate
-) -> None:
-    run = platform.submit(CONFIG)
-    gate.close(after=ASKS)
-    machine = beyond(relay, platform, "slow")
-    there = under_way(platform, machine, run, 10)
-    relay.cut()
-    status, told, err = Machine(platform, "quick", "--once", OSMOSIS_ISOLATION="required").end()
-    assert (status, told["resource"]["runs"][0]["attempt"]) == (0, 2), err
-    gate.open()
-    recorded = there.journal()
-    relay.heal(forgets=False)
-    status, told, err = machine.end()
-    assert told["resource"]["runs"][0]["ending"] == "lease_lost", err
-    assert there.journal() == recorded
-    kept = {path.name for path in (machine.home / "runs" / run.id).rglob("*") if path.is_file()}
-    assert kept == {"events.jsonl.diverged", "taken", "lost", "worker.lock"}
-    assert run.finish()["status"] == "finished"
-    require_same_results(run, calm)

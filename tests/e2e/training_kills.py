@@ -24,7 +24,7 @@ from safetensors.numpy import load_file
 
 from osmosis_ai.training.runs.metrics import VALIDATION_REWARD, read_history
 from osmosis_ai.workspace.rollout_templates import copy_sample_workspace
-from tests.e2e.test_kill_and_resume import rollout_server_of
+from tests.e2e.platform_process import ROLLOUT_SERVER, child_of
 from tests.e2e.training_sessions import STEPS
 from tests.e2e.turnstile import Turnstile
 from tests.warm_osmosis import warm_python
@@ -122,7 +122,7 @@ class Bench:
     def check_server_kill(self, run_dir: Path, moment: Moment) -> str:
         """Kill a run's rollout server; the trainer starts another. Returns and raises as for the trainer."""
         trainer = self.sessions.start(run_dir)
-        status = self._while_killed(run_dir, moment, lambda: rollout_server_of(trainer))
+        status = self._while_killed(run_dir, moment, lambda: child_of(trainer, ROLLOUT_SERVER))
         assert status == 0, f"the session ended with {status}"
         assert_same_run(run_dir, self.undisturbed)
         return f"killed after {moment.records} of {STEPS + 1} records"

@@ -91,3 +91,11 @@ def write_rows(path: Path, prompts: list[str], *, answer: str = "ok") -> Path:
     rows = [json.dumps({"user_prompt": prompt, "ground_truth": answer}) for prompt in prompts]
     path.write_text("".join(f"{row}\n" for row in rows))
     return path
+
+
+def agent_with(classes: str, **names: str) -> str:
+    """Return the agent's source with more classes, of which ``workflow`` and ``grader`` take the place of its own."""
+    head, main, rest = AGENT.partition('if __name__ == "__main__":\n')
+    for role, own in (("workflow", "Agent"), ("grader", "EndsAlike")):
+        rest = rest.replace(f"{role}={own}", f"{role}={names.get(role, own)}")
+    return f"{head}{classes.strip()}\n\n\n{main}{rest}"

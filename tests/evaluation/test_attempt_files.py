@@ -141,21 +141,10 @@ async def test_the_samples_messages_are_the_conversation(world: World) -> None:
     assert "from_model_calls" not in facts
 
 
-async def test_without_a_sample_the_last_model_call_is(world: World) -> None:
-    found = await stored(world, last_call=CALL)
-    assert found is not None
-    assert [step["message"] for step in found["steps"]] == ["as called", "forty"]
-    assert found["extra"]["osmosis"]["from_model_calls"] is True
-
-
 @pytest.mark.parametrize("logprob", [None, -math.inf, "-0.1"])
 async def test_a_malformed_report_of_a_provider_costs_no_conversation(world: World, logprob: object) -> None:
     calls = {"samples": {"main": {"llm_call_metrics": [{"logprobs": [logprob, "x"]}]}}}
     assert await stored(world, grader=graded("42"), usage=RolloutUsage(calls=1, report=calls))
-
-
-async def test_an_attempt_without_messages_has_none(world: World) -> None:
-    assert await stored(world) is None
 
 
 async def test_secrets_are_removed_before_anything_is_written(world: World) -> None:
@@ -192,12 +181,6 @@ async def written(world: World, trajectory: dict[str, Any] | None, *, run: int =
     writer.add(result, trajectory)
     await writer.write()
     return writer
-
-
-async def test_the_controllers_version_is_written_at_once(world: World) -> None:
-    writer = await written(world, MINE)
-    assert writer.has_trajectory(0, 0) and writer.written == 1
-    assert world.trajectory() == MINE
 
 
 async def test_the_servers_version_replaces_it_whenever_it_appears(

@@ -138,12 +138,10 @@ def test_numbers_that_are_none_and_halves_of_characters_can_be_written_again() -
     orjson.dumps(as_messages(conversation))
 
 
-def test_a_file_over_the_limit_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_huge_conversations_are_read_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "LARGEST_CONVERSATION_BYTES", 1 << 20)
     assert "1 MB" in read_conversation(b"x" * (1 << 20) + b"x").problems[0]
 
-
-def test_only_the_first_steps_of_a_huge_conversation_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "_MOST_STEPS", 50)
     conversation = read_conversation(written(*({"source": "user", "message": str(n)} for n in range(200))))
     assert said(conversation) == [str(n) for n in range(50)]

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,7 +25,6 @@ from osmosis_ai.evaluation.journal import (
 from osmosis_ai.evaluation.results import AttemptTable
 from tests.evaluation.builders import record
 from tests.evaluation.recorded_runs import journal_of, with_crc
-from tests.full_disk import NO_CACHED_CODE
 
 RECORDS = [record(row, status="failed", reward=None, error="naïve\n“quotes”") for row in range(5)]
 CONTENT = journal_of(RECORDS)
@@ -96,16 +92,6 @@ async def test_appends_that_arrive_together_share_few_flushes(
     assert sorted(offsets) == [entry.offset for entry in replay(journal.path)]
 
 
-async def test_each_append_learns_the_offset_of_its_own_line(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "events.jsonl")
-    offsets = await asyncio.gather(*(journal.append(record(row)) for row in range(20)))
-    await journal.close()
-
-    with JournalReader(journal.path) as reader:
-        rows = [found.row_index for offset in offsets if (found := reader.record(offset))]
-    assert rows == list(range(20))
-
-
 async def test_a_cancelled_append_is_still_written(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "events.jsonl")
     append = asyncio.ensure_future(journal.append(RECORDS[0]))
@@ -158,63 +144,6 @@ def test_keys_of_a_later_release_are_passed_over(tmp_path: Path) -> None:
     assert [entry.record for entry in replay(path)] == [RECORDS[0]]
 
 
-def test_a_record_leaves_out_what_is_not_known() -> None:
-    line = TerminalRecord(0, 1, "a" * 32, "skipped", 5).to_line()
-    assert line.startswith(b'{"row_index":0,"run_index":1,"rollout_id":"aaaa')
-    assert sorted(json.loads(line)) == [
-        "crc",
-        "duration_ms",
-        "rollout_id",
-        "row_index",
-        "run_index",
-        "status",
-    ]
-
-
-FULL_DISK = """
-import asyncio, resource, sys
-from pathlib import Path
-from osmosis_ai.evaluation.journal import Journal, JournalWriteError
-from tests.evaluation.builders import record
-
-async def main() -> None:
-    journal = Journal(Path(sys.argv[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-    rows = range(int(sys.argv[2]), int(sys.argv[2]) + 200)
-    for first in range(rows.start, rows.stop, 7):
-        batch = [record(row) for row in range(first, min(first + 7, rows.stop))]
-        results = await asyncio.gather(*map(journal.append, batch), return_exceptions=True)
-        for each, result in zip(batch, results):
-            if isinstance(result, int):
-                print(each.row_index, flush=True)
-            elif isinstance(result, JournalWriteError):
-                print(result.message, file=sys.stderr)
-                sys.exit(3)
-
-asyncio.run(main())
-"""
-
-
-@pytest.mark.integration
-def test_a_full_disk_fails_the_append_and_loses_nothing_acknowledged(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-    child = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, str(path), "0"],
-        env={**os.environ, **NO_CACHED_CODE},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=Path(__file__).parents[2],
-    )
-    acknowledged = [int(line) for line in child.stdout.split()]
-
-    assert child.returncode == 3, child.stderr
-    assert "the disk is full" in child.stderr
-    assert acknowledged
-    assert [entry.record.row_index for entry in replay(path)] == acknowledged
-    assert path.read_bytes().endswith(b"\n")
-
-
 async def test_after_a_failed_write_nothing_more_is_acknowledged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,11 +191,6 @@ def lines(path: Path) -> list[bytes]:
 
 def rows(path: Path) -> list[int]:
     return [entry.record.row_index for entry in replay(path)]
-
-
-def test_every_line_is_json_with_its_checksum(journal: Path) -> None:
-    assert [entry.record for entry in replay(journal)] == SALVAGE_RECORDS
-    assert all(type(json.loads(line)["crc"]) is int for line in lines(journal))
 
 
 def edit(found: list[bytes]) -> list[bytes]:
@@ -394,17 +318,3 @@ def test_the_last_loaded_result_of_an_attempt_counts(journal: Path) -> None:
         found = [reader.record(offset) for _, _, offset in table.recorded()]
     assert [each and each.row_index for each in found] == list(range(8))
     assert found[2] is not None and found[2].status == "failed"
-
-
-def test_loading_continues_where_it_ended(journal: Path) -> None:
-    table = AttemptTable(9, 1)
-    end = load_results(journal, table)
-    write(journal, [record(8)])
-    assert load_results(journal, table, start=end) == journal.stat().st_size
-    assert table.open_count == 0
-    assert load_results(journal.with_name("missing.jsonl"), table) == 0
-
-
-def test_a_result_of_an_attempt_that_the_run_does_not_have_is_refused(journal: Path) -> None:
-    with pytest.raises(JournalCorruptionError, match="a result of row 4, attempt 1"):
-        load_results(journal, AttemptTable(4, 1))

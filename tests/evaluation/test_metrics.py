@@ -18,7 +18,6 @@ from osmosis_ai.datasets import DatasetRow, row_digest
 from osmosis_ai.decisions.run_dataset import read_prompts, read_slice_values
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.metrics import Estimates, RunMetrics, RunScore, describe_few_scored, total_of
-from osmosis_ai.evaluation.results import AttemptTable
 from osmosis_ai.statistics.pass_at_k import (
     estimate_pass_at_k,
     estimate_pass_hat_k,
@@ -74,17 +73,6 @@ def test_the_summary_is_the_products_to_the_letter() -> None:
     }
 
 
-def test_one_attempt_a_row_leaves_runs_and_pass_at_k_out() -> None:
-    summary = numbers_of(2, 1, (0, 0, "success", 1.0)).summary
-    assert "n_runs" not in summary and "pass_at_k" not in summary
-
-
-def test_pass_at_k_needs_two_points() -> None:
-    summary = numbers_of(1, 2, (0, 0, "success", 1.0), (0, 1, "skipped", None)).summary
-    assert summary["n_runs"] == 2
-    assert "pass_at_k" not in summary
-
-
 def test_a_run_without_results_has_zeros_and_no_statistics() -> None:
     metrics = numbers_of(5, 2)
     assert metrics.summary == {
@@ -102,13 +90,6 @@ def test_a_run_without_results_has_zeros_and_no_statistics() -> None:
     assert estimates.reward is None and estimates.pass_rate is None and estimates.pass_at_k == {}
     assert estimates.counts.pending == 10
     assert estimates.cost_usd.total is None and estimates.latency.rollout_ms is None
-
-
-def test_a_failed_attempt_does_not_count_its_reward() -> None:
-    metrics = numbers_of(1, 2, (0, 0, "failed", 1.0), (0, 1, "success", 0.0))
-    assert (metrics.summary["graded"], metrics.summary["passed"]) == (1, 0)
-    assert metrics.estimates.pass_rate is not None
-    assert (metrics.estimates.pass_rate.value, metrics.estimates.pass_rate.n) == (0.0, 1)
 
 
 def test_what_could_not_be_scored_is_never_a_zero() -> None:
@@ -160,16 +141,6 @@ def test_the_unscored_share_leaves_skipped_and_pending_attempts_out() -> None:
     assert numbers_of(4, 1).estimates.unscored is None
 
 
-def test_rows_that_are_copies_count_as_one_in_every_interval() -> None:
-    metrics = MeasuredResults(6, 2, clusters=[5, 5, 5, 9, 9, 9])
-    for row in range(6):
-        for run in range(2):
-            metrics.add(row, run, "success", float(run))
-    estimates = metrics.summary().estimates
-    found = [estimates.reward, estimates.pass_rate, estimates.unscored, *estimates.pass_at_k.values()]
-    assert [estimate.clusters for estimate in found if estimate is not None] == [2] * 5
-
-
 def test_pass_at_k_has_an_interval_over_rows_with_enough_scored_attempts() -> None:
     outcomes: list[Outcome] = [
         (row, run, "success", float(run < row % 3)) for row in range(9) for run in range(4)
@@ -203,7 +174,7 @@ def test_pass_hat_k_says_how_often_all_of_k_attempts_pass() -> None:
     assert passed("1", "0").summary().estimates.pass_hat_k == {}
 
 
-def test_the_spread_is_parted_into_rows_and_attempts() -> None:
+def test_variance_is_split_between_rows_and_attempts_whatever_the_unit() -> None:
     shares = passed("1100", "1110", "1111", "0000").summary().estimates.variance
     # By hand: MSB 4 * 0.547 / 3 = 0.729, MSW 1.75 / 12 = 0.146, and between rows (0.729 - 0.146) / 4 = 0.146.
     assert shares is not None and shares.between_rows == pytest.approx(0.5)
@@ -212,14 +183,6 @@ def test_the_spread_is_parted_into_rows_and_attempts() -> None:
     negative = passed("10", "01", "10").summary().estimates.variance
     assert negative is not None and (negative.between_rows, negative.below_zero) == (0, True)
 
-
-@pytest.mark.parametrize("rows", [("1", "0", "1"), ("11", "11"), ("10",), ("--", "--"), ()])
-def test_where_the_data_do_not_tell_rows_from_attempts_nothing_is_said(rows: tuple[str, ...]) -> None:
-    metrics = passed(*rows) if rows else MeasuredResults(0, 2)
-    assert metrics.summary().estimates.variance is None
-
-
-def test_the_share_between_rows_does_not_depend_on_the_unit_of_rewards() -> None:
     def shares(unit: float) -> Any:
         metrics = MeasuredResults(3, 2)
         for place, reward in enumerate((1, 2, 4, 5, 9, 8)):
@@ -229,24 +192,10 @@ def test_the_share_between_rows_does_not_depend_on_the_unit_of_rewards() -> None
     assert shares(1e300).between_rows == pytest.approx(shares(1.0).between_rows)
 
 
-def test_a_later_result_of_the_same_attempt_replaces_the_first() -> None:
-    metrics = MeasuredResults(1, 1)
-    metrics.add(
-        0,
-        0,
-        "failed",
-        None,
-        tokens=10,
-        cost_usd=1.0,
-        boundary="provider",
-        error_type="timeout",
-        model_calls=3,
-    )
-    metrics.add(0, 0, "success", 1.0, tokens=4)
-    found = metrics.summary()
-    assert (found.summary["failed"], found.summary["passed"], found.summary["tokens_used"]) == (0, 1, 4)
-    assert found.estimates.counts.unscored == {}
-    assert found.estimates.cost_usd.total is None
+@pytest.mark.parametrize("rows", [("1", "0", "1"), ("11", "11"), ("10",), ("--", "--"), ()])
+def test_where_the_data_do_not_tell_rows_from_attempts_nothing_is_said(rows: tuple[str, ...]) -> None:
+    metrics = passed(*rows) if rows else MeasuredResults(0, 2)
+    assert metrics.summary().estimates.variance is None
 
 
 def test_costs_whose_sum_is_beyond_a_float_have_no_total() -> None:
@@ -294,14 +243,6 @@ def test_model_calls_at_once_leave_no_time_elsewhere_and_what_was_not_timed_none
     assert untimed.summary().estimates.latency.elsewhere_ms is None
 
 
-@pytest.mark.parametrize(
-    "arguments", [(2, 0, "success"), (0, 1, "success"), (-1, 0, "success"), (0, 0, "pending"), (0, 0, "done")]
-)
-def test_an_outcome_that_cannot_be_is_refused(arguments: tuple[int, int, str]) -> None:
-    with pytest.raises((ValueError, KeyError)):
-        MeasuredResults(2, 1).add(*arguments, 1.0)
-
-
 def test_huge_numbers_can_be_written_as_json() -> None:
     outcomes: list[Outcome] = [
         (0, 0, "success", 1.7e308),
@@ -334,20 +275,6 @@ def test_every_work_item_is_counted_exactly_once(
     written(metrics)
 
 
-@given(st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=1, max_size=10))
-def test_without_failures_both_pass_rates_agree(rows: list[list[bool]]) -> None:
-    outcomes: list[Outcome] = [
-        (row, run, "success", float(passed))
-        for row, runs in enumerate(rows)
-        for run, passed in enumerate(runs)
-    ]
-    metrics = numbers_of(len(rows), 4, *outcomes)
-    assert metrics.estimates.pass_rate is not None
-    assert metrics.estimates.pass_rate.value == pytest.approx(metrics.summary["pass_rate"])
-    for point in metrics.summary["pass_at_k"]:
-        assert metrics.estimates.pass_at_k[point["k"]].value == pytest.approx(point["value"])
-
-
 def test_what_a_run_leaves_out_is_in_no_number() -> None:
     metrics = MeasuredResults(rows=3, n=2, only=[(1, 0), (2, 1)])
     metrics.add(2, 1, "success", 1.0)
@@ -369,21 +296,11 @@ def test_pass_at_k_is_the_share_of_draws_with_a_pass_and_pass_hat_k_of_those_wit
     assert pass_hat_k(n, c, k) == pytest.approx(sum(map(all, draws)) / len(draws))
 
 
-def test_pass_at_k_of_thousands_of_attempts_is_exact() -> None:
+def test_pass_at_k_is_exact_and_takes_the_rows_with_enough_attempts() -> None:
     assert pass_at_k(5000, 1, 2500) == pytest.approx(0.5)
     assert pass_at_k(5000, 0, 5000) == 0.0
     assert pass_at_k(5000, 5000, 1) == 1.0
 
-
-@pytest.mark.parametrize("n, c, k", [(4, 5, 1), (4, -1, 1), (4, 1, 0), (4, 1, 5), (0, 0, 1)])
-def test_pass_at_k_without_meaning_is_refused(n: int, c: int, k: int) -> None:
-    with pytest.raises(ValueError, match=f"pass@{k}"):
-        pass_at_k(n, c, k)
-    with pytest.raises(ValueError, match=rf"pass\^{k}"):
-        pass_hat_k(n, c, k)
-
-
-def test_pass_at_k_takes_the_rows_with_enough_attempts() -> None:
     assert pass_at_k_by_row([4, 2, 1, 4, 4], [1, 1, 1, 0, 1], 2).tolist() == [0.5, 1.0, 0.0, 0.5]
     assert pass_at_k_by_row([1, 1], [0, 1], 2).size == 0
     estimate = estimate_pass_at_k([4, 2, 1, 4, 4], [1, 1, 1, 0, 1], 2)
@@ -391,8 +308,6 @@ def test_pass_at_k_takes_the_rows_with_enough_attempts() -> None:
     assert (estimate.value, estimate.n, estimate.clusters) == (0.5, 14, 4)
     assert estimate_pass_at_k([1, 1], [0, 1], 2) is None
 
-
-def test_pass_hat_k_is_a_rate_over_rows_with_the_interval_of_one() -> None:
     attempts, passes = [4, 2, 1, 4, 4], [4, 1, 1, 3, 0]
     assert pass_hat_k_by_row(attempts, passes, 2).tolist() == [1.0, 0.0, 0.5, 0.0]
     estimate = estimate_pass_hat_k(attempts, passes, 2)
@@ -402,16 +317,12 @@ def test_pass_hat_k_is_a_rate_over_rows_with_the_interval_of_one() -> None:
     assert estimate_pass_hat_k([1, 1], [0, 1], 2) is None
 
 
-def test_one_attempt_at_a_time_both_are_the_pass_rate() -> None:
-    attempts, passes = [4, 4, 4], [4, 2, 0]
-    at, hat = estimate_pass_at_k(attempts, passes, 1), estimate_pass_hat_k(attempts, passes, 1)
-    assert at == hat
-    assert at is not None and at.value == 0.5
-
-
-def test_copies_of_a_row_are_one_cluster_of_pass_hat_k() -> None:
-    estimate = estimate_pass_hat_k([2, 2, 2, 2], [2, 2, 0, 1], 2, [0, 0, 1, 2])
-    assert estimate is not None and estimate.clusters == 3
+@pytest.mark.parametrize("n, c, k", [(4, 5, 1), (4, -1, 1), (4, 1, 0), (4, 1, 5), (0, 0, 1)])
+def test_pass_at_k_without_meaning_is_refused(n: int, c: int, k: int) -> None:
+    with pytest.raises(ValueError, match=f"pass@{k}"):
+        pass_at_k(n, c, k)
+    with pytest.raises(ValueError, match=rf"pass\^{k}"):
+        pass_hat_k(n, c, k)
 
 
 def estimates_of(*statuses: str, planned: int, clusters: list[int] | None = None) -> Estimates:
@@ -433,7 +344,7 @@ def test_a_scored_share_under_nine_tenths_is_a_warning() -> None:
     few = estimates_of(*["pass"] * 17, "agent", "agent", "agent", planned=25)
     assert enough.warnings == []
     assert few.warnings == [
-        "only 17 of 20 finished attempts have a score (85.0 %); the numbers exclude the rest"
+        "only 17 of 20 finished attempts have a score (85.0%); the numbers exclude the rest"
     ]
     assert RunScore.of(few).warnings == few.warnings
     assert describe_few_scored(0, 0) is None
@@ -458,21 +369,6 @@ def test_nothing_scored_is_no_pass_rate_of_zero() -> None:
 
 def row(index: int, text: str) -> DatasetRow:
     return DatasetRow(index, [{"role": "user", "content": text}], "ok", None)
-
-
-def test_a_rows_cluster_is_the_first_row_that_it_is_a_copy_of() -> None:
-    table = AttemptTable(6, 1)
-    table.set_row_digests(row_digest(row(index, text)) for index, text in enumerate("abacab"))
-    assert list(table.clusters()) == [0, 1, 0, 3, 0, 1]
-    assert table.copied_rows == 3
-
-
-def test_a_row_that_is_not_known_is_a_copy_of_none() -> None:
-    table = AttemptTable(4, 1)
-    table.set_row_digest(1, row_digest(row(0, "a")))
-    table.set_row_digest(3, row_digest(row(9, "a")))
-    assert list(table.clusters()) == [0, 1, 2, 1]
-    assert table.copied_rows == 1
 
 
 def test_copies_make_no_interval_narrower() -> None:

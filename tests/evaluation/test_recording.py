@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from osmosis_ai.controller.attempt import Attempt
@@ -27,7 +26,6 @@ from osmosis_ai.redaction import Redactor
 from osmosis_ai.rollout.types import GraderCompleteRequest, GraderStatus, RolloutSample
 from tests.controller.attempts import ended, record_of_ended
 from tests.decisions.builders import write_journalled_run
-from tests.evaluation.recorded_runs import append_records, with_crc
 
 
 def recorded(
@@ -95,9 +93,15 @@ def test_what_a_users_grader_writes_under_the_same_key_is_no_outcome(said: Any) 
 
 
 def test_names_that_an_agent_invents_are_cleaned() -> None:
-    said = {"scores": {"the-secret-key": 1.0, "\ud800": 0.5}, "unscored": {"the-secret-key\ud800": "why"}}
+    said = {
+        "scores": {"the-secret-key": 1.0, "\ud800": 0.5},
+        "unscored": {"the-secret-key\ud800": "why\ud800"},
+        "finish_reason": "stop\ud800",
+    }
     record = recorded({"agent_loop": said}, Verdict("success", reward=1.0))
-    assert (record.scores, record.unscored) == ({"[REDACTED]": 1.0, "?": 0.5}, {"[REDACTED]?": "why"})
+    assert (record.scores, record.unscored) == ({"[REDACTED]": 1.0, "?": 0.5}, {"[REDACTED]?": "why?"})
+    assert record.finish_reason == "stop?"
+    assert recorded({}, failed("agent_error", "agent", "boom \ud800")).error == "boom ?"
 
 
 @pytest.mark.parametrize("tokens", [2**31 - 1, 2**31, 10**12])
@@ -107,30 +111,6 @@ def test_tokens_that_no_attempt_can_use_are_unknown(tokens: int) -> None:
     assert (record.tokens is None) == (tokens >= 2**31) and record.model_calls == 1
     line = IndexEntry(row_index=0, run_index=0, rollout_id="0" * 32, status="success", tokens=record.tokens)
     assert read_index([line.to_line()], rows=1, n=1)
-
-
-def test_a_lone_surrogate_in_any_text_is_replaced() -> None:
-    said = {"agent_loop": {"finish_reason": "stop\ud800", "unscored": {"a:fn": "why\ud800"}}}
-    record = recorded(said, failed("agent_error", "agent", "boom \ud800"))
-    assert (record.error, record.finish_reason, record.unscored) == ("boom ?", "stop?", {"a:fn": "why?"})
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        b'"scores":[1]',
-        b'"scores":{"a":"1"}',
-        b'"unscored":{"a":1}',
-        b'"finish_reason":3',
-        b'"parts":{"a":"1"}',
-        b'"input":[1]',
-    ],
-)
-def test_a_damaged_line_is_refused(line: bytes) -> None:
-    whole = recorded({}, Verdict("success", reward=1.0)).to_line()
-    body = whole[1 : whole.rindex(b',"crc":')] + b"}\n"
-    with pytest.raises(ValueError, match="Expected"):
-        TerminalRecord.from_line(with_crc(b"{" + line + b"," + body))
 
 
 def test_what_judges_said_and_cost_is_kept_without_secrets() -> None:
@@ -182,7 +162,7 @@ def said(role: str, content: Any) -> dict[str, Any]:
     return {"role": role, "content": content}
 
 
-def test_the_first_question_and_the_last_answer_in_words_are_shown_in_a_line() -> None:
+def test_the_first_question_and_the_last_answer_are_shown_in_a_line() -> None:
     messages = [
         said("system", "be brief"),
         said("user", "  two\n\ttimes   two? "),
@@ -194,23 +174,19 @@ def test_the_first_question_and_the_last_answer_in_words_are_shown_in_a_line() -
     ]
     assert previews_of(messages, NOTHING) == Previews("two times two?", "yes, four")
 
-
-def test_of_an_agent_that_left_nothing_its_prompt_is_shown() -> None:
     assert previews_of([], NOTHING, prompt=[said("user", "hi")]) == Previews("hi", None)
     assert previews_of([], NOTHING) == Previews()
+
+    shown = previews_of([said("user", "\ud800" + "x" * 5_000_000)], NOTHING).input
+    assert shown is not None and len(shown) == PREVIEW_CHARS and shown.endswith("x…")
+    assert shown.encode()
+    assert previews_of([said("user", "x" * PREVIEW_CHARS)], NOTHING).input == "x" * PREVIEW_CHARS
 
 
 @pytest.mark.parametrize("odd", [None, 3, {"text": "x"}, [3, {"type": "image"}], "", " \n", [{"text": None}]])
 def test_what_is_no_text_is_passed_over(odd: Any) -> None:
     shown = previews_of([said("user", odd), said("user", "then"), {"role": odd}], NOTHING)
     assert shown.input == "then"
-
-
-def test_a_preview_is_160_characters_and_utf_8() -> None:
-    shown = previews_of([said("user", "\ud800" + "x" * 5_000_000)], NOTHING).input
-    assert shown is not None and len(shown) == PREVIEW_CHARS and shown.endswith("x…")
-    assert shown.encode()
-    assert previews_of([said("user", "x" * PREVIEW_CHARS)], NOTHING).input == "x" * PREVIEW_CHARS
 
 
 @pytest.mark.parametrize("before", [0, 150, 500, 4090, 4600])
@@ -261,15 +237,6 @@ def test_a_secret_of_several_lines_is_hidden_before_they_become_one(tmp_path: Pa
     log.write("run", "key=begin\nmiddle\nend, said the agent", where=tmp_path / "begin\nmiddle\nend")
     log.close()
     assert "middle" not in (tmp_path / "logs.txt").read_text()
-
-
-def test_the_parts_of_a_secret_of_several_lines_are_hidden_too() -> None:
-    redact = Redactor(["-----BEGIN\nsecretpart\n-----END"])
-    assert redact.text("x secretpart y") == "x [REDACTED] y"
-
-
-def test_nobody_sees_secrets_in_a_redactors_own_representation() -> None:
-    assert "hunter22" not in repr(Redactor(["hunter22"]))
 
 
 def test_a_log_of_another_process_is_cleaned_without_touching_other_bytes(tmp_path: Path) -> None:
@@ -341,11 +308,6 @@ def test_entries_come_by_row_and_attempt_whatever_their_order_and_nulls_are_abse
     assert (second.reward, second.tokens, second.trajectory_filename) == (0.5, 3, None)
 
 
-def test_a_sample_whose_duration_nobody_noted_is_a_sample() -> None:
-    (only,) = read_index([entry(0, duration_ms=None)], rows=1, n=1)
-    assert only.duration_ms is None
-
-
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -380,72 +342,6 @@ def test_samples_that_are_missing_are_counted_and_the_first_is_named() -> None:
         read_index([entry(0)], rows=2, n=2)
 
 
-def test_a_run_directory_gives_its_rows_its_attempts_and_what_it_was_computed_from(tmp_path: Path) -> None:
-    run = read_local_samples(
-        write_journalled_run(
-            tmp_path / "fox",
-            [[1.0, 0.0], [None, 1.0]],
-            provenance={"git_head": "c" * 40, "git_dirty": True, "dataset_name": "multiply"},
-            grader_digest="9" * 64,
-        )
-    )
-    assert (run.name, run.place, run.status, run.unfinished) == ("fox", "local", "finished", None)
-    assert run.row_keys == (f"{0:032x}", f"{1:032x}")
-    assert run.keyed_by == "row_digest"
-    assert run.samples["row"].tolist() == [0, 0, 1, 1]
-    assert run.samples["attempt"].tolist() == [0, 1, 0, 1]
-    np.testing.assert_array_equal(run.samples["reward"], [1.0, 0.0, np.nan, 1.0])
-    assert run.scored.tolist() == [True, True, False, True]
-    assert run.passed.tolist() == [True, False, False, True]
-    assert run.inputs.model == "osmosis/tiny"
-    assert (run.inputs.dataset_name, run.inputs.dataset_sha256) == ("multiply", "d" * 64)
-    assert (run.inputs.commit, run.inputs.dirty, run.inputs.grader_digest) == ("c" * 40, True, "9" * 64)
-    assert (run.inputs.n, run.inputs.seed, run.inputs.selected_rows) == (2, 0, "0-1")
-
-
-def test_a_torn_last_line_is_an_attempt_that_is_pending(tmp_path: Path) -> None:
-    directory = write_journalled_run(tmp_path / "fox", [[1.0], [0.0]])
-    journal = directory / "events.jsonl"
-    journal.write_bytes(journal.read_bytes()[:-5])
-    run = read_local_samples(directory)
-    assert run.status == "incomplete"
-    assert run.unfinished is not None and "1 of 2 attempts are pending" in run.unfinished
-    assert run.samples.size == 1
-
-
-def test_a_retried_attempt_counts_once_as_it_ended_last(tmp_path: Path) -> None:
-    directory = write_journalled_run(tmp_path / "fox", [[1.0], [0.0]])
-    journal = directory / "events.jsonl"
-    append_records(journal, [TerminalRecord(1, 0, "again", "success", 1, reward=1.0, row_digest=f"{1:032x}")])
-    run = read_local_samples(directory)
-    assert run.samples["reward"].tolist() == [1.0, 1.0]
-    assert np.isnan(run.samples["cost_usd"][1])
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ((b'"reward":0.0', b'"reward":1.0'), "line 2: its checksum"),
-        ((b'"row_index":1', b'"row_index":7'), "not part of the run"),
-        ((b'"reward":0.0', b'"reward":1e999'), "out of range"),
-        ((b'"reward":0.0', b'"reward":true'), "got `bool`"),
-    ],
-)
-def test_a_damaged_journal_is_refused_with_the_place(
-    tmp_path: Path, change: tuple[bytes, bytes], said: str
-) -> None:
-    directory = write_journalled_run(tmp_path / "fox", [[1.0], [0.0]])
-    journal = directory / "events.jsonl"
-    before, after = change
-    assert before in journal.read_bytes()
-    lines = journal.read_bytes().replace(before, after).splitlines(keepends=True)
-    if "checksum" not in said:
-        lines = [with_crc(line[: line.rindex(b',"crc":')] + b"}\n") for line in lines]
-    journal.write_bytes(b"".join(lines))
-    with pytest.raises(JournalCorruptionError, match=said):
-        read_local_samples(directory)
-
-
 @pytest.mark.parametrize(
     "inputs",
     [
@@ -458,15 +354,6 @@ def test_a_damaged_journal_is_refused_with_the_place(
 def test_a_manifest_that_makes_no_sense_is_refused(tmp_path: Path, inputs: dict[str, object]) -> None:
     directory = write_journalled_run(tmp_path / "fox", [[1.0]], inputs=inputs)
     with pytest.raises(OsmosisError, match="does not contain valid rows"):
-        read_local_samples(directory)
-
-
-def test_a_journal_without_checksums_is_refused(tmp_path: Path) -> None:
-    directory = write_journalled_run(tmp_path / "fox", [[1.0]])
-    journal = directory / "events.jsonl"
-    line = journal.read_bytes()
-    journal.write_bytes(line[: line.rindex(b',"crc":')] + b"}\n")
-    with pytest.raises(JournalCorruptionError, match="damaged at line 1: it has no checksum"):
         read_local_samples(directory)
 
 

@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -25,15 +24,13 @@ from osmosis_ai.evaluation import spec as specs
 from osmosis_ai.evaluation.manifest import (
     Manifest,
     RunPlan,
-    inputs_digest,
     is_running,
     open_run,
     run_lock,
 )
-from osmosis_ai.evaluation.results import AttemptTable
 from osmosis_ai.evaluation.sources import ProjectSource, open_policy
 from osmosis_ai.evaluation.spec import Budget, DatasetInput, EvalRunOptions, Spending, Spent
-from tests.evaluation.builders import inputs, record, spec
+from tests.evaluation.builders import inputs, spec
 
 
 def leave_run(root: Path, name: str, status: str | None, created_at: str, **changed: object) -> None:
@@ -57,28 +54,17 @@ def test_without_a_name_a_new_run_gets_one_from_config_time_and_inputs(tmp_path:
     assert not run.directory.path.exists()
 
 
-def test_without_a_name_the_newest_unfinished_run_with_equal_inputs_is_continued(tmp_path: Path) -> None:
+@pytest.mark.parametrize("status", ["running", None])
+def test_without_a_name_the_newest_unfinished_run_with_equal_inputs_is_continued(
+    tmp_path: Path, status: str | None
+) -> None:
     leave_run(tmp_path, "old", "incomplete", "2026-01-01T00:00:00.000Z")
-    leave_run(tmp_path, "killed", "running", "2026-01-02T00:00:00.000Z")
+    leave_run(tmp_path, "killed", status, "2026-01-02T00:00:00.000Z")
     leave_run(tmp_path, "done", "finished", "2026-01-03T00:00:00.000Z")
     leave_run(tmp_path, "other", "incomplete", "2026-01-04T00:00:00.000Z", seed=1)
     run = opened(tmp_path)
     assert (run.name, run.was_found) == ("killed", True)
-
-
-def test_a_run_killed_before_its_first_snapshot_is_continued(tmp_path: Path) -> None:
-    leave_run(tmp_path, "killed", None, "2026-01-02T00:00:00.000Z")
-    assert opened(tmp_path).name == "killed"
-
-
-def test_a_finished_run_is_only_continued_to_retry_failures(tmp_path: Path) -> None:
-    leave_run(tmp_path, "done", "finished", "2026-01-03T00:00:00.000Z")
-    assert opened(tmp_path).manifest is None
     assert opened(tmp_path, retry_failed=True).name == "done"
-
-
-def test_fresh_without_a_name_starts_a_new_run(tmp_path: Path) -> None:
-    leave_run(tmp_path, "killed", "running", "2026-01-02T00:00:00.000Z")
     assert opened(tmp_path, fresh=True).manifest is None
 
 
@@ -143,14 +129,12 @@ def test_fresh_archives_the_named_run_and_deletes_nothing(tmp_path: Path) -> Non
     assert len(set(archives)) == 2
 
 
-def test_a_directory_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
+def test_a_directory_that_is_not_a_run_is_refused_but_one_from_a_killed_start_is_used(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.png").touch()
     with pytest.raises(OsmosisError, match="is not a run"):
         opened(tmp_path, name="photos")
 
-
-def test_a_run_killed_during_its_first_write_can_be_started_again(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / ".manifest.json.abc.tmp").touch()
     assert opened(tmp_path, name="mine").manifest is None
@@ -246,27 +230,6 @@ def test_a_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("changed", "key"),
-    [
-        (inputs(model_path="openai/other"), "model_path"),
-        (inputs(rows="0-10"), "dataset"),
-        (inputs(n=2), "n"),
-        (inputs(source="s2"), "rollout"),
-        (inputs(env={"A": "1"}), "env"),
-        (inputs(secret_names=("KEY",)), "secret_names"),
-        (inputs(agent_workflow_timeout_s=5.0), "timeouts"),
-        (inputs(seed=1), "seed"),
-    ],
-)
-def test_resume_refuses_when_an_input_changed_and_names_it(changed: dict[str, object], key: str) -> None:
-    manifest = Manifest("first", inputs(), {})
-    with pytest.raises(ResumeRefusedError, match=f"Changed: {key}\\.") as refused:
-        manifest.require_equal_inputs(changed)
-    assert refused.value.details["changed"] == [key]
-    assert "--fresh" in (refused.value.hint or "")
-
-
 def test_resume_shows_old_and_new_inputs_but_no_values_of_variables() -> None:
     before = inputs(env={"A": "1", "B": "key-one"}, agent_workflow_timeout_s=5.0, secret_names=("KEY",))
     now = inputs(
@@ -292,10 +255,29 @@ def test_resume_shows_old_and_new_inputs_but_no_values_of_variables() -> None:
     ]
 
 
-def test_batch_size_and_threshold_are_not_inputs() -> None:
-    Manifest("first", inputs(), {}).require_equal_inputs(
-        inputs(batch_size=99, pass_threshold=0.0, branch="main")
-    )
+@pytest.mark.parametrize(
+    ("changed", "key"),
+    [
+        ({"model_path": "openai/other"}, "model_path"),
+        ({"rows": "0-10"}, "dataset"),
+        ({"n": 2}, "n"),
+        ({"source": "s2"}, "rollout"),
+        ({"env": {"A": "1"}}, "env"),
+        ({"secret_names": ("KEY",)}, "secret_names"),
+        ({"agent_workflow_timeout_s": 5.0}, "timeouts"),
+        ({"seed": 1}, "seed"),
+        ({"batch_size": 99, "pass_threshold": 0.0, "branch": "main"}, None),
+    ],
+)
+def test_resume_refuses_when_an_input_changed_and_names_it(changed: dict[str, Any], key: str | None) -> None:
+    manifest = Manifest("first", inputs(), {})
+    if key is None:
+        manifest.require_equal_inputs(inputs(**changed))
+        return
+    with pytest.raises(ResumeRefusedError, match=f"Changed: {key}\\.") as refused:
+        manifest.require_equal_inputs(inputs(**changed))
+    assert refused.value.details["changed"] == [key]
+    assert "--fresh" in (refused.value.hint or "")
 
 
 @pytest.mark.parametrize("name", ["a\n::error::pwned", "::error::pwned", "../up", "", 5])
@@ -311,12 +293,6 @@ def test_a_file_that_is_not_a_manifest_is_refused(content: str, tmp_path: Path) 
     (tmp_path / "manifest.json").write_text(content)
     with pytest.raises(OsmosisError, match="is not a run's manifest"):
         Manifest.load(tmp_path / "manifest.json")
-
-
-def test_the_digest_of_inputs_does_not_depend_on_their_order() -> None:
-    backwards = dict(reversed(inputs().items()))
-    assert inputs_digest(inputs()) == inputs_digest(backwards)
-    assert inputs_digest(inputs()) != inputs_digest(inputs(seed=1))
 
 
 class TestSourceDigest:
@@ -362,18 +338,17 @@ class TestSourceDigest:
             ProjectSource(rollout).source_digest()
 
 
-GRADER = "from osmosis_ai.rollout.grader import Grader\nfrom checks.numbers import equal\n\nclass Mine(Grader):\n    same = equal\n"
 PROJECT = """[project]
 name = "mine"
 version = "0.1.0"
-description = "Mine."
 requires-python = ">=3.10"
 dependencies = ["sympy>=1.12"]
 released = 2026-01-31
-
-[tool.uv.sources]
-sympy = { git = "https://git.fern.example/sympy" }
 """
+GRADER = (
+    "from osmosis_ai.rollout.grader import Grader\nfrom checks.numbers import equal\n\n"
+    "class Mine(Grader):\n    same = equal\n"
+)
 FILES = {
     "main.py": "from grading import Mine\nprint('agent')\n",
     "prompts.py": "SYSTEM = 'be brief'\n",
@@ -384,81 +359,6 @@ FILES = {
     "rubric.md": "be right",
     "pyproject.toml": PROJECT,
 }
-
-
-@pytest.fixture
-def rollout(tmp_path: Path) -> Path:
-    for name, text in FILES.items():
-        path = tmp_path / "mine" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return tmp_path / "mine"
-
-
-def digest(rollout: Path, *, timeout_s: float | None = 30.0, env: dict[str, str] | None = None) -> str:
-    found = ProjectSource(rollout).grader_digest(spec(grader_timeout_s=timeout_s, env=env or {}))
-    assert found is not None
-    return found
-
-
-@pytest.mark.parametrize("name", ["main.py", "prompts.py"])
-def test_a_change_of_an_agents_own_file_keeps_the_grader_digest(rollout: Path, name: str) -> None:
-    before = digest(rollout)
-    (rollout / name).write_text(FILES[name] + "# another agent\n")
-    (rollout / "uv.lock").write_text("left by a tool")
-    assert digest(rollout) == before
-
-
-@pytest.mark.parametrize("name", ["grading.py", "checks/numbers.py", "checks/text.py", "rubric.md"])
-def test_a_change_of_a_file_that_a_grader_uses_changes_its_digest(rollout: Path, name: str) -> None:
-    before = digest(rollout)
-    (rollout / name).write_text(FILES[name].replace("same = equal", "same = None or equal") + "# other\n")
-    assert digest(rollout) != before
-
-
-@pytest.mark.parametrize("content", [b"[project]\nname = '\xff'\n", b"a = " + b"[" * 5000, b"a = nan\n"])
-def test_an_invalid_project_file_counts_unchanged(rollout: Path, content: bytes) -> None:
-    (rollout / "pyproject.toml").write_bytes(content)
-    before = digest(rollout)
-    (rollout / "pyproject.toml").write_bytes(content.replace(b"a", b"e"))
-    assert digest(rollout) != before
-
-
-def test_time_limit_and_variables_change_the_grader_digest(rollout: Path) -> None:
-    assert len({digest(rollout), digest(rollout, timeout_s=5.0), digest(rollout, env={"JUDGE": "x"})}) == 3
-
-
-def drop_grader(rollout: Path) -> None:
-    (rollout / "grading.py").write_text("Mine = object\n")
-
-
-def import_by_name(rollout: Path) -> None:
-    (rollout / "grading.py").write_text(
-        GRADER + "import importlib\nimportlib.import_module('pro' + 'mpts')\n"
-    )
-
-
-def break_syntax(rollout: Path) -> None:
-    (rollout / "grading.py").write_text("class (Grader):\n")
-
-
-@pytest.mark.parametrize("change", [drop_grader, import_by_name, break_syntax])
-def test_without_a_known_grader_every_file_counts(rollout: Path, change: Callable[[Path], None]) -> None:
-    change(rollout)
-    before = digest(rollout)
-    (rollout / "prompts.py").write_text("SYSTEM = 'be long'\n")
-    assert digest(rollout) != before
-
-
-def test_functions_that_are_rewards_are_graders(rollout: Path) -> None:
-    (rollout / "grading.py").write_text(
-        "import osmosis_ai\n@osmosis_ai.osmosis_reward\ndef score(a, b, c): ...\n"
-    )
-    before = digest(rollout)
-    (rollout / "prompts.py").write_text("SYSTEM = 'be long'\n")
-    assert digest(rollout) == before
-
-
 ONE_FILE = """import re
 import json
 from prompts import SYSTEM
@@ -499,55 +399,96 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture
-def one_file(rollout: Path) -> Path:
-    for name in ("grading.py", "main.py"):
-        (rollout / name).unlink()
-    (rollout / "main.py").write_text(ONE_FILE)
-    return rollout
+def digest(root: Path, *, env: dict[str, str] | None = None, timeout_s: float = 30.0, **files: str) -> str:
+    """Return the grader digest of a rollout with these files in place of its own; "" leaves one out."""
+    shutil.rmtree(root / "mine", ignore_errors=True)
+    for name, text in {**FILES, **files}.items():
+        path = root / "mine" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if text or name not in files:
+            path.write_bytes(text.encode("latin-1"))
+    found = ProjectSource(root / "mine").grader_digest(spec(grader_timeout_s=timeout_s, env=env or {}))
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize(
-    ("said", "instead"),
+    ("name", "counts"),
     [
-        ("SYSTEM * TURNS", "SYSTEM"),
-        ("TURNS = 4", "TURNS = 8"),
-        ("json.dumps(ctx)", "'no tool'"),
-        ("import json", "import json, random"),
-        ("class Mine", "# the agent\n\n\nclass Mine"),
+        ("main.py", False),
+        ("prompts.py", False),
+        ("grading.py", True),
+        ("checks/numbers.py", True),
+        ("checks/text.py", True),
+        ("rubric.md", True),
+        ("pyproject.toml", True),
+    ],
+)
+def test_only_files_that_a_grader_uses_change_its_digest(tmp_path: Path, name: str, counts: bool) -> None:
+    changed = (
+        FILES[name].replace("same = equal", "same = None or equal").replace("1.12", "1.13") + "# other\n"
+    )
+    assert (digest(tmp_path, **{name: changed, "uv.lock": "left by a tool"}) != digest(tmp_path)) is counts
+
+
+@pytest.mark.parametrize("content", ["[project]\nname = '\xff'\n", "a = " + "[" * 5000, "a = nan\n"])
+def test_an_invalid_project_file_counts_unchanged(tmp_path: Path, content: str) -> None:
+    before, after = ({"pyproject.toml": text} for text in (content, content.replace("a", "e")))
+    assert digest(tmp_path, **before) != digest(tmp_path, **after)
+
+
+@pytest.mark.parametrize(
+    ("grading", "counts"),
+    [
+        ("Mine = object\n", True),
+        (GRADER + "import importlib\nimportlib.import_module('pro' + 'mpts')\n", True),
+        ("class (Grader):\n", True),
+        ("import osmosis_ai\n@osmosis_ai.osmosis_reward\ndef score(a, b, c): ...\n", False),
+    ],
+)
+def test_without_a_known_grader_every_file_counts(tmp_path: Path, grading: str, counts: bool) -> None:
+    files = {"grading.py": grading}
+    assert (
+        digest(tmp_path, **files) != digest(tmp_path, **files, **{"prompts.py": "SYSTEM = ''\n"})
+    ) is counts
+
+
+def digest_of_one_file(root: Path, text: str, **options: Any) -> str:
+    return digest(root, **options, **{"grading.py": "", "main.py": text})
+
+
+@pytest.mark.parametrize(
+    ("said", "instead", "counts"),
+    [
+        ("SYSTEM * TURNS", "SYSTEM", False),
+        ("TURNS = 4", "TURNS = 8", False),
+        ("json.dumps(ctx)", "'no tool'", False),
+        ("import json", "import json, random", False),
+        ("class Mine", "# the agent\n\n\nclass Mine", False),
+        ("set_reward(score", "set_reward(1 - score", True),
+        ("return THRESHOLD", "return 1", True),
+        ("THRESHOLD = 0.5", "THRESHOLD = 0.6", True),
+        ('compile("####")', 'compile("===")', True),
+        ("import re", "import regex as re", True),
+        ("grader=Right", "grader=Other", True),
+        ("    main()", "    Right.grade = print", True),
+        ("class Right(Grader)", "@patched\nclass Right(Grader)", True),
+        ("score(ANSWER, ctx)", "score(ANSWER, globals())", True),
     ],
 )
 def test_a_change_of_an_agent_in_the_graders_file_keeps_the_grader_digest(
-    one_file: Path, said: str, instead: str
+    tmp_path: Path, said: str, instead: str, counts: bool
 ) -> None:
-    before = digest(one_file)
     assert said in ONE_FILE
-    (one_file / "main.py").write_text(ONE_FILE.replace(said, instead))
-    (one_file / "prompts.py").write_text("SYSTEM = 'be long'\n")
-    assert digest(one_file) == before
+    changed = digest_of_one_file(tmp_path, ONE_FILE.replace(said, instead))
+    assert (changed != digest_of_one_file(tmp_path, ONE_FILE)) is counts
 
 
-@pytest.mark.parametrize(
-    ("said", "instead"),
-    [
-        ("set_reward(score", "set_reward(1 - score"),
-        ("return THRESHOLD", "return 1"),
-        ("THRESHOLD = 0.5", "THRESHOLD = 0.6"),
-        ('compile("####")', 'compile("===")'),
-        ("import re", "import regex as re"),
-        ("grader=Right", "grader=Other"),
-        ("    main()", "    Right.grade = print"),
-        ("class Right(Grader)", "@patched\nclass Right(Grader)"),
-        ("score(ANSWER, ctx)", "score(ANSWER, globals())"),
-    ],
-)
-def test_a_change_of_a_grader_in_the_agents_file_changes_its_digest(
-    one_file: Path, said: str, instead: str
-) -> None:
-    before = digest(one_file)
-    assert said in ONE_FILE
-    (one_file / "main.py").write_text(ONE_FILE.replace(said, instead))
-    assert digest(one_file) != before
+def test_an_agent_that_its_grader_names_a_time_limit_and_a_variable_count(tmp_path: Path) -> None:
+    graded = ONE_FILE.replace("score(ANSWER, ctx)", "Mine.reward(ctx)")
+    texts = (graded, graded.replace("TURNS = 4", "TURNS = 8"))
+    assert len({digest_of_one_file(tmp_path, text) for text in texts}) == 2
+    assert len({digest(tmp_path), digest(tmp_path, timeout_s=5.0), digest(tmp_path, env={"JUDGE": "x"})}) == 3
 
 
 READS = "os.environ.get('{}', '1')"
@@ -569,19 +510,11 @@ READS = "os.environ.get('{}', '1')"
     ],
 )
 def test_a_variable_that_only_the_agent_names_does_not_count(
-    one_file: Path, agent: str, grader: str, counts: bool
+    tmp_path: Path, agent: str, grader: str, counts: bool
 ) -> None:
     source = ONE_FILE.replace("SYSTEM * TURNS", agent).replace("return THRESHOLD", f"return {grader}")
-    (one_file / "main.py").write_text(source)
-    assert (digest(one_file, env={"HEAT": "1"}) != digest(one_file, env={"HEAT": "2"})) is counts
-
-
-def test_an_agent_that_its_grader_names_counts(one_file: Path) -> None:
-    graded = ONE_FILE.replace("score(ANSWER, ctx)", "Mine.reward(ctx)")
-    (one_file / "main.py").write_text(graded)
-    before = digest(one_file)
-    (one_file / "main.py").write_text(graded.replace("TURNS = 4", "TURNS = 8"))
-    assert digest(one_file) != before
+    digests = {digest_of_one_file(tmp_path, source, env={"HEAT": heat}) for heat in "12"}
+    assert (len(digests) == 2) is counts
 
 
 @pytest.fixture
@@ -592,16 +525,14 @@ def rows(tmp_path: Path) -> Path:
     return path
 
 
-def test_rows_after_the_last_selected_one_are_not_checked(rows: Path) -> None:
+def test_rows_after_the_last_selected_one_are_not_checked_and_missing_ones_are_refused(rows: Path) -> None:
+    with pytest.raises(OsmosisError, match="no longer has row 10"):
+        list(DatasetInput(rows, "rows", "d", "path").rows(select_rows(12, limit=None, rows=None)))
+
     with rows.open("a") as out:
         out.write("not json\n")
     found = list(DatasetInput(rows, "rows", "d", "path").rows(select_rows(11, limit=4, rows=None)))
     assert [index for index, _ in found] == [0, 1, 2, 3]
-
-
-def test_a_shortened_dataset_is_refused(rows: Path) -> None:
-    with pytest.raises(OsmosisError, match="no longer has row 10"):
-        list(DatasetInput(rows, "rows", "d", "path").rows(select_rows(12, limit=None, rows=None)))
 
 
 def test_every_model_call_of_a_run_has_a_seed_of_its_own_that_never_changes() -> None:
@@ -618,65 +549,30 @@ def test_every_model_call_of_a_run_has_a_seed_of_its_own_that_never_changes() ->
     assert attempt_seeds(7, 3, 1)(2) == call_seed(7, 3, 1, 2)
 
 
-def test_without_a_budget_nothing_is_ever_exhausted() -> None:
-    spending = Spending(Budget())
-    spending.add(calls=1, tokens=0, cost_usd=None)
-    assert spending.exhausted() is None
-
-
 @pytest.mark.parametrize(
-    ("budget", "option"),
-    [(Budget(max_cost_usd=0.5), "--max-cost 0.5"), (Budget(max_tokens=100), "--max-tokens 100")],
-)
-def test_a_spent_budget_names_the_option_to_raise(budget: Budget, option: str) -> None:
-    spending = Spending(budget)
-    spending.add(calls=1, tokens=99, cost_usd=0.49)
-    assert spending.exhausted() is None
-    spending.add(calls=1, tokens=1, cost_usd=0.01)
-    assert option in (spending.exhausted() or "")
-
-
-def test_attempts_in_progress_count_towards_the_budget() -> None:
-    spending = Spending(Budget(max_tokens=100))
-    spending.add(calls=1, tokens=60, cost_usd=None)
-    assert spending.exhausted(lambda: Spent(39, 0.0)) is None
-    assert spending.exhausted(lambda: Spent(40, 0.0))
-
-
-def test_the_time_of_earlier_sessions_counts() -> None:
-    now = 1000.0
-    spending = Spending(Budget(max_time_s=60), earlier_s=50, clock=lambda: now)
-    now += 9
-    assert spending.exhausted() is None
-    now += 1
-    assert "--max-time 60" in (spending.exhausted() or "")
-
-
-@pytest.mark.parametrize(
-    ("budget", "tokens", "cost", "reason"),
+    ("limits", "spent", "reason"),
     [
-        (Budget(max_cost_usd=1), 5, None, "cost of a model call is unknown"),
-        (Budget(max_tokens=10), 0, None, "does not report token counts"),
+        ({}, (1, 0, None), None),
+        ({"max_cost_usd": 0.5}, (1, 99, 0.49), None),
+        ({"max_cost_usd": 0.5}, (1, 99, 0.5), "--max-cost 0.5"),
+        ({"max_tokens": 100}, (1, 60, None), None),
+        ({"max_tokens": 100}, (1, 61, None), "--max-tokens 100"),
+        ({"max_cost_usd": 1}, (1, 5, None), "cost of a model call is unknown"),
+        ({"max_tokens": 99}, (1, 0, 0.0), "does not report token counts"),
+        ({"max_cost_usd": 1, "max_tokens": 99}, (0, 0, None), None),
+        ({"max_time_s": 61}, (1, 1, 0.0), None),
+        ({"max_time_s": 60}, (1, 1, 0.0), "--max-time 60"),
     ],
 )
-def test_unknown_costs_and_tokens_end_the_budget(
-    budget: Budget, tokens: int, cost: float | None, reason: str
+def test_a_spent_budget_names_the_option_to_raise(
+    limits: dict[str, float], spent: tuple[int, int, float | None], reason: str | None
 ) -> None:
-    spending = Spending(budget)
-    spending.add(calls=1, tokens=tokens, cost_usd=cost)
-    assert reason in (spending.exhausted() or "")
-
-
-def test_attempts_without_model_calls_cost_nothing() -> None:
-    spending = Spending(Budget(max_cost_usd=1, max_tokens=1))
-    spending.add(calls=0, tokens=0, cost_usd=None)
-    assert spending.exhausted() is None
-
-
-@pytest.mark.parametrize("limit", [0, -1, float("nan"), float("inf")])
-def test_a_limit_must_be_a_positive_number(limit: float) -> None:
-    with pytest.raises(OsmosisError, match="--max-cost"):
-        Budget(max_cost_usd=limit)
+    clock = iter([1000.0, *[1010.0] * 9])
+    spending = Spending(Budget(**limits), earlier_s=50, clock=lambda: next(clock))  # type: ignore[arg-type]
+    calls, tokens, cost_usd = spent
+    spending.add(calls=calls, tokens=tokens, cost_usd=cost_usd)
+    found = spending.exhausted(lambda: Spent(39, 0.0))
+    assert reason in found if reason and found else found is reason
 
 
 async def test_litellm_finds_a_runs_variables_but_none_that_start_programs() -> None:
@@ -699,34 +595,13 @@ async def test_litellm_finds_a_runs_variables_but_none_that_start_programs() -> 
     ("option", "config", "capacity", "limit"),
     [
         (None, None, None, 32),
-        (None, None, 4, 4),
-        (None, 16, None, 16),
-        (None, 16, 4, 4),
+        (None, 16, 20, 16),
         (8, 16, None, 8),
         (8, 16, 4, 4),
         (500, None, None, 500),
-        (2, None, 100, 2),
     ],
 )
 def test_the_option_wins_over_the_config_and_the_server_bounds_both(
     option: int | None, config: int | None, capacity: int | None, limit: int
 ) -> None:
     assert choose_limit(max_in_flight=option, batch_size=config, capacity=capacity) == limit
-
-
-def test_reopened_attempts_keep_their_records_until_they_have_new_ones() -> None:
-    table = AttemptTable(4, 1)
-    for row, status in enumerate(("success", "failed", "skipped")):
-        table.set_result(record(row, status=status), row)
-    table.reopen_failed()
-    assert [table.is_open(row, 0) for row in range(4)] == [False, True, True, True]
-    assert (table.open_count, table.count("failed")) == (3, 1)
-
-
-def test_a_run_of_selected_attempts_has_no_others() -> None:
-    table = AttemptTable(3, 2, only=[(1, 0), (2, 1)])
-    assert (len(table), table.open_count) == (2, 2)
-    assert table.holds(2, 1) and not table.holds(2, 0) and not table.row_is_open(0)
-    table.set_result(record(1, 0, status="failed"), 7)
-    table.reopen_failed()
-    assert (table.open_count, list(table.recorded())) == (2, [(1, 0, 7)])

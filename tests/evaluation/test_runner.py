@@ -16,9 +16,8 @@ import pytest
 
 from osmosis_ai.cli.eval_runs.view import numbers_table
 from osmosis_ai.controller.attempt import call_seed
-from osmosis_ai.controller.server_process import MAX_RESTARTS
 from osmosis_ai.datasets import count_records, file_digest, select_rows
-from osmosis_ai.errors import OsmosisError, ResumeRefusedError
+from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.hooks import RunSummary
 from osmosis_ai.evaluation.local_results import read_local_results
 from osmosis_ai.evaluation.metrics import Estimates
@@ -28,7 +27,7 @@ from osmosis_ai.evaluation.spec import Budget, DatasetInput, EvalRunOptions
 from osmosis_ai.llm.providers import ModelEndpoint
 from tests.evaluation.builders import spec
 from tests.evaluation.recording_hooks import RecordingHooks
-from tests.evaluation.rollouts import AGENT, write_rollout, write_rows
+from tests.evaluation.rollouts import AGENT, agent_with, write_rollout, write_rows
 from tests.standin_model import Reply, StandInModel, error_reply
 
 
@@ -184,30 +183,6 @@ async def test_what_goes_wrong_in_one_row_is_told_apart_and_stops_nothing(world:
     assert summary.complete
     assert [record.row_index for record in summary.failures] == [0, 1, 2, 3]
     assert world.metrics()["estimates"]["counts"]["scored"] == 1
-
-
-@pytest.mark.e2e
-async def test_running_it_again_asks_nothing_and_starts_nothing(world: World) -> None:
-    first = await world.run()
-    calls = world.model.calls
-    records = world.records()
-    world.hooks = RecordingHooks()
-    again = await world.run()
-    assert (again.dispatched, again.resumed, again.local_run_id) == (0, 3, first.local_run_id)
-    assert world.model.calls == calls
-    assert world.records() == records
-    assert world.hooks.asked == []
-    index = [json.loads(line) for line in (world.directory / "index.jsonl").read_text().splitlines()]
-    assert all(entry["resumed"] is True for entry in index)
-    assert again.metrics.wire == first.metrics.wire
-
-
-@pytest.mark.e2e
-async def test_resume_refuses_when_the_rollouts_code_changed(world: World) -> None:
-    await world.run()
-    (world.rollout_dir / "extra.py").write_text("x = 1\n")
-    with pytest.raises(ResumeRefusedError, match="Changed: rollout"):
-        await world.run()
 
 
 @pytest.mark.e2e
@@ -480,55 +455,14 @@ async def test_kill_9_of_one_of_three_loses_its_attempts_alone(cold_world: World
     assert len([note for note in cold_world.hooks.notes if "Starting it again" in note]) == 1
 
 
-@pytest.mark.e2e
-async def test_servers_that_die_one_after_the_other_end_the_run_with_the_reason_and_another_number_goes_on(
-    cold_world: World,
-) -> None:
-    write_rollout(cold_world.rollout_dir, AGENT.replace('if said == "die"', 'if os.environ.get("DIES")'))
-    write_rows(cold_world.rows, [f"row {row}" for row in range(6)])
-    runner = cold_world.runner(options={"servers": 3})
-    runner.environ["DIES"] = "1"
-    summary = await runner.run()
-    assert summary is not None
-    assert summary.stop is not None
-    assert (summary.stop.kind, summary.pending) == ("fault", 6)
-    assert "exit status 7" in summary.stop.reason
-    assert "about to die" in summary.stop.reason
-    logged = "".join(path.read_text() for path in cold_world.directory.glob("rollout-server*.log"))
-    assert logged.count("about to die") <= 3 * (MAX_RESTARTS + 3)
-
-    summary = await cold_world.run(options={"servers": 2})
-    assert (summary.complete, summary.succeeded) == (True, 6)
-    assert cold_world.hooks.plans[-1].servers == 2
-
-
-@pytest.mark.e2e
-def test_secrets_are_blotted_out_of_the_log_of_every_server(tmp_path: Path) -> None:
-    from osmosis_ai.evaluation.run_log import redact_server_logs
-    from osmosis_ai.redaction import Redactor
-
-    for name in ("rollout-server.log", "rollout-server-2.log", "other.log"):
-        (tmp_path / name).write_text("key=sk-very-secret-value\n")
-    redact_server_logs(tmp_path / "rollout-server.log", Redactor(["sk-very-secret-value"]))
-    assert "sk-very" in (tmp_path / "other.log").read_text()
-    for name in ("rollout-server.log", "rollout-server-2.log"):
-        assert "sk-very" not in (tmp_path / name).read_text()
-
-
 # Asks no model of its own: every call is the grader's.
 JUDGED = """
-import os
-
-import uvicorn
-
 from osmosis_ai import evaluate_rubric
-from osmosis_ai.rollout import AgentWorkflow, Grader, LocalBackend
-from osmosis_ai.rollout.server import create_rollout_server
 
 os.environ["OPENAI_BASE_URL"] = "{base_url}"
 
 
-class Agent(AgentWorkflow):
+class Done(AgentWorkflow):
     async def run(self, ctx):
         return [*ctx.prompt, {{"role": "assistant", "content": "done"}}]
 
@@ -540,12 +474,12 @@ class Judged(Grader):
         model = "anthropic/judge" if said == "keyless" else "openai/judge"
         result = await evaluate_rubric(solution_str=said, rubric="Be kind.", model=model, api_key=key)
         ctx.set_reward(result.score)
-
-
-if __name__ == "__main__":
-    app = create_rollout_server(backend=LocalBackend(workflow=Agent, grader=Judged))
-    uvicorn.run(app, host="127.0.0.1", port=int(os.environ["_OSMOSIS_ROLLOUT_PORT"]), log_level="error")
 """
+
+
+def write_judged(world: World) -> None:
+    judged = JUDGED.format(base_url=world.model.base_url)
+    write_rollout(world.rollout_dir, agent_with(judged, workflow="Done", grader="Judged"))
 
 
 @pytest.mark.e2e
@@ -553,7 +487,7 @@ if __name__ == "__main__":
 async def test_a_score_outside_the_scale_is_kept_next_to_the_clamped_one(tmp_path: Path) -> None:
     async with StandInModel(lambda _: Reply('{"score": 4, "explanation": "Great."}')) as model:
         world = World(tmp_path, model)
-        write_rollout(world.rollout_dir, JUDGED.format(base_url=model.base_url))
+        write_judged(world)
         write_rows(world.rows, ["one", "two"])
         await world.run()
         for scored in world.records():
@@ -573,7 +507,7 @@ async def test_its_explanation_is_with_the_sample_and_its_cost_is_in_the_run(tmp
     good = Reply('{"score": 0.5, "explanation": "Polite."}', usage=usage)
     async with StandInModel(lambda _: good) as model:
         world = World(tmp_path, model)
-        write_rollout(world.rollout_dir, JUDGED.format(base_url=model.base_url))
+        write_judged(world)
         write_rows(world.rows, ["one", "keyless"])
         summary = await world.run()
         assert (summary.succeeded, summary.failed) == (1, 1)

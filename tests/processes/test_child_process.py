@@ -28,13 +28,10 @@ STUBBORN = "import signal, threading; signal.signal(signal.SIGTERM, signal.SIG_I
 POLITE = "import threading; print('ready', flush=True); threading.Event().wait()"
 
 
-def start(source: str, tmp_path: Path) -> ChildProcess:
-    return ChildProcess(
-        [sys.executable, "-c", textwrap.dedent(source)],
-        env=dict(os.environ),
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-    )
+def start(source: str, tmp_path: Path, *, guard: bool = False, **changes: Any) -> ChildProcess:
+    command = [sys.executable, *(["-m", "osmosis_ai.processes", sys.executable] if guard else [])]
+    fields: dict[str, Any] = {"env": dict(os.environ), "cwd": tmp_path, "stdout": subprocess.PIPE, **changes}
+    return ChildProcess([*command, "-c", textwrap.dedent(source)], **fields)
 
 
 def first_line(child: ChildProcess) -> str:
@@ -44,29 +41,24 @@ def first_line(child: ChildProcess) -> str:
 
 @pytest.mark.integration
 async def test_a_child_gets_exactly_the_environment_and_directory_it_is_given(tmp_path: Path) -> None:
-    child = ChildProcess(
-        [sys.executable, "-c", "import os; print(sorted(os.environ), os.getcwd())"],
-        env={"ONE": "1"},
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-    )
+    child = start("import os; print(sorted(os.environ), os.getcwd())", tmp_path, env={"ONE": "1"})
     line = first_line(child)
     await child.stop()
     assert "'ONE'" in line and "'HOME'" not in line and str(tmp_path) in line
 
 
 @pytest.mark.integration
-async def test_stopping_asks_first(tmp_path: Path) -> None:
-    child = start(POLITE, tmp_path)
-    assert first_line(child) == "ready"
-    assert await child.stop(grace_s=600) == -signal.SIGTERM
-
-
-@pytest.mark.integration
-async def test_a_child_that_does_not_listen_is_ended_by_force(tmp_path: Path) -> None:
-    child = start(STUBBORN, tmp_path)
-    assert first_line(child) == "deaf"
-    assert await child.stop(grace_s=0.05) == -signal.SIGKILL
+@pytest.mark.parametrize(
+    ("source", "grace_s", "status"),
+    [(POLITE, 600, -signal.SIGTERM), (STUBBORN, 0.05, -signal.SIGKILL)],
+    ids=["polite", "deaf"],
+)
+async def test_a_child_is_asked_to_end_and_then_made_to(
+    tmp_path: Path, source: str, grace_s: float, status: int
+) -> None:
+    child = start(source, tmp_path)
+    assert first_line(child) in ("ready", "deaf")
+    assert await child.stop(grace_s=grace_s) == status
 
 
 @pytest.mark.integration
@@ -98,88 +90,85 @@ async def test_what_the_child_started_is_stopped_with_it(tmp_path: Path) -> None
     await asyncio.wait_for(gone(grandchild), 60)
 
 
-def parent_program(child_source: str) -> str:
-    """A parent that starts a supervised child and relays the one line the child prints."""
-    return textwrap.dedent(
-        f"""
-        import os, subprocess, sys, threading
-        from pathlib import Path
-        from osmosis_ai.processes import ChildProcess
-
-        child = ChildProcess([sys.executable, "-c", {textwrap.dedent(child_source)!r}], env=dict(os.environ),
-                             cwd=Path.cwd(), stdout=subprocess.PIPE)
-        print(child.pid, child.stdout.readline().decode(), end="", flush=True)
-        threading.Event().wait()
-        """
-    )
+WATCHING = "from osmosis_ai.processes import watch_parent\nwatch_parent()\n" + POLITE
+WATCHING_WITH_DEAF_GRANDCHILD = f"""
+    import signal, subprocess, sys, threading
+    from osmosis_ai.processes import child_process
+    child_process.TERMINATION_GRACE_S = 0.2
+    child_process.watch_parent()
+    grandchild = subprocess.Popen([sys.executable, "-c", {STUBBORN!r}], stdout=subprocess.PIPE)
+    grandchild.stdout.readline()
+    print(grandchild.pid, flush=True)
+    threading.Event().wait()
+"""
+FOREIGN = "import os, threading; print(os.getpid(), flush=True); threading.Event().wait()"
 
 
 @pytest.mark.integration
 @pytest.mark.e2e
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-async def test_a_child_ends_however_its_parent_ends(number: signal.Signals) -> None:
-    source = "from osmosis_ai.processes import watch_parent\nwatch_parent()\n" + POLITE
+@pytest.mark.parametrize(
+    ("source", "guard", "number"),
+    [
+        (WATCHING, False, signal.SIGKILL),
+        (WATCHING, False, signal.SIGTERM),
+        (WATCHING_WITH_DEAF_GRANDCHILD, False, signal.SIGKILL),
+        (FOREIGN, True, signal.SIGKILL),
+    ],
+    ids=["killed", "terminated", "deaf grandchild", "a program that does not watch"],
+)
+async def test_a_child_ends_however_its_parent_ends(
+    source: str, guard: bool, number: signal.Signals, tmp_path: Path
+) -> None:
+    parent_source = f"""
+import subprocess, threading
+from pathlib import Path
+from tests.processes.test_child_process import start
+child = start({source!r}, Path.cwd(), guard={guard})
+print(child.pid, child.stdout.readline().decode(), end="", flush=True)
+threading.Event().wait()
+"""
     with subprocess.Popen(  # noqa: ASYNC220 - it starts at once and is read one line from
-        [sys.executable, "-c", parent_program(source)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", parent_source],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
     ) as parent:
         assert parent.stdout is not None
-        child = int(parent.stdout.readline().split()[0])
-        assert alive(child)
+        started = [int(word) for word in parent.stdout.readline().split() if word.isdigit()]
+        assert all(map(alive, started)), started
         parent.send_signal(number)
-    await asyncio.wait_for(gone(child), 60)
-
-
-@pytest.mark.integration
-@pytest.mark.e2e
-async def test_a_killed_parent_takes_a_deaf_child_and_its_deaf_grandchild_along() -> None:
-    source = f"""
-        import signal, subprocess, sys, threading
-        from osmosis_ai.processes import child_process
-        child_process.TERMINATION_GRACE_S = 0.2
-        child_process.watch_parent()
-        grandchild = subprocess.Popen([sys.executable, "-c", {STUBBORN!r}], stdout=subprocess.PIPE)
-        grandchild.stdout.readline()
-        print(grandchild.pid, flush=True)
-        threading.Event().wait()
-    """
-    with subprocess.Popen(  # noqa: ASYNC220 - it starts at once and is read one line from
-        [sys.executable, "-c", parent_program(source)], stdout=subprocess.PIPE, text=True
-    ) as parent:
-        assert parent.stdout is not None
-        child, grandchild = map(int, parent.stdout.readline().split())
-        parent.kill()
-    await asyncio.wait_for(gone(child), 60)
-    await asyncio.wait_for(gone(grandchild), 60)
+    for pid in started:
+        await asyncio.wait_for(gone(pid), 60)
 
 
 @pytest.mark.integration
 async def test_a_log_is_appended_to_and_its_owners_alone(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "child.log"
     for word in ("one", "two"):
-        command = [sys.executable, "-c", f"import sys; print({word!r}, file=sys.stderr)"]
-        await ChildProcess(command, env=dict(os.environ), cwd=tmp_path, stdout=log).wait()
+        await start(f"import sys; print({word!r}, file=sys.stderr)", tmp_path, stdout=log).wait()
     assert log.read_text() == "one\ntwo\n"
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
 
 
 @pytest.mark.integration
-def test_what_a_background_process_starts_stays_in_the_background(tmp_path: Path) -> None:
-    script = (
-        "import os, subprocess, sys\n"
-        "from pathlib import Path\n"
-        "from osmosis_ai.processes import ChildProcess, lower_priority\n"
-        "lower_priority()\n"
-        "tell = 'import os; print(os.getpriority(os.PRIO_PROCESS, 0))'\n"
-        "child = ChildProcess([sys.executable, '-c', tell], env=dict(os.environ), cwd=Path('.'), stdout=subprocess.PIPE)\n"
-        "print(child.stdout.read().decode().strip())\n"
-    )
+def test_what_a_background_process_starts_stays_in_the_background() -> None:
+    script = """
+from pathlib import Path
+from osmosis_ai.processes import lower_priority
+from tests.processes.test_child_process import first_line, start
+lower_priority()
+print(first_line(start('import os; print(os.getpriority(os.PRIO_PROCESS, 0))', Path.cwd())))
+"""
     result = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", script],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert result.stdout.strip() == str(max(10, os.getpriority(os.PRIO_PROCESS, 0))), result.stderr
 
 
-FOREIGN = "import os, threading; print(os.getpid(), flush=True); threading.Event().wait()"
 CAREFUL = """
 import signal, sys, threading
 def end(*_):
@@ -189,56 +178,20 @@ signal.signal(signal.SIGTERM, end)
 print("ready", flush=True)
 threading.Event().wait()
 """
-PARENT = f"""
-import os, sys, threading
-from pathlib import Path
-from osmosis_ai.processes import ChildProcess
-child = ChildProcess(
-    [sys.executable, "-m", "osmosis_ai.processes", sys.executable, "-c", {FOREIGN!r}],
-    env=dict(os.environ), cwd=Path.cwd(), stdout=1,
-)
-threading.Event().wait()
-"""
-
-
-def guarded(source: str, tmp_path: Path) -> ChildProcess:
-    return ChildProcess(
-        [sys.executable, "-m", "osmosis_ai.processes", sys.executable, "-c", source],
-        env=dict(os.environ),
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-    )
-
-
-def line(child: ChildProcess) -> str:
-    assert child.stdout is not None
-    return child.stdout.readline().decode().strip()
-
-
-@pytest.mark.integration
-def test_a_program_ends_when_its_starter_is_killed() -> None:
-    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    foreign = int(parent.stdout.readline())
-    assert alive(foreign)
-    parent.send_signal(signal.SIGKILL)
-    parent.wait()
-    parent.stdout.close()
-    asyncio.run(asyncio.wait_for(gone(foreign), 300))
 
 
 @pytest.mark.integration
 async def test_a_program_that_is_asked_to_end_is_waited_for(tmp_path: Path) -> None:
-    child = guarded(CAREFUL, tmp_path)
-    assert line(child) == "ready"
+    child = start(CAREFUL, tmp_path, guard=True)
+    assert first_line(child) == "ready"
     assert await child.stop(grace_s=600) == 3
-    assert line(child) == "cleaned up"
+    assert first_line(child) == "cleaned up"
 
 
 @pytest.mark.integration
 async def test_the_guard_ends_as_its_program_did(tmp_path: Path) -> None:
-    assert await guarded("raise SystemExit(7)", tmp_path).wait() == 7
-    killed = guarded("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", tmp_path)
+    assert await start("raise SystemExit(7)", tmp_path, guard=True).wait() == 7
+    killed = start("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", tmp_path, guard=True)
     assert await killed.wait() == -signal.SIGKILL
 
 
@@ -319,13 +272,7 @@ first, second = take_private_variables(), take_private_variables()
 print(json.dumps([CANARY in began_with, first, second, sorted(name for name in os.environ if "HANDED" in name)]))
 """.replace("CANARY", repr(CANARY))
     told = tmp_path / "told"
-    child = ChildProcess(
-        [sys.executable, "-c", program],
-        env=dict(os.environ),
-        cwd=tmp_path,
-        stdout=told,
-        private_env={"SECRET": CANARY},
-    )
+    child = start(program, tmp_path, stdout=told, private_env={"SECRET": CANARY})
     assert await asyncio.wait_for(child.wait(), 60) == 0, told.read_text()
     await child.stop()
     assert json.loads(told.read_text()) == [False, {"SECRET": CANARY}, {}, []]
@@ -335,14 +282,8 @@ print(json.dumps([CANARY in began_with, first, second, sorted(name for name in o
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows a process's descriptors as files")
 async def test_what_a_child_alone_is_told_nobody_takes_out_of_its_descriptors(tmp_path: Path) -> None:
     # It has not kept to itself yet, and waits until we have looked.
-    child = ChildProcess(
-        [sys.executable, "-c", "import threading; print('begun', flush=True); threading.Event().wait()"],
-        env=dict(os.environ),
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        private_env={"SECRET": CANARY},
-    )
-    assert child.stdout is not None and child.stdout.readline() == b"begun\n"
+    child = start(POLITE, tmp_path, private_env={"SECRET": CANARY})
+    assert first_line(child) == "ready"
     stolen = []
     for descriptor in Path(f"/proc/{child.pid}/fd").iterdir():
         with suppress(OSError):

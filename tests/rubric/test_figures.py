@@ -229,7 +229,7 @@ def test_the_interval_is_that_of_scipys_bootstrap() -> None:
         ).confidence_interval
         assert ours is not None
         apart.append((np.array(ours) - theirs) / (theirs.high - theirs.low))
-    # Two runs of 2,000 draws differ by chance; 12 % of the width is about four of its standard errors.
+    # Two runs of 2,000 draws differ by chance; 12% of the width is about four of its standard errors.
     assert np.abs(apart).max() < 0.12
     assert np.abs(np.mean(apart, axis=0)).max() < 0.04, "four standard errors of the mean of ten"
 

@@ -86,43 +86,35 @@ def test_where_no_group_can_be_made_the_reason_is_kept(given: Path) -> None:
     assert "No such file" in (getattr(held, "problem", "") or "")
 
 
-def test_a_build_that_is_killed_at_its_runs_limit_says_so(
-    given: Path, tmp_path: Path, capability: SandboxCapability
+OUT_OF_MEMORY = (
+    "for place in {0} {0}/build; do printf 'oom 1\\noom_kill 1\\n' > $place/memory.events; done; kill -9 $$"
+)
+OUT_OF_PROCESSES = "printf 'max 1\\n' > {0}/pids.events; exit 2"
+
+
+@pytest.mark.parametrize(
+    ("limits", "script", "words"),
+    [
+        (RunLimits(memory_gb=2), OUT_OF_MEMORY, "killed for memory: the run's limit is 2 GB"),
+        (RunLimits(processes=99), OUT_OF_PROCESSES, "refused a process: the run's limit is 99"),
+    ],
+    ids=["memory", "processes"],
+)
+def test_a_build_that_meets_its_runs_limit_says_so(
+    given: Path, tmp_path: Path, capability: SandboxCapability, limits: RunLimits, script: str, words: str
 ) -> None:
     source = tmp_path / "source"
     source.mkdir()
-    held = control_run("r1", RunLimits(memory_gb=2))
+    held = control_run("r1", limits)
     assert isinstance(held, RunGroup)
     program = source / "uv"
-    program.write_text(
-        "#!/bin/sh\n"
-        f"for place in {held.path} {held.path}/build; do printf 'oom 1\\noom_kill 1\\n' > $place/memory.events; done\n"
-        "kill -9 $$\n"
-    )
+    program.write_text(f"#!/bin/sh\n{script.format(held.path)}\n")
     program.chmod(0o755)
     sandbox = capability.sandbox(source, limits=held.limits, control=held)
     uv = Uv(program, sandbox, tmp_path, (held.path,))
     with pytest.raises(UvError) as ended:
         uv.run(["sync"], cwd=source, doing="building")
-    assert ended.value.message == "building failed: uv was killed for memory: the run's limit is 2 GB."
-    assert not ended.value.is_infrastructure
-
-
-def test_a_build_that_is_refused_a_process_at_its_runs_limit_says_so(
-    given: Path, tmp_path: Path, capability: SandboxCapability
-) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
-    held = control_run("r1", RunLimits(processes=99))
-    assert isinstance(held, RunGroup)
-    program = source / "uv"
-    program.write_text(f"#!/bin/sh\nprintf 'max 1\\n' > {held.path}/pids.events\nexit 2\n")
-    program.chmod(0o755)
-    sandbox = capability.sandbox(source, limits=held.limits, control=held)
-    uv = Uv(program, sandbox, tmp_path, (held.path,))
-    with pytest.raises(UvError) as ended:
-        uv.run(["sync"], cwd=source, doing="building")
-    assert ended.value.message == "building failed: uv was refused a process: the run's limit is 99."
+    assert ended.value.message == f"building failed: uv was {words}."
     assert not ended.value.is_infrastructure
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from osmosis_ai.training.learner.learner import StepRefusedError
 from osmosis_ai.training.learner.step import StepMetrics
 from osmosis_ai.training.runs.loop import (
     Ending,
-    LoopParts,
     SamplingProgress,
     SavedCheckpoint,
     TrainingHooks,
@@ -221,20 +220,20 @@ class LoopWorld:
             self.settings.seed,
             self.settings.max_steps,
         )
-        self.parts = LoopParts(
+        self.loop = TrainingLoop(
             settings=self.settings,
             rows=split,
             order=order,
             validation=ValidationPlan(),
             sampler=RolloutSampler(self.runner, self.runner),  # type: ignore[arg-type]
-            learner=self.learner,
+            learner=self.learner,  # type: ignore[arg-type]
             engine=self.engine,  # type: ignore[arg-type]
             history=self.history,
             checkpoints=self.checkpoints,
             hooks=self.told,
+            state=TrainingLoopState(),
             provenance={"commit": "4be1"},
         )
-        self.loop = TrainingLoop(self.parts, TrainingLoopState())
 
     def resume(self) -> None:
         """Start anew from the last checkpoint, as a later session does."""
@@ -243,7 +242,7 @@ class LoopWorld:
         state = TrainingLoopState(**checkpoint.load_into(self.learner))
         self.history.rewind(state.step)
         self.engine.version = self.learner.updates
-        self.loop = TrainingLoop(self.parts, state)
+        self.loop = replace(self.loop, state=state)
 
     async def run(self) -> Ending:
         return await self.loop.run()

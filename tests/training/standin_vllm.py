@@ -39,7 +39,6 @@ class StandInVllm:
         forced: what every request is given, whatever it says.
     """
 
-    raw_logprobs: bool = False
     takes_adapters: bool = True
     loaded: dict[str, str] = field(default_factory=dict)
     unloaded: list[str] = field(default_factory=list)
@@ -88,7 +87,7 @@ class StandInVllm:
         return web.json_response({"object": "text_completion", "choices": [choice | self.change]})
 
     async def sampled(self, body: dict[str, Any]) -> list[SampledToken]:
-        return sample(self._model, body, raw=self.raw_logprobs)
+        return sample(self._model, body)
 
     def close(self) -> None:
         """End what it started."""
@@ -111,20 +110,20 @@ class StandInVllm:
         return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
 
 
-def _generation(body: dict[str, Any], *, raw: bool = False) -> Generation:
+def _generation(body: dict[str, Any]) -> Generation:
     return Generation(
         tuple(body["prompt"]),
         body["max_tokens"],
         body["seed"],
         frozenset(body["stop_token_ids"]),
-        temperature=1.0 if raw else body["temperature"],
+        temperature=body["temperature"],
         top_logprobs=body["logprobs"],
     )
 
 
-def sample(model: Model, body: dict[str, Any], *, raw: bool) -> list[SampledToken]:
+def sample(model: Model, body: dict[str, Any]) -> list[SampledToken]:
     batch: Any = ContinuousBatch(with_parameters(model, body), 1)
-    emissions = batch.admit([_generation(body, raw=raw)])
+    emissions = batch.admit([_generation(body)])
     while len(batch):
         emissions += batch.step()
     return [emission.token for emission in emissions]

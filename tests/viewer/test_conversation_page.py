@@ -128,7 +128,7 @@ def test_steps_come_200_a_page_and_a_step_is_found_on_its_page() -> None:
     assert text_by_class(shown(content, "?from=999999999"), "said")[-1] == "message 450"
 
 
-def test_a_message_over_64_kb_is_cut_and_shown_in_full_when_one_asks() -> None:
+def test_long_messages_are_cut_and_huge_ones_are_downloads() -> None:
     content = trajectory(
         {"source": "user", "message": "x" * 70_000}, {"source": "user", "message": "y" * 70_000}
     )
@@ -137,8 +137,6 @@ def test_a_message_over_64_kb_is_cut_and_shown_in_full_when_one_asks() -> None:
     assert "4,464 more characters." in text and "show=2#step-2" in text
     assert [len(said) for said in text_by_class(shown(content, "?show=2"), "said")] == [65_536, 70_000]
 
-
-def test_a_message_over_2_mb_is_a_download_and_pages_stay_small() -> None:
     huge = trajectory(
         {"source": "user", "message": "x" * (3 << 20)},
         *({"source": "user", "message": "z" * 60_000} for _ in range(100)),

@@ -111,17 +111,6 @@ async def test_a_page_that_is_newer_than_the_last_look_is_not_told_what_was_befo
             assert found is not None and (found.cursor, found.samples) == ("2", ((1, 0),))
 
 
-async def test_a_stream_ends_with_its_run() -> None:
-    source, hub = GrowingSource(), LiveHub(read_every_s=0.01)
-    stream = hub.stream(WATCHED, source)
-    await news_of(stream)
-    source.finished, source.status = 1, "finished"
-    assert [news.end or news.changes.status async for news in stream if news.end or news.changes] == [
-        "finished",
-        "ended",
-    ]
-
-
 async def test_a_stream_outlives_that_its_run_is_killed_and_follows_it_when_it_goes_on() -> None:
     source, hub = GrowingSource(), LiveHub(read_every_s=0.01)
     stream, seen = hub.stream(WATCHED, source), list[str | None]()

@@ -67,13 +67,21 @@ def test_an_index_that_is_damaged_behind_its_beginning_is_made_anew(
         again.close()
 
 
-def test_what_is_kept_in_the_cache_is_nobody_elses_to_read(local: LocalPlace) -> None:
+def test_the_cache_is_private_and_may_be_deleted_while_it_is_used(local: LocalPlace) -> None:
     local.start("run", rows=2, n=1)
     local.add("run", [sample_record(0, 0, 1.0)])
     listed(local.source, "run", SampleQuery())
     kept = list((local.root / "cache" / "viewer").glob("*.sqlite"))
     assert kept
     assert {path.stat().st_mode & 0o777 for path in kept} == {0o600}
+
+    local.source.runs(RunQuery(), limit=5)
+    shutil.rmtree(local.root / "cache")
+    local.add("run", [sample_record(1, 0, 0.0)])
+    local.start("other", rows=1, n=1)
+    assert places_of(listed(local.source, "run", SampleQuery())) == [(0, 0), (1, 0)]
+    assert listed(local.source, "other", SampleQuery()) == []
+    assert local.source.runs(RunQuery(), limit=5).counts["total"] == 2
 
 
 def a_foreign_database(path: Path) -> None:
@@ -128,19 +136,6 @@ def test_what_stands_in_place_of_an_index_is_neither_written_nor_removed(
         "directory": stat.S_IFDIR,
         "pipe": stat.S_IFIFO,
     }.get(what, stat.S_IFREG)
-
-
-def test_a_cache_may_be_deleted_while_it_is_used(local: LocalPlace) -> None:
-    local.start("run", rows=3, n=1)
-    local.add("run", [sample_record(0, 0, 1.0)])
-    listed(local.source, "run", SampleQuery())
-    local.source.runs(RunQuery(), limit=5)
-    shutil.rmtree(local.root / "cache")
-    local.add("run", [sample_record(1, 0, 0.0)])
-    local.start("other", rows=1, n=1)
-    assert places_of(listed(local.source, "run", SampleQuery())) == [(0, 0), (1, 0)]
-    assert listed(local.source, "other", SampleQuery()) == []
-    assert local.source.runs(RunQuery(), limit=5).counts["total"] == 2
 
 
 def test_numbers_of_a_part_of_the_journal_are_not_taken_for_all_of_it(local: LocalPlace) -> None:

@@ -650,7 +650,7 @@ def test_a_run_whose_journal_can_not_be_read_is_named_in_the_list_next_to_the_ot
 
     monkeypatch.setattr("osmosis_ai.evaluation.local_results.load_results", read)
     listed = page_text(lacking.get("/evals"))
-    assert 'href="/evals/intact"' in listed and "50.0 %" in listed
+    assert 'href="/evals/intact"' in listed and "50.0%" in listed
     assert re.search(r"href=\"/evals/barred\".*?class=\"quiet why\">(The journal|`)", listed, re.DOTALL)
     problem = "is damaged at line 1" if is_damaged else "Permission denied"
     assert problem in page_text(lacking.get("/evals/barred"))
@@ -693,7 +693,7 @@ def test_without_the_file_of_its_numbers_a_run_passes_what_its_config_says(
     if numbers is not None:
         (run / "metrics.json").write_text(numbers)
     page = page_text(lacking.get("/evals/run"))
-    assert "50.0 % of 4 scored attempts pass" in page and "reward &gt;= 0.5" in page
+    assert "50.0% of 4 scored attempts pass" in page and "reward &gt;= 0.5" in page
     assert "2 samples." in page_text(lacking.get("/evals/run/samples?outcome=passed"))
     assert RunWatcher(run).look().progress.passed == 2, "`eval watch` counts the same"
 

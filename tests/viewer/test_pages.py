@@ -45,10 +45,10 @@ def test_a_line_says_what_the_rate_stands_on() -> None:
     text = page_text(visitor(source).get("/evals"))
     assert 'href="/evals/calm-fern-1"' in text
     said = " ".join(text_by_class(text, "runs")[0].split())
-    assert "41.8 % (37.2 – 46.3 %) 380 of 400 planned 20 0.500 (0.400 – 0.600)" in said
+    assert "41.8% (37.2 – 46.3%) 380 of 400 planned 20 0.500 (0.400 – 0.600)" in said
 
 
-def test_every_kind_has_a_list_and_the_first_page_has_all() -> None:
+def test_every_kind_has_a_list_below_the_root_of_the_source() -> None:
     source = FakeSource([a_run("one"), a_run("two", "training"), a_run("three", "rubric")])
     pages = visitor(source)
     assert all(
@@ -57,8 +57,6 @@ def test_every_kind_has_a_list_and_the_first_page_has_all() -> None:
     assert "/training/two" not in page_text(pages.get("/evals"))
     assert "/rubrics/three" in page_text(pages.get("/rubrics"))
 
-
-def test_links_stand_below_the_root_of_the_source() -> None:
     text = page_text(visitor(FakeSource([a_run("one")]), root="/fern").get("/fern/evals"))
     assert 'href="/fern/evals/one"' in text
     assert 'href="/evals' not in text
@@ -160,7 +158,7 @@ def pages() -> TestClient:
     return visitor(source)
 
 
-def test_the_run_page_says_the_result_in_a_sentence_and_each_number_with_its_denominator(
+def test_the_run_page_has_the_result_each_denominator_and_ways_to_failures_and_the_run_before(
     pages: TestClient,
 ) -> None:
     text = page_text(pages.get("/evals/calm-fern-1"))
@@ -169,8 +167,6 @@ def test_the_run_page_says_the_result_in_a_sentence_and_each_number_with_its_den
     assert "8 scored attempts of 5 rows" in text
     assert "korn-graubard" in text
 
-
-def test_the_run_page_leads_to_failures_to_flaky_rows_and_to_the_run_before(pages: TestClient) -> None:
     text = page_text(pages.get("/evals/calm-fern-1"))
     assert "/evals/calm-fern-1/samples/1.1?outcome=unscored&amp;boundary=agent&amp;category=crash" in text
     assert "/evals/calm-fern-1/samples?row=0" in text
@@ -188,10 +184,14 @@ def test_what_others_wrote_does_nothing(pages: TestClient, path: str) -> None:
     assert gzipped(text) < 100_000
 
 
-def test_samples_are_filtered_by_outcome_and_keep_it_in_their_links(pages: TestClient) -> None:
+def test_samples_are_filtered_and_the_log_begins_with_its_end(pages: TestClient) -> None:
     text = page_text(pages.get("/evals/calm-fern-1/samples?outcome=unscored"))
     assert "/samples/1.1?outcome=unscored" in text and "/samples/0.0" not in text
     assert "4 samples." in text
+
+    text = page_text(pages.get("/evals/calm-fern-1/log"))
+    assert "line 299 " in text and "line 99 " not in text and "cursor=100" in text
+    assert "line 99 " in page_text(pages.get("/evals/calm-fern-1/log?cursor=100"))
 
 
 def test_text_is_found_in_conversations_though_it_is_escaped_there(pages: TestClient) -> None:
@@ -272,12 +272,6 @@ def test_a_cell_is_what_was_said_with_marks_for_what_is_not_seen_and_a_line_of_j
     assert json.loads(exact)["error"] == said and exact.rstrip(b"\n").decode("ascii").isprintable()
 
 
-def test_the_log_begins_with_its_end_and_goes_back(pages: TestClient) -> None:
-    text = page_text(pages.get("/evals/calm-fern-1/log"))
-    assert "line 299 " in text and "line 99 " not in text and "cursor=100" in text
-    assert "line 99 " in page_text(pages.get("/evals/calm-fern-1/log?cursor=100"))
-
-
 def test_a_run_without_anything_has_a_page() -> None:
     source = FakeSource([a_run("new", status="pending", started_at=None, ended_at=None)])
     text = page_text(visitor(source).get("/evals/new"))
@@ -305,7 +299,7 @@ def test_numbers_are_told_by_a_column_of_the_dataset_or_why_not(tmp_path: Path) 
     run = replace(run, open_dataset=lambda: dataset)
     pages = visitor(FakeSource([a_run("calm-fern-1")], samples_of={"calm-fern-1": run}))
     text = page_text(pages.get("/evals/calm-fern-1?slice=level"))
-    assert "25.0 %" in text and ">hard</th>" in text and ">easy</th>" in text
+    assert "25.0%" in text and ">hard</th>" in text and ">easy</th>" in text
     refused = page_text(pages.get("/evals/calm-fern-1?slice=colour"), status=400)
     assert "has no column &#39;colour&#39;" in refused and 'value="colour"' in refused
     assert "has no column" not in page_text(pages.get("/evals/calm-fern-1?slice="))
@@ -400,7 +394,7 @@ def test_training_runs_have_their_curves_over_each_other_and_the_settings_that_d
     )
     assert "training.rollout_batch_size" in text and ">16<" in text
     assert text.count("<svg viewBox") >= 2 and "0.800" in text
-    assert "under 90 % scored" not in text
+    assert "under 90% scored" not in text
 
 
 def a_source(curves: TrainingCurves, **known: object) -> FakeSource:
@@ -432,7 +426,7 @@ def test_training_and_validation_are_drawn_with_their_intervals() -> None:
     assert "0.500 (0.375 to 0.625)" in page and "0.750 (0.500 to 1.000)" in page
 
 
-def test_the_page_begins_with_what_the_newest_validation_came_to() -> None:
+def test_a_training_page_has_its_newest_validation_checkpoints_and_their_commands() -> None:
     text = page_text(visitor(a_source(learned())).get("/training/keen-owl-2"))
     assert "Validation reward 0.625 (0.430 – 0.810) after step 12; scored 8 of 8 planned." in text
     assert "training.lr" in text and "step 1 ended" in text
@@ -444,18 +438,10 @@ def test_the_page_begins_with_what_the_newest_validation_came_to() -> None:
     ):
         assert f"<h3>{heading}</h3>" in text
 
-
-def test_checkpoints_have_their_numbers_and_the_commands_that_use_them() -> None:
     text = page_text(visitor(a_source(learned()), root="/fern").get("/fern/training/keen-owl-2"))
     assert "osmosis model undeploy keen-owl-2-step-3" in text and "20.0 KB" in text
     assert "osmosis model deploy keen-owl-2-step-12" in text
     assert "osmosis/tiny:keen-owl-2-step-12" in text
-
-
-@pytest.mark.parametrize("curves", [TrainingCurves(), TrainingCurves([ViewedCurve("x", "x", [])])])
-def test_a_run_without_a_step_has_a_page(curves: TrainingCurves) -> None:
-    text = page_text(visitor(a_source(curves, status="running")).get("/training/keen-owl-2"))
-    assert "No step has ended yet." in text and 'data-live-source="/training/keen-owl-2/changes"' in text
 
 
 def test_the_parts_of_a_live_page_come_alone_and_in_one_reply() -> None:

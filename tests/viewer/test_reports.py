@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import json
 import os
@@ -15,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from osmosis_ai.decisions.compare import CompareOptions, compare_runs
-from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
+from osmosis_ai.errors import OsmosisError
 from osmosis_ai.services.report_files import ReportFile
 from osmosis_ai.services.viewing import open_viewer, report_run
 from osmosis_ai.viewer.local.source import LocalSource
@@ -24,7 +23,6 @@ from osmosis_ai.viewer.report import RunReportOptions, write_run_report
 from osmosis_ai.viewer.source import FailureCount, RunDetail, SampleQuery
 from tests.cli.trained_runs import trained_here
 from tests.evaluation.builders import record
-from tests.evaluation.recorded_runs import write_run
 from tests.evaluation.recording_hooks import RecordingHooks
 from tests.evaluation.rollouts import write_rows
 from tests.evaluation.test_runner import World
@@ -34,7 +32,6 @@ from tests.viewer.browsing import page_text, visitor
 from tests.viewer.builders import a_document, learned, two_runs
 from tests.viewer.fake_source import FakeSource, a_run, a_sample
 from tests.viewer.source_contract import listed
-from tests.workspace.builders import make_workspace
 
 HOSTILE = "</details><script>alert(1)</script><img src=http://evil.example/x onerror=alert(1)>\u202e"
 
@@ -80,39 +77,16 @@ def test_conversations_without_a_score_come_first_and_what_is_left_out_is_counte
     assert "1 conversation is here." in one and "1 sample." in one
 
 
-def test_without_text_it_holds_nothing_that_anybody_said() -> None:
+def test_without_text_reports_hold_numbers_and_nothing_that_anybody_said() -> None:
     page = report(source(), text=False)
     assert "canary" not in page and "evil.example" not in page
     assert "4 samples." in page and '<th scope="row">agent, crash</th><td>1</td>' in page
 
-
-def test_a_file_that_is_there_stays_and_of_one_that_could_not_be_written_nothing_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    workspace = make_workspace(tmp_path / "here")
-    write_run(workspace.evals_dir / "calm-fern-1", [[1.0, 0.0], [1.0, "agent"]])
-    monkeypatch.setenv("OSMOSIS_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.chdir(workspace.root)
-    file = tmp_path / "out" / "report.html"
-    with pytest.raises(OsmosisError, match="one run"):
-        report_run(None, ReportFile(file), RunReportOptions())
-    with pytest.raises(NotFoundError):
-        report_run("breezy", ReportFile(file), RunReportOptions())
-
-    def disk_full(opened: io.BytesIO, *_: object) -> None:
-        opened.write(b"half")
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("osmosis_ai.viewer.report.write_run_report", disk_full)
-        with pytest.raises(OsmosisError, match="No space left"):
-            report_run("calm-fern-1", ReportFile(file), RunReportOptions())
-    assert list(file.parent.iterdir()) == []
-    _, content = report_run("calm-fern-1", ReportFile(file), RunReportOptions())
-    assert content.samples == 4 and "of 3 scored attempts pass" in file.read_text()
-    with pytest.raises(ConflictError, match="exists"):
-        report_run("calm-fern-1", ReportFile(file), RunReportOptions())
-    report_run("calm-fern-1", ReportFile(file, overwrite=True), RunReportOptions(text=False))
+    bare = [training(text=False), judging(text=False)]
+    for page in bare:
+        assert "canary" not in page and "alert(1)" not in page
+    assert "0.625 (0.430 – 0.810)" in bare[0] and "Mean score 0.500" in bare[1]
+    assert bare[1].count('<details class="more" id="record-') == 30
 
 
 def test_a_run_that_was_downloaded_from_a_platform_is_written_from_what_came_with_it(
@@ -248,14 +222,6 @@ def test_a_training_run_has_its_curves_and_nothing_of_the_machine_it_was_on() ->
     assert "d.jsonl" in judging() and "/home/fern" not in judging()
     assert "Validation reward 0.625 (0.430 – 0.810) after step 12" in page and "training.lr" in page
     assert "/home/fern" not in page and "train resume" not in page and "12 of 12" in page
-
-
-def test_without_text_there_are_numbers_and_nothing_that_anybody_said() -> None:
-    bare = [training(text=False), judging(text=False)]
-    for page in bare:
-        assert "canary" not in page and "alert(1)" not in page
-    assert "0.625 (0.430 – 0.810)" in bare[0] and "Mean score 0.500" in bare[1]
-    assert bare[1].count('<details class="more" id="record-') == 30
 
 
 def test_view_writes_a_training_directory_and_a_judging_result_and_names_what_it_can_not(

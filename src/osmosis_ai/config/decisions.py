@@ -96,7 +96,7 @@ def limit_problem(metric: Metric, limit: float) -> str | None:
     if not math.isfinite(limit):
         return "must be a finite number"
     if metric.scale == "share" and not 0 <= limit <= 1:
-        return "is a share, from 0 to 1: write 80 % as 0.8"
+        return "is a share, from 0 to 1: write 80% as 0.8"
     if metric.scale == "amount" and limit < 0:
         return f"is never below 0, got {limit:g}"
     return None
@@ -115,7 +115,7 @@ def margin_problem(
     if metric.scale == "share" and margin >= 1:
         return f"a margin of {margin:g} accepts every run, because a share is from 0 to 1: write 3 points as 0.03"
     if metric.scale == "amount" and margin >= MOST_TIMES:
-        return f"a margin of {margin:g} accepts {1 + margin:g} times as much: write 10 % as 0.1"
+        return f"a margin of {margin:g} accepts {1 + margin:g} times as much: write 10% as 0.1"
     low, high = reward_range or (-math.inf, math.inf)
     if metric.scale == "value" and margin >= high - low:
         return f"a margin of {margin:g} accepts every run, because rewards are from {low:g} to {high:g}"

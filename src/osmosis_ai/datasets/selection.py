@@ -40,12 +40,12 @@ class RowsDrawn:
 
     @property
     def words(self) -> str:
-        """Describe the rows, for example ``20 of 200 rows, random 10 %, seed 7``."""
+        """Describe the rows, for example ``20 of 200 rows, random 10%, seed 7``."""
         if self.total is None:
             return f"{self.rows:,} row{'' if self.rows == 1 else 's'}"
         if self.rows == self.total:
             return "the only row" if self.total == 1 else f"all {self.total:,} rows"
-        share = f" {self.fraction * 100:g} %" if self.fraction is not None else ""
+        share = f" {self.fraction * 100:g}%" if self.fraction is not None else ""
         seed = f", seed {self.seed}" if self.seed is not None else ""
         how = {"first": ", the first", "chosen": ", chosen by number", "random": f", random{share}{seed}"}
         return f"{self.rows:,} of {self.total:,} rows{how.get(self.kind or '', '')}"

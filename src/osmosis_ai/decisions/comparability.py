@@ -84,7 +84,7 @@ def require_comparable(a: RunSamples, b: RunSamples, allowed: Allowances | None 
         notes = [*([] if complete else [f"{matched.words}."]), *matched.notes, *_same_samples(a, b, matched)]
         if matched.share < LEAST_SHARED:
             undecided.append(
-                f"only {matched.words}, {matched.share * 100:.0f} % of the smaller run: what they say of the others is "
+                f"only {matched.words}, {matched.share * 100:.0f}% of the smaller run: what they say of the others is "
                 "a guess."
             )
     return Comparability(

@@ -129,8 +129,7 @@ class RunTotals:
         )
 
     def data(self) -> dict[str, Any]:
-        known = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return known | {"inputs": self.inputs.data(), "notes": list(self.notes)}
+        return asdict(self)
 
 
 _ROUNDING = 1e-12
@@ -549,7 +548,7 @@ def signed_words(metric: str, number: float) -> str:
 
 
 def confidence_words(confidence: float) -> str:
-    return f"{100 * confidence:g} %"
+    return f"{100 * confidence:g}%"
 
 
 def p_words(p: float | None) -> str:
@@ -589,7 +588,7 @@ def _rounded(number: float, digits: int) -> str:
 
 
 def value_words(metric: str, value: float | None) -> str:
-    """Return a metric's value: ``62.5 %``, ``0.625``, ``$0.0123``, ``1,234``, ``1.5s``."""
+    """Return a metric's value: ``62.5%``, ``0.625``, ``$0.0123``, ``1,234``, ``1.5s``."""
     if value is None:
         return numbers.MISSING
     if metric == "cost_per_row":

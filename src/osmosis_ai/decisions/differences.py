@@ -1,7 +1,7 @@
 """The difference of two runs with its interval: paired by row, of two independent means, or of amounts the ratio.
 
 The interval and the p-value come from one method, so that they never contradict each other: p is below 0.05 exactly if
-the 95 % interval excludes "no difference". A number without an interval says why.
+the 95% interval excludes "no difference". A number without an interval says why.
 
 Rows are hard for both runs alike, so they are compared row by row. The rows alone choose the method:
 
@@ -17,7 +17,7 @@ standard error. So the interval allows for rows that may yet differ by the whole
 Tango's interval; if no row differs it is Wilson's bound of zero. The interval inverts the test, so the p-value and the
 interval always agree.
 
-The bootstrap-t: Student's t takes the tails for alike and covered 23 to 41 % where one row in twenty pays. The bootstrap
+The bootstrap-t: Student's t takes the tails for alike and covered 23 to 41% where one row in twenty pays. The bootstrap
 learns each tail from the rows; it cannot know what no row has shown yet.
 
 Unpaired: a t interval needs rows that vary. On a scale where hardly any row of a run differs from an end, and where only counts
@@ -42,7 +42,7 @@ Sources:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
@@ -426,6 +426,17 @@ def mean_difference(pairs: Pairs, *, confidence: float = CONFIDENCE, seed: int =
     if pairs.scale is None and pairs.observed is not None:
         found = found.within(pairs.observed[1] - pairs.observed[0], certain=False)
     return found.reversed() if turned else found
+
+
+def rewards_difference(
+    a: Mapping[Any, float], b: Mapping[Any, float], *, confidence: float = CONFIDENCE
+) -> Difference | None:
+    """Compare rewards by the keys of their rows; None if no row is in both."""
+    place = {key: number for number, key in enumerate(sorted({*a, *b}))}
+    values = [list(rewards.values()) for rewards in (a, b)]
+    rows = [[place[key] for key in rewards] for rewards in (a, b)]
+    pairs = Pairs.of(values[0], rows[0], values[1], rows[1], scale=scale_of_rewards(*values))
+    return None if pairs is None else mean_difference(pairs, confidence=confidence)
 
 
 def _interval(

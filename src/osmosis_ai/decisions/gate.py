@@ -40,12 +40,7 @@ from osmosis_ai.config.decisions import (
     suggested_metric,
 )
 from osmosis_ai.config.issues import closest
-from osmosis_ai.decisions.changes import (
-    RATIO_METRICS,
-    UnscoredBounds,
-    change_of,
-    estimate_of,
-)
+from osmosis_ai.decisions.changes import RATIO_METRICS, change_of, estimate_of
 from osmosis_ai.decisions.differences import NUMBER_KEYS, Difference
 from osmosis_ai.decisions.samples import RunPair
 from osmosis_ai.errors import OsmosisError
@@ -106,7 +101,7 @@ class Rule:
         if self.bound == "margin" and self.limit == 0:
             limit = "baseline"
         elif self.bound == "margin":
-            unit = {"share": f"{100 * self.limit:g} points", "amount": f"{100 * self.limit:g} %"}
+            unit = {"share": f"{100 * self.limit:g} points", "amount": f"{100 * self.limit:g}%"}
             loss = unit.get(self.described.scale, limit)
             limit = f"baseline {'-' if self.described.higher_is_better else '+'} {loss}"
         text = f"{self.metric} {sign} {limit}"
@@ -581,24 +576,18 @@ def _about(count: int) -> int:
     return math.ceil(count / unit) * unit
 
 
-@dataclass(frozen=True)
-class MarginEvidence:
-    """What two runs say of the metric of a margin rule."""
-
-    change: Difference | None
-    bounds: UnscoredBounds | None = None
-    spread: VarianceComponents | None = None
-    attempts: int = 1
-    cost_attempt: float | None = None
-    undecided: str | None = None
-    unscored: int = 0
-    unreported: int = 0
-
-
-def judge_margin(rule: Rule, found: MarginEvidence, *, confidence: float = CONFIDENCE) -> RuleResult:
-    """Apply a margin rule."""
+def judge_margin(
+    rule: Rule,
+    found: MetricChange,
+    *,
+    confidence: float = CONFIDENCE,
+    spread: VarianceComponents | None = None,
+    attempts: int = 1,
+    cost_attempt: float | None = None,
+) -> RuleResult:
+    """Apply a margin rule to the metric's change; the last three say what would settle it (:func:`settle`)."""
     margin, change, bounds = _Margin(rule), found.change, found.bounds
-    attempts = count_unscored(found.unscored)
+    unscored = count_unscored(found.unscored)
     if change is None:
         evidence = Evidence(note=_nothing_to_compare(rule), unscored=found.unscored)
     else:
@@ -621,24 +610,24 @@ def judge_margin(rule: Rule, found: MarginEvidence, *, confidence: float = CONFI
     if bounds is not None and verdict != "unclear":
         for extreme, how in ((bounds.worst, "against it"), (bounds.best, "in its favor")):
             if margin.verdict(extreme) != verdict:
-                between = f"between {margin.between(extreme)} with {attempts} counted {how}"
+                between = f"between {margin.between(extreme)} with {unscored} counted {how}"
                 reason = f"{text} over scored attempts, but {between}."
-                return result("unclear", reason, f"score {attempts}")
+                return result("unclear", reason, f"score {unscored}")
     if verdict == "unclear":
         text = f"{text}, between {margin.between(change)}"
         if bounds is not None:
             text = (
-                f"{text}; between {margin.between(bounds.worst)} with {attempts} counted against it, "
+                f"{text}; between {margin.between(bounds.worst)} with {unscored} counted against it, "
                 f"and between {margin.between(bounds.best)} in its favor"
             )
     else:
         passes = verdict == "pass"
         end = 0 if passes == rule.described.higher_is_better else 1
         bound = margin.shown_bounds(change)[end]
-        text = f"{text}, at {'worst' if passes else 'best'} {bound} with {100 * confidence:g} % confidence"
+        text = f"{text}, at {'worst' if passes else 'best'} {bound} with {100 * confidence:g}% confidence"
         if bounds is not None:
             bound = margin.shown_bounds(bounds.worst if passes else bounds.best)[end]
-            text = f"{text}, {bound} with {attempts} counted {'against it' if passes else 'in its favor'}"
+            text = f"{text}, {bound} with {unscored} counted {'against it' if passes else 'in its favor'}"
     counted = f"{change.rows:,} {'row' if change.rows == 1 else 'rows'}"
     method = "" if change.method is None else f", {change.method}"
     notes = [] if change.warning is None else [change.warning.rstrip(".")]
@@ -648,12 +637,7 @@ def judge_margin(rule: Rule, found: MarginEvidence, *, confidence: float = CONFI
         return result(verdict, reason)
     distance = margin.turned(change.value) - margin.limit
     settles = settle(
-        found.spread,
-        distance,
-        change.rows,
-        found.attempts,
-        confidence=confidence,
-        cost_attempt=found.cost_attempt,
+        spread, distance, change.rows, attempts, confidence=confidence, cost_attempt=cost_attempt
     )
     return result(verdict, reason, settles.words)
 
@@ -702,7 +686,7 @@ def margin_words(rule: Rule, number: float | None) -> str:
     """Return a change in the words of its rule: points, percent or as it is; always with its sign."""
     if number is None:
         return "unknown"
-    unit = {"amount": " %", "share": " points"}.get(rule.described.scale, "")
+    unit = {"amount": "%", "share": " points"}.get(rule.described.scale, "")
     return f"{margin_number(rule, number)}{unit}"
 
 
@@ -765,24 +749,22 @@ def spread_of_run(side: LabelledRun, metric: str) -> VarianceComponents | None:
     return None if attempts is None else VarianceComponents.of(*attempts)
 
 
-def margin_evidence(
-    pair: RunPair, rule: Rule, settings: ChangeSettings, undecided: str | None = None
-) -> MarginEvidence:
-    """Return what two runs say of the metric of a margin rule."""
+def judge_pair(
+    rule: Rule, pair: RunPair, settings: ChangeSettings, undecided: str | None = None
+) -> RuleResult:
+    """Apply a margin rule to two runs; ``undecided`` is why they decide nothing."""
     found = change_of(pair, rule.metric, settings)
     costs = [cost_of_attempt(side.run) for side in (pair.a, pair.b)]
     undecided = undecided or found.undecided
     if undecided is None and rule.metric == "reward" and found.unscored and settings.reward_range is None:
         undecided = describe_unknown_range(found.unscored)
-    return MarginEvidence(
-        change=found.change,
-        bounds=found.bounds,
+    return judge_margin(
+        rule,
+        replace(found, undecided=undecided),
+        confidence=settings.confidence,
         spread=_spread(pair, found, settings),
         attempts=attempts_of(pair.b.run),
         cost_attempt=None if None in costs else math.fsum(cost or 0.0 for cost in costs),
-        undecided=undecided,
-        unscored=found.unscored,
-        unreported=found.unreported,
     )
 
 

@@ -11,7 +11,6 @@ number. Runs on different rows keep labels of their own.
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -72,9 +71,6 @@ class ComparedInputs:
     env: Mapping[str, str] = field(default_factory=dict)
     eval_functions: tuple[str, ...] = ()
     settings_digest: str | None = None
-
-    def data(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
 @dataclass(frozen=True)
@@ -198,10 +194,12 @@ class ToldSamples:
     """Collects the samples of a run one by one, in any order, in memory for their numbers and a digest each row."""
 
     def __init__(self, empty: RunSamples, *, rows: int, n: int, teller: str) -> None:
+        import numpy as np
+
         self._empty, self._teller = empty, teller
         self._rows, self._n = rows, n
-        self._statuses = bytearray(rows * n)
-        self._floats = {name: array("d", [math.nan]) * (rows * n) for name in _FLOATS}
+        self._status = np.zeros(rows * n, dtype=np.uint8)
+        self._floats = {name: np.full(rows * n, math.nan) for name in _FLOATS}
         self._digests, self._places = [""] * rows, [-1] * rows
 
     def add(self, sample: ToldSample) -> None:
@@ -212,7 +210,7 @@ class ToldSamples:
                 f"{self._empty.name} does not have."
             )
         item = sample.row * self._n + sample.attempt
-        self._statuses[item] = _STATUS_CODES.get(sample.status, _STATUS_CODES["failed"])
+        self._status[item] = _STATUS_CODES.get(sample.status, _STATUS_CODES["failed"])
         for name in _FLOATS:
             value = getattr(sample, name)
             self._floats[name][item] = math.nan if value is None or not math.isfinite(value) else value
@@ -225,9 +223,7 @@ class ToldSamples:
         import numpy as np
 
         empty, digests, places = self._empty, self._digests, self._places
-        columns = {name: np.frombuffer(values) for name, values in self._floats.items()}
-        status = np.frombuffer(self._statuses, dtype=np.uint8)
-        tried = np.flatnonzero(status.reshape(self._rows, self._n).any(axis=1)).tolist()
+        tried = np.flatnonzero(self._status.reshape(self._rows, self._n).any(axis=1)).tolist()
         keyed = all(digests[row] for row in tried)
         if not keyed and any(places[row] < 0 for row in tried):
             raise OsmosisError(f"the platform does not tell what the rows of {empty.name} are.")
@@ -245,7 +241,7 @@ class ToldSamples:
             row_keys=keys,
             keyed_by="row_digest" if keyed else "dataset-and-index",
             source_rows=source_rows,
-            samples=sample_array({"status": status, **columns}, row_of, self._n),
+            samples=sample_array({"status": self._status, **self._floats}, row_of, self._n),
             notes=empty.notes if keyed else (*empty.notes, note),
         )
 

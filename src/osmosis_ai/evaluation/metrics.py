@@ -501,7 +501,7 @@ def _warnings(counts: Counts, rows: int, finish: FinishTotals | None) -> Iterato
 
 
 def _percent(part: int, whole: int) -> str:
-    return f"{part / whole * 100:.1f} %"
+    return f"{part / whole * 100:.1f}%"
 
 
 def _powers_of_two(most: int) -> list[int]:

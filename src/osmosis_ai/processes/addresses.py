@@ -16,11 +16,14 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
+
+from osmosis_ai.errors import reason_of
 
 if TYPE_CHECKING:
     import aiohttp
+    import uvicorn
 
 _SCHEME = "http+unix://"
 _PREFIX = "osmosis-socket-"
@@ -66,10 +69,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 def describe_bind_error(error: Exception) -> str:
     """Return the system's reason why an address cannot be bound, without the address that Python adds."""
-    number = getattr(error, "errno", None)
-    if isinstance(number, int) and number > 0:
-        return os.strerror(number)
-    return getattr(error, "strerror", None) or str(error)
+    number = error.errno if isinstance(error, OSError) else None
+    return os.strerror(number) if number and number > 0 else reason_of(error)
 
 
 @contextlib.contextmanager
@@ -86,12 +87,8 @@ def on_stop_signals(stop: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-class _Stoppable(Protocol):
-    should_exit: bool
-
-
 @contextlib.contextmanager
-def stop_on_signals(server: _Stoppable) -> Iterator[None]:
+def stop_on_signals(server: uvicorn.Server) -> Iterator[None]:
     """Let signals stop a uvicorn server and not the process: uvicorn raises them again once all is closed."""
 
     def stop() -> None:
@@ -105,17 +102,16 @@ class PrivateSocket:
     """A listening Unix socket in a new directory that only this user can enter."""
 
     def __init__(self) -> None:
-        self._directory, lock = _locked_directory()
-        path = self._directory / _SOCKET_NAME
+        directory, lock = _locked_directory()
         with contextlib.ExitStack() as resources:
             resources.callback(os.close, lock)
-            resources.callback(shutil.rmtree, self._directory, ignore_errors=True)
+            resources.callback(shutil.rmtree, directory, ignore_errors=True)
             self._socket = resources.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-            self._socket.bind(str(path))
+            self._socket.bind(str(directory / _SOCKET_NAME))
             self._socket.listen(_BACKLOG)
             self._resources = resources.pop_all()
         self._removing = threading.Lock()
-        self.address = f"{_SCHEME}{quote(str(path), safe='')}"
+        self.address = f"{_SCHEME}{quote(str(directory / _SOCKET_NAME), safe='')}"
 
     def fileno(self) -> int:
         return self._socket.fileno()

@@ -176,8 +176,7 @@ class ChildProcess:
         pass_fds: Sequence[int] = (),
         private_env: Mapping[str, str] | None = None,
     ) -> None:
-        self._lifeline = -1
-        self._closing_lifeline = threading.Lock()
+        self._lifeline: IO[bytes] | None = None
         self._contained = not isinstance(command, Sequence)
         with contextlib.ExitStack() as ours:
             if isinstance(stdout, Path):
@@ -189,8 +188,9 @@ class ChildProcess:
                 ends[PRIVATE_VARIABLES_ENV] = private_end(private_env)
                 ours.callback(os.close, ends[PRIVATE_VARIABLES_ENV])
             if not outlives:
-                ends[LIFELINE_ENV], self._lifeline = os.pipe()
+                ends[LIFELINE_ENV], our_end = os.pipe()
                 ours.callback(os.close, ends[LIFELINE_ENV])
+                self._lifeline = os.fdopen(our_end, "wb", 0)
             try:
                 variables = {**env, **{name: str(end) for name, end in ends.items()}}
                 start = ours.enter_context(program_start(command, variables))
@@ -224,9 +224,9 @@ class ChildProcess:
     def poll(self) -> int | None:
         """Return the exit status, or None while the child runs."""
         status = self._process.poll()
-        # A sandbox reports a signal as a shell does.
-        by_signal = self._contained and status is not None and status > _SHELL_SIGNALS
-        return _SHELL_SIGNALS - status if by_signal and status is not None else status
+        if self._contained and status is not None and status > _SHELL_SIGNALS:
+            return _SHELL_SIGNALS - status  # a sandbox reports a signal as a shell does
+        return status
 
     async def wait(self) -> int:
         while (status := self.poll()) is None:  # noqa: ASYNC110 - no portable exit event
@@ -253,10 +253,9 @@ class ChildProcess:
                     self._close_lifeline()
                 else:
                     self._signal(signal.SIGTERM)
-                try:
+                with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self.wait(), grace_s)
-                except asyncio.TimeoutError:
-                    self._signal(signal.SIGKILL)
+                self._signal(signal.SIGKILL)
             return await self.wait()
         finally:
             # The child's own children may still run in its group.
@@ -275,8 +274,5 @@ class ChildProcess:
             os.killpg(self._process.pid, number)
 
     def _close_lifeline(self) -> None:
-        # Close it only once, even if another thread ends the child now: the number may be reused for another file.
-        with self._closing_lifeline:
-            lifeline, self._lifeline = self._lifeline, -1
-        if lifeline >= 0:
-            os.close(lifeline)
+        if self._lifeline is not None:
+            self._lifeline.close()

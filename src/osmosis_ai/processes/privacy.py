@@ -19,8 +19,6 @@ from threading import Thread
 DEBUGGABLE_ENV = "OSMOSIS_DEBUGGABLE"
 PRIVATE_VARIABLES_ENV = "_OSMOSIS_HANDED_FD"
 _PR_SET_DUMPABLE = 4
-# What every pipe and socket takes before it is read: the least is a socket's 8 KiB on macOS.
-_BUFFERED_BYTES = 4 * 1024
 
 
 def is_debuggable(environ: Mapping[str, str]) -> bool:
@@ -49,18 +47,14 @@ def private_end(variables: Mapping[str, str]) -> int:
 
 
 def _fill(write_end: int, content: bytes) -> None:
-    if len(content) <= _BUFFERED_BYTES:
-        _write_all(write_end, content)
-    else:
-        Thread(target=_write_all, args=(write_end, content), name="osmosis-secrets", daemon=True).start()
+    """Write ``content`` in a thread: a pipe takes only so much before it is read."""
 
+    def write() -> None:
+        # A child that ends without reading breaks the pipe.
+        with suppress(ConnectionError), os.fdopen(write_end, "wb") as pipe:
+            pipe.write(content)
 
-def _write_all(write_end: int, content: bytes) -> None:
-    # A child that ends without reading breaks the pipe.
-    with suppress(ConnectionError), os.fdopen(write_end, "wb", buffering=0) as pipe:
-        left = memoryview(content)
-        while left:
-            left = left[pipe.write(left) or 0 :]
+    Thread(target=write, name="osmosis-secrets", daemon=True).start()
 
 
 def take_private_variables() -> dict[str, str]:

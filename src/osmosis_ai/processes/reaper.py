@@ -138,7 +138,8 @@ def _signal_group(group: int, number: int) -> None:
         return  # empty, or only zombies (macOS)
 
 
-def _end_as(status: int) -> None:
+def end_as(status: int) -> None:
+    """End this process as a program did that had this exit status."""
     if status >= 0:
         os._exit(status)
     import resource
@@ -150,4 +151,4 @@ def _end_as(status: int) -> None:
 
 
 if __name__ == "__main__":
-    _end_as(main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3], sys.argv[4:]))
+    end_as(main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3], sys.argv[4:]))

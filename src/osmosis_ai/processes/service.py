@@ -33,7 +33,6 @@ from osmosis_ai.processes.child_process import (
 )
 
 if TYPE_CHECKING:
-    import aiohttp
     from typing_extensions import Self
 
 LOG_CHECK_S = 30.0
@@ -273,17 +272,16 @@ class Service:
             while self.spec.announces is not None and self._announced is None:  # noqa: ASYNC110 - a thread reads it
                 await asyncio.sleep(_POLL_S[0])
             return self._announced or {}
-        probes = {asyncio.ensure_future(self._until_healthy(each)): each for each in self.spec.addresses}
+        probes = [asyncio.ensure_future(self._until_healthy(each)) for each in self.spec.addresses]
         try:
-            first = (await asyncio.wait(probes, return_when=asyncio.FIRST_COMPLETED))[0].pop()
-            self.address = probes[first]
-            return first.result()
+            self.address, answer = await next(asyncio.as_completed(probes))
+            return answer
         finally:
             for probe in probes:
                 probe.cancel()
             await asyncio.gather(*probes, return_exceptions=True)
 
-    async def _until_healthy(self, address: str) -> dict[str, Any]:
+    async def _until_healthy(self, address: str) -> tuple[str, dict[str, Any]]:
         import aiohttp
 
         pause_s, longest_s = _POLL_S
@@ -291,14 +289,17 @@ class Service:
             while True:
                 try:
                     async with session.get(server_url(address, "/health")) as reply:
-                        body = await _json_object(reply)
+                        body: Any = None
+                        with contextlib.suppress(ValueError):
+                            body = await reply.json(content_type=None)
+                        body = body if isinstance(body, dict) else {}
                         if not self.spec.is_ours(reply.headers, body):
                             raise self._failed(
                                 "address in use",
                                 f"cannot listen on {_format_place(address)}: another server is listening there",
                             )
                         if reply.status == 200:
-                            return body
+                            return address, body
                         self._probe_result = f"status {reply.status}"
                 except (aiohttp.ClientError, asyncio.TimeoutError) as error:
                     if not isinstance(error, aiohttp.ClientConnectorError):
@@ -349,11 +350,7 @@ def shorten_log(
 
     Another process appends to it (O_APPEND); what it writes meanwhile can be lost.
     """
-    try:
-        log = path.open("r+b")
-    except FileNotFoundError:
-        return False
-    with log:
+    with path.open("r+b") as log:
         size = log.seek(0, os.SEEK_END)
         if size <= most_bytes:
             return False
@@ -387,14 +384,6 @@ def is_free(port: int) -> bool:
 
 def _format_place(address: str) -> str:
     return f"port {urlsplit(address).port}" if socket_path(address) is None else "its socket"
-
-
-async def _json_object(reply: aiohttp.ClientResponse) -> dict[str, Any]:
-    with contextlib.suppress(ValueError):
-        body = await reply.json(content_type=None)
-        if isinstance(body, dict):
-            return body
-    return {}
 
 
 def _last_exception(lines: Sequence[str], project: Path) -> str | None:

@@ -92,6 +92,8 @@ class Sandbox:
 
     def words(self, program: Sequence[str], cwd: Path, writable: Sequence[Path], variables: int) -> list[str]:
         size = ["--size", str(self.limits.temporary_bytes), "--tmpfs"]
+        nodes = () if self.gpus is None else self.gpus.nodes
+        script = f"{self.limits.shell(self.control.holds)}; {'' if self.overlays else _COPY}{_START}"
         return [
             str(self.bwrap),
             *("--clearenv", "--args", str(variables)),
@@ -100,18 +102,15 @@ class Sandbox:
             *_system(),
             *("--proc", "/proc", "--dev", "/dev"),
             *_covered_proc(self.gpus),
-            *_devices(self.gpus),
+            *(word for node in nodes for word in ("--dev-bind", *map(str, node))),
             *(*size, "/dev/shm", *size, "/tmp", *size, "/var/tmp", *size, HOME),
             *("--dir", "/run"),
             *self._mounts(writable),
             *("--remount-ro", "/"),
             *("--chdir", "/", "--"),
-            *("/bin/sh", "-c", self._prologue(), str(self.source), str(cwd)),
+            *("/bin/sh", "-c", script, str(self.source), str(cwd)),
             *program,
         ]
-
-    def _prologue(self) -> str:
-        return f"{self.limits.shell(self.control.holds)}; {'' if self.overlays else _COPY}{_START}"
 
     def _mounts(self, writable: Sequence[Path]) -> list[str]:
         """Return the mounts, outer ones first, so that inner ones prevail."""
@@ -122,18 +121,15 @@ class Sandbox:
         for place in reachable_as(list(self.hidden)):
             if any(place.is_relative_to(outer) for outer in shown):
                 mounts[place] = ["--size", str(_MASK_BYTES), "--tmpfs", str(place)]
-        mounts[self.source] = self._temporary_source()
+        source = str(self.source)
+        mounts[self.source] = ["--overlay-src", source, "--tmp-overlay", source]
+        if not self.overlays:
+            size = ["--size", str(self.limits.temporary_bytes), "--tmpfs", source]
+            mounts[self.source] = ["--ro-bind", source, _COPIED_FROM, *size]
         for place in writable:
             mounts[place] = ["--bind", str(place), str(place)]
         by_depth = sorted(mounts, key=lambda place: (len(place.parts), str(place)))
         return [word for place in by_depth for word in mounts[place]]
-
-    def _temporary_source(self) -> list[str]:
-        source = str(self.source)
-        if self.overlays:
-            return ["--overlay-src", source, "--tmp-overlay", source]
-        size = ["--size", str(self.limits.temporary_bytes), "--tmpfs", source]
-        return ["--ro-bind", source, _COPIED_FROM, *size]
 
 
 @dataclass(frozen=True)
@@ -191,11 +187,6 @@ def _system() -> list[str]:
     for name in ("passwd", "group"):
         words += ["--ro-bind", str(_ETC / name), f"/etc/{name}"]
     return words
-
-
-def _devices(gpus: GpuGrant | None) -> list[str]:
-    nodes = () if gpus is None else gpus.nodes
-    return [word for node, shown in nodes for word in ("--dev-bind", str(node), str(shown))]
 
 
 def _covered_proc(gpus: GpuGrant | None) -> list[str]:

@@ -20,7 +20,6 @@ the next process can clean up after one that was killed.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
@@ -30,7 +29,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -38,8 +37,8 @@ from typing import Literal
 logger = logging.getLogger(__name__)
 
 Resource = Literal["memory", "processes", "CPU"]
-RESOURCES: tuple[Resource, ...] = ("memory", "processes", "CPU")
 RESOURCE_OF: dict[str, Resource] = {"memory": "memory", "pids": "processes", "cpu": "CPU"}
+RESOURCES = tuple(RESOURCE_OF.values())
 CONTROLLERS = tuple(RESOURCE_OF)
 """The kernel's names of the limited resources."""
 CGROUP_ENV = "OSMOSIS_CGROUP"
@@ -172,18 +171,11 @@ class ProcessView:
     user: int = os.geteuid() if hasattr(os, "geteuid") else -1
     patience_s: float = 1.0
 
-    def parent(self, pid: int) -> int:
-        try:
-            # The name in parentheses may hold anything; the state and the parent come after it.
-            stat = (self.proc / str(pid) / "stat").read_text("utf-8", "replace")
-            return int(stat.rpartition(")")[2].split()[1])
-        except (OSError, ValueError, IndexError):
-            return 0
-
     def ancestors(self, pid: int) -> Iterator[int]:
         while pid > 0:
             yield pid
-            pid = self.parent(pid)
+            stat = _stat_of(pid, self.proc)
+            pid = int(stat[1]) if stat else 0
 
 
 def look_at_delegation(view: ProcessView | None = None) -> Delegation:
@@ -201,19 +193,15 @@ def look_at_delegation(view: ProcessView | None = None) -> Delegation:
         )
     if not all(os.access(place, os.W_OK) for place in (base, base / "cgroup.subtree_control")):
         return Delegation(problem=_NOT_DELEGATED)
-    if own == base:
-        problem = _delegation_problem(base, view)
-        if problem is not None:
-            return Delegation(problem=problem)
-    return Delegation(base, controllers)
+    problem = _delegation_problem(base, view) if own == base else None
+    return Delegation(base, controllers) if problem is None else Delegation(problem=problem)
 
 
-def arrange(found: Delegation, view: ProcessView | None = None) -> Delegation:
+def arrange(found: Delegation) -> Delegation:
     """Prepare a delegated group for runs; return what is really limited there."""
-    if found.path is None:
-        return found
-    view = view or ProcessView()
     base = found.path
+    if base is None:
+        return found
     try:
         if not _is_root(base):
             _empty(base)
@@ -366,10 +354,17 @@ class RunGroup:
         own = os.getpid()
         group = cls(place.path / f"{PREFIX}{run}.{own}.{_start_ticks(own)}", place.controllers, limits)
         group.path.mkdir(exist_ok=True)
-        for name, value in group._files().items():
-            # A kernel without swap accounting lacks this file.
-            if name != "memory.swap.max" or (group.path / name).exists():
-                (group.path / name).write_text(value)
+        written: dict[str, str] = {}
+        if "memory" in group.controllers and limits.memory_gb is not None:
+            written["memory.max"] = str(int(limits.memory_gb * _GIB))
+            if (group.path / "memory.swap.max").exists():  # absent without an account of swap
+                written["memory.swap.max"] = "0"
+        if "pids" in group.controllers:
+            written["pids.max"] = str(limits.processes)
+        if "cpu" in group.controllers and limits.cpus is not None:
+            written["cpu.max"] = f"{max(1000, int(limits.cpus * _CPU_PERIOD_US))} {_CPU_PERIOD_US}"
+        for name, value in written.items():
+            (group.path / name).write_text(value)
         if "memory" in group.controllers:
             enable(group.path, "memory")
         return group
@@ -380,13 +375,12 @@ class RunGroup:
 
     @property
     def words(self) -> str:
-        by = SCOPE if self.path.parent.name.endswith(".scope") else "cgroup"
-        return limit_words(self.holds, by=by)
+        return limit_words(self.holds, by=SCOPE if self.path.parent.name.endswith(".scope") else "cgroup")
 
     def command(self, program: Sequence[str], part: str) -> list[str]:
         """Return the command that joins the leaf of ``part`` and becomes ``program``, or fails."""
         leaf = self.path / part
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             leaf.mkdir(exist_ok=True)
             if "memory" in self.controllers:
                 (leaf / "memory.oom.group").write_text("1")
@@ -411,8 +405,8 @@ class RunGroup:
     @property
     def refused(self) -> int:
         """How often the run was refused a process or a thread."""
-        most = _number(self.path / "pids.peak")
-        if most is not None and most < self.limits.processes:
+        peak = _words(self.path / "pids.peak")
+        if peak and int(peak[0]) < self.limits.processes:
             return 0
         return _pairs(self.path / "pids.events").get("max", 0)
 
@@ -423,18 +417,6 @@ class RunGroup:
         """Return the run's memory limit hits, the part's killed processes, and the run's refused forks."""
         met, killed = (_pairs(group / "memory.events") for group in (self.path, self.path / part))
         return met.get("oom", 0), killed.get("oom_kill", 0), self.refused
-
-    def _files(self) -> dict[str, str]:
-        """Return the contents of the group's files."""
-        limits = self.limits
-        written: dict[str, str] = {}
-        if "memory" in self.controllers and limits.memory_gb is not None:
-            written |= {"memory.max": str(int(limits.memory_gb * _GIB)), "memory.swap.max": "0"}
-        if "pids" in self.controllers:
-            written["pids.max"] = str(limits.processes)
-        if "cpu" in self.controllers and limits.cpus is not None:
-            written["cpu.max"] = f"{max(1000, int(limits.cpus * _CPU_PERIOD_US))} {_CPU_PERIOD_US}"
-        return written
 
 
 def sweep(place: Path) -> int:
@@ -451,7 +433,7 @@ def end_group(group: Path, timeout_s: float = _ENDING_S) -> bool:
     while group.exists():
         _kill(group)
         for folder, _, _ in os.walk(group, topdown=False):
-            with contextlib.suppress(OSError):  # a process is still ending
+            with suppress(OSError):  # a process is still ending
                 Path(folder).rmdir()
         if time.monotonic() > deadline:
             logger.warning("the control group %s cannot be removed", group)
@@ -464,12 +446,12 @@ def end_group(group: Path, timeout_s: float = _ENDING_S) -> bool:
 def _kill(group: Path) -> None:
     try:
         kill = os.open(group / "cgroup.kill", os.O_WRONLY)
-        with contextlib.closing(os.fdopen(kill, "w")) as file:
+        with closing(os.fdopen(kill, "w")) as file:
             file.write("1")
     except OSError:  # Linux before 5.14, or the group is gone
         for folder, _, _ in os.walk(group):
             for pid in processes_of(Path(folder)):
-                with contextlib.suppress(OSError):
+                with suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
 
 
@@ -481,22 +463,18 @@ def _has_owner(name: str) -> bool:
 
 def _start_ticks(pid: int) -> str | None:
     """Return when a process started, in kernel ticks; None if it does not exist."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
-    except OSError:
-        return None
-    return stat.rpartition(")")[2].split()[19]
+    stat = _stat_of(pid)
+    return stat[19] if stat else None
 
 
-def _number(file: Path) -> int | None:
-    try:
-        return int(file.read_text())
-    except (OSError, ValueError):
-        return None
+def _stat_of(pid: int, proc: Path = Path("/proc")) -> list[str]:
+    """Return a process's state, parent and the other fields after its name; empty if it does not exist."""
+    # The name in parentheses may hold anything.
+    return " ".join(_lines(proc / str(pid) / "stat")).rpartition(")")[2].split()
 
 
 def _pairs(file: Path) -> dict[str, int]:
-    return {name: int(value) for name, _, value in (line.partition(" ") for line in _lines(file))}
+    return {name: int(value) for name, value in map(str.split, _lines(file))}
 
 
 ResourceControl = RunGroup | ProcessLimits

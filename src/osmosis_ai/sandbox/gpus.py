@@ -45,13 +45,11 @@ def grant_gpus(
     count: int, locks: Path, environ: Mapping[str, str] | None = None, *, root: Path = Path("/")
 ) -> GpuGrant | None:
     """Return GPUs for a run, preferring those that no other run has; None without GPUs."""
-    present = gpus_of_machine(root)
-    names = visible_gpus(environ, root=root)
-    held = ExitStack()
+    present, held = gpus_of_machine(root), ExitStack()
     free: list[str] = []
     taken: list[str] = []
     locks.mkdir(parents=True, exist_ok=True)
-    for name in names:
+    for name in visible_gpus(environ, root=root):
         # Older drivers name a part of a GPU with slashes (`MIG-GPU-<uuid>/1/0`).
         lock = locks / f"{name.replace('/', '-')}.lock"
         (free if len(free) < count and _lock(lock, held) else taken).append(name)
@@ -91,20 +89,16 @@ def gpus_of_machine(root: Path = Path("/")) -> list[Gpu]:
     """Return this machine's GPUs in the order of their addresses on the bus."""
     numbers = (node.name.removeprefix("nvidia") for node in (root / "dev").glob("nvidia[0-9]*"))
     minors = {int(number) for number in numbers if number.isdigit()}
-    known = [gpu for gpu in _driver_gpus(root / DRIVER.relative_to("/") / "gpus") if gpu.minor in minors]
-    unknown = sorted(minors - {gpu.minor for gpu in known})
-    return sorted(known, key=lambda gpu: gpu.address or "") + [Gpu(minor) for minor in unknown]
-
-
-def _driver_gpus(folder: Path) -> Iterator[Gpu]:
-    for place in folder.glob("*/information"):
-        facts = {}
-        with suppress(OSError):
+    known = []
+    for place in (root / DRIVER.relative_to("/")).glob("gpus/*/information"):
+        with suppress(OSError, KeyError, ValueError):
             lines = place.read_text("utf-8", "replace").splitlines()
             facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-        minor = facts.get("Device Minor", "")
-        if minor.isdigit():
-            yield Gpu(int(minor), facts.get("GPU UUID"), place.parent.name)
+            minor = int(facts["Device Minor"])
+            if minor in minors:
+                known.append(Gpu(minor, facts.get("GPU UUID"), place.parent.name))
+    unknown = sorted(minors - {gpu.minor for gpu in known})
+    return sorted(known, key=lambda gpu: gpu.address or "") + [Gpu(minor) for minor in unknown]
 
 
 def _name(gpu: Gpu) -> str:
@@ -140,14 +134,10 @@ def _nodes(granted: list[Gpu], visible: list[str], root: Path) -> Iterator[Path]
 
 def _lock(file: Path, held: ExitStack) -> bool:
     """Take a lock until ``held`` is closed or this process ends; return whether it was free."""
-    try:
+    with suppress(OSError), ExitStack() as lock:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError:
-        return False
-    try:
+        lock.callback(os.close, descriptor)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return False
-    held.callback(os.close, descriptor)
-    return True
+        held.push(lock.pop_all())
+        return True
+    return False

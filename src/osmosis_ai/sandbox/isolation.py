@@ -55,10 +55,9 @@ class Isolation:
 def isolation_setting(environ: Mapping[str, str]) -> IsolationSetting:
     """Return ``OSMOSIS_ISOLATION``, by default ``auto``; raises OsmosisError."""
     written = environ.get(ISOLATION_ENV, "").strip() or "auto"
-    for setting in _BY_STRICTNESS:
-        if written == setting:
-            return setting
-    raise OsmosisError(f"{ISOLATION_ENV} must be one of {', '.join(_BY_STRICTNESS)}, not '{written}'.")
+    if written not in _BY_STRICTNESS:
+        raise OsmosisError(f"{ISOLATION_ENV} must be one of {', '.join(_BY_STRICTNESS)}, not '{written}'.")
+    return written
 
 
 def stricter(machine: IsolationSetting, asked: IsolationSetting | None) -> IsolationSetting:

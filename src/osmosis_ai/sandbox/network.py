@@ -11,7 +11,7 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.sandbox import inner_listener
@@ -24,13 +24,9 @@ _UNEXPECTED_FILE = "the file from the sandbox is not a listening socket"
 def network_setting(environ: Mapping[str, str]) -> Network | None:
     """Return ``OSMOSIS_NETWORK``, if set; raises OsmosisError."""
     written = environ.get(NETWORK_ENV, "").strip()
-    known: Network
-    for known in get_args(Network):
-        if written == known:
-            return known
-    if written:
+    if written and written not in get_args(Network):
         raise OsmosisError(f"{NETWORK_ENV} must be one of {', '.join(get_args(Network))}, not '{written}'.")
-    return None
+    return cast(Network, written) if written else None
 
 
 def narrower(machine: Network | None, asked: Network | None) -> Network:

@@ -11,13 +11,12 @@ import os
 import re
 import secrets
 import shutil
-import stat
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import util
 from pathlib import Path
@@ -79,12 +78,10 @@ class SandboxCapability:
         control: ResourceControl | None = None,
         gpus: GpuGrant | None = None,
         network: Network = "host",
-        environ: Mapping[str, str] | None = None,
     ) -> Sandbox:
         """Return a sandbox around ``source``; the arguments are the attributes of :class:`Sandbox`."""
         assert self.bwrap is not None
-        environ = os.environ if environ is None else environ
-        certificates = [Path(environ[name]) for name in sorted(CERTIFICATES) if environ.get(name)]
+        certificates = [Path(os.environ[name]) for name in sorted(CERTIFICATES) if os.environ.get(name)]
         return Sandbox(
             bwrap=self.bwrap,
             source=source.resolve(),
@@ -113,45 +110,35 @@ def find_bwrap() -> Path | None:
 
 def explain(bwrap: Path, said: str, *, root: Path = Path("/")) -> SandboxCapability:
     """Return why bubblewrap fails here, from its output and the kernel's settings."""
-    complaint = (said.strip().splitlines() or ["it ended without a message"])[-1].removeprefix("bwrap: ")
-    for problem, remedy in _reasons(root, complaint):
-        return SandboxCapability(bwrap, problem=f"{problem} (bubblewrap: {complaint})", remedy=remedy)
-    return SandboxCapability(
-        bwrap,
-        problem=f"bubblewrap: {complaint}",
-        remedy="allow user namespaces to the user that runs this, or see docs/security.md",
-    )
 
-
-def _reasons(root: Path, complaint: str) -> Iterator[tuple[str, str]]:
-    if _setting(root, "user/max_user_namespaces") == 0 or "_namespaces exceeded" in complaint:
-        yield (
-            "the kernel allows no user namespaces (user.max_user_namespaces)",
-            "sysctl -w user.max_user_namespaces=15000",
-        )
-    if _setting(root, "kernel/unprivileged_userns_clone") == 0:
-        yield (
-            "the kernel allows user namespaces to root alone (kernel.unprivileged_userns_clone = 0)",
-            "sysctl -w kernel.unprivileged_userns_clone=1",
-        )
-    if _setting(root, "kernel/apparmor_restrict_unprivileged_userns") == 1 and os.geteuid() != 0:
-        yield (
-            "AppArmor allows user namespaces only to programs that have a profile for them",
-            "give bubblewrap one with `userns,` in it, or sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
-        )
-    if any((root / mark).exists() for mark in (".dockerenv", "run/.containerenv")):
-        yield (
-            "the container's profile forbids it",
-            "start the container with a seccomp profile that allows user namespaces and mounts, and with "
-            "`--security-opt systempaths=unconfined`",
-        )
-
-
-def _setting(root: Path, name: str) -> int | None:
-    try:
-        return int((root / "proc" / "sys" / name).read_text())
-    except (OSError, ValueError):
+    def setting(name: str) -> int | None:
+        with suppress(OSError, ValueError):
+            return int((root / "proc" / "sys" / name).read_text())
         return None
+
+    complaint = (said.strip().splitlines() or ["it ended without a message"])[-1].removeprefix("bwrap: ")
+    if setting("user/max_user_namespaces") == 0 or "_namespaces exceeded" in complaint:
+        problem = "the kernel allows no user namespaces (user.max_user_namespaces)"
+        remedy = "sysctl -w user.max_user_namespaces=15000"
+    elif setting("kernel/unprivileged_userns_clone") == 0:
+        problem = "the kernel allows user namespaces to root alone (kernel.unprivileged_userns_clone = 0)"
+        remedy = "sysctl -w kernel.unprivileged_userns_clone=1"
+    elif setting("kernel/apparmor_restrict_unprivileged_userns") == 1 and os.geteuid() != 0:
+        problem = "AppArmor allows user namespaces only to programs that have a profile for them"
+        remedy = (
+            "give bubblewrap one with `userns,` in it, or sysctl -w "
+            "kernel.apparmor_restrict_unprivileged_userns=0"
+        )
+    elif any((root / mark).exists() for mark in (".dockerenv", "run/.containerenv")):
+        problem = "the container's profile forbids it"
+        remedy = (
+            "start the container with a seccomp profile that allows user namespaces and mounts, and with "
+            "`--security-opt systempaths=unconfined`"
+        )
+    else:
+        remedy = "allow user namespaces to the user that runs this, or see docs/security.md"
+        return SandboxCapability(bwrap, problem=f"bubblewrap: {complaint}", remedy=remedy)
+    return SandboxCapability(bwrap, problem=f"{problem} (bubblewrap: {complaint})", remedy=remedy)
 
 
 def check_sandbox(data: Path | None = None) -> SandboxCapability:
@@ -175,7 +162,8 @@ def check_sandbox(data: Path | None = None) -> SandboxCapability:
 def _try(bwrap: Path, overlays: bool, data: Path | None) -> str | None:
     """Return the problem of the sandbox, or None."""
     value = secrets.token_hex(16)
-    with _canary_place(data) as place:
+    place = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=data)).resolve()
+    try:
         source, writable, canary = place / "source", place / "writable", place / "canary"
         source.mkdir()
         writable.mkdir()
@@ -186,36 +174,22 @@ def _try(bwrap: Path, overlays: bool, data: Path | None) -> str | None:
         if found is None and (source / "kept").read_text() != "kept":
             return "changes to the source persist"
         return found
-
-
-@contextmanager
-def _canary_place(data: Path | None) -> Iterator[Path]:
-    """Create a directory for one trial and remove it, even if Ctrl-C interrupts the removal."""
-    place = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=data)).resolve()
-    try:
-        yield place
     finally:
         try:
             shutil.rmtree(place)
-        except BaseException:
+        except BaseException:  # also Ctrl-C
             shutil.rmtree(place, ignore_errors=True)
             raise
 
 
 def _remove_left(parent: Path) -> None:
     """Remove old directories of killed trials of this user; links are not followed."""
-    try:
-        entries = [entry for entry in os.scandir(parent) if _OWN_NAME.fullmatch(entry.name)]
-    except OSError:
-        return
-    for entry in entries:
-        try:
-            about = entry.stat(follow_symlinks=False)
-        except OSError:
-            continue
-        is_ours = stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid()
-        if is_ours and time.time() - about.st_mtime > _LEFT_AFTER_S:
-            shutil.rmtree(entry.path, ignore_errors=True)
+    with suppress(OSError):  # the next trial tries again
+        for entry in os.scandir(parent):
+            if _OWN_NAME.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
+                about = entry.stat(follow_symlinks=False)
+                if about.st_uid == os.geteuid() and time.time() - about.st_mtime > _LEFT_AFTER_S:
+                    shutil.rmtree(entry.path, ignore_errors=True)
 
 
 def _run(sandbox: Sandbox, place: Path, arguments: list[str], value: str) -> str | None:

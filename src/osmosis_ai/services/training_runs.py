@@ -18,7 +18,8 @@ from osmosis_ai.files import expanded
 from osmosis_ai.services.eval_runs.show import ShownRun, WantedSamples, of_outcome, shown_samples, told_entry
 from osmosis_ai.services.report_files import ReportFile
 from osmosis_ai.services.runs.lifecycle import TERMINAL, WAITING, DescribedRun, RunKind
-from osmosis_ai.training.runs.curves import LARGEST_STEP, CurveMark, SavedAdapter, TrainingCurves
+from osmosis_ai.training.runs.curves import CurveMark, SavedAdapter, TrainingCurves
+from osmosis_ai.training.runs.metrics import LARGEST_STEP
 from osmosis_ai.viewer.source import Outcome, RunDetail, RunEntry, SampleDetail, SampleEntry, no_sample
 
 if TYPE_CHECKING:

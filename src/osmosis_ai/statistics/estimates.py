@@ -7,7 +7,7 @@ duplicate rows: each group is a cluster, since treating its samples as independe
 A mean has Student's t interval. If the data do not determine the variance (one row, or no variation), it has a reason
 instead. A rate always has an interval, that of Korn and Graubard: Clopper and Pearson's exact interval at the
 effective sample size. It lies between 0 and 1, is asymmetric near either end, and has a width even if all samples are
-equal. In simulations, t intervals of rates near 0 or 1 covered the true rate in as few as 57 % of runs.
+equal. In simulations, t intervals of rates near 0 or 1 covered the true rate in as few as 57% of runs.
 
 Holm's adjustment keeps the chance of any false discovery below the level, that of Benjamini and Hochberg the share of
 false discoveries.

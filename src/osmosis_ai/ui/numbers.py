@@ -14,7 +14,7 @@ _SIZE_UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
 class ShownInterval(Protocol):
-    """What has a 95 % interval, or a reason why it has none."""
+    """What has a 95% interval, or a reason why it has none."""
 
     @property
     def low(self) -> float | None:
@@ -35,7 +35,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def _decimal(value: float) -> Decimal | float:
-    """Return a number as it is written, so that 0.4175 and 41.75 % round alike."""
+    """Return a number as it is written, so that 0.4175 and 41.75% round alike."""
     return Decimal(repr(float(value))) if math.isfinite(value) else value
 
 
@@ -97,17 +97,17 @@ def partial_count(total: int, missing: int, of: int, noun: str) -> str:
 
 
 def percent(fraction: float | None, *, digits: int = 1) -> str:
-    """Return ``41.3 %`` for a fraction of 0.413."""
-    return MISSING if fraction is None else f"{_decimal(fraction) * 100:.{digits}f} %"
+    """Return ``41.3%`` for a fraction of 0.413."""
+    return MISSING if fraction is None else f"{_decimal(fraction) * 100:.{digits}f}%"
 
 
 def percent_range(low: float, high: float) -> str:
-    """Return ``37.2 – 46.3 %`` for fractions of 0.372 and 0.463."""
-    return f"{_decimal(low) * 100:.1f} – {_decimal(high) * 100:.1f} %"
+    """Return ``37.2 – 46.3%`` for fractions of 0.372 and 0.463."""
+    return f"{_decimal(low) * 100:.1f} – {_decimal(high) * 100:.1f}%"
 
 
 def interval(estimate: ShownInterval, *, percent: bool = False) -> str:
-    """Return where an estimate lies, with 95 % confidence, or why nobody can say."""
+    """Return where an estimate lies, with 95% confidence, or why nobody can say."""
     if estimate.low is None or estimate.high is None:
         return f"none: {estimate.reason}" if estimate.reason else MISSING
     if percent:

@@ -25,12 +25,12 @@ def pass_rule(threshold: float) -> str:
 
 
 def format_rate(score: RunScore) -> str:
-    """Return the pass rate and its interval: ``85.0 % (62.1 – 96.8 %)``."""
+    """Return the pass rate and its interval: ``85.0% (62.1 – 96.8%)``."""
     return f"{percent(score.pass_rate)}{format_interval(score)}"
 
 
 def format_interval(score: RunScore) -> str:
-    """Return the interval of the pass rate, ` (62.1 – 96.8 %)`, or ""."""
+    """Return the interval of the pass rate, ` (62.1 – 96.8%)`, or ""."""
     if score.pass_rate is None or score.low is None or score.high is None:
         return ""
     return f" ({numbers.percent_range(score.low, score.high)})"

@@ -14,19 +14,20 @@ from tests.standin_model import Reply, StandInModel, error_reply
 HERE = "http://127.0.0.1:8000/v1"
 
 
-def test_an_address_needs_no_key_and_takes_the_name_as_it_is_registered() -> None:
+def test_an_address_takes_the_whole_name_and_needs_no_key() -> None:
     endpoint = choose_endpoint("org/name", {}, base_url=f"{HERE}/chat/completions/")
     assert (endpoint.model, endpoint.base_url, endpoint.transport) == ("org/name", HERE, "openai")
     assert endpoint.api_key
     assert choose_endpoint("openai/org/name", {}, base_url=HERE).model == "org/name"
 
-
-def test_an_adapter_that_a_platform_has_deployed_is_asked_for_by_its_whole_name() -> None:
     endpoint = choose_endpoint(
         "osmosis/tiny:calm-fern-1-step-40", {}, base_url=HERE, api_key="of-the-platform"
     )
     assert (endpoint.model, endpoint.base_url) == ("osmosis/tiny:calm-fern-1-step-40", HERE)
     assert (endpoint.transport, endpoint.api_key) == ("openai", "of-the-platform")
+
+    gateway = "https://gateway.example/v1/0123456789abcdef0123456789abcdef/sk-team/openai"
+    assert choose_endpoint("m", {}, base_url=gateway).base_url == gateway
 
 
 def test_the_key_given_wins_over_the_variable() -> None:
@@ -52,11 +53,6 @@ def test_an_address_that_is_none_is_refused_without_showing_a_password(address: 
         choose_endpoint("m", {}, base_url=address)
     assert "--base-url" in caught.value.message
     assert "secret" not in caught.value.message
-
-
-def test_an_account_in_the_path_of_a_gateway_is_no_key() -> None:
-    gateway = "https://gateway.example/v1/0123456789abcdef0123456789abcdef/sk-team/openai"
-    assert choose_endpoint("m", {}, base_url=gateway).base_url == gateway
 
 
 async def test_a_model_registered_with_the_protocol_in_its_name_is_found_by_asking() -> None:

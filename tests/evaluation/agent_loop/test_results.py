@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +28,7 @@ from osmosis_ai.evaluation.journal import load_results
 from osmosis_ai.evaluation.metrics import compute_metrics
 from osmosis_ai.evaluation.results import AttemptTable
 from osmosis_ai.evaluation.run_directory import RunDirectory
-from tests.datasets.builders import write, write_rows
+from tests.datasets.builders import write
 from tests.evaluation.recorded_runs import journal_of
 
 
@@ -149,6 +147,8 @@ def test_documented_statistics_count_a_missing_score_as_zero_and_estimates_leave
     assert (found.mean, found.min, found.max) == (0.5, 0.0, 1.0)
     assert found.std == pytest.approx(0.125**0.5)  # the population's
     assert found.pass_at_k == {1: 0.25}  # 2 is no documented k
+    asked = summarize_scores([[1.0, None], [0.5, 0.5]], n_runs=2, pass_threshold=1.0, ks=(2,))
+    assert (asked.pass_at_k, asked.to_json()["pass_at_2"]) == ({1: 0.25, 2: 0.5}, 0.5)
     assert (found.scored, found.unscored) == (3, 1)
     assert found.estimate is not None
     assert (found.estimate.value, found.estimate.n) == (0.75, 3)  # every row weighs the same
@@ -160,7 +160,10 @@ def test_a_missing_score_passes_no_threshold() -> None:
     found = summarize_scores([[None, None], [-1.0, -2.0]], n_runs=2, pass_threshold=-5.0)
     assert found.pass_at_k == {1: 0.5}
     assert found.pass_at_k_estimates[2].value == 1.0
-    assert summarize_scores([[None]], n_runs=1, pass_threshold=0.0).estimate is None
+    empty = summarize_scores([], n_runs=3, pass_threshold=1.0)
+    assert (empty.mean, empty.std, empty.pass_at_k, empty.scored, empty.estimate) == (0.0, 0.0, {}, 0, None)
+    assert pass_at_k(10, 7, 3) == pytest.approx(0.99167, abs=1e-5)
+    assert pass_at_k(2, 1, 5) == 1
 
 
 def test_one_run_per_row_has_no_documented_pass_at_k_but_a_pass_rate() -> None:
@@ -168,32 +171,6 @@ def test_one_run_per_row_has_no_documented_pass_at_k_but_a_pass_rate() -> None:
     assert found.pass_at_k == {}
     assert {k: estimate.value for k, estimate in found.pass_at_k_estimates.items()} == {1: 0.5}
     assert list(found.to_json())[:5] == ["mean", "std", "min", "max", "scored"]
-
-
-def test_duplicate_rows_count_as_one_in_an_interval() -> None:
-    scores: list[list[float | None]] = [[0.1], [0.5], [0.9], [0.9]]
-    apart = summarize_scores(scores, n_runs=1, pass_threshold=1.0)
-    found = summarize_scores(scores, n_runs=1, pass_threshold=1.0, clusters=[0, 1, 2, 2])
-    assert apart.estimate is not None and found.estimate is not None
-    assert (apart.estimate.clusters, found.estimate.clusters) == (4, 3)
-    # The two-sided intervals of either end at the scores observed.
-    assert (found.estimate.at_most or 0) > (apart.estimate.at_most or 0)
-
-
-def test_additional_ks_are_reported_with_the_documented_ones() -> None:
-    found = summarize_scores([[1.0, None], [0.5, 0.5]], n_runs=2, pass_threshold=1.0, ks=(2,))
-    assert found.pass_at_k == {1: 0.25, 2: 0.5}
-    assert found.to_json()["pass_at_2"] == 0.5
-
-
-def test_no_rows_have_an_empty_summary() -> None:
-    found = summarize_scores([], n_runs=3, pass_threshold=1.0)
-    assert (found.mean, found.std, found.pass_at_k, found.scored) == (0.0, 0.0, {}, 0)
-
-
-def test_pass_at_k_at_its_limits() -> None:
-    assert pass_at_k(10, 7, 3) == pytest.approx(0.99167, abs=1e-5)
-    assert [pass_at_k(5, 0, 3), pass_at_k(2, 1, 5), pass_at_k(5, 5, 1), pass_at_k(5, 4, 2)] == [0, 1, 1, 1]
 
 
 def test_estimates_cover_documented_ks_powers_of_two_and_additional_ks() -> None:
@@ -243,21 +220,6 @@ def test_an_invalid_row_is_rejected_with_its_index(record: object, words: str) -
     assert caught.value.message == words
 
 
-# What is read at a time has a size of its own in each format; all rows together are 13 MB and more.
-@pytest.mark.integration
-@pytest.mark.parametrize(("extension", "megabytes"), [("jsonl", 2), ("json", 8), ("parquet", 6)])
-def test_rows_stream_in_bounded_memory(tmp_path: Path, extension: str, megabytes: int) -> None:
-    path = write_rows(tmp_path, extension, [question(1, text="x" * 200)] * 20_000)
-    reader = DatasetReader(path)
-    tracemalloc.start()
-    try:
-        assert sum(1 for _ in reader.iter_rows()) == len(reader) == 20_000
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < megabytes << 20
-
-
 def test_a_row_becomes_the_agents_request() -> None:
     row = question(3, Level=2)
     request = dataset_row_to_request(row, 5)
@@ -282,36 +244,6 @@ def test_a_row_becomes_the_agents_request() -> None:
     assert request.rollout_id == "eval-5-run-1"
     assert request.metadata == {"ground_truth": "3", "row_index": 5, "Level": 7, "run_index": 1}
     assert (request.completion_params, request.max_turns) == ({"temperature": 0.5}, 2)
-
-
-def test_typed_parquet_columns_become_json(tmp_path: Path) -> None:
-    import datetime
-    import decimal
-
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    columns = {
-        "system_prompt": ["s"],
-        "user_prompt": ["u"],
-        "when": [datetime.datetime(2026, 1, 2, 3, 4)],
-        "day": [datetime.date(2026, 1, 2)],
-        "price": [decimal.Decimal("1.50")],
-        "raw": [b"\xffa"],
-        "ratio": [math.inf],
-        "nested": [{"days": [datetime.date(2026, 1, 3)]}],
-    }
-    pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
-    (row,) = DatasetReader(tmp_path / "rows.parquet").read()
-    metadata = dataset_row_to_request(row, 0).metadata
-    assert {name: metadata[name] for name in columns if name in metadata} == {
-        "when": "2026-01-02T03:04:00",
-        "day": "2026-01-02",
-        "price": "1.50",
-        "raw": "_2E=",
-        "ratio": None,
-        "nested": {"days": ["2026-01-03"]},
-    }
 
 
 def test_a_row_too_large_for_a_request_is_rejected_with_its_index() -> None:

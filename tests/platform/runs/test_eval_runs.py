@@ -307,7 +307,7 @@ def test_without_a_limit_rows_are_drawn(api: TestClient, services: PlatformServi
     assert detail["results"]["sampled_rows"] == 20
     seed = detail["config"]["row_draw_seed"]
     assert isinstance(seed, int)
-    assert detail["results"]["rows_drawn"]["words"] == f"20 of 200 rows, random 10 %, seed {seed}"
+    assert detail["results"]["rows_drawn"]["words"] == f"20 of 200 rows, random 10%, seed {seed}"
     (listed,) = api.get(RUNS).json()["eval_runs"]
     assert listed["results"]["rows_drawn"] == detail["results"]["rows_drawn"]
     add_dataset(services, member, "few", rows=[{"user_prompt": "1", "label": "1"}] * 4)

@@ -20,7 +20,6 @@ from tests.logins import (
     LATER,
     MARA,
     NEW_TOKEN,
-    REFUSALS,
     TOKEN,
     VERIFIED,
     make_checkout,
@@ -95,19 +94,6 @@ def test_a_keyring_that_is_demanded_and_missing_is_found_out_before_the_platform
     assert platform.calls.call_count == 0
 
 
-@pytest.mark.parametrize("reply, code", REFUSALS)
-def test_a_token_that_is_not_accepted_leaves_the_saved_login_alone(
-    platform: respx.MockRouter, reply: dict[str, Any], code: str
-) -> None:
-    save_login()
-    platform.get("/api/cli/verify").respond(**reply)
-    with pytest.raises(OsmosisError) as caught:
-        login_with_token(NEW_TOKEN)
-    assert caught.value.code == code
-    assert NEW_TOKEN not in f"{caught.value.message} {caught.value.details} {caught.value.hint}"
-    assert saved() == TOKEN
-
-
 @pytest.mark.parametrize(
     "reply, code",
     [
@@ -180,18 +166,6 @@ def test_damaged_logins_are_moved_aside(platform: respx.MockRouter, home: Path, 
     assert "CREDENTIALS_METADATA_BACKED_UP" in warn.codes
     assert path.with_name("credentials.json.bak").exists()
     assert saved() == TOKEN
-
-
-def test_logins_of_several_platforms_live_side_by_side(
-    platform: respx.MockRouter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save_login("https://other.example", token="osm_other")
-    platform.get("/api/cli/verify").respond(json=VERIFIED)
-    login_with_token(TOKEN)
-    assert [login.platform_url for login in CredentialStore().all()] == [
-        "https://osmosis.fern.example",
-        "https://other.example",
-    ]
 
 
 # By device

@@ -323,14 +323,6 @@ def test_a_cursor_of_any_length_is_no_reply(ours: Replies, client: PlatformClien
         read_platform_samples(client, "amber-otter-42")
 
 
-def test_a_platform_whose_pages_turn_in_a_circle_is_left(ours: Replies, client: PlatformClient) -> None:
-    ours.run()
-    ours.get("/eval-runs/er_8/samples", {"samples": [FIRST], "next_cursor": "a"}, limit=5000, cursor="b")
-    ours.get("/eval-runs/er_8/samples", {"samples": [FIRST], "next_cursor": "b"}, limit=5000, cursor="a")
-    ours.get("/eval-runs/er_8/samples", {"samples": [FIRST], "next_cursor": "a"}, limit=5000)
-    assert read_platform_samples(client, "amber-otter-42").samples.size == 1
-
-
 @pytest.mark.parametrize("other", [[], [{**FIRST, "row": 1}]])
 def test_rows_of_which_the_platform_tells_nothing_are_not_taken_for_others(
     ours: Replies, client: PlatformClient, other: list[dict[str, Any]]

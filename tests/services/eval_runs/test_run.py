@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.manifest import Manifest, run_lock
-from osmosis_ai.evaluation.sources import open_policy
 from osmosis_ai.evaluation.spec import Budget, EvalRunOptions
 from osmosis_ai.sandbox import IsolationUnavailableError, SandboxCapability, check_sandbox
 from osmosis_ai.services.eval_runs.info import RunWatcher
@@ -97,17 +95,6 @@ def test_a_cost_limit_needs_a_known_price(workspace: WorkspaceDirectory) -> None
 def test_an_origin_is_shown_without_its_password(workspace: WorkspaceDirectory) -> None:
     git(workspace.root, "remote", "add", "origin", "https://me:secret@example.org/a/b.git")
     assert prepare(workspace).origin == "https://example.org/a/b.git"
-
-
-async def test_litellm_finds_the_configs_variables_only_while_the_model_is_open(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("AWS_REGION_NAME", raising=False)
-    env = {**os.environ, "AWS_REGION_NAME": "eu-west-1"}
-    async with open_policy("bedrock/some-model", env, lambda _: None) as endpoint:
-        assert endpoint.transport == "litellm"
-        assert os.environ["AWS_REGION_NAME"] == "eu-west-1"
-    assert "AWS_REGION_NAME" not in os.environ
 
 
 def test_slices_are_those_asked_for_and_those_of_decide_toml_and_a_typo_is_found_before_the_run(

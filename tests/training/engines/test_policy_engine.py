@@ -183,13 +183,18 @@ async def test_what_a_model_would_have_a_server_fill_in_changes_nothing(
     assert (asked["repetition_penalty"], asked["presence_penalty"], asked["frequency_penalty"]) == (1, 0, 0)
 
 
-async def test_a_server_that_does_not_do_as_it_is_told_is_refused(learner: Learner, tmp_path: Path) -> None:
-    async with (
-        standing_in(ServingStandIn, forced={"top_k": 20}) as server,
-        connect(server, tmp_path) as engine,
-    ):
-        found = await probed(engine, learner)
-    with pytest.raises(DistributionMismatchError, match="top_k"):
+@pytest.mark.parametrize(
+    ("forced", "temperature"),
+    [({"top_k": 20}, 1.0), ({"temperature": 1.0}, 0.7)],
+    ids=["top_k", "temperature"],
+)
+async def test_a_server_that_does_not_do_as_it_is_told_is_refused(
+    tmp_path: Path, forced: dict[str, Any], temperature: float
+) -> None:
+    learner = tiny_learner(rollout_temperature=temperature)
+    async with standing_in(ServingStandIn, forced=forced) as server, connect(server, tmp_path) as engine:
+        found = await probed(engine, learner, rollout_temperature=temperature)
+    with pytest.raises(DistributionMismatchError, match=next(iter(forced))):
         found.require_agreement(float32=True)
 
 

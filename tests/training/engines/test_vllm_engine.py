@@ -70,7 +70,7 @@ async def test_ids_go_in_and_come_out_with_their_log_probabilities(tmp_path: Pat
         assert asked["prompt"] == [5, 6, 7]
         assert (asked["temperature"], asked["seed"], asked["return_token_ids"]) == (0.7, 1, True)
         assert server.requests[-1]["seed"] < 2**63
-        assert [t.id for t in first] == [t.id for t in sample(Model.load(MODEL_DIR), asked, raw=False)]
+        assert [t.id for t in first] == [t.id for t in sample(Model.load(MODEL_DIR), asked)]
         assert all(len(token.top) == 2 for token in second)
 
 
@@ -106,9 +106,7 @@ async def test_a_request_that_fails_for_a_moment_is_made_again(tmp_path: Path) -
     async with standing_in() as server, connect(server, tmp_path) as engine:
         server.fail = [503, 500]
         [tokens] = await generated(engine, wanted(3))
-        assert [t.id for t in tokens] == [
-            t.id for t in sample(Model.load(MODEL_DIR), server.requests[-1], raw=False)
-        ]
+        assert [t.id for t in tokens] == [t.id for t in sample(Model.load(MODEL_DIR), server.requests[-1])]
 
 
 @pytest.mark.parametrize(
@@ -126,14 +124,6 @@ async def test_a_reply_that_could_be_learned_wrongly_from_is_an_error(
         server.change = change
         with pytest.raises(EngineStoppedError, match=words):
             await generated(engine, wanted())
-
-
-async def test_a_server_with_log_probabilities_before_the_temperature_is_refused(tmp_path: Path) -> None:
-    async with standing_in(raw_logprobs=True) as server:
-        with pytest.raises(OsmosisError, match="before the temperature") as refused:
-            async with connect(server, tmp_path):
-                raise AssertionError
-        assert "--logprobs-mode processed_logprobs" in str(refused.value.hint)
 
 
 async def test_a_server_that_takes_no_adapters_keeps_its_version(tmp_path: Path) -> None:

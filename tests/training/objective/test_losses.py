@@ -91,7 +91,8 @@ def test_gspo_is_what_its_equation_gives_by_hand():
 
 
 def test_the_gradient_of_a_token_is_its_weighted_ratio_times_advantage_and_zero_where_clipped():
-    # d/dlogp of -w r A is -w r A. Token (0, 1) is clipped (1.5 > 1.28 with A > 0).
+    # d/dlogp of -w r A is -w r A. Token (0, 1) is clipped (1.5 > 1.28 with A > 0); (0, 2), a good token that
+    # became unlikely, is not: PPO's minimum is a lower bound, and the clip never stops a correction.
     by_hand = torch.tensor([[-1.0, 0.0, -0.5], [2.0, 0.9, 0.0]], dtype=torch.float64) / 5
     torch.testing.assert_close(gradient("dapo"), by_hand, atol=1e-12, rtol=0)
 
@@ -100,11 +101,6 @@ def test_the_clip_fraction_counts_sampled_tokens_only():
     clipped, _ = drift("dapo", LOGPROBS, OLD, ADVANTAGES, MASK, clip_low=LOW, clip_high=HIGH)
     assert clipped.tolist() == [[False, True, False], [False, False, False]]
     assert float(clipped.sum() / MASK.sum()) == pytest.approx(1 / 5)
-
-
-def test_a_good_token_that_became_unlikely_still_gets_its_gradient():
-    # PPO's minimum is a lower bound: the clip never stops a correction.
-    assert gradient("dapo")[0, 2] == pytest.approx(-0.5 / 5)
 
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
@@ -136,19 +132,6 @@ def test_a_masked_token_has_no_gradient_and_no_say_whatever_stands_there(loss_ty
     changed = gradient(loss_type, logprobs=logprobs, old=old)
     assert changed[1, 2] == 0
     torch.testing.assert_close(changed, gradient(loss_type))
-
-
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_dropping_the_mask_changes_the_loss(loss_type):
-    everything = torch.ones_like(MASK)
-    assert float(loss_of(loss_type, mask=everything)) != pytest.approx(float(loss_of(loss_type)), abs=1e-3)
-
-
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_shifting_the_logged_logprobs_by_one_changes_the_loss(loss_type):
-    assert float(loss_of(loss_type, old=OLD.roll(1, dims=1))) != pytest.approx(
-        float(loss_of(loss_type)), abs=1e-3
-    )
 
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)

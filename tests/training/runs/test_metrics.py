@@ -78,10 +78,21 @@ def test_a_rewind_drops_the_steps_behind_the_checkpoint_so_that_recomputed_ones_
     assert series(list(read_history(written.path)), "rollout/raw_reward") == [(0, 0.0), (1, 0.1), (2, 0.9)]
 
 
-def test_a_damaged_line_is_named(tmp_path):
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{}",
+        '{"step": -1, "timestamp_ms": 1, "metrics": {}}',
+        '{"step": 9007199254740992, "timestamp_ms": 1, "metrics": {}}',
+        '{"step": 1, "timestamp_ms": 1, "metrics": {"train/loss": "<b>"}}',
+        '{"step": 1, "timestamp_ms": 1, "metrics": {"train/loss": 1e308}}',
+        '{"step": 1, "timestamp_ms": 1, "metrics": {}, "warnings": 5}',
+    ],
+)
+def test_a_damaged_line_is_named(tmp_path, line):
     written = history(tmp_path, 0)
-    with written.path.open("ab") as damaged:
-        damaged.write(b"{}\n")
+    with written.path.open("a") as damaged:
+        damaged.write(f"{line}\n")
     with pytest.raises(HistoryError, match="damaged at line 2"):
         list(read_history(written.path))
 

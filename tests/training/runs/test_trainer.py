@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from osmosis_ai.training.runs.loop import (
     Ending,
     NoRewardsError,
     NothingToLearnError,
-    TrainingLoopState,
 )
 from osmosis_ai.training.runs.metrics import read_history, series
 from osmosis_ai.training.runs.run_directory import ValidationSamples
@@ -29,7 +27,6 @@ from tests.lazily import lazily
 
 with lazily("torch"):
     from osmosis_ai.training.learner.learner import OutOfMemoryError, StepRefusedError
-    from osmosis_ai.training.runs.loop import TrainingLoop
     from tests.training.loop_world import LoopWorld, NumberLearner, alternating
 
 
@@ -93,8 +90,7 @@ async def test_each_validation_leaves_what_became_of_its_samples_and_a_full_disk
             raise OSError(errno.ENOSPC, "No space left on device")
         kept.append(samples)
 
-    world.parts = replace(world.parts, keep_validation=keep)
-    world.loop = TrainingLoop(world.parts, TrainingLoopState())
+    world.loop.keep_validation = keep
     assert (await world.run()).because == "finished"
     assert [(each.step, each.total) for each in kept] == [(0, 1), (4, 1)]
     [record] = kept[-1].records

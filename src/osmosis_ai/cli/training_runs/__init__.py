@@ -166,7 +166,7 @@ def _parts(found: EstimatedTraining) -> Table:
         (Column("Part"), Column("Memory", right=True), Column("Share", right=True)),
         cells,
         title="At the peak of a step",
-        note="within 20 % of measured peaks, without what an allocator loses to fragmentation",
+        note="within 20% of measured peaks, without what an allocator loses to fragmentation",
         in_plain=True,
     )
 
@@ -479,7 +479,7 @@ def _charts(found: TrainingComparison) -> Iterator[Chart]:
 
 
 def _metrics(found: TrainingComparison, *, trends: bool) -> Table:
-    headings = ("A, last", "B, last", "B - A", "95 % interval")
+    headings = ("A, last", "B, last", "B - A", "95% interval")
     columns = [Column("Metric"), *(Column(name, right=True, keep=True) for name in headings)]
     if trends:
         columns += [Column("A"), Column("B")]

@@ -495,7 +495,7 @@ EvalRunner = InProcessEvalRunner
 def format_eval_report(result: EvalResult, console: Any = None) -> str:
     """Return the report of an evaluation as plain text; also print it if a console is given."""
     ks = sorted({k for summary in result.eval_summaries.values() for k in summary.pass_at_k})
-    table = [["Eval Function", "Mean", "Min", "Max", "Std", *(f"pass@{k}" for k in ks), "Scored", "95 % CI"]]
+    table = [["Eval Function", "Mean", "Min", "Max", "Std", *(f"pass@{k}" for k in ks), "Scored", "95% CI"]]
     for name, summary in result.eval_summaries.items():
         estimate, interval = summary.estimate, "-"
         if estimate is not None and estimate.low is not None and estimate.high is not None:

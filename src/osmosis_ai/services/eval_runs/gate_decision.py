@@ -393,14 +393,13 @@ class _Gate:
         return _Compared(pair, comparability, RunTotals.of(baseline, baseline.name))
 
     def _margins(self, compared: _Compared) -> dict[Rule, Judge]:
-        from osmosis_ai.decisions.gate import judge_margin, margin_evidence
+        from osmosis_ai.decisions import gate
 
         undecided = self._run.unfinished or compared.comparability.undecided
 
         def judge_pair(rule: Rule, pair: RunPair) -> Judge:
             def judge_at(confidence: float) -> RuleResult:
-                evidence = margin_evidence(pair, rule, self._settings(confidence), undecided)
-                return judge_margin(rule, evidence, confidence=confidence)
+                return gate.judge_pair(rule, pair, self._settings(confidence), undecided)
 
             return judge_at
 

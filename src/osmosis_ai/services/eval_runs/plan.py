@@ -74,7 +74,7 @@ class PlanRequest:
                 math.nextafter(MOST_CONFIDENCE, 1),
                 "between 0.5 and 1, such as 0.95",
             ),
-            ("--pass-rate", self.pass_rate, 0, 1, "between 0 and 1: write 60 % as 0.6"),
+            ("--pass-rate", self.pass_rate, 0, 1, "between 0 and 1: write 60% as 0.6"),
         ):
             if number is not None and not low < number < high:
                 raise PlanUsageError(f"{option} must lie {said}, got {number:g}.")

@@ -222,7 +222,7 @@ class PreparedSubmit:
             return None
         limit = self.config.evaluation.limit
         if limit is None:
-            return "a random 10 %, at least one, by a seed that the run records (the config sets no limit)"
+            return "a random 10%, at least one, by a seed that the run records (the config sets no limit)"
         return f"the first {limit:,}, or all where there are fewer"
 
     def described(self) -> dict[str, Any]:

@@ -5,7 +5,8 @@ and GPU tokenise alike. Every policy version is an adapter under a new name: vLL
 every request, and its prefix cache identifies adapters by name. A call keeps its initial version, and an old version is
 unloaded when its last call ends. A restarted server gets its adapter again.
 
-The server's options are checked before sampling, since a wrong one would only show as a policy that learns worse:
+A wrong option would only show as a policy that learns worse, so its samples are checked before the first step
+(:mod:`.logprob_check`). A server is started with:
 
     VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve MODEL --enable-lora --max-loras 2 \\
         --max-lora-rank RANK --logprobs-mode processed_logprobs --generation-config vllm
@@ -127,7 +128,10 @@ ATTEMPTS = 4
 REQUEST_TIMEOUT_S = 1800.0
 _TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
 _SEED_MASK = (1 << 63) - 1
-_START = "vllm serve MODEL --enable-lora --logprobs-mode processed_logprobs --generation-config vllm"
+_START = (
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve MODEL --enable-lora --logprobs-mode processed_logprobs "
+    "--generation-config vllm"
+)
 # The whole distribution at the temperature, as the learner computes it; and only our stop tokens end a turn.
 _UNTRUNCATED: Mapping[str, Any] = {
     "top_p": 1.0,
@@ -201,7 +205,6 @@ class VllmEngine:
         self._http = open_session(timeout_s=REQUEST_TIMEOUT_S, headers=self._headers)
         try:
             self._model = _Served(Dimensions(await self._context_length(), self._end_tokens))
-            await self._check_logprobs()
         except BaseException:
             await self._http.close()
             raise
@@ -318,32 +321,15 @@ class VllmEngine:
             f"vLLM at {self._url} does not serve `{self._base_model}`; it serves {names or 'nothing'}."
         )
 
-    async def _check_logprobs(self) -> None:
-        """Require token ids, and log-probabilities that follow the temperature."""
-        likeliest = []
-        for temperature in (1.0, 0.5):
-            probe = Generation((1,), 1, 0, frozenset(), temperature=temperature, top_logprobs=1)
-            [emission] = _emissions(
-                probe, await self._send("/v1/completions", _completion_request(probe, self._base_model)), 0
-            )
-            likeliest.append(emission.token.top[0][1])
-        if likeliest[0] == likeliest[1] and likeliest[0] < -1e-6:
-            raise OsmosisError(
-                f"vLLM at {self._url} gives log-probabilities before the temperature, not those it samples with.",
-                hint=f"start it with `{_START}`",
-            )
-
     async def _send(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """POST ``body``, or GET without one, with retries of transient errors."""
         try:
-            async for trial in stamina.retry_context(on=_TransientError, attempts=ATTEMPTS, timeout=None):
-                with trial:
-                    return await self._try(path, body)
+            return await self._try(path, body)
         except _TransientError as error:
             self._failure = NetworkError(f"vLLM at {self._url} cannot be reached: {error}")
             raise self._failure from error
-        raise AssertionError("stamina yields at least one attempt")
 
+    @stamina.retry(on=_TransientError, attempts=ATTEMPTS, timeout=None)
     async def _try(self, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
         assert self._http is not None, "the engine is used outside of `async with`"
         method = "GET" if body is None else "POST"
@@ -355,10 +341,9 @@ class VllmEngine:
                 if response.status == 404 and body is not None and "model" in body:
                     raise _UnknownError(f"vLLM at {self._url} does not know `{body['model']}`: {text[:500]}")
                 if response.status >= 400:
-                    hint = _START if "lora" in path else None
                     raise OsmosisError(
                         f"vLLM at {self._url}{path} refused the request (HTTP {response.status}): {text[:500]}",
-                        hint=f"start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 {hint}" if hint else None,
+                        hint=f"start it with `{_START}`" if "lora" in path else None,
                     )
                 # Loading an adapter is answered with a sentence.
                 reply = await response.json() if "json" in response.content_type else {}

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from osmosis_ai.config.training import TrainingSettings
+    from osmosis_ai.training.learner.learner import Learner
 
 T = TypeVar("T")
 
@@ -55,7 +56,10 @@ class LearnerProcessLostError(OsmosisError):
 
 
 class LearnerRanks:
-    """Starts the follower processes and makes this one rank 0 within an ``async with`` block."""
+    """Starts the other processes and makes this one rank 0 within an ``async with`` block.
+
+    It does nothing for a learner of one process, or if `torchrun` has started them.
+    """
 
     def __init__(self, spec: LearnerSpec, directory: Path, environ: Mapping[str, str]) -> None:
         self._spec = spec
@@ -65,6 +69,9 @@ class LearnerRanks:
         self._before: dict[str, str | None] = {}
 
     async def __aenter__(self) -> Self:
+        size = self._spec.settings.learner_processes
+        if size == 1 or "WORLD_SIZE" in os.environ:
+            return self
         from osmosis_ai.training.learner.distributed import World
 
         if World.is_joined():
@@ -72,27 +79,10 @@ class LearnerRanks:
                 "this process is still connected with those of an earlier learner, one of which was lost.",
                 hint="train in a new Python process; the run resumes from its last checkpoint",
             )
-        spec, size, path = self._spec, self._spec.settings.learner_processes, self._directory / "learner.json"
         meeting = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        self._directory.mkdir(exist_ok=True)
-        document = {
-            "model_path": spec.model_path,
-            "settings": spec.settings.model_dump(mode="json", exclude={"ignored"}),
-            "device": spec.device,
-            "adapter": str(spec.adapter.resolve()) if spec.adapter else None,
-        }
-        write_json(path, document, durable=False)
         try:
             for rank in range(1, size):
-                follower = ServiceSpec(
-                    name=f"process {rank} of the learner",
-                    command=[sys.executable, "-m", "osmosis_ai.training.learner.ranks", str(path)],
-                    env={**self._environ, **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                    cwd=Path.cwd(),
-                    log_path=self._directory / f"process-{rank}.log",
-                    stop_grace_s=STOP_GRACE_S,
-                )
-                self._ranks.append(Service(follower))
+                self._ranks.append(Service(self._follower(rank, meeting)))
                 await self._ranks[-1].start()
         except BaseException:
             await self.__aexit__()
@@ -103,6 +93,8 @@ class LearnerRanks:
         return self
 
     async def __aexit__(self, *_exc: object) -> None:
+        if not self._ranks:
+            return
         for name, value in self._before.items():
             os.environ.pop(name, None)
             if value is not None:
@@ -112,8 +104,29 @@ class LearnerRanks:
 
         World.drop()  # no effect if the learner was closed in order
 
+    def _follower(self, rank: int, meeting: Mapping[str, str]) -> ServiceSpec:
+        path, spec = self._directory / "learner.json", self._spec
+        document = {
+            "model_path": spec.model_path,
+            "settings": spec.settings.model_dump(mode="json", exclude={"ignored"}),
+            "device": spec.device,
+            "adapter": str(spec.adapter.resolve()) if spec.adapter else None,
+        }
+        self._directory.mkdir(exist_ok=True)
+        write_json(path, document, durable=False)
+        return ServiceSpec(
+            name=f"process {rank} of the learner",
+            command=[sys.executable, "-m", "osmosis_ai.training.learner.ranks", str(path)],
+            env={**self._environ, **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            cwd=Path.cwd(),
+            log_path=self._directory / f"process-{rank}.log",
+            stop_grace_s=STOP_GRACE_S,
+        )
+
     async def run_blocking(self, work: Callable[[], T]) -> T:
         """Run ``work`` in a thread; raise OsmosisError if a follower ends first."""
+        if not self._ranks:
+            return await asyncio.to_thread(work)
         # A daemon thread: a waiter for a missing rank must not block process exit.
         done: Future[T] = Future()
 
@@ -134,7 +147,10 @@ class LearnerRanks:
                 raise loss
             return await doing
 
-    async def run(self, work: Coroutine[Any, Any, T], abandon: Callable[[], None]) -> T:
+    async def run(self, work: Coroutine[Any, Any, T], learner: Learner) -> T:
+        """Await ``work``, which uses ``learner``; raise LearnerProcessLostError if a follower ends first."""
+        if not self._ranks:
+            return await work
         doing = asyncio.ensure_future(work)
         try:
             async with self._deaths() as deaths:
@@ -146,7 +162,7 @@ class LearnerRanks:
                     return doing.result()
             if (loss := self._loss()) is None:
                 return doing.result()
-            abandon()
+            learner.abandon()
             doing.cancel()
             await asyncio.wait({doing}, timeout=GIVE_UP_S)
             raise LearnerProcessLostError(

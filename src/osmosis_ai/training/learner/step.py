@@ -43,7 +43,7 @@ class DivergedError(OsmosisError):
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """One update of the policy, or the lack of one."""
+    """One update of the policy, or the lack of one; most fields are metrics of a run (``train/...``)."""
 
     updates: int
     learned: bool = False
@@ -52,13 +52,13 @@ class StepMetrics:
     loss: float | None = None
     learning_rate: float | None = None
     grad_norm: float | None = None
-    entropy: float | None = None
+    entropy_loss: float | None = None
     clip_fraction: float | None = None
     importance_capped: float | None = None
-    approx_kl: float | None = None
+    kl_sampler: float | None = None
     kl_base: float | None = None
-    max_abs_logprob_gap: float | None = None
-    mean_abs_logprob_gap: float | None = None
+    logprob_gap_max: float | None = None
+    logprob_gap_mean: float | None = None
     stale_fraction: float | None = None
     micro_batches: int = 0
     micro_batch_tokens: int = 0

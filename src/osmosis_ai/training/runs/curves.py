@@ -7,21 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, computed_field
 
 from osmosis_ai.api.wire.training_runs import ValidatedRows
 from osmosis_ai.errors import OsmosisError, reason_of
-from osmosis_ai.evaluation.lenient_json import as_number, as_table
 from osmosis_ai.evaluation.metrics import LEAST_SCORED, describe_few_scored
 from osmosis_ai.evaluation.run_log import parse_line
 from osmosis_ai.files import open_regular
 from osmosis_ai.training.learner.checkpoints import checkpoints_in
 from osmosis_ai.training.runs.metrics import (
+    LARGEST_STEP,
     TITLES,
     TRAINING_REWARD,
     TRAINING_REWARD_HIGH,
@@ -39,7 +39,6 @@ from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.ui.numbers import percent
 
 _MOST_LOG_BYTES = 32 << 20
-LARGEST_STEP = 2**53 - 1  # the largest integer that every chart and JSON reader represents exactly
 _INTERVALS = {
     TRAINING_REWARD: (TRAINING_REWARD_LOW, TRAINING_REWARD_HIGH),
     VALIDATION_REWARD: (VALIDATION_REWARD_LOW, VALIDATION_REWARD_HIGH),
@@ -110,7 +109,14 @@ class ValidationHeadline(BaseModel):
     high: float | None = None
     scored: int | None = None
     planned: int | None = None
-    warnings: list[str] = []
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def warnings(self) -> list[str]:
+        few = None
+        if self.scored is not None and self.planned is not None:
+            few = describe_few_scored(self.scored, self.planned)
+        return [few] if few else []
 
     @classmethod
     def of(cls, curves: Mapping[str, Sequence[tuple[int, float]]]) -> ValidationHeadline | None:
@@ -121,17 +127,9 @@ class ValidationHeadline(BaseModel):
         step = max(last)
         # What this validation did not measure is absent; an older validation's number must not replace it.
         values = {key: value for key in CURVES for at, value in curves.get(key, ())[-1:] if at == step}
-        reward, low, high, *counts = (values.get(key) for key in CURVES)
-        scored, planned = map(_whole, counts)
-        few = describe_few_scored(scored, planned) if scored is not None and planned is not None else None
+        reward, low, high, scored, planned = (values.get(key) for key in CURVES)
         return cls(
-            step=step,
-            reward=reward,
-            low=low,
-            high=high,
-            scored=scored,
-            planned=planned,
-            warnings=[few] if few else [],
+            step=step, reward=reward, low=low, high=high, scored=_whole(scored), planned=_whole(planned)
         )
 
     @property
@@ -187,9 +185,13 @@ class TrainingCurves:
         if not points:
             return None
         last = points[-1]
-        values = zip(CURVES, (last.value, last.low, last.high, last.over, last.of), strict=True)
-        return ValidationHeadline.of(
-            {key: [(last.step, value)] for key, value in values if value is not None}
+        return ValidationHeadline(
+            step=last.step,
+            reward=last.value,
+            low=last.low,
+            high=last.high,
+            scored=last.over,
+            planned=last.of,
         )
 
 
@@ -237,8 +239,15 @@ class RecordedTraining:
     @classmethod
     def read(cls, directory: TrainingDirectory) -> RecordedTraining:
         """Read a directory; damage is reported in ``problems``, not raised."""
-        records, problems = _readable_history(directory.metrics)
-        return cls(directory, records, tuple(_session_plans(directory.log)), problems)
+        records, problems = [], []
+        try:
+            for record in read_history(directory.metrics):
+                records.append(record)
+        except OsmosisError as error:
+            problems.append(f"{error.message} The steps before that are shown.")
+        except OSError as error:
+            problems.append(f"`{directory.metrics}` cannot be read ({reason_of(error)}).")
+        return cls(directory, records, list(_session_plans(directory.log)), problems)
 
     @property
     def last_step(self) -> int:
@@ -302,36 +311,6 @@ def marked_warnings(lines: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterator[
         if isinstance(step, int) and 0 <= step <= LARGEST_STEP and (step, message) not in found:
             found.add((step, message))
             yield CurveMark(step, "warning", message)
-
-
-def _readable_history(path: Path) -> tuple[tuple[StepRecord, ...], tuple[str, ...]]:
-    """Return the steps of a history up to the first damaged one, and a sentence about that one."""
-    records: list[StepRecord] = []
-    problem = None
-    try:
-        for record in read_history(path):
-            if not isinstance(record.metrics, dict):
-                problem = f"`{path}` is damaged: a step has no metrics. The steps before are shown."
-                break
-            warnings = record.warnings if isinstance(record.warnings, list) else []
-            records.append(
-                replace(
-                    record,
-                    step=max(0, min(record.step, LARGEST_STEP)),
-                    metrics=_numbers(record.metrics),
-                    warnings=[each for each in warnings if isinstance(each, str)],
-                    validation_rewards=_numbers(as_table(record.validation_rewards)),
-                )
-            )
-    except OsmosisError as error:
-        problem = f"{error.message} The steps before that are shown."
-    except OSError as error:
-        problem = f"`{path}` cannot be read ({reason_of(error)})."
-    return tuple(records), (problem,) if problem else ()
-
-
-def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    return {key: number for key, value in values.items() if (number := as_number(value)) is not None}
 
 
 def _session_plans(log: Path) -> Iterator[dict[str, Any]]:

@@ -175,8 +175,6 @@ UNSCORED_STEPS_END = 3
 # Steps in a row that the learner refused: one may be bad luck, this many are a cause.
 REFUSED_STEPS_END = 3
 
-EndedBecause = Literal["finished", "stopped", "nothing_to_learn"]
-
 
 class NoRewardsError(OsmosisError):
     """Rollouts fail, or are never graded."""
@@ -192,7 +190,7 @@ class NothingToLearnError(OsmosisError):
 class Ending:
     """Why a session ended; ``warning`` is about the policy."""
 
-    because: EndedBecause
+    because: Literal["finished", "stopped", "nothing_to_learn"]
     message: str
     warning: str | None = None
 
@@ -277,8 +275,8 @@ class _Stopped(Exception):
     """A stop was requested."""
 
 
-@dataclass(frozen=True)
-class LoopParts:
+@dataclass(eq=False)
+class TrainingLoop:
     settings: TrainingSettings
     rows: SplitRows
     order: DataOrder
@@ -289,19 +287,14 @@ class LoopParts:
     history: MetricsHistory
     checkpoints: CheckpointStore
     hooks: TrainingHooks
+    state: TrainingLoopState
     provenance: Mapping[str, Any] = field(default_factory=dict)
     redact: Redactor | None = None
     keep_validation: Callable[[ValidationSamples], None] = lambda _: None
     between_steps: Callable[[int], None] = lambda _: None
 
-
-class TrainingLoop:
-    def __init__(self, parts: LoopParts, state: TrainingLoopState) -> None:
-        self._parts = parts
-        self._settings = parts.settings
-        self._hooks = parts.hooks
+    def __post_init__(self) -> None:
         self._cleanup: asyncio.Future[None] | None = None
-        self.state = state
         self._stop = asyncio.Event()
         self._batches: dict[int, asyncio.Task[RolloutBatch]] = {}
         self._learner_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner")
@@ -315,13 +308,13 @@ class TrainingLoop:
         """Train to the end of the data, to a stop, or to where nothing is left to learn."""
         try:
             ending = await self._run()
-            latest = self._parts.checkpoints.latest()
+            latest = self.checkpoints.latest()
             if latest is not None and not latest.kept:  # later sessions must not replace it
                 await self._save_checkpoint(latest.provenance(), keep=True)
             if self.state.reward_dropped is None:
                 return ending
             warning = f"{self.state.reward_dropped}; look at the curve before you deploy its last checkpoint."
-            self._hooks.note(warning)
+            self.hooks.note(warning)
             return replace(ending, warning=warning)
         finally:
             await self._abandon_batches()
@@ -329,7 +322,7 @@ class TrainingLoop:
             await self._cleaned_up()
 
     async def _run(self) -> Ending:
-        last = self._parts.order.total_steps
+        last = self.order.total_steps
         is_running = True
         while is_running:
             try:
@@ -340,7 +333,7 @@ class TrainingLoop:
                 # A pause after the last step, with everything loaded. A stop from then on is another one.
                 await self._abandon_batches()
                 self._stop.clear()
-                is_running = await self._hooks.goes_on()
+                is_running = await self.hooks.goes_on()
                 if not is_running and self.state.step < last:
                     return Ending("stopped", f"stopped after step {self.state.step} of {last}.")
         self.state.require_a_reward()
@@ -352,27 +345,27 @@ class TrainingLoop:
         if await asyncio.to_thread(self._lacks_validation):
             step = self.state.step
             began = "before the first step" if step == 0 else "where the run was interrupted"
-            self._hooks.stage(f"validating the policy {began}")
+            self.hooks.stage(f"validating the policy {began}")
             await self._record(step, {}, await self._unless_stopped(self._validate(step)))
         for step in range(self.state.step + 1, last + 1):
             await self._take_step(step)
-            if ending := self.state.end_without_signal(self._parts.learner.updates):
+            if ending := self.state.end_without_signal(self.learner.updates):
                 return ending
         return None
 
     async def _take_step(self, step: int) -> None:
         started = time.monotonic()
         batch = await self._unless_stopped(self._batch(step))
-        if failure := self._parts.engine.failure:
+        if failure := self.engine.failure:
             raise failure  # the rollouts before the failure are too few for a step
-        version = self._parts.learner.updates
-        learnable = learner_batch(batch, normalise=self._settings.normalise_advantages)
+        version = self.learner.updates
+        learnable = learner_batch(batch, normalise=self.settings.normalise_advantages)
         metrics = rollout_metrics(batch, learnable.statistics, version)
         warnings = self.state.judge_rewards(batch, learnable)
         learned, learning_s, refusal = await self._learn(learnable, version)
         published = time.monotonic()
         if learned.learned:
-            await self._parts.engine.publish(self._parts.learner, learned.updates)
+            await self.engine.publish(self.learner, learned.updates)
         publishing_s = time.monotonic() - published
         warnings += [refusal] if refusal else list(learned.warnings)
         metrics |= learning_metrics(learned, learning_s)
@@ -383,15 +376,15 @@ class TrainingLoop:
         metrics |= finite({**times, "time/step_s": time.monotonic() - started})
         self.state.step = step
         await self._record(step, batch.unscored(), Validated(metrics, warnings, validated.rewards))
-        await self._save_checkpoint({**self._parts.provenance, "metrics": metrics})
+        await self._save_checkpoint({**self.provenance, "metrics": metrics})
         await self._cleaned_up()
-        self._cleanup = asyncio.ensure_future(asyncio.to_thread(self._parts.between_steps, step))
+        self._cleanup = asyncio.ensure_future(asyncio.to_thread(self.between_steps, step))
         if self._stop.is_set():
             raise _Stopped
 
     async def _learn(self, learnable: LearnerBatch, version: int) -> tuple[StepMetrics, float, str | None]:
         """Update the policy; return the metrics, the seconds it took, and why it was refused."""
-        learner, started = self._parts.learner, time.monotonic()
+        learner, started = self.learner, time.monotonic()
         try:
             learned = await self._in_learner_thread(
                 lambda: learner.step(learnable.sequences, learnable.advantages, policy_version=version)
@@ -409,7 +402,7 @@ class TrainingLoop:
 
     def _batch(self, step: int) -> asyncio.Task[RolloutBatch]:
         """Return the running batch ``step``, and start as many after it as staleness allows."""
-        last = min(step + self._settings.max_staleness, self._parts.order.total_steps)
+        last = min(step + self.settings.max_staleness, self.order.total_steps)
         for ahead in range(step, last + 1):
             if ahead not in self._batches:
                 before = self._batches.get(ahead - 1)
@@ -419,11 +412,11 @@ class TrainingLoop:
     async def _sample_after(self, before: asyncio.Task[RolloutBatch] | None, step: int) -> RolloutBatch:
         if before is not None:
             await asyncio.wait({before})
-        settings, started = self._settings, time.monotonic()
-        rows = [self._parts.rows.training[index] for index in self._parts.order.batch(step)]
+        settings, started = self.settings, time.monotonic()
+        rows = [self.rows.training[index] for index in self.order.batch(step)]
         attempts = attempts_of_step(step, rows, settings.n_samples_per_prompt, settings.seed)
         progress = self._progress(step, "training", len(attempts))
-        samples = await self._parts.sampler.sample(attempts, finished=progress)
+        samples = await self.sampler.sample(attempts, finished=progress)
         late = sum(map(timed_out, samples))
         samples = [with_truncation_rule(sample, settings) for sample in samples]
         size = settings.n_samples_per_prompt
@@ -440,7 +433,7 @@ class TrainingLoop:
             if sample.reward is not None:
                 rewards.append(sample.reward)
             mean = sum(rewards) / len(rewards) if rewards else None
-            self._hooks.progress(SamplingProgress(step, kind, finished, total, mean))
+            self.hooks.progress(SamplingProgress(step, kind, finished, total, mean))
 
         return tell
 
@@ -451,15 +444,15 @@ class TrainingLoop:
         self._batches.clear()
 
     def _is_due(self, step: int) -> bool:
-        due = step % self._settings.eval_interval == 0 or step == self._parts.order.total_steps
-        return due and bool(self._parts.rows.held_out)
+        due = step % self.settings.eval_interval == 0 or step == self.order.total_steps
+        return due and bool(self.rows.held_out)
 
     def _lacks_validation(self) -> bool:
         """Whether the current step still needs its validation: it is step 0, or the run stopped during it."""
         step = self.state.step
         return self._is_due(step) and not any(
             record.step == step and VALIDATION_PLANNED in record.metrics
-            for record in read_history(self._parts.history.path)
+            for record in read_history(self.history.path)
         )
 
     async def _validate_if_due(self, step: int) -> Validated:
@@ -471,52 +464,49 @@ class TrainingLoop:
             return Validated()  # the update still counts, and the resumed run validates it
 
     async def _validate(self, step: int) -> Validated:
-        parts, started = self._parts, time.monotonic()
-        total = len(parts.rows.held_out) * parts.validation.attempts
+        started = time.monotonic()
+        total = len(self.rows.held_out) * self.validation.attempts
         validation = await validate(
-            parts.sampler,
-            parts.rows.held_out,
-            parts.validation,
-            seed=self._settings.seed,
+            self.sampler,
+            self.rows.held_out,
+            self.validation,
+            seed=self.settings.seed,
             step=step,
             finished=self._progress(step, "validation", total),
-            redact=parts.redact,
+            redact=self.redact,
         )
         numbers = validation_metrics(validation.metrics) | {"time/validation_s": time.monotonic() - started}
         # Every due step after the start, the last step included.
-        validations = math.ceil(parts.order.total_steps / self._settings.eval_interval)
+        validations = math.ceil(self.order.total_steps / self.settings.eval_interval)
         warnings = [
             few_scored(validation.metrics),
             self.state.judge_validation(validation.rewards, validations=validations),
         ]
-        threshold = parts.validation.pass_threshold
+        threshold = self.validation.pass_threshold
         samples = ValidationSamples.of(validation.records, step=step, pass_threshold=threshold)
         try:
-            await asyncio.to_thread(parts.keep_validation, samples)
-        except (
-            OSError,
-            TypeError,
-        ) as error:  # a full disk, or a text that JSON cannot hold, does not end a run
+            await asyncio.to_thread(self.keep_validation, samples)
+        except (OSError, TypeError) as error:  # a full disk, or a text that JSON cannot hold, ends no run
             warnings.append(f"validation: its conversations cannot be listed ({error})")
-        rewards = rewards_by_row(parts.rows.held_out, validation.rewards)
+        rewards = rewards_by_row(self.rows.held_out, validation.rewards)
         return Validated(numbers, [warning for warning in warnings if warning], finite(rewards))
 
     async def _record(self, step: int, unscored: dict[str, int], found: Validated) -> None:
         now = round(time.time() * 1000)
         record = StepRecord(step, now, found.metrics, unscored, found.warnings, found.rewards)
-        await asyncio.to_thread(self._parts.history.append, record)
+        await asyncio.to_thread(self.history.append, record)
         for warning in record.warnings:
-            self._hooks.warning(step, warning)
-        self._hooks.step(record, self._parts.order.total_steps)
+            self.hooks.warning(step, warning)
+        self.hooks.step(record, self.order.total_steps)
 
     async def _save_checkpoint(self, provenance: Mapping[str, Any], *, keep: bool = False) -> None:
-        started, step, parts = time.monotonic(), self.state.step, self._parts
+        started, step = time.monotonic(), self.state.step
         state = asdict(self.state)
         saved = await self._in_learner_thread(
-            lambda: parts.checkpoints.save(step, parts.learner, state, provenance, keep=keep)
+            lambda: self.checkpoints.save(step, self.learner, state, provenance, keep=keep)
         )
         self._checkpoint_s = time.monotonic() - started
-        self._hooks.checkpoint(SavedCheckpoint(step, saved.directory, saved.kept))
+        self.hooks.checkpoint(SavedCheckpoint(step, saved.directory, saved.kept))
 
     async def _cleaned_up(self) -> None:
         """Wait for the cleanup between steps: removing files can take longer than a step."""

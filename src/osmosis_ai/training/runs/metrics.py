@@ -12,8 +12,9 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import orjson
 
 from osmosis_ai.errors import OsmosisError
@@ -22,6 +23,11 @@ from osmosis_ai.files import is_disk_full, open_regular, sync_directory, write_a
 if TYPE_CHECKING:
     from osmosis_ai.training.learner.step import StepMetrics
 
+
+LARGEST_STEP = 2**53 - 1
+"""The largest integer that every chart and JSON reader represents exactly."""
+# Sums and squares of such numbers are finite.
+_Number = Annotated[float, msgspec.Meta(gt=-1e300, lt=1e300)]
 
 TRAINING_REWARD = "rollout/raw_reward"
 TRAINING_REWARD_LOW = "rollout/reward_low"
@@ -45,12 +51,12 @@ TITLES: Mapping[str, str] = {
     "rollout/timed_out_ratio": "Timed-out rollouts (share)",
     VALIDATION_PASS_RATE: "Validation pass rate",
     VALIDATION_STDERR: "Validation reward, standard error",
-    VALIDATION_REWARD_LOW: "Validation reward, 95 % interval from",
-    VALIDATION_REWARD_HIGH: "Validation reward, 95 % interval to",
+    VALIDATION_REWARD_LOW: "Validation reward, 95% interval from",
+    VALIDATION_REWARD_HIGH: "Validation reward, 95% interval to",
     VALIDATION_SCORED: "Validation samples scored",
     VALIDATION_PLANNED: "Validation samples",
-    TRAINING_REWARD_LOW: "Training reward, 95 % interval from",
-    TRAINING_REWARD_HIGH: "Training reward, 95 % interval to",
+    TRAINING_REWARD_LOW: "Training reward, 95% interval from",
+    TRAINING_REWARD_HIGH: "Training reward, 95% interval to",
     "rollout/reward_std": "Reward, standard deviation",
     "rollout/reward_min": "Reward, least",
     "rollout/reward_max": "Reward, greatest",
@@ -98,25 +104,15 @@ class StepRecord:
         validation_rewards: On validated steps, the mean reward of each held-out row that has one, by the row's digest.
     """
 
-    step: int
+    step: Annotated[int, msgspec.Meta(ge=0, le=LARGEST_STEP)]
     timestamp_ms: int
-    metrics: dict[str, float]
+    metrics: dict[str, _Number]
     unscored: dict[str, int] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
-    validation_rewards: dict[str, float] = field(default_factory=dict)
+    validation_rewards: dict[str, _Number] = field(default_factory=dict)
 
     def to_line(self) -> bytes:
         return orjson.dumps(asdict(self), option=orjson.OPT_APPEND_NEWLINE)
-
-    @classmethod
-    def from_line(cls, line: bytes) -> StepRecord:
-        value: Any = orjson.loads(line)
-        if not isinstance(value, dict) or type(value.get("step")) is not int:
-            raise ValueError("it has no step")
-        try:
-            return cls(**value)
-        except TypeError as error:
-            raise ValueError(str(error)) from None
 
 
 class HistoryError(OsmosisError):
@@ -162,6 +158,9 @@ class MetricsHistory:
         return kept
 
 
+_DECODER = msgspec.json.Decoder(StepRecord)
+
+
 def read_history(path: Path) -> Iterator[StepRecord]:
     """Yield the records of a run, even while it is running."""
     if not path.exists():
@@ -171,8 +170,8 @@ def read_history(path: Path) -> Iterator[StepRecord]:
             if not line.endswith(b"\n"):
                 return
             try:
-                yield StepRecord.from_line(line)
-            except ValueError as error:
+                yield _DECODER.decode(line)
+            except msgspec.DecodeError as error:
                 raise HistoryError(f"the history `{path}` is damaged at line {number}: {error}.") from None
 
 
@@ -182,28 +181,12 @@ def finite(metrics: Mapping[str, float | None]) -> dict[str, float]:
 
 
 def learning_metrics(learned: StepMetrics, learning_s: float) -> dict[str, float]:
+    times = {"time/learning_s": learning_s}
     if not learned.learned:
-        return finite({"train/updates": learned.updates, "time/learning_s": learning_s})
-    return finite(
-        {
-            "train/entropy_loss": learned.entropy,
-            "train/loss": learned.loss,
-            "train/learning_rate": learned.learning_rate,
-            "train/grad_norm": learned.grad_norm,
-            "train/clip_fraction": learned.clip_fraction,
-            "train/importance_capped": learned.importance_capped,
-            "train/kl_sampler": learned.approx_kl,
-            "train/kl_base": learned.kl_base,
-            "train/logprob_gap_max": learned.max_abs_logprob_gap,
-            "train/logprob_gap_mean": learned.mean_abs_logprob_gap,
-            "train/stale_fraction": learned.stale_fraction,
-            "train/sequences": learned.sequences,
-            "train/tokens": learned.tokens,
-            "train/updates": learned.updates,
-            "speed/learning_tokens_per_s": learned.tokens / learning_s if learning_s else None,
-            "time/learning_s": learning_s,
-        }
-    )
+        return finite({"train/updates": learned.updates, **times})
+    known = {key: getattr(learned, key.removeprefix("train/")) for key in TITLES if key.startswith("train/")}
+    speed = learned.tokens / learning_s if learning_s else None
+    return finite({**known, "speed/learning_tokens_per_s": speed, **times})
 
 
 def series(records: Sequence[StepRecord], key: str) -> list[tuple[int, float]]:

@@ -32,19 +32,7 @@ from osmosis_ai.redaction import Redactor
 from osmosis_ai.rollout.types.protocol import RolloutErrorCategory
 from osmosis_ai.statistics.estimates import CONFIDENCE, Estimate, estimate_mean
 from osmosis_ai.training.objective.advantages import GroupStatistics, group_advantages
-from osmosis_ai.training.runs.metrics import (
-    TRAINING_REWARD,
-    TRAINING_REWARD_HIGH,
-    TRAINING_REWARD_LOW,
-    VALIDATION_PASS_RATE,
-    VALIDATION_PLANNED,
-    VALIDATION_REWARD,
-    VALIDATION_REWARD_HIGH,
-    VALIDATION_REWARD_LOW,
-    VALIDATION_SCORED,
-    VALIDATION_STDERR,
-    finite,
-)
+from osmosis_ai.training.runs.metrics import finite
 
 if TYPE_CHECKING:
     from osmosis_ai.config.training import TrainingSettings
@@ -208,9 +196,9 @@ def rollout_metrics(batch: RolloutBatch, statistics: GroupStatistics, version: i
     reward = _reward(batch)
     return finite(
         {
-            TRAINING_REWARD: statistics.reward_mean,
-            TRAINING_REWARD_LOW: reward.low if reward else None,
-            TRAINING_REWARD_HIGH: reward.high if reward else None,
+            "rollout/raw_reward": statistics.reward_mean,
+            "rollout/reward_low": reward.low if reward else None,
+            "rollout/reward_high": reward.high if reward else None,
             "rollout/reward_std": statistics.reward_std,
             "rollout/reward_min": statistics.reward_min,
             "rollout/reward_max": statistics.reward_max,
@@ -315,13 +303,13 @@ def validation_metrics(evaluation: RunMetrics) -> dict[str, float]:
     counts = evaluation.estimates.counts
     return finite(
         {
-            VALIDATION_REWARD: reward.value if reward else None,
-            VALIDATION_STDERR: reward.stderr if reward else None,
-            VALIDATION_REWARD_LOW: reward.low if reward else None,
-            VALIDATION_REWARD_HIGH: reward.high if reward else None,
-            VALIDATION_PASS_RATE: passed.value if passed else None,
-            VALIDATION_SCORED: counts.scored,
-            VALIDATION_PLANNED: counts.planned,
+            "eval/validation/reward": reward.value if reward else None,
+            "eval/validation/reward_stderr": reward.stderr if reward else None,
+            "eval/validation/reward_low": reward.low if reward else None,
+            "eval/validation/reward_high": reward.high if reward else None,
+            "eval/validation/pass_rate": passed.value if passed else None,
+            "eval/validation/scored": counts.scored,
+            "eval/validation/samples": counts.planned,
         }
     )
 
@@ -346,24 +334,16 @@ def significant_fall(
     start: Sequence[float | None], now: Sequence[float | None], *, validations: int
 ) -> str | None:
     """Describe by how much a validation is below the first one; None if that may be chance."""
-    from osmosis_ai.decisions.differences import Pairs, mean_difference, scale_of_rewards
+    from osmosis_ai.decisions.differences import rewards_difference
 
-    known = [
-        [(row, value) for row, value in enumerate(rewards) if value is not None] for rewards in (now, start)
-    ]
-    if not all(known):
-        return None
-    (rows_now, values_now), (rows_start, values_start) = (zip(*pairs, strict=True) for pairs in known)
-    pairs = Pairs.of(
-        values_start, rows_start, values_now, rows_now, scale=scale_of_rewards(values_start, values_now)
+    before, after = (
+        {row: value for row, value in enumerate(rewards) if value is not None} for rewards in (start, now)
     )
-    if pairs is None:
-        return None
-    found = mean_difference(pairs, confidence=1 - (1 - CONFIDENCE) / validations)
-    if found.high is None or found.low is None or found.high >= 0:
+    found = rewards_difference(before, after, confidence=1 - (1 - CONFIDENCE) / validations)
+    if found is None or found.high is None or found.low is None or found.high >= 0:
         return None
     adjusted = f", adjusted for {validations} validations" if validations > 1 else ""
     return (
-        f"the validation reward fell {-found.value:.3g} below its initial value (95 % interval {-found.high:.3g} to "
+        f"the validation reward fell {-found.value:.3g} below its initial value (95% interval {-found.high:.3g} to "
         f"{-found.low:.3g}{adjusted}, row by row)"
     )

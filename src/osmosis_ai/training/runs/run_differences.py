@@ -177,14 +177,14 @@ def _verdict(metrics: Sequence[MetricDifference], a: str, b: str) -> TrainingVer
     elif low <= 0 <= high:
         sentence = (
             f"No significant difference between {b} and {a} in the validation reward: {difference:+.3f} "
-            f"(95 % interval {low:.3f} to {high:.3f}, {how})."
+            f"(95% interval {low:.3f} to {high:.3f}, {how})."
         )
     else:
         direction = "better" if difference > 0 else "worse"
         least, most = (low, high) if difference > 0 else (-high, -low)
         sentence = (
             f"{b} is {direction} than {a} by {abs(difference):.3f} in the validation reward "
-            f"(95 % interval {least:.3f} to {most:.3f}, {how})."
+            f"(95% interval {least:.3f} to {most:.3f}, {how})."
         )
     return TrainingVerdict(direction, found.key, sentence)
 
@@ -226,18 +226,16 @@ def _holds_at_worst(
     verdict: TrainingVerdict, rows: Sequence[str], told: Sequence[Mapping[str, float | None]]
 ) -> bool:
     """Tell whether a verdict is the same with the rows without a reward counted against it."""
-    from osmosis_ai.decisions.differences import Pairs, mean_difference, scale_of_rewards
+    from osmosis_ai.decisions.differences import rewards_difference, scale_of_rewards
 
     is_better = verdict.direction == "better"
-    values = []
-    for rewards, least_favourable in zip(told, (1.0, 0.0) if is_better else (0.0, 1.0), strict=True):
-        known = (rewards.get(row) for row in rows)
-        values.append([least_favourable if reward is None else reward for reward in known])
-    scale = scale_of_rewards(*values)
-    pairs = Pairs.of(values[0], range(len(rows)), values[1], range(len(rows)), scale=scale)
-    if scale is None or pairs is None:
+    worst_a, worst_b = (
+        {row: least_favourable if (known := rewards.get(row)) is None else known for row in rows}
+        for rewards, least_favourable in zip(told, (1.0, 0.0) if is_better else (0.0, 1.0), strict=True)
+    )
+    worst = rewards_difference(worst_a, worst_b)
+    if worst is None or scale_of_rewards([*worst_a.values()], [*worst_b.values()]) is None:
         return False
-    worst = mean_difference(pairs)
     return worst.excludes_none and (worst.value > 0) == is_better
 
 
@@ -266,20 +264,20 @@ def _by_validated_row(
     found: MetricDifference, step: int, a: ComparedTraining, b: ComparedTraining
 ) -> MetricDifference | None:
     """Compare a validation row by row; None if a run has no rewards by row for that step, or no row is in both."""
-    from osmosis_ai.decisions.differences import Pairs, mean_difference, scale_of_rewards
+    from osmosis_ai.decisions.differences import rewards_difference
 
-    known = [
-        {row: reward for row, reward in told.rewards.items() if reward is not None}
+    known_a, known_b = (
+        {}
+        if told is None or told.step != step
+        else {row: reward for row, reward in told.rewards.items() if reward is not None}
         for told in (a.validation, b.validation)
-        if told is not None and told.step == step
-    ]
-    if len(known) < 2 or not (common := sorted(known[0].keys() & known[1].keys())):
+    )
+    common = known_a.keys() & known_b.keys()
+    estimated = rewards_difference(
+        {row: known_a[row] for row in common}, {row: known_b[row] for row in common}
+    )
+    if estimated is None:
         return None
-    places = range(len(common))
-    values_a, values_b = ([rewards[row] for row in common] for rewards in known)
-    pairs = Pairs.of(values_a, places, values_b, places, scale=scale_of_rewards(values_a, values_b))
-    assert pairs is not None  # the rows are common to both
-    estimated = mean_difference(pairs)
     return replace(
         found,
         difference=estimated.value,

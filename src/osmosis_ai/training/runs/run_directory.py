@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import msgspec
-import orjson
 
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.errors import ConflictError, OsmosisError
@@ -38,6 +37,12 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _DEEPEST = 3
 _MOST_FILES = 1000
 _STAGE = ".taking-over"
+
+
+class _AboutValidation(msgspec.Struct):
+    step: int
+    total: int
+    pass_threshold: float
 
 
 @dataclass(frozen=True)
@@ -63,21 +68,17 @@ class ValidationSamples:
         return cls(step, len(records), pass_threshold, sorted(records, key=badness)[:MOST_KEPT])
 
     def to_bytes(self) -> bytes:
-        about = {"step": self.step, "total": self.total, "pass_threshold": self.pass_threshold}
-        lines = [orjson.dumps(about, option=orjson.OPT_APPEND_NEWLINE)]
-        return b"".join([*lines, *(msgspec.json.encode(record) + b"\n" for record in self.records)])
+        lines = [_AboutValidation(self.step, self.total, self.pass_threshold), *self.records]
+        return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
 
     @classmethod
     def from_bytes(cls, content: bytes) -> ValidationSamples:
         try:
             first, *lines = content.splitlines()
-            about = orjson.loads(first)
-            step, total, threshold = (about[name] for name in ("step", "total", "pass_threshold"))
-            if type(step) is not int or type(total) is not int or type(threshold) not in (int, float):
-                raise ValueError("the first line is of something else")
+            about = msgspec.json.decode(first, type=_AboutValidation)
             records = [TerminalRecord.from_line(line, without_crc=True) for line in lines[:MOST_KEPT]]
-            return cls(step, total, threshold, records)
-        except (ValueError, LookupError, TypeError) as error:
+            return cls(about.step, about.total, about.pass_threshold, records)
+        except (ValueError, LookupError, TypeError, msgspec.DecodeError) as error:
             raise OsmosisError(f"the list of the newest validation's samples is damaged: {error}.") from None
 
 

@@ -14,11 +14,11 @@ import asyncio
 import gc
 import os
 import secrets
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.evaluation.run_directory import ENVIRONMENT_FILE
 from osmosis_ai.evaluation.run_log import RunLog, redact_server_logs
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from osmosis_ai.training.runs.rollouts import RolloutSampler
 
 
-T = TypeVar("T")
 MakeLearner = Callable[[TrainingSpec], "Learner"]
 # Sequences that an engine in this process generates at once, and ended ones whose prefixes it remembers.
 ENGINE_BATCH = 128
@@ -80,13 +79,12 @@ class Trainer:
     provenance: Mapping[str, Any] = field(default_factory=dict)
     make_learner: MakeLearner = new_learner
     _loop: TrainingLoop | None = field(default=None, init=False)
-    _learner: Learner | None = field(default=None, init=False)
-    _ranks: LearnerRanks | None = field(default=None, init=False)
     _stop_requested: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self._directory = TrainingDirectory(self.run_dir)
         self._redact = Redactor(self.spec.secret_values.values())
+        self._ranks = LearnerRanks(self.spec, self._directory.learner, self.environ)
 
     def stop(self) -> None:
         """Request a graceful end, after what is being loaded. Call it on the run's event loop."""
@@ -131,7 +129,7 @@ class Trainer:
             if self._stop_requested:
                 loop.stop()
             with _loaded_objects_frozen():
-                ending = await self._run_with_ranks(loop.run())
+                ending = await self._ranks.run(loop.run(), loop.learner)
         return TrainingSummary(
             run_dir=directory.path,
             ending=ending,
@@ -142,20 +140,18 @@ class Trainer:
 
     async def _open(self, stack: AsyncExitStack, rows: SplitRows, order: DataOrder) -> TrainingLoop:
         from osmosis_ai.training.learner.checkpoints import CheckpointStore
-        from osmosis_ai.training.runs.loop import LoopParts, TrainingLoop
+        from osmosis_ai.training.runs.loop import TrainingLoop
 
         spec, settings, directory, hooks = self.spec, self.spec.settings, self._directory, self.hooks
         hooks.stage("preparing the rollout's environment")
         server = await self._prepare_server()
-        if settings.learner_processes > 1 and "WORLD_SIZE" not in os.environ:
-            ranks = LearnerRanks(spec, directory.learner, self.environ)
-            self._ranks = await stack.enter_async_context(ranks)
+        ranks = await stack.enter_async_context(self._ranks)
         hooks.stage(f"loading the model {spec.model_path}")
-        learner = self._learner = await self._run_blocking_with_ranks(lambda: self.make_learner(spec))
+        learner = await ranks.run_blocking(lambda: self.make_learner(spec))
         stack.callback(learner.close)
         checkpoints = CheckpointStore(directory.checkpoints, keep_every=settings.checkpoint_save_freq)
         history = MetricsHistory(directory.metrics)
-        state = await self._run_blocking_with_ranks(lambda: _resume(checkpoints, learner, history))
+        state = await ranks.run_blocking(lambda: _resume(checkpoints, learner, history))
         directory.forget_validation_after(state.step)
         hooks.stage(f"opening the policy's engine ({settings.policy_engine})")
         if settings.policy_engine == "vllm":
@@ -164,9 +160,9 @@ class Trainer:
             engine = await asyncio.to_thread(self._open_torch, stack, str(learner.device))
         # Otherwise the policy is the base, which is served already.
         if learner.updates or spec.adapter is not None:
-            await self._run_with_ranks(engine.publish(learner, learner.updates))
+            await ranks.run(engine.publish(learner, learner.updates), learner)
         chat = chat_format_of(spec, note=hooks.note)
-        await self._run_with_ranks(self._check_engine(engine, learner, chat, rows))
+        await ranks.run(self._check_engine(engine, learner, chat, rows), learner)
         one = spec.served is not None or spec.servers == 1
         hooks.stage(f"starting the rollout's {'server' if one else f'{spec.servers} servers'}")
         sampler = await self._open_sampler(stack, engine, chat, server)
@@ -189,7 +185,7 @@ class Trainer:
             "rollout": spec.rollout_dir.name,
             "settings": settings.model_dump(mode="json"),
         }
-        parts = LoopParts(
+        return TrainingLoop(
             settings=settings,
             rows=rows,
             order=order,
@@ -200,22 +196,12 @@ class Trainer:
             history=history,
             checkpoints=checkpoints,
             hooks=hooks,
+            state=state,
             provenance=provenance,
             redact=self._redact,
             keep_validation=directory.write_validation,
             between_steps=directory.sweep_trials,
         )
-        return TrainingLoop(parts, state)
-
-    async def _run_blocking_with_ranks(self, work: Callable[[], T]) -> T:
-        if self._ranks is None:
-            return await asyncio.to_thread(work)
-        return await self._ranks.run_blocking(work)
-
-    async def _run_with_ranks(self, work: Coroutine[Any, Any, T]) -> T:
-        if self._ranks is None or self._learner is None:
-            return await work
-        return await self._ranks.run(work, self._learner.abandon)
 
     async def _prepare_server(self) -> RolloutServer | RemoteAgent:
         from osmosis_ai.controller.server_process import prepare_server
@@ -305,12 +291,8 @@ class Trainer:
         longest = min(settings.max_prompt_length, engine.model.config.max_positions - 1)
         prompts = probe_prompts(rows.training.values(), chat, longest=longest)
         found = await probe(engine, learner, prompts, settings)
-        device = learner.device.type
-        if settings.policy_engine == "vllm":
-            own = settings.vllm_command is not None and "--dtype" not in settings.vllm_args
-            float32 = own and device == "cpu"
-        else:
-            float32 = device == "cpu"
+        is_own = settings.vllm_command is not None and "--dtype" not in settings.vllm_args
+        float32 = learner.device.type == "cpu" and (is_own or settings.policy_engine != "vllm")
         found.require_agreement(float32=float32, truncated=settings.rollout_top_p < 1)
         hooks.stage(f"the policy's engine samples what is learned: {found.sentence()}")
 

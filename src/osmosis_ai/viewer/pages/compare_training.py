@@ -77,5 +77,5 @@ def _settings(names: Sequence[str], differences: Sequence[TrainingDifferences]) 
 
 
 def _metrics(a: str, b: str, differences: TrainingDifferences) -> ComparedTable:
-    headings = ("Metric", f"{a}, last", f"{b}, last", "B - A", "95 % interval")
+    headings = ("Metric", f"{a}, last", f"{b}, last", "B - A", "95% interval")
     return ComparedTable(f"{b} against {a}", headings, differences.metric_rows(), note=differences.note)

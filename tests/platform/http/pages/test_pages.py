@@ -328,10 +328,10 @@ def test_a_run_shows_its_numbers_its_log_and_why_it_failed(
     page = browser.get(path_of(run["platform_url"]))
     shown = text_of(page)
     assert "the agent's module is missing" in shown
-    assert "25.0 %" in shown and "4 of 6 planned" in shown and "80.0 %" in shown
+    assert "25.0%" in shown and "4 of 6 planned" in shown and "80.0%" in shown
     assert "Rows 3 of 200 rows, the first" in shown
     listed = text_of(browser.get(path_of(run["platform_url"]).rpartition("/")[0]))
-    assert run["name"] in listed and "25.0 %" in listed
+    assert run["name"] in listed and "25.0%" in listed
     assert "importing" in shown
     assert HOSTILE not in page.text and "&lt;script&gt;" in page.text
 

@@ -115,7 +115,7 @@ def test_a_stopped_run_of_a_pool_whose_worker_was_killed_ends_with_the_numbers_o
     assert run.progress == {"completed": 7, "total": 15}
     found = shown(api, worker)
     assert (found["results"]["graded"], found["overview"]["tokens_used"]) == (5, 49)
-    assert found["results"]["headline"]["brief"] == "62.5 % pass (reward >= 1.0), 5 of 15 planned scored"
+    assert found["results"]["headline"]["brief"] == "62.5% pass (reward >= 1.0), 5 of 15 planned scored"
     assert found["estimates"] == expected["estimates"]
     judges = {"calls": 3, "tokens": 37, "cost_usd": 0.5, "outside_scale": 1}
     assert found["estimates"]["judges"] == judges
@@ -217,7 +217,7 @@ def test_progress_counts_where_no_metrics_have_scores(api: TestClient, worker: D
     worker.sync(progress=progress(3, scored=2, passed=1, failed=1, reward_mean=0.5, tokens=7))
     results = api.get(f"{RUNS}/{worker.run_id}").json()["results"]
     assert (results["graded"], results["headline"]["failed"]) == (2, 1)
-    assert results["headline"]["brief"].startswith("50.0 % pass (reward >= 1.0), 2 of 15 planned scored")
+    assert results["headline"]["brief"].startswith("50.0% pass (reward >= 1.0), 2 of 15 planned scored")
 
 
 def test_the_token_count_never_decreases(api: TestClient, worker: DeskWorker) -> None:

@@ -18,8 +18,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from osmosis_ai.config.reference import key_table
-from osmosis_ai.config.training import TrainingSettings
+from osmosis_ai.config.decisions import DecideSettings
+from osmosis_ai.config.execution import ExecutionSection
+from osmosis_ai.config.issues import choices_of, members, type_in_words
+from osmosis_ai.config.reference import SECTIONS
+from osmosis_ai.config.sections import LARGEST_COUNT, ConfigSection
+from osmosis_ai.config.training import OWN_RULES, TrainingSettings
 from osmosis_ai.services.training_estimate import GPUS
 from osmosis_ai.training.runs.memory_estimate import GIB, ModelShape, estimate
 from osmosis_ai.workspace.doctor import guide_text
@@ -28,6 +32,42 @@ ROOT = Path(__file__).parents[1]
 PAGES = ("docs/eval-configs.md", "docs/training.md")
 GUIDE = "configs/AGENTS.md"
 TABLE = re.compile(r"(?<=<!-- table: )(?P<name>[a-z-]+)( -->\n).*?(?=<!-- end of table -->)", re.DOTALL)
+TABLES: Mapping[str, type[ConfigSection]] = {
+    **SECTIONS,
+    "decide": DecideSettings,
+    "execution": ExecutionSection,
+}
+_BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+
+
+def key_table(section: str) -> Iterator[str]:
+    """Yield the table of a section's keys: type and range, default, meaning."""
+    yield "| key | type | default | |"
+    yield "|---|---|---|---|"
+    model = TABLES[section]
+    schema = model.model_json_schema()["properties"]
+    for key, field in model.model_fields.items():
+        if field.is_required():
+            default = "required"
+        else:
+            default = "none" if field.default is None else f"`{json.dumps(field.default)}`"
+        meaning = f"{field.description}; {OWN_RULES[key][1]}" if key in OWN_RULES else field.description
+        yield f"| `{key}` | {_type_and_range(schema[key])} | {default} | {meaning} |"
+
+
+def _type_and_range(declared: Mapping[str, Any]) -> str:
+    if choices := [f"`{choice}`" for choice in choices_of(declared)]:
+        return ", ".join(choices)
+    bounds = [
+        f"{sign} {member[bound]:g}"
+        for member in members(declared)
+        for bound, sign in _BOUNDS.items()
+        if member.get(bound, LARGEST_COUNT) != LARGEST_COUNT
+    ]
+    kind = type_in_words(declared).removeprefix("an ").removeprefix("a ")
+    return f"{kind} {', '.join(bounds)}".strip()
+
+
 _QWEN3 = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",

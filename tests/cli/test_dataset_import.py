@@ -124,6 +124,7 @@ def test_a_wrong_mapping_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) 
 REFUSED_ROWS: dict[str, Any] = {
     "line 2: no value for 'prompt' (from 'question')": {"question": None, "answer": "4"},
     "line 2: expected a JSON object, found an array": ["2+2?", "4"],
+    "line 2: expected a JSON object, found null": None,
     "line 2: the conversation has 3 turns (user, assistant, user) before its end": {
         "question": turns(("user", "a"), ("assistant", "b"), ("user", "c")),
         "answer": "4",

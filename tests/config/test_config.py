@@ -34,108 +34,55 @@ def issues_of(**sections):
     return {issue.key: issue for issue in caught.value.issues}
 
 
-def test_the_defaults_are_the_documented_ones():
-    settings = from_config()
-    documented = {
-        "lr": 1e-5,
-        "on_truncation": "grade",
-        "on_timeout": "exclude",
-        "total_epochs": 1,
-        "n_samples_per_prompt": 8,
-        "rollout_batch_size": 32,
-        "max_prompt_length": 8192,
-        "max_response_length": 8192,
-        "agent_workflow_timeout_s": 450.0,
-        "grader_timeout_s": 150.0,
-        "rollout_temperature": 1.0,
-        "rollout_top_p": 1.0,
-        "eval_interval": 10,
-        "checkpoint_save_freq": 20,
-        "loss_type": "dapo",
-        "clip_low": 0.2,
-        "clip_high": 0.28,
-        "lora_rank": 16,
-        "lora_alpha": 32.0,
-        "lora_targets": "all-linear",
-        "kl_coef": 0.0,
-        "max_staleness": 0,
-    }
-    assert {name: getattr(settings, name) for name in documented} == documented
-
-
-def test_what_the_sections_say_is_what_the_settings_hold():
-    settings = from_config(
-        training={"lr": 1e-4, "agent_workflow_timeout_s": 120},
-        sampling={"rollout_temperature": 0.7},
-        checkpoints={"eval_interval": 5},
-        advanced={"loss_type": "grpo", "lora_targets": ["q_proj", "v_proj"], "max_steps": 3},
-    )
-    assert (settings.lr, settings.agent_workflow_timeout_s, settings.rollout_temperature) == (
-        1e-4,
-        120.0,
-        0.7,
-    )
-    assert (settings.eval_interval, settings.loss_type, settings.max_steps) == (5, "grpo", 3)
-    assert settings.lora_targets == ["q_proj", "v_proj"]
-
-
-def test_everything_that_is_wrong_is_reported_at_once():
-    issues = issues_of(
-        training={"lr": -1.0, "n_samples_per_prompt": 1, "total_epochs": True, "rollout_temperature": 1.0},
-        sampling={"rollout_temperature": 0.0},
-        advanced={"loss_type": "grop", "lora_rnak": 8, "eval_interval": 3, "adam_beta2": 1.0},
-    )
-    assert {key: (issue.message, issue.suggestion) for key, issue in issues.items()} == {
-        "training.lr": ("must be greater than 0, got -1.0", None),
-        "training.n_samples_per_prompt": (
-            "must be at least 2: a reward counts only against others on the same prompt",
-            None,
-        ),
-        "training.total_epochs": ("must be an integer, got true", None),
-        "training.rollout_temperature": (
-            "Unrecognized key; `rollout_temperature` belongs in [sampling]",
-            None,
-        ),
-        "sampling.rollout_temperature": (
-            "must be greater than 0: a greedy policy gives every attempt the same answer",
-            None,
-        ),
-        "advanced.loss_type": ('must be one of grpo, dapo, dr_grpo, gspo, got "grop"', "grpo"),
-        "advanced.lora_rnak": ("Unrecognized key", "lora_rank"),
-        "advanced.eval_interval": ("Unrecognized key; `eval_interval` belongs in [checkpoints]", None),
-        "advanced.adam_beta2": ("must be less than 1, got 1.0", None),
-    }
-
-
 def test_advanced_keys_of_another_trainer_are_ignored_and_said():
     settings = from_config(advanced={"cluster": {"max_parallel": 6}})
     assert settings.ignored == ("cluster",)
     assert any("`cluster`" in warning for warning in settings.warnings("some/model"))
 
 
-def test_gspo_has_its_own_clip_range_unless_one_is_written():
-    assert (from_config(advanced={"loss_type": "gspo"}).clip_low, TrainingSettings().clip_low) == (3e-4, 0.2)
-    written = from_config(advanced={"loss_type": "gspo", "clip_high": 0.1})
-    assert (written.clip_low, written.clip_high) == (3e-4, 0.1)
+@pytest.mark.parametrize(
+    ("sections", "held"),
+    [
+        ({}, {"lr": 1e-5, "clip_low": 0.2, "policy_engine": "torch", "importance_cap": None}),
+        (
+            {"training": {"lr": 1e-4, "agent_workflow_timeout_s": 120}},
+            {"lr": 1e-4, "agent_workflow_timeout_s": 120},
+        ),
+        (
+            {"checkpoints": {"eval_interval": 5}, "advanced": {"max_steps": 3}},
+            {"eval_interval": 5, "max_steps": 3},
+        ),
+        ({"advanced": {"lora_targets": ["q_proj", "v_proj"]}}, {"lora_targets": ["q_proj", "v_proj"]}),
+        ({"advanced": {"tool_call_format": "pythonic"}}, {"tool_call_format": "pythonic"}),
+        ({"model_path": "osmosis/tiny"}, {"lr": 1e-3}),
+        ({"model_path": "osmosis/tiny", "training": {"lr": 1e-5}}, {"lr": 1e-5}),
+        ({"advanced": {"loss_type": "gspo"}}, {"clip_low": 3e-4, "clip_high": 4e-4}),
+        ({"advanced": {"loss_type": "gspo", "clip_high": 0.1}}, {"clip_low": 3e-4, "clip_high": 0.1}),
+        (
+            {"advanced": {"policy_engine": "vllm", "vllm_command": ["/opt/vllm/bin/vllm"]}},
+            {"vllm_command": ["/opt/vllm/bin/vllm"], "importance_cap": 2.0},
+        ),
+        (
+            {"advanced": {"policy_engine": "vllm", "vllm_url": "http://gpu:8000", "importance_cap": 1.5}},
+            {"vllm_url": "http://gpu:8000", "importance_cap": 1.5},
+        ),
+    ],
+)
+def test_written_keys_defaults_and_those_that_follow_other_keys(sections, held):
+    settings = from_config(**sections)
+    assert {name: getattr(settings, name) for name in held} == held
 
 
-def test_the_built_in_model_has_a_learning_rate_of_its_own():
-    assert from_config(model_path="osmosis/tiny").lr == 1e-3
-    assert from_config(training={"lr": 1e-5}, model_path="osmosis/tiny").lr == 1e-5
-    assert from_config(model_path="org/model").lr == 1e-5
-
-
-def test_a_rate_that_does_not_fit_the_model_and_a_truncated_distribution_are_warned_of():
-    assert "1e-05" in TrainingSettings().warnings("osmosis/tiny")[0]
-    assert "a LoRA hardly moves below 3e-06" in TrainingSettings(lr=1e-6).warnings("org/model")[0]
-    assert "collapse" in TrainingSettings(lr=0.01).warnings("org/model")[0]
-    assert "biased" in TrainingSettings(rollout_top_p=0.9).warnings("org/model")[0]
-    assert TrainingSettings().warnings("org/model") == []
+VLLM = {"policy_engine": "vllm", "vllm_url": "http://gpu:8000", "learner_processes": 2}
 
 
 @pytest.mark.parametrize(
     ("said", "warning"),
     [
+        ({}, None),
+        ({"lr": 1e-6}, "a LoRA hardly moves below 3e-06"),
+        ({"lr": 0.01}, "collapse"),
+        ({"rollout_top_p": 0.9}, "biased"),
         ({"clip_low": 0.1}, "`clip_low` has no effect: every batch is learned from once"),
         ({"clip_low": 0.1, "max_staleness": 1}, None),
         (
@@ -146,27 +93,40 @@ def test_a_rate_that_does_not_fit_the_model_and_a_truncated_distribution_are_war
         ({"loss_type": "gspo", "max_staleness": 1}, None),
         ({"loss_type": "gspo", "max_staleness": 1, "importance_cap": 2.0}, 'learns as "grpo" does'),
         ({"importance_cap": 2.0}, None),
+        ({"shard_model": True}, "changes nothing with one learner process"),
+        ({"shard_model": True, **VLLM}, None),
     ],
 )
-def test_a_clip_or_a_ratio_without_effect_is_warned_of(said, warning):
+def test_a_setting_that_is_hardly_meant_is_warned_of(said, warning):
     found = TrainingSettings(**said).warnings("org/model")
     assert len(found) == (warning is not None)
     assert all(warning in sentence for sentence in found)
 
 
-def test_vllm_is_told_apart_by_where_it_is_and_corrects_for_its_log_probabilities():
-    command = from_config(advanced={"policy_engine": "vllm", "vllm_command": ["/opt/vllm/bin/vllm"]})
-    assert (command.vllm_command, command.importance_cap) == (["/opt/vllm/bin/vllm"], 2.0)
-    url = from_config(
-        advanced={"policy_engine": "vllm", "vllm_url": "http://gpu:8000", "importance_cap": 1.5}
+def test_warnings_know_the_model_and_the_processes_of_torchrun():
+    assert "1e-05" in TrainingSettings().warnings("osmosis/tiny")[0]
+    assert (
+        "still serves the whole model" in TrainingSettings(shard_model=True).warnings("a/b", processes=2)[0]
     )
-    assert (url.vllm_url, url.importance_cap) == ("http://gpu:8000", 1.5)
-    assert (from_config().policy_engine, from_config().importance_cap) == ("torch", None)
 
 
 @pytest.mark.parametrize(
     ("sections", "key", "words"),
     [
+        (
+            {"training": {"n_samples_per_prompt": 1}},
+            "training.n_samples_per_prompt",
+            "must be at least 2: a reward",
+        ),
+        (
+            {"sampling": {"rollout_temperature": 0.0}},
+            "sampling.rollout_temperature",
+            "must be greater than 0: a gre",
+        ),
+        ({"training": {"rollout_temperature": 1.0}}, "training.rollout_temperature", "belongs in [sampling]"),
+        ({"advanced": {"eval_interval": 3}}, "advanced.eval_interval", "belongs in [checkpoints]"),
+        ({"advanced": {"lora_rnak": 8}}, "advanced.lora_rnak", "Unrecognized key"),
+        ({"advanced": {"adam_beta2": 1.0}}, "advanced.adam_beta2", "must be less than 1, got 1.0"),
         ({"advanced": {"policy_engine": "vllm"}}, "advanced.policy_engine", "either `vllm_url`"),
         (
             {"advanced": {"policy_engine": "vllm", "vllm_url": "http://a", "vllm_command": "vllm"}},
@@ -196,6 +156,11 @@ def test_vllm_is_told_apart_by_where_it_is_and_corrects_for_its_log_probabilitie
         ),
         ({"advanced": {"policy_engine": "torhc"}}, "advanced.policy_engine", "must be one of torch, vllm"),
         (
+            {"advanced": {"tool_call_format": "mistrall"}},
+            "advanced.tool_call_format",
+            'must be one of hermes, qwen3_coder, mistral, deepseek, llama3_json, pythonic, got "mistrall"',
+        ),
+        (
             {
                 "advanced": {"policy_engine": "vllm", "vllm_command": "vllm"},
                 "sampling": {"rollout_top_p": 0.9},
@@ -205,19 +170,15 @@ def test_vllm_is_told_apart_by_where_it_is_and_corrects_for_its_log_probabilitie
         ),
     ],
 )
-def test_an_engine_that_can_not_be_opened_is_refused_with_its_key(sections, key, words):
-    assert words in issues_of(**sections)[key].message
+def test_a_setting_of_no_use_is_refused_with_its_key(sections, key, words):
+    [(found, issue)] = issues_of(**sections).items()
+    assert (found, words in issue.message) == (key, True)
 
 
-def test_a_format_of_tool_calls_is_one_of_those_that_are_known():
-    assert from_config().tool_call_format is None
-    assert from_config(advanced={"tool_call_format": "pythonic"}).tool_call_format == "pythonic"
-    [(key, issue)] = issues_of(advanced={"tool_call_format": "mistrall"}).items()
-    assert key == "advanced.tool_call_format"
-    assert issue.message == (
-        'must be one of hermes, qwen3_coder, mistral, deepseek, llama3_json, pythonic, got "mistrall"'
-    )
-    assert issue.suggestion == "mistral"
+def test_all_refused_settings_are_reported_at_once():
+    issues = issues_of(training={"lr": -1.0}, advanced={"lora_rnak": 8, "vllm_url": "http://a"})
+    assert set(issues) == {"training.lr", "advanced.lora_rnak", "advanced.vllm_url"}
+    assert issues["advanced.lora_rnak"].suggestion == "lora_rank"
 
 
 @pytest.fixture
@@ -264,7 +225,7 @@ def test_everything_that_can_be_decided_is_read() -> None:
         reward_range=(-1.0, 1.5),
         shown="a.decide.toml",
     )
-    assert parse_decisions("", "a.decide.toml") == Decisions({}, {}, {}, shown="a.decide.toml")
+    assert parse_decisions("", "a.decide.toml") == Decisions(shown="a.decide.toml")
 
 
 def test_everything_that_is_wrong_is_in_one_report_with_its_line_and_what_was_meant() -> None:
@@ -275,28 +236,32 @@ def test_everything_that_is_wrong_is_in_one_report_with_its_line_and_what_was_me
         "[margins]\npass_rate = 0.1\n"
         "[margin]\npass_rate = 3\nfailed = -0.1\ninfrastructure = 0.1\nlatency = 10\ntokens = nan\n"
     )
-    assert found["decide.againts"] == (2, "Unrecognized key", "against")
-    assert found["decide.confidence"][:2] == (3, "must be at most 0.999999, got 95")
-    assert found["decide.slices"][:2] == (4, 'names "a" twice')
-    assert found["decide.reward_range"][:2] == (
-        5,
-        "must be the lowest and the highest reward, such as [0, 1]",
-    )
-    assert found["min.pas_rate"] == (7, "Unrecognized metric", "pass_rate")
-    assert found["min.pass_rate"][:2] == (8, "is a share, from 0 to 1: write 80% as 0.8")
-    assert found["min.reward"][:2] == (9, 'must be a number, got "1"')
-    assert found["min.pass@0"] == (10, "Unrecognized metric", "pass@1")
-    assert found["max.unscored"][:2] == (12, "must be a number, got true")
-    assert found["max.cost_per_row"][:2] == (13, "is never below 0, got -1")
-    assert found["margins"] == (14, "Unrecognized section", "margin")
-    assert (found["margin.pass_rate"][0], "accepts every run" in found["margin.pass_rate"][1]) == (17, True)
-    assert found["margin.failed"][:2] == (
-        18,
-        "a margin is how much worse is still accepted, 0 or more, got -0.1",
-    )
-    assert found["margin.infrastructure"][0] == 19
-    assert found["margin.latency"][:2] == (20, "a margin of 10 accepts 11 times as much: write 10% as 0.1")
-    assert found["margin.tokens"][:2] == (21, "must be a finite number")
+    assert found == {
+        "decide.againts": (2, "Unrecognized key", "against"),
+        "decide.confidence": (3, "must be at most 0.999999, got 95", None),
+        "decide.slices": (4, 'names "a" twice', None),
+        "decide.reward_range": (5, "must be the lowest and the highest reward, such as [0, 1]", None),
+        "min.pas_rate": (7, "Unrecognized metric", "pass_rate"),
+        "min.pass_rate": (8, "is a share, from 0 to 1: write 80% as 0.8", None),
+        "min.reward": (9, 'must be a number, got "1"', None),
+        "min.pass@0": (10, "Unrecognized metric", "pass@1"),
+        "max.unscored": (12, "must be a number, got true", None),
+        "max.cost_per_row": (13, "is never below 0, got -1", None),
+        "margins": (14, "Unrecognized section", "margin"),
+        "margin.pass_rate": (
+            17,
+            "a margin of 3 accepts every run, because a share is from 0 to 1: write 3 points as 0.03",
+            None,
+        ),
+        "margin.failed": (18, "a margin is how much worse is still accepted, 0 or more, got -0.1", None),
+        "margin.infrastructure": (
+            19,
+            "infrastructure is not compared with a baseline; give it a limit with max",
+            None,
+        ),
+        "margin.latency": (20, "a margin of 10 accepts 11 times as much: write 10% as 0.1", None),
+        "margin.tokens": (21, "must be a finite number", None),
+    }
 
 
 def test_a_margin_as_wide_as_the_rewards_accepts_every_run_and_is_refused() -> None:
@@ -325,7 +290,7 @@ def test_what_a_decide_file_cannot_have_is_told_by_its_key(text: str, key: str) 
 
 def test_it_is_found_beside_its_config_and_a_config_without_one_decides_nothing(tmp_path: Path) -> None:
     config = tmp_path / "a.toml"
-    assert decisions_about(config) == Decisions.none()
+    assert decisions_about(config) == Decisions()
     decide_file(config).write_text("[min]\nreward = 1\n")
     assert decisions_about(config).minima == {"reward": 1.0}
     assert decide_file(config).name == "a.decide.toml"
@@ -476,24 +441,15 @@ def first_line_of(path: KeyPath, lines: list[str]) -> int:
 
 @settings(max_examples=60, deadline=None)
 @given(documents())
-def test_a_line_that_is_given_is_the_one_where_the_parser_meets_the_key(text: str) -> None:
+def test_keys_outside_arrays_of_tables_have_the_line_where_the_parser_meets_them(text: str) -> None:
     lines = text.replace("\r\n", "\n").split("\n")
-    everything = paths_of(tomllib.loads(text))
-    found = key_lines(text)
-    assert set(found) <= everything
-    for path, number in found.items():
-        assert number == first_line_of(path, lines), (path, number)
-
-
-@settings(max_examples=60, deadline=None)
-@given(documents())
-def test_every_key_outside_of_arrays_of_tables_has_a_line(text: str) -> None:
     document = tomllib.loads(text)
     arrays = {
         key for key, value in document.items() if isinstance(value, list) and isinstance(value[0], dict)
     }
-    expected = {path for path in paths_of(document) if path[0] not in arrays}
-    assert expected == set(key_lines(text))
+    assert key_lines(text) == {
+        path: first_line_of(path, lines) for path in paths_of(document) if path[0] not in arrays
+    }
 
 
 @settings(deadline=None)
@@ -513,11 +469,3 @@ def test_it_is_never_taken_for_a_config(workspace: WorkspaceDirectory) -> None:
     with pytest.raises(OsmosisError) as raised:
         load_eval_config(path.with_name("b.toml"), workspace)
     assert "decide" not in (raised.value.hint or "")
-
-
-def test_a_model_that_is_split_for_nothing_is_warned_of():
-    alone = TrainingSettings(shard_model=True)
-    assert "changes nothing with one learner process" in alone.warnings("org/model")[0]
-    assert "still serves the whole model" in alone.warnings("org/model", processes=2)[0], "under torchrun"
-    vllm = {"policy_engine": "vllm", "vllm_url": "http://gpu:8000", "learner_processes": 2}
-    assert TrainingSettings(shard_model=True, **vllm).warnings("org/model") == []

@@ -60,32 +60,25 @@ def test_reading_begins_at_any_row(tmp_path: Path, extension: str, start: int) -
     assert list(iter_records(path, start=start)) == list(enumerate(rows))[start:]
 
 
-def test_an_empty_file_and_an_unknown_extension_are_refused(tmp_path: Path) -> None:
-    assert problem_of(write(tmp_path, "a.jsonl", "")) == f"{tmp_path}/a.jsonl: the file is empty."
-    message = problem_of(write(tmp_path, "a.txt", "x"))
-    assert "unsupported file extension '.txt'; supported: .csv, .jsonl, .json, .parquet" in message
-
-
 class TestJsonLines:
-    def test_blank_lines_are_no_records(self, tmp_path: Path) -> None:
-        path = write(tmp_path, "a.jsonl", '\n{"a": 1}\r\n  \n{"a": 2}\n\n{"a": 3}')
+    def test_blank_lines_and_a_byte_order_mark_are_no_records(self, tmp_path: Path) -> None:
+        path = write(tmp_path, "a.jsonl", b'\xef\xbb\xbf\n{"a": 1}\r\n  \n{"a": 2}\n\n{"a": 3}')
         assert records(path) == [{"a": 1}, {"a": 2}, {"a": 3}]
         assert count_records(path) == 3
 
-    def test_a_byte_order_mark_is_skipped(self, tmp_path: Path) -> None:
-        assert records(write(tmp_path, "a.jsonl", b'\xef\xbb\xbf{"a": 1}\n')) == [{"a": 1}]
-
     def test_every_digit_of_a_long_integer_is_kept(self, tmp_path: Path) -> None:
         number = 10**40 + 7
-        path = write(tmp_path, "a.jsonl", f'{{"a": {number}, "b": [{{"c": -{number}}}]}}\n' * 2000)
-        assert records(path)[-1] == {"a": number, "b": [{"c": -number}]}
+        row = f'{{"a": {number}, "b": [{{"c": -{number}}}]}}'
+        expected = {"a": number, "b": [{"c": -number}]}
+        assert records(write(tmp_path, "a.jsonl", f"{row}\n" * 2000))[-1] == expected
+        assert records(write(tmp_path, "a.json", f"[{row}]")) == [expected]
 
     def test_deep_nesting_is_read_or_refused_but_never_a_crash(self, tmp_path: Path) -> None:
         deep = "[" * 900 + "]" * 900
         assert len(records(write(tmp_path, "a.jsonl", f'{{"a": {deep}}}\n' * 3))) == 3
         deeper = f'{{"a": [{10**30}, {"[" * 1000 + "]" * 1000}]}}\n'
         path = write(tmp_path, "b.jsonl", deeper)
-        with contextlib.suppress(OsmosisError):  # how deep Python's decoder goes depends on its version
+        with contextlib.suppress(OsmosisError):  # how deep decoders go depends on the version
             assert records(path)[0]["a"][0] == 10**30
 
     @pytest.mark.parametrize(
@@ -96,8 +89,6 @@ class TestJsonLines:
             ('{"é": [-Infinity]}', "not valid JSON: -Infinity instead of null (column 9)"),
             ('{"a": "\\ud800"}', "not valid JSON"),
             ('{"a": 1} {"a": 2}', "not valid JSON"),
-            ('{"a": 1},{"a": 2}', "not valid JSON"),
-            ("[1]", "expected a JSON object, found an array"),
             ('["a"]', "expected a JSON object, found an array"),
             ('"a"', "expected a JSON object, found a string"),
             ("7", "expected a JSON object, found a number"),
@@ -107,12 +98,12 @@ class TestJsonLines:
             ("{}", "columns differ from line 1: missing 'a'"),
         ],
     )
-    @pytest.mark.parametrize("place", [2, 4, 9000])
-    def test_a_bad_line_is_named(self, tmp_path: Path, line: str, problem: str, place: int) -> None:
-        lines = ['{"a": 1}'] * 10000
-        lines[place - 1] = line
-        message = problem_of(write(tmp_path, "a.jsonl", "\n".join(lines)))
-        assert message.startswith(f"{tmp_path}/a.jsonl: line {place}: {problem}")
+    def test_a_bad_line_is_named(self, tmp_path: Path, line: str, problem: str) -> None:
+        for place in (2, 9000):
+            lines = ['{"a": 1}'] * 10000
+            lines[place - 1] = line
+            message = problem_of(write(tmp_path, "a.jsonl", "\n".join(lines)))
+            assert message.startswith(f"{tmp_path}/a.jsonl: line {place}: {problem}")
 
     def test_a_byte_that_is_not_utf8_is_named_with_its_place(self, tmp_path: Path) -> None:
         good = b'{"a": "x"}\n'
@@ -121,10 +112,6 @@ class TestJsonLines:
             f"{path}: line 7001: not UTF-8: byte 0xff at position {7000 * len(good) + 7} of the file; "
             "save the file as UTF-8."
         )
-
-    def test_a_file_without_line_ends_is_given_up_at_the_limit_of_a_row(self, tmp_path: Path) -> None:
-        path = write(tmp_path, "a.jsonl", b'{"a": 1}\n\n{"a": "' + b"x" * (MAX_RECORD_BYTES + 1) + b'"}')
-        assert "line 3: longer than 16 MiB, the limit of one row" in problem_of(path)
 
     @given(
         st.lists(
@@ -158,18 +145,26 @@ class TestJsonArray:
         assert records(path) == rows
         assert count_records(path) == 5
 
+    @given(st.integers(1, 60), st.booleans())
+    def test_an_element_may_be_cut_anywhere(
+        self, tmp_path_factory: pytest.TempPathFactory, block: int, as_text: bool
+    ) -> None:
+        rows = [
+            {"a": value, "b": -1e-5}
+            for value in (True, False, None, 12.5, 10**20, "é😀", '"}, {"', [{"b": None}, {"c": []}], {})
+        ]
+        text = json.dumps(rows, ensure_ascii=as_text, indent=None if as_text else 1)
+        path = write(tmp_path_factory.mktemp("blocks"), "a.json", text)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("osmosis_ai.datasets.readers.BLOCK_BYTES", block)
+            assert records(path) == rows
+
     def test_an_element_ends_where_its_value_does(self, tmp_path: Path) -> None:
         rows = [{"a": [{"b": "}, {"}, {"b": n}] * n} for n in range(1, 300)] + [
             {"a": '}, {"a": 1'},
             {"a": {}},
         ]
         assert records(write(tmp_path, "a.json", json.dumps(rows))) == rows
-
-    def test_an_empty_array_has_no_records(self, tmp_path: Path) -> None:
-        assert records(write(tmp_path, "a.json", " [ ] \n")) == []
-
-    def test_every_digit_of_a_long_integer_is_kept(self, tmp_path: Path) -> None:
-        assert records(write(tmp_path, "a.json", f'[{{"a": {10**30}}}]')) == [{"a": 10**30}]
 
     @pytest.mark.parametrize(
         "text, problem",
@@ -186,62 +181,58 @@ class TestJsonArray:
             ('[{"a": 1}] x', "line 1, column 12: text after the closing ']'"),
             ('[{"a": 1}, 12]', "row 2: expected a JSON object, found a number"),
             ('[{"a": 1}, {"b": 1}]', "row 2: columns differ from row 1: missing 'a'; extra 'b'"),
+            ("[{}, {}]", "row 1: the object is empty; it names no columns"),
             ('[{"a": NaN}]', "row 1: not valid JSON: NaN instead of null"),
             ('[{"a": 1e999}]', "row 1: not valid JSON: number is infinity when parsed as double"),
             ('[{"a": "\\uD800"}]', "row 1: not valid JSON: no low surrogate in string"),
             ("[" * 200_000, "line 1, column 2: row 1 is nested too deeply"),
+            ('[{"a": "' + "x" * (3 * MAX_RECORD_BYTES), "row 1: longer than 16 MiB"),
         ],
     )
     def test_the_place_of_a_problem_is_named(self, tmp_path: Path, text: str, problem: str) -> None:
         message = problem_of(write(tmp_path, "a.json", text))
         assert message.startswith(f"{tmp_path}/a.json: {problem}")
 
-    def test_a_byte_that_is_not_utf8_is_named_with_its_place(self, tmp_path: Path) -> None:
-        assert "line 2: not UTF-8: byte 0xe9 at position 9" in problem_of(
-            write(tmp_path, "a.json", b'[\n{"a": "\xe9"}]')
-        )
 
-    def test_an_element_beyond_the_limit_is_given_up(self, tmp_path: Path) -> None:
-        path = write(tmp_path, "a.json", '[{"a": "' + "x" * (3 * MAX_RECORD_BYTES) + '"}]')
-        assert "row 1: longer than 16 MiB" in problem_of(path)
+def test_csv_fields_may_hold_lines_quotes_and_long_text(tmp_path: Path) -> None:
+    rows = [{"a": 'x\n"y", z', "b": "q" * 500_000}, {"a": "", "b": "2"}]
+    path = write_rows(tmp_path, "csv", rows)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert records(path) == rows
 
 
-class TestCsv:
-    def test_fields_may_hold_lines_quotes_and_long_text(self, tmp_path: Path) -> None:
-        rows = [{"a": 'x\n"y", z', "b": "q" * 500_000}, {"a": "", "b": "2"}]
-        assert records(write_rows(tmp_path, "csv", rows)) == rows
+@pytest.mark.parametrize(
+    "name, content, problem",
+    [
+        ("a.jsonl", b"", "the file is empty."),
+        ("a.txt", b"x", "unsupported file extension '.txt'; supported: .csv, .jsonl, .json, .parquet"),
+        ("a.csv", b'a,b\n"x\ny",1\nonly\n', "line 4: expected 2 columns, found 1"),
+        ("a.csv", b"a,b\n1,2,3\n", "line 2: expected 2 columns, found 3"),
+        ("a.csv", b'a,b\n1,2\n"open,3\n4,5\n', "line 3: not valid CSV"),
+        ("a.csv", b"a,b\n1,\xe9\n", "line 2: not UTF-8: byte 0xe9 at position 6"),
+        ("a.csv", b"a,b,a\n1,2,3\n", "line 1: the header names 'a' more than once"),
+        ("a.csv", b"\n\n", "line 1: expected a header with the names of the columns, found nothing"),
+        ("a.json", b'[\n{"a": "\xe9"}]', "line 2: not UTF-8: byte 0xe9 at position 9"),
+        (
+            "a.jsonl",
+            b'{"a": 1}\n\n{"a": "' + b"x" * (MAX_RECORD_BYTES + 1) + b'"}',
+            "line 3: longer than 16 MiB, the limit of one row",
+        ),
+        ("a.parquet", b"PAR1 no PAR1 is not enough", "not a Parquet file"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused_with_the_place(
+    tmp_path: Path, name: str, content: bytes, problem: str
+) -> None:
+    message = problem_of(write(tmp_path, name, content))
+    assert message.startswith(f"{tmp_path}/{name}: {problem}") and not message.endswith("..")
 
-    def test_a_byte_order_mark_is_no_part_of_the_first_name(self, tmp_path: Path) -> None:
-        assert records(write(tmp_path, "a.csv", b"\xef\xbb\xbfa,b\r\n1,2\r\n")) == [{"a": "1", "b": "2"}]
 
-    @pytest.mark.parametrize(
-        "content, problem",
-        [
-            (b'a,b\n"x\ny",1\nonly\n', "line 4: expected 2 columns, found 1"),
-            (b"a,b\n1,2,3\n", "line 2: expected 2 columns, found 3"),
-            (b'a,b\n1,2\n"open,3\n4,5\n', "line 3: not valid CSV"),
-            (b"a,b\n1,\xe9\n", "line 2: not UTF-8: byte 0xe9 at position 6"),
-            (b"a,b,a\n1,2,3\n", "line 1: the header names 'a' more than once"),
-            (b"\n\n", "line 1: expected a header with the names of the columns, found nothing"),
-        ],
-    )
-    def test_the_line_of_a_problem_is_named(self, tmp_path: Path, content: bytes, problem: str) -> None:
-        assert problem_of(write(tmp_path, "a.csv", content)).startswith(f"{tmp_path}/a.csv: {problem}")
-
-
-class TestParquet:
-    def test_what_is_no_parquet_file_is_refused(self, tmp_path: Path) -> None:
-        problem = problem_of(write(tmp_path, "a.parquet", b"PAR1 no PAR1 is not enough"))
-        assert "not a Parquet file" in problem and not problem.endswith("..")
-
-    def test_a_truncated_file_is_refused(self, tmp_path: Path) -> None:
-        whole = write_rows(tmp_path, "parquet", prompt_rows(100)).read_bytes()
-        assert "not a Parquet file" in problem_of(write(tmp_path, "a.parquet", whole[:-20]))
-
-    def test_damage_inside_is_named_by_the_row(self, tmp_path: Path) -> None:
-        data = bytearray(write_rows(tmp_path, "parquet", prompt_rows(2000)).read_bytes())
-        data[4:200] = b"\xff" * 196
-        assert "row 1: cannot be read" in problem_of(write(tmp_path, "a.parquet", bytes(data)))
+def test_a_damaged_parquet_file_is_refused(tmp_path: Path) -> None:
+    whole = write_rows(tmp_path, "parquet", prompt_rows(2000)).read_bytes()
+    assert "not a Parquet file" in problem_of(write(tmp_path, "a.parquet", whole[:-20]))
+    damaged = whole[:4] + b"\xff" * 196 + whole[200:]
+    assert "row 1: cannot be read" in problem_of(write(tmp_path, "a.parquet", damaged))
 
 
 @given(st.binary(max_size=40), st.integers(1, 3))
@@ -262,12 +253,6 @@ def test_the_first_invalid_byte_is_where_python_finds_it(
 
 def rows_of(directory: Path, rows: list[dict[str, Any]]) -> list[DatasetRow]:
     return list(iter_rows(write(directory, "a.jsonl", jsonl(rows))))
-
-
-def problem_of_row(directory: Path, rows: list[dict[str, Any]]) -> str:
-    with pytest.raises(OsmosisError) as caught:
-        rows_of(directory, rows)
-    return caught.value.message
 
 
 @pytest.mark.parametrize("extension", SUPPORTED_EXTENSIONS)
@@ -330,20 +315,8 @@ def test_metadata_is_an_object_or_text_that_holds_one(
 @pytest.mark.parametrize(
     "record, problem",
     [
-        ({"user_prompt": "", "ground_truth": "a"}, "line 2: no value for 'user_prompt'"),
-        ({"user_prompt": "q", "ground_truth": None}, "line 2: no value for 'ground_truth'"),
-    ],
-)
-def test_a_row_without_prompt_or_answer_is_an_error(
-    tmp_path: Path, record: dict[str, Any], problem: str
-) -> None:
-    message = problem_of_row(tmp_path, [{"user_prompt": "q", "ground_truth": "a"}, record])
-    assert message == f"{tmp_path}/a.jsonl: {problem}."
-
-
-@pytest.mark.parametrize(
-    "record, problem",
-    [
+        ({"user_prompt": "", "ground_truth": "a"}, "no value for 'user_prompt'"),
+        ({"user_prompt": "q", "ground_truth": None}, "no value for 'ground_truth'"),
         ({"question": "q"}, "missing 'user_prompt', 'ground_truth' (found 'question')"),
         ({"user_prompt": "q"}, "missing 'ground_truth' (found 'user_prompt')"),
         ({"user_prompt": "", "metadata": {}}, "the row has neither a 'user_prompt' nor 'metadata'"),
@@ -352,8 +325,11 @@ def test_a_row_without_prompt_or_answer_is_an_error(
         ({"metadata": "{x"}, "'metadata' is not valid JSON"),
     ],
 )
-def test_a_file_that_is_no_dataset_is_refused(tmp_path: Path, record: dict[str, Any], problem: str) -> None:
-    assert f"line 1: {problem}" in problem_of_row(tmp_path, [record])
+def test_a_row_that_no_run_can_use_is_an_error(tmp_path: Path, record: dict[str, Any], problem: str) -> None:
+    path = write(tmp_path, "a.jsonl", jsonl([record]))
+    with pytest.raises(OsmosisError) as caught:
+        list(iter_rows(path))
+    assert caught.value.message.startswith(f"{path}: line 1: {problem}")
 
 
 def test_rows_before_a_bad_one_are_given(tmp_path: Path) -> None:
@@ -376,23 +352,23 @@ def test_rows_override_the_limit_and_come_sorted_and_once() -> None:
     assert selection.total_rows == 30
 
 
-@pytest.mark.parametrize("rows", ["", "a", "1,,2", "1-", "-1", "1-2-3", "1.5", "٣", "9" * 5000])
-def test_rows_that_cannot_be_read_are_refused(rows: str) -> None:
-    with pytest.raises(OsmosisError, match="as in '3,7,10-20'"):
-        select_rows(30, limit=None, rows=rows)
-
-
 @pytest.mark.parametrize(
-    "total, held", [(30, "the file has rows 0-29"), (1, "the file has rows 0-0"), (0, "no rows")]
+    "rows, problem",
+    [
+        *(
+            (rows, "as in '3,7,10-20'")
+            for rows in ("", "a", "1,,2", "1-", "-1", "1-2-3", "1.5", "٣", "9" * 5000)
+        ),
+        ("1,9-3", "'9-3' in rows '1,9-3' ends before it starts"),
+        ("30", "row 30 in rows '30' is out of range: the file has rows 0-29"),
+        ("0-999999999999999999", "out of range"),
+    ],
 )
-def test_a_row_beyond_the_file_is_refused(total: int, held: str) -> None:
-    with pytest.raises(OsmosisError, match=f"row 30 in rows '30' is out of range: .*{held}"):
-        select_rows(total, limit=None, rows="30")
-
-
-def test_a_huge_range_is_refused_before_it_is_built() -> None:
-    with pytest.raises(OsmosisError, match="out of range"):
-        select_rows(30, limit=None, rows="0-999999999999999999")
+def test_rows_that_cannot_be_chosen_are_refused(rows: str, problem: str) -> None:
+    with pytest.raises(OsmosisError, match=problem):
+        select_rows(30, limit=None, rows=rows)
+    with pytest.raises(OsmosisError, match="the file has no rows"):
+        select_rows(0, limit=None, rows="30")
 
 
 @given(st.sets(st.integers(0, 200), min_size=1))
@@ -473,19 +449,11 @@ def test_what_parquet_makes_of_rows_with_other_keys_changes_no_digest(tmp_path: 
 
 
 def test_neither_the_order_of_columns_and_keys_nor_other_columns_nor_the_place_count(tmp_path: Path) -> None:
-    one = write(
-        tmp_path,
-        "one.jsonl",
-        '{"user_prompt":"p","ground_truth":"g","metadata":{"a":1,"b":{"c":2,"d":null}}}\n',
-    )
-    other = write(
-        tmp_path,
-        "other.jsonl",
-        '{"id":"x","metadata":{"b":{"c":2},"a":1.0},"label":"zzz","ground_truth":"g","user_prompt":"q"}\n'
-        '{"id":"y","metadata":{"b":{"c":2},"a":1.0},"label":"zzz","ground_truth":"g","user_prompt":"p"}\n',
-    )
-    assert digests(one)[0] == digests(other)[1]
-    assert digests(one)[0] != digests(other)[0]
+    one = '{"user_prompt":"p","ground_truth":"g","metadata":{"a":1,"b":{"c":2,"d":null}}}\n'
+    more = '{"id":"x","metadata":{"b":{"c":2},"a":1.0},"label":"z","ground_truth":"g","user_prompt":"q"}\n'
+    [expected] = digests(write(tmp_path, "one.jsonl", one))
+    found = digests(write(tmp_path, "more.jsonl", more + more.replace('"q"', '"p"')))
+    assert found[1] == expected != found[0]
 
 
 @pytest.mark.parametrize(
@@ -522,8 +490,3 @@ def test_what_is_absent_is_null_however_it_is_spelt(absent: object) -> None:
     assert content_digest(absent) == content_digest(None)
     assert content_digest([absent]) == content_digest([None])
     assert content_digest([]) != content_digest(None)
-
-
-def test_a_range_that_ends_before_it_starts_is_refused() -> None:
-    with pytest.raises(OsmosisError, match="'9-3' in rows '1,9-3' ends before it starts"):
-        select_rows(30, limit=None, rows="1,9-3")

@@ -15,6 +15,7 @@ from osmosis_ai.datasets import SUPPORTED_EXTENSIONS, DatasetReport, validate_da
 from tests.datasets.builders import jsonl, prompt_rows, write, write_rows
 
 GOOD = '{"user_prompt": "q", "ground_truth": "a"}\n'
+NO_VALUE = "not valid JSON: unexpected character, expected a JSON value (column 1)"
 
 
 def validate(directory: Path, content: str | bytes, name: str = "a.jsonl") -> DatasetReport:
@@ -29,7 +30,7 @@ def metadata_errors(directory: Path, *values: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("extension", SUPPORTED_EXTENSIONS)
-def test_a_good_file_is_valid_in_every_format(tmp_path: Path, extension: str) -> None:
+def test_every_format_has_the_same_reports(tmp_path: Path, extension: str) -> None:
     path = write_rows(tmp_path, extension, prompt_rows(50))
     assert validate_dataset(path) == DatasetReport(
         file=str(path),
@@ -40,33 +41,47 @@ def test_a_good_file_is_valid_in_every_format(tmp_path: Path, extension: str) ->
         row_count=50,
         mode="prompt",
     )
-
-
-@pytest.mark.parametrize("extension", SUPPORTED_EXTENSIONS)
-def test_three_rows_are_too_few_in_every_format(tmp_path: Path, extension: str) -> None:
-    report = validate_dataset(write_rows(tmp_path, extension, prompt_rows(3)))
-    assert report.errors == [
+    few = validate_dataset(write_rows(tmp_path, extension, prompt_rows(3)))
+    assert few.errors == [
         "found 3 rows; the platform takes at least 4 (`osmosis eval run --dataset-file` takes any number)"
     ]
-
-
-@pytest.mark.parametrize("extension", SUPPORTED_EXTENSIONS)
-def test_missing_columns_are_named_in_every_format(tmp_path: Path, extension: str) -> None:
-    report = validate_dataset(write_rows(tmp_path, extension, [{"question": "q", "answer": "a"}] * 5))
-    assert report.errors == ["missing columns 'user_prompt', 'ground_truth' (found 'question', 'answer')"]
-    assert report.row_count == 5
+    other = validate_dataset(write_rows(tmp_path, extension, [{"question": "q", "answer": "a"}] * 5))
+    assert other.errors == ["missing columns 'user_prompt', 'ground_truth' (found 'question', 'answer')"]
+    assert other.row_count == 5
 
 
 @pytest.mark.parametrize(
-    "name, content, error",
+    "name, content, errors",
     [
-        ("a.jsonl", b"", "the file is empty"),
-        ("a.txt", b"x", "unsupported file extension '.txt'; supported: .csv, .jsonl, .json, .parquet"),
-        ("a", b"x", "the file has no extension; supported: .csv, .jsonl, .json, .parquet"),
+        ("a.jsonl", "", ["the file is empty"]),
+        ("a.txt", "x", ["unsupported file extension '.txt'; supported: .csv, .jsonl, .json, .parquet"]),
+        ("a", "x", ["the file has no extension; supported: .csv, .jsonl, .json, .parquet"]),
+        (
+            "a.jsonl",
+            GOOD * 2 + "oops\n[]\n" + '{"user_prompt": "q"}\n' + GOOD,
+            [
+                f"line 3: {NO_VALUE}",
+                "line 4: expected a JSON object, found an array",
+                "line 5: columns differ from line 1: missing 'ground_truth'",
+            ],
+        ),
+        (
+            "a.csv",
+            "user_prompt,ground_truth\na,1\nb\nc,3\nd,4,5\n",
+            ["line 3: expected 2 columns, found 1", "line 5: expected 2 columns, found 3"],
+        ),
+        ("a.jsonl", GOOD + "x\n" * 5, [f"line {line}: {NO_VALUE}" for line in range(2, 7)]),
+        (
+            "a.jsonl",
+            GOOD + "x\n" * 900,
+            [*(f"line {line}: {NO_VALUE}" for line in range(2, 7)), "... (showing first 5 errors)"],
+        ),
     ],
 )
-def test_what_cannot_be_read_at_all_is_said(tmp_path: Path, name: str, content: bytes, error: str) -> None:
-    assert validate(tmp_path, content, name).errors == [error]
+def test_the_first_errors_are_listed_with_their_places(
+    tmp_path: Path, name: str, content: str, errors: list[str]
+) -> None:
+    assert validate(tmp_path, content, name).errors == errors
 
 
 def test_a_file_beyond_five_gibibytes_is_refused_unread(tmp_path: Path) -> None:
@@ -74,21 +89,6 @@ def test_a_file_beyond_five_gibibytes_is_refused_unread(tmp_path: Path) -> None:
     with path.open("wb") as handle:
         handle.truncate((5 << 30) + 1)
     assert validate_dataset(path).errors == ["the file has 5.0 GiB; the platform takes at most 5 GiB"]
-
-
-def test_every_kind_of_bad_line_is_named(tmp_path: Path) -> None:
-    report = validate(tmp_path, GOOD * 2 + "oops\n[]\n" + '{"user_prompt": "q"}\n' + GOOD)
-    assert report.errors == [
-        "line 3: not valid JSON: unexpected character, expected a JSON value (column 1)",
-        "line 4: expected a JSON object, found an array",
-        "line 5: columns differ from line 1: missing 'ground_truth'",
-    ]
-    assert report.row_count == 3
-
-
-def test_csv_rows_with_too_few_columns_are_named(tmp_path: Path) -> None:
-    report = validate(tmp_path, "user_prompt,ground_truth\na,1\nb\nc,3\nd,4,5\n", "a.csv")
-    assert report.errors == ["line 3: expected 2 columns, found 1", "line 5: expected 2 columns, found 3"]
 
 
 def test_rows_that_no_evaluation_could_use_are_a_warning(tmp_path: Path) -> None:
@@ -112,15 +112,15 @@ def test_rows_that_no_evaluation_could_use_are_a_warning(tmp_path: Path) -> None
         ({"b": -(2**63) - 1}, "'metadata.b' is -9223372036854775809, beyond 64-bit integers"),
         ({"b": 10**50}, "'metadata.b' is an integer of 167 bits, beyond 64-bit integers"),
         ({"b": [1, "x"]}, "'metadata.b[]' is a string, but a number on line 1"),
+        (
+            json.loads('{"x": ' * 200 + "1" + "}" * 200),
+            f"'metadata{'.x' * 101}' is nested deeper than 100 levels",
+        ),
+        ("level 3", "'metadata' is not valid JSON: unexpected character, expected a JSON value"),
     ],
 )
 def test_metadata_that_the_platform_cannot_hold_is_named(tmp_path: Path, value: Any, error: str) -> None:
     assert metadata_errors(tmp_path, value) == [f"line 1: {error}"]
-
-
-def test_metadata_in_text_that_is_no_json_is_named(tmp_path: Path) -> None:
-    [error] = metadata_errors(tmp_path, "level 3")
-    assert error.startswith("line 1: 'metadata' is not valid JSON: ")
 
 
 @pytest.mark.parametrize(
@@ -146,14 +146,6 @@ def test_metadata_in_text_follows_the_same_rules(tmp_path: Path) -> None:
         "line 4: 'metadata.a' is a number, but a string on line 1",
         "line 5: 'metadata.a' is a number, but a string on line 1",
     ]
-
-
-def test_metadata_nested_without_end_is_refused(tmp_path: Path) -> None:
-    deep: Any = {"x": 1}
-    for _ in range(200):
-        deep = {"x": deep}
-    [error] = metadata_errors(tmp_path, deep)
-    assert error.endswith("is nested deeper than 100 levels")
 
 
 def test_the_number_of_keys_that_are_compared_is_bounded(
@@ -233,13 +225,3 @@ def test_the_script_makes_the_files_that_are_kept(tmp_path: Path) -> None:
     for name in NAMES:
         made, kept = tmp_path / f"{name}.jsonl", ROOT / "data" / f"{name}.jsonl"
         assert made.read_bytes() == kept.read_bytes()
-
-
-@pytest.mark.parametrize("bad, listed", [(5, 5), (6, 6), (900, 6)])
-def test_the_first_five_errors_are_shown_and_that_there_are_more(
-    tmp_path: Path, bad: int, listed: int
-) -> None:
-    errors = validate(tmp_path, GOOD + "x\n" * bad).errors
-    assert len(errors) == listed
-    assert errors[4].startswith("line 6: ")
-    assert errors[5:] == ["... (showing first 5 errors)"] * (listed - 5)

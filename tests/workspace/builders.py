@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from osmosis_ai.config.issues import Issue
-from osmosis_ai.workspace.config_files import EvalConfig, InvalidConfigError, load_eval_config
+from osmosis_ai.config.issues import InvalidConfigError, Issue
+from osmosis_ai.workspace.config_files import EvalConfig, load_eval_config
 from osmosis_ai.workspace.layout import REQUIRED_DIRECTORIES, WorkspaceDirectory
 
 MINIMAL_EVAL = """\

@@ -8,10 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from osmosis_ai.config.issues import Issue
+from osmosis_ai.config.issues import InvalidConfigError, Issue
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.workspace.config_files import (
-    InvalidConfigError,
     load_eval_config,
     load_training_config,
     rollout_directory,
@@ -42,36 +41,34 @@ def test_a_syntax_error_shows_line_column_and_the_place(
     assert caught.value.details == {"path": "configs/eval/a.toml", "line": line, "column": column}
 
 
-@pytest.mark.parametrize("text", ["a = " + "9" * 5000, "a = " + "[" * 20000])
-def test_extreme_values_are_an_error_like_any_other(workspace: WorkspaceDirectory, text: str) -> None:
-    with pytest.raises(OsmosisError, match=r"configs/eval/a\.toml"):
+@pytest.mark.parametrize(
+    "text, problem",
+    [
+        (b"a = " + b"9" * 5000, "Invalid TOML in configs/eval/a.toml: "),
+        (b"a = " + b"[" * 20000, "Invalid TOML in configs/eval/a.toml: values are nested too deeply"),
+        (b"a = 'x\xff'", "Cannot read config file configs/eval/a.toml: it is not UTF-8 (byte 6)"),
+    ],
+)
+def test_what_cannot_be_read_is_an_error_like_any_other(
+    workspace: WorkspaceDirectory, text: bytes, problem: str
+) -> None:
+    with pytest.raises(OsmosisError) as caught:
         load_eval(workspace, text)
-
-
-def test_a_byte_order_mark_does_not_matter(workspace: WorkspaceDirectory) -> None:
-    assert load_eval(workspace, b"\xef\xbb\xbf" + MINIMAL_EVAL.encode()).secrets == ()
-
-
-def test_a_file_that_is_not_utf8_is_named_with_the_byte(workspace: WorkspaceDirectory) -> None:
-    with pytest.raises(
-        OsmosisError, match=r"Cannot read config file configs/eval/a\.toml: it is not UTF-8 \(byte 6\)"
-    ):
-        load_eval(workspace, b"a = 'x\xff'")
+    assert caught.value.message.startswith(problem)
 
 
 def test_a_missing_file_is_named_and_the_likely_one_suggested(workspace: WorkspaceDirectory) -> None:
+    def hint(name: str) -> str | None:
+        with pytest.raises(OsmosisError) as caught:
+            load_eval_config(Path(f"configs/eval/{name}"), workspace)
+        assert caught.value.message == f"Config file not found: configs/eval/{name}"
+        return caught.value.hint
+
+    assert hint("nope.toml") == "configs/eval/ has no config yet"
     write_config(workspace, MINIMAL_EVAL, name="multiply.toml")
-    with pytest.raises(OsmosisError) as caught:
-        load_eval_config(Path("configs/eval/multipy.toml"), workspace)
-    assert caught.value.message == "Config file not found: configs/eval/multipy.toml"
-    assert caught.value.hint == "did you mean configs/eval/multiply.toml?"
-    with pytest.raises(OsmosisError) as caught:
-        load_eval_config(Path("configs/eval/nope.toml"), workspace)
-    assert caught.value.hint == "configs/eval/ has multiply.toml"
+    assert hint("multipy.toml") == "did you mean configs/eval/multiply.toml?"
     write_config(workspace, MINIMAL_EVAL, name="nokey.toml")
-    with pytest.raises(OsmosisError) as caught:
-        load_eval_config(Path("configs/eval/nope.toml"), workspace)
-    assert caught.value.hint == "configs/eval/ has multiply.toml, nokey.toml"
+    assert hint("nope.toml") == "configs/eval/ has multiply.toml, nokey.toml"
 
 
 def test_a_relative_path_is_of_the_workspace_first_and_of_the_current_directory_then(
@@ -101,23 +98,15 @@ def test_a_config_elsewhere_is_refused_with_both_places(
         assert caught.value.hint == f"move it there, and name it as configs/eval/{path.name}"
 
 
-def test_a_rollout_that_is_a_link_out_of_the_workspace_is_refused(
-    workspace: WorkspaceDirectory, tmp_path: Path
-) -> None:
-    (tmp_path / "away").mkdir()
-    (tmp_path / "away" / "main.py").write_text("")
-    (workspace.rollouts_dir / "away").symlink_to(tmp_path / "away")
-    with pytest.raises(OsmosisError, match="leads out of rollouts/"):
-        rollout_directory(workspace, "away")
-
-
-def test_an_entrypoint_that_is_a_link_out_of_the_rollout_is_refused(
+def test_links_out_of_the_workspace_or_the_rollout_are_refused(
     workspace: WorkspaceDirectory, tmp_path: Path
 ) -> None:
     (tmp_path / "main.py").write_text("")
+    (workspace.rollouts_dir / "away").symlink_to(tmp_path)
+    with pytest.raises(OsmosisError, match="leads out of rollouts/"):
+        rollout_directory(workspace, "away")
     (workspace.rollouts_dir / "multiply" / "away.py").symlink_to(tmp_path / "main.py")
-    text = MINIMAL_EVAL.replace("main.py", "away.py")
-    (issue,) = issues_of(workspace, text)
+    (issue,) = issues_of(workspace, MINIMAL_EVAL.replace("main.py", "away.py"))
     assert issue.key == "experiment.entrypoint"
     assert "leads out of rollouts/multiply/" in issue.message
 
@@ -160,20 +149,15 @@ def with_line(line: str, after: str = "[experiment]") -> str:
     return MINIMAL_EVAL.replace(after, f"{after}\n{line}", 1)
 
 
-def test_everything_that_can_be_said_is_read(workspace: WorkspaceDirectory) -> None:
-    config = load_eval(workspace, FULL)
+def test_everything_written_is_read_and_sent_and_nothing_else(workspace: WorkspaceDirectory) -> None:
+    config = load_eval(workspace, b"\xef\xbb\xbf" + FULL.encode())
     assert config.path == workspace.eval_configs_dir / "a.toml"
-    assert (config.experiment.branch, config.experiment.commit_sha) == ("feature/x", None)
-    assert (config.evaluation.limit, config.evaluation.n, config.evaluation.batch_size) == (100, 4, 32)
+    assert (config.experiment.branch, config.evaluation.limit) == ("feature/x", 100)
     assert config.evaluation.pass_threshold == 0.0
-    assert (config.evaluation.agent_workflow_timeout_s, config.evaluation.grader_timeout_s) == (1.5, 30.0)
     assert config.env == {"LOG_LEVEL": "INFO", "_PRIVATE": ""}
     assert config.secrets == ("OPENAI_API_KEY", "SEARCH_KEY")
     assert config.advanced == {"nested": {"deep": [1, 2]}}
-
-
-def test_the_payload_is_what_is_written_and_nothing_else(workspace: WorkspaceDirectory) -> None:
-    assert load_eval(workspace, FULL).payload() == {
+    assert config.payload() == {
         "experiment_config": {
             "rollout": "multiply",
             "entrypoint": "main.py",
@@ -251,21 +235,16 @@ required = ["openai_api_key", "TWICE", "TWICE"]
     "written, message",
     [
         ("n = 0", "must be at least 1, got 0"),
-        ("n = -3", "must be at least 1, got -3"),
         ("n = 2.0", "must be an integer, got 2.0"),
         ("n = true", "must be an integer, got true"),
         ("n = [1]", "must be an integer, got an array"),
         ("n = 99999999999", "must be at most 2147483647, got 99999999999"),
-        ("limit = 0", "must be at least 1, got 0"),
         ("limit = 2024-01-01", "must be an integer, got 2024-01-01"),
         ("batch_size = { x = 1 }", "must be an integer, got a table"),
         ("pass_threshold = nan", "must be a finite number, got nan"),
-        ("pass_threshold = -inf", "must be a finite number, got -inf"),
         ('pass_threshold = "1"', 'must be a number, got "1"'),
         ("agent_workflow_timeout_s = 0", "must be greater than 0, got 0"),
-        ("agent_workflow_timeout_s = inf", "must be a finite number, got inf"),
-        ("grader_timeout_s = -0.5", "must be greater than 0, got -0.5"),
-        ("grader_timeout_s = false", "must be a number, got false"),
+        ("grader_timeout_s = inf", "must be a finite number, got inf"),
         ("n = " + "9" * 100, f"must be at most 2147483647, got {'9' * 59}…"),
     ],
 )
@@ -369,23 +348,19 @@ def test_sections_that_are_missing_misplaced_or_of_another_kind(
 
 
 @pytest.mark.parametrize(
-    "name, message",
+    "line, message",
     [
-        ("lower", "the name of a variable must match"),
-        ("1ST", "the name of a variable must match"),
-        ('"WITH SPACE"', "the name of a variable must match"),
-        ("_OSMOSIS_ROLLOUT_PORT", "names that start with _OSMOSIS_ are reserved"),
+        ("lower = ''", "the name of a variable must match"),
+        ("1ST = ''", "the name of a variable must match"),
+        ("\"WITH SPACE\" = ''", "the name of a variable must match"),
+        ("_OSMOSIS_ROLLOUT_PORT = ''", "names that start with _OSMOSIS_ are reserved"),
+        ('X = "a\\u0000b"', "must not contain a NUL character"),
     ],
 )
-def test_names_of_variables(workspace: WorkspaceDirectory, name: str, message: str) -> None:
-    (issue,) = issues_of(workspace, MINIMAL_EVAL + f'[env]\n{name} = "x"\n')
+def test_rules_of_variables(workspace: WorkspaceDirectory, line: str, message: str) -> None:
+    (issue,) = issues_of(workspace, f"{MINIMAL_EVAL}[env]\n{line}\n")
     assert issue.message.startswith(message)
     assert issue.line == 10
-
-
-def test_a_variable_cannot_carry_a_nul_character(workspace: WorkspaceDirectory) -> None:
-    (issue,) = issues_of(workspace, MINIMAL_EVAL + '[env]\nX = "a\\u0000b"\n')
-    assert issue.message == "must not contain a NUL character"
 
 
 @pytest.mark.parametrize(
@@ -433,9 +408,7 @@ def test_secrets_may_be_left_out_and_all_sections_are_read(workspace: WorkspaceD
     )
     config = load_training_config(write_config(workspace, text, kind="training"), workspace)
     settings = config.settings
-    assert (settings.lr, settings.n_samples_per_prompt) == (1e-6, 8)
-    assert (settings.rollout_temperature, settings.rollout_top_p) == (1.0, 0.95)
-    assert settings.eval_interval == 10
+    assert (settings.lr, settings.rollout_top_p, settings.eval_interval) == (1e-6, 0.95, 10)
     payload = config.payload()
     assert list(payload) == ["experiment_config", "training_config", "sampling_config", "checkpoints_config"]
     assert payload["sampling_config"] == {"rollout_temperature": 1, "rollout_top_p": 0.95}
@@ -487,15 +460,11 @@ def read(tmp_path: Path, content: str | bytes) -> dict[str, str]:
         ("KEY=a\"b'", "a\"b'"),
         ("KEY=é$HOME", "é$HOME"),
         ("KEY=value\r", "value"),
+        ("\ufeff# keys\n\nKEY=1\n   # KEY=2\nKEY=3", "3"),
     ],
 )
 def test_a_line_is_a_name_and_a_value(tmp_path: Path, line: str, value: str) -> None:
     assert read(tmp_path, line + "\n") == {"KEY": value}
-
-
-def test_comments_and_blank_lines_are_skipped_and_the_last_value_counts(tmp_path: Path) -> None:
-    content = "\ufeff# keys\n\nA=1\n   # B=2\nA=3\nC=4"
-    assert read(tmp_path, content) == {"A": "3", "C": "4"}
 
 
 @pytest.mark.parametrize(
@@ -527,13 +496,14 @@ def test_standard_input_is_a_dash(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_secrets_file("-") == {"KEY": "value"}
 
 
-def test_a_file_that_cannot_be_read_is_an_error_for_people(tmp_path: Path) -> None:
-    with pytest.raises(OsmosisError, match="Secrets file not found"):
-        read_secrets_file(str(tmp_path / "none.env"))
-    with pytest.raises(OsmosisError, match="Cannot read secrets file"):
-        read_secrets_file(str(tmp_path))
-    with pytest.raises(OsmosisError, match="not UTF-8"):
-        read(tmp_path, b"KEY=\xff")
+@pytest.mark.parametrize(
+    "name, problem",
+    [("none.env", "Secrets file not found"), (".", "Cannot read secrets file"), ("keys.env", "not UTF-8")],
+)
+def test_a_secrets_file_that_cannot_be_read_is_an_error(tmp_path: Path, name: str, problem: str) -> None:
+    (tmp_path / "keys.env").write_bytes(b"KEY=\xff")
+    with pytest.raises(OsmosisError, match=problem):
+        read_secrets_file(str(tmp_path / name))
 
 
 def test_a_config_is_a_toml_file(workspace: WorkspaceDirectory) -> None:

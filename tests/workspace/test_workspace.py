@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from osmosis_ai.config.issues import InvalidConfigError
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.workspace import doctor, rollout_templates
-from osmosis_ai.workspace.config_files import InvalidConfigError, load_eval_config, load_training_config
-from osmosis_ai.workspace.git import read_git_state, run_git, without_credentials
-from osmosis_ai.workspace.gitignore import add_patterns, missing_patterns
+from osmosis_ai.workspace.config_files import load_eval_config, load_training_config
+from osmosis_ai.workspace.git import (
+    add_patterns,
+    missing_patterns,
+    read_git_state,
+    run_git,
+    without_credentials,
+)
 from osmosis_ai.workspace.layout import WorkspaceDirectory, find_dataset_file, find_workspace
 from osmosis_ai.workspace.rollout_templates import init_rollout
 from tests.workspace.builders import git, make_repository
 
 
 def test_any_subdirectory_or_file_leads_to_the_top_of_the_work_tree(workspace: WorkspaceDirectory) -> None:
-    for start in (
-        workspace.root,
-        workspace.rollouts_dir / "multiply",
-        workspace.rollouts_dir / "multiply/main.py",
-    ):
-        assert find_workspace(start) == workspace
-
-
-def test_the_inside_of_a_git_directory_is_no_workspace(workspace: WorkspaceDirectory) -> None:
+    for start in (".", "rollouts/multiply", "rollouts/multiply/main.py"):
+        assert find_workspace(workspace.root / start) == workspace
     with pytest.raises(OsmosisError) as caught:
         find_workspace(workspace.root / ".git")
     assert caught.value.code == "WORKSPACE_REQUIRED"
@@ -49,37 +49,38 @@ def test_what_commands_write_is_not_seen_by_git(workspace: WorkspaceDirectory) -
     assert ".osmosis" not in git(workspace.root, "status", "--porcelain", "--untracked-files=all")
 
 
-def test_two_files_of_one_name_are_an_error_that_names_both(workspace: WorkspaceDirectory) -> None:
+@pytest.mark.parametrize(
+    "name, problem",
+    [
+        ("rows", r"could be data/rows\.jsonl and data/rows\.csv"),
+        *((name, "is not the name of a dataset") for name in ("../secret", "a/b", "/etc/rows", "a/")),
+    ],
+)
+def test_a_dataset_name_is_that_of_one_file_in_the_data_directory(
+    workspace: WorkspaceDirectory, name: str, problem: str
+) -> None:
     for extension in ("csv", "jsonl"):
         (workspace.data_dir / f"rows.{extension}").write_text("")
-    with pytest.raises(OsmosisError, match=r"could be data/rows\.jsonl and data/rows\.csv"):
-        find_dataset_file(workspace, "rows")
-
-
-@pytest.mark.parametrize("name", ["../secret", "a/b", "/etc/rows", "a/"])
-def test_a_dataset_name_never_leaves_the_data_directory(workspace: WorkspaceDirectory, name: str) -> None:
-    with pytest.raises(OsmosisError):
+    with pytest.raises(OsmosisError, match=problem):
         find_dataset_file(workspace, name)
 
 
-def test_a_committed_tree_is_clean_and_an_untracked_file_makes_it_dirty(
+def test_an_untracked_file_makes_a_tree_dirty_and_the_outputs_of_runs_do_not(
     workspace: WorkspaceDirectory,
 ) -> None:
     git(workspace.root, "add", "--all")
     git(workspace.root, "commit", "--quiet", "--message", "first")
+    workspace.evals_dir.mkdir(parents=True)
+    (workspace.evals_dir / "results.json").write_text("{}")
     state = read_git_state(workspace.root)
-    assert state.head == git(workspace.root, "rev-parse", "HEAD")
-    assert not state.dirty
+    assert (state.head, state.dirty) == (git(workspace.root, "rev-parse", "HEAD"), False)
     (workspace.root / "näme with space\n").write_text("")
     assert read_git_state(workspace.root).dirty
 
 
-def test_run_outputs_do_not_make_a_tree_dirty(workspace: WorkspaceDirectory) -> None:
-    git(workspace.root, "add", "--all")
-    git(workspace.root, "commit", "--quiet", "--message", "first")
-    workspace.evals_dir.mkdir(parents=True)
-    (workspace.evals_dir / "results.json").write_text("{}")
-    assert not read_git_state(workspace.root).dirty
+def test_a_directory_outside_of_git_has_no_state(tmp_path: Path) -> None:
+    with pytest.raises(OsmosisError, match="Git cannot read"):
+        read_git_state(tmp_path)
 
 
 def test_reading_a_tree_runs_no_program_that_its_configuration_names(
@@ -172,15 +173,11 @@ def listing(root: Path) -> list[str]:
     return sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if ".git/" not in f"{path}/")
 
 
-def test_checking_changes_nothing(tmp_path: Path) -> None:
-    root = make_repository(tmp_path)
-    before = listing(root)
-    doctor.check(root)
-    assert listing(root) == before
-
-
 def test_fixing_creates_what_is_missing_so_that_git_keeps_it(tmp_path: Path) -> None:
     root = make_repository(tmp_path)
+    before = listing(root)
+    assert doctor.check(root).missing == (*DIRECTORIES, *GUIDES)
+    assert listing(root) == before
     report = doctor.fix(root)
     assert (report.fixed, report.missing, report.valid) == ((*DIRECTORIES, *GUIDES), (), True)
     assert all((root / name / ".gitkeep").is_file() for name in DIRECTORIES)
@@ -196,33 +193,20 @@ def test_fixing_overwrites_nothing(workspace: WorkspaceDirectory) -> None:
     assert not (workspace.data_dir / ".gitkeep").exists()
 
 
-def break_link(root: Path) -> str:
-    (root / "CLAUDE.md").symlink_to("nowhere")
-    return "CLAUDE.md"
-
-
-def make_directory_of_a_guide(root: Path) -> str:
-    (root / "AGENTS.md").mkdir()
-    return "AGENTS.md"
-
-
-def make_file_of_a_directory(root: Path) -> str:
-    (root / "configs").write_text("")
-    return "configs"
-
-
-def link_a_parent_away(root: Path) -> str:
-    (root.parent / "away").mkdir()
-    (root / "configs").symlink_to(root.parent / "away")
-    return "configs"
-
-
 @pytest.mark.parametrize(
-    "obstruct", [break_link, make_directory_of_a_guide, make_file_of_a_directory, link_a_parent_away]
+    "obstacle, make",
+    [
+        ("CLAUDE.md", lambda path: path.symlink_to("nowhere")),
+        ("AGENTS.md", Path.mkdir),
+        ("configs", Path.touch),
+        ("configs", lambda path: path.symlink_to(path.parents[1])),
+    ],
 )
-def test_what_stands_in_the_way_is_named_before_anything_is_written(tmp_path: Path, obstruct) -> None:  # type: ignore[no-untyped-def]
+def test_what_stands_in_the_way_is_named_before_anything_is_written(
+    tmp_path: Path, obstacle: str, make: Callable[[Path], None]
+) -> None:
     root = make_repository(tmp_path / "ws")
-    obstacle = obstruct(root)
+    make(root / obstacle)
     before = listing(tmp_path)
     with pytest.raises(OsmosisError) as caught:
         doctor.fix(root)
@@ -387,11 +371,6 @@ def test_force_replaces_no_link_and_nothing_of_another_kind(
     assert caught.value.code == "CONFLICT"
     assert caught.value.details == {"conflicts": [target]}
     assert precious.exists()
-
-
-def test_a_directory_outside_of_git_has_no_state(tmp_path: Path) -> None:
-    with pytest.raises(OsmosisError, match="Git cannot read"):
-        read_git_state(tmp_path)
 
 
 def test_a_command_that_hangs_is_ended_and_named(workspace: WorkspaceDirectory) -> None:

@@ -20,18 +20,13 @@ _PLATFORM_SECRETS = (
 )
 
 
-def _text_problem(value: str) -> str | None:
-    return None if value.strip() else "must not be blank"
-
-
 def _secret_problem(name: str) -> str | None:
     known = is_secret_name(name)
     return None if known else f"must be the name of a secret, which matches ^{SECRET_NAME.pattern}$"
 
 
 def _model_secret_problem(name: str) -> str | None:
-    reserved = name in _PLATFORM_SECRETS
-    return f"must not be {name} (reserved by the platform)" if reserved else _secret_problem(name)
+    return f"must not be {name} (reserved by the platform)" if name in _PLATFORM_SECRETS else None
 
 
 def _headers_problem(headers: dict[str, str]) -> str | None:
@@ -44,9 +39,9 @@ def _env_problem(env: dict[str, str]) -> str | None:
     return "; ".join(f"{issue.key}: {issue.message}" for issue in env_issues(env, "env")) or None
 
 
-Text = Annotated[str, checked(_text_problem)]
+Text = Annotated[str, checked(lambda value: None if value.strip() else "must not be blank")]
 SecretName = Annotated[str, checked(_secret_problem)]
-ModelSecret = Annotated[str, checked(_model_secret_problem)]
+ModelSecret = Annotated[SecretName, checked(_model_secret_problem)]
 Headers = Annotated[dict[str, str], checked(_headers_problem)]
 Variables = Annotated[dict[str, str], checked(_env_problem)]
 
@@ -134,11 +129,17 @@ class BenchmarkConfig(ConfigSection):
     def _variables_are_not_secrets(
         cls, agents: list[BenchmarkAgent], info: ValidationInfo
     ) -> list[BenchmarkAgent]:
-        known = info.data  # Sections with errors are missing.
-        env, listed = known.get("env", {}), known.get("secrets", SecretNames()).required
-        shared = {known.get("execution", BenchmarkExecution()).judge_api_key_secret}
-        shared |= {*known.get("verifier", SecretNames()).required}
-        clashes = [f"{name} is in both [env] and [secrets]" for name in listed if name in env]
+        known: dict[str, Any] = {
+            "execution": BenchmarkExecution(),
+            "verifier": SecretNames(),
+            "env": {},
+            "secrets": SecretNames(),
+        }
+        known |= info.data  # without sections that have errors
+        env, shared = known["env"], {known["execution"].judge_api_key_secret, *known["verifier"].required}
+        clashes = [
+            f"{name} is in both [env] and [secrets]" for name in known["secrets"].required if name in env
+        ]
         for position, agent in enumerate(agents):
             injected = {*agent.secrets, *shared}
             if agent.harness == "mini-swe-agent" and not isinstance(agent.model, HostedModel):
@@ -153,8 +154,8 @@ class BenchmarkConfig(ConfigSection):
     def referenced_secrets(self) -> tuple[str, ...]:
         """The names of all secrets that a run needs."""
         names = [name for agent in self.agents for name in agent.secrets]
-        judge = [self.execution.judge_api_key_secret] if self.execution.judge_api_key_secret else []
-        return tuple(dict.fromkeys([*names, *judge, *self.verifier.required, *self.secrets.required]))
+        names += [self.execution.judge_api_key_secret or "", *self.verifier.required, *self.secrets.required]
+        return tuple(dict.fromkeys(filter(None, names)))
 
     def payload(self, provided: Mapping[str, str]) -> dict[str, Any]:
         """Return the body of a submit: the content of the file without empty parts."""
@@ -198,14 +199,10 @@ def parse_benchmark_config(document: Mapping[str, Any], shown_path: str, text: s
 
 
 def _issue(detail: ErrorDetails) -> Issue:
-    key = ""
-    for part in detail["loc"]:
-        if isinstance(part, int):
-            key += f"[{part}]"
-        # Pydantic adds the type of the model and a marker for a table's key.
-        elif part != "[key]" and not (key.endswith("].model") and part in _MODEL_TYPES):
-            key += f".{part}"
-    key = key.removeprefix(".")
+    parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in detail["loc"]]
+    if parts[2:3] == [".model"]:
+        del parts[3:4]  # Pydantic adds the type of the model.
+    key = "".join(parts).removeprefix(".")
     match detail["type"]:
         case "missing":
             return Issue(key, _MISSING.get(key, "is missing"))

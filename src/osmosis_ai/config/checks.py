@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from datetime import date, datetime, time
 from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.config.issues import InvalidConfigError, Issue, as_written, closest, table_issues
-from osmosis_ai.config.sections import ANY_PLATFORM, ConfigSection, EvaluationSettings, Experiment
+from osmosis_ai.config.issues import InvalidConfigError, Issue, as_written, closest, table_issues, unknown_key
+from osmosis_ai.config.sections import ConfigSection, EvaluationSettings, Experiment
 from osmosis_ai.config.toml_text import key_lines
 
 if TYPE_CHECKING:
@@ -25,16 +25,6 @@ SECRET_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 LONGEST_SECRET_NAME = 255
 _LOOKS_LIKE_A_NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*([_-][A-Za-z0-9]{1,16}){0,6}")
 _RESERVED_PREFIX = "_OSMOSIS_"
-
-
-def _evaluation_models() -> Mapping[str, type[ConfigSection]]:
-    return {"experiment": Experiment, "evaluation": EvaluationSettings, "advanced": ConfigSection}
-
-
-def _training_models() -> Mapping[str, type[ConfigSection]]:
-    from osmosis_ai.config.training import TRAINER_SECTIONS
-
-    return {"experiment": Experiment, **TRAINER_SECTIONS}
 
 
 @dataclass(frozen=True)
@@ -54,8 +44,24 @@ class ConfigKind:
         """The section for each part of a submit's body, in the order of the body."""
         return {f"{section}_config": section for section in (*self.sections, "advanced", "env")}
 
+    def homes_of(self, key: str) -> list[str]:
+        """Return the sections that have a key."""
+        return [name for name, model in self.models().items() if key in model.model_fields]
 
-EVAL = ConfigKind("eval", "An eval", "configs/eval", ("experiment", "evaluation"), _evaluation_models)
+
+def _training_models() -> Mapping[str, type[ConfigSection]]:
+    from osmosis_ai.config.training import TRAINER_SECTIONS
+
+    return {"experiment": Experiment, **TRAINER_SECTIONS}
+
+
+EVAL = ConfigKind(
+    "eval",
+    "An eval",
+    "configs/eval",
+    ("experiment", "evaluation"),
+    lambda: {"experiment": Experiment, "evaluation": EvaluationSettings},
+)
 TRAINING = ConfigKind(
     "training",
     "A training",
@@ -73,7 +79,9 @@ def is_secret_name(name: str) -> bool:
 def in_file_order(issues: Iterable[Issue], text: str) -> list[Issue]:
     """Return a file's issues with their lines, in the order of ``text``."""
     lines = {".".join(path): line for path, line in key_lines(text).items()}
-    placed = [replace(issue, line=lines.get(issue.key, lines.get(_section_of(issue)))) for issue in issues]
+    placed = [
+        replace(issue, line=lines.get(issue.key, lines.get(issue.key.partition(".")[0]))) for issue in issues
+    ]
     return sorted(placed, key=lambda issue: issue.line or 0)
 
 
@@ -81,72 +89,37 @@ def document_issues(document: Mapping[str, Any], kind: ConfigKind) -> list[Issue
     """Return all issues of ``document``, which may be a file or the body of a submit."""
     return [
         *_unknown_sections(document, kind),
-        *_tables(document, kind),
-        *_pin_issues(document),
+        *_section_issues(document, kind),
         *env_issues(document.get("env", {}), "env"),
         *_secrets_issues(document, kind),
-        *_overlap_issues(document),
-        *(_advanced_issues(document) if "advanced" in kind.free else ()),
+        *_conflicts(document),
+        *(_advanced_issues(document.get("advanced", {}), "advanced") if "advanced" in kind.free else ()),
     ]
-
-
-def _section_of(issue: Issue) -> str:
-    return issue.key.partition(".")[0]
 
 
 def _unknown_sections(document: Mapping[str, Any], kind: ConfigKind) -> Iterator[Issue]:
     known = (*kind.sections, *kind.free)
-    others = [other for other in (EVAL, TRAINING) if other is not kind]
     for name, value in document.items():
         if name in known:
             continue
+        other = next((other for other in (EVAL, TRAINING) if name in other.sections), None)
         if not isinstance(value, dict):
-            yield _unknown_key(name, name, "", kind)
-        elif homes := [other.directory for other in others if name in other.sections]:
-            yield Issue(name, f"Unrecognized section; it belongs to configs in {homes[0]}/")
+            yield unknown_key(name, kind.homes_of(name), ())
+        elif other is not None:
+            yield Issue(name, f"Unrecognized section; it belongs to configs in {other.directory}/")
         else:
             yield Issue(name, "Unrecognized section", suggestion=closest(name, known))
 
 
-def _unknown_key(key: str, name: str, section: str, kind: ConfigKind) -> Issue:
-    """Return the issue of an unknown key, which may be misspelled or in the wrong section."""
-    models = kind.models()
-    homes = [home for home, model in models.items() if home != section and name in model.model_fields]
-    if homes:
-        places = " or ".join(f"[{home}]" for home in homes)
-        return Issue(key, f"Unrecognized key; `{name}` belongs in {places}")
-    known = models[section].model_fields if section in models else ()
-    return Issue(key, "Unrecognized key", suggestion=closest(name, known))
-
-
-def _tables(document: Mapping[str, Any], kind: ConfigKind) -> Iterator[Issue]:
+def _section_issues(document: Mapping[str, Any], kind: ConfigKind) -> Iterator[Issue]:
     for name in kind.sections:
         section = document.get(name)
         if isinstance(section, dict):
-            yield from section_issues(name, section, kind, context=ANY_PLATFORM)
+            yield from table_issues(name, section, kind.models()[name], homes_of=kind.homes_of)
         elif section is not None:
             yield Issue(name, f"must be a table, got {as_written(section)}")
         elif name == "experiment":
             yield Issue(name, "Missing [experiment] section")
-
-
-def section_issues(
-    name: str, section: Mapping[str, Any], kind: ConfigKind, *, context: Mapping[str, Any] | None = None
-) -> Iterator[Issue]:
-    """Yield the issues of one section, key by key."""
-    yield from table_issues(
-        name,
-        section,
-        kind.models()[name],
-        unknown=lambda key: _unknown_key(f"{name}.{key}", key, name, kind),
-        context=context,
-    )
-
-
-def _pin_issues(document: Mapping[str, Any]) -> Iterator[Issue]:
-    experiment = document.get("experiment")
-    if isinstance(experiment, dict) and "branch" in experiment and "commit_sha" in experiment:
-        yield Issue("experiment.commit_sha", "cannot be combined with `branch`; keep one of them")
 
 
 def env_issues(env: Any, place: str) -> Iterator[Issue]:
@@ -167,7 +140,8 @@ def env_issues(env: Any, place: str) -> Iterator[Issue]:
 
 
 def _secrets_issues(document: Mapping[str, Any], kind: ConfigKind) -> Iterator[Issue]:
-    secrets = document.get("secrets")
+    """Yield the issues of `[secrets]`; they repeat no value, which may be a key pasted into the wrong place."""
+    secrets, key = document.get("secrets"), "secrets.required"
     if secrets is None:
         if kind is EVAL:
             yield Issue(
@@ -182,19 +156,16 @@ def _secrets_issues(document: Mapping[str, Any], kind: ConfigKind) -> Iterator[I
             yield Issue(
                 f"secrets.{name}", 'Unrecognized key; [secrets] only lists names: required = ["NAME"]'
             )
+    required = secrets.get("required")
     if "required" not in secrets:
-        yield Issue("secrets.required", "Missing 'required' in [secrets] section")
-        return
-    required = secrets["required"]
-    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
-        # The message never repeats the value, which may be a key pasted into the wrong place.
-        yield Issue("secrets.required", "must be a list of strings, the names of secrets")
-        return
-    yield from secret_name_issues("secrets.required", required)
+        yield Issue(key, "Missing 'required' in [secrets] section")
+    elif not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        yield Issue(key, "must be a list of strings, the names of secrets")
+    else:
+        yield from _secret_name_issues(key, required)
 
 
-def secret_name_issues(key: str, required: list[str]) -> Iterator[Issue]:
-    """Yield the issues of a list of secret names at ``key``, without repeating what may be a pasted key."""
+def _secret_name_issues(key: str, required: list[str]) -> Iterator[Issue]:
     for position, name in enumerate(required, start=1):
         if is_secret_name(name):
             continue
@@ -210,8 +181,11 @@ def secret_name_issues(key: str, required: list[str]) -> Iterator[Issue]:
             yield Issue(key, f"'{name}' is listed {count} times")
 
 
-def _overlap_issues(document: Mapping[str, Any]) -> Iterator[Issue]:
-    env, secrets = document.get("env"), document.get("secrets")
+def _conflicts(document: Mapping[str, Any]) -> Iterator[Issue]:
+    """Yield the issues of values that are valid, but not together."""
+    experiment, env, secrets = (document.get(name) for name in ("experiment", "env", "secrets"))
+    if isinstance(experiment, dict) and "branch" in experiment and "commit_sha" in experiment:
+        yield Issue("experiment.commit_sha", "cannot be combined with `branch`; keep one of them")
     required = secrets.get("required") if isinstance(secrets, dict) else None
     if isinstance(env, dict) and isinstance(required, list):
         both = sorted(name for name in env if name in required)
@@ -219,27 +193,19 @@ def _overlap_issues(document: Mapping[str, Any]) -> Iterator[Issue]:
             yield Issue("env", f"Name(s) appear in both [env] and [secrets]: {', '.join(both)}")
 
 
-def _advanced_issues(document: Mapping[str, Any]) -> Iterator[Issue]:
-    advanced = document.get("advanced", {})
-    if not isinstance(advanced, dict):
-        yield Issue("advanced", f"must be a table, got {as_written(advanced)}")
-        return
-    for key, value in _leaves(advanced, "advanced"):
-        if isinstance(value, (datetime, date, time)):
-            yield Issue(key, "dates and times cannot be passed on; write a string")
-        elif isinstance(value, float) and not math.isfinite(value):
-            yield Issue(key, f"must be a finite number, got {value}")
-
-
-def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
+def _advanced_issues(value: Any, key: str) -> Iterator[Issue]:
+    if key == "advanced" and not isinstance(value, dict):
+        yield Issue(key, f"must be a table, got {as_written(value)}")
+    elif isinstance(value, dict):
         for name, inner in value.items():
-            yield from _leaves(inner, f"{key}.{name}")
+            yield from _advanced_issues(inner, f"{key}.{name}")
     elif isinstance(value, list):
         for inner in value:
-            yield from _leaves(inner, key)
-    else:
-        yield key, value
+            yield from _advanced_issues(inner, key)
+    elif isinstance(value, (datetime, date, time)):
+        yield Issue(key, "dates and times cannot be passed on; write a string")
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield Issue(key, f"must be a finite number, got {value}")
 
 
 def read_settings(
@@ -253,38 +219,46 @@ def read_settings(
     from pydantic import ValidationError
 
     from osmosis_ai.config.execution import EXECUTION
-    from osmosis_ai.config.training import TINY_MODEL, TINY_MODEL_LR, TRAINER_SECTIONS, TrainingSettings
+    from osmosis_ai.config.training import (
+        OWN_RULES,
+        TINY_MODEL,
+        TINY_MODEL_LR,
+        TRAINER_SECTIONS,
+        TrainingSettings,
+    )
     from osmosis_ai.inference.catalog import base_model_of
 
     section_of = {key: name for name, model in TRAINER_SECTIONS.items() for key in model.model_fields}
+    sections = {
+        name: dict(section) if isinstance(section := document.get(name), Mapping) else {}
+        for name in TRAINER_SECTIONS
+    }
+    advanced, known = sections["advanced"], TRAINER_SECTIONS["advanced"].model_fields
+    advanced.pop(EXECUTION, None)
+    ignored = tuple(key for key in advanced if key not in section_of and not closest(key, known))
+    sections["advanced"] = {key: value for key, value in advanced.items() if key not in ignored}
     issues: list[Issue] = []
-    values: dict[str, Any] = {}
-    ignored: list[str] = []
-    for name, model in TRAINER_SECTIONS.items():
-        section = document.get(name)
-        section = dict(section) if isinstance(section, Mapping) else {}
-        if name == "advanced":
-            section.pop(EXECUTION, None)
-            ignored = [
-                key for key in section if key not in section_of and not closest(key, model.model_fields)
-            ]
-            section = {key: value for key, value in section.items() if key not in ignored}
-        found = list(section_issues(name, section, TRAINING))
+    values: dict[str, Any] = {"ignored": ignored}
+    for name, section in sections.items():
+        found = list(table_issues(name, section, TRAINER_SECTIONS[name], homes_of=TRAINING.homes_of))
         wrong = {issue.key for issue in found}
         issues += map(_explain_sglang, found) if section.get("policy_engine") == "sglang" else found
         values |= {key: value for key, value in section.items() if f"{name}.{key}" not in wrong}
-    model_path = model_path_of(document)
-    if model_path is not None and base_model_of(model_path) == TINY_MODEL:
+    issues += [
+        Issue(f"{section_of[key]}.{key}", rule)
+        for key, (accepts, rule) in OWN_RULES.items()
+        if key in values and not accepts(values[key])
+    ]
+    if base_model_of(model_path_of(document) or "") == TINY_MODEL:
         values.setdefault("lr", TINY_MODEL_LR)
     # If one of these keys is invalid, the intended engine is unknown.
     engine_keys = {"policy_engine", "vllm_url", "vllm_command", "rollout_top_p"}
     if engine_keys.isdisjoint(issue.key.rpartition(".")[2] for issue in issues):
         try:
-            settings = TrainingSettings(**values, ignored=tuple(ignored))
+            settings = TrainingSettings(**values)
         except ValidationError as error:
-            for detail in error.errors(include_url=False):
-                for key, message in detail["ctx"]["problems"].items():
-                    issues.append(Issue(f"{section_of[key]}.{key}", message))
+            problems = error.errors(include_url=False)[0]["ctx"]["problems"]
+            issues += [Issue(f"{section_of[key]}.{key}", message) for key, message in problems.items()]
     if issues:
         raise InvalidConfigError(TRAINING.name, shown_path, issues)
     return settings

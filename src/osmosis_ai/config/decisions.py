@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from osmosis_ai.config.checks import ConfigKind, document_issues, in_file_order
 from osmosis_ai.config.issues import InvalidConfigError, Issue, as_written, closest
-from osmosis_ai.config.sections import ConfigSection, Finite, checked
+from osmosis_ai.config.sections import ConfigSection, checked
 from osmosis_ai.config.toml_text import parse_toml
 
 SUFFIX = ".decide.toml"
@@ -116,12 +116,13 @@ def margin_problem(
         return f"a margin of {margin:g} accepts every run, because a share is from 0 to 1: write 3 points as 0.03"
     if metric.scale == "amount" and margin >= MOST_TIMES:
         return f"a margin of {margin:g} accepts {1 + margin:g} times as much: write 10% as 0.1"
-    if metric.scale == "value" and reward_range is not None and margin >= reward_range[1] - reward_range[0]:
-        return f"a margin of {margin:g} accepts every run, because rewards are from {reward_range[0]:g} to {reward_range[1]:g}"
+    low, high = reward_range or (-math.inf, math.inf)
+    if metric.scale == "value" and margin >= high - low:
+        return f"a margin of {margin:g} accepts every run, because rewards are from {low:g} to {high:g}"
     return None
 
 
-def _slices_problem(names: list[str]) -> str | None:
+def _slices_problem(names: tuple[str, ...]) -> str | None:
     if not all(name.strip() for name in names):
         return "must name columns of the dataset"
     repeated = [name for name, count in Counter(names).items() if count > 1]
@@ -134,10 +135,15 @@ def _run_name_problem(value: str) -> str | None:
     return None
 
 
-def _reward_range_problem(ends: list[float]) -> str | None:
-    if len(ends) != 2 or not -LARGEST_REWARD <= ends[0] < ends[1] <= LARGEST_REWARD:
-        return "must be the lowest and the highest reward, such as [0, 1]"
-    return None
+def _reward_range(value: Any) -> Any:
+    numbers = isinstance(value, (list, tuple)) and all(type(end) in (int, float) for end in value)
+    if numbers and len(value) == 2 and -LARGEST_REWARD <= value[0] < value[1] <= LARGEST_REWARD:
+        return float(value[0]), float(value[1])
+    raise ValueError("must be the lowest and the highest reward, such as [0, 1]")
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 class DecideSettings(ConfigSection):
@@ -145,20 +151,16 @@ class DecideSettings(ConfigSection):
 
     against: Annotated[str, checked(_run_name_problem)] | None = Field(
         default=None,
-        examples=["git:main"],
         description="baseline: name or directory of a run, or `git:REF` for the newest finished run of a commit",
     )
     confidence: Annotated[float, Field(gt=0.5, le=MOST_CONFIDENCE)] = Field(
         default=DEFAULT_CONFIDENCE, description="confidence level of every bound and interval"
     )
-    slices: Annotated[list[str], checked(_slices_problem)] = Field(
-        default=[],
-        examples=[["difficulty"]],
-        description="dataset columns whose values are checked separately",
+    slices: Annotated[tuple[str, ...], BeforeValidator(_as_tuple), checked(_slices_problem)] = Field(
+        default=(), description="dataset columns whose values are checked separately"
     )
-    reward_range: Annotated[list[Finite], checked(_reward_range_problem)] | None = Field(
+    reward_range: Annotated[tuple[float, float], BeforeValidator(_reward_range)] | None = Field(
         default=None,
-        examples=[[0, 1]],
         description="lowest and highest possible reward; required by rules on rewards if an attempt has no score",
     )
     previews: bool = Field(
@@ -179,24 +181,13 @@ RuleSection = Literal["min", "max", "margin"]
 _RULES: tuple[RuleSection, ...] = ("min", "max", "margin")
 
 
-@dataclass(frozen=True)
-class Decisions:
+class Decisions(DecideSettings):
     """The content of a decide file; all defaults for a config without one."""
 
-    minima: Mapping[str, float]
-    maxima: Mapping[str, float]
-    margins: Mapping[str, float]
-    against: str | None = None
-    confidence: float = DEFAULT_CONFIDENCE
-    slices: tuple[str, ...] = ()
-    reward_range: tuple[float, float] | None = None
-    previews: bool = True
+    minima: Mapping[str, float] = {}
+    maxima: Mapping[str, float] = {}
+    margins: Mapping[str, float] = {}
     shown: str | None = None
-
-    @classmethod
-    def none(cls) -> Decisions:
-        """Return the defaults."""
-        return cls({}, {}, {})
 
 
 def is_decide_file(path: Path) -> bool:
@@ -220,28 +211,16 @@ def parse_decisions(text: str, shown: str) -> Decisions:
     issues = decision_issues(document)
     if issues:
         raise InvalidConfigError(DECISIONS.name, shown, in_file_order(issues, text))
-    settings = DecideSettings(**document.get("decide", {}))
-    minima, maxima, margins = (_numbers(document.get(section, {})) for section in _RULES)
-    return Decisions(
-        minima,
-        maxima,
-        margins,
-        against=settings.against,
-        confidence=settings.confidence,
-        slices=tuple(settings.slices),
-        reward_range=_range_of(settings.reward_range),
-        previews=settings.previews,
-        shown=shown,
-    )
+    minima, maxima, margins = (document.get(section, {}) for section in _RULES)
+    return Decisions(**document.get("decide", {}), minima=minima, maxima=maxima, margins=margins, shown=shown)
 
 
 def decision_issues(document: Mapping[str, Any]) -> list[Issue]:
     """Return everything wrong in a decide file."""
     issues = document_issues(document, DECISIONS)
-    wrong = {issue.key for issue in issues}
     decide = document.get("decide")
-    ends = decide.get("reward_range") if isinstance(decide, dict) else None
-    known = _range_of(ends) if "decide.reward_range" not in wrong else None
+    valid = isinstance(decide, dict) and all(issue.key != "decide.reward_range" for issue in issues)
+    known = decide.get("reward_range") if valid and isinstance(decide, dict) else None
     return [*issues, *(issue for section in _RULES for issue in _rule_issues(document, section, known))]
 
 
@@ -258,23 +237,14 @@ def _rule_issues(
             yield Issue(key, "Unrecognized metric", suggestion=suggested_metric(name))
         elif isinstance(number, bool) or not isinstance(number, (int, float)):
             yield Issue(key, f"must be a number, got {as_written(number)}")
-        elif section == "margin":
-            if problem := margin_problem(metric, _as_float(number), reward_range):
+        else:
+            try:
+                limit = float(number)
+            except OverflowError:  # an integer that is too large for a float
+                limit = math.inf
+            is_margin = section == "margin"
+            problem = (
+                margin_problem(metric, limit, reward_range) if is_margin else limit_problem(metric, limit)
+            )
+            if problem:
                 yield Issue(key, problem)
-        elif problem := limit_problem(metric, _as_float(number)):
-            yield Issue(key, problem)
-
-
-def _numbers(rules: Mapping[str, float]) -> dict[str, float]:
-    return {name: float(number) for name, number in rules.items()}
-
-
-def _as_float(number: float) -> float:
-    try:
-        return float(number)
-    except OverflowError:  # an integer that is too large for a float
-        return math.inf
-
-
-def _range_of(ends: list[float] | None) -> tuple[float, float] | None:
-    return (float(ends[0]), float(ends[1])) if ends is not None else None

@@ -6,14 +6,13 @@ and so do commands that check a config. A run may request more isolation than a 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationError
 
 from osmosis_ai.config.issues import Issue, as_written, closest, table_issues
-from osmosis_ai.config.sections import ConfigSection, CountOrZero, Positive
+from osmosis_ai.config.sections import ConfigSection, CountOrZero, Positive, matching
 from osmosis_ai.sandbox.isolation import ISOLATION_ENV, IsolationSetting
 from osmosis_ai.sandbox.network import Network
 
@@ -22,58 +21,40 @@ EXECUTION = "execution"
 PLACE = f"advanced.{EXECUTION}"
 MOST_SERVERS = 8
 MOST_LABELS = 16
-_LONGEST_POOL = 64
-_LONGEST_LABEL = 64
 
 
-def pool_name(value: str) -> str:
-    """Validate the name of a pool of workers."""
-    plain = value.replace("-", "").replace("_", "").replace(".", "")
-    if not (plain.isascii() and plain.isalnum()) or len(value) > _LONGEST_POOL:
-        raise ValueError(
-            f"must be the name of a pool of workers: letters, digits, `-`, `_` and `.`, at most {_LONGEST_POOL}"
-        )
-    return value
-
-
-def label_name(value: str) -> str:
-    """Validate a label of workers."""
-    if not re.fullmatch(rf"[A-Za-z0-9][A-Za-z0-9_.=:/-]{{0,{_LONGEST_LABEL - 1}}}", value):
-        raise ValueError(
-            f"must be a label of workers, such as `a100` or `zone=eu`: letters, digits and `_.=:/-`, at most {_LONGEST_LABEL}"
-        )
-    return value
-
-
+pool_name = matching(
+    r"(?=.*[A-Za-z0-9])[A-Za-z0-9_.-]{1,64}",
+    "must be the name of a pool of workers: letters, digits, `-`, `_` and `.`, at most 64",
+)
+label_name = matching(
+    r"[A-Za-z0-9][A-Za-z0-9_.=:/-]{0,63}",
+    "must be a label of workers, such as `a100` or `zone=eu`: letters, digits and `_.=:/-`, at most 64",
+)
 Label = Annotated[str, AfterValidator(label_name)]
 
 
 class ExecutionSection(ConfigSection):
     """`[advanced.execution]`: where a run is executed, and what its rollouts may access there."""
 
-    cpus: Positive | None = Field(default=None, examples=[2], description="required processors")
-    gpus: CountOrZero | None = Field(default=None, examples=[1], description="required GPUs")
-    memory_gb: Positive | None = Field(
-        default=None, examples=[4], description="memory of all rollouts together, in GiB"
-    )
+    cpus: Positive | None = Field(default=None, description="required processors")
+    gpus: CountOrZero | None = Field(default=None, description="required GPUs")
+    memory_gb: Positive | None = Field(default=None, description="memory of all rollouts together, in GiB")
     pool: Annotated[str, AfterValidator(pool_name)] | None = Field(
-        default=None, examples=["gpu"], description="pool of workers for the run"
+        default=None, description="pool of workers for the run"
     )
     labels: Annotated[list[Label], Field(max_length=MOST_LABELS)] | None = Field(
-        default=None,
-        examples=[["a100", "zone=eu"]],
-        description="labels that a worker of the pool must have",
+        default=None, description="labels that a worker of the pool must have"
     )
     network: Network | None = Field(
         default=None,
         description="network of rollouts: that of the machine (`host`) or only the run's model (`none`)",
     )
     isolation: IsolationSetting | None = Field(
-        default=None,
-        description="whether rollouts require a sandbox; `off` is refused",
+        default=None, description="whether rollouts require a sandbox; `off` is refused"
     )
     servers: Annotated[int, Field(ge=1, le=MOST_SERVERS)] | None = Field(
-        default=None, examples=[2], description="rollout servers of the run"
+        default=None, description="rollout servers of the run"
     )
 
     @property
@@ -94,7 +75,7 @@ def execution_issues(document: Mapping[str, Any]) -> Iterator[Issue]:
     if not isinstance(table, Mapping):
         yield Issue(PLACE, f"must be a table, got {as_written(table)}")
         return
-    yield from table_issues(PLACE, table, ExecutionSection, unknown=_unknown_key)
+    yield from table_issues(PLACE, table, ExecutionSection)
     if table.get("labels") and table.get("pool") is None:
         yield Issue(f"{PLACE}.labels", "chooses among the workers of a pool: name it with `pool`")
     if table.get("isolation") == "off":
@@ -105,21 +86,15 @@ def execution_issues(document: Mapping[str, Any]) -> Iterator[Issue]:
         )
 
 
-def _unknown_key(key: str) -> Issue:
-    suggestion = closest(key, ExecutionSection.model_fields)
-    return Issue(f"{PLACE}.{key}", "Unrecognized key", suggestion=suggestion)
-
-
 def is_of_our_table(issue: Issue, advanced: Mapping[str, Any]) -> bool:
     """Tell whether an issue is about the execution table: one with any of our keys, possibly misspelled, or a value in
     its place that is not a table.
     """
-    if issue.key == PLACE:
-        return True
     section, _, rest = issue.key.partition(".")
     table = advanced.get(rest.partition(".")[0]) if section == "advanced" else None
     ours = ExecutionSection.model_fields
-    return isinstance(table, Mapping) and any(key in ours or closest(key, ours) for key in table)
+    known = isinstance(table, Mapping) and any(key in ours or closest(key, ours) for key in table)
+    return known or issue.key == PLACE
 
 
 def read_execution(advanced: Mapping[str, Any] | None) -> ExecutionSection:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -47,18 +48,12 @@ class InvalidConfigError(OsmosisError):
     def __init__(self, kind: str, shown_path: str, issues: Iterable[Issue]) -> None:
         self.issues = tuple(issues)
         title = f"Invalid {kind} config"
-        super().__init__(
-            "\n".join(
-                [f"{title}: {' '.join(shown_path.splitlines())}", *(issue.bullet() for issue in self.issues)]
-            ),
-            details={
-                "error": title,
-                "issues": [
-                    {name: value for name, value in asdict(issue).items() if value is not None}
-                    for issue in self.issues
-                ],
-            },
-        )
+        lines = [f"{title}: {' '.join(shown_path.splitlines())}", *(issue.bullet() for issue in self.issues)]
+        listed = [
+            {name: value for name, value in asdict(issue).items() if value is not None}
+            for issue in self.issues
+        ]
+        super().__init__("\n".join(lines), details={"error": title, "issues": listed})
 
 
 def table_issues(
@@ -66,14 +61,13 @@ def table_issues(
     table: Mapping[str, Any],
     model: type[BaseModel],
     *,
-    unknown: Callable[[str], Issue],
-    context: Mapping[str, Any] | None = None,
+    homes_of: Callable[[str], Iterable[str]] = lambda _: (),
 ) -> Iterator[Issue]:
-    """Yield the issues of one table, key by key; ``unknown`` returns that of an undeclared key."""
+    """Yield the issues of one table, key by key; ``homes_of`` returns the tables where an undeclared key belongs."""
     from pydantic import ValidationError
 
     try:
-        model.model_validate(table, context=context)
+        model.model_validate(table)
     except ValidationError as error:
         details: dict[str, ErrorDetails] = {}
         for detail in error.errors(include_url=False):
@@ -82,23 +76,46 @@ def table_issues(
             if detail["type"] == "missing":
                 yield Issue(f"{name}.{key}", f"Missing '{key}' in [{name}] section")
             elif detail["type"] == "extra_forbidden":
-                yield unknown(key)
+                yield unknown_key(f"{name}.{key}", homes_of(key), model.model_fields)
             else:
-                yield _value_issue(f"{name}.{key}", table[key], detail, model)
+                declared = model.model_json_schema()["properties"][key]
+                yield _value_issue(f"{name}.{key}", table[key], declared, detail)
 
 
-def _value_issue(key: str, value: Any, error: ErrorDetails, section: type[BaseModel]) -> Issue:
+def unknown_key(key: str, homes: Iterable[str], known: Iterable[str]) -> Issue:
+    """Return the issue of an unknown key, which may be misspelled or in the wrong table."""
+    name = key.rpartition(".")[2]
+    if places := " or ".join(f"[{home}]" for home in homes):
+        return Issue(key, f"Unrecognized key; `{name}` belongs in {places}")
+    return Issue(key, "Unrecognized key", suggestion=closest(name, known))
+
+
+def _value_issue(key: str, value: Any, declared: Mapping[str, Any], error: ErrorDetails) -> Issue:
     """Describe a failed validation of one value in the terms of a config."""
-    declared = section.model_json_schema()["properties"][key.rpartition(".")[2]]
     choices = choices_of(declared)
+    context: Mapping[str, Any] = error.get("ctx") or {}
+    expected = {
+        "literal_error": f"one of {', '.join(choices)}",
+        "string_type": "a string",
+        "int_type": "an integer",
+        "int_from_float": "an integer",
+        "float_type": "a number",
+        "bool_type": "true or false",
+        "list_type": "an array",
+        "finite_number": "a finite number",
+        "greater_than": f"greater than {context.get('gt', 0):g}",
+        "greater_than_equal": f"at least {context.get('ge', 0):g}",
+        "less_than": f"less than {context.get('lt', 0):g}",
+        "less_than_equal": f"at most {context.get('le')}",
+    }.get(error["type"])
     if error["type"] == "literal_error":
         suggestion = closest(value, choices) if isinstance(value, str) else None
-        return Issue(
-            key, f"must be one of {', '.join(choices)}, got {as_written(value)}", suggestion=suggestion
-        )
+        return Issue(key, f"must be {expected}, got {as_written(value)}", suggestion=suggestion)
     if len(members(declared)) > 1:
         return Issue(key, f"must be {type_in_words(declared)}, got {as_written(value)}")
-    return Issue(key, _type_or_range_message(error))
+    if error["type"] == "value_error":
+        return Issue(key, str(context["error"]))
+    return Issue(key, f"must be {expected}, got {as_written(error['input'])}" if expected else error["msg"])
 
 
 def members(declared: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -108,50 +125,24 @@ def members(declared: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def choices_of(declared: Mapping[str, Any]) -> list[str]:
     """Return the allowed values of a declared key from its JSON schema; empty if any value of its type is allowed."""
-    found = [
+    found = (
         member.get("enum", [member["const"]] if "const" in member else []) for member in members(declared)
-    ]
-    return [choice for values in found for choice in values]
+    )
+    return list(chain.from_iterable(found))
 
 
 def type_in_words(declared: Mapping[str, Any]) -> str:
     """Return the type of a declared key from its JSON schema."""
-    words = {
-        "string": "a string",
-        "integer": "an integer",
-        "number": "a number",
-        "boolean": "true or false",
-    }
+    words = {"string": "a string", "integer": "an integer", "number": "a number", "boolean": "true or false"}
 
     def describe(member: Mapping[str, Any]) -> str:
         if member.get("type") == "array":
-            return f"an array of {'numbers' if member['items'].get('type') == 'number' else 'strings'}"
+            items = member.get("items") or member["prefixItems"][0]
+            return f"an array of {'numbers' if items.get('type') == 'number' else 'strings'}"
         # A union of tables has no `type`.
         return words.get(member.get("type", ""), "a table")
 
     return " or ".join(describe(member) for member in members(declared))
-
-
-def _type_or_range_message(error: ErrorDetails) -> str:
-    bounds: Mapping[str, Any] = error.get("ctx") or {}
-    expected = {
-        "string_type": "a string",
-        "int_type": "an integer",
-        "int_from_float": "an integer",
-        "float_type": "a number",
-        "bool_type": "true or false",
-        "list_type": "an array",
-        "finite_number": "a finite number",
-        "greater_than": f"greater than {bounds.get('gt', 0):g}" if "gt" in bounds else "",
-        "greater_than_equal": f"at least {bounds.get('ge', 0):g}" if "ge" in bounds else "",
-        "less_than": f"less than {bounds.get('lt', 0):g}" if "lt" in bounds else "",
-        "less_than_equal": f"at most {bounds['le']}" if "le" in bounds else "",
-    }.get(error["type"])
-    if error["type"] == "value_error":
-        return str(bounds["error"])
-    if not expected:
-        return error["msg"]
-    return f"must be {expected}, got {as_written(error['input'])}"
 
 
 def as_written(value: Any) -> str:
@@ -160,15 +151,11 @@ def as_written(value: Any) -> str:
         return "a table"
     if isinstance(value, list):
         return "an array"
-    text = json.dumps(value, ensure_ascii=False) if isinstance(value, (str, bool)) else _number_or_date(value)
-    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + "…"
-
-
-def _number_or_date(value: Any) -> str:
     try:
-        return str(value)
+        text = json.dumps(value, ensure_ascii=False) if isinstance(value, (str, bool)) else str(value)
     except ValueError:  # an integer with more digits than Python converts
         return "a huge number"
+    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + "…"
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
@@ -177,22 +164,14 @@ def closest(word: str, known: Iterable[str]) -> str | None:
 
 
 def nearest(word: str, known: Iterable[str], *, most: int, cutoff: float = 0.7) -> list[str]:
-    """Return those of ``known`` that are similar to ``word``, the most similar first; ties keep their order."""
-    from difflib import SequenceMatcher
-    from heapq import nlargest
-    from operator import itemgetter
+    """Return those of ``known`` that are similar to ``word``, the most similar first."""
+    from difflib import get_close_matches
 
     # A suffix that all share is ignored: nope.toml is not similar to nokey.toml.
     shared = PurePath(word).suffix
-    matcher = SequenceMatcher(b=_folded(word.removesuffix(shared)))
 
-    def likeness(name: str) -> float:
-        matcher.set_seq1(_folded(name.removesuffix(shared)))
-        return matcher.ratio()
+    def folded(name: str) -> str:
+        return name.removesuffix(shared).lower().replace("-", "_")
 
-    found = ((likeness(name), name) for name in dict.fromkeys(known))
-    return [name for like, name in nlargest(most, found, key=itemgetter(0)) if like >= cutoff]
-
-
-def _folded(word: str) -> str:
-    return word.lower().replace("-", "_")
+    names = {folded(name): name for name in reversed(list(known))}
+    return [names[near] for near in get_close_matches(folded(word), names, most, cutoff)]

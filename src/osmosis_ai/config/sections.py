@@ -4,20 +4,17 @@ A key is declared once, in the model of its section: type, range, default, meani
 executors of runs, the tables of the docs and the configs of a new rollout all use that declaration.
 
 Types are strict: a boolean is not a number, a number in quotes is a string, and nan is rejected. Ranges exclude only
-values that no platform could accept. Values that only this release rejects are declared with :class:`NarrowerHere`.
+values that no platform could accept.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import PurePosixPath, PureWindowsPath
-from types import MappingProxyType
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationInfo
-from pydantic_core import CoreSchema, core_schema
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 LARGEST_COUNT = 2**31 - 1
 
@@ -40,22 +37,24 @@ def checked(problem: Callable[[Any], str | None]) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _model_path_problem(value: str) -> str | None:
-    return _text_problem(value, "the name of a model, such as openai/gpt-5-mini")
+def matching(pattern: str, problem: str) -> Callable[[str], str]:
+    """Return the function that raises a ValueError unless a text matches a pattern."""
+
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise ValueError(problem)
+        return value
+
+    return check
 
 
-def _dataset_problem(value: str) -> str | None:
-    if "/" in value or "\\" in value:
-        return "must be the name of a dataset, not a path: the file's name without its extension"
-    return _text_problem(
-        value, "the name of a dataset: a file in data/ without its extension, or one on the platform"
-    )
+def _filled_in(meaning: str) -> AfterValidator:
+    def problem(value: str) -> str | None:
+        if not value.strip():
+            return f"must not be empty: it is {meaning}"
+        return f"is still a placeholder: write {meaning}" if _PLACEHOLDER.fullmatch(value.strip()) else None
 
-
-def _text_problem(value: str, meaning: str) -> str | None:
-    if not value.strip():
-        return f"must not be empty: it is {meaning}"
-    return f"is still a placeholder: write {meaning}" if _PLACEHOLDER.fullmatch(value.strip()) else None
+    return checked(problem)
 
 
 def rollout_name_problem(rollout: str) -> str | None:
@@ -92,40 +91,17 @@ def entrypoint_problem(entrypoint: str) -> str | None:
     return None
 
 
-def _branch_problem(value: str) -> str | None:
-    return (
-        "must be the name of a branch, without white space" if not value or re.search(r"\s", value) else None
-    )
-
-
-def _commit_sha_problem(value: str) -> str | None:
-    return None if re.fullmatch(r"[0-9a-fA-F]{7,40}", value) else "must be 7 to 40 hexadecimal digits"
-
+_not_a_path = matching(
+    r"[^/\\]*", "must be the name of a dataset, not a path: the file's name without its extension"
+)
+_branch = matching(r"\S+", "must be the name of a branch, without white space")
+_commit_sha = matching(r"[0-9a-fA-F]{7,40}", "must be 7 to 40 hexadecimal digits")
 
 Count = Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
 CountOrZero = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-
-ANY_PLATFORM: Mapping[str, bool] = MappingProxyType({"any_platform": True})
-"""The validation context that ignores :class:`NarrowerHere` bounds."""
-
-
-@dataclass(frozen=True)
-class NarrowerHere:
-    """A bound of this release's own runs, narrower than the range that the type declares for every platform."""
-
-    accepts: Callable[[Any], bool]
-    rule: str
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.with_info_after_validator_function(self._check, handler(source))
-
-    def _check(self, value: Any, info: ValidationInfo[Any]) -> Any:
-        if info.context is not ANY_PLATFORM and not self.accepts(value):
-            raise ValueError(self.rule)
-        return value
 
 
 class ConfigSection(BaseModel):
@@ -141,14 +117,18 @@ class Experiment(ConfigSection):
     entrypoint: Annotated[str, checked(entrypoint_problem)] = Field(
         description="script in it that serves the agent, usually `main.py`; or `server://NAME` for a remote agent"
     )
-    model_path: Annotated[str, checked(_model_path_problem)] = Field(
+    model_path: Annotated[str, _filled_in("the name of a model, such as openai/gpt-5-mini")] = Field(
         description="LiteLLM-style name of the model"
     )
-    dataset: Annotated[str, checked(_dataset_problem)] = Field(description="name of the dataset")
-    branch: Annotated[str, checked(_branch_problem)] | None = Field(
+    dataset: Annotated[
+        str,
+        AfterValidator(_not_a_path),
+        _filled_in("the name of a dataset: a file in data/ without its extension, or one on the platform"),
+    ] = Field(description="name of the dataset")
+    branch: Annotated[str, AfterValidator(_branch)] | None = Field(
         default=None, examples=["main"], description="branch of the code for platform runs"
     )
-    commit_sha: Annotated[str, checked(_commit_sha_problem)] | None = Field(
+    commit_sha: Annotated[str, AfterValidator(_commit_sha)] | None = Field(
         default=None,
         examples=["0123abc"],
         description="commit of the code for platform runs, 7 to 40 hexadecimal digits; not with `branch`",

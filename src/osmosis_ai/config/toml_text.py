@@ -28,9 +28,7 @@ def parse_toml(text: str, shown_path: str) -> dict[str, Any]:
     """Parse ``text``; errors call the file ``shown_path``."""
     try:
         document: dict[str, Any] = tomllib.loads(text)
-    except (
-        ValueError
-    ) as error:  # mostly TOMLDecodeError; an integer with too many digits is a plain ValueError
+    except ValueError as error:  # A plain ValueError: an integer has too many digits.
         raise _syntax_error(text, shown_path, str(error)) from None
     except RecursionError:
         raise OsmosisError(f"Invalid TOML in {shown_path}: values are nested too deeply.") from None
@@ -38,40 +36,40 @@ def parse_toml(text: str, shown_path: str) -> dict[str, Any]:
 
 
 def key_lines(text: str) -> dict[KeyPath, int]:
-    """Return the line (from 1) of each table and key of ``text``."""
+    """Return the line (from 1) of each table and key of ``text``, except those inside arrays of tables."""
     found: dict[KeyPath, int] = {}
     arrays: set[KeyPath] = set()
     table: KeyPath | None = ()
     for line, statement, parsed in _statements(text):
+        paths = list(_paths(parsed))
         if statement.lstrip().startswith("["):
-            header, is_array = _header(parsed)
-            ancestry = [header[:length] for length in range(1, len(header) + 1)]
-            if is_array:
-                arrays.add(header)
-            table = None if arrays.intersection(ancestry) else header
-            if table is not None:
-                for parent in ancestry:
-                    found.setdefault(parent, line)
-                found[table] = line
+            table = paths[-1]
+            if statement.lstrip().startswith("[["):
+                arrays.add(table)
+            if arrays.intersection(paths):
+                table = None
+                continue
+            found[table] = line
+            paths = paths[:-1]
         elif table is not None:
-            for path in _paths(parsed):
-                found.setdefault(table + path, line)
+            paths = [table + path for path in paths]
+        else:
+            continue
+        for path in paths:
+            found.setdefault(path, line)
     return found
 
 
 def _statements(text: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
     """Yield each statement (a header, or a key with its value): first line, text, parsed value."""
-    statement, started = "", 0
+    statement, started = "", 1
     for number, line in enumerate(_lines(text), start=1):
-        if not statement:
-            started = number
         statement += line + "\n"
         try:
-            parsed = tomllib.loads(statement)
+            yield started, statement, tomllib.loads(statement)
         except ValueError:
             continue
-        yield started, statement, parsed
-        statement = ""
+        statement, started = "", number + 1
 
 
 def _lines(text: str) -> list[str]:
@@ -79,52 +77,36 @@ def _lines(text: str) -> list[str]:
     return text.replace("\r\n", "\n").split("\n")
 
 
-def _header(parsed: dict[str, Any]) -> tuple[KeyPath, bool]:
-    """Return the path of a header that was parsed alone, and whether it is an array element."""
-    path: KeyPath = ()
-    value: Any = parsed
-    while isinstance(value, dict) and value:
-        key, value = next(iter(value.items()))
-        path += (key,)
-    return path, isinstance(value, list)
-
-
-def _paths(value: Any, prefix: KeyPath = ()) -> list[KeyPath]:
-    if not isinstance(value, dict):
-        return []
-    paths: list[KeyPath] = []
-    for key, inner in value.items():
-        paths += [(*prefix, key), *_paths(inner, (*prefix, key))]
-    return paths
+def _paths(value: Any, prefix: KeyPath = ()) -> Iterator[KeyPath]:
+    """Yield the paths of all keys, those of a table before its own."""
+    for key, inner in value.items() if isinstance(value, dict) else ():
+        yield (*prefix, key)
+        yield from _paths(inner, (*prefix, key))
 
 
 def _syntax_error(text: str, shown_path: str, problem: str) -> OsmosisError:
     position = _POSITION.search(problem)
     sentence = problem[: position.start()] if position else problem
     headline = f"Invalid TOML in {shown_path}: {sentence[:1].lower()}{sentence[1:]}"
-    lines = _lines(text)
     if position is None:
         return OsmosisError(headline, details={"path": shown_path})
+    lines = _lines(text)
     if position[1]:
         line, column = int(position[1]), int(position[2])
     else:
         while len(lines) > 1 and not lines[-1].strip():
             lines.pop()
         line, column = len(lines), len(lines[-1]) + 1
-    return OsmosisError(
-        f"{headline} (line {line}, column {column})\n\n{_excerpt(lines, line, column)}",
-        details={"path": shown_path, "line": line, "column": column},
-    )
-
-
-def _excerpt(lines: list[str], line: int, column: int) -> str:
     content = lines[line - 1] if line <= len(lines) else ""
     first = max(0, column - _EXCERPT_WIDTH)
-    shown = content[first : first + _EXCERPT_WIDTH]
     gutter = f"  {line} | "
     # Tabs are kept, so that the caret is under its column at any tab width.
-    space = "".join("\t" if character == "\t" else " " for character in shown[: column - 1 - first])
-    return f"{gutter}{shown}\n{' ' * (len(gutter) - 2)}| {space}^"
+    space = "".join("\t" if character == "\t" else " " for character in content[first : column - 1])
+    return OsmosisError(
+        f"{headline} (line {line}, column {column})\n\n"
+        f"{gutter}{content[first : first + _EXCERPT_WIDTH]}\n{' ' * (len(gutter) - 2)}| {space}^",
+        details={"path": shown_path, "line": line, "column": column},
+    )
 
 
 def config_text(parts: Mapping[str, Any]) -> str:
@@ -137,11 +119,7 @@ def config_text(parts: Mapping[str, Any]) -> str:
 def _known(value: Any) -> Any:
     """Return a value without nulls, also inside it."""
     if isinstance(value, Mapping):
-        return {str(key): _known(item) for key, item in value.items() if _has_toml_form(item)}
+        return {str(key): _known(item) for key, item in value.items() if item is not None}
     if isinstance(value, (list, tuple)):
-        return [_known(item) for item in value if _has_toml_form(item)]
+        return [_known(item) for item in value if item is not None]
     return value
-
-
-def _has_toml_form(value: Any) -> bool:
-    return isinstance(value, (Mapping, list, tuple, str, bool, int, float))

@@ -7,20 +7,13 @@ they are created.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from osmosis_ai.config.sections import (
-    ConfigSection,
-    Count,
-    CountOrZero,
-    NarrowerHere,
-    NotNegative,
-    Positive,
-)
+from osmosis_ai.config.sections import ConfigSection, Count, CountOrZero, NotNegative, Positive
 from osmosis_ai.inference.catalog import FormatName
 
 LossType = Literal["grpo", "dapo", "dr_grpo", "gspo"]
@@ -50,12 +43,9 @@ class TrainingSection(ConfigSection):
 
     lr: Positive = Field(default=DEFAULT_LR, description="learning rate of AdamW")
     total_epochs: Annotated[Count, MAY_CHANGE] = Field(default=1, description="passes over the dataset")
-    n_samples_per_prompt: Annotated[
-        Count,
-        NarrowerHere(
-            lambda n: n >= 2, "must be at least 2: a reward counts only against others on the same prompt"
-        ),
-    ] = Field(default=8, description="attempts per prompt, compared with each other")
+    n_samples_per_prompt: Count = Field(
+        default=8, description="attempts per prompt, compared with each other"
+    )
     rollout_batch_size: Count = Field(default=32, description="prompts per step")
     max_prompt_length: Count = Field(default=8192, description="longest accepted prompt")
     max_response_length: Count = Field(
@@ -70,13 +60,7 @@ class TrainingSection(ConfigSection):
 class SamplingSection(ConfigSection):
     """`[sampling]`: how the policy is sampled during training."""
 
-    rollout_temperature: Annotated[
-        NotNegative,
-        NarrowerHere(
-            lambda temperature: temperature > 0,
-            "must be greater than 0: a greedy policy gives every attempt the same answer",
-        ),
-    ] = Field(default=1.0, description="sampling temperature")
+    rollout_temperature: NotNegative = Field(default=1.0, description="sampling temperature")
     rollout_top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = Field(
         default=1.0, description="nucleus sampling; below 1 the importance ratios are biased"
     )
@@ -179,6 +163,18 @@ class AdvancedSection(ConfigSection):
     )
 
 
+OWN_RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "n_samples_per_prompt": (
+        lambda attempts: attempts >= 2,
+        "must be at least 2: a reward counts only against others on the same prompt",
+    ),
+    "rollout_temperature": (
+        lambda temperature: temperature > 0,
+        "must be greater than 0: a greedy policy gives every attempt the same answer",
+    ),
+}
+"""Bounds of this release's own runs, narrower than the ranges for every platform."""
+
 TRAINER_SECTIONS: Mapping[str, type[ConfigSection]] = {
     "training": TrainingSection,
     "sampling": SamplingSection,
@@ -236,8 +232,16 @@ class TrainingSettings(AdvancedSection, CheckpointsSection, SamplingSection, Tra
                 "uses the whole one: the importance ratios are biased. Train with 1.0."
             )
         found += self._without_effect()
-        if self.shard_model:
-            found += self._sharding_warnings(self.learner_processes if processes is None else processes)
+        if self.shard_model and (processes or self.learner_processes) == 1:
+            found.append(
+                "shard_model = true changes nothing with one learner process: set [advanced].learner_processes to "
+                "the number of GPUs."
+            )
+        elif self.shard_model and self.policy_engine == "torch":
+            found.append(
+                "shard_model = true splits what is learned, but the first process still serves the whole model: a "
+                'model that one GPU cannot hold needs policy_engine = "vllm".'
+            )
         if self.ignored:
             keys = ", ".join(f"`{key}`" for key in self.ignored)
             found.append(f"[advanced] {keys}: not a setting of this trainer, ignored.")
@@ -245,47 +249,25 @@ class TrainingSettings(AdvancedSection, CheckpointsSection, SamplingSection, Tra
 
     def _without_effect(self) -> list[str]:
         """Return a sentence for each setting that the chosen objective ignores."""
-        low, high = GSPO_CLIP if self.loss_type == "gspo" else (_default("clip_low"), _default("clip_high"))
-        named = [
-            f"`{key}`"
-            for key, usual in (("clip_low", low), ("clip_high", high))
-            if getattr(self, key) != usual
-        ]
+        gspo, usual = self.loss_type == "gspo", TrainingSettings(loss_type=self.loss_type)
+        named = [f"`{key}`" for key in ("clip_low", "clip_high") if getattr(self, key) != getattr(usual, key)]
         clips = f"{' and '.join(named)} {'has' if len(named) == 1 else 'have'} no effect"
+        once = "every batch is learned from once, by the policy that sampled it (max_staleness = 0), so"
         if self.importance_cap is not None:
             found = [f"{clips}: with importance_cap the ratio that is clipped is 1."] if named else []
-            if self.loss_type == "gspo":
+            if gspo:
                 found.append(
                     'loss_type = "gspo" learns as "grpo" does: with importance_cap the ratio of the sequence is 1.'
                 )
             return found
         if self.max_staleness > 0:
             return []
-        if self.loss_type == "gspo":
+        if gspo:
             return [
-                'loss_type = "gspo": every batch is learned from once, by the policy that sampled it (max_staleness = '
-                "0), so its ratio is 1 except for rounding, and in bfloat16 its narrow clip removes tokens that only "
-                "round differently."
+                f'loss_type = "gspo": {once} its ratio is 1 except for rounding, and in bfloat16 its narrow clip '
+                "removes tokens that only round differently."
             ]
-        why = "every batch is learned from once, by the policy that sampled it (max_staleness = 0), so the ratio is 1"
-        return [f"{clips}: {why}."] if named else []
-
-    def _sharding_warnings(self, processes: int) -> list[str]:
-        if processes == 1:
-            return [
-                "shard_model = true changes nothing with one learner process: set [advanced].learner_processes to "
-                "the number of GPUs."
-            ]
-        if self.policy_engine == "torch":
-            return [
-                "shard_model = true splits what is learned, but the first process still serves the whole model: a "
-                'model that one GPU cannot hold needs policy_engine = "vllm".'
-            ]
-        return []
-
-
-def _default(key: str) -> Any:
-    return TrainingSettings.model_fields[key].default
+        return [f"{clips}: {once} the ratio is 1."] if named else []
 
 
 def _engine_problems(settings: TrainingSettings) -> dict[str, str]:

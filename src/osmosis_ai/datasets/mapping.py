@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from types import NoneType
 from typing import Any, Literal, cast
 
-from osmosis_ai.datasets.readers import METADATA_COLUMN, Record, WrittenFloat, decode_json, quote_names
+from osmosis_ai.datasets.readers import METADATA_COLUMN, Record, WrittenFloat, decode_as_written, quote_names
 from osmosis_ai.datasets.rows import PROMPT_COLUMN, SYSTEM_COLUMN, as_text
 
 Field = Literal["prompt", "ground_truth", "system", "metadata"]
@@ -52,24 +52,18 @@ _METADATA_NAMES = ("metadata", "extra_info")
 def parse_mapping(words: Iterable[str]) -> ColumnMapping:
     """Parse ``prompt=question,ground_truth=answer``; ``+`` joins columns."""
     mapping: dict[Field, Sequence[str]] = {}
-    for part in (part.strip() for word in words for part in word.split(",")):
-        if not part:
-            continue
-        name, found, columns = part.partition("=")
-        if not found or not columns.strip():
+    for part in filter(None, (part.strip() for word in words for part in word.split(","))):
+        name, _, columns = (side.strip() for side in part.partition("="))
+        field = _SYNONYMS.get(name, name)
+        if not columns:
             raise ValueError(f"`{part}` is not a mapping; write FIELD=COLUMN, as in prompt=question")
-        field = _field_of(name.strip())
+        if field not in FIELDS:
+            known = ", ".join(FIELDS)
+            raise ValueError(f"`{name}` is not a field of a dataset ({known}){_guess(name, FIELDS)}")
         if field in mapping:
             raise ValueError(f"`{field}` is mapped twice; join columns with +, as in {field}=a+b")
-        mapping[field] = (columns.strip(),)
+        mapping[field] = (columns,)
     return mapping
-
-
-def _field_of(name: str) -> Field:
-    field = name if name in FIELDS else _SYNONYMS.get(name)
-    if field is None:
-        raise ValueError(f"`{name}` is not a field of a dataset ({', '.join(FIELDS)}){_guess(name, FIELDS)}")
-    return field
 
 
 def _guess(name: str, known: Sequence[str]) -> str:
@@ -106,9 +100,8 @@ def guess_mapping(record: Record) -> ColumnMapping:
     prompt = first(_PROMPT_NAMES)
     if prompt and prompt[0].lower() == "instruction":  # a task and its input
         prompt += first(("input",))
-    answers: Sequence[str] = _GROUND_TRUTH_NAMES
-    if prompt and _ends_with_answer(value_at(record, prompt[0])):
-        answers = answers[:4]
+    answered = bool(prompt) and _ends_with_answer(value_at(record, prompt[0]))
+    answers = _GROUND_TRUTH_NAMES[:4] if answered else _GROUND_TRUTH_NAMES
     guessed: dict[Field, Sequence[str]] = {
         "prompt": prompt,
         "ground_truth": first(answers, fits=lambda value: not isinstance(value, (dict, list, NoneType))),
@@ -121,11 +114,8 @@ def guess_mapping(record: Record) -> ColumnMapping:
 def answers_in_conversation(mapping: ColumnMapping, record: Record) -> bool:
     """Tell whether the prompt is a conversation whose last turn, by the assistant, is the expected answer."""
     columns = mapping.get("prompt", ())
-    return (
-        "ground_truth" not in mapping
-        and len(columns) == 1
-        and _ends_with_answer(value_at(record, columns[0]))
-    )
+    alone = len(columns) == 1 and "ground_truth" not in mapping
+    return alone and _ends_with_answer(value_at(record, columns[0]))
 
 
 def _ends_with_answer(value: object) -> bool:
@@ -224,8 +214,8 @@ def _decoded(value: object) -> object:
     """Return the object in a JSON text; any other value unchanged."""
     if isinstance(value, str) and value.lstrip().startswith("{"):
         try:
-            return decode_json(value, as_written=True)
-        except ValueError:
+            return decode_as_written(value)
+        except (ValueError, RecursionError):
             return value
     return value
 
@@ -244,8 +234,6 @@ def value_at(record: Record, column: str, default: Any = None) -> Any:
     return value_at(inner, rest, default) if isinstance(inner, dict) else default
 
 
-Turn = dict[str, Any]
-
 _ROLES = {
     "human": "user",
     "gpt": "assistant",
@@ -255,29 +243,24 @@ _ROLES = {
 }
 
 
-def _conversation_of(value: object) -> list[Turn] | None:
+def _conversation_of(value: object) -> list[dict[str, Any]] | None:
     """Return a column's value as turns of ``role`` and ``content``, or None if it is not a conversation."""
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
             return None
-    if not isinstance(value, list) or not value:
-        return None
-    turns = [_turn(item) for item in value]
-    return None if None in turns else [turn for turn in turns if turn is not None]
+    turns = []
+    for item in value if isinstance(value, list) else ():
+        role = item.get("role", item.get("from")) if isinstance(item, dict) else None
+        if not isinstance(role, str):
+            return None
+        content = item.get("content", item.get("value"))
+        turns.append({"role": _ROLES.get(role.lower(), role.lower()), "content": content})
+    return turns or None
 
 
-def _turn(item: object) -> Turn | None:
-    if not isinstance(item, dict):
-        return None
-    role, content = item.get("role", item.get("from")), item.get("content", item.get("value"))
-    if not isinstance(role, str):
-        return None
-    return {"role": _ROLES.get(role.lower(), role.lower()), "content": content}
-
-
-def _read_conversation(turns: Sequence[Turn]) -> tuple[str | None, str, str | None]:
+def _read_conversation(turns: Sequence[dict[str, Any]]) -> tuple[str | None, str, str | None]:
     """Return the system text, prompt and answer of a conversation with one prompt.
 
     A prompt has one user turn, with instructions before it and at most one assistant turn after it.
@@ -298,7 +281,7 @@ def _read_conversation(turns: Sequence[Turn]) -> tuple[str | None, str, str | No
     return "\n\n".join(filter(None, system)) or None, prompt, answer
 
 
-def _text(turn: Turn) -> str | None:
+def _text(turn: dict[str, Any]) -> str | None:
     content = turn["content"]
     if content is None or isinstance(content, str):
         return content or None

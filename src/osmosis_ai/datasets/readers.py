@@ -7,18 +7,22 @@ raises :class:`StopReading` if the rest of the file is unreadable. It holds one 
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import json
+import math
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
+import msgspec
 import orjson
 
 from osmosis_ai.errors import OsmosisError
@@ -28,8 +32,6 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 Record = dict[str, Any]
-Report = Callable[[str], None]
-Progress = Callable[[int], None]
 
 SUPPORTED_EXTENSIONS = ("csv", "jsonl", "json", "parquet")
 METADATA_COLUMN = "metadata"
@@ -56,23 +58,23 @@ class StopReading(Exception):
 
 def iter_records(path: Path, *, start: int = 0) -> Iterator[tuple[int, Record]]:
     """Yield (row index from 0, record) for the records of a dataset file from row ``start``."""
-    reader = open_reader(path, report=raise_for(path))
-    for index, (_, record) in enumerate(reader.after(start), start):
-        yield index, reader.exactly(record)
+    records = open_reader(path, report=raise_for(path)).after(start)
+    return ((index, record) for index, (_, record) in enumerate(records, start))
 
 
 def count_records(path: Path) -> int:
-    """Return the number of records in a dataset file, without checking them."""
+    """Return the number of records in a dataset file."""
     return open_reader(path, report=raise_for(path), uniform=False).count()
 
 
 def open_reader(
     path: Path,
     *,
-    report: Report,
-    progress: Progress | None = None,
+    report: Callable[[str], None],
+    progress: Callable[[int], None] | None = None,
     only: Collection[str] | None = None,
     uniform: bool = True,
+    as_written: bool = True,
 ) -> RecordReader:
     """Return the reader for ``path`` by its extension.
 
@@ -81,11 +83,12 @@ def open_reader(
         progress: receives the number of bytes read so far, after each block.
         only: the columns to read, where the format can skip others.
         uniform: check that all records are objects with the same keys.
+        as_written: return the numbers of a JSON file as :class:`WrittenFloat` where text and value may differ.
     """
     require_file(path)
     if problem := describe_file_problem(path):
         raise OsmosisError(f"{path}: {problem}.")
-    return _READERS[extension_of(path)](path, report, progress, only, uniform)
+    return _READERS[extension_of(path)](path, report, progress, only, uniform, as_written)
 
 
 def require_file(path: Path) -> None:
@@ -124,57 +127,48 @@ def raise_for(path: Path) -> Callable[[str], NoReturn]:
     return report
 
 
+@dataclass
 class RecordReader(ABC):
-    """Streams the records of one file."""
+    """Streams the records of one file; the fields are those of :func:`open_reader`."""
 
     unit: ClassVar[str] = "line"
 
-    def __init__(
-        self,
-        path: Path,
-        report: Report,
-        progress: Progress | None,
-        only: Collection[str] | None,
-        uniform: bool,
-    ) -> None:
-        self.path = path
-        self.report = report
-        self.progress = progress
-        self.only = only
-        self.uniform = uniform
-        self.columns: tuple[str, ...] = ()
+    path: Path
+    report: Callable[[str], None]
+    progress: Callable[[int], None] | None
+    only: Collection[str] | None
+    uniform: bool
+    as_written: bool
+    columns: tuple[str, ...] = field(default=(), init=False)
+    wrong_metadata_type: str | None = field(default=None, init=False)
+    """The type of the ``metadata`` column if it cannot contain objects."""
 
-    @abstractmethod
     def __iter__(self) -> Iterator[tuple[int, Record]]:
         """Yield (line or row number from 1, record)."""
+        return self.after(0)
 
+    @abstractmethod
     def after(self, rows: int) -> Iterator[tuple[int, Record]]:
         """Yield the records after the first ``rows``, which are not decoded if the format allows it."""
-        return islice(self, rows, None)
 
-    def exactly(self, record: Record) -> Record:
-        """Return the last record with its numbers as written."""
-        return record
+    def count(self) -> int:
+        return sum(1 for _ in self)
 
     def repeated_keys(self, record: Record, keys: int) -> list[str]:
         """Return the repeated keys of the last record, which has ``keys`` keys without repetition."""
         return []
 
-    def count(self) -> int:
-        return sum(1 for _ in self)
-
-    def metadata_type(self) -> str | None:
-        """Return the type of the ``metadata`` column if it cannot contain objects, else None."""
-        return None
-
     def open(self) -> io.BufferedReader:
         """Open the file after its byte-order mark; ``progress`` is called for each block."""
-        handle: io.BufferedReader = io.BufferedReader(
-            _ObservedFile(self.path, self.progress), buffer_size=BLOCK_BYTES
-        )
+        file = _ObservedFile(self.path, self.progress)
+        handle: io.BufferedReader = io.BufferedReader(file, buffer_size=BLOCK_BYTES)
         if handle.peek(len(BYTE_ORDER_MARK)).startswith(BYTE_ORDER_MARK):
             handle.read(len(BYTE_ORDER_MARK))
         return handle
+
+    def report_at(self, number: int, problem: str) -> None:
+        """Report a problem of one record."""
+        self.report(f"{self.unit} {number}: {problem}")
 
     def fail(self, problem: str) -> NoReturn:
         """Report why the rest of the file is unreadable, and stop reading."""
@@ -195,7 +189,7 @@ class RecordReader(ABC):
 
 
 class _ObservedFile(io.FileIO):
-    def __init__(self, path: Path, progress: Progress | None) -> None:
+    def __init__(self, path: Path, progress: Callable[[int], None] | None) -> None:
         super().__init__(path, "r")
         self._progress = progress
 
@@ -213,37 +207,35 @@ class CsvReader(RecordReader):
     _MISSING = frozenset({"NaN", "nan"})
     _OTHER_DELIMITERS = (";", "\t", "|")
 
-    def __iter__(self) -> Iterator[tuple[int, Record]]:
-        for line, fields in self._rows():
-            if len(fields) == len(self.columns):
-                record: Record = dict(zip(self.columns, fields, strict=True))
-                if not self._MISSING.isdisjoint(fields):
-                    record = {
-                        name: None if field in self._MISSING else field for name, field in record.items()
-                    }
-                yield line, record
-            else:
-                self.report(f"line {line}: expected {len(self.columns)} columns, found {len(fields)}")
+    def after(self, rows: int) -> Iterator[tuple[int, Record]]:
+        for line, fields in islice(self._rows(), rows, None):
+            if len(fields) != len(self.columns):
+                self.report_at(line, f"expected {len(self.columns)} columns, found {len(fields)}")
+                continue
+            if not self._MISSING.isdisjoint(fields):
+                fields = [None if value in self._MISSING else value for value in fields]
+            yield line, dict(zip(self.columns, fields, strict=True))
 
     def count(self) -> int:
         return sum(1 for _ in self._rows())
 
-    def _rows(self) -> Iterator[tuple[int, list[str]]]:
+    def _rows(self) -> Iterator[tuple[int, list[Any]]]:
         """Yield (line number of the row's start, fields) of every row after the header."""
         # The module's limit applies to the whole process, so it is only ever raised.
         csv.field_size_limit(max(csv.field_size_limit(), MAX_RECORD_BYTES))
         self.columns = ()
         line = 1
         with self.open() as raw:
-            text = io.TextIOWrapper(raw, encoding="utf-8", newline="")
             # Without strict mode, an unclosed quote would swallow the rest of the file.
-            rows = csv.reader(self._lines(text), strict=True)
+            rows = csv.reader(self._lines(raw), strict=True)
             try:
                 for fields in rows:
                     if fields and self.columns:
                         yield line, fields
                     elif fields:
-                        self._take_header(line, fields)
+                        if repeated := _repeated(fields):
+                            self.fail(f"line {line}: the header names {quote_names(repeated)} more than once")
+                        self.columns = tuple(fields)
                     line = 1 + rows.line_num
             except csv.Error as error:
                 advice = "; a quote that opens here is never closed" if "end of data" in str(error) else ""
@@ -253,8 +245,8 @@ class CsvReader(RecordReader):
         if not self.columns:
             self.fail("line 1: expected a header with the names of the columns, found nothing")
 
-    def _lines(self, text: io.TextIOWrapper) -> Iterator[str]:
-        number = 0
+    def _lines(self, raw: io.BufferedReader) -> Iterator[str]:
+        text, number = io.TextIOWrapper(raw, encoding="utf-8", newline=""), 0
         while line := text.readline(MAX_RECORD_BYTES + 1):
             number += 1
             if len(line) > MAX_RECORD_BYTES:
@@ -264,110 +256,87 @@ class CsvReader(RecordReader):
                     self.fail(f"line {number}: columns are separated by {delimiter!r}, expected ','")
             yield line
 
-    def _take_header(self, line: int, names: list[str]) -> None:
-        if repeated := _repeated(names):
-            self.fail(f"line {line}: the header names {quote_names(repeated)} more than once")
-        self.columns = tuple(names)
-
 
 class _JsonReader(RecordReader):
-    _colon: bytes | str = b":"
-    # The last record's position and text.
-    _number = 0
-    _text: bytes | str = b""
-    _names: frozenset[str] = frozenset()
+    _text: Any = b""
+    """The text of the last record, like those of ``_colons``."""
+    _colons: ClassVar[tuple[Any, Any]] = (b":", b'":')
     _first_number = 0
-
-    def exactly(self, record: Record) -> Record:
-        if not _may_be_written_differently(record):
-            return record
-        try:
-            return cast(Record, _decode_as_written(self._text))
-        except RecursionError:
-            self.fail(f"{self.unit} {self._number}: nested too deeply")
 
     def repeated_keys(self, record: Record, keys: int) -> list[str]:
         # Counting colons is quick, and right unless a string contains one.
-        if self._text.count(self._colon) == keys:  # type: ignore[arg-type]
+        colon, after_quote = self._colons
+        if self._text.count(colon) == keys or self._text.count(after_quote) == keys:
             return []
         return find_repeated_keys(self._text, record)
 
-    def _decode(self, number: int, text: bytes | str) -> Record | None:
-        """Decode the text of a record and check it; report a problem and return None."""
-        try:
-            value = orjson.loads(text)
-        except orjson.JSONDecodeError as error:
-            if text and not text.isspace():
-                self._report_error(number, text, error)
-            return None
-        return self._admit(number, text, value)
-
-    def _admit(self, number: int, text: bytes | str, value: Any) -> Record | None:
-        """Return a decoded record if it is an object with the file's columns; report it otherwise."""
-        self._number, self._text = number, text
-        if self.uniform:
-            if value.__class__ is not dict:
-                self.report(f"{self.unit} {number}: expected a JSON object, found {name_of_type(value)}")
-                return None
-            if value.keys() != self._names and not self._accept_columns(number, value):
-                return None
-        return cast(Record, value)
+    def _admit(self, values: Iterable[tuple[int, bytes | str, Any]]) -> Iterator[tuple[int, Record]]:
+        """Yield the decoded values that are objects with the file's columns; report the others."""
+        uniform, names = self.uniform, [*self.columns] or None
+        for number, self._text, value in values:
+            if not uniform or (value.__class__ is dict and list(value) == names):
+                yield number, value
+            elif value.__class__ is not dict:
+                self.report_at(number, f"expected a JSON object, found {name_of_type(value)}")
+            elif self._accept_columns(number, value):
+                names = [*self.columns]
+                yield number, value
 
     def _accept_columns(self, number: int, record: Record) -> bool:
         """Take the columns of the first record, or report those that differ."""
-        if self.columns:
+        if not self.columns and not record:
+            self.report_at(number, "the object is empty; it names no columns")
+            return False
+        if not self.columns:
+            self.columns, self._first_number = tuple(record), number
+        elif record.keys() != (known := set(self.columns)):
             missing = [name for name in self.columns if name not in record]
-            extra = [name for name in record if name not in self._names]
+            extra = [name for name in record if name not in known]
             parts = [f"missing {quote_names(missing)}"] if missing else []
             parts += [f"extra {quote_names(extra)}"] if extra else []
             first = f"{self.unit} {self._first_number}"
-            self.report(f"{self.unit} {number}: columns differ from {first}: {'; '.join(parts)}")
+            self.report_at(number, f"columns differ from {first}: {'; '.join(parts)}")
             return False
-        if not record:
-            self.report(f"{self.unit} {number}: the object is empty; it names no columns")
-            return False
-        self.columns, self._names, self._first_number = tuple(record), frozenset(record), number
         return True
 
-    def _report_error(self, number: int, text: bytes | str, error: orjson.JSONDecodeError) -> None:
-        place = ""
-        if isinstance(text, bytes):
-            try:
-                # The line end is no part of the line's text.
-                end = len(text.decode("utf-8").rstrip("\r\n"))
-            except UnicodeDecodeError:
-                self.fail_encoding()
-            place = f" (column {min(error.pos, end) + 1})"
-        self.report(f"{self.unit} {number}: not valid JSON: {describe_json_error(text, error)}{place}")
+    def _report_invalid(self, number: int, text: str, error: Exception) -> None:
+        described = _json_error(text, error)
+        place = f" (column {described.pos + 1})" if self.unit == "line" else ""
+        self.report_at(number, f"not valid JSON: {described.msg}{place}")
 
 
 class JsonLinesReader(_JsonReader):
     """One object per line; blank lines are skipped."""
 
-    def __iter__(self) -> Iterator[tuple[int, Record]]:
-        return self.after(0)
-
     def after(self, rows: int) -> Iterator[tuple[int, Record]]:
-        for number, line in enumerate(self._lines(), 1):
-            if rows:
-                rows -= not line.isspace()
-            elif (record := self._decode(number, line)) is not None:
-                yield number, record
+        return self._admit(self._values(islice(self._lines(), rows, None)))
 
     def count(self) -> int:
-        return sum(not line.isspace() for line in self._lines())
+        return sum(1 for _ in self._lines())
 
-    def _lines(self) -> Iterator[bytes]:
+    def _lines(self) -> Iterator[tuple[int, bytes]]:
         with self.open() as handle:
             number = 0
             while line := handle.readline(MAX_RECORD_BYTES + 1):
                 number += 1
                 if len(line) > MAX_RECORD_BYTES:
                     self.fail_too_long(number)
-                yield line
+                if not line.isspace():
+                    yield number, line
 
-
-_LONGEST_SEARCH = 64 << 10
+    def _values(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes, Any]]:
+        loads = decode_as_written if self.as_written else _loads
+        for number, line in lines:
+            try:
+                value = loads(line)
+            except (ValueError, RecursionError) as error:
+                try:
+                    text = line.decode()
+                except UnicodeDecodeError:
+                    self.fail_encoding()
+                self._report_invalid(number, text, error)
+            else:
+                yield number, line, value
 
 
 class JsonArrayReader(_JsonReader):
@@ -378,61 +347,65 @@ class JsonArrayReader(_JsonReader):
     """
 
     unit = "row"
-    _colon = ":"
+    _colons = (":", '":')
     _BLANK = re.compile(r"[ \t\n\r]*")
     _BOUNDARY = re.compile(r"\}[ \t\n\r]*,[ \t\n\r]*\{")
+    _LONGEST_SEARCH = 64 << 10
     _scan = staticmethod(json.JSONDecoder().raw_decode)
 
-    def __iter__(self) -> Iterator[tuple[int, Record]]:
-        self._window, self._at, self._ended = "", 0, False
-        self._line, self._column = 1, 1  # of the window's first character
-        number = 0
-        with self.open() as raw:
-            self._file = io.TextIOWrapper(raw, encoding="utf-8", newline="")
-            self._enter()
-            more = self._next() != "]"
-            search = self._BOUNDARY.search
-            while more:
-                number += 1
+    def after(self, rows: int) -> Iterator[tuple[int, Record]]:
+        return islice(self._admit(self._values()), rows, None)
+
+    def _values(self) -> Iterator[tuple[int, str, Any]]:
+        loads = decode_as_written if self.as_written else _loads
+        self._window, self._at, self._dropped, self._ended = "", 0, 0, False
+        with self.open() as self._file:
+            self._decoder = codecs.getincrementaldecoder("utf-8")()
+            first = self._next()
+            if first != "[":
+                found = "an object" if first == "{" else repr(first) if first else "nothing"
+                advice = "; a file with one object per line is named .jsonl" if first == "{" else ""
+                self._fail_here(f"expected an array of objects, found {found}{advice}")
+            self._at += 1
+            number, following = 0, self._next()
+            while following != "]":
                 window, at = self._window, self._at
-                boundary = search(window, at, at + _LONGEST_SEARCH) if window.startswith("{", at) else None
-                text = window[at : boundary.start() + 1] if boundary else ""
+                for boundary in self._BOUNDARY.finditer(window, at, at + self._LONGEST_SEARCH):
+                    text = window[at : boundary.start() + 1]
+                    try:
+                        value = loads(text)
+                    except (ValueError, RecursionError):
+                        break  # The text is only a part of the element, or not valid JSON.
+                    number += 1
+                    at = boundary.end() - 1
+                    yield number, text, value
+                number += 1
+                self._at = at
+                text = self._scan_element(number)
+                self._at += len(text)
                 try:
-                    value = orjson.loads(text)
-                except ValueError:
-                    text = self._scan_element(number)
-                    record = self._decode(number, text)
-                    self._at += len(text)
-                    more = self._pass_comma(number)
+                    value = loads(text)
+                except (ValueError, RecursionError) as error:
+                    self._report_invalid(number, text, error)
                 else:
-                    record = self._admit(number, text, value)
-                    self._at = boundary.end() - 1  # type: ignore[union-attr]
-                if record is not None:
-                    yield number, record
+                    yield number, text, value
+                following = self._pass_comma(number)
             self._at += 1
             if self._next():
-                self.fail(f"{self._where()}: text after the closing ']'")
+                self._fail_here("text after the closing ']'")
 
-    def _pass_comma(self, number: int) -> bool:
-        """Move to the next element, or to the end of the array and return False."""
+    def _pass_comma(self, number: int) -> str:
+        """Move to the next element or to the end of the array; return the character there."""
         following = self._next()
         if following == ",":
             self._at += 1
-            if self._next() == "]":
-                self.fail(f"{self._where()}: a comma before the closing ']'")
-            return True
-        if following != "]":
+            following = self._next()
+            if following == "]":
+                self._fail_here("a comma before the closing ']'")
+        elif following != "]":
             found = repr(following) if following else "the end of the file"
-            self.fail(f"{self._where()}: expected ',' or ']' after row {number}, found {found}")
-        return False
-
-    def _enter(self) -> None:
-        first = self._next()
-        if first != "[":
-            found = "an object" if first == "{" else repr(first) if first else "nothing"
-            advice = "; a file with one object per line is named .jsonl" if first == "{" else ""
-            self.fail(f"{self._where()}: expected an array of objects, found {found}{advice}")
-        self._at += 1
+            self._fail_here(f"expected ',' or ']' after row {number}, found {found}")
+        return following
 
     def _next(self) -> str:
         """Skip whitespace; return the next character, or "" at the end of the file."""
@@ -451,11 +424,13 @@ class JsonArrayReader(_JsonReader):
             try:
                 _, end = self._scan(self._window, self._at)
             except RecursionError:
-                self.fail(f"{self._where()}: row {number} is nested too deeply")
+                self._fail_here(f"row {number} is nested too deeply")
             except json.JSONDecodeError as error:
-                cut_off = error.pos >= len(self._window) - 1 or error.msg.startswith("Unterminated")
+                # A literal, an escape sequence or a number may continue beyond the window.
+                near_end = error.pos > len(self._window) - 16
+                cut_off = near_end or error.msg.startswith("Unterminated")
                 if self._ended or not cut_off:
-                    self.fail(f"{self._where(error.pos)}: not valid JSON: {error.msg} (in row {number})")
+                    self._fail_here(f"not valid JSON: {error.msg} (in row {number})", error.pos)
                 if remaining > MAX_RECORD_BYTES:
                     self.fail_too_long(number)
             else:
@@ -466,22 +441,24 @@ class JsonArrayReader(_JsonReader):
 
     def _grow(self, count: int) -> None:
         """Drop the text before the current position and read more."""
-        self._line, self._column = self._line_and_column(self._at)
+        block = self._file.read(count)
+        self._ended = not block
+        self._dropped += self._at
         try:
-            more = self._file.read(count)
+            self._window = self._window[self._at :] + self._decoder.decode(block, final=self._ended)
         except UnicodeDecodeError:
             self.fail_encoding()
-        self._ended = not more
-        self._window, self._at = self._window[self._at :] + more, 0
+        self._at = 0
 
-    def _where(self, at: int | None = None) -> str:
-        line, column = self._line_and_column(self._at if at is None else at)
-        return f"line {line}, column {column}"
-
-    def _line_and_column(self, at: int) -> tuple[int, int]:
-        start = self._window.rfind("\n", 0, at)
-        column = at - start if start >= 0 else self._column + at
-        return self._line + self._window.count("\n", 0, at), column
+    def _fail_here(self, problem: str, at: int | None = None) -> NoReturn:
+        """Report a problem at the current position, or at ``at`` of the window, and stop reading."""
+        left, line, column = self._dropped + (self._at if at is None else at), 1, 1
+        with self.path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+            while block := file.read(min(left, BLOCK_BYTES)):
+                left -= len(block)
+                line += block.count("\n")
+                column = len(block) - block.rfind("\n") if "\n" in block else column + len(block)
+        self.fail(f"line {line}, column {column}: {problem}")
 
 
 class ParquetReader(RecordReader):
@@ -491,55 +468,36 @@ class ParquetReader(RecordReader):
     _BATCH_BYTES = 1 << 20
     _MOST_BATCH_ROWS = 4096
 
-    def __iter__(self) -> Iterator[tuple[int, Record]]:
-        return self.after(0)
-
     def after(self, rows: int) -> Iterator[tuple[int, Record]]:
         import pyarrow as pa
 
         with self._open_parquet() as file:
-            footer, number, first_group = file.metadata, 0, 0
-            while first_group < footer.num_row_groups:
-                group_rows = footer.row_group(first_group).num_rows
-                if number + group_rows > rows:
-                    break
-                number += group_rows
-                first_group += 1
-            groups = range(first_group, footer.num_row_groups)
-            total_bytes = sum(footer.row_group(i).total_byte_size for i in range(footer.num_row_groups))
-            row_bytes = max(total_bytes / max(footer.num_rows, 1), 1)
+            groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
+            total_rows = max(file.metadata.num_rows, 1)
+            row_bytes = max(sum(group.total_byte_size for group in groups) / total_rows, 1)
+            batch_rows = max(1, min(self._MOST_BATCH_ROWS, int(self._BATCH_BYTES / row_bytes)))
             wanted = [name for name in self.columns if self.only is None or name in self.only]
-            size = self.path.stat().st_size
+            number = 0
             try:
-                batches = file.iter_batches(
-                    max(1, min(self._MOST_BATCH_ROWS, int(self._BATCH_BYTES / row_bytes))),
-                    row_groups=list(groups),
-                    columns=wanted,
-                    use_threads=False,  # every thread uses memory
-                )
-                for batch in batches:
-                    skipped = min(max(rows - number, 0), batch.num_rows)
-                    part = batch.slice(skipped)
-                    records = part.to_pylist() if wanted else [{}] * part.num_rows
-                    _shorten_floats(records, batch.schema)
-                    yield from enumerate(records, number + skipped + 1)
-                    number += batch.num_rows
-                    if self.progress is not None:
-                        self.progress(size * number // max(footer.num_rows, 1))
+                for index, group in enumerate(groups):
+                    if number + group.num_rows <= rows:
+                        number += group.num_rows
+                        continue
+                    # Every thread uses memory.
+                    for batch in file.iter_batches(batch_rows, [index], wanted, use_threads=False):
+                        part = batch.slice(min(max(rows - number, 0), batch.num_rows))
+                        records = part.to_pylist() if wanted else [{}] * part.num_rows
+                        _shorten_floats(records, batch.schema)
+                        number += batch.num_rows
+                        yield from enumerate(records, number - part.num_rows + 1)
+                        if self.progress is not None:
+                            self.progress(self.path.stat().st_size * number // total_rows)
             except (pa.ArrowException, OSError) as error:
                 self.fail(f"row {number + 1}: cannot be read: {_first_line(error)}")
 
     def count(self) -> int:
         with self._open_parquet() as file:
             return int(file.metadata.num_rows)
-
-    def metadata_type(self) -> str | None:
-        import pyarrow as pa
-
-        with self._open_parquet() as file:
-            kind = file.schema_arrow.field(METADATA_COLUMN).type
-        fits = pa.types.is_struct(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)
-        return None if fits else str(kind)
 
     def _open_parquet(self) -> pq.ParquetFile:
         import pyarrow as pa
@@ -550,10 +508,13 @@ class ParquetReader(RecordReader):
             file = pq.ParquetFile(self.path, buffer_size=1 << 20, pre_buffer=False)
         except (pa.ArrowException, OSError) as error:
             self.fail(f"not a Parquet file: {_first_line(error).rstrip('.')}")
-        names = file.schema_arrow.names
-        if repeated := _repeated(names):
+        self.columns = tuple(file.schema_arrow.names)
+        if repeated := _repeated(self.columns):
             self.fail(f"the schema names {quote_names(sorted(repeated))} more than once")
-        self.columns = tuple(names)
+        if METADATA_COLUMN in self.columns:
+            kind = file.schema_arrow.field(METADATA_COLUMN).type
+            if not (pa.types.is_struct(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+                self.wrong_metadata_type = str(kind)
         return file
 
 
@@ -599,6 +560,8 @@ class WrittenFloat(float):
 
     def __new__(cls, text: str) -> WrittenFloat:
         number = super().__new__(cls, text)
+        if math.isinf(number):
+            raise ValueError(text)
         number._text = text
         return number
 
@@ -611,73 +574,69 @@ class WrittenFloat(float):
         return 0 if self._text == "-0" else float(self)
 
 
-def _written_integer(text: str) -> int | WrittenFloat:
-    # Python's integers have no negative zero.
-    return WrittenFloat(text) if text == "-0" else int(text)
+# msgspec keeps every digit of long integers; orjson describes errors better.
+_loads = msgspec.json.Decoder().decode
+_loads_floats_as_written = msgspec.json.Decoder(float_hook=WrittenFloat).decode
+_NEGATIVE_ZERO = re.compile(r"-0(?![\d.eE])")
+_loads_zeros_as_written = json.JSONDecoder(
+    parse_float=WrittenFloat, parse_int=lambda text: WrittenFloat(text) if text == "-0" else int(text)
+).decode
 
 
-_decode_text = json.JSONDecoder(parse_float=WrittenFloat, parse_int=_written_integer).decode
+def decode_as_written(raw: bytes | str) -> Any:
+    """Decode strict JSON with numbers other than integers as :class:`WrittenFloat`.
+
+    Raises:
+        ValueError: the text is not JSON, or
+        RecursionError: it is nested too deeply.
+    """
+    value = _loads_floats_as_written(raw)
+    if ("-0" in raw) if isinstance(raw, str) else (b"-0" in raw):
+        # Integers have no negative zero.
+        text = raw if isinstance(raw, str) else raw.decode()
+        return _loads_zeros_as_written(text) if _NEGATIVE_ZERO.search(text) else value
+    return value
 
 
-def _decode_as_written(text: bytes | str) -> Any:
-    return _decode_text(text.decode() if isinstance(text, bytes) else text)
-
-
-def decode_json(raw: bytes | str, *, as_written: bool = False) -> Any:
+def decode_json(raw: bytes | str) -> Any:
     """Decode strict JSON (no NaN, no lone surrogates), keeping every digit of long integers.
 
-    Args:
-        as_written: return other numbers as :class:`WrittenFloat`.
+    Raises:
+        json.JSONDecodeError: ``msg`` names the problem.
     """
-    value = orjson.loads(raw)
-    if as_written:
-        return _decode_as_written(raw) if _may_be_written_differently(value) else value
-    return json.loads(raw) if any(map(may_be_long_integer, _leaves(value))) else value
+    try:
+        return _loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise _json_error(raw, error) from None
 
 
-def describe_json_error(raw: bytes | str, error: Exception) -> str:
-    """Return why :func:`decode_json` rejected a text; NaN and infinities are named."""
+def _json_error(raw: bytes | str, error: Exception) -> json.JSONDecodeError:
+    """Return a decoder's error with its position; NaN and infinities are named."""
     text = raw.decode("utf-8", "replace") if isinstance(raw, bytes) else raw
+    message, position = "nested too deeply" if isinstance(error, RecursionError) else str(error), 0
+    try:
+        orjson.loads(text)
+    except orjson.JSONDecodeError as described:
+        # The line end is no part of the line's text.
+        message, position = described.msg, min(described.pos, len(text.rstrip("\r\n")))
     # The position is that of the word, or just after its sign.
-    constant = re.compile(r"[^\w-]?(NaN|-?Infinity)").match(text, max(getattr(error, "pos", 0) - 1, 0))
-    return f"{constant[1]} instead of null" if constant else getattr(error, "msg", str(error))
+    constant = re.compile(r"[^\w-]?(NaN|-?Infinity)").match(text, max(position - 1, 0))
+    return json.JSONDecodeError(f"{constant[1]} instead of null" if constant else message, text, position)
 
 
-def may_be_long_integer(value: object) -> bool:
-    """Tell whether a decoded value is a float that may be a long integer in the text."""
-    return isinstance(value, float) and abs(value) >= 2**63
-
-
-def _may_be_written_differently(value: Any) -> bool:
-    """Tell whether a decoded value contains a float, or a 0 that may be written ``-0``."""
-    return any(isinstance(item, float) or (item.__class__ is int and not item) for item in _leaves(value))
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    values = [value]
-    for item in values:  # grows during the iteration
-        if isinstance(item, dict):
-            values.extend(item.values())
-        elif isinstance(item, list):
-            values.extend(item)
-        else:
-            yield item
-
-
-def find_repeated_keys(text: bytes | str, value: Any) -> list[str]:
+def find_repeated_keys(raw: bytes | str, value: Any) -> list[str]:
     """Return the keys that an object of a JSON text contains more than once; ``value`` is the decoded text."""
-    colons = (
-        text.count(b'":') + text.count(b'" :') if isinstance(text, bytes) else len(re.findall('" ?:', text))
-    )
+    text = raw.decode() if isinstance(raw, bytes) else raw
+    repeated = text.count('":') + text.count('" :')
     containers = [value]
     for container in containers:  # grows during the iteration
         if isinstance(container, dict):
-            colons -= len(container)
+            repeated -= len(container)
             containers.extend(container.values())
         elif isinstance(container, list):
             containers.extend(container)
     found: list[str] = []
-    if colons:
+    if repeated:  # or a string contains a quote and a colon
         with suppress(RecursionError):
             json.loads(
                 text, object_pairs_hook=lambda pairs: found.extend(_repeated([key for key, _ in pairs]))
@@ -691,30 +650,26 @@ def _repeated(names: Collection[str]) -> list[str]:
 
 def find_invalid_utf8(path: Path) -> tuple[int, int, int] | None:
     """Return (line from 1, byte position from 0, byte) of the first byte that is not UTF-8, or None."""
-    line, offset, rest = 1, 0, b""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    line, end, block = 1, 0, b" "
     with path.open("rb") as handle:
-        while True:
+        while block:
             block = handle.read(BLOCK_BYTES)
-            data = rest + block
+            end += len(block)
             try:
-                data.decode("utf-8")
-                cut = len(data)
+                decoder.decode(block, final=not block)
             except UnicodeDecodeError as error:
-                # A character may be split between two blocks, so an incomplete one waits for the next block.
-                if not block or len(data) - error.start > 3:
-                    return line + data.count(b"\n", 0, error.start), offset + error.start, data[error.start]
-                cut = error.start
-            if not block:
-                return None
-            line += data.count(b"\n", 0, cut)
-            offset += cut
-            rest = data[cut:]
+                data = error.object  # the start of a character in the block before, and this block
+                position = end - len(data) + error.start
+                return line + data.count(b"\n", 0, error.start), position, data[error.start]
+            line += block.count(b"\n")
+    return None
 
 
-def quote_names(names: Collection[str], *, most: int = 8) -> str:
-    """Join names for a sentence, each in quotes, at most ``most`` of them."""
-    shown = ", ".join(f"'{name}'" for name in list(names)[:most])
-    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
+def quote_names(names: Collection[str]) -> str:
+    """Join names for a sentence, each in quotes, at most eight of them."""
+    shown = ", ".join(f"'{name}'" for name in list(names)[:8])
+    return f"{shown} and {len(names) - 8} more" if len(names) > 8 else shown
 
 
 def name_of_type(value: object) -> str:

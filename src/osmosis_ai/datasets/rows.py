@@ -25,7 +25,6 @@ from osmosis_ai.datasets.readers import (
     StopReading,
     WrittenFloat,
     decode_json,
-    describe_json_error,
     name_of_type,
     open_reader,
     quote_names,
@@ -52,15 +51,14 @@ class DatasetRow:
 
 def iter_rows(path: Path) -> Iterator[DatasetRow]:
     """Yield the rows of a dataset file of any size while it is read."""
-    report = raise_for(path)
-    reader = open_reader(path, report=report, only=KNOWN_COLUMNS)
+    reader = open_reader(path, report=raise_for(path), only=KNOWN_COLUMNS)
     for index, (number, record) in enumerate(reader):
         try:
-            yield normalise(index, reader.exactly(record), reader.columns)
+            yield normalise(index, record, reader.columns)
         except ValueError as error:
-            report(f"{reader.unit} {number}: {error}")
+            reader.report_at(number, str(error))
         except RecursionError:
-            report(f"{reader.unit} {number}: nested too deeply")
+            reader.report_at(number, "nested too deeply")
 
 
 def find_row(path: Path, source_row_index: int, *, look_s: float) -> DatasetRow | None:
@@ -75,34 +73,32 @@ def find_row(path: Path, source_row_index: int, *, look_s: float) -> DatasetRow 
     with suppress(StopReading):
         in_time(0)
         for _, record in reader.after(source_row_index):
-            return normalise(source_row_index, reader.exactly(record), reader.columns)
+            return normalise(source_row_index, record, reader.columns)
     return None
 
 
 def normalise(source_row_index: int, record: Record, columns: Collection[str] = ()) -> DatasetRow:
     """Convert a record to a row."""
-    system = as_text(record.get(SYSTEM_COLUMN))
-    prompt = as_text(record.get(PROMPT_COLUMN))
-    label = answer_of(record)
+    system, prompt = as_text(record.get(SYSTEM_COLUMN)), as_text(record.get(PROMPT_COLUMN))
+    metadata = None
     if METADATA_COLUMN in record:
-        metadata = as_json(as_object(record[METADATA_COLUMN]))
+        metadata = _as_json(as_object(record[METADATA_COLUMN]), METADATA_COLUMN)
         if prompt is None and metadata is None:
             raise ValueError(f"the row has neither a '{PROMPT_COLUMN}' nor '{METADATA_COLUMN}'")
-    else:
-        metadata = None
-        missing = missing_columns(record)
-        if missing:
-            raise ValueError(f"missing {quote_names(missing)} (found {quote_names(columns or record)})")
-        absent = missing_values(record)
-        if absent:
-            raise ValueError(f"no value for {quote_names(absent)}")
-    messages = [{"role": "system", "content": system}] if system is not None else []
-    if prompt is not None:
-        messages.append({"role": "user", "content": prompt})
-    return DatasetRow(source_row_index, messages, label, metadata)
+    elif missing := missing_columns(record):
+        raise ValueError(f"missing {quote_names(missing)} (found {quote_names(columns or record)})")
+    elif absent := missing_values(record):
+        raise ValueError(f"no value for {quote_names(absent)}")
+    messages = (("system", system), ("user", prompt))
+    return DatasetRow(
+        source_row_index,
+        [{"role": role, "content": content} for role, content in messages if content is not None],
+        _answer(record),
+        metadata,
+    )
 
 
-def missing_columns(columns: Any) -> list[str]:
+def missing_columns(columns: Collection[str]) -> list[str]:
     """Return the required columns of a file without metadata that ``columns`` lacks."""
     missing = [] if PROMPT_COLUMN in columns else [PROMPT_COLUMN]
     if not any(name in columns for name in ANSWER_COLUMNS):
@@ -113,16 +109,14 @@ def missing_columns(columns: Any) -> list[str]:
 def missing_values(record: Record) -> list[str]:
     """Return the required columns of a row without metadata that are missing or empty in it."""
     missing = [PROMPT_COLUMN] if as_text(record.get(PROMPT_COLUMN)) is None else []
-    if answer_of(record) is None:
+    if _answer(record) is None:
         missing.append(next((name for name in ANSWER_COLUMNS if name in record), ANSWER_COLUMNS[0]))
     return missing
 
 
-def answer_of(record: Record) -> str | None:
-    """Return `ground_truth`, or else `label`, as text; None if both are missing or empty."""
+def _answer(record: Record) -> str | None:
     for name in ANSWER_COLUMNS:
-        text = as_text(record.get(name))
-        if text is not None:
+        if (text := as_text(record.get(name))) is not None:
             return text
     return None
 
@@ -142,9 +136,8 @@ def as_text(value: object) -> str | None:
 
 def _json_text(value: object) -> str:
     if isinstance(value, dict):
-        return (
-            f"{{{', '.join(f'{_json_text(str(key))}: {_json_text(item)}' for key, item in value.items())}}}"
-        )
+        members = (f"{_json_text(str(key))}: {_json_text(item)}" for key, item in value.items())
+        return f"{{{', '.join(members)}}}"
     if isinstance(value, list):
         return f"[{', '.join(map(_json_text, value))}]"
     if isinstance(value, (WrittenFloat, Decimal)):
@@ -155,34 +148,25 @@ def _json_text(value: object) -> str:
 def as_object(value: object) -> dict[str, Any] | None:
     """Return a metadata value as an object; None if it is missing, blank or empty."""
     if isinstance(value, str):
-        if not value.strip():
-            return None
-        text = value
         try:
-            value = decode_json(text)
-        except ValueError as error:
-            reason = describe_json_error(text, error)
-            raise ValueError(f"'{METADATA_COLUMN}' is not valid JSON: {reason}") from None
-    if value is None:
-        return None
-    if not isinstance(value, dict):
+            value = decode_json(value) if value.strip() else None
+        except json.JSONDecodeError as error:
+            raise ValueError(f"'{METADATA_COLUMN}' is not valid JSON: {error.msg}") from None
+    if value is not None and not isinstance(value, dict):
         raise ValueError(f"'{METADATA_COLUMN}' must be a JSON object, found {name_of_type(value)}")
     return value or None
 
 
-def as_json(value: Any, path: str = METADATA_COLUMN) -> Any:
+def _as_json(value: Any, path: str) -> Any:
     """Convert a value to types that every JSON writer supports."""
-    if isinstance(value, dict):
-        return {
-            key: item if item.__class__ in _JSON_AS_IT_IS else as_json(item, f"{path}.{key}")
-            for key, item in value.items()
-        }
-    if isinstance(value, list):
-        return [item if item.__class__ in _JSON_AS_IT_IS else as_json(item, f"{path}[]") for item in value]
-    if isinstance(value, float) and math.isfinite(value):
-        return value.number if isinstance(value, WrittenFloat) else float(value)
     if value.__class__ in _JSON_AS_IT_IS:
         return value
+    if isinstance(value, dict):
+        return {key: _as_json(item, f"{path}.{key}") for key, item in value.items()}
+    if isinstance(value, list):
+        return [_as_json(item, f"{path}[]") for item in value]
+    if isinstance(value, float) and math.isfinite(value):
+        return value.number if isinstance(value, WrittenFloat) else value
     found = value if isinstance(value, float) else name_of_type(value)
     raise ValueError(f"'{path}' is {found}, which JSON cannot hold")
 

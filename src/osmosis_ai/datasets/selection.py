@@ -8,15 +8,13 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
+import msgspec
 
 from osmosis_ai.errors import OsmosisError
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
 
 _PART = re.compile(r"\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?", re.ASCII)
 _DIGEST_BYTES = 1 << 20
@@ -36,8 +34,8 @@ class RowsDrawn:
     def read(cls, written: object) -> RowsDrawn | None:
         """Parse what a run recorded; None if it is missing or invalid."""
         try:
-            return _rows_adapter().validate_python(written)
-        except ValueError:
+            return msgspec.convert(written, cls)
+        except msgspec.ValidationError:
             return None
 
     @property
@@ -47,22 +45,10 @@ class RowsDrawn:
             return f"{self.rows:,} row{'' if self.rows == 1 else 's'}"
         if self.rows == self.total:
             return "the only row" if self.total == 1 else f"all {self.total:,} rows"
-        how = {"first": ", the first", "chosen": ", chosen by number", "random": self._draw, None: ""}[
-            self.kind
-        ]
-        return f"{self.rows:,} of {self.total:,} rows{how}"
-
-    @property
-    def _draw(self) -> str:
         share = f" {self.fraction * 100:g}%" if self.fraction is not None else ""
-        return f", random{share}" + (f", seed {self.seed}" if self.seed is not None else "")
-
-
-@lru_cache
-def _rows_adapter() -> TypeAdapter[RowsDrawn]:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(RowsDrawn)
+        seed = f", seed {self.seed}" if self.seed is not None else ""
+        how = {"first": ", the first", "chosen": ", chosen by number", "random": f", random{share}{seed}"}
+        return f"{self.rows:,} of {self.total:,} rows{how.get(self.kind or '', '')}"
 
 
 @dataclass(frozen=True)
@@ -88,9 +74,14 @@ class Selection:
 
     def describe(self) -> str:
         """Return the rows in the notation of `--rows`: ``"0-9,12"``; "" if there are none."""
-        return ",".join(
-            str(run.start) if len(run) == 1 else f"{run.start}-{run.stop - 1}" for run in _runs(self.indices)
-        )
+        if isinstance(self.indices, range):
+            runs = [(self.indices[0], self.indices[-1])] if self.indices else []
+        else:
+            # Within a run, numbers and their positions increase together.
+            groups = groupby(enumerate(self.indices), key=lambda pair: pair[1] - pair[0])
+            members = [[index for _, index in group] for _, group in groups]
+            runs = [(run[0], run[-1]) for run in members]
+        return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 def select_rows(total_rows: int, *, limit: int | None, rows: str | None) -> Selection:
@@ -124,7 +115,7 @@ def file_digest(path: Path) -> str:
 
 
 def _parse_rows(text: str, total_rows: int) -> Sequence[int]:
-    chosen: list[range] = []
+    chosen: set[int] = set()
     for part in text.split(","):
         match = _PART.fullmatch(part)
         if match is None:
@@ -132,38 +123,17 @@ def _parse_rows(text: str, total_rows: int) -> Sequence[int]:
                 f"cannot read '{part.strip()}' in rows '{text}'; expected rows from 0 and ranges, as in '3,7,10-20'."
             )
         first = int(match[1])
-        last = int(match[2]) if match[2] else first
+        last = int(match[2] or first)
         if last < first:
             raise OsmosisError(f"the range '{part.strip()}' in rows '{text}' ends before it starts.")
         if last >= total_rows:
             known = f"rows 0-{total_rows - 1}" if total_rows else "no rows"
             raise OsmosisError(f"row {last} in rows '{text}' is out of range: the file has {known}.")
-        chosen.append(range(first, last + 1))
-    return _compact(_merge(chosen))
-
-
-def _merge(ranges: list[range]) -> list[int]:
-    """Return every number of ``ranges`` once, ascending."""
-    merged: list[int] = []
-    for each in sorted(ranges, key=lambda item: item.start):
-        start = max(each.start, merged[-1] + 1) if merged else each.start
-        merged.extend(range(start, each.stop))
-    return merged
+        chosen.update(range(first, last + 1))
+    return _compact(sorted(chosen))
 
 
 def _compact(indices: list[int]) -> Sequence[int]:
     if indices and indices[-1] - indices[0] + 1 == len(indices):
         return range(indices[0], indices[-1] + 1)
     return tuple(indices)
-
-
-def _runs(indices: Sequence[int]) -> Iterator[range]:
-    """Yield the longest contiguous runs of ascending ``indices``."""
-    if isinstance(indices, range):
-        if indices:
-            yield indices
-        return
-    # Within a run, numbers and their positions increase together.
-    for _, run in groupby(enumerate(indices), key=lambda pair: pair[1] - pair[0]):
-        members = [index for _, index in run]
-        yield range(members[0], members[-1] + 1)

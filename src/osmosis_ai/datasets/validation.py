@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +26,6 @@ from osmosis_ai.datasets.readers import (
     describe_file_problem,
     extension_of,
     find_repeated_keys,
-    may_be_long_integer,
     name_of_type,
     open_reader,
     quote_names,
@@ -49,8 +48,6 @@ MOST_PATHS = 100_000
 MOST_LEVELS = 100
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _INTEGER_AS_FLOAT = re.compile(r"-?\d+\.0")
-
-Numbered = tuple[int, Record]
 
 
 @dataclass
@@ -111,18 +108,12 @@ class _Validation:
         self.path = path
         self.report = report
         self.reader = open_reader(
-            path,
-            report=self.add_error,
-            progress=progress,
-            only=KNOWN_COLUMNS,
+            path, report=self.add_error, progress=progress, only=KNOWN_COLUMNS, as_written=False
         )
-        self.unusable_rows = 0
-        self.first_unusable = ""
-        self.repeating_rows = 0
-        self.first_repeating = ""
+        self.unusable_rows = self.repeating_rows = 0
         self.may_be_integers = True  # every answer so far is missing or an integer with ".0"
-        self.first_integer = ""
-        self.first_missing = missing_answer
+        self.first = {"missing": missing_answer} if missing_answer else {}
+        """The position of the first row with a trait."""
 
     def run(self) -> None:
         records = iter(self.reader)
@@ -150,7 +141,7 @@ class _Validation:
         columns = self.reader.columns
         if METADATA_COLUMN in columns:
             self.report.mode = "metadata"
-            if kind := self.reader.metadata_type():
+            if kind := self.reader.wrong_metadata_type:
                 self.reader.fail(f"column '{METADATA_COLUMN}' must be a struct or a string, found {kind}")
         elif columns:
             self.report.mode = "prompt"
@@ -161,78 +152,63 @@ class _Validation:
                     f"missing column{plural} {quote_names(missing)} (found {quote_names(columns)})"
                 )
 
-    def _check_records(self, records: Iterable[Numbered]) -> None:
-        answer = next((name for name in ANSWER_COLUMNS if name in self.reader.columns), None)
-        if self.report.mode == "metadata":
-            self._check_metadata(records, answer)
-        elif PROMPT_COLUMN in self.reader.columns and answer is not None:
-            self._check_prompts(records, answer)
-        else:
-            self.report.row_count = sum(1 for _ in records)
-
-    def _check_prompts(self, records: Iterable[Numbered], answer: str) -> None:
-        repeated_keys = self.reader.repeated_keys
-        for number, record in records:
-            self.report.row_count += 1
-            value = record[answer]
-            if names := repeated_keys(record, len(record)):
-                self._note_repeats(number, names)
-            if self.may_be_integers:
-                self._note_answer(number, as_text(value))
-            # Most rows have both, so only the others and NaN are checked in detail.
-            if not (record[PROMPT_COLUMN] and value and value == value):
-                names = missing_values(record)
-                self.unusable_rows += bool(names)
-                if names and not self.first_unusable:
-                    self.first_unusable = f"{self.reader.unit} {number}: no value for {quote_names(names)}"
-
-    def _check_metadata(self, records: Iterable[Numbered], answer: str | None) -> None:
-        reader = self.reader
-        checker = _MetadataChecker(reader.unit)
-        for number, record in records:
-            self.report.row_count += 1
-            problems = checker.check(number, record[METADATA_COLUMN])
-            if checker.may_be_inexact:
-                problems = checker.check(number, reader.exactly(record)[METADATA_COLUMN])
-            for problem in problems:
-                self.add_error(f"{reader.unit} {number}: {problem}")
-            if names := checker.repeated or reader.repeated_keys(record, len(record) + checker.keys):
-                self._note_repeats(number, names)
-            if self.may_be_integers and answer is not None:
-                self._note_answer(number, as_text(record[answer]))
-        if checker.overflowed:
-            self.report.warnings.append(
+    def _check_records(self, records: Iterable[tuple[int, Record]]) -> None:
+        reader, unit, report = self.reader, self.reader.unit, self.report
+        repeated_keys = reader.repeated_keys
+        answer_column = next((name for name in ANSWER_COLUMNS if name in reader.columns), None)
+        checker = _MetadataChecker(unit) if report.mode == "metadata" else None
+        for report.row_count, (number, record) in enumerate(records, 1):
+            if report.lacks_columns:
+                continue
+            answer = record[answer_column] if answer_column else None
+            if checker is not None:
+                for problem in checker.check(number, record[METADATA_COLUMN]):
+                    reader.report_at(number, problem)
+                repeated = checker.repeated or repeated_keys(record, len(record) + checker.keys)
+            else:
+                # Most rows have both, so only the others and NaN are checked in detail.
+                if not (answer and answer == answer and record[PROMPT_COLUMN]):
+                    self._note_missing(f"{unit} {number}", missing_values(record))
+                repeated = repeated_keys(record, len(record))
+            if repeated:
+                self.repeating_rows += 1
+                self.first.setdefault("repeating", f"{unit} {number}: {quote_names(repeated)}")
+            if self.may_be_integers and answer_column:
+                self._note_answer(f"{unit} {number}", as_text(answer))
+        if checker is not None and checker.overflowed:
+            report.warnings.append(
                 f"metadata has more than {MOST_PATHS:,} distinct keys; the types of later ones were not compared"
             )
 
-    def _note_answer(self, number: int, answer: str | None) -> None:
+    def _note_missing(self, place: str, names: list[str]) -> None:
+        if names:
+            self.unusable_rows += 1
+            self.first.setdefault("unusable", f"{place}: no value for {quote_names(names)}")
+
+    def _note_answer(self, place: str, answer: str | None) -> None:
         if answer is None:
-            self.first_missing = self.first_missing or f"{self.reader.unit} {number}"
+            self.first.setdefault("missing", place)
         elif _INTEGER_AS_FLOAT.fullmatch(answer):
-            self.first_integer = self.first_integer or f"'{answer}' on {self.reader.unit} {number}"
+            self.first.setdefault("integer", f"'{answer}' on {place}")
         else:
             self.may_be_integers = False
 
-    def _note_repeats(self, number: int, names: list[str]) -> None:
-        self.repeating_rows += 1
-        self.first_repeating = self.first_repeating or f"{self.reader.unit} {number}: {quote_names(names)}"
-
     def _add_warnings(self) -> None:
-        warnings = self.report.warnings
+        warnings, first = self.report.warnings, self.first
         if self.unusable_rows:
             self.report.unusable = (
-                f"{_rows(self.unusable_rows)} cannot be evaluated, the first at {self.first_unusable}"
+                f"{_rows(self.unusable_rows)} cannot be evaluated, the first at {first['unusable']}"
             )
             warnings.append(self.report.unusable)
-        if self.may_be_integers and self.first_integer and self.first_missing:
+        if self.may_be_integers and "integer" in first and "missing" in first:
             warnings.append(
-                f"integer answers became floats ({self.first_integer}) because a value is missing "
-                f"({self.first_missing}); convert the column in pandas with .astype('Int64')"
+                f"integer answers became floats ({first['integer']}) because a value is missing "
+                f"({first['missing']}); convert the column in pandas with .astype('Int64')"
             )
         if self.repeating_rows:
             warnings.append(
                 f"repeated keys in {_rows(self.repeating_rows)} (the last value counts), first at "
-                f"{self.first_repeating}"
+                f"{first['repeating']}"
             )
         with self.path.open("rb") as handle:
             marked = handle.read(len(BYTE_ORDER_MARK)) == BYTE_ORDER_MARK
@@ -250,16 +226,16 @@ class _MetadataChecker:
         self._unit = unit
         self._root = _Path(None, METADATA_COLUMN)
         self._paths = 1
-        self._found: list[str] = []
         self.overflowed = False
         # Of the last row:
+        self._number = 0
+        self._found: list[str] = []
         self.keys = 0
         self.repeated: list[str] = []
-        self.may_be_inexact = False
 
     def check(self, number: int, value: object) -> list[str]:
         """Return the problems in the metadata of line or row ``number``."""
-        self.keys, self.repeated, self.may_be_inexact = 0, [], False
+        self._number, self._found, self.keys, self.repeated = number, [], 0, []
         try:
             metadata = as_object(value)
         except ValueError as error:
@@ -267,42 +243,41 @@ class _MetadataChecker:
         if metadata is None:
             found = "an empty object" if isinstance(value, (dict, str)) and value else "nothing"
             return [f"'{METADATA_COLUMN}' must be a non-empty JSON object, found {found}"]
-        self._found = []
-        self._check_object(number, self._root, metadata, 0)
+        self._check_items(self._root, metadata, 0)
         if isinstance(value, str):
             self.keys, self.repeated = 0, find_repeated_keys(value, metadata)
         return self._found
 
-    def _check_object(self, number: int, path: _Path, value: dict[str, Any], level: int) -> None:
-        self.keys += len(value)
-        for key, item in value.items():
+    def _check_items(self, path: _Path, value: dict[str, Any] | list[Any], level: int) -> None:
+        if level > MOST_LEVELS:
+            self._found.append(f"'{path}' is nested deeper than {MOST_LEVELS} levels")
+            return
+        if isinstance(value, dict):
+            self.keys += len(value)
+            if not value:
+                self._found.append(f"'{path}' is an empty object")
+        for key, item in value.items() if isinstance(value, dict) else zip(repeat("[]"), value):
             child = path.children.get(key) or self._child(path, key)
-            # Most values need no call: strings, booleans and short integers after the first of their path.
-            if item.__class__ is not child.accepted or (
-                item.__class__ is int and not _INT64_MIN <= item <= _INT64_MAX
-            ):
-                self._check(number, child, item, level + 1)
+            kind = item.__class__
+            if kind is not child.accepted or (kind is int and not _INT64_MIN <= item <= _INT64_MAX):
+                self._check(child, item, level + 1)
+            elif kind is dict or kind is list:
+                self._check_items(child, item, level + 1)
 
-    def _check(self, number: int, path: _Path, value: Any, level: int) -> None:
+    def _check(self, path: _Path, value: Any, level: int) -> None:
+        """Check a value that is the first of its path, of another type, or a number."""
         if value is None:
             return
         kind = name_of_type(value)
         if path.kind is None:
-            path.kind, path.number = kind, number
-            path.accepted = value.__class__ if isinstance(value, (str, int)) else None
+            path.kind, path.number = kind, self._number
+            path.accepted = None if isinstance(value, float) else value.__class__
         if path.kind != kind:
-            problem: str | None = f"is {kind}, but {path.kind} on {self._unit} {path.number}"
-        else:
-            problem = self._describe_problem(value, level)
-        if problem is not None:
+            self._found.append(f"'{path}' is {kind}, but {path.kind} on {self._unit} {path.number}")
+        elif problem := _describe_problem(value):
             self._found.append(f"'{path}' {problem}")
-        elif isinstance(value, dict):
-            self._check_object(number, path, value, level)
-        elif isinstance(value, list):
-            child = path.children.get("[]") or self._child(path, "[]")
-            for item in value:
-                if item.__class__ is not child.accepted or item.__class__ is int:
-                    self._check(number, child, item, level + 1)
+        elif isinstance(value, (dict, list)):
+            self._check_items(path, value, level)
 
     def _child(self, path: _Path, key: str) -> _Path:
         child = _Path(path, key)
@@ -313,43 +288,35 @@ class _MetadataChecker:
             self.overflowed = True
         return child
 
-    def _describe_problem(self, value: Any, level: int) -> str | None:
-        """Describe a problem with a value that does not depend on other rows."""
-        if isinstance(value, (str, bool)):
-            return None
-        if isinstance(value, (dict, list)):
-            if level > MOST_LEVELS:
-                return f"is nested deeper than {MOST_LEVELS} levels"
-            return "is an empty object" if value == {} else None
-        if isinstance(value, int):
-            if _INT64_MIN <= value <= _INT64_MAX:
-                return None
-            # Formatting an integer takes time quadratic in its digits, so only the size of a long one is shown.
-            shown = str(value) if value.bit_length() <= 128 else f"an integer of {value.bit_length()} bits"
-            return f"is {shown}, beyond 64-bit integers"
-        if isinstance(value, float):
-            self.may_be_inexact = self.may_be_inexact or may_be_long_integer(value)
-            return None if math.isfinite(value) else f"is {value}, which JSON cannot hold"
-        return f"is {name_of_type(value)}, which JSON cannot hold"
 
-
+@dataclass(slots=True)
 class _Path:
     """A key path, its type in this file, and the line or row that determined it."""
 
-    __slots__ = ("accepted", "children", "key", "kind", "number", "parent")
-
-    def __init__(self, parent: _Path | None, key: str) -> None:
-        self.parent = parent
-        self.key = key
-        self.kind: str | None = None
-        self.number = 0
-        self.accepted: type | None = None  # values of this class need no further check
-        self.children: dict[str, _Path] = {}
+    parent: _Path | None
+    key: str
+    kind: str | None = None
+    number: int = 0
+    accepted: type | None = None  # values of this class need no further check
+    children: dict[str, _Path] = field(default_factory=dict)
 
     def __str__(self) -> str:
         if self.parent is None:
             return self.key
         return f"{self.parent}{self.key}" if self.key == "[]" else f"{self.parent}.{self.key}"
+
+
+def _describe_problem(value: Any) -> str | None:
+    """Describe a problem with a value that does not depend on other rows."""
+    if isinstance(value, int) and not _INT64_MIN <= value <= _INT64_MAX:
+        # Formatting an integer takes time quadratic in its digits, so only the size of a long one is shown.
+        shown = str(value) if value.bit_length() <= 128 else f"an integer of {value.bit_length()} bits"
+        return f"is {shown}, beyond 64-bit integers"
+    if isinstance(value, float):
+        return None if math.isfinite(value) else f"is {value}, which JSON cannot hold"
+    if isinstance(value, (str, int, dict, list)):
+        return None
+    return f"is {name_of_type(value)}, which JSON cannot hold"
 
 
 def _rows(count: int) -> str:

@@ -71,8 +71,7 @@ def read_prompts(path: Path, source_rows: Integers) -> dict[int, str]:
 
 def _records(path: Path, column: str, names: dict[str, None]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (position, record or its metadata); ``names`` collects the columns and keys."""
-    report = raise_for(path)
-    reader = open_reader(path, report=report, only={column, METADATA_COLUMN})
+    reader = open_reader(path, report=raise_for(path), only={column, METADATA_COLUMN}, as_written=False)
     for position, (number, record) in enumerate(reader):
         if position == 0:
             names.update(dict.fromkeys(name for name in reader.columns if name != METADATA_COLUMN))
@@ -82,7 +81,7 @@ def _records(path: Path, column: str, names: dict[str, None]) -> Iterator[tuple[
         try:
             metadata = as_object(record.get(METADATA_COLUMN)) or {}
         except ValueError as error:
-            report(f"{reader.unit} {number}: {error}")
+            reader.report_at(number, str(error))
             raise
         if len(names) < _MAX_KEYS:
             names.update(dict.fromkeys(metadata))

@@ -21,7 +21,6 @@ from osmosis_ai.datasets.readers import (
     BYTE_ORDER_MARK,
     LFS_POINTER,
     decode_json,
-    describe_json_error,
     name_of_type,
 )
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
@@ -95,12 +94,10 @@ class _Line:
         """Return the line's object."""
         try:
             value = decode_json(self.raw)
-        except (ValueError, RecursionError) as error:
+        except json.JSONDecodeError as error:
             self.require_text(self.raw)
-            column = getattr(error, "colno", None)
-            where = f" (column {column})" if column else ""
             raise self.problem(
-                f"Invalid JSON on line {self.number} of '{self.path}': {describe_json_error(self.raw, error)}{where}"
+                f"Invalid JSON on line {self.number} of '{self.path}': {error.msg} (column {error.colno})"
             ) from None
         if not isinstance(value, dict):
             raise self.problem(

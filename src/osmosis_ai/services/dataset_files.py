@@ -172,9 +172,9 @@ def _first_records(source: Path, *, skip_invalid: bool) -> list[Record]:
     with suppress(StopReading):
         for number, record in reader:
             if isinstance(record, dict):
-                records.append(reader.exactly(record))
+                records.append(record)
             elif not records:
-                reader.report(f"{reader.unit} {number}: {_not_an_object(record)}")
+                reader.report_at(number, _not_an_object(record))
             if len(records) == PREVIEW_ROWS:
                 break
     if not records or not records[0]:
@@ -291,7 +291,7 @@ def _rows(
     try:
         for number, record in reader:
             try:
-                yield map_record(plan.mapping, reader.exactly(_object(record)))
+                yield map_record(plan.mapping, _object(record))
             except ValueError as error:
                 if isinstance(error, MissingAnswerError):
                     report.missing_answer = report.missing_answer or f"{reader.unit} {number}"

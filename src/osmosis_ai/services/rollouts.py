@@ -43,11 +43,12 @@ class InitializedRollout:
 
     def resource(self) -> dict[str, Any]:
         """Return what was written as the JSON output shows it; paths are relative to the workspace directory."""
+        name = self.written.name
         return {
-            "name": self.written.name,
+            "name": name,
             "workspace_directory": str(self.workspace.root),
-            "rollout_dir": self.written.rollout_dir,
-            "configs": {"eval": self.written.eval_config, "training": self.written.training_config},
+            "rollout_dir": f"rollouts/{name}",
+            "configs": {kind: f"configs/{kind}/{name}.toml" for kind in ("eval", "training")},
             "files": list(self.written.files),
             "gitignore": {"added": list(self.written.ignored)},
         }

@@ -112,9 +112,10 @@ def estimate_training(
         MissingExtraError: torch is not installed.
         OsmosisError: the config, size or GPU is invalid, or the model's size cannot be determined offline.
     """
+    from osmosis_ai.config.issues import InvalidConfigError
     from osmosis_ai.inference.catalog import base_model_of, served_models
     from osmosis_ai.training import require_train_extra
-    from osmosis_ai.workspace.config_files import InvalidConfigError, load_training_config
+    from osmosis_ai.workspace.config_files import load_training_config
     from osmosis_ai.workspace.layout import find_workspace
 
     require_train_extra()

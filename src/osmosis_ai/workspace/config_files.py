@@ -1,4 +1,4 @@
-"""Load config files. A loaded config is valid as far as this can be checked without a network.
+"""Load config files, which are then valid as far as this can be checked without a network.
 
 Checks run in this order: the file's location, that it can be read, that it is TOML; then all remaining issues are
 reported at once. A config keeps the file's content unchanged: :meth:`EvalConfig.payload` sends exactly that.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from osmosis_ai.config.checks import (
     EVAL,
@@ -44,24 +44,7 @@ if TYPE_CHECKING:
     from osmosis_ai.config.benchmark import BenchmarkConfig
     from osmosis_ai.config.training import TrainingSettings
 
-_NAMED = 5
-"""The maximum number of a directory's configs that an error names."""
-
-__all__ = [
-    "Decisions",
-    "EvalConfig",
-    "EvaluationSettings",
-    "Experiment",
-    "InvalidConfigError",
-    "TrainingConfig",
-    "decisions_about",
-    "entrypoint_path",
-    "load_benchmark_config",
-    "load_decisions",
-    "load_eval_config",
-    "load_training_config",
-    "rollout_directory",
-]
+_MOST_NAMED = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,30 +62,28 @@ class _Config:
 
     def payload(self) -> dict[str, Any]:
         """Return the body of a submit: the file's content without empty sections."""
-        body = {
-            part: dict(self.written[section])
-            for part, section in self.kind.parts.items()
-            if self.written.get(section)
-        }
+        written = {part: self.written.get(section) for part, section in self.kind.parts.items()}
+        body: dict[str, Any] = {part: dict(section) for part, section in written.items() if section}
         if self.secrets:
             body["secrets"] = {"required": list(self.secrets)}
         return body
 
 
-@dataclass(frozen=True, kw_only=True)
 class EvalConfig(_Config):
     """A file of `configs/eval/`."""
 
-    kind: ClassVar[ConfigKind] = EVAL
+    kind = EVAL
 
-    evaluation: EvaluationSettings
+    @property
+    def evaluation(self) -> EvaluationSettings:
+        """The settings of the evaluation."""
+        return EvaluationSettings(**self.written.get("evaluation", {}))
 
 
-@dataclass(frozen=True, kw_only=True)
 class TrainingConfig(_Config):
     """A file of `configs/training/`; fields as in :class:`EvalConfig`."""
 
-    kind: ClassVar[ConfigKind] = TRAINING
+    kind = TRAINING
 
     @property
     def settings(self) -> TrainingSettings:
@@ -110,31 +91,32 @@ class TrainingConfig(_Config):
         return read_settings(self.written)
 
 
+ConfigT = TypeVar("ConfigT", bound=_Config)
+
+
 def load_eval_config(path: Path, workspace: WorkspaceDirectory) -> EvalConfig:
     """Load and check a config of `configs/eval/`."""
-    fields = _load(path, workspace, EVAL)
-    return EvalConfig(**fields, evaluation=EvaluationSettings(**fields["written"].get("evaluation", {})))
+    return _load(path, workspace, EvalConfig)
 
 
 def load_training_config(path: Path, workspace: WorkspaceDirectory) -> TrainingConfig:
     """Load and check a config of `configs/training/`."""
-    return TrainingConfig(**_load(path, workspace, TRAINING))
+    return _load(path, workspace, TrainingConfig)
 
 
 def load_benchmark_config(path: Path, workspace: WorkspaceDirectory) -> BenchmarkConfig:
     """Load and check a config of `configs/benchmark/`."""
     from osmosis_ai.config.benchmark import BENCHMARK, parse_benchmark_config
 
-    found = _locate(path, workspace, BENCHMARK)
-    shown = found.relative_to(workspace.root).as_posix()
-    text = _read_text(found, shown)
+    _, shown, text = _locate_and_read(path, workspace, BENCHMARK)
     return parse_benchmark_config(parse_toml(text, shown), shown, text)
 
 
 def load_decisions(path: Path, workspace: WorkspaceDirectory | None = None) -> Decisions:
     """Load and check a decide file."""
-    inside = workspace is not None and path.is_relative_to(workspace.root)
-    shown = path.relative_to(workspace.root).as_posix() if workspace and inside else str(path)
+    shown = str(path)
+    if workspace is not None and path.is_relative_to(workspace.root):
+        shown = path.relative_to(workspace.root).as_posix()
     if not path.is_file():
         raise OsmosisError(f"there is no file of rules {shown}.")
     return parse_decisions(_read_text(path, shown), shown)
@@ -143,7 +125,7 @@ def load_decisions(path: Path, workspace: WorkspaceDirectory | None = None) -> D
 def decisions_about(config: Path, workspace: WorkspaceDirectory | None = None) -> Decisions:
     """Load the decide file next to a config; the defaults if there is none."""
     path = decide_file(config)
-    return load_decisions(path, workspace) if path.exists() else Decisions.none()
+    return load_decisions(path, workspace) if path.exists() else Decisions()
 
 
 def decisions_of_run(config: str | None, workspace: WorkspaceDirectory) -> Decisions:
@@ -151,10 +133,10 @@ def decisions_of_run(config: str | None, workspace: WorkspaceDirectory) -> Decis
     try:
         path = (workspace.root / (config or "")).resolve()
         if config is None or not path.is_relative_to(workspace.eval_configs_dir.resolve()):
-            return Decisions.none()
+            return Decisions()
         return decisions_about(path, workspace)
     except (OSError, ValueError):  # not a valid file name
-        return Decisions.none()
+        return Decisions()
 
 
 def decisions_around(config: str | None, directory: Path) -> tuple[Decisions | None, Sequence[str]]:
@@ -176,23 +158,21 @@ class RolloutPathError(OsmosisError):
     ) -> None:
         did_you_mean = f" (did you mean '{suggestion}'?)" if suggestion else ""
         super().__init__(problem + did_you_mean, details={"key": key}, hint=hint)
-        self.key = key
-        self.problem = problem
-        self.suggestion = suggestion
+        self.issue = Issue(key, problem, suggestion=suggestion)
 
 
 def rollout_directory(workspace: WorkspaceDirectory, rollout: str) -> Path:
+    """Return the directory of ``rollout``."""
     key = "experiment.rollout"
     if problem := rollout_name_problem(rollout):
         raise RolloutPathError(key, problem)
     directory = workspace.rollouts_dir / rollout
     if not directory.is_dir():
+        names = [path.name for path in workspace.rollouts_dir.glob("*") if path.is_dir()]
         raise RolloutPathError(
             key,
             f"there is no directory rollouts/{rollout}/",
-            suggestion=closest(
-                rollout, [path.name for path in workspace.rollouts_dir.glob("*") if path.is_dir()]
-            ),
+            suggestion=closest(rollout, names),
             hint="`osmosis rollout init NAME` writes a new rollout",
         )
     if not directory.resolve().is_relative_to(workspace.rollouts_dir.resolve()):
@@ -219,29 +199,33 @@ def entrypoint_path(workspace: WorkspaceDirectory, rollout: str, entrypoint: str
     return path
 
 
-def _load(path: Path, workspace: WorkspaceDirectory, kind: ConfigKind) -> dict[str, Any]:
-    """Return the fields of a checked config that both kinds have."""
-    found = _locate(path, workspace, kind)
-    shown = found.relative_to(workspace.root).as_posix()
-    text = _read_text(found, shown)
+def _load(path: Path, workspace: WorkspaceDirectory, config: type[ConfigT]) -> ConfigT:
+    found, shown, text = _locate_and_read(path, workspace, config.kind)
     document = parse_toml(text, shown)
-    issues = document_issues(document, kind)
+    issues = document_issues(document, config.kind)
     keys = {issue.key for issue in issues}
     if keys.isdisjoint(("experiment", "experiment.rollout", "experiment.entrypoint")):
         issues += _code_issues(document["experiment"], workspace)
-    warnings = without_repeats(issues, settings_issues(document, kind))
+    warnings = without_repeats(issues, settings_issues(document, config.kind))
     if issues:
-        raise InvalidConfigError(kind.name, shown, in_file_order([*issues, *warnings], text))
-    return {
-        "path": found,
-        "experiment": Experiment(**document["experiment"]),
-        "env": document.get("env", {}),
-        "secrets": tuple(document.get("secrets", {}).get("required", ())),
-        "advanced": document.get("advanced", {}),
-        "written": document,
-        "text": text,
-        "doubts": tuple(in_file_order(warnings, text)) if warnings else (),
-    }
+        raise InvalidConfigError(config.kind.name, shown, in_file_order([*issues, *warnings], text))
+    return config(
+        path=found,
+        experiment=Experiment(**document["experiment"]),
+        env=document.get("env", {}),
+        secrets=tuple(document.get("secrets", {}).get("required", ())),
+        advanced=document.get("advanced", {}),
+        written=document,
+        text=text,
+        doubts=tuple(in_file_order(warnings, text)) if warnings else (),
+    )
+
+
+def _locate_and_read(path: Path, workspace: WorkspaceDirectory, kind: ConfigKind) -> tuple[Path, str, str]:
+    """Return the path of a config, its path for errors, and its text."""
+    found = _locate(path, workspace, kind)
+    shown = found.relative_to(workspace.root).as_posix()
+    return found, shown, _read_text(found, shown)
 
 
 def _code_issues(experiment: Mapping[str, Any], workspace: WorkspaceDirectory) -> Iterator[Issue]:
@@ -251,7 +235,7 @@ def _code_issues(experiment: Mapping[str, Any], workspace: WorkspaceDirectory) -
         try:
             entrypoint_path(workspace, experiment["rollout"], experiment["entrypoint"])
         except RolloutPathError as error:
-            yield Issue(error.key, error.problem, suggestion=error.suggestion)
+            yield error.issue
 
 
 def require_config_file(path: Path, kind: ConfigKind) -> None:
@@ -265,11 +249,15 @@ def require_config_file(path: Path, kind: ConfigKind) -> None:
 
 def _locate(path: Path, workspace: WorkspaceDirectory, kind: ConfigKind) -> Path:
     candidates = [workspace.root / expanded(path), expanded(path).absolute()]
-    found = next((candidate for candidate in candidates if candidate.exists()), candidates[0])
+    found = next((candidate for candidate in candidates if candidate.exists()), None)
     expected = workspace.root / kind.directory
-    if not found.exists():
-        names = [entry.name for entry in expected.glob("*.toml") if not is_decide_file(entry)]
-        raise OsmosisError(f"Config file not found: {path}", hint=_name_hint(kind, path.name, names))
+    if found is None:
+        names = sorted(entry.name for entry in expected.glob("*.toml") if not is_decide_file(entry))
+        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+        hint = f"{kind.directory}/ has {', '.join(names[:_MOST_NAMED]) or 'no config yet'}{more}"
+        if suggestion := closest(path.name, names):
+            hint = f"did you mean {kind.directory}/{suggestion}?"
+        raise OsmosisError(f"Config file not found: {path}", hint=hint)
     if found.suffix != ".toml":
         raise OsmosisError(f"A config is a .toml file in {kind.directory}/; {path} is not one.")
     if is_decide_file(found):
@@ -288,15 +276,6 @@ def _locate(path: Path, workspace: WorkspaceDirectory, kind: ConfigKind) -> Path
             hint=f"did you mean {named}?" if other else f"move it there, and name it as {named}",
         )
     return workspace.root / kind.directory / resolved.relative_to(expected.resolve())
-
-
-def _name_hint(kind: ConfigKind, name: str, names: Sequence[str]) -> str:
-    if suggestion := closest(name, names):
-        return f"did you mean {kind.directory}/{suggestion}?"
-    if not names:
-        return f"{kind.directory}/ has no config yet"
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"{kind.directory}/ has {', '.join(sorted(names)[:_NAMED])}{more}"
 
 
 def _read_text(path: Path, shown: str) -> str:

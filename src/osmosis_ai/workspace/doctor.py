@@ -7,17 +7,16 @@ and obstacles are reported before the first write.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from osmosis_ai.errors import ConflictError
 from osmosis_ai.files import write_atomic
-from osmosis_ai.workspace.git import tracked_env_files
-from osmosis_ai.workspace.gitignore import add_patterns, missing_patterns
-from osmosis_ai.workspace.layout import REQUIRED_DIRECTORIES, find_workspace
+from osmosis_ai.workspace.git import add_patterns, missing_patterns, tracked_env_files
+from osmosis_ai.workspace.layout import REQUIRED_DIRECTORIES, find_workspace, missing_directories
 from osmosis_ai.workspace.placement import obstacle_on_the_way
 
-_KEYS = "{{keys}}"
 AGENT_GUIDES = ("AGENTS.md", "CLAUDE.md", "configs/AGENTS.md")
 
 
@@ -44,14 +43,14 @@ class DoctorReport:
 
 def check(path: Path | None = None) -> DoctorReport:
     """Check the workspace that contains ``path`` (default: the current directory)."""
-    root = find_workspace(path, require_scaffold=False).root
-    directories = [name for name in REQUIRED_DIRECTORIES if not (root / name).is_dir()]
-    guides = [name for name in AGENT_GUIDES if not (root / name).is_file()]
+    workspace = find_workspace(path, require_scaffold=False)
+    root = workspace.root
+    missing = (
+        *missing_directories(workspace),
+        *(name for name in AGENT_GUIDES if not (root / name).is_file()),
+    )
     return DoctorReport(
-        root,
-        missing=(*directories, *guides),
-        unignored=missing_patterns(root),
-        tracked_env_files=tracked_env_files(root),
+        root, missing, unignored=missing_patterns(root), tracked_env_files=tracked_env_files(root)
     )
 
 
@@ -66,11 +65,9 @@ def fix(path: Path | None = None) -> DoctorReport:
             details={"conflicts": obstacles},
         )
     for name in before.missing:
-        if name in REQUIRED_DIRECTORIES:
-            (before.root / name).mkdir(parents=True, exist_ok=True)
-            write_atomic(before.root / name / ".gitkeep", "", mode=0o644, durable=False)
-        else:
-            write_atomic(before.root / name, guide_text(name), mode=0o644, durable=False)
+        is_guide = name in AGENT_GUIDES
+        file, text = (name, guide_text(name)) if is_guide else (f"{name}/.gitkeep", "")
+        write_atomic(before.root / file, text, mode=0o644, durable=False)
     add_patterns(before.root, before.unignored)
     return replace(before, missing=(), fixed=before.missing, unignored=(), ignored=before.unignored)
 
@@ -78,16 +75,13 @@ def fix(path: Path | None = None) -> DoctorReport:
 def guide_text(name: str) -> str:
     """Return the text of the guide for coding agents at ``name`` in a workspace."""
     text = (Path(__file__).parent / "templates" / "guides" / name).read_text(encoding="utf-8")
-    if _KEYS not in text:
+    if "{{keys}}" not in text:
         return text
     from osmosis_ai.config.reference import keys_by_section
 
-    return text.replace(_KEYS, keys_by_section())
+    return text.replace("{{keys}}", keys_by_section())
 
 
 def _obstacle(root: Path, name: str) -> str | None:
     """Return the first path between ``root`` and the missing ``name`` that is a link or not a directory."""
-    target = root / name
-    if target.is_symlink() or target.exists():
-        return name
-    return obstacle_on_the_way(root, name)
+    return name if os.path.lexists(root / name) else obstacle_on_the_way(root, name)

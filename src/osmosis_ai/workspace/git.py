@@ -1,8 +1,8 @@
-"""Read the state of a work tree with the `git` binary, without prompts and without running a repository's code.
+"""Read the state of a work tree with the `git` binary, and keep keys out of it with `.gitignore`.
 
-A repository may name programs in its configuration (file monitors, hooks); they are disabled here, and nothing is
-fetched that a partial clone lacks. Git receives only the variables it needs: not the keys in the user's shell, nor the
-variables with which Git hooks redirect their children. So Git always reads the directory that is passed in.
+Git never prompts, runs no program that the repository's configuration names (file monitors, hooks), and fetches nothing
+that a partial clone lacks. It receives only the variables it needs: not the keys in the user's shell, nor the variables
+with which Git hooks redirect their children. So Git always reads the directory that is passed in.
 
 Every command reads the state: starting the binary takes 2 ms, importing GitPython 147 ms. GitPython also lacks
 `safe.directory` (another user's repository), `url.<base>.insteadOf`, index version 4 and SHA-256. It is used only for
@@ -12,6 +12,7 @@ writing (:mod:`osmosis_ai.workspace.rollout_templates`).
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +20,8 @@ from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 from osmosis_ai.errors import OsmosisError, WorkspaceRequiredError
+from osmosis_ai.files import write_atomic
 from osmosis_ai.process_environment import git_environment
-
-GIT_TIMEOUT_S = 60.0
 
 _SAFE_OPTIONS = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
 _QUIET_VARIABLES = {
@@ -48,7 +48,7 @@ def run_git(
     *,
     cwd: Path,
     env: Mapping[str, str] | None = None,
-    timeout_s: float = GIT_TIMEOUT_S,
+    timeout_s: float = 60.0,
 ) -> subprocess.CompletedProcess[str]:
     """Run one Git command in ``cwd`` and return its result, even if it failed."""
     try:
@@ -140,3 +140,36 @@ def without_credentials(url: str) -> str:
     name = user.partition(":")[0]
     shown = f"{name}@{host}" if name and parts.scheme == "ssh" else host
     return urlunsplit(parts._replace(netloc=shown))
+
+
+_SPELLINGS = {".env": (".env", ".env*", "*.env"), ".osmosis/": (".osmosis/", ".osmosis")}
+
+
+def missing_patterns(root: Path) -> tuple[str, ...]:
+    """Return the patterns that the `.gitignore` of ``root`` lacks; none if it is a link or not a file."""
+    path = root / ".gitignore"
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        return ()
+    text = path.read_bytes().decode("utf-8", "replace") if path.exists() else ""
+    missing = dict.fromkeys(_SPELLINGS, True)
+    for line in text.splitlines():
+        spelling = line.rstrip().removeprefix("!").removeprefix("**").removeprefix("/")
+        for pattern, spellings in _SPELLINGS.items():
+            if spelling in spellings:
+                missing[pattern] = line.startswith("!")
+    return tuple(pattern for pattern in missing if missing[pattern])
+
+
+def add_patterns(root: Path, patterns: tuple[str, ...]) -> None:
+    """Append ``patterns`` to the `.gitignore` of ``root``, which is created if missing."""
+    if not patterns:
+        return
+    path = root / ".gitignore"
+    content, mode = b"", 0o644
+    if path.exists():
+        content, mode = path.read_bytes(), stat.S_IMODE(path.stat().st_mode)
+    ending = b"\r\n" if b"\r\n" in content else b"\n"
+    if content and not content.endswith(b"\n"):
+        content += ending
+    added = b"".join(pattern.encode() + ending for pattern in patterns)
+    write_atomic(path, content + added, mode=mode, durable=False)

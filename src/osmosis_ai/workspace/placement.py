@@ -11,12 +11,12 @@ import difflib
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from osmosis_ai.errors import ConflictError
-from osmosis_ai.workspace.gitignore import add_patterns, missing_patterns
+from osmosis_ai.workspace.git import add_patterns, missing_patterns
 from osmosis_ai.workspace.layout import WorkspaceDirectory
 
 _LEFT_BEHIND = ("__pycache__", ".venv")
@@ -62,18 +62,6 @@ class PlacedRollout:
     destinations: tuple[str, ...]
     files: tuple[str, ...]
     ignored: tuple[str, ...] = ()
-
-    @property
-    def rollout_dir(self) -> str:
-        return f"rollouts/{self.name}"
-
-    @property
-    def eval_config(self) -> str:
-        return f"configs/eval/{self.name}.toml"
-
-    @property
-    def training_config(self) -> str:
-        return f"configs/training/{self.name}.toml"
 
 
 def place(
@@ -121,20 +109,19 @@ def _is_same(root: Path, target: str, rollout: RolloutFiles) -> bool:
         return False
     if target in rollout.contents:
         return _is_same_file(root / target, rollout.contents[target])
-    if (root / target).is_symlink() or not (root / target).is_dir():
+    if not _is_of_its_kind(root, target, rollout):
         return False
     own = {path: content for path, content in rollout.contents.items() if path.startswith(f"{target}/")}
-    found = {path.relative_to(root).as_posix() for path in _files_below(root / target)}
+    found = {path.relative_to(root).as_posix() for path in files_below(root / target, _LEFT_BEHIND)}
     return found == own.keys() and all(_is_same_file(root / path, content) for path, content in own.items())
 
 
-def _files_below(directory: Path) -> Iterator[Path]:
+def files_below(directory: Path, left_out: Collection[str]) -> Iterator[Path]:
+    """Yield the files and links below a directory, except those with some names."""
     for path in directory.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            if path.name not in _LEFT_BEHIND:
-                yield from _files_below(path)
-        else:
-            yield path
+        if path.name not in left_out:
+            is_directory = path.is_dir() and not path.is_symlink()
+            yield from files_below(path, left_out) if is_directory else (path,)
 
 
 def _is_same_file(path: Path, content: bytes) -> bool:
@@ -143,24 +130,27 @@ def _is_same_file(path: Path, content: bytes) -> bool:
     return path.stat().st_size == len(content) and path.read_bytes() == content
 
 
+def _is_of_its_kind(root: Path, target: str, rollout: RolloutFiles) -> bool:
+    path = root / target
+    return not path.is_symlink() and (path.is_file() if target in rollout.contents else path.is_dir())
+
+
 def _check_targets(root: Path, targets: Sequence[str], rollout: RolloutFiles, *, force: bool) -> None:
     present = [target for target in targets if os.path.lexists(root / target)]
-    irregular = [found for target in targets if (found := obstacle_on_the_way(root, target))]
-    for target in present:
-        path = root / target
-        if path.is_symlink() or not (path.is_file() if target in rollout.contents else path.is_dir()):
-            irregular.append(target)
-    irregular = list(dict.fromkeys(irregular))
+    obstacles = filter(None, (obstacle_on_the_way(root, target) for target in targets))
+    wrong = (target for target in present if not _is_of_its_kind(root, target, rollout))
+    irregular = list(dict.fromkeys([*obstacles, *wrong]))
     if present and not force:
         raise ConflictError(
-            "These paths already exist:\n" + _listed(present),
+            "\n  - ".join(["These paths already exist:", *present]),
             details={"conflicts": present, "differences": _differences(root, present, rollout)},
             hint="show the differences with `--diff`, or replace the files with `--force`",
         )
     if irregular:
         raise ConflictError(
-            "These are not replaced, because they are links or not of the expected kind:\n"
-            + _listed(irregular),
+            "\n  - ".join(
+                ["These are not replaced, because they are links or not of the expected kind:", *irregular]
+            ),
             details={"conflicts": irregular},
             hint="remove them by hand",
         )
@@ -169,7 +159,7 @@ def _check_targets(root: Path, targets: Sequence[str], rollout: RolloutFiles, *,
 def _differences(root: Path, present: Sequence[str], rollout: RolloutFiles) -> dict[str, str]:
     """Return the changes that `--force` would make, by path."""
     changed = [
-        (path, difference(root / path, content, path, as_text=not path.startswith("data/")))
+        (path, _difference(root / path, content, path))
         for path, content in rollout.contents.items()
         if _target_of(path, present)
         and not (root / path).is_symlink()
@@ -182,12 +172,8 @@ def _differences(root: Path, present: Sequence[str], rollout: RolloutFiles) -> d
         f"{path} is not in the template and would be removed"
         for path in sorted(existing - rollout.contents.keys())
     ]
-    lost = [(f"rollouts/{rollout.name}", shortened(gone))] if gone else []
+    lost = [(f"rollouts/{rollout.name}", _shortened(gone))] if gone else []
     return {path: shown for path, shown in [*lost, *changed] if shown}
-
-
-def _listed(paths: Sequence[str]) -> str:
-    return "\n".join(f"  - {path}" for path in paths)
 
 
 def _move_in(root: Path, staging: Path, targets: Sequence[str]) -> None:
@@ -213,36 +199,27 @@ _LARGEST_BYTES = 256 * 1024
 _MOST_LINES = 60
 
 
-def difference(path: Path, content: bytes, name: str, *, as_text: bool = True) -> str:
+def _difference(path: Path, content: bytes, name: str) -> str:
     """Return the diff between ``path`` and ``content``; empty if they are equal or the file does not exist."""
-    if not path.is_file():
+    if not path.is_file() or _is_same_file(path, content):
         return ""
     size = path.stat().st_size
-    if not as_text or max(size, len(content)) > _LARGEST_BYTES:
-        same = size == len(content) and path.read_bytes() == content
-        return "" if same else f"{name} differs ({size:,} bytes here, {len(content):,} in the template)\n"
-    mine = path.read_bytes()
-    if mine == content:
-        return ""
+    if name.startswith("data/") or max(size, len(content)) > _LARGEST_BYTES:
+        return f"{name} differs ({size:,} bytes here, {len(content):,} in the template)\n"
     try:
-        before, after = mine.decode("utf-8"), content.decode("utf-8")
+        old, new = path.read_bytes().decode("utf-8").splitlines(), content.decode("utf-8").splitlines()
     except UnicodeDecodeError:
         return f"{name} differs, and is not text\n"
-    return shortened(_unified(before, after, name))
+    found = list(difflib.unified_diff(old, new, f"{name} (yours)", f"{name} (template)", lineterm="", n=2))
+    return _shortened(found or [f"{name} differs in its line endings alone"])
 
 
 def join_differences(differences: Mapping[str, str]) -> str:
     """Join the diffs of several files into one text, shortened as each of them is."""
-    return shortened("".join(differences.values()).splitlines()).rstrip("\n")
+    return _shortened("".join(differences.values()).splitlines()).rstrip("\n")
 
 
-def _unified(before: str, after: str, name: str) -> list[str]:
-    old, new = before.splitlines(), after.splitlines()
-    found = list(difflib.unified_diff(old, new, f"{name} (yours)", f"{name} (template)", lineterm="", n=2))
-    return found or [f"{name} differs in its line endings alone"]
-
-
-def shortened(lines: list[str]) -> str:
+def _shortened(lines: list[str]) -> str:
     """Return the first ``lines`` as a text, and the number of omitted ones."""
     hidden = len(lines) - _MOST_LINES
     shown = lines if hidden <= 0 else [*lines[:_MOST_LINES], f"… and {hidden:,} more lines"]

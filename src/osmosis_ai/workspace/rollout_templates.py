@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from osmosis_ai.files import expanded
 from osmosis_ai.workspace.doctor import AGENT_GUIDES, guide_text
 from osmosis_ai.workspace.git import run_git
 from osmosis_ai.workspace.layout import REQUIRED_DIRECTORIES, WorkspaceDirectory, find_dataset_file
-from osmosis_ai.workspace.placement import PlacedRollout, RolloutFiles, place
+from osmosis_ai.workspace.placement import PlacedRollout, RolloutFiles, files_below, place
 
 PATH_ENV = "OSMOSIS_WORKSPACE_TEMPLATE_PATH"
 REPO_ENV = "OSMOSIS_WORKSPACE_TEMPLATE_REPO"
@@ -49,10 +48,8 @@ class RolloutTemplate:
     def summary(self) -> str:
         """The description in its `pyproject.toml`; empty if there is none."""
         path = self.root / "rollouts" / self.name / "pyproject.toml"
-        if path.is_symlink() or not path.is_file():
-            return ""
-        project = parse_toml(_text(path), str(path)).get("project")
-        description = project.get("description") if isinstance(project, dict) else None
+        readable = path.is_file() and not path.is_symlink()
+        description = _table(path, "project").get("description") if readable else None
         return description if isinstance(description, str) else ""
 
     @property
@@ -64,7 +61,7 @@ class RolloutTemplate:
     def paths(self) -> tuple[str, ...]:
         """Return its files relative to a workspace's root: the rollout, its configs, their data."""
         directory = self.root / "rollouts" / self.name
-        found = [path.relative_to(self.root).as_posix() for path in _files_below(directory)]
+        found = [path.relative_to(self.root).as_posix() for path in files_below(directory, _LEFT_OUT)]
         if not 0 < len(found) <= _MOST_FILES:
             wrong = f"more than {_MOST_FILES:,} files" if found else "no files"
             raise OsmosisError(f"The template {directory} has {wrong}.")
@@ -87,9 +84,7 @@ class RolloutTemplate:
 
     def _dataset(self, config: str) -> str | None:
         """Return the file in `data/` that the config names, or None if there is none."""
-        document = parse_toml(_text(self.root / config), str(self.root / config))
-        experiment: Any = document.get("experiment")
-        name = experiment.get("dataset") if isinstance(experiment, dict) else None
+        name = _table(self.root / config, "experiment").get("dataset")
         if not isinstance(name, str) or Path(name).name != name:
             return None
         found = find_dataset_file(WorkspaceDirectory(self.root), name)
@@ -147,15 +142,10 @@ def own_root() -> Path:
     )
 
 
-def _files_below(directory: Path) -> Iterator[Path]:
-    for parent, directories, names in os.walk(directory):
-        links = [name for name in directories if (Path(parent) / name).is_symlink()]
-        directories[:] = sorted({*directories} - _LEFT_OUT - {*links})
-        yield from (Path(parent) / name for name in [*names, *links] if name not in _LEFT_OUT)
-
-
-def _text(path: Path) -> str:
-    return path.read_bytes()[:_MOST_BYTES].decode("utf-8", "replace")
+def _table(path: Path, name: str) -> dict[str, Any]:
+    text = path.read_bytes()[:_MOST_BYTES].decode("utf-8", "replace")
+    table = parse_toml(text, str(path)).get(name)
+    return table if isinstance(table, dict) else {}
 
 
 def init_rollout(workspace: WorkspaceDirectory, name: str, *, force: bool = False) -> PlacedRollout:
@@ -252,14 +242,12 @@ def _first_commit(root: Path) -> None:
 
 def _import_git() -> Any:
     """Import GitPython. It asks Git for its version, which fails if the user's configuration is broken."""
-    users = {name: os.environ.get(name) for name in _NO_USER_CONFIG}
+    users = {name: os.environ[name] for name in _NO_USER_CONFIG if name in os.environ}
     os.environ.update(_NO_USER_CONFIG)
     try:
         import git
     finally:
-        for name, value in users.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in _NO_USER_CONFIG:
+            del os.environ[name]
+        os.environ.update(users)
     return git

@@ -8,8 +8,7 @@ import sys
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.files import expanded
 
-_LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)")
-_QUOTES = ("'", '"')
+_LINE = re.compile(r"""(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(?:'(.*)'|"(.*)"|((?!['"]).*))""")
 MAX_SECRET_BYTES = 64 * 1024
 
 
@@ -32,13 +31,12 @@ def read_secrets_file(source: str) -> dict[str, str]:
         if not stripped or stripped.startswith("#"):
             continue
         match = _LINE.fullmatch(stripped)
-        value = _unquoted(match[2]) if match else None
-        if match is None or value is None:
+        if match is None or "\0" in stripped:
             raise OsmosisError(
                 f"Line {number} of {shown} is not `NAME=value` (one line for each value, quotes in pairs).",
                 details={"line": number},
             )
-        values[match[1]] = value
+        values[match[1]] = match[2] or match[3] or match[4] or ""
     return values
 
 
@@ -53,13 +51,3 @@ def _read(source: str, shown: str) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise OsmosisError(f"Cannot read secrets file {shown}: it is not UTF-8.") from None
-
-
-def _unquoted(value: str) -> str | None:
-    if "\0" in value:
-        return None
-    if not value.startswith(_QUOTES):
-        return value
-    if len(value) < 2 or value[-1] != value[0]:
-        return None
-    return value[1:-1]

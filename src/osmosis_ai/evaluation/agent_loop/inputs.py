@@ -101,7 +101,7 @@ class DatasetReader:
             return
         stop = None if limit is None else offset + limit
         for index, (_, record) in islice(enumerate(reader), offset, stop):
-            yield loop_row(reader.exactly(record), index)
+            yield loop_row(record, index)
 
     def _open(self) -> RecordReader | None:
         """Return the file's reader; None for an empty ``.jsonl`` file, which has no rows."""

@@ -198,7 +198,7 @@ def _decisions(question: GateQuestion, found: ResolvedRun | None) -> Decisions:
             )
         return load_decisions(named, workspace)
     if found is None or found.directory is None or workspace is None:
-        return Decisions.none()
+        return Decisions()
     return decisions_of_run(read_inputs(found.directory).config, workspace)
 
 

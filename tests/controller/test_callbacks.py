@@ -223,7 +223,8 @@ async def test_the_bridge_is_served_and_needs_its_own_key(
 async def test_no_route_takes_the_key_of_another_run(
     store: CallbackStore, journal: Journal, http: aiohttp.ClientSession
 ) -> None:
-    bridge = ProviderProxy(SimpleNamespace(model_path="openai/m"))  # type: ignore[arg-type]
+    endpoint = SimpleNamespace(model_path="openai/m")
+    bridge = ProviderProxy(SimpleNamespace(endpoint=endpoint))  # type: ignore[arg-type]
     bridge.open(ROLLOUT_ID)
     listener = CallbackListener(store, auth_token=TOKEN, bridge=bridge, bridge_token=BRIDGE_TOKEN)
     routes = [(route.method, route.resource) for route in listener._app.router.routes()]

@@ -32,7 +32,7 @@ def client(model: StandInModel, **options: Any) -> ModelClient:
     return ModelClient(endpoint, **options)
 
 
-async def test_tools_and_all_they_bring_survive_both_ways(model: StandInModel) -> None:
+async def test_weakness_12_tools_and_all_they_bring_survive_both_ways(model: StandInModel) -> None:
     model.script(
         Reply(
             content="two words",

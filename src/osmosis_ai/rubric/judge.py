@@ -56,8 +56,9 @@ _ABOUT_FORMAT = re.compile(r"response[_ ]?format|json[_ ]?(schema|object|mode)|s
 class Judge:
     """One judge: an async context manager, for one event loop."""
 
-    def __init__(self, judge_model: JudgeModel, *, max_in_flight: int = 8) -> None:
+    def __init__(self, judge_model: JudgeModel, *, max_in_flight: int = 8, keep_raw: bool = True) -> None:
         self.model = judge_model
+        self._keep_raw = keep_raw
         self._client = ModelClient(
             judge_model.endpoint, max_connections=max_in_flight, request_timeout_s=judge_model.timeout_s
         )
@@ -131,7 +132,7 @@ class Judge:
         return Judgement(
             score=score,
             explanation=self._redactor.text(verdict.explanation),
-            raw=self._redactor.tree(completion.response),
+            raw=self._raw(completion),
             input_tokens=spent.input_tokens,
             output_tokens=spent.output_tokens,
             cost_usd=spent.cost_usd,
@@ -148,8 +149,11 @@ class Judge:
                 f"The judge's reply has no readable score, also after a second question: {problem}"
             ),
             reason=problem.reason,
-            raw=self._redactor.tree(completion.response),
+            raw=self._raw(completion),
         )
+
+    def _raw(self, completion: Completion) -> Any:
+        return self._redactor.tree(completion.response) if self._keep_raw else None
 
     def _translated(self, error: ModelCallError) -> ProviderRequestError:
         cls = ModelNotFoundError if error.category == "not_found" else ProviderRequestError

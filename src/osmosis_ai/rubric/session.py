@@ -77,6 +77,7 @@ _FAILURES_IN_A_ROW = 50
 _PERMANENT = frozenset({"auth", "not_found"})
 _LEAST_READY = 8
 _PROGRESS_S = 0.2
+_FIRST_CALLS_S = 0.1
 _DAMAGED_HINT = "leave out `--resume` to start over; the damaged journal is kept"
 _FULL_HINT = "free some space and run the same command with `--resume`: it continues where it stopped"
 _EDITED = {"data": "the file's content changed", "rubric": "its text changed"}
@@ -330,14 +331,14 @@ class JudgingSession:
         self._spending.start_clock()
         self._started = time.monotonic()
         self._hooks.started(self.interrupt)
-        # Judges are waited for anyway; later, this import would delay the results.
-        loading = asyncio.create_task(asyncio.to_thread(load_distributions))
+        loading = asyncio.create_task(_load_statistics())
         try:
             async with AsyncExitStack() as stack, self._reporting():
-                self._judges = [
-                    await stack.enter_async_context(Judge(model, max_in_flight=self._concurrency))
+                judges = (
+                    Judge(model, max_in_flight=self._concurrency, keep_raw=self.spec.keep_raw)
                     for model in self.spec.judges
-                ]
+                )
+                self._judges = [await stack.enter_async_context(judge) for judge in judges]
                 try:
                     await self._dispatch()
                 finally:  # the last progress report includes calls that are still being written
@@ -345,7 +346,7 @@ class JudgingSession:
         finally:
             self._hooks.ended()
             self._finished = time.monotonic()
-            await loading
+            loading.cancel()
 
     def interrupt(self) -> None:
         """Start no further calls and cancel those in flight."""
@@ -430,7 +431,7 @@ class JudgingSession:
             "started_at": started_at,
             "completed_at": _now(),
             "elapsed_s": round(self.elapsed_s, 3),
-            "raw": orjson.loads(json_bytes(self._redact.tree(raw))) if self.spec.keep_raw and raw else None,
+            "raw": orjson.loads(json_bytes(self._redact.tree(raw))) if raw else None,
         }
         tokens = found.input_tokens + found.output_tokens
         return TerminalRecord(
@@ -628,6 +629,12 @@ class JudgingSession:
             "elapsed_s": round(self.elapsed_s, 3),
             "judges": judges,
         }
+
+
+async def _load_statistics() -> None:
+    """Import what the results need while the first judges are waited for; later, it would delay the results."""
+    await asyncio.sleep(_FIRST_CALLS_S)
+    await asyncio.to_thread(load_distributions)
 
 
 def _now() -> str:

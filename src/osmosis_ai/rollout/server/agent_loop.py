@@ -214,7 +214,7 @@ def create_app(
             if len(body) > most:
                 raise too_large
             if not fits:
-                raise later(429, "the requests that wait here fill this server; try again later")
+                raise later(429, "the server holds too many waiting requests; try again later")
 
     def parse(body: bytes) -> RolloutRequest:
         try:
@@ -244,7 +244,7 @@ def create_app(
         if state.closing:
             raise later(503, "the server is shutting down")
         if not state.has_room():
-            raise later(429, "as many rollouts wait as this server takes; try again later")
+            raise later(429, "too many rollouts are waiting; try again later")
         try:
             tools = normalize_tools(agent_loop.get_tools(request), agent_loop.name)
             reply = InitResponse(rollout_id=request.rollout_id, tools=tools).model_dump_json().encode()

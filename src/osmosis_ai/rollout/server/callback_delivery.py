@@ -88,7 +88,9 @@ async def deliver_with_retries(
         wait_s = max(pause_s * random.uniform(0.75, 1.25), problem.retry_after_s)
         spent = patience_s is not None and clock() - started + wait_s > patience_s
         if spent or attempt == attempts:
-            raise DeliveryError(f"{url} took no callback in {attempt} tries: {problem}", refused=False)
+            raise DeliveryError(
+                f"{url} did not accept the callback in {attempt} tries: {problem}", refused=False
+            )
         logger.warning("callback to %s failed (%s); next try in %.1fs", url, problem, wait_s)
         await sleep(wait_s)
         pause_s = min(pause_s * 2, LONGEST_PAUSE_S)

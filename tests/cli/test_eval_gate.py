@@ -191,6 +191,9 @@ def test_the_scores_of_a_judge_are_gated_and_of_a_panel_the_weakest(maze: Maze, 
         (tmp_path / "other.json").write_text(json.dumps({"trust": trust}))
         outcome = gate(maze, str(tmp_path / "other.json"), "--min", "score=0.1")
         assert "is not a result file" in outcome.error["message"]
+    (tmp_path / "deep.json").write_text("[" * 200_000)
+    outcome = gate(maze, str(tmp_path / "deep.json"), "--min", "score=0.1")
+    assert "is not a result file" in outcome.error["message"]
 
 
 # What is no gate

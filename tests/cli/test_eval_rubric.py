@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import shlex
@@ -190,11 +191,43 @@ def test_resuming_refuses_other_inputs_and_names_them(cli: Cli, judge: JudgeServ
     assert "rubric" not in outcome.err.split("started.")[1].split("hint")[0]
 
 
-def test_starting_over_keeps_the_unfinished_session_aside(cli: Cli, judge: JudgeServer) -> None:
+def test_starting_over_keeps_every_unfinished_session_aside(cli: Cli, judge: JudgeServer) -> None:
     texts("[status 400]")
     score(cli, "-o", "out.json")
-    outcome = score(cli, "-o", "out.json")
-    assert "is kept as" in outcome.err and Path("out.json.previous.partial.jsonl").is_file()
+    for name in ("out.json.previous.partial.jsonl", "out.json.previous-2.partial.jsonl"):
+        outcome = score(cli, "-o", "out.json")
+        assert f"is kept as {Path(name).absolute()}" in outcome.err and Path(name).is_file()
+
+
+def test_an_incomplete_result_does_not_replace_a_complete_one(cli: Cli, judge: JudgeServer) -> None:
+    texts(*(f"text {number}" for number in range(40)))
+    assert score(cli, "-o", "out.json").status == 0
+    outcome = score(cli, "-o", "out.json", "--max-tokens", "500")
+    assert (outcome.status, result_of()["complete"]) == (1, False)
+    assert "the result that was there is kept as" in outcome.err
+    assert result_of("out.json.previous.json")["counts"]["scored"] == 40
+
+
+def test_a_call_of_another_session_is_not_continued_with(cli: Cli, judge: JudgeServer) -> None:
+    texts("[status 400]", "fine")
+    score(cli, "-o", "other.json", "--seed", "1")
+    score(cli, "-o", "out.json")
+    journal = Path("out.json.partial.jsonl")
+    lines = Path("other.json.partial.jsonl").read_text().splitlines(keepends=True)
+    journal.write_text(journal.read_text() + "".join(lines[1:]))
+    outcome = score(cli, "-o", "out.json", "--resume")
+    assert outcome.status == 1 and "is not of this session" in outcome.err
+
+
+def test_a_result_replaces_only_a_regular_file_and_follows_links(cli: Cli, judge: JudgeServer) -> None:
+    texts("one")
+    os.mkfifo("pipe.json")
+    assert "'pipe.json' is not a regular file" in refused(cli, judge, "-o", "pipe.json")
+    Path("loop.json").symlink_to("loop.json")
+    assert "'loop.json' cannot be resolved" in refused(cli, judge, "-o", "loop.json")
+    Path("link.json").symlink_to("target.json")
+    assert score(cli, "-o", "link.json").status == 0
+    assert Path("link.json").is_symlink() and result_of("target.json")["complete"]
 
 
 # -- budgets -------------------------------------------------------------------------------
@@ -272,6 +305,7 @@ def test_bounds_of_a_record_win_and_scores_are_compared_on_one_scale(cli: Cli, j
     assert score(cli, "-o", "out.json").status == 0
     document = result_of()
     assert [record["scores"] for record in document["records"]] == [[4.0], [0.75]]
+    assert document["overall_statistics"]["average"] == pytest.approx(0.75)
     assert document["trust"]["judges"][0]["figures"]["mean_absolute_error"]["value"] == pytest.approx(0.0)
 
 
@@ -480,6 +514,8 @@ def test_data_that_is_missing_or_a_directory_is_one_line(cli: Cli, judge: JudgeS
         (["-r", " "], "Rubric text must not be empty."),
         (["-r", "@absent.txt"], "Rubric file 'absent.txt' does not exist."),
         (["--score-max", "nan"], "`score_min` and `score_max` must be finite"),
+        (["--score-max", "1e200"], "the scale from 0 to 1e+200 is too wide or too narrow"),
+        (["--score-max", "1e-300"], "the scale from 0 to 1e-300 is too wide or too narrow"),
         (["--timeout", "0"], "--timeout must be greater than 0 seconds."),
         (["--max-tokens", "0"], "'--max-tokens' must be a positive number"),
         (["--baseline", "absent.json"], "Baseline path 'absent.json' does not exist."),

@@ -50,3 +50,13 @@ def test_preview_survives_odd_files(cli: Cli) -> None:
     Path("a.yml").write_text("&a\nid: x\nrubric: text\nwhen: 2026-01-02\nself: *a\n")
     for mode in ("--json", "--plain"):
         assert cli("preview", "-p", "a.yml", mode).status == 0
+
+
+def test_preview_hides_keys_and_refuses_aliases_that_unfold_to_billions(cli: Cli) -> None:
+    Path("a.yml").write_text("{id: a, rubric: A, model_info: {provider: openai, api_key: sk-canary-91}}")
+    for mode in ("--json", "--plain"):
+        outcome = cli("preview", "-p", "a.yml", mode)
+        assert outcome.status == 0 and "sk-canary" not in outcome.out and "<hidden>" in outcome.out
+    levels = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30)]
+    Path("a.yml").write_text("\n".join(["a0: &a0 [x]", *levels, "r: {id: a, rubric: A, more: *a29}"]))
+    assert "unfolds to more than 200,000 values" in cli("preview", "-p", "a.yml").err

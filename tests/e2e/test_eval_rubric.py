@@ -226,7 +226,8 @@ async def test_two_processes_do_not_write_the_same_result(world: World) -> None:
     world.hold(lambda: over if world.judge.calls > 20 else None)
     first = await world.start("--concurrency", "4")
     await world.wait_for_calls(1)
-    second = await world.run()
+    (world.root / "sub").mkdir()
+    second = await world.run("-o", "sub/../out.json")
     assert second.status == 1 and "another process is writing" in second.err
     first.send_signal(signal.SIGINT)
     assert (await finish(first)).status == 1

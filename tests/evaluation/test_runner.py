@@ -12,10 +12,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from osmosis_ai.cli.eval_runs.view import numbers_table
 from osmosis_ai.controller.attempt import call_seed
+from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.datasets import count_records, file_digest, select_rows
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.hooks import RunSummary
@@ -337,6 +339,22 @@ async def test_a_damaged_run_is_refused_by_line_and_salvaged_on_request(world: W
     assert world.metrics()["summary"]["pass_rate"] == 1.0
     assert len(list((world.directory / "trajectories").iterdir())) == 6
     assert (world.directory / "events.jsonl.damaged").read_bytes() == damaged
+
+    # A result of another row at the same place, such as one of a copied journal.
+    other = TerminalRecord.from_line(events.read_bytes().splitlines()[0])
+    foreign = msgspec.structs.replace(other, row_digest="ab" * 32)
+    events.write_bytes(events.read_bytes() + foreign.to_line())
+    with pytest.raises(OsmosisError, match="not part of the run"):
+        await world.run(n=2)
+    await world.run(n=2, options={"salvage": True})
+
+    victim = world.root / "victim.txt"
+    (world.directory / "logs.txt").replace(victim)
+    (world.directory / "logs.txt").symlink_to(victim)
+    written = victim.read_bytes()
+    with pytest.raises(OsmosisError, match="is a symbolic link"):
+        await world.run(n=2)
+    assert victim.read_bytes() == written
 
 
 @pytest.mark.e2e

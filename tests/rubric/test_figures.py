@@ -106,10 +106,19 @@ def test_one_run_or_equal_scores_say_why_there_is_no_reliability() -> None:
     assert "fewer than two records" in (krippendorff_alpha(apart).reason or "")
 
 
-def test_a_judge_that_always_repeats_itself_is_perfectly_reliable_without_an_interval() -> None:
+def test_a_judge_that_always_repeats_itself_is_reliable_as_far_as_so_few_records_show() -> None:
     ratings = np.repeat(np.linspace(0, 1, 30)[:, None], 4, axis=1)
-    alpha = krippendorff_alpha(ratings)
-    assert (alpha.value, alpha.low) == (1.0, None) and alpha.reason
+    few, alpha, many = (
+        krippendorff_alpha(each) for each in (ratings[:10], ratings, np.repeat(ratings, 20, axis=0))
+    )
+    assert (few.value, few.low) == (1.0, None) and few.reason
+    assert (alpha.value, alpha.high, many.high) == (1.0, 1.0, 1.0)
+    assert alpha.low is not None and many.low is not None and 0 < alpha.low < 0.8 < many.low < 1
+    # The bound is alpha of a table in which the largest share of records that 30 alike ones allow differs.
+    share = 1 - 0.025 ** (1 / 600)
+    worst = np.repeat(np.repeat(np.linspace(0, 1, 30), 2000)[:, None], 4, axis=1)
+    worst[:: round(1 / share)] = [0, 0, 1, 1]
+    assert krippendorff_alpha(worst).value == pytest.approx(many.low, abs=0.002)
     deviation, identical = spread_of_calls(ratings)
     assert (deviation.low, deviation.reason) == (None, "every record got the same score each time")
     assert identical.value == 1.0

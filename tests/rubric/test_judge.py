@@ -361,7 +361,7 @@ def test_what_is_wrong_with_model_info_is_named(
 
 
 def test_what_no_environment_variable_can_be_called_is_refused_as_a_name_of_one() -> None:
-    with pytest.raises(JudgeArgumentError, match="the name of no environment variable"):
+    with pytest.raises(JudgeArgumentError, match="must be the name of an environment variable"):
         resolve_judge({"provider": "openai", "model": "m", "api_key_env": "WE IRD-KEY"}, env={})
     with pytest.raises(MissingAPIKeyError) as refused:
         resolve_judge({"provider": "we ird-x", "model": "m"}, env={"WE IRD-X_API_KEY": CANARY})

@@ -93,7 +93,10 @@ class TerminalRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         ``without_crc`` also accepts lines without a checksum, which the public SDK writes.
         """
         check_crc(line, without_crc=without_crc)
-        return _DECODER.decode(line)
+        try:
+            return _DECODER.decode(line)
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
 
 
 _ENCODER = msgspec.json.Encoder()

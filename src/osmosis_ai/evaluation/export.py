@@ -441,7 +441,7 @@ def _inspect_tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call["function"]
     try:
         arguments = json.loads(function["arguments"])
-    except ValueError:
+    except (ValueError, RecursionError):
         arguments = function["arguments"]
     if not isinstance(arguments, dict):
         arguments = {"arguments": arguments}

@@ -57,6 +57,10 @@ _MAX_REASONS = 1000
 _KEY_DIGITS = 16
 
 
+def _row_key(digest: str) -> int:
+    return int(digest[:_KEY_DIGITS], 16) or 1
+
+
 class AttemptTable:
     """``rows`` x ``n`` attempts, addressed by (row_index, run_index); with ``only``, just these belong to the run."""
 
@@ -87,10 +91,17 @@ class AttemptTable:
             return False
         return bool(self.columns["status"][row_index * self.n + run_index] != LEFT_OUT)
 
+    def belongs(self, record: TerminalRecord) -> bool:
+        """Whether a record is of an attempt of the run, and of the row it has there."""
+        if not self.holds(record.row_index, record.run_index):
+            return False
+        known, digest = int(self._row_keys[record.row_index]), record.row_digest
+        return digest is None or not known or known == _row_key(digest)
+
     def set_result(self, record: TerminalRecord, offset: int = -1) -> None:
         """Set an attempt's latest result and the offset of its journal line; ValueError if the run does not have it."""
         row, run = record.row_index, record.run_index
-        if not self.holds(row, run):
+        if not self.belongs(record):
             raise ValueError(f"row {row}, attempt {run + 1} is not part of the run")
         item = row * self.n + run
         reasons = record.finish_reasons
@@ -115,7 +126,7 @@ class AttemptTable:
 
     def set_row_digest(self, row_index: int, digest: str) -> None:
         """Set the digest of a row (``row_digest``); duplicate rows have the same."""
-        self._row_keys[row_index] = int(digest[:_KEY_DIGITS], 16) or 1
+        self._row_keys[row_index] = _row_key(digest)
 
     def set_row_digests(self, digests: Iterable[str]) -> None:
         """Set the digests of all rows, in their order."""

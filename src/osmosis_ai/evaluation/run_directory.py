@@ -69,6 +69,12 @@ class RunDirectory:
 
     def create(self) -> None:
         """Create missing directories, and remove unfinished files of a killed process."""
+        for entry in self.path.iterdir() if self.path.exists() else ():
+            if entry.is_symlink():
+                raise OsmosisError(
+                    f"'{entry}' is a symbolic link, and a run writes only into its own directory.",
+                    hint="remove the link, or start a new run with another '--name'",
+                )
         for directory in (self.trials, self.trajectories, self.artifacts):
             directory.mkdir(parents=True, exist_ok=True)
         for unfinished in self.path.glob(".*.tmp"):

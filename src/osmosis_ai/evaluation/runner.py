@@ -182,7 +182,7 @@ class EvalRunner:
             self.hooks.note(f"'{opened.name}' has no journal to salvage.")
             return
         try:
-            found = salvage(directory.events, lambda each: self.table.holds(each.row_index, each.run_index))
+            found = salvage(directory.events, self.table.belongs)
         except OSError as error:
             raise OsmosisError(
                 f"The journal of '{opened.name}' could not be salvaged: {error}. It is unchanged."

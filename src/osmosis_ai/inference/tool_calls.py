@@ -259,7 +259,7 @@ def _with_parsed_arguments(call: Mapping[str, Any]) -> Mapping[str, Any]:
     function = call["function"]
     try:
         arguments = json.loads(function["arguments"])
-    except ValueError:
+    except (ValueError, RecursionError):
         return call
     return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
 

@@ -104,7 +104,22 @@ def find_items(path: Path) -> list[RubricItem]:
             raise OsmosisError(f"Duplicate rubric id '{name}' in '{path}': at {seen[name]} and {item.label}.")
         if name is not None:
             seen[name] = item.label
+        if _unfolded(item.payload, {}) > _MAX_NODES:
+            raise OsmosisError(
+                f"The rubric in '{path}' at {item.label} unfolds to more than {_MAX_NODES:,} values."
+            )
     return items
+
+
+def _unfolded(node: Any, known: dict[int, int]) -> int:
+    """Count the values below ``node`` as often as aliases repeat them; one that contains itself counts once."""
+    if not isinstance(node, dict | list):
+        return 1
+    if id(node) not in known:
+        known[id(node)] = 1
+        parts = node.values() if isinstance(node, dict) else node
+        known[id(node)] = 1 + sum(_unfolded(part, known) for part in parts)
+    return known[id(node)]
 
 
 def _read_documents(path: Path) -> list[Any]:

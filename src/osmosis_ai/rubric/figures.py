@@ -147,7 +147,18 @@ def krippendorff_alpha(ratings: Floats, *, seed: int = 0) -> Figure:
         return found
 
     columns = np.column_stack((counts, sums, np.square(scaled).sum(axis=1), disagreement))
-    return _bootstrapped(columns, alpha, seed=seed, scores=scores)
+    if disagreement.max() > _ROUNDING or records < MIN_RECORDS:
+        return _bootstrapped(columns, alpha, seed=seed, scores=scores)
+    # No record differs. At most this share of all records does (Clopper and Pearson), each by half of its ratings at
+    # either end of the range at worst.
+    share = 1 - ((1 - CONFIDENCE) / 2) ** (1 / records)
+    raters = int(counts.max())
+    worst = 2 * (raters // 2) * (raters - raters // 2) / (raters * (raters - 1))
+    n, total, squares, _ = columns.sum(axis=0)
+    expected = 2 * (n * squares - total**2) / (n * (n - 1))
+    figure = Figure(1.0, records=records, scores=scores)
+    interval = (1 - share * worst / expected, 1.0)
+    return figure.within(interval, method="no record differs (Clopper and Pearson)", otherwise=_TOO_FEW)
 
 
 def cohen_kappa(a: Integers, b: Integers, size: int, *, weighted: bool = False, seed: int = 0) -> Figure:

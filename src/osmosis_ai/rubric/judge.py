@@ -146,7 +146,7 @@ class Judge:
             self.model.provider,
             self.model.model,
             self._redactor.text(
-                f"The judge's reply has no readable score, also after a second question: {problem}"
+                f"The judge's reply has no readable score, even after a second request: {problem}"
             ),
             reason=problem.reason,
             raw=self._raw(completion),

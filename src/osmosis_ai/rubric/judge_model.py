@@ -163,8 +163,7 @@ def find_api_key(provider: str, model_info: Mapping[str, Any], env: Mapping[str,
     if named := _text(model_info, "api_key_env"):
         if not is_variable_name(named):
             raise JudgeArgumentError(
-                f"`api_key_env` is {named!r}, which can be the name of no environment variable; "
-                "write one such as `MY_API_KEY`."
+                "`api_key_env` must be the name of an environment variable, such as `MY_API_KEY`."
             )
         value = env.get(named, "").strip()
         if not value:

@@ -369,7 +369,10 @@ class RecordIndex:
 
     def _require_unchanged(self) -> None:
         if _stamp(self.path) != self._stamp:
-            raise ConflictError(f"'{self.path}' was changed while its records were being judged.")
+            raise ConflictError(
+                f"'{self.path}' was changed while its records were being judged.",
+                hint="restore it, and run the same command with `--resume`",
+            )
 
 
 def _stamp(path: Path) -> tuple[int, int]:

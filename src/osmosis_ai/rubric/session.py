@@ -15,14 +15,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-import os
+import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from functools import cached_property
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,7 +32,7 @@ import orjson
 from osmosis_ai.controller.dispatcher import Dispatcher, Stop
 from osmosis_ai.controller.outcomes import ERROR_SOURCES
 from osmosis_ai.controller.record import TerminalRecord, storable
-from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError, ResumeRefusedError
+from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError, ResumeRefusedError, reason_of
 from osmosis_ai.evaluation.hooks import ProgressSnapshot, RunHooks
 from osmosis_ai.evaluation.journal import (
     Journal,
@@ -43,7 +44,7 @@ from osmosis_ai.evaluation.journal import (
 from osmosis_ai.evaluation.manifest import file_lock
 from osmosis_ai.evaluation.results import FAILED, PENDING, SUCCESS, AttemptTable
 from osmosis_ai.evaluation.spec import Budget, Spending, Spent
-from osmosis_ai.files import cache_dir, write_atomic
+from osmosis_ai.files import write_atomic
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.rubric.documents import (
     CallStatus,
@@ -76,6 +77,7 @@ _REFUSALS_FOR_GOOD = 10
 _FAILURES_IN_A_ROW = 50
 _PERMANENT = frozenset({"auth", "not_found"})
 _LEAST_READY = 8
+_PREVIOUS = re.compile(rf"\.previous(-\d+)?{re.escape(SUFFIX)}$")
 _PROGRESS_S = 0.2
 _FIRST_CALLS_S = 0.1
 _DAMAGED_HINT = "leave out `--resume` to start over; the damaged journal is kept"
@@ -140,8 +142,11 @@ class SessionSpec:
             "rubric": text_digest(self.rubric),
             "rubric_id": self.rubric_id,
             "models": self.model_names,
-            "api_base": [judge.api_base for judge in self.judges],
-            "reasoning_effort": [judge.reasoning_effort for judge in self.judges],
+            # Without query strings, which may hold keys.
+            "api_base": _unless_none(
+                (judge.api_base or "").partition("?")[0] or None for judge in self.judges
+            ),
+            "reasoning_effort": _unless_none(judge.reasoning_effort for judge in self.judges),
             "runs": self.runs,
             "seed": self.seed,
             "swap": self.swap,
@@ -164,7 +169,14 @@ def input_differences(
             yield f"{key.replace('_', ' ')}: {_EDITED.get(key, 'changed')}"
 
 
+def _unless_none(values: Iterable[str | None]) -> list[str | None] | None:
+    found = list(values)
+    return found if any(found) else None
+
+
 def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
     if isinstance(value, list):
         return ", ".join(map(_shown, value)) or "none"
     return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)
@@ -175,10 +187,18 @@ def journal_of(output: Path) -> Path:
     return output.with_name(output.name + SUFFIX)
 
 
+def free_name(output: Path, suffix: str) -> Path:
+    """Return an unused name for what a new session replaces: ``<output>.previous<suffix>``, ``.previous-2`` and so on."""
+    numbers = chain([""], (f"-{number}" for number in count(2)))
+    paths = (output.with_name(f"{output.name}.previous{number}{suffix}") for number in numbers)
+    return next(path for path in paths if not path.exists())
+
+
 def find_output(output: Path, inputs: dict[str, Any], *, fixed: bool) -> Path:
     """Return the result path of the unfinished session with these ``inputs``: ``output``, or any in its directory."""
     paths = [journal_of(output)] if fixed else output.parent.glob(f"*{SUFFIX}")
-    journals = [path for path in paths if path.is_file() and not path.name.endswith(f".previous{SUFFIX}")]
+    journals = [path for path in paths if path.is_file() and path.stat().st_size]
+    journals = [path for path in journals if not _PREVIOUS.search(path.name)]
     journals.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
     if not journals:
         raise NotFoundError(
@@ -261,6 +281,7 @@ class JudgingSession:
         self.spec, self.index, self.output = spec, index, output
         self.journal_path = journal_of(output)
         self.calls = AttemptTable(len(index), spec.calls_per_record)
+        self._id = hashlib.sha256(json_bytes(spec.inputs(index))).hexdigest()[:12]
         self.usage = [JudgeUsage() for _ in spec.judges]
         self.stop: Stop | None = None
         self.put_aside: Path | None = None
@@ -282,32 +303,56 @@ class JudgingSession:
 
     @asynccontextmanager
     async def opened(self, *, resume: bool) -> AsyncIterator[None]:
-        """Lock the results, and load the calls of the session to resume or start its journal."""
-        path, output = self.journal_path, self.output
-        name = hashlib.sha256(os.fsencode(output.absolute())).hexdigest()[:24]
-        refusal = ConflictError(f"another process is writing '{output}'.", hint="choose another `--output`")
-        inputs = self.spec.inputs(self.index)
-        with file_lock(cache_dir() / "locks" / f"rubric-{name}.lock", refusal):
-            if not resume:
-                if path.exists():
-                    self.put_aside = path.with_name(f"{output.name}.previous{SUFFIX}")
-                    path.replace(self.put_aside)
-                write_atomic(path, json_bytes({"schema_version": _SCHEMA, "inputs": inputs}) + b"\n")
-            else:
-                self._load(path)
-            self._journal = Journal(path, full_hint=_FULL_HINT)
-            try:
-                yield
-            finally:
-                await self._journal.close()
+        """Lock the journal, and load the calls of the session to resume or start anew."""
+        path = self.journal_path
+        refusal = ConflictError(
+            f"another process is writing '{self.output}'.", hint="choose another `--output`"
+        )
+        try:
+            with ExitStack() as locks:
+                locks.enter_context(file_lock(path, refusal))
+                if resume:
+                    self._load(path)
+                else:
+                    if path.stat().st_size:
+                        self.put_aside = free_name(self.output, SUFFIX)
+                        path.replace(self.put_aside)
+                    header = {"schema_version": _SCHEMA, "inputs": self.spec.inputs(self.index)}
+                    write_atomic(path, json_bytes(header) + b"\n")
+                    locks.enter_context(file_lock(path, refusal))  # that is another file now
+                self._journal = Journal(path, full_hint=_FULL_HINT)
+                try:
+                    yield
+                finally:
+                    await self._journal.close()
+        except OSError as error:
+            raise OsmosisError(
+                f"'{path}' cannot be opened: {reason_of(error)}.", hint="choose another `--output`"
+            ) from error
 
     def _load(self, path: Path) -> None:
-        def count(call: TerminalRecord) -> None:
+        def add(call: TerminalRecord) -> None:
+            facts = facts_of(call)
+            types = {
+                "retries": int,
+                "elapsed_s": int | float,
+                "explanation": str,
+                "stated_score": int | float,
+            }
+            low, high = self.index.lows[call.row_index], self.index.highs[call.row_index]
+            if (
+                not call.rollout_id.startswith(f"{self._id}-")
+                or not all(isinstance(facts[name], kind) for name, kind in types.items() if name in facts)
+                or (call.reward is not None and not ("explanation" in facts and low <= call.reward <= high))
+            ):
+                raise JournalCorruptionError(
+                    f"The journal '{path}' is damaged: a call of record {call.row_index + 1} is not of this session.",
+                )
             self._count(call)
-            self._spending.earlier_s = max(self._spending.earlier_s, facts_of(call).get("elapsed_s", 0.0))
+            self._spending.earlier_s = max(self._spending.earlier_s, facts.get("elapsed_s", 0.0))
 
         try:
-            load_results(path, self.calls, start=_read_inputs(path)[1], each=count)
+            load_results(path, self.calls, start=_read_inputs(path)[1], each=add)
         except JournalCorruptionError as error:
             error.hint = _DAMAGED_HINT
             raise
@@ -392,6 +437,7 @@ class JudgingSession:
         if not await self._may_start():
             return False
         started_at = _now()
+        # Counts until it is recorded, so that a budget includes calls that are being written.
         self._flying += 1
         found: Judgement | ProviderRequestError
         try:
@@ -402,8 +448,9 @@ class JudgingSession:
         except ProviderRequestError as error:
             found = error
             self._count_failure(number, error)
-        finally:
+        except BaseException:
             self._flying -= 1
+            raise
         call = self._call(record, number * self.spec.runs + run, found, started_at)
         # A separate task stores paid results even if the session is being cancelled.
         recording = asyncio.create_task(self._record(call))
@@ -437,7 +484,7 @@ class JudgingSession:
         return TerminalRecord(
             row_index=record.index - 1,
             run_index=run_index,
-            rollout_id=f"{record.index}-{run_index + 1}",
+            rollout_id=f"{self._id}-{record.index}-{run_index + 1}",
             status="success" if scored else "failed",
             duration_ms=round(found.duration_s * 1000),
             tokens=tokens or None,
@@ -455,10 +502,13 @@ class JudgingSession:
         return storable(self._redact.text(text))
 
     async def _record(self, call: TerminalRecord) -> None:
-        offset = await self._journal.append(call)
-        self.calls.set_result(call, offset)
-        self._count(call)
-        self.ended += 1
+        try:
+            offset = await self._journal.append(call)
+            self.calls.set_result(call, offset)
+            self._count(call)
+            self.ended += 1
+        finally:
+            self._flying -= 1
 
     def _count(self, call: TerminalRecord) -> None:
         self.usage[call.run_index // self.spec.runs].add(call)
@@ -595,8 +645,9 @@ class JudgingSession:
 
     @property
     def statistics(self) -> dict[str, float]:
-        """Statistics of all scores, as the judges' scales have them."""
-        return statistics(self.calls.rewards.tolist())
+        """Statistics of all scores, on the session's scale."""
+        scores = self.table.scores.ravel()
+        return statistics(scores[scores == scores].tolist())
 
     def counts(self) -> dict[str, Any]:
         """Return the counts of records and calls by outcome."""

@@ -25,6 +25,7 @@ from osmosis_ai.errors import ErrorCode, OsmosisError
 
 UnscoredReason = Literal["unparsable", "refused", "no_score", "not_finite", "empty"]
 
+_LARGEST_BOUND = 1e9
 _NO_DETAIL = "the provider gave no reason."
 
 
@@ -255,6 +256,11 @@ def check_bounds(score_min: object, score_max: object) -> tuple[float, float]:
         raise JudgeValueError(f"`score_min` and `score_max` must be finite, not {lowest} and {highest}.")
     if highest <= lowest:
         raise JudgeValueError(f"`score_max` ({highest}) must be greater than `score_min` ({lowest}).")
+    if max(abs(lowest), abs(highest)) > _LARGEST_BOUND or highest - lowest < 1 / _LARGEST_BOUND:
+        raise JudgeValueError(
+            f"the scale from {lowest:g} to {highest:g} is too wide or too narrow: bounds are at most "
+            f"{_LARGEST_BOUND:g}, and at least {1 / _LARGEST_BOUND:g} apart."
+        )
     return lowest, highest
 
 

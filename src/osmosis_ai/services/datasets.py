@@ -538,7 +538,7 @@ def _cached(directory: Path, dataset: Dataset, extension: str, platform_url: str
             return None
         if file_digest(path) != sha256:
             return None
-    except (OSError, ValueError, KeyError, TypeError, OsmosisError):
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, OsmosisError):
         return None
     return CachedDataset(path, sha256, "cache")
 

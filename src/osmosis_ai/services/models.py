@@ -369,7 +369,7 @@ def _signed_again(client: PlatformClient, name: str, path: str) -> str:
 def _check_adapter(directory: Path) -> None:
     try:
         json.loads((directory / ADAPTER_CONFIG).read_bytes())["peft_type"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, RecursionError, KeyError, TypeError):
         raise OsmosisError(
             f"what was fetched is not an adapter: {ADAPTER_CONFIG} is not PEFT's.",
             code="PLATFORM_ERROR",

@@ -137,7 +137,7 @@ def import_entrypoint(
 def _read(report: Path) -> dict[str, Any] | None:
     try:
         found = json.loads(report.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 

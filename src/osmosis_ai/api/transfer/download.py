@@ -120,7 +120,7 @@ class _Partial:
         """Return the store's validator of the bytes that this file is a part of."""
         try:
             value = json.loads(self._note.read_bytes())["validator"]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, RecursionError, KeyError, TypeError):
             return None
         return value if isinstance(value, str) else None
 

@@ -150,7 +150,7 @@ def _load(path: Path) -> UnfinishedUpload | None:
             expires_at=None if expires_at is None else datetime.fromisoformat(expires_at),
             acknowledged={int(number): str(etag) for number, etag in content["acknowledged"].items()},
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
         # Without a readable record, the upload only starts again.
         return None
 

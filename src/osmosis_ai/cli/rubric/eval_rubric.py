@@ -215,6 +215,8 @@ def judge(request: RubricRequest, words: list[str]) -> RubricOutcome:
         outcome = event_loop.run(run_rubric(prepared, live, keep=keep))
     if (aside := outcome.session.put_aside) is not None:
         shown.note(f"the unfinished session that was there is kept as {aside}")
+    if outcome.kept is not None:
+        shown.note(f"the result that was there is kept as {outcome.kept}")
     return outcome
 
 

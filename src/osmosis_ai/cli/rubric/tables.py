@@ -197,7 +197,8 @@ def resume_command(outcome: RubricOutcome) -> str:
         ("--score-min", request.score_min),
         ("--score-max", request.score_max),
         ("--timeout", request.timeout_s),
-        ("--api-base", request.api_base),
+        # A query string may hold a key.
+        ("--api-base", request.api_base and request.api_base.partition("?")[0]),
         ("--output", request.output),
         ("--report", request.report),
         ("--baseline", request.baseline),
@@ -207,6 +208,16 @@ def resume_command(outcome: RubricOutcome) -> str:
     for option, value in options:
         if value is not None:
             words += [option, str(value)]
+    if (limits := request.budget) is not None:
+        stop = outcome.session.stop
+        spent = stop is not None and stop.kind == "budget"
+        for option, limit in (
+            ("--max-cost", limits.max_cost_usd),
+            ("--max-tokens", limits.max_tokens),
+            ("--max-time", limits.max_time_s),
+        ):
+            if limit is not None:
+                words += [option, "HIGHER" if spent else str(limit)]
     if request.swap:
         words.append("--swap")
     if not request.report_text:

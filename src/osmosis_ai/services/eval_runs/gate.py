@@ -269,7 +269,7 @@ def rubric_results(file: Path) -> GatedRun:
         ]
         if not all(figures["mean"] and figures["alpha"] for *_, figures in judges) or not judges:
             raise ValueError("the file has no judge")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise OsmosisError(
             f"{file} is not a result file of `osmosis eval rubric`.",
             hint="write one with: osmosis eval rubric --output FILE",

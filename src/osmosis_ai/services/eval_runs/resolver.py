@@ -259,7 +259,7 @@ def _told_by(file: Path) -> Path | None:
         if file.stat().st_size > _LARGEST_RESULT_BYTES:
             return None
         return Path(json.loads(file.read_bytes())["summary"]["run_dir"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
         return None
 
 

@@ -48,6 +48,7 @@ class RubricOutcome:
         journal_path: the journal to resume from; None if no calls are pending.
         report_path: the report, if requested.
         records: the entries of the result file, up to the requested number.
+        kept: the earlier result, which an incomplete one did not replace.
     """
 
     prepared: PreparedRubric
@@ -55,6 +56,7 @@ class RubricOutcome:
     agreement: AgreementReport
     comparison: SessionComparison | None
     records: list[dict[str, Any]]
+    kept: Path | None = None
 
     @property
     def output_path(self) -> Path:
@@ -218,6 +220,7 @@ def _write(prepared: PreparedRubric, session: JudgingSession, keep: int | None) 
     """Write the result file and the report; keep the first entries of the file (all if ``keep`` is None)."""
     from osmosis_ai.rubric.agreement import measure_agreement
     from osmosis_ai.rubric.baseline import compare_sessions
+    from osmosis_ai.rubric.session import free_name
 
     pending = session.count("pending")
     agreement = measure_agreement(session.table, seed=prepared.spec.seed, pending_calls=pending)
@@ -243,6 +246,10 @@ def _write(prepared: PreparedRubric, session: JudgingSession, keep: int | None) 
             yield entry
 
     try:
+        if not (session.complete or prepared.request.resume) and path.exists():
+            # An incomplete result does not replace another one.
+            outcome.kept = free_name(path, path.suffix)
+            path.replace(outcome.kept)
         write_document(path, head, entries(), {**tail, **compared} if classic else None)
         if prepared.report is not None:
             path = prepared.report

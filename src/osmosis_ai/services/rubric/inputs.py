@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.errors import NotFoundError, OsmosisError, reason_of
 from osmosis_ai.files import expanded
 from osmosis_ai.services.report_files import ReportFile
 
@@ -249,7 +249,10 @@ def plan_output(output: str | None, rubric_id: str, *, classic: bool) -> OutputP
         from osmosis_ai.files import cache_dir
 
         return _fresh(cache_dir() / "eval_result" / folder_of(rubric_id))
-    path = expanded(output).absolute()
+    try:
+        path = expanded(output).resolve()
+    except (OSError, RuntimeError) as error:  # a loop of links
+        raise OsmosisError(f"Output path '{output}' cannot be resolved: {reason_of(error)}.") from None
     names_directory = output.endswith(("/", os.sep))
     if classic:
         if path.suffix and path.is_dir():
@@ -259,6 +262,8 @@ def plan_output(output: str | None, rubric_id: str, *, classic: bool) -> OutputP
     elif names_directory or path.is_dir():
         path = path / _FILE_NAME
     _require_writable(path.parent)
+    if path.exists() and not path.is_file():
+        raise OsmosisError(f"Output path '{output}' is not a regular file.")
     return OutputPlan(path, fixed=True)
 
 
@@ -367,10 +372,9 @@ def _preview_rubrics(path: Path) -> FilePreview:
     from osmosis_ai.rubric.config import find_items
 
     entries = [
-        PreviewedEntry(
-            f"Rubric config #{number} ({item.label})", _as_yaml(item.payload), _plain(item.payload)
-        )
+        PreviewedEntry(f"Rubric config #{number} ({item.label})", _as_yaml(payload), _plain(payload))
         for number, item in enumerate(find_items(path), start=1)
+        if (payload := _without_keys(item.payload))
     ]
     return FilePreview(path, "rubrics", f"Loaded {len(entries)} rubric config(s) from {path}", entries)
 
@@ -383,6 +387,14 @@ def _preview_records(path: Path) -> FilePreview:
         for number, value in enumerate(iter_objects(path), start=1)
     ]
     return FilePreview(path, "records", f"Loaded {len(entries)} JSONL record(s) from {path}", entries)
+
+
+def _without_keys(payload: dict[str, Any]) -> dict[str, Any]:
+    """Hide the key of a judge's configuration."""
+    info = payload.get("model_info")
+    if not isinstance(info, dict) or not info.get("api_key"):
+        return payload
+    return {**payload, "model_info": {**info, "api_key": "<hidden>"}}
 
 
 def _as_yaml(payload: dict[str, Any]) -> str:

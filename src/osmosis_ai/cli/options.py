@@ -71,7 +71,7 @@ ReportOption = Annotated[
     ),
 ]
 NoTextOption = Annotated[
-    bool, typer.Option("--no-text", help="With --report: numbers only, nothing that anybody said.")
+    bool, typer.Option("--no-text", help="With --report: numbers only, no texts or explanations.")
 ]
 OverwriteReportOption = Annotated[bool, typer.Option("--force", help="With --report: overwrite the file.")]
 MarkdownOption = Annotated[

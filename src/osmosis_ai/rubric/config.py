@@ -185,7 +185,7 @@ def _defaults(path: Path, document: Any) -> dict[str, Any]:
         return {}
     if "default_extra_info" in document:
         raise OsmosisError(
-            f"'{path}' must not include 'default_extra_info'; context of a record belongs into the data file."
+            f"'{path}' must not include 'default_extra_info'; context of a record belongs in the data file."
         )
     for name in ("default_score_min", "default_score_max"):
         _score(document.get(name), f"'{path}': '{name}'")
@@ -200,7 +200,7 @@ def _config(path: Path, item: RubricItem, *, need_model: bool) -> RubricConfig:
     where, payload = f"'{path}' at {item.label}", item.payload
     if "extra_info" in payload:
         raise OsmosisError(
-            f"The rubric in {where} must not include 'extra_info'; context of a record belongs into the data file."
+            f"The rubric in {where} must not include 'extra_info'; context of a record belongs in the data file."
         )
     rubric_id = payload.get("id")
     if not isinstance(rubric_id, str) or not rubric_id.strip():

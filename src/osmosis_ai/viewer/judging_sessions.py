@@ -69,7 +69,7 @@ def session_detail(
         "Data": document.get("data_path"),
         "Data, SHA-256": inputs.get("data"),
         "Records": len(records) if isinstance(records, list) else None,
-        "Calls a record and judge": document.get("number"),
+        "Calls per record and judge": document.get("number"),
         "Seed": document.get("seed"),
         **known,
     }

@@ -45,7 +45,7 @@ def rubric(
         list[str] | None,
         typer.Option(
             "--model",
-            help="Who judges, as LiteLLM names it; several make a panel. Default: the rubric's own.",
+            help="Judge, by its LiteLLM name; several make a panel. Default: the rubric's own.",
             rich_help_panel=JUDGE,
         ),
     ] = None,
@@ -92,7 +92,7 @@ def rubric(
         bool,
         typer.Option(
             "--no-text",
-            help="With --report: numbers only, nothing that anybody said.",
+            help="With --report: numbers only, no texts or explanations.",
             rich_help_panel=RESULTS,
         ),
     ] = False,

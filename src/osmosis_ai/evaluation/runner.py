@@ -82,30 +82,17 @@ _RECOUNT_S = 0.25
 _SHOWN_ROWS = 10
 
 
-class LostTooOftenError(OsmosisError):
-    """An attempt was lost too often."""
-
-    default_code = "INTERNAL"
-
-
 @dataclass(kw_only=True)
 class EvalRunner:
     """Runs one evaluation, or continues it.
 
     Attributes:
-        spec: what is evaluated; it decides the results.
-        options: how to run it this time.
-        dataset: the file with the rows.
-        selection: which rows of it.
-        rollout: where the agent comes from.
+        spec, options: what is evaluated, which decides the results; how to run it this time.
         output_root: the parent of the run's directory.
-        hooks: output and questions of the caller.
         open_model: opens the model's endpoint.
         provenance: facts that go into the manifest, such as the commit.
-        config_text: the config file, stored with the run.
         config_stem: start of the run's name without ``options.name``.
-        environ: the environment of the rollout's server.
-        cache_dir: directory of the rollout environments.
+        environ, cache_dir: the environment of the rollout's server, the directory of the built environments.
         only: the attempts to run; None runs all.
     """
 
@@ -523,19 +510,21 @@ class _Session(AttemptResults):
         tokens = 0 if usage.uncounted else usage.total_tokens
         self._spending.add(calls=usage.calls, tokens=tokens, cost_usd=usage.cost_usd)
 
-    def _lost_too_often(self, attempt: Attempt, loss: AttemptLostError) -> LostTooOftenError:
+    def _lost_too_often(self, attempt: Attempt, loss: AttemptLostError) -> OsmosisError:
         source_row = attempt.row.source_row_index
         if loss.death is None:
-            return LostTooOftenError(
+            return OsmosisError(
                 f"Row {source_row} (attempt {attempt.run_index + 1}) was lost {attempt.losses} times, "
                 f"the last time because {loss}.",
+                code="INTERNAL",
                 details={"source_row_index": source_row, "run_index": attempt.run_index},
                 hint="finished results are kept; the others are pending",
             )
         rows, running, hint = self._suspects(self._deaths[source_row, attempt.run_index])
-        return LostTooOftenError(
+        return OsmosisError(
             f"The rollout's server died {attempt.losses} times while {running} running. "
             f"The last time: {loss.death.message}",
+            code="INTERNAL",
             details={"source_rows": rows, **loss.death.details},
             hint=hint,
         )

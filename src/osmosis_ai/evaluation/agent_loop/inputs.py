@@ -200,18 +200,6 @@ def dataset_row_to_request(
         raise DatasetValidationError(f"Row {row_index}: invalid request: {reason}.") from None
 
 
-def load_dataset_rows(dataset: str | Path, limit: int | None = None, offset: int = 0) -> list[LoopRow]:
-    """Return rows of a dataset file.
-
-    Raises:
-        DatasetValidationError: a row is invalid, or there are no rows.
-    """
-    rows = DatasetReader(dataset).read(limit, offset)
-    if not rows:
-        raise DatasetValidationError(f"No rows to evaluate: '{dataset}' has no row {offset}.")
-    return rows
-
-
 def build_completion_params(
     temperature: float | None = None, max_tokens: int | None = None
 ) -> dict[str, Any]:

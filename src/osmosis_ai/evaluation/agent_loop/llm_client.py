@@ -129,13 +129,6 @@ class ExternalLLMClient:
         return self._client
 
 
-def create_llm_client(
-    model: str = DEFAULT_MODEL, api_key: str | None = None, base_url: str | None = None
-) -> ExternalLLMClient:
-    """Return the client of a model; see :class:`ExternalLLMClient`."""
-    return ExternalLLMClient(model, api_key=api_key, api_base=base_url)
-
-
 def choose_model(
     name: str, *, base_url: str | None = None, api_key: str | None = None
 ) -> ModelEndpoint | None:

@@ -68,7 +68,8 @@ class MeasuredResults(AttemptTable):
     ) -> None:
         super().__init__(rows, n, only=only)
         self._pass_threshold, self._reward_range = pass_threshold, reward_range
-        self.set_row_digests(f"{cluster + 1:016x}" for cluster in clusters)
+        for row_index, cluster in enumerate(clusters):
+            self.set_row_digest(row_index, f"{cluster + 1:016x}")
 
     def add(self, row: int, run: int, status: str, reward: float | None, **known: Any) -> None:
         self.set_result(

@@ -375,8 +375,9 @@ def test_copies_make_no_interval_narrower() -> None:
     texts = [f"row {number}" for number in range(30)]
     rewards = [float(number % 3 > 0) for number in range(30)]
     alone, tripled = MeasuredResults(30, 1), MeasuredResults(90, 1)
-    alone.set_row_digests(map(row_digest, map(row, range(30), texts)))
-    tripled.set_row_digests(map(row_digest, map(row, range(90), texts * 3)))
+    for table in (alone, tripled):
+        for index in range(table.rows):
+            table.set_row_digest(index, row_digest(row(index, texts[index % 30])))
     for number, reward in enumerate(rewards):
         alone.add(number, 0, "success", reward)
     for number, reward in enumerate(rewards * 3):

@@ -231,7 +231,8 @@ class CallbackStore:
             return
         self._finished[rollout_id] = None
         if len(self._finished) > REMEMBERED_ROLLOUTS:
-            self._finished.popitem(last=False)
+            forgotten, _ = self._finished.popitem(last=False)
+            self._acknowledgment_bytes -= len(self._acknowledgments.pop(forgotten, b""))
         if rollout.result.acknowledgment != _OK:
             # A copy of the exact size: orjson's own result keeps the kilobytes of its write buffer.
             encoded = bytes(memoryview(_encode(rollout.result.acknowledgment)))

@@ -19,6 +19,7 @@ import re
 import shutil
 import stat
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -84,15 +85,13 @@ def item_name(row_index: int, run_index: int) -> str:
 class _Recorded(NamedTuple):
     """A recorded attempt, and the controller's version of its conversation."""
 
-    row_index: int
-    run_index: int
-    rollout_id: str
-    trajectory: Mapping[str, Any] | None
-    recorded_at: float
+    record: TerminalRecord
+    trajectory: Mapping[str, Any] | None = None
+    recorded_at: float = 0.0
 
     @property
     def name(self) -> str:
-        return item_name(self.row_index, self.run_index)
+        return item_name(self.record.row_index, self.record.run_index)
 
 
 class AttemptFilesWriter:
@@ -110,7 +109,7 @@ class AttemptFilesWriter:
         self._recorded: deque[_Recorded] = deque()
         # Attempts whose server may still write its own version; checked once more during the run, then at its end.
         self._awaited: deque[_Recorded] = deque()
-        self._late: list[_Recorded] = []
+        self._late = array("q")  # positions in the table
         self._server_versions: deque[bytes] = deque()
         self._has_trajectory = bytearray(table.rows * table.n)
         self._with_left_out = 0
@@ -131,10 +130,8 @@ class AttemptFilesWriter:
 
     def add(self, record: TerminalRecord, trajectory: Mapping[str, Any] | None) -> None:
         """Queue the files of a recorded attempt for the next :meth:`write`."""
-        self._has_trajectory[record.row_index * self._table.n + record.run_index] = 0
-        self._recorded.append(
-            _Recorded(record.row_index, record.run_index, record.rollout_id, trajectory, time.monotonic())
-        )
+        self._has_trajectory[self._position(record)] = 0
+        self._recorded.append(_Recorded(record, trajectory, time.monotonic()))
 
     async def close(self) -> None:
         """Close the file of the conversations."""
@@ -170,12 +167,18 @@ class AttemptFilesWriter:
         while self._awaited and self._awaited[0].recorded_at + SERVER_FILE_WAIT_S <= time.monotonic():
             attempt = self._awaited.popleft()
             if not self._take_server_version(attempt):
-                self._late.append(attempt)
+                self._late.append(self._position(attempt.record))
 
     def _finish(self) -> None:
         self._write_new()
-        for attempt in (*self._late, *self._awaited):
+        for attempt in self._awaited:
             self._take_server_version(attempt, pending=True)
+        if trials := {trial.name for trial in self._directory.trials.iterdir()}:
+            with JournalReader(self._directory.events) as journal:
+                for row, run in (divmod(position, self._table.n) for position in self._late):
+                    record = journal.record(self._table.offset(row, run))
+                    if record is not None and record.rollout_id in trials:
+                        self._take_server_version(_Recorded(record), pending=True)
         if (more := self._with_left_out - _MOST_LOGGED_ATTEMPTS) > 0:
             attempts = "1 more attempt" if more == 1 else f"{more:,} more attempts"
             self._log.write(ARTIFACTS, f"artifacts of {attempts} were also left out", level="WARNING")
@@ -200,7 +203,7 @@ class AttemptFilesWriter:
             except ValueError as error:
                 trajectory = None
                 self._warn(f"the stored conversation is damaged: {error}", rollout_id)
-            attempt = _Recorded(record.row_index, record.run_index, rollout_id, trajectory, 0.0)
+            attempt = _Recorded(record, trajectory)
             if self._write(attempt):
                 self._take_server_version(attempt, pending=True)
 
@@ -221,37 +224,37 @@ class AttemptFilesWriter:
     def _write(self, attempt: _Recorded) -> bool:
         """Write an attempt's files; return whether its server may still write its own version of the conversation."""
         try:
-            with _open_trial(self._directory.trial(attempt.rollout_id)) as trial:
+            with _open_trial(self._directory.trial(attempt.record.rollout_id)) as trial:
                 left_out = copy_artifacts(self._directory.artifacts, attempt.name, dir_fd=trial)
                 self._log_left_out(attempt, left_out)
         except FileNotFoundError:
             awaits = True  # the server may not have created it yet
         except OSError as error:
             awaits = False
-            self._warn(f"could not copy the artifacts: {error}", attempt.rollout_id)
+            self._warn(f"could not copy the artifacts: {error}", attempt.record.rollout_id)
         else:
             awaits = not self._take_server_version(attempt)
         # The trajectory comes last: an attempt that has one is complete.
-        if attempt.trajectory is not None and not self.has_trajectory(attempt.row_index, attempt.run_index):
+        if attempt.trajectory is not None and not self._has_trajectory[self._position(attempt.record)]:
             self._write_trajectory(attempt, attempt.trajectory)
         return awaits
 
     def _take_server_version(self, attempt: _Recorded, *, pending: bool = False) -> bool:
         """Write the server's version of the conversation, if any; ``pending`` accepts that of a killed server."""
         try:
-            with _open_trial(self._directory.trial(attempt.rollout_id)) as trial:
-                trajectory = _read_trajectory(trial, TRAJECTORY_FILE, attempt.rollout_id)
+            with _open_trial(self._directory.trial(attempt.record.rollout_id)) as trial:
+                trajectory = _read_trajectory(trial, TRAJECTORY_FILE, attempt.record.rollout_id)
                 if trajectory is None and pending:
-                    trajectory = _read_trajectory(trial, PENDING_TRAJECTORY_FILE, attempt.rollout_id)
+                    trajectory = _read_trajectory(trial, PENDING_TRAJECTORY_FILE, attempt.record.rollout_id)
                 if trajectory is not None:
                     trajectory = self._redactor.tree(trajectory)
-                    self._server_versions.append(conversation_line(attempt.rollout_id, trajectory))
+                    self._server_versions.append(conversation_line(attempt.record.rollout_id, trajectory))
                     self._write_trajectory(attempt, trajectory)
                 return trajectory is not None
         except FileNotFoundError:
             return False
         except (OSError, ValueError, RecursionError) as error:
-            self._warn(f"could not copy the server's trajectory: {error}", attempt.rollout_id)
+            self._warn(f"could not copy the server's trajectory: {error}", attempt.record.rollout_id)
             return True
 
     def _write_trajectory(self, attempt: _Recorded, trajectory: Mapping[str, Any]) -> None:
@@ -264,9 +267,9 @@ class AttemptFilesWriter:
                 file.write(encode_trajectory(trajectory).encode("ascii"))
             temporary.replace(target)
         except (OSError, ValueError, TypeError, RecursionError) as error:
-            self._warn(f"could not write the trajectory: {error}", attempt.rollout_id)
+            self._warn(f"could not write the trajectory: {error}", attempt.record.rollout_id)
         else:
-            self._has_trajectory[attempt.row_index * self._table.n + attempt.run_index] = 1
+            self._has_trajectory[self._position(attempt.record)] = 1
 
     def _log_left_out(self, attempt: _Recorded, left_out: list[str]) -> None:
         if not left_out:
@@ -276,10 +279,13 @@ class AttemptFilesWriter:
             names, more = ", ".join(left_out[:_MOST_LOGGED_NAMES]), len(left_out) - _MOST_LOGGED_NAMES
             self._log.write(
                 ARTIFACTS,
-                f"row {attempt.row_index}, attempt {attempt.run_index}: artifacts left out: {names}"
+                f"row {attempt.record.row_index}, attempt {attempt.record.run_index}: artifacts left out: {names}"
                 + (f" and {more} more" if more > 0 else ""),
                 level="WARNING",
             )
+
+    def _position(self, record: TerminalRecord) -> int:
+        return record.row_index * self._table.n + record.run_index
 
     def _warn(self, message: str, rollout_id: str) -> None:
         self._log.write("trajectory", message, level="WARNING", rollout_id=rollout_id)

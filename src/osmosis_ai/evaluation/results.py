@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -76,6 +76,7 @@ class AttemptTable:
         self.reasons = [UNKNOWN]
         self._reason_codes = {UNKNOWN: 0}
         self._row_keys = np.zeros(rows, dtype=np.uint64)
+        self._clusters: NDArray[np.int64] | None = None
         self._open = np.ones(rows * n, dtype=np.bool_)
         if only is not None:
             positions = [row * n + run for row, run in only]
@@ -126,12 +127,7 @@ class AttemptTable:
 
     def set_row_digest(self, row_index: int, digest: str) -> None:
         """Set the digest of a row (``row_digest``); duplicate rows have the same."""
-        self._row_keys[row_index] = _row_key(digest)
-
-    def set_row_digests(self, digests: Iterable[str]) -> None:
-        """Set the digests of all rows, in their order."""
-        for row_index, digest in enumerate(digests):
-            self.set_row_digest(row_index, digest)
+        self._row_keys[row_index], self._clusters = _row_key(digest), None
 
     def clusters(self) -> NDArray[np.int64]:
         """Return for each row the position of the first row with the same digest; its own if it has no digest.
@@ -140,13 +136,17 @@ class AttemptTable:
         """
         import numpy as np
 
-        _, firsts, positions = np.unique(self._row_keys, return_index=True, return_inverse=True)
-        return np.where(self._row_keys == 0, np.arange(self.rows), firsts[positions]).astype(np.int64)
+        if self._clusters is None:
+            _, firsts, positions = np.unique(self._row_keys, return_index=True, return_inverse=True)
+            self._clusters = np.where(self._row_keys == 0, np.arange(self.rows), firsts[positions])
+        return self._clusters
 
     @property
     def copied_rows(self) -> int:
         """Rows that are duplicates of an earlier row."""
-        return self.rows - len(set(self.clusters().tolist()))
+        import numpy as np
+
+        return self.rows - len(np.unique(self.clusters()))
 
     def reopen_failed(self) -> None:
         """Open all failed and skipped attempts again; their old results stay until new ones are set."""
@@ -156,10 +156,6 @@ class AttemptTable:
     def is_open(self, row_index: int, run_index: int) -> bool:
         """Whether the attempt is pending."""
         return bool(self._open[row_index * self.n + run_index])
-
-    def row_is_open(self, row_index: int) -> bool:
-        """Whether any attempt on the row is pending."""
-        return bool(self._open[row_index * self.n : (row_index + 1) * self.n].any())
 
     @property
     def open_count(self) -> int:
@@ -198,7 +194,9 @@ class AttemptTable:
 
     def snapshot(self) -> AttemptTable:
         """Return a copy that later results do not change."""
-        return copy.deepcopy(self)
+        clone = copy.copy(self)
+        clone.columns, clone.reasons = self.columns.copy(), self.reasons.copy()
+        return clone
 
     def _reason_code(self, error_type: str | None) -> int:
         if error_type is None:

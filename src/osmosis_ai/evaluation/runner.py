@@ -155,7 +155,8 @@ class EvalRunner:
             raise OsmosisError(
                 f"No row is selected: '{self.dataset.path}' has {self.selection.total_rows} rows."
             )
-        self.table.set_row_digests(row_digest(row) for _, row in self.dataset.rows(self.selection))
+        for row_index, row in self.dataset.rows(self.selection):
+            self.table.set_row_digest(row_index, row_digest(row))
         digest = self.rollout.source_digest(self.output_root)
         rows = self.selection.describe()
         inputs = run_inputs(self.spec, self.dataset, rows, digest, self.options.seed)
@@ -381,7 +382,8 @@ class _Session(AttemptResults):
         doing = "checking" if run.options.preflight else "opening"
         self._hooks.stage(f"{doing} the model {run.spec.experiment.model_path}")
         variables = {**run.environ, **run.spec.env, **run.secret_values}
-        endpoint = await stack.enter_async_context(run.open_model(variables, self._halt_for_fault))
+        opening = run.open_model(variables, lambda error: self._halt(Stop("fault", str(error), error)))
+        endpoint = await stack.enter_async_context(opening)
         if endpoint.api_key:
             run.redact.add([endpoint.api_key])
         ceiling = max(_MODEL_CALLS_CEILING, run.options.max_in_flight or run.spec.evaluation.batch_size or 0)
@@ -435,12 +437,11 @@ class _Session(AttemptResults):
         """Yield the pending attempts, by row, then by attempt; rows are streamed."""
         run, table = self._run, self._table
         for row_index, row in run.dataset.rows(run.selection):
-            if table.row_is_open(row_index):
-                digest = row_digest(row)
-                for run_index in range(table.n):
-                    if table.is_open(row_index, run_index):
-                        seeds = attempt_seeds(run.options.seed, row.source_row_index, run_index)
-                        yield Attempt(row, row_index, run_index, seeds, row_digest=digest)
+            pending = [run_index for run_index in range(table.n) if table.is_open(row_index, run_index)]
+            digest = row_digest(row) if pending else ""
+            for run_index in pending:
+                seeds = attempt_seeds(run.options.seed, row.source_row_index, run_index)
+                yield Attempt(row, row_index, run_index, seeds, row_digest=digest)
 
     def _spent_in_flight(self, runner: RolloutRunner) -> Spent:
         """Return the usage of the attempts in flight, which may be a moment old."""
@@ -453,9 +454,6 @@ class _Session(AttemptResults):
             )
             self._spent, self._spent_at = Spent(tokens, cost_usd), now
         return self._spent
-
-    def _halt_for_fault(self, error: Exception) -> None:
-        self._halt(Stop("fault", str(error), error))
 
     def _note(self, message: str) -> None:
         self._log.write("run", message, level="WARNING")

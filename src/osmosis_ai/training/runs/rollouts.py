@@ -273,7 +273,8 @@ async def validate(
             attempts.append(Attempt(row, position, run, seeds, name))
     rewards: list[list[float]] = [[] for _ in rows]
     table = AttemptTable(len(rows), plan.attempts)
-    table.set_row_digests(map(row_digest, rows))
+    for position, row in enumerate(rows):
+        table.set_row_digest(position, row_digest(row))
     records: list[TerminalRecord] = []
 
     class Recorder(AttemptResults):

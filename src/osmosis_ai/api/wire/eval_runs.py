@@ -52,26 +52,25 @@ class RunOrigin(WireModel):
 
 
 class EvalRun(Run):
-    """A run's own fields, in a list row or a detail. ``imported`` is only on our platform, for uploaded runs."""
+    """A run's own fields, in a list row or a detail.
+
+    Only on our platform: ``imported`` for uploaded runs, and ``revision`` and ``retried_at`` for retried ones. The
+    revision is the number of retries.
+    """
 
     imported: RunOrigin | None = None
-
-
-class RelatedRun(Named):
-    """A run that another one refers to; it has no status if it was deleted."""
-
-    status: str | None = None
+    revision: int = 0
+    retried_at: Timestamp | None = None
 
 
 class EvalRunRow(EvalRun):
-    """``retry_of`` and ``commit_sha`` are only on our platform."""
+    """``commit_sha`` is only on our platform."""
 
     model: Named | None = None
     dataset: Named | None = None
     rollout: Named | None = None
     results: EvalResults | None = None
     config: dict[str, Any] | None = None
-    retry_of: RelatedRun | None = None
     commit_sha: str | None = None
 
 
@@ -80,8 +79,6 @@ class EvalRunList(Page):
 
 
 class EvalRunDetail(Resubmittable):
-    """``retry_of`` is the run that this one retries, ``retries`` are its own retries; only on our platform."""
-
     eval_run: EvalRun
     config: dict[str, Any] | None = None
     results: EvalResults | None = None
@@ -94,8 +91,6 @@ class EvalRunDetail(Resubmittable):
     resolved_secret_scopes: dict[str, str] | None = None
     dataset_df_stats: dict[str, Any] | None = None
     is_internal_user: bool = False
-    retry_of: RelatedRun | None = None
-    retries: list[RelatedRun] = []
     grader_digest: str | None = None
 
 
@@ -129,9 +124,9 @@ class EvalMetrics(WireModel):
 
 
 class RetryCheck(WireModel):
-    """The contents of a retry of ``eval_run``: those of ``planned`` attempts that have no score; only on our platform."""
+    """What a retry of ``eval_run`` repeats: those of ``planned`` attempts that have no score; only on our platform."""
 
-    eval_run: RelatedRun
+    eval_run: Named
     samples: int
     planned: int
     failed: dict[str, int] = {}
@@ -139,20 +134,6 @@ class RetryCheck(WireModel):
     missing: int = 0
     commit_sha: str | None = None
     resolved_secret_scopes: dict[str, str] = {}
-
-
-class MergedRun(RelatedRun):
-    """A run of a merged evaluation, and the number of its attempts that count."""
-
-    samples: int = 0
-
-
-class MergedEvaluation(WireModel):
-    """A run, which is first, and its retries as one evaluation; only on our platform. ``estimates`` as in the metrics."""
-
-    runs: list[MergedRun]
-    estimates: dict[str, Any]
-    rows_drawn: dict[str, Any] | None = None
 
 
 _LARGEST = 2**53
@@ -180,7 +161,6 @@ class EvalSample(WireModel):
     notes: str | None = None
     parts: dict[str, float] | None = None
     finish_reasons: dict[str, int] | None = None
-    run_id: str | None = None
 
 
 class EvalSamplePage(WireModel):

@@ -15,7 +15,7 @@ from tests.cli.maze import Maze, replies
 from tests.cli.test_dataset import dataset
 from tests.cli.test_eval_upload import Importer
 from tests.cli.test_model import offer as offer_adapter
-from tests.cli.test_run_changes import CHECK, VERDICT
+from tests.cli.test_run_changes import CHECK, REOPENED, VERDICT
 from tests.cli.test_run_changes import OURS as RESUBMITTED
 from tests.cli.test_run_changes import RETRIES as OURS
 from tests.cli.test_train_compare import offer_both
@@ -192,7 +192,7 @@ CASES = (
                 json=eval_replies.run("finished"), headers=OURS
             ),
             answers("post", "/eval-runs/er_8/retry/check", CHECK),
-            answers("post", "/eval-runs/er_8/retry", SUBMITTED),
+            answers("post", "/eval-runs/er_8/retry", REOPENED),
         ),
         screen="rich",
     ),

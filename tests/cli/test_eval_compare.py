@@ -230,10 +230,11 @@ def test_hostile_names_of_models_stay_text(maze: Maze, tmp_path: Path) -> None:
 
 
 def test_a_hosted_run_of_which_only_counts_are_known_is_compared_by_them(maze: Maze) -> None:
-    maze.get("/eval-runs/amber-otter-42").respond(json={**run("finished"), "results": RESULTS})
+    maze.get("/eval-runs/amber-otter-42").respond(json={**run("finished", revision=2), "results": RESULTS})
     maze.get("/eval-runs/er_8/metrics").respond(json=METRICS)
     outcome = compare(maze, "fern", "platform:amber-otter-42")
     assert outcome.status == 0, outcome.err
+    assert "amber-otter-42 (revision 2, on the platform)" in outcome.out
     assert ", unpaired" in outcome.out and "of amber-otter-42 only counts are known" in outcome.out
     (rate,) = resource(maze, "fern", "platform:amber-otter-42")["candidates"][0]["metrics"]
     assert (rate["metric"], rate["difference"]["method"]) == ("pass_rate", "newcombe")

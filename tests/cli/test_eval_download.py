@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import html
 import json
 import threading
@@ -36,6 +37,15 @@ def test_what_is_there_is_not_fetched_again_unless_asked(run: Run) -> None:
     assert run.store.asked("GET")[4:] == ["metrics.json"]
     assert run.download("--overwrite", "--json").json["resource"]["files_downloaded"] == 4
     assert run.found() == FILES
+
+
+def test_a_file_that_a_retry_replaced_by_one_of_the_same_size_is_fetched_again(run: Run) -> None:
+    path = "trajectories/row_0_run_0.json"
+    for content, fetched in ((b"{1}", 1), (b"{2}", 1), (b"{2}", 0)):
+        run.store.blobs[path] = content
+        run.lists([{"path": path, "size": 3, "sha256": hashlib.sha256(content).hexdigest()}])
+        assert run.download("--json").json["resource"]["files_downloaded"] == fetched
+        assert run.found() == {path: content}
 
 
 @pytest.mark.parametrize(

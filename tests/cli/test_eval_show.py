@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-import httpx
 import pytest
 
 from tests.api.blob_server import serve
 from tests.cli.eval_downloads import DownloadableRun
-from tests.cli.eval_replies import DETAIL, OWN
+from tests.cli.eval_replies import DETAIL
 from tests.cli.maze import Maze
 from tests.cli.trained_runs import trajectory
 from tests.decisions.builders import write_journalled_run
@@ -191,33 +190,6 @@ def test_a_platform_of_ours_tells_its_samples_with_what_graders_noted(stored: Do
     assert stored.manifest.calls.last.request.url.params["rows"] == "41"
     beside = maze.osmosis("eval", "show", "platform:amber-otter-42", "--side-by-side", "fern", "--json")
     assert beside.json["data"]["samples"][0]["beside"]["row"] == 0
-
-
-def test_of_a_sample_that_a_retry_made_again_the_retry_s_conversation_is_shown(
-    stored: DownloadableRun,
-) -> None:
-    maze, path = stored.maze, "trajectories/row_1_run_0.json"
-    ours = {"X-Osmosis-Capabilities": "eval-samples"}
-
-    def described(request: httpx.Request) -> httpx.Response:
-        again = {**DETAIL, "eval_run": {**OWN, "id": "er_9", "name": "amber-otter-43"}}
-        is_retry = request.url.path.endswith("/er_9")
-        return httpx.Response(200, json=again if is_retry else DETAIL, headers=ours)
-
-    maze.router.get(url__regex=r".*/api/cli/eval-runs/[^/]+$").mock(side_effect=described)
-    told = {"attempt": 0, "status": "success", "reward": 0.0}
-    samples = [{**told, "row": 0, "run_id": "er_8"}, {**told, "row": 1, "run_id": "er_9"}]
-    maze.get("/eval-runs/er_8/samples").respond(json={"samples": samples}, headers=ours)
-    stored.store.blobs["again"] = trajectory("eight")
-    listed = {"path": path, "size": len(stored.store.blobs["again"])}
-    maze.get("/eval-runs/er_9/samples/manifest").respond(json={"files": [listed], "totals": {"files": 1}})
-    signed = {**listed, "url": stored.store.signed("again")}
-    maze.post("/eval-runs/er_9/samples/download-urls").respond(json={"items": [signed], "expires_in": 900})
-    show = ("eval", "show", "platform:amber-otter-42")
-    first, again = maze.osmosis(*show, "--json").json["data"]["samples"]
-    assert (first["messages"][2]["content"], again["messages"][2]["content"]) == ("six", "eight")
-    assert shown(maze, "platform:amber-otter-42", "--search", "eight") == [(1, 0)]
-    assert shown(maze, "platform:amber-otter-42", "--search", "seven") == []
 
 
 # -- any conversation ----------------------------------------------------------------------

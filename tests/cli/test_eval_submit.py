@@ -90,7 +90,7 @@ def test_a_platform_that_refuses_or_is_silent_is_quoted(maze: Maze) -> None:
     route.side_effect = httpx.ReadTimeout("slow")
     outcome = submit(maze, "--yes", "--plain")
     assert (outcome.status, route.call_count) == (1, 1)
-    assert "the run may exist anyway" in outcome.err
+    assert "the request may have succeeded" in outcome.err
 
     refusal = {"error": "there is no dataset 'maze-walks'", "dry_run": True}
     maze.post("/eval-runs/check").respond(404, json=refusal)

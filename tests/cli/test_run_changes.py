@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.cli.eval_replies import CONFIG, DETAIL, ESTIMATE, ESTIMATES, METRICS, OWN, run
+from tests.cli.eval_replies import CONFIG, DETAIL, ESTIMATES, METRICS, OWN, run
 from tests.cli.maze import Maze, sent
 from tests.cli.train_replies import DETAIL as TRAINING
 from tests.cli.train_replies import offer
@@ -224,16 +224,15 @@ def test_what_the_platform_has_against_it_and_a_lost_answer_are_said(maze: Maze)
     maze.post("/eval-runs/check").respond(json=VERDICT)
     maze.post("/eval-runs").mock(side_effect=httpx.ReadTimeout("late"))
     error = maze.osmosis("eval", "resubmit", "amber", "--yes", "--json").error
-    assert "the run may exist anyway" in error["hint"]
+    assert "the request may have succeeded" in error["hint"]
     maze.get("/eval-runs/gone").respond(404, json={"error": "there is none"})
     assert maze.osmosis("eval", "resubmit", "gone", "--yes", "--json").error["code"] == "NOT_FOUND"
 
 
 RETRIES = {"X-Osmosis-Capabilities": "eval-retries"}
-ORIGINAL = {"id": "er_8", "name": "amber-otter-42", "status": "finished"}
-RETRY = {"id": "er_9", "name": "copper-finch", "status": "finished"}
+REOPENED = {**OWN, "status": "pending"}
 CHECK: dict[str, Any] = {
-    "eval_run": ORIGINAL,
+    "eval_run": {"id": "er_8", "name": "amber-otter-42"},
     "samples": 5,
     "planned": 10,
     "failed": {"provider": 2, "agent": 1},
@@ -241,17 +240,6 @@ CHECK: dict[str, Any] = {
     "missing": 1,
     "commit_sha": "4be1c0ffee4be1c0ffee",
     "resolved_secret_scopes": {"SEARCH_KEY": "run"},
-}
-COUNTS = {**ESTIMATES["counts"], "scored": 9, "unscored": {}, "failed_by_boundary": {}}
-MERGED: dict[str, Any] = {
-    "runs": [{**ORIGINAL, "samples": 5}, {**RETRY, "samples": 5}],
-    "estimates": {
-        **ESTIMATES,
-        "counts": COUNTS,
-        "pass_rate": {**ESTIMATE, "value": 0.7, "low": 0.4, "high": 0.9},
-        "warnings": ["5 of 10 samples are of retries"],
-    },
-    "rows_drawn": {"rows": 5, "total": 50, "kind": "first", "fraction": None, "seed": None},
 }
 
 
@@ -262,18 +250,39 @@ def offer_retry(maze: Maze, headers: dict[str, str] = RETRIES) -> None:
 def test_a_retry_says_what_it_makes_again_and_asks(maze: Maze) -> None:
     offer_retry(maze)
     asked = maze.post("/eval-runs/er_8/retry/check").respond(json=CHECK)
-    route = maze.post("/eval-runs/er_8/retry").respond(json=SUBMITTED)
+    route = maze.post("/eval-runs/er_8/retry").respond(json=REOPENED)
     error = maze.osmosis("eval", "retry", "amber", "--json").error
     assert error["code"] == "INTERACTIVE_REQUIRED" and not route.called
-    done = maze.osmosis("eval", "retry", "amber", "--yes", "--json").json["resource"]
-    assert (done["retry_of"]["id"], done["samples"], done["planned"]) == ("er_8", 5, 10)
+    done = maze.osmosis("eval", "retry", "amber", "--yes", "--json").json
+    assert done["message"] == "Evaluation run reopened: amber-otter-42, 5 attempts run again"
+    resource = done["resource"]
+    assert (resource["id"], resource["samples"], resource["planned"]) == ("er_8", 5, 10)
     assert sent(route) == sent(asked) == {}
+
+
+def test_a_watched_retry_follows_the_run_itself(maze: Maze) -> None:
+    offer_retry(maze)
+    maze.post("/eval-runs/er_8/retry/check").respond(json=CHECK)
+    maze.post("/eval-runs/er_8/retry").respond(json=REOPENED)
+    maze.get("/eval-runs/er_8").respond(json=run("finished", **RETRIED))
+    maze.get("/eval-runs/er_8/metrics").respond(json={**METRICS, "estimates": ESTIMATES})
+    done = maze.osmosis("eval", "retry", "amber", "--yes", "--watch", "--json").json
+    assert done["message"] == "Evaluation run finished: amber-otter-42"
+    assert (done["resource"]["status"], done["resource"]["samples"]) == ("finished", 5)
+
+
+def test_a_run_that_is_open_is_not_retried(maze: Maze) -> None:
+    offer_retry(maze)
+    refusal = {"error": "the run 'amber-otter-42' is pending", "code": "CONFLICT"}
+    maze.post("/eval-runs/er_8/retry/check").respond(409, json=refusal)
+    error = maze.osmosis("eval", "retry", "amber", "--yes", "--json").error
+    assert error["code"] == "CONFLICT" and "the run 'amber-otter-42' is pending" in error["message"]
 
 
 def test_values_of_secrets_travel_with_the_retry_and_with_nothing_else(maze: Maze, tmp_path: Path) -> None:
     offer_retry(maze)
     asked = maze.post("/eval-runs/er_8/retry/check").respond(json=CHECK)
-    route = maze.post("/eval-runs/er_8/retry").respond(json=SUBMITTED)
+    route = maze.post("/eval-runs/er_8/retry").respond(json=REOPENED)
     secrets = tmp_path / "secrets.env"
     secrets.write_text("SEARCH_KEY=sk-canary-search\nUNUSED=sk-canary-unused\n")
     done = maze.osmosis("eval", "retry", "amber", "--secrets-file", str(secrets), "--yes", "--json")
@@ -292,40 +301,29 @@ def test_a_platform_without_retries_says_so_and_a_lost_answer_leaves_doubt(maze:
     maze.post("/eval-runs/er_8/retry/check").respond(json=CHECK)
     maze.post("/eval-runs/er_8/retry").mock(side_effect=httpx.ReadTimeout("late"))
     error = maze.osmosis("eval", "retry", "amber", "--yes", "--json").error
-    assert "the run may exist anyway: check with `osmosis eval list`" in error["hint"]
+    assert "the request may have succeeded: check with `osmosis eval info amber-otter-42`" in error["hint"]
 
 
-def described(maze: Maze, merged: dict[str, Any] | None = MERGED, **more: Any) -> None:
-    """Let the platform have the run, its metrics and what it and its retry have come to."""
-    maze.get("/eval-runs/amber").respond(json={**run("finished"), **more})
+RETRIED = {"revision": 2, "retried_at": "2026-10-03T09:00:00.000Z"}
+
+
+def test_the_revision_of_a_retried_run_is_shown_by_info_list_and_gate(maze: Maze) -> None:
+    detail = run("finished", **RETRIED)
+    maze.get("/eval-runs/amber").respond(json=detail)
     maze.get("/eval-runs/er_8/metrics").respond(json={**METRICS, "estimates": ESTIMATES})
-    status = 200 if merged is not None else 500
-    maze.get("/eval-runs/er_8/merged").respond(status, json=merged or {"error": "broken"})
+    assert "Retried: 2 times, last 2026-10-03" in maze.osmosis("eval", "info", "amber", "--plain").out
+    own = maze.osmosis("eval", "info", "amber", "--json").json["data"]["eval_run"]
+    assert {key: own[key] for key in RETRIED} == RETRIED
+    maze.get("/eval-runs").respond(json={"eval_runs": [{**detail["eval_run"], "results": None}]})
+    (listed,) = maze.osmosis("eval", "list", "--json").json["items"]
+    assert {key: listed[key] for key in RETRIED} == RETRIED
+    judged = maze.osmosis("eval", "gate", "amber", "--max", "unscored=0.9", "--json").json
+    assert judged["resource"]["run"]["revision"] == 2
+    assert judged["message"].startswith("pass: amber-otter-42 (revision 2) meets every rule")
 
 
-def test_info_of_either_run_shows_what_both_have_come_to(maze: Maze) -> None:
-    for more in ({"retries": [RETRY]}, {"retry_of": ORIGINAL}):
-        described(maze, **more)
-        assert "Pass rate: 70.0% (40.0 – 90.0%)" in maze.osmosis("eval", "info", "amber", "--plain").out
-        headline = maze.osmosis("eval", "info", "amber", "--json").json["data"]["merged"]["headline"]
-        assert (headline["pass_rate"], headline["scored"], headline["planned"]) == (0.7, 9, 10)
-    described(maze, None, retries=[RETRY])
-    assert maze.osmosis("eval", "info", "amber", "--json").json["data"]["merged"] is None
-
-
-def test_a_gate_judges_a_run_and_its_retries_together_and_says_so(maze: Maze) -> None:
-    rule = ("--max", "unscored=0.3")
-    described(maze, retries=[RETRY])
-    judged = maze.osmosis("eval", "gate", "amber", *rule, "--json").json["resource"]
-    assert (judged["run"]["scored"], judged["run"]["tried"]) == (9, 9)
-    assert "5 of 10 samples are of retries" in judged["warnings"]
-    running = {**MERGED, "runs": [MERGED["runs"][0], {**MERGED["runs"][1], "status": "running"}]}
-    gone = {"id": "er_1", "name": "gone", "status": None}
-    for merged, more, said in (
-        (running, {"retry_of": ORIGINAL}, "the run copper-finch is running"),
-        (None, {"retries": [RETRY]}, "could not be read"),
-        (MERGED, {"retry_of": gone}, "a retry of a run that was deleted"),
-    ):
-        described(maze, merged, **more)
-        outcome = maze.osmosis("eval", "gate", "amber", *rule, "--json")
-        assert outcome.status == 3 and said in outcome.json["resource"]["rules"][0]["reason"]
+def test_a_gate_of_a_reopened_run_is_unclear_until_it_has_ended(maze: Maze) -> None:
+    maze.get("/eval-runs/amber").respond(json=run("pending", **RETRIED))
+    outcome = maze.osmosis("eval", "gate", "amber", "--max", "unscored=0.9", "--json")
+    assert outcome.status == 3
+    assert "the run is pending, not finished" in outcome.json["resource"]["rules"][0]["reason"]

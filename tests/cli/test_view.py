@@ -145,12 +145,10 @@ def test_without_text_a_report_has_numbers_and_fetches_no_conversation(
     assert "the word is" not in report.read_text("utf-8")
     assert sorted(stored.store.asked("GET")) == ["metrics.json", "summary.jsonl"]
 
-    retry = {"id": "er_9", "name": "amber-otter-43", "status": "finished"}
-    tells(stored, {"samples": [FAILED]}, retries=[retry])
+    tells(stored, {"samples": [FAILED]})
     text = written(stored, tmp_path, "--no-text")
     assert '<th scope="row">grader</th><td>invalid_value</td>' in text and "$0.0123" in text
     assert not any(each in text for each in TEXTS)
-    assert "Samples of it were retried by amber-otter-43: these results are not included here" in text
 
 
 def test_a_run_that_is_large_or_whose_files_do_not_come_names_the_two_commands_instead(
@@ -207,9 +205,9 @@ FAILED = {
 TEXTS = ("the grader gave banana", "how much is six", "it is seven", "not a number at all", "tidiness")
 
 
-def tells(stored: DownloadableRun, *pages: dict[str, Any], **detail: Any) -> respx.Route:
+def tells(stored: DownloadableRun, *pages: dict[str, Any]) -> respx.Route:
     """Let the platform offer the results of single attempts, and a list that knows little of a failure."""
-    stored.described({**DETAIL, **detail}, headers=OURS)
+    stored.described(DETAIL, headers=OURS)
     listed = [
         {"row_index": 0, "run_index": 0, "rollout_id": "ro-0", "status": "success", "reward": 1.0},
         {"row_index": 1, "run_index": 0, "rollout_id": "ro-1", "status": "failed"},
@@ -246,23 +244,6 @@ def test_a_report_says_of_each_sample_what_the_platform_s_page_says(
     assert "not a number at all" in text and "not recorded" not in passed + failed
     asked = [dict(call.request.url.params) for call in route.calls]
     assert [(each.get("cursor"), each["details"]) for each in asked] == [(None, "true"), ("0-0", "true")]
-
-
-def test_a_report_of_a_run_that_was_retried_has_what_the_run_itself_came_to(
-    stored: DownloadableRun, tmp_path: Path
-) -> None:
-    route = tells(stored, retries=[{"id": "er_9", "name": "amber-otter-43", "status": "finished"}])
-    again = {**FAILED, "run_id": "er_9", "status": "success", "reward": 1.0, "error": None}
-
-    def page(request: httpx.Request) -> httpx.Response:
-        own = request.url.params.get("own") == "true"
-        told = {"samples": [FAILED]} if own else {"samples": [again]}
-        return httpx.Response(200, json=told, headers=OURS)
-
-    route.mock(side_effect=page)
-    text = written(stored, tmp_path)
-    assert '<th scope="row">grader</th><td>invalid_value</td>' in text and "not known" not in text
-    assert "the grader gave banana" in cells_of_samples(text)[1]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +63,9 @@ class MeasuredResults(AttemptTable):
         *,
         pass_threshold: float = 1.0,
         clusters: Sequence[int] = (),
-        only: Collection[tuple[int, int]] | None = None,
         reward_range: tuple[float, float] | None = None,
     ) -> None:
-        super().__init__(rows, n, only=only)
+        super().__init__(rows, n)
         self._pass_threshold, self._reward_range = pass_threshold, reward_range
         for row_index, cluster in enumerate(clusters):
             self.set_row_digest(row_index, f"{cluster + 1:016x}")

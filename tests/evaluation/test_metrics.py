@@ -275,16 +275,6 @@ def test_every_work_item_is_counted_exactly_once(
     written(metrics)
 
 
-def test_what_a_run_leaves_out_is_in_no_number() -> None:
-    metrics = MeasuredResults(rows=3, n=2, only=[(1, 0), (2, 1)])
-    metrics.add(2, 1, "success", 1.0)
-    found = metrics.summary()
-    counts = found.estimates.counts
-    assert (counts.planned, counts.scored, counts.pending) == (2, 1, 1)
-    assert (found.wire.total_samples, found.wire.pass_rate) == (1, 1.0)
-    assert found.estimates.unscored is not None and found.estimates.unscored.n == 1
-
-
 @given(st.integers(1, 7), st.data())
 def test_pass_at_k_is_the_share_of_draws_with_a_pass_and_pass_hat_k_of_those_without_a_failure(
     n: int, data: st.DataObject

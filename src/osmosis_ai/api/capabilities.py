@@ -48,7 +48,7 @@ _OWN_ROUTES = {
     re.compile(f"{PREFIX}{pattern}$"): capability
     for pattern, capability in {
         r"/environment-secrets/audit": Capability.SECRET_AUDIT,
-        r"/eval-runs/[^/]+/(merged|retry|retry/check)": Capability.EVAL_RETRIES,
+        r"/eval-runs/[^/]+/retry(/check)?": Capability.EVAL_RETRIES,
         r"/eval-runs/[^/]+/samples": Capability.EVAL_SAMPLES,
         r"/models/[^/]+/download": Capability.MODEL_DOWNLOADS,
         r"/rollout-server/register": Capability.SERVED_AGENTS,

@@ -45,7 +45,6 @@ from osmosis_ai.api.wire.eval_runs import (
     EvalRunDetail,
     EvalRunList,
     EvalSamplePage,
-    MergedEvaluation,
     RetryCheck,
     SampleManifest,
 )
@@ -468,18 +467,14 @@ class EvalRuns(RunsWithFiles[EvalRunSubmit]):
         return self._client.get(routes.run_metrics(self.path, name_or_id), model=EvalMetrics)
 
     def check_retry(self, name_or_id: str, provided: Mapping[str, str]) -> RetryCheck:
-        """Return what a retry of a run would contain without creating it; ``provided`` as for :meth:`retry`."""
+        """Return what a retry of a run would repeat, without reopening it; ``provided`` as for :meth:`retry`."""
         path = routes.run_check(routes.eval_run_retry(name_or_id))
         return self._client.post(path, self._again(provided), model=RetryCheck, retry=REPEATING)
 
     def retry(self, name_or_id: str, provided: Mapping[str, str]) -> SubmittedRun:
-        """Submit a retry of a run's failed and unscored attempts; the request is never retried."""
+        """Reopen a run to repeat its failed and unscored attempts; the request is never retried."""
         path = routes.eval_run_retry(name_or_id)
         return self._client.post(path, self._again(provided), model=SubmittedRun)
-
-    def merged(self, name_or_id: str) -> MergedEvaluation:
-        """Return the metrics of a run and its retries together."""
-        return self._client.get(routes.eval_run_merged(name_or_id), model=MergedEvaluation)
 
     def samples(
         self,
@@ -488,14 +483,11 @@ class EvalRuns(RunsWithFiles[EvalRunSubmit]):
         limit: int = LARGEST_SAMPLE_PAGE,
         cursor: str | None = None,
         details: bool = False,
-        own: bool = False,
     ) -> EvalSamplePage:
-        """Return one page of a run's attempts; retried attempts replace the original ones unless ``own``."""
+        """Return one page of a run's attempts."""
         params: dict[str, str | int | None] = {"limit": limit, "cursor": cursor}
         if details:
             params["details"] = "true"
-        if own:
-            params["own"] = "true"
         path = routes.eval_run_samples(name_or_id)
         return self._client.get(path, model=EvalSamplePage, params=params)
 

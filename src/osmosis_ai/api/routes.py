@@ -123,16 +123,12 @@ def training_run_resume(name_or_id: str) -> str:
 
 
 def eval_run_retry(name_or_id: str) -> str:
-    """Only on self-hosted platforms, like the other routes of retries."""
+    """Only on self-hosted platforms."""
     return f"{run(EVAL_RUNS, name_or_id)}/retry"
 
 
-def eval_run_merged(name_or_id: str) -> str:
-    return f"{run(EVAL_RUNS, name_or_id)}/merged"
-
-
 def eval_run_samples(name_or_id: str) -> str:
-    """The results of a run's attempts, including its retries."""
+    """The results of a run's attempts."""
     return f"{run(EVAL_RUNS, name_or_id)}/samples"
 
 

@@ -91,6 +91,7 @@ class RunTotals:
     duration_s: float | None
     inputs: ComparedInputs
     notes: tuple[str, ...]
+    revision: int = 0
 
     @classmethod
     def of(cls, run: RunSamples, name: str) -> RunTotals:
@@ -126,6 +127,7 @@ class RunTotals:
             tokens_reported=int(np.isfinite(run.samples["tokens"]).sum()),
             duration_s=None if duration_ms is None else duration_ms / 1000,
             notes=run.notes,
+            revision=run.revision,
         )
 
     def data(self) -> dict[str, Any]:

@@ -107,6 +107,7 @@ class RunSamples:
     planned: int
     unfinished: str | None = None
     imported: str | None = None
+    revision: int = 0
     notes: tuple[str, ...] = ()
     summary: CountsOnly | None = None
     open_dataset: Callable[[], Path] | None = field(default=None, repr=False)

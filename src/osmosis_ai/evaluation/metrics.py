@@ -30,7 +30,6 @@ from osmosis_ai.controller.outcomes import ERROR_SOURCES, LimitedBy
 from osmosis_ai.datasets.selection import RowsDrawn
 from osmosis_ai.evaluation.results import (
     FAILED,
-    LEFT_OUT,
     PENDING,
     SKIPPED,
     STATED,
@@ -306,7 +305,7 @@ class _Numbers:
         self.table, self.n, self.columns = table, table.n, table.columns
         self.pass_threshold = pass_threshold
         self.status = self.columns["status"]
-        self.recorded = (self.status != PENDING) & (self.status != LEFT_OUT)
+        self.recorded = self.status != PENDING
         self.failed, self.skipped = self.status == FAILED, self.status == SKIPPED
         self.scored = table.is_scored
         self.passed = self.scored & (self.columns["reward"] >= pass_threshold)

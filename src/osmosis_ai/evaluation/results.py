@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -14,9 +14,6 @@ from osmosis_ai.llm.replies import FLAGGED
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-AttemptId = tuple[int, int]
-"""An attempt as (row_index, run_index)."""
 
 _JUDGE_NUMBERS = {
     "judge_calls": "f4",
@@ -46,7 +43,7 @@ COLUMNS = [
     *_NUMBERS.items(),
 ]
 STATED = 1 << len(FLAGGED)
-PENDING, SUCCESS, FAILED, SKIPPED, LEFT_OUT = range(5)
+PENDING, SUCCESS, FAILED, SKIPPED = range(4)
 UNKNOWN = "unknown"
 _numbers_of = attrgetter(*_NUMBERS)
 _STATUS_CODES = {name: code for code, name in enumerate(STATUSES, start=1)}
@@ -62,9 +59,9 @@ def _row_key(digest: str) -> int:
 
 
 class AttemptTable:
-    """``rows`` x ``n`` attempts, addressed by (row_index, run_index); with ``only``, just these belong to the run."""
+    """``rows`` x ``n`` attempts, addressed by (row_index, run_index)."""
 
-    def __init__(self, rows: int, n: int, *, only: Collection[AttemptId] | None = None) -> None:
+    def __init__(self, rows: int, n: int) -> None:
         import numpy as np
 
         if rows < 0 or n < 1:
@@ -78,19 +75,13 @@ class AttemptTable:
         self._row_keys = np.zeros(rows, dtype=np.uint64)
         self._clusters: NDArray[np.int64] | None = None
         self._open = np.ones(rows * n, dtype=np.bool_)
-        if only is not None:
-            positions = [row * n + run for row, run in only]
-            self.columns["status"], self._open[:] = LEFT_OUT, False
-            self.columns["status"][positions], self._open[positions] = PENDING, True
 
     def __len__(self) -> int:
-        return int((self.columns["status"] != LEFT_OUT).sum())
+        return self.rows * self.n
 
     def holds(self, row_index: int, run_index: int) -> bool:
         """Whether the attempt belongs to the run."""
-        if not (0 <= row_index < self.rows and 0 <= run_index < self.n):
-            return False
-        return bool(self.columns["status"][row_index * self.n + run_index] != LEFT_OUT)
+        return 0 <= row_index < self.rows and 0 <= run_index < self.n
 
     def belongs(self, record: TerminalRecord) -> bool:
         """Whether a record is of an attempt of the run, and of the row it has there."""
@@ -152,6 +143,11 @@ class AttemptTable:
         """Open all failed and skipped attempts again; their old results stay until new ones are set."""
         status = self.columns["status"]
         self._open |= (status == FAILED) | (status == SKIPPED)
+
+    def reopen_unscored(self, before: int) -> None:
+        """Open the attempts that failed or have no reward, if their records begin before byte ``before``."""
+        unscored = ~self.is_scored & (self.columns["status"] != SKIPPED)
+        self._open |= unscored & (self.columns["offset"] < before)
 
     def is_open(self, row_index: int, run_index: int) -> bool:
         """Whether the attempt is pending."""

@@ -16,7 +16,7 @@ import secrets
 import shutil
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,7 +47,7 @@ from osmosis_ai.evaluation.journal import Journal, load_results, salvage
 from osmosis_ai.evaluation.lenient_json import as_number, as_table
 from osmosis_ai.evaluation.manifest import Manifest, RunPlan, open_run, run_inputs
 from osmosis_ai.evaluation.metrics import RunMetrics, compute_metrics, describe_copied_rows
-from osmosis_ai.evaluation.results import AttemptId, AttemptTable
+from osmosis_ai.evaluation.results import AttemptTable
 from osmosis_ai.evaluation.run_log import RunLog, redact_server_logs
 from osmosis_ai.evaluation.sources import RemoteSource, RolloutSource
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions, EvalRunSpec, Spending, Spent
@@ -93,7 +93,6 @@ class EvalRunner:
         provenance: facts that go into the manifest, such as the commit.
         config_stem: start of the run's name without ``options.name``.
         environ, cache_dir: the environment of the rollout's server, the directory of the built environments.
-        only: the attempts to run; None runs all.
     """
 
     spec: EvalRunSpec
@@ -109,14 +108,13 @@ class EvalRunner:
     config_stem: str = "eval"
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), repr=False)
     cache_dir: Path | None = None
-    only: Collection[AttemptId] | None = None
 
     async def run(
         self, after_finalize: Callable[[RunSummary], Awaitable[None]] | None = None
     ) -> RunSummary | None:
         """Run the evaluation; return its summary, or None if the user declined to start."""
         with ExitStack() as stack:
-            self.table = AttemptTable(len(self.selection), self.spec.evaluation.n, only=self.only)
+            self.table = AttemptTable(len(self.selection), self.spec.evaluation.n)
             inputs = await asyncio.to_thread(self._inputs)
             opened = open_run(stack, self.output_root, self.options, inputs, self.config_stem)
             self.directory = opened.directory
@@ -128,6 +126,7 @@ class EvalRunner:
             )
             if self.options.retry_failed:
                 self.table.reopen_failed()
+            self.table.reopen_unscored(self.options.reopened_at)
             self.servers = self._useful_servers()
             opened.total, opened.pending = len(self.table), self.table.open_count
             opened.servers = self.servers
@@ -160,8 +159,6 @@ class EvalRunner:
         digest = self.rollout.source_digest(self.output_root)
         rows = self.selection.describe()
         inputs = run_inputs(self.spec, self.dataset, rows, digest, self.options.seed)
-        if self.only is not None:
-            inputs["work_items"] = sorted(map(list, self.only))
         return {**inputs, **self.rollout.inputs()}
 
     def _salvage(self, opened: RunPlan) -> None:

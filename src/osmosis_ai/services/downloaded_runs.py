@@ -209,10 +209,10 @@ def fetched_run(client: PlatformClient, name: str, *, conversations: bool) -> It
     from osmosis_ai.workspace.layout import WorkspaceDirectory
 
     with TemporaryDirectory(prefix="osmosis-report-") as scratch:
-        detail = client.eval_runs.get(name)
+        found = client.eval_runs.get(name).eval_run
         plan = plan_download(
             client,
-            detail.eval_run,
+            found,
             types=("metrics", "trajectories"),
             workspace=WorkspaceDirectory(Path(scratch)),
         )
@@ -237,12 +237,9 @@ def fetched_run(client: PlatformClient, name: str, *, conversations: bool) -> It
                 f"the platform has no list of samples of `{name}`.",
                 hint=f"`osmosis eval info {quote(name)}` and `osmosis eval logs {quote(name)}` have what is known of it",
             )
-        retries = [each.name or each.id or "another run" for each in detail.retries]
-        filled = _fill_in(
-            client, detail.eval_run.id, RunDirectory(plan.directory).summary, text=conversations
-        )
+        filled = _fill_in(client, found.id, RunDirectory(plan.directory).summary, text=conversations)
         large = sum(file.size > LARGEST_CONVERSATION_BYTES for file in plan.pending if "/" in file.path)
-        _note(plan.directory, {"retries": retries, "samples_unread": not filled, "unread": large})
+        _note(plan.directory, {"samples_unread": not filled, "unread": large})
         yield plan.directory
 
 
@@ -278,12 +275,12 @@ def _fill_in(client: PlatformClient, run_id: str, listing: Path, *, text: bool) 
 
 
 def _told(client: PlatformClient, run_id: str) -> Iterator[EvalSample]:
-    """Yield the platform's samples of the run itself until they end or are out of order."""
+    """Yield the platform's samples until they end or are out of order."""
     from osmosis_ai.api.paging import iterate_samples
 
     reached = (-1, -1)
     asked = client.eval_runs.samples
-    for sample in iterate_samples(lambda cursor: asked(run_id, cursor=cursor, details=True, own=True)):
+    for sample in iterate_samples(lambda cursor: asked(run_id, cursor=cursor, details=True)):
         if (sample.row, sample.attempt) <= reached:
             return
         reached = (sample.row, sample.attempt)
@@ -369,12 +366,6 @@ def _not_told(
     listed: _ListedSamples, counted: int | None, facts: Mapping[str, Any], *, without_metrics: bool
 ) -> Iterator[str]:
     """Yield a sentence about each kind of missing information."""
-    retries = facts.get("retries")
-    if isinstance(retries, list) and retries:
-        yield (
-            f"Samples of it were retried by {', '.join(map(str, retries))}: these results are not included here, "
-            "and its page on the platform has the numbers of all together."
-        )
     if facts.get("samples_unread") is True:
         yield (
             "The platform's details of single samples cannot be read: error sources, previews and "

@@ -560,7 +560,6 @@ class _Validation:
     total: int | None
     details: Mapping[tuple[int, int], SampleDetail]
     fetch: Callable[[int, int], StoredConversation]
-    extent: str | None = None
 
     @property
     def subject(self) -> str:

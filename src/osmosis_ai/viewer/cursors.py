@@ -88,7 +88,7 @@ def decode(cursor: str, order: str, *, parts: int) -> tuple[list[Scalar], bool]:
 
 
 def changes_cursor(standing: str, positions: Sequence[int], log: int) -> str:
-    """Return the cursor of how a run stands, of up to where each of its journals is read, and of its log."""
+    """Return the cursor of how a run stands, of how far its files are read, and of its log."""
     return encode(CHANGES, (standing, ".".join(map(str, positions)), log))
 
 

@@ -26,11 +26,11 @@ from osmosis_ai.evaluation.runner import EvalRunner
 from osmosis_ai.evaluation.sources import ProjectSource, open_policy
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions
 from osmosis_ai.platform.clock import SystemClock
-from osmosis_ai.platform.db.tables import DbLogLine, DbRun, DbSample
+from osmosis_ai.platform.db.tables import DbLogLine, DbRun, DbRunFile, DbSample
 from osmosis_ai.platform.http.browser_sessions import begin_session
 from osmosis_ai.platform.local_execution import LocalWorkers, open_local_executor
+from osmosis_ai.platform.runs.desk.accepted_numbers import AcceptedNumbers
 from osmosis_ai.platform.runs.execute.executor_loop import ExecutorLoop
-from osmosis_ai.platform.runs.read.merging import measure_accepted
 from osmosis_ai.platform.runs.stored_journal import stored_records
 from osmosis_ai.platform.services import PlatformServices
 from tests.controller.served_loop import LoopProcess
@@ -199,7 +199,8 @@ def test_a_run_gives_the_samples_of_the_same_evaluation_on_ones_own_machine(
     with services.db.session() as session:
         run = session.get_one(DbRun, submitted["id"])
     assert run.metrics is not None and run.metrics["journal_bytes"] == run.journal_bytes
-    counted = measure_accepted(services.db, services.blobs, run)
+    accepted = AcceptedNumbers(services.db, services.blobs, services.desk.leases)
+    counted = accepted._measure(run, lambda: None)
     assert counted.summary == run.metrics["summary"], "the platform would have counted the same"
     known = {**run.metrics["estimates"], "limited_by": None}
     assert counted.estimates.model_dump(mode="json") == known
@@ -229,6 +230,52 @@ def test_a_stopped_run_keeps_what_was_finished(
     assert b"asked for the run to stop" in files["logs.txt"]
     again = api.post(f"{RUNS}/{run['id']}/stop", json={})
     assert (again.status_code, again.json()["status"]) == (409, "stopped")
+
+
+def test_a_retried_run_goes_on_and_keeps_its_scores(
+    api: TestClient, services: PlatformServices, unsandboxed: ExecutorLoop, code: Code, tmp_path: Path
+) -> None:
+    is_well = tmp_path / "well"
+    first_line = "        messages: list[dict[str, Any]] = [INSTRUCTIONS, *ctx.prompt]\n"
+    sick = (
+        (ROLLOUT / "main.py")
+        .read_text()
+        .replace(
+            first_line,
+            f"{first_line}        if sum(map(ord, str(ctx.prompt))) % 2 and not os.path.exists({str(is_well)!r}):\n"
+            "            raise RuntimeError('the search index is being rebuilt')\n",
+        )
+    )
+    code.write("rollouts/multiply/main.py", sick)
+    code.commit("fail now and then")
+    run = submit(api, evaluation_config={"limit": 8, "n": 2, "batch_size": 4})
+    unsandboxed.start()
+    ended(api, run["name"])
+    first, first_records = samples_of(services, run["id"]), journalled(services, run["id"])
+    failed = {item for item, (_, status, *_) in first.items() if status == "failed"}
+    with services.db.session() as session:
+        kinds = session.scalars(select(DbRunFile.kind).where(DbRunFile.run_id == run["id"])).all()
+    assert kinds.count("diagnostics") == len(failed)
+    assert failed and failed != first.keys(), first
+    cleaned_up(services, run["id"])
+    is_well.touch()
+    assert api.post(f"{RUNS}/{run['name']}/retry", json={}).json()["id"] == run["id"]
+    detail = ended(api, run["name"])
+    assert (detail["eval_run"]["status"], detail["eval_run"]["revision"]) == ("finished", 1), detail
+    samples, records = samples_of(services, run["id"]), journalled(services, run["id"])
+    assert samples.keys() == first.keys() and all(status == "success" for _, status, *_ in samples.values())
+    assert {item: records[item] for item in first.keys() - failed} == {
+        item: first_records[item] for item in first.keys() - failed
+    }
+    assert detail["results"]["failed"] == 0 and detail["results"]["total_runs"] == 16
+    files = fetched(api, run["name"], "metrics,trajectories,journal")
+    assert len(files["summary.jsonl"].splitlines()) == 16
+    assert len(files["events.jsonl"].splitlines()) == 16 + len(failed)
+    assert len([path for path in files if path.startswith("trajectories/")]) == 16
+    with services.db.session() as session:
+        kinds = session.scalars(select(DbRunFile.kind).where(DbRunFile.run_id == run["id"])).all()
+    assert "diagnostics" not in kinds, "nothing of the failures is left"
+    assert "nothing to retry" in api.post(f"{RUNS}/{run['name']}/retry", json={}).json()["error"]
 
 
 def test_a_worker_ended_by_force(api: TestClient, services: PlatformServices, turnstile: Turnstile) -> None:

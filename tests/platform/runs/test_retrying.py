@@ -1,13 +1,21 @@
-"""Retries of evaluation runs over HTTP, as far as that goes without a worker: what they make, what is refused, merging."""
+"""Retries of evaluation runs over HTTP, as far as that goes without a worker: what runs again, and what is refused."""
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import select, update
+from sqlalchemy import delete, select, update
 
+from osmosis_ai.controller.record import TerminalRecord
+from osmosis_ai.errors import ConflictError
+from osmosis_ai.platform.db.tables import DbJournalSegment, DbSample
+from osmosis_ai.platform.runs.journal_segments import segment_bytes
+from osmosis_ai.platform.runs.stored_journal import pack_journal
+from osmosis_ai.redaction import Redactor
+from tests.evaluation.builders import record
 from tests.platform.conftest import ManualClock, Member, assert_flat_error
 from tests.platform.evaluations import Code, Samples, Submits, add_dataset, end_with, submit_body
 from tests.platform.platform_parts import DbDataset, DbRepository, DbRun, PlatformServices
@@ -27,8 +35,21 @@ def ended(
     api: TestClient, services: PlatformServices, samples: Samples = FIRST, **changes: Any
 ) -> dict[str, Any]:
     run = SUBMITS.taken(api, **changes)
-    end_with(services, run["id"], samples)
+    end_with_journal(services, run["id"], samples)
     return run
+
+
+def end_with_journal(services: PlatformServices, run_id: str, samples: Samples) -> None:
+    end_with(services, run_id, samples)
+    lines = [
+        record(row, attempt, **{"reward": None, **sample}).to_line()
+        for (row, attempt), sample in samples.items()
+    ]
+    key = pack_journal(lines, run_id, services.blobs, Redactor([]))
+    with services.db.transaction() as session:
+        session.execute(
+            update(DbRun).where(DbRun.id == run_id).values(journal_blob=key, error="it was cut short")
+        )
 
 
 def retry(api: TestClient, name: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -53,11 +74,13 @@ def row_of(services: PlatformServices, run_id: str) -> DbRun:
         return session.get_one(DbRun, run_id)
 
 
-def test_a_retry_repeats_what_has_no_score(api: TestClient, services: PlatformServices, code: Code) -> None:
+def test_a_retry_reopens_the_run_for_what_has_no_score(
+    api: TestClient, services: PlatformServices, clock: ManualClock, code: Code
+) -> None:
     run = ended(api, services)
     told = api.post(f"{RUNS}/{run['name']}/retry/check", json={}).json()
     assert told == {
-        "eval_run": {"id": run["id"], "name": run["name"], "status": "finished"},
+        "eval_run": {"id": run["id"], "name": run["name"]},
         "samples": 3,
         "planned": 6,
         "failed": {"provider": 1},
@@ -66,56 +89,53 @@ def test_a_retry_repeats_what_has_no_score(api: TestClient, services: PlatformSe
         "commit_sha": code.head,
         "resolved_secret_scopes": {},
     }
-    before = code.head
+    before, first_journal = row_of(services, run["id"]), code.head
     code.commit("something else")
+    clock.advance(60)
     made = retry(api, run["name"])
-    assert set(made) == {"id", "name", "status", "created_at", "platform_url"} and made["status"] == "pending"
-    original, found = row_of(services, run["id"]), row_of(services, made["id"])
-    assert found.retried == [[0, 1], [1, 1], [2, 1]]
-    assert (found.commit_sha, found.selection, found.seed) == (before, original.selection, original.seed)
-    assert found.request == original.request
-    detail = api.get(f"{RUNS}/{made['id']}").json()
-    assert detail["retry_of"] == {"id": run["id"], "name": run["name"], "status": "finished"}
-    assert (detail["results"]["planned_samples"], detail["commit_sha"]) == (3, before)
-    assert api.get(f"{RUNS}/{run['id']}").json()["retries"] == [
-        {"id": made["id"], "name": made["name"], "status": "pending"}
+    assert (made["id"], made["name"], made["status"]) == (run["id"], run["name"], "pending")
+    found = row_of(services, run["id"])
+    assert (found.commit_sha, found.selection, found.seed) == (first_journal, before.selection, before.seed)
+    assert (found.revision, found.error, found.completed_at, found.journal_blob) == (1, None, None, None)
+    assert found.reopened_at == found.journal_bytes > 0
+    detail = api.get(f"{RUNS}/{run['id']}").json()["eval_run"]
+    assert (detail["status"], detail["revision"]) == ("pending", 1) and detail["retried_at"]
+    assert [sample["status"] for sample in api.get(f"{RUNS}/{run['id']}/samples").json()["samples"]] == [
+        *("success", "failed", "success", "success", "skipped")
     ]
+    assert "it is pending" in refused(api, run["id"], 409, "CONFLICT")
+    with services.db.session() as session:
+        segment = session.scalars(select(DbJournalSegment)).one()
+    lines = segment_bytes(services.blobs, segment).splitlines(keepends=True)
+    assert [TerminalRecord.from_line(line).reward for line in lines] == [1.0, None, 0.0, None, None]
 
 
-def test_retries_are_merged(api: TestClient, services: PlatformServices, clock: ManualClock) -> None:
+def test_a_run_is_retried_by_one_of_two_who_ask(
+    api: TestClient, services: PlatformServices, member: Member
+) -> None:
     run = ended(api, services)
-    clock.advance(1)
-    first = retry(api, run["id"])
-    told = refused(api, run["id"], 409, "CONFLICT")
-    assert f"its retry '{first['name']}' is pending" in told
-    end_with(services, first["id"], {(0, 1): MISSED, (1, 1): FAILED, (2, 1): PASSED})
-    clock.advance(1)
-    # The retry of a retry makes up for the original, too.
-    second = retry(api, first["name"])
-    assert row_of(services, second["id"]).retry_of_id == run["id"]
-    assert row_of(services, second["id"]).retried == [[1, 1]]
-    end_with(services, second["id"], {(1, 1): PASSED})
-    replies = [api.get(f"{RUNS}/{each['id']}/merged").json() for each in (run, first, second)]
-    assert replies[0] == replies[1] == replies[2]
-    merged = replies[0]
-    assert [(each["name"], each["samples"]) for each in merged["runs"]] == [
-        (run["name"], 3),
-        (first["name"], 2),
-        (second["name"], 1),
-    ]
-    counts, rate = merged["estimates"]["counts"], merged["estimates"]["pass_rate"]
-    assert (counts["planned"], counts["scored"], counts["skipped"], counts["pending"]) == (6, 5, 1, 0)
-    # Attempts on one row are no independent samples: the rate and its interval stand on three rows.
-    assert (rate["value"], rate["n"], rate["clusters"]) == (pytest.approx(2 / 3), 5, 3)
-    assert "3 of 6 samples are of retries" in merged["estimates"]["warnings"][0]
-    assert "has nothing to retry" in refused(api, run["name"], 409, "CONFLICT")
-    # Without its original, a retry stands for itself, and says whose it was.
-    assert api.delete(f"{RUNS}/{run['id']}").status_code == 200
-    alone = api.get(f"{RUNS}/{first['id']}/merged").json()
-    assert [each["samples"] for each in alone["runs"]] == [3] and alone["estimates"]["counts"]["planned"] == 3
-    assert api.get(f"{RUNS}/{first['id']}").json()["retry_of"] == {"id": run["id"], "name": run["name"]}
-    again = retry(api, first["id"])
-    assert row_of(services, again["id"]).retried == [[1, 1]]
+    row = row_of(services, run["id"])
+    first, second = (services.eval_retries.plan(row, member.user, {}) for _ in range(2))
+    services.eval_retries.reopen(first, by="mara")
+    with pytest.raises(ConflictError, match="it is pending"):
+        services.eval_retries.reopen(second, by="kim")
+    end_with_journal(services, run["id"], {})
+    with pytest.raises(ConflictError, match="was retried meanwhile"):
+        services.eval_retries.reopen(second, by="kim")
+    assert row_of(services, run["id"]).revision == 1
+
+
+def test_a_run_whose_journal_is_gone_keeps_its_scores(api: TestClient, services: PlatformServices) -> None:
+    run = ended(api, services)
+    key = row_of(services, run["id"]).journal_blob
+    assert key is not None
+    services.blobs.put(key, io.BytesIO(b"no journal"))
+    damaged = api.post(f"{RUNS}/{run['id']}/retry", json={})
+    assert "its journal is damaged" in assert_flat_error(damaged, 409, "CONFLICT")["error"]
+    with services.db.transaction() as session:
+        session.execute(update(DbRun).where(DbRun.id == run["id"]).values(journal_blob=None))
+    assert "its journal was not kept" in refused(api, run["id"], 409, "CONFLICT")
+    assert row_of(services, run["id"]).revision == 0
 
 
 def test_what_cannot_be_retried_is_refused_with_the_reason(
@@ -163,6 +183,9 @@ def test_a_retry_needs_the_secrets_of_its_original(api: TestClient, services: Pl
     assert made.sealed_secrets is not None and "sk-again" not in str(made.request)
     assert made.secret_scopes == {"SEARCH_KEY": "run"}
     end_with(services, made.id, {})
+    with services.db.transaction() as session:
+        session.execute(update(DbRun).where(DbRun.id == made.id).values(journal_blob=None))
+        session.execute(delete(DbSample))
     unlisted = {"secrets": {"provided": {"OTHER": "sk-canary"}}}
     assert "sk-canary" not in refused(api, run["id"], 400, "INVALID_CONFIG", unlisted)
 

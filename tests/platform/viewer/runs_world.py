@@ -125,13 +125,10 @@ def add_file(services: PlatformServices, run: DbRun, path: str, content: bytes) 
 
 
 def keep_journal(services: PlatformServices, run: DbRun, *records: TerminalRecord) -> None:
-    """Store the journal of a run; where it has judges, the run's own numbers say so."""
+    """Store the journal of a run."""
     key = pack_journal((each.to_line() for each in records), run.id, services.blobs, Redactor())
     with services.db.transaction() as session:
-        row = session.get_one(DbRun, run.id)
-        row.journal_blob = key
-        if any(each.judge_calls for each in records):
-            row.metrics = {**(row.metrics or {}), "estimates": {"judges": {"calls": 1}}}
+        session.get_one(DbRun, run.id).journal_blob = key
 
 
 def source_of(services: PlatformServices, member: Member) -> PlatformSource:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,9 +12,10 @@ import pytest
 from osmosis_ai.decisions.samples import run_slices
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.platform.config import PlatformConfig
-from osmosis_ai.platform.db.tables import DbRun
+from osmosis_ai.platform.db.tables import DbRun, DbSample
 from osmosis_ai.platform.services import PlatformServices, build_services
 from osmosis_ai.platform.viewer.source import PlatformSource
+from osmosis_ai.ui.numbers import date
 from osmosis_ai.viewer.source import RunQuery, SampleQuery, SampleSort
 from tests.evaluation.builders import record
 from tests.platform.conftest import ManualClock, Member, World
@@ -28,7 +28,6 @@ from tests.platform.viewer.runs_world import (
     add_samples,
     every_page,
     keep_journal,
-    places,
     run_row,
     source_of,
 )
@@ -74,56 +73,29 @@ def run(services: PlatformServices, member: Member) -> DbRun:
 # Samples
 
 
-def test_a_retry_s_results_stand_in_for_those_before_and_alone_on_its_own_page(
-    source: PlatformSource, services: PlatformServices, member: Member, run: DbRun, clock: ManualClock
+@pytest.mark.parametrize("sort", get_args(SampleSort))
+def test_every_sample_is_on_one_page_of_every_order(
+    source: PlatformSource, run: DbRun, sort: SampleSort
 ) -> None:
-    clock.advance(60)
-    made = [[1, 1], [2, 0], [2, 1]]
-    retry = add_run(services, member, "again", retry_of_id=run.id, retry_of_name=run.name, retried=made)
-    add_samples(services, retry, [{"row": row, "attempt": attempt, "reward": 1.0} for row, attempt in made])
-    for sort in get_args(SampleSort):
-        found = every_page(source, run.name, SampleQuery(sort=sort), limit=2)
-        assert sorted(place for page in found for place in page) == list(product(range(3), range(2)))
-    page = source.samples(run.name, SampleQuery(outcome="passed"), limit=9)
-    assert places(page.items) == [(0, 0), (1, 1), (2, 0), (2, 1)]
-    assert places(source.samples(retry.name, SampleQuery(), limit=9).items) == [
-        tuple(place) for place in made
-    ]
-    detail = source.run("eval", run.name)
-    assert detail.estimates is not None and detail.estimates.counts.scored == 6
-    assert ("Retry", "again (finished)") in detail.facts
-    alone = source.run("eval", "again")
-    assert ("Retry of", "first") in alone.facts and detail.problems == []
-    assert alone.problems == [
-        "Only samples that had no score in first are here; that run's page has the numbers of all together."
-    ]
-    # What was chosen by its failures is not measured by the run that it was chosen from.
-    assert alone.previous is None
+    found = every_page(source, run.name, SampleQuery(sort=sort), limit=2)
+    assert sorted(place for page in found for place in page) == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]
 
 
-def test_what_judges_were_asked_is_read_from_the_stored_journals_of_run_and_retry(
-    source: PlatformSource, services: PlatformServices, member: Member, run: DbRun, clock: ManualClock
+def test_what_judges_said_is_read_from_the_stored_journal(
+    source: PlatformSource, services: PlatformServices, member: Member, run: DbRun
 ) -> None:
-    clock.advance(60)
-    retry = add_run(services, member, "again", retry_of_id=run.id, retry_of_name=run.name, retried=[[1, 1]])
-    add_samples(services, retry, [{"row": 1, "attempt": 1, "reward": 1.0}])
     said = [{"model": "judge-1", "score": 0.5, "explanation": "half of it"}]
     judged = {"judge_calls": 2, "judge_tokens": 10, "judge_cost_usd": 0.25, "judgements": said}
-    keep_journal(services, run, record(0, 0, **judged, scores={"agent": 0.5}), record(1, 1, **judged))
-    keep_journal(services, retry, record(1, 1, **judged))
+    # A retried attempt has two records, of which the last counts.
+    keep_journal(
+        services, run, record(0, 0, **judged, scores={"agent": 0.5}), record(1, 1, **judged), record(1, 1)
+    )
     detail = source.sample(run.name, 0, 0, SampleQuery())
     assert (detail.record["judgements"], detail.record["scores"]) == (said, {"agent": 0.5})
     assert "judgements" not in source.sample(run.name, 0, 1, SampleQuery()).record
-    merged = source.run("eval", run.name).estimates
-    # The failed attempt's judge counts no more than its result: the retry's stands for it.
-    assert merged is not None and merged.judges is not None
-    assert (merged.judges.calls, merged.judges.tokens, merged.judges.cost_usd) == (4, 20, 0.5)
+    assert "judgements" not in source.sample(run.name, 1, 1, SampleQuery()).record
     services.blobs.delete(f"runs/{run.id}/events.jsonl.gz")
-    gone = source_of(services, member)
-    estimates = gone.run("eval", run.name).estimates
-    assert estimates is not None and estimates.judges is not None and estimates.judges.calls == 2
-    assert any("judges of first" in warning for warning in estimates.warnings)
-    assert "judgements" not in gone.sample(run.name, 0, 0, SampleQuery()).record
+    assert "judgements" not in source_of(services, member).sample(run.name, 0, 0, SampleQuery()).record
 
 
 def test_samples_of_the_same_row_are_found_in_other_runs_of_the_workspace_alone(
@@ -166,6 +138,22 @@ def test_a_run_is_told_in_full_without_the_values_of_its_secrets(
     later = source.run("eval", "second")
     assert later.previous is not None and later.previous.name == "first"
     assert (later.summary.error, later.summary.person) == ("it broke", "Mara")
+
+
+def test_a_retried_run_says_how_often_and_when_and_is_compared_as_a_whole(
+    source: PlatformSource, services: PlatformServices, member: Member, run: DbRun, clock: ManualClock
+) -> None:
+    before = source.changes("eval", run.name)
+    with services.db.transaction() as session:
+        reopened = session.get_one(DbRun, run.id)
+        reopened.status, reopened.revision, reopened.retried_at = "running", 2, clock.now()
+        session.get_one(DbSample, (run.id, 1, 1)).position = 9000
+    assert ("Retried", f"2 times, last {date(clock.now())}") in source.run("eval", run.name).facts
+    assert "Retried" not in dict(source.run("eval", add_run(services, member, "other").name).facts)
+    assert source.changes("eval", run.name, since=before.cursor).samples == [(1, 1)]
+    (compared,) = source.run_samples([run.name])
+    assert compared.revision == 2
+    assert compared.unfinished == "the run first is running: its samples are not all there yet."
 
 
 def test_what_another_workspace_has_is_not_there_and_the_nearest_names_are(

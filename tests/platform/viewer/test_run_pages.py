@@ -13,11 +13,12 @@ from fastapi.testclient import TestClient
 from osmosis_ai.platform.db.tables import DbLoraModel, DbMetricPoint, DbRun
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices
+from tests.evaluation.builders import record
 from tests.lazily import needs
 from tests.platform.conftest import ManualClock, Member, World
 from tests.platform.evaluations import Code, add_dataset, end_with, submit_body, training_body
 from tests.platform.http.pages.browsing import PASSWORD, csrf_of, sign_in, submitted, text_of
-from tests.platform.viewer.runs_world import add_run, add_samples, statements_of
+from tests.platform.viewer.runs_world import add_run, add_samples, keep_journal, statements_of
 
 RUNS, TRAININGS = "/api/cli/eval-runs", "/api/cli/training-runs"
 PASSED: dict[str, Any] = {"status": "success", "reward": 1.0}
@@ -89,20 +90,24 @@ def test_a_run_that_goes_on_is_stopped_after_asking_and_a_second_click_is_harmle
     assert again.status_code == 409 and "has ended already" in again.text
 
 
-def test_failed_samples_are_made_again_by_one_run_however_often_it_is_clicked(
+def test_failed_samples_run_again_in_the_same_run_however_often_it_is_clicked(
     browser: TestClient, member: Member, services: PlatformServices, run: str
 ) -> None:
+    keep_journal(
+        services, services.eval_runs.get(member.workspace.id, run).run, record(1, 1, status="failed")
+    )
     asked = browser.get(f"/fern/evals/{run}/retry")
     assert "1 of 6" in text_of(asked) and "1 failed, 0 without a reward" in text_of(asked)
+    assert "run again in this run, on the same commit and rows" in text_of(asked)
     form = form_of(asked)
-    led = [browser.post(f"/fern/evals/{run}/retry", data=form).headers["location"] for _ in range(2)]
-    assert led[0] == led[1] and led[0] != f"/fern/evals/{run}"
-    assert len(runs_of(services, member)) == 2
-    retry = led[0].rpartition("/")[2]
-    assert f"mara@fern.example submitted the retry {retry}" in log_of(services, member, run)
-    assert f"submitted the retry of {run}" in log_of(services, member, retry)
+    for _ in range(2):
+        assert browser.post(f"/fern/evals/{run}/retry", data=form).headers["location"] == f"/fern/evals/{run}"
+    reopened = services.eval_runs.get(member.workspace.id, run).run
+    assert (reopened.status, reopened.revision, runs_of(services, member)) == ("pending", 1, [run])
+    assert "Retried 1 time, last" in text_of(browser.get(f"/fern/evals/{run}"))
+    assert log_of(services, member, run).count("mara@fern.example, on the run's page, retried the run") == 1
     refused = browser.post(f"/fern/evals/{run}/retry", data={**form, "once": "another"})
-    assert refused.status_code == 409 and "cannot be retried" in refused.text
+    assert refused.status_code == 409 and "cannot be retried: it is pending" in refused.text
 
 
 def test_submitting_again_shows_config_rows_samples_and_cost_first(

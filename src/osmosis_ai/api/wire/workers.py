@@ -132,7 +132,9 @@ class AssignedRun(WireModel):
     model_path: str
     seed: int
     selection: dict[str, Any]
-    retried: list[Any] | None = None
+    reopened_at: Count = 0
+    """The bytes of the journal when the run was last retried: attempts whose records are before it and have no score run
+    again."""
 
 
 class AssignedLease(WireModel):

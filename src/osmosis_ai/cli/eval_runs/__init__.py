@@ -598,16 +598,14 @@ def download(
 
 def retry(
     run: RunArgument,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Follow the retry to its end and show the results.")
-    ] = False,
+    watch: WatchOption = False,
     secrets_file: SecretsFileOption = None,
     yes: YesOption = False,
 ) -> OperationResult:
-    """Retry the failed and unscored attempts of a run as a new run.
+    """Retry the failed and unscored attempts of a run.
 
-    The commit, rows and seeds are the same. `eval info` of either run shows their combined results. Supply
-    the run's own secrets again.
+    The run is reopened under its own name and ID, with the same commit, rows and seeds. Scores are kept: only
+    attempts without one run again. Supply the run's own secrets again.
 
     Examples:
         osmosis eval retry amber-otter-42 --watch
@@ -629,28 +627,29 @@ def retry(
             default=True,
             summary={label: str(value) for label, value in rows},
         )
-        with output.status("Submitting the retry"):
-            made = submit_retry(context.client, planned)
+        with output.status("Reopening the run"):
+            reopened = submit_retry(context.client, planned)
+        count = planned.check.samples
+        again = "1 attempt runs" if count == 1 else f"{count:,} attempts run"
         result = OperationResult(
             operation="eval.retry",
-            message=f"Evaluation run submitted: {made.name}, a retry of {planned.name}",
+            message=f"Evaluation run reopened: {reopened.name}, {again} again",
             resource={
-                **run_again_fields(made),
-                "retry_of": {"id": planned.check.eval_run.id, "name": planned.name},
-                "samples": planned.check.samples,
+                **run_again_fields(reopened),
+                "samples": count,
                 "planned": planned.check.planned,
                 **context.resource(),
             },
             next_steps=[
-                f"Follow: osmosis eval watch {made.name}",
-                f"Combined results: osmosis eval info {planned.name}",
+                f"Follow: osmosis eval watch {reopened.name}",
+                f"Results: osmosis eval info {reopened.name}",
             ],
             next_steps_structured=[
-                {"action": "eval_info", "name": made.name},
-                {"action": "eval_watch", "name": made.name},
+                {"action": "eval_info", "name": reopened.name},
+                {"action": "eval_watch", "name": reopened.name},
             ],
         )
-        return VIEW.submitted(context.client, made, result, watch=watch)
+        return VIEW.submitted(context.client, reopened, result, watch=watch)
 
 
 def _rows(planned: ProposedRetry) -> list[Row]:

@@ -41,11 +41,11 @@ from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
     from osmosis_ai.cli.output.reports import DecisionDocument
-    from osmosis_ai.decisions.compare import CompareOptions, RunComparison
+    from osmosis_ai.decisions.compare import CompareOptions, RunComparison, RunTotals
     from osmosis_ai.decisions.gate import RuleResult, Verdict
     from osmosis_ai.decisions.plan import Design, EvalPlan
     from osmosis_ai.decisions.samples import ComparedInputs, RunSamples
-    from osmosis_ai.services.eval_runs.gate import GateReport
+    from osmosis_ai.services.eval_runs.gate import GatedRun, GateReport
     from osmosis_ai.services.eval_runs.gate_decision import GateQuestion
     from osmosis_ai.services.eval_runs.plan import PlannedEval, PlanRequest
     from osmosis_ai.services.report_files import ReportFile
@@ -382,8 +382,12 @@ def _exit_verdict(report: GateReport, unclear: Unclear | None) -> Verdict:
     return "fail"
 
 
+def _name(run: GatedRun | RunTotals) -> str:
+    return f"{run.name} (revision {run.revision})" if run.revision else run.name
+
+
 def _message(report: GateReport, ended: Verdict) -> str:
-    message = f"{report.verdict}: {report.run.name} {_MESSAGES[report.verdict]}"
+    message = f"{report.verdict}: {_name(report.run)} {_MESSAGES[report.verdict]}"
     if ended != report.verdict:
         return f"{message} Result: {ended} (--unclear)."
     settles = [each.settles for each in report.judgements if each.verdict == "unclear" and each.settles]
@@ -419,13 +423,12 @@ def _tables(report: GateReport) -> list[Table]:
         level = "bounds of a score are the ends of its 95% CI, which is stricter than a one-sided bound"
     if report.decided_by is not None:
         level = f"{level}; rules from {report.decided_by}"
-    found = []
+    found, run = [], _name(report.run)
     if limits:
-        found.append(_table(limits, report.run.name, "Value", level))
+        found.append(_table(limits, run, "Value", level))
     if margins:
-        against = report.baseline.name if report.baseline is not None else "the baseline"
-        title = f"{report.run.name} against {against}"
-        found.append(_table(margins, title, "Difference", level))
+        against = _name(report.baseline) if report.baseline is not None else "the baseline"
+        found.append(_table(margins, f"{run} against {against}", "Difference", level))
     return found
 
 

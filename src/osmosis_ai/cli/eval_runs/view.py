@@ -370,12 +370,12 @@ class EvalRunView(RunView[DescribedEvaluation, SeenEvaluation]):
         )
 
     def results(self, described: DescribedEvaluation) -> Iterator[Row]:
-        rows, headline = (
-            info.rows_drawn(described.detail.results, described.detail.config),
-            described.headline,
-        )
-        if described.run.imported is not None:
-            yield "Imported", Styled(described.run.imported.words, "warn")
+        run, headline = described.run, described.headline
+        rows = info.rows_drawn(described.detail.results, described.detail.config)
+        if run.imported is not None:
+            yield "Imported", Styled(run.imported.words, "warn")
+        if run.revision:
+            yield "Retried", f"{amount(run.revision, 'time')}, last {formats.date(run.retried_at)}"
         if rows is not None:
             yield "Rows", rows.words
         if headline is not None:
@@ -395,12 +395,10 @@ class EvalRunView(RunView[DescribedEvaluation, SeenEvaluation]):
         return (f"{key}={config[key]}" for key in (*known, *others) if config.get(key) is not None)
 
     def own_sections(self, described: DescribedEvaluation) -> Iterator[Section]:
-        """Yield the results that no larger table has, and the retries."""
+        """Yield the results that no larger table has."""
         rows = list(_counted(described))
         if described.estimates is None and rows:
             yield Section("Results", rows)
-        if related := list(_related(described)):
-            yield Section("Retries", related)
 
     def numbers(self, described: DescribedEvaluation) -> Iterator[Block]:
         """Yield the numbers as `eval run` shows them, if the platform computes intervals."""
@@ -421,8 +419,6 @@ class EvalRunView(RunView[DescribedEvaluation, SeenEvaluation]):
             yield Table(("", ""), rows, title="Results", in_plain=True)
         if described.headline is not None:
             yield headline_table(described.headline)
-        if related := list(_related(described)):
-            yield Table(("", ""), related, title="Retries", in_plain=True)
 
     def own_hints(self, described: DescribedEvaluation, *, followed: bool) -> Iterator[str]:
         if followed and described.metrics is not None:
@@ -445,14 +441,12 @@ def _result(item: Mapping[str, Any]) -> str | None:
     headline, rows = item["headline"], item["rows"]
     parts = ["imported"] if "imported" in item else []
     parts += [headline["brief"]] if headline is not None else []
-    related = item.get("retry_of")
-    retry = [f"retry of {related.get('name') or related.get('id')}"] if related else []
-    return "; ".join([*parts, *([rows] if rows else []), *retry]) or None
+    return "; ".join([*parts, *([rows] if rows else [])]) or None
 
 
 def _short_result(item: Mapping[str, Any]) -> str | None:
     """Return a result that fits into a terminal of 120 columns."""
-    headline, related = item["headline"], item.get("retry_of")
+    headline = item["headline"]
     parts = ["imported"] if "imported" in item else []
     if headline is not None:
         rate, failed = headline["pass_rate"], headline["failed"]
@@ -461,29 +455,7 @@ def _short_result(item: Mapping[str, Any]) -> str | None:
             + f"{headline['scored']:,} of {headline['planned']:,} scored"
             + f", {failed:,} failed" * bool(failed)
         )
-    parts += [f"retry of {related.get('name') or related.get('id')}"] if related else []
     return "; ".join(parts) or None
-
-
-def _related(described: DescribedEvaluation) -> Iterator[Row]:
-    """Yield the original run, the retries, and their combined results."""
-    detail, merged = described.detail, described.merged
-    if detail.retry_of is not None:
-        deleted = "" if detail.retry_of.status else " (deleted)"
-        yield "Retry of", f"{detail.retry_of.name or detail.retry_of.id}{deleted}"
-        yield "Note", "This run has only attempts that the original left without a score."
-    for run in detail.retries:
-        yield "Retry", f"{run.name or run.id} ({run.status})"
-    headline = merged.headline if merged is not None else None
-    if merged is None or headline is None or len(merged.wire.runs) < 2:
-        return
-    yield "Combined", ", ".join(f"{formats.count(run.samples)} of {run.name}" for run in merged.wire.runs)
-    yield "Scored", format_scored(headline)
-    if headline.failed:
-        yield "Failed", format_failed(headline)
-    yield "Pass rate", f"{format_rate(headline)} ({pass_rule(headline.pass_threshold)})"
-    for warning in filter(None, [merged.unfinished, *headline.warnings]):
-        yield "Warning", Styled(warning, "warn")
 
 
 def _counted(described: DescribedEvaluation) -> Iterator[Row]:

@@ -68,7 +68,8 @@ def _notes(found: RunComparison) -> Iterator[Text]:
 
 
 def _place(run: RunTotals) -> str:
-    return {"local": "on this machine", "platform": "on the platform", "file": run.location}[run.place]
+    place = {"local": "on this machine", "platform": "on the platform", "file": run.location}[run.place]
+    return f"revision {run.revision}, {place}" if run.revision else place
 
 
 def _summary(found: RunComparison) -> Iterator[Table]:

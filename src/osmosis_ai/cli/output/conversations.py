@@ -140,7 +140,7 @@ def _hints(found: ShownRun, wanted: WantedSamples) -> Iterator[str]:
     from osmosis_ai.evaluation.conversation import LARGEST_CONVERSATION_BYTES
     from osmosis_ai.ui.numbers import amount
 
-    yield from map(plain, filter(None, [found.extent, *found.problems]))
+    yield from map(plain, found.problems)
     if not found.conversations:
         yield f"No sample of {plain(found.name)} matches."
     if found.without:

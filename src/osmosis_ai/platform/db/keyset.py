@@ -1,8 +1,8 @@
 """Keyset pagination in index order, without sorting or skipping rows.
 
 An order has two parts in either direction, rows with a value and then rows without one: SQLite and PostgreSQL put NULL
-at opposite ends, and each part is a range of the same index. Several ranges (two parts, two kinds of runs, a run and
-its retries) are read in one statement.
+at opposite ends, and each part is a range of the same index. Several ranges (two parts, two kinds of runs) are read
+in one statement.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def read_pages(
 
 @contextmanager
 def _walking(session: Session, *, is_last: bool) -> Iterator[None]:
-    """Force PostgreSQL to scan the order's index and look up each row's newer result, whatever its cost estimate."""
+    """Force PostgreSQL to scan the order's index, whatever its cost estimate."""
     if session.get_bind().dialect.name == "sqlite":
         yield
         return

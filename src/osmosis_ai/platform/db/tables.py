@@ -230,7 +230,6 @@ class DbRun(RunNumbers, WorkedOn, Base):
         UniqueConstraint("workspace_id", "name"),
         Index("ix_runs_workspace_kind_created", "workspace_id", "kind", "created_at", "id"),
         Index("ix_runs_status_lease", "status", "lease_expires_at"),
-        Index("ix_runs_retry_of", "retry_of_id"),
         Index("ix_runs_claim_id", "claim_id"),
         *(
             Index(f"ix_runs_workspace_{sort}", "workspace_id", "kind", column, "id")
@@ -266,9 +265,10 @@ class DbRun(RunNumbers, WorkedOn, Base):
     platform_version: Mapped[str | None] = mapped_column(String(64))
     environment: Mapped[str | None] = mapped_column(Text)
     isolation: Mapped[str | None] = mapped_column(String(255))
-    retry_of_id: Mapped[str | None] = mapped_column(String(40))
-    retry_of_name: Mapped[str | None] = mapped_column(String(255))
-    retried: Mapped[list[Any] | None]
+    # How often the run was retried, when last, and the bytes of its journal then.
+    revision: Mapped[int] = mapped_column(Integer, default=0)
+    retried_at: Mapped[datetime | None]
+    reopened_at: Mapped[int] = mapped_column(BigInteger, default=0)
 
     progress: Mapped[dict[str, Any] | None]
     results: Mapped[dict[str, Any] | None]
@@ -359,6 +359,8 @@ class DbRunFile(Base):
     shard_offset: Mapped[int | None] = mapped_column(BigInteger)
     shard_length: Mapped[int | None] = mapped_column(Integer)
     sha256: Mapped[str | None] = mapped_column(String(64))
+    # Of the run, when the file was written.
+    revision: Mapped[int] = mapped_column(Integer, default=0)
 
 
 class DbMetricPoint(Base):

@@ -56,7 +56,7 @@ def _stopping(page: WorkspaceVisit, run: DbRun, kind: RunKind) -> ActionProposal
     after = (
         "It can be resumed from its last checkpoint, if it has stored one by then."
         if kind == "training"
-        else "It does not go on; a retry makes what is missing."
+        else "A retry continues with what is missing."
     )
     return ActionProposal(f"What it has done stays. {after}", facts, do=stop)
 
@@ -65,24 +65,22 @@ def _retrying(page: WorkspaceVisit, run: DbRun) -> ActionProposal:
     scope = scope_of(page, repository_of(page, run))
     with refusals(page.services, scope):
         planned = plan_retry(page.services, scope, run.id, RunAgain())
-    left, original = planned.left, planned.family.original
+    left = planned.left
 
     def retry() -> DbRun:
         with refusals(page.services, scope):
-            made = page.services.submitter.create(planned.checked)
-        note_in_log(page, made.id, f"submitted the retry of {original.name}")
-        note_in_log(page, original.id, f"submitted the retry {made.name}")
-        return made
+            return page.services.eval_retries.reopen(planned, by=_by(page))
 
     failed = sum(left.failed.values())
     facts = [
-        ("Samples to make again", f"{len(left.items):,} of {planned.family.planned:,}"),
+        ("Attempts to repeat", f"{left.count:,} of {planned.planned:,}"),
         ("Of these", f"{failed:,} failed, {left.no_reward:,} without a reward, {left.missing:,} never made"),
-        ("Commit", original.commit_sha),
-        ("Cost, at most about", _bound(original, len(left.items))),
+        ("Commit", run.commit_sha),
+        ("Cost, at most about", _bound(run, left.count)),
     ]
     return ActionProposal(
-        "A new run makes the samples that have no score, on the same commit and rows; of each the newest result counts.",
+        "The attempts without a score run again in this run, on the same commit and rows. "
+        "Their new results replace the old ones.",
         facts,
         do=retry,
     )
@@ -174,7 +172,7 @@ def _bound(run: DbRun, samples: int) -> str:
     cost = ((run.metrics or {}).get("estimates") or {}).get("cost_usd") or {}
     total, known = cost.get("total"), cost.get("known_samples")
     if total is None or not known:
-        return "not known: the run before recorded no prices"
+        return "unknown: the run recorded no prices"
     return f"{money(total / known * samples)}, at the mean of {known:,} samples of {run.name}; no budget stops it"
 
 

@@ -22,7 +22,6 @@ from osmosis_ai.platform.http.paging import Paging, SamplePaging
 from osmosis_ai.platform.http.routing import quick_read
 from osmosis_ai.platform.runs.eval_results import headline_of, rows_of, written_estimates
 from osmosis_ai.platform.runs.read.downloads import LINK_TTL, WantedFile, parse_types
-from osmosis_ai.platform.runs.read.merging import RunFamily, family_of
 from osmosis_ai.platform.runs.read.run_store import ListedRun
 from osmosis_ai.platform.runs.read.sample_pages import sample_page
 from osmosis_ai.platform.runs.submit.eval_request import effective_eval_settings
@@ -53,7 +52,6 @@ def get_eval_run(services: Services, scope: WorkspaceScope, name_or_id: str) -> 
     """Return one run."""
     found = services.eval_runs.get(scope.workspace_id, name_or_id)
     run = found.run
-    family = family_of(services.db, run)
     return wire.EvalRunDetail(
         eval_run=wire.EvalRun(**runs.detail_fields(services, scope, found), **_origin(run)),
         config=_config(run),
@@ -62,7 +60,6 @@ def get_eval_run(services: Services, scope: WorkspaceScope, name_or_id: str) -> 
         rollout=runs.named(run.rollout_id, run.rollout_name),
         **runs.configuration(services, run),
         **runs.present({"grader_digest": run.grader_digest}),
-        **_relatives(run, family),
     )
 
 
@@ -92,12 +89,10 @@ def eval_run_samples(
     name_or_id: str,
     page: SamplePaging,
     details: Annotated[bool, Query(description="With previews, errors and what graders noted.")] = False,
-    own: Annotated[bool, Query(description="The run's own results, whatever retries came to.")] = False,
 ) -> wire.EvalSamplePage:
-    """Return what the attempts of a run came to, by row and attempt; of each the newest result of it and its retries."""
+    """Return what the attempts of a run came to, by row and attempt."""
     run = services.eval_runs.get(scope.workspace_id, name_or_id).run
-    family = RunFamily(run, ()) if own else family_of(services.db, run)
-    return sample_page(services.db, family, limit=page.limit, cursor=page.cursor, details=details)
+    return sample_page(services.db, run.id, limit=page.limit, cursor=page.cursor, details=details)
 
 
 @router.get(
@@ -138,26 +133,6 @@ def download_urls(
     )
 
 
-def _retry_of(run: DbRun | ListedRun, status: str | None = None) -> dict[str, Any]:
-    if run.retry_of_id is None:
-        return {}
-    known = runs.present({"id": run.retry_of_id, "name": run.retry_of_name, "status": status})
-    return {"retry_of": wire.RelatedRun(**known)}
-
-
-def _relatives(run: DbRun, family: RunFamily) -> dict[str, Any]:
-    """Return what a run is a retry of, and its retries, as far as there are any."""
-    if run.retry_of_id is not None:
-        there = family.original.id == run.retry_of_id
-        return _retry_of(run, family.original.status if there else None)
-    return {"retries": [related(each) for each in family.retries]} if family.retries else {}
-
-
-def related(run: DbRun) -> wire.RelatedRun:
-    """Return a reference to a run that is there."""
-    return wire.RelatedRun(id=run.id, name=run.name, status=run.status)
-
-
 # The summary of an ended run is always the same object; those of others are soon crowded out.
 @lru_cache(maxsize=1024)
 def _row(run: ListedRun, below: str, waits: str | None) -> wire.EvalRunRow:
@@ -170,13 +145,14 @@ def _row(run: ListedRun, below: str, waits: str | None) -> wire.EvalRunRow:
         results=_results(run),
         config=_config(run),
         **runs.present({"commit_sha": run.commit_sha}),
-        **_retry_of(run),
     )
 
 
 def _origin(run: DbRun | ListedRun) -> dict[str, Any]:
-    """Return the mark of a run that was executed elsewhere."""
-    return {} if run.imported is None else {"imported": wire.RunOrigin.model_validate(run.imported)}
+    """Return the mark of a run that was executed elsewhere, or retried."""
+    if run.imported is not None:
+        return {"imported": wire.RunOrigin.model_validate(run.imported)}
+    return {"revision": run.revision, "retried_at": run.retried_at} if run.revision else {}
 
 
 def _config(run: DbRun | ListedRun) -> dict[str, Any]:

@@ -26,6 +26,7 @@ class HeardRun:
     kind: str
     status: str
     attempt: int
+    revision: int
     lease_token: str | None
     lease_expires_at: datetime | None
     stop_requested_at: datetime | None

@@ -1,8 +1,8 @@
 """Kinds of runs and their status transitions.
 
 ``pending -> running -> finished | failed | stopped``, and ``pending -> failed | stopped`` for a run that never
-started. A terminal run never changes, except for a resumed training run (``submit.resuming``). A running run
-without a live lease waits for its next worker.
+started. A terminal run never changes, unless it is reopened: a training run is resumed (``submit.resuming``), an
+evaluation retried (``submit.retrying``). A running run without a live lease waits for its next worker.
 """
 
 from __future__ import annotations

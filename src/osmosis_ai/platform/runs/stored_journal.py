@@ -23,6 +23,8 @@ from osmosis_ai.redaction import Redactor
 
 JOURNAL_NAME = "events.jsonl.gz"
 """Of a run's blobs: its journal, once it has ended."""
+RETRIED_FOLDER = "retried"
+"""Of a run's blobs: its journals after its retries, each of which holds all of it."""
 _IN_MEMORY_BYTES = 8 << 20
 # Half the time of the default level, for a tenth more bytes.
 _LEVEL = 4
@@ -36,9 +38,13 @@ WorkItem = tuple[int, int]
 """Row and attempt."""
 
 
-def pack_journal(lines: Iterable[bytes], run_id: str, blobs: BlobStore, redactor: Redactor) -> str | None:
+def pack_journal(
+    lines: Iterable[bytes], run_id: str, blobs: BlobStore, redactor: Redactor, *, revision: int = 0
+) -> str | None:
     """Store a run's journal, as far as it can be read; return its key, None where there is none."""
-    key, is_empty = f"runs/{run_id}/{JOURNAL_NAME}", True
+    # The journal before a retry is a segment of the one after it, so it must not change.
+    name = f"{RETRIED_FOLDER}/{revision}-{JOURNAL_NAME}" if revision else JOURNAL_NAME
+    key, is_empty = f"runs/{run_id}/{name}", True
     with tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY_BYTES) as packed:
         with gzip.GzipFile("", "wb", _LEVEL, packed, mtime=0) as journal:
             for line in lines:

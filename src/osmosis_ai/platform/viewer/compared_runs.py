@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from sqlalchemy import select
@@ -13,8 +12,13 @@ from osmosis_ai.api.wire.eval_runs import RunOrigin
 from osmosis_ai.decisions.samples import SAMPLE_FIELDS, ComparedInputs, RunSamples, ToldSamples
 from osmosis_ai.errors import ConflictError
 from osmosis_ai.platform.db.tables import DbRun, DbSample
-from osmosis_ai.platform.runs.read.merging import RunFamily
-from osmosis_ai.platform.viewer.sample_lists import SAMPLE_COLUMNS, sample_entry
+from osmosis_ai.platform.runs.lifecycle import OPEN
+from osmosis_ai.platform.viewer.sample_lists import (
+    SAMPLE_COLUMNS,
+    evaluation_settings,
+    sample_entry,
+    sampled_rows,
+)
 from osmosis_ai.viewer.source import SampleEntry
 
 _BATCH = 5000
@@ -35,66 +39,38 @@ _COLUMNS = (
 )
 
 
-def compared_runs(session: Session, families: Sequence[RunFamily]) -> list[RunSamples]:
-    """Return evaluations, each with its retries, in one statement however many they are."""
-    for family in families:
-        if not family.rows:
-            run = family.original
+def compared_runs(session: Session, runs: Sequence[DbRun]) -> list[RunSamples]:
+    """Return evaluations, in one statement however many they are."""
+    told: dict[str, ToldSamples] = {}
+    for run in runs:
+        rows, n = sampled_rows(run), evaluation_settings(run).n
+        if not rows:
             raise ConflictError(f"the run {run.name} is {run.status}: it has no row yet.")
-    found = [_ToldFamily(family) for family in families]
-    # A retry that is compared by itself, too, is of two of them.
-    readers: dict[str, list[_ToldFamily]] = {}
-    for each in found:
-        for run_id in each.ages:
-            readers.setdefault(run_id, []).append(each)
-    asked = select(*_COLUMNS).where(DbSample.run_id.in_(readers))
+        told[run.id] = ToldSamples(_without_samples(run), rows=rows, n=n, teller="the platform")
+    asked = select(*_COLUMNS).where(DbSample.run_id.in_(told))
     for sample in session.execute(asked.execution_options(yield_per=_BATCH)):
-        for each in readers[sample.run_id]:
-            each.add(sample)
-    return [each.told.run() for each in found]
+        told[sample.run_id].add(sample)
+    return [told[run.id].run() for run in runs]
 
 
 def samples_of_row(
-    session: Session, families: Sequence[RunFamily], row_digest: str, *, limit: int
+    session: Session, runs: Sequence[DbRun], row_digest: str, *, limit: int
 ) -> list[list[SampleEntry]]:
-    """Return of each evaluation the newest results of a row, in one statement for at most ``limit`` of them."""
-    ids = {run.id for family in families for run in family.runs}
+    """Return each evaluation's samples of a row, in one statement for at most ``limit`` of them."""
     rows = session.execute(
         select(*SAMPLE_COLUMNS)
-        .where(DbSample.row_digest == row_digest, DbSample.run_id.in_(ids))
+        .where(DbSample.row_digest == row_digest, DbSample.run_id.in_({run.id for run in runs}))
         .order_by(DbSample.row_index, DbSample.run_index)
         .limit(limit)
     ).all()
-    found = []
-    for family in families:
-        newest: dict[tuple[int, int], SampleEntry] = {}
-        for run in family.runs:
-            mine = (sample_entry(row, family.pass_threshold) for row in rows if row.run_id == run.id)
-            newest.update({(each.row, each.attempt): each for each in mine})
-        found.append(list(newest.values()))
-    return found
+    thresholds = [evaluation_settings(run).pass_threshold for run in runs]
+    return [
+        [sample_entry(row, threshold) for row in rows if row.run_id == run.id]
+        for run, threshold in zip(runs, thresholds, strict=True)
+    ]
 
 
-class _ToldFamily:
-    """Takes the samples of a run and its retries in any order; of each attempt the newest result stays."""
-
-    def __init__(self, family: RunFamily) -> None:
-        empty = _without_samples(family)
-        self.told = ToldSamples(empty, rows=family.rows, n=family.n, teller="the platform")
-        self.ages = {run.id: age for age, run in enumerate(family.runs)}
-        self._made_again: dict[tuple[int, int], int] = {}
-
-    def add(self, sample: Any) -> None:
-        item, age = (sample.row, sample.attempt), self.ages[sample.run_id]
-        if age < self._made_again.get(item, 0):
-            return
-        if age:
-            self._made_again[item] = age
-        self.told.add(sample)
-
-
-def _without_samples(family: RunFamily) -> RunSamples:
-    run = family.original
+def _without_samples(run: DbRun) -> RunSamples:
     imported = run.imported or {}
     origin = RunOrigin.model_validate(run.imported) if run.imported is not None else None
     return RunSamples(
@@ -103,19 +79,20 @@ def _without_samples(family: RunFamily) -> RunSamples:
         place="platform",
         location=run.name,
         status=run.status,
-        inputs=_inputs(run, family),
+        inputs=_inputs(run),
         row_keys=(),
         keyed_by="row_digest",
         source_rows=np.zeros(0, dtype=np.int64),
         samples=np.zeros(0, dtype=np.dtype(SAMPLE_FIELDS)),
-        planned=family.planned,
-        unfinished=_unfinished(family),
+        planned=sampled_rows(run) * evaluation_settings(run).n,
+        unfinished=_unfinished(run),
         imported=origin.words if origin is not None else None,
+        revision=run.revision,
     )
 
 
-def _inputs(run: DbRun, family: RunFamily) -> ComparedInputs:
-    imported = run.imported or {}
+def _inputs(run: DbRun) -> ComparedInputs:
+    imported, settings = run.imported or {}, evaluation_settings(run)
     return ComparedInputs(
         model=run.model_path,
         dataset_name=run.dataset_name,
@@ -125,21 +102,18 @@ def _inputs(run: DbRun, family: RunFamily) -> ComparedInputs:
         grader_digest=run.grader_digest,
         commit=run.commit_sha or imported.get("git_head"),
         dirty=imported.get("git_dirty") if run.imported is not None else False,
-        n=family.n,
+        n=settings.n,
         seed=run.seed if run.imported is None else None,
-        pass_threshold=family.pass_threshold,
+        pass_threshold=settings.pass_threshold,
         env=dict(run.request.get("env_config") or {}),
     )
 
 
-def _unfinished(family: RunFamily) -> str | None:
-    """Return why a run, with its retries, proves nothing yet; None when it does."""
-    run, goes_on = family.original, family.still_open
-    if run.retried is not None:
-        return "it is a retry: it has only samples that had no score before."
-    if goes_on is not None:
-        return f"the run {goes_on.name} is {goes_on.status}: its samples are not all there yet."
-    if family.retries or run.status == "finished":
+def _unfinished(run: DbRun) -> str | None:
+    """Return why a run proves nothing yet; None when it does."""
+    if run.status == "finished":
         return None
+    if run.status in OPEN:
+        return f"the run {run.name} is {run.status}: its samples are not all there yet."
     said = f" ({run.error.rstrip('.')})" if run.error else ""
     return f"the run is {run.status}, not finished{said}: a part of a run proves nothing."

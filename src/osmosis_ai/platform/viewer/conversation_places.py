@@ -10,27 +10,26 @@ from sqlalchemy.orm import Session
 
 from osmosis_ai.evaluation.attempt_files import item_name
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample
-from osmosis_ai.platform.viewer.found_runs import of_family
+from osmosis_ai.platform.viewer.found_runs import of_runs
 from osmosis_ai.viewer.source import SampleEntry
 
 
 def conversation_places(
     session: Session, workspace_id: str, run: str, samples: Sequence[SampleEntry]
 ) -> list[DbRunFile | None]:
-    """Return of each sample the conversation that its newest result has left; None where there is none."""
+    """Return the conversation of each sample; None where there is none."""
     paths = [f"trajectories/{item_name(sample.row, sample.attempt)}.json" for sample in samples]
     path = _path_of_sample()
     asked: Any = select(path, DbRunFile).select_from(DbRun)
     found = session.execute(
-        of_family(asked, workspace_id, "eval", run)
+        of_runs(asked, workspace_id, "eval", run)
         .join(DbSample, DbSample.run_id == DbRun.id)
         .outerjoin(DbRunFile, and_(DbRunFile.run_id == DbSample.run_id, DbRunFile.path == path))
         # Use the index to find the rows; PostgreSQL would scan a list of pairs for each sample.
         .where(DbSample.row_index.in_({sample.row for sample in samples}), path.in_(paths))
     ).all()
-    # The oldest run comes first: the newest result of a sample has the last word.
-    newest: dict[str, DbRunFile | None] = {row[0]: row[1] for row in found}
-    return [newest.get(each) for each in paths]
+    files: dict[str, DbRunFile | None] = {row[0]: row[1] for row in found}
+    return [files.get(each) for each in paths]
 
 
 def _path_of_sample() -> ColumnElement[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, CompoundSelect, Select, String, or_, select, type_coerce, union
+from sqlalchemy import ColumnElement, CompoundSelect, Select, String, select, type_coerce, union
 from sqlalchemy.orm import Session
 
 from osmosis_ai.config.issues import nearest
@@ -13,33 +13,20 @@ from osmosis_ai.errors import NotFoundError
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.log_lines import storable
 from osmosis_ai.platform.runs.lifecycle import COMMAND_GROUPS, KIND_NAMES
-from osmosis_ai.platform.runs.read.merging import RunFamily
 from osmosis_ai.viewer.local_runs import RunKind
 
 _COMPARED = 1000
 _NEAREST = 3
 
 
-def find_family(session: Session, workspace_id: str, kind: RunKind, name: str) -> RunFamily:
-    """Return a run with its retries; a retry by itself, of which only what it made again is there to see."""
-    return find_families(session, workspace_id, kind, [name])[0]
-
-
-def find_families(
-    session: Session, workspace_id: str, kind: RunKind, names: Sequence[str]
-) -> list[RunFamily]:
-    """Return runs with their retries, in one statement; arguments and errors as :func:`find_family`."""
-    # A retry that is named, too, is there once for its original and once for itself.
-    found = dict.fromkeys(session.scalars(of_family(select(DbRun), workspace_id, kind, *names)))
-    by_name = {run.name: run for run in found}
-    by_id = {run.id: run for run in found}
-    families = []
+def find_runs(session: Session, workspace_id: str, kind: RunKind, names: Sequence[str]) -> list[DbRun]:
+    """Return the run of each name or id, in one statement."""
+    found = session.scalars(of_runs(select(DbRun), workspace_id, kind, *names)).all()
+    known = {run.id: run for run in found} | {run.name: run for run in found}
     for name in names:
-        original = by_name.get(name) or by_id.get(name)
-        if original is None:
+        if name not in known:
             raise no_such_run(session, workspace_id, kind, name)
-        families.append(RunFamily(original, tuple(run for run in found if run.retry_of_id == original.id)))
-    return families
+    return [known[name] for name in names]
 
 
 def kinds_of(session: Session, workspace_id: str, names: Sequence[str]) -> dict[str, frozenset[RunKind]]:
@@ -48,12 +35,10 @@ def kinds_of(session: Session, workspace_id: str, names: Sequence[str]) -> dict[
     return {name: frozenset(run.kind for run in found if name in (run.name, run.id)) for name in names}
 
 
-def of_family(asked: Select[Any], workspace_id: str, kind: RunKind, *names: str) -> Select[Any]:
-    """Return ``asked`` of the runs of these names or ids, and of their retries, the oldest first."""
+def of_runs(asked: Select[Any], workspace_id: str, kind: RunKind, *names: str) -> Select[Any]:
+    """Return ``asked`` of the runs of these names or ids."""
     mine = _named(workspace_id, names, _not_by_index(DbRun.kind) == kind).subquery()
-    return asked.join(mine, or_(DbRun.id == mine.c.id, DbRun.retry_of_id == mine.c.id)).order_by(
-        DbRun.created_at, DbRun.id
-    )
+    return asked.join(mine, DbRun.id == mine.c.id)
 
 
 def _named(workspace_id: str, names: Sequence[str], *which: ColumnElement[bool]) -> CompoundSelect[Any]:

@@ -1,62 +1,54 @@
-"""A run in full, as its row, its retries and its samples tell it."""
+"""A run in full, as its row and its samples tell it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from osmosis_ai.api.wire.eval_runs import RunOrigin
 from osmosis_ai.api.wire.training_runs import ValidatedRows
 from osmosis_ai.config.toml_text import config_text
-from osmosis_ai.evaluation.metrics import Estimates, RunScore
+from osmosis_ai.evaluation.metrics import Estimates
 from osmosis_ai.platform.db.tables import DbLoraModel, DbRun
 from osmosis_ai.platform.models import adapter_size
-from osmosis_ai.platform.runs.eval_results import rows_of
+from osmosis_ai.platform.runs.eval_results import rows_of, written_estimates
 from osmosis_ai.platform.runs.lifecycle import COMMAND_GROUPS
-from osmosis_ai.platform.runs.read.merging import RunFamily
 from osmosis_ai.platform.runs.read.training_curves import VALIDATION, MetricCurve, validation_of
 from osmosis_ai.platform.runs.submit.eval_request import effective_eval_settings
 from osmosis_ai.platform.runs.submit.row_selection import RowSelection
 from osmosis_ai.platform.runs.submit.training_request import effective_training_config, read_training_request
 from osmosis_ai.platform.viewer.run_lists import run_entry
-from osmosis_ai.platform.viewer.sample_lists import FamilySamples
+from osmosis_ai.platform.viewer.sample_lists import SampleLists
 from osmosis_ai.training.runs.curves import (
     CurveMark,
     SavedAdapter,
     TrainingCurves,
     viewed_curves,
 )
-from osmosis_ai.ui.numbers import date
+from osmosis_ai.ui.numbers import amount, date
 from osmosis_ai.viewer.source import RunDetail, RunEntry
 
 
 def eval_detail(
     entry: RunEntry,
-    family: RunFamily,
-    samples: FamilySamples,
-    estimates: Estimates | None,
+    samples: SampleLists,
     *,
     previous: RunEntry | None,
-    isolation: str | None,
     waits: str | None,
 ) -> RunDetail:
     """Return an evaluation in full."""
-    run = family.original
-    if family.retries and estimates is not None:
-        entry = _as_one(entry, RunScore.of(estimates, rows_of(run)), estimates)
+    run = samples.run
     return RunDetail(
         entry,
-        estimates=estimates,
+        estimates=Estimates.read(written_estimates(run)),
         summary_numbers=(run.metrics or {}).get("summary") or {},
         config_written=_submitted(run),
         config_effective=_eval_config(run),
-        facts=_known(("Waits", waits), *_eval_facts(run, family, isolation or "")),
+        facts=_known(("Waits", waits), *_eval_facts(run)),
         secret_names=_secret_names(run),
         failures=samples.failures(),
         rewards=samples.rewards(),
-        problems=_alone(run),
         previous=previous,
         commands=_commands(run),
     )
@@ -68,7 +60,6 @@ def training_detail(
     curves: Sequence[MetricCurve],
     *,
     previous: RunEntry | None,
-    isolation: str | None,
     waits: str | None,
     resumable: bool,
 ) -> RunDetail:
@@ -82,7 +73,7 @@ def training_detail(
         summary_numbers=run.results or {},
         config_written=_submitted(run),
         config_effective=effective_training_config(request),
-        facts=_known(("Waits", waits), *_training_facts(run, curves, isolation or "")),
+        facts=_known(("Waits", waits), *_training_facts(run, curves)),
         secret_names=_secret_names(run),
         previous=previous,
         commands=commands,
@@ -115,57 +106,33 @@ def viewed_training(
     )
 
 
-def _as_one(entry: RunEntry, headline: RunScore, estimates: Estimates) -> RunEntry:
-    reward = estimates.reward
-    return replace(
-        entry,
-        headline=headline,
-        reward=reward.value if reward is not None else None,
-        reward_low=reward.low if reward is not None else None,
-        reward_high=reward.high if reward is not None else None,
-        cost_usd=estimates.cost_usd.total,
-    )
-
-
 def _known(*facts: tuple[str, str | None]) -> list[tuple[str, str]]:
     return [(label, value) for label, value in facts if value]
 
 
-def _eval_facts(run: DbRun, family: RunFamily, isolation: str) -> Iterator[tuple[str, str]]:
+def _eval_facts(run: DbRun) -> Iterator[tuple[str, str]]:
     rows = rows_of(run)
     if run.imported is not None:
         yield "Imported", RunOrigin.model_validate(run.imported).words
-    if run.retry_of_id is not None:
-        yield "Retry of", run.retry_of_name or run.retry_of_id
-    for retry in family.retries:
-        yield "Retry", f"{retry.name} ({retry.status})"
+    if run.revision:
+        yield "Retried", f"{amount(run.revision, 'time')}, last {date(run.retried_at)}"
     yield "Rows", rows.words if rows is not None else ""
-    yield from _common_facts(run, isolation)
+    yield from _common_facts(run)
     yield "Grader", run.grader_digest or ""
 
 
-def _alone(run: DbRun) -> list[str]:
-    """Return what the numbers of a retry alone leave out."""
-    if run.retry_of_id is None:
-        return []
-    original = run.retry_of_name or run.retry_of_id
-    return [
-        f"Only samples that had no score in {original} are here; that run's page has the numbers of all together."
-    ]
-
-
-def _training_facts(run: DbRun, curves: Sequence[MetricCurve], isolation: str) -> Iterator[tuple[str, str]]:
+def _training_facts(run: DbRun, curves: Sequence[MetricCurve]) -> Iterator[tuple[str, str]]:
     results = run.results or {}
     if "current_step" in results:
         yield "Step", f"{results['current_step']:,} of {results.get('total_steps') or 0:,}"
     validation = validation_of(curves)
     if validation is not None:
         yield from validation.facts()
-    yield from _common_facts(run, isolation)
+    yield from _common_facts(run)
     yield "Ended because", str(results.get("ending") or "")
 
 
-def _common_facts(run: DbRun, isolation: str) -> Iterator[tuple[str, str]]:
+def _common_facts(run: DbRun) -> Iterator[tuple[str, str]]:
     done = run.progress or {}
     if done:
         yield "Progress", f"{done.get('completed') or 0:,} of {done.get('total') or 0:,} samples"
@@ -173,7 +140,7 @@ def _common_facts(run: DbRun, isolation: str) -> Iterator[tuple[str, str]]:
     yield "Branch", run.branch or ""
     yield "Seed", str(run.seed) if run.imported is None else ""
     yield "Environment", run.environment or ""
-    yield "Isolation", isolation
+    yield "Isolation", run.isolation or ""
     yield "Dataset, SHA-256", str((run.selection or {}).get("sha256") or "")
     yield "Submitted", date(run.created_at)
     yield "Attempts of the worker", str(run.attempt) if run.attempt > 1 else ""

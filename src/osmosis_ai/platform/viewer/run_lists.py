@@ -80,10 +80,10 @@ class WorkspaceRuns:
         return {row[0].id: self.entry(*row, trend=trends.get(row[0].id, ())) for row in rows}
 
     def with_previous(self, run: DbRun) -> tuple[RunEntry, RunEntry | None]:
-        """Return a run's line, and that of the run before it that it can be compared with; a retry with none."""
+        """Return a run's line, and that of the run before it that it can be compared with."""
         found = self._entries(_with_preceding(), {"run_id": run.id})
         own, before = found.pop(run.id), next(iter(found.values()), None)
-        return own, before if run.retry_of_id is None else None
+        return own, before
 
     def entry(
         self,
@@ -155,7 +155,6 @@ def _comparable(run: Any, earlier: Any, wanted: Any) -> Select[Any]:
             earlier.rollout_name == run.rollout_name,
             earlier.dataset_name == run.dataset_name,
             tuple_(earlier.created_at, earlier.id) <= tuple_(run.created_at, run.id),
-            or_(earlier.retry_of_id.is_(None), earlier.id == run.id),
         )
         .order_by(earlier.created_at.desc(), earlier.id.desc())
         .limit(_LOOKED_AT)

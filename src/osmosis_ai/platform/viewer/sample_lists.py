@@ -1,9 +1,10 @@
-"""Pages of a run's samples, of which the newest result counts where retries made one again; and what there is of them."""
+"""Pages of a run's samples, and their counts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 from sqlalchemy import (
@@ -19,10 +20,10 @@ from sqlalchemy import (
     func,
     literal,
     select,
-    union_all,
 )
 from sqlalchemy.orm import Session
 
+from osmosis_ai.config.sections import EvaluationSettings
 from osmosis_ai.platform.db.keyset import (
     KeysetOrder,
     KeysetPlace,
@@ -30,16 +31,16 @@ from osmosis_ai.platform.db.keyset import (
     read_pages,
     reversed_place,
 )
-from osmosis_ai.platform.db.tables import DbSample
+from osmosis_ai.platform.db.tables import DbRun, DbSample
 from osmosis_ai.platform.db.text_search import one_holds
-from osmosis_ai.platform.runs.read.merging import RunFamily, newest_results, not_made_again
 from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
+from osmosis_ai.platform.runs.submit.eval_request import effective_eval_settings
 from osmosis_ai.viewer.cursors import SamplePosition, item_page, sample_cursor, sample_position
 from osmosis_ai.viewer.source import FailureCount, Histogram, ItemPage, SampleEntry, SampleQuery
 
 CountedT = TypeVar("CountedT")
 
-_PLACE = (DbSample.row_index, DbSample.run_index)
+_PLACE: tuple[Any, ...] = (DbSample.row_index, DbSample.run_index)
 _VALUES: Mapping[str, Any] = {
     "row": None,
     "reward": DbSample.reward,
@@ -70,8 +71,6 @@ _category = func.coalesce(DbSample.category, DbSample.error_type)
 _SCORED = and_(DbSample.status == "success", DbSample.reward.is_not(None))
 _TEXTS = (DbSample.input, DbSample.output, DbSample.error)
 _FEW_ROWS = 100
-_MOST_RANGES = 100
-"""Runs that a page is read from range by range; SQLite takes 500 parts in a statement, of which each run has up to four."""
 _MARK = b"\1"
 
 
@@ -99,12 +98,22 @@ class _FlakyRows:
 
 
 @dataclass(frozen=True)
-class FamilySamples:
-    """The samples of a run, with those of its retries where they are read as one."""
+class SampleLists:
+    """The samples of a run."""
 
     session: Session
-    family: RunFamily
+    run: DbRun
     counts: SampleCounts
+
+    @cached_property
+    def _settings(self) -> EvaluationSettings:
+        return evaluation_settings(self.run)
+
+    @property
+    def version(self) -> tuple[object, ...]:
+        """What was counted of the samples holds as long as this is the same."""
+        run = self.run
+        return run.id, run.status, run.journal_generation, run.journal_bytes
 
     def page(self, query: SampleQuery, *, limit: int, cursor: str | None) -> ItemPage[SampleEntry]:
         """Return samples, and how many there are."""
@@ -112,7 +121,7 @@ class FamilySamples:
         place = None
         if position is not None:
             place = KeysetPlace(position.value, (position.row, position.attempt), position.backward)
-        found = read_page(self.session, self._ranges(query), self._order(query), place, limit=limit + 1)
+        found = read_page(self.session, [self._rows(query)], self._order(query), place, limit=limit + 1)
         flaky = self._flaky()
         page = item_page(
             found,
@@ -126,16 +135,16 @@ class FamilySamples:
     def attempts(self, row: int) -> list[SampleEntry]:
         """Return the samples of a row, by attempt."""
         asked = SampleQuery(row=row)
-        found = read_page(self.session, self._ranges(asked), self._order(asked), None, limit=self.family.n)
+        found = read_page(self.session, [self._rows(asked)], self._order(asked), None, limit=self._settings.n)
         is_flaky = self._are_mixed(found)
         return [self._entry(each, is_flaky) for each in found]
 
     def near(self, row: int, attempt: int) -> list[tuple[int, int]]:
         """Return (row, attempt) of so many samples on either side of a place that the three nearest are among them."""
-        place, everything = KeysetPlace(None, (row, attempt)), SampleQuery()
-        ranges: Sequence[Any] = [each.with_only_columns(*_PLACE) for each in self._ranges(everything)]
-        places, limit = [place, reversed_place(place)], 3 * self.family.n
-        found = read_pages(self.session, ranges, self._order(everything), places, limit=limit, is_last=True)
+        place, rows = KeysetPlace(None, (row, attempt)), self._all(select(*_PLACE))
+        places, limit = [place, reversed_place(place)], 3 * self._settings.n
+        order = self._order(SampleQuery())
+        found = read_pages(self.session, [rows], order, places, limit=limit, is_last=True)
         return [(each.row_index, each.run_index) for side in found for each in side]
 
     def neighbours(
@@ -150,7 +159,7 @@ class FamilySamples:
             # The next one of all samples is found by the index whatever a database expects.
             order = replace(order, few=True)
         places = [place, reversed_place(place)]
-        found = read_pages(self.session, self._ranges(query), order, places, limit=1, is_last=True)
+        found = read_pages(self.session, [self._rows(query)], order, places, limit=1, is_last=True)
         following, preceding = [(page[0].row_index, page[0].run_index) if page else None for page in found]
         return following, preceding
 
@@ -171,44 +180,28 @@ class FamilySamples:
         return self._once("rewards", self._count_rewards)
 
     def _once(self, what: Hashable, count: Callable[[], CountedT]) -> CountedT:
-        return self.counts.once((self.family.version, what), count)
+        return self.counts.once((self.version, what), count)
 
     def _order(self, query: SampleQuery) -> KeysetOrder:
         value = _VALUES[query.sort]
-        few = (
-            self._are_sorted
-            or query.row is not None
-            or (query.outcome == "flaky" and self._flaky().few is not None)
-        )
+        few = query.row is not None or (query.outcome == "flaky" and self._flaky().few is not None)
         have_value = query.sort == "duration" or (query.sort == "reward" and query.outcome in _BY_REWARD)
         if value is not None and getattr(query, value.key) != (None, None):
             have_value = True
         return KeysetOrder(value, _PLACE, query.descending, nullable=not have_value, few=few)
 
-    def _ranges(self, query: SampleQuery) -> list[Select[Any]]:
-        """Return the samples of a query run by run: each is a range of every index. Of very many runs they are one."""
-        conditions = self._conditions(query, walked=_VALUES[query.sort])
-        if self._are_sorted:
-            return [self._all(select(*_COLUMNS)).where(*conditions)]
-        ids = [run.id for run in self.family.runs]
-        return [
-            select(*_COLUMNS).where(DbSample.run_id == id, *not_made_again(ids[age + 1 :]), *conditions)
-            for age, id in enumerate(ids)
-        ]
-
-    @property
-    def _are_sorted(self) -> bool:
-        """Whether there are more runs than a statement can have parts: then a page is sorted, and walks no index."""
-        return len(self.family.runs) > _MOST_RANGES
+    def _rows(self, query: SampleQuery) -> Select[Any]:
+        """Return the statement of a query's samples."""
+        return self._all(select(*_COLUMNS)).where(*self._conditions(query, walked=_VALUES[query.sort]))
 
     def _all(self, statement: Select[Any]) -> Select[Any]:
-        """Return a statement over all samples that count."""
-        return statement.where(newest_results(self.family))
+        """Return a statement over all samples of the run."""
+        return statement.where(DbSample.run_id == self.run.id)
 
     def _conditions(self, query: SampleQuery, walked: Any = None) -> list[ColumnElement[bool]]:
         """Return which samples a query means."""
         values = {name: _value(getattr(DbSample, name), walked) for name in _RANGES}
-        passes = values["reward"] >= self.family.pass_threshold
+        passes = values["reward"] >= self._settings.pass_threshold
         by_outcome: dict[str | None, list[ColumnElement[bool]]] = {
             None: [],
             "passed": [_SCORED, passes],
@@ -236,7 +229,7 @@ class FamilySamples:
         """Select the rows with mixed results and their sample counts. Copies of a row count as one, as in
         ``statistics/variance.py``.
         """
-        passed = case((_SCORED, case((DbSample.reward >= self.family.pass_threshold, 1), else_=0)))
+        passed = case((_SCORED, case((DbSample.reward >= self._settings.pass_threshold, 1), else_=0)))
         of_row: tuple[Any, ...] = (
             DbSample.row_index,
             func.coalesce(func.max(DbSample.row_digest), cast(DbSample.row_index, String)).label("cluster"),
@@ -263,34 +256,24 @@ class FamilySamples:
 
     def _flaky(self) -> _FlakyRows:
         """Return the flaky rows, worked out once for as long as there is no new sample."""
-        if self.family.n < 2:
+        if self._settings.n < 2:
             return _FlakyRows.of(())
         return self._once("flaky", lambda: _FlakyRows.of(self.session.execute(self._flaky_rows()).all()))
 
     def _are_mixed(self, attempts: Sequence[Any]) -> bool:
         """Return whether a row passes now and then, looking at its attempts and those of its copies alone."""
-        if self.family.n < 2 or not attempts:
+        if self._settings.n < 2 or not attempts:
             return False
+        threshold = self._settings.pass_threshold
         digest = max((each.row_digest for each in attempts if each.row_digest is not None), default=None)
-        seen = {each.passed for each in (sample_entry(row, self.family.pass_threshold) for row in attempts)}
+        seen = {sample_entry(row, threshold).passed for row in attempts}
         if digest is not None:
-            passed = DbSample.reward >= self.family.pass_threshold
-            seen |= set(
-                self.session.scalars(
-                    union_all(
-                        *(
-                            rows.with_only_columns(passed.label("passed"))
-                            .where(DbSample.row_digest == digest, _SCORED)
-                            .distinct()
-                            for rows in self._ranges(SampleQuery())
-                        )
-                    )
-                )
-            )
+            copies = self._all(select(DbSample.reward >= threshold).distinct())
+            seen |= set(self.session.scalars(copies.where(DbSample.row_digest == digest, _SCORED)))
         return {True, False} <= seen
 
     def _count_outcomes(self) -> dict[str, int]:
-        passed = and_(_SCORED, DbSample.reward >= self.family.pass_threshold)
+        passed = and_(_SCORED, DbSample.reward >= self._settings.pass_threshold)
         counted = self._all(
             select(
                 func.count(),
@@ -304,7 +287,7 @@ class FamilySamples:
             "passed": int(passing),
             "failed": int(scored - passing),
             "unscored": int(recorded - scored),
-            "pending": max(self.family.planned - recorded, 0),
+            "pending": max(sampled_rows(self.run) * self._settings.n - recorded, 0),
             "flaky": self._flaky().samples,
         }
 
@@ -314,7 +297,7 @@ class FamilySamples:
 
     def _count_failures(self) -> list[FailureCount]:
         """Return the kinds with the first of each; the samples are read once, and each first one by its key."""
-        n = self.family.n
+        n = self._settings.n
         first = func.min(DbSample.row_index * n + DbSample.run_index).label("first")
         counted: tuple[Any, ...] = (
             DbSample.boundary,
@@ -347,7 +330,17 @@ class FamilySamples:
         return Histogram.of(table[:, 0], table[:, 1])
 
     def _entry(self, row: Any, is_flaky: bool) -> SampleEntry:
-        return replace(sample_entry(row, self.family.pass_threshold), flaky=is_flaky)
+        return replace(sample_entry(row, self._settings.pass_threshold), flaky=is_flaky)
+
+
+def evaluation_settings(run: DbRun) -> EvaluationSettings:
+    """Return the settings of an evaluation, with the defaults of those that it does not have."""
+    return EvaluationSettings(**effective_eval_settings(run.request))
+
+
+def sampled_rows(run: DbRun) -> int:
+    """Return how many rows of the dataset an evaluation uses."""
+    return int((run.results or {}).get("sampled_rows") or 0)
 
 
 def sample_entry(row: Any, pass_threshold: float) -> SampleEntry:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, get_args
 
-from sqlalchemy import ColumnElement, and_, case, select
+from sqlalchemy import ColumnElement, and_, select
 from sqlalchemy.orm import Session
 
 from osmosis_ai.api.wire.base import LogPage
@@ -19,12 +19,9 @@ from osmosis_ai.evaluation.attempt_files import (
     StoredConversation,
     item_name,
 )
-from osmosis_ai.evaluation.metrics import Estimates
 from osmosis_ai.platform.blobs.store import BlobError, BlobNotFound, BlobStoreError
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample
 from osmosis_ai.platform.log_lines import storable
-from osmosis_ai.platform.runs.eval_results import written_estimates
-from osmosis_ai.platform.runs.read.merging import RunFamily, merge
 from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
 from osmosis_ai.platform.runs.read.training_curves import logged_marks, read_curves, read_curves_of
 from osmosis_ai.platform.runs.run_files import open_run_file
@@ -33,7 +30,7 @@ from osmosis_ai.platform.runs.training_names import SAMPLES_PATH, conversation_p
 from osmosis_ai.platform.runs.work.sample_files import diagnostics_path
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.changes import read_changes
-from osmosis_ai.platform.viewer.found_runs import find_families, find_family, kinds_of, of_family
+from osmosis_ai.platform.viewer.found_runs import find_runs, kinds_of, of_runs
 from osmosis_ai.platform.viewer.run_details import (
     compared_training,
     eval_detail,
@@ -41,7 +38,13 @@ from osmosis_ai.platform.viewer.run_details import (
     viewed_training,
 )
 from osmosis_ai.platform.viewer.run_lists import SUMMARIES, WorkspaceRuns
-from osmosis_ai.platform.viewer.sample_lists import SAMPLE_COLUMNS, FamilySamples, sample_entry
+from osmosis_ai.platform.viewer.sample_lists import (
+    SAMPLE_COLUMNS,
+    SampleLists,
+    evaluation_settings,
+    sample_entry,
+    sampled_rows,
+)
 from osmosis_ai.training.runs.curves import TrainingCurves
 from osmosis_ai.training.runs.run_directory import LARGEST_BYTES, ValidationSamples
 from osmosis_ai.viewer.local_runs import RunKind
@@ -103,20 +106,11 @@ class PlatformSource:
     def run(self, kind: RunKind, name: str) -> RunDetail:
         """Return a run."""
         with self.services.db.session() as session:
-            family = self._family(session, kind, name)
-            run, lists = family.original, self._runs(session)
+            run, lists = self._run(session, kind, name), self._runs(session)
             entry, previous = lists.with_previous(run)
             if kind == "eval":
-                samples = FamilySamples(session, family, self.counts)
-                return eval_detail(
-                    entry,
-                    family,
-                    samples,
-                    self._estimates(family),
-                    previous=previous,
-                    isolation=run.isolation,
-                    waits=lists.why_it_waits(run),
-                )
+                samples = SampleLists(session, run, self.counts)
+                return eval_detail(entry, samples, previous=previous, waits=lists.why_it_waits(run))
         curves = read_curves(self.services.db, run.id)
         resumable = self.services.resumption.resumable(run)
         return training_detail(
@@ -124,7 +118,6 @@ class PlatformSource:
             run,
             curves,
             previous=previous,
-            isolation=run.isolation,
             waits=lists.why_it_waits(run),
             resumable=resumable,
         )
@@ -132,7 +125,7 @@ class PlatformSource:
     def samples(
         self, run: str, query: SampleQuery, *, limit: int, cursor: str | None = None
     ) -> ItemPage[SampleEntry]:
-        """Return samples of an evaluation, of which the newest result counts."""
+        """Return samples of an evaluation."""
         with self.services.db.session() as session:
             return self._samples(session, run).page(query, limit=limit, cursor=cursor)
 
@@ -145,11 +138,12 @@ class PlatformSource:
             if entry is None:
                 raise _no_sample(samples, row, attempt)
             following, preceding = samples.neighbours(query, entry)
-            newest, journal, told = self._newest(session, samples.family, row, attempt)
-        kept = self._content(told, max_bytes=MOST_OF_DIAGNOSTICS).content
+            stored = session.get_one(DbSample, (samples.run.id, row, attempt))
+            diagnostics = session.get(DbRunFile, (samples.run.id, diagnostics_path(row, attempt)))
+        kept = self._content(diagnostics, max_bytes=MOST_OF_DIAGNOSTICS).content
         return SampleDetail(
             entry,
-            _record(newest) | self._beside(journal, samples.family, (row, attempt)),
+            _record(stored) | self._beside(samples, (row, attempt)),
             traceback=traceback_in(kept or b""),
             next=following,
             previous=preceding,
@@ -217,13 +211,13 @@ class PlatformSource:
     ) -> LogPage:
         """Return lines of a run's log, oldest first; without a cursor its end."""
         with self.services.db.session() as session:
-            found = self._family(session, kind, run).original
+            found = self._run(session, kind, run)
         return self.services.logs.page(found.id, limit=limit, direction=direction, cursor=cursor)
 
     def curves(self, run: str) -> TrainingCurves:
         """Return the curves of a training run."""
         with self.services.db.session() as session:
-            found = self._family(session, "training", run).original
+            found = self._run(session, "training", run)
         services = self.services
         curves = read_curves(services.db, found.id)
         happened = logged_marks(services.logs, found.id)
@@ -263,7 +257,7 @@ class PlatformSource:
         from osmosis_ai.platform.viewer.run_datasets import RunDataset
 
         with self.services.db.session() as session:
-            found = compared_runs(session, find_families(session, self.workspace_id, "eval", runs))
+            found = compared_runs(session, find_runs(session, self.workspace_id, "eval", runs))
         inputs = [(run.name, run.inputs.dataset_name, run.inputs.dataset_sha256) for run in found]
         opened = [RunDataset(self.services, self.workspace_id, *known) for known in inputs]
         return [replace(run, open_dataset=dataset) for run, dataset in zip(found, opened, strict=True)]
@@ -271,42 +265,33 @@ class PlatformSource:
     def compared_training(self, runs: Sequence[str]) -> Sequence[tuple[RunDetail, TrainingCurves]]:
         """Return training runs with their settings and curves, in two statements."""
         with self.services.db.session() as session:
-            found = [each.original for each in find_families(session, self.workspace_id, "training", runs)]
+            found = find_runs(session, self.workspace_id, "training", runs)
         curves = read_curves_of(self.services.db, [run.id for run in found])
         now = self.services.clock.now()
         return [compared_training(run, curves[run.id], now=now) for run in found]
 
     def samples_of_row(self, digest: str, runs: Sequence[str], *, limit: int) -> list[list[SampleEntry]]:
-        """Return of each of some evaluations, its retries included, the samples of a row, in two statements."""
+        """Return each evaluation's samples of a row, in two statements."""
         from osmosis_ai.platform.viewer.compared_runs import samples_of_row
 
         with self.services.db.session() as session:
-            families = find_families(session, self.workspace_id, "eval", runs)
-            return samples_of_row(session, families, digest, limit=limit)
+            found = find_runs(session, self.workspace_id, "eval", runs)
+            return samples_of_row(session, found, digest, limit=limit)
 
     def _runs(self, session: Session) -> WorkspaceRuns:
         return WorkspaceRuns(
             session, self.workspace_id, self.services.clock.now(), self.services.why_they_wait()
         )
 
-    def _samples(self, session: Session, run: str) -> FamilySamples:
-        return FamilySamples(session, self._family(session, "eval", run), self.counts)
+    def _samples(self, session: Session, run: str) -> SampleLists:
+        return SampleLists(session, self._run(session, "eval", run), self.counts)
 
-    def _family(self, session: Session, kind: RunKind, name: str) -> RunFamily:
-        return find_family(session, self.workspace_id, kind, name)
-
-    def _estimates(self, family: RunFamily) -> Estimates | None:
-        """Return the numbers of a run; with its retries they are worked out from all samples, once."""
-        if family.retries:
-            return self.counts.once(
-                (family.version, "estimates"),
-                lambda: merge(self.services.db, self.services.blobs, family).estimates,
-            )
-        return Estimates.read(written_estimates(family.original))
+    def _run(self, session: Session, kind: RunKind, name: str) -> DbRun:
+        return find_runs(session, self.workspace_id, kind, [name])[0]
 
     def _validation_file(self, run: str, path: str, *, max_bytes: int) -> StoredConversation:
         with self.services.db.session() as session:
-            found = self._family(session, "training", run).original
+            found = self._run(session, "training", run)
             file = session.get(DbRunFile, (found.id, path))
         return self._content(file, max_bytes=max_bytes)
 
@@ -329,28 +314,15 @@ class PlatformSource:
         except BlobError as error:
             return StoredConversation(None, file.size, missing=error.message)
 
-    def _newest(self, session: Session, family: RunFamily, row: int, attempt: int) -> Any:
-        """Return the newest result of an attempt that there is, its run's journal, and what its rollout's server kept."""
-        ages = {run.id: age for age, run in enumerate(family.runs)}
-        of_attempt = (DbSample.row_index == row, DbSample.run_index == attempt)
-        beside = and_(DbRunFile.run_id == DbSample.run_id, DbRunFile.path == diagnostics_path(row, attempt))
-        return session.execute(
-            select(DbSample, DbRun.journal_blob, DbRunFile)
-            .join(DbRun, DbRun.id == DbSample.run_id)
-            .outerjoin(DbRunFile, beside)
-            .where(DbSample.run_id.in_(ages), *of_attempt)
-            .order_by(case(ages, value=DbSample.run_id).desc())
-            .limit(1)
-        ).one()
-
-    def _beside(self, journal: str | None, family: RunFamily, item: tuple[int, int]) -> dict[str, Any]:
-        """Return what the stored journal of an attempt's run says of it beyond the columns, as far as it can be read."""
+    def _beside(self, samples: SampleLists, item: tuple[int, int]) -> dict[str, Any]:
+        """Return what the run's stored journal says of an attempt beyond the columns, as far as it can be read."""
+        blobs, journal = self.services.blobs, samples.run.journal_blob
         if journal is None:
             return {}
-        blobs = self.services.blobs
         try:
             held = self.counts.once(
-                (family.version, journal), lambda: records_beside(blobs, journal, most_bytes=_MOST_HELD_BYTES)
+                (samples.version, journal),
+                lambda: records_beside(blobs, journal, most_bytes=_MOST_HELD_BYTES),
             )
             if held is None:
                 held = records_beside(blobs, journal, only=item)
@@ -359,12 +331,12 @@ class PlatformSource:
         return (held or {}).get(item, {})
 
     def _files(self, run: str, row: int, attempt: int, which: ColumnElement[bool]) -> list[DbRunFile]:
-        """Return files that the newest result of an attempt has left, in one statement."""
+        """Return files that an attempt has left, in one statement."""
         of_attempt = (DbSample.row_index == min(row, _LARGEST), DbSample.run_index == min(attempt, _LARGEST))
-        asked: Any = select(DbSample.run_id, DbRunFile).select_from(DbRun)
+        asked: Any = select(DbRunFile).select_from(DbRun)
         with self.services.db.session() as session:
-            found = session.execute(
-                of_family(asked, self.workspace_id, "eval", run)
+            found = session.scalars(
+                of_runs(asked, self.workspace_id, "eval", run)
                 .join(DbSample, DbSample.run_id == DbRun.id)
                 .outerjoin(DbRunFile, and_(DbRunFile.run_id == DbSample.run_id, which))
                 .where(*of_attempt)
@@ -372,8 +344,7 @@ class PlatformSource:
             ).all()
             if not found:
                 raise _no_sample(self._samples(session, run), row, attempt)
-        newest = found[-1].run_id
-        return [file for run_id, file in found if run_id == newest and file is not None]
+        return [file for file in found if file is not None]
 
 
 def _not_away(stored: StoredConversation) -> StoredConversation:
@@ -392,6 +363,6 @@ def _threshold(run: RunEntry) -> float:
     return run.headline.pass_threshold if run.headline is not None else 1.0
 
 
-def _no_sample(samples: FamilySamples, row: int, attempt: int) -> NotFoundError:
-    run, near = samples.family, samples.near(min(row, _LARGEST), min(attempt, _LARGEST))
-    return no_sample(run.original.name, row, attempt, near, rows=run.rows, n=run.n)
+def _no_sample(samples: SampleLists, row: int, attempt: int) -> NotFoundError:
+    run, near = samples.run, samples.near(min(row, _LARGEST), min(attempt, _LARGEST))
+    return no_sample(run.name, row, attempt, near, rows=sampled_rows(run), n=evaluation_settings(run).n)

@@ -67,6 +67,7 @@ class GatedRun:
     passes_at: tuple[int, ...] | None = None
     notes: tuple[str, ...] = ()
     subject: str = ""
+    revision: int = 0
 
     @property
     def unscored(self) -> int:
@@ -114,6 +115,7 @@ class GateReport:
             "verdict": self.verdict,
             "run": {
                 "name": run.name,
+                "revision": run.revision,
                 "source": run.source,
                 "status": run.status,
                 ("url" if run.source == "platform" else "path"): run.place,
@@ -207,11 +209,8 @@ def platform_run(client: PlatformClient, name: str, *, allow_imported: bool = Fa
         )
     results = found.detail.results
     rows = results.sampled_rows if results is not None else None
-    unfinished, passes_at = unfinished_there(found), None
+    unfinished, passes_at = unfinished_there(run), None
     estimates = (metrics.estimates if metrics is not None else None) or {}
-    if found.detail.retry_of is not None or found.detail.retries:
-        # The retry contains only the retried samples.
-        estimates = found.merged.wire.estimates if found.merged is not None else {}
     if estimates:
         counts = estimates.get("counts") or {}
         planned, pending, skipped = (counts.get(key) or 0 for key in ("planned", "pending", "skipped"))
@@ -238,7 +237,7 @@ def platform_run(client: PlatformClient, name: str, *, allow_imported: bool = Fa
         tried=tried,
         evidence=evidence,
         passes_at=passes_at,
-        notes=tuple(estimates.get("warnings") or ())[:1] if found.merged is not None else (),
+        revision=run.revision,
         subject="/".join(
             part.name
             for part in (found.detail.rollout, found.detail.dataset)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
         EvalRun,
         EvalRunDetail,
         EvalRunRow,
-        MergedEvaluation,
         RetryCheck,
     )
     from osmosis_ai.api.wire.runs import SubmittedRun
@@ -45,17 +44,12 @@ class RunProgress:
 
 @dataclass(frozen=True)
 class DescribedEvaluation(DescribedRun):
-    """An evaluation with its metrics.
-
-    Attributes:
-        merged: the run combined with its retries, or with the original run; None if it has neither.
-    """
+    """An evaluation with its metrics."""
 
     kind: ClassVar[RunKind] = "eval"
     detail: EvalRunDetail
     metrics: EvalMetrics | None = None
     metrics_error: str | None = None
-    merged: MergedRuns | None = None
 
     @property
     def run(self) -> EvalRun:
@@ -106,25 +100,13 @@ class DescribedEvaluation(DescribedRun):
             "rollout": rollout,
             "dataset_df_stats": detail.dataset_df_stats,
             "metrics": plain(self.metrics),
-            **self._related(),
-        }
-
-    def _related(self) -> dict[str, Any]:
-        """Return the retry fields of the JSON output, if any."""
-        detail, merged = self.detail, self.merged
-        if detail.retry_of is None and not detail.retries:
-            return {}
-        return {
-            "retry_of": plain(detail.retry_of),
-            "retries": [plain(run) for run in detail.retries],
-            "merged": jsonable(merged.data()) if merged is not None else None,
         }
 
     def outcome(self) -> dict[str, Any]:
         from osmosis_ai.ui.run_numbers import score_json
 
         known = {"headline": score_json(self.headline), "metrics": run_metrics(self.metrics)}
-        return {**super().outcome(), **known, **self._related()}
+        return {**super().outcome(), **known}
 
 
 def list_runs(client: PlatformClient, *, limit: int, everything: bool) -> Listing[EvalRunRow]:
@@ -148,16 +130,12 @@ def describe_run(client: PlatformClient, name: str) -> DescribedEvaluation:
     from osmosis_ai.api.http_errors import PlatformError
 
     detail = client.eval_runs.get(name)
-    merged = None
-    if detail.retry_of is not None or detail.retries:
-        with suppress(PlatformError):
-            merged = MergedRuns.of(client.eval_runs.merged(detail.eval_run.id))
     if detail.eval_run.status in WAITING:
-        return DescribedEvaluation(detail, merged=merged)
+        return DescribedEvaluation(detail)
     try:
-        return DescribedEvaluation(detail, client.eval_runs.metrics(detail.eval_run.id), merged=merged)
+        return DescribedEvaluation(detail, client.eval_runs.metrics(detail.eval_run.id))
     except PlatformError as error:
-        return DescribedEvaluation(detail, metrics_error=error.message, merged=merged)
+        return DescribedEvaluation(detail, metrics_error=error.message)
 
 
 def run_item(row: EvalRunRow) -> dict[str, Any]:
@@ -174,7 +152,6 @@ def run_item(row: EvalRunRow) -> dict[str, Any]:
         "results": plain(row.results),
         "config": row.config,
         "platform_url": row.platform_url,
-        "retry_of": plain(row.retry_of),
         "waits": row.waits,
     }
     item |= {key: value for key, value in optional.items() if value}
@@ -270,6 +247,8 @@ def _own_fields(
     fields |= {"creator_name": run.creator_name, "creator_email": run.creator_email}
     if run.imported is not None:
         fields["imported"] = plain(run.imported)
+    if run.revision:
+        fields |= {"revision": run.revision, "retried_at": known["retried_at"]}
     return {**fields, "error": run.error} if run.error else fields
 
 
@@ -308,49 +287,6 @@ class ProposedRetry:
         return "; ".join(filter(None, parts))
 
 
-@dataclass(frozen=True)
-class MergedRuns:
-    """A run combined with its retries; ``estimates`` is None in a format that this version does not know."""
-
-    wire: MergedEvaluation
-    estimates: Estimates | None
-
-    @classmethod
-    def of(cls, wire: MergedEvaluation) -> MergedRuns:
-        from osmosis_ai.evaluation.metrics import Estimates
-
-        return cls(wire, Estimates.read(wire.estimates))
-
-    @property
-    def headline(self) -> RunScore | None:
-        """The combined result in one line."""
-        from osmosis_ai.datasets.selection import RowsDrawn
-        from osmosis_ai.evaluation.metrics import RunScore
-
-        if self.estimates is None:
-            return None
-        return RunScore.of(self.estimates, RowsDrawn.read(self.wire.rows_drawn))
-
-    @property
-    def unfinished(self) -> str | None:
-        """Sentence explaining why samples are missing; None if complete."""
-
-        for run in self.wire.runs:
-            if run.status not in TERMINAL["eval"]:
-                return f"the run {run.name} is {run.status}: it does not have all its samples yet."
-        pending = self.estimates.counts.pending if self.estimates is not None else 0
-        return f"{pending} attempts were not made in any of the runs." if pending else None
-
-    def data(self) -> dict[str, Any]:
-        from osmosis_ai.ui.run_numbers import score_json
-
-        return {
-            "runs": [run.model_dump(mode="json") for run in self.wire.runs],
-            "headline": score_json(self.headline),
-            "estimates": self.wire.estimates,
-        }
-
-
 def plan_retry(client: PlatformClient, name: str, secret_values: Mapping[str, str]) -> ProposedRetry:
     """Preview a retry of a run.
 
@@ -361,7 +297,7 @@ def plan_retry(client: PlatformClient, name: str, secret_values: Mapping[str, st
 
     Raises:
         PlatformError: the run does not exist, the platform does not support retries, or the request failed.
-        OsmosisError: the run has no samples to retry, or cannot be retried.
+        OsmosisError: the run has no attempts to retry, or cannot be retried.
     """
     from osmosis_ai.api.capabilities import Capability
     from osmosis_ai.services.capabilities import require_offered
@@ -377,14 +313,14 @@ def plan_retry(client: PlatformClient, name: str, secret_values: Mapping[str, st
 
 
 def submit_retry(client: PlatformClient, planned: ProposedRetry) -> SubmittedRun:
-    """Submit a retry, without repeating the request.
+    """Reopen a run to repeat its attempts without a score; the request is never retried.
 
     Raises:
-        PlatformError: the platform refused, or did not answer; in the latter case the retry may exist.
+        PlatformError: the platform refused, or did not answer; in the latter case the run may be reopened.
     """
     from osmosis_ai.services.runs.secrets import explaining_failures
 
-    with explaining_failures("osmosis eval list"):
+    with explaining_failures(f"osmosis eval info {quote(planned.name)}"):
         return client.eval_runs.retry(planned.check.eval_run.id or planned.name, planned.provided)
 
 

@@ -12,7 +12,7 @@ from osmosis_ai.services.runs.finite import finite
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.api.wire.eval_runs import EvalResults, EvalRunDetail
+    from osmosis_ai.api.wire.eval_runs import EvalResults, EvalRun, EvalRunDetail
     from osmosis_ai.services.eval_runs.info import DescribedEvaluation
     from osmosis_ai.statistics.estimates import Integers
 
@@ -20,7 +20,7 @@ _MOST_ATTEMPTS = 10**8
 
 
 def read_platform_samples(client: PlatformClient, name: str) -> RunSamples:
-    """Read a platform's run, combined with its retries.
+    """Read a platform's run.
 
     Args:
         client: the platform.
@@ -92,7 +92,8 @@ def _without_samples(found: DescribedEvaluation) -> RunSamples:
     none: Integers = np.zeros(0, dtype=np.int64)
     return RunSamples(
         name=run.name or run.id,
-        run_id=_family(detail),
+        # A local run and its upload are the same run.
+        run_id=(run.imported.local_run_id if run.imported is not None else None) or run.id,
         place="platform",
         location=run.platform_url or run.name or run.id,
         status=run.status,
@@ -102,30 +103,14 @@ def _without_samples(found: DescribedEvaluation) -> RunSamples:
         source_rows=none,
         samples=np.zeros(0, dtype=np.dtype(SAMPLE_FIELDS)),
         planned=(detail.results.planned_samples if detail.results is not None else None) or rows * n,
-        unfinished=unfinished_there(found),
+        unfinished=unfinished_there(run),
         imported=run.imported.words if run.imported is not None else None,
+        revision=run.revision,
     )
 
 
-def _family(detail: EvalRunDetail) -> str:
-    """Return an id shared by a run, its retries and the local run that it was uploaded from."""
-    original, imported = detail.retry_of, detail.eval_run.imported
-    if imported is not None and imported.local_run_id is not None:
-        return imported.local_run_id
-    if original is not None and original.status is not None and original.id is not None:
-        return original.id
-    return detail.eval_run.id
-
-
-def unfinished_there(found: DescribedEvaluation) -> str | None:
-    """Return why a run, combined with its retries, is incomplete; None if it is complete."""
-    run, detail = found.run, found.detail
-    if detail.retry_of is not None and detail.retry_of.status is None:
-        return "it is a retry of a run that was deleted: it has only samples that had no score before."
-    if detail.retry_of is not None or detail.retries:
-        if found.merged is None:
-            return "the results of its retries could not be read; try again."
-        return found.merged.unfinished
+def unfinished_there(run: EvalRun) -> str | None:
+    """Return why a run is incomplete; None if it is complete."""
     if run.status == "finished":
         return None
     said = f" ({run.error.rstrip('.')})" if run.error else ""

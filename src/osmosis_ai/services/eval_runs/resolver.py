@@ -416,7 +416,7 @@ def _of_commit_there(
     for row in client.eval_runs.list().eval_runs:
         rollout, dataset = (part.name if part is not None else None for part in (row.rollout, row.dataset))
         same = like is None or (rollout, dataset) == (like.rollout, like.dataset_name)
-        if row.commit_sha == commit and row.status == "finished" and row.retry_of is None and same:
+        if row.commit_sha == commit and row.status == "finished" and same:
             return row.name or row.id
     raise NotFoundError(
         f"{client.platform_url} has no finished run of the commit {commit[:12]} among the latest.",

@@ -33,7 +33,7 @@ from osmosis_ai.viewer.source import (
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.api.wire.eval_runs import EvalSample, EvalSamplePage
+    from osmosis_ai.api.wire.eval_runs import EvalSample
     from osmosis_ai.evaluation.attempt_files import StoredConversation
     from osmosis_ai.llm.replies import FlaggedFinish
     from osmosis_ai.services.runs.download import DownloadPlan
@@ -46,10 +46,7 @@ _CONVERSATION = re.compile(r"trajectories/row_([0-9]{1,18})_run_([0-9]{1,18})\.j
 
 
 class RunConversations(Protocol):
-    """A run with conversations; ``subject`` starts a sentence about it.
-
-    ``extent`` notes, after the samples have been read, that they belong to a retry only.
-    """
+    """A run with conversations; ``subject`` starts a sentence about it."""
 
     @property
     def name(self) -> str: ...
@@ -59,9 +56,6 @@ class RunConversations(Protocol):
 
     @property
     def subject(self) -> str: ...
-
-    @property
-    def extent(self) -> str | None: ...
 
     def samples(self, row: int | None, outcome: Outcome | None) -> Iterator[SampleEntry]:
         """Yield samples by row and attempt."""
@@ -90,8 +84,6 @@ class RunConversations(Protocol):
 
 class LocalConversations(AbstractContextManager["LocalConversations"]):
     """A run directory of this machine, with a directory for derived data."""
-
-    extent = None
 
     def __init__(self, directory: Path, *, place: str, cache: Path) -> None:
         from osmosis_ai.viewer.local.source import LocalSource
@@ -142,8 +134,7 @@ class PlatformConversations:
         self._client = client
         self._scratch = scratch
         detail = client.eval_runs.get(name)
-        self._run, self._retry_of = detail.eval_run, detail.retry_of
-        self.extent: str | None = None
+        self._run = detail.eval_run
         self.name = self._run.name or self._run.id
         self.subject = f"the run `{self.name}`"
         threshold = detail.results.pass_threshold if detail.results is not None else None
@@ -151,9 +142,7 @@ class PlatformConversations:
         attempts = (detail.config or {}).get("n")
         self._n = attempts if type(attempts) is int and attempts > 0 else 0
         self._threshold = threshold if threshold is not None and math.isfinite(threshold) else 1.0
-        self._plans: dict[tuple[str, int | None], DownloadPlan] = {}
-        self._makers: dict[tuple[int, int], str] = {}
-        self._runs = {self._run.id: self._run}
+        self._plans: dict[int | None, DownloadPlan] = {}
         self._noted: dict[tuple[int, int], Mapping[str, Any]] = {}
         self._problems: Sequence[str] = ()
 
@@ -174,20 +163,16 @@ class PlatformConversations:
         return SampleDetail(sample, self._noted.get((sample.row, sample.attempt), {}))
 
     def conversations(self, samples: Sequence[SampleEntry]) -> Sequence[StoredConversation]:
-        """Return the conversations; for a retried sample, that of the retry."""
         from osmosis_ai.services.runs.download import run_download
 
         paths = [f"trajectories/row_{each.row}_run_{each.attempt}.json" for each in samples]
-        makers = [self._makers.get((each.row, each.attempt), self._run.id) for each in samples]
-        made_by = dict(zip(paths, makers, strict=True))
+        by_hand = f"`osmosis eval download {quote(self.name)}`"
         found: dict[str, StoredConversation] = {}
-        rows = (each.source_row for each in samples)
-        for maker, source_row in dict.fromkeys(zip(makers, rows, strict=True)):
-            plan = self._plan(maker, source_row)
-            wanted = [file for file in plan.pending if made_by.get(file.path) == maker]
+        for source_row in dict.fromkeys(each.source_row for each in samples):
+            plan = self._plan(source_row)
+            wanted = [file for file in plan.pending if file.path in paths]
             small = [file for file in wanted if file.size <= LARGEST_CONVERSATION_BYTES]
             outcome = run_download(self._client, replace(plan, pending=tuple(small), failures=()))
-            by_hand = f"`osmosis eval download {quote(self._runs[maker].name or maker)}`"
             found |= {
                 file.path: StoredConversation(None, file.size, whole=f"`{file.path}` of {by_hand}")
                 for file in wanted
@@ -223,59 +208,34 @@ class PlatformConversations:
         same = (each for each in self.samples(None, None) if each.row_digest == sample.row_digest)
         return _nearest(same, sample)
 
-    def _plan(self, maker: str, source_row: int | None) -> DownloadPlan:
+    def _plan(self, source_row: int | None) -> DownloadPlan:
         """Return the conversations to download for a dataset row; all if the row is unknown."""
         from osmosis_ai.services.runs.download import plan_download
         from osmosis_ai.workspace.layout import WorkspaceDirectory
 
-        if (maker, source_row) not in self._plans:
-            if maker not in self._runs:
-                self._runs[maker] = self._client.eval_runs.get(maker).eval_run
-            self._plans[maker, source_row] = plan_download(
+        if source_row not in self._plans:
+            self._plans[source_row] = plan_download(
                 self._client,
-                self._runs[maker],
+                self._run,
                 types=("trajectories",),
                 workspace=WorkspaceDirectory(self._scratch),
                 rows=None if source_row is None else str(source_row),
                 output=self._scratch,
             )
-        return self._plans[maker, source_row]
+        return self._plans[source_row]
 
     def _told(self) -> Iterator[SampleEntry]:
-
-        self._note_extent()
-        own = self._retry_of is not None
-
-        def page(cursor: str | None) -> EvalSamplePage:
-            return self._client.eval_runs.samples(self._run.id, cursor=cursor, details=True, own=own)
-
-        for each in iterate_samples(page):
+        asked = self._client.eval_runs.samples
+        for each in iterate_samples(lambda cursor: asked(self._run.id, cursor=cursor, details=True)):
             if each.notes is not None or each.parts is not None:
                 self._noted[each.row, each.attempt] = {"notes": each.notes, "parts": each.parts}
-            if each.run_id is not None:
-                self._makers[each.row, each.attempt] = each.run_id
             yield told_entry(each, self._threshold)
-
-    def _note_extent(self) -> None:
-        """Note that a retry has only its own samples, and the original run all of them."""
-        original = self._retry_of
-        if original is None:
-            return
-        known = original.name or original.id
-        there = known is not None and original.status is not None
-        rest = (
-            f": `osmosis eval show {quote(f'platform:{known}')}` has all."
-            if there
-            else "; the original run was deleted."
-        )
-        self.extent = f"`{self.name}` is a retry; only its own samples are shown{rest}"
 
     def _listed(self) -> Iterator[SampleEntry]:
         """Yield the samples of the contract's ``summary.jsonl``; invalid lines are counted as a problem."""
         from osmosis_ai.services.runs.download import run_download
 
-        self._note_extent()
-        plan = self._plan(self._run.id, None)
+        plan = self._plan(None)
         listing = tuple(
             file
             for file in plan.pending
@@ -454,7 +414,6 @@ class ShownRun:
         too_large: number of conversations that are too large to read.
         unsearched: whether the search stopped at its limit.
         problems: sentences about unreadable parts of the run.
-        extent: sentence about whose samples these are, if another run has more.
     """
 
     name: str
@@ -467,7 +426,6 @@ class ShownRun:
     too_large: int = 0
     unsearched: bool = False
     problems: Sequence[str] = ()
-    extent: str | None = None
 
     def data(self) -> dict[str, Any]:
         known: dict[str, Any] = {
@@ -476,8 +434,6 @@ class ShownRun:
             "samples": [each.data() for each in self.conversations],
             "has_more": self.more,
         }
-        if self.extent is not None:
-            known["extent"] = self.extent
         if self.problems:
             known["problems"] = list(self.problems)
         if self.beside is not None:
@@ -527,7 +483,7 @@ def shown_samples(
     found = scan.read()
     if not found and wanted.row is not None and not (wanted.outcome or wanted.finish or wanted.text):
         missing = run.no_sample(wanted.row, wanted.attempt)
-        raise _with_nearest(missing, [*filter(None, [run.extent]), *run.problems()])
+        raise _with_nearest(missing, run.problems())
     shown = [_shown(run, sample, stored, other) for sample, stored in found]
     problems = list(run.problems())
     if not found and wanted.finish and all(each.finish_reasons is None for each in run.samples(None, None)):
@@ -543,7 +499,6 @@ def shown_samples(
         too_large=scan.too_large,
         unsearched=scan.gave_up,
         problems=problems,
-        extent=run.extent,
     )
 
 

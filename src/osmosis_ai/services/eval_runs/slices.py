@@ -50,7 +50,7 @@ def local_slices(run_dir: Path, dataset: Path, columns: Sequence[str]) -> tuple[
 
 
 def platform_slices(client: PlatformClient, name: str, columns: Sequence[str]) -> tuple[RunSlice, ...]:
-    """Return the slices of a platform's run, combined with its retries.
+    """Return the slices of a platform's run.
 
     Raises:
         PlatformError: the run does not exist or the request failed.

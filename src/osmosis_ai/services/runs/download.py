@@ -1,8 +1,8 @@
 """Download a run's files into its directory.
 
 The platform's file list is untrusted: a path that is not in the contract, or that leads elsewhere through a
-link or its name, counts as a failure and is never written. Files are written atomically. Files of the right
-size are skipped, so repeating the command resumes a download.
+link or its name, counts as a failure and is never written. Files are written atomically. Files that are there
+already are skipped, so repeating the command resumes a download.
 """
 
 from __future__ import annotations
@@ -152,11 +152,7 @@ def plan_download(
         seen.add(file.path)
         if problem is not None:
             failures.append(FailedFile(_shown(file.path), problem))
-        elif (
-            not overwrite
-            and _is_there(directory / file.path, file.size)
-            and not _damage(directory, file.path)
-        ):
+        elif not overwrite and _is_there(directory / file.path, file) and not _damage(directory, file.path):
             skipped.append(file)
         else:
             pending.append(file)
@@ -403,9 +399,14 @@ def _damage(directory: Path, path: str) -> str | None:
     return None
 
 
-def _is_there(path: Path, size: int) -> bool:
+def _is_there(path: Path, file: ManifestFile) -> bool:
+    from osmosis_ai.datasets.selection import file_digest
+
     try:
-        return path.is_file() and path.stat().st_size == size
+        if not path.is_file() or path.stat().st_size != file.size:
+            return False
+        # A retry may replace a file by one of the same size.
+        return file.sha256 is None or file_digest(path) == file.sha256.lower()
     except OSError:
         return False
 

@@ -132,11 +132,11 @@ def stand_ins(names: Iterable[str]) -> dict[str, str]:
 
 @contextmanager
 def explaining_failures(look: str | None = None) -> Iterator[None]:
-    """Add hints to the error of a failed submit: how to store missing secrets, and whether the run may exist.
+    """Add hints to the error of a failed submit: how to store missing secrets, and how to look for the run.
 
     Args:
         look: command that shows the run, which may exist if the platform did not reply; None for a preview,
-            which creates no run.
+            which changes nothing.
 
     Raises:
         PlatformError: the original error with a hint.
@@ -148,7 +148,7 @@ def explaining_failures(look: str | None = None) -> Iterator[None]:
         yield
     except PlatformError as error:
         if error.status is None and look is not None:
-            unsure = f"the run may exist anyway: check with `{look}` before you submit again"
+            unsure = f"the request may have succeeded: check with `{look}` before you repeat it"
             error.hint = f"{error.hint.rstrip('?')}; {unsure}" if error.hint else unsure
         raise _explained(error) from None
 

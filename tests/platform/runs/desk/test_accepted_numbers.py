@@ -153,7 +153,7 @@ def test_what_a_worker_said_of_samples_that_never_came_is_no_result(
 
 def test_numbers_of_the_whole_journal_are_kept(worker: DeskWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     # Would fail if it were called.
-    monkeypatch.setattr("osmosis_ai.platform.runs.desk.accepted_numbers.measure_accepted", None)
+    monkeypatch.setattr("osmosis_ai.platform.runs.desk.accepted_numbers.AcceptedNumbers._measure", None)
     leaves(worker)
     whole = said(RECORDS, journal_bytes=len(worker.journal))
     worker.sync(metrics=whole)

@@ -14,17 +14,45 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import func, select
 
-from osmosis_ai.evaluation.metrics import Estimates, WireSummary
-from osmosis_ai.platform.blobs.store import BlobStore
+from osmosis_ai.controller.record import TerminalRecord
+from osmosis_ai.errors import ConflictError
+from osmosis_ai.evaluation.metrics import Estimates, RunMetrics, WireSummary, compute_metrics
+from osmosis_ai.evaluation.results import AttemptTable
+from osmosis_ai.platform.blobs.store import BlobError, BlobStore
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun, DbSample
 from osmosis_ai.platform.runs.eval_results import summarised_results
+from osmosis_ai.platform.runs.journal_segments import run_records
 from osmosis_ai.platform.runs.leases import Leases, that_are_free
-from osmosis_ai.platform.runs.read.merging import measure_accepted
+from osmosis_ai.platform.runs.submit.eval_request import read_eval_request
 
 logger = logging.getLogger("osmosis_ai.platform.runs")
 
 _COUNTED = "journal_bytes"
+_BATCH = 5000
+_MEASURED = (
+    *(
+        "row_index",
+        "run_index",
+        "status",
+        "reward",
+        "tokens",
+        "prompt_tokens",
+        "completion_tokens",
+        "cost_usd",
+    ),
+    *(
+        "duration_ms",
+        "model_latency_ms",
+        "model_calls",
+        "boundary",
+        "error_type",
+        "lost_attempts",
+        "finish_reasons",
+    ),
+    "source_row_index",
+)
+_COLUMNS = tuple(getattr(DbSample, name) for name in ("row_digest", *_MEASURED))
 
 
 class MeasuredRun(BaseModel):
@@ -78,7 +106,7 @@ class AcceptedNumbers:
         if (run.results or {}).get("sampled_rows") is None:
             return None
         try:
-            found = measure_accepted(self._db, self._blobs, run, still_mine)
+            found = self._measure(run, still_mine)
         except ValueError as error:
             # No sample outside of its run is accepted. Where there is one all the same, a run ends with what was said of it.
             logger.warning("the samples of the run %s cannot be counted: %s", run.id, error)
@@ -116,6 +144,30 @@ class AcceptedNumbers:
             run = session.get(DbRun, run_id, with_for_update=True)
             if run is not None and self._leases.is_open(session, run):
                 counted.write(run)
+
+    def _measure(self, run: DbRun, still_mine: Callable[[], None]) -> RunMetrics:
+        settings = read_eval_request(run.request).evaluation
+        table = AttemptTable(int((run.results or {}).get("sampled_rows") or 0), settings.n)
+        samples = select(*_COLUMNS).where(DbSample.run_id == run.id).execution_options(yield_per=_BATCH)
+        with self._db.session() as session:
+            for place, sample in enumerate(session.execute(samples)):
+                if place % _BATCH == 0:
+                    still_mine()
+                measured = {name: getattr(sample, name) for name in _MEASURED}
+                table.set_result(TerminalRecord(rollout_id="", **measured))
+                if sample.row_digest:
+                    table.set_row_digest(sample.row_index, sample.row_digest)
+        warnings = []
+        try:
+            for place, record in enumerate(run_records(self._db, self._blobs, run.id)):
+                if place % _BATCH == 0:
+                    still_mine()
+                table.set_judge_calls(record)
+        except (BlobError, ConflictError, OSError, ValueError):
+            warnings = ["the calls of judges are not counted: the journal is gone"]
+        found = compute_metrics(table, pass_threshold=settings.pass_threshold)
+        said = {"warnings": [*warnings, *found.estimates.warnings]}
+        return found.model_copy(update={"estimates": found.estimates.model_copy(update=said)})
 
     def _worked_ms(self, run: DbRun, said: float | None) -> float:
         """Return how long the engine has worked: as it last said, and as long as the longest attempt at least."""

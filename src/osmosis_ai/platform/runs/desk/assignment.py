@@ -210,7 +210,7 @@ def assigned_run(run: DbRun) -> AssignedRun:
         model_path=run.model_path,
         seed=run.seed,
         selection=run.selection or {},
-        retried=run.retried,
+        reopened_at=run.reopened_at,
     )
 
 

@@ -15,9 +15,10 @@ from sqlalchemy.orm import Session
 
 from osmosis_ai.api.wire.workers import EndRequest, ReleaseRequest, RunClosed
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.attempt_files import item_name
 from osmosis_ai.platform.blobs.store import BlobError, BlobStore, BlobStoreBusy, BlobStoreSilent
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import DbJournalSegment, DbRun, DbRunUpload
+from osmosis_ai.platform.db.tables import DbJournalSegment, DbRun, DbRunFile, DbRunUpload, DbSample
 from osmosis_ai.platform.log_lines import LogLine, bounded, storable
 from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.runs.desk.accepted_numbers import AcceptedNumbers
@@ -126,6 +127,8 @@ class RunClosing:
             if counted is not None:
                 counted.write(run)
             self._number(run, request.ending)
+            if run.revision:
+                _forget_replaced_files(session, run)
             if run.kind == "training" and outcome == "finished":
                 forget_resume(run)
             self._say_and_end(session, run, outcome, request.error)
@@ -289,6 +292,20 @@ class RunClosing:
         line = LogLine(sentence or outcome, level="error" if sentence else "info", step="run")
         self._logs.add(session, run.id, [line])
         self._leases.end(run, outcome, sentence)
+
+
+def _forget_replaced_files(session: Session, run: DbRun) -> None:
+    """Delete the files that the repeated attempts of a retried run left before its retry, and not again after it."""
+    again = (DbSample.run_id == run.id, DbSample.position > run.reopened_at)
+    repeated = {
+        item_name(*item)
+        for item in session.execute(select(DbSample.row_index, DbSample.run_index).where(*again))
+    }
+    old = (DbRunFile.run_id == run.id, DbRunFile.revision < run.revision)
+    for path in session.scalars(select(DbRunFile.path).where(*old)).all():
+        attempt = path.partition("/")[2].partition("/")[0].removesuffix(".json")
+        if attempt in repeated:
+            session.execute(delete(DbRunFile).where(DbRunFile.run_id == run.id, DbRunFile.path == path))
 
 
 def _closed(run: DbRun) -> RunClosed:

@@ -62,7 +62,8 @@ class JournalFolding:
         """Store an ended run's whole journal without secrets and return its key; None if there is no journal."""
         with self._db.session() as session:
             segments = journal_segments(session, run.id)
-        return pack_journal(self._lines(segments, still_mine), run.id, self._blobs, redactor)
+        lines = self._lines(segments, still_mine)
+        return pack_journal(lines, run.id, self._blobs, redactor, revision=run.revision)
 
     def _lines(self, segments: Sequence[DbJournalSegment], still_mine: Callable[[], None]) -> Iterator[bytes]:
         for segment in segments:

@@ -140,7 +140,7 @@ class WorkerNews:
         run.is_claim_answered = True
         taken.replaced = note_wanted(session, run, taken.begun, self._uploads.most_bytes)
         if request.files:
-            upsert(session, DbRunFile, file_rows(session, run.id, request.files, self._clock.now()))
+            upsert(session, DbRunFile, file_rows(session, run, request.files, self._clock.now()))
         if request.log is not None:
             self._take_log(session, run, request.log)
         _take_facts(run, request)
@@ -176,29 +176,32 @@ class WorkerNews:
 
 
 def file_rows(
-    session: Session, run_id: str, files: Sequence[RunFilePart], now: datetime
+    session: Session, run: DbRun | HeardRun, files: Sequence[RunFilePart], now: datetime
 ) -> list[dict[str, Any]]:
     """Return the rows of a run's files and their blobs, following merged shards."""
-    blobs = stored_blobs(session, run_id, {file.blob for file in files})
+    blobs = stored_blobs(session, run.id, {file.blob for file in files})
     for file in files:
         check_part(file, blobs[file.blob])
     places = {
-        name: note_shard(session, run_id, blob_key(run_id, name), blob, now)
+        name: note_shard(session, run.id, blob_key(run.id, name), blob, now)
         for name, blob in blobs.items()
         if is_shard(name)
     }
-    return [_file_row(run_id, file, blobs[file.blob], places.get(file.blob)) for file in files]
+    return [_file_row(run, file, blobs[file.blob], places.get(file.blob)) for file in files]
 
 
-def _file_row(run_id: str, file: RunFilePart, blob: BlobInfo, place: ShardPlace | None) -> dict[str, Any]:
+def _file_row(
+    run: DbRun | HeardRun, file: RunFilePart, blob: BlobInfo, place: ShardPlace | None
+) -> dict[str, Any]:
     moved = place.offset if place is not None else 0
     return {
-        "run_id": run_id,
+        "run_id": run.id,
+        "revision": run.revision,
         "path": file.path,
         "kind": file.kind,
         "source_row_index": file.source_row_index,
         "size": file.size,
-        "blob_key": place.key if place is not None else blob_key(run_id, file.blob),
+        "blob_key": place.key if place is not None else blob_key(run.id, file.blob),
         "shard_offset": None if file.shard_offset is None else file.shard_offset + moved,
         "shard_length": file.shard_length,
         "sha256": blob.sha256 if file.shard_offset is None else None,

@@ -1,13 +1,13 @@
 """The attempts that belong to a run; records of others are refused.
 
-A selection, its attempts and its retries never change, so they are read once per active run.
+A selection and its attempts never change, so they are read once per active run.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,6 @@ class RunExtent:
     rows: int
     attempts: int
     dataset_rows: int
-    only: Collection[tuple[int, int]] | None = None
 
     def refusal(self, sample: dict[str, Any]) -> str | None:
         """Return why a sample is none of the run's; None where it is."""
@@ -42,8 +41,6 @@ class RunExtent:
             return f"it makes {self.attempts} attempts on a row, and no attempt {attempt}"
         if sample["source_row_index"] >= self.dataset_rows:
             return f"its dataset has {self.dataset_rows} rows, and no row {sample['source_row_index']}"
-        if self.only is not None and (row, attempt) not in self.only:
-            return f"it retries other work items than attempt {attempt} on row {row}"
         return None
 
 
@@ -86,12 +83,11 @@ class RunExtents:
         return extent
 
     def _read(self, run_id: str) -> RunExtent | None:
-        columns = select(DbRun.kind, DbRun.request, DbRun.selection, DbRun.retried)
+        columns = select(DbRun.kind, DbRun.request, DbRun.selection)
         with self._db.session() as session:
             run = session.execute(columns.where(DbRun.id == run_id)).one_or_none()
         if run is None or run.kind != "eval" or not run.selection:
             return None
         rows = RowSelection.read(run.selection)
-        only = None if run.retried is None else frozenset((row, attempt) for row, attempt in run.retried)
         attempts = read_eval_request(run.request).evaluation.n
-        return RunExtent(len(rows.rows()), attempts, rows.total_rows, only)
+        return RunExtent(len(rows.rows()), attempts, rows.total_rows)

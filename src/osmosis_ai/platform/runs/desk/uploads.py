@@ -34,7 +34,7 @@ from osmosis_ai.platform.runs.desk.run_shards import MERGED_FOLDER, SHARDS_FOLDE
 from osmosis_ai.platform.runs.heard_runs import HeardRun
 from osmosis_ai.platform.runs.journal_segments import SEGMENTS_FOLDER
 from osmosis_ai.platform.runs.lifecycle import UploadGoneError, UploadLimitError
-from osmosis_ai.platform.runs.stored_journal import JOURNAL_NAME
+from osmosis_ai.platform.runs.stored_journal import JOURNAL_NAME, RETRIED_FOLDER
 
 URL_TTL = timedelta(hours=1)
 PART_BYTES = 512 << 20
@@ -42,7 +42,7 @@ PART_BYTES = 512 << 20
 MOST_OPEN = 1024
 """Uploads of a run that were granted and not said to be sent; a worker of this release has some hundred at most."""
 _GB = 10**9
-_OUR_PLACES = frozenset({SEGMENTS_FOLDER, MERGED_FOLDER, "derived", JOURNAL_NAME})
+_OUR_PLACES = frozenset({SEGMENTS_FOLDER, MERGED_FOLDER, "derived", JOURNAL_NAME, RETRIED_FOLDER})
 """Below a run's own prefix: what the platform makes itself, and reads without asking whose it is."""
 
 

@@ -66,8 +66,8 @@ class ListedRun:
     rollout_name: str
     commit_sha: str | None
     imported: dict[str, Any] | None
-    retry_of_id: str | None
-    retry_of_name: str | None
+    revision: int
+    retried_at: datetime | None
     pool: str | None
     heartbeat_at: datetime | None
     lease_expires_at: datetime | None

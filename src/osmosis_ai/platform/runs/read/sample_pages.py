@@ -1,4 +1,4 @@
-"""Pages of an evaluation's samples, including its retries.
+"""Pages of an evaluation's samples.
 
 A page starts after the last row and attempt (its cursor). Reading takes linear time, and a growing run
 yields no attempt twice.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-from itertools import groupby, islice
 from typing import Any
 
 from sqlalchemy import and_, or_, select
@@ -18,7 +17,6 @@ from osmosis_ai.api.wire.training_runs import ValidationPage
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbSample
-from osmosis_ai.platform.runs.read.merging import RunFamily
 from osmosis_ai.training.runs.run_directory import ValidationSamples
 
 _CURSOR = re.compile(r"(\d{1,9})-(\d{1,9})", re.ASCII)
@@ -27,35 +25,26 @@ _DETAILS = ("boundary", "category", "error", "input", "output", "notes", "parts"
 _DETAILED = tuple(getattr(DbSample, name) for name in _DETAILS)
 _COLUMNS = tuple(
     getattr(DbSample, name)
-    for name in ("run_id", "row_index", "run_index", "status", "source_row_index", "row_digest", *_MEASURED)
+    for name in ("row_index", "run_index", "status", "source_row_index", "row_digest", *_MEASURED)
 )
 
 
 def sample_page(
-    db: Database, family: RunFamily, *, limit: int, cursor: str | None, details: bool = False
+    db: Database, run_id: str, *, limit: int, cursor: str | None, details: bool = False
 ) -> EvalSamplePage:
-    """Return the ``limit`` samples behind ``cursor``, by row and attempt: of each the newest result."""
-    ages = {run.id: age for age, run in enumerate(family.runs)}
-    place = (DbSample.row_index, DbSample.run_index)
+    """Return the ``limit`` samples behind ``cursor``, by row and attempt."""
     columns = (*_COLUMNS, *_DETAILED) if details else _COLUMNS
-    wanted = select(*columns).where(DbSample.run_id.in_(ages)).order_by(*place)
+    wanted = select(*columns).where(DbSample.run_id == run_id)
     if cursor is not None:
         row, attempt = _position(cursor)
         wanted = wanted.where(
             or_(DbSample.row_index > row, and_(DbSample.row_index == row, DbSample.run_index > attempt))
         )
-    # Each attempt has a result in each of the runs at most: these rows hold one attempt more than the page.
     with db.session() as session:
-        found = session.execute(wanted.limit((limit + 1) * len(ages))).all()
-    attempts = groupby(found, key=lambda sample: (sample.row_index, sample.run_index))
-    newest = [
-        max(results, key=lambda sample: ages[sample.run_id]) for _, results in islice(attempts, limit + 1)
-    ]
-    page = [
-        told_sample(sample, details=details, run_id=sample.run_id if details else None)
-        for sample in newest[:limit]
-    ]
-    if len(newest) <= limit:
+        ordered = wanted.order_by(DbSample.row_index, DbSample.run_index)
+        found = session.execute(ordered.limit(limit + 1)).all()
+    page = [told_sample(sample, details=details) for sample in found[:limit]]
+    if len(found) <= limit:
         return EvalSamplePage(samples=page)
     return EvalSamplePage(samples=page, next_cursor=f"{page[-1].row}-{page[-1].attempt}")
 
@@ -87,16 +76,14 @@ def validation_page(samples: ValidationSamples | None, *, limit: int, cursor: st
     )
 
 
-def told_sample(sample: Any, *, details: bool, run_id: str | None = None) -> EvalSample:
-    """Return a sample of the database, or a journal's record, as the wire tells it; ``run_id`` made it."""
+def told_sample(sample: Any, *, details: bool) -> EvalSample:
+    """Return a sample of the database, or a journal's record, as the wire tells it."""
     measured = {name: getattr(sample, name) for name in _MEASURED}
     known: dict[str, Any] = {
         name: value for name, value in measured.items() if value is not None and math.isfinite(value)
     }
     if sample.row_digest is not None:
         known["row_digest"] = sample.row_digest
-    if run_id is not None:
-        known["run_id"] = run_id
     if details:
         told = {name: getattr(sample, name) for name in _DETAILS}
         known |= {name: value for name, value in told.items() if value is not None}

@@ -1,102 +1,228 @@
-"""Retry an evaluation's failed and unscored attempts in a new run.
+"""Retry an evaluation: its attempts without a score run again, in the same run.
 
-The retry uses the commit, rows and seeds of its original, whatever has changed in the branch and dataset, so
-that both can be read as one evaluation (``read.merging``). If these are no longer available, the retry is refused.
+A retry uses the commit, rows and seeds of the run, whatever has changed in the branch and dataset since. Attempts with
+a score never run again, so no score is replaced. If the inputs are no longer available, the retry is refused.
 """
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from osmosis_ai.errors import ConflictError
+from sqlalchemy import select, update
+
+from osmosis_ai.config.sections import served_agent
+from osmosis_ai.errors import ConflictError, NotFoundError
+from osmosis_ai.platform.blobs.store import BlobNotFound, BlobStore
+from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import DbRepository, DbRun, DbUser
-from osmosis_ai.platform.runs.read.merging import (
-    RunFamily,
-    Unscored,
-    family_of,
-    require_ended,
-    unscored_items,
-)
-from osmosis_ai.platform.runs.submit.eval_request import read_eval_request
+from osmosis_ai.platform.db.tables import DbJournalSegment, DbRepository, DbRun, DbSample, DbUser
+from osmosis_ai.platform.log_lines import LogLine
+from osmosis_ai.platform.logs import LogStore
+from osmosis_ai.platform.runs.lifecycle import OPEN
+from osmosis_ai.platform.runs.read.run_store import RunStore
+from osmosis_ai.platform.runs.submit.eval_request import EvalRequest, read_eval_request
+from osmosis_ai.platform.runs.submit.packing import SourcePacking
 from osmosis_ai.platform.runs.submit.row_selection import RowSelection
 from osmosis_ai.platform.runs.submit.submitter import (
     CheckedSubmission,
-    RetryOf,
     RunSubmission,
     RunSubmitter,
+    seal_secrets,
 )
+from osmosis_ai.platform.vault import Vault
+from osmosis_ai.ui.numbers import amount
+
+_BLOCK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Unscored:
+    """The attempts of a run without a score: by reason, and those that were never made."""
+
+    failed: Mapping[str, int]
+    no_reward: int
+    missing: int
+
+    @property
+    def count(self) -> int:
+        """All of them."""
+        return sum(self.failed.values()) + self.no_reward + self.missing
 
 
 @dataclass(frozen=True)
 class PlannedRetry:
-    """A retry that nothing is wrong with."""
+    """A retry that nothing is wrong with; ``planned`` counts all attempts of the run."""
 
-    family: RunFamily
+    run: DbRun
     left: Unscored
+    planned: int
     checked: CheckedSubmission
 
 
 class EvalRetries:
-    """Makes retries."""
+    """Retries ended evaluations."""
 
-    def __init__(self, db: Database, submitter: RunSubmitter) -> None:
+    def __init__(
+        self,
+        db: Database,
+        blobs: BlobStore,
+        vault: Vault,
+        clock: Clock,
+        logs: LogStore,
+        runs: RunStore,
+        submitter: RunSubmitter,
+        packing: SourcePacking,
+    ) -> None:
         self._db = db
+        self._blobs = blobs
+        self._vault = vault
+        self._clock = clock
+        self._logs = logs
+        self._runs = runs
         self._submitter = submitter
+        self._packing = packing
 
     def plan(self, run: DbRun, user: DbUser, provided: Mapping[str, str]) -> PlannedRetry:
-        """Find out what a retry would make, and whether it can; blocks as a submit does."""
+        """Find out what a retry would repeat, and whether it can; blocks as a submit does."""
         if run.imported is not None:
             raise ConflictError(
                 f"the evaluation run '{run.name}' was imported: the platform did not execute it, and cannot retry it.",
                 hint="retry it where it ran with `osmosis eval run CONFIG --retry-failed`; then delete "
                 f"this one (`osmosis eval delete {run.name}`) and upload that",
             )
-        family = family_of(self._db, run)
-        require_ended(family)
-        left = unscored_items(self._db, family)
-        if not left.items:
+        _require_ended(run)
+        planned = (
+            len(RowSelection.read(run.selection or {}).rows()) * read_eval_request(run.request).evaluation.n
+        )
+        left = self._unscored(run, planned)
+        if not left.count:
             raise ConflictError(
-                f"the evaluation run '{family.original.name}' has nothing to retry: every sample has a score or was "
+                f"the evaluation run '{run.name}' has nothing to retry: every sample has a score or was "
                 "skipped by its grader."
             )
-        return PlannedRetry(family, left, self._check(family.original, left, user, provided))
+        if run.journal_blob is None and left.missing < planned:
+            raise ConflictError(
+                f"the evaluation run '{run.name}' cannot be retried: its journal was not kept, so its scores could not be.",
+                hint=f"evaluate it again with `osmosis eval resubmit {run.name}`",
+            )
+        return PlannedRetry(run, left, planned, self._check(run, user, provided))
 
-    def _check(
-        self, original: DbRun, left: Unscored, user: DbUser, provided: Mapping[str, str]
-    ) -> CheckedSubmission:
-        body = _body(original, provided)
-        repository = self._repository(original)
-        checked = self._submitter.check(RunSubmission("eval", original.workspace_id, repository, user, body))
-        rows = RowSelection.read(original.selection or {})
+    def reopen(self, planned: PlannedRetry, *, by: str) -> DbRun:
+        """Let the run of a planned retry go on."""
+        checked, request = planned.checked, planned.checked.request
+        is_served = served_agent(request.experiment.entrypoint) is not None
+        packing = (
+            None if is_served else self._packing.begin(checked.submission.repository, checked.commit_sha)
+        )
+        journal = self._stored_journal(planned.run)
+        with self._db.transaction() as session:
+            run = session.get(DbRun, planned.run.id, with_for_update=True)
+            if run is None:
+                raise NotFoundError(f"the evaluation run '{planned.run.name}' was deleted meanwhile.")
+            _require_ended(run)
+            if run.revision != planned.run.revision:
+                raise ConflictError(f"the evaluation run '{run.name}' was retried meanwhile.")
+            run.status = "pending"
+            run.error = run.completed_at = run.stop_requested_at = run.journal_blob = None
+            run.lease_token = run.claim_id = None
+            run.fruitless, run.claimable_at = 0, self._packing.claimable_at(packing)
+            run.secret_scopes = dict(checked.scopes)
+            run.sealed_secrets = seal_secrets(self._vault, run.id, request.provided)
+            run.results = {key: value for key, value in (run.results or {}).items() if key != "ending"}
+            run.revision += 1
+            run.retried_at = self._clock.now()
+            run.journal_generation += 1
+            run.journal_bytes = run.reopened_at = journal.length if journal is not None else 0
+            # Removed secrets may have made the stored journal shorter than the samples say.
+            longer = (DbSample.run_id == run.id, DbSample.position > run.journal_bytes)
+            session.execute(update(DbSample).where(*longer).values(position=run.journal_bytes))
+            if journal is not None:
+                journal.generation, journal.attempt = run.journal_generation, run.attempt
+                session.add(journal)
+            words = (
+                f"{by} retried the run; to run again: {amount(planned.left.count, 'attempt')} without a score"
+            )
+            self._logs.add(session, run.id, [LogLine(words, step="run")])
+        self._runs.forget_ended(run.id)
+        self._packing.follow(run, packing)
+        return run
+
+    def _stored_journal(self, run: DbRun) -> DbJournalSegment | None:
+        """Return the stored journal as the first segment of the one that goes on; None if there is none."""
+        if run.journal_blob is None:
+            return None
+        digest, length = hashlib.sha256(), 0
+        try:
+            with self._blobs.open(run.journal_blob) as packed, gzip.open(packed, "rb") as journal:
+                while block := journal.read(_BLOCK_BYTES):
+                    digest.update(block)
+                    length += len(block)
+        except (BlobNotFound, EOFError, gzip.BadGzipFile) as error:
+            raise ConflictError(
+                f"the evaluation run '{run.name}' cannot be retried: its journal is damaged ({error}).",
+                hint=f"evaluate it again with `osmosis eval resubmit {run.name}`",
+            ) from None
+        place = {"run_id": run.id, "seq": 0, "offset": 0, "length": length}
+        return DbJournalSegment(**place, sha256=digest.hexdigest(), blob_key=run.journal_blob)
+
+    def _unscored(self, run: DbRun, planned: int) -> Unscored:
+        columns = select(DbSample.status, DbSample.reward, DbSample.boundary)
+        failed: Counter[str] = Counter()
+        made = no_reward = 0
+        with self._db.session() as session:
+            for status, reward, boundary in session.execute(columns.where(DbSample.run_id == run.id)):
+                made += 1
+                if status == "failed":
+                    failed[boundary or "unknown"] += 1
+                elif status == "success" and (reward is None or not math.isfinite(reward)):
+                    no_reward += 1
+        return Unscored(failed, no_reward, planned - made)
+
+    def _check(self, run: DbRun, user: DbUser, provided: Mapping[str, str]) -> CheckedSubmission:
+        body = _body(run, provided)
+        repository = self._repository(run)
+        checked = self._submitter.check(RunSubmission("eval", run.workspace_id, repository, user, body))
+        rows = RowSelection.read(run.selection or {})
         if checked.dataset.sha256 != rows.sha256:
             raise ConflictError(
-                f"the evaluation run '{original.name}' cannot be retried: the dataset '{original.dataset_name}' was "
+                f"the evaluation run '{run.name}' cannot be retried: the dataset '{run.dataset_name}' was "
                 "replaced since, and its rows are others.",
-                hint=f"evaluate it again with `osmosis eval resubmit {original.name}`",
+                hint=f"evaluate it again with `osmosis eval resubmit {run.name}`",
             )
         # As it was written: only the code is pinned, to the commit that was resolved then.
-        request = replace(read_eval_request(original.request), provided=dict(provided))
-        return replace(checked, request=request, rows=rows, retry=RetryOf(original, left.items))
+        request: EvalRequest = replace(read_eval_request(run.request), provided=dict(provided))
+        return replace(checked, request=request, rows=rows)
 
-    def _repository(self, original: DbRun) -> DbRepository:
+    def _repository(self, run: DbRun) -> DbRepository:
         with self._db.session() as session:
-            found = session.get(DbRepository, original.repository_id) if original.repository_id else None
+            found = session.get(DbRepository, run.repository_id) if run.repository_id else None
         if found is None:
             raise ConflictError(
-                f"the evaluation run '{original.name}' cannot be retried: its repository is not connected any more.",
+                f"the evaluation run '{run.name}' cannot be retried: its repository is not connected any more.",
                 hint="connect it with `osmosis platform connect`, then use `osmosis eval resubmit`",
             )
         return found
 
 
-def _body(original: DbRun, provided: Mapping[str, str]) -> dict[str, Any]:
+def _require_ended(run: DbRun) -> None:
+    if run.status in OPEN:
+        raise ConflictError(
+            f"the evaluation run '{run.name}' cannot be retried: it is {run.status}.",
+            hint=f"wait for it with `osmosis eval watch {run.name}`",
+        )
+
+
+def _body(run: DbRun, provided: Mapping[str, str]) -> dict[str, Any]:
     """Return the submit of the run with its commit pinned."""
-    experiment = {**original.request["experiment_config"], "commit_sha": original.commit_sha}
+    experiment = {**run.request["experiment_config"], "commit_sha": run.commit_sha}
     experiment.pop("branch", None)
-    body = {**original.request, "experiment_config": experiment}
+    body = {**run.request, "experiment_config": experiment}
     if provided:
         body["secrets"] = {**(body.get("secrets") or {}), "provided": dict(provided)}
     return body

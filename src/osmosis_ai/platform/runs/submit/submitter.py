@@ -32,7 +32,6 @@ from osmosis_ai.platform.rollout_servers import find_server, server_names
 from osmosis_ai.platform.runs.fitting import needs_key
 from osmosis_ai.platform.runs.lifecycle import RunKind
 from osmosis_ai.platform.runs.own_machine import own_machine_problem
-from osmosis_ai.platform.runs.read.merging import read_family, require_ended
 from osmosis_ai.platform.runs.submit.errors import SubmitRejectedError, rejected
 from osmosis_ai.platform.runs.submit.eval_request import parse_eval_request
 from osmosis_ai.platform.runs.submit.model_path import IsAdapter
@@ -85,21 +84,6 @@ class _Code:
 
 
 @dataclass(frozen=True)
-class RetryOf:
-    """The run that a new one is a retry of, and the work items that it makes, all of them of that run."""
-
-    of: DbRun
-    items: tuple[tuple[int, int], ...]
-
-    def require_alone(self, session: Session) -> None:
-        """Check that the run is still there and that nothing else is making up for it."""
-        original = session.get(DbRun, self.of.id, with_for_update=True)
-        if original is None:
-            raise NotFoundError(f"the evaluation run '{self.of.name}' was deleted meanwhile.")
-        require_ended(read_family(session, original))
-
-
-@dataclass(frozen=True)
 class CheckedSubmission:
     """A submit that nothing is wrong with, and all that was found out about it."""
 
@@ -109,7 +93,6 @@ class CheckedSubmission:
     rows: RowSelection
     code: _Code
     scopes: Mapping[str, str]
-    retry: RetryOf | None = None
 
     @property
     def commit_sha(self) -> str:
@@ -263,10 +246,6 @@ class RunSubmitter:
         is_served = served_agent(request.experiment.entrypoint) is not None
         packing = None if is_served else self._packing.begin(submission.repository, checked.commit_sha)
         run_id = new_id("run")
-        sealed = None
-        if request.provided:
-            plaintext = json.dumps(dict(request.provided)).encode("utf-8")
-            sealed = self._vault.seal(plaintext, context=secrets_context(run_id))
         described: dict[str, Any] = {
             "id": run_id,
             "workspace_id": submission.workspace_id,
@@ -289,23 +268,16 @@ class RunSubmitter:
             "claimable_at": self._packing.claimable_at(packing),
             "selection": rows.record(),
             "secret_scopes": dict(checked.scopes),
-            "sealed_secrets": sealed,
+            "sealed_secrets": seal_secrets(self._vault, run_id, request.provided),
             "results": request.first_results(rows),
             "platform_version": __version__,
         }
-        if (retry := checked.retry) is not None:
-            described["results"]["planned_samples"] = len(retry.items)
-            described |= {
-                "retry_of_id": retry.of.id,
-                "retry_of_name": retry.of.name,
-                "retried": [list(item) for item in retry.items],
-            }
-        run = self._insert(described, checked.retry)
+        run = self._insert(described)
         self._counts[request.kind].forget(run.workspace_id)
         self._packing.follow(run, packing)
         return run
 
-    def _insert(self, described: dict[str, Any], retry: RetryOf | None) -> DbRun:
+    def _insert(self, described: dict[str, Any]) -> DbRun:
         draws = random.SystemRandom()
         for tries in range(_NAME_TRIES):
             run = DbRun(**described, name=draw_name(draws, tries=tries))
@@ -314,8 +286,6 @@ class RunSubmitter:
                     # Deleted since it was looked at, it would be missed by the run alone.
                     if session.get(DbDataset, run.dataset_id, with_for_update=True) is None:
                         raise _no_dataset(run.dataset_name, [])
-                    if retry is not None:
-                        retry.require_alone(session)
                     if _is_free(session, run):
                         session.add(run)
                         session.flush()
@@ -329,6 +299,13 @@ class RunSubmitter:
 def secrets_context(run_id: str) -> str:
     """Return what the values given for one run are sealed for."""
     return f"runs:{run_id}"
+
+
+def seal_secrets(vault: Vault, run_id: str, provided: Mapping[str, str]) -> bytes | None:
+    """Return the values given for one run, encrypted; None if there are none."""
+    if not provided:
+        return None
+    return vault.seal(json.dumps(dict(provided)).encode(), context=secrets_context(run_id))
 
 
 def _is_free(session: Session, run: DbRun) -> bool:

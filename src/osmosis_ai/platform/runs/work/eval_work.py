@@ -86,6 +86,7 @@ class EvalWork(RunWork[PreparedEval]):
                 verbose=True,
                 previews=previews_enabled(run.request.get("advanced_config")),
                 adopts_journal=True,
+                reopened_at=run.reopened_at,
                 worked_before_s=(self._channel.assignment.journal.worked_ms or 0.0) / 1000,
             ),
             dataset=prepared.dataset,
@@ -97,7 +98,6 @@ class EvalWork(RunWork[PreparedEval]):
             provenance=_provenance(run, prepared),
             environ=program_environment(os.environ),
             cache_dir=None if prepared.containment is None else prepared.containment.cache,
-            only=None if run.retried is None else [(row, attempt) for row, attempt in run.retried],
         )
         return _result(await runner.run())
 

@@ -287,6 +287,28 @@ def test_an_option_wins_over_the_rubrics_own_judge_and_bounds(cli: Cli, judge: J
     assert found == ("openai/chosen", 20.0, 30.0)
 
 
+@pytest.mark.parametrize(
+    ("changes", "problem", "hint"),
+    [
+        ({"scor_max": 5}, "Unknown key 'scor_max'", "did you mean 'score_max'?"),
+        (
+            {"model_info": {"provider": "openai", "model": "m", "temperature": 1}},
+            "Unknown key 'model_info.temperature'",
+            "known keys: provider, model, api_key",
+        ),
+    ],
+)
+def test_an_unknown_key_of_a_rubric_is_an_error_before_any_call(
+    cli: Cli, judge: JudgeServer, changes: dict[str, Any], problem: str, hint: str
+) -> None:
+    configure(title="Clarity", **changes)
+    texts("one")
+    outcome = cli("eval", "rubric", "-d", "data.jsonl", "-r", "clarity")
+    assert (outcome.status, outcome.out, judge.calls) == (1, "", 0)
+    assert problem in outcome.err and "rubric_configs.yaml' at rubrics[0]." in outcome.err
+    assert hint in outcome.err
+
+
 def test_one_word_that_no_file_defines_is_taken_as_text_with_a_warning(cli: Cli, judge: JudgeServer) -> None:
     texts("one")
     outcome = cli(

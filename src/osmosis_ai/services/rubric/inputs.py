@@ -140,7 +140,9 @@ class PreparedRubric:
     notes: tuple[str, ...]
 
 
-def choose_rubric(rubric: str, config: Path | None, data: Path, *, need_model: bool) -> ChosenRubric:
+def choose_rubric(
+    rubric: str, config: Path | None, data: Path, *, need_model: bool, strict: bool = True
+) -> ChosenRubric:
     """Find the rubric: ``@file``, the id of one in a YAML file, or the text itself.
 
     A single word counts as an id if there is a YAML file that could contain it.
@@ -156,7 +158,7 @@ def choose_rubric(rubric: str, config: Path | None, data: Path, *, need_model: b
     found = next((path for path in candidate_configs(data) if path.is_file()), None)
     if config is not None or (looks_like_id and found is not None):
         path = discover_config(config, data)
-        chosen = find_rubric(path, text, need_model=need_model)
+        chosen = find_rubric(path, text, need_model=need_model, strict=strict)
         return ChosenRubric(text, chosen.rubric_text, chosen.source_label, chosen, path)
     note = (
         f"`{text}` is taken as the text of the rubric: there is no rubric_configs.yaml that could define it."

@@ -53,6 +53,7 @@ from osmosis_ai.statistics.estimates import (
 )
 from osmosis_ai.statistics.power import MOST_ROWS, POWER, n_needed, rows_needed
 from osmosis_ai.statistics.variance import VarianceComponents
+from osmosis_ai.ui.numbers import percent
 
 if TYPE_CHECKING:
     from osmosis_ai.decisions.changes import ChangeSettings, MetricChange
@@ -97,7 +98,7 @@ class Rule:
         )
         if self.bound == "margin" and self.limit == 0:
             sign = sign.rstrip("=")
-        limit = f"{self.limit:g}"
+        limit = f"{100 * self.limit:g}%" if self.described.scale == "share" else f"{self.limit:g}"
         if self.bound == "margin" and self.limit == 0:
             limit = "baseline"
         elif self.bound == "margin":
@@ -250,7 +251,7 @@ def judge(
                 found,
                 verdict="unclear",
                 reason=(
-                    f"{found.reason.rstrip('.')}, but between {_number(each.at_least)} and {_number(each.at_most)} "
+                    f"{found.reason.rstrip('.')}, but between {_number(rule, each.at_least)} and {_number(rule, each.at_most)} "
                     f"with {count_unscored(evidence.unscored)} at the {score} score."
                 ),
                 settles=f"score {count_unscored(evidence.unscored)}",
@@ -267,13 +268,11 @@ def _with_unscored(found: RuleResult, evidence: Evidence) -> str:
     if found.verdict == "unclear":
         if lowest.at_least is None or highest.at_most is None:
             return found.reason
-        bounds = (
-            f"between {_number(lowest.at_least)} and {_number(highest.at_most)} with {attempts} at any score"
-        )
+        bounds = f"between {_number(found.rule, lowest.at_least)} and {_number(found.rule, highest.at_most)} with {attempts} at any score"
     elif (found.rule.bound == "min") == (found.verdict == "pass"):
-        bounds = f"at least {_number(lowest.at_least)} with {attempts} at the lowest score"
+        bounds = f"at least {_number(found.rule, lowest.at_least)} with {attempts} at the lowest score"
     else:
-        bounds = f"at most {_number(highest.at_most)} with {attempts} at the highest score"
+        bounds = f"at most {_number(found.rule, highest.at_most)} with {attempts} at the highest score"
     return f"{found.reason.rstrip('.')}; it is {bounds}."
 
 
@@ -291,17 +290,23 @@ def _measured(rule: Rule, evidence: Evidence, confidence: float) -> RuleResult:
         return RuleResult(rule, evidence, "unclear", _why(evidence, "the run does not have this metric."))
     if is_exact(rule):
         # No upper bound ever reaches a limit of 0, so the share itself decides.
-        clause = f"the share is {_number(evidence.value)}"
+        clause = f"the share is {_number(rule, evidence.value)}"
         return RuleResult(rule, evidence, "fail" if evidence.value else "pass", _sentence(clause, evidence))
     is_amount = rule.described.scale == "amount"
     if is_amount and rule.bound == "max" and evidence.value == 0 and not evidence.unreported:
         return RuleResult(rule, evidence, "pass", _sentence("it is zero", evidence))
     if rule.bound == "max":
         met, missed = high is not None and high <= limit, low is not None and low > limit
-        safe, beyond = f"at most {_number(evidence.at_most)}", f"at least {_number(evidence.at_least)}"
+        safe, beyond = (
+            f"at most {_number(rule, evidence.at_most)}",
+            f"at least {_number(rule, evidence.at_least)}",
+        )
     else:
         met, missed = low is not None and low >= limit, high is not None and high < limit
-        safe, beyond = f"at least {_number(evidence.at_least)}", f"at most {_number(evidence.at_most)}"
+        safe, beyond = (
+            f"at least {_number(rule, evidence.at_least)}",
+            f"at most {_number(rule, evidence.at_most)}",
+        )
     if met:
         return RuleResult(rule, evidence, "pass", _sentence(f"it is {safe} {level}", evidence))
     if missed:
@@ -312,7 +317,7 @@ def _measured(rule: Rule, evidence: Evidence, confidence: float) -> RuleResult:
             some if evidence.rows == 1 else "the data do not determine the variance; evaluate more rows."
         )
         return RuleResult(rule, evidence, "unclear", _why(evidence, no_variance))
-    between = f"it is between {_number(evidence.at_least)} and {_number(evidence.at_most)}"
+    between = f"it is between {_number(rule, evidence.at_least)} and {_number(rule, evidence.at_most)}"
     return RuleResult(rule, evidence, "unclear", _sentence(between, evidence, "evaluate more rows"))
 
 
@@ -508,8 +513,15 @@ def _sentence(clause: str, evidence: Evidence, advice: str = "") -> str:
     return f"{text}; {evidence.note}" if evidence.note else f"{text}."
 
 
-def _number(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.4g}"
+def _number(rule: Rule, value: float | None) -> str:
+    if value is None:
+        return "unknown"
+    return format_share(value) if rule.described.scale == "share" else f"{value:.4g}"
+
+
+def format_share(value: float) -> str:
+    """Return a share as a percentage; one that is not 0 never reads as 0.0%."""
+    return f"{100 * value:.1g}%" if 0 < value < 0.0005 else percent(value)
 
 
 @dataclass(frozen=True, slots=True)

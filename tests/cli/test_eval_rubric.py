@@ -538,8 +538,6 @@ def test_data_that_is_missing_or_a_directory_is_one_line(cli: Cli, judge: JudgeS
         (["--score-max", "nan"], "`score_min` and `score_max` must be finite"),
         (["--score-max", "1e200"], "the scale from 0 to 1e+200 is too wide or too narrow"),
         (["--score-max", "1e-300"], "the scale from 0 to 1e-300 is too wide or too narrow"),
-        (["--timeout", "0"], "--timeout must be greater than 0 seconds."),
-        (["--max-tokens", "0"], "'--max-tokens' must be a positive number"),
         (["--baseline", "absent.json"], "Baseline path 'absent.json' does not exist."),
         (["-o", "data.jsonl/out.json"], "cannot create the directory"),
         (["--config", "absent.yaml"], "Rubric config 'absent.yaml' does not exist."),
@@ -554,6 +552,18 @@ def test_bad_arguments_are_one_line_before_any_call(
 ) -> None:
     write(GOOD)
     assert refused(cli, judge, *arguments).startswith(problem)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--timeout", "0"), ("--timeout", "nan"), ("--max-tokens", "0"), ("--max-cost", "-1"), ("--seed", "-1")],
+)
+def test_an_option_out_of_range_is_a_usage_error(
+    cli: Cli, judge: JudgeServer, option: str, value: str
+) -> None:
+    write(GOOD)
+    outcome = score(cli, option, value)
+    assert (outcome.status, outcome.out, judge.calls) == (2, "", 0) and option in outcome.err
 
 
 @pytest.mark.parametrize(

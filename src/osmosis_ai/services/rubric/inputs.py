@@ -205,8 +205,6 @@ def choose_judges(
 
     if not request.models and not chosen.model_info:
         raise JudgeRequiredError("nobody is named to judge.", hint="add `--model provider/model`")
-    if request.timeout_s == 0:
-        raise OsmosisError("--timeout must be greater than 0 seconds.")
     timeout_s = request.timeout_s if request.timeout_s is not None else chosen.model_info.get("timeout")
     judges = tuple(
         resolve_judge(judge, env=env, api_base=request.api_base, api_key=request.api_key, timeout_s=timeout_s)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -29,7 +29,7 @@ from osmosis_ai.cli.options import (
     ServersOption,
     SliceOption,
     YesOption,
-    parse_duration,
+    parse_budget,
 )
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import Declined, current
@@ -65,7 +65,6 @@ if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.cli.runs.view import RunStanding
     from osmosis_ai.evaluation.hooks import RunSummary
-    from osmosis_ai.evaluation.spec import Budget
     from osmosis_ai.services.eval_runs.info import ProposedRetry, WatchedRun
     from osmosis_ai.services.eval_runs.run import EvalRunResult
     from osmosis_ai.services.eval_runs.upload import OpenProgress, UploadedRun
@@ -197,7 +196,7 @@ def run(
             servers=servers,
             verbose=verbose,
             seed=seed,
-            budget=_budget(max_cost, max_tokens, max_time),
+            budget=parse_budget(max_cost, max_tokens, max_time),
             previews=not no_previews,
         ),
     )
@@ -212,16 +211,6 @@ def run(
     if stop is not None and stop.kind == "fault":
         current().warn(f"the run was halted: {stop.reason}", code="RUN_HALTED")
     return and_uploaded(_operation(result), result.summary) if upload else _operation(result)
-
-
-def _budget(max_cost: float | None, max_tokens: int | None, max_time: str | None) -> Budget:
-    from osmosis_ai.evaluation.spec import Budget
-
-    max_time_s = parse_duration(max_time, "--max-time") if max_time else None
-    try:
-        return Budget(max_cost, max_tokens, max_time_s)
-    except OsmosisError as error:
-        raise typer.BadParameter(error.message) from None
 
 
 @contextmanager
@@ -833,7 +822,9 @@ def export(
     ] = FormatChoice.jsonl,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Output file (default: RUN.<format>).", show_default=False),
+        typer.Option(
+            "--output", "-o", help="Output file, or - for stdout (default: RUN.<format>).", show_default=False
+        ),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
     yes: Annotated[
@@ -847,6 +838,8 @@ def export(
     """
     from osmosis_ai.services.eval_runs.export import export_run
 
+    if output == Path("-"):
+        _export_to_stdout(run, export_format, yes=yes)
     directory = _directory(run, yes=yes)
     done = export_run(directory, export_format.value, target=output, overwrite=overwrite)
     if done.progress != "finished":
@@ -863,6 +856,19 @@ def export(
             "progress": done.progress,
         },
     )
+
+
+def _export_to_stdout(run: str, export_format: FormatChoice, *, yes: bool) -> NoReturn:
+    from osmosis_ai.services.eval_runs.export import export_run
+
+    if export_format is not FormatChoice.jsonl or current().mode == "json":
+        raise typer.BadParameter(
+            "'-' needs '--format jsonl' and no '--json'; name a file.", param_hint="'--output'"
+        )
+    done = export_run(_directory(run, yes=yes), "jsonl", stream=current().stdout.buffer)
+    if done.progress != "finished":
+        current().warn(f"the run is {done.progress}: only its results so far were exported")
+    raise typer.Exit(0)
 
 
 def _directory(run: str, *, yes: bool) -> Path:

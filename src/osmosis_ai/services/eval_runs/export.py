@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Literal
 
 from osmosis_ai.errors import ConflictError, OsmosisError
-from osmosis_ai.files import replacing
+from osmosis_ai.files import replacing_or_streaming
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
@@ -52,7 +52,12 @@ def find_run_directory(run: str) -> Path:
 
 
 def export_run(
-    directory: Path, export_format: ExportFormat, *, target: Path | None = None, overwrite: bool = False
+    directory: Path,
+    export_format: ExportFormat,
+    *,
+    target: Path | None = None,
+    overwrite: bool = False,
+    stream: IO[bytes] | None = None,
 ) -> Export:
     """Write a run's samples atomically in another tool's format.
 
@@ -61,6 +66,7 @@ def export_run(
         export_format: ``inspect`` (inspect_ai's log), ``jsonl`` or ``parquet`` (one flat record per sample).
         target: output file or directory; by default the run's name in the current directory.
         overwrite: replace an existing file.
+        stream: an open file to write to instead of ``target``.
 
     Raises:
         ConflictError: the target exists.
@@ -72,6 +78,8 @@ def export_run(
 
     require_types(directory, "metrics", "trajectories")
     run = read_run(directory)
+    if stream is not None:
+        return Export(run.name, Path("-"), export_format, _writer(export_format)(run, stream), run.progress)
     path = _target(run, export_format, target)
     if export_format == "inspect" and path.suffix != EXTENSIONS["inspect"]:
         raise OsmosisError(
@@ -83,7 +91,7 @@ def export_run(
             f"{path} exists; replace it with `--overwrite`, or name another file with `--output`."
         )
     try:
-        with replacing(path, mode=0o644) as handle:
+        with replacing_or_streaming(path, mode=0o644) as handle:
             count = _writer(export_format)(run, handle)
     except OSError as error:
         raise OsmosisError(f"{path} cannot be written: {error.strerror or error}.") from error

@@ -338,12 +338,13 @@ class PreviewedEntry(NamedTuple):
 
 
 class FilePreview(NamedTuple):
-    """The entries of a file, ``rubrics`` or ``records``, and their number as a sentence."""
+    """The entries of a file, ``rubrics`` or ``records``, their number as a sentence, and why no judge would take it."""
 
     path: Path
     kind: str
     summary: str
     entries: list[PreviewedEntry]
+    problem: str | None = None
 
 
 def preview_file(path: Path) -> FilePreview:
@@ -359,9 +360,9 @@ def preview_file(path: Path) -> FilePreview:
         raise OsmosisError(f"Expected a file path but got directory '{path}'.")
     suffix = path.suffix.lower()
     if suffix in (".yaml", ".yml"):
-        return _preview_rubrics(path)
+        return _preview_rubrics(path)._replace(problem=_judging_problem(path))
     if suffix == ".jsonl":
-        return _preview_records(path)
+        return _preview_records(path)._replace(problem=_judging_problem(path))
     raise OsmosisError(
         f"Unsupported file extension '{suffix}'.",
         hint="rubrics are in .yaml or .yml files, records in .jsonl files",
@@ -387,6 +388,22 @@ def _preview_records(path: Path) -> FilePreview:
         for number, value in enumerate(iter_objects(path), start=1)
     ]
     return FilePreview(path, "records", f"Loaded {len(entries)} JSONL record(s) from {path}", entries)
+
+
+def _judging_problem(path: Path) -> str | None:
+    """Return why `osmosis eval rubric` rejects a file, if it does."""
+    from osmosis_ai.rubric.config import load_rubrics
+    from osmosis_ai.rubric.records import iter_records
+
+    try:
+        if path.suffix.lower() == ".jsonl":
+            for _ in iter_records(path):
+                pass
+        else:
+            load_rubrics(path, need_model=False, strict=True)
+    except OsmosisError as error:
+        return f"{error.message} ({error.hint})" if error.hint else error.message
+    return None
 
 
 def _without_keys(payload: dict[str, Any]) -> dict[str, Any]:

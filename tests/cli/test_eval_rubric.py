@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -250,6 +251,19 @@ def test_a_spent_budget_leaves_the_rest_pending_and_a_higher_one_goes_on(
     calls = judge.calls
     assert score(cli, "--max-tokens", "1000000", "-o", "out.json", "--resume").status == 0
     assert judge.calls == calls + counts["pending"]
+
+
+def test_the_command_to_resume_keeps_the_limits_and_no_query_string(cli: Cli, judge: JudgeServer) -> None:
+    texts(*(f"text {number}" for number in range(50)))
+    address = f"{judge.base_url}?api-key={KEY}"
+    limits = ("--max-tokens", "1000", "--max-time", "1h", "--concurrency", "2")
+    outcome = score(cli, *limits, "--api-base", address, "-o", "out.json")
+    (resume,) = [line for line in outcome.out.splitlines() if line.startswith("Resume: ")]
+    words = shlex.split(resume.removeprefix("Resume: "))
+    known = dict(itertools.pairwise(words))
+    assert (known["--max-tokens"], known["--max-time"], known["--concurrency"]) == ("HIGHER", "HIGHER", "2")
+    assert known["--api-base"] == judge.base_url and words[-1] == "--resume"
+    assert "api-key" not in outcome.out and KEY not in outcome.out
 
 
 def test_a_limit_on_cost_needs_a_price(cli: Cli, judge: JudgeServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -273,6 +273,17 @@ def test_a_limit_on_cost_needs_a_price(cli: Cli, judge: JudgeServer, monkeypatch
     assert outcome.status == 1 and "needs the price of `openai/nobody-knows-this`" in outcome.err
 
 
+def test_a_long_explanation_is_cut_on_the_terminal_and_whole_in_the_file(
+    cli: Cli, judge: JudgeServer
+) -> None:
+    long = "reason " * 100_000
+    judge.respond = lambda _: Reply(json.dumps({"score": 0.5, "explanation": long}))
+    texts("one")
+    shown = score(cli, "-o", "out.json").out
+    assert "explanation: reason reason" in shown and len(shown) < 5000
+    assert result_of()["records"][0]["judgements"][0]["explanation"].startswith(long.strip())
+
+
 def test_the_id_of_a_rubric_brings_its_judge_and_bounds(cli: Cli, judge: JudgeServer) -> None:
     configure(system_prompt="Be strict.")
     write(

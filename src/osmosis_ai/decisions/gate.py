@@ -251,8 +251,8 @@ def judge(
                 found,
                 verdict="unclear",
                 reason=(
-                    f"{found.reason.rstrip('.')}, but between {_number(rule, each.at_least)} and {_number(rule, each.at_most)} "
-                    f"with {count_unscored(evidence.unscored)} at the {score} score."
+                    f"{found.reason.rstrip('.')}, but between {_number(rule, each.at_least)} and "
+                    f"{_number(rule, each.at_most)} with {count_unscored(evidence.unscored)} at the {score} score."
                 ),
                 settles=f"score {count_unscored(evidence.unscored)}",
             )
@@ -264,15 +264,16 @@ def _with_unscored(found: RuleResult, evidence: Evidence) -> str:
     if evidence.extremes is None or evidence.value is None:
         return found.reason
     lowest, highest = (each.shown() for each in evidence.extremes)
+    low, high = _number(found.rule, lowest.at_least), _number(found.rule, highest.at_most)
     attempts = count_unscored(evidence.unscored)
     if found.verdict == "unclear":
         if lowest.at_least is None or highest.at_most is None:
             return found.reason
-        bounds = f"between {_number(found.rule, lowest.at_least)} and {_number(found.rule, highest.at_most)} with {attempts} at any score"
+        bounds = f"between {low} and {high} with {attempts} at any score"
     elif (found.rule.bound == "min") == (found.verdict == "pass"):
-        bounds = f"at least {_number(found.rule, lowest.at_least)} with {attempts} at the lowest score"
+        bounds = f"at least {low} with {attempts} at the lowest score"
     else:
-        bounds = f"at most {_number(found.rule, highest.at_most)} with {attempts} at the highest score"
+        bounds = f"at most {high} with {attempts} at the highest score"
     return f"{found.reason.rstrip('.')}; it is {bounds}."
 
 
@@ -286,6 +287,7 @@ def _measured(rule: Rule, evidence: Evidence, confidence: float) -> RuleResult:
     level = f"with {100 * confidence:g}% confidence"
     low, high, limit = evidence.at_least, evidence.at_most, rule.limit
     evidence = evidence.shown()
+    lower, upper = _number(rule, evidence.at_least), _number(rule, evidence.at_most)
     if evidence.value is None:
         return RuleResult(rule, evidence, "unclear", _why(evidence, "the run does not have this metric."))
     if is_exact(rule):
@@ -297,16 +299,10 @@ def _measured(rule: Rule, evidence: Evidence, confidence: float) -> RuleResult:
         return RuleResult(rule, evidence, "pass", _sentence("it is zero", evidence))
     if rule.bound == "max":
         met, missed = high is not None and high <= limit, low is not None and low > limit
-        safe, beyond = (
-            f"at most {_number(rule, evidence.at_most)}",
-            f"at least {_number(rule, evidence.at_least)}",
-        )
+        safe, beyond = f"at most {upper}", f"at least {lower}"
     else:
         met, missed = low is not None and low >= limit, high is not None and high < limit
-        safe, beyond = (
-            f"at least {_number(rule, evidence.at_least)}",
-            f"at most {_number(rule, evidence.at_most)}",
-        )
+        safe, beyond = f"at least {lower}", f"at most {upper}"
     if met:
         return RuleResult(rule, evidence, "pass", _sentence(f"it is {safe} {level}", evidence))
     if missed:
@@ -317,7 +313,7 @@ def _measured(rule: Rule, evidence: Evidence, confidence: float) -> RuleResult:
             some if evidence.rows == 1 else "the data do not determine the variance; evaluate more rows."
         )
         return RuleResult(rule, evidence, "unclear", _why(evidence, no_variance))
-    between = f"it is between {_number(rule, evidence.at_least)} and {_number(rule, evidence.at_most)}"
+    between = f"it is between {lower} and {upper}"
     return RuleResult(rule, evidence, "unclear", _sentence(between, evidence, "evaluate more rows"))
 
 
@@ -514,9 +510,8 @@ def _sentence(clause: str, evidence: Evidence, advice: str = "") -> str:
 
 
 def _number(rule: Rule, value: float | None) -> str:
-    if value is None:
-        return "unknown"
-    return format_share(value) if rule.described.scale == "share" else f"{value:.4g}"
+    shown = format_share if rule.described.scale == "share" else "{:.4g}".format
+    return "unknown" if value is None else shown(value)
 
 
 def format_share(value: float) -> str:

@@ -204,25 +204,15 @@ def _require_known_keys(path: Path, item: RubricItem) -> None:
     from osmosis_ai.config.issues import closest
     from osmosis_ai.rubric.types import ModelInfo
 
-    judges = [
-        (prefix, table.get("model_info"))
-        for prefix, table in (("default_", item.defaults), ("", item.payload))
-    ]
-    checked: list[tuple[str, Any, Iterable[str]]] = [
-        ("", item.payload, _KEYS),
-        ("default_", item.defaults, _DEFAULTS),
-        *((f"{prefix}model_info.", info, ModelInfo.__annotations__) for prefix, info in judges),
-    ]
-    for prefix, table, known in checked:
+    judge = tuple(ModelInfo.__annotations__)
+    tables = (("", item.payload, _KEYS), ("default_", item.defaults, _DEFAULTS))
+    judges = ((f"{start}model_info.", table.get("model_info"), judge) for start, table, _ in tables)
+    for start, table, known in (*tables, *judges):
         for key in table if isinstance(table, dict) else ():
-            if key in known or key == "extra_info":  # which has an error of its own
-                continue
-            near = closest(str(key), known)
-            raise OsmosisError(
-                f"Unknown key '{prefix}{key}' in '{path}' at {item.label}.",
-                details={"key": f"{prefix}{key}"},
-                hint=f"did you mean '{prefix}{near}'?" if near else f"known keys: {', '.join(known)}",
-            )
+            if key not in known and key != "extra_info":  # 'extra_info' has an error of its own.
+                near = closest(str(key), known)
+                hint = f"did you mean '{start}{near}'?" if near else f"known keys: {', '.join(known)}"
+                raise OsmosisError(f"Unknown key '{start}{key}' in '{path}' at {item.label}.", hint=hint)
 
 
 def _config(path: Path, item: RubricItem, *, need_model: bool) -> RubricConfig:

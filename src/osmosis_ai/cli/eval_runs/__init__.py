@@ -10,7 +10,7 @@ from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -838,12 +838,15 @@ def export(
     """
     from osmosis_ai.services.eval_runs.export import export_run
 
-    if output == Path("-"):
-        _export_to_stdout(run, export_format, yes=yes)
+    to_stdout = output == Path("-")
+    if to_stdout and (export_format is not FormatChoice.jsonl or current().mode == "json"):
+        raise typer.BadParameter("'-' needs '--format jsonl' without '--json'.", param_hint="'--output'")
     directory = _directory(run, yes=yes)
     done = export_run(directory, export_format.value, target=output, overwrite=overwrite)
     if done.progress != "finished":
         current().warn(f"the run is {done.progress}: only its results so far were exported")
+    if to_stdout:
+        raise typer.Exit
     count = f"{done.samples:,} attempt{'' if done.samples == 1 else 's'}"
     return OperationResult(
         operation="eval.export",
@@ -856,19 +859,6 @@ def export(
             "progress": done.progress,
         },
     )
-
-
-def _export_to_stdout(run: str, export_format: FormatChoice, *, yes: bool) -> NoReturn:
-    from osmosis_ai.services.eval_runs.export import export_run
-
-    if export_format is not FormatChoice.jsonl or current().mode == "json":
-        raise typer.BadParameter(
-            "'-' needs '--format jsonl' and no '--json'; name a file.", param_hint="'--output'"
-        )
-    done = export_run(_directory(run, yes=yes), "jsonl", stream=current().stdout.buffer)
-    if done.progress != "finished":
-        current().warn(f"the run is {done.progress}: only its results so far were exported")
-    raise typer.Exit(0)
 
 
 def _directory(run: str, *, yes: bool) -> Path:

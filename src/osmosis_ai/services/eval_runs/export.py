@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,21 +53,15 @@ def find_run_directory(run: str) -> Path:
 
 
 def export_run(
-    directory: Path,
-    export_format: ExportFormat,
-    *,
-    target: Path | None = None,
-    overwrite: bool = False,
-    stream: IO[bytes] | None = None,
+    directory: Path, export_format: ExportFormat, *, target: Path | None = None, overwrite: bool = False
 ) -> Export:
     """Write a run's samples atomically in another tool's format.
 
     Args:
         directory: the run's directory.
         export_format: ``inspect`` (inspect_ai's log), ``jsonl`` or ``parquet`` (one flat record per sample).
-        target: output file or directory; by default the run's name in the current directory.
+        target: output file or directory, or ``-`` for stdout; by default the run's name in the current directory.
         overwrite: replace an existing file.
-        stream: an open file to write to instead of ``target``.
 
     Raises:
         ConflictError: the target exists.
@@ -78,8 +73,9 @@ def export_run(
 
     require_types(directory, "metrics", "trajectories")
     run = read_run(directory)
-    if stream is not None:
-        return Export(run.name, Path("-"), export_format, _writer(export_format)(run, stream), run.progress)
+    if target == Path("-"):
+        count = _writer(export_format)(run, sys.stdout.buffer)
+        return Export(run.name, target, export_format, count, run.progress)
     path = _target(run, export_format, target)
     if export_format == "inspect" and path.suffix != EXTENSIONS["inspect"]:
         raise OsmosisError(

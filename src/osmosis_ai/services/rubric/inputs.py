@@ -7,6 +7,7 @@ import json
 import os
 import re
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,16 +141,14 @@ class PreparedRubric:
     notes: tuple[str, ...]
 
 
-def choose_rubric(
-    rubric: str, config: Path | None, data: Path, *, need_model: bool, strict: bool = True
-) -> ChosenRubric:
+def choose_rubric(request: RubricRequest) -> ChosenRubric:
     """Find the rubric: ``@file``, the id of one in a YAML file, or the text itself.
 
     A single word counts as an id if there is a YAML file that could contain it.
     """
     from osmosis_ai.rubric.config import candidate_configs, discover_config, find_rubric
 
-    text = rubric.strip()
+    text, config, data = request.rubric.strip(), request.config, request.data
     if not text:
         raise OsmosisError("Rubric text must not be empty.")
     if text.startswith("@"):
@@ -158,7 +157,7 @@ def choose_rubric(
     found = next((path for path in candidate_configs(data) if path.is_file()), None)
     if config is not None or (looks_like_id and found is not None):
         path = discover_config(config, data)
-        chosen = find_rubric(path, text, need_model=need_model, strict=strict)
+        chosen = find_rubric(path, text, need_model=not request.models, strict=not request.classic)
         return ChosenRubric(text, chosen.rubric_text, chosen.source_label, chosen, path)
     note = (
         f"`{text}` is taken as the text of the rubric: there is no rubric_configs.yaml that could define it."
@@ -359,10 +358,9 @@ def preview_file(path: Path) -> FilePreview:
     if path.is_dir():
         raise OsmosisError(f"Expected a file path but got directory '{path}'.")
     suffix = path.suffix.lower()
-    if suffix in (".yaml", ".yml"):
-        return _preview_rubrics(path)._replace(problem=_judging_problem(path))
-    if suffix == ".jsonl":
-        return _preview_records(path)._replace(problem=_judging_problem(path))
+    read = {".yaml": _preview_rubrics, ".yml": _preview_rubrics, ".jsonl": _preview_records}.get(suffix)
+    if read is not None:
+        return read(path)._replace(problem=_judging_problem(path))
     raise OsmosisError(
         f"Unsupported file extension '{suffix}'.",
         hint="rubrics are in .yaml or .yml files, records in .jsonl files",
@@ -397,12 +395,11 @@ def _judging_problem(path: Path) -> str | None:
 
     try:
         if path.suffix.lower() == ".jsonl":
-            for _ in iter_records(path):
-                pass
+            deque(iter_records(path), maxlen=0)
         else:
             load_rubrics(path, need_model=False, strict=True)
     except OsmosisError as error:
-        return f"{error.message} ({error.hint})" if error.hint else error.message
+        return error.with_hint
     return None
 
 

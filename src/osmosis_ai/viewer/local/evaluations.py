@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shlex
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -82,8 +83,7 @@ def _damage(events: Path) -> tuple[str, ...]:
     """Return what is wrong with a journal whose size is right; lists of runs do not read large ones."""
     try:
         if 0 < size_of(events) <= MAX_LISTED_BYTES:
-            for _ in replay(events):
-                pass
+            deque(replay(events), maxlen=0)
     except OsmosisError as error:
         return (f"{error.with_hint} The numbers are those of the run's last session.",)
     return ()

@@ -341,6 +341,17 @@ def test_a_constant_that_json_does_not_have_is_named_and_its_row_can_be_left_out
     assert (resource["row_count"], resource["skipped"]) == (2, 3)
 
 
+def test_null_rows_of_an_array_are_counted_as_left_out(cli: Cli, tmp_path: Path) -> None:
+    good = {"user_prompt": "a", "ground_truth": "b"}
+    write(tmp_path, "a.json", json.dumps([None, good, good, None, good, good]))
+    found = report(cli, "a.json")
+    assert found["errors"] == [f"row {row}: expected a JSON object, found null" for row in (1, 4)]
+    assert (found["row_count"], found["valid"]) == (4, False)
+    words = ("dataset", "import", "a.json", "--yes", "--output", "rows.jsonl", "--skip-invalid")
+    resource = json.loads(cli(*words, "--json").out)["resource"]
+    assert (resource["row_count"], resource["skipped"]) == (4, 2)
+
+
 @pytest.mark.parametrize("extension", ["jsonl", "json", "csv"])
 def test_a_repeated_key_is_a_warning(cli: Cli, tmp_path: Path, extension: str) -> None:
     good = '{"user_prompt": "a \\": b", "ground_truth": "1", "metadata": {"a" : 1}}'

@@ -116,6 +116,20 @@ def test_json_lines_have_one_flat_record_a_sample(maze: Maze, tmp_path: Path) ->
     assert (failed["status"], failed["boundary"], failed["error_type"]) == ("failed", "provider", "error")
 
 
+def test_a_dash_writes_json_lines_to_stdout(maze: Maze) -> None:
+    outcome = maze.osmosis("eval", "export", "mixed", "-o", "-")
+    assert (outcome.status, Path("-").exists()) == (0, False)
+    assert [json.loads(line)["status"] for line in outcome.out.splitlines()] == [
+        "success",
+        "success",
+        "failed",
+    ]
+    assert "the run is incomplete" in outcome.err
+    for words in (("--format", "parquet"), ("--json",)):
+        refused = maze.osmosis("eval", "export", "mixed", "-o", "-", *words)
+        assert (refused.status, refused.out) == (2, "") and "--format jsonl" in refused.err
+
+
 def test_parquet_has_the_same_columns_for_pandas_and_duckdb(maze: Maze, tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 

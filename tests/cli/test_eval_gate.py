@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,15 @@ def test_a_run_passes_fails_or_is_too_small_to_tell(
     assert envelope["resource"]["verdict"] == verdict
     plain = gate(maze, "good", *rules, mode="--plain")
     assert (plain.status, plain.out.startswith(f"{verdict}: good ")) == (status, True)
+
+
+def test_rates_are_percentages_and_rewards_are_not(maze: Maze) -> None:
+    rules = ("--min", "pass_rate=0.85", "--min", "reward=0.6")
+    plain = gate(maze, "good", *rules, mode="--plain").out
+    assert re.search(r"pass_rate >= 85%: it is between \d\d\.\d% and \d\d\.\d% \(", plain)
+    assert re.search(r"reward >= 0\.6: it is at least 0\.\d+ with 95% confidence", plain)
+    shown = maze.osmosis("eval", "gate", "good", *rules).out
+    assert re.search(r"pass_rate >= 85% +│ +90\.0% │", shown) and re.search(r"reward >= 0\.6 +│ +0\.9", shown)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +218,7 @@ def test_the_scores_of_a_judge_are_gated_and_of_a_panel_the_weakest(maze: Maze, 
         (("--min", "reward=nan"), "has an invalid number: 'nan'"),
         (("--min", "pass@4=80"), "is a share, from 0 to 1: write 80% as 0.8"),
         (("--max", "cost_per_row=-1"), "is never below 0, got -1"),
-        (("--min", "pass_rate=0.9", "--max", "pass_rate=0.1"), "No run meets both 'pass_rate >= 0.9'"),
+        (("--min", "pass_rate=0.9", "--max", "pass_rate=0.1"), "No run meets both 'pass_rate >= 90%'"),
         (("--min", "alpha=0.5"), "a run has no metric 'alpha'"),
         (("--min", "pass@3=0.1"), "The run has no pass@3; it has pass@1, pass@2, pass@4"),
     ],

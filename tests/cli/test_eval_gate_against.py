@@ -191,7 +191,7 @@ def test_the_files_have_the_numbers_of_the_terminal(maze: Maze, monkeypatch: pyt
     assert " | {value:.3f} | {at_least:.3f} | {at_most:.3f} | ".format(**shown) in page
     cases = ElementTree.parse(junit).getroot().findall("testsuite/testcase")
     assert [(case.get("name"), [part.tag for part in case]) for case in cases] == [
-        ("pass_rate >= 0.2", ["skipped"]),
+        ("pass_rate >= 20%", ["skipped"]),
         ("reward >= 0.1", ["system-out"]),
         ("pass_rate >= baseline - 5 points", ["failure"]),
     ]

@@ -12,6 +12,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
+from osmosis_ai.evaluation.local_results import read_local_results
 from osmosis_ai.services.datasets import CachedDataset
 from tests.api.blob_server import BlobServer, serve
 from tests.cli.eval_replies import DETAIL, ESTIMATES, METRICS, METRICS_FILE, OWN, ROW, run
@@ -251,6 +252,28 @@ def test_a_run_of_this_machine_that_can_not_be_read_is_listed_and_says_why(maze:
     data = maze.osmosis("eval", "info", "good", "--json").json["data"]
     assert [problem for problem in data["problems"] if "damaged at line 1" in problem]
     assert data["metrics"] == {"estimates": None}
+
+
+@pytest.mark.parametrize("appended", [b"", b"no record\n"])
+def test_stored_numbers_of_a_damaged_run_are_listed_with_a_warning(maze: Maze, appended: bytes) -> None:
+    directory = write_run(maze.workspace.evals_dir / "good", [[1.0], [0.0]])
+    journal = directory / "events.jsonl"
+    found = read_local_results(directory).metrics
+    numbers = {"estimates": found.estimates.model_dump(mode="json"), "summary": dict(found.summary)}
+    known = {**numbers, "journal_bytes": journal.stat().st_size}
+    (directory / "metrics.json").write_text(json.dumps(known))
+    maze.get("/eval-runs").respond(json={"eval_runs": [], "total_count": 0})
+    assert "good:" not in maze.osmosis("eval", "list", "--plain").err
+    lines = journal.read_bytes().splitlines(keepends=True)
+    changed = lines[1] if appended else lines[1].replace(b"row-1-run-0", b"row-1-run-7")
+    journal.write_bytes(lines[0] + changed + appended)
+    (directory / "logs.txt").touch()
+    listed = maze.osmosis("eval", "list", "--plain")
+    place = f"damaged at line {3 if appended else 2}"
+    assert listed.status == 0 and "50.0% pass" in listed.out
+    assert place in listed.err and "--name good --salvage" in listed.err
+    shown = maze.osmosis("eval", "info", "good", "--plain").out
+    assert place in shown and "--name good --salvage" in shown
 
 
 def test_the_log_of_a_run_of_this_machine_is_shown_by_level_and_followed_to_its_end(maze: Maze) -> None:

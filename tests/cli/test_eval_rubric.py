@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -252,11 +253,35 @@ def test_a_spent_budget_leaves_the_rest_pending_and_a_higher_one_goes_on(
     assert judge.calls == calls + counts["pending"]
 
 
+def test_the_command_to_resume_keeps_the_limits_and_no_query_string(cli: Cli, judge: JudgeServer) -> None:
+    texts(*(f"text {number}" for number in range(50)))
+    address = f"{judge.base_url}?api-key={KEY}"
+    limits = ("--max-tokens", "1000", "--max-time", "1h", "--concurrency", "2")
+    outcome = score(cli, *limits, "--api-base", address, "-o", "out.json")
+    (resume,) = [line for line in outcome.out.splitlines() if line.startswith("Resume: ")]
+    words = shlex.split(resume.removeprefix("Resume: "))
+    known = dict(itertools.pairwise(words))
+    assert (known["--max-tokens"], known["--max-time"], known["--concurrency"]) == ("HIGHER", "HIGHER", "2")
+    assert known["--api-base"] == judge.base_url and words[-1] == "--resume"
+    assert "api-key" not in outcome.out and KEY not in outcome.out
+
+
 def test_a_limit_on_cost_needs_a_price(cli: Cli, judge: JudgeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_BASE_URL")
     texts("one")
     outcome = score(cli, "--max-cost", "1", model="openai/nobody-knows-this")
     assert outcome.status == 1 and "needs the price of `openai/nobody-knows-this`" in outcome.err
+
+
+def test_a_long_explanation_is_cut_on_the_terminal_and_whole_in_the_file(
+    cli: Cli, judge: JudgeServer
+) -> None:
+    long = "reason " * 100_000
+    judge.respond = lambda _: Reply(json.dumps({"score": 0.5, "explanation": long}))
+    texts("one")
+    shown = score(cli, "-o", "out.json").out
+    assert "explanation: reason reason" in shown and len(shown) < 5000
+    assert result_of()["records"][0]["judgements"][0]["explanation"].startswith(long.strip())
 
 
 def test_the_id_of_a_rubric_brings_its_judge_and_bounds(cli: Cli, judge: JudgeServer) -> None:
@@ -285,6 +310,28 @@ def test_an_option_wins_over_the_rubrics_own_judge_and_bounds(cli: Cli, judge: J
     judgement = result_of()["records"][0]["judgements"][0]
     found = (judgement["model"], judgement["score"], judgement["stated_score"])
     assert found == ("openai/chosen", 20.0, 30.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem", "hint"),
+    [
+        ({"scor_max": 5}, "Unknown key 'scor_max'", "did you mean 'score_max'?"),
+        (
+            {"model_info": {"provider": "openai", "model": "m", "temperature": 1}},
+            "Unknown key 'model_info.temperature'",
+            "known keys: provider, model, api_key",
+        ),
+    ],
+)
+def test_an_unknown_key_of_a_rubric_is_an_error_before_any_call(
+    cli: Cli, judge: JudgeServer, changes: dict[str, Any], problem: str, hint: str
+) -> None:
+    configure(title="Clarity", **changes)
+    texts("one")
+    outcome = cli("eval", "rubric", "-d", "data.jsonl", "-r", "clarity")
+    assert (outcome.status, outcome.out, judge.calls) == (1, "", 0)
+    assert problem in outcome.err and "rubric_configs.yaml' at rubrics[0]." in outcome.err
+    assert hint in outcome.err
 
 
 def test_one_word_that_no_file_defines_is_taken_as_text_with_a_warning(cli: Cli, judge: JudgeServer) -> None:
@@ -516,8 +563,6 @@ def test_data_that_is_missing_or_a_directory_is_one_line(cli: Cli, judge: JudgeS
         (["--score-max", "nan"], "`score_min` and `score_max` must be finite"),
         (["--score-max", "1e200"], "the scale from 0 to 1e+200 is too wide or too narrow"),
         (["--score-max", "1e-300"], "the scale from 0 to 1e-300 is too wide or too narrow"),
-        (["--timeout", "0"], "--timeout must be greater than 0 seconds."),
-        (["--max-tokens", "0"], "'--max-tokens' must be a positive number"),
         (["--baseline", "absent.json"], "Baseline path 'absent.json' does not exist."),
         (["-o", "data.jsonl/out.json"], "cannot create the directory"),
         (["--config", "absent.yaml"], "Rubric config 'absent.yaml' does not exist."),
@@ -532,6 +577,18 @@ def test_bad_arguments_are_one_line_before_any_call(
 ) -> None:
     write(GOOD)
     assert refused(cli, judge, *arguments).startswith(problem)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--timeout", "0"), ("--timeout", "nan"), ("--max-tokens", "0"), ("--max-cost", "-1"), ("--seed", "-1")],
+)
+def test_an_option_out_of_range_is_a_usage_error(
+    cli: Cli, judge: JudgeServer, option: str, value: str
+) -> None:
+    write(GOOD)
+    outcome = score(cli, option, value)
+    assert (outcome.status, outcome.out, judge.calls) == (2, "", 0) and option in outcome.err
 
 
 @pytest.mark.parametrize(

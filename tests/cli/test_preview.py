@@ -14,12 +14,12 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 def test_preview_shows_the_examples(cli: Cli) -> None:
     outcome = cli("preview", "--path", str(EXAMPLES / "rubric_configs.yaml"))
-    assert outcome.status == 0
+    assert (outcome.status, outcome.err) == (0, "")
     assert outcome.out.startswith("Loaded 2 rubric config(s) from ")
     assert "Rubric config #1 (rubrics[0])" in outcome.out and "rubric: |" in outcome.out
 
     outcome = cli("preview", "-p", str(EXAMPLES / "sample_data.jsonl"), "--plain")
-    assert outcome.status == 0
+    assert (outcome.status, outcome.err) == (0, "")
     assert outcome.out.startswith("Loaded 10 JSONL record(s) from ")
     assert "JSONL record #2\n{\n" in outcome.out
     document = json.loads(cli("preview", "-p", str(EXAMPLES / "sample_data.jsonl"), "--json").out)
@@ -41,6 +41,24 @@ def test_preview_says_what_is_wrong(cli: Cli, name: str, content: str | None, pr
         Path(name).write_text(content)
     outcome = cli("preview", "-p", name)
     assert (outcome.status, outcome.out) == (1, "") and problem in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("a.jsonl", '{"id": 1}\n', "Line 1 of 'a.jsonl' must include 'messages' (list) or 'solution_str'"),
+        ("a.yaml", "{id: a, rubric: A, scor_max: 5}", "Unknown key 'scor_max' in 'a.yaml'"),
+        ("a.yaml", "{rubric: A}", "needs an 'id'"),
+    ],
+)
+def test_preview_warns_of_what_judging_rejects(cli: Cli, name: str, content: str, problem: str) -> None:
+    Path(name).write_text(content)
+    outcome = cli("preview", "-p", name, "--plain")
+    assert (outcome.status, outcome.out.partition(" ")[0]) == (0, "Loaded")
+    assert (
+        outcome.err.startswith("warning: `osmosis eval rubric` rejects this file: ")
+        and problem in outcome.err
+    )
 
 
 def test_preview_survives_odd_files(cli: Cli) -> None:

@@ -21,6 +21,7 @@ from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.datasets import count_records, file_digest, select_rows
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.hooks import RunSummary
+from osmosis_ai.evaluation.journal import Journal
 from osmosis_ai.evaluation.local_results import read_local_results
 from osmosis_ai.evaluation.metrics import Estimates
 from osmosis_ai.evaluation.runner import EvalRunner
@@ -205,6 +206,21 @@ async def test_a_spent_budget_leaves_the_rest_pending_and_a_higher_one_goes_on(w
     rest = await world.run()
     assert rest.complete
     assert rest.dispatched == 12 - first.succeeded
+
+
+@pytest.mark.e2e
+async def test_a_budget_counts_results_that_are_still_being_written(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = Journal.append
+
+    async def append_late(journal: Journal, record: TerminalRecord) -> int:
+        await asyncio.sleep(1)
+        return await append(journal, record)
+
+    monkeypatch.setattr(Journal, "append", append_late)
+    summary = await world.run(options={"budget": Budget(max_tokens=1), "max_in_flight": 1})
+    assert (summary.dispatched, summary.succeeded, summary.pending) == (1, 1, 2)
 
 
 @pytest.mark.e2e

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from osmosis_ai.cli.name_completion import complete_run, complete_run_anywhere
+from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
+    from osmosis_ai.evaluation.spec import Budget
     from osmosis_ai.services.runs.lifecycle import RunKind
 
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -113,6 +115,17 @@ def parse_duration(text: str, option: str) -> float:
             f"{text!r} is not a duration; write 90, 90s, 10m or 2h.", param_hint=f"'{option}'"
         )
     return seconds
+
+
+def parse_budget(max_cost: float | None, max_tokens: int | None, max_time: str | None) -> Budget:
+    """Return the limits that users type; an invalid one is a usage error."""
+    from osmosis_ai.evaluation.spec import Budget
+
+    max_time_s = parse_duration(max_time, "--max-time") if max_time else None
+    try:
+        return Budget(max_cost, max_tokens, max_time_s)
+    except OsmosisError as error:
+        raise typer.BadParameter(error.message) from None
 
 
 def checked_confidence(confidence: float) -> float:

@@ -53,6 +53,7 @@ from osmosis_ai.statistics.estimates import (
 )
 from osmosis_ai.statistics.power import MOST_ROWS, POWER, n_needed, rows_needed
 from osmosis_ai.statistics.variance import VarianceComponents
+from osmosis_ai.ui.numbers import percent
 
 if TYPE_CHECKING:
     from osmosis_ai.decisions.changes import ChangeSettings, MetricChange
@@ -97,7 +98,7 @@ class Rule:
         )
         if self.bound == "margin" and self.limit == 0:
             sign = sign.rstrip("=")
-        limit = f"{self.limit:g}"
+        limit = f"{100 * self.limit:g}%" if self.described.scale == "share" else f"{self.limit:g}"
         if self.bound == "margin" and self.limit == 0:
             limit = "baseline"
         elif self.bound == "margin":
@@ -250,8 +251,8 @@ def judge(
                 found,
                 verdict="unclear",
                 reason=(
-                    f"{found.reason.rstrip('.')}, but between {_number(each.at_least)} and {_number(each.at_most)} "
-                    f"with {count_unscored(evidence.unscored)} at the {score} score."
+                    f"{found.reason.rstrip('.')}, but between {_number(rule, each.at_least)} and "
+                    f"{_number(rule, each.at_most)} with {count_unscored(evidence.unscored)} at the {score} score."
                 ),
                 settles=f"score {count_unscored(evidence.unscored)}",
             )
@@ -263,17 +264,16 @@ def _with_unscored(found: RuleResult, evidence: Evidence) -> str:
     if evidence.extremes is None or evidence.value is None:
         return found.reason
     lowest, highest = (each.shown() for each in evidence.extremes)
+    low, high = _number(found.rule, lowest.at_least), _number(found.rule, highest.at_most)
     attempts = count_unscored(evidence.unscored)
     if found.verdict == "unclear":
         if lowest.at_least is None or highest.at_most is None:
             return found.reason
-        bounds = (
-            f"between {_number(lowest.at_least)} and {_number(highest.at_most)} with {attempts} at any score"
-        )
+        bounds = f"between {low} and {high} with {attempts} at any score"
     elif (found.rule.bound == "min") == (found.verdict == "pass"):
-        bounds = f"at least {_number(lowest.at_least)} with {attempts} at the lowest score"
+        bounds = f"at least {low} with {attempts} at the lowest score"
     else:
-        bounds = f"at most {_number(highest.at_most)} with {attempts} at the highest score"
+        bounds = f"at most {high} with {attempts} at the highest score"
     return f"{found.reason.rstrip('.')}; it is {bounds}."
 
 
@@ -287,21 +287,22 @@ def _measured(rule: Rule, evidence: Evidence, confidence: float) -> RuleResult:
     level = f"with {100 * confidence:g}% confidence"
     low, high, limit = evidence.at_least, evidence.at_most, rule.limit
     evidence = evidence.shown()
+    lower, upper = _number(rule, evidence.at_least), _number(rule, evidence.at_most)
     if evidence.value is None:
         return RuleResult(rule, evidence, "unclear", _why(evidence, "the run does not have this metric."))
     if is_exact(rule):
         # No upper bound ever reaches a limit of 0, so the share itself decides.
-        clause = f"the share is {_number(evidence.value)}"
+        clause = f"the share is {_number(rule, evidence.value)}"
         return RuleResult(rule, evidence, "fail" if evidence.value else "pass", _sentence(clause, evidence))
     is_amount = rule.described.scale == "amount"
     if is_amount and rule.bound == "max" and evidence.value == 0 and not evidence.unreported:
         return RuleResult(rule, evidence, "pass", _sentence("it is zero", evidence))
     if rule.bound == "max":
         met, missed = high is not None and high <= limit, low is not None and low > limit
-        safe, beyond = f"at most {_number(evidence.at_most)}", f"at least {_number(evidence.at_least)}"
+        safe, beyond = f"at most {upper}", f"at least {lower}"
     else:
         met, missed = low is not None and low >= limit, high is not None and high < limit
-        safe, beyond = f"at least {_number(evidence.at_least)}", f"at most {_number(evidence.at_most)}"
+        safe, beyond = f"at least {lower}", f"at most {upper}"
     if met:
         return RuleResult(rule, evidence, "pass", _sentence(f"it is {safe} {level}", evidence))
     if missed:
@@ -312,7 +313,7 @@ def _measured(rule: Rule, evidence: Evidence, confidence: float) -> RuleResult:
             some if evidence.rows == 1 else "the data do not determine the variance; evaluate more rows."
         )
         return RuleResult(rule, evidence, "unclear", _why(evidence, no_variance))
-    between = f"it is between {_number(evidence.at_least)} and {_number(evidence.at_most)}"
+    between = f"it is between {lower} and {upper}"
     return RuleResult(rule, evidence, "unclear", _sentence(between, evidence, "evaluate more rows"))
 
 
@@ -508,8 +509,14 @@ def _sentence(clause: str, evidence: Evidence, advice: str = "") -> str:
     return f"{text}; {evidence.note}" if evidence.note else f"{text}."
 
 
-def _number(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.4g}"
+def _number(rule: Rule, value: float | None) -> str:
+    shown = format_share if rule.described.scale == "share" else "{:.4g}".format
+    return "unknown" if value is None else shown(value)
+
+
+def format_share(value: float) -> str:
+    """Return a share as a percentage; one that is not 0 never reads as 0.0%."""
+    return f"{100 * value:.1g}%" if 0 < value < 0.0005 else percent(value)
 
 
 @dataclass(frozen=True, slots=True)

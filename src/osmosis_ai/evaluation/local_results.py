@@ -19,7 +19,7 @@ from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.files import size_of
 
 # Lists of runs do not read larger journals.
-_MAX_LISTED_BYTES = 4 << 20
+MAX_LISTED_BYTES = 4 << 20
 
 
 class LocalResults:
@@ -108,7 +108,7 @@ def current_numbers(
     lost = describe_lost_results(directory, written)
     if lost is not None and estimates is not None and not events.exists():
         problem = lost
-    elif follow is None and size_of(events) > _MAX_LISTED_BYTES:
+    elif follow is None and size_of(events) > MAX_LISTED_BYTES:
         return estimates, summary, ()
     else:
         try:

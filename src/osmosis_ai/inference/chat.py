@@ -92,9 +92,9 @@ class ChatFormat(ABC):
         return text.encode()
 
     def decoder(self) -> Callable[[Iterable[int], bool], str]:
-        """Return a function that decodes the next tokens of one reply, and is told whether they are the last.
+        """Return a function that decodes one reply piece by piece: it takes the next tokens and whether the reply ends.
 
-        Inside a character, it returns nothing.
+        The bytes of an incomplete character are kept until the next call.
         """
         from tokenizers.decoders import DecodeStream
 

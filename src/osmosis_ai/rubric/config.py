@@ -18,6 +18,8 @@ from osmosis_ai.rubric.records import require_file
 
 CONFIG_NAME = "rubric_configs.yaml"
 _SUPPORTED_VERSIONS = (0, 1)
+_DEFAULTS = ("model_info", "score_min", "score_max", "system_prompt", "original_input", "ground_truth")
+_KEYS = ("id", "rubric", "title", "description", *_DEFAULTS)
 # More nodes than anyone writes by hand; a few lines of aliases can expand to billions.
 _MAX_NODES = 200_000
 
@@ -66,9 +68,9 @@ def candidate_configs(data_path: Path) -> list[Path]:
     return list(dict.fromkeys(place / CONFIG_NAME for place in places))
 
 
-def find_rubric(path: Path, rubric_id: str, *, need_model: bool = True) -> RubricConfig:
+def find_rubric(path: Path, rubric_id: str, *, need_model: bool = True, strict: bool = False) -> RubricConfig:
     """Return one rubric of a file, after checking all of them."""
-    rubrics = load_rubrics(path, need_model=need_model)
+    rubrics = load_rubrics(path, need_model=need_model, strict=strict)
     if rubric_id not in rubrics:
         known = sorted(rubrics)
         raise NotFoundError(
@@ -78,10 +80,12 @@ def find_rubric(path: Path, rubric_id: str, *, need_model: bool = True) -> Rubri
     return rubrics[rubric_id]
 
 
-def load_rubrics(path: Path, *, need_model: bool = True) -> dict[str, RubricConfig]:
-    """Return the rubrics of a file by id."""
+def load_rubrics(path: Path, *, need_model: bool = True, strict: bool = False) -> dict[str, RubricConfig]:
+    """Return the rubrics of a file by id; ``strict`` rejects unknown keys, which the 0.2 SDK ignores."""
     found = {}
     for item in find_items(path):
+        if strict:
+            _require_known_keys(path, item)
         config = _config(path, item, need_model=need_model)
         found[config.rubric_id] = config
     if not found:
@@ -194,6 +198,21 @@ def _defaults(path: Path, document: Any) -> dict[str, Any]:
         for key, value in document.items()
         if isinstance(key, str) and key.startswith("default_")
     }
+
+
+def _require_known_keys(path: Path, item: RubricItem) -> None:
+    from osmosis_ai.config.issues import closest
+    from osmosis_ai.rubric.types import ModelInfo
+
+    judge = tuple(ModelInfo.__annotations__)
+    tables = (("", item.payload, _KEYS), ("default_", item.defaults, _DEFAULTS))
+    judges = ((f"{start}model_info.", table.get("model_info"), judge) for start, table, _ in tables)
+    for start, table, known in (*tables, *judges):
+        for key in table if isinstance(table, dict) else ():
+            if key not in known and key != "extra_info":  # 'extra_info' has an error of its own.
+                near = closest(str(key), known)
+                hint = f"did you mean '{start}{near}'?" if near else f"known keys: {', '.join(known)}"
+                raise OsmosisError(f"Unknown key '{start}{key}' in '{path}' at {item.label}.", hint=hint)
 
 
 def _config(path: Path, item: RubricItem, *, need_model: bool) -> RubricConfig:

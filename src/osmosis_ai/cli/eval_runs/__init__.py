@@ -29,7 +29,7 @@ from osmosis_ai.cli.options import (
     ServersOption,
     SliceOption,
     YesOption,
-    parse_duration,
+    parse_budget,
 )
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import Declined, current
@@ -65,7 +65,6 @@ if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.cli.runs.view import RunStanding
     from osmosis_ai.evaluation.hooks import RunSummary
-    from osmosis_ai.evaluation.spec import Budget
     from osmosis_ai.services.eval_runs.info import ProposedRetry, WatchedRun
     from osmosis_ai.services.eval_runs.run import EvalRunResult
     from osmosis_ai.services.eval_runs.upload import OpenProgress, UploadedRun
@@ -197,7 +196,7 @@ def run(
             servers=servers,
             verbose=verbose,
             seed=seed,
-            budget=_budget(max_cost, max_tokens, max_time),
+            budget=parse_budget(max_cost, max_tokens, max_time),
             previews=not no_previews,
         ),
     )
@@ -212,16 +211,6 @@ def run(
     if stop is not None and stop.kind == "fault":
         current().warn(f"the run was halted: {stop.reason}", code="RUN_HALTED")
     return and_uploaded(_operation(result), result.summary) if upload else _operation(result)
-
-
-def _budget(max_cost: float | None, max_tokens: int | None, max_time: str | None) -> Budget:
-    from osmosis_ai.evaluation.spec import Budget
-
-    max_time_s = parse_duration(max_time, "--max-time") if max_time else None
-    try:
-        return Budget(max_cost, max_tokens, max_time_s)
-    except OsmosisError as error:
-        raise typer.BadParameter(error.message) from None
 
 
 @contextmanager
@@ -832,7 +821,9 @@ def export(
     ] = FormatChoice.jsonl,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Output file (default: RUN.<format>).", show_default=False),
+        typer.Option(
+            "--output", "-o", help="Output file, or - for stdout (default: RUN.<format>).", show_default=False
+        ),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
     yes: Annotated[
@@ -846,10 +837,15 @@ def export(
     """
     from osmosis_ai.services.eval_runs.export import export_run
 
+    to_stdout = output == Path("-")
+    if to_stdout and (export_format is not FormatChoice.jsonl or current().mode == "json"):
+        raise typer.BadParameter("'-' needs '--format jsonl' without '--json'.", param_hint="'--output'")
     directory = _directory(run, yes=yes)
     done = export_run(directory, export_format.value, target=output, overwrite=overwrite)
     if done.progress != "finished":
         current().warn(f"the run is {done.progress}: only its results so far were exported")
+    if to_stdout:
+        raise typer.Exit
     count = f"{done.samples:,} attempt{'' if done.samples == 1 else 's'}"
     return OperationResult(
         operation="eval.export",

@@ -469,7 +469,7 @@ def _why(judgement: RuleResult) -> str:
 
 def _numbers(judgement: RuleResult) -> tuple[str | None, ...]:
     """Return a number and its bounds in the unit of the rule; for a margin, the change."""
-    from osmosis_ai.decisions.gate import margin_number, margin_words
+    from osmosis_ai.decisions.gate import format_share, margin_number, margin_words
 
     rule, found = judgement.rule, judgement.evidence
     if rule.bound == "margin":
@@ -479,6 +479,8 @@ def _numbers(judgement: RuleResult) -> tuple[str | None, ...]:
         )
         return (value, *bounds)
     numbers = (found.value, found.at_least, found.at_most)
+    if rule.described.scale == "share":
+        return tuple(None if number is None else format_share(number) for number in numbers)
     written = money if rule.metric == "cost_per_row" else "{:.3f}".format
     return tuple(None if number is None else written(number) for number in numbers)
 

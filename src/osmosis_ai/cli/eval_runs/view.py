@@ -572,6 +572,9 @@ def with_local_runs(
     if local.unreadable:
         extra["local_unreadable"] = list(local.unreadable)
         current().note(f"Runs without read permission are not listed: {', '.join(local.unreadable)}")
+    for entry in local.items:
+        if entry.error is not None and entry.headline is not None:
+            current().warn(f"{entry.name}: {formats.one_line(entry.error)}")
     try:
         found = of_platform()
     except OsmosisError as error:

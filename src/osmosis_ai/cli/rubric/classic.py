@@ -85,12 +85,17 @@ def preview(
 ) -> OperationResult:
     """Show every rubric of a YAML file, or every record of a JSON Lines file.
 
+    Warns if `osmosis eval rubric` would reject the file.
+
     Examples:
         osmosis preview -p rubric_configs.yaml
     """
+    from osmosis_ai.cli.output.context import current
     from osmosis_ai.services.rubric.inputs import preview_file
 
     found = preview_file(path)
+    if found.problem is not None:
+        current().warn(f"`osmosis eval rubric` rejects this file: {found.problem}")
     return OperationResult(
         operation="preview",
         message=found.summary,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -155,10 +156,11 @@ def rubric(
         osmosis eval rubric -d answers.jsonl -r "Is the answer correct?" --model openai/gpt-5-mini
         osmosis eval rubric -d answers.jsonl -r tone --config rubric_configs.yaml --model openai/gpt-5-mini -n 3
     """
-    from osmosis_ai.cli.options import parse_duration
-    from osmosis_ai.evaluation.spec import Budget
+    from osmosis_ai.cli.options import parse_budget
     from osmosis_ai.services.rubric.inputs import RubricRequest
 
+    if timeout is not None and not 0 < timeout < math.inf:
+        raise typer.BadParameter("must be a positive number of seconds.", param_hint="'--timeout'")
     if report is None:
         require_report({"--no-text": no_text, "--force": force})
     if api_key is not None:
@@ -187,7 +189,7 @@ def rubric(
         seed=seed,
         swap=swap,
         concurrency=concurrency,
-        budget=Budget(max_cost, max_tokens, parse_duration(max_time, "--max-time") if max_time else None),
+        budget=parse_budget(max_cost, max_tokens, max_time),
     )
     outcome = judge(request, ["eval", "rubric"])
     return conclude("eval.rubric", outcome, resource(outcome, with_records=request.output is None))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Literal
 
 from osmosis_ai.errors import ConflictError, OsmosisError
-from osmosis_ai.files import replacing
+from osmosis_ai.files import replacing_or_streaming
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
@@ -59,7 +60,7 @@ def export_run(
     Args:
         directory: the run's directory.
         export_format: ``inspect`` (inspect_ai's log), ``jsonl`` or ``parquet`` (one flat record per sample).
-        target: output file or directory; by default the run's name in the current directory.
+        target: output file or directory, or ``-`` for stdout; by default the run's name in the current directory.
         overwrite: replace an existing file.
 
     Raises:
@@ -72,6 +73,9 @@ def export_run(
 
     require_types(directory, "metrics", "trajectories")
     run = read_run(directory)
+    if target == Path("-"):
+        count = _writer(export_format)(run, sys.stdout.buffer)
+        return Export(run.name, target, export_format, count, run.progress)
     path = _target(run, export_format, target)
     if export_format == "inspect" and path.suffix != EXTENSIONS["inspect"]:
         raise OsmosisError(
@@ -83,7 +87,7 @@ def export_run(
             f"{path} exists; replace it with `--overwrite`, or name another file with `--output`."
         )
     try:
-        with replacing(path, mode=0o644) as handle:
+        with replacing_or_streaming(path, mode=0o644) as handle:
             count = _writer(export_format)(run, handle)
     except OSError as error:
         raise OsmosisError(f"{path} cannot be written: {error.strerror or error}.") from error

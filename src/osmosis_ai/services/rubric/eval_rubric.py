@@ -126,7 +126,7 @@ def prepare_rubric(
     if request.number > RUNS_PER_SEED:
         raise OsmosisError(f"--number must be at most {RUNS_PER_SEED}.")
     require_file(request.data, "Data path")
-    chosen = choose_rubric(request.rubric, request.config, request.data, need_model=not request.models)
+    chosen = choose_rubric(request)
     bounds = check_bounds(request.score_min, request.score_max, chosen)
     judges = choose_judges(request, chosen, os.environ if env is None else env)
     require_prices(judges, request.budget)

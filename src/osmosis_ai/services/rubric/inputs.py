@@ -7,6 +7,7 @@ import json
 import os
 import re
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,14 +141,14 @@ class PreparedRubric:
     notes: tuple[str, ...]
 
 
-def choose_rubric(rubric: str, config: Path | None, data: Path, *, need_model: bool) -> ChosenRubric:
+def choose_rubric(request: RubricRequest) -> ChosenRubric:
     """Find the rubric: ``@file``, the id of one in a YAML file, or the text itself.
 
     A single word counts as an id if there is a YAML file that could contain it.
     """
     from osmosis_ai.rubric.config import candidate_configs, discover_config, find_rubric
 
-    text = rubric.strip()
+    text, config, data = request.rubric.strip(), request.config, request.data
     if not text:
         raise OsmosisError("Rubric text must not be empty.")
     if text.startswith("@"):
@@ -156,7 +157,7 @@ def choose_rubric(rubric: str, config: Path | None, data: Path, *, need_model: b
     found = next((path for path in candidate_configs(data) if path.is_file()), None)
     if config is not None or (looks_like_id and found is not None):
         path = discover_config(config, data)
-        chosen = find_rubric(path, text, need_model=need_model)
+        chosen = find_rubric(path, text, need_model=not request.models, strict=not request.classic)
         return ChosenRubric(text, chosen.rubric_text, chosen.source_label, chosen, path)
     note = (
         f"`{text}` is taken as the text of the rubric: there is no rubric_configs.yaml that could define it."
@@ -203,8 +204,6 @@ def choose_judges(
 
     if not request.models and not chosen.model_info:
         raise JudgeRequiredError("nobody is named to judge.", hint="add `--model provider/model`")
-    if request.timeout_s == 0:
-        raise OsmosisError("--timeout must be greater than 0 seconds.")
     timeout_s = request.timeout_s if request.timeout_s is not None else chosen.model_info.get("timeout")
     judges = tuple(
         resolve_judge(judge, env=env, api_base=request.api_base, api_key=request.api_key, timeout_s=timeout_s)
@@ -338,12 +337,13 @@ class PreviewedEntry(NamedTuple):
 
 
 class FilePreview(NamedTuple):
-    """The entries of a file, ``rubrics`` or ``records``, and their number as a sentence."""
+    """The entries of a file, ``rubrics`` or ``records``, their number as a sentence, and why no judge would take it."""
 
     path: Path
     kind: str
     summary: str
     entries: list[PreviewedEntry]
+    problem: str | None = None
 
 
 def preview_file(path: Path) -> FilePreview:
@@ -358,10 +358,9 @@ def preview_file(path: Path) -> FilePreview:
     if path.is_dir():
         raise OsmosisError(f"Expected a file path but got directory '{path}'.")
     suffix = path.suffix.lower()
-    if suffix in (".yaml", ".yml"):
-        return _preview_rubrics(path)
-    if suffix == ".jsonl":
-        return _preview_records(path)
+    read = {".yaml": _preview_rubrics, ".yml": _preview_rubrics, ".jsonl": _preview_records}.get(suffix)
+    if read is not None:
+        return read(path)._replace(problem=_judging_problem(path))
     raise OsmosisError(
         f"Unsupported file extension '{suffix}'.",
         hint="rubrics are in .yaml or .yml files, records in .jsonl files",
@@ -387,6 +386,21 @@ def _preview_records(path: Path) -> FilePreview:
         for number, value in enumerate(iter_objects(path), start=1)
     ]
     return FilePreview(path, "records", f"Loaded {len(entries)} JSONL record(s) from {path}", entries)
+
+
+def _judging_problem(path: Path) -> str | None:
+    """Return why `osmosis eval rubric` rejects a file, if it does."""
+    from osmosis_ai.rubric.config import load_rubrics
+    from osmosis_ai.rubric.records import iter_records
+
+    try:
+        if path.suffix.lower() == ".jsonl":
+            deque(iter_records(path), maxlen=0)
+        else:
+            load_rubrics(path, need_model=False, strict=True)
+    except OsmosisError as error:
+        return error.with_hint
+    return None
 
 
 def _without_keys(payload: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shlex
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,11 +13,18 @@ from typing import Any
 from osmosis_ai.datasets.selection import RowsDrawn
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.attempt_files import read_environment
+from osmosis_ai.evaluation.journal import replay
 from osmosis_ai.evaluation.lenient_json import as_table, as_text
-from osmosis_ai.evaluation.local_results import LocalResults, current_numbers, pass_threshold_of
+from osmosis_ai.evaluation.local_results import (
+    MAX_LISTED_BYTES,
+    LocalResults,
+    current_numbers,
+    pass_threshold_of,
+)
 from osmosis_ai.evaluation.manifest import Manifest, is_running
 from osmosis_ai.evaluation.metrics import Estimates, RunScore
 from osmosis_ai.evaluation.run_directory import RunDirectory
+from osmosis_ai.files import size_of
 from osmosis_ai.viewer.local.recorded import commit_of, moment, recorded_entry, shown_facts
 from osmosis_ai.viewer.source import RunEntry
 
@@ -47,6 +55,8 @@ def read_evaluation(
     running = is_running(directory.parent, directory.name)
     written = found.read_metrics() or {}
     estimates, numbers, problems = current_numbers(found, written, follow)
+    if follow is None and estimates is not None and not problems:
+        problems = _damage(found.events)
     facts = as_table(written.get("eval_run"))
     headline = RunScore.of(estimates, RowsDrawn.read(facts.get("rows"))) if estimates is not None else None
     pending = headline is None or headline.pending > 0
@@ -67,6 +77,16 @@ def read_evaluation(
     )
     context = _not_told(manifest)
     return KnownEvaluation(entry, manifest, estimates, numbers, (*problems, *context), context)
+
+
+def _damage(events: Path) -> tuple[str, ...]:
+    """Return what is wrong with a journal whose size is right; lists of runs do not read large ones."""
+    try:
+        if 0 < size_of(events) <= MAX_LISTED_BYTES:
+            deque(replay(events), maxlen=0)
+    except OsmosisError as error:
+        return (f"{error.with_hint} The numbers are those of the run's last session.",)
+    return ()
 
 
 def _measures(manifest: Manifest, threshold: float) -> str:

@@ -200,7 +200,7 @@ class RunIndex:
                     if time.monotonic() > deadline and end < size:
                         return False
         except JournalCorruptionError as error:
-            self.damage = f"{error.message} Only results before this line are shown."
+            self.damage = f"{error.with_hint} Only results before this line are shown."
         if lines:
             self._write(lines, end, size)
         return True

@@ -211,7 +211,7 @@ ARTIFACTS = f"rollout_trials/{rollout_id(1)}/artifacts"
         (_rewrite("metrics.json", id="f" * 32), "is not that of the run"),
         (_cut_journal, "1 of 6 samples are pending"),
         (lambda directory: (directory / "events.jsonl").unlink(), "events.jsonl` is missing"),
-        (_edit_index, "does not match the journal for row 2, attempt 2"),
+        (_edit_index, "does not match the journal for row 2, attempt 1"),
         (lambda directory: (directory / "index.jsonl").write_text("{"), "cannot be read"),
         (lambda directory: (directory / "metrics.json").unlink(), "metrics.json` cannot be read"),
         (lambda directory: (directory / FIRST).unlink(), "row_0_run_0.json` is missing"),

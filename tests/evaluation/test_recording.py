@@ -311,9 +311,9 @@ def test_entries_come_by_row_and_attempt_whatever_their_order_and_nulls_are_abse
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (entry(7), "line 2 is of row 7, attempt 1, and the run has 2 rows and 1 attempts on each"),
-        (entry(1, run_index=1), "line 2 is of row 1, attempt 2"),
-        (entry(0, rollout_id="f" * 32), "row 0, attempt 1 is listed twice"),
+        (entry(7), "line 2 is of row 7, attempt 0, and the run has 2 rows and 1 attempts on each"),
+        (entry(1, run_index=1), "line 2 is of row 1, attempt 1"),
+        (entry(0, rollout_id="f" * 32), "row 0, attempt 0 is listed twice"),
         (entry(1, rollout_id="0" * 32), "two samples have the rollout ID"),
         (entry(1, rollout_id="../../../etc"), "`$.rollout_id`"),
         (entry(1, status="perfect"), "`$.status`"),
@@ -338,7 +338,7 @@ def test_a_line_that_is_none_is_named(line: bytes, said: str) -> None:
 
 
 def test_samples_that_are_missing_are_counted_and_the_first_is_named() -> None:
-    with pytest.raises(OsmosisError, match="3 of 4 samples are missing, the first is row 0, attempt 2"):
+    with pytest.raises(OsmosisError, match="3 of 4 samples are missing, the first is row 0, attempt 1"):
         read_index([entry(0)], rows=2, n=2)
 
 

@@ -207,7 +207,7 @@ class ToldSamples:
         """Add a sample; a later one of the same attempt replaces it."""
         if sample.row >= self._rows or sample.attempt >= self._n:
             raise OsmosisError(
-                f"{self._teller} tells of row {sample.row}, attempt {sample.attempt + 1}, which the run "
+                f"{self._teller} tells of row {sample.row}, attempt {sample.attempt}, which the run "
                 f"{self._empty.name} does not have."
             )
         item = sample.row * self._n + sample.attempt

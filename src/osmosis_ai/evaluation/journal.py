@@ -211,7 +211,7 @@ def load_results(
 
 def not_part_of_run(record: TerminalRecord, path: Path) -> JournalCorruptionError:
     """Return the error for a record of an attempt that the run does not have."""
-    attempt = f"row {record.row_index}, attempt {record.run_index + 1}"
+    attempt = f"row {record.row_index}, attempt {record.run_index}"
     return JournalCorruptionError(
         f"The journal '{path}' is damaged: it has a result of {attempt}, which is not part of the run.",
         hint=salvage_hint(path),

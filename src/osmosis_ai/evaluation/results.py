@@ -94,7 +94,7 @@ class AttemptTable:
         """Set an attempt's latest result and the offset of its journal line; ValueError if the run does not have it."""
         row, run = record.row_index, record.run_index
         if not self.belongs(record):
-            raise ValueError(f"row {row}, attempt {run + 1} is not part of the run")
+            raise ValueError(f"row {row}, attempt {run} is not part of the run")
         item = row * self.n + run
         reasons = record.finish_reasons
         # NumPy stores None as NaN.

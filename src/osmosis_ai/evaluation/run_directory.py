@@ -198,7 +198,7 @@ def read_index(lines: Iterable[bytes], *, rows: int, n: int) -> list[IndexEntry]
         except ValueError as error:  # including those of msgspec
             raise _damaged(f"line {number} cannot be read: {error}") from None
         attempt = (entry.row_index, entry.run_index)
-        where = f"row {entry.row_index}, attempt {entry.run_index + 1}"
+        where = f"row {entry.row_index}, attempt {entry.run_index}"
         if entry.row_index >= rows or entry.run_index >= n:
             run = f"the run has {rows} rows and {n} attempts on each"
             raise _damaged(f"line {number} is of {where}, and {run}")
@@ -215,7 +215,7 @@ def read_index(lines: Iterable[bytes], *, rows: int, n: int) -> list[IndexEntry]
         row, run_index = next(
             (row, run) for row in range(rows) for run in range(n) if (row, run) not in found
         )
-        first = f"the first is row {row}, attempt {run_index + 1}"
+        first = f"the first is row {row}, attempt {run_index}"
         raise _damaged(f"{missing} of {rows * n} samples are missing, {first}")
     return [found[attempt] for attempt in sorted(found)]
 

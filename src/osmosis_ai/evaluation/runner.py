@@ -509,7 +509,7 @@ class _Session(AttemptResults):
         source_row = attempt.row.source_row_index
         if loss.death is None:
             return OsmosisError(
-                f"Row {source_row} (attempt {attempt.run_index + 1}) was lost {attempt.losses} times, "
+                f"Row {source_row} (attempt {attempt.run_index}) was lost {attempt.losses} times, "
                 f"the last time because {loss}.",
                 code="INTERNAL",
                 details={"source_row_index": source_row, "run_index": attempt.run_index},

@@ -431,7 +431,7 @@ INCONSISTENT: list[tuple[LocalRun, str]] = [
         "row 5 was used",
     ),
     (_having("progress.json", b"[]"), "progress.json"),
-    (_without(FIRST), "the trajectory of row 0, attempt 1, is missing"),
+    (_without(FIRST), "the trajectory of row 0, attempt 0, is missing"),
     (_having(FIRST, b"{"), "no valid JSON"),
     (_having(FIRST, {**trajectory(0), "steps": []}), "no valid trajectory: steps"),
     (_having(FIRST, trajectory(1)), "the trajectory of another rollout"),

@@ -28,7 +28,6 @@ class EvalResults(WireModel):
     reward_stats: dict[str, Any] | None = None
     headline: dict[str, Any] | None = None
     rows_drawn: dict[str, Any] | None = None
-    planned_samples: int | None = None
 
 
 class RunOrigin(WireModel):

@@ -77,9 +77,7 @@ def written_estimates(run: DbRun) -> dict[str, Any] | None:
 def headline_of(run: DbRun | ListedRun) -> RunScore | None:
     """Return a run's result in a line; None before anything is counted."""
     results, rows = run.results or {}, rows_of(run)
-    planned = results.get("planned_samples")
-    if planned is None:
-        planned = rows.rows * effective_eval_settings(run.request)["n"] if rows is not None else 0
+    planned = rows.rows * effective_eval_settings(run.request)["n"] if rows is not None else 0
     return RunScore.of_results(results, planned=planned, rows=rows)
 
 

@@ -221,9 +221,7 @@ def run_progress(results: EvalResults | None, config: Mapping[str, Any] | None) 
     if results is None or results.sampled_rows is None:
         return None
     attempts = (config or {}).get("n")
-    planned = results.planned_samples or results.sampled_rows * (
-        attempts if type(attempts) is int and attempts > 0 else 1
-    )
+    planned = results.sampled_rows * (attempts if type(attempts) is int and attempts > 0 else 1)
     completed = results.total_runs or 0
     return RunProgress(completed, max(planned, completed))
 

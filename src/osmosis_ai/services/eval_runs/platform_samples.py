@@ -102,7 +102,7 @@ def _without_samples(found: DescribedEvaluation) -> RunSamples:
         keyed_by="row_digest",
         source_rows=none,
         samples=np.zeros(0, dtype=np.dtype(SAMPLE_FIELDS)),
-        planned=(detail.results.planned_samples if detail.results is not None else None) or rows * n,
+        planned=rows * n,
         unfinished=unfinished_there(run),
         imported=run.imported.words if run.imported is not None else None,
         revision=run.revision,

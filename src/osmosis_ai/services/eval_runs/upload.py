@@ -187,7 +187,7 @@ def _entries(found: RunDirectory, manifest: Manifest) -> list[IndexEntry]:
             record = journal.record(table.offset(entry.row_index, entry.run_index))
             told = (entry.rollout_id, entry.status, entry.reward, entry.tokens)
             if record is None or told != (record.rollout_id, record.status, record.reward, record.tokens):
-                where = f"row {entry.row_index}, attempt {entry.run_index + 1}"
+                where = f"row {entry.row_index}, attempt {entry.run_index}"
                 raise _refused(f"`{found.index}` does not match the journal for {where}", _AGAIN)
     return entries
 

@@ -293,7 +293,7 @@ def _read_trajectories(
     for entry in entries:
         if entry.trajectory_filename is not None and entry.rollout_id not in with_trajectory:
             raise _inconsistent(
-                INDEX, f"the trajectory of row {entry.row_index}, attempt {entry.run_index + 1}, is missing"
+                INDEX, f"the trajectory of row {entry.row_index}, attempt {entry.run_index}, is missing"
             )
     return details
 

@@ -141,8 +141,7 @@ class AttemptTable:
 
     def reopen_failed(self) -> None:
         """Open all failed and skipped attempts again; their old results stay until new ones are set."""
-        status = self.columns["status"]
-        self._open |= (status == FAILED) | (status == SKIPPED)
+        self._open |= self.columns["status"] >= FAILED  # or SKIPPED
 
     def reopen_unscored(self, before: int) -> None:
         """Open the attempts that failed or have no reward, if their records begin before byte ``before``."""

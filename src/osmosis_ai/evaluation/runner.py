@@ -238,7 +238,7 @@ class _Session(AttemptResults):
             self._log.write("run", "session starts", run=self._directory.path.name, pending=pending)
             if self._resumed:
                 self._log.write("resume", "continuing from the journal", finished=self._resumed)
-            await asyncio.to_thread(
+            await self._files.in_thread(
                 self._files.restore, _LAST_ATTEMPTS if self._hooks.removes_files else None
             )
             self._indexed = self._finished, self._files.written
@@ -557,7 +557,7 @@ class _Session(AttemptResults):
             await self._files.write()
             if now >= snapshot_at:
                 with contextlib.suppress(OSError):  # the journal reports a full disk
-                    await asyncio.to_thread(self._write_snapshots, "running")
+                    await self._files.in_thread(self._write_snapshots, "running")
                 took_s = time.monotonic() - now
                 snapshot_at = time.monotonic() + max(_SNAPSHOT_S, took_s / _SNAPSHOT_SHARE)
             with contextlib.suppress(asyncio.TimeoutError):
@@ -621,9 +621,9 @@ class _Session(AttemptResults):
         await self._files.write(at_end=True)
         with contextlib.suppress(OSError):
             redact_server_logs(directory.server_log, self._run.redact)
-        complete = stop is None and table.open_count == 0
+        status = "finished" if stop is None and table.open_count == 0 else "incomplete"
         try:
-            metrics = await asyncio.to_thread(self._write_snapshots, "finished" if complete else "incomplete")
+            metrics = await self._files.in_thread(self._write_snapshots, status)
         except OSError as error:
             if stop is None:
                 raise OsmosisError(
@@ -632,7 +632,7 @@ class _Session(AttemptResults):
                 ) from error
             self._log.write("run", f"could not write the snapshots: {error}", level="ERROR")
             metrics = self._metrics(table)
-        self._log.write("run", "session ends", complete=complete, dispatched=self._dispatched)
+        self._log.write("run", "session ends", complete=status == "finished", dispatched=self._dispatched)
         return RunSummary(
             run_dir=directory.path,
             local_run_id=self._run.manifest.local_run_id,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 from typing import Any
 
@@ -96,7 +97,7 @@ def test_a_retry_reopens_the_run_for_what_has_no_score(
     assert (made["id"], made["name"], made["status"]) == (run["id"], run["name"], "pending")
     found = row_of(services, run["id"])
     assert (found.commit_sha, found.selection, found.seed) == (first_journal, before.selection, before.seed)
-    assert (found.revision, found.error, found.completed_at, found.journal_blob) == (1, None, None, None)
+    assert (found.revision, found.error, found.completed_at) == (1, None, None)
     assert found.reopened_at == found.journal_bytes > 0
     detail = api.get(f"{RUNS}/{run['id']}").json()["eval_run"]
     assert (detail["status"], detail["revision"]) == ("pending", 1) and detail["retried_at"]
@@ -129,13 +130,52 @@ def test_a_run_whose_journal_is_gone_keeps_its_scores(api: TestClient, services:
     run = ended(api, services)
     key = row_of(services, run["id"]).journal_blob
     assert key is not None
-    services.blobs.put(key, io.BytesIO(b"no journal"))
-    damaged = api.post(f"{RUNS}/{run['id']}/retry", json={})
-    assert "its journal is damaged" in assert_flat_error(damaged, 409, "CONFLICT")["error"]
+    with services.blobs.open(key) as stored:
+        packed = stored.read()
+    for damaged in (b"no journal", packed[:-20], packed[:30] + b"\xff\xff" + packed[32:], gzip.compress(b"")):
+        services.blobs.put(key, io.BytesIO(damaged))
+        assert "its journal is damaged or was not kept" in refused(api, run["id"], 409, "CONFLICT")
     with services.db.transaction() as session:
         session.execute(update(DbRun).where(DbRun.id == run["id"]).values(journal_blob=None))
-    assert "its journal was not kept" in refused(api, run["id"], 409, "CONFLICT")
+    assert "its journal is damaged or was not kept" in refused(api, run["id"], 409, "CONFLICT")
     assert row_of(services, run["id"]).revision == 0
+
+
+def test_a_retry_that_is_stopped_before_it_starts_can_be_retried(
+    api: TestClient, services: PlatformServices
+) -> None:
+    run = ended(api, services)
+    for revision in (1, 2, 3):
+        retry(api, run["id"])
+        assert api.post(f"{RUNS}/{run['id']}/stop", json={}).status_code == 200
+        found = row_of(services, run["id"])
+        assert (found.status, found.revision, found.journal_blob is not None) == ("stopped", revision, True)
+        assert api.get(RUNS).json()["eval_runs"][0]["status"] == "stopped"
+    with services.db.session() as session:
+        assert len(session.scalars(select(DbJournalSegment)).all()) == 1
+
+
+def test_a_dataset_that_was_uploaded_again_is_found(
+    api: TestClient, services: PlatformServices, member: Member
+) -> None:
+    run = ended(api, services)
+    assert api.delete("/api/cli/datasets/multiply").status_code == 200
+    again = add_dataset(services, member)
+    retry(api, run["id"])
+    assert row_of(services, run["id"]).dataset_id == again.id
+
+
+def test_another_member_does_not_spend_personal_secrets(
+    api: TestClient, services: PlatformServices, member: Member, stranger: Member
+) -> None:
+    services.secrets.put(member.workspace.id, member.user.id, "SEARCH_KEY", "sk-of-mara", "user")
+    run = ended(api, services, secrets={"required": ["SEARCH_KEY"]})
+    row = row_of(services, run["id"])
+    with pytest.raises(ConflictError, match=r"personal secrets of .* \(SEARCH_KEY\)"):
+        services.eval_retries.plan(row, stranger.user, {})
+    given = services.eval_retries.plan(row, stranger.user, {"SEARCH_KEY": "sk-of-kim"})
+    assert given.checked.scopes == {"SEARCH_KEY": "run"}
+    assert services.eval_retries.plan(row, member.user, {}).checked.scopes == {"SEARCH_KEY": "user"}
 
 
 def test_what_cannot_be_retried_is_refused_with_the_reason(

@@ -22,6 +22,7 @@ from osmosis_ai.evaluation.attempt_files import (
 from osmosis_ai.platform.blobs.store import BlobError, BlobNotFound, BlobStoreError
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample
 from osmosis_ai.platform.log_lines import storable
+from osmosis_ai.platform.runs.lifecycle import OPEN
 from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
 from osmosis_ai.platform.runs.read.training_curves import logged_marks, read_curves, read_curves_of
 from osmosis_ai.platform.runs.run_files import open_run_file
@@ -317,7 +318,7 @@ class PlatformSource:
     def _beside(self, samples: SampleLists, item: tuple[int, int]) -> dict[str, Any]:
         """Return what the run's stored journal says of an attempt beyond the columns, as far as it can be read."""
         blobs, journal = self.services.blobs, samples.run.journal_blob
-        if journal is None:
+        if journal is None or samples.run.status in OPEN:
             return {}
         try:
             held = self.counts.once(

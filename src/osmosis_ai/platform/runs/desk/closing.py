@@ -41,6 +41,7 @@ _FIRST_PAUSE = timedelta(seconds=0.5)
 _LATER = timedelta(seconds=10)
 _STORE_AWAY = timedelta(minutes=1)
 """How long nobody tries a run whose worker has waited for the store, a lease long."""
+_FILES_AT_ONCE = 500
 _TURN_WITHIN_S = 5.0
 """How long a thread waits for another that is ending the same run."""
 
@@ -155,10 +156,23 @@ class RunClosing:
     def _clear(self, run: DbRun) -> None:
         """Delete an ended run's leftovers. Uploads go last and mark unfinished cleanup until then."""
         if run.journal_blob is not None:
-            self._blobs.delete_below(f"runs/{run.id}/{SEGMENTS_FOLDER}")
+            self._delete_segments(run)
         if run.kind == "training" and run.status == "finished":
             self._blobs.delete_below(f"runs/{run.id}/{RESUME}")
-        self._uploads.forget(run.id)
+        with self._db.session() as session:
+            is_open = session.scalar(select(DbRun.status).where(DbRun.id == run.id)) in OPEN
+        if not is_open:
+            self._uploads.forget(run.id)
+
+    def _delete_segments(self, run: DbRun) -> None:
+        """Delete the folded segments of an ended run that no row names; those of a later retry have a higher number."""
+        with self._db.session() as session:
+            mine = select(DbJournalSegment.blob_key).where(DbJournalSegment.run_id == run.id)
+            named = {*session.scalars(mine)}
+        for key in self._blobs.keys(f"runs/{run.id}/{SEGMENTS_FOLDER}"):
+            generation = key.rpartition("/")[2].partition("-")[0]
+            if key not in named and generation.isdigit() and int(generation) <= run.journal_generation:
+                self._blobs.delete(key)
 
     def release(self, lease: Lease, request: ReleaseRequest) -> RunClosed:
         """Release a run unchanged. The desk counts failed attempts of remote runs; for local runs the executor does."""
@@ -302,10 +316,14 @@ def _forget_replaced_files(session: Session, run: DbRun) -> None:
         for item in session.execute(select(DbSample.row_index, DbSample.run_index).where(*again))
     }
     old = (DbRunFile.run_id == run.id, DbRunFile.revision < run.revision)
-    for path in session.scalars(select(DbRunFile.path).where(*old)).all():
-        attempt = path.partition("/")[2].partition("/")[0].removesuffix(".json")
-        if attempt in repeated:
-            session.execute(delete(DbRunFile).where(DbRunFile.run_id == run.id, DbRunFile.path == path))
+    paths = [
+        path
+        for path in session.scalars(select(DbRunFile.path).where(*old))
+        if path.partition("/")[2].partition("/")[0].removesuffix(".json") in repeated
+    ]
+    for start in range(0, len(paths), _FILES_AT_ONCE):
+        some = DbRunFile.path.in_(paths[start : start + _FILES_AT_ONCE])
+        session.execute(delete(DbRunFile).where(DbRunFile.run_id == run.id, some))
 
 
 def _closed(run: DbRun) -> RunClosed:

@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbJournalSegment, DbRun
-from osmosis_ai.platform.runs.journal_segments import SEGMENTS_FOLDER, journal_segments, segment_bytes
+from osmosis_ai.platform.runs.journal_segments import SEGMENTS_FOLDER, journal_segments, segment_lines
 from osmosis_ai.platform.runs.stored_journal import pack_journal
 from osmosis_ai.redaction import Redactor
 
@@ -68,7 +68,7 @@ class JournalFolding:
     def _lines(self, segments: Sequence[DbJournalSegment], still_mine: Callable[[], None]) -> Iterator[bytes]:
         for segment in segments:
             still_mine()
-            yield from BytesIO(segment_bytes(self._blobs, segment))
+            yield from segment_lines(self._blobs, segment)
 
     def _fold(self, run_id: str, rows: Sequence[DbJournalSegment]) -> None:
         if not rows:

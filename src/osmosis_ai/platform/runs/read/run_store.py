@@ -6,6 +6,7 @@ only when resumed. A run's numbers are in its own row, so lists never count samp
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
@@ -105,6 +106,7 @@ class RunStore:
         self._logs = logs
         self._leases = Leases(db, clock)
         self._ended: dict[str, ListedRun] = {}
+        self._lock, self._forgotten = threading.Lock(), 0
 
     def page(self, workspace_id: str, *, limit: int, offset: int) -> tuple[list[ListedRun], int]:
         """Return one page of a workspace's runs, the newest first, and how many there are in all."""
@@ -141,17 +143,21 @@ class RunStore:
 
     def forget_ended(self, run_id: str) -> None:
         """Forget what an ended run was remembered by: it has not ended any more."""
-        self._ended = {id: summary for id, summary in self._ended.items() if id != run_id}
+        with self._lock:
+            self._forgotten += 1
+            self._ended = {id: summary for id, summary in self._ended.items() if id != run_id}
 
     def _summaries(self, session: Session, ids: Sequence[str]) -> list[ListedRun]:
-        ended = self._ended
+        ended, forgotten = self._ended, self._forgotten
         found = {id: ended[id] for id in ids if id in ended}
         missing = [id for id in ids if id not in found]
         if missing:
             found |= {row.id: ListedRun(*row) for row in session.execute(_SUMMARIES, {"ids": missing})}
             if newly := {id: found[id] for id in missing if found[id].status not in OPEN}:
                 # Other threads read the one that is there; they never see it change.
-                self._ended = {**(ended if len(ended) < _REMEMBERED else {}), **newly}
+                with self._lock:
+                    if forgotten == self._forgotten:
+                        self._ended = {**(ended if len(ended) < _REMEMBERED else {}), **newly}
         return [found[id] for id in ids]
 
     def _find(self, session: Session, workspace_id: str, name_or_id: str) -> FoundRun:

@@ -1,8 +1,8 @@
 """Resume a failed or stopped training run from its last checkpoint.
 
-The last checkpoint (adapter, optimizer,
-data order, step) is on this machine's disk or in the archive sent by its worker. Secrets given with the submit are
-deleted when a run ends, so a resumed run uses the stored secrets of the same names.
+The last checkpoint (adapter, optimizer, data order, step) is on this machine's disk or in the archive sent by its
+worker. Secrets given with the submit are deleted when a run ends, so a resumed run uses the stored secrets of the same
+names.
 """
 
 from __future__ import annotations

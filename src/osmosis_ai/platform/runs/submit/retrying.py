@@ -6,26 +6,33 @@ a score never run again, so no score is replaced. If the inputs are no longer av
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import math
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import and_, case, delete, func, or_, select, update
 
 from osmosis_ai.config.sections import served_agent
+from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.errors import ConflictError, NotFoundError
 from osmosis_ai.platform.blobs.store import BlobNotFound, BlobStore
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import DbJournalSegment, DbRepository, DbRun, DbSample, DbUser
+from osmosis_ai.platform.db.tables import (
+    DbDataset,
+    DbJournalSegment,
+    DbRepository,
+    DbRun,
+    DbRunUpload,
+    DbSample,
+    DbUser,
+)
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.runs.lifecycle import OPEN
 from osmosis_ai.platform.runs.read.run_store import RunStore
+from osmosis_ai.platform.runs.stored_journal import stored_lines
 from osmosis_ai.platform.runs.submit.eval_request import EvalRequest, read_eval_request
 from osmosis_ai.platform.runs.submit.packing import SourcePacking
 from osmosis_ai.platform.runs.submit.row_selection import RowSelection
@@ -38,7 +45,8 @@ from osmosis_ai.platform.runs.submit.submitter import (
 from osmosis_ai.platform.vault import Vault
 from osmosis_ai.ui.numbers import amount
 
-_BLOCK_BYTES = 1 << 20
+_PLACE = (DbSample.row_index, DbSample.run_index)
+_UNSCORED = or_(DbSample.status == "failed", and_(DbSample.status == "success", DbSample.reward.is_(None)))
 
 
 @dataclass(frozen=True)
@@ -106,12 +114,9 @@ class EvalRetries:
                 f"the evaluation run '{run.name}' has nothing to retry: every sample has a score or was "
                 "skipped by its grader."
             )
-        if run.journal_blob is None and left.missing < planned:
-            raise ConflictError(
-                f"the evaluation run '{run.name}' cannot be retried: its journal was not kept, so its scores could not be.",
-                hint=f"evaluate it again with `osmosis eval resubmit {run.name}`",
-            )
-        return PlannedRetry(run, left, planned, self._check(run, user, provided))
+        checked = self._check(run, user, provided)
+        self._stored_journal(run)
+        return PlannedRetry(run, left, planned, checked)
 
     def reopen(self, planned: PlannedRetry, *, by: str) -> DbRun:
         """Let the run of a planned retry go on."""
@@ -128,12 +133,23 @@ class EvalRetries:
             _require_ended(run)
             if run.revision != planned.run.revision:
                 raise ConflictError(f"the evaluation run '{run.name}' was retried meanwhile.")
+            if session.get(DbDataset, checked.dataset.id, with_for_update=True) is None:
+                raise NotFoundError(f"the dataset '{run.dataset_name}' was deleted meanwhile.")
+            if session.scalar(select(DbRunUpload.name).where(DbRunUpload.run_id == run.id).limit(1)):
+                raise ConflictError(
+                    f"the evaluation run '{run.name}' cannot be retried yet: its files are still being stored.",
+                    hint="try again in a minute",
+                )
+            session.execute(delete(DbJournalSegment).where(DbJournalSegment.run_id == run.id))
             run.status = "pending"
-            run.error = run.completed_at = run.stop_requested_at = run.journal_blob = None
+            run.error = run.completed_at = run.stop_requested_at = None
             run.lease_token = run.claim_id = None
             run.fruitless, run.claimable_at = 0, self._packing.claimable_at(packing)
+            run.dataset_id, run.rollout_id = checked.dataset.id, checked.code.rollout_id
+            run.creator_id = checked.submission.user.id
             run.secret_scopes = dict(checked.scopes)
             run.sealed_secrets = seal_secrets(self._vault, run.id, request.provided)
+            run.progress = {"completed": planned.planned - planned.left.count, "total": planned.planned}
             run.results = {key: value for key, value in (run.results or {}).items() if key != "ending"}
             run.revision += 1
             run.retried_at = self._clock.now()
@@ -154,40 +170,50 @@ class EvalRetries:
         return run
 
     def _stored_journal(self, run: DbRun) -> DbJournalSegment | None:
-        """Return the stored journal as the first segment of the one that goes on; None if there is none."""
-        if run.journal_blob is None:
-            return None
+        """Return the stored journal as the first segment of the one that goes on; None if nothing is recorded."""
+        of_run = DbSample.run_id == run.id
+        with self._db.session() as session:
+            kept = {tuple(item) for item in session.execute(select(*_PLACE).where(of_run, ~_UNSCORED))}
         digest, length = hashlib.sha256(), 0
         try:
-            with self._blobs.open(run.journal_blob) as packed, gzip.open(packed, "rb") as journal:
-                while block := journal.read(_BLOCK_BYTES):
-                    digest.update(block)
-                    length += len(block)
-        except (BlobNotFound, EOFError, gzip.BadGzipFile) as error:
-            raise ConflictError(
-                f"the evaluation run '{run.name}' cannot be retried: its journal is damaged ({error}).",
-                hint=f"evaluate it again with `osmosis eval resubmit {run.name}`",
-            ) from None
+            for line in stored_lines(self._blobs, run.journal_blob) if run.journal_blob is not None else ():
+                digest.update(line)
+                length += len(line)
+                record = TerminalRecord.from_line(line)
+                kept.discard((record.row_index, record.run_index))
+        except (BlobNotFound, ConflictError, ValueError):
+            raise _unkept(run) from None
+        if kept:
+            raise _unkept(run)
+        if run.journal_blob is None:
+            return None
         place = {"run_id": run.id, "seq": 0, "offset": 0, "length": length}
         return DbJournalSegment(**place, sha256=digest.hexdigest(), blob_key=run.journal_blob)
 
     def _unscored(self, run: DbRun, planned: int) -> Unscored:
-        columns = select(DbSample.status, DbSample.reward, DbSample.boundary)
-        failed: Counter[str] = Counter()
-        made = no_reward = 0
+        of_run = DbSample.run_id == run.id
+        reason = case((DbSample.status == "failed", func.coalesce(DbSample.boundary, "unknown")), else_="")
         with self._db.session() as session:
-            for status, reward, boundary in session.execute(columns.where(DbSample.run_id == run.id)):
-                made += 1
-                if status == "failed":
-                    failed[boundary or "unknown"] += 1
-                elif status == "success" and (reward is None or not math.isfinite(reward)):
-                    no_reward += 1
-        return Unscored(failed, no_reward, planned - made)
+            made = session.scalar(select(func.count()).where(of_run)) or 0
+            counted = session.execute(select(reason, func.count()).where(of_run, _UNSCORED).group_by(reason))
+            failed = {str(name): int(count) for name, count in counted}
+        return Unscored(failed, failed.pop("", 0), planned - made)
 
     def _check(self, run: DbRun, user: DbUser, provided: Mapping[str, str]) -> CheckedSubmission:
         body = _body(run, provided)
         repository = self._repository(run)
-        checked = self._submitter.check(RunSubmission("eval", run.workspace_id, repository, user, body))
+        # A worker gets the secrets of the member who submitted the run.
+        with self._db.session() as session:
+            owner = (session.get(DbUser, run.creator_id) if run.creator_id else None) or user
+        checked = self._submitter.check(RunSubmission("eval", run.workspace_id, repository, owner, body))
+        personal = [name for name, scope in checked.scopes.items() if scope in ("user", "user_override")]
+        if personal and owner.id != user.id:
+            raise ConflictError(
+                f"the evaluation run '{run.name}' cannot be retried by another member: it uses personal secrets of "
+                f"{owner.email} ({', '.join(personal)}).",
+                hint="give their values with `--secrets-file`, or evaluate it again with "
+                f"`osmosis eval resubmit {run.name}`",
+            )
         rows = RowSelection.read(run.selection or {})
         if checked.dataset.sha256 != rows.sha256:
             raise ConflictError(
@@ -216,6 +242,14 @@ def _require_ended(run: DbRun) -> None:
             f"the evaluation run '{run.name}' cannot be retried: it is {run.status}.",
             hint=f"wait for it with `osmosis eval watch {run.name}`",
         )
+
+
+def _unkept(run: DbRun) -> ConflictError:
+    return ConflictError(
+        f"the evaluation run '{run.name}' cannot be retried: its journal is damaged or was not kept, so its scores "
+        "could not be.",
+        hint=f"evaluate it again with `osmosis eval resubmit {run.name}`",
+    )
 
 
 def _body(run: DbRun, provided: Mapping[str, str]) -> dict[str, Any]:

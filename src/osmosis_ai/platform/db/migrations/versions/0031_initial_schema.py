@@ -6,8 +6,8 @@ from alembic import op
 
 from osmosis_ai.platform.db.tables import Base
 
-# Development databases used 0001 to 0024; they must not pass for this one.
-revision = "0030"
+# Development databases used 0001 to 0030; they must not pass for this one.
+revision = "0031"
 down_revision = None
 
 

@@ -304,7 +304,7 @@ class _Numbers:
     def __init__(self, table: AttemptTable, pass_threshold: float) -> None:
         self.table, self.n, self.columns = table, table.n, table.columns
         self.pass_threshold = pass_threshold
-        self.status = self.columns["status"]
+        self.status = self.columns["status"] * ~table.pending  # PENDING is 0
         self.recorded = self.status != PENDING
         self.failed, self.skipped = self.status == FAILED, self.status == SKIPPED
         self.scored = table.is_scored

@@ -74,7 +74,7 @@ class AttemptTable:
         self._reason_codes = {UNKNOWN: 0}
         self._row_keys = np.zeros(rows, dtype=np.uint64)
         self._clusters: NDArray[np.int64] | None = None
-        self._open = np.ones(rows * n, dtype=np.bool_)
+        self.pending = np.ones(rows * n, dtype=np.bool_)
 
     def __len__(self) -> int:
         return self.rows * self.n
@@ -107,7 +107,7 @@ class AttemptTable:
             record.total_tokens,
             *_numbers_of(record),
         )
-        self._open[item] = False
+        self.pending[item] = False
         if record.source_row_index is not None:
             self.source_rows[row] = record.source_row_index
 
@@ -140,26 +140,26 @@ class AttemptTable:
         return self.rows - len(np.unique(self.clusters()))
 
     def reopen_failed(self) -> None:
-        """Open all failed and skipped attempts again; their old results stay until new ones are set."""
-        self._open |= self.columns["status"] >= FAILED  # or SKIPPED
+        """Open all failed and skipped attempts again; their old records stay until new ones are set."""
+        self.pending |= self.columns["status"] >= FAILED  # or SKIPPED
 
     def reopen_unscored(self, before: int) -> None:
         """Open the attempts that failed or have no reward, if their records begin before byte ``before``."""
         unscored = ~self.is_scored & (self.columns["status"] != SKIPPED)
-        self._open |= unscored & (self.columns["offset"] < before)
+        self.pending |= unscored & (self.columns["offset"] < before)
 
     def is_open(self, row_index: int, run_index: int) -> bool:
         """Whether the attempt is pending."""
-        return bool(self._open[row_index * self.n + run_index])
+        return bool(self.pending[row_index * self.n + run_index])
 
     @property
     def open_count(self) -> int:
         """Number of pending attempts."""
-        return int(self._open.sum())
+        return int(self.pending.sum())
 
     def count(self, status: Status) -> int:
-        """Attempts whose latest result has ``status``."""
-        return int((self.columns["status"] == _STATUS_CODES[status]).sum())
+        """Attempts that are not pending and whose result has ``status``."""
+        return int(((self.columns["status"] == _STATUS_CODES[status]) & ~self.pending).sum())
 
     def offset(self, row_index: int, run_index: int) -> int:
         """Return the journal offset of the attempt's latest record; -1 without one."""

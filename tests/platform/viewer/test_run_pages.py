@@ -9,8 +9,9 @@ from urllib.parse import quote
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import select
 
-from osmosis_ai.platform.db.tables import DbLoraModel, DbMetricPoint, DbRun
+from osmosis_ai.platform.db.tables import DbLoraModel, DbMetricPoint, DbRun, DbSample
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices
 from tests.evaluation.builders import record
@@ -93,9 +94,13 @@ def test_a_run_that_goes_on_is_stopped_after_asking_and_a_second_click_is_harmle
 def test_failed_samples_run_again_in_the_same_run_however_often_it_is_clicked(
     browser: TestClient, member: Member, services: PlatformServices, run: str
 ) -> None:
-    keep_journal(
-        services, services.eval_runs.get(member.workspace.id, run).run, record(1, 1, status="failed")
-    )
+    found = services.eval_runs.get(member.workspace.id, run).run
+    with services.db.session() as session:
+        samples = session.scalars(select(DbSample).where(DbSample.run_id == found.id)).all()
+    records = [
+        record(each.row_index, each.run_index, status=each.status, reward=each.reward) for each in samples
+    ]
+    keep_journal(services, found, *records)
     asked = browser.get(f"/fern/evals/{run}/retry")
     assert "1 of 6" in text_of(asked) and "1 failed, 0 without a reward" in text_of(asked)
     assert "run again in this run, on the same commit and rows" in text_of(asked)

@@ -594,7 +594,7 @@ def retry(
     """Retry the failed and unscored attempts of a run.
 
     The run is reopened under its own name and ID, with the same commit, rows and seeds. Scores are kept: only
-    attempts without one run again. Supply the run's own secrets again.
+    attempts without one run again. If you gave secrets with the submit, give them again.
 
     Examples:
         osmosis eval retry amber-otter-42 --watch
@@ -619,10 +619,10 @@ def retry(
         with output.status("Reopening the run"):
             reopened = submit_retry(context.client, planned)
         count = planned.check.samples
-        again = "1 attempt runs" if count == 1 else f"{count:,} attempts run"
+        again = "1 attempt" if count == 1 else f"{count:,} attempts"
         result = OperationResult(
             operation="eval.retry",
-            message=f"Evaluation run reopened: {reopened.name}, {again} again",
+            message=f"Evaluation run reopened: {reopened.name}, {again} will run again",
             resource={
                 **run_again_fields(reopened),
                 "samples": count,

@@ -426,6 +426,8 @@ class EvalRunView(RunView[DescribedEvaluation, SeenEvaluation]):
         failed = described.headline is not None and described.headline.failed
         if failed and described.ended and described.run.imported is None:
             yield f"Log: osmosis eval logs {described.run.name or described.run.id}"
+            if described.estimates is not None:  # a platform of ours
+                yield f"Retry: osmosis eval retry {described.run.name or described.run.id}"
 
 
 VIEW = EvalRunView()

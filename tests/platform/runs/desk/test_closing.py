@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import pytest
@@ -257,7 +257,7 @@ def ends_cut_off(worker: DeskWorker, monkeypatch: pytest.MonkeyPatch, failure: B
 
     before = is_left(worker)
     with monkeypatch.context() as patched:
-        patched.setattr(worker.services.blobs, "delete_below", cut_off)
+        patched.setattr(worker.services.blobs, "keys", cut_off)
         with pytest.raises((Refused, MemoryError)):
             worker.ends()
     assert worker.run.status == "finished"
@@ -310,16 +310,16 @@ def test_a_run_whose_files_do_not_go_keeps_no_other_from_losing_its_own(
     workers = [a_sending_worker(api, services) for _ in range(2)]
     for each in workers:
         ends_cut_off(each, monkeypatch, BlobStoreSilent("the bucket cannot be reached."))
-    delete: Callable[[str], None] = services.blobs.delete_below
+    keys: Callable[[str], Iterator[str]] = services.blobs.keys
     asked: list[str] = []
 
-    def refused_first(prefix: str) -> None:
+    def refused_first(prefix: str) -> Iterator[str]:
         asked.append(prefix)
         if len(asked) == 1:
             raise BlobStoreBusy("the bucket fails.")
-        delete(prefix)
+        return keys(prefix)
 
-    monkeypatch.setattr(services.blobs, "delete_below", refused_first)
+    monkeypatch.setattr(services.blobs, "keys", refused_first)
     with pytest.raises(BlobStoreBusy):
         services.desk.clear_ended()
     assert [is_left(each) == (0, 0, 0) for each in workers].count(True) == 1

@@ -52,7 +52,7 @@ _MEASURED = (
     ),
     "source_row_index",
 )
-_COLUMNS = tuple(getattr(DbSample, name) for name in ("row_digest", *_MEASURED))
+_COLUMNS = tuple(getattr(DbSample, name) for name in ("row_digest", "position", *_MEASURED))
 
 
 class MeasuredRun(BaseModel):
@@ -153,6 +153,11 @@ class AcceptedNumbers:
             for place, sample in enumerate(session.execute(samples)):
                 if place % _BATCH == 0:
                     still_mine()
+                # An attempt without a score that a retry has not repeated yet is pending.
+                is_scored = sample.status == "success" and sample.reward is not None
+                is_old = run.revision and (sample.position or 0) <= run.reopened_at
+                if is_old and not is_scored and sample.status != "skipped":
+                    continue
                 measured = {name: getattr(sample, name) for name in _MEASURED}
                 table.set_result(TerminalRecord(rollout_id="", **measured))
                 if sample.row_digest:

@@ -218,7 +218,7 @@ class EvalRetries:
         if checked.dataset.sha256 != rows.sha256:
             raise ConflictError(
                 f"the evaluation run '{run.name}' cannot be retried: the dataset '{run.dataset_name}' was "
-                "replaced since, and its rows are others.",
+                "replaced since, and its rows differ.",
                 hint=f"evaluate it again with `osmosis eval resubmit {run.name}`",
             )
         # As it was written: only the code is pinned, to the commit that was resolved then.

@@ -200,9 +200,9 @@ def test_what_cannot_be_retried_is_refused_with_the_reason(
 def test_what_a_retry_needs_is_gone(api: TestClient, services: PlatformServices, member: Member) -> None:
     run = ended(api, services)
     assert api.delete("/api/cli/datasets/multiply").status_code == 200
-    assert "there is no dataset 'multiply'" in refused(api, run["id"], 404, "DATASET_NOT_FOUND")
+    assert "its dataset 'multiply' was deleted" in refused(api, run["id"], 409, "CONFLICT")
     add_dataset(services, member, rows=[{"user_prompt": "2 x 3", "ground_truth": "6"}] * 5)
-    assert "was replaced since" in refused(api, run["id"], 409, "CONFLICT")
+    assert "its dataset 'multiply' was replaced" in refused(api, run["id"], 409, "CONFLICT")
     with services.db.transaction() as session:
         session.execute(update(DbDataset).values(sha256=row_of(services, run["id"]).selection["sha256"]))  # type: ignore[index]
         session.execute(update(DbRun).where(DbRun.id == run["id"]).values(commit_sha="f" * 40))

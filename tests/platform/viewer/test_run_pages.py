@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import select
+from sqlalchemy import select, update
 
-from osmosis_ai.platform.db.tables import DbLoraModel, DbMetricPoint, DbRun, DbSample
+from osmosis_ai.platform.db.tables import DbDataset, DbLoraModel, DbMetricPoint, DbRun, DbSample
 from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices
 from tests.evaluation.builders import record
@@ -113,6 +114,16 @@ def test_failed_samples_run_again_in_the_same_run_however_often_it_is_clicked(
     assert log_of(services, member, run).count("mara@fern.example, on the run's page, retried the run") == 1
     refused = browser.post(f"/fern/evals/{run}/retry", data={**form, "once": "another"})
     assert refused.status_code == 409 and "cannot be retried: it is pending" in refused.text
+
+
+def test_a_run_whose_dataset_is_gone_cannot_be_retried_and_the_button_says_so(
+    browser: TestClient, services: PlatformServices, run: str
+) -> None:
+    page = f"/fern/evals/{run}"
+    assert "was deleted" not in browser.get(page).text
+    with services.db.transaction() as session:
+        session.execute(update(DbDataset).values(name="another"))
+    assert "its dataset 'multiply' was deleted" in unescape(browser.get(page).text)
 
 
 def test_submitting_again_shows_config_rows_samples_and_cost_first(

@@ -48,17 +48,19 @@ class PageActions:
             RunButton(
                 ACTION_TEXTS[name],
                 self.visit.href(SECTIONS[run.kind], run.name, name),
-                _refused(name, run) or (self._why_not_resumed(run) if name == "resume" else None),
+                _refused(name, run) or self._why_not_continued(name, run),
             )
             for name in RUN_ACTIONS[run.kind]
         ]
 
-    def _why_not_resumed(self, run: RunEntry) -> str | None:
-        """Return why an ended run cannot be resumed, in the API's words."""
+    def _why_not_continued(self, action: RunAction, run: RunEntry) -> str | None:
+        """Return why an ended run cannot be resumed or retried, in the API's words."""
         services = self.visit.services
-        found = services.training_runs.get(self.visit.workspace.id, run.id).run
         try:
-            services.resumption.plan(found)
+            if action == "resume":
+                services.resumption.plan(services.training_runs.get(self.visit.workspace.id, run.id).run)
+            elif action == "retry":
+                services.eval_retries.require_possible(run.id)
         except OsmosisError as error:
             return error.message
         return None

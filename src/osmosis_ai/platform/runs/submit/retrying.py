@@ -96,8 +96,12 @@ class EvalRetries:
         self._submitter = submitter
         self._packing = packing
 
-    def plan(self, run: DbRun, user: DbUser, provided: Mapping[str, str]) -> PlannedRetry:
-        """Find out what a retry would repeat, and whether it can; blocks as a submit does."""
+    def require_possible(self, run_id: str) -> None:
+        """Check whether a run may be retried, as far as the database knows, in one statement."""
+        named = (DbDataset.workspace_id == DbRun.workspace_id, DbDataset.name == DbRun.dataset_name)
+        asked = select(DbRun, DbDataset.sha256).outerjoin(DbDataset, and_(*named)).where(DbRun.id == run_id)
+        with self._db.session() as session:
+            run, sha256 = session.execute(asked).one()
         if run.imported is not None:
             raise ConflictError(
                 f"the evaluation run '{run.name}' was imported: the platform did not execute it, and cannot retry it.",
@@ -105,6 +109,16 @@ class EvalRetries:
                 f"this one (`osmosis eval delete {run.name}`) and upload that",
             )
         _require_ended(run)
+        if sha256 != RowSelection.read(run.selection or {}).sha256:
+            change = "deleted" if sha256 is None else "replaced"
+            raise ConflictError(
+                f"the evaluation run '{run.name}' cannot be retried: its dataset '{run.dataset_name}' was {change}.",
+                hint=f"upload the original file again, or evaluate it anew with `osmosis eval resubmit {run.name}`",
+            )
+
+    def plan(self, run: DbRun, user: DbUser, provided: Mapping[str, str]) -> PlannedRetry:
+        """Find out what a retry would repeat, and whether it can; blocks as a submit does."""
+        self.require_possible(run.id)
         planned = (
             len(RowSelection.read(run.selection or {}).rows()) * read_eval_request(run.request).evaluation.n
         )
@@ -214,16 +228,9 @@ class EvalRetries:
                 hint="give their values with `--secrets-file`, or evaluate it again with "
                 f"`osmosis eval resubmit {run.name}`",
             )
-        rows = RowSelection.read(run.selection or {})
-        if checked.dataset.sha256 != rows.sha256:
-            raise ConflictError(
-                f"the evaluation run '{run.name}' cannot be retried: the dataset '{run.dataset_name}' was "
-                "replaced since, and its rows differ.",
-                hint=f"evaluate it again with `osmosis eval resubmit {run.name}`",
-            )
         # As it was written: only the code is pinned, to the commit that was resolved then.
         request: EvalRequest = replace(read_eval_request(run.request), provided=dict(provided))
-        return replace(checked, request=request, rows=rows)
+        return replace(checked, request=request, rows=RowSelection.read(run.selection or {}))
 
     def _repository(self, run: DbRun) -> DbRepository:
         with self._db.session() as session:

@@ -361,7 +361,7 @@ class RolloutRunner:
         # Remote agents do not report the status of a rollout.
         if not cancelled or not self._servers.up or self._agent_driver is not None:
             return
-        stage(f"waiting for {len(cancelled)} cancelled rollouts to end")
+        stage(f"waiting for the end of cancelled rollouts: {len(cancelled)}")
         busy = await self._servers.wait_until_ended(cancelled)
         self._log("cancel", "cancelled rollouts have ended", cancelled=len(cancelled), still_busy=len(busy))
         if busy:

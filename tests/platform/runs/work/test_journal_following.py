@@ -61,7 +61,7 @@ def test_another_machine_begins_where_the_platforms_bytes_end(events: Path, pack
     followed = follow_journal(events, stored.journal, stored.fetch)
     assert events.read_bytes() == journal_of(range(5))
     assert followed.sentence == (
-        "continues from the 5 results on the platform; missing attempts are repeated with the same seeds"
+        "continues from the 5 records of the journal on the platform; other attempts run with the same seeds"
     )
     assert [path.name for path in events.parent.iterdir()] == ["events.jsonl"]
 

@@ -43,7 +43,7 @@ class Followed:
         """Line for the run's log; empty if this machine simply continues."""
         if not self.is_rebuilt:
             return ""
-        said = f"continues from the {self.results} results on the platform; missing attempts are repeated with the same seeds"
+        said = f"continues from the {self.results} records of the journal on the platform; other attempts run with the same seeds"
         if self.set_aside is None:
             return said
         return (

@@ -254,7 +254,7 @@ def test_a_retry_says_what_it_makes_again_and_asks(maze: Maze) -> None:
     error = maze.osmosis("eval", "retry", "amber", "--json").error
     assert error["code"] == "INTERACTIVE_REQUIRED" and not route.called
     done = maze.osmosis("eval", "retry", "amber", "--yes", "--json").json
-    assert done["message"] == "Evaluation run reopened: amber-otter-42, 5 attempts run again"
+    assert done["message"] == "Evaluation run reopened: amber-otter-42, 5 attempts will run again"
     resource = done["resource"]
     assert (resource["id"], resource["samples"], resource["planned"]) == ("er_8", 5, 10)
     assert sent(route) == sent(asked) == {}

@@ -30,6 +30,7 @@ LIFELINE_ENV = "_OSMOSIS_LIFELINE_FD"
 TERMINATION_GRACE_S = 5.0
 BACKGROUND_NICENESS = 10
 _POLL_S = 0.05
+_ENDING_POLL_S = 0.005  # people wait for it
 _SHELL_SIGNALS = 128
 _MAX_STRING_PAGES = 32
 _MAX_EXEC_BYTES = 6 << 20  # three quarters of the kernel's own stack limit, whatever RLIMIT_STACK is
@@ -228,9 +229,9 @@ class ChildProcess:
             return _SHELL_SIGNALS - status  # a sandbox reports a signal as a shell does
         return status
 
-    async def wait(self) -> int:
+    async def wait(self, poll_s: float = _POLL_S) -> int:
         while (status := self.poll()) is None:  # noqa: ASYNC110 - no portable exit event
-            await asyncio.sleep(_POLL_S)
+            await asyncio.sleep(poll_s)
         return status
 
     def finish(self, timeout_s: float = math.inf, cancelled: threading.Event | None = None) -> int | None:
@@ -254,7 +255,7 @@ class ChildProcess:
                 else:
                     self._signal(signal.SIGTERM)
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self.wait(), grace_s)
+                    await asyncio.wait_for(self.wait(_ENDING_POLL_S), grace_s)
                 self._signal(signal.SIGKILL)
             return await self.wait()
         finally:

@@ -113,7 +113,7 @@ class EvalRetries:
             change = "deleted" if sha256 is None else "replaced"
             raise ConflictError(
                 f"the evaluation run '{run.name}' cannot be retried: its dataset '{run.dataset_name}' was {change}.",
-                hint=f"upload the original file again, or evaluate it anew with `osmosis eval resubmit {run.name}`",
+                hint=f"upload the original file again, or evaluate it again with `osmosis eval resubmit {run.name}`",
             )
 
     def plan(self, run: DbRun, user: DbUser, provided: Mapping[str, str]) -> PlannedRetry:

@@ -72,9 +72,8 @@ class EvalRunOptions:
     previews: bool = True
     adopts_journal: bool = False  # a journal without a manifest, as a platform's worker restores it
     worked_before_s: float = 0.0
-    reopened_at: int = (
-        0  # bytes of the journal when a platform's run was retried: attempts without a score run again
-    )
+    # Bytes of the journal when a platform's run was retried: attempts before it without a score run again.
+    reopened_at: int = 0
 
     def __post_init__(self) -> None:
         if self.name is not None:

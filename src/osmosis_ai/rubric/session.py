@@ -303,7 +303,7 @@ class JudgingSession:
 
     @asynccontextmanager
     async def opened(self, *, resume: bool) -> AsyncIterator[None]:
-        """Lock the journal, and load the calls of the session to resume or start anew."""
+        """Lock the journal, and load the calls of the session to resume, or start a new one."""
         path = self.journal_path
         refusal = ConflictError(
             f"another process is writing '{self.output}'.", hint="choose another `--output`"

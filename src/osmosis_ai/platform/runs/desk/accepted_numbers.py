@@ -31,25 +31,21 @@ logger = logging.getLogger("osmosis_ai.platform.runs")
 _COUNTED = "journal_bytes"
 _BATCH = 5000
 _MEASURED = (
-    *(
-        "row_index",
-        "run_index",
-        "status",
-        "reward",
-        "tokens",
-        "prompt_tokens",
-        "completion_tokens",
-        "cost_usd",
-    ),
-    *(
-        "duration_ms",
-        "model_latency_ms",
-        "model_calls",
-        "boundary",
-        "error_type",
-        "lost_attempts",
-        "finish_reasons",
-    ),
+    "row_index",
+    "run_index",
+    "status",
+    "reward",
+    "tokens",
+    "prompt_tokens",
+    "completion_tokens",
+    "cost_usd",
+    "duration_ms",
+    "model_latency_ms",
+    "model_calls",
+    "boundary",
+    "error_type",
+    "lost_attempts",
+    "finish_reasons",
     "source_row_index",
 )
 _COLUMNS = tuple(getattr(DbSample, name) for name in ("row_digest", "position", *_MEASURED))

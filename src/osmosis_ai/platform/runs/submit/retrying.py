@@ -65,7 +65,7 @@ class Unscored:
 
 @dataclass(frozen=True)
 class PlannedRetry:
-    """A retry that nothing is wrong with; ``planned`` counts all attempts of the run."""
+    """A checked retry; ``planned`` counts all attempts of the run."""
 
     run: DbRun
     left: Unscored
@@ -184,7 +184,7 @@ class EvalRetries:
         return run
 
     def _stored_journal(self, run: DbRun) -> DbJournalSegment | None:
-        """Return the stored journal as the first segment of the one that goes on; None if nothing is recorded."""
+        """Return the stored journal as the first segment of the reopened run; None if nothing is recorded."""
         of_run = DbSample.run_id == run.id
         with self._db.session() as session:
             kept = {tuple(item) for item in session.execute(select(*_PLACE).where(of_run, ~_UNSCORED))}

@@ -1,12 +1,10 @@
-"""What a large run leaves on a platform: how many files, and how long its list of files takes beside a page about it.
+"""How a platform on SQLite copes with a large run: the times of its lists during the run, and the size of its database.
 
-A run of one model call a sample, and without artifacts, is made by the platform's own worker. Files and directories of the
-platform's data are counted while it goes on and when it has ended and its shards are merged; those that only wait
-until nobody's URL leads to them any more are counted apart. Then its manifest and its detail are asked for in turns; the
-first manifest, which is written when it is asked for, is shown beside the others. The aims: a million samples at rest
-are 2,000 files at most, and a manifest of 10,000 samples takes 5 times a detail's time at most.
+A fake worker reports attempts with conversations at a constant rate, while clients ask for the list of runs, the run, and
+their pages. When the run has ended, the platform has packed the conversations into files. The size of its database is
+compared with that after the same run with minimal conversations; both are measured after the next maintenance.
 
-    python benchmarks/large_run.py [--samples 10000] [--in-flight 32] [--turns 30]
+    python benchmarks/large_run.py [--attempts 20000] [--kilobytes 40] [--attempts-per-s 100] [--clients 4]
 """
 
 from __future__ import annotations
@@ -14,134 +12,187 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import math
 import os
+import random
+import sqlite3
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-from engine import stand_in_model
-from parts.clients import Job, Latencies, dataset_bytes, get_run, has_ended, percentile, request, upload
-from parts.platforms import Platform, make_repository, platform
-from sqlalchemy import select
+from parts.clients import (
+    Job,
+    Latencies,
+    dataset_bytes,
+    get_run,
+    guarded,
+    has_ended,
+    percentile,
+    request,
+    upload,
+)
+from parts.platforms import IDENTITY, POOL, Platform, make_repository, platform, started, worker_token
+from parts.processes import cpu_s
+from parts.workers import FakeWorker, conversation_of
+from platform_load import PAGE
+from viewer_beside_api import look, sessions
 
 from osmosis_ai.api import routes
-from osmosis_ai.platform.config import PlatformConfig
-from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import DbRunShard
-from osmosis_ai.platform.runs.desk.run_shards import MERGED_FOLDER, SHARDS_FOLDER
-from osmosis_ai.platform.runs.desk.shard_policy import LARGE_BYTES
 
-MILLION = 1_000_000
-AIMS = {"files_of_a_million": 2_000, "manifest_ratio": 5.0}
-LOOK_EVERY_S = 2.0
-REST_LIMIT_S = 120.0
+TARGETS = {"list_p95_ms": 150.0, "database_ratio": 1.3}
+MOST_EXCHANGE_BYTES = 2 << 20
+"""Compressed conversations of an exchange; Base64 adds a third."""
+MOST_AT_ONCE = 1000
+MAINTENANCE_LIMIT_S = 300.0
+PAUSE_S = 0.5
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--samples", type=int, default=10_000)
-    parser.add_argument("--in-flight", type=int, default=32, help="rollouts at once")
-    parser.add_argument("--turns", type=int, default=30, help="how often manifest and detail are asked for")
+    parser.add_argument("--attempts", type=int, default=20_000)
+    parser.add_argument("--kilobytes", type=int, default=40, help="size of each conversation")
+    parser.add_argument("--attempts-per-s", type=float, default=100.0, help="rate of the worker; 0: no limit")
+    parser.add_argument(
+        "--clients", type=int, default=4, help="clients that ask for lists, with pauses of 0.5 s"
+    )
     options = parser.parse_args()
+    load = round(os.getloadavg()[0], 1)
     with tempfile.TemporaryDirectory(prefix="osmosis-bench-") as directory:
-        figures = asyncio.run(measure(Path(directory), options))
-    files, asked = figures["files"], figures["ms"]
-    print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; {options.samples:,} samples")
+        large = asyncio.run(measure(Path(directory, "large"), options, options.kilobytes))
+        small = asyncio.run(measure(Path(directory, "small"), options, 0))
+    ratio = round(large["database_bytes"] / small["database_bytes"], 2)
+    print(f"load {load} before, on {os.cpu_count()} cores; {options.attempts:,} attempts")
     print(
-        f"files and directories that the run added: {files['most']} at most while it went on, {files['at_rest']} at rest and "
-        f"{files['replaced']} that were merged; {figures['shards']['count']} shards of {figures['shards']['bytes']:,} bytes\n"
-        f"  so a million samples are {figures['files_of_a_million']} (aim: {AIMS['files_of_a_million']:,} at most)"
+        f"lists during the run: p95 {large['list_p95_ms']} ms (target: {TARGETS['list_p95_ms']:g} ms), and "
+        f"{large['errors']} errors\n"
+        f"an exchange takes {large['sync_ms']['p50']} ms, p95 {large['sync_ms']['p95']} ms; the platform uses "
+        f"{large['cpu_ms_per_attempt']} ms of CPU time per attempt, including the clients' requests"
     )
     print(
-        f"manifest {asked['manifest']} ms (the first {asked['first manifest']} ms), detail {asked['detail']} ms, medians: "
-        f"{figures['manifest_ratio']}x (aim: {AIMS['manifest_ratio']:g}x at most)"
+        f"database after packing: {large['database_bytes'] / 1e6:.1f} MB (at most {large['most_bytes'] / 1e6:.1f} MB "
+        f"during the run); {small['database_bytes'] / 1e6:.1f} MB with minimal conversations: {ratio}x (target: "
+        f"{TARGETS['database_ratio']}x)\nthe platform needed {large['finalize_s']} s to finalize the run"
     )
-    print(json.dumps(figures))
+    print(json.dumps({"load": load, "database_ratio": ratio, "large": large, "small": small}))
 
 
-async def measure(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Make the run, count what is there, and ask for what it left."""
-    home, repository = directory / "home", make_repository(directory / "repository")
-    with stand_in_model(0.0) as model_url, platform(home, repository, 1, runs=1, samples=0) as running:
-        job = Job(model_url, options.in_flight)
-        async with aiohttp.ClientSession() as session:
-            content = dataset_bytes(options.samples)
+async def measure(directory: Path, options: argparse.Namespace, kilobytes: int) -> dict[str, Any]:
+    """Execute the run with conversations of this size; return the figures.
+
+    With minimal conversations, only the size of the database counts, so there are no clients and no limit of the rate.
+    """
+    clients, per_s = (options.clients, options.attempts_per_s) if kilobytes else (0, 0.0)
+    home, seen = directory / "home", Latencies()
+    repository, database = make_repository(directory / "repository"), home / "platform.db"
+    with platform(home, repository, max(1, clients), runs=PAGE, samples=0) as running:
+        token = worker_token(running).read_text().strip()
+        cookies = sessions(home)
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(60)) as session:
+            content = dataset_bytes(options.attempts)
             await upload(Latencies(), session, running.url, running.headers(), "bench", content)
-            before = entries(home)
-            name = await job.submit(session, running, options.samples)
-            most = before
-            while not has_ended(detail := await get_run(session, running, name)):
-                most = max(most, entries(home))
-                await asyncio.sleep(LOOK_EVERY_S)
-            if detail["results"]["total_runs"] != options.samples:
-                raise SystemExit(f"not every sample was made: {detail['results']}")
-            shards, replaced = await at_rest(home)
-            left = {"most": most - before, "at_rest": entries(home) - before - replaced, "replaced": replaced}
-            times = await ask(session, running, name, options)
-    large = shards["bytes"] / options.samples * MILLION / LARGE_BYTES
+            name = await Job("http://127.0.0.1:1/v1", 1).submit(session, running, options.attempts, pool=POOL)
+            asking = [
+                asyncio.create_task(guarded(ask(session, running, name, seen, number, cookies), seen))
+                for number in range(clients)
+            ]
+            before, loop = cpu_s(running.pid), asyncio.get_running_loop()
+            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as processes:
+                arguments = running.url, token, options.attempts, per_s, kilobytes
+                sync_ms = await loop.run_in_executor(processes, report, *arguments)
+            most_bytes, reported_at = database.stat().st_size, time.perf_counter()
+            while not has_ended(detail := await get_run(session, running, name)):  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+            finalize_s = round(time.perf_counter() - reported_at, 1)
+            used_s = cpu_s(running.pid) - before
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+    if detail["results"]["total_runs"] != options.attempts:
+        raise SystemExit(f"attempts are missing: {detail['results']}")
     return {
-        "samples": options.samples,
-        "files": left,
-        "shards": shards,
-        # What is no shard does not grow with the samples, and of the shards all but one are large.
-        "files_of_a_million": math.ceil(left["at_rest"] - shards["count"] + large + 1),
-        "ms": times,
-        "manifest_ratio": round(times["manifest"] / times["detail"], 2),
+        "database_bytes": size_after_maintenance(running, database),
+        "most_bytes": most_bytes,
+        "finalize_s": finalize_s,
+        "sync_ms": {f"p{q}": percentile(sync_ms, q) for q in (50, 95)},
+        "cpu_ms_per_attempt": round(used_s / options.attempts * 1000, 2),
+        "list_p95_ms": percentile([ms for values in seen.by_kind.values() for ms in values], 95),
+        "ms": seen.table(),
+        "errors": len(seen.errors),
+        "first_errors": seen.errors[:5],
     }
 
 
-def entries(home: Path) -> int:
-    """Count the files and directories below a data directory."""
-    return sum(len(directories) + len(files) for _, directories, files in os.walk(home))
+def report(url: str, token: str, attempts: int, per_s: float, kilobytes: int) -> list[float]:
+    """Execute a run as its worker; return how long the exchanges took, in milliseconds."""
+    return asyncio.run(_report(url, token, attempts, per_s, kilobytes))
 
 
-async def at_rest(home: Path) -> tuple[dict[str, int], int]:
-    """Wait until the run's shards are merged; return how many and how large they are, and how many were replaced."""
-    db = Database(PlatformConfig(home=home).database_url)
-    deadline = time.monotonic() + REST_LIMIT_S
-    try:
-        while True:
-            with db.session() as session:
-                shards = session.scalars(select(DbRunShard)).all()
-            sizes = [shard.size for shard in shards if shard.state == "stored"]
-            under_way = [shard.key for shard in shards if shard.state in ("writing", "merged")]
-            if len([size for size in sizes if size < LARGE_BYTES]) <= 1 and not under_way:
-                break
-            if time.monotonic() > deadline:
-                raise SystemExit(f"the shards were not merged: {sizes} {under_way}")
-            await asyncio.sleep(1.0)
-    finally:
-        db.dispose()
-    replaced = {shard.key for shard in shards if shard.state == "replaced"}
-    on_disk = [path for folder in (SHARDS_FOLDER, MERGED_FOLDER) for path in home.rglob(f"{folder}/*")]
-    kept = [path for path in on_disk if not any(path.as_posix().endswith(key) for key in replaced)]
-    return {
-        "count": len(kept),
-        "bytes": sum(path.stat().st_size for path in kept),
-    }, len(on_disk) - len(kept)
+async def _report(url: str, token: str, attempts: int, per_s: float, kilobytes: int) -> list[float]:
+    conversations = [conversation_of(1000 * kilobytes, seed) for seed in range(64 if kilobytes else 1)]
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(60)) as session:
+        while (worker := await FakeWorker.claim(session, url, token)) is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+        began, reported = time.perf_counter(), 0
+        while reported < attempts:
+            done = attempts if not per_s else int(per_s * (time.perf_counter() - began))
+            size = min(done, attempts, reported + MOST_AT_ONCE) - reported
+            reported += await worker.report(size, conversations, most_bytes=MOST_EXCHANGE_BYTES)
+            if per_s and reported >= done:
+                await asyncio.sleep(worker.next_poll_s)
+        await worker.finish()
+    return worker.sync_ms
 
 
 async def ask(
-    session: aiohttp.ClientSession, running: Platform, name: str, options: argparse.Namespace
-) -> dict[str, float]:
-    """Return the medians of manifest and detail, asked for in turns, and what the first manifest took."""
-    seen = Latencies()
-    paths = {
-        "manifest": routes.run_manifest(routes.EVAL_RUNS, name, "samples"),
-        "detail": routes.run(routes.EVAL_RUNS, name),
+    session: aiohttp.ClientSession,
+    running: Platform,
+    name: str,
+    seen: Latencies,
+    number: int,
+    cookies: list[str],
+) -> None:
+    """Ask for lists over the API and for their pages, until cancelled."""
+    draw, headers = random.Random(number), running.headers(IDENTITY, number)
+    browser = {
+        "Cookie": f"osmosis_session={cookies[number]}",
+        "Accept": "text/html",
+        "Accept-Encoding": "gzip",
     }
-    for turn in range(options.turns + 1):
-        for kind, path in paths.items():
-            label = kind if turn else f"first {kind}"
-            told = await request(session, seen, label, running.url + path, headers=running.headers())
-            if kind == "manifest" and len(told["files"]) < options.samples:
-                raise SystemExit(f"the manifest has {len(told['files'])} files of {options.samples} samples")
-    return {kind: percentile(values, 50) for kind, values in seen.by_kind.items()}
+    while True:
+        for kind, path in (("list of runs", routes.EVAL_RUNS), ("run", routes.run(routes.EVAL_RUNS, name))):
+            await request(session, seen, kind, running.url + path, headers=headers)
+            await asyncio.sleep(draw.uniform(0.5, 1.5) * PAUSE_S)
+        run_page = f"{running.url}/bench/evals/{name}"
+        for kind, url in (
+            ("page of runs", f"{running.url}/bench/evals"),
+            ("page of the run", run_page),
+            ("page of samples", f"{run_page}/samples"),
+            ("page of samples by reward", f"{run_page}/samples?sort=reward"),
+        ):
+            await look(session, seen, kind, url, browser)
+            await asyncio.sleep(draw.uniform(0.5, 1.5) * PAUSE_S)
+
+
+def size_after_maintenance(stopped: Platform, database: Path) -> int:
+    """Start a platform again, whose maintenance begins at once; return the size of its database when no page is free."""
+    port = int(stopped.url.rpartition(":")[2])
+    with started(stopped.home, port, **stopped.settings):
+        deadline = time.monotonic() + MAINTENANCE_LIMIT_S
+        while True:
+            connection = sqlite3.connect(database)
+            (free_pages,) = connection.execute("PRAGMA freelist_count").fetchone()
+            connection.close()
+            if not free_pages:
+                break
+            if time.monotonic() > deadline:
+                raise SystemExit(f"{free_pages} pages of the database are still free")
+            time.sleep(0.5)
+    return database.stat().st_size
 
 
 if __name__ == "__main__":

@@ -1,11 +1,9 @@
-"""How the platform answers under load, and how soon it starts working; through the real processes.
+"""How fast the platform answers with a large database, and under load.
 
-Three measurements, each against a freshly started `osmosis platform start`:
+Two measurements, each against a freshly started `osmosis platform start`:
 
-- lists: a page of runs with many runs and samples in the database, against a page from a database that holds
-  no more than that page, and against an empty one. One client, the three asked in turn, so that load on the
-  machine hits all alike.
-- first row: from sending a submit to seeing the first finished row, on a warm environment.
+- lists: a page of runs of a database with many runs and samples, compared with a database that has only that page
+  and with an empty one. One client asks them in turn.
 - load: many clients that list, poll and upload, each with its own token and a pause after every request,
   while some runs execute, paced by a stand-in model with a set latency.
 
@@ -21,9 +19,7 @@ import json
 import os
 import random
 import resource
-import statistics
 import tempfile
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -45,13 +41,14 @@ from parts.clients import (
     upload,
 )
 from parts.platforms import EMPTY_IDENTITY, IDENTITY, Platform, make_repository, platform
+from parts.processes import cpu_s
 
 from osmosis_ai.api import routes
 
 PAGE = 50
 WARM_UP = 5
 BENCH_ROWS = 100_000
-AIMS = {"list_p95_ms": 150.0, "list_ratio": 2.0, "first_row_s": 3.0}
+TARGETS = {"list_p95_ms": 150.0, "list_ratio": 2.0}
 
 
 def main() -> None:
@@ -62,18 +59,16 @@ def main() -> None:
     parser.add_argument("--pause-s", type=float, default=1.0, help="mean pause of a client after a request")
     parser.add_argument("--seconds", type=float, help="length of the load (default: 60)")
     parser.add_argument("--latency-ms", type=float, default=200.0, help="of the stand-in model")
-    parser.add_argument("--in-flight", type=int, default=4, help="rollouts at once of each run")
+    parser.add_argument("--in-flight", type=int, default=4, help="attempts of a run at a time")
     parser.add_argument("--runs", type=int, help="in the large database (default: 100,000)")
     parser.add_argument("--samples", type=int, help="in the large database (default: 1,000,000)")
-    parser.add_argument("--turns", type=int, help="how often each list is asked for (default: 300)")
-    parser.add_argument("--first-rows", type=int, help="how often a first row is waited for (default: 5)")
-    parser.add_argument("--executing", type=int, default=4, help="runs at once under load (default: 4)")
-    parser.add_argument("--quick", action="store_true", help="a tenth of it all, in half a minute")
+    parser.add_argument("--turns", type=int, help="requests of each list (default: 300)")
+    parser.add_argument("--executing", type=int, default=4, help="active runs under load (default: 4)")
+    parser.add_argument("--quick", action="store_true", help="a tenth of everything")
     options = parser.parse_args()
     share = 10 if options.quick else 1
     options.seconds = options.seconds or 60 / share
     options.turns = options.turns or (50 if options.quick else 300)
-    options.first_rows = options.first_rows or (3 if options.quick else 5)
     options.runs = options.runs or 100_000 // share
     options.samples = options.samples or 1_000_000 // share
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
@@ -84,7 +79,7 @@ def main() -> None:
 
 
 def measure(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Take all measurements; everything that was started has ended afterwards."""
+    """Take all measurements."""
     repository = make_repository(directory / "repository")
     with (
         stand_in_model(options.latency_ms) as model_url,
@@ -97,12 +92,10 @@ def measure(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
         ) as large:
             lists = asyncio.run(measure_lists(small, large, options))
         job = Job(model_url, options.in_flight)
-        first_rows = asyncio.run(measure_first_row(small, job, options.first_rows))
         load = asyncio.run(measure_load(small, job, options))
     return {
         "cpus": os.cpu_count(),
         "lists": lists,
-        "first_row_s": {"median": statistics.median(first_rows), "all": first_rows},
         "load": load,
     }
 
@@ -111,7 +104,7 @@ def measure(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def measure_lists(small: Platform, large: Platform, options: argparse.Namespace) -> dict[str, Any]:
-    """Ask for the same page of different databases in turn; one request at a time."""
+    """Ask for the same page of different databases in turn."""
     asked = {
         "empty": (small, EMPTY_IDENTITY, 0),
         "one_page": (small, IDENTITY, 0),
@@ -141,41 +134,23 @@ async def measure_lists(small: Platform, large: Platform, options: argparse.Name
     }
 
 
-# -- the first finished row --------------------------------------------------------------------------
-
-
-async def measure_first_row(platform: Platform, job: Job, repeats: int) -> list[float]:
-    """Return the seconds from a submit to its first finished row, a few times, on a warm environment."""
-    seconds: list[float] = []
-    async with aiohttp.ClientSession() as session:
-        await upload(
-            Latencies(), session, platform.url, platform.headers(), "bench", dataset_bytes(BENCH_ROWS)
-        )
-        for turn in range(repeats + 1):
-            started = time.perf_counter()
-            name = await job.submit(session, platform, rows=4)
-            await until(session, platform, name, has_finished_row, every_s=0.02)
-            if turn:  # the first one warms the environment
-                seconds.append(round(time.perf_counter() - started, 2))
-            await until(session, platform, name, has_ended, every_s=0.05)
-    return seconds
-
-
-# -- many clients while runs execute -----------------------------------------------------------------
+# -- many clients during runs -----------------------------------------------------------------
 
 
 async def measure_load(platform: Platform, job: Job, options: argparse.Namespace) -> dict[str, Any]:
-    """Let all clients work for the set time while some runs execute, then stop the runs."""
+    """Let all clients work for the set time during some runs, then stop the runs."""
     seen = Latencies()
     async with aiohttp.ClientSession() as session:
+        content = dataset_bytes(BENCH_ROWS)
+        await upload(Latencies(), session, platform.url, platform.headers(), "bench", content)
         runs = [await job.submit(session, platform, rows=BENCH_ROWS) for _ in range(options.executing)]
         for name in runs:
             await until(session, platform, name, has_finished_row, every_s=0.1)
         before = await finished_rows(session, platform, runs)
-        cpu_before, others = platform.cpu_s(), os.getloadavg()[0]
+        cpu_before, others = cpu_s(platform.pid), os.getloadavg()[0]
         async with clients(platform, runs, seen, options):
             await asyncio.sleep(options.seconds)
-            cpu_s = platform.cpu_s() - cpu_before
+            used_s = cpu_s(platform.pid) - cpu_before
         details = [await get_run(session, platform, name) for name in runs]
         for name in runs:
             await must(
@@ -194,7 +169,7 @@ async def measure_load(platform: Platform, job: Job, options: argparse.Namespace
         "pause_s": options.pause_s,
         "requests_per_s": round(requests / options.seconds, 1),
         "rollouts_per_s": round((sum(map(rows_of, details)) - before) / options.seconds, 1),
-        "cpu_ms_per_request": round(cpu_s / requests * 1000, 2),
+        "cpu_ms_per_request": round(used_s / requests * 1000, 2),
         "load_average_before": round(others, 1),
         "requests": requests,
         "errors": len(seen.errors),
@@ -260,29 +235,25 @@ def rows_of(detail: dict[str, Any]) -> int:
 
 
 def print_tables(figures: dict[str, Any], options: argparse.Namespace) -> None:
-    lists, load, first_row = figures["lists"], figures["load"], figures["first_row_s"]
+    lists, load = figures["lists"], figures["load"]
     print(f"{figures['cpus']} CPUs; a list of {PAGE} runs, one client, median ms:")
     for name, median in lists["median_ms"].items():
         print(f"  {name.replace('_', ' '):<18}{median:>8.1f}")
     print(
         f"  {lists['runs']:,} runs and {lists['samples']:,} samples against one page: "
-        f"{lists['ratio_to_one_page']}x (aim <= {AIMS['list_ratio']:g}x); against empty: {lists['ratio_to_empty']}x"
-    )
-    print(
-        f"submit to first finished row, warm: median {first_row['median']:.2f} s "
-        f"(aim < {AIMS['first_row_s']:g} s), all {first_row['all']}"
+        f"{lists['ratio_to_one_page']}x (target <= {TARGETS['list_ratio']:g}x); against empty: {lists['ratio_to_empty']}x"
     )
     print(
         f"{load['clients']} clients, {load['pause_s']:g} s pause, {options.executing} runs x {options.in_flight} rollouts "
         f"on a {options.latency_ms:g} ms model: {load['requests_per_s']} requests/s, "
         f"{load['rollouts_per_s']} rollouts/s, {load['errors']} errors in {load['requests']} requests\n"
-        f"  {load['cpu_ms_per_request']} ms of the platform's processor time a request; load average before: "
+        f"  {load['cpu_ms_per_request']} ms of the platform's CPU time per request; load average before: "
         f"{load['load_average_before']}"
     )
     print(f"  {'ms':<18}{'count':>8}{'p50':>8}{'p95':>8}{'p99':>8}")
     for kind, row in load["ms"].items():
         print(f"  {kind:<18}{row['count']:>8}{row['p50']:>8}{row['p95']:>8}{row['p99']:>8}")
-    print(f"  lists: p95 {load['list_p95_ms']} ms (aim < {AIMS['list_p95_ms']:g} ms)")
+    print(f"  lists: p95 {load['list_p95_ms']} ms (target < {TARGETS['list_p95_ms']:g} ms)")
     for error in load["first_errors"]:
         print(f"  error: {error}")
 

@@ -1,11 +1,10 @@
-"""What a platform's run costs its machine, start to end; with `--beside`, compared with another checkout of this code.
+"""The CPU time of a platform run, from submit to rest; with `--compared-with`, also that of another checkout.
 
-Runs of one model call a sample are submitted to a platform that has nothing else to do; by default the model answers
-at once. What counts is the processor time of the platform and of every process that it started: worker, rollout servers, sandboxes.
-The platform's start is not in it, and the first run, which warms the environment, neither. Two checkouts have a
-platform each and take turns, so that what else the machine does falls on both; shown are the medians, and their ratio.
+Counted are user and system time of the platform and of all processes that it starts: worker, rollout servers, sandboxes. By
+default the model answers at once. The start of the platform and its first run, which builds the environment, do not count.
+Two checkouts have one platform each and take turns. The figures are medians.
 
-    python benchmarks/run_cost.py [--beside DIR] [--samples 400 2000] [--turns 5] [--latency-ms 0] [--isolation auto]
+    python benchmarks/run_cost.py [--compared-with DIR] [--attempts 400] [--turns 5] [--latency-ms 0] [--isolation auto]
 """
 
 from __future__ import annotations
@@ -18,104 +17,91 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 from engine import stand_in_model
-from parts.clients import Job, Latencies, dataset_bytes, get_run, upload
+from parts.clients import Job, Latencies, dataset_bytes, get_run, has_ended, until, upload
 from parts.platforms import Platform, make_repository, platform
 from parts.processes import tree, tree_cpu_s
 
 WAIT_S = 1200.0
-SETTLE_S = 1.0
+REST_S = 1.0
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--beside", type=Path, help="a directory with another checkout of this code")
-    parser.add_argument("--samples", type=int, nargs="+", default=[400, 2_000])
-    parser.add_argument("--turns", type=int, default=5, help="runs of each size and checkout")
-    parser.add_argument("--latency-ms", type=float, default=0.0, help="of the model")
-    parser.add_argument("--in-flight", type=int, default=16, help="rollouts at once of a run")
+    parser.add_argument(
+        "--compared-with", type=Path, metavar="DIR", help="another checkout of this repository"
+    )
+    parser.add_argument("--attempts", type=int, default=400)
+    parser.add_argument("--turns", type=int, default=5, help="runs of each checkout")
+    parser.add_argument("--latency-ms", type=float, default=0.0, help="latency of the model")
+    parser.add_argument("--in-flight", type=int, default=16, help="attempts at a time")
     parser.add_argument("--isolation", default="auto", help="value of OSMOSIS_ISOLATION")
     options = parser.parse_args()
+    load = round(os.getloadavg()[0], 1)
     with tempfile.TemporaryDirectory(prefix="osmosis-bench-") as directory:
-        figures = asyncio.run(measure(Path(directory), options))
-    print(f"load {figures['load']} before, on {os.cpu_count()} cores; medians of {options.turns}")
-    for samples, row in figures["samples"].items():
-        said = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in row["cpu_s"].items())
-        times = f"; {row['ratio']}x the other's" if "ratio" in row else ""
-        print(f"processor time of a run of {samples} samples: {said}{times}")
+        all_s = asyncio.run(measure(Path(directory), options))
+    medians = {name: round(statistics.median(seconds), 2) for name, seconds in all_s.items()}
+    figures: dict[str, Any] = {"load": load, "cpu_s": medians, "all_s": all_s}
+    print(f"load {load} before, on {os.cpu_count()} cores; medians of {options.turns}")
+    print(f"CPU time of a run of {options.attempts} attempts: {medians['this']:.2f} s")
+    if options.compared_with:
+        figures["ratio"] = round(medians["this"] / medians["other"], 3)
+        print(f"{options.compared_with}: {medians['other']:.2f} s, so this is {figures['ratio']}x that")
     print(json.dumps(figures))
 
 
-async def measure(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Have every checkout's platform make its runs in turns; return the medians."""
-    checkouts = {"here": None} | ({"beside": options.beside.resolve()} if options.beside else {})
-    taken: dict[int, dict[str, list[float]]] = {
-        size: {name: [] for name in checkouts} for size in options.samples
-    }
-    load = round(os.getloadavg()[0], 1)
+async def measure(directory: Path, options: argparse.Namespace) -> dict[str, list[float]]:
+    checkouts: dict[str, Path | None] = {"this": None}
+    if options.compared_with:
+        checkouts["other"] = options.compared_with.resolve()
+    taken: dict[str, list[float]] = {name: [] for name in checkouts}
     async with contextlib.AsyncExitStack() as stack:
         job = Job(stack.enter_context(stand_in_model(options.latency_ms)), options.in_flight)
         session = await stack.enter_async_context(aiohttp.ClientSession())
         running: dict[str, Platform] = {}
         for name, checkout in checkouts.items():
-            place = directory / name
-            one = platform(
-                place / "home",
-                make_repository(place / "repository"),
-                1,
-                runs=1,
-                samples=0,
-                checkout=checkout,
-                OSMOSIS_ISOLATION=options.isolation,
-            )
-            running[name] = stack.enter_context(one)
-            content = dataset_bytes(max(4, *options.samples))
-            await upload(Latencies(), session, running[name].url, running[name].headers(), "bench", content)
-            await cost_of_run(session, running[name], job, 4)
+            home, repository = directory / name / "home", make_repository(directory / name / "repository")
+            settings = {"OSMOSIS_ISOLATION": options.isolation}
+            own = platform(home, repository, 1, runs=1, samples=0, checkout=checkout, **settings)
+            where = running[name] = stack.enter_context(own)
+            content = dataset_bytes(options.attempts)
+            await upload(Latencies(), session, where.url, where.headers(), "bench", content)
+            await run_cpu_s(session, where, job, min(4, options.attempts))
         for _ in range(options.turns):
-            for size, by_checkout in taken.items():
-                for name, seconds in by_checkout.items():
-                    seconds.append(await cost_of_run(session, running[name], job, size))
-    return {"load": load, "samples": {size: summary(by_checkout) for size, by_checkout in taken.items()}}
+            for name, seconds in taken.items():
+                seconds.append(await run_cpu_s(session, running[name], job, options.attempts))
+    return taken
 
 
-async def cost_of_run(session: aiohttp.ClientSession, where: Platform, job: Job, rows: int) -> float:
-    """Make a run; return the seconds of processor time that the platform and all below it used from submit to rest."""
+async def run_cpu_s(session: aiohttp.ClientSession, where: Platform, job: Job, attempts: int) -> float:
+    """Execute a run; return the CPU seconds of the platform and its descendants until they are at rest."""
     idle, before = tree(where.pid), tree_cpu_s(where.pid)
-    name = await job.submit(session, where, rows)
-    deadline = time.monotonic() + WAIT_S
-    while not tree(where.pid) - idle:
-        require_time(deadline, "no worker was started")
-        await asyncio.sleep(0.02)
-    while tree(where.pid) - idle:  # who looks at processes costs the platform nothing
-        require_time(deadline, "the worker does not end")
-        await asyncio.sleep(0.1)
-    await asyncio.sleep(SETTLE_S)  # what follows the worker's end is a part of the run
+    name = await job.submit(session, where, attempts)
+    # Looking at processes costs the platform nothing, unlike requests.
+    await _wait_until(lambda: bool(tree(where.pid) - idle), "no worker was started")
+    await _wait_until(lambda: not tree(where.pid) - idle, "the worker does not end")
+    await until(session, where, name, has_ended, every_s=0.5)
+    await asyncio.sleep(REST_S)
     used = tree_cpu_s(where.pid) - before
-    detail = await get_run(session, where, name)
-    if (detail["eval_run"]["status"], detail["results"]["total_runs"]) != ("finished", rows):
-        raise SystemExit(f"the run did not finish: {detail['eval_run']}, {detail['results']}")
-    return used
+    results = (await get_run(session, where, name))["results"]
+    if results["total_runs"] != attempts:
+        raise SystemExit(f"attempts are missing: {results}")
+    return round(used, 2)
 
 
-def require_time(deadline: float, otherwise: str) -> None:
-    if time.monotonic() > deadline:
-        raise SystemExit(otherwise)
-
-
-def summary(by_checkout: dict[str, list[float]]) -> dict[str, Any]:
-    """Return the medians of one size, and how much dearer a run is here than beside."""
-    medians = {name: round(statistics.median(seconds), 2) for name, seconds in by_checkout.items()}
-    told: dict[str, Any] = {"cpu_s": medians, "all": by_checkout}
-    if "beside" in medians:
-        told["ratio"] = round(medians["here"] / medians["beside"], 3)
-    return told
+async def _wait_until(condition: Callable[[], bool], otherwise: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise SystemExit(otherwise)
+        await asyncio.sleep(0.05)
 
 
 if __name__ == "__main__":

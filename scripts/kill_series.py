@@ -1,10 +1,10 @@
-"""Kill what works on an evaluation, again and again in mid-run, and compare the outcome with that of a calm run.
+"""Kill the processes of evaluations repeatedly in mid-run, and compare the results with those of an undisturbed run.
 
     python scripts/kill_series.py [--kills 15] [--seed N]
 
-`kill -9` at moments read from the run's journal: of `osmosis eval run` and its rollout server, then of the platform,
-its worker and the rollout server, and of `osmosis eval rubric`, each KILLS times. No acknowledged result may be lost, doubled or changed, and the
-numbers must be those of the undisturbed run. The test suite does the same with one kill each.
+`kill -9` of `osmosis eval run` and its rollout server, of the platform, its worker and the rollout server, and of `osmosis eval
+rubric`, each KILLS times, at moments of the run's journal. No acknowledged result may be lost, doubled or changed, and the
+metrics must equal those of the undisturbed run. The tests do the same with one kill each.
 """
 
 from __future__ import annotations
@@ -23,13 +23,11 @@ TESTS = (
 
 
 def main() -> int:
-    """Run the series; return the exit status."""
+    """Execute the series; return the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--kills", type=int, default=15, help="how often each process is killed (default: 15)"
-    )
+    parser.add_argument("--kills", type=int, default=15, help="kills of each process (default: 15)")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     given = parser.parse_args()
     print(f"{given.kills} kills each, seed {given.seed}", flush=True)

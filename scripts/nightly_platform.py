@@ -1,10 +1,10 @@
-"""Kill uploads and syncs of a platform at every moment that matters, and send its routes whatever comes to mind.
+"""Kill uploads and Git syncs of a platform at critical moments, and send random requests to its routes.
 
     python scripts/nightly_platform.py [--seconds 300] [--seed 0] [--only uploads|syncs|routes]
 
-A multipart upload is killed with SIGKILL at eight moments, a Git sync at three; each has to go on to one whole
-dataset or mirror with nothing left over. For ``--seconds``, requests that schemathesis makes from the platform's own
-description go to every route, in rounds of new seeds: no reply may be a server error. Fails when one of them does.
+A multipart upload is killed at eight moments and a Git sync at three; each must then complete and leave nothing behind. For
+``--seconds``, schemathesis sends requests to every route of the platform's OpenAPI description, with a new seed in each
+round; no reply may be a server error. The exit status is 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-# What is killed and checked here is what the tests kill and check once.
+# The helpers are those of the tests.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 _EXAMPLES = 20
 
 
 def nightly_uploads() -> Iterator[str]:
-    """Kill an upload at each moment; yields what failed."""
+    """Kill an upload at each moment; yields the failures."""
     from tests.e2e.upload_kills import MOMENTS, upload_bench
 
     for moment in MOMENTS:
         with _scratch() as directory, upload_bench(directory) as bench:
-            yield from _told(f"upload killed: {moment}", partial(bench.check_kill, moment))
+            yield from _checked(f"upload killed: {moment}", partial(bench.check_kill, moment))
 
 
 def nightly_syncs() -> Iterator[str]:
-    """Kill a sync at each moment; yields what failed."""
+    """Kill a sync at each moment; yields the failures."""
     from tests.e2e.git_kills import MOMENTS, check_kill
 
     for moment in MOMENTS:
         with _scratch() as directory:
-            yield from _told(f"sync killed: {moment}", partial(check_kill, directory, moment))
+            yield from _checked(f"sync killed: {moment}", partial(check_kill, directory, moment))
 
 
 def nightly_routes(seconds: float, first_seed: int) -> Iterator[str]:
-    """Send requests to every route until the time is over; yields the first failure of each route."""
+    """Send requests to every route for a time; yields the first failure of each route."""
     import schemathesis
     from hypothesis import HealthCheck, given, seed, settings
     from tests.platform.conftest import World
@@ -99,7 +99,7 @@ def nightly_routes(seconds: float, first_seed: int) -> Iterator[str]:
     yield from failed.values()
 
 
-def _told(what: str, check: Callable[[], None]) -> Iterator[str]:
+def _checked(what: str, check: Callable[[], None]) -> Iterator[str]:
     began = time.monotonic()
     try:
         check()
@@ -107,7 +107,7 @@ def _told(what: str, check: Callable[[], None]) -> Iterator[str]:
         print(f"{what}: FAILED", flush=True)
         yield f"{what}: {error}"
     else:
-        print(f"{what}: goes on ({time.monotonic() - began:.1f} s)", flush=True)
+        print(f"{what}: completed afterwards ({time.monotonic() - began:.1f} s)", flush=True)
 
 
 @contextmanager
@@ -117,10 +117,10 @@ def _scratch() -> Iterator[Path]:
 
 
 def main() -> None:
-    """Run what was asked for and say what failed."""
+    """Execute the chosen parts and print the failures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=300.0, help="how long requests are sent to routes")
-    parser.add_argument("--seed", type=int, default=0, help="of the first round of requests")
+    parser.add_argument("--seconds", type=float, default=300.0, help="duration of the requests to routes")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first round of requests")
     parser.add_argument("--only", choices=("uploads", "syncs", "routes"))
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")

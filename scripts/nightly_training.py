@@ -1,11 +1,11 @@
-"""Kill training runs in mid-run, at one moment after another, and hold each against a run that nobody killed.
+"""Kill training runs at different moments, and compare each with an undisturbed run.
 
     python scripts/nightly_training.py [--kills 6] [--seed N] [--only trainer|server|platform]
 
-`kill -9` of the trainer at KILLS moments, then of its rollout server at a third as many; each moment is read from the
-records of a run of its own, which has to end with the curve, the final validation, the checkpoints and the adapter of
-the undisturbed run. Then one run of a platform, whose platform, worker and rollout server are each killed a third as
-often. The test suite kills each of them once. Fails when a run ends differently.
+`kill -9` of the trainer at KILLS moments and of its rollout server at a third as many, each in a run of its own. The run must end
+with the curve, final validation, checkpoints and adapter of the undisturbed run. Then platform, worker and rollout server are
+killed during one run of a platform, each a third as often. The tests kill each of them once. The exit status is 1 if a run
+ends differently.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# What is killed and checked here is what the tests kill and check once.
+# The helpers are those of the tests.
 sys.path.insert(0, str(ROOT))
 
 _PLATFORM_TEST = "tests/e2e/test_training_platform_kill.py"
 
 
 def nightly_sessions(kills_of: Mapping[str, int], seed: int) -> Iterator[str]:
-    """Kill each victim so many times, each time in a run of its own; yields what failed."""
+    """Kill each victim the given number of times, each in a run of its own; yields the failures."""
     from tests.e2e.training_kills import moments, training_bench
 
     with tempfile.TemporaryDirectory(prefix="osmosis-nightly-") as name, training_bench(Path(name)) as bench:
@@ -47,7 +47,7 @@ def nightly_sessions(kills_of: Mapping[str, int], seed: int) -> Iterator[str]:
 
 
 def nightly_platform(kills: int, seed: int) -> Iterator[str]:
-    """Kill a platform, its worker and the rollout server during one run; yields what failed."""
+    """Kill a platform, its worker and the rollout server during one run; yields the failures."""
     environment = {**os.environ, "NIGHTLY": "1", "OSMOSIS_KILLS": str(kills), "KILL_SEED": str(seed)}
     command = [sys.executable, "-m", "pytest", "-q", "-s", _PLATFORM_TEST]
     if subprocess.run(command, cwd=ROOT, env=environment).returncode:
@@ -55,13 +55,13 @@ def nightly_platform(kills: int, seed: int) -> Iterator[str]:
 
 
 def main() -> None:
-    """Run the series and say what failed."""
+    """Execute the series and print the failures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
         "--kills",
         type=int,
         default=6,
-        help="how often the trainer, or what --only names, is killed (default: 6)",
+        help="kills of the trainer, or of the victim of --only (default: 6)",
     )
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--only", choices=("trainer", "server", "platform"))

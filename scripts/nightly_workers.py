@@ -1,15 +1,16 @@
-"""Kill and cut off everything that a run depends on, in a random mixture, and compare what comes of it with a calm run.
+"""Kill or cut off everything that a run depends on, in random order, and compare the results with an undisturbed run.
 
     python scripts/nightly_workers.py [--seed N] [--faults worker=10,server=10,…] [--minutes 20] [--slack-s 0]
     python scripts/nightly_workers.py --ray [raylet=3,head=3] [--lease-s 3]
 
-A real platform on a real PostgreSQL and a real S3 store, two machines that take its runs, each by a relay that can be
-cut, and a model that takes its time. `kill -9` of worker, rollout server, platform, PostgreSQL, store and machine, and
-cuts of half a lease and of two leases fall into run after run, some of them into what the one before left behind. What
-the platform had accepted of a run must stay, nothing may stand twice, samples, their conversations and numbers must be those
-of the undisturbed run; a worker that has ended leaves no process for longer than ten seconds, one that was cut off has nothing
-running after two terms, and a run that can move to the other machine does so within two leases. A fault counts where
-the journal of its run shows that it fell in mid-run. With ``--ray`` it is raylets and heads of a Ray cluster that are killed. Fails when anything of this does not hold.
+A platform with PostgreSQL and an S3 store, two worker machines behind relays that can be cut, and a slow model execute one
+evaluation after another. Faults are `kill -9` of worker, rollout server, platform, PostgreSQL, store and machine, and network
+cuts of half a lease and of two leases; some follow the previous one at once. A fault counts if the journal shows that it was
+in mid-run. With ``--ray``, raylets and heads of a Ray cluster are killed instead. The exit status is 1 unless all of this holds:
+
+- Accepted records are never lost, changed or doubled; samples, conversations and metrics equal those of an undisturbed run.
+- A run that can move to the other machine does so within two leases.
+- No process outlives its worker by more than ten seconds; a machine that was cut off runs no rollout after two leases.
 """
 
 from __future__ import annotations
@@ -23,31 +24,33 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-# What is killed and compared here is what the tests kill and compare once.
+# The helpers are those of the tests.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from nightly.faults import KINDS, plan
 from nightly.machines import LEASE_S, World
-from nightly.ray_faults import RAY_KINDS, run_on_ray
 from nightly.series import Series
 from nightly.verdicts import Verdicts
 
 EACH, EACH_OF_RAY = 10, 3
+RAY_KINDS = ("raylet", "head")
 
 
 def read_counts(words: str, kinds: Sequence[str] = KINDS, each: int = EACH) -> dict[str, int]:
-    """Return how many faults of each kind are asked for: ``worker=10,s3=2``; a kind alone is meant ``each`` times."""
+    """Read the number of faults of each kind: ``worker=10,s3=2``; a kind without a number has ``each``."""
     counts: dict[str, int] = {}
     for word in filter(None, words.split(",")):
         kind, _, count = word.partition("=")
         if kind not in kinds or not (count or "1").isdecimal():
-            raise argparse.ArgumentTypeError(f"`{word}`: say KIND=COUNT, with a kind of {', '.join(kinds)}")
+            raise argparse.ArgumentTypeError(
+                f"`{word}` is not KIND=COUNT with one of the kinds {', '.join(kinds)}"
+            )
         counts[kind] = int(count or each)
     return counts
 
 
 def run_series(given: argparse.Namespace, counts: Mapping[str, int]) -> Verdicts:
-    """Let the faults fall; return what was found."""
+    """Inject the faults; return the results."""
     draw, verdicts = random.Random(given.seed), Verdicts()
     faults = plan(counts, draw)
     until = time.monotonic() + given.minutes * 60
@@ -66,12 +69,14 @@ def run_series(given: argparse.Namespace, counts: Mapping[str, int]) -> Verdicts
         if verdicts.violations:
             world.keep_logs(given.logs)
     if faults:
-        verdicts.violate(f"{len(faults)} faults did not fall within {given.minutes:g} minutes")
+        verdicts.violate(f"{len(faults)} faults were not injected within {given.minutes:g} minutes")
     return verdicts
 
 
 def run_on_cluster(given: argparse.Namespace) -> Verdicts:
-    """Let nodes and head of a Ray cluster fall; return what was found."""
+    """Kill nodes and the head of a Ray cluster; return the results."""
+    from nightly.ray_faults import run_on_ray
+
     verdicts = Verdicts()
     sizes = {"rows": given.rows, "attempts": given.attempts, "latency_ms": given.latency_ms}
     until = time.monotonic() + given.minutes * 60
@@ -86,7 +91,7 @@ def run_on_cluster(given: argparse.Namespace) -> Verdicts:
 
 
 def main() -> int:
-    """Run the series; return the exit status."""
+    """Execute the series; return the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -96,7 +101,7 @@ def main() -> int:
         type=read_counts,
         default=dict.fromkeys(KINDS, EACH),
         metavar="KIND=COUNT,…",
-        help=f"how many of each of {', '.join(KINDS)} (default: {EACH} each)",
+        help=f"number of faults of each kind: {', '.join(KINDS)} (default: {EACH} each)",
     )
     parser.add_argument(
         "--ray",
@@ -104,25 +109,25 @@ def main() -> int:
         nargs="?",
         const=dict.fromkeys(RAY_KINDS, EACH_OF_RAY),
         metavar="KIND=COUNT,…",
-        help=f"instead: kill {' and '.join(RAY_KINDS)} of a Ray cluster so often (default: {EACH_OF_RAY} each)",
+        help=f"kill {' and '.join(RAY_KINDS)} of a Ray cluster instead (default: {EACH_OF_RAY} each)",
     )
     parser.add_argument(
-        "--lease-s", type=float, default=LEASE_S, help="of runs on the Ray cluster (default: 3)"
+        "--lease-s", type=float, default=LEASE_S, help="lease for runs on the Ray cluster (default: 3)"
     )
-    parser.add_argument("--minutes", type=float, default=20.0, help="no fault falls later (default: 20)")
-    parser.add_argument("--slack-s", type=float, default=0.0, help="how much later a busy machine may be")
-    parser.add_argument("--rows", type=int, default=100, help="of each run")
-    parser.add_argument("--attempts", type=int, default=4, help="on each row")
-    parser.add_argument("--latency-ms", type=float, default=200.0, help="of the model")
-    parser.add_argument("--logs", type=Path, help="where logs are copied to when something did not hold")
+    parser.add_argument("--minutes", type=float, default=20.0, help="time limit for the faults (default: 20)")
+    parser.add_argument("--slack-s", type=float, default=0.0, help="added to time limits, for a busy machine")
+    parser.add_argument("--rows", type=int, default=100, help="rows of each run")
+    parser.add_argument("--attempts", type=int, default=4, help="attempts on each row")
+    parser.add_argument("--latency-ms", type=float, default=200.0, help="latency of the model")
+    parser.add_argument("--logs", type=Path, help="directory for the logs if a check fails")
     given = parser.parse_args()
     print(f"seed {given.seed}, faults {given.ray or given.faults}", flush=True)
     began = time.monotonic()
     verdicts = run_on_cluster(given) if given.ray else run_series(given, given.faults)
     print(verdicts.table())
     print(
-        f"{time.monotonic() - began:.0f} s; a machine that was cut off had nothing running after "
-        f"{verdicts.slowest_rest_s:.1f} s at most, a worker's processes outlived it by {verdicts.slowest_outlived_s:.1f} s"
+        f"{time.monotonic() - began:.0f} s; machines that were cut off ended their rollouts after at most "
+        f"{verdicts.slowest_rest_s:.1f} s; processes outlived their worker by at most {verdicts.slowest_outlived_s:.1f} s"
     )
     for violation in verdicts.violations:
         print(f"VIOLATION: {violation}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What clients of a platform do in benchmarks: requests whose times are noted, submits, and waiting for a run."""
+"""Clients of a platform in benchmarks: timed requests, submits, uploads, and waiting for a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WAIT_LIMIT_S = 600.0
 
 @dataclass
 class Latencies:
-    """What clients experienced: milliseconds by kind of request, and what went wrong."""
+    """Milliseconds by kind of request, and errors."""
 
     by_kind: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     errors: list[str] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Job:
 
 
 async def guarded(client: Awaitable[None], seen: Latencies) -> None:
-    """Note what ends a client before its time."""
+    """Record the error that ends a client."""
     try:
         await client
     except Exception as error:
@@ -79,7 +79,7 @@ async def guarded(client: Awaitable[None], seen: Latencies) -> None:
 async def request(
     session: aiohttp.ClientSession, seen: Latencies, kind: str, url: str, method: str = "GET", **options: Any
 ) -> Any:
-    """Send one request and note how long its whole reply took; anything but a success is an error."""
+    """Send a request and record the time of its whole reply; any status but a success is an error."""
     started = time.perf_counter()
     try:
         async with session.request(method, url, **options) as reply:
@@ -118,7 +118,7 @@ async def until(
     deadline = time.monotonic() + WAIT_LIMIT_S
     while not reached(await get_run(session, platform, name)):
         if time.monotonic() > deadline:
-            raise SystemExit(f"run {name} did not get there in {WAIT_LIMIT_S:.0f} s")
+            raise SystemExit(f"run {name} did not reach the expected state in {WAIT_LIMIT_S:.0f} s")
         await asyncio.sleep(every_s)
 
 
@@ -141,7 +141,7 @@ async def upload(
     content: bytes,
     pause: Callable[[], Awaitable[None]] = lambda: asyncio.sleep(0.05),
 ) -> None:
-    """Upload a dataset as the command line does, and wait until it has been checked."""
+    """Upload a dataset like the command line, and wait until it has been checked."""
     announced = {"file_name": name, "file_size": len(content), "extension": "jsonl"}
     created = await request(
         session, seen, "upload: announce", url + routes.DATASETS, "POST", headers=headers, json=announced

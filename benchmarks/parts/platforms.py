@@ -1,4 +1,4 @@
-"""Platforms for benchmarks: real processes, with people, a repository and as many finished runs as wanted."""
+"""Platforms and workers for benchmarks: real processes, with users, a repository and finished runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun, DbSample, DbUser
 from osmosis_ai.platform.workspaces import WorkspaceStore
 
-BENCHMARKS = Path(__file__).parents[1]
+OSMOSIS = (sys.executable, "-m", "osmosis_ai")
+POOL = "bench"
 IDENTITY, EMPTY_IDENTITY = "bench/agents", "bench/nothing"
 START_LIMIT_S = 120.0
 ROLLOUT = """
@@ -63,19 +64,13 @@ if __name__ == "__main__":
 
 @dataclass(frozen=True)
 class Platform:
-    """A running platform and who may use it; ``tokens`` are of one user each."""
+    """A running platform and its users' tokens."""
 
     url: str
     tokens: list[str]
     pid: int
-
-    def cpu_s(self) -> float:
-        """Return the processor time its own process has used; nan where the system does not tell."""
-        try:
-            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            return math.nan
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    home: Path
+    settings: dict[str, str]
 
     def headers(self, identity: str = IDENTITY, client: int = 0) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.tokens[client]}", "X-Osmosis-Git": identity}
@@ -93,37 +88,75 @@ def platform(
     checkout: Path | None = None,
     **settings: str,
 ) -> Iterator[Platform]:
-    """Make a platform with users, a workspace with runs and one without, and start it on a free port.
+    """Create a platform with users, a workspace with runs and an empty one, and start it on a free port.
 
-    It executes as many runs at once as it has ``slots``. A ``checkout`` is another one's directory: its code makes the
-    database and runs the platform.
+    It executes ``slots`` shards at once. With a ``checkout``, the code of that directory creates the database and runs
+    the platform.
     """
-    config = PlatformConfig(home=home, port=free_port())
+    database = settings.get("OSMOSIS_DATABASE_URL", "")
+    config = PlatformConfig(home=home, port=free_port(), database_url=database)
     if checkout is None:
         tokens = fill(config, repository, users, runs, samples)
     else:
         arguments = map(str, (home, config.port, repository, users, runs, samples))
         filled = subprocess.run(
             [sys.executable, "-m", "parts.platforms", *arguments],
-            cwd=BENCHMARKS,
+            cwd=checkout / "benchmarks",
             env=environment_of(checkout),
             stdout=subprocess.PIPE,
             check=True,
         )
         tokens = json.loads(filled.stdout)
-    with started(home, config.port, checkout, OSMOSIS_EXECUTOR_SLOTS=str(slots), **settings) as pid:
-        yield Platform(config.base_url, tokens, pid)
+    settings["OSMOSIS_EXECUTOR_SLOTS"] = str(slots)
+    with started(home, config.port, checkout, **settings) as pid:
+        yield Platform(config.base_url, tokens, pid, home, settings)
+
+
+def worker_token(running: Platform) -> Path:
+    """Create a token for workers of the pool ``bench``; return its file."""
+    file = running.home.parent / "worker.token"
+    subprocess.run(
+        [*OSMOSIS, "platform", "worker-token", "create", "--pool", POOL, "--output", str(file)],
+        env={**environment_of(None), "OSMOSIS_HOME": str(running.home), **running.settings},
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
+    return file
+
+
+@contextlib.contextmanager
+def machines(running: Platform, count: int) -> Iterator[None]:
+    """Run ``osmosis platform worker`` for the pool ``bench``, with one slot and a data directory each."""
+    token, directory = worker_token(running), running.home.parent
+    command = [*OSMOSIS, "platform", "worker", "--pool", POOL, "--slots", "1"]
+    with contextlib.ExitStack() as stack:
+        for number in range(count):
+            home = directory / f"machine-{number}"
+            process = subprocess.Popen(
+                [*command, "--url", running.url, "--token-file", str(token)],
+                env={
+                    **environment_of(None),
+                    "OSMOSIS_HOME": str(home),
+                    "OSMOSIS_CACHE_DIR": str(directory / "cache"),
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=stack.enter_context((directory / f"{home.name}.log").open("w")),
+            )
+            stack.callback(process.wait)
+            stack.callback(process.terminate)
+        yield
 
 
 def environment_of(checkout: Path | None) -> dict[str, str]:
-    """Return this process's environment without settings of ours, for the code of a checkout (None: this one's)."""
+    """Return the environment without Osmosis settings; with a checkout, Python imports its code."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("OSMOSIS_")}
     return kept if checkout is None else kept | {"PYTHONPATH": str(checkout / "src")}
 
 
 @contextlib.contextmanager
 def started(home: Path, port: int, checkout: Path | None = None, **settings: str) -> Iterator[int]:
-    """Run a platform over a data directory with these settings, and give its process once it answers."""
+    """Run a platform on a data directory; gives its process id once it answers."""
     environment = environment_of(checkout) | {
         "OSMOSIS_HOME": str(home),
         "OSMOSIS_CACHE_DIR": str(home.parent / "cache"),
@@ -132,7 +165,7 @@ def started(home: Path, port: int, checkout: Path | None = None, **settings: str
     log = home.parent / f"{home.name}.log"
     with log.open("w") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "osmosis_ai", "platform", "start", "--port", str(port)],
+            [*OSMOSIS, "platform", "start", "--port", str(port)],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -156,7 +189,7 @@ def wait_until_it_answers(port: int, process: subprocess.Popen[bytes], log: Path
 
 
 def fill(config: PlatformConfig, repository: Path, users: int, runs: int, samples: int) -> list[str]:
-    """Write accounts and finished runs into a new database; return a token of every user."""
+    """Write accounts and finished runs into a new database; return a token for each user."""
     config.prepare_home()
     clock = SystemClock()
     db = Database(config.database_url)
@@ -176,7 +209,7 @@ def fill(config: PlatformConfig, repository: Path, users: int, runs: int, sample
 
 
 def write_runs(db: Database, workspace_id: str, creator: DbUser, runs: int, samples: int) -> None:
-    """Write finished runs, the samples shared out evenly."""
+    """Write finished runs with an equal number of samples each."""
     each = math.ceil(samples / runs)
     for first in range(0, runs, 5_000):
         numbers = range(first, min(first + 5_000, runs))
@@ -188,7 +221,7 @@ def write_runs(db: Database, workspace_id: str, creator: DbUser, runs: int, samp
 
 
 def run_row(workspace_id: str, creator_id: str, number: int) -> dict[str, Any]:
-    """Return a run of the size that real ones have."""
+    """Return a row of realistic size."""
     created = datetime(2026, 1, 1, tzinfo=timezone.utc) + timedelta(seconds=number)
     return {
         "id": f"run_{number:024x}",
@@ -249,7 +282,7 @@ def sample_row(run: int, row: int) -> dict[str, Any]:
 
 
 def make_repository(root: Path) -> Path:
-    """Make a Git repository with a rollout of one model call."""
+    """Create a Git repository with a rollout of one model call."""
     rollout = root / "rollouts" / "bench"
     rollout.mkdir(parents=True)
     (rollout / "main.py").write_text(ROLLOUT)
@@ -269,5 +302,5 @@ def free_port() -> int:
 if __name__ == "__main__":
     place, port, repository, *counts = sys.argv[1:]
     users, runs, samples = map(int, counts)
-    told = fill(PlatformConfig(home=Path(place), port=int(port)), Path(repository), users, runs, samples)
-    print(json.dumps(told))
+    config = PlatformConfig(home=Path(place), port=int(port))
+    print(json.dumps(fill(config, Path(repository), users, runs, samples)))

@@ -1,4 +1,4 @@
-"""The processor time of processes and of what they started, from /proc."""
+"""CPU time of processes and of their descendants, from /proc."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def cpu_s(pid: int) -> float:
-    """Return the processor time a process and what it waited for have used; nan where the system does not tell."""
+    """Return the CPU time (user and system) of a process and of its children that have ended; nan if unknown."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -17,7 +17,7 @@ def cpu_s(pid: int) -> float:
 
 
 def tree(pid: int) -> set[int]:
-    """Return a process and all that descend from it and live."""
+    """Return a process and its living descendants."""
     found, ahead = {pid}, [pid]
     while ahead:
         for task in Path(f"/proc/{ahead.pop()}/task").glob("*/children"):
@@ -31,5 +31,5 @@ def tree(pid: int) -> set[int]:
 
 
 def tree_cpu_s(pid: int) -> float:
-    """Return the processor time of a process, of all that descend from it, and of those of them that were waited for."""
+    """Return the CPU time of a process and of all descendants, including ended ones."""
     return sum(seconds for each in tree(pid) if not math.isnan(seconds := cpu_s(each)))

@@ -4,14 +4,14 @@
 #SBATCH --mem=32G
 #SBATCH --gres=gpu:1
 #SBATCH --time=08:00:00
-# Two minutes before the time is up: the worker puts its run aside, and the next one goes on.
-#SBATCH --signal=B:TERM@120
+# SIGTERM before the time is up: the worker releases its run, and another one continues it.
+#SBATCH --signal=B:TERM@330
 #SBATCH --output=osmosis-worker-%j.log
 set -euo pipefail
 
 export OSMOSIS_HOME="${SLURM_TMPDIR:-${TMPDIR:-/tmp}}/osmosis-$SLURM_JOB_ID"
 
-# `exec`, so that the signal reaches the worker and no shell in between.
+# `exec` replaces the shell, so the worker receives the signal.
 exec /opt/osmosis/.venv/bin/osmosis platform worker \
   --plain \
   --url https://osmosis.example.com \

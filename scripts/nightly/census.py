@@ -1,4 +1,4 @@
-"""Who is alive: the processes of workers, seen again and again, also when they belong to nobody any more."""
+"""Watches the processes of workers and all their descendants, including orphaned ones."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import NamedTuple
 from tests.e2e.platform_process import WORKER
 
 OUTLIVED_S = 10.0
-"""For how long something of a worker's may outlive it."""
+"""How long descendants of a worker may outlive it, in seconds."""
 _LOOK_S = 0.15
 
 
 class Living(NamedTuple):
-    """A process; its number alone may be given to another one later."""
+    """A process; its id alone may be reused later."""
 
     pid: int
     began: int
@@ -26,33 +26,33 @@ class Living(NamedTuple):
 
 @dataclass(eq=False)
 class WatchedWorker:
-    """A worker, and everything that it started, it or what it started.
+    """A worker and its descendants.
 
     Attributes:
-        ended_at: when it was found gone, and
-        quiet_at: when everything below it was, too; monotonic seconds.
+        ended_at: When it was found to have ended, in monotonic seconds.
+        quiet_at: When all its descendants had ended, too.
     """
 
     process: Living
     host: int
-    run_id: str
+    shard_id: str
     below: set[Living] = field(default_factory=set)
     ended_at: float | None = None
     quiet_at: float | None = None
 
     @property
     def outlived_s(self) -> float:
-        """For how long something of it lived on."""
+        """How long its descendants have outlived it."""
         if self.ended_at is None:
             return 0.0
         return (self.quiet_at or time.monotonic()) - self.ended_at
 
 
 class Census:
-    """Looks at all processes again and again, in a thread.
+    """Looks at all processes at short intervals, in a thread.
 
     Args:
-        hosts: returns the processes that start workers.
+        hosts: Returns the processes that start workers.
     """
 
     def __init__(self, hosts: Callable[[], Iterable[int]]) -> None:
@@ -64,18 +64,18 @@ class Census:
         self._thread.start()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop."""
         self._ended.set()
         self._thread.join()
 
     def worker_of(self, host: int) -> WatchedWorker | None:
-        """Return the worker that a host has now."""
+        """Return the current worker of a host."""
         with self._lock:
             at_work = (each for each in self._workers.values() if each.host == host and each.ended_at is None)
             return next(at_work, None)
 
     def below(self, worker: WatchedWorker, words: str = "") -> list[int]:
-        """Return what lives below a worker, as far as the words are in its command."""
+        """Return the living descendants of a worker whose command contains ``words``."""
         with self._lock:
             members = list(worker.below)
         return [
@@ -85,11 +85,11 @@ class Census:
         ]
 
     def command(self, pid: int) -> str:
-        """Return how a process was started, in short."""
+        """Return the start of a process's command."""
         return _command(pid).replace("\0", " ")[:200]
 
     def workers(self) -> list[WatchedWorker]:
-        """Return all that were ever seen."""
+        """Return all workers seen so far."""
         with self._lock:
             return list(self._workers.values())
 
@@ -102,9 +102,12 @@ class Census:
         with self._lock:
             for host in self._hosts():
                 for pid in children.get(host, ()):
-                    words = _command(pid).split("\0")
-                    if WORKER in words and (process := Living(pid, alive[pid])) not in self._workers:
-                        self._workers[process] = WatchedWorker(process, host, words[words.index(WORKER) + 1])
+                    process = Living(pid, alive[pid])
+                    if process not in self._workers and WORKER in _command(pid).split("\0"):
+                        with suppress(OSError):  # it has just ended
+                            # Workers run in the directory of their shard.
+                            shard_id = Path(f"/proc/{pid}/cwd").readlink().name
+                            self._workers[process] = WatchedWorker(process, host, shard_id)
             for worker in self._workers.values():
                 if worker.quiet_at is None:
                     self._update(worker, alive, children)
@@ -120,7 +123,7 @@ class Census:
 
 
 def _processes() -> tuple[dict[int, int], dict[int, list[int]]]:
-    """Return when each process began that lives, and the children of each."""
+    """Return the start time of each living process, and the children of each."""
     alive: dict[int, int] = {}
     children: dict[int, list[int]] = {}
     for directory in Path("/proc").iterdir():

@@ -1,4 +1,4 @@
-"""Which faults there are, in which order they fall, and what each of them does."""
+"""The faults: kinds, their order, and how each is injected."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from nightly.census import Census
 from nightly.machines import LEASE_S, Machine, World
 
 KINDS = ("worker", "server", "platform", "postgres", "s3", "machine", "half-cut", "two-cut")
-"""What is killed, and for how many leases a machine is cut off."""
+"""The part that is killed, or the number of leases for which a machine is cut off."""
 OWNER_LOST = frozenset({"worker", "machine", "two-cut"})
-"""Faults after which a run may have another owner."""
+"""Faults after which another machine may claim the shard."""
 _AWAY_S = {"platform": (0.0, 4.0), "postgres": (0.0, 6.0), "s3": (0.2, 6.0), "machine": (0.0, 4.0)}
 _LONG_AWAY_S = (10.5, 12.0)
-"""Longer than a database may be silent before every owner gets a whole term."""
+"""More than three leases."""
 _CUT_LEASES = {"half-cut": 0.5, "two-cut": 2.0}
 
 
@@ -30,14 +30,14 @@ class Fault:
     """One fault.
 
     Attributes:
-        kind: of :data:`KINDS`.
-        records: how many new records of its run it waits for.
-        delay_s: how long it waits then.
-        away_s: for how long what it hits is away.
-        rides: whether it waits for no records, and falls into what the one before it left behind.
-        refuses: of a cut, whether who connects is refused and not left without an answer.
-        forgets: of a cut, whether connections are gone when it is over.
-        draw: between 0 and 1, chooses its target.
+        kind: One of :data:`KINDS`.
+        records: The number of new records of the run to wait for.
+        delay_s: The time to wait after that.
+        away_s: How long the target is unavailable.
+        rides: Whether it follows the previous fault without waiting for records.
+        refuses: Whether a cut refuses connections instead of leaving them without an answer.
+        forgets: Whether a cut closes the existing connections at its end.
+        draw: Chooses the target; between 0 and 1.
     """
 
     kind: str
@@ -51,12 +51,12 @@ class Fault:
 
 
 def plan(counts: Mapping[str, int], draw: random.Random) -> list[Fault]:
-    """Return so many faults of each kind, in a random order."""
+    """Return the given number of faults of each kind, in random order."""
     order = [kind for kind, count in sorted(counts.items()) for _ in range(count)]
     draw.shuffle(order)
     faults: list[Fault] = []
     for kind in order:
-        # A run whose owner goes again and again without a record in between is given up, and rightly so.
+        # A run fails if its owners are lost repeatedly without a record in between.
         rides = draw.random() < 0.35 and not (
             kind in OWNER_LOST and any(each.kind in OWNER_LOST for each in _burst(faults))
         )
@@ -76,7 +76,7 @@ def plan(counts: Mapping[str, int], draw: random.Random) -> list[Fault]:
 
 
 def _burst(faults: list[Fault]) -> list[Fault]:
-    """Return the faults since records were last waited for."""
+    """Return the faults since the last one that waited for records."""
     burst: list[Fault] = []
     for fault in reversed(faults):
         burst.append(fault)
@@ -95,22 +95,13 @@ def _away_s(kind: str, draw: random.Random) -> float:
 
 @dataclass(frozen=True)
 class Injected:
-    """A fault that was done.
-
-    Attributes:
-        heal: what brings back what is away; None where nothing is.
-    """
+    """A fault that was injected; ``heal`` restores what is unavailable, if anything is."""
 
     heal: Callable[[], None] | None = None
 
 
 class Injector:
-    """Does what faults say.
-
-    Args:
-        world: to which.
-        census: knows the processes of workers.
-    """
+    """Injects faults into a world."""
 
     def __init__(self, world: World, census: Census) -> None:
         self._world = world
@@ -118,7 +109,7 @@ class Injector:
         self._away: set[str] = set()
 
     def inject(self, fault: Fault, machine: Machine) -> Injected | None:
-        """Do it, to this machine where it hits one; None where there is nothing to hit just now."""
+        """Inject a fault, into this machine if it concerns one; None if its target does not exist now."""
         how = {
             "worker": lambda: self._kill_worker(machine),
             "server": lambda: self._kill_server(machine, fault.draw),
@@ -150,7 +141,7 @@ class Injector:
         return Injected(lambda: machine.heal(forgets=fault.forgets))
 
     def _kill_part(self, kind: str) -> Injected | None:
-        """Kill what all machines need; one that is away already is left alone."""
+        """Kill a part that all machines need, unless it is unavailable already."""
         world = self._world
         kill, start = {
             "platform": (lambda: world.platform.kill("platform"), world.start_platform),
@@ -177,13 +168,7 @@ def _killed(pid: int) -> Injected | None:
 
 
 class Healing:
-    """Brings something back, in a thread of its own, because others may have to be brought back meanwhile.
-
-    Args:
-        kind: of the fault.
-        due: when, in monotonic seconds.
-        heal: how.
-    """
+    """Restores the target of a fault in a thread, because several may be due at a time; ``due`` in monotonic seconds."""
 
     def __init__(self, kind: str, due: float, heal: Callable[[], None]) -> None:
         self.kind = kind
@@ -194,24 +179,20 @@ class Healing:
 
     @property
     def is_begun(self) -> bool:
-        """Whether it is under way."""
+        """Whether it is in progress or done."""
         return self._thread is not None
 
     def begin(self) -> None:
-        """Bring it back."""
+        """Begin to restore it."""
         self._thread = threading.Thread(target=self._work, name=f"heal {self.kind}", daemon=True)
         self._thread.start()
 
     def is_done(self) -> bool:
-        """Tell whether it is back.
-
-        Raises:
-            RuntimeError: it could not be brought back.
-        """
+        """Whether it is restored; a RuntimeError if that failed."""
         if self._thread is None or self._thread.is_alive():
             return False
         if self._error is not None:
-            raise RuntimeError(f"{self.kind} could not be brought back") from self._error
+            raise RuntimeError(f"{self.kind} could not be restored") from self._error
         return True
 
     def _work(self) -> None:

@@ -1,4 +1,4 @@
-"""The platform, its database, its store, its model, and two machines that work for it: each can be killed or cut off."""
+"""A platform, its database, its file store, a model, and two worker machines; each can be killed or cut off."""
 
 from __future__ import annotations
 
@@ -27,12 +27,7 @@ _OF_THE_PLATFORM = {"OSMOSIS_DATABASE_URL", "OSMOSIS_BLOBS_URL", *CREDENTIALS}
 
 
 class Machine:
-    """A machine that takes runs of the pool, under a home of its own, by a way of its own to the platform.
-
-    Args:
-        world: whose platform it works for.
-        name: of its home.
-    """
+    """A worker machine of the pool, with its own data directory and its own connection to the platform."""
 
     def __init__(self, world: World, name: str) -> None:
         self.name = name
@@ -43,7 +38,7 @@ class Machine:
         self.start()
 
     def start(self) -> None:
-        """Have it take runs."""
+        """Start its host."""
         own = {
             name: words for name, words in self._world.platform.env.items() if name not in _OF_THE_PLATFORM
         }
@@ -61,46 +56,55 @@ class Machine:
 
     @property
     def log(self) -> Path:
-        """What it says."""
+        """The output of its host."""
         return self._world.scratch.root / f"{self.name}.log"
 
     @property
     def is_up(self) -> bool:
-        """Whether it takes runs."""
+        """Whether its host is running."""
         return self.process.poll() is None
 
     def power_off(self) -> None:
-        """End it without a word."""
+        """Kill its host."""
         self.process.kill()
         self.process.wait()
 
     def cut(self, *, refuses: bool) -> None:
-        """Let nothing through between it and the platform; with ``refuses`` it is told so at once."""
+        """Cut it off from the platform; with ``refuses``, connections fail at once."""
         self.is_cut = True
         self.relay.cut(refuses=refuses)
 
     def heal(self, *, forgets: bool) -> None:
-        """Let everything through again."""
+        """Restore its connection."""
         self.relay.heal(forgets=forgets)
         self.is_cut = False
 
-    def journal(self, run_id: str, name: str) -> list[bytes]:
-        """Return the committed lines of its journal of a run; none where it has none."""
-        path = self.home / "runs" / run_id / "evaluation" / name / "events.jsonl"
-        with suppress(OSError):
-            return path.read_bytes().split(b"\n")[:-1]
+    def executes(self, shard_id: str, run_name: str) -> bool:
+        """Whether a shard on this machine belongs to the run."""
+        return self._evaluation(shard_id, run_name).exists()
+
+    def journal(self, run_name: str) -> list[bytes]:
+        """Return the committed lines of this machine's journal of a run."""
+        for path in self.home.glob(
+            str(self._evaluation("*", run_name).relative_to(self.home) / "events.jsonl")
+        ):
+            with suppress(OSError):
+                return path.read_bytes().split(b"\n")[:-1]
         return []
+
+    def _evaluation(self, shard_id: str, run_name: str) -> Path:
+        return self.home / "runs" / shard_id / "evaluation" / run_name
 
 
 class World:
-    """All of it, under one directory.
+    """All parts, under one directory.
 
     Args:
-        directory: empty, or not there.
-        rows, attempts: of the evaluation that is run again and again.
-        latency_ms: of the model.
-        executor: settings of the platform that say who executes its runs; without any it is the two machines.
-        lease_s: how long leases of runs last.
+        directory: Empty or missing.
+        rows, attempts: The size of the evaluation that is executed repeatedly.
+        latency_ms: The latency of the model.
+        executor: Settings of the platform's executor; if None, two worker machines execute the runs.
+        lease_s: The lease of the platform.
     """
 
     def __init__(
@@ -153,26 +157,26 @@ class World:
         self.scratch.push()
 
     def start_platform(self) -> None:
-        """Start the platform as what watches over services does: again, where it ends because its database is away."""
+        """Start the platform, repeatedly while its database is unavailable, like a service manager."""
         until = time.monotonic() + _STARTS_FOR_S
         while True:
-            with suppress(ValueError):  # it said nothing
+            with suppress(ValueError):  # it ended without a URL
                 self.platform.start()
                 return
             self.platform.process.wait()
             if time.monotonic() > until:
-                raise RuntimeError("the platform does not start; its log says why")
-            time.sleep(0.3)  # what watches over services does the same
+                raise RuntimeError("the platform does not start; see platform.log")
+            time.sleep(0.3)
 
     def keep_logs(self, directory: Path | None) -> None:
-        """Copy what the platform and its machines said, where somebody wants to read it."""
+        """Copy the logs of the platform and the machines, if a directory is given."""
         if directory is not None:
             directory.mkdir(parents=True, exist_ok=True)
             for log in self.scratch.root.glob("*.log"):
                 shutil.copy(log, directory)
 
     def close(self) -> None:
-        """End everything that was started here."""
+        """End all processes."""
         for machine in self.machines:
             machine.process.send_signal(signal.SIGKILL)
             machine.process.wait()

@@ -1,7 +1,7 @@
-"""A model that takes its time and has something to say: right, wrong, or a tool to be called first.
+"""A model with a fixed latency whose answers are right, wrong, or tool calls.
 
-What it answers depends on the conversation and the seed alone, so that what is asked again gets the same. As a process
-it prints its address, then serves until it is ended:
+An answer depends on the conversation and the seed only, so repeated requests get the same one. As a process it prints its
+address, then serves until it is ended:
 
     python scripts/nightly/paced_model.py --latency-ms 200
 """
@@ -25,7 +25,7 @@ _FACTORS = re.compile(r"-?\d[\d,]*")
 
 
 def answer(body: dict[str, Any]) -> Reply:
-    """Return what is answered to a request for a chat completion: each kind of answer now and then."""
+    """Return the answer to a chat completion request."""
     messages = body["messages"]
     draw = hashlib.sha256(json.dumps([messages, body.get("seed")], sort_keys=True).encode()).digest()
     question = next(message["content"] for message in messages if message["role"] == "user")

@@ -1,4 +1,4 @@
-"""Faults of a Ray cluster that executes a platform's runs: its nodes and its head are killed, and the runs go on."""
+"""Kills nodes and the head of a Ray cluster that executes a platform's runs."""
 
 from __future__ import annotations
 
@@ -9,27 +9,19 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.e2e.platform_process import Run
-from tests.platform.runs.execute.real_ray import HEAD, RAY, RealRay
+from tests.platform.real_ray import HEAD, RAY, RealRay
 
 from nightly.machines import CONFIG, World
 from nightly.verdicts import Ledger, RunWatch, Verdicts
 
-RAY_KINDS = ("raylet", "head")
 _LOOK_S = 0.2
 _NODES = 2
 _STUCK_S = 600.0
-"""A cluster whose head was killed takes its time to find that out, and to start anew."""
+"""The maximum time without progress: a cluster needs minutes to restart after its head was killed."""
 
 
 class RayFaults:
-    """Kills parts of a cluster in mid-run.
-
-    Args:
-        directory: for the platform's files.
-        cluster: that executes its runs.
-        verdicts: takes what is found.
-        sizes: of the runs, as :class:`~nightly.machines.World` takes them.
-    """
+    """Kills parts of a cluster in mid-run; ``sizes`` are arguments of :class:`~nightly.machines.World`."""
 
     def __init__(
         self, directory: Path, cluster: RealRay, verdicts: Verdicts, sizes: Mapping[str, float]
@@ -49,12 +41,12 @@ class RayFaults:
         self._changed_at = time.monotonic()
 
     def close(self) -> None:
-        """End the platform and what belongs to it."""
+        """End the platform."""
         self._ledger.close()
         self.world.close()
 
     def run(self, kinds: list[str], draw: random.Random, until: float) -> list[str]:
-        """Let each fall in the middle of some run; return those for which there was no time."""
+        """Inject each fault in the middle of a run; return those for which there was no time."""
         calm = self._submit()
         while not calm.is_over:
             self._look(calm)
@@ -75,7 +67,7 @@ class RayFaults:
         return kinds
 
     def _node_of(self, watch: RunWatch) -> str | None:
-        """Return the node that works on a run; None where none does."""
+        """Return the node that executes a run."""
         program = f"worker\0--run\0{watch.run.id}"
         return next((name for name in self._nodes if self._cluster.processes(program, name)), None)
 
@@ -87,7 +79,7 @@ class RayFaults:
         else:
             self._cluster.kill_head()
             self._cluster.start_head()
-            self._nodes.clear()  # they find no cluster of theirs any more, and end in their own time
+            self._nodes.clear()  # they do not find their cluster and end by themselves
         tally, watch.last_kind = self._verdicts.of(kind), kind
         tally.done, tally.counted = tally.done + 1, tally.counted + (0 < at < self.world.samples)
         print(f"  {kind} at {at} of {self.world.samples} of {watch.run.name}", flush=True)
@@ -99,10 +91,9 @@ class RayFaults:
         if watch.attempt > attempt:
             took_s = time.monotonic() - began
             tally.takeovers.append(took_s)
-            # How long a head takes to start is Ray's affair, and the machine's.
             away_s = took_s if answered_at is None else answered_at - began
             print(
-                f"  {watch.run.name} goes on after {took_s:.1f} s; the cluster answered again after {away_s:.1f} s",
+                f"  {watch.run.name} continues after {took_s:.1f} s; the cluster answered again after {away_s:.1f} s",
                 flush=True,
             )
 
@@ -113,7 +104,7 @@ class RayFaults:
         self._cluster.start_node(name)
 
     def _start_what_ended(self) -> None:
-        """Start again what gave up starting: on a busy machine Ray's half a minute is soon over."""
+        """Restart nodes that ended: on a busy machine, Ray's start timeout of 30 s may be exceeded."""
         if not self._cluster.is_up(HEAD):
             self._cluster.kill_head()
             self._cluster.start_head()
@@ -132,7 +123,7 @@ class RayFaults:
                 self._seen, self._changed_at = state, time.monotonic()
             watch.update(row)
         if time.monotonic() - self._changed_at > _STUCK_S:
-            raise RuntimeError(f"{watch.run.name} does not go on, at {len(watch.accepted)}")
+            raise RuntimeError(f"{watch.run.name} makes no progress, at {len(watch.accepted)}")
         time.sleep(_LOOK_S)
 
     def _fetch(self, watch: RunWatch) -> None:
@@ -156,13 +147,13 @@ def run_on_ray(
     until: float,
     sizes: Mapping[str, float],
 ) -> None:
-    """Kill so many raylets and heads in mid-run; says why not where there is no Ray."""
+    """Kill raylets and heads in mid-run; prints why not without Ray."""
     if RAY is None:
-        print("raylet and head are left alone: Ray is not installed (`pip install '.[ray]'`)")
+        print("Ray is not installed (`pip install '.[ray]'`)")
         return
     kinds = [kind for kind, count in sorted(counts.items()) for _ in range(count)]
     draw.shuffle(kinds)
-    # A Unix socket's path is short.
+    # Paths of Unix sockets must be short.
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as name:
         directory = Path(name)
         own = {"OSMOSIS_HOME": str(directory / "home"), "OSMOSIS_CACHE_DIR": str(directory / "cache")}
@@ -181,4 +172,4 @@ def run_on_ray(
         finally:
             cluster.close()
     if left:
-        verdicts.violate(f"{len(left)} faults of the cluster did not fall in time")
+        verdicts.violate(f"{len(left)} faults of the cluster were not injected in time")

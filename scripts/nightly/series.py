@@ -1,4 +1,4 @@
-"""A series of runs with faults falling into them, and what has to hold while they do."""
+"""A series of runs with faults, and the checks during and after each run."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from nightly.verdicts import Ledger, RunWatch, Verdicts
 
 _LOOK_S = 0.1
 _PATIENCE_S = 20.0
-"""For how long a fault waits for something that it could hit."""
+"""How long a fault waits for a target, in seconds."""
 _STUCK_S = 180.0
-"""Without a fault, a record or a change of anything."""
+"""The maximum time without a fault, a record or a change of state, in seconds."""
 _GIVEN_UP_TAKEOVER_S = 60.0
 
 
@@ -33,7 +33,7 @@ class _Takeover:
 
 @dataclass
 class _Rest:
-    """A machine that was cut off, and whose worker is to have nothing running after two terms."""
+    """A machine that was cut off; its worker must have ended its rollouts within two leases."""
 
     machine: Machine
     worker: WatchedWorker
@@ -43,14 +43,13 @@ class _Rest:
 
 
 class Series:
-    """Runs evaluations until all faults have fallen, or the time is over.
+    """Executes evaluations until all faults have been injected, or the time is over.
 
     Args:
-        world: of which parts.
-        faults: in their order.
-        verdicts: takes what is found.
-        until: in monotonic seconds.
-        slack_s: how much later than promised things may come to pass on a busy machine.
+        faults: In their order.
+        verdicts: Receives the results.
+        until: The end, in monotonic seconds.
+        slack_s: Added to every time limit, for a busy machine.
     """
 
     def __init__(
@@ -73,11 +72,7 @@ class Series:
         self._began = time.monotonic()
 
     def run(self, runs_at_once: Callable[[], int]) -> None:
-        """Do it.
-
-        Args:
-            runs_at_once: how many runs the next round has.
-        """
+        """Execute the series; ``runs_at_once`` returns the number of runs of the next round."""
         try:
             calm = self._calm()
             while self._faults and time.monotonic() < self._until:
@@ -88,7 +83,7 @@ class Series:
             self._ledger.close()
 
     def _calm(self) -> Run:
-        """Return an undisturbed run, finished and downloaded."""
+        """Execute and download an undisturbed run."""
         run = self._world.platform.submit(CONFIG)
         watch = RunWatch(run, self._verdicts)
         while not watch.is_over:
@@ -100,7 +95,7 @@ class Series:
         return run
 
     def _round(self, calm: Run, runs: int) -> None:
-        """Execute so many runs at once, and let faults fall until they have ended."""
+        """Execute runs in parallel, and inject faults until they have ended."""
         watches = [RunWatch(self._world.platform.submit(CONFIG), self._verdicts) for _ in range(runs)]
         self._mark, self._changed_at = 0, time.monotonic()
         self._waits_since = time.monotonic()
@@ -111,7 +106,7 @@ class Series:
                 self._let_fall(watches)
             if time.monotonic() - self._changed_at > _STUCK_S:
                 raise RuntimeError(
-                    f"nothing goes on: {[(w.run.name, w.status, len(w.accepted)) for w in watches]}"
+                    f"there is no progress: {[(w.run.name, w.status, len(w.accepted)) for w in watches]}"
                 )
             time.sleep(_LOOK_S)
         for watch in watches:
@@ -127,7 +122,7 @@ class Series:
     # -- faults --------------------------------------------------------------------------------
 
     def _let_fall(self, watches: list[RunWatch]) -> None:
-        """Let the next fault fall where its moment has come."""
+        """Inject the next fault if its moment has come."""
         fault, now = self._faults[0], time.monotonic()
         if self._takeover is not None and not fault.rides:
             return
@@ -150,11 +145,13 @@ class Series:
         tally = self._verdicts.of(fault.kind)
         tally.done, tally.counted = tally.done + 1, tally.counted + counted
         if not counted:
-            self._faults.append(fault)  # again, until it has fallen in mid-run
+            self._faults.append(fault)  # again, until it was injected in mid-run
         for each in watches:
             each.last_kind = fault.kind
-        when = "rides on the one before" if fault.rides else "in mid-run" if counted else "not in mid-run"
-        away = f", away for {fault.away_s:.1f} s" if injected.heal else ""
+        when = (
+            "right after the previous one" if fault.rides else "in mid-run" if counted else "not in mid-run"
+        )
+        away = f", unavailable for {fault.away_s:.1f} s" if injected.heal else ""
         self._say(
             f"{fault.kind} at {records} of {self._world.samples} of {watch.run.name} on {machine.name}{away} ({when})"
         )
@@ -179,20 +176,20 @@ class Series:
             self._rests.append(_Rest(machine, worker, machine.process.pid, time.monotonic()))
 
     def _owner(self, watch: RunWatch) -> Machine | None:
-        """Return the machine that works on a run; of two that both think so the one with more of it."""
+        """Return the machine that executes a run; of two that believe so, the one with the longer journal."""
         at_work = []
         for machine in self._world.machines:
             worker = self._census.worker_of(machine.process.pid)
-            if worker is not None and worker.run_id == watch.run.id:
+            if worker is not None and machine.executes(worker.shard_id, watch.run.name):
                 at_work.append(machine)
         return max(at_work, key=lambda machine: len(self._journal(watch, machine)), default=None)
 
     def _records(self, watch: RunWatch, machine: Machine | None) -> int:
-        """Return how far a run is; an owner that has just taken it over has yet to fetch its journal."""
+        """Return the number of records of a run; a new owner may not have fetched the journal yet."""
         return max(len(self._journal(watch, machine)) if machine else 0, len(watch.accepted))
 
     def _journal(self, watch: RunWatch, machine: Machine) -> list[bytes]:
-        return machine.journal(watch.run.id, watch.run.name)
+        return machine.journal(watch.run.name)
 
     def _heal(self) -> None:
         for healing in list(self._healings):
@@ -205,7 +202,7 @@ class Series:
                     self._end_rests()
                 healing.begin()
 
-    # -- what has to hold ----------------------------------------------------------------------
+    # -- checks --------------------------------------------------------------------------------
 
     def _look(self, watches: list[RunWatch]) -> None:
         for watch in watches:
@@ -248,12 +245,9 @@ class Series:
                 rest.quiet_s = time.monotonic() - rest.since
 
     def _end_rests(self) -> None:
-        """Check that a machine that was cut off for two lease terms had nothing running at their end.
-
-        Another machine may have been cut off since: it is checked when its own terms are over.
-        """
+        """Check that machines that were cut off for two leases have ended their rollouts."""
         self._look_at_rests()
-        over = time.monotonic() - 2 * LEASE_S + 1.0  # it began a moment after its fault
+        over = time.monotonic() - 2 * LEASE_S + 1.0  # the cut began a moment after its fault was noted
         ended = [rest for rest in self._rests if rest.since <= over]
         self._rests = [rest for rest in self._rests if rest.since > over]
         for rest in ended:
@@ -263,7 +257,7 @@ class Series:
             elif left and rest.host == rest.machine.process.pid:
                 commands = [self._census.command(pid) for pid in left]
                 self._verdicts.violate(
-                    f"on {rest.machine.name} live two terms after it was cut off: {commands}"
+                    f"processes on {rest.machine.name} two leases after it was cut off: {commands}"
                 )
 
     def _look_at_ends(self) -> None:
@@ -274,11 +268,11 @@ class Series:
             if outlived_s > OUTLIVED_S + self._slack_s and not is_known:
                 self._outlived.append(worker)
                 self._verdicts.violate(
-                    f"something outlived the worker of {worker.run_id} by {outlived_s:.0f} s"
+                    f"processes outlived the worker of {worker.shard_id} by {outlived_s:.0f} s"
                 )
 
     def _await_quiet(self) -> None:
-        """Wait until nothing is left of workers that have ended, as long as they may take."""
+        """Wait until all descendants of ended workers have ended, up to the limit."""
         until = time.monotonic() + OUTLIVED_S + self._slack_s + 1
         while any(worker.quiet_at is None and worker.ended_at for worker in self._census.workers()):
             self._look_at_ends()

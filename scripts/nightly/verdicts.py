@@ -1,4 +1,4 @@
-"""What became of runs: what the platform had accepted of them stays, and they end as the undisturbed one did."""
+"""Checks of runs: accepted records are kept, and the results equal those of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from tests.e2e.test_demo_platform import numbers, samples
 from tests.e2e.test_platform_kill import published
 
 Item = tuple[int, int]
-_STATE = "SELECT status, attempt, error FROM runs WHERE id = %s"
+_STATE = """
+SELECT status, (SELECT coalesce(sum(attempt), 0) FROM run_shards WHERE run_id = runs.id AND kind = 'work'), error
+FROM runs WHERE id = %s
+"""
 _ACCEPTED = "SELECT row_index, run_index, rollout_id FROM samples WHERE run_id = %s"
 
 
 @dataclass
 class RowOfRun:
-    """What the database says of a run.
-
-    Attributes:
-        accepted: the rollout that was recorded of each sample.
-    """
+    """The state of a run in the database; ``accepted`` has the rollout id of each recorded attempt."""
 
     status: str
     attempt: int
@@ -33,18 +32,14 @@ class RowOfRun:
 
 
 class Ledger:
-    """Reads what the platform has accepted, past the platform.
-
-    Args:
-        url: of its database.
-    """
+    """Reads accepted records from the platform's database (a URL)."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._connection: Any = None
 
     def read(self, run_id: str) -> RowOfRun | None:
-        """Return what there is of a run; None while the database does not answer."""
+        """Return the state of a run; None while the database is unavailable."""
         import psycopg
 
         with suppress(psycopg.Error):
@@ -60,14 +55,14 @@ class Ledger:
         return None
 
     def close(self) -> None:
-        """Read no more."""
+        """Close the connection."""
         if self._connection is not None:
             self._connection.close()
 
 
 @dataclass
 class Tally:
-    """What came of one kind of fault; ``takeovers`` and ``outlived`` in seconds."""
+    """The results of one kind of fault; ``takeovers`` in seconds."""
 
     done: int = 0
     counted: int = 0
@@ -78,12 +73,7 @@ class Tally:
 
 @dataclass
 class Verdicts:
-    """All that was found.
-
-    Attributes:
-        tallies: by kind of fault.
-        violations: what should not have been, a sentence each.
-    """
+    """All results: tallies by kind of fault, and violations, one sentence each."""
 
     tallies: dict[str, Tally] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
@@ -91,16 +81,16 @@ class Verdicts:
     slowest_outlived_s: float = 0.0
 
     def of(self, kind: str) -> Tally:
-        """Return the tally of a kind."""
+        """Return the tally of a kind of fault."""
         return self.tallies.setdefault(kind, Tally())
 
     def violate(self, sentence: str) -> None:
-        """Take note of what should not have been, and say it."""
+        """Record and print a violation."""
         self.violations.append(sentence)
         print(f"  VIOLATION: {sentence}", flush=True)
 
     def table(self) -> str:
-        """Return all kinds in a table."""
+        """Return the tallies as a table."""
         lines = [f"{'kind':<12}{'done':>6}{'counted':>9}{'lost':>6}{'doubled':>9}{'slowest takeover':>18}"]
         for kind, tally in sorted(self.tallies.items()):
             slowest = f"{max(tally.takeovers):.1f} s of {len(tally.takeovers)}" if tally.takeovers else "-"
@@ -111,12 +101,7 @@ class Verdicts:
 
 
 class RunWatch:
-    """One run under way, and what was accepted of it so far.
-
-    Args:
-        run: which.
-        verdicts: takes what is found.
-    """
+    """An active run and its accepted records; adds to ``verdicts``."""
 
     def __init__(self, run: Run, verdicts: Verdicts) -> None:
         self.run = run
@@ -131,33 +116,33 @@ class RunWatch:
         return self.status in ("finished", "failed", "stopped")
 
     def update(self, row: RowOfRun) -> None:
-        """Compare what is accepted now with what was."""
+        """Check that no accepted record was lost or changed."""
         gone = {item for item, rollout in self.accepted.items() if row.accepted.get(item) != rollout}
         if gone:
             self._verdicts.of(self.last_kind).lost += len(gone)
             self._verdicts.violate(
-                f"{self.run.name}: {len(gone)} accepted records are lost or others: {sorted(gone)[:5]}"
+                f"{self.run.name}: {len(gone)} accepted records were lost or changed: {sorted(gone)[:5]}"
             )
         self.accepted = row.accepted
         self.status, self.attempt = row.status, row.attempt
 
     def compare(self, calm: Run, results: int) -> None:
-        """Hold a run that has ended against the undisturbed one."""
+        """Compare a finished run with the undisturbed one."""
         name, violate = self.run.name, self._verdicts.violate
         self.compare_journal(results)
         if (mine := published(self.run.results)) != (theirs := published(calm.results)):
             other = [pair for pair in zip(mine, theirs) if pair[0] != pair[1]]  # noqa: B905 - one may be longer
-            violate(f"{name}: its samples are others than the undisturbed run's: {len(mine)}, {other[:3]}")
+            violate(f"{name}: its samples differ from those of the undisturbed run: {len(mine)}, {other[:3]}")
         if (mine_are := numbers(self.run.results)) != (calm_are := numbers(calm.results)):
-            violate(f"{name}: its numbers are others: {differing(mine_are, calm_are)}")
+            violate(f"{name}: its metrics differ: {differing(mine_are, calm_are)}")
         self._compare_conversations(calm)
 
     def compare_journal(self, results: int) -> None:
-        """Hold that every sample stands in the journal, and once."""
+        """Check that every attempt is in the journal exactly once."""
         keys = journal_keys(self.run.results)
         if doubled := len(keys) - len(set(keys)):
             self._verdicts.of(self.last_kind).doubled += doubled
-            self._verdicts.violate(f"{self.run.name}: {doubled} samples stand twice in its journal")
+            self._verdicts.violate(f"{self.run.name}: {doubled} attempts are in its journal twice")
         if set(keys) != set(self.accepted) or len(set(keys)) != results:
             self._verdicts.violate(
                 f"{self.run.name}: its journal has {len(set(keys))} of {results} samples, {len(self.accepted)} were accepted"
@@ -166,10 +151,10 @@ class RunWatch:
     def _compare_conversations(self, calm: Run) -> None:
         mine, theirs = samples(self.run.results), samples(calm.results)
         if other := [each for each in mine if mine[each] != theirs.get(each)]:
-            self._verdicts.violate(f"{self.run.name}: conversations are others: {other[:5]}")
+            self._verdicts.violate(f"{self.run.name}: conversations differ: {other[:5]}")
         if missing := sorted(theirs.keys() - mine.keys()):
             self._verdicts.violate(
-                f"{self.run.name}: {len(missing)} samples have no conversation: {missing[:5]}"
+                f"{self.run.name}: {len(missing)} attempts have no conversation: {missing[:5]}"
             )
 
 
@@ -180,7 +165,7 @@ def journal_keys(results: Path) -> list[Item]:
 
 
 def differing(one: Any, other: Any, place: str = "") -> list[str]:
-    """Return where two trees differ, and what stands there."""
+    """Return the paths at which two trees differ, with both values."""
     if isinstance(one, dict) and isinstance(other, dict):
         names: Sequence[str] = sorted({*one, *other})
         return [

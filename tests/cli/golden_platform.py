@@ -100,19 +100,19 @@ def starts(maze: Maze) -> None:
 
 def worker_finishes_run(maze: Maze) -> None:
     """Stop the worker after one run."""
-    from osmosis_ai.platform.runs.work.host_terms import HostTerms
-    from osmosis_ai.platform.runs.work.worked_runs import WorkedRun
+    from osmosis_ai.platform.worker.host import ExecutedShard, HostOptions
 
     def host_runs(
-        address: str, credential: str, terms: HostTerms, *, say: Callable[[str], None]
-    ) -> list[WorkedRun]:
-        say("took the run amber-fox-12 (attempt 1)")
-        return [WorkedRun("run_0123456789abcdef01234567", "amber-fox-12", 1, "left")]
+        address: str, token: str, options: HostOptions, *, say: Callable[[str], None]
+    ) -> list[ExecutedShard]:
+        say("executing the run amber-fox-12 (attempt 1)")
+        say("released the run amber-fox-12")
+        return [ExecutedShard("run_0123456789abcdef01234567", "amber-fox-12", 1, "left")]
 
     token = maze.scratch / "gpu.token"
     token.write_text("osmw_canary")
     token.chmod(0o600)
-    maze.patch.setattr("osmosis_ai.platform.runs.work.hosting.host_runs", host_runs)
+    maze.patch.setattr("osmosis_ai.platform.worker.host.host_runs", host_runs)
 
 
 def new_home(maze: Maze) -> None:

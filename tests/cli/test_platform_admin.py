@@ -14,7 +14,7 @@ from osmosis_ai.errors import OsmosisError
 from tests.cli.conftest import Cli
 from tests.cli.own_platform import add_pending_run, repository_of
 from tests.logins import hash_passwords_quickly
-from tests.platform.test_worker_access import offer
+from tests.platform.fake_worker import claim_request
 
 
 @pytest.fixture(autouse=True)
@@ -306,7 +306,7 @@ def test_a_worker_token_is_printed_alone_on_stdout_and_lets_a_machine_in(cli: Cl
     plain = done.out.strip()
     assert done.status == 0 and plain.startswith("osmw_") and len(plain.split()) == 1
     assert plain not in done.err
-    assert running.worker_access.authorize_claim(plain, offer()).pool == "gpu"
+    assert running.worker_access.authorize(plain, claim_request()).pool == "gpu"
 
 
 def test_a_worker_token_is_written_for_its_owner_alone_and_never_shown(
@@ -319,7 +319,7 @@ def test_a_worker_token_is_written_for_its_owner_alone_and_never_shown(
     assert made.status == 0 and plain not in made.out + made.err and str(file) in made.out
     assert f"--pool gpu --token-file {file.name}" in made.out
     assert file.stat().st_mode & 0o777 == 0o600
-    assert running.worker_access.authorize_claim(plain, offer()).workspaces == {home.id}
+    assert running.worker_access.authorize(plain, claim_request()).workspaces == {home.id}
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".gpu")] == []
 
 
@@ -368,7 +368,7 @@ def test_worker_tokens_are_listed_and_revoked(cli: Cli, running: Any) -> None:
     assert cli("platform", "worker-token", "revoke", made["id"], "--yes").status == 0
     assert envelope(cli, "worker-token", "revoke", made["id"])["status"] == "noop"
     with pytest.raises(OsmosisError, match="revoked"):
-        running.worker_access.authorize_claim(made["token"], offer())
+        running.worker_access.authorize(made["token"], claim_request())
     assert [item["pool"] for item in envelope(cli, "worker-token", "list")["items"]] == ["cpu"]
     assert [item["status"] for item in envelope(cli, "worker-token", "list", "--all")["items"]] == [
         "active",

@@ -21,18 +21,17 @@ import respx
 
 from osmosis_ai._version import __version__
 from osmosis_ai.api.credentials import CredentialStore
-from osmosis_ai.api.wire.workers import WorkerOffer
 from osmosis_ai.platform.config import PlatformConfig, from_environment
 from osmosis_ai.platform.process_state import PlatformProcess, only_platform_of
 from osmosis_ai.platform.ray_cluster import RayCluster
-from osmosis_ai.platform.runs.execute.ray_jobs import cluster_problem
-from osmosis_ai.platform.runs.work.http_link import HttpLink
+from osmosis_ai.platform.ray_jobs import cluster_problem
 from osmosis_ai.platform.server import run_platform
 from osmosis_ai.platform.services import build_services
+from osmosis_ai.platform.worker.client import WorkerClient
 from tests.cli.conftest import Cli
 from tests.e2e.platform_process import PATIENT_WORKER
-from tests.platform.runs.desk.desk_workers import offer
-from tests.platform.runs.execute.recorded_ray import TOKEN, RecordedRay
+from tests.platform.fake_ray import TOKEN, FakeRay
+from tests.platform.fake_worker import claim_request
 
 
 @pytest.fixture(autouse=True)
@@ -104,10 +103,8 @@ def test_a_platform_says_once_that_it_is_ready_and_stops_when_told(
 
     services = build_services(from_environment())
     _, plain = services.worker_access.create_token("gpu")
-    asks = WorkerOffer(
-        claim_id="a" * 32, sdk_version=__version__, machine="box-1", labels=["a100"], cpus=8, sandbox=True
-    )
-    services.worker_access.authorize_claim(plain, asks)
+    machine = claim_request(machine="box-1", labels=["a100"], cpus=8, sandbox=True)
+    services.worker_access.authorize(plain, machine)
     services.db.dispose()
     (worker,) = json.loads(cli("platform", "status", "--json").out)["data"]["workers"]
     assert (worker["machine"], worker["pool"], worker["labels"]) == ("box-1", "gpu", ["a100"])
@@ -252,9 +249,7 @@ def test_what_a_start_from_this_shell_would_lack_keeps_nobody_from_the_platform_
     token = tmp_path / "token"
     with run_platform(PlatformConfig(home=home, port=0)) as platform:
         assert cli("platform", "worker-token", "create", "--pool", "gpu", "--output", str(token)).status == 0
-        link = HttpLink(platform.config.base_url, token.read_text().strip())
-        assert link.claim(offer(machine="box-1")) is None
-        link.close()
+        claim(platform.config, token, machine="box-1")
         monkeypatch.setenv("OSMOSIS_EXECUTOR", "ray")
         monkeypatch.setenv("OSMOSIS_EXECUTOR_SLOTS", "many")
         done = cli("platform", "status", "--json")
@@ -263,6 +258,12 @@ def test_what_a_start_from_this_shell_would_lack_keeps_nobody_from_the_platform_
     assert (data["status"], [worker["machine"] for worker in data["workers"]]) == ("running", ["box-1"])
     assert cli("platform", "stop").out.startswith("No platform is running in")
     assert "OSMOSIS_RAY_ADDRESS must say where" in cli("platform", "start").err
+
+
+def claim(config: PlatformConfig, token: Path, **machine: Any) -> None:
+    client = WorkerClient(config.base_url, token.read_text().strip())
+    assert client.claim(claim_request(**machine)).assignment is None
+    client.close()
 
 
 @pytest.mark.integration
@@ -290,16 +291,14 @@ def test_a_worker_that_has_ended_is_listed_no_more(
             text=True,
         ) as worker:
             assert worker.stderr is not None
-            assert any("takes runs of" in line for line in worker.stderr)
+            assert any("executes runs of" in line for line in worker.stderr)
             if how == "SIGTERM":
                 assert listed() == (["gpu"], True)
                 worker.send_signal(signal.SIGTERM)
             assert worker.wait(300) == 0
         assert listed() == ([], False)
         # Started again, it is there at once.
-        link = HttpLink(platform.config.base_url, token.read_text().strip())
-        assert link.claim(offer()) is None
-        link.close()
+        claim(platform.config, token)
         assert listed() == (["gpu"], True)
 
 
@@ -332,7 +331,7 @@ def test_the_status_shows_that_the_ray_cluster_refuses_the_token(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(cluster_problem.__kwdefaults__, "within_s", 300.0)  # the machine may be busy
-    ray, token = RecordedRay(), tmp_path / "ray-token"
+    ray, token = FakeRay(), tmp_path / "ray-token"
     token.write_text("a-token-of-another-cluster")
     cluster = RayCluster("http://ray.example:8265", token)
     with (

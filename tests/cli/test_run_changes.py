@@ -291,6 +291,17 @@ def test_values_of_secrets_travel_with_the_retry_and_with_nothing_else(maze: Maz
     assert "sk-canary" not in str(sent(asked))
 
 
+def test_a_retry_may_have_a_budget_of_its_own(maze: Maze) -> None:
+    offer_retry(maze)
+    asked = maze.post("/eval-runs/er_8/retry/check").respond(json=CHECK)
+    route = maze.post("/eval-runs/er_8/retry").respond(json=REOPENED)
+    limits = ("--max-cost", "2.5", "--max-tokens", "9000")
+    assert maze.osmosis("eval", "retry", "amber", *limits, "--yes", "--json").status == 0
+    assert sent(route) == sent(asked) == {"max_cost": 2.5, "max_tokens": 9000}
+    wrong = maze.osmosis("eval", "retry", "amber", "--max-cost", "0", "--yes", "--json")
+    assert (wrong.status, wrong.error["message"]) == (2, "'--max-cost' must be a positive number, not 0.0.")
+
+
 def test_a_platform_without_retries_says_so_and_a_lost_answer_leaves_doubt(maze: Maze) -> None:
     offer_retry(maze, headers={})
     error = maze.osmosis("eval", "retry", "amber", "--yes", "--json").error

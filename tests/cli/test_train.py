@@ -54,11 +54,15 @@ def test_a_submit_sends_what_is_written_and_says_how_to_go_on(maze: Maze) -> Non
 
 def test_a_config_is_refused_with_all_that_is_wrong_in_it_the_trainers_own_rules_included(maze: Maze) -> None:
     text = TEXT.replace("lora_rank = 32", "lora_rank = 0").replace("eval_interval = 5", "eval_interval = 0")
-    (maze.workspace.root / CONFIG).write_text(text.replace("fern/base-32b", "osmosis/tinny"))
+    text = text.replace("fern/base-32b", "osmosis/tinny") + "\n[advanced.execution]\nworkers = 4\n"
+    (maze.workspace.root / CONFIG).write_text(text)
     error = maze.osmosis("train", "submit", CONFIG, "--check", "--json").error
     found = {issue["key"]: issue for issue in error["details"]["issues"]}
-    assert set(found) == {"experiment.model_path", "advanced.lora_rank", "checkpoints.eval_interval"}
+    workers = "advanced.execution.workers"
+    assert set(found) == {"experiment.model_path", "advanced.lora_rank", "checkpoints.eval_interval", workers}
     assert found["experiment.model_path"]["suggestion"] == "osmosis/tiny"
+    assert found[workers]["message"] == "must be 1, got 4: only evaluations use several workers"
+    assert found[workers]["line"] == text.splitlines().index("workers = 4") + 1
     assert all("line" in issue for issue in found.values())
 
 

@@ -321,6 +321,7 @@ def found(execution: Any, name: str = "execution") -> dict[str, tuple[str, str |
         ({"network": True}, "must be one of host, none, got true", None),
         ({"servers": 0}, "must be at least 1, got 0", None),
         ({"servers": 9}, "must be at most 8, got 9", None),
+        ({"workers": 65}, "must be at most 64, got 65", None),
         ({"servers": True}, "must be an integer, got true", None),
         ({"cpus": 0}, "must be greater than 0, got 0", None),
         ({"gpus": -1}, "must be at least 0, got -1", None),
@@ -362,6 +363,16 @@ def test_a_platform_refuses_what_a_command_doubts(
     _, issues = check_body({"advanced_config": advanced}, kind)
     assert doubt in issues
     assert (doubt.key, doubt.suggestion) == (f"advanced.execution.{key}", suggestion)
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers", "is_refused"), [(EVAL, 64, False), (TRAINING, 1, False), (TRAINING, 2, True)]
+)
+def test_only_evaluations_have_several_workers(kind: ConfigKind, workers: int, is_refused: bool) -> None:
+    advanced = {"execution": {"workers": workers}}
+    _, issues = check_body({"advanced_config": advanced}, kind)
+    for found_issues in (issues, settings_issues({"advanced": advanced}, kind)):
+        assert ("advanced.execution.workers" in {issue.key for issue in found_issues}) == is_refused
 
 
 if sys.version_info >= (3, 11):

@@ -7,11 +7,19 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from tests.docs.test_documented_commands import check_against_help
+from tests.docs.test_documented_commands import blocks_of, check_against_help
+
+from osmosis_ai.config.execution import execution_issues
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 pytestmark = pytest.mark.integration
 
@@ -63,6 +71,14 @@ def test_the_page_names_every_file_and_says_that_they_were_not_run() -> None:
         re.findall(r"\]\(\.\./examples/scaling-out/([^)]+)\)", PAGE)
     )
     assert "they were not run" in PAGE
+
+
+@pytest.mark.parametrize(("name", "count"), [("scaling-out.md", 3), ("eval-configs.md", 1)])
+def test_the_execution_tables_of_a_page_are_valid(name: str, count: int) -> None:
+    blocks = blocks_of(REPOSITORY / "docs" / name)
+    tables = [tomllib.loads(block.body) for block in blocks if "[advanced.execution]" in block.body]
+    assert len(tables) == count
+    assert [issue for table in tables for issue in execution_issues(table)] == []
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)

@@ -1,4 +1,4 @@
-"""Runs that wait in their middle for as long as a test wants, whatever the machine's speed."""
+"""Holds runs in their middle for as long as a test needs, on a machine of any speed."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def allowed():
 
 
 class Gate:
-    """Changes the rollout of a scratch workspace, so that a rollout server asks its model only so often.
+    """Changes the rollout of a scratch workspace, so that a rollout server makes a limited number of model calls.
 
-    Its file is outside of what a sandbox shows, so only runs without one (``OSMOSIS_ISOLATION=off``) wait at it.
+    A sandbox hides its file, so only runs without one (``OSMOSIS_ISOLATION=off``) wait.
 
     Args:
-        scratch: its workspace is changed and committed, but not pushed yet.
+        scratch: Its workspace is changed and committed, but not pushed.
     """
 
     def __init__(self, scratch: Scratch) -> None:
@@ -48,18 +48,18 @@ class Gate:
         commit(scratch.workspace, scratch.own_variables())
 
     def close(self, after: int = 0) -> None:
-        """Let each server ask its model ``after`` times since its start, and then no more."""
+        """Let each server make ``after`` model calls since its start."""
         new = self._path.with_suffix(".new")
         new.write_text(str(after))
         os.replace(new, self._path)
 
     def open(self) -> None:
-        """Let everything pass."""
+        """Remove the limit."""
         self._path.unlink(missing_ok=True)
 
 
 def commit(workspace: Path, variables: dict[str, str]) -> None:
-    """Commit what was changed, as somebody."""
+    """Commit all changes."""
     who = ("-c", "user.name=Somebody", "-c", "user.email=somebody@example.com")
     done = run_git([*who, "commit", "--quiet", "--all", "--message", "Wait"], cwd=workspace, env=variables)
     assert done.returncode == 0, done.stderr

@@ -1,6 +1,6 @@
-"""When and what to kill: spread over a run's journal, with a seed that repeats it.
+"""A plan of kills, spread over a run's journal and repeatable with its seed.
 
-The suite kills each victim once, at the same moments every time. ``make nightly`` draws new moments, and
+The test suite kills each victim once, always at the same moments. ``make nightly`` draws new moments, and
 ``scripts/kill_series.py`` sets ``OSMOSIS_KILLS`` for more kills.
 """
 
@@ -15,7 +15,7 @@ from tests.e2e.platform_process import Kill
 
 KILLS = int(os.environ.get("OSMOSIS_KILLS", "1"))
 """How often each victim is killed."""
-# Far enough apart for the rollouts that went down with a server to be made again in between.
+# Between two kills, the rollouts of a killed server can be repeated.
 _RECORDS_PER_KILL = 60
 
 
@@ -48,5 +48,5 @@ def plan_of_kills(seed: int, victims: Sequence[str], samples: int) -> list[Kill]
 
 
 def after(kill: Kill, records: int) -> Kill:
-    """Return ``kill``, but not before there is something new: what dies over and over without it is given up."""
+    """Return ``kill``, at the earliest after one more record: a shard fails after several kills without progress."""
     return kill._replace(records=max(kill.records, records + 1))

@@ -1,4 +1,4 @@
-"""A platform in a process of its own, a checkout that is connected to it, and commands as processes in it."""
+"""A platform in its own process, a checkout that is connected to it, and commands as processes in the checkout."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.warm_osmosis import warm_osmosis
 
 
 class Outcome(NamedTuple):
-    """What a user sees of one command."""
+    """The result of a command."""
 
     status: int
     out: str
@@ -34,7 +34,7 @@ class Outcome(NamedTuple):
 
     @property
     def error(self) -> dict[str, Any]:
-        """The error's object; nothing else is said."""
+        """The error; the command has no other output."""
         assert self.status == 1 and self.out == "", self.out + self.err
         found: dict[str, Any] = json.loads(self.err.splitlines()[-1])["error"]
         assert "Traceback" not in self.err
@@ -42,7 +42,7 @@ class Outcome(NamedTuple):
 
 
 def said(outcome: Outcome) -> str:
-    """Return what an error says, and what mends it."""
+    """Return the message of an error, and its hint."""
     return f"{outcome.error['message']} {outcome.error.get('hint', '')}"
 
 
@@ -50,9 +50,9 @@ class World:
     """A platform, and a checkout that is connected to it.
 
     Args:
-        scratch: of the platform.
-        prepare: called in the platform's process before it starts.
-        settings: further variables of the platform's.
+        scratch: The directory of the platform.
+        prepare: Called in the platform's process before it starts.
+        settings: Further environment variables of the platform.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class World:
         self.root = scratch.workspace
 
     def close(self) -> None:
-        """End the platform as whoever runs it does."""
+        """Stop the platform with SIGTERM."""
         self.platform.process.send_signal(signal.SIGTERM)
         self.platform.process.wait(timeout=300)
 
@@ -116,7 +116,7 @@ class World:
 
     @contextmanager
     def database(self) -> Iterator[Database]:
-        """The platform's database, opened beside it."""
+        """The platform's database, opened by this process."""
         db = Database(f"sqlite:///{self.platform.home / 'platform.db'}")
         try:
             yield db
@@ -124,7 +124,7 @@ class World:
             db.dispose()
 
     def request(self, method: str, path: str, *, token: str | None = None, **headers: str) -> tuple[int, Any]:
-        """Ask over a socket of one's own; the reply's status and JSON."""
+        """Send a request; return the status and JSON of the reply."""
         connection = http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=300)
         try:
             auth = {"Authorization": f"Bearer {token}"} if token else {}

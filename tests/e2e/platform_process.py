@@ -1,4 +1,4 @@
-"""A platform as a tree of processes, any of which can be killed, and the runs it works on."""
+"""A platform as a tree of processes, any of which can be killed, and the runs that it executes."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from osmosis_ai.services.demo import Scratch
 from tests.warm_osmosis import process_of, warm_osmosis
 
 PROGRAM = [sys.executable, "-m", "osmosis_ai"]
-WORKER, ROLLOUT_SERVER = "osmosis_ai.platform.runs.work.worker", "main.py"
-# Runs `platform worker`, whose last requests may take as long as a busy machine needs for them.
+WORKER, ROLLOUT_SERVER = "osmosis_ai.platform.worker.worker", "main.py"
+# Runs `platform worker` with last calls that may take as long as a busy machine needs for them.
 PATIENT_WORKER = """
 import sys
 
 from osmosis_ai.cli.main import main
-from osmosis_ai.platform.runs.work import http_link, worker_host
+from osmosis_ai.platform.worker import client, host
 
-worker_host.LAST_WORD_S = http_link._SHORTEST_SILENCE_S = 300.0
+host._LAST_CALLS_S = 300.0
+client._last_call_s = lambda _: 300.0
 sys.exit(main())
 """
 
@@ -38,7 +39,7 @@ class Process(NamedTuple):
 
 
 class Kill(NamedTuple):
-    """When the journal holds ``records``, after another moment, ``victim`` is killed."""
+    """``delay_s`` after the journal has ``records`` lines, ``victim`` is killed."""
 
     records: int
     victim: str
@@ -46,13 +47,13 @@ class Kill(NamedTuple):
 
 
 class Platform:
-    """A platform that is started again whenever it was killed.
+    """A platform that can be started again after a kill.
 
     Args:
-        scratch: where its data and its workspace directory are.
-        program: what runs it, and so its workers and their servers; forked warm by default.
-        settings: further variables of its environment.
-        prepare: called in its process before it starts.
+        scratch: Has its data and its workspace directory.
+        program: The command that runs it, its workers and their servers; forked from a warm process by default.
+        settings: Further environment variables.
+        prepare: Called in its process before it starts.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Platform:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=3600,  # a series of kills on a busy machine takes its time
+            timeout=3600,  # a series of kills on a busy machine takes long
         )
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
@@ -106,8 +107,8 @@ class Platform:
         return Run(self, resource["id"], resource["name"])
 
     def kill(self, victim: str) -> bool:
-        """Kill a process of the tree; False when there is none of this kind now."""
-        with suppress(OSError):  # one that was looked for has just ended
+        """Kill a process of the tree; return False if there is none of this kind now."""
+        with suppress(OSError):  # the process that was found has just ended
             platform = process_of(self.process.pid)
             if victim == "platform":
                 os.kill(platform, signal.SIGKILL)
@@ -124,7 +125,7 @@ class Platform:
 
 @contextmanager
 def connected_platform(scratch: Scratch, dataset: str = "multiply", **how: Any) -> Iterator[Platform]:
-    """Run a platform that knows the repository of a scratch and has a dataset of it; ``how`` is as Platform takes it."""
+    """Run a platform with the repository and a dataset of a scratch; ``how`` has further arguments of :class:`Platform`."""
     scratch.push()
     platform = Platform(scratch, **how)
     try:
@@ -138,7 +139,7 @@ def connected_platform(scratch: Scratch, dataset: str = "multiply", **how: Any) 
 
 
 def write_config(scratch: Scratch, config: str, *, rows: int, more: str = "", **changes: int) -> None:
-    """Write the sample's evaluation config with another limit, other values and more sections."""
+    """Write the sample's evaluation config with another limit, changed values and further sections."""
     text = (scratch.workspace / "configs/eval/multiply.toml").read_text()
     for key, value in {"limit": rows, **changes}.items():
         text = re.sub(rf"(?m)^{key} = \d+", f"{key} = {value}", text)
@@ -146,49 +147,65 @@ def write_config(scratch: Scratch, config: str, *, rows: int, more: str = "", **
 
 
 class Run:
-    """A run, and its journal even after the platform, or the other machine it runs on, has removed it."""
+    """A run and the journals of its shards, which can be read even after their workers have removed them.
 
-    def __init__(self, platform: Platform, run_id: str, name: str, home: Path | None = None) -> None:
+    Args:
+        home: The ``OSMOSIS_HOME`` of the machine that executes it, if that is not the platform's.
+        shards: The number of its work shards.
+    """
+
+    def __init__(
+        self, platform: Platform, run_id: str, name: str, home: Path | None = None, shards: int = 1
+    ) -> None:
         self.platform = platform
         self.id = run_id
         self.name = name
         self.results = platform.workspace / ".osmosis" / "evals" / name
-        self._journal_path = (home or platform.home) / "runs" / run_id / "evaluation" / name / "events.jsonl"
-        self._journal: int | None = None
+        self._runs_dir = (home or platform.home) / "runs"
+        self._shards = shards
+        self._journals: dict[Path, int] = {}
+
+    def journals(self) -> dict[str, list[bytes]]:
+        """Return the committed lines of each shard on this machine, by the shard's id."""
+        if len(self._journals) < self._shards:
+            for path in self._runs_dir.glob(f"*/evaluation/{self.name}/events.jsonl"):
+                if path not in self._journals:
+                    with suppress(FileNotFoundError):
+                        self._journals[path] = os.open(path, os.O_RDONLY)
+        found = {}
+        for path, journal in sorted(self._journals.items()):
+            content = os.pread(journal, os.fstat(journal).st_size, 0)
+            found[path.parts[-4]] = content.split(b"\n")[:-1]
+        return found
 
     def journal(self) -> list[bytes]:
-        """Return the committed lines."""
-        if self._journal is None:
-            with suppress(FileNotFoundError):
-                self._journal = os.open(self._journal_path, os.O_RDONLY)
-        if self._journal is None:
-            return []
-        size = os.fstat(self._journal).st_size
-        return os.pread(self._journal, size, 0).split(b"\n")[:-1]
+        """Return the committed lines of all shards on this machine."""
+        return [line for lines in self.journals().values() for line in lines]
 
     def ended(self) -> bool:
-        return self._journal is not None and not self._journal_path.exists()
+        """Whether the workers of all shards have removed their directories."""
+        return len(self._journals) == self._shards and not any(path.exists() for path in self._journals)
 
     def await_moment(self, kill: Kill) -> bool:
-        """Wait for the moment of a kill; False when the run ends before."""
+        """Wait for the moment of a kill; False if the run ends before."""
         deadline = time.monotonic() + 900
         while not self.ended():
             if len(self.journal()) >= kill.records:
                 time.sleep(kill.delay_s)  # the moment itself is what the test varies
                 return True
-            assert time.monotonic() < deadline, f"{self.name} does not go on"
+            assert time.monotonic() < deadline, f"{self.name} makes no progress"
             time.sleep(0.005)
         return False
 
     def finish(self) -> dict[str, Any]:
-        """Wait for the end and fetch what there is."""
-        told: dict[str, Any] = self.platform.command("eval", "watch", self.name)["resource"]
+        """Wait for the end, download the results, and return the run."""
+        ended: dict[str, Any] = self.platform.command("eval", "watch", self.name)["resource"]
         self.platform.command("eval", "download", self.name)
-        return told
+        return ended
 
 
 def child_of(parent: int, words: str) -> int | None:
-    """Return a process that ``parent`` started, in whose command the words are."""
+    """Return a child process of ``parent`` whose command contains ``words``."""
     found = (p.pid for p in processes() if p.parent == parent and words in p.command)
     return next(map(process_of, found), None)
 

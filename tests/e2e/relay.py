@@ -1,4 +1,4 @@
-"""A way to a platform that can be cut: nothing comes through then, and nobody is told, or everybody is at once."""
+"""A connection to a platform that can be cut, silently or with all connections closed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Relay:
     """Passes connections on to a port of this machine.
 
     Args:
-        port: where to.
+        port: The port on this machine.
     """
 
     def __init__(self, port: int) -> None:
@@ -26,9 +26,9 @@ class Relay:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self, *, refuses: bool = False) -> None:
-        """Let nothing through any more: what is connected stays so, and what connects now hears nothing.
+        """Stop passing data on: connections stay open, and new ones get no reply.
 
-        With ``refuses`` all that is connected is gone, and so is at once what connects.
+        With ``refuses``, all connections are closed, and new ones immediately.
         """
         self._refuses = refuses
         self._whole.clear()
@@ -36,14 +36,14 @@ class Relay:
             self._drop()
 
     def heal(self, *, forgets: bool) -> None:
-        """Let everything through again; with ``forgets``, connections that were there are gone."""
+        """Pass data on again; with ``forgets``, existing connections are closed."""
         if forgets:
             self._drop()
         self._refuses = False
         self._whole.set()
 
     def close(self) -> None:
-        """Listen no longer, and end every connection."""
+        """Stop listening, and close every connection."""
         self._listener.close()
         self.heal(forgets=True)
 
@@ -62,7 +62,7 @@ class Relay:
             try:
                 far = socket.create_connection(("127.0.0.1", self._port))
             except OSError:
-                near.close()  # nobody listens there now
+                near.close()  # the port is closed now
                 continue
             if self._refuses:
                 near.close()
@@ -77,7 +77,7 @@ class Relay:
         with suppress(OSError):
             while block := one.recv(1 << 16):
                 self._whole.wait()
-                other.sendall(block)  # one that was refused is gone by now
+                other.sendall(block)  # a refused connection is closed by now
         with suppress(OSError):
             other.shutdown(socket.SHUT_RDWR)
         with self._lock:

@@ -1,4 +1,4 @@
-"""The demo through a platform, and that a platform finds the very samples that `osmosis eval run` finds."""
+"""The demo through a platform, whose samples equal those of `osmosis eval run`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def exports(directory: Path) -> dict[str, str]:
 
 
 def samples(results: Path) -> dict[str, Any]:
-    """Return what each sample said and got, without what differs from one execution to the next."""
+    """Return the conversation and reward of each attempt, without values that differ between executions."""
     found = {}
     for path in (results / "trajectories").glob("*.json"):
         trajectory = json.loads(path.read_text())
@@ -61,7 +61,7 @@ def samples(results: Path) -> dict[str, Any]:
     return found
 
 
-# What a kill or a busy machine may change: which attempts were lost and made again, and what was the limit.
+# A kill or a busy machine changes these: the repeated attempts, and the bottleneck.
 OF_THE_SESSIONS = ("lost_attempts", "limited_by")
 
 
@@ -82,7 +82,7 @@ def numbers(results: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, subprocess.CompletedProcess[str]]]:
-    """A demo whose platform goes on, and what it said."""
+    """The directory of a demo whose platform is running, and its command."""
     directory = tmp_path_factory.mktemp("kept") / "demo"
     with home_of_a_module(tmp_path_factory.mktemp("user")) as home:
         here = Path.cwd()
@@ -114,7 +114,7 @@ def test_a_kept_platform_can_be_used(kept: tuple[Path, subprocess.CompletedProce
     assert "DEMO_API_KEY" in named.stdout
 
 
-def test_the_platform_finds_what_an_evaluation_on_this_machine_finds_sample_by_sample(
+def test_the_demo_has_the_same_samples_with_and_without_a_platform(
     kept: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path, home: Path
 ) -> None:
     (home / ".gitconfig").write_text("[user]\n\tname = Somebody\n[commit]\n\tgpgsign = true\n")

@@ -1,7 +1,6 @@
-"""What bad input gets on a platform: one clear sentence and the right exit status, through real processes.
+"""Bad input on a platform gets a clear error message and the right exit status, through real processes.
 
-Every command is a process of its own, in a checkout whose origin is a path on this machine while the platform calls
-the repository ``fern/agents``.
+The origin of the checkout is a path on this machine, and the platform calls the repository ``fern/agents``.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ CONFIG = "configs/eval/multiply.toml"
 
 @pytest.fixture(scope="module")
 def token(world: World) -> str:
-    """A token of the administrator's."""
+    """A token of the administrator."""
     made: str = world.json(
         "platform", "token", "create", "--name", "tests", "--user", "admin@localhost"
     ).resource["token"]
@@ -34,7 +33,7 @@ def token(world: World) -> str:
 # The repository
 
 
-def test_a_repository_called_otherwise_on_the_platform_is_found_by_its_origin(
+def test_a_repository_with_another_name_on_the_platform_is_found_by_its_origin(
     world: World, token: str
 ) -> None:
     listed = world.json("rollout", "list")
@@ -46,7 +45,7 @@ def test_a_repository_called_otherwise_on_the_platform_is_found_by_its_origin(
         assert (status, body["workspace"]["name"]) == (200, "default")
 
 
-def test_an_origin_that_is_not_connected_is_told_with_the_command_that_connects_it(
+def test_the_error_for_an_unconnected_origin_has_the_command_that_connects_it(
     world: World, tmp_path: Path
 ) -> None:
     fork = tmp_path / "fork.git"
@@ -58,10 +57,10 @@ def test_an_origin_that_is_not_connected_is_told_with_the_command_that_connects_
     assert f"osmosis platform connect {fork}" in error["hint"]
 
 
-# Who asks
+# Access
 
 
-def test_a_member_of_another_workspace_sees_nothing_of_this_one(world: World) -> None:
+def test_members_of_another_workspace_have_no_access_to_this_one(world: World) -> None:
     run = world.submit("theirs").resource
     dataset = world.json("dataset", "info", "multiply").resource
     assert world.osmosis("platform", "workspace", "add", "moss").status == 0
@@ -82,7 +81,7 @@ def test_a_member_of_another_workspace_sees_nothing_of_this_one(world: World) ->
     ):
         outcome = world.json(*command, **ivo)
         assert "not a member of the workspace" in outcome.error["message"], command
-    # Nor by id, from a repository of his own.
+    # Ids do not help either, from a repository of the other workspace.
     moss = world.scratch.root / "moss.git"
     world.git("clone", "-q", "--bare", str(world.scratch.origin), str(moss))
     world.git("clone", "-q", str(moss), str(world.scratch.root / "moss"))
@@ -104,9 +103,9 @@ def test_a_member_of_another_workspace_sees_nothing_of_this_one(world: World) ->
 # The platform
 
 
-def test_a_platform_that_is_not_there_is_named_with_what_to_do(world: World) -> None:
+def test_the_error_for_an_unreachable_platform_has_its_address_and_a_hint(world: World) -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # so that nobody else gets it, and nobody listens
+        taken.bind(("127.0.0.1", 0))  # the port is reserved, and no process listens on it
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         there = {"OSMOSIS_PLATFORM_URL": url, "OSMOSIS_TOKEN": "osm_t", "OSMOSIS_TOKEN_PLATFORM_URL": url}
         outcome = world.json("eval", "list", **there)
@@ -117,7 +116,7 @@ def test_a_platform_that_is_not_there_is_named_with_what_to_do(world: World) -> 
 # Limits
 
 
-def test_a_full_disk_is_told_and_leaves_the_platform_well(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_the_platform_continues(tmp_path: Path) -> None:
     scratch = prepare_scratch(tmp_path / "demo")
     scratch.push()
     with closing(World(scratch, prepare=partial(limit_files, 3_000_000), **NO_CACHED_CODE)) as world:

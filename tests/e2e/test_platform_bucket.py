@@ -1,4 +1,4 @@
-"""A platform whose files lie in a bucket, through real processes and a real store."""
+"""A platform that stores its files in a bucket, with real processes and a real store."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_datasets_and_runs_are_kept_in_a_bucket_outlive_their_platform_and_go_when_deleted(
+def test_files_in_a_bucket_outlive_the_platform_until_they_are_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scratch, url = prepare_scratch(tmp_path / "demo"), new_bucket()
@@ -63,7 +63,7 @@ def test_datasets_and_runs_are_kept_in_a_bucket_outlive_their_platform_and_go_wh
     assert list(bucket.keys("datasets")) and list(bucket.keys("runs"))
     assert not [path for path in (scratch.root / "data").rglob("blobs/objects/**/*") if path.is_file()]
 
-    # What is in the bucket is read by whoever has the database, and by nobody's token.
+    # The restored platform reads the bucket with its own database.
     restored = {"OSMOSIS_BLOBS_URL": url, "OSMOSIS_HOME": str(tmp_path / "other")}
     osmosis(world, "platform", "restore", str(backup), **restored)
     with closing(World(scratch, **restored, **CREDENTIALS)) as world:

@@ -1,6 +1,6 @@
-"""A trainer or its rollout server that is killed in mid-run: the run goes on to the same curve.
+"""A training run has the same curve after its trainer or rollout server was killed.
 
-Once each here; ``scripts/nightly_training.py`` kills in series.
+Each is killed once here; ``scripts/nightly_training.py`` kills in series.
 """
 
 from __future__ import annotations
@@ -24,13 +24,11 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         yield made
 
 
-def test_a_trainer_that_is_killed_goes_on_to_the_curve_of_an_undisturbed_run(
-    bench: Bench, tmp_path: Path
-) -> None:
+def test_a_killed_trainer_continues_to_the_curve_of_an_undisturbed_run(bench: Bench, tmp_path: Path) -> None:
     [moment] = moments(seed_of_kills(), 1)
     bench.check_trainer_kill(tmp_path / "run", moment)
 
 
-def test_a_rollout_server_that_is_killed_while_it_works_changes_nothing(bench: Bench, tmp_path: Path) -> None:
+def test_a_killed_rollout_server_does_not_change_the_curve(bench: Bench, tmp_path: Path) -> None:
     [moment] = moments(seed_of_kills(), 1)
     bench.check_server_kill(tmp_path / "run", moment)

@@ -1,4 +1,4 @@
-"""Other machines execute runs of a platform: homes of their own, and nothing but its URL and a worker token."""
+"""Other machines execute runs of a platform, with homes of their own, its URL and a worker token."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ CONFIG = "configs/eval/pooled.toml"
 TOKEN = "gpu.token"
 SEES_GATE = {"OSMOSIS_ISOLATION": "off"}
 ASKS = 40
-"""So often has a model been asked when a run waits in its middle: over ten attempts are through by then."""
+"""The number of model calls after which a run waits in its middle; more than ten attempts have ended by then."""
 
 
 class Machine:
-    """A machine with a worker that takes runs of the pool.
+    """A machine that executes runs of the pool.
 
     Args:
-        platform: whose runs.
-        name: what its home is called.
-        options: further words of the command.
-        program: what runs the command.
-        settings: further variables of its environment.
+        platform: The platform that has the runs.
+        name: The name of its home directory.
+        options: Further arguments of the command.
+        program: The command that runs `osmosis`.
+        settings: Further environment variables.
     """
 
     running: ClassVar[list[Machine]] = []
-    """Those whose end nobody has seen."""
+    """The machines that may still be running."""
 
     def __init__(
         self, platform: Platform, name: str, *options: str, program: Sequence[str] = (), **settings: str
@@ -83,12 +83,12 @@ class Machine:
         self.running.append(self)
 
     def power_off(self) -> None:
-        """End it without a word; what it started is gone with it."""
+        """Kill it with everything that it has started."""
         os.kill(process_of(self.process.pid), signal.SIGKILL)
         self.process.communicate()
 
     def end(self) -> tuple[int, Any, str]:
-        """Return how it ended, and what it said on stdout and stderr."""
+        """Wait for its end; return its exit status, its JSON output and its stderr."""
         out, err = self.process.communicate(timeout=600)
         return self.process.returncode, json.loads(out) if out else None, err
 
@@ -116,17 +116,17 @@ def platform(scratch: Scratch, gate: Gate) -> Iterator[Platform]:
 def calm(platform: Platform) -> Run:
     """A run that another machine executed, undisturbed."""
     run = platform.submit(CONFIG)
-    status, told, err = Machine(platform, "calm", "--once").end()
+    status, reply, err = Machine(platform, "calm", "--once").end()
     assert status == 0, err
-    assert told["resource"]["runs"] == [{"id": run.id, "name": run.name, "attempt": 1, "ending": "ended"}]
+    assert reply["resource"]["runs"] == [{"id": run.id, "name": run.name, "attempt": 1, "ending": "ended"}]
     assert run.finish()["status"] == "finished"
     assert len(published(run.results)) == ROWS * ATTEMPTS
-    assert not (platform.home / "runs" / run.id).exists(), "it was not executed on the platform's machine"
+    assert not list((platform.home / "runs").glob("*")), "it was not executed on the platform's machine"
     return run
 
 
 def require_same_results(one: Run, other: Run) -> None:
-    """Hold that two runs came to the same, sample by sample, and that no conversation is another."""
+    """Check that two runs have the same results and conversations."""
     assert published(one.results) == published(other.results)
     assert numbers(one.results) == numbers(other.results)
     assert samples(one.results).items() <= samples(other.results).items()
@@ -134,7 +134,7 @@ def require_same_results(one: Run, other: Run) -> None:
 
 @pytest.fixture(autouse=True)
 def end_of_machines(gate: Gate) -> Iterator[None]:
-    """Let no machine of a test that failed take the runs of the next one."""
+    """Stop the machines of a failed test, which would execute the runs of the next one."""
     yield
     gate.open()
     while Machine.running:
@@ -144,50 +144,47 @@ def end_of_machines(gate: Gate) -> Iterator[None]:
 
 
 def under_way(platform: Platform, machine: Machine, run: Run, records: int) -> Run:
-    """Wait until a machine has recorded so many results of a run, and return this as it is there."""
+    """Wait until a machine has recorded so many results of a run; return the run on that machine."""
     there = Run(platform, run.id, run.name, machine.home)
-    assert there.await_moment(Kill(records, "nobody", 0.0))
+    assert there.await_moment(Kill(records, "none", 0.0))
     return there
 
 
-def test_a_run_whose_machine_is_gone_or_sent_away_is_finished_by_another_one(
+def test_another_machine_finishes_a_run_after_a_power_cut_or_a_revoked_token(
     platform: Platform, calm: Run, gate: Gate
 ) -> None:
     run = platform.submit(CONFIG)
     gate.close(after=ASKS)
     first = Machine(platform, "first", **SEES_GATE)
-    under_way(platform, first, run, 10)
+    there = under_way(platform, first, run, 10)
     first.power_off()
-    journal = first.home / "runs" / run.id / "evaluation" / run.name / "events.jsonl"
-    assert 10 <= len(journal.read_bytes().splitlines()) < ROWS * ATTEMPTS, "it fell in mid-run"
+    assert 10 <= len(there.journal()) < ROWS * ATTEMPTS, "it was switched off in mid-run"
 
     second = Machine(platform, "second", **SEES_GATE)
     under_way(platform, second, run, 25)
     token_id = platform.command("platform", "worker-token", "list")["items"][0]["id"]
     platform.command("platform", "worker-token", "revoke", token_id, "--yes")
-    status, told, err = second.end()
-    assert (status, told) == (1, None)
+    status, reply, err = second.end()
+    assert (status, reply) == (1, None)
     assert json.loads(err.splitlines()[-1])["error"]["message"] == "This token has been revoked."
     gate.open()
 
     platform.command("platform", "worker-token", "create", "--pool", "gpu", "--output", TOKEN, "--force")
-    status, told, err = Machine(platform, "third", "--once").end()
-    assert (status, told["resource"]["runs"][0]["attempt"]) == (0, 3), err
+    status, reply, err = Machine(platform, "third", "--once").end()
+    assert (status, reply["resource"]["runs"][0]["attempt"]) == (0, 3), err
     assert run.finish()["status"] == "finished"
     require_same_results(run, calm)
-    assert samples(run.results) == samples(calm.results), "whoever was counted has its conversation"
+    assert samples(run.results) == samples(calm.results), "every counted attempt has its conversation"
 
 
-def test_sigterm_puts_a_run_aside_with_all_it_has_and_another_machine_goes_on(
-    platform: Platform, calm: Run, gate: Gate
-) -> None:
+def test_after_sigterm_another_machine_continues_the_run(platform: Platform, calm: Run, gate: Gate) -> None:
     run = platform.submit(CONFIG)
     gate.close(after=ASKS)
     first = Machine(platform, "fourth", **SEES_GATE)
     under_way(platform, first, run, 10)
     first.process.terminate()
-    status, told, err = first.end()
-    assert (status, told["resource"]["runs"][0]["ending"]) == (0, "left"), err
+    status, reply, err = first.end()
+    assert (status, reply["resource"]["runs"][0]["ending"]) == (0, "left"), err
     assert platform.command("eval", "list")["items"][0]["status"] == "running"
     gate.open()
     status, _, err = Machine(platform, "fifth", "--once").end()
@@ -197,9 +194,7 @@ def test_sigterm_puts_a_run_aside_with_all_it_has_and_another_machine_goes_on(
     assert samples(run.results) == samples(calm.results)
 
 
-def test_a_run_that_is_stopped_while_a_machine_works_on_it_keeps_what_was_finished(
-    platform: Platform, gate: Gate
-) -> None:
+def test_a_stopped_run_keeps_the_finished_attempts(platform: Platform, gate: Gate) -> None:
     run = platform.submit(CONFIG)
     gate.close(after=ASKS)
     machine = Machine(platform, "stopped", "--once", **SEES_GATE)
@@ -225,7 +220,7 @@ def await_pending(process: int, number: signal.Signals) -> None:
         time.sleep(0.01)
 
 
-def test_a_second_sigterm_ends_a_worker_at_once_and_names_the_run_that_it_leaves(
+def test_a_second_sigterm_kills_the_worker_and_releases_its_run(
     platform: Platform, calm: Run, gate: Gate
 ) -> None:
     run = platform.submit(CONFIG)
@@ -240,9 +235,9 @@ def test_a_second_sigterm_ends_a_worker_at_once_and_names_the_run_that_it_leaves
     os.kill(process_of(first.process.pid), signal.SIGTERM)
     await_pending(worker, signal.SIGTERM)
     os.kill(process_of(first.process.pid), signal.SIGTERM)
-    status, told, err = first.end()
-    assert (status, told) == (130, None), err
-    assert f"let go of the run {run.name} for another worker; what was not sent is done again" in err
+    status, reply, err = first.end()
+    assert (status, reply) == (130, None), err
+    assert f"released the run {run.name} for another worker; attempts that were not reported run again" in err
     gate.open()
     status, _, err = Machine(platform, "after", "--once").end()
     assert status == 0, err
@@ -250,7 +245,7 @@ def test_a_second_sigterm_ends_a_worker_at_once_and_names_the_run_that_it_leaves
     require_same_results(run, calm)
 
 
-def test_what_is_no_worker_token_here_is_refused_in_a_sentence(platform: Platform, tmp_path: Path) -> None:
+def test_a_user_token_is_refused_with_a_hint(platform: Platform, tmp_path: Path) -> None:
     user = platform.command("platform", "token", "create")["resource"]["token"]
     (tmp_path / "token").write_text(user)
     status, _, err = Machine(platform, "sixth", "--token-file", str(tmp_path / "token")).end()

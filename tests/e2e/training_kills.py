@@ -1,8 +1,8 @@
-"""A trainer, or its rollout server, killed with SIGKILL at a moment of its run's own records; then the run goes on.
+"""Kills a trainer or its rollout server with SIGKILL at a moment given by the records of its run, which then continues.
 
-Progress is read from the run's curve (``metrics.jsonl``, a line a step): a machine that is slow is killed at the same
-moments as one that is fast. A run that was disturbed has to end with the curve, the validations, the checkpoints and
-the adapter of one that was not.
+Progress is read from the run's curve (``metrics.jsonl``, one line per step), so a slow machine is killed at the same
+moments as a fast one. A disturbed run must end with the curve, validations, checkpoints and adapter of an undisturbed
+one.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from tests.e2e.turnstile import Turnstile
 from tests.warm_osmosis import warm_python
 
 VALIDATED = [0, 5, STEPS]
-"""After which steps there is a validation."""
+"""The steps with a validation."""
 _PATIENCE_S = 300.0
 
 
 @dataclass(frozen=True)
 class Moment:
-    """When to kill: once the run's curve has ``records`` lines, and ``part`` of a step later; the first is step 0."""
+    """The moment of a kill: ``part`` of a step after the run's curve has ``records`` lines; the first is step 0."""
 
     records: int
     part: float
@@ -45,7 +45,7 @@ class Moment:
 def moments(seed: int, kills: int) -> list[Moment]:
     """Return as many moments, one in each equal part of the run's middle."""
     draw = random.Random(seed)
-    width = (STEPS - 2) / kills  # the last step is left to whoever comes late
+    width = (STEPS - 2) / kills  # a late kill still falls into the last step
     return [Moment(1 + int((number + draw.random()) * width), draw.random()) for number in range(kills)]
 
 
@@ -53,7 +53,7 @@ class Sessions:
     """Starts sessions of training runs.
 
     Args:
-        workspace: whose rollout and rows they train with.
+        workspace: Has the rollout and rows to train with.
     """
 
     def __init__(self, workspace: Path) -> None:
@@ -89,13 +89,13 @@ class Sessions:
 
 @dataclass(frozen=True)
 class Bench:
-    """Where runs are killed.
+    """Executes runs and kills them.
 
     Attributes:
-        sessions: of runs.
-        turnstile: where the attempts of all runs wait.
-        undisturbed: the directory of a run that nobody killed.
-        step_s: how long its steps took, the median.
+        sessions: The sessions of runs.
+        turnstile: Holds the attempts of all runs.
+        undisturbed: The directory of an undisturbed run.
+        step_s: The median duration of its steps.
     """
 
     sessions: Sessions
@@ -104,10 +104,10 @@ class Bench:
     step_s: float
 
     def check_trainer_kill(self, run_dir: Path, moment: Moment) -> str:
-        """Kill a run's trainer and let it go on; return what was done and found.
+        """Kill a run's trainer, and start it again; return a description.
 
         Raises:
-            AssertionError: the run is another than the undisturbed one.
+            AssertionError: The run differs from the undisturbed one.
         """
         trainer = self.sessions.start(run_dir)
         status = self._while_killed(run_dir, moment, lambda: trainer)
@@ -120,7 +120,7 @@ class Bench:
         return f"killed with {left} of {STEPS + 1} records"
 
     def check_server_kill(self, run_dir: Path, moment: Moment) -> str:
-        """Kill a run's rollout server; the trainer starts another. Returns and raises as for the trainer."""
+        """Kill a run's rollout server; the trainer starts another."""
         trainer = self.sessions.start(run_dir)
         status = self._while_killed(run_dir, moment, lambda: child_of(trainer, ROLLOUT_SERVER))
         assert status == 0, f"the session ended with {status}"
@@ -128,7 +128,7 @@ class Bench:
         return f"killed after {moment.records} of {STEPS + 1} records"
 
     def _while_killed(self, run_dir: Path, moment: Moment, victim: Callable[[], int | None]) -> int:
-        """Wait for a session that is under way, of which ``victim`` is killed; return its exit status.
+        """Kill ``victim`` during a session; return the exit status of the session.
 
         Until the kill, the run waits one step after the moment.
         """
@@ -160,7 +160,7 @@ class Bench:
 
 @contextlib.contextmanager
 def training_bench(directory: Path) -> Iterator[Bench]:
-    """Make a bench with its undisturbed run in ``directory``."""
+    """Create a bench with its undisturbed run in ``directory``."""
     workspace = copy_sample_workspace(directory / "workspace").root
     turnstile, sessions = Turnstile(workspace), Sessions(workspace)
     try:
@@ -179,12 +179,12 @@ def training_bench(directory: Path) -> Iterator[Bench]:
 
 
 def steps_recorded(run_dir: Path) -> int:
-    """Return how many steps the run's curve has, step 0 counted."""
+    """Return the number of steps in the run's curve, including step 0."""
     return sum(1 for _ in read_history(run_dir / "metrics.jsonl"))
 
 
 def curve(run_dir: Path) -> dict[int, dict[str, float]]:
-    """What was computed in every step; what was measured of the machine is left out."""
+    """Return the computed metrics of each step, without measurements of the machine."""
     measured = ("time/", "speed/", "train/logprob_gap")
     records = list(read_history(run_dir / "metrics.jsonl"))
     assert [record.step for record in records] == list(range(STEPS + 1))
@@ -195,7 +195,7 @@ def curve(run_dir: Path) -> dict[int, dict[str, float]]:
 
 
 def assert_same_run(run_dir: Path, undisturbed: Path) -> None:
-    """Hold a run's curve, validations, checkpoints and adapter against those of the undisturbed one."""
+    """Check that a run has the curve, validations, checkpoints and adapter of the undisturbed one."""
     ours, theirs = curve(run_dir), curve(undisturbed)
     assert [step for step, metrics in ours.items() if VALIDATION_REWARD in metrics] == VALIDATED
     for step, expected in theirs.items():

@@ -1,6 +1,6 @@
-"""Where the attempts of a run wait before they begin, so that a test holds the run at any of its results.
+"""Attempts of a run wait here before they begin, so that a test can hold the run at any of its results.
 
-The agent asks over a socket, which a sandbox lets through as well: what is killed there is what is killed at a user's.
+The agent asks over a socket, which a sandbox permits, so a test kills the same processes as a user would.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LEAD = 8
 
 
 def held(attempts: int) -> dict[str, int]:
-    """Return the numbers of the config of a run that is held: few attempts at once, none of which waits too long."""
+    """Return the config values of a run that is held: few concurrent attempts, and a long timeout."""
     return {"n": attempts, "batch_size": _AT_ONCE, "agent_workflow_timeout_s": 3600}
 
 
@@ -40,12 +40,16 @@ class Turnstile:
         workspace: None if the workspace directory does not exist yet. Call :func:`add_waits` once it does.
 
     Attributes:
-        port: where attempts ask for their turn.
-        may_pass: asked by many threads, again and again for an attempt that waits; all may pass at first.
+        port: The port to which attempts connect.
+        may_pass: Whether an attempt may continue; called by many threads, repeatedly for each attempt.
+        asked: The number of attempts that have begun.
+        passed: The number of attempts that have passed.
     """
 
     def __init__(self, workspace: Path | None = None) -> None:
         self.may_pass: Callable[[], bool] = lambda: True
+        self.asked = self.passed = 0
+        self._lock = threading.Lock()
         self._is_closed = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
         self.port: int = self._listener.getsockname()[1]
@@ -54,23 +58,22 @@ class Turnstile:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def hold(self) -> None:
-        """Let none pass."""
+        """Let no attempt pass."""
         self.may_pass = lambda: False
 
     def hold_after(self, records: int, results: Callable[[], int]) -> None:
-        """Let attempts pass until there are as many results and a few more, for the run to be at work by then.
+        """Let attempts pass until there are a few more than ``records`` results, so that the run is active at that moment.
 
-        It comes to ``records`` for certain, and to at most 24 more: besides the attempts under way, as many are being
-        recorded.
+        The run has at most 24 more: attempts in flight, and attempts that are being recorded.
         """
         self.may_pass = lambda: results() < records + _LEAD
 
     def open(self) -> None:
-        """Let all pass."""
+        """Let all attempts pass."""
         self.may_pass = lambda: True
 
     def close(self) -> None:
-        """Listen no longer; who waits is let go."""
+        """Stop listening; waiting attempts continue."""
         self._is_closed.set()
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -81,9 +84,12 @@ class Turnstile:
                 asking, _ = self._listener.accept()
             except OSError:
                 return
+            self.asked += 1
             threading.Thread(target=self._hold_back, args=(asking,), daemon=True).start()
 
     def _hold_back(self, asking: socket.socket) -> None:
         with asking:
             while not self.may_pass() and not self._is_closed.wait(0.02):
                 pass
+            with self._lock:
+                self.passed += 1

@@ -400,17 +400,3 @@ def test_prompts_are_the_same_whatever_answer_is_expected(tmp_path: Path) -> Non
         [{"user_prompt": "b", "ground_truth": "1"}, {"user_prompt": "a", "ground_truth": "2"}],
     )
     assert read_prompts(first, np.array([0]))[0] == read_prompts(other, np.array([1]))[1]
-
-
-def test_attempts_that_are_reopened_are_pending_until_they_run_again() -> None:
-    results = MeasuredResults(rows=2, n=2)
-    for row, run, status, reward in ((0, 0, "success", 1.0), (0, 1, "failed", None), (1, 0, "skipped", None)):
-        results.add(row, run, status, reward)
-    results.add(1, 1, "success", None)
-    results.reopen_unscored(before=1)
-    found = results.summary()
-    counts = found.estimates.counts
-    assert (counts.scored, counts.skipped, counts.pending, found.wire.failed) == (1, 1, 2, 0)
-    assert (results.count("failed"), results.open_count) == (0, 2)
-    results.add(0, 1, "failed", None)
-    assert (results.summary().estimates.counts.pending, results.count("failed")) == (1, 1)

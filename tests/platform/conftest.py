@@ -206,9 +206,11 @@ def portal() -> Iterator[BlockingPortal]:
 def client(services: PlatformServices, portal: BlockingPortal) -> Iterator[OneHopClient]:
     """HTTP as a client sees it: exceptions become replies, nothing is followed.
 
-    Nothing tidies up in the background: it might take a blob that a test stores before the row that names it.
+    Nothing happens in the background: a test says when the platform prepares, counts and finalizes runs, and nothing
+    tidies up a blob that a test stores before the row that names it.
     """
     services.maintenance.start = lambda: None  # type: ignore[method-assign]
+    services.platform_shards.start = lambda: None  # type: ignore[method-assign]
     with running(application(services), portal, services.config.base_url) as opened:
         yield opened
 

@@ -9,8 +9,9 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,10 +24,10 @@ from sqlalchemy import insert, update
 from osmosis_ai.datasets import count_records
 from osmosis_ai.platform.db.tables import DbDataset, DbRun, DbSample, new_id
 from osmosis_ai.platform.gitsync.mirror import MirrorStore, Source
-from osmosis_ai.platform.runs.execute.executor_loop import ExecutorLoop
-from osmosis_ai.platform.runs.execute.local_processes import LocalProcesses
-from osmosis_ai.platform.runs.execute.worker_process import WorkerProcess
+from osmosis_ai.platform.queue.finalize import PlatformShards
+from osmosis_ai.platform.server import local_host
 from osmosis_ai.platform.services import PlatformServices
+from osmosis_ai.platform.worker.host import Host
 from tests.platform.conftest import Member, assert_flat_error
 
 ROOT = Path(__file__).parents[2]
@@ -252,8 +253,13 @@ def wait_until(condition: Callable[[], Any], *, within_s: float = 1200.0) -> Any
     return found
 
 
-def worker_of(executor: ExecutorLoop, run_id: str) -> WorkerProcess | None:
-    """Return the process that works on a run; None between two of them."""
-    processes = executor._executor
-    assert isinstance(processes, LocalProcesses)
-    return processes.process_of(run_id)
+@contextmanager
+def executing(services: PlatformServices, **settings: Any) -> Iterator[Host]:
+    """Execute runs on this machine, by real processes, while the block lasts; ``settings`` replace those of the platform."""
+    config = replace(services.config, **settings)
+    PlatformShards.start(services.platform_shards)
+    try:
+        with local_host(services, config) as host:
+            yield host
+    finally:
+        services.platform_shards.close()

@@ -1,21 +1,20 @@
-"""Worker tokens and tickets: what each is good for, and until when."""
+"""Worker tokens and tickets: what each permits, and until when."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from sqlalchemy import text, update
 
 from osmosis_ai._version import __version__
-from osmosis_ai.api.wire.workers import WorkerOffer
+from osmosis_ai.api.wire.workers import ClaimRequest
 from osmosis_ai.errors import NotFoundError
 from osmosis_ai.platform.accounts import TokenRejected
-from osmosis_ai.platform.db.tables import DbRun, DbWorkerToken
+from osmosis_ai.platform.db.tables import DbRun, DbRunShard, DbWorkerToken
+from osmosis_ai.platform.queue.access import CLAIM_WITHIN, WorkerAccess, WorkerRefused
+from osmosis_ai.platform.queue.queue import ClaimScope
 from osmosis_ai.platform.services import PlatformServices
-from osmosis_ai.platform.worker_access import CLAIM_WITHIN, WorkerAccess, WorkerRefused
-from osmosis_ai.platform.worker_admissions import TRUSTED_S
 from tests.platform.conftest import ManualClock, Member, World
 from tests.platform.viewer import runs_world
 
@@ -27,276 +26,224 @@ def access(services: PlatformServices) -> WorkerAccess:
     return services.worker_access
 
 
+def add_run(services: PlatformServices, member: Member, name: str = "first", pool: str | None = None) -> str:
+    """Add a pending run with a shard of work; return the shard's id."""
+    known = {"id": f"run_{name}", "status": "pending", "request": {}, "pool": pool}
+    runs_world.add_run(services, member, name, **known)
+    with services.db.transaction() as session:
+        session.add(DbRunShard(id=f"shd_{name}", run_id=f"run_{name}", kind="work"))
+    return f"shd_{name}"
+
+
 @pytest.fixture
-def run_id(services: PlatformServices, member: Member) -> str:
+def shard_id(services: PlatformServices, member: Member) -> str:
     return add_run(services, member)
 
 
-def add_run(services: PlatformServices, member: Member, name: str = "first", pool: str | None = None) -> str:
-    known = {"id": f"run_{name}", "status": "pending", "request": {}, "pool": pool}
-    return runs_world.add_run(services, member, name, **known).id
-
-
-def set_run(services: PlatformServices, run_id: str, **values: Any) -> None:
+def change(services: PlatformServices, row_id: str, **values: Any) -> None:
+    table = DbRun if row_id.startswith("run_") else DbRunShard
     with services.db.transaction() as session:
-        session.execute(update(DbRun).where(DbRun.id == run_id).values(**values))
+        session.execute(update(table).where(table.id == row_id).values(**values))
 
 
-def offer(claim_id: str = FIRST, **said: Any) -> WorkerOffer:
-    return WorkerOffer(claim_id=claim_id, **{"sdk_version": __version__, **said})
+def request(claim_id: str = FIRST, **fields: Any) -> ClaimRequest:
+    return ClaimRequest(claim_id=claim_id, **{"sdk_version": __version__, **fields})
 
 
-def refusal(access: WorkerAccess, bearer: str, what: WorkerOffer | str) -> tuple[int, str]:
-    """Return status and code with which a claim, or an exchange about a run, is refused."""
-    ask: Callable[..., object] = (
-        access.authorize_claim if isinstance(what, WorkerOffer) else access.authorize_run
-    )
+def refusal(access: WorkerAccess, bearer: str, **fields: Any) -> tuple[int, str]:
+    """Return the status and code with which a claim is refused."""
     with pytest.raises(WorkerRefused) as caught:
-        ask(bearer, what)
+        access.authorize(bearer, request(**fields))
     return caught.value.status, caught.value.reason
 
 
-def test_a_worker_token_is_for_the_runs_of_its_pool_and_kept_as_a_hash_alone(
+# -- tokens ----------------------------------------------------------------------------------------
+
+
+def test_a_worker_token_is_for_its_pool_and_workspaces_and_stored_as_a_hash(
     services: PlatformServices, access: WorkerAccess, member: Member
 ) -> None:
     token, plain = access.create_token("gpu", name="basement")
-    add_run(services, member, "gpu-run", pool="gpu")
-    add_run(services, member, "other", pool="cpu")
-    add_run(services, member, "nobody", pool=None)
-    scope = access.authorize_claim(plain, offer(pool="gpu"))
-    assert (scope.run_id, scope.workspaces, scope.pool) == (None, None, "gpu")
-    access.authorize_run(plain, "run_gpu-run")
-    for run_id in ("run_other", "run_nobody", "run_none"):
-        assert refusal(access, plain, run_id) == (403, "RUN_NOT_FOR_WORKER")
+    _, of_one = access.create_token("gpu", workspace_ids=[member.workspace.id])
+    scope = access.authorize(plain, request(pool="gpu"))
+    assert (scope.pool, scope.workspaces, scope.shard_id, scope.token_id) == ("gpu", None, None, token.id)
+    assert access.authorize(of_one, request()).workspaces == {member.workspace.id}
+    local = access.authorize(access.local_token, request())
+    assert (local.pool, local.workspaces, local.shard_id) == (None, None, None)
     with services.db.session() as session:
-        kept = str(session.execute(text("SELECT * FROM worker_tokens")).all())
+        stored = str(session.execute(text("SELECT * FROM worker_tokens")).all())
         assert session.get_one(DbWorkerToken, token.id).last_used_at == services.clock.now()
-    assert plain not in kept and plain[5:] not in kept
+    assert plain not in stored and plain[5:] not in stored
 
 
-def test_nobody_waits_for_a_run_that_can_not_come_and_one_of_others_is_told_as_none(
+def test_a_token_of_another_pool_or_release_and_a_revoked_one_are_refused(access: WorkerAccess) -> None:
+    token, plain = access.create_token("gpu")
+    assert refusal(access, plain, pool="cpu") == (403, "WORKER_POOL")
+    with pytest.raises(
+        WorkerRefused, match=r"this worker is '0.3.1\\x1b\[2J': install the platform's release"
+    ) as other:
+        access.authorize(plain, request(sdk_version="0.3.1\x1b[2J"))
+    assert (other.value.status, other.value.reason) == (426, "WORKER_RELEASE")
+    access.revoke_token(token.id)
+    revoked_at = access.find_token(token.id).revoked_at
+    assert access.revoke_token(token.id).revoked_at == revoked_at is not None
+    assert refusal(access, plain) == (401, "TOKEN_REVOKED")
+    with pytest.raises(WorkerRefused, match="has been revoked"):
+        access.note_left(plain, request(leaves=True))
+
+
+@pytest.mark.parametrize(
+    "bearer", ["", "osmw_", "osmt_", "osmw_x", "osmt_x", "x" * 5000, "é", "osmw_' OR 1=1 --"]
+)
+def test_an_unknown_bearer_is_refused(access: WorkerAccess, bearer: str) -> None:
+    assert refusal(access, bearer) == (401, "TOKEN_INVALID")
+
+
+def test_tokens_of_users_and_workers_are_not_interchangeable(
+    services: PlatformServices, access: WorkerAccess, member: Member, shard_id: str
+) -> None:
+    assert refusal(access, member.token) == (403, "WORKER_TOKEN_REQUIRED")
+    for plain in (access.create_token("gpu")[1], access.issue_ticket(shard_id)):
+        with pytest.raises(TokenRejected):
+            services.accounts.authenticate(plain)
+
+
+def test_waiting_for_a_run_that_cannot_come_is_refused_without_telling_why(
     services: PlatformServices, access: WorkerAccess, world: World, member: Member
 ) -> None:
     other = world.member("tom", workspace="moss")
     _, plain = access.create_token("gpu", workspace_ids=[member.workspace.id])
-    add_run(services, member, "open", pool="gpu")
-    add_run(services, member, "ended", pool="gpu")
-    set_run(services, "run_ended", status="stopped")
-    add_run(services, member, "nobody")
-    add_run(services, other, "foreign", pool="gpu")
-    assert access.authorize_claim(plain, offer(run_id="run_open", wait_s=20)).pool == "gpu"
-    set_run(services, "run_open", status="running")
-    assert access.authorize_claim(plain, offer(run_id="run_open", wait_s=20)).pool == "gpu"
-    said = set()
-    for name in ("ended", "nobody", "foreign", "none"):
+    for name, owner, pool in (
+        ("open", member, "gpu"),
+        ("ended", member, "gpu"),
+        ("local", member, None),
+        ("foreign", other, "gpu"),
+    ):
+        add_run(services, owner, name, pool)
+    change(services, "run_ended", status="stopped")
+    for status in ("pending", "running"):
+        change(services, "run_open", status=status)
+        assert access.authorize(plain, request(run_id="run_open")).pool == "gpu"
+    refusals = set()
+    for name in ("ended", "local", "foreign", "none"):
         with pytest.raises(WorkerRefused) as caught:
-            access.authorize_claim(plain, offer(run_id=f"run_{name}", wait_s=20))
-        said.add((caught.value.status, caught.value.reason, caught.value.message))
-        access.authorize_claim(plain, offer(run_id=f"run_{name}"))  # which finds nothing
+            access.authorize(plain, request(run_id=f"run_{name}"))
+        refusals.add((caught.value.status, caught.value.reason, caught.value.message))
     sentence = "there is no such run in the pool 'gpu' for this worker token, or it has ended."
-    assert said == {(403, "RUN_NOT_FOR_WORKER", sentence)}
+    assert refusals == {(403, "RUN_NOT_FOR_WORKER", sentence)}
     with pytest.raises(WorkerRefused, match=r"`--run` takes a run's id \(`run_…`\)"):
-        access.authorize_claim(plain, offer(run_id="open", wait_s=20))
-    anywhere = access.create_token("gpu")[1]
-    assert access.authorize_claim(anywhere, offer(run_id="run_foreign", wait_s=20)).pool == "gpu"
+        access.authorize(plain, request(run_id="open"))
+    assert access.authorize(access.create_token("gpu")[1], request(run_id="run_foreign")).pool == "gpu"
 
 
-def test_a_machine_without_a_sandbox_gets_no_runs_of_several_workspaces_without_its_operators_word(
+UNABLE = {"sandbox": False, "sandbox_problem": "no user namespaces; sysctl -w x=1", "isolation": "auto"}
+
+
+def test_a_machine_without_a_sandbox_gets_no_runs_of_several_workspaces_unless_its_operator_permits_it(
     access: WorkerAccess, world: World, member: Member
 ) -> None:
     _, everywhere = access.create_token("gpu")
-    unable = {"sandbox": False, "sandbox_problem": "no user namespaces; sysctl -w x=1", "isolation": "auto"}
-    alone = len(access.authorize_claim(everywhere, offer(**unable)).worker_id or "")
-    assert alone
+    assert access.authorize(everywhere, request(**UNABLE)).worker_id
     other = world.member("tom", workspace="moss")
-    with pytest.raises(WorkerRefused) as caught:
-        access.authorize_claim(everywhere, offer(**unable))
+    with pytest.raises(WorkerRefused, match=r"no runs of 2 workspaces.*sysctl -w x=1") as caught:
+        access.authorize(everywhere, request(**UNABLE))
     assert (caught.value.status, caught.value.reason) == (403, "WORKER_ISOLATION")
-    assert "no runs of 2 workspaces" in caught.value.message and "sysctl -w x=1" in caught.value.message
-    for said in ({"sandbox": True}, {"isolation": "off"}, {"sandbox": None}):
-        assert access.authorize_claim(everywhere, offer(**{**unable, **said})).pool == "gpu"
+    for fields in ({"sandbox": True}, {"isolation": "off"}, {"sandbox": None}):
+        assert access.authorize(everywhere, request(**{**UNABLE, **fields})).pool == "gpu"
     _, of_one = access.create_token("gpu", workspace_ids=[other.workspace.id])
-    assert access.authorize_claim(of_one, offer(**unable)).workspaces == {other.workspace.id}
+    assert access.authorize(of_one, request(**UNABLE)).workspaces == {other.workspace.id}
     _, of_both = access.create_token("gpu", workspace_ids=[member.workspace.id, other.workspace.id])
-    assert refusal(access, of_both, offer(**unable)) == (403, "WORKER_ISOLATION")
+    assert refusal(access, of_both, **UNABLE) == (403, "WORKER_ISOLATION")
 
 
-def test_a_worker_token_of_some_workspaces_is_good_for_no_run_of_another(
-    services: PlatformServices, access: WorkerAccess, world: World, member: Member
+# -- tickets ---------------------------------------------------------------------------------------
+
+
+def test_a_ticket_is_for_one_shard_and_bound_to_its_first_claim(
+    services: PlatformServices, access: WorkerAccess, shard_id: str, clock: ManualClock
 ) -> None:
-    other = world.member("tom", workspace="moss")
-    _, plain = access.create_token("gpu", workspace_ids=[other.workspace.id])
-    add_run(services, member, "hers", pool="gpu")
-    add_run(services, other, "his", pool="gpu")
-    assert access.authorize_claim(plain, offer()).workspaces == {other.workspace.id}
-    access.authorize_run(plain, "run_his")
-    assert refusal(access, plain, "run_hers") == (403, "RUN_NOT_FOR_WORKER")
-
-
-def test_a_worker_token_of_another_pool_or_release_and_a_revoked_one_are_refused_with_a_sentence(
-    services: PlatformServices, access: WorkerAccess, member: Member
-) -> None:
-    token, plain = access.create_token("gpu")
-    add_run(services, member, pool="gpu")
-    assert refusal(access, plain, offer(pool="cpu")) == (403, "WORKER_POOL")
-    assert refusal(access, plain, offer(sdk_version="0.3.1\x1b[2J")) == (426, "WORKER_RELEASE")
-    access.revoke_token(token.id)
-    revoked_at = access.find_token(token.id).revoked_at
-    assert access.revoke_token(token.id).revoked_at == revoked_at is not None
-    assert refusal(access, plain, offer()) == (401, "TOKEN_REVOKED")
-    assert refusal(access, plain, "run_first") == (401, "TOKEN_REVOKED")
-
-
-@pytest.mark.parametrize(
-    "bearer", ["", "osmw_", "osmt_", "osmw_x", "osmt_x", "x" * 5000, "\ud800", "osmw_' OR 1=1 --"]
-)
-def test_a_bearer_nobody_made_is_not_known(access: WorkerAccess, bearer: str) -> None:
-    assert refusal(access, bearer, offer()) == (401, "TOKEN_INVALID")
-    assert refusal(access, bearer, "run_first") == (401, "TOKEN_INVALID")
-
-
-def test_users_and_workers_tokens_are_good_for_their_own_routes_alone(
-    services: PlatformServices, access: WorkerAccess, member: Member, run_id: str
-) -> None:
-    for what in (offer(), run_id):
-        assert refusal(access, member.token, what) == (403, "WORKER_TOKEN_REQUIRED")
-    for plain in (access.create_token("gpu")[1], access.issue_ticket(run_id)):
-        with pytest.raises(TokenRejected, match="good for executing runs alone"):
-            services.accounts.authenticate(plain)
-
-
-def test_a_ticket_is_bound_to_its_first_claim_until_the_worker_has_said_something(
-    services: PlatformServices, access: WorkerAccess, run_id: str
-) -> None:
-    ticket = access.issue_ticket(run_id)
-    assert refusal(access, ticket, run_id) == (403, "RUN_NOT_FOR_WORKER")
-    assert access.authorize_claim(ticket, offer(run_id=run_id)).run_id == run_id
-    assert access.authorize_claim(ticket, offer()).run_id == run_id
-    set_run(services, run_id, attempt=1, status="running")
-    assert access.authorize_claim(ticket, offer()).run_id == run_id
-    access.authorize_run(ticket, run_id)
-    access.authorize_run(ticket, run_id)
-    assert refusal(access, ticket, offer()) == (409, "TICKET_USED")
-    assert services.logs.page(run_id).logs == [], "its machine finds out whether the worker has begun"
-    assert refusal(access, ticket, "run_other") == (403, "RUN_NOT_FOR_WORKER")
-
-
-def test_another_claim_with_a_used_ticket_is_refused_and_noted_on_the_run_once_a_minute(
-    services: PlatformServices, access: WorkerAccess, run_id: str, clock: ManualClock
-) -> None:
-    ticket = access.issue_ticket(run_id)
-    access.authorize_claim(ticket, offer())
+    ticket = access.issue_ticket(shard_id)
+    assert refusal(access, ticket, run_id="run_other") == (403, "RUN_NOT_FOR_WORKER")
+    assert refusal(access, ticket, sdk_version="0.3.1") == (426, "WORKER_RELEASE")
+    assert access.authorize(ticket, request(run_id="run_first")) == ClaimScope(shard_id=shard_id)
+    change(services, shard_id, attempt=1, status="running")
+    assert access.authorize(ticket, request()).shard_id == shard_id, "the answer was lost"
     for _ in range(3):
-        assert refusal(access, ticket, offer(SECOND)) == (409, "TICKET_USED")
-    assert access.authorize_claim(ticket, offer()).run_id == run_id
+        assert refusal(access, ticket, claim_id=SECOND) == (409, "TICKET_USED")
     clock.advance(61)
-    assert refusal(access, ticket, offer(SECOND)) == (409, "TICKET_USED")
-    lines = services.logs.page(run_id).logs
-    assert [line.level for line in lines] == ["warning", "warning"]
+    assert refusal(access, ticket, claim_id=SECOND) == (409, "TICKET_USED")
+    lines = services.logs.page("run_first").logs
+    assert [line.level for line in lines] == ["warning", "warning"], "at most one per minute"
     assert "with the ticket of attempt 1" in lines[0].message
 
 
-@pytest.mark.parametrize("asked", [{"isolation": "required"}, {"network": "none"}])
-def test_a_node_without_a_sandbox_claims_no_run_that_needs_one_however_it_is_set(
-    services: PlatformServices, access: WorkerAccess, run_id: str, asked: dict[str, str]
+@pytest.mark.parametrize(
+    ("table_id", "values"),
+    [
+        ("shd_first", {"attempt": 1}),
+        ("shd_first", {"status": "finished"}),
+        ("run_first", {"status": "stopped"}),
+    ],
+)
+def test_a_ticket_claims_nothing_after_its_attempt(
+    services: PlatformServices, access: WorkerAccess, shard_id: str, table_id: str, values: dict[str, Any]
 ) -> None:
-    set_run(services, run_id, request={"advanced_config": {"execution": asked}})
+    ticket = access.issue_ticket(shard_id)
+    change(services, table_id, **values)
+    assert refusal(access, ticket) == (409, "TICKET_VOID")
+
+
+def test_a_withdrawn_or_replaced_ticket_is_void(access: WorkerAccess, shard_id: str) -> None:
+    old, new = access.issue_ticket(shard_id), access.issue_ticket(shard_id)
+    assert refusal(access, old) == (401, "TICKET_VOID")
+    assert access.authorize(new, request()).shard_id == shard_id
+    access.issue_ticket(shard_id)
+    assert access.authorize(new, request()).shard_id == shard_id, "it was used"
+    access.withdraw(shard_id)
+    assert refusal(access, new) == (401, "TICKET_VOID")
+    with pytest.raises(NotFoundError):
+        access.issue_ticket("shd_none")
+
+
+def test_a_ticket_can_be_used_for_ten_minutes_after_its_job_was_first_seen_running(
+    access: WorkerAccess, shard_id: str, clock: ManualClock
+) -> None:
+    ticket = access.issue_ticket(shard_id)
+    clock.advance(86_400)  # the job waited for a node
+    access.note_running(shard_id)
+    clock.advance(CLAIM_WITHIN.total_seconds())
+    access.note_running(shard_id)
+    access.authorize(ticket, request())
+    clock.advance(1)
+    assert refusal(access, ticket) == (401, "TICKET_VOID")
+
+
+@pytest.mark.parametrize("hours", [-24, -1, 1, 24])
+def test_a_clock_that_was_set_extends_no_ticket(
+    access: WorkerAccess, shard_id: str, clock: ManualClock, hours: int
+) -> None:
+    ticket = access.issue_ticket(shard_id)
+    access.note_running(shard_id)
+    clock.jump(hours * 3600)
+    assert refusal(access, ticket) == (401, "TICKET_VOID")
+    access.authorize(access.issue_ticket(shard_id), request())
+
+
+@pytest.mark.parametrize("asks", [{"isolation": "required"}, {"network": "none"}])
+def test_a_node_without_a_sandbox_claims_no_run_that_needs_one(
+    services: PlatformServices, access: WorkerAccess, shard_id: str, asks: dict[str, str]
+) -> None:
+    change(services, "run_first", request={"advanced_config": {"execution": asks}})
     node = {
         "sandbox": False,
         "sandbox_problem": "no user namespaces",
         "isolation": "off",
         "machine": "node-7",
     }
-    ticket = access.issue_ticket(run_id)
-    assert refusal(access, ticket, offer(**node)) == (403, "WORKER_ISOLATION")
-    [line] = services.logs.page(run_id).logs
-    assert line.message == (
-        "the machine 'node-7' does not get this run, which needs a sandbox: rollouts cannot be sandboxed there "
-        "(no user namespaces)."
-    )
-    assert access.why_unconfined(run_id) == line.message
-    assert access.authorize_claim(ticket, offer(**{**node, "sandbox": True})).run_id == run_id
-
-
-def test_a_withdrawn_ticket_is_void_and_one_for_an_ended_or_later_attempt_claims_nothing(
-    services: PlatformServices, access: WorkerAccess, run_id: str
-) -> None:
-    ticket = access.issue_ticket(run_id)
-    set_run(services, run_id, attempt=1)
-    assert refusal(access, ticket, offer()) == (409, "TICKET_VOID")
-    ticket = access.issue_ticket(run_id)
-    access.authorize_claim(ticket, offer())
-    set_run(services, run_id, attempt=2, status="finished")
-    assert refusal(access, ticket, offer()) == (409, "TICKET_VOID")
-    access.authorize_run(ticket, run_id)  # its last words may be repeated
-    access.withdraw(run_id)
-    assert refusal(access, ticket, offer()) == (401, "TICKET_VOID")
-    assert refusal(access, ticket, run_id) == (401, "TICKET_VOID")
-
-
-def test_a_new_ticket_takes_the_place_of_those_that_nobody_used(access: WorkerAccess, run_id: str) -> None:
-    old = access.issue_ticket(run_id)
-    new = access.issue_ticket(run_id)
-    assert refusal(access, old, offer()) == (401, "TICKET_VOID")
-    assert access.authorize_claim(new, offer()).run_id == run_id
-    access.issue_ticket(run_id)
-    access.authorize_run(new, run_id)
-    with pytest.raises(NotFoundError):
-        access.issue_ticket("run_none")
-
-
-def test_a_ticket_claims_for_ten_minutes_after_its_job_was_first_seen_running(
-    access: WorkerAccess, run_id: str, clock: ManualClock
-) -> None:
-    ticket = access.issue_ticket(run_id)
-    clock.advance(86_400)  # the job waited for a node
-    access.note_running(run_id)
-    clock.advance(CLAIM_WITHIN.total_seconds())
-    access.note_running(run_id)
-    access.authorize_claim(ticket, offer())
-    clock.advance(1)
-    assert refusal(access, ticket, offer()) == (401, "TICKET_VOID")
-    access.authorize_run(ticket, run_id)
-
-
-@pytest.mark.parametrize("hours", [-24, -1, 1, 24])
-def test_a_ticket_is_good_for_no_day_more_because_a_clock_was_set(
-    access: WorkerAccess, run_id: str, clock: ManualClock, hours: int
-) -> None:
-    ticket = access.issue_ticket(run_id)
-    access.note_running(run_id)
-    clock.jump(hours * 3600)
-    assert refusal(access, ticket, offer()) == (401, "TICKET_VOID")
-    access.authorize_claim(access.issue_ticket(run_id), offer())
-
-
-def test_a_token_that_was_revoked_elsewhere_is_good_for_a_second_at_most(
-    access: WorkerAccess, services: PlatformServices, clock: ManualClock, member: Member
-) -> None:
-    add_run(services, member, "gpu-run", pool="gpu")
-    token, plain = access.create_token("gpu")
-    access.authorize_run(plain, "run_gpu-run")
-    assert access.is_admitted(plain, "run_gpu-run")
-    assert not access.is_admitted(plain, "run_other") and not access.is_admitted("osmw_none", "run_gpu-run")
-    elsewhere = WorkerAccess(services.db, clock, services.logs)
-    elsewhere.revoke_token(token.id)
-    clock.advance(TRUSTED_S)
-    assert not access.is_admitted(plain, "run_gpu-run")
-    assert refusal(access, plain, "run_gpu-run") == (401, "TOKEN_REVOKED")
-
-
-def test_who_was_revoked_here_is_refused_at_once(
-    access: WorkerAccess, services: PlatformServices, member: Member, run_id: str
-) -> None:
-    add_run(services, member, "gpu-run", pool="gpu")
-    token, plain = access.create_token("gpu")
-    ticket = access.issue_ticket(run_id)
-    access.authorize_claim(ticket, offer(run_id=run_id))
-    access.authorize_run(plain, "run_gpu-run")
-    access.authorize_run(ticket, run_id)
-    assert access.is_admitted(plain, "run_gpu-run") and access.is_admitted(ticket, run_id)
-    assert not access.is_admitted(ticket, "run_gpu-run")
-    access.withdraw(run_id)
-    assert not access.is_admitted(ticket, run_id)
-    access.revoke_token(token.id)
-    assert not access.is_admitted(plain, "run_gpu-run")
+    ticket = access.issue_ticket(shard_id)
+    assert refusal(access, ticket, **node) == (403, "WORKER_ISOLATION")
+    [line] = services.logs.page("run_first").logs
+    assert "'node-7'" in line.message and "(no user namespaces)" in line.message
+    with services.db.session() as session:
+        assert session.get_one(DbRunShard, shard_id).waits == line.message
+    assert access.authorize(ticket, request(**{**node, "sandbox": True})).shard_id == shard_id

@@ -9,9 +9,9 @@ import pytest
 
 from osmosis_ai.config.execution import ExecutionSection
 from osmosis_ai.platform.config import PlatformConfig
-from osmosis_ai.platform.runs.work import containment
-from osmosis_ai.platform.runs.work.containment import contain
-from osmosis_ai.platform.runs.working_directory import WorkingDirectory
+from osmosis_ai.platform.worker import containment
+from osmosis_ai.platform.worker.containment import contain
+from osmosis_ai.platform.worker.directory import WorkingDirectory
 from osmosis_ai.sandbox import GpuGrant, SandboxCapability, grant_gpus
 from osmosis_ai.sandbox.gpus import gpus_of_machine
 from tests.sandbox.conftest import Machine

@@ -12,8 +12,8 @@ from osmosis_ai.controller.environments import Uv, UvError
 from osmosis_ai.controller.server_process import RolloutServer, ServerSpec
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.isolation import look_at_isolation
-from osmosis_ai.platform.runs.execute.worker_process import WorkerStarter
-from osmosis_ai.platform.runs.working_directory import WorkingDirectory
+from osmosis_ai.platform.worker.directory import WorkingDirectory
+from osmosis_ai.platform.worker.process import WorkerStarter
 from osmosis_ai.processes import ChildProcess, ServiceError
 from osmosis_ai.sandbox import (
     CGROUP_ENV,
@@ -25,6 +25,8 @@ from osmosis_ai.sandbox import (
     prepare_control,
 )
 from osmosis_ai.sandbox.control_groups import Delegation, RunGroup, control_run
+from tests.platform.evaluations import wait_until
+from tests.platform.worker.fake_platform import assignment
 
 ALL = ("memory", "pids", "cpu")
 NOT_GIVEN = Delegation(problem="the cgroup of this process is not delegated to it")
@@ -130,15 +132,17 @@ def test_systemd_starts_workers_in_a_scope_that_is_theirs_to_arrange(
     assert look_at_isolation(PlatformConfig(home=tmp_path)) == (f"bubblewrap, network host; {words}", True)
     systemd.unlink()
     start = WorkerStarter(PlatformConfig(home=tmp_path), "http://127.0.0.1:9")
-    worker = start("r1", "credential", "claim")
+    claimed = assignment("r1")
+    worker = start(claimed)
     assert isinstance(worker, ChildProcess)
-    worker.finish(timeout_s=120)  # it finds no platform there
+    wait_until(lambda: systemd.read_text().endswith(".worker\n"))
+    worker.finish(timeout_s=0)
     *_, last = systemd.read_text().splitlines()
     scope, _, program = last.partition(" -- ")
     assert "--scope --quiet --collect --property=Delegate=yes" in scope
-    assert program.split()[0] == sys.executable and program.endswith("worker r1")
-    assert "credential" not in last
-    assert WorkingDirectory(PlatformConfig(home=tmp_path).runs_dir, "r1").path.is_dir()
+    assert program.split()[0] == sys.executable and program.endswith(".worker")
+    assert claimed.lease.token.get_secret_value() not in last
+    assert WorkingDirectory(PlatformConfig(home=tmp_path).runs_dir, claimed.shard.id).path.is_dir()
 
 
 def test_a_systemd_that_makes_no_scope_counts_as_none(systemd: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -208,7 +208,7 @@ class SourceContract:
         name = f"copies-{next(_numbers)}"
         place.start(name, rows=6, n=2)
         rewards = [(1.0, 1.0), (0.0, 0.0), (0.0, 1.0), (1.0, 1.0), (None, None), (0.0, 0.0)]
-        copied = {"row_digest": "ab" * 32}
+        copied = {"row_digest": "ab" * 16}
         place.add(
             name,
             [

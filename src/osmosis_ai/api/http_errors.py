@@ -27,6 +27,8 @@ _CODES: Mapping[int, ErrorCode] = {
     426: "UPGRADE_REQUIRED",
     429: "RATE_LIMITED",
 }
+_WORKER_RELEASE = ("WORKER_RELEASE", "WORKER_PROTOCOL")
+"""Refusals that name the release to install, which may be an older one."""
 _VERSION_STATUSES = ("current", "upgrade_available", "deprecated", "unsupported")
 
 
@@ -102,7 +104,7 @@ def http_error(reply: Reply, request: RequestInfo, redactor: ReplyRedactor) -> P
     hint: str | None
     if status == 401:
         message, hint = _unauthorized(platform_code, request)
-    elif status == 426:
+    elif status == 426 and platform_code not in _WORKER_RELEASE:
         message, hint = _outdated(body, request)
     elif platform_code in _GIT_SCOPE:
         words = {"identity": request.git_identity or "this repository", "platform": request.platform_url}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 from osmosis_ai.api import routes
@@ -63,9 +63,8 @@ from osmosis_ai.api.wire.rollout_servers import (
 )
 from osmosis_ai.api.wire.rollouts import RolloutList
 from osmosis_ai.api.wire.runs import (
+    EvalRetry,
     EvalRunSubmit,
-    RunAgain,
-    RunSecrets,
     StopReply,
     SubmitCheck,
     SubmittedRun,
@@ -466,15 +465,15 @@ class EvalRuns(RunsWithFiles[EvalRunSubmit]):
         """Return a run's metrics so far."""
         return self._client.get(routes.run_metrics(self.path, name_or_id), model=EvalMetrics)
 
-    def check_retry(self, name_or_id: str, provided: Mapping[str, str]) -> RetryCheck:
-        """Return what a retry of a run would repeat, without reopening it; ``provided`` as for :meth:`retry`."""
+    def check_retry(self, name_or_id: str, again: EvalRetry) -> RetryCheck:
+        """Return what a retry of a run would repeat, without reopening it."""
         path = routes.run_check(routes.eval_run_retry(name_or_id))
-        return self._client.post(path, self._again(provided), model=RetryCheck, retry=REPEATING)
+        return self._client.post(path, self._hidden(again), model=RetryCheck, retry=REPEATING)
 
-    def retry(self, name_or_id: str, provided: Mapping[str, str]) -> SubmittedRun:
+    def retry(self, name_or_id: str, again: EvalRetry) -> SubmittedRun:
         """Reopen a run to repeat its failed and unscored attempts; the request is never retried."""
         path = routes.eval_run_retry(name_or_id)
-        return self._client.post(path, self._again(provided), model=SubmittedRun)
+        return self._client.post(path, self._hidden(again), model=SubmittedRun)
 
     def samples(
         self,
@@ -491,9 +490,11 @@ class EvalRuns(RunsWithFiles[EvalRunSubmit]):
         path = routes.eval_run_samples(name_or_id)
         return self._client.get(path, model=EvalSamplePage, params=params)
 
-    def _again(self, provided: Mapping[str, str]) -> RunAgain:
-        self._client.hide(provided.values())
-        return RunAgain(secrets=RunSecrets(provided=dict(provided))) if provided else RunAgain()
+    def _hidden(self, again: EvalRetry) -> EvalRetry:
+        """Hide the values of secrets in errors."""
+        if again.secrets is not None:
+            self._client.hide(again.secrets.provided.values())
+        return again
 
 
 FINALIZE_TIMEOUT_S = 300.0

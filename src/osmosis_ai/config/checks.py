@@ -272,7 +272,7 @@ def settings_issues(document: Mapping[str, Any], kind: ConfigKind) -> list[Issue
     if document.get("advanced"):
         from osmosis_ai.config.execution import execution_issues
 
-        found += execution_issues(document)
+        found += execution_issues(document, kind.name)
     if kind is TRAINING:
         try:
             read_settings(document)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, ValidationError
 
 from osmosis_ai.config.issues import Issue, as_written, closest, table_issues
-from osmosis_ai.config.sections import ConfigSection, CountOrZero, Positive, matching
+from osmosis_ai.config.sections import ConfigSection, Count, CountOrZero, Positive, matching
 from osmosis_ai.sandbox.isolation import ISOLATION_ENV, IsolationSetting
 from osmosis_ai.sandbox.network import Network
 
@@ -20,6 +20,7 @@ EXECUTION = "execution"
 """The table's key in ``[advanced]``."""
 PLACE = f"advanced.{EXECUTION}"
 MOST_SERVERS = 8
+MOST_WORKERS = 64
 MOST_LABELS = 16
 
 
@@ -56,6 +57,15 @@ class ExecutionSection(ConfigSection):
     servers: Annotated[int, Field(ge=1, le=MOST_SERVERS)] | None = Field(
         default=None, description="rollout servers of the run"
     )
+    workers: Annotated[int, Field(ge=1, le=MOST_WORKERS)] | None = Field(
+        default=None, description="workers that share the rows of an evaluation"
+    )
+    max_cost: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        default=None, description="US dollars after which an evaluation on the platform ends"
+    )
+    max_tokens: Count | None = Field(
+        default=None, description="tokens after which an evaluation on the platform ends"
+    )
 
     @property
     def needs_sandbox(self) -> bool:
@@ -63,7 +73,7 @@ class ExecutionSection(ConfigSection):
         return self.isolation == "required" or self.network == "none"
 
 
-def execution_issues(document: Mapping[str, Any]) -> Iterator[Issue]:
+def execution_issues(document: Mapping[str, Any], kind: str = "eval") -> Iterator[Issue]:
     """Yield the issues in a config's execution table, or in a table that looks like a misspelling of it."""
     advanced = document.get("advanced")
     if not isinstance(advanced, Mapping):
@@ -78,6 +88,15 @@ def execution_issues(document: Mapping[str, Any]) -> Iterator[Issue]:
     yield from table_issues(PLACE, table, ExecutionSection)
     if table.get("labels") and table.get("pool") is None:
         yield Issue(f"{PLACE}.labels", "chooses among the workers of a pool: name it with `pool`")
+    workers = table.get("workers")
+    if kind == "training" and isinstance(workers, int) and workers > 1:
+        yield Issue(f"{PLACE}.workers", f"must be 1, got {workers}: only evaluations use several workers")
+    for key in ("max_cost", "max_tokens") if kind == "training" else ():
+        if key in table:
+            yield Issue(
+                f"{PLACE}.{key}",
+                "is only for evaluations; `max_steps` and `total_epochs` limit a training run",
+            )
     if table.get("isolation") == "off":
         yield Issue(
             f"{PLACE}.isolation",

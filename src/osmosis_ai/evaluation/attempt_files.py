@@ -83,6 +83,11 @@ def item_name(row_index: int, run_index: int) -> str:
     return f"row_{row_index}_run_{run_index}"
 
 
+def diagnostics_path(row_index: int, run_index: int) -> str:
+    """Return the path under which a platform keeps the diagnostics of an attempt."""
+    return f"diagnostics/{item_name(row_index, run_index)}.json"
+
+
 class _Recorded(NamedTuple):
     """A recorded attempt, and the controller's version of its conversation."""
 
@@ -98,10 +103,20 @@ class _Recorded(NamedTuple):
 class AttemptFilesWriter:
     """Stores conversations and artifacts of a run.
 
-    Its coroutines run on the event loop and write files in a thread.
+    Its coroutines run on the event loop and write files in a thread. Without ``writes_files`` it only stores
+    conversations.
     """
 
-    def __init__(self, directory: RunDirectory, table: AttemptTable, log: RunLog, redactor: Redactor) -> None:
+    def __init__(
+        self,
+        directory: RunDirectory,
+        table: AttemptTable,
+        log: RunLog,
+        redactor: Redactor,
+        *,
+        writes_files: bool = True,
+    ) -> None:
+        self._writes_files = writes_files
         self._directory = directory
         self._table = table
         self._log = log
@@ -190,12 +205,12 @@ class AttemptFilesWriter:
             attempts = "1 more attempt" if more == 1 else f"{more:,} more attempts"
             self._log.write(ARTIFACTS, f"artifacts of {attempts} were also left out", level="WARNING")
 
-    def restore(self, most: int | None = None) -> None:
-        """Write missing files of the last ``most`` attempts of earlier sessions; blocking."""
+    def restore(self) -> None:
+        """Write missing files of the attempts of earlier sessions; blocking."""
         lacking = sorted(
             (offset for row, run, offset in self._table.recorded() if not self.has_trajectory(row, run)),
             reverse=True,
-        )[:most]
+        )
         if not lacking:
             return
         with JournalReader(self._directory.events) as journal:
@@ -230,6 +245,8 @@ class AttemptFilesWriter:
 
     def _write(self, attempt: _Recorded) -> bool:
         """Write an attempt's files; return whether its server may still write its own version of the conversation."""
+        if not self._writes_files:
+            return not self._take_server_version(attempt)
         try:
             with _open_trial(self._directory.trial(attempt.record.rollout_id)) as trial:
                 left_out = copy_artifacts(self._directory.artifacts, attempt.name, dir_fd=trial)
@@ -256,7 +273,8 @@ class AttemptFilesWriter:
                 if trajectory is not None:
                     trajectory = self._redactor.tree(trajectory)
                     self._server_versions.append(conversation_line(attempt.record.rollout_id, trajectory))
-                    self._write_trajectory(attempt, trajectory)
+                    if self._writes_files:
+                        self._write_trajectory(attempt, trajectory)
                 return trajectory is not None
         except FileNotFoundError:
             return False

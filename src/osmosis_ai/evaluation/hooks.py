@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.api.wire.base import wire_time
 from osmosis_ai.controller.record import TerminalRecord
@@ -74,9 +74,6 @@ class ProgressSnapshot:
 
 class RunHooks:
     """Override what the caller needs. All methods are called on the run's event loop."""
-
-    removes_files: ClassVar[bool] = False
-    """Whether the caller removes the files of an attempt once it has stored them elsewhere."""
 
     def plan(self, plan: RunPlan) -> None:
         """Show the plan, before anything is started or asked."""

@@ -290,7 +290,7 @@ def open_run(
             manifest = Manifest.load(directory.manifest)
             manifest.require_equal_inputs(inputs, name=options.name)
             return RunPlan(directory=directory, manifest=manifest)
-        if directory.is_foreign() and not options.adopts_journal:
+        if directory.is_foreign() and options.only is None:
             raise OsmosisError(
                 f"'{directory.path}' already exists and is not a run.", hint="choose another '--name'"
             )

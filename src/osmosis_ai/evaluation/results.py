@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -111,11 +111,6 @@ class AttemptTable:
         if record.source_row_index is not None:
             self.source_rows[row] = record.source_row_index
 
-    def set_judge_calls(self, record: TerminalRecord) -> None:
-        """Set only the judge calls of an attempt's grader."""
-        for name in _JUDGE_NUMBERS:
-            self.columns[name][record.row_index * self.n + record.run_index] = getattr(record, name)
-
     def set_row_digest(self, row_index: int, digest: str) -> None:
         """Set the digest of a row (``row_digest``); duplicate rows have the same."""
         self._row_keys[row_index], self._clusters = _row_key(digest), None
@@ -143,10 +138,12 @@ class AttemptTable:
         """Open all failed and skipped attempts again; their old records stay until new ones are set."""
         self.pending |= self.columns["status"] >= FAILED  # or SKIPPED
 
-    def reopen_unscored(self, before: int) -> None:
-        """Open the attempts that failed or have no reward, if their records begin before byte ``before``."""
-        unscored = ~self.is_scored & (self.columns["status"] != SKIPPED)
-        self.pending |= unscored & (self.columns["offset"] < before)
+    def restrict(self, only: Callable[[int, int], bool]) -> None:
+        """Close all attempts except those (row_index, run_index) for which ``only`` is true."""
+        for row in range(self.rows):
+            for run in range(self.n):
+                if not only(row, run):
+                    self.pending[row * self.n + run] = False
 
     def is_open(self, row_index: int, run_index: int) -> bool:
         """Whether the attempt is pending."""
@@ -156,6 +153,11 @@ class AttemptTable:
     def open_count(self) -> int:
         """Number of pending attempts."""
         return int(self.pending.sum())
+
+    @property
+    def done_count(self) -> int:
+        """Number of attempts that have a record and are not pending."""
+        return int(((self.columns["offset"] >= 0) & ~self.pending).sum())
 
     def count(self, status: Status) -> int:
         """Attempts that are not pending and whose result has ``status``."""

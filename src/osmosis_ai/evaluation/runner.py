@@ -76,8 +76,6 @@ _SNAPSHOT_S = 1.0
 _SNAPSHOT_SHARE = 0.05
 # The model's own limiter adapts below this; rollouts in flight bound it anyway.
 _MODEL_CALLS_CEILING = 256
-# Attempts whose files a killed session may not have written.
-_LAST_ATTEMPTS = 1024
 _RECOUNT_S = 0.25
 _SHOWN_ROWS = 10
 
@@ -126,7 +124,8 @@ class EvalRunner:
             )
             if self.options.retry_failed:
                 self.table.reopen_failed()
-            self.table.reopen_unscored(self.options.reopened_at)
+            if self.options.only is not None:
+                self.table.restrict(self.options.only)
             self.servers = self._useful_servers()
             opened.total, opened.pending = len(self.table), self.table.open_count
             opened.servers = self.servers
@@ -216,12 +215,15 @@ class _Session(AttemptResults):
             run.directory.log, run.redact, echo=run.hooks.log_event if run.options.verbose else None
         )
         stack.callback(self._log.close)
-        self._files = AttemptFilesWriter(run.directory, run.table, self._log, run.redact)
+        self._is_part = run.options.only is not None
+        self._files = AttemptFilesWriter(
+            run.directory, run.table, self._log, run.redact, writes_files=not self._is_part
+        )
         self._limits: Counter[LimitName] = Counter()
         self._dispatcher: Dispatcher[Attempt] | None = None
         self._task: asyncio.Task[Stop | None] | None = None
         self._halted: Stop | None = None
-        self._resumed = len(run.table) - run.table.open_count
+        self._resumed = run.table.done_count
         self._finished = self._dispatched = 0
         self._spent, self._spent_at = Spent(), -math.inf
         self._indexed: tuple[int, int] | None = None
@@ -238,11 +240,10 @@ class _Session(AttemptResults):
             self._log.write("run", "session starts", run=self._directory.path.name, pending=pending)
             if self._resumed:
                 self._log.write("resume", "continuing from the journal", finished=self._resumed)
-            await self._files.in_thread(
-                self._files.restore, _LAST_ATTEMPTS if self._hooks.removes_files else None
-            )
-            self._indexed = self._finished, self._files.written
-            self._write_snapshots("running")
+            if not self._is_part:
+                await self._files.in_thread(self._files.restore)
+                self._indexed = self._finished, self._files.written
+                self._write_snapshots("running")
             return await self._finalize(await self._execute() if pending else None)
         finally:
             await self._journal.close()
@@ -555,7 +556,7 @@ class _Session(AttemptResults):
             if last:
                 return
             await self._files.write()
-            if now >= snapshot_at:
+            if now >= snapshot_at and not self._is_part:
                 with contextlib.suppress(OSError):  # the journal reports a full disk
                     await self._files.in_thread(self._write_snapshots, "running")
                 took_s = time.monotonic() - now
@@ -623,7 +624,9 @@ class _Session(AttemptResults):
             redact_server_logs(directory.server_log, self._run.redact)
         status = "finished" if stop is None and table.open_count == 0 else "incomplete"
         try:
-            metrics = await self._files.in_thread(self._write_snapshots, status)
+            metrics = await self._files.in_thread(
+                *((self._metrics, table) if self._is_part else (self._write_snapshots, status))
+            )
         except OSError as error:
             if stop is None:
                 raise OsmosisError(

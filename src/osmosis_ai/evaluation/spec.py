@@ -70,10 +70,10 @@ class EvalRunOptions:
     seed: int = 0
     budget: Budget = field(default_factory=Budget)
     previews: bool = True
-    adopts_journal: bool = False  # a journal without a manifest, as a platform's worker restores it
+    # Of a platform's worker: the attempts (row, number) of the run that it executes. Its directory may begin with a
+    # journal alone, and keeps no files that can be written again.
+    only: Callable[[int, int], bool] | None = None
     worked_before_s: float = 0.0
-    # Bytes of the journal when a platform's run was retried: attempts before it without a score run again.
-    reopened_at: int = 0
 
     def __post_init__(self) -> None:
         if self.name is not None:

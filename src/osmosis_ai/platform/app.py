@@ -60,7 +60,6 @@ _IN_ORDER = (
         tokens,
         workspaces,
         blobs,
-        workers,
         secrets,
         rollouts,
         rollout_servers,
@@ -97,23 +96,22 @@ def create_app(services: PlatformServices) -> FastAPI:
     )
     app.add_middleware(ErrorEdge)
     app.add_middleware(RequestMeter)
-    app.router.routes.append(workers.SYNC)
+    app.router.routes.extend(workers.CALLS)
     for resource in (operations, *_IN_ORDER):
         app.include_router(resource.router)
     return app
 
 
 def create_worker_app(services: PlatformServices) -> FastAPI:
-    """Return the application that answers the workers of this machine alone: their exchanges, and bytes by signed URL."""
+    """Return the application for the workers of this machine: their calls, and bytes by signed URL."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.services = services
     install_error_handlers(app)
     app.add_middleware(RawPath)
     app.add_middleware(BodyLimit, streamed=("/blobs/",))
     app.add_middleware(ErrorEdge)
-    app.router.routes.append(workers.SYNC)
-    for resource in (workers, blobs):
-        app.include_router(resource.router)
+    app.router.routes.extend(workers.CALLS)
+    app.include_router(blobs.router)
     return app
 
 
@@ -125,16 +123,16 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     anyio.to_thread.current_default_thread_limiter().total_tokens = _THREADS
     services.datasets.ingest.start()
     # Before any claim is answered: who works on a run could not say so while the platform was away.
-    await anyio.to_thread.run_sync(services.desk.renew_all)
+    await anyio.to_thread.run_sync(services.queue.extend_all)
     await anyio.to_thread.run_sync(services.run_deletion.finish)
     services.maintenance.start()
-    services.frequent_maintenance.start()
+    services.platform_shards.start()
     app.state.live_hub = LiveHub()
     try:
         yield
     finally:
         live_hub(app).close()
-        await anyio.to_thread.run_sync(services.frequent_maintenance.close)
+        await anyio.to_thread.run_sync(services.platform_shards.close)
         await anyio.to_thread.run_sync(services.maintenance.close)
         await anyio.to_thread.run_sync(services.datasets.ingest.close)
         await services.model_servers.close()

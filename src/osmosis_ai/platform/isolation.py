@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 
-from osmosis_ai.api.wire.workers import WorkerOffer
+from osmosis_ai.api.wire.workers import ClaimRequest
 from osmosis_ai.config.execution import PLACE, ExecutionSection
 from osmosis_ai.config.issues import Issue
 from osmosis_ai.errors import ConflictError
@@ -71,12 +71,12 @@ def why_not_shared(
     return why
 
 
-def lacks_isolation(offer: WorkerOffer) -> bool:
+def lacks_isolation(offer: ClaimRequest) -> bool:
     """Return whether a machine cannot sandbox rollouts and its operator has not declared its users as trusted."""
     return offer.sandbox is False and offer.isolation == "auto"
 
 
-def why_not_for_all(offer: WorkerOffer, workspaces: int, *, of_cluster: bool = False) -> str | None:
+def why_not_for_all(offer: ClaimRequest, workspaces: int, *, of_cluster: bool = False) -> str | None:
     """Return why a machine without a sandbox gets no runs of several workspaces; None if it may."""
     if workspaces < 2:
         return None
@@ -89,7 +89,7 @@ def why_not_for_all(offer: WorkerOffer, workspaces: int, *, of_cluster: bool = F
     )
 
 
-def why_not_at_all(offer: WorkerOffer) -> str:
+def why_not_at_all(offer: ClaimRequest) -> str:
     """Return why a cluster node without a sandbox does not get a run that needs one."""
     return (
         f"{_named(offer)} does not get this run, which needs a sandbox: rollouts cannot be sandboxed there "
@@ -97,7 +97,7 @@ def why_not_at_all(offer: WorkerOffer) -> str:
     )
 
 
-def _named(offer: WorkerOffer) -> str:
+def _named(offer: ClaimRequest) -> str:
     return f"the machine '{offer.machine}'" if offer.machine else "this machine"
 
 

@@ -37,14 +37,6 @@ class LogStore:
             with self._db.transaction() as session:
                 session.execute(insert(DbLogLine), rows)
 
-    def append_once(self, subject_id: str, line: LogLine) -> None:
-        """As :meth:`append` of one line, unless its message stands there already."""
-        [row] = self._rows(subject_id, [line], _NOTHING_SECRET)
-        same = DbLogLine.subject_id == subject_id, DbLogLine.message == row["message"]
-        with self._db.transaction() as session:
-            if session.scalar(select(DbLogLine.id).where(*same).limit(1)) is None:
-                session.execute(insert(DbLogLine), [row])
-
     def add(
         self,
         session: Session,

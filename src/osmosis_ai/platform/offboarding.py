@@ -23,7 +23,7 @@ from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbDataset, DbMembership, DbRun, DbSecret, DbUser, DbWorkspace
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.logs import LogStore
-from osmosis_ai.platform.runs.leases import Leases
+from osmosis_ai.platform.queue.phases import RunPhases
 from osmosis_ai.platform.runs.lifecycle import OPEN
 
 
@@ -48,7 +48,7 @@ class Offboarding:
         self._clock = clock
         self._accounts = accounts
         self._logs = LogStore(db, clock)
-        self._leases = Leases(db, clock)
+        self._queue = RunPhases(db, clock, self._logs)
 
     def disable(self, email: str, *, stop_runs: bool = False) -> OffboardingReport:
         """Let nobody in as this user from now on."""
@@ -102,7 +102,7 @@ class Offboarding:
                 continue
             line = LogLine(f"stopped with the account of {user.email}, who submitted it", step="run")
             self._logs.add(session, run.id, [line])
-            self._leases.ask_to_stop(run)
+            self._queue.request_stop(session, run)
         return [run.name for run in runs]
 
     def _forget_uploads(self, session: Session, user: DbUser) -> None:

@@ -1,7 +1,7 @@
 """Run one platform, from taking its lock to ending its last worker.
 
-Components start in dependency order and end in reverse: the executor before the API, which still answers while workers
-release their runs, and the data directory's lock last. The next start can recover from a kill.
+Components start in dependency order and end in reverse: the host of workers before the API, which still answers while
+workers release their shards, and the data directory's lock last. The next start can recover from a kill.
 """
 
 from __future__ import annotations
@@ -26,23 +26,24 @@ from osmosis_ai._version import __version__
 from osmosis_ai.api.platform_url import ALLOW_INSECURE_ENV, ensure_secure, is_loopback
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.accounts import FirstLogin, bootstrap
-from osmosis_ai.platform.app import create_app
+from osmosis_ai.platform.app import create_app, create_worker_app
 from osmosis_ai.platform.blobs.missing_files import missing_files
+from osmosis_ai.platform.blobs.s3 import S3BlobStore
 from osmosis_ai.platform.blobs.store import BlobStoreBusy
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.http.connection_limits import ConnectionLimits, limited_protocol
-from osmosis_ai.platform.http.worker_waits import WaitingServer
 from osmosis_ai.platform.isolation import look_at_isolation, why_not_shared
-from osmosis_ai.platform.local_execution import open_local_executor
 from osmosis_ai.platform.process_state import PlatformProcess, only_platform_of
 from osmosis_ai.platform.ray_cluster import require_usable_cluster
-from osmosis_ai.platform.runs.execute.executor_loop import ExecutorLoop
-from osmosis_ai.platform.runs.execute.leftovers import remove_leftovers
-from osmosis_ai.platform.runs.execute.ray_jobs import RayJobs, worker_entrypoint
+from osmosis_ai.platform.ray_jobs import RayJobs, RayLauncher, worker_entrypoint
 from osmosis_ai.platform.services import PlatformServices, build_services
-from osmosis_ai.processes import disable_inspection, is_debuggable
+from osmosis_ai.platform.worker.client import WorkerClient
+from osmosis_ai.platform.worker.host import Host, HostOptions
+from osmosis_ai.platform.worker.process import StartWorker, WorkerStarter
+from osmosis_ai.processes import PrivateSocket, disable_inspection, is_debuggable
 from osmosis_ai.processes.addresses import listen
+from osmosis_ai.viewer.live_routes import LiveServer
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,8 @@ logger = logging.getLogger(__name__)
 _KEEP_ALIVE_S = 75
 # Requests under way when the platform stops; an upload that is cut off is resumed by its client.
 _DRAIN_S = 10
+_WORKERS_DRAIN_S = 2
+_HOST_ENDS_WITHIN_S = 10.0
 HEADERS_WITHIN_S = 20.0
 """How long a request's headers may take; an ordinary client sends them at once."""
 READ_WITHIN_S = 120.0
@@ -133,9 +136,8 @@ def run_platform(config: PlatformConfig) -> Iterator[RunningPlatform]:
         go_on()
         first_login = bootstrap(services.db, services.clock)
         stack.enter_context(_serving_api(create_app(services), bound, listener, ends))
-        stack.enter_context(
-            _running_executor(services, bound if executes else replace(bound, executor_slots=0))
-        )
+        if executes:
+            stack.enter_context(_executing(services, bound))
         process = replace(process, url=bound.base_url, local_url=_local_url(host, port))
         note(process)
         yield RunningPlatform(bound, process, services, first_login, ends)
@@ -210,7 +212,7 @@ def _listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-class _Api(WaitingServer):
+class _Api(LiveServer):
     """Says when it answers, or that it never will."""
 
     def __init__(self, config: uvicorn.Config) -> None:
@@ -267,18 +269,81 @@ def _serving_api(
 
 
 @contextmanager
-def _running_executor(services: PlatformServices, config: PlatformConfig) -> Iterator[None]:
+def _executing(services: PlatformServices, config: PlatformConfig) -> Iterator[None]:
+    """Execute the runs without a pool: on this machine, or on a Ray cluster."""
     if config.ray is None:
-        remove_leftovers(services.db, config.runs_dir, services.clock.now())
-        executor = open_local_executor(services, config=config)
-    else:
-        entrypoint = partial(worker_entrypoint, platform_url=config.base_url)
-        executor = ExecutorLoop(services.executor_parts(config), RayJobs(config.ray, entrypoint))
-    executor.start()
+        with local_host(services, config):
+            yield
+        return
+    entrypoint = partial(worker_entrypoint, platform_url=config.base_url)
+    jobs = RayJobs(config.ray, entrypoint)
+    launcher = RayLauncher(services.queue, services.worker_access, jobs, slots=config.executor_slots)
+    launcher.start()
     try:
         yield
     finally:
-        executor.close()
+        launcher.close()
+
+
+@contextmanager
+def local_host(
+    services: PlatformServices, config: PlatformConfig, start_worker: StartWorker | None = None
+) -> Iterator[Host]:
+    """Run a host in this process. Its workers reach the platform over a socket that only this user can open."""
+    blobs = services.blobs
+    services.queue.give_back_local()
+    with _worker_socket(services) as address:
+        has_keys = isinstance(blobs, S3BlobStore) and blobs.has_credentials_of_machine()
+        start = start_worker or WorkerStarter(config, address, has_bucket_keys=has_keys)
+        client = WorkerClient(address, services.worker_access.local_token)
+        options = HostOptions(slots=config.executor_slots)
+        claimable = services.queue.claimable
+        host = Host(client, start, options, config.runs_dir, say=logger.info, claimable=claimable)
+        thread = threading.Thread(target=_host, args=(host,), name="host", daemon=True)
+        thread.start()
+        try:
+            yield host
+        finally:
+            host.ask_to_end()
+            thread.join(_HOST_ENDS_WITHIN_S)
+            host.ask_to_end()
+            thread.join()
+            client.close()
+
+
+def _host(host: Host) -> None:
+    try:
+        host.run()
+    except KeyboardInterrupt:
+        logger.warning("the workers did not release their runs in time and were killed")
+    except OsmosisError as error:
+        logger.error("this machine executes no more runs: %s", error.message)
+
+
+@contextmanager
+def _worker_socket(services: PlatformServices) -> Iterator[str]:
+    """Serve the worker protocol on a private socket, in a thread; gives its address."""
+    listener = PrivateSocket()
+    server = LiveServer(
+        uvicorn.Config(
+            create_worker_app(services),
+            fd=listener.fileno(),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=_WORKERS_DRAIN_S,
+        )
+    )
+    thread = threading.Thread(target=server.run, name="worker-socket", daemon=True)
+    thread.start()
+    try:
+        yield listener.address
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.remove()
 
 
 def _most_connections(config: PlatformConfig) -> int:

@@ -29,8 +29,8 @@ from osmosis_ai.platform.blobs.store import (
 )
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.config import from_environment
-from osmosis_ai.platform.runs.execute.worker_process import worker_environment
 from osmosis_ai.platform.s3_address import S3Address, parse_s3_address
+from osmosis_ai.platform.worker.process import worker_environment
 
 pytestmark = pytest.mark.integration
 KEY, SECRET = "AKIAPLANTED00000001", "planted-secret-0001"

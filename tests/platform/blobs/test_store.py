@@ -6,25 +6,25 @@ import io
 import os
 import stat
 import threading
-from collections.abc import Iterator
-from dataclasses import replace
+import zlib
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import update
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.blobs.local import LocalBlobStore
-from osmosis_ai.platform.blobs.shards import ShardPiece, ShardWriter, read_piece
 from osmosis_ai.platform.blobs.signing import DownloadGrant, PartGrant, UrlSigner, load_signing_key
 from osmosis_ai.platform.blobs.store import (
-    BlobError,
-    BlobNotFound,
     UrlRefused,
 )
+from osmosis_ai.platform.db.tables import DbConversation, DbRun, DbRunFile
+from osmosis_ai.platform.runs.files import pack_files
 from osmosis_ai.platform.services import PlatformServices
-from tests.platform.conftest import ManualClock, assert_flat_error
+from tests.platform.conftest import ManualClock, Member, assert_flat_error
+from tests.platform.viewer.runs_world import add_run
 
 HOUR = timedelta(hours=1)
 
@@ -142,62 +142,58 @@ def test_a_signing_key_that_others_can_read_or_that_is_damaged_is_refused(tmp_pa
         load_signing_key(path)
 
 
-SHARD = "runs/run_1/shards/one"
-FILES = [b"", b"first", b"second " * 1000, bytes(range(256))]
+CONTENT = {"a": b"", "b": b"first", "c": b"second " * 1000, "d": bytes(range(256))}
 
 
 @pytest.fixture
-def pieces(services: PlatformServices, tmp_path: Path) -> Iterator[list[ShardPiece]]:
-    writer = ShardWriter(tmp_path)
-    added = [writer.add(content) for content in FILES]
-    services.blobs.put(SHARD, writer.content())
-    yield added
-    writer.close()
+def packed(services: PlatformServices, member: Member) -> DbRun:
+    """A run whose files are in one pack."""
+    run = add_run(services, member, "amber")
+    with services.db.transaction() as session:
+        for path, content in CONTENT.items():
+            session.add(DbConversation(run_id=run.id, path=path, content=zlib.compress(content)))
+            session.add(DbRunFile(run_id=run.id, path=path, kind="other", size=len(content)))
+    pack_files(services.db, services.blobs, run.id, lambda: None)
+    return run
+
+
+def file_url(services: PlatformServices, run: DbRun, path: str) -> str:
+    with services.db.session() as session:
+        file = session.get_one(DbRunFile, (run.id, path))
+    assert file.offset is not None
+    return services.run_files.url(file, filename="row_2_run_0.json", ttl=timedelta(minutes=1))
+
+
+def test_a_file_of_a_pack_is_served_by_its_url_from_any_byte(
+    client: TestClient, services: PlatformServices, packed: DbRun
+) -> None:
+    assert {path: client.get(file_url(services, packed, path)).content for path in CONTENT} == CONTENT
+    url = file_url(services, packed, "c")
+    whole = client.get(url)
+    assert whole.headers["content-length"] == str(len(CONTENT["c"]))
+    assert 'filename="row_2_run_0.json"' in whole.headers["content-disposition"]
+    assert whole.headers["x-content-type-options"] == "nosniff"
+    rest = client.get(url, headers={"Range": "bytes=6990-", "If-Range": whole.headers["etag"]})
+    assert (rest.status_code, rest.content) == (206, CONTENT["c"][6990:])
+    assert client.get(file_url(services, packed, "b")).headers["etag"] != whole.headers["etag"]
 
 
 @pytest.mark.parametrize(
     "change", [{"offset": 1}, {"length": 3}, {"size": 4}, {"size": 6}, {"offset": 10**9}]
 )
-def test_a_piece_that_is_none_is_damaged(
-    services: PlatformServices, pieces: list[ShardPiece], change: dict[str, int]
+def test_a_file_whose_bytes_in_the_pack_are_others_is_damaged(
+    client: TestClient, services: PlatformServices, packed: DbRun, change: dict[str, int]
 ) -> None:
-    with pytest.raises(BlobError, match="damaged"):
-        read_piece(services.blobs, SHARD, pieces[1]._replace(**change))
-    with pytest.raises(BlobNotFound):
-        read_piece(services.blobs, "runs/run_1/shards/gone", pieces[1])
-
-
-def test_bytes_that_unpack_to_very_many_take_no_more_memory_than_the_file_said(
-    services: PlatformServices, tmp_path: Path
-) -> None:
-    writer = ShardWriter(tmp_path)
-    bomb = writer.add(bytes(50_000_000))
-    services.blobs.put(SHARD, writer.content())
-    writer.close()
-    with pytest.raises(BlobError, match="damaged"):
-        read_piece(services.blobs, SHARD, bomb._replace(size=10))
-
-
-def test_a_file_of_a_shard_is_fetched_by_its_url_from_any_byte_on(
-    client: TestClient, services: PlatformServices, pieces: list[ShardPiece]
-) -> None:
-    grant = DownloadGrant(SHARD, "row_2_run_0.json", pieces[2])
-    url = services.url_signer.sign(grant, ttl=timedelta(minutes=1))
-    whole = client.get(url)
-    assert whole.content == FILES[2] and whole.headers["content-length"] == str(len(FILES[2]))
-    assert 'filename="row_2_run_0.json"' in whole.headers["content-disposition"]
-    assert whole.headers["x-content-type-options"] == "nosniff"
-    rest = client.get(url, headers={"Range": "bytes=6990-", "If-Range": whole.headers["etag"]})
-    assert (rest.status_code, rest.content) == (206, FILES[2][6990:])
-    others = services.url_signer.sign(replace(grant, piece=pieces[1]), ttl=timedelta(minutes=1))
-    assert client.get(others).headers["etag"] != whole.headers["etag"]
-
-
-def test_a_damaged_shard_and_one_that_is_gone_are_said(
-    client: TestClient, services: PlatformServices, pieces: list[ShardPiece]
-) -> None:
-    url = services.url_signer.sign(DownloadGrant(SHARD, "x.json", pieces[1]), ttl=timedelta(minutes=1))
-    services.blobs.put(SHARD, io.BytesIO(b"something else"))
+    url = file_url(services, packed, "b")
+    with services.db.transaction() as session:
+        session.execute(update(DbRunFile).where(DbRunFile.path == "b").values(change))
     assert_flat_error(client.get(url), 500, "BLOB_DAMAGED")
-    services.blobs.delete(SHARD)
-    assert_flat_error(client.get(url), 404, "BLOB_NOT_FOUND")
+
+
+def test_a_pack_that_is_gone_is_reported(
+    client: TestClient, services: PlatformServices, packed: DbRun
+) -> None:
+    with services.db.session() as session:
+        key = session.get_one(DbRunFile, (packed.id, "b")).blob_key
+    services.blobs.delete(str(key))
+    assert_flat_error(client.get(file_url(services, packed, "b")), 404, "BLOB_NOT_FOUND")

@@ -1,4 +1,4 @@
-"""Slow clients and many of them, by real sockets: they keep nobody else out, and nothing that works is cut off."""
+"""Slow clients and many of them, over real sockets: others are served, and active connections are kept."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ POST = b"POST /api/cli/device/authorize HTTP/1.1\r\nHost: x\r\nContent-Type: app
 
 
 def allow(seconds: float, patch: pytest.MonkeyPatch) -> None:
-    """Have the platform wait for so long for the head of a request, and for its body."""
+    """Set how long the platform waits for the head of a request, and for its body."""
     patch.setattr(server, "HEADERS_WITHIN_S", seconds)
     patch.setattr(body_limits, "BODY_WITHIN_S", seconds)
 
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlatformConfig:
-    """A platform that cuts off nobody for being as slow as a busy machine makes him, unless a test says so."""
+    """A platform that waits as long as a busy machine may need, unless a test changes that."""
     allow(PATIENCE_S, monkeypatch)
     return PlatformConfig(home=tmp_path / "platform", port=0, executor_slots=0)
 
@@ -62,7 +62,7 @@ class Timer:
 
 @dataclass
 class Connections:
-    """The platform's side of connections: their timers run by a clock that the test advances."""
+    """The platform's connections, whose timers use a clock that the test advances."""
 
     protocols: list[Any] = field(default_factory=list)
     timers: list[Timer] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Connections:
         return self.timers[-1]
 
     def received(self, connection: socket.socket, size: int) -> None:
-        """Wait until the platform has so many bytes of an unfinished request head."""
+        """Wait until the platform has received ``size`` bytes of an unfinished request head."""
         name = connection.getsockname()
         [protocol] = wait_until(
             lambda: [each for each in self.protocols if each.transport.get_extra_info("peername") == name]
@@ -81,7 +81,7 @@ class Connections:
         wait_until(lambda: protocol._waiting_bytes == size)
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, and wait until everything that was due is done."""
+        """Advance the clock, and wait until all due timers have run."""
         passed = threading.Event()
 
         def step() -> None:
@@ -134,7 +134,7 @@ def is_well(platform: RunningPlatform) -> bool:
 
 
 def rest(connection: socket.socket) -> bytes:
-    """Return what comes until the other side closes; one that had not read all it was sent resets the connection."""
+    """Return everything received until the connection is closed or reset."""
     received = b""
     with suppress(ConnectionResetError):
         while block := connection.recv(65536):
@@ -144,7 +144,7 @@ def rest(connection: socket.socket) -> bytes:
 
 @contextmanager
 def deaf_client(platform: RunningPlatform) -> Iterator[socket.socket]:
-    """A client that asks for more than the system keeps for it, and reads nothing."""
+    """A client that requests more than the system buffers, and reads nothing."""
     with connected(platform) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.sendall(b"GET /api/openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 100)
@@ -153,7 +153,7 @@ def deaf_client(platform: RunningPlatform) -> Iterator[socket.socket]:
 
 @contextmanager
 def stuck_replies() -> Iterator[queue.SimpleQueue[None]]:
-    """Gives a sign for every connection on which no more can be written."""
+    """Yield a queue with an item for every connection whose buffer is full."""
     stuck: queue.SimpleQueue[None] = queue.SimpleQueue()
     pause = FlowControl.pause_writing
 
@@ -166,10 +166,10 @@ def stuck_replies() -> Iterator[queue.SimpleQueue[None]]:
         yield stuck
 
 
-def test_a_request_that_trickles_in_is_ended_and_one_that_is_whole_is_not(
+def test_a_request_that_arrives_too_slowly_is_refused(
     config: PlatformConfig, connections: Connections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The one body that is waited for never comes, so its time can be short.
+    # The only awaited body never arrives, so its limit can be short.
     monkeypatch.setattr(body_limits, "BODY_WITHIN_S", WITHIN_S)
     with run_platform(config) as platform:
         with connected(platform) as silent:
@@ -207,26 +207,24 @@ def test_a_request_that_trickles_in_is_ended_and_one_that_is_whole_is_not(
             assert rest(endless).split(b" ")[1] in (b"431", b"400")
 
 
-def test_too_many_connections_push_out_those_that_only_wait(config: PlatformConfig) -> None:
+def test_too_many_connections_close_idle_ones(config: PlatformConfig) -> None:
     with run_platform(replace(config, max_connections=8)) as platform, ExitStack() as held:
         waiting = [held.enter_context(connected(platform)) for _ in range(30)]
         assert is_well(platform)
         assert [rest(connection) for connection in waiting[:22]] == [b""] * 22
 
 
-def test_connections_that_are_served_are_never_pushed_out(
-    config: PlatformConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_active_connections_are_never_closed(config: PlatformConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     from osmosis_ai.platform.db.engine import Database
 
-    read, reading, go_on = Database.read, threading.Semaphore(0), threading.Event()
+    read, reading, proceed = Database.read, threading.Semaphore(0), threading.Event()
 
-    async def held_up(self: Database, query: object) -> object:
+    async def delayed(self: Database, query: object) -> object:
         reading.release()
-        await asyncio.to_thread(go_on.wait, PATIENCE_S)
+        await asyncio.to_thread(proceed.wait, PATIENCE_S)
         return await read(self, query)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Database, "read", held_up)
+    monkeypatch.setattr(Database, "read", delayed)
     with run_platform(replace(config, max_connections=8)) as platform, ExitStack() as held:
         served = [held.enter_context(connected(platform)) for _ in range(8)]
         for connection in served:
@@ -240,11 +238,11 @@ def test_connections_that_are_served_are_never_pushed_out(
                 reply = rest(late)
             assert reply.startswith(b"HTTP/1.1 503") and b"Retry-After: 5" in reply
         finally:
-            go_on.set()
+            proceed.set()
         assert all(rest(connection).startswith(b"HTTP/1.1 401") for connection in served)
 
 
-def test_clients_that_let_the_platform_wait_do_not_keep_others_out(config: PlatformConfig) -> None:
+def test_stalled_clients_do_not_block_others(config: PlatformConfig) -> None:
     with run_platform(replace(config, max_connections=3)) as platform, ExitStack() as held:
         half = [held.enter_context(connected(platform)) for _ in range(3)]
         for connection in half:
@@ -259,7 +257,7 @@ def test_clients_that_let_the_platform_wait_do_not_keep_others_out(config: Platf
 
 
 @pytest.mark.parametrize(("trusted", "source"), [((), "127.0.0.1"), (("127.0.0.0/8",), "203.0.113.9")])
-def test_where_a_request_comes_from_is_believed_of_named_proxies_alone(
+def test_forwarded_addresses_are_trusted_from_configured_proxies_only(
     config: PlatformConfig, trusted: tuple[str, ...], source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
@@ -280,7 +278,7 @@ def test_where_a_request_comes_from_is_believed_of_named_proxies_alone(
     assert seen == [source]
 
 
-def test_proxies_are_named_by_address() -> None:
+def test_proxies_are_configured_by_address() -> None:
     config = from_environment({"OSMOSIS_TRUSTED_PROXIES": "127.0.0.1, 10.0.0.0/24"})
     assert config.trusted_proxies == ("127.0.0.1", "10.0.0.0/24")
     for refused in ("*", "proxy.example", "127.0.0.1 10.0.0.1"):
@@ -293,7 +291,7 @@ CONNECTIONS = 200
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> LiveHub:
-    """What knows the platform's streams."""
+    """The hub of the platform's streams."""
     made = LiveHub()
     monkeypatch.setattr(app, "LiveHub", lambda: made)
     return made
@@ -319,7 +317,7 @@ def session_of(platform: RunningPlatform, member: Member) -> str:
 
 
 def listens(platform: RunningPlatform, stack: ExitStack, session: str) -> socket.socket:
-    """Ask for a run's stream, as somebody's browser, and read nothing."""
+    """Request a run's stream as a browser does, and read nothing."""
     connection = socket.create_connection(("127.0.0.1", platform.config.port), timeout=300)
     stack.callback(connection.close)
     connection.sendall(
@@ -335,15 +333,13 @@ def status_of(connection: socket.socket) -> int:
     return int(found[1])
 
 
-def test_of_all_that_one_browser_asks_for_at_once_four_are_streams(
-    platform: RunningPlatform, hub: LiveHub, member: Member
-) -> None:
+def test_one_browser_has_a_limit_of_streams(platform: RunningPlatform, hub: LiveHub, member: Member) -> None:
     session = session_of(platform, member)
     with ExitStack() as stack:
         asked = [listens(platform, stack, session) for _ in range(CONNECTIONS)]
-        said = Counter(map(status_of, asked))
-        # Those that came in the same moment are ended again: who comes back is refused.
-        assert MAX_STREAMS <= said[200] < CONNECTIONS / 4 and said[200] + said[429] == CONNECTIONS
+        statuses = Counter(map(status_of, asked))
+        # Streams that were opened at the same moment are closed again; a later request is refused.
+        assert MAX_STREAMS <= statuses[200] < CONNECTIONS / 4 and statuses[200] + statuses[429] == CONNECTIONS
         wait_until(lambda: hub._streams.total() == MAX_STREAMS)
     wait_until(lambda: hub._streams.total() == 0)
     with ExitStack() as stack:

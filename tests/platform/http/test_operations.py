@@ -1,4 +1,4 @@
-"""What supervisors and monitoring are told: readiness with its reason, and numbers without a name in them."""
+"""Readiness with its reason, and metrics without names."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ GOOD = {"database": "ok", "migrations": "ok", "blobs": "ok"}
 
 @pytest.fixture
 def monitored(services: PlatformServices, portal: BlockingPortal) -> Iterator[OneHopClient]:
-    """A platform whose operator lets its numbers be read."""
-    told = replace(services, config=replace(services.config, metrics_token=TOKEN))
-    with running(application(told), portal, told.config.base_url) as client:
+    """A platform with a metrics token."""
+    configured = replace(services, config=replace(services.config, metrics_token=TOKEN))
+    with running(application(configured), portal, configured.config.base_url) as client:
         yield client
 
 
@@ -44,13 +44,13 @@ def read(client: OneHopClient, **headers: str) -> dict[str, list[Any]]:
     return {family.name: family.samples for family in families}
 
 
-def test_a_platform_that_can_work_is_ready(client: OneHopClient) -> None:
+def test_a_working_platform_is_ready(client: OneHopClient) -> None:
     reply = client.get("/ready")
     assert (reply.status_code, reply.json()) == (200, {"status": "ready", "checks": GOOD})
     assert client.get("/health").json()["status"] == "ok"
 
 
-def test_it_is_not_ready_while_files_can_not_be_kept_and_says_nothing_of_the_place(
+def test_a_platform_without_its_store_is_not_ready_and_hides_the_location(
     client: OneHopClient,
     services: PlatformServices,
     clock: ManualClock,
@@ -66,14 +66,14 @@ def test_it_is_not_ready_while_files_can_not_be_kept_and_says_nothing_of_the_pla
         assert reply.status_code == 503
         assert reply.json()["checks"] == {**GOOD, "blobs": "they cannot be kept"}
         assert "planted" not in reply.text and "'planted' answered 503" in caplog.text
-    # What was found is told for a while, and then looked at anew.
+    # A result is cached for a while.
     assert client.get("/ready").status_code == 503
     clock.advance(readiness.FRESH_S)
     assert client.get("/ready").status_code == 200
     assert "ready again: blobs" in caplog.text
 
 
-def test_a_schema_of_another_release_is_a_reason(client: OneHopClient, services: PlatformServices) -> None:
+def test_a_schema_of_another_release_is_not_ready(client: OneHopClient, services: PlatformServices) -> None:
     with services.db.transaction() as session:
         session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     reply = client.get("/ready")
@@ -81,7 +81,7 @@ def test_a_schema_of_another_release_is_a_reason(client: OneHopClient, services:
     assert "its schema is 9999" in reply.json()["checks"]["migrations"]
 
 
-def test_a_database_that_is_gone_is_a_reason(
+def test_an_unreachable_database_is_not_ready(
     client: OneHopClient, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def gone() -> None:
@@ -97,21 +97,21 @@ def test_a_database_that_is_gone_is_a_reason(
     }
 
 
-def test_numbers_are_for_whoever_has_the_operators_token(
+def test_metrics_need_the_operators_token(
     client: OneHopClient, services: PlatformServices, portal: BlockingPortal, member: Member
 ) -> None:
     off = client.get("/metrics", headers=member.headers)
     assert (off.status_code, off.json()["code"]) == (404, "METRICS_OFF")
-    told = replace(services, config=replace(services.config, metrics_token=TOKEN))
-    with running(application(told), portal, told.config.base_url) as monitored:
+    configured = replace(services, config=replace(services.config, metrics_token=TOKEN))
+    with running(application(configured), portal, configured.config.base_url) as monitored:
         for headers in ({}, member.headers, {"Authorization": f"Bearer {TOKEN}x"}):
             refused = monitored.get("/metrics", headers=headers)
             assert (refused.status_code, refused.json()["code"]) == (401, "METRICS_TOKEN_REQUIRED")
             assert TOKEN not in refused.text
-    assert TOKEN not in repr(told.config)
+    assert TOKEN not in repr(configured.config)
 
 
-def test_numbers_tell_of_runs_requests_and_the_machine(
+def test_metrics_cover_runs_requests_and_the_machine(
     monitored: OneHopClient, services: PlatformServices, member: Member
 ) -> None:
     add_run(services, member, "planted-run")
@@ -135,7 +135,7 @@ def test_numbers_tell_of_runs_requests_and_the_machine(
     assert found["osmosis_disk_free_bytes"][0].value > 0 and found["process_resident_memory_bytes"]
 
 
-def test_numbers_hold_no_name_and_no_label_grows(
+def test_metrics_contain_no_names_and_few_labels(
     monitored: OneHopClient, services: PlatformServices, member: Member
 ) -> None:
     add_run(services, member, "planted-run")
@@ -148,7 +148,7 @@ def test_numbers_hold_no_name_and_no_label_grows(
     assert len(labels) <= len({f"{s.name}{s.labels}" for samples in before.values() for s in samples}) + 4
 
 
-def test_every_reply_has_an_id_that_its_log_lines_have_and_no_signed_url_is_logged(
+def test_every_reply_has_an_id_that_is_logged_and_no_signed_url_is_logged(
     client: OneHopClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, logger="osmosis_ai"):
@@ -161,13 +161,13 @@ def test_every_reply_has_an_id_that_its_log_lines_have_and_no_signed_url_is_logg
 
 
 @pytest.mark.parametrize("value", ["short", "with a space in the midst", "x" * 257, "ünïcödé-of-16-chars"])
-def test_a_token_that_is_none_is_refused_at_the_start(value: str) -> None:
+def test_an_invalid_metrics_token_is_refused_at_startup(value: str) -> None:
     with pytest.raises(OsmosisError, match="OSMOSIS_METRICS_TOKEN must be 16 to 256") as refused:
         from_environment({"OSMOSIS_METRICS_TOKEN": value})
     assert value not in refused.value.message
 
 
-def test_a_chore_that_fails_keeps_no_other_from_its_turn(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_maintenance_task_does_not_block_others(caplog: pytest.LogCaptureFixture) -> None:
     done = threading.Event()
 
     def full() -> None:
@@ -189,5 +189,5 @@ def test_a_chore_that_fails_keeps_no_other_from_its_turn(caplog: pytest.LogCaptu
         "runs could not be tidied up now",
         "datasets could not be tidied up now",
     ]
-    # What passes is a line; only a bug has a traceback.
+    # A temporary failure is one line; only a bug has a traceback.
     assert [bool(record.exc_info) for record in caplog.records] == [False, False, True]

@@ -1,4 +1,4 @@
-"""What is new in a run, told to the command line."""
+"""Events of a run, as the command line reads them."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import Member, assert_flat_error
 from tests.platform.viewer.runs_world import add_run, add_samples
 
-LISTENS = {"Accept": "text/event-stream"}
+STREAM = {"Accept": "text/event-stream"}
 
 
 @pytest.mark.parametrize(("path", "kind"), [("eval-runs", "eval"), ("training-runs", "training")])
-def test_a_run_that_has_ended_tells_how_it_stands_and_that_it_is_over(
+def test_the_events_of_an_ended_run_are_its_state_and_an_end(
     api: httpx.Client, services: PlatformServices, member: Member, path: str, kind: str
 ) -> None:
     run = add_run(services, member, "calm-fern-1", kind=kind)
     for name in (run.name, run.id):
-        reply = api.get(f"/api/cli/{path}/{name}/events", headers=LISTENS)
+        reply = api.get(f"/api/cli/{path}/{name}/events", headers=STREAM)
         assert reply.headers["content-type"].startswith("text/event-stream")
         change, end, _ = reply.text.split("\n\n")
-        told = json.loads(change.split("data: ")[1].partition("\n")[0])
-        assert (told["status"], told["ended"], told["samples"]) == ("finished", True, [])
+        state = json.loads(change.split("data: ")[1].partition("\n")[0])
+        assert (state["status"], state["ended"], state["samples"]) == ("finished", True, [])
         assert json.loads(end.partition("data: ")[2]) == {"reason": "ended"}
         cursor = change.rpartition("id: ")[2]
-        back = api.get(f"/api/cli/{path}/{name}/events", headers={**LISTENS, "Last-Event-ID": cursor})
+        back = api.get(f"/api/cli/{path}/{name}/events", headers={**STREAM, "Last-Event-ID": cursor})
         assert back.status_code == 204
 
 
-def test_a_run_is_told_of_in_its_workspace_alone(
+def test_events_are_visible_in_the_workspace_of_the_run_only(
     client: httpx.Client, services: PlatformServices, member: Member, stranger: Member
 ) -> None:
     add_run(services, member, "calm-fern-1")
-    there = client.get("/api/cli/eval-runs/calm-fern-1/events", headers={**stranger.headers, **LISTENS})
-    nowhere = client.get("/api/cli/eval-runs/no-such-run/events", headers={**stranger.headers, **LISTENS})
+    there = client.get("/api/cli/eval-runs/calm-fern-1/events", headers={**stranger.headers, **STREAM})
+    nowhere = client.get("/api/cli/eval-runs/no-such-run/events", headers={**stranger.headers, **STREAM})
     assert_flat_error(there, 404, assert_flat_error(nowhere, 404, nowhere.json()["code"])["code"])
     assert there.json()["error"].replace("calm-fern-1", "no-such-run") == nowhere.json()["error"]
     assert_flat_error(client.get("/api/cli/eval-runs/calm-fern-1/events"), 401, "AUTH_HEADER_MISSING")
@@ -47,20 +47,20 @@ def test_a_run_is_told_of_in_its_workspace_alone(
 CANARY = "sk-canary-4711"
 
 
-def test_no_stream_tells_what_anybody_said_or_a_secret(
+def test_events_contain_no_text_of_a_conversation_and_no_secret(
     api: httpx.Client, services: PlatformServices, member: Member
 ) -> None:
     services.secrets.put(member.workspace.id, member.user.id, "MARAS_KEY", CANARY, "user")
-    said = dict.fromkeys(("input", "output", "error", "notes", "error_type"), f"it was {CANARY}")
+    texts = dict.fromkeys(("input", "output", "error", "notes", "error_type"), f"it was {CANARY}")
     run = add_run(services, member, "calm-fern-1", error=f"it was {CANARY}", status="running")
-    add_samples(services, run, [{"row": 0, "attempt": 0, "status": "failed", **said}])
+    add_samples(services, run, [{"row": 0, "attempt": 0, "status": "failed", **texts}])
     services.logs.append(run.id, [LogLine(f"it was {CANARY}", level="warning", step="run")])
     first = api.get("/api/cli/eval-runs/calm-fern-1/events")
-    add_samples(services, run, [{"row": 1, "attempt": 0, "reward": 1.0, **said}])
+    add_samples(services, run, [{"row": 1, "attempt": 0, "reward": 1.0, **texts}])
     with services.db.transaction() as session:
         session.get_one(DbRun, run.id).status = "failed"
     back = {"Last-Event-ID": first.json()["cursor"]}
-    stream = api.get("/api/cli/eval-runs/calm-fern-1/events", headers={**LISTENS, **back})
+    stream = api.get("/api/cli/eval-runs/calm-fern-1/events", headers={**STREAM, **back})
     assert '"status":"failed"' in stream.text.replace(" ", "")
     for reply in (first, stream):
         assert reply.status_code == 200

@@ -1,4 +1,4 @@
-"""Every page and route while the stored files or the database are away: a sentence, and no word of where they are."""
+"""Pages and routes without the stored files or the database: a sentence that does not name their location."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def take_away_database(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Database, name, unreachable)
 
 
-def test_pages_show_what_they_can_without_the_stored_files_and_say_what_they_can_not(
+def test_pages_without_the_stored_files_show_the_rest(
     client: TestClient, member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.headers["accept"] = "text/html"
     assert sign_in(client).status_code == 303
     known = {path: client.get(path).status_code for path in PAGES}
     take_away_files(monkeypatch)
-    told = ""
+    shown = ""
     for path, status in known.items():
         page = client.get(path)
         assert page.status_code in ({200, 503} if status == 200 else {status}), (
@@ -79,8 +79,8 @@ def test_pages_show_what_they_can_without_the_stored_files_and_say_what_they_can
         assert PLACE not in page.text
         if page.status_code == 503:
             assert "cannot get at its stored files now" in text_of(page), path
-        told += text_of(page)
-    assert "The platform cannot get at its stored files now; try again a little later." in told
+        shown += text_of(page)
+    assert "The platform cannot get at its stored files now; try again a little later." in shown
     assert client.get(RUN).status_code == 200, "a run's numbers are in the database"
 
 
@@ -103,7 +103,7 @@ def test_routes_answer_without_the_stored_files(
     )
 
 
-def test_pages_and_routes_answer_without_the_database_and_do_not_say_where_it_is(
+def test_pages_and_routes_answer_without_the_database_and_hide_its_location(
     client: TestClient, member: Member, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     client.headers["accept"] = "text/html"
@@ -119,4 +119,4 @@ def test_pages_and_routes_answer_without_the_database_and_do_not_say_where_it_is
         if reply.status_code != 404:
             assert_flat_error(reply, 503, "DATABASE_BUSY")
         assert PLACE not in reply.text
-    assert PLACE in caplog.text, "the operator reads it"
+    assert PLACE in caplog.text, "it is in the operator's log"

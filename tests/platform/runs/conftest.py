@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from osmosis_ai.platform.local_execution import open_local_executor
-from osmosis_ai.platform.runs.execute.executor_loop import ExecutorLoop
 from osmosis_ai.platform.services import PlatformServices
+from osmosis_ai.platform.worker.host import Host
 from tests.e2e.turnstile import Turnstile
-from tests.platform.conftest import ManualClock, Member, World
-from tests.platform.evaluations import Code, add_dataset, put_mirror, read_commits_once
-from tests.platform.runs.played_hosts import Play, player
-from tests.platform.runs.pretended_workers import Bench
+from tests.platform.conftest import Member, World
+from tests.platform.evaluations import Code, add_dataset, executing, put_mirror, read_commits_once
 
 
 @pytest.fixture
@@ -56,35 +52,14 @@ def member(
 
 
 @pytest.fixture
-def executor_later(services: PlatformServices) -> Iterator[ExecutorLoop]:
-    """An executor that the test starts."""
-    made = open_local_executor(services)
-    yield made
-    made.close()
+def host(services: PlatformServices) -> Iterator[Host]:
+    """A platform that executes runs: its workers are real processes of this machine."""
+    with executing(services) as started:
+        yield started
 
 
 @pytest.fixture
-def unsandboxed(services: PlatformServices) -> Iterator[ExecutorLoop]:
+def unsandboxed(services: PlatformServices) -> Iterator[Host]:
     """One whose rollouts write where they like, for tests that have them tell what they see."""
-    made = open_local_executor(services, config=replace(services.config, isolation="off"))
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def executor(executor_later: ExecutorLoop) -> ExecutorLoop:
-    """One that is started; its workers are real processes."""
-    executor_later.start()
-    return executor_later
-
-
-@pytest.fixture
-def bench(services: PlatformServices, clock: ManualClock, member: Member) -> Bench:
-    """An executor of two slots, its workers and the runs they are for."""
-    return Bench(services, clock, member)
-
-
-@pytest.fixture
-def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Play:
-    """Has a machine take runs of a played platform."""
-    return player(monkeypatch, tmp_path)
+    with executing(services, isolation="off") as started:
+        yield started

@@ -1,4 +1,4 @@
-"""Deleting runs and datasets over HTTP: who may, what is refused, and that nothing is left, whenever somebody is killed."""
+"""Deleting runs and datasets over HTTP: permissions, refusals, and that nothing is left after a crash either."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select, update
 
+from osmosis_ai.platform.db.tables import DbConversation, DbJournalChunk, DbWorkerTicket
+from tests.platform import fake_worker
 from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
 from tests.platform.evaluations import Code, Submits, add_dataset, submit_body
+from tests.platform.fake_worker import FakeWorker
 from tests.platform.platform_parts import (
     Base,
     BlobStoreBusy,
@@ -19,6 +22,8 @@ from tests.platform.platform_parts import (
     DbMetricPoint,
     DbRun,
     DbRunFile,
+    DbRunShard,
+    DbRunUpload,
     DbSample,
     LogLine,
     PlatformServices,
@@ -27,6 +32,10 @@ from tests.platform.platform_parts import (
 from tests.platform.viewer import runs_world
 
 EVALS, TRAININGS, DATASETS = "/api/cli/eval-runs", "/api/cli/training-runs", "/api/cli/datasets"
+_TABLES: tuple[type[Base], ...] = (
+    *(DbRun, DbRunShard, DbJournalChunk, DbWorkerTicket, DbConversation, DbRunUpload),
+    *(DbSample, DbRunFile, DbMetricPoint, DbLogLine, DbLoraModel),
+)
 
 
 def add_run(
@@ -36,10 +45,15 @@ def add_run(
     run = runs_world.add_run(services, member, name, kind=kind, **changes)
     runs_world.add_samples(services, run, [{"row": 0, "attempt": 0, "reward": 1.0, "error_type": None}])
     runs_world.add_file(services, run, "artifacts/row_0_run_0/x", b"something")
-    (services.config.runs_dir / run.id).mkdir(parents=True)
+    shard = runs_world.add_shard(services, run, status="finished")
+    now = services.clock.now()
+    of_run, of_shard = {"run_id": run.id}, {"shard_id": shard.id}
     with services.db.transaction() as session:
-        point = {"key": "train/loss", "step": 1, "value": 1.0, "timestamp": services.clock.now()}
-        session.add(DbMetricPoint(run_id=run.id, **point))
+        session.add(DbMetricPoint(**of_run, key="train/loss", step=1, value=1.0, timestamp=now))
+        session.add(DbConversation(**of_run, path="artifacts/row_0_run_0/x", content=b"small"))
+        session.add(DbRunUpload(**of_run, name="x", upload_id="u", size=1, sha256="0" * 64))
+        session.add(DbJournalChunk(**of_shard, offset=0, content=b"{}"))
+        session.add(DbWorkerTicket(**of_shard, id=shard.id, attempt=1, token_hash=shard.id, created_at=now))
         services.logs.add(session, run.id, [LogLine("said", step="run")])
     return run
 
@@ -62,14 +76,12 @@ def add_adapter(services: PlatformServices, run: DbRun) -> DbLoraModel:
 
 def left(services: PlatformServices) -> dict[str, int]:
     """Return how much there is of what runs leave."""
-    kept: tuple[type[Base], ...] = (DbRun, DbSample, DbRunFile, DbMetricPoint, DbLogLine, DbLoraModel)
     with services.db.session() as session:
         rows = {
             table.__tablename__: session.scalar(select(func.count()).select_from(table)) or 0
-            for table in kept
+            for table in _TABLES
         }
-    blobs, directories = len(list(services.blobs.keys("runs"))), len(list(services.config.runs_dir.glob("*")))
-    return {**rows, "blobs": blobs, "directories": directories}
+    return {**rows, "blobs": len(list(services.blobs.keys("runs")))}
 
 
 @pytest.mark.parametrize(("kind", "route"), [("eval", EVALS), ("training", TRAININGS)])
@@ -92,6 +104,34 @@ def test_a_deleted_run_leaves_nothing_and_others_are_as_they_were(
     assert_flat_error(api.delete(f"{route}/{run.id}"), 404, "NOT_FOUND")
 
 
+def test_nothing_is_left_of_what_several_workers_reported(
+    api: TestClient, services: PlatformServices
+) -> None:
+    before = left(services)
+    run = fake_worker.EVALS.taken(api, advanced_config={"execution": {"workers": 3}})
+    for row in range(3):
+        worker = FakeWorker.claims(services)
+        sent = [worker.uploads(f"files/{row}", b"large")]
+        artifact = {
+            "path": f"artifacts/row_{row}_run_0/x",
+            "kind": "artifacts",
+            "size": 5,
+            "blob": f"files/{row}",
+        }
+        worker.sync(sent=sent, files=[worker.conversation(row), artifact])
+        worker.wants("files/never-sent", b"x")
+        worker.records(1)
+        worker.logs("done")
+        worker.finishes()
+    found = api.get(
+        f"{EVALS}/{run['id']}/samples/manifest", params={"types": "artifacts,trajectories,journal"}
+    )
+    assert len(found.json()["files"]) == 8, "summary.jsonl, the journal, and two files of each row"
+    assert left(services)["blobs"] >= 5
+    assert api.delete(f"{EVALS}/{run['id']}").json() == {}
+    assert left(services) == before
+
+
 def test_files_that_a_killed_platform_left_are_gone_after_its_next_start(
     api: TestClient, services: PlatformServices, member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,7 +146,7 @@ def test_files_that_a_killed_platform_left_are_gone_after_its_next_start(
         broken.setattr(services.blobs, "delete_below", full)
         assert api.delete(f"{EVALS}/{run.id}").status_code == 200
     assert_flat_error(api.get(f"{EVALS}/{run.id}"), 404, "NOT_FOUND")
-    assert left(services) == {**before, "blobs": 1, "directories": 1}
+    assert left(services) == {**before, "blobs": 1}
     with TestClient(api.app):
         assert left(services) == before
 

@@ -15,9 +15,10 @@ from sqlalchemy import update
 from tests.evaluation.builders import record
 from tests.platform.conftest import ManualClock, Member, assert_flat_error
 from tests.platform.evaluations import Samples, end_with
+from tests.platform.fake_worker import EVALS, FakeWorker, expire_leases, settle
 from tests.platform.platform_parts import DbRun, DbSample, LogLine, PlatformServices
-from tests.platform.runs.desk.desk_workers import RUNS, DeskWorker, measured, submitted
 
+RUNS, submitted = EVALS.route, EVALS.taken
 SECRET = "20260301"
 PASSED: dict[str, Any] = {"status": "success", "reward": 1.0}
 FAILED: dict[str, Any] = {"status": "failed", "boundary": "provider", "error_type": "timeout"}
@@ -25,11 +26,11 @@ SAMPLES: Samples = {(0, 0): PASSED, (0, 1): FAILED, (1, 0): PASSED, (1, 1): FAIL
 
 
 @pytest.fixture
-def worker(api: TestClient, services: PlatformServices) -> DeskWorker:
+def worker(api: TestClient, services: PlatformServices) -> FakeWorker:
     """The owner of a run whose two rows (4 and 9 of the dataset) have two attempts each, with files."""
     secrets = {"required": ["KEY"], "provided": {"KEY": SECRET}}
     submitted(api, evaluation_config={"limit": 2, "n": 2, "batch_size": 4}, secrets=secrets)
-    worker = DeskWorker.claims(services)
+    worker = FakeWorker.claims(services)
     said = {"notes": f"right, {SECRET}", "duration_ms": int(SECRET)}
     worker.write([record(row, run, source_row_index=(4, 9)[row], **said) for row in (0, 1) for run in (0, 1)])
     files, sent = [], []
@@ -38,7 +39,7 @@ def worker(api: TestClient, services: PlatformServices) -> DeskWorker:
             name = f"row_{row}_run_{run}"
             for kind, path in (("trajectories", f"{name}.json"), ("artifacts", f"{name}/out/note.txt")):
                 path = f"{kind}/{path}"
-                sent.append(worker.sends(f"files/{name}-{kind}", path.encode()))
+                sent.append(worker.uploads(f"files/{name}-{kind}", path.encode()))
                 described = {"source_row_index": (4, 9)[row], "blob": f"files/{name}-{kind}"}
                 files.append({"path": path, "kind": kind, "size": len(path), **described})
     worker.sync(journal=worker.part(), sent=sent, files=files)
@@ -46,14 +47,9 @@ def worker(api: TestClient, services: PlatformServices) -> DeskWorker:
 
 
 @pytest.fixture
-def finished(worker: DeskWorker) -> DbRun:
-    worker.ends()
+def finished(worker: FakeWorker) -> DbRun:
+    worker.finishes()
     return worker.run
-
-
-def numbers(duration_ms: float) -> dict[str, Any]:
-    """Return what a worker says of a run with one attempt after some time."""
-    return {"duration_ms": duration_ms, "journal_bytes": None, **measured([record()], rows=3, n=2)}
 
 
 def manifest(api: TestClient, run: DbRun, **asked: str) -> list[dict[str, Any]]:
@@ -149,9 +145,11 @@ def test_a_lost_derived_file_is_remade(api: TestClient, services: PlatformServic
         assert hashlib.sha256(fetched(api, found[file["path"]])).hexdigest() == file["sha256"]
 
 
-def test_a_file_that_has_changed_is_fetched_as_announced(api: TestClient, worker: DeskWorker) -> None:
+def test_a_file_that_has_changed_is_fetched_as_announced(api: TestClient, worker: FakeWorker) -> None:
+    settle(worker.services)
     (early,) = manifest(api, worker.run, types="metrics")
-    worker.sync(metrics=numbers(5.0))
+    worker.sync(worked_s=5e6)
+    worker.finishes()
     (late,) = manifest(api, worker.run, types="metrics")
     assert early["token"] != late["token"]
     for announced in (early, late):
@@ -194,16 +192,19 @@ def test_duration_is_time_worked_on(api: TestClient, services: PlatformServices,
         return overview.get("duration_ms")  # type: ignore[no-any-return]
 
     assert duration() is None
-    worker = DeskWorker.claims(services)
+    worker = FakeWorker.claims(services)
     clock.advance(20)
-    assert duration() == 20_000.0, "until its engine has measured any"
-    worker.sync(metrics=numbers(27_200.0))
-    clock.advance(150)  # its worker is gone: it waits for another one
+    assert duration() == 20_000.0, "the time since the start, before any sample is counted"
+    worker.records(1)
+    worker.sync(worked_s=27.2)
+    settle(services)
+    clock.advance(25)
     assert duration() == 27_200.0
-    worker = DeskWorker.claims(services)
-    worker.sync(metrics=numbers(54_800.0))
-    assert duration() == 54_800.0
-    worker.ends()
+    expire_leases(clock)
+    worker = FakeWorker.claims(services)
+    assert worker.assignment.shard.worked_s == 27.2
+    worker.sync(worked_s=54.8)
+    worker.finishes()
     assert duration() == 54_800.0
 
 

@@ -11,14 +11,12 @@ from fastapi.testclient import TestClient
 
 from osmosis_ai._version import __version__
 from tests.platform.conftest import ManualClock, Member, assert_flat_error
-from tests.platform.evaluations import Code, Submits, add_dataset, experiment, git, issue, submit_body
+from tests.platform.evaluations import Code, add_dataset, experiment, git, issue, submit_body
+from tests.platform.fake_worker import EVALS, FakeWorker
 from tests.platform.platform_parts import DbRun, PlatformServices
-from tests.platform.runs.desk.desk_workers import DeskWorker
 from tests.platform.viewer.runs_world import add_run
 
-RUNS = "/api/cli/eval-runs"
-SUBMITS = Submits(RUNS, submit_body)
-submitted, refused = SUBMITS.taken, SUBMITS.refused
+RUNS, submitted, refused = EVALS.route, EVALS.taken, EVALS.refused
 SUBMITTER = "osmosis_ai.platform.runs.submit.submitter"
 
 
@@ -390,7 +388,7 @@ def test_a_pending_run_is_stopped_at_once(api: TestClient) -> None:
 
 def test_a_running_run_is_asked_to_stop_once(api: TestClient, services: PlatformServices) -> None:
     run = submitted(api)
-    DeskWorker.claims(services, run_id=run["id"])
+    FakeWorker.claims(services)
     for _ in range(2):
         assert api.post(f"{RUNS}/{run['name']}/stop", json={}).json()["status"] == "stopping"
     said = [line["message"] for line in api.get(f"{RUNS}/{run['name']}/logs").json()["logs"]]

@@ -1,4 +1,4 @@
-"""Runs executed by real worker processes: the engine, the built-in model, the server of an agent, kills and stops."""
+"""Runs executed by real worker processes: the engine, the built-in model, an agent's server, kills and stops."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import re
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from html import unescape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,6 +21,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
+from osmosis_ai.api.wire.workers import Assignment
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.datasets import file_digest, select_rows
 from osmosis_ai.evaluation.hooks import RunHooks
@@ -26,18 +29,30 @@ from osmosis_ai.evaluation.runner import EvalRunner
 from osmosis_ai.evaluation.sources import ProjectSource, open_policy
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions
 from osmosis_ai.platform.clock import SystemClock
+from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.tables import DbLogLine, DbRun, DbRunFile, DbSample
 from osmosis_ai.platform.http.browser_sessions import begin_session
-from osmosis_ai.platform.local_execution import LocalWorkers, open_local_executor
-from osmosis_ai.platform.runs.desk.accepted_numbers import AcceptedNumbers
-from osmosis_ai.platform.runs.execute.executor_loop import ExecutorLoop
-from osmosis_ai.platform.runs.stored_journal import stored_records
+from osmosis_ai.platform.queue.finalize import PlatformShards
+from osmosis_ai.platform.runs.journals import stored_lines
+from osmosis_ai.platform.server import local_host
 from osmosis_ai.platform.services import PlatformServices
+from osmosis_ai.platform.worker import host as host_module
+from osmosis_ai.platform.worker.host import Host
+from osmosis_ai.platform.worker.process import WorkerStarter
 from tests.controller.served_loop import LoopProcess
 from tests.e2e.turnstile import Turnstile
 from tests.evaluation.builders import spec
 from tests.platform.conftest import Member
-from tests.platform.evaluations import ROLLOUT, ROWS, Code, experiment, submit_body, wait_until, worker_of
+from tests.platform.evaluations import (
+    ROLLOUT,
+    ROWS,
+    Code,
+    executing,
+    experiment,
+    submit_body,
+    wait_until,
+)
+from tests.platform.fake_worker import FakeWorker, settle
 from tests.processes import stop_process
 from tests.warm_osmosis import process_of
 
@@ -47,8 +62,18 @@ RUNS = "/api/cli/eval-runs"
 
 @pytest.fixture
 def clock() -> SystemClock:
-    """The machine's own: workers are other processes."""
+    """The clock of this machine, because workers are other processes."""
     return SystemClock()
+
+
+@pytest.fixture
+def lease_s() -> float:
+    return 30.0
+
+
+@pytest.fixture
+def config(config: PlatformConfig, lease_s: float) -> PlatformConfig:
+    return replace(config, lease_s=lease_s)
 
 
 class _Refusing(BaseHTTPRequestHandler):
@@ -66,7 +91,7 @@ class _Refusing(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def provider() -> Iterator[str]:
-    """A model provider that lets nobody in; its base URL."""
+    """The base URL of a model provider that refuses every key."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Refusing)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -76,9 +101,9 @@ def provider() -> Iterator[str]:
 
 
 def hold_at(turnstile: Turnstile, services: PlatformServices, run: dict[str, Any], count: int) -> None:
-    """Hold a run once its worker has recorded ``count`` attempts; the few in flight may still be added."""
-    turnstile.may_pass = lambda: recorded(services, run["id"]) < count
-    wait_until(lambda: recorded(services, run["id"]) >= count)
+    """Hold a run once its worker has recorded ``count`` attempts; those in flight may be added."""
+    turnstile.may_pass = lambda: recorded(services, run) < count
+    wait_until(lambda: recorded(services, run) >= count)
 
 
 def submit(api: TestClient, **changes: Any) -> dict[str, Any]:
@@ -110,9 +135,9 @@ def fetched(api: TestClient, name: str, types: str, rows: str | None = None) -> 
     return contents
 
 
-def cleaned_up(services: PlatformServices, run_id: str) -> None:
-    """Wait for the worker to have left nothing behind."""
-    wait_until(lambda: not (services.config.runs_dir / run_id).exists())
+def wait_for_removal(services: PlatformServices) -> None:
+    """Wait until the workers have removed their directories."""
+    wait_until(lambda: not list(services.config.runs_dir.glob("*")))
 
 
 def log_of(services: PlatformServices, run_id: str) -> list[str]:
@@ -129,26 +154,26 @@ def samples_of(services: PlatformServices, run_id: str) -> dict[tuple[int, int],
         return {(s.row_index, s.run_index): (s.source_row_index, s.status, s.reward, s.tokens) for s in rows}
 
 
-def journalled(services: PlatformServices, run_id: str) -> dict[tuple[int, int], TerminalRecord]:
-    """Return what the journal that stays with a run says of each sample."""
+def packed_journal(services: PlatformServices, run_id: str) -> dict[tuple[int, int], TerminalRecord]:
+    """Return the newest record of each attempt in the journal that is kept with a run."""
     with services.db.session() as session:
         key = session.get_one(DbRun, run_id).journal_blob
     assert key is not None
-    return {(each.row_index, each.run_index): each for each in stored_records(services.blobs, key)}
+    records = map(TerminalRecord.from_line, stored_lines(services.blobs, key))
+    return {(each.row_index, each.run_index): each for each in records}
 
 
-def recorded(services: PlatformServices, run_id: str) -> int:
-    """Return how many samples a worker has journalled on its disk, of which the platform hears later, or at the end."""
-    journals = list((services.config.runs_dir / run_id).glob("evaluation/*/events.jsonl"))
-    try:
-        lines = journals[0].read_bytes().count(b"\n") if journals else 0
-    except FileNotFoundError:
-        lines = 0  # the run has ended
-    return max(lines, len(samples_of(services, run_id)))
+def recorded(services: PlatformServices, run: dict[str, Any]) -> int:
+    """Return how many attempts the worker of a run has recorded on its disk, or has reported."""
+    lines = 0
+    for journal in services.config.runs_dir.glob(f"*/evaluation/{run['name']}/events.jsonl"):
+        with suppress(FileNotFoundError):  # the shard has ended
+            lines += journal.read_bytes().count(b"\n")
+    return max(lines, len(samples_of(services, run["id"])))
 
 
-def test_a_run_gives_the_samples_of_the_same_evaluation_on_ones_own_machine(
-    api: TestClient, services: PlatformServices, executor: ExecutorLoop, tmp_path: Path
+def test_a_run_has_the_samples_of_a_local_evaluation(
+    api: TestClient, services: PlatformServices, host: Host, tmp_path: Path
 ) -> None:
     submitted = submit(api)
     detail = ended(api, submitted["name"])
@@ -192,25 +217,17 @@ def test_a_run_gives_the_samples_of_the_same_evaluation_on_ones_own_machine(
             (sample.row_index, sample.run_index): (sample.input, sample.output, sample.parts)
             for sample in session.scalars(select(DbSample).where(DbSample.run_id == submitted["id"]))
         }
-    records = journalled(services, submitted["id"])
+    records = packed_journal(services, submitted["id"])
     assert shown == {item: (each.input, each.output, each.parts) for item, each in records.items()}
     assert len(shown) == 6 and all(asked and answered for asked, answered, _ in shown.values())
-    cleaned_up(services, submitted["id"])
-    with services.db.session() as session:
-        run = session.get_one(DbRun, submitted["id"])
-    assert run.metrics is not None and run.metrics["journal_bytes"] == run.journal_bytes
-    accepted = AcceptedNumbers(services.db, services.blobs, services.desk.leases)
-    counted = accepted._measure(run, lambda: None)
-    assert counted.summary == run.metrics["summary"], "the platform would have counted the same"
-    known = {**run.metrics["estimates"], "limited_by": None}
-    assert counted.estimates.model_dump(mode="json") == known
+    wait_for_removal(services)
     steps = " ".join(log_of(services, submitted["id"]))
     for stage in ("checking the model", "preparing the rollout's environment", "starting the rollout's"):
         assert stage in steps
 
 
 def test_a_stopped_run_keeps_what_was_finished(
-    api: TestClient, services: PlatformServices, executor: ExecutorLoop, turnstile: Turnstile
+    api: TestClient, services: PlatformServices, host: Host, turnstile: Turnstile
 ) -> None:
     turnstile.hold()
     run = submit(api, evaluation_config={"limit": 100, "n": 20, "batch_size": 1})
@@ -222,47 +239,56 @@ def test_a_stopped_run_keeps_what_was_finished(
     assert "error" not in detail["eval_run"]
     kept = samples_of(services, run["id"])
     assert 0 < len(kept) < 2000
-    assert journalled(services, run["id"]).keys() == kept.keys()
+    assert packed_journal(services, run["id"]).keys() == kept.keys()
     assert detail["results"]["total_runs"] == len(kept)
     files = fetched(api, run["name"], "metrics,trajectories,logs")
     assert len(files["summary.jsonl"].splitlines()) == len(kept)
     assert json.loads(files["metrics.json"])["eval_run"]["status"] == "stopped"
-    assert b"asked for the run to stop" in files["logs.txt"]
+    assert b"stop" in files["logs.txt"]
     again = api.post(f"{RUNS}/{run['id']}/stop", json={})
     assert (again.status_code, again.json()["status"]) == (409, "stopped")
 
 
-def test_a_retried_run_goes_on_and_keeps_its_scores(
-    api: TestClient, services: PlatformServices, unsandboxed: ExecutorLoop, code: Code, tmp_path: Path
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_retry_repeats_the_attempts_without_a_score(
+    api: TestClient,
+    services: PlatformServices,
+    unsandboxed: Host,
+    code: Code,
+    tmp_path: Path,
+    workers: int,
 ) -> None:
-    is_well = tmp_path / "well"
+    is_fixed = tmp_path / "fixed"
     first_line = "        messages: list[dict[str, Any]] = [INSTRUCTIONS, *ctx.prompt]\n"
-    sick = (
+    failing = (
         (ROLLOUT / "main.py")
         .read_text()
         .replace(
             first_line,
-            f"{first_line}        if sum(map(ord, str(ctx.prompt))) % 2 and not os.path.exists({str(is_well)!r}):\n"
+            f"{first_line}        if sum(map(ord, str(ctx.prompt))) % 2 and not os.path.exists({str(is_fixed)!r}):\n"
             "            raise RuntimeError('the search index is being rebuilt')\n",
         )
     )
-    code.write("rollouts/multiply/main.py", sick)
+    code.write("rollouts/multiply/main.py", failing)
     code.commit("fail now and then")
-    run = submit(api, evaluation_config={"limit": 8, "n": 2, "batch_size": 4})
-    unsandboxed.start()
+    run = submit(
+        api,
+        evaluation_config={"limit": 8, "n": 2, "batch_size": 4},
+        advanced_config={"execution": {"workers": workers}},
+    )
     ended(api, run["name"])
-    first, first_records = samples_of(services, run["id"]), journalled(services, run["id"])
+    first, first_records = samples_of(services, run["id"]), packed_journal(services, run["id"])
     failed = {item for item, (_, status, *_) in first.items() if status == "failed"}
     with services.db.session() as session:
         kinds = session.scalars(select(DbRunFile.kind).where(DbRunFile.run_id == run["id"])).all()
     assert kinds.count("diagnostics") == len(failed)
     assert failed and failed != first.keys(), first
-    cleaned_up(services, run["id"])
-    is_well.touch()
+    wait_for_removal(services)
+    is_fixed.touch()
     assert api.post(f"{RUNS}/{run['name']}/retry", json={}).json()["id"] == run["id"]
     detail = ended(api, run["name"])
     assert (detail["eval_run"]["status"], detail["eval_run"]["revision"]) == ("finished", 1), detail
-    samples, records = samples_of(services, run["id"]), journalled(services, run["id"])
+    samples, records = samples_of(services, run["id"]), packed_journal(services, run["id"])
     assert samples.keys() == first.keys() and all(status == "success" for _, status, *_ in samples.values())
     assert {item: records[item] for item in first.keys() - failed} == {
         item: first_records[item] for item in first.keys() - failed
@@ -274,104 +300,97 @@ def test_a_retried_run_goes_on_and_keeps_its_scores(
     assert len([path for path in files if path.startswith("trajectories/")]) == 16
     with services.db.session() as session:
         kinds = session.scalars(select(DbRunFile.kind).where(DbRunFile.run_id == run["id"])).all()
-    assert "diagnostics" not in kinds, "nothing of the failures is left"
+    assert "diagnostics" not in kinds, "the files of replaced failures are deleted"
     assert "nothing to retry" in api.post(f"{RUNS}/{run['name']}/retry", json={}).json()["error"]
 
 
-def test_a_worker_ended_by_force(api: TestClient, services: PlatformServices, turnstile: Turnstile) -> None:
-    executor = open_local_executor(services, stop_grace_s=0.0)
-    executor.start()
+@pytest.mark.parametrize("lease_s", [5.0])
+def test_a_run_whose_worker_hangs_can_be_stopped(
+    api: TestClient,
+    services: PlatformServices,
+    host: Host,
+    turnstile: Turnstile,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(host_module, "_YOUNG_S", 0.0)
     turnstile.hold()
-    try:
-        run = submit(api, evaluation_config={"limit": 100, "n": 20, "batch_size": 1})
-        hold_at(turnstile, services, run, 3)
-        wait_until(lambda: samples_of(services, run["id"]))
-        worker = worker_of(executor, run["id"])
-        assert worker is not None
-        stop_process(process_of(worker.pid))
-        api.post(f"{RUNS}/{run['name']}/stop", json={})
-        wait_until(lambda: worker.poll() is not None)
-        executor._stop_grace_s = 600.0
-        assert ended(api, run["name"])["eval_run"]["status"] == "stopped"
-    finally:
-        executor.close()
+    run = submit(api, evaluation_config={"limit": 100, "n": 20, "batch_size": 1})
+    hold_at(turnstile, services, run, 3)
+    wait_until(lambda: samples_of(services, run["id"]))
+    [worker] = host.processes()
+    stop_process(process_of(worker.pid))
+    api.post(f"{RUNS}/{run['name']}/stop", json={})
+    assert ended(api, run["name"])["eval_run"]["status"] == "stopped", "its lease expired"
     assert len(samples_of(services, run["id"])) > 0
-    assert "[executor] the worker was ended by force" in log_of(services, run["id"])
+    os.kill(process_of(worker.pid), signal.SIGKILL)
 
 
-def test_runs_go_on_after_the_platform_was_closed(
-    api: TestClient, services: PlatformServices, executor: ExecutorLoop, turnstile: Turnstile
+def test_runs_continue_after_the_platform_was_closed(
+    api: TestClient, services: PlatformServices, turnstile: Turnstile
 ) -> None:
     turnstile.hold()
     run = submit(api, evaluation_config={"limit": 20, "n": 4, "batch_size": 2})
-    hold_at(turnstile, services, run, 1)
-    executor.close()
+    with executing(services):
+        hold_at(turnstile, services, run, 1)
     turnstile.open()
     before = samples_of(services, run["id"])
     assert api.get(f"{RUNS}/{run['name']}").json()["eval_run"]["status"] == "running"
     assert 0 < len(before) < 80
-    successor = open_local_executor(services)
-    successor.start()
-    try:
-        detail = ended(api, run["name"])
-    finally:
-        successor.close()
-    assert detail["eval_run"]["status"] == "finished"
+    with executing(services):
+        assert ended(api, run["name"])["eval_run"]["status"] == "finished"
     after = samples_of(services, run["id"])
     assert len(after) == 80
     assert before.items() <= after.items()
 
 
-def test_a_run_whose_journal_was_damaged_here_goes_on_from_what_the_platform_has_of_it(
-    api: TestClient, services: PlatformServices, executor: ExecutorLoop, turnstile: Turnstile
+@pytest.mark.parametrize("lease_s", [3600.0])
+def test_a_restarted_platform_continues_the_runs_of_its_killed_workers_at_once(
+    api: TestClient, services: PlatformServices
+) -> None:
+    run = submit(api)
+    FakeWorker.claims(services, run_id=run["id"])
+    with executing(services):
+        assert ended(api, run["name"])["eval_run"]["status"] == "finished"
+
+
+def test_a_run_whose_journal_was_damaged_continues_from_the_platforms(
+    api: TestClient, services: PlatformServices, turnstile: Turnstile
 ) -> None:
     turnstile.hold()
     run = submit(api, evaluation_config={"limit": 20, "n": 4, "batch_size": 2})
-    hold_at(turnstile, services, run, 3)
-    executor.close()
+    with executing(services):
+        hold_at(turnstile, services, run, 3)
     turnstile.open()
-    (journal,) = (services.config.runs_dir / run["id"]).glob("evaluation/*/events.jsonl")
+    [journal] = services.config.runs_dir.glob("*/evaluation/*/events.jsonl")
     first, second, *rest = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(first + second.replace(b":", b"!", 1) + b"".join(rest))
-    published = samples_of(services, run["id"])
-    successor = open_local_executor(services)
-    successor.start()
-    try:
+    reported = samples_of(services, run["id"])
+    with executing(services):
         detail = ended(api, run["name"])["eval_run"]
-    finally:
-        successor.close()
     assert detail["status"] == "finished", detail
-    assert "which is kept as events.jsonl.diverged" in "".join(log_of(services, run["id"]))
-    assert published.items() <= samples_of(services, run["id"]).items()
-    with services.db.session() as session:
-        assert session.get_one(DbRun, run["id"]).journal_generation == 1
+    assert "is kept as events.jsonl.diverged" in "".join(log_of(services, run["id"]))
+    assert reported.items() <= samples_of(services, run["id"]).items()
 
 
-def test_a_worker_that_always_dies_fails_its_run(api: TestClient, services: PlatformServices) -> None:
-    workers = LocalWorkers(services, services.config)
-
-    def dying(run_id: str, credential: str, claim_id: str) -> Any:
-        process = workers(run_id, credential, claim_id)
+def test_a_run_whose_workers_always_die_fails(api: TestClient, services: PlatformServices) -> None:
+    def start_dying(assignment: Assignment) -> Any:
+        process = starter(assignment)
         os.killpg(process.pid, signal.SIGKILL)
         return process
 
-    executor = open_local_executor(services, start_worker=dying)
-    executor.start()
-    try:
+    starter = WorkerStarter(services.config, "http://127.0.0.1:1")
+    PlatformShards.start(services.platform_shards)
+    with local_host(services, services.config, start_dying):
         run = submit(api)
-        detail = ended(api, run["name"])
-    finally:
-        executor.close()
-        workers.close()
-    assert detail["eval_run"]["status"] == "failed"
-    assert detail["eval_run"]["error"].startswith(
-        "the worker ended unexpectedly (signal 9, as when the machine has no memory left), 3 times in a row "
-        "without getting anything done; see "
-    )
+        detail = ended(api, run["name"])["eval_run"]
+    services.platform_shards.close()
+    assert detail["status"] == "failed"
+    assert detail["error"].startswith("the worker died (signal 9")
+    assert "3 workers in a row failed without progress" in detail["error"]
 
 
-def test_a_model_that_rejects_the_key_fails_the_run_in_the_providers_own_words(
-    api: TestClient, services: PlatformServices, executor: ExecutorLoop, provider: str
+def test_a_refused_key_fails_the_run_with_the_providers_message(
+    api: TestClient, services: PlatformServices, host: Host, provider: str
 ) -> None:
     run = submit(
         api,
@@ -388,14 +407,14 @@ def test_a_model_that_rejects_the_key_fails_the_run_in_the_providers_own_words(
     assert "sk-canary-7291" not in everything
     with services.db.session() as session:
         assert session.get_one(DbRun, run["id"]).sealed_secrets is None
-    cleaned_up(services, run["id"])
+    wait_for_removal(services)
     for path in services.config.home.rglob("*"):
         if path.is_file():
             assert b"sk-canary-7291" not in path.read_bytes(), path
 
 
-def test_an_environment_that_does_not_build_fails_the_run_with_uvs_reason(
-    api: TestClient, services: PlatformServices, executor: ExecutorLoop, code: Code
+def test_an_environment_that_does_not_build_fails_the_run_with_the_reason_of_uv(
+    api: TestClient, services: PlatformServices, host: Host, code: Code
 ) -> None:
     needed = '"osmosis-ai[server]>=0.3.0rc1,<0.4"'
     project = (ROLLOUT / "pyproject.toml").read_text()
@@ -404,7 +423,7 @@ def test_an_environment_that_does_not_build_fails_the_run_with_uvs_reason(
         "rollouts/multiply/pyproject.toml",
         project.replace(needed, f'{needed}, "no-such-package-of-osmosis==9"'),
     )
-    code.commit("need what nobody has")
+    code.commit("add a dependency that does not exist")
     run = submit(api)
     detail = ended(api, run["name"])
     assert detail["eval_run"]["status"] == "failed"
@@ -415,8 +434,8 @@ def test_an_environment_that_does_not_build_fails_the_run_with_uvs_reason(
     assert metrics["summary"]["total_samples"] == 0
 
 
-def test_a_commit_may_hold_files_of_any_name(
-    api: TestClient, services: PlatformServices, executor: ExecutorLoop, code: Code
+def test_a_commit_may_have_files_with_any_name(
+    api: TestClient, services: PlatformServices, host: Host, code: Code
 ) -> None:
     code.write(os.fsdecode(b"rollouts/multiply/caf\xe9/caf\xe9.txt"), "x")
     code.commit("add a file whose name is not UTF-8")
@@ -424,28 +443,25 @@ def test_a_commit_may_hold_files_of_any_name(
     assert ended(api, run["name"])["eval_run"]["status"] == "finished"
 
 
-def test_a_commit_whose_archive_has_other_bytes_than_its_digest_is_packed_anew_before_it_is_executed(
-    api: TestClient, services: PlatformServices, executor_later: ExecutorLoop
-) -> None:
+def test_a_damaged_source_archive_is_packed_again(api: TestClient, services: PlatformServices) -> None:
     run = submit(api)
+    settle(services)
     (key,) = services.blobs.keys("sources")
     size = services.blobs.size(key)
     services.blobs.delete(key)
     services.blobs.put(key, io.BytesIO(bytes(size)))
-    executor_later.start()
-    detail = ended(api, run["name"])["eval_run"]
-    assert detail["status"] == "finished"
-    told = [line["message"] for line in api.get(f"{RUNS}/{run['name']}/logs").json()["logs"]]
-    assert any("has other bytes than announced" in each for each in told), "no worker ran what it got first"
+    with executing(services):
+        assert ended(api, run["name"])["eval_run"]["status"] == "finished"
+    assert "has other bytes than announced" in "".join(log_of(services, run["id"]))
     assert len(set(services.blobs.keys("sources")) - {key}) == 1
 
 
-def test_an_agent_sees_its_own_secrets_and_nothing_of_the_platforms_environment(
+def test_an_agent_sees_its_own_secrets_and_not_the_environment_of_the_platform(
     api: TestClient,
     services: PlatformServices,
     member: Member,
     code: Code,
-    unsandboxed: ExecutorLoop,
+    unsandboxed: Host,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
@@ -455,29 +471,27 @@ def test_an_agent_sees_its_own_secrets_and_nothing_of_the_platforms_environment(
     services.secrets.put(
         member.workspace.id, member.user.id, "OTHER_KEY", "canary-not-asked-for", "workspace"
     )
-    # Harmless ones, which JSON itself is full of: they garble nothing, and the run says that they cannot be hidden.
+    # These values occur everywhere in JSON, so they cannot be redacted, and the run's log says so.
     harmless = {"FLAG": "true", "NOTHING": "null", "COUNT": "1", "LIMIT": "100000"}
     for name, value in harmless.items():
         services.secrets.put(member.workspace.id, member.user.id, name, value, "workspace")
     monkeypatch.setenv("OSMOSIS_TOKEN", "canary-of-the-shell")
     monkeypatch.setenv("OPENAI_API_KEY", "canary-of-the-operator")
-    # Beside the platform's files, which are gone as soon as the run has ended, however fast that is.
-    told = tmp_path / "environment.txt"
+    seen_at = tmp_path / "environment.txt"
     source = (ROLLOUT / "main.py").read_text()
     spying = source.replace(
         'if __name__ == "__main__":',
         "import os\nfrom pathlib import Path\n"
-        f'Path({str(told)!r}).write_text("\\n".join(f"{{k}}={{v}}" for k, v in os.environ.items()))\n'
+        f'Path({str(seen_at)!r}).write_text("\\n".join(f"{{k}}={{v}}" for k, v in os.environ.items()))\n'
         'print("my key is", os.environ["AGENT_KEY"], flush=True)\n'
         'if __name__ == "__main__":',
     )
     code.write("rollouts/multiply/main.py", spying)
     code.commit("look around")
     run = submit(api, secrets={"required": ["AGENT_KEY", *harmless]}, env_config={"LOG_LEVEL": "DEBUG"})
-    unsandboxed.start()
     detail = ended(api, run["name"])
     assert detail["eval_run"]["status"] == "finished", detail
-    seen = told.read_text()
+    seen = seen_at.read_text()
     assert "AGENT_KEY=canary-of-the-workspace" in seen
     assert "LOG_LEVEL=DEBUG" in seen
     for canary in (
@@ -488,7 +502,7 @@ def test_an_agent_sees_its_own_secrets_and_nothing_of_the_platforms_environment(
     ):
         assert canary not in seen
     assert detail["resolved_secret_scopes"] == dict.fromkeys(["AGENT_KEY", *harmless], "workspace")
-    cleaned_up(services, run["id"])
+    wait_for_removal(services)
     log = log_of(services, run["id"])
     for name in harmless:
         assert sum(f"the value of {name} cannot be hidden" in line for line in log) == 1, log
@@ -507,8 +521,8 @@ BREAKS = """\
 LOOP = "        for _ in range(MAX_TURNS):\n"
 
 
-def test_both_calls_stand_on_its_page_without_the_runs_secrets(
-    api: TestClient, services: PlatformServices, member: Member, code: Code, executor_later: ExecutorLoop
+def test_the_page_of_a_failed_attempt_has_its_model_calls_without_secrets(
+    api: TestClient, services: PlatformServices, member: Member, code: Code, host: Host
 ) -> None:
     source = (ROLLOUT / "main.py").read_text()
     assert LOOP in source
@@ -516,7 +530,6 @@ def test_both_calls_stand_on_its_page_without_the_runs_secrets(
     code.commit("break")
     services.secrets.put(member.workspace.id, member.user.id, "AGENT_KEY", "canary-of-the-agent", "workspace")
     run = api.post("/api/cli/eval-runs", json=submit_body(secrets={"required": ["AGENT_KEY"]})).json()
-    executor_later.start()
     wait_until(
         lambda: api.get(f"/api/cli/eval-runs/{run['name']}").json()["eval_run"]["status"] == "finished"
     )
@@ -540,7 +553,9 @@ def test_both_calls_stand_on_its_page_without_the_runs_secrets(
 SERVED_KEY = "osm_rollout_canary-4711"
 
 
-def test_a_killed_served_agent(api: TestClient, services: PlatformServices, executor: ExecutorLoop) -> None:
+def test_a_remote_agent_is_killed_and_started_again(
+    api: TestClient, services: PlatformServices, host: Host
+) -> None:
     served = {"rollout": "no-such-directory", "entrypoint": "server://calculater"}
     with LoopProcess(SERVED_KEY, works_on=20) as agent:
         registration = {
@@ -559,9 +574,9 @@ def test_a_killed_served_agent(api: TestClient, services: PlatformServices, exec
             experiment_config=experiment(**served), evaluation_config={"limit": 50, "n": 2, "batch_size": 16}
         )
         run = api.post(RUNS, json=body).json()
-        wait_until(lambda: recorded(services, run["id"]) >= 10)
+        wait_until(lambda: recorded(services, run) >= 10)
         agent.kill()
-        # Started again as `osmosis serve` does: with another key, which the platform is told.
+        # `osmosis serve` registers with a new key each time.
         with LoopProcess(f"{SERVED_KEY}-2", agent.port):
             registration["api_key"] = f"{SERVED_KEY}-2"
             assert (

@@ -1,4 +1,4 @@
-"""Retries of evaluation runs over HTTP, as far as that goes without a worker: what runs again, and what is refused."""
+"""Retries of evaluation runs over HTTP: which attempts run again, what they replace, and what is refused."""
 
 from __future__ import annotations
 
@@ -8,21 +8,18 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import delete, select, update
+from sqlalchemy import select, update
 
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.errors import ConflictError
-from osmosis_ai.platform.db.tables import DbJournalSegment, DbSample
-from osmosis_ai.platform.runs.journal_segments import segment_bytes
-from osmosis_ai.platform.runs.stored_journal import pack_journal
-from osmosis_ai.redaction import Redactor
+from osmosis_ai.platform.runs.journals import stored_lines
 from tests.evaluation.builders import record
 from tests.platform.conftest import ManualClock, Member, assert_flat_error
-from tests.platform.evaluations import Code, Samples, Submits, add_dataset, end_with, submit_body
+from tests.platform.evaluations import Code, Samples, add_dataset
+from tests.platform.fake_worker import EVALS, FakeWorker
 from tests.platform.platform_parts import DbDataset, DbRepository, DbRun, PlatformServices
 
-RUNS = "/api/cli/eval-runs"
-SUBMITS = Submits(RUNS, submit_body)
+RUNS = EVALS.route
 PASSED: dict[str, Any] = {"status": "success", "reward": 1.0}
 MISSED: dict[str, Any] = {"status": "success", "reward": 0.0}
 FAILED: dict[str, Any] = {"status": "failed", "boundary": "provider", "error_type": "timeout"}
@@ -35,22 +32,14 @@ FIRST: Samples = {(0, 0): PASSED, (0, 1): FAILED, (1, 0): MISSED, (1, 1): UNSCOR
 def ended(
     api: TestClient, services: PlatformServices, samples: Samples = FIRST, **changes: Any
 ) -> dict[str, Any]:
-    run = SUBMITS.taken(api, **changes)
-    end_with_journal(services, run["id"], samples)
+    run = EVALS.taken(api, **changes)
+    worker = FakeWorker.claims(services, run_id=run["id"])
+    if samples:
+        worker.write([record(*place, **{"reward": None, **known}) for place, known in samples.items()])
+        files = [worker.conversation(*place, b"first") for place in samples]
+        worker.sync(journal=worker.part(), files=files)
+    worker.finishes("failed", error="it was cut short")
     return run
-
-
-def end_with_journal(services: PlatformServices, run_id: str, samples: Samples) -> None:
-    end_with(services, run_id, samples)
-    lines = [
-        record(row, attempt, **{"reward": None, **sample}).to_line()
-        for (row, attempt), sample in samples.items()
-    ]
-    key = pack_journal(lines, run_id, services.blobs, Redactor([]))
-    with services.db.transaction() as session:
-        session.execute(
-            update(DbRun).where(DbRun.id == run_id).values(journal_blob=key, error="it was cut short")
-        )
 
 
 def retry(api: TestClient, name: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -75,7 +64,7 @@ def row_of(services: PlatformServices, run_id: str) -> DbRun:
         return session.get_one(DbRun, run_id)
 
 
-def test_a_retry_reopens_the_run_for_what_has_no_score(
+def test_a_retry_repeats_the_attempts_without_a_score(
     api: TestClient, services: PlatformServices, clock: ManualClock, code: Code
 ) -> None:
     run = ended(api, services)
@@ -90,37 +79,70 @@ def test_a_retry_reopens_the_run_for_what_has_no_score(
         "commit_sha": code.head,
         "resolved_secret_scopes": {},
     }
-    before, first_journal = row_of(services, run["id"]), code.head
+    before, commit = row_of(services, run["id"]), code.head
     code.commit("something else")
     clock.advance(60)
     made = retry(api, run["name"])
     assert (made["id"], made["name"], made["status"]) == (run["id"], run["name"], "pending")
     found = row_of(services, run["id"])
-    assert (found.commit_sha, found.selection, found.seed) == (first_journal, before.selection, before.seed)
+    assert (found.commit_sha, found.selection, found.seed) == (commit, before.selection, before.seed)
     assert (found.revision, found.error, found.completed_at) == (1, None, None)
-    assert found.reopened_at == found.journal_bytes > 0
     detail = api.get(f"{RUNS}/{run['id']}").json()["eval_run"]
     assert (detail["status"], detail["revision"]) == ("pending", 1) and detail["retried_at"]
-    assert [sample["status"] for sample in api.get(f"{RUNS}/{run['id']}/samples").json()["samples"]] == [
-        *("success", "failed", "success", "success", "skipped")
-    ]
     assert "it is pending" in refused(api, run["id"], 409, "CONFLICT")
-    with services.db.session() as session:
-        segment = session.scalars(select(DbJournalSegment)).one()
-    lines = segment_bytes(services.blobs, segment).splitlines(keepends=True)
-    assert [TerminalRecord.from_line(line).reward for line in lines] == [1.0, None, 0.0, None, None]
+    statuses = ["success", "failed", "success", "success", "skipped"]
+    assert [sample["status"] for sample in samples_of(api, run["id"])] == statuses
+
+    worker = FakeWorker.claims(services)
+    assert worker.assignment.shard.attempts == [(0, 1), (1, 1), (2, 1)]
+    worker.write([record(*place) for place in ((0, 1), (1, 1))])
+    worker.sync(journal=worker.part(), files=[worker.conversation(0, 1, b"second")])
+    worker.finishes()
+    assert [sample["status"] for sample in samples_of(api, run["id"])] == [*["success"] * 4, "skipped"]
+    found = row_of(services, run["id"])
+    assert (found.status, found.progress) == ("finished", {"completed": 5, "total": 6})
+    assert found.journal_blob is not None
+    lines = [TerminalRecord.from_line(line) for line in stored_lines(services.blobs, found.journal_blob)]
+    assert [line.reward for line in lines] == [1.0, None, 0.0, None, None, 1.0, 1.0]
+    journals = [key for key in services.blobs.keys(f"runs/{run['id']}") if "journal" in key]
+    assert journals == [found.journal_blob], "the former journal is deleted"
+    # A repeated attempt has no files of the former one.
+    files = {"0_run_0": b"first", "0_run_1": b"second", "1_run_0": b"first", "2_run_0": b"first"}
+    items = [{"path": f"trajectories/row_{name}.json"} for name in (*files, "1_run_1")]
+    urls = api.post(f"{RUNS}/{run['id']}/samples/download-urls", json={"items": items}).json()["items"]
+    contents = {each["path"][17:-5]: api.get(each["url"]).content for each in urls}
+    assert contents == files
 
 
-def test_a_run_is_retried_by_one_of_two_who_ask(
+def samples_of(api: TestClient, run_id: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = api.get(f"{RUNS}/{run_id}/samples").json()["samples"]
+    return found
+
+
+def test_a_retry_is_split_among_the_workers_of_the_run(api: TestClient, services: PlatformServices) -> None:
+    run = ended(api, services, {}, advanced_config={"execution": {"workers": 2}})
+    retry(api, run["id"])
+    workers = [FakeWorker.claims(services), FakeWorker.claims(services)]
+    shares = [worker.assignment.shard.attempts for worker in workers]
+    assert shares == [[(0, 0), (0, 1), (2, 0), (2, 1)], [(1, 0), (1, 1)]]
+    for worker, share in zip(workers, shares, strict=True):
+        worker.write([record(*place) for place in share or []])
+        worker.sync(journal=worker.part())
+        worker.finishes()
+    found = row_of(services, run["id"])
+    assert (found.status, found.progress) == ("finished", {"completed": 6, "total": 6})
+
+
+def test_a_run_is_retried_by_one_of_two_users_who_ask(
     api: TestClient, services: PlatformServices, member: Member
 ) -> None:
     run = ended(api, services)
     row = row_of(services, run["id"])
-    first, second = (services.eval_retries.plan(row, member.user, {}) for _ in range(2))
+    first, second = (services.eval_retries.plan(row, member.user, {}, {}) for _ in range(2))
     services.eval_retries.reopen(first, by="mara")
     with pytest.raises(ConflictError, match="it is pending"):
         services.eval_retries.reopen(second, by="kim")
-    end_with_journal(services, run["id"], {})
+    api.post(f"{RUNS}/{run['id']}/stop", json={})
     with pytest.raises(ConflictError, match="was retried meanwhile"):
         services.eval_retries.reopen(second, by="kim")
     assert row_of(services, run["id"]).revision == 1
@@ -151,8 +173,6 @@ def test_a_retry_that_is_stopped_before_it_starts_can_be_retried(
         found = row_of(services, run["id"])
         assert (found.status, found.revision, found.journal_blob is not None) == ("stopped", revision, True)
         assert api.get(RUNS).json()["eval_runs"][0]["status"] == "stopped"
-    with services.db.session() as session:
-        assert len(session.scalars(select(DbJournalSegment)).all()) == 1
 
 
 def test_a_dataset_that_was_uploaded_again_is_found(
@@ -172,18 +192,17 @@ def test_another_member_does_not_spend_personal_secrets(
     run = ended(api, services, secrets={"required": ["SEARCH_KEY"]})
     row = row_of(services, run["id"])
     with pytest.raises(ConflictError, match=r"personal secrets of .* \(SEARCH_KEY\)"):
-        services.eval_retries.plan(row, stranger.user, {})
-    given = services.eval_retries.plan(row, stranger.user, {"SEARCH_KEY": "sk-of-kim"})
+        services.eval_retries.plan(row, stranger.user, {}, {})
+    given = services.eval_retries.plan(row, stranger.user, {"SEARCH_KEY": "sk-of-kim"}, {})
     assert given.checked.scopes == {"SEARCH_KEY": "run"}
-    assert services.eval_retries.plan(row, member.user, {}).checked.scopes == {"SEARCH_KEY": "user"}
+    assert services.eval_retries.plan(row, member.user, {}, {}).checked.scopes == {"SEARCH_KEY": "user"}
 
 
 def test_what_cannot_be_retried_is_refused_with_the_reason(
     api: TestClient, services: PlatformServices, member: Member, stranger: Member, code: Code
 ) -> None:
-    run = SUBMITS.taken(api)
-    assert "it is pending" in refused(api, run["name"], 409, "CONFLICT")
-    end_with(services, run["id"], {(row, attempt): PASSED for row in range(3) for attempt in range(2)})
+    assert "it is pending" in refused(api, EVALS.taken(api)["name"], 409, "CONFLICT")
+    run = ended(api, services, {(row, attempt): PASSED for row in range(3) for attempt in range(2)})
     assert "every sample has a score" in refused(api, run["name"], 409, "CONFLICT")
     refused(api, "nobody", 404, "NOT_FOUND")
     foreign = api.post(f"{RUNS}/{run['id']}/retry", json={}, headers=stranger.headers)
@@ -222,10 +241,7 @@ def test_a_retry_needs_the_secrets_of_its_original(api: TestClient, services: Pl
     made = row_of(services, retry(api, run["id"], body)["id"])
     assert made.sealed_secrets is not None and "sk-again" not in str(made.request)
     assert made.secret_scopes == {"SEARCH_KEY": "run"}
-    end_with(services, made.id, {})
-    with services.db.transaction() as session:
-        session.execute(update(DbRun).where(DbRun.id == made.id).values(journal_blob=None))
-        session.execute(delete(DbSample))
+    api.post(f"{RUNS}/{run['id']}/stop", json={})
     unlisted = {"secrets": {"provided": {"OTHER": "sk-canary"}}}
     assert "sk-canary" not in refused(api, run["id"], 400, "INVALID_CONFIG", unlisted)
 

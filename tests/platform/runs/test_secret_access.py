@@ -1,34 +1,19 @@
-"""Who was handed which secrets: written once for each claim, seen by the workspace's own people, and kept without the run."""
+"""The secret access log: an entry for each answered claim, for the members of the workspace, kept after the run is deleted."""
 
 from __future__ import annotations
 
 import re
 from html import unescape
-from typing import NoReturn
 
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import delete, func, select
 
 from tests.platform.conftest import ManualClock, Member
-from tests.platform.platform_parts import (
-    DatabaseBusyError,
-    DbSecretHandout,
-    DbWorkspace,
-    PlatformServices,
-    new_id,
-)
-from tests.platform.runs.desk.desk_workers import (
-    GPU,
-    RUNS,
-    DeskWorker,
-    Refused,
-    claim,
-    offer,
-    pool_token,
-    submitted,
-)
+from tests.platform.fake_worker import EVALS, GPU, FakeWorker, claim, claim_request, pool_token, settle
+from tests.platform.platform_parts import DbSecretAccess, DbWorkspace, PlatformServices, new_id
 
+RUNS, submitted = EVALS.route, EVALS.taken
 AUDIT = "/api/cli/environment-secrets/audit"
 PASSWORD = "correct horse battery"
 CANARY = "sk-canary-4711"
@@ -40,68 +25,52 @@ def password() -> str:
     return PASSWORD
 
 
-def test_a_claim_is_in_the_audit_once_however_often_it_is_made_and_a_second_one_beside_it(
+def test_each_answer_to_a_claim_has_an_entry(
     api: TestClient, services: PlatformServices, member: Member, clock: ManualClock
 ) -> None:
     run = submitted(api, secrets=SECRETS, advanced_config=GPU)
-    asked, token = offer(machine="basement"), pool_token(services)
-    first = [claim(services, token, asked) for _ in range(3)][-1]
+    settle(services)
+    request, token = claim_request(machine="basement"), pool_token(services)
+    first = claim(services, token, request)
     assert first is not None
-    DeskWorker(services, first, token).releases()
+    assert claim(services, token, request) == first
+    FakeWorker(services, first, token).releases()
     clock.advance(60)
     assert claim(services, token) is not None
     reply = api.get(AUDIT)
     rows = reply.json()["handouts"]
-    assert [row.pop("id")[:4] for row in rows] == ["sho_"] * 2
+    assert [row.pop("id")[:4] for row in rows] == ["sac_"] * 3
     same = {"names": ["A_KEY", "B_KEY"], "run_id": run["id"], "run_name": run["name"], "pool": "gpu"}
     assert rows == [
         {**same, "attempt": 2, "machine": None, "handed_at": "2026-11-02T09:31:00.000Z"},
-        {**same, "attempt": 1, "machine": "basement", "handed_at": "2026-11-02T09:30:00.000Z"},
+        *[{**same, "attempt": 1, "machine": "basement", "handed_at": "2026-11-02T09:30:00.000Z"}] * 2,
     ]
-    assert reply.json()["total_count"] == 2 and CANARY not in reply.text
+    assert reply.json()["total_count"] == 3 and CANARY not in reply.text
 
 
-def test_a_run_without_secrets_is_not_in_the_audit(api: TestClient, services: PlatformServices) -> None:
+def test_a_run_without_secrets_has_no_entry(api: TestClient, services: PlatformServices) -> None:
     submitted(api)
-    DeskWorker.claims(services)
+    FakeWorker.claims(services)
     assert api.get(AUDIT).json()["handouts"] == []
-
-
-def test_nobody_is_handed_what_can_not_be_written_down(
-    api: TestClient, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(*_asked: object, **_more: object) -> NoReturn:
-        raise DatabaseBusyError("the database is busy.")
-
-    submitted(api, secrets=SECRETS, advanced_config=GPU)
-    asked, token = offer(), pool_token(services)
-    with monkeypatch.context() as broken:
-        broken.setattr(services.secret_handouts, "note", fails)
-        with pytest.raises(Refused, match="DATABASE_BUSY"):
-            claim(services, token, asked)
-    assert api.get(AUDIT).json()["handouts"] == []
-    given = claim(services, token, asked)
-    assert given is not None and given.secrets
-    assert [row["attempt"] for row in api.get(AUDIT).json()["handouts"]] == [1]
 
 
 def test_it_outlives_the_run(api: TestClient, services: PlatformServices, member: Member) -> None:
     run = submitted(api, secrets=SECRETS)
-    DeskWorker.claims(services).ends("failed", error="x")
+    FakeWorker.claims(services).finishes("failed", error="x")
     assert api.delete(f"{RUNS}/{run['id']}").status_code == 200
     assert api.get(f"{RUNS}/{run['id']}").status_code == 404
     assert [row["run_name"] for row in api.get(AUDIT).json()["handouts"]] == [run["name"]]
     with services.db.transaction() as session:
         session.execute(delete(DbWorkspace).where(DbWorkspace.id == member.workspace.id))
-        assert session.scalar(select(func.count()).select_from(DbSecretHandout)) == 0
+        assert session.scalar(select(func.count()).select_from(DbSecretAccess)) == 0
 
 
 def test_another_workspace_sees_none(api: TestClient, services: PlatformServices, stranger: Member) -> None:
     submitted(api, secrets=SECRETS)
-    DeskWorker.claims(services)
+    FakeWorker.claims(services)
     theirs = api.get(AUDIT, headers=stranger.headers)
     assert theirs.status_code == 200 and theirs.json()["handouts"] == []
-    page = services.secret_handouts.page(stranger.workspace.id, limit=10, cursor=None)
+    page = services.secret_access.page(stranger.workspace.id, limit=10, cursor=None)
     assert list(page.items) == []
 
 
@@ -110,8 +79,8 @@ def test_the_page_shows_newest_first(client: TestClient, services: PlatformServi
     browser.headers["accept"] = "text/html"
     with services.db.transaction() as session:
         session.add_all(
-            DbSecretHandout(
-                id=new_id("sho"),
+            DbSecretAccess(
+                id=new_id("sac"),
                 workspace_id=member.workspace.id,
                 run_id="run_gone",
                 run_name=f"run-{number:02}",

@@ -17,18 +17,17 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from osmosis_ai.platform.db.tables import DbRun, DbSourceArchive
+from osmosis_ai.platform.db.tables import DbSourceArchive
 from osmosis_ai.platform.gitsync.git import GitError
+from osmosis_ai.platform.queue.waiting import PACKING
 from osmosis_ai.platform.runs.source_archives import WANTED_FOR
-from osmosis_ai.platform.runs.submit import packing
-from osmosis_ai.platform.runs.work import source_archive
-from osmosis_ai.platform.runs.work.source_archive import SourceArchiveError, unpack_source
 from osmosis_ai.platform.services import PlatformServices
+from osmosis_ai.platform.worker import source_archive
+from osmosis_ai.platform.worker.source_archive import SourceArchiveError, unpack_source
 from tests.platform.conftest import ManualClock
-from tests.platform.evaluations import Code, Submits, submit_body, wait_until
-from tests.platform.runs.desk.desk_workers import DeskWorker
+from tests.platform.evaluations import Code, submit_body, wait_until
+from tests.platform.fake_worker import EVALS, FakeWorker
 
-SUBMITS = Submits("/api/cli/eval-runs", submit_body)
 Export = Callable[..., Any]
 
 
@@ -63,12 +62,12 @@ def stored(services: PlatformServices) -> list[str]:
 
 
 def test_a_mirror_lost_after_the_submit(api: TestClient, services: PlatformServices, code: Code) -> None:
-    SUBMITS.taken(api)
+    EVALS.taken(api)
     (archive,) = archives(services)
     assert archive.sha256 in archive.blob_key and archive.commit_sha == code.head
     shutil.rmtree(services.mirrors.root)
     shutil.rmtree(code.path)
-    given = DeskWorker.claims(services).assignment.source
+    given = FakeWorker.claims(services).assignment.source
     assert given is not None and (given.sha256, given.size) == (archive.sha256, archive.size)
 
 
@@ -77,20 +76,20 @@ def test_a_mirror_lost_after_the_submit(api: TestClient, services: PlatformServi
 def test_an_archive_whose_bytes_are_gone_is_made_again(
     api: TestClient, services: PlatformServices, code: Code, when: str, what: str
 ) -> None:
-    SUBMITS.taken(api)
+    EVALS.taken(api)
     (archive,) = archives(services)
-    lost = DeskWorker.claims(services)
+    lost = FakeWorker.claims(services)
     services.blobs.delete(archive.blob_key)
     if what == "cut short":
         services.blobs.put(archive.blob_key, io.BytesIO(b"cut"))
     if when == "before the submit":
-        SUBMITS.taken(api)
+        EVALS.taken(api)
     else:
         lost.releases()
-    given = DeskWorker.claims(services)
+    given = FakeWorker.claims(services)
     source = given.assignment.source
     assert source is not None and (source.sha256, source.size) == (archive.sha256, archive.size)
-    assert hashlib.sha256(given.blob(source.url)).hexdigest() == archive.sha256
+    assert hashlib.sha256(given.download(source.url)).hexdigest() == archive.sha256
 
 
 def test_submits_at_once_pack_their_commit_once(
@@ -106,7 +105,7 @@ def test_submits_at_once_pack_their_commit_once(
     monkeypatch.setattr(services.sources, "prepare", counted)
     exports.go_on.clear()
     with ThreadPoolExecutor(6) as threads:
-        replies = [threads.submit(api.post, SUBMITS.route, json=submit_body()) for _ in range(6)]
+        replies = [threads.submit(api.post, EVALS.route, json=submit_body()) for _ in range(6)]
         try:
             for _ in replies:
                 assert prepared.acquire(timeout=120)
@@ -114,31 +113,28 @@ def test_submits_at_once_pack_their_commit_once(
             exports.go_on.set()
         assert [reply.result(timeout=120).status_code for reply in replies] == [200] * 6
     assert exports.count == 1
-    SUBMITS.taken(api)
+    EVALS.taken(api)
     assert exports.count == 1, "nor afterwards"
 
 
-def test_a_large_commit_holds_no_submit_up_and_its_run_waits_and_says_so(
+def test_a_run_waits_for_its_commit_to_be_packed_and_its_submit_does_not(
     api: TestClient, services: PlatformServices, exports: Exports, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packing, "PACK_WAIT_S", 0.01)
+    monkeypatch.setattr("osmosis_ai.platform.runs.submit.submitter.PACK_WAIT_S", 0.01)
     exports.go_on.clear()
-    run = api.post(SUBMITS.route, json=submit_body()).json()
+    run = api.post(EVALS.route, json=submit_body()).json()
+    path = f"{EVALS.route}/{run['name']}"
     assert run["status"] == "pending"
-    assert api.get(f"{SUBMITS.route}/{run['name']}").json()["waits"] == packing.PACKING
-    log = api.get(f"{SUBMITS.route}/{run['name']}/logs").json()
-    assert packing.PACKING in str(log)
-    with pytest.raises(AssertionError):
-        DeskWorker.claims(services)
-    exports.go_on.set()
-
-    def may_be_claimed() -> bool:
-        with services.db.session() as session:
-            return session.scalars(select(DbRun)).one().claimable_at is None
-
-    wait_until(may_be_claimed)
-    assert DeskWorker.claims(services).assignment.source is not None
-    assert "waits" not in api.get(f"{SUBMITS.route}/{run['name']}").json()
+    with ThreadPoolExecutor(1) as threads:
+        claiming = threads.submit(FakeWorker.claims, services)
+        try:
+            wait_until(lambda: PACKING in api.get(f"{path}/logs").text)
+            assert api.get(path).json()["waits"] == PACKING
+            assert not claiming.done()
+        finally:
+            exports.go_on.set()
+        assert claiming.result(timeout=120).assignment.source is not None
+    assert "waits" not in api.get(path).json()
 
 
 def test_a_commit_that_no_run_can_take_is_refused_in_a_sentence(
@@ -148,25 +144,25 @@ def test_a_commit_that_no_run_can_take_is_refused_in_a_sentence(
         raise GitError("the commit has 3 GiB of files, and 2 GiB is the most a run can take.")
 
     monkeypatch.setattr(services.mirrors, "export", export)
-    reply = api.post(SUBMITS.route, json=submit_body())
+    reply = api.post(EVALS.route, json=submit_body())
     assert (reply.status_code, reply.json()["code"]) == (400, "SOURCE_UNUSABLE")
     assert "2 GiB is the most" in reply.json()["error"]
-    assert api.get(SUBMITS.route).json()["total_count"] == 0
+    assert api.get(EVALS.route).json()["total_count"] == 0
 
 
 def test_archives_go_when_no_run_that_could_be_executed_refers_to_them(
     api: TestClient, services: PlatformServices, exports: Exports, clock: ManualClock, code: Code
 ) -> None:
-    SUBMITS.taken(api)
-    worker = DeskWorker.claims(services)
+    EVALS.taken(api)
+    worker = FakeWorker.claims(services)
     clock.advance(2 * WANTED_FOR.total_seconds())
     services.sources.sweep()
     assert len(archives(services)) == len(stored(services)) == 1, "a worker may ask for it"
-    worker.ends()
+    worker.finishes()
     services.sources.sweep()
     assert (archives(services), stored(services)) == ([], [])
     # Who goes on later has it made again, under another key.
-    SUBMITS.taken(api)
+    EVALS.taken(api)
     assert exports.count == 2 and len(stored(services)) == 1
     services.sources.sweep()
     assert len(archives(services)) == 1

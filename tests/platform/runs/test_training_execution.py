@@ -14,9 +14,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from osmosis_ai.platform.clock import SystemClock
-from osmosis_ai.platform.local_execution import open_local_executor
-from osmosis_ai.platform.runs.execute.executor_loop import ExecutorLoop
 from osmosis_ai.platform.services import PlatformServices
+from osmosis_ai.platform.worker.host import Host
 from osmosis_ai.training.learner.checkpoints import checkpoints_in
 from osmosis_ai.training.runs.metrics import TITLES, TRAINING_REWARD, VALIDATION_REWARD
 from tests.e2e.turnstile import Turnstile
@@ -24,11 +23,11 @@ from tests.platform.conftest import Member
 from tests.platform.evaluations import (
     ROOT,
     Code,
+    executing,
     experiment,
     submit_body,
     training_body,
     wait_until,
-    worker_of,
 )
 from tests.warm_osmosis import process_of
 
@@ -53,13 +52,13 @@ SMALL = {
 
 @pytest.fixture
 def clock() -> SystemClock:
-    """The machine's own: workers are other processes."""
+    """The clock of this machine, because workers are other processes."""
     return SystemClock()
 
 
 @pytest.fixture
 def rows() -> list[dict[str, Any]]:
-    """Few: so are the held-out ones."""
+    """A few rows, so that a validation is quick."""
     return [json.loads(line) for line in TRAINING_ROWS.read_text().splitlines()[:120]]
 
 
@@ -104,7 +103,7 @@ def checkpoints(api: TestClient, name: str) -> list[dict[str, Any]]:
 
 
 def test_a_deployed_checkpoint_answers_is_evaluated_and_is_trained_on(
-    api: TestClient, services: PlatformServices, executor: ExecutorLoop, member: Member
+    api: TestClient, services: PlatformServices, host: Host, member: Member
 ) -> None:
     run = submit(api, advanced_config={"max_steps": 2})
     assert ended(api, run["name"])["status"] == "finished"
@@ -139,10 +138,10 @@ def test_a_deployed_checkpoint_answers_is_evaluated_and_is_trained_on(
 
     found = ended(api, further["name"])
     assert found["status"] == "finished", (found, messages(api, further["name"]))
-    # It starts where the other ended: the same policy on the same held-out rows.
+    # The second run begins with the policy that the first one ended with, on the same held-out rows.
     before, after = curves(api, run["name"]), curves(api, further["name"])
     assert after[VALIDATION_REWARD][0] == (0, before[VALIDATION_REWARD][-1][1])
-    # What sampled is what learns: the adapter, not its base.
+    # A refused step would mean that the base model sampled instead of the adapter.
     assert not [said for said in messages(api, further["name"]) if "was refused" in said]
     assert after["train/loss"]
     last = checkpoints(api, further["name"])[-1]
@@ -153,8 +152,8 @@ def test_a_deployed_checkpoint_answers_is_evaluated_and_is_trained_on(
 def check_finished_run(api: TestClient, services: PlatformServices, code: Code, run: dict[str, Any]) -> None:
     """Check that a finished run of ``STEPS`` steps has left a curve, a log and checkpoints."""
     found = api.get(f"{RUNS}/{run['name']}").json()["training_run"]
-    told = api.get(f"{RUNS}/{run['name']}").json()["environment"]
-    assert told.startswith("the running Python")
+    environment = api.get(f"{RUNS}/{run['name']}").json()["environment"]
+    assert environment.startswith("the running Python")
     assert (found["current_step"], found["total_steps"]) == (STEPS, STEPS)
     assert found["examples_processed_count"] == STEPS * 16
 
@@ -182,52 +181,47 @@ def check_finished_run(api: TestClient, services: PlatformServices, code: Code, 
     said = messages(api, run["name"])
     assert any(line.startswith(f"{STEPS} steps of 16 rollouts on ") for line in said)
     assert sum(line.startswith("step ") for line in said) == STEPS + 1
-    wait_until(lambda: not (services.config.runs_dir / run["id"]).exists())
+    wait_until(lambda: not list(services.config.runs_dir.glob("*")))
 
 
-def test_a_run_leaves_a_curve_and_one_that_is_killed_stopped_and_resumed_elsewhere_comes_to_the_same(
-    api: TestClient,
-    services: PlatformServices,
-    executor: ExecutorLoop,
-    code: Code,
-    turnstile: Turnstile,
-    tmp_path: Path,
+def test_a_run_that_is_killed_stopped_and_resumed_elsewhere_has_the_curve_of_an_undisturbed_one(
+    api: TestClient, services: PlatformServices, code: Code, turnstile: Turnstile, tmp_path: Path
 ) -> None:
-    undisturbed = submit(api)
-    found = ended(api, undisturbed["name"])
-    assert found["status"] == "finished", (found, messages(api, undisturbed["name"]))
-    check_finished_run(api, services, code, undisturbed)
-    turnstile.hold()
-    disturbed = submit(api)
-    saved = services.config.runs_dir / disturbed["id"] / "training" / "checkpoints"
+    runs_dir = services.config.runs_dir
 
     def hold_at_step(wanted: int) -> None:
         """Hold the run after a step, or after the next one: its rollouts may be sampled ahead."""
-        turnstile.may_pass = lambda: max((one.step for one in checkpoints_in(saved)), default=0) < wanted
+
+        def checkpoint_step() -> int:
+            found = runs_dir.glob("*/training/checkpoints")
+            return max((one.step for folder in found for one in checkpoints_in(folder)), default=0)
+
+        turnstile.may_pass = lambda: checkpoint_step() < wanted
         wait_until(lambda: any(step >= wanted for step, _ in _steps(api, disturbed["name"])))
 
-    hold_at_step(1)
-    worker = worker_of(executor, disturbed["id"])
-    assert worker is not None
-    os.kill(process_of(worker.pid), signal.SIGKILL)
-    hold_at_step(2)
-    assert api.post(f"{RUNS}/{disturbed['name']}/stop", json={}).status_code == 200
-    stopped = ended(api, disturbed["name"])
+    with executing(services) as host:
+        undisturbed = submit(api)
+        found = ended(api, undisturbed["name"])
+        assert found["status"] == "finished", (found, messages(api, undisturbed["name"]))
+        check_finished_run(api, services, code, undisturbed)
+        turnstile.hold()
+        disturbed = submit(api)
+        hold_at_step(1)
+        [worker] = host.processes()
+        os.kill(process_of(worker.pid), signal.SIGKILL)
+        hold_at_step(2)
+        assert api.post(f"{RUNS}/{disturbed['name']}/stop", json={}).status_code == 200
+        stopped = ended(api, disturbed["name"])
     assert (stopped["status"], stopped["resumable"]) == ("stopped", True)
     assert stopped["current_step"] < STEPS, "there is something left to do"
-    executor.close()
     turnstile.open()
-    shutil.rmtree(services.config.runs_dir)
-    elsewhere = replace(services.config, home=tmp_path / "elsewhere")
-    elsewhere.prepare_home()
-    other = open_local_executor(services, config=elsewhere)
-    other.start()
-    try:
+    shutil.rmtree(runs_dir)
+    elsewhere = tmp_path / "elsewhere"
+    replace(services.config, home=elsewhere).prepare_home()
+    with executing(services, home=elsewhere):
         resumed = api.post(f"{RUNS}/{disturbed['name']}/resume", json={}).json()
         assert (resumed["id"], resumed["step"]) == (disturbed["id"], stopped["current_step"])
         found = ended(api, disturbed["name"])
-    finally:
-        other.close()
     assert found["status"] == "finished", messages(api, disturbed["name"])
     took_over = f"resumed on another machine from the checkpoint of step {resumed['step']}"
     assert took_over in messages(api, disturbed["name"])

@@ -1,4 +1,4 @@
-"""Training runs over HTTP, as far as that goes without a worker: submits, lists, details, curves, checkpoints, validations."""
+"""Training runs over HTTP: submits, lists, details, curves, checkpoints, validations."""
 
 from __future__ import annotations
 
@@ -9,24 +9,18 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from osmosis_ai.training.runs.run_directory import ValidationSamples
 from tests.lazily import needs
 from tests.platform.conftest import ManualClock, Member, assert_flat_error
 from tests.platform.evaluations import Code, experiment, issue, submit_body
+from tests.platform.fake_worker import TRAININGS, FakeTrainer, settle
 from tests.platform.platform_parts import PLAN, WARNED, DbRun, LogLine, PlatformServices
-from tests.platform.runs.desk.desk_workers import Refused
-from tests.platform.runs.told_training import (
-    ROLLOUTS,
-    RUNS,
-    TRAINING_REWARD,
-    VALIDATION_REWARD,
-    claimed,
-    gone_on,
-    refused,
-    submitted,
-    validate,
-)
-from tests.platform.viewer.runs_world import add_run
+from tests.platform.viewer.runs_world import publish_validation
+from tests.viewer.source_contract import sample_record
 
+RUNS, submitted, refused = TRAININGS.route, TRAININGS.taken, TRAININGS.refused
+TRAINING_REWARD, VALIDATION_REWARD = "rollout/raw_reward", "eval/validation/reward"
+ROLLOUTS = "rollout/samples"
 needs("torch")
 
 
@@ -68,8 +62,11 @@ def test_a_submitted_run_can_be_read_by_name_and_id_at_once(
     assert (row.kind, row.seed, row.selection and row.selection["limit"]) == ("training", 7, 200)
 
 
-def test_a_list_row_says_what_a_detail_says_in_other_keys(api: TestClient, member: Member) -> None:
+def test_a_list_row_says_what_a_detail_says_in_other_keys(
+    api: TestClient, services: PlatformServices, member: Member
+) -> None:
     run = submitted(api)
+    settle(services)
     assert api.get(RUNS).json() == {
         "training_runs": [
             {
@@ -103,7 +100,12 @@ def test_everything_that_is_wrong_with_a_submit_is_said_at_once(api: TestClient)
         training_config={"lr": 0, "n_samples_per_prompt": 1, "total_epochs": True, "learning_rate": 1},
         sampling_config={"rollout_temperature": 0, "lr": 1e-6},
         checkpoints_config=[],
-        advanced_config={"loss_type": "ppo", "lora_rnak": 8, "of_another_trainer": {"x": 1}},
+        advanced_config={
+            "loss_type": "ppo",
+            "lora_rnak": 8,
+            "of_another_trainer": {"x": 1},
+            "execution": {"workers": 2},
+        },
         env_config={"lower": "a"},
         secrets={"required": ["A"], "provided": {"UNLISTED": "sk-canary"}},
         evaluation_config={"n": 1},
@@ -124,11 +126,14 @@ def test_everything_that_is_wrong_with_a_submit_is_said_at_once(api: TestClient)
         "checkpoints",
         "advanced.loss_type",
         "advanced.lora_rnak",
+        "advanced.execution.workers",
         "env.lower",
         "secrets.provided",
     }
     assert len(keys) == len(body["issues"]), "each key is reported once"
     assert issue(body, "evaluation_config")["message"] == "Unrecognized key; it belongs to evaluation runs"
+    workers = issue(body, "advanced.execution.workers")["message"]
+    assert workers == "must be 1, got 2: only evaluations use several workers"
     assert issue(body, "advanced.lora_rnak")["key_correction"] == "advanced.lora_rank"
     assert "sk-canary" not in json.dumps(body)
     model = experiment(model_path="osmosis/tinny")
@@ -169,13 +174,13 @@ def test_another_workspace_sees_nothing(client: TestClient, member: Member, stra
 
 def test_all_points_can_be_read(api: TestClient, services: PlatformServices, clock: ManualClock) -> None:
     run = submitted(api)
-    store = claimed(services, run["id"])
-    store.begin(total_steps=40)
-    store.step(0, {VALIDATION_REWARD: 0.25}, clock)
+    trainer = FakeTrainer.claims(services)
+    trainer.begins(total_steps=40)
+    trainer.step(0, {VALIDATION_REWARD: 0.25})
     for step, reward in enumerate((0.5, 0.25, 0.75), start=1):
         clock.advance(10)
         values = {TRAINING_REWARD: reward, ROLLOUTS: 32, "odd": -1.0, "train/loss": math.nan}
-        store.step(step, values, clock)
+        trainer.step(step, values)
     metrics = api.get(f"{RUNS}/{run['name']}/metrics").json()
     assert (metrics["status"], metrics["training_run_id"]) == ("running", run["id"])
     assert {key: value for key, value in metrics["overview"].items() if key != "metric_summaries"} == {
@@ -226,8 +231,8 @@ def test_a_run_that_has_not_begun_has_no_metrics(api: TestClient) -> None:
 
 def test_the_newest_validation(api: TestClient, services: PlatformServices, clock: ManualClock) -> None:
     run = submitted(api)
-    store = claimed(services, run["id"])
-    store.begin(total_steps=40)
+    trainer = FakeTrainer.claims(services)
+    trainer.begins(total_steps=40)
 
     def told() -> dict[str, object] | None:
         found: dict[str, object] | None = api.get(f"{RUNS}/{run['name']}/metrics").json().get("validation")
@@ -235,33 +240,35 @@ def test_the_newest_validation(api: TestClient, services: PlatformServices, cloc
 
     assert told() is None
     for step in (0, 5):
-        store.step(step, {}, clock, row=step / 10)
-    store.step(6, {TRAINING_REWARD: 0.5}, clock)
+        trainer.step(step, {}, row=step / 10)
+    trainer.step(6, {TRAINING_REWARD: 0.5})
     assert told() == {"step": 5, "rewards": {"row": 0.5}}
-    store.step(0, {}, clock, row=0.0)
+    trainer.step(0, {}, row=0.0)
     assert told() == {"step": 5, "rewards": {"row": 0.5}}
-    store.begin(total_steps=40, steps_done=4)
-    assert told() == {"step": 5, "rewards": {"row": 0.5}}, "it had begun: that is an exchange repeated late"
-    gone_on(store).begin(total_steps=40, steps_done=4)
+    trainer.begins(total_steps=40, steps_done=4)
+    assert told() == {"step": 5, "rewards": {"row": 0.5}}, "a repeated start changes nothing"
+    trainer.releases()
+    FakeTrainer.claims(services).begins(total_steps=40, steps_done=4)
     assert told() is None
 
 
 def test_a_repeated_step(api: TestClient, services: PlatformServices, clock: ManualClock) -> None:
     run = submitted(api)
-    store = claimed(services, run["id"])
-    store.begin(total_steps=4)
+    trainer = FakeTrainer.claims(services)
+    trainer.begins(total_steps=4)
     for step in (1, 2, 3):
         values = {TRAINING_REWARD: step / 10, ROLLOUTS: 8, "gone": 1.0}
-        store.step(step, values, clock)
+        trainer.step(step, values)
     before = api.get(f"{RUNS}/{run['name']}/metrics").json()
-    store.step(3, {TRAINING_REWARD: 0.3, ROLLOUTS: 8, "gone": 1.0}, clock)
+    trainer.step(3, {TRAINING_REWARD: 0.3, ROLLOUTS: 8, "gone": 1.0})
     assert api.get(f"{RUNS}/{run['name']}/metrics").json() == before
     # Continued from the checkpoint of step 1: what came after it is computed anew.
-    store = gone_on(store)
-    store.begin(total_steps=4, steps_done=1)
+    trainer.releases()
+    trainer = FakeTrainer.claims(services)
+    trainer.begins(total_steps=4, steps_done=1)
     standing = api.get(f"{RUNS}/{run['name']}").json()["training_run"]
     assert (standing["current_step"], standing["reward"], standing["examples_processed_count"]) == (1, 0.1, 8)
-    store.step(2, {TRAINING_REWARD: 0.2, ROLLOUTS: 8}, clock)
+    trainer.step(2, {TRAINING_REWARD: 0.2, ROLLOUTS: 8})
     series = api.get(f"{RUNS}/{run['name']}/metrics").json()["metrics"]
     assert {each["metric_key"]: len(each["data_points"]) for each in series} == {
         TRAINING_REWARD: 2,
@@ -272,11 +279,11 @@ def test_a_repeated_step(api: TestClient, services: PlatformServices, clock: Man
 
 def test_checkpoints_are_listed_by_step_and_kept_once(api: TestClient, services: PlatformServices) -> None:
     run = submitted(api)
-    store = claimed(services, run["id"])
-    assert store.add_checkpoint(10, reward=0.5) == f"{run['name']}-step-10"
-    store.add_checkpoint(5)
+    trainer = FakeTrainer.claims(services)
+    assert trainer.add_checkpoint(10, reward=0.5) == f"{run['name']}-step-10"
+    trainer.add_checkpoint(5)
     first = api.get(f"{RUNS}/{run['name']}/checkpoints").json()
-    store.add_checkpoint(10, b"others", reward=0.75)
+    trainer.add_checkpoint(10, b"others", reward=0.75)
     again = api.get(f"{RUNS}/{run['name']}/checkpoints").json()
     sizes = [[one.pop("size") for one in each["checkpoints"]] for each in (first, again)]
     config, before, after = (len(content) for content in (b"{}", b"weights", b"others"))
@@ -295,16 +302,16 @@ def test_checkpoints_are_listed_by_step_and_kept_once(api: TestClient, services:
         "adapter_model.safetensors": b"others",
     }
     stored = list(services.blobs.keys(f"runs/{run['id']}/checkpoints"))
-    store.add_checkpoint(10, b"others", reward=0.75)
+    trainer.add_checkpoint(10, b"others", reward=0.75)
     assert list(services.blobs.keys(f"runs/{run['id']}/checkpoints")) == stored, "nothing is left behind"
 
 
 def test_marks_on_the_curves(api: TestClient, services: PlatformServices, clock: ManualClock) -> None:
     run = submitted(api)
-    store = claimed(services, run["id"])
-    store.begin(total_steps=4)
+    trainer = FakeTrainer.claims(services)
+    trainer.begins(total_steps=4)
     for step in (1, 2):
-        store.step(step, {TRAINING_REWARD: 0.1 * step}, clock)
+        trainer.step(step, {TRAINING_REWARD: 0.1 * step})
     path = f"{RUNS}/{run['name']}"
     assert "marks" not in api.get(f"{path}/metrics").json()
     plans = [LogLine("the plan", step=PLAN, details={"steps_done": steps}) for steps in (0, 1)]
@@ -318,32 +325,9 @@ def test_marks_on_the_curves(api: TestClient, services: PlatformServices, clock:
     ]
 
 
-def test_a_replaced_worker(api: TestClient, services: PlatformServices, clock: ManualClock) -> None:
-    run = submitted(api)
-    late = claimed(services, run["id"])
-    late.begin(total_steps=3)
-    late.step(1, {TRAINING_REWARD: 0.1}, clock)
-    clock.advance(60)
-    store = claimed(services, run["id"])
-    writes = (
-        lambda: late.begin(total_steps=9),
-        lambda: late.step(2, {TRAINING_REWARD: 0.9}, clock),
-        lambda: late.add_checkpoint(2),
-    )
-    for write in writes:
-        with pytest.raises(Refused, match="LEASE_LOST"):
-            write()
-    metrics = api.get(f"{RUNS}/{run['name']}/metrics").json()
-    assert metrics["overview"]["latest_step"] == 1
-    assert metrics["overview"]["total_steps"] == 3
-    assert api.get(f"{RUNS}/{run['name']}/checkpoints").json()["checkpoints"] == []
-    store.step(2, {TRAINING_REWARD: 0.2}, clock)
-    assert api.get(f"{RUNS}/{run['name']}").json()["training_run"]["reward"] == 0.2
-
-
 def test_a_running_run_is_asked_to_stop(api: TestClient, services: PlatformServices) -> None:
     waiting, running = submitted(api), submitted(api)
-    claimed(services, running["id"])
+    FakeTrainer.claims(services, run_id=running["id"])
     assert api.post(f"{RUNS}/{waiting['name']}/stop", json={}).json() == {
         "id": waiting["id"],
         "status": "stopped",
@@ -354,8 +338,20 @@ def test_a_running_run_is_asked_to_stop(api: TestClient, services: PlatformServi
 
 
 @pytest.fixture
-def run_id(services: PlatformServices, member: Member) -> str:
-    return add_run(services, member, "keen-owl", kind="training", status="running", completed_at=None).id
+def trainer(api: TestClient, services: PlatformServices) -> FakeTrainer:
+    submitted(api)
+    return FakeTrainer.claims(services)
+
+
+def validate(trainer: FakeTrainer, step: int) -> None:
+    """Report a validation of three samples, the second of which has a conversation."""
+    records = [
+        sample_record(0, 0, 1.0),
+        sample_record(1, 0, 0.5, notes="Nearly."),
+        sample_record(2, 0, error="no"),
+    ]
+    samples = ValidationSamples.of(records, step=step, pass_threshold=1.0)
+    publish_validation(trainer, samples, {(1, 0): b'{"steps": [%d]}' % step})
 
 
 def page(api: TestClient, run: str, **query: Any) -> dict[str, Any]:
@@ -363,43 +359,45 @@ def page(api: TestClient, run: str, **query: Any) -> dict[str, Any]:
     return found
 
 
-def test_validation_samples_page_by_page(api: TestClient, services: PlatformServices, run_id: str) -> None:
-    assert page(api, "keen-owl") == {}
-    validate(services, run_id, 4)
-    first = page(api, "keen-owl", limit=2)
-    rest = page(api, run_id, limit=2, cursor=first["next_cursor"])
+def test_validation_samples_page_by_page(api: TestClient, trainer: FakeTrainer) -> None:
+    assert page(api, trainer.run.name) == {}
+    validate(trainer, 4)
+    first = page(api, trainer.run.name, limit=2)
+    rest = page(api, trainer.run_id, limit=2, cursor=first["next_cursor"])
     assert [each["row"] for each in (*first["samples"], *rest["samples"])] == [2, 1, 0]
     assert (first["step"], first["total"], first["pass_threshold"]) == (4, 3, 1.0)
     assert (first["samples"][1]["notes"], first["samples"][0]["error"]) == ("Nearly.", "no")
     assert "next_cursor" not in rest
 
 
-def test_a_cursor_of_an_older_validation(api: TestClient, services: PlatformServices, run_id: str) -> None:
-    validate(services, run_id, 4)
-    cursor = page(api, run_id, limit=1)["next_cursor"]
-    validate(services, run_id, 8)
-    assert_flat_error(api.get(f"{RUNS}/keen-owl/validation", params={"cursor": cursor}), 409, "CONFLICT")
-    assert_flat_error(api.get(f"{RUNS}/keen-owl/validation", params={"cursor": "x"}), 400, "VALIDATION")
+def test_a_cursor_of_an_older_validation(api: TestClient, trainer: FakeTrainer) -> None:
+    validate(trainer, 4)
+    cursor = page(api, trainer.run_id, limit=1)["next_cursor"]
+    validate(trainer, 8)
+    assert_flat_error(
+        api.get(f"{RUNS}/{trainer.run.name}/validation", params={"cursor": cursor}), 409, "CONFLICT"
+    )
+    assert_flat_error(
+        api.get(f"{RUNS}/{trainer.run.name}/validation", params={"cursor": "x"}), 400, "VALIDATION"
+    )
 
 
-def test_a_validation_conversation(api: TestClient, services: PlatformServices, run_id: str) -> None:
-    validate(services, run_id, 4)
-    said = api.get(f"{RUNS}/keen-owl/validation/1/0").json()
+def test_a_validation_conversation(api: TestClient, trainer: FakeTrainer) -> None:
+    validate(trainer, 4)
+    said = api.get(f"{RUNS}/{trainer.run.name}/validation/1/0").json()
     assert json.loads(said["text"]) == {"steps": [4]} and said["size"] == len(said["text"])
-    missing = api.get(f"{RUNS}/keen-owl/validation/0/0").json()
+    missing = api.get(f"{RUNS}/{trainer.run.name}/validation/0/0").json()
     assert (missing.get("text"), missing["missing"]) == (
         None,
         "The platform has no trajectory of this sample.",
     )
     for place in ("9999999999999999999999/0", "-1/0"):
-        assert api.get(f"{RUNS}/keen-owl/validation/{place}").json()["missing"]
-    assert api.get(f"{RUNS}/keen-owl/validation/x/0").status_code in (400, 404, 422)
+        assert api.get(f"{RUNS}/{trainer.run.name}/validation/{place}").json()["missing"]
+    assert api.get(f"{RUNS}/{trainer.run.name}/validation/x/0").status_code in (400, 404, 422)
 
 
-def test_a_stranger_finds_no_such_run(
-    api: TestClient, services: PlatformServices, run_id: str, stranger: Member
-) -> None:
-    validate(services, run_id, 4)
-    for run in ("keen-owl", run_id):
+def test_a_stranger_finds_no_such_run(api: TestClient, trainer: FakeTrainer, stranger: Member) -> None:
+    validate(trainer, 4)
+    for run in (trainer.run.name, trainer.run_id):
         for path in ("validation", "validation/1/0"):
             assert_flat_error(api.get(f"{RUNS}/{run}/{path}", headers=stranger.headers), 404, "NOT_FOUND")

@@ -1,4 +1,4 @@
-"""Runs of a platform as their workers have left them, written straight into its tables."""
+"""Runs as their workers have left them, written directly into the platform's tables."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from typing import Any
 
 from sqlalchemy import event, insert, select
 
+from osmosis_ai.api.wire.workers import JournalPart, SentUpload
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.platform.db.base import upsert
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample, new_id
-from osmosis_ai.platform.runs import journalled
-from osmosis_ai.platform.runs.leases import Leases
+from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbRunShard, DbSample, new_id
+from osmosis_ai.platform.runs.journals import pack_journal, read_lines
 from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
-from osmosis_ai.platform.runs.stored_journal import pack_journal
-from osmosis_ai.platform.runs.work.validation_files import ValidationFiles
-from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.source import PlatformSource
+from osmosis_ai.platform.worker.client import OutgoingBlob
+from osmosis_ai.platform.worker.directory import WorkingDirectory
+from osmosis_ai.platform.worker.training_reports import TrainingLink, TrainingReports
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.training.runs.run_directory import ValidationSamples
 from osmosis_ai.viewer.source import SampleEntry, SampleQuery
 from tests.platform.conftest import Member
-from tests.platform.training_desk import DeskSink
+from tests.platform.fake_worker import FakeTrainer, journal_of
 from tests.viewer.source_contract import leave_validation
 
 REQUEST = {
@@ -83,6 +83,14 @@ def add_run(services: PlatformServices, member: Member, name: str, **changes: An
     return run
 
 
+def add_shard(services: PlatformServices, run: DbRun, **columns: Any) -> DbRunShard:
+    """Add a shard that a worker has released."""
+    shard = DbRunShard(**{"id": new_id("shd"), "run_id": run.id, "kind": "work", "attempt": 1, **columns})
+    with services.db.transaction() as session:
+        session.add(shard)
+    return shard
+
+
 def sample_row(run_id: str, row: int, attempt: int, **known: Any) -> dict[str, Any]:
     """Return the columns of a sample without a reward."""
     return {
@@ -126,7 +134,8 @@ def add_file(services: PlatformServices, run: DbRun, path: str, content: bytes) 
 
 def keep_journal(services: PlatformServices, run: DbRun, *records: TerminalRecord) -> None:
     """Store the journal of a run."""
-    key = pack_journal((each.to_line() for each in records), run.id, services.blobs, Redactor())
+    key = f"runs/{run.id}/journals/0-events.jsonl.gz"
+    pack_journal((each.to_line() for each in records), key, services.blobs, Redactor())
     with services.db.transaction() as session:
         session.get_one(DbRun, run.id).journal_blob = key
 
@@ -136,17 +145,17 @@ def source_of(services: PlatformServices, member: Member) -> PlatformSource:
     return PlatformSource(services, member.workspace.id, SampleCounts())
 
 
-_CHORES = ("osmosis-maintenance",)
-"""The names of the threads that do them."""
+_BACKGROUND = ("osmosis-maintenance", "platform-shards")
+"""Prefixes of the names of the platform's own threads."""
 
 
 @contextmanager
 def statements_of(db: Database) -> Iterator[list[tuple[str, Any]]]:
-    """Note every statement with its parameters, but for those of chores that the platform does beside its requests."""
+    """Record every statement with its parameters, except those of the platform's own threads."""
     noted: list[tuple[str, Any]] = []
 
     def note(_c: Any, _cursor: Any, statement: str, parameters: Any, *_rest: Any) -> None:
-        if threading.current_thread().name not in _CHORES:
+        if not threading.current_thread().name.startswith(_BACKGROUND):
             noted.append((statement, parameters))
 
     event.listen(db._engine, "before_cursor_execute", note)
@@ -181,14 +190,26 @@ def every_page(
     return found
 
 
+def publish_validation(
+    worker: FakeTrainer, samples: ValidationSamples, conversations: Mapping[tuple[int, int], bytes]
+) -> None:
+    """Report a validation from a trainer's directory, twice, as a worker does."""
+    directory = WorkingDirectory(worker.services.config.runs_dir, worker.shard_id).training
+    leave_validation(directory, samples, conversations)
+    link = TrainingLink(_ReporterOf(worker))  # type: ignore[arg-type]
+    reports = TrainingReports(directory, link, Redactor(), print, base_model="osmosis/tiny", save_freq=1)
+    reports.keep_validation()
+    reports.keep_validation()
+
+
 class PlatformPlace:
-    """A workspace of a platform, whose runs go on."""
+    """A workspace of a platform with runs in progress."""
 
     def __init__(self, services: PlatformServices, member: Member) -> None:
         self._services = services
         self._member = member
         self._ids: dict[str, str] = {}
-        self._bytes = count(1)
+        self._positions = count(1)
         self.source = source_of(services, self._member)
 
     def start(self, name: str, *, rows: int, n: int) -> None:
@@ -204,33 +225,46 @@ class PlatformPlace:
         self._ids[name] = run.id
 
     def add(self, name: str, records: Sequence[TerminalRecord]) -> None:
-        id = self._ids[name]
-        rows = [
-            {**journalled.sample_row(id, each), "resumed": False, "position": next(self._bytes)}
-            for each in records
-        ]
+        run_id = self._ids[name]
+        lines = read_lines(JournalPart(offset=0, lines=journal_of(records).decode()))
+        rows = [{**each, "run_id": run_id, "position": next(self._positions)} for each in lines.samples]
         with self._services.db.transaction() as session:
             upsert(session, DbSample, rows)
-            run = session.get_one(DbRun, id)
-            run.progress = {"completed": (run.progress or {"completed": 0})["completed"] + len(records)}
+            run = session.get_one(DbRun, run_id)
+            run.accepted += len(records)
+            run.progress = {"completed": run.accepted}
 
     def validate(
         self, name: str, samples: ValidationSamples, conversations: Mapping[tuple[int, int], bytes]
     ) -> None:
-        services, leases = self._services, Leases(self._services.db, self._services.clock)
+        services = self._services
         if name not in self._ids:
-            training = {"kind": "training", "status": "running", "completed_at": None}
-            self._ids[name] = add_run(services, self._member, name, **training).id
-        id, token = self._ids[name], f"worker-{samples.step}"
-        lease = leases.claim(id, token)
-        assert lease is not None
-        directory = WorkingDirectory(services.config.runs_dir, id).training
-        leave_validation(directory, samples, conversations)
-        sink = DeskSink(lease, leases, services.blobs, services.clock)
-        files = ValidationFiles(sink, sink.stored().validation, Redactor(), directory)
-        files.publish()
-        files.publish()
+            columns = {"kind": "training", "status": "running", "completed_at": None, "repository_id": None}
+            request = {**REQUEST, "secrets": {"required": []}}
+            run = add_run(services, self._member, name, request=request, **columns)
+            add_shard(services, run)
+            self._ids[name] = run.id
+        worker = FakeTrainer.claims(services, run_id=self._ids[name])
+        publish_validation(worker, samples, conversations)
         with services.db.session() as session:
-            keys = set(session.scalars(select(DbRunFile.blob_key).where(DbRunFile.run_id == id)))
-        assert set(services.blobs.keys(f"runs/{id}")) == keys, "nothing is left of the validation before"
-        leases.release(id, token)
+            mine = select(DbRunFile.blob_key).where(DbRunFile.run_id == worker.run_id)
+            keys = set(session.scalars(mine))
+        assert set(services.blobs.keys(f"runs/{worker.run_id}")) == keys, "the former validation is deleted"
+        worker.releases()
+
+
+class _ReporterOf:
+    """Reports for a trainer that a test moves by hand."""
+
+    def __init__(self, worker: FakeTrainer) -> None:
+        self.assignment = worker.assignment
+        self.sync = worker.sync
+        self._worker = worker
+
+    def upload(self, blobs: Sequence[OutgoingBlob]) -> list[SentUpload]:
+        for each in blobs:
+            each.content.seek(0)
+        return [self._worker.uploads(each.name, each.content.read()) for each in blobs]
+
+    def insist(self, call: Any) -> Any:
+        return call()

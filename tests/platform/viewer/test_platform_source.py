@@ -94,7 +94,7 @@ def test_what_judges_said_is_read_from_the_stored_journal(
     assert (detail.record["judgements"], detail.record["scores"]) == (said, {"agent": 0.5})
     assert "judgements" not in source.sample(run.name, 0, 1, SampleQuery()).record
     assert "judgements" not in source.sample(run.name, 1, 1, SampleQuery()).record
-    services.blobs.delete(f"runs/{run.id}/events.jsonl.gz")
+    services.blobs.delete(f"runs/{run.id}/journals/0-events.jsonl.gz")
     assert "judgements" not in source_of(services, member).sample(run.name, 0, 0, SampleQuery()).record
 
 

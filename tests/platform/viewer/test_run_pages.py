@@ -1,4 +1,4 @@
-"""Buttons of a run's page: what they do is what the commands do, once, by who may, and with their name in the log."""
+"""Pages of runs: what they show while a run waits, is executed and has ended, and what their buttons do."""
 
 from __future__ import annotations
 
@@ -13,14 +13,21 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select, update
 
 from osmosis_ai.platform.db.tables import DbDataset, DbLoraModel, DbMetricPoint, DbRun, DbSample
-from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 from osmosis_ai.platform.services import PlatformServices
 from tests.evaluation.builders import record
 from tests.lazily import needs
 from tests.platform.conftest import ManualClock, Member, World
 from tests.platform.evaluations import Code, add_dataset, end_with, submit_body, training_body
+from tests.platform.fake_worker import FakeWorker, settle
 from tests.platform.http.pages.browsing import PASSWORD, csrf_of, sign_in, submitted, text_of
-from tests.platform.viewer.runs_world import add_run, add_samples, keep_journal, statements_of
+from tests.platform.viewer.runs_world import (
+    add_run,
+    add_samples,
+    add_shard,
+    keep_journal,
+    source_of,
+    statements_of,
+)
 
 RUNS, TRAININGS = "/api/cli/eval-runs", "/api/cli/training-runs"
 PASSED: dict[str, Any] = {"status": "success", "reward": 1.0}
@@ -168,9 +175,8 @@ def test_a_training_that_ended_early_is_resumed_after_asking_and_one_that_finish
     answer = resumed_by_api(browser, member, run["name"])
     assert answer.status_code == 409 and "has no checkpoint to go on from" in text_of(shown)
     assert str(answer.json()["error"]).partition(";")[0] in text_of(shown)
-    working = WorkingDirectory(services.config.runs_dir, run["id"])
-    (working.training.checkpoints / "step-00000007").mkdir(parents=True)
-    working.keep_what_resumes()
+    with services.db.transaction() as session:
+        session.get_one(DbRun, run["id"]).training_state = {"resume": {"step": 7}}
     assert f'href="{page}/resume"' in browser.get(page).text
     asked = browser.get(f"{page}/resume")
     assert "from its last checkpoint, of step 7" in text_of(asked)
@@ -263,6 +269,54 @@ def test_a_page_takes_at_most_12_statements_and_shows_no_secret(
             continue
         assert "<script>alert" not in page.text and ">49<" not in page.text and "\u202e" not in page.text
         assert page.headers["cache-control"] == "private, no-cache"
+
+
+def test_a_run_of_three_workers_is_one_run_on_its_pages(
+    browser: TestClient, member: Member, services: PlatformServices, clock: ManualClock
+) -> None:
+    execution = {"execution": {"pool": "gpu", "workers": 3}}
+    body = submit_body(evaluation_config={"limit": 3, "n": 1}, advanced_config=execution)
+    name = submitted(browser, RUNS, body, member)["name"]
+    training = add_run(
+        services, member, "training", kind="training", status="pending", pool="gpu", request=training_body()
+    )
+    add_shard(services, training, attempt=0)
+
+    def shown(path: str = f"/fern/evals/{name}") -> str:
+        with statements_of(services.db) as noted:
+            page = browser.get(path)
+        assert len([each for each, _ in noted if each.startswith("SELECT")]) <= 12, (path, noted)
+        return text_of(page)
+
+    assert "its code is being packed for workers" in shown()
+    settle(services)
+    assert "no worker token is valid for the pool 'gpu'" in shown()
+    assert shown("/fern/evals").count("no worker token is valid for the pool 'gpu'") == 1
+    assert "no worker token is valid for the pool 'gpu'" in text_of(browser.get("/fern/training/training"))
+    workers = [FakeWorker.claims(services, "gpu") for _ in range(3)]
+    assert "Waits" not in shown()
+    source = source_of(services, member)
+    before = source.changes("eval", name)
+    for number in (0, 2):
+        workers[number].records(1, reward=float(number == 0))
+        workers[number].logs("started")
+    settle(services)
+    assert "2 of 3 planned scored" in shown() and "50.0% of 2 scored attempts pass" in shown()
+    assert "2 of 3 planned" in shown("/fern/evals")
+    assert sorted(source.changes("eval", name, since=before.cursor).samples) == [(0, 0), (2, 0)]
+    log = shown(f"/fern/evals/{name}/log")
+    assert "worker 1: started" in log and "worker 3: started" in log
+    clock.advance(20)
+    for number in (0, 2):
+        workers[number].sync()
+    assert re.search("worker 2 of 3: its worker .* 20 s; in 10 s another worker of the pool 'gpu'", shown())
+    workers[1].records(1)
+    for worker in workers:
+        worker.finishes(settles=False)
+    assert "running" in shown("/fern/evals")
+    settle(services)
+    assert "3 of 3 planned scored" in shown() and "it has ended: finished" in shown()
+    assert "3 samples." in shown(f"/fern/evals/{name}/samples")
 
 
 def test_changes_have_an_etag_and_a_session_that_ended_is_told_to_a_live_page(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -68,10 +68,12 @@ class Resubmittable(WireModel):
         return self.silent_since or self.waits or None
 
 
-class RunAgain(WireModel):
-    """The input of a retried or resumed run: secret values for this run only."""
+class EvalRetry(WireModel):
+    """The input of a retried evaluation: secret values for this run only, and a budget that replaces the run's."""
 
     secrets: RunSecrets | None = None
+    max_cost: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    max_tokens: Annotated[int, Field(gt=0)] | None = None
 
 
 class SubmittedRun(WireModel):

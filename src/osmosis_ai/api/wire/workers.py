@@ -1,62 +1,78 @@
-"""The worker protocol: messages between a platform and the machines that execute its runs."""
+"""The worker protocol: four idempotent calls between a platform and the machines that execute its runs.
+
+A run has one or more shards, and a worker executes one shard at a time:
+
+``claim``
+    A host asks for a shard with its worker token or ticket. The answer has everything that the worker needs, including
+    the token of its lease. A repeat with the same ``claim_id`` gets the same answer while the lease lasts.
+``sync``
+    Keeps the lease and reports what is new. Journal lines are accepted by their offset, log lines by their number.
+``finish``, ``release``
+    End the shard, or return it for another worker. A repeat gets the same answer.
+
+The last three calls, and the download of the stored journal, are authorized by the lease's token alone.
+"""
 
 from __future__ import annotations
 
+import base64
+import binascii
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PlainSerializer, SecretStr
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, SecretStr
 
 from osmosis_ai.api.wire.base import Timestamp, WireModel
 
-PROTOCOL = 1
+PROTOCOL = 2
 """The version in the routes' path; the platform refuses workers with another version."""
 PREFIX = f"/api/workers/v{PROTOCOL}"
 CLAIM = f"{PREFIX}/claim"
-LONGEST_WAIT_S = 25.0
-"""The maximum time that a claim without a run or a sync without news is held open, in seconds."""
-LARGEST_EXCHANGE_BYTES = 1 << 20
+LARGEST_EXCHANGE_BYTES = 4 << 20
 """The maximum size of an unpacked request body; larger content waits for the next exchange or is uploaded."""
+LARGEST_INLINE_BYTES = 32 << 10
+"""The maximum compressed size of a file that is sent within a sync; larger ones are uploaded first."""
 MOST_WANTED = 256
 """The maximum number of uploads requested in one exchange."""
 MOST_JOURNAL_LINES = 8192
 MOST_LOG_LINES = 1000
 MOST_FILES = 2000
 """The maximum number of files in an exchange, including completed uploads."""
+
 LEASE_LOST = "LEASE_LOST"
-PROTOCOL_HEADER = "X-Osmosis-Worker-Protocol"
-"""Marks an empty reply (no run available) as a platform's."""
+"""409 if the shard has another owner now, or has ended."""
+JOURNAL_OFFSET = "JOURNAL_OFFSET"
+"""409 if journal lines start after the stored end; ``details.bytes`` is the right offset."""
+JOURNAL_DIVERGED = "JOURNAL_DIVERGED"
+"""409 if journal lines differ from the stored ones."""
 UPLOAD_GONE = "UPLOAD_GONE"
 """409 if a named upload did not arrive as announced: the worker requests and sends it again."""
-STORE_AWAY = "store_away"
-"""The key in an error body that says whether the store is unavailable, so that the worker waits instead of giving up.
-"""
 UPLOAD_LIMIT = "UPLOAD_LIMIT"
 """409 if a run has too many open uploads, or sends more bytes than allowed."""
-JOURNAL_OFFSET = "JOURNAL_OFFSET"
-"""409 if a journal part starts after the stored end; ``details.bytes`` is the right offset."""
+STORE_AWAY = "store_away"
+"""The key in an error body that says that the store is unavailable, so that the worker waits instead of giving up."""
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Secret = Annotated[SecretStr, PlainSerializer(SecretStr.get_secret_value, return_type=str, when_used="json")]
 """Never shown, but sent in clear text."""
 Token = Annotated[Secret, Field(min_length=1, max_length=128)]
 Count = Annotated[int, Field(strict=True, ge=0, lt=1 << 53)]
-Term = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Pause = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 Amount = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 """An amount of a machine's resource."""
 Row = Annotated[int, Field(strict=True, ge=0, lt=1 << 31)]
 Step = Annotated[int, Field(strict=True, ge=0, lt=1 << 31)]
+Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
 
 
-def _written(words: str) -> str:
-    if not words.isprintable():
+def _printable(text: str) -> str:
+    if not text.isprintable():
         raise ValueError("characters that cannot be printed")
-    return words
+    return text
 
 
-Words = Annotated[str, AfterValidator(_written)]
+Line = Annotated[str, AfterValidator(_printable)]
 """One line of text, without the characters that database engines cannot store."""
-MetricKey = Annotated[Words, Field(max_length=128)]
+MetricKey = Annotated[Line, Field(max_length=128)]
 
 
 def _segment(name: str) -> str:
@@ -67,61 +83,65 @@ def _segment(name: str) -> str:
 
 Segment = Annotated[str, AfterValidator(_segment)]
 """A safe directory name: workers do not trust the platform's value."""
-UploadName = Annotated[Words, Field(max_length=160)]
+UploadName = Annotated[Line, Field(max_length=160)]
 
 
-class WorkerOffer(WireModel):
-    """A claim: the worker and its machine's resources."""
+def _decoded(written: Any) -> Any:
+    if not isinstance(written, str):
+        return written
+    try:
+        return base64.b64decode(written, validate=True)
+    except binascii.Error:
+        raise ValueError("not Base64") from None
+
+
+def _encoded(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+Content = Annotated[
+    bytes,
+    BeforeValidator(_decoded),
+    PlainSerializer(_encoded, return_type=str, when_used="json"),
+    Field(max_length=LARGEST_INLINE_BYTES),
+]
+"""Bytes, sent as Base64."""
+
+
+# -- claim -----------------------------------------------------------------------------------------
+
+
+class ClaimRequest(WireModel):
+    """A claim: the host and its machine's resources. With ``leaves``, the host only says that it claims no more."""
 
     claim_id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     sdk_version: str
-    run_id: Words | None = None
-    pool: Words | None = None
-    machine: Annotated[Words, Field(max_length=128)] | None = None
-    labels: Annotated[list[Annotated[Words, Field(max_length=64)]], Field(max_length=64)] = []
+    run_id: Line | None = None
+    pool: Line | None = None
+    machine: Annotated[Line, Field(max_length=128)] | None = None
+    labels: Annotated[list[Annotated[Line, Field(max_length=64)]], Field(max_length=64)] = []
     sandbox: bool | None = None
-    sandbox_problem: Annotated[Words, Field(max_length=500)] | None = None
+    sandbox_problem: Annotated[Line, Field(max_length=500)] | None = None
     isolation: Literal["auto", "required", "off"] | None = None
     cpus: Amount | None = None
     gpus: Annotated[int, Field(ge=0, lt=1 << 16)] = 0
     memory_gb: Amount | None = None
-    wait_s: Annotated[float, Field(ge=0, le=LONGEST_WAIT_S)] = 0.0
     leaves: bool = False
 
 
 class InputDownload(WireModel):
-    """Bytes to GET and verify. A repeated claim or ``renew`` returns a new ``url`` if it expired."""
+    """Bytes to GET and verify; the URL is empty if the platform no longer has them."""
 
     url: str
     size: Count
     sha256: Digest
 
 
-class JournalSegment(InputDownload):
-    """An accepted part of the journal: ``size`` unpacked bytes from ``offset``, with the digest ``sha256``."""
-
-    offset: Count
-    packed: bool = False
-    """Whether the URL serves gzip-compressed bytes."""
-
-
-class StoredJournal(WireModel):
-    """The part of a run's journal that the platform has stored."""
-
-    generation: Count
-    bytes: Count
-    sha256: Digest | None = None
-    """The digest of the whole stored journal; None if it is empty."""
-    segments: list[JournalSegment] = []
-    worked_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    """The time that earlier workers reported for the run, in milliseconds."""
-
-
 class AssignedRun(WireModel):
-    """A run as its worker sees it; ``request`` is as submitted and ``selection`` as drawn."""
+    """A run as its workers see it; ``request`` is as submitted and ``selection`` as drawn."""
 
-    id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
-    name: Annotated[Words, AfterValidator(_segment)]
+    id: Identifier
+    name: Annotated[Line, AfterValidator(_segment)]
     kind: Literal["eval", "training"]
     workspace_id: str
     request: dict[str, Any]
@@ -132,17 +152,31 @@ class AssignedRun(WireModel):
     model_path: str
     seed: int
     selection: dict[str, Any]
-    reopened_at: Count = 0
-    """The bytes of the journal when the run was last retried: attempts whose records are before it and have no score run
-    again."""
+
+
+class AssignedShard(WireModel):
+    """The part of a run that a worker executes: number ``number`` of ``count``.
+
+    Of an evaluation it has the rows ``number``, ``number + count`` and so on, or exactly the ``attempts`` (row and
+    number of the attempt) if they are listed. ``journal_bytes`` of its journal are stored, with this digest.
+    """
+
+    id: Identifier
+    number: Count = 0
+    count: Annotated[int, Field(ge=1, le=1 << 16)] = 1
+    attempts: list[tuple[Row, Row]] | None = None
+    journal_bytes: Count = 0
+    journal_sha256: Digest | None = None
+    worked_s: Seconds = 0.0
+    """How long earlier workers worked on the shard, in seconds."""
 
 
 class AssignedLease(WireModel):
-    """The lease on a run: ``term_s`` seconds from each exchange. ``attempt`` counts the claims."""
+    """The lease on a shard: ``term_s`` seconds from each exchange. ``attempt`` counts the claims."""
 
     token: Token
     attempt: Count
-    term_s: Term
+    term_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class AssignedAdapter(WireModel):
@@ -172,9 +206,10 @@ class StoredTraining(WireModel):
 
 
 class Assignment(WireModel):
-    """A claimed run with everything it needs."""
+    """A claimed shard with everything that its worker needs."""
 
     run: AssignedRun
+    shard: AssignedShard
     lease: AssignedLease
     secrets: dict[str, Secret] = {}
     source: InputDownload | None = None
@@ -182,27 +217,27 @@ class Assignment(WireModel):
     dataset: InputDownload
     dataset_extension: Annotated[str, Field(pattern=r"^[a-z0-9]{1,16}$")]
     adapter: AssignedAdapter | None = None
-    journal: StoredJournal
     training: StoredTraining | None = None
     isolation: Literal["required"] | None = None
     network: Literal["none"] | None = None
-    next_s: Pause = 1.0
+    next_poll_s: Seconds = 1.0
+
+
+class ClaimReply(WireModel):
+    """The claimed shard, if there is one, and when to ask again otherwise."""
+
+    assignment: Assignment | None = None
+    next_poll_s: Seconds = 1.0
+
+
+# -- sync ------------------------------------------------------------------------------------------
 
 
 class JournalPart(WireModel):
-    """Whole lines of the journal from ``offset``, byte for byte as on the worker's disk."""
+    """Whole lines of the shard's journal from ``offset``, byte for byte as on the worker's disk."""
 
-    generation: Count
     offset: Count
     lines: str
-    resumed: Count = 0
-
-
-class LogPart(WireModel):
-    """Log lines; ``first`` is the number of lines this attempt has sent before, to detect repeats."""
-
-    first: Count
-    lines: Annotated[list[WorkerLogLine], Field(max_length=MOST_LOG_LINES)]
 
 
 class WorkerLogLine(WireModel):
@@ -211,6 +246,13 @@ class WorkerLogLine(WireModel):
     step: str = ""
     message: str
     details: dict[str, Any] | None = None
+
+
+class LogPart(WireModel):
+    """Log lines; ``first`` is the number of lines that this worker has sent before."""
+
+    first: Annotated[int, Field(strict=True, ge=0, lt=1 << 30)]
+    lines: Annotated[list[WorkerLogLine], Field(max_length=MOST_LOG_LINES)]
 
 
 class WantedUpload(WireModel):
@@ -222,7 +264,10 @@ class WantedUpload(WireModel):
 
 
 class UploadGrant(WireModel):
-    """The destination of a requested upload: one PUT of exactly its bytes."""
+    """The destination of a requested upload: one PUT of exactly its bytes, or one for each part.
+
+    Without a URL, the platform has the bytes.
+    """
 
     name: str
     id: str
@@ -239,20 +284,23 @@ class SentUpload(WireModel):
     id: str
     etag: str
     further_etags: Annotated[list[str], Field(max_length=10_000)] = []
-    size: Count
-    sha256: Digest
 
 
 class RunFilePart(WireModel):
-    """A run's file, stored in an uploaded blob or a range of one; ``blob`` is the upload's name."""
+    """A run's file of ``size`` bytes.
+
+    Its bytes are ``content`` (zlib, at most ``LARGEST_INLINE_BYTES``), an upload of its own, or a compressed range of an
+    upload.
+    """
 
     path: Annotated[str, Field(max_length=1024)]
     kind: Annotated[str, Field(pattern=r"^[a-z_]{1,16}$")]
     size: Count
-    blob: UploadName
+    content: Content | None = None
+    blob: UploadName | None = None
+    offset: Count | None = None
+    length: Count | None = None
     source_row_index: Row | None = None
-    shard_offset: Count | None = None
-    shard_length: Count | None = None
 
 
 class TrainingStart(WireModel):
@@ -275,7 +323,7 @@ class CheckpointPart(WireModel):
     """A complete checkpoint: uploads by file name. ``is_resume`` marks the archive to resume from on another machine."""
 
     step: Step
-    base_model: Annotated[Words, Field(max_length=255)]
+    base_model: Annotated[Line, Field(max_length=255)]
     files: dict[str, UploadName]
     reward: float | None = None
     validation_reward: float | None = None
@@ -301,62 +349,64 @@ class TrainingNews(WireModel):
 class SyncRequest(WireModel):
     """A heartbeat and all updates, applied in one transaction: files before the records that name them."""
 
-    lease: Token
     sent: Annotated[list[SentUpload], Field(max_length=MOST_FILES)] = []
     files: Annotated[list[RunFilePart], Field(max_length=MOST_FILES)] = []
     journal: JournalPart | None = None
     log: LogPart | None = None
-    facts: dict[str, str] = {}
-    progress: dict[str, Any] | None = None
-    metrics: dict[str, Any] | None = None
-    grader_digest: Annotated[Words, Field(max_length=64)] | None = None
+    environment: str | None = None
+    isolation: str | None = None
+    grader_digest: Annotated[Line, Field(max_length=64)] | None = None
+    worked_s: Seconds | None = None
+    limited_by: dict[str, Any] | None = None
     training: TrainingNews | None = None
     wanted: Annotated[list[WantedUpload], Field(max_length=MOST_WANTED)] = []
-    renew: Annotated[list[str], Field(max_length=16)] = []
-    """Downloads that need new URLs: ``source``, ``dataset``, ``adapter``, ``journal``, ``resume``."""
     find_agent: bool = False
-    may_wait: bool = False
 
 
 class SyncReply(WireModel):
-    """``stop``: the run must end."""
+    """``stop``: the shard must end. The lease lasts ``term_s`` from this reply."""
 
     stop: bool
-    term_s: Term
-    next_s: Pause
+    term_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    next_poll_s: Seconds
     journal_bytes: Count = 0
     log_lines: Count = 0
     uploads: list[UploadGrant] = []
     checkpoints: dict[int, str] = {}
     agent: AgentPlace | None = None
-    renewed: Assignment | None = None
 
 
-class EndRequest(WireModel):
-    """How a run ended. If a stop was requested, its status is ``stopped`` in any case."""
+# -- finish and release ----------------------------------------------------------------------------
 
-    lease: Token
+
+class FinishRequest(WireModel):
+    """How the shard ended; ``note`` is shown with the run's results."""
+
     outcome: Literal["finished", "failed"]
     error: str | None = None
-    ending: str | None = None
+    note: str | None = None
 
 
 class ReleaseRequest(WireModel):
-    """The worker releases the run in its current state."""
+    """The worker returns the shard in its current state.
 
-    lease: Token
-    setback: str | None = None
-    of_machine: bool = False
-    store_away: bool = False
-    ending: str | None = None
+    Args:
+        reason: Why, in a sentence; None if the worker was asked to end.
+        counts: Whether this counts as a failed attempt of the shard.
+        unfit: Whether only this machine is at fault, so that others are tried first.
+    """
+
+    reason: str | None = None
+    counts: bool = False
+    unfit: bool = False
 
 
-class RunClosed(WireModel):
-    """The run's current status, in reply to ``end`` and ``release``."""
+class ShardClosed(WireModel):
+    """The shard's current status, in reply to ``finish`` and ``release``."""
 
     status: Literal["pending", "running", "finished", "failed", "stopped"]
 
 
-def run_route(run_id: str, exchange: Literal["sync", "end", "release"]) -> str:
-    """Return the path of an exchange about a run; the platform creates run ids, so they need no quoting."""
-    return f"{PREFIX}/runs/{run_id}/{exchange}"
+def shard_route(shard_id: str, call: Literal["sync", "finish", "release", "journal"]) -> str:
+    """Return the path of a call about a shard; the platform creates shard ids, so they need no quoting."""
+    return f"{PREFIX}/shards/{shard_id}/{call}"

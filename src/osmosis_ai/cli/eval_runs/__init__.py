@@ -589,6 +589,12 @@ def retry(
     run: RunArgument,
     watch: WatchOption = False,
     secrets_file: SecretsFileOption = None,
+    max_cost: Annotated[
+        float | None, typer.Option(help="US dollars that the retry may spend (default: as submitted).")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Tokens that the retry may use (default: as submitted).")
+    ] = None,
     yes: YesOption = False,
 ) -> OperationResult:
     """Retry the failed and unscored attempts of a run.
@@ -598,16 +604,20 @@ def retry(
 
     Examples:
         osmosis eval retry amber-otter-42 --watch
+        osmosis eval retry amber-otter-42 --max-cost 5
     """
     from osmosis_ai.cli.eval_runs.view import VIEW
     from osmosis_ai.services.eval_runs.info import plan_retry, submit_retry
     from osmosis_ai.workspace.secrets_file import read_secrets_file
 
+    budget = parse_budget(max_cost, max_tokens, None)
     output = current()
     with platform_context() as context:
         values = read_secrets_file(secrets_file) if secrets_file else {}
         with output.status("Asking the platform"):
-            planned = plan_retry(context.client, run, values)
+            planned = plan_retry(
+                context.client, run, values, max_cost=budget.max_cost_usd, max_tokens=budget.max_tokens
+            )
         rows = _rows(planned)
         output.show(Table(("", ""), rows, title="Retry"))
         output.confirm(

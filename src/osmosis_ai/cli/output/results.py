@@ -197,7 +197,6 @@ class OperationResult(_Result):
     next_steps_structured: Sequence[Mapping[str, Any]] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
     blocks: Sequence[Block] = ()
-    exits_with: int | None = None
 
     @property
     def sentence(self) -> str:
@@ -207,7 +206,7 @@ class OperationResult(_Result):
     @property
     def exit_code(self) -> int:
         """What follows from the status; 0 for one that is good."""
-        return _EXIT_CODES.get(self.status, 0) if self.exits_with is None else self.exits_with
+        return _EXIT_CODES.get(self.status, 0)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from osmosis_ai.platform.db.tables import DbUser, DbWorkspace
     from osmosis_ai.platform.key_rotation import Rotation
     from osmosis_ai.platform.offboarding import Offboarding
-    from osmosis_ai.platform.worker_access import WorkerAccess
+    from osmosis_ai.platform.queue.access import WorkerAccess
     from osmosis_ai.platform.workspaces import WorkspaceStore
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ class LocalPlatform:
     def worker_access(self) -> WorkerAccess:
         """What other machines execute runs with."""
         from osmosis_ai.platform.logs import LogStore
-        from osmosis_ai.platform.worker_access import WorkerAccess
+        from osmosis_ai.platform.queue.access import WorkerAccess
 
         return WorkerAccess(self.db, self.clock, LogStore(self.db, self.clock))
 

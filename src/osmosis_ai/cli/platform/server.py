@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from osmosis_ai.platform.config import PlatformConfig
-    from osmosis_ai.platform.runs.work.worked_runs import WorkedRun
     from osmosis_ai.platform.server import RunningPlatform
 
 
@@ -347,7 +346,7 @@ def _cluster(written: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if written is None:
         return None
     from osmosis_ai.platform.ray_cluster import RayCluster
-    from osmosis_ai.platform.runs.execute.ray_jobs import cluster_problem
+    from osmosis_ai.platform.ray_jobs import cluster_problem
 
     cluster = RayCluster.from_json(written)
     return {"address": cluster.address, "problem": cluster_problem(cluster)}
@@ -589,17 +588,14 @@ def _asked_once() -> Iterator[None]:
 
 
 _LONGEST_CREDENTIAL = 256
-# As the worker protocol has it (`WorkerOffer`).
+# The limits of the worker protocol.
 _MOST, _MOST_GPUS, _MOST_LABELS = 1_000_000_000, 65_535, 64
 NumberT = TypeVar("NumberT", int, float)
 _ENDINGS = {
     "ended": "done",
     "left": "released",
-    "refused": "left, because its token is not taken any more",
-    "not_mine": "given back, not begun",
     "lease_lost": "taken over by another worker, or ended",
-    "set_back": "set back by this machine or the platform",
-    "store_away": "waits for the platform's store",
+    "unreachable": "left, because the platform was unreachable",
     "died": "its worker died",
 }
 
@@ -609,7 +605,7 @@ def worker(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Take runs that name this pool under [advanced.execution].",
+            help="Execute runs that name this pool under [advanced.execution].",
             show_default=False,
         ),
     ] = None,
@@ -617,7 +613,7 @@ def worker(
         str | None,
         typer.Option(
             metavar="ID",
-            help="Take this run alone, and end with it or with the process that started this one.",
+            help="Execute only this run, and end with it or with the parent process.",
             show_default=False,
         ),
     ] = None,
@@ -629,13 +625,17 @@ def worker(
         str | None,
         typer.Option(
             metavar="FILE",
-            help="Read the worker token, or the run's ticket, from this file; `-` is stdin.",
+            help="Read the worker token or ticket from this file; `-` is stdin.",
             show_default=False,
         ),
     ] = None,
     token_env: Annotated[
         str | None,
-        typer.Option(metavar="VARIABLE", help="Read it from this variable.", show_default=False),
+        typer.Option(
+            metavar="VARIABLE",
+            help="Read the worker token or ticket from this environment variable.",
+            show_default=False,
+        ),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="End after one run.")] = False,
     slots: Annotated[int, typer.Option(min=1, max=1024, help="Runs to execute at a time.")] = 1,
@@ -643,7 +643,7 @@ def worker(
         str | None,
         typer.Option(
             metavar="DURATION",
-            help="End after so long without a run: 90, 90s, 10m, 2h (default: never; with --run 10m).",
+            help="End after this time without a run: 90, 90s, 10m, 2h (default: never; with --run 10m).",
             show_default=False,
         ),
     ] = None,
@@ -651,7 +651,7 @@ def worker(
         str | None,
         typer.Option(
             metavar="A,B",
-            help="What this machine is known by: runs whose config asks for labels go to workers that have all of them.",
+            help="Labels of this machine; runs that require labels go to workers with all of them.",
             show_default=False,
         ),
     ] = None,
@@ -666,8 +666,8 @@ def worker(
 ) -> OperationResult:
     """Execute runs of a platform on this machine, until Ctrl-C or SIGTERM.
 
-    It reaches the platform over HTTPS and nothing reaches it. SIGTERM puts its runs aside: they send what they have, and
-    another worker continues them; a second one ends at once. Its files are in OSMOSIS_HOME, and rollouts run in
+    It connects to the platform over HTTPS and accepts no connections. SIGTERM releases its runs: they send what they have,
+    and another worker continues them; a second one ends at once. Its files are in OSMOSIS_HOME, and rollouts run in
     its sandbox (OSMOSIS_ISOLATION, OSMOSIS_NETWORK).
 
     Examples:
@@ -678,17 +678,14 @@ def worker(
     from osmosis_ai.api.platform_url import normalize_platform_url
 
     if (pool is None) == (run is None):
-        raise typer.BadParameter("say which runs to take.", param_hint="one of '--pool' and '--run'")
+        raise typer.BadParameter("name the runs to execute.", param_hint="one of '--pool' and '--run'")
     address = normalize_platform_url(url) if url is not None else active_platform().url
     with platform_extra():
         import alembic  # noqa: F401 - the extra is missed here, before there is a run
 
         from osmosis_ai.controller.server_process import granted_cores
-        from osmosis_ai.platform.runs.execute.worker_process import STORE_AWAY
-        from osmosis_ai.platform.runs.work.host_terms import HostTerms
-        from osmosis_ai.platform.runs.work.hosting import host_runs
-        from osmosis_ai.platform.runs.work.platform_link import StoreAwayError
-    terms = HostTerms(
+        from osmosis_ai.platform.worker.host import HostOptions, host_runs
+    options = HostOptions(
         pool=pool,
         run_id=run,
         slots=slots,
@@ -699,24 +696,34 @@ def worker(
         gpus=_at_most(_MOST_GPUS, gpus, "--gpus"),
         memory_gb=_at_most(_MOST, memory_gb, "--memory-gb") if memory_gb is not None else None,
     )
-    try:
-        worked = host_runs(address, _credential(token_file, token_env), terms, say=current().note)
-    except StoreAwayError as error:
-        if run is None:
-            raise
-        return OperationResult(
-            operation="platform.worker",
-            status="partial",
-            message=f"The run was not begun: {error.message}",
-            resource={"platform_url": address, "runs": []},
-            exits_with=STORE_AWAY,
-        )
-    return _worked(address, worked, is_single=run is not None or once)
+    token = _credential(token_file, token_env)
+    executed = host_runs(address, token, options, say=current().note)
+    runs = len({shard.run_id for shard in executed})
+    bad = [shard for shard in executed if shard.ending in ("unreachable", "died")]
+    last = "; ".join(f"{shard.run_name}: {_ENDINGS[shard.ending or 'ended']}" for shard in executed[-5:])
+    return OperationResult(
+        operation="platform.worker",
+        status="partial" if bad else "success",
+        message=f"Executed {runs} run{'' if runs == 1 else 's'} of {address}"
+        + (f" ({last})." if executed else "."),
+        resource={
+            "platform_url": address,
+            "runs": [
+                {
+                    "id": shard.run_id,
+                    "name": shard.run_name,
+                    "attempt": shard.attempt,
+                    "ending": shard.ending,
+                }
+                for shard in executed
+            ],
+        },
+    )
 
 
 def _at_most(most: int, given: NumberT, option: str) -> NumberT:
-    """Return what a machine is said to have of something, if it is a number that a platform can be told."""
-    if not given <= most:  # also what is no number at all
+    """Return the value of an option within the limits of the worker protocol."""
+    if not given <= most:  # also true for NaN
         raise typer.BadParameter(f"must be a number up to {most:,}.", param_hint=f"'{option}'")
     return given
 
@@ -735,33 +742,11 @@ def _labels(written: str | None) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _worked(address: str, worked: list[WorkedRun], *, is_single: bool) -> OperationResult:
-    from osmosis_ai.platform.runs.execute.worker_process import STORE_AWAY
-
-    bad = [run for run in worked if run.ending in ("refused", "died", "set_back", "store_away")]
-    waits_for_store = is_single and any(run.ending == "store_away" for run in worked)
-    told = "; ".join(f"{run.name}: {_ENDINGS[run.ending or 'ended']}" for run in worked[-5:])
-    return OperationResult(
-        operation="platform.worker",
-        status="partial" if bad else "success",
-        message=f"Worked on {len(worked)} run{'' if len(worked) == 1 else 's'} of {address}"
-        + (f" ({told})." if worked else "."),
-        resource={
-            "platform_url": address,
-            "runs": [
-                {"id": run.id, "name": run.name, "attempt": run.attempt, "ending": run.ending}
-                for run in worked
-            ],
-        },
-        exits_with=STORE_AWAY if waits_for_store else None,
-    )
-
-
 def _credential(file: str | None, variable: str | None) -> str:
-    """Return the worker's token from where it was said to be, which is never the command line."""
+    """Return the worker's token, which is never on the command line."""
     if (file is None) == (variable is None):
         raise typer.BadParameter(
-            "say where the worker token is.", param_hint="one of '--token-file' and '--token-env'"
+            "name the source of the worker token.", param_hint="one of '--token-file' and '--token-env'"
         )
     if variable is not None:
         where, text = f"the variable {variable}", os.environ.pop(variable, "")
@@ -773,19 +758,19 @@ def _credential(file: str | None, variable: str | None) -> str:
     if not re.fullmatch(rf"[!-~]{{1,{_LONGEST_CREDENTIAL}}}", found):
         raise OsmosisError(
             f"{where} holds no worker token.",
-            hint="make one on the platform's machine: "
+            hint="create one on the platform's machine: "
             "osmosis platform worker-token create --pool NAME --output FILE",
         )
     return found
 
 
 def _read(path: Path) -> str:
-    """Return how a file begins; say so where everybody on this machine can read it, too."""
+    """Return the beginning of a token file; warn if every user of this machine can read it."""
     try:
         with path.open(encoding="ascii", errors="replace") as file:
             if is_read_by_all(os.fstat(file.fileno())):
                 current().warn(
-                    f"every user of this machine can read {path}, and take runs with it: chmod 600 {path}"
+                    f"every user of this machine can read {path}, and execute runs with it: chmod 600 {path}"
                 )
             return file.read(_LONGEST_CREDENTIAL + 2)
     except OSError as error:

@@ -50,13 +50,13 @@ def _some_keys(db: Database) -> Iterator[str]:
 
 
 def _conversations(session: Session, *, newest_first: bool) -> Iterator[str]:
-    """Yield the shard of some sample of a few runs."""
+    """Yield the blob of some conversation of a few runs."""
     its_files = DbRunFile.run_id == DbRun.id, DbRunFile.kind == "trajectories"
     asked = select(DbRun.id).where(select(DbRunFile.path).where(*its_files).exists())
     order = DbRun.created_at.desc() if newest_first else DbRun.created_at.asc()
     for run_id in session.scalars(asked.order_by(order).limit(_OF_EACH)).all():
-        named = DbRunFile.run_id == run_id, DbRunFile.kind == "trajectories"
-        yield from session.scalars(select(DbRunFile.blob_key).where(*named).limit(1))
+        named = DbRunFile.run_id == run_id, DbRunFile.kind == "trajectories", DbRunFile.blob_key.is_not(None)
+        yield from filter(None, session.scalars(select(DbRunFile.blob_key).where(*named).limit(1)))
 
 
 def _adapters(session: Session, *, newest_first: bool) -> Iterator[str]:

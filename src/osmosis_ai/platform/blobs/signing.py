@@ -23,7 +23,6 @@ from urllib.parse import quote
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.files import write_atomic
-from osmosis_ai.platform.blobs.shards import ShardPiece
 from osmosis_ai.platform.blobs.store import UrlRefused
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.config import PlatformConfig
@@ -39,11 +38,11 @@ _MAX_TOKEN_CHARS = 4096
 
 @dataclass(frozen=True, slots=True)
 class DownloadGrant:
-    """May fetch the blob ``key``, or a file in it, which is to be saved as ``filename``."""
+    """May fetch the blob ``key``, or the file ``path`` of the run ``key``, to be saved as ``filename``."""
 
     key: str
     filename: str
-    piece: ShardPiece | None = None
+    path: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,13 @@ class UrlSigner:
         """Return the URL that grants ``grant`` until ``ttl`` has passed."""
         expires_at = int((self.clock.now() + ttl).timestamp())
         if isinstance(grant, DownloadGrant):
-            claims: list[Any] = ["GET", expires_at, grant.key, grant.filename, *(grant.piece or ())]
+            claims: list[Any] = [
+                "GET",
+                expires_at,
+                grant.key,
+                grant.filename,
+                *([grant.path] if grant.path else []),
+            ]
         else:
             claims = ["PUT", expires_at, grant.upload_id, grant.part_number, grant.size]
         payload = _encode(json.dumps(claims, ensure_ascii=False, separators=(",", ":")).encode())
@@ -75,8 +80,7 @@ class UrlSigner:
 
     def download(self, token: str) -> DownloadGrant:
         """Return what the last segment of a URL allows to fetch."""
-        key, filename, *piece = self._claims(token, "GET")
-        return DownloadGrant(key, filename, ShardPiece(*piece) if piece else None)
+        return DownloadGrant(*self._claims(token, "GET"))
 
     def part(self, token: str) -> PartGrant:
         """Return what the last segment of a URL allows to send."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import orjson
-from sqlalchemy import URL, Connection, Dialect, Engine, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Dialect, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import (
     ArgumentError,
     DBAPIError,
@@ -46,6 +46,9 @@ _POOL_SIZE = 16
 _POOL_OVERFLOW = 64
 # After a burst of writes the log file shrinks back to this (64 MiB) instead of keeping its peak.
 _WAL_SIZE_LIMIT = 64 * 1024 * 1024
+# Other writers wait for no longer than a few milliseconds.
+_PAGES_AT_ONCE = 200
+_MOST_VACUUMS = 5000
 _WAIT_OPTION = "osmosis_write_wait_s"
 # By itself PostgreSQL gives every statement a snapshot of its own.
 _POSTGRESQL_SNAPSHOT = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
@@ -147,6 +150,19 @@ class Database:
 
         with self._translated():
             upgrade(self._url, self.sqlite_path, self.shown)
+
+    def reclaim_space(self) -> None:
+        """Return free pages of SQLite's file to the file system, some in each transaction; other engines do so themselves."""
+        if not self.is_sqlite:
+            return
+        for _ in range(_MOST_VACUUMS):
+            with self.transaction() as session:
+                if not (free := session.scalar(text("PRAGMA freelist_count"))):
+                    return
+                connection = session.connection()
+                for _ in range(min(free, _PAGES_AT_ONCE)):
+                    # The driver executes one step of this statement, which frees one page.
+                    connection.exec_driver_sql("PRAGMA incremental_vacuum(1)")
 
     def dispose(self) -> None:
         """Close every idle connection."""

@@ -205,32 +205,14 @@ class DbRolloutServer(Base):
     updated_at: Mapped[datetime]
 
 
-class WorkedOn:
-    """Adds to a run what its workers and the platform agree on."""
-
-    pool: Mapped[str | None] = mapped_column(String(64))
-    needs: Mapped[str | None] = mapped_column(Text)
-    worker_id: Mapped[str | None] = mapped_column(String(40))
-    claim_id: Mapped[str | None] = mapped_column(String(32))
-    is_claim_answered: Mapped[bool] = mapped_column(default=False)
-    journal_generation: Mapped[int] = mapped_column(Integer, default=0)
-    journal_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
-    log_lines: Mapped[int] = mapped_column(Integer, default=0)
-    fruitless: Mapped[int] = mapped_column(Integer, default=0)
-    claimable_at: Mapped[datetime | None]
-    training_state: Mapped[dict[str, Any] | None]
-    upload_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
-
-
-class DbRun(RunNumbers, WorkedOn, Base):
-    """An evaluation or training run, and its lease."""
+class DbRun(RunNumbers, Base):
+    """An evaluation or training run; ``run_shards`` has what its workers execute."""
 
     __tablename__ = "runs"
     __table_args__ = (
         UniqueConstraint("workspace_id", "name"),
         Index("ix_runs_workspace_kind_created", "workspace_id", "kind", "created_at", "id"),
-        Index("ix_runs_status_lease", "status", "lease_expires_at"),
-        Index("ix_runs_claim_id", "claim_id"),
+        Index("ix_runs_status", "status"),
         *(
             Index(f"ix_runs_workspace_{sort}", "workspace_id", "kind", column, "id")
             for sort, column in SORT_COLUMNS.items()
@@ -265,23 +247,78 @@ class DbRun(RunNumbers, WorkedOn, Base):
     platform_version: Mapped[str | None] = mapped_column(String(64))
     environment: Mapped[str | None] = mapped_column(Text)
     isolation: Mapped[str | None] = mapped_column(String(255))
-    # How often the run was retried, when last, and the bytes of its journal then.
+    pool: Mapped[str | None] = mapped_column(String(64))
+    needs: Mapped[str | None] = mapped_column(Text)
+
+    # How often the run was retried, when last, and how many samples had been accepted then.
     revision: Mapped[int] = mapped_column(Integer, default=0)
     retried_at: Mapped[datetime | None]
     reopened_at: Mapped[int] = mapped_column(BigInteger, default=0)
+    stop_requested_at: Mapped[datetime | None]
 
+    # Samples accepted so far, each time one is; and how many of them the results and metrics count.
+    accepted: Mapped[int] = mapped_column(BigInteger, default=0)
+    counted: Mapped[int] = mapped_column(BigInteger, default=0)
     progress: Mapped[dict[str, Any] | None]
     results: Mapped[dict[str, Any] | None]
     metrics: Mapped[dict[str, Any] | None]
+    training_state: Mapped[dict[str, Any] | None]
+    upload_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
     grader_digest: Mapped[str | None] = mapped_column(String(64))
     imported: Mapped[dict[str, Any] | None]
     journal_blob: Mapped[str | None] = mapped_column(String(255))
 
-    attempt: Mapped[int] = mapped_column(Integer, default=0)
+
+class DbRunShard(Base):
+    """A part of an open run that one worker executes at a time, and its lease.
+
+    ``kind``: ``prepare``, ``work`` or ``finalize``. ``status``: ``pending``, ``running``, ``finished``, ``failed`` or
+    ``stopped``. ``attempts`` lists the rows and attempts of a retry; otherwise the shard has every ``count``-th row.
+    ``waits``: why no worker executes it now.
+    """
+
+    __tablename__ = "run_shards"
+    __table_args__ = (
+        UniqueConstraint("run_id", "kind", "number"),
+        Index("ix_run_shards_status_lease", "status", "lease_expires_at"),
+        Index("ix_run_shards_claim_id", "claim_id"),
+    )
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"))
+    kind: Mapped[str] = mapped_column(String(16))
+    number: Mapped[int] = mapped_column(Integer, default=0)
+    count: Mapped[int] = mapped_column(Integer, default=1)
+    attempts: Mapped[list[Any] | None]
+    status: Mapped[str] = mapped_column(String(16), default="pending")
+    error: Mapped[str | None] = mapped_column(Text)
+    waits: Mapped[str | None] = mapped_column(Text)
+
     lease_token: Mapped[str | None] = mapped_column(String(64))
     lease_expires_at: Mapped[datetime | None]
     heartbeat_at: Mapped[datetime | None]
-    stop_requested_at: Mapped[datetime | None]
+    claim_id: Mapped[str | None] = mapped_column(String(32))
+    token_id: Mapped[str | None] = mapped_column(String(40))
+    worker_id: Mapped[str | None] = mapped_column(String(40), index=True)
+    unfit_worker_id: Mapped[str | None] = mapped_column(String(40))
+    attempt: Mapped[int] = mapped_column(Integer, default=0)
+    failed_attempts: Mapped[int] = mapped_column(Integer, default=0)
+    not_before: Mapped[datetime | None]
+
+    journal_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
+    log_lines: Mapped[int] = mapped_column(Integer, default=0)
+    worked_s: Mapped[float] = mapped_column(Float, default=0.0)
+    limited_by: Mapped[dict[str, Any] | None]
+
+
+class DbJournalChunk(Base):
+    """An accepted part of a shard's journal, from byte ``offset`` on, until the run has ended."""
+
+    __tablename__ = "journal_chunks"
+
+    shard_id: Mapped[str] = mapped_column(ForeignKey("run_shards.id", ondelete="CASCADE"), primary_key=True)
+    offset: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    content: Mapped[bytes] = mapped_column(LargeBinary)
 
 
 class DbDeletedRun(Base):
@@ -333,34 +370,43 @@ class DbSample(Base):
     notes: Mapped[str | None] = mapped_column(Text)
     parts: Mapped[dict[str, Any] | None]
     finish_reasons: Mapped[dict[str, Any] | None]
+    judge_calls: Mapped[int | None] = mapped_column(Integer)
+    judge_tokens: Mapped[int | None] = mapped_column(BigInteger)
+    judge_cost_usd: Mapped[float | None] = mapped_column(Float)
+    judge_outside_scale: Mapped[int | None] = mapped_column(Integer)
+    # How many samples of the run had been accepted with this one.
     position: Mapped[int | None] = mapped_column(BigInteger)
 
 
 class DbRunFile(Base):
-    """A file of a run that can be downloaded; ``path`` as in the download layout, ``size`` in bytes."""
+    """A file of a run; ``path`` as in the download layout, ``size`` in bytes.
+
+    Its bytes are a blob, a compressed range of one, or, without ``blob_key``, in ``conversations``.
+    """
 
     __tablename__ = "run_files"
-    __table_args__ = (
-        Index(
-            "ix_run_files_shard",
-            "run_id",
-            "blob_key",
-            sqlite_where=text("shard_offset IS NOT NULL"),
-            postgresql_where=text("shard_offset IS NOT NULL"),
-        ),
-    )
 
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True)
     path: Mapped[str] = mapped_column(String(1024), primary_key=True)
     kind: Mapped[str] = mapped_column(String(16))
     source_row_index: Mapped[int | None] = mapped_column(Integer)
     size: Mapped[int] = mapped_column(BigInteger)
-    blob_key: Mapped[str] = mapped_column(String(255))
-    shard_offset: Mapped[int | None] = mapped_column(BigInteger)
-    shard_length: Mapped[int | None] = mapped_column(Integer)
+    blob_key: Mapped[str | None] = mapped_column(String(255))
+    offset: Mapped[int | None] = mapped_column(BigInteger)
+    length: Mapped[int | None] = mapped_column(Integer)
     sha256: Mapped[str | None] = mapped_column(String(64))
     # Of the run, when the file was written.
     revision: Mapped[int] = mapped_column(Integer, default=0)
+
+
+class DbConversation(Base):
+    """The compressed bytes of a small file of an open run, until they are packed into a blob."""
+
+    __tablename__ = "conversations"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True)
+    path: Mapped[str] = mapped_column(String(1024), primary_key=True)
+    content: Mapped[bytes] = mapped_column(LargeBinary)
 
 
 class DbMetricPoint(Base):
@@ -480,18 +526,17 @@ class DbWorkerToken(Base):
 
 
 class DbWorkerTicket(Base):
-    """What lets one worker claim one attempt of a run; only its SHA-256 is stored."""
+    """What lets one worker claim one attempt of a shard; only its SHA-256 is stored."""
 
     __tablename__ = "worker_tickets"
 
     id: Mapped[str] = mapped_column(String(40), primary_key=True)
-    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), index=True)
+    shard_id: Mapped[str] = mapped_column(ForeignKey("run_shards.id", ondelete="CASCADE"), index=True)
     attempt: Mapped[int] = mapped_column(Integer)
     token_hash: Mapped[str] = mapped_column(String(64), unique=True)
     claim_id: Mapped[str | None] = mapped_column(String(32))
     created_at: Mapped[datetime]
     running_at: Mapped[datetime | None]
-    synced_at: Mapped[datetime | None]
     withdrawn_at: Mapped[datetime | None]
     refused_at: Mapped[datetime | None]
 
@@ -515,14 +560,11 @@ class DbKnownWorker(Base):
     left_at: Mapped[datetime | None]
 
 
-class DbSecretHandout(Base):
-    """Secrets of a run that a machine was handed, by name; a row for each claim. No key of ``runs``: it outlives its run."""
+class DbSecretAccess(Base):
+    """The names of the secrets of a run that a claim was answered with. It outlives its run."""
 
-    __tablename__ = "secret_handouts"
-    __table_args__ = (
-        UniqueConstraint("run_id", "claim_id"),
-        Index("ix_secret_handouts_workspace_created", "workspace_id", "created_at", "id"),
-    )
+    __tablename__ = "secret_access"
+    __table_args__ = (Index("ix_secret_access_workspace_created", "workspace_id", "created_at", "id"),)
 
     id: Mapped[str] = mapped_column(String(40), primary_key=True)
     workspace_id: Mapped[str] = mapped_column(ForeignKey("workspaces.id", ondelete="CASCADE"))
@@ -534,22 +576,6 @@ class DbSecretHandout(Base):
     machine: Mapped[str | None] = mapped_column(String(128))
     pool: Mapped[str | None] = mapped_column(String(64))
     created_at: Mapped[datetime]
-
-
-class DbJournalSegment(Base):
-    """An accepted part of an active run's journal: ``length`` bytes from ``offset`` on, unpacked."""
-
-    __tablename__ = "journal_segments"
-
-    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True)
-    generation: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
-    seq: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
-    attempt: Mapped[int] = mapped_column(Integer)
-    offset: Mapped[int] = mapped_column(BigInteger)
-    length: Mapped[int] = mapped_column(BigInteger)
-    sha256: Mapped[str] = mapped_column(String(64))
-    content: Mapped[bytes | None] = mapped_column(LargeBinary)
-    blob_key: Mapped[str | None] = mapped_column(String(255))
 
 
 class DbRunUpload(Base):
@@ -571,22 +597,6 @@ class DbRunUpload(Base):
     size: Mapped[int] = mapped_column(BigInteger)
     sha256: Mapped[str] = mapped_column(String(64))
     is_stored: Mapped[bool] = mapped_column(default=False)
-
-
-class DbRunShard(Base):
-    """A shard of a run, kept from its first reported files until the run has ended and no merging is left."""
-
-    __tablename__ = "run_shards"
-    __table_args__ = (Index("ix_run_shards_state_run", "state", "run_id"),)
-
-    key: Mapped[str] = mapped_column(String(255), primary_key=True)
-    run_id: Mapped[str] = mapped_column(String(40))
-    state: Mapped[str] = mapped_column(String(16))
-    size: Mapped[int] = mapped_column(BigInteger)
-    sha256: Mapped[str | None] = mapped_column(String(64))
-    merged_into: Mapped[str | None] = mapped_column(String(255))
-    merged_offset: Mapped[int | None] = mapped_column(BigInteger)
-    changed_at: Mapped[datetime]
 
 
 class DbSourceArchive(Base):

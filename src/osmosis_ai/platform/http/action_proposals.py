@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from osmosis_ai.api.wire.runs import RunAgain
+from osmosis_ai.api.wire.runs import EvalRetry
+from osmosis_ai.config.execution import read_execution
 from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.errors import ConflictError
 from osmosis_ai.platform.db.tables import DbRepository, DbRun
@@ -64,7 +65,7 @@ def _stopping(page: WorkspaceVisit, run: DbRun, kind: RunKind) -> ActionProposal
 def _retrying(page: WorkspaceVisit, run: DbRun) -> ActionProposal:
     scope = scope_of(page, repository_of(page, run))
     with refusals(page.services, scope):
-        planned = plan_retry(page.services, scope, run.id, RunAgain())
+        planned = plan_retry(page.services, scope, run.id, EvalRetry())
     left = planned.left
 
     def retry() -> DbRun:
@@ -173,7 +174,9 @@ def _bound(run: DbRun, samples: int) -> str:
     total, known = cost.get("total"), cost.get("known_samples")
     if total is None or not known:
         return "unknown: the run recorded no prices"
-    return f"{money(total / known * samples)}, at the mean of {known:,} samples of {run.name}; no budget stops it"
+    asked = read_execution(run.request.get("advanced_config"))
+    budget = f"; it ends at {money(asked.max_cost)}" if asked.max_cost is not None else ""
+    return f"{money(total / known * samples)}, at the mean of {known:,} samples of {run.name}{budget}"
 
 
 def scope_of(page: WorkspaceVisit, repository: DbRepository) -> Scope:

@@ -8,7 +8,6 @@ import hashlib
 import os
 import re
 from collections.abc import AsyncIterator, Iterator
-from io import BytesIO
 from typing import Annotated, BinaryIO
 
 import anyio
@@ -19,7 +18,6 @@ from starlette.datastructures import Headers
 
 from osmosis_ai.platform.blobs.incoming import BLOCK_BYTES, IncomingFile
 from osmosis_ai.platform.blobs.local import LocalBlobStore
-from osmosis_ai.platform.blobs.shards import read_piece
 from osmosis_ai.platform.blobs.signing import (
     BLOBS_PATH,
     OCTET_STREAM,
@@ -30,7 +28,6 @@ from osmosis_ai.platform.blobs.signing import (
 from osmosis_ai.platform.blobs.store import (
     BlobError,
     BlobNotFound,
-    BlobStore,
     BlobStoreError,
     BodyTooLarge,
     BodyTooSmall,
@@ -42,6 +39,7 @@ from osmosis_ai.platform.blobs.store import (
 from osmosis_ai.platform.http.authentication import Services
 from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.routing import api_router
+from osmosis_ai.platform.services import PlatformServices
 
 router = api_router(BLOBS_PATH)
 
@@ -93,10 +91,10 @@ async def send_part(request: Request, token: str, store: LocalStore) -> Response
 
 @router.get("/{token}", response_class=StreamingResponse)
 def fetch(request: Request, token: str, services: Services) -> Response:
-    """Serve a blob or a file of a shard, or the part of it that `Range` asks for."""
+    """Serve a blob or a file of a run, or the part of it that `Range` asks for."""
     try:
         grant = services.url_signer.download(token)
-        handle, size, etag = _granted(services.blobs, grant)
+        handle, size, etag = _granted(services, grant)
     except UrlRefused as error:
         raise _refused(error) from None
     except BlobNotFound:
@@ -114,16 +112,18 @@ def fetch(request: Request, token: str, services: Services) -> Response:
         raise
 
 
-def _granted(blobs: BlobStore, grant: DownloadGrant) -> tuple[BinaryIO, int, str]:
+def _granted(services: PlatformServices, grant: DownloadGrant) -> tuple[BinaryIO, int, str]:
     """Return a file, its size and what tells its content from another's."""
-    if grant.piece is not None:
-        # A shard never changes under its key.
-        piece = grant.piece
-        name = hashlib.sha256(f"{grant.key} {piece.offset}".encode()).hexdigest()[:32]
-        return BytesIO(read_piece(blobs, grant.key, piece)), piece.size, f'"{name}"'
-    if not isinstance(blobs, LocalBlobStore):
+    if grant.path is not None:
+        handle = services.run_files.open_granted(grant.key, grant.path)
+        size = handle.seek(0, os.SEEK_END)
+        handle.seek(0)
+        digest = hashlib.sha256(handle.read()).hexdigest()[:32]
+        handle.seek(0)
+        return handle, size, f'"{digest}"'
+    if not isinstance(services.blobs, LocalBlobStore):
         raise _elsewhere()
-    handle = blobs.open(grant.key)
+    handle = services.blobs.open(grant.key)
     found = os.fstat(handle.fileno())
     return handle, found.st_size, f'"{found.st_ino:x}-{found.st_mtime_ns:x}-{found.st_size:x}"'
 

@@ -20,7 +20,7 @@ from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.page_links import runs_url
 from osmosis_ai.platform.http.paging import Paging, SamplePaging
 from osmosis_ai.platform.http.routing import quick_read
-from osmosis_ai.platform.runs.eval_results import headline_of, rows_of, written_estimates
+from osmosis_ai.platform.runs.eval_results import headline_of, rows_of
 from osmosis_ai.platform.runs.read.downloads import LINK_TTL, WantedFile, parse_types
 from osmosis_ai.platform.runs.read.run_store import ListedRun
 from osmosis_ai.platform.runs.read.sample_pages import sample_page
@@ -38,7 +38,7 @@ router = runs.run_router("/api/cli/eval-runs", "eval", EVAL)
 def list_eval_runs(services: Services, scope: WorkspaceScope, page: Paging) -> wire.EvalRunList:
     """List runs, the newest first."""
     listed, total = services.eval_runs.page(scope.workspace_id, limit=page.limit, offset=page.offset)
-    why = services.why_they_wait()
+    why = services.run_waits(listed).why
     below = runs_url(services, scope.workspace, "eval")
     return wire.EvalRunList(
         eval_runs=[_row(run, below, why(run)) for run in listed],
@@ -78,7 +78,7 @@ def eval_run_metrics(services: Services, scope: WorkspaceScope, name_or_id: str)
         reward_stats=stats or summary.get("reward_stats"),
         pass_at_k=[wire.PassAtK(**point) for point in summary.get("pass_at_k") or ()],
         eval_run_id=run.id,
-        estimates=written_estimates(run),
+        estimates=metrics.get("estimates"),
     )
 
 

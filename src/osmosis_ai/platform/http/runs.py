@@ -203,8 +203,9 @@ def configuration(services: PlatformServices, run: DbRun) -> dict[str, Any]:
         "env_config": run.request.get("env_config"),
         "resolved_secret_scopes": run.secret_scopes or None,
     }
-    waits = {"waits": services.why_it_waits(run), "silent_since": services.silent_since(run)}
-    return {**present({**known, **waits}), **_repeatable(services.config, run)}
+    waits = services.run_waits([run])
+    shown = {"waits": waits.why(run), "silent_since": waits.silent_since(run)}
+    return {**present({**known, **shown}), **_repeatable(services.config, run)}
 
 
 def _repeatable(config: PlatformConfig, run: DbRun) -> dict[str, Any]:

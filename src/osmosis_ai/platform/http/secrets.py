@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import Query
 
 from osmosis_ai.api.wire import secrets as wire
-from osmosis_ai.platform.db.tables import DbSecretHandout
+from osmosis_ai.platform.db.tables import DbSecretAccess
 from osmosis_ai.platform.http.authentication import Scope, Services, WorkspaceScope
 from osmosis_ai.platform.http.page_links import page_url
 from osmosis_ai.platform.http.paging import Paging
@@ -51,7 +51,7 @@ def list_secrets(
 @router.get("/audit")
 def list_handouts(services: Services, scope: WorkspaceScope, page: Paging) -> wire.SecretHandoutList:
     """List which runs of the workspace were handed which secrets, by name, and on which machine; the newest first."""
-    found, total = services.secret_handouts.offset_page(
+    found, total = services.secret_access.offset_page(
         scope.workspace_id, limit=page.limit, offset=page.offset
     )
     return wire.SecretHandoutList(
@@ -84,7 +84,7 @@ def _require_write_access(scope: Scope, secret_scope: SecretScope) -> None:
         scope.require_role("admin")
 
 
-def _wire_handout(row: DbSecretHandout) -> wire.SecretHandout:
+def _wire_handout(row: DbSecretAccess) -> wire.SecretHandout:
     return wire.SecretHandout(
         id=row.id,
         names=row.names,

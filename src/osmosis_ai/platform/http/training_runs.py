@@ -38,7 +38,7 @@ router = runs.run_router("/api/cli/training-runs", "training", TRAINING)
 def list_training_runs(services: Services, scope: WorkspaceScope, page: Paging) -> wire.TrainingRunList:
     """List runs, the newest first."""
     listed, total = services.training_runs.page(scope.workspace_id, limit=page.limit, offset=page.offset)
-    why = services.why_they_wait()
+    why = services.run_waits(listed).why
     below = runs_url(services, scope.workspace, "training")
     return wire.TrainingRunList(
         training_runs=[

@@ -122,7 +122,7 @@ def secrets_page(page: WorkspacePage, cursor: Cursor = None, handed: Cursor = No
     found = page.services.secrets.page(
         page.workspace.id, page.visitor.user.id, limit=_PER_PAGE, cursor=cursor
     )
-    handouts = page.services.secret_handouts.page(page.workspace.id, limit=_PER_PAGE, cursor=handed)
+    handouts = page.services.secret_access.page(page.workspace.id, limit=_PER_PAGE, cursor=handed)
     listed = _listed(found, cursor)
     return page.page(
         "secrets.html",

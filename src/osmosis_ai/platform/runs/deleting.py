@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from pathlib import Path
 
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
@@ -27,7 +26,6 @@ from osmosis_ai.platform.db.tables import (
 )
 from osmosis_ai.platform.runs.lifecycle import COMMAND_GROUPS, KIND_NAMES, OPEN, RunKind
 from osmosis_ai.platform.runs.read.run_counts import RunCounts
-from osmosis_ai.platform.runs.working_directory import WorkingDirectory
 
 logger = logging.getLogger("osmosis_ai.platform.runs")
 
@@ -40,13 +38,11 @@ class RunDeletion:
         db: Database,
         clock: Clock,
         blobs: BlobStore,
-        runs_dir: Path,
         counts: Mapping[RunKind, RunCounts],
     ) -> None:
         self._db = db
         self._clock = clock
         self._blobs = blobs
-        self._runs_dir = runs_dir
         self._counts = counts
 
     def delete(self, run: DbRun) -> None:
@@ -92,7 +88,6 @@ class RunDeletion:
 
     def _remove_files(self, run_id: str) -> None:
         self._blobs.delete_below(f"runs/{run_id}")
-        WorkingDirectory(self._runs_dir, run_id).remove()
         with self._db.transaction() as session:
             session.execute(delete(DbDeletedRun).where(DbDeletedRun.id == run_id))
 

@@ -1,7 +1,4 @@
-"""A run's numbers, as stored in its row and sent to clients.
-
-Active runs use their live progress, ended ones the engine's metrics. Unknown values are absent, never zero.
-"""
+"""A run's numbers, as stored in its row and sent to clients. Unknown values are absent, never zero."""
 
 from __future__ import annotations
 
@@ -15,32 +12,7 @@ from osmosis_ai.platform.runs.submit.eval_request import effective_eval_settings
 from osmosis_ai.platform.runs.submit.row_selection import RowSelection
 
 if TYPE_CHECKING:
-    from osmosis_ai.evaluation.hooks import ProgressSnapshot
     from osmosis_ai.platform.runs.read.run_store import ListedRun
-
-
-def live_results(
-    known: Mapping[str, Any], progress: ProgressSnapshot, metrics: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    """Return the results of a run under way; ``metrics`` are those that the engine last wrote."""
-    completed = progress.completed - progress.skipped
-    headline = _headline(metrics)
-    if headline is not None and progress.scored and not headline["scored"]:
-        # The engine writes its metrics now and then: those from before the first score say less than the counts.
-        known, headline = {name: value for name, value in known.items() if name != "headline"}, None
-    return _merged(
-        known,
-        score=progress.reward_mean,
-        pass_rate=progress.passed / completed if completed else None,
-        graded=progress.scored,
-        passed=progress.passed,
-        failed=progress.failed,
-        skipped=progress.skipped,
-        total_runs=progress.completed,
-        # A later worker does not know the usage of attempts that were lost with an earlier one.
-        total_tokens=max(progress.tokens, known.get("total_tokens") or 0),
-        headline=headline,
-    )
 
 
 def summarised_results(known: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,13 +37,6 @@ def summarised_results(known: Mapping[str, Any], metrics: Mapping[str, Any]) -> 
         reward_stats=stats,
         headline=_headline(metrics),
     )
-
-
-def written_estimates(run: DbRun) -> dict[str, Any] | None:
-    """Return the estimates that stand beside a run's results; None where they are from before its first score."""
-    written: dict[str, Any] | None = (run.metrics or {}).get("estimates")
-    counts = (written or {}).get("counts") or {}
-    return None if counts.get("scored") == 0 and (run.results or {}).get("graded") else written
 
 
 def headline_of(run: DbRun | ListedRun) -> RunScore | None:

@@ -2,7 +2,7 @@
 
 ``pending -> running -> finished | failed | stopped``, and ``pending -> failed | stopped`` for a run that never
 started. A terminal run never changes, unless it is reopened: a training run is resumed (``submit.resuming``), an
-evaluation retried (``submit.retrying``). A running run without a live lease waits for its next worker.
+evaluation retried (``submit.retrying``). The phases between are in ``platform/queue/phases.py``.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ OPEN: tuple[RunStatus, ...] = ("pending", "running")
 """Not ended yet."""
 UNFINISHED: tuple[RunStatus, ...] = ("failed", "stopped")
 """Ended before its end: a training run can be resumed, as long as its checkpoint is kept."""
-FRUITFUL = -1
-"""In a run's count of workers in a row that got nothing done: the one at work has, so that its own end is none of them."""
 CHECKPOINT_KEPT = timedelta(days=30)
 """How long after a run's end it can be resumed."""
 
@@ -35,11 +33,11 @@ COMMAND_GROUPS: Mapping[str, str] = {"eval": "osmosis eval", "training": "osmosi
 
 
 class LeaseLostError(ConflictError):
-    """The run has another owner now, or has ended; what was to be written was not."""
+    """The shard has another owner now, or has ended; nothing was written."""
 
 
 class JournalOffsetError(ConflictError):
-    """A part of a journal begins behind what the platform has of it."""
+    """A part of a journal begins after the stored end."""
 
     def __init__(self, stored: int) -> None:
         super().__init__(f"the platform has {stored} bytes of this journal.", details={"bytes": stored})
@@ -47,8 +45,8 @@ class JournalOffsetError(ConflictError):
 
 
 class UploadGoneError(ConflictError):
-    """Nothing has come of an upload, or not what was announced: it has to be asked for and sent again."""
+    """An upload has not arrived as announced: it must be requested and sent again."""
 
 
 class UploadLimitError(ConflictError):
-    """A run has more uploads open, or sends more in all, than this platform lets it."""
+    """A run has too many uploads open, or sends more than the platform permits."""

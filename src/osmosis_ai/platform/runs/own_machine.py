@@ -9,7 +9,7 @@ from osmosis_ai.config.execution import PLACE, ExecutionSection
 from osmosis_ai.config.issues import Issue
 from osmosis_ai.controller.server_process import granted_memory
 from osmosis_ai.platform.config import PlatformConfig
-from osmosis_ai.platform.runs.fitting import Machine
+from osmosis_ai.platform.machines import Machine
 from osmosis_ai.sandbox.gpus import counted_gpus
 
 _GIB = 1 << 30

@@ -97,10 +97,6 @@ class SourceArchives:
         if found is not None and found.commit_sha is not None:
             self._doubted.add((found.workspace_id, found.commit_sha))
 
-    def is_making(self, workspace_id: str, sha: str | None) -> bool:
-        """Tell whether the archive of a commit is being made."""
-        return (workspace_id, sha) in self._making
-
     def sweep(self) -> None:
         """Delete archives that no run which could still be executed refers to, and what a crash has left of others."""
         stored, within_reach = list(self._blobs.keys(_FOLDER)), self._clock.now() - CHECKPOINT_KEPT

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -11,6 +10,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from osmosis_ai.platform.db.tables import DbLogLine, DbRun, DbSample
+from osmosis_ai.platform.queue.waiting import RunWaits
 from osmosis_ai.platform.runs.eval_results import headline_of
 from osmosis_ai.platform.viewer.found_runs import no_such_run, of_runs
 from osmosis_ai.viewer.cursors import changes_cursor, positions_in
@@ -33,7 +33,7 @@ def read_changes(
     name: str,
     *,
     since: str | None,
-    why_it_waits: Callable[[DbRun], str | None],
+    waits: RunWaits,
 ) -> Changes:
     """Return how a run stands, and what finished since a cursor."""
     asked: Any = select(DbRun, func.coalesce(_POSITION, 0), func.coalesce(_LINE, 0))
@@ -41,7 +41,7 @@ def read_changes(
     if found is None:
         raise no_such_run(session, workspace_id, kind, name)
     run, position, log_line = found
-    cursor = changes_cursor(_standing(run, why_it_waits(run)), [position], log_line)
+    cursor = changes_cursor(_standing(run, waits.read(session, [run]).why(run)), [position], log_line)
     samples: list[tuple[int, int]] = []
     if since is not None and since != cursor and position > (seen := positions_in(since)[0]):
         samples = _finished(session, run.id, seen)

@@ -8,11 +8,12 @@ from typing import Any
 
 from osmosis_ai.api.wire.eval_runs import RunOrigin
 from osmosis_ai.api.wire.training_runs import ValidatedRows
+from osmosis_ai.config.execution import read_execution
 from osmosis_ai.config.toml_text import config_text
 from osmosis_ai.evaluation.metrics import Estimates
 from osmosis_ai.platform.db.tables import DbLoraModel, DbRun
 from osmosis_ai.platform.models import adapter_size
-from osmosis_ai.platform.runs.eval_results import rows_of, written_estimates
+from osmosis_ai.platform.runs.eval_results import rows_of
 from osmosis_ai.platform.runs.lifecycle import COMMAND_GROUPS
 from osmosis_ai.platform.runs.read.training_curves import VALIDATION, MetricCurve, validation_of
 from osmosis_ai.platform.runs.submit.eval_request import effective_eval_settings
@@ -41,7 +42,7 @@ def eval_detail(
     run = samples.run
     return RunDetail(
         entry,
-        estimates=Estimates.read(written_estimates(run)),
+        estimates=Estimates.read((run.metrics or {}).get("estimates")),
         summary_numbers=(run.metrics or {}).get("summary") or {},
         config_written=_submitted(run),
         config_effective=_eval_config(run),
@@ -143,7 +144,8 @@ def _common_facts(run: DbRun) -> Iterator[tuple[str, str]]:
     yield "Isolation", run.isolation or ""
     yield "Dataset, SHA-256", str((run.selection or {}).get("sha256") or "")
     yield "Submitted", date(run.created_at)
-    yield "Attempts of the worker", str(run.attempt) if run.attempt > 1 else ""
+    workers = read_execution(run.request.get("advanced_config")).workers or 1
+    yield "Workers", str(workers) if workers > 1 else ""
     yield "Platform", run.platform_version or ""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -18,9 +18,9 @@ from osmosis_ai.platform.db.keyset import KeysetOrder, KeysetPlace, read_page
 from osmosis_ai.platform.db.run_numbers import duration_ms
 from osmosis_ai.platform.db.tables import DbRun, DbUser
 from osmosis_ai.platform.db.text_search import one_holds
+from osmosis_ai.platform.queue.waiting import STOPPING, RunWaits
 from osmosis_ai.platform.runs.eval_results import headline_of
 from osmosis_ai.platform.runs.lifecycle import OPEN, RunKind
-from osmosis_ai.platform.runs.waiting import STOPPING
 from osmosis_ai.viewer.cursors import Scalar, decode, encode, item_page, order_of, refused
 from osmosis_ai.viewer.source import ItemPage, RunEntry, RunQuery
 
@@ -49,7 +49,7 @@ class WorkspaceRuns:
     session: Session
     workspace_id: str
     now: datetime
-    why_it_waits: Callable[[DbRun], str | None]
+    waits: RunWaits
 
     def page(self, query: RunQuery, *, limit: int, cursor: str | None) -> ItemPage[RunEntry]:
         """Return runs, and how many there are."""
@@ -76,6 +76,7 @@ class WorkspaceRuns:
 
     def _entries(self, summaries: Any, bound: Mapping[str, str]) -> dict[str, RunEntry]:
         rows = self.session.execute(summaries, bound).all()
+        self.waits.read(self.session, [row[0] for row in rows])
         trends = _read_trends(self.session, [row[0].id for row in rows])
         return {row[0].id: self.entry(*row, trend=trends.get(row[0].id, ())) for row in rows}
 
@@ -94,7 +95,7 @@ class WorkspaceRuns:
         trend: Sequence[float | None] = (),
     ) -> RunEntry:
         """Return the line of a run, of what :data:`SUMMARIES` reads."""
-        waits = STOPPING if _is_stopping(run) else self.why_it_waits(run)
+        waits = STOPPING if _is_stopping(run) else self.waits.why(run)
         return run_entry(run, creator_name, creator_email, now=self.now, trend=trend, waits=waits)
 
     def _of_kind(self, statement: Select[Any], kind: str) -> Select[Any]:

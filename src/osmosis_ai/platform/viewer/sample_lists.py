@@ -113,7 +113,7 @@ class SampleLists:
     def version(self) -> tuple[object, ...]:
         """What was counted of the samples holds as long as this is the same."""
         run = self.run
-        return run.id, run.status, run.journal_generation, run.journal_bytes
+        return run.id, run.status, run.revision, run.accepted
 
     def page(self, query: SampleQuery, *, limit: int, cursor: str | None) -> ItemPage[SampleEntry]:
         """Return samples, and how many there are."""

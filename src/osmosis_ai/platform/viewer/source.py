@@ -17,18 +17,17 @@ from osmosis_ai.evaluation.attempt_files import (
     MOST_OF_DIAGNOSTICS,
     StoredArtifact,
     StoredConversation,
+    diagnostics_path,
     item_name,
 )
 from osmosis_ai.platform.blobs.store import BlobError, BlobNotFound, BlobStoreError
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample
 from osmosis_ai.platform.log_lines import storable
+from osmosis_ai.platform.runs.journals import journal_details
 from osmosis_ai.platform.runs.lifecycle import OPEN
 from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
 from osmosis_ai.platform.runs.read.training_curves import logged_marks, read_curves, read_curves_of
-from osmosis_ai.platform.runs.run_files import open_run_file
-from osmosis_ai.platform.runs.stored_journal import records_beside
 from osmosis_ai.platform.runs.training_names import SAMPLES_PATH, conversation_path
-from osmosis_ai.platform.runs.work.sample_files import diagnostics_path
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.changes import read_changes
 from osmosis_ai.platform.viewer.found_runs import find_runs, kinds_of, of_runs
@@ -85,6 +84,7 @@ _RECORDED = (
         "resumed",
     ),
     *("notes", "parts", "finish_reasons"),
+    *("judge_calls", "judge_tokens", "judge_cost_usd", "judge_outside_scale"),
 )
 
 
@@ -111,7 +111,7 @@ class PlatformSource:
             entry, previous = lists.with_previous(run)
             if kind == "eval":
                 samples = SampleLists(session, run, self.counts)
-                return eval_detail(entry, samples, previous=previous, waits=lists.why_it_waits(run))
+                return eval_detail(entry, samples, previous=previous, waits=lists.waits.why(run))
         curves = read_curves(self.services.db, run.id)
         resumable = self.services.resumption.resumable(run)
         return training_detail(
@@ -119,7 +119,7 @@ class PlatformSource:
             run,
             curves,
             previous=previous,
-            waits=lists.why_it_waits(run),
+            waits=lists.waits.why(run),
             resumable=resumable,
         )
 
@@ -144,7 +144,7 @@ class PlatformSource:
         kept = self._content(diagnostics, max_bytes=MOST_OF_DIAGNOSTICS).content
         return SampleDetail(
             entry,
-            _record(stored) | self._beside(samples, (row, attempt)),
+            _record(stored) | self._details(samples, (row, attempt)),
             traceback=traceback_in(kept or b""),
             next=following,
             previous=preceding,
@@ -181,7 +181,7 @@ class PlatformSource:
             raise NotFoundError(
                 f"row {row}, attempt {attempt} of the run '{run[:200]}' has left no such file."
             )
-        return open_run_file(self.services.blobs, file)
+        return self.services.run_files.open(file)
 
     def elsewhere(self, row_digest: str, *, limit: int) -> Sequence[tuple[RunEntry, SampleEntry]]:
         """Return samples of the same row in other runs, the newest run first, in one statement."""
@@ -244,7 +244,7 @@ class PlatformSource:
                 kind,
                 run,
                 since=since,
-                why_it_waits=self.services.why_they_wait(),
+                waits=self.services.run_waits(),
             )
 
     def kinds(self, names: Sequence[str]) -> Mapping[str, Collection[RunKind]]:
@@ -280,9 +280,7 @@ class PlatformSource:
             return samples_of_row(session, found, digest, limit=limit)
 
     def _runs(self, session: Session) -> WorkspaceRuns:
-        return WorkspaceRuns(
-            session, self.workspace_id, self.services.clock.now(), self.services.why_they_wait()
-        )
+        return WorkspaceRuns(session, self.workspace_id, self.services.clock.now(), self.services.run_waits())
 
     def _samples(self, session: Session, run: str) -> SampleLists:
         return SampleLists(session, self._run(session, "eval", run), self.counts)
@@ -301,9 +299,9 @@ class PlatformSource:
         if file is None:
             return StoredConversation(None, missing=_TRAJECTORY_MISSING)
         if file.size > max_bytes:
-            return StoredConversation(None, file.size, open=partial(open_run_file, self.services.blobs, file))
+            return StoredConversation(None, file.size, open=partial(self.services.run_files.open, file))
         try:
-            with open_run_file(self.services.blobs, file) as content:
+            with self.services.run_files.open(file) as content:
                 return StoredConversation(content.read(max_bytes + 1), file.size)
         except BlobNotFound:
             return StoredConversation(None, missing=_TRAJECTORY_MISSING)
@@ -315,18 +313,18 @@ class PlatformSource:
         except BlobError as error:
             return StoredConversation(None, file.size, missing=error.message)
 
-    def _beside(self, samples: SampleLists, item: tuple[int, int]) -> dict[str, Any]:
-        """Return what the run's stored journal says of an attempt beyond the columns, as far as it can be read."""
+    def _details(self, samples: SampleLists, item: tuple[int, int]) -> dict[str, Any]:
+        """Return what the run's packed journal has about an attempt beyond the columns, if it can be read."""
         blobs, journal = self.services.blobs, samples.run.journal_blob
         if journal is None or samples.run.status in OPEN:
             return {}
         try:
             held = self.counts.once(
                 (samples.version, journal),
-                lambda: records_beside(blobs, journal, most_bytes=_MOST_HELD_BYTES),
+                lambda: journal_details(blobs, journal, most_bytes=_MOST_HELD_BYTES),
             )
             if held is None:
-                held = records_beside(blobs, journal, only=item)
+                held = journal_details(blobs, journal, only=item)
         except (BlobError, ConflictError, OSError):
             return {}
         return (held or {}).get(item, {})

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         EvalRunRow,
         RetryCheck,
     )
-    from osmosis_ai.api.wire.runs import SubmittedRun
+    from osmosis_ai.api.wire.runs import EvalRetry, SubmittedRun
     from osmosis_ai.controller.record import TerminalRecord
     from osmosis_ai.datasets.selection import RowsDrawn
     from osmosis_ai.evaluation.hooks import ProgressSnapshot
@@ -256,11 +256,11 @@ class ProposedRetry:
 
     Attributes:
         check: the platform's preview.
-        provided: secret values for this retry only.
+        again: its input, with secret values.
     """
 
     check: RetryCheck
-    provided: Mapping[str, str] = field(default_factory=dict, repr=False)
+    again: EvalRetry = field(repr=False)
 
     @property
     def name(self) -> str:
@@ -285,19 +285,29 @@ class ProposedRetry:
         return "; ".join(filter(None, parts))
 
 
-def plan_retry(client: PlatformClient, name: str, secret_values: Mapping[str, str]) -> ProposedRetry:
+def plan_retry(
+    client: PlatformClient,
+    name: str,
+    secret_values: Mapping[str, str],
+    *,
+    max_cost: float | None = None,
+    max_tokens: int | None = None,
+) -> ProposedRetry:
     """Preview a retry of a run.
 
     Args:
         client: the platform.
         name: the run's name or id.
         secret_values: values from the user's secrets file, for this retry only.
+        max_cost: US dollars, and
+        max_tokens: tokens that the retry may use; None keeps the run's budget.
 
     Raises:
         PlatformError: the run does not exist, the platform does not support retries, or the request failed.
         OsmosisError: the run has no attempts to retry, or cannot be retried.
     """
     from osmosis_ai.api.capabilities import Capability
+    from osmosis_ai.api.wire.runs import EvalRetry, RunSecrets
     from osmosis_ai.services.capabilities import require_offered
     from osmosis_ai.services.runs.secrets import explaining_failures, stand_ins, supplied_values
 
@@ -305,9 +315,16 @@ def plan_retry(client: PlatformClient, name: str, secret_values: Mapping[str, st
     require_offered(client, Capability.EVAL_RETRIES)
     provided = supplied_values(tuple(detail.resolved_secret_scopes or ()), secret_values)
     client.hide(provided.values())
+    budget = {"max_cost": max_cost, "max_tokens": max_tokens}
+    known = {key: value for key, value in budget.items() if value is not None}
+
+    def again(values: Mapping[str, str]) -> EvalRetry:
+        secrets = {"secrets": RunSecrets(provided=dict(values))} if values else {}
+        return EvalRetry.model_validate({**known, **secrets})
+
     with explaining_failures():
-        check = client.eval_runs.check_retry(detail.eval_run.id, stand_ins(provided))
-    return ProposedRetry(check, provided)
+        check = client.eval_runs.check_retry(detail.eval_run.id, again(stand_ins(provided)))
+    return ProposedRetry(check, again(provided))
 
 
 def submit_retry(client: PlatformClient, planned: ProposedRetry) -> SubmittedRun:
@@ -319,7 +336,7 @@ def submit_retry(client: PlatformClient, planned: ProposedRetry) -> SubmittedRun
     from osmosis_ai.services.runs.secrets import explaining_failures
 
     with explaining_failures(f"osmosis eval info {quote(planned.name)}"):
-        return client.eval_runs.retry(planned.check.eval_run.id or planned.name, planned.provided)
+        return client.eval_runs.retry(planned.check.eval_run.id or planned.name, planned.again)
 
 
 _LONGEST_NAME = 255

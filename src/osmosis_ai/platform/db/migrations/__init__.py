@@ -108,6 +108,8 @@ def _sqlite(url: URL) -> Iterator[Connection]:
         connection.isolation_level = None
         connection.execute("PRAGMA busy_timeout=30000")
         # The mode is a property of the file: set here, under the lock, and found by everybody.
+        # Packed conversations leave free pages, which maintenance returns to the file system.
+        connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA foreign_keys=OFF")
 

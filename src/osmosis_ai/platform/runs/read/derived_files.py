@@ -22,7 +22,7 @@ from osmosis_ai.evaluation.run_directory import TRAJECTORY_FILE, IndexEntry
 from osmosis_ai.platform.blobs.store import BlobNotFound, BlobStore
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbLogLine, DbRun, DbRunFile, DbSample
-from osmosis_ai.platform.runs.stored_journal import stored_lines
+from osmosis_ai.platform.runs.journals import stored_lines
 
 METRICS, SUMMARY, LOGS, JOURNAL = "metrics.json", "summary.jsonl", "logs.txt", "events.jsonl"
 KINDS = {METRICS: "metrics", SUMMARY: "trajectories", LOGS: "logs", JOURNAL: "journal"}

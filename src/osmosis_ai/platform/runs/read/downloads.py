@@ -9,13 +9,12 @@ from datetime import timedelta
 from sqlalchemy import select
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.blobs.signing import UrlSigner
 from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile
+from osmosis_ai.platform.runs.files import FILE_COLUMNS, RunFiles
 from osmosis_ai.platform.runs.read.derived_files import JOURNAL, KINDS, DerivedFiles
 from osmosis_ai.platform.runs.read.manifests import RunManifests
-from osmosis_ai.platform.runs.run_files import PLACE, run_file_url
 
 TYPES = ("metrics", "trajectories", "artifacts", "logs", "journal")
 """The contract's, and our own platform's: a stored journal, for who asks for it by name."""
@@ -33,10 +32,10 @@ class WantedFile:
 class Downloads:
     """The downloads of all runs."""
 
-    def __init__(self, db: Database, blobs: BlobStore, signer: UrlSigner) -> None:
+    def __init__(self, db: Database, blobs: BlobStore, files: RunFiles) -> None:
         self._db = db
         self._blobs = blobs
-        self._signer = signer
+        self._files = files
         self._derived = DerivedFiles(db, blobs)
         self._manifests = RunManifests(db, blobs, self._derived)
 
@@ -49,7 +48,7 @@ class Downloads:
         paths = {file.path for file in wanted if file.path not in KINDS}
         named = (DbRunFile.run_id == run.id, DbRunFile.path.in_(paths))
         with self._db.session() as session:
-            places = {row.path: row for row in session.execute(select(DbRunFile.path, *PLACE).where(*named))}
+            places = {row.path: row for row in session.execute(select(*FILE_COLUMNS).where(*named))}
         found, made_again = [], set[str]()
         for file in wanted:
             name = file.path.rpartition("/")[2]
@@ -63,7 +62,7 @@ class Downloads:
                 if key is not None:
                     found.append((file, self._blobs.signed_get_url(key, filename=name, ttl=LINK_TTL)))
             elif (place := places.get(file.path)) is not None:
-                url = run_file_url(self._blobs, self._signer, place, filename=name, ttl=LINK_TTL)
+                url = self._files.url(place, filename=name, ttl=LINK_TTL)
                 found.append((file, url))
         return found
 

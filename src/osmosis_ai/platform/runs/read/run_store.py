@@ -17,14 +17,13 @@ from sqlalchemy.orm import Session
 
 from osmosis_ai.api.wire.base import LogPage
 from osmosis_ai.errors import ConflictError
-from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun, DbUser
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.logs import Direction, LogStore
 from osmosis_ai.platform.name_lookup import row_named
-from osmosis_ai.platform.runs.leases import Leases
 from osmosis_ai.platform.runs.lifecycle import COMMAND_GROUPS, KIND_NAMES, OPEN, RunKind
+from osmosis_ai.platform.runs.queue import Queue
 from osmosis_ai.platform.runs.read.run_counts import RunCounts
 
 
@@ -70,8 +69,6 @@ class ListedRun:
     revision: int
     retried_at: datetime | None
     pool: str | None
-    heartbeat_at: datetime | None
-    lease_expires_at: datetime | None
     stop_requested_at: datetime | None
     creator_name: str | None
     creator_email: str | None
@@ -99,12 +96,12 @@ _REMEMBERED = 4096
 class RunStore:
     """The runs of one kind, of all workspaces."""
 
-    def __init__(self, kind: RunKind, db: Database, clock: Clock, logs: LogStore, counts: RunCounts) -> None:
+    def __init__(self, kind: RunKind, db: Database, logs: LogStore, counts: RunCounts, queue: Queue) -> None:
         self._kind = kind
         self._db = db
         self._counts = counts
         self._logs = logs
-        self._leases = Leases(db, clock)
+        self._queue = queue
         self._ended: dict[str, ListedRun] = {}
         self._lock, self._forgotten = threading.Lock(), 0
 
@@ -138,7 +135,7 @@ class RunStore:
             if run.stop_requested_at is not None:
                 return run
             self._logs.add(session, run.id, [LogLine(f"{by} asked for the run to stop", step="run")])
-            self._leases.ask_to_stop(run)
+            self._queue.request_stop(session, run)
             return run
 
     def forget_ended(self, run_id: str) -> None:

@@ -1,7 +1,6 @@
 """Resume a failed or stopped training run from its last checkpoint.
 
-The last checkpoint (adapter, optimizer, data order, step) is on this machine's disk or in the archive sent by its
-worker. Secrets given with the submit are deleted when a run ends, so a resumed run uses the stored secrets of the same
+The last checkpoint (adapter, optimizer, data order, step) is in the archive that its worker sent. Secrets given with the submit are deleted when a run ends, so a resumed run uses the stored secrets of the same
 names.
 """
 
@@ -9,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 
 from sqlalchemy import ColumnElement, and_, or_, select
 
@@ -21,8 +19,9 @@ from osmosis_ai.platform.db.tables import DbDataset, DbRun, DbRunFile
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.runs.lifecycle import CHECKPOINT_KEPT, OPEN, UNFINISHED
+from osmosis_ai.platform.runs.queue import Queue
 from osmosis_ai.platform.runs.read.run_store import RunStore
-from osmosis_ai.platform.runs.resume_state import newest_step
+from osmosis_ai.platform.runs.resume_state import resume_step
 from osmosis_ai.platform.runs.submit.row_selection import RowSelection
 from osmosis_ai.platform.runs.submit.training_request import read_training_request
 from osmosis_ai.platform.runs.training_names import KIND as VALIDATION_FILES
@@ -44,14 +43,14 @@ class TrainingResumption:
     """Lets ended training runs go on."""
 
     def __init__(
-        self, db: Database, blobs: BlobStore, clock: Clock, logs: LogStore, runs: RunStore, runs_dir: Path
+        self, db: Database, blobs: BlobStore, clock: Clock, logs: LogStore, runs: RunStore, queue: Queue
     ) -> None:
         self._db = db
         self._blobs = blobs
         self._clock = clock
         self._logs = logs
         self._runs = runs
-        self._runs_dir = runs_dir
+        self._queue = queue
 
     def resumable(self, run: DbRun) -> bool:
         """Return whether a run ended early and has a checkpoint and its dataset to continue with."""
@@ -66,12 +65,15 @@ class TrainingResumption:
             run = session.get_one(DbRun, found.id, with_for_update=True)
             step = self._step_to_go_on_from(run)
             run.status = "pending"
-            run.error = run.completed_at = run.stop_requested_at = run.claimable_at = None
-            run.fruitless = 0
+            run.error = run.completed_at = run.stop_requested_at = None
+            run.training_state = {
+                key: value for key, value in (run.training_state or {}).items() if key != "begun"
+            }
             run.secret_scopes = {**scopes}
             run.results = {key: value for key, value in (run.results or {}).items() if key != "ending"}
             line = LogLine(f"{by} resumed the run from the checkpoint of step {step}", step="run")
             self._logs.add(session, run.id, [line])
+            self._queue.add(session, run)
         self._runs.forget_ended(run.id)
         return ResumedRun(run, step)
 
@@ -152,7 +154,7 @@ class TrainingResumption:
     def _step(self, run: DbRun) -> int | None:
         if run.completed_at is None or self._clock.now() - run.completed_at > CHECKPOINT_KEPT:
             return None
-        return newest_step(run, self._runs_dir)
+        return resume_step(run)
 
 
 def _not_resumable(run: DbRun) -> ConflictError:

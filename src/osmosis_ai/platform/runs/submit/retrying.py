@@ -2,39 +2,31 @@
 
 A retry uses the commit, rows and seeds of the run, whatever has changed in the branch and dataset since. Attempts with
 a score never run again, so no score is replaced. If the inputs are no longer available, the retry is refused.
+The listed attempts are queued like a new run, and their journal is appended to the former one at the end.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import and_, case, delete, func, or_, select, update
+from sqlalchemy import ColumnElement, and_, case, func, or_, select
 
-from osmosis_ai.config.sections import served_agent
+from osmosis_ai.config.execution import EXECUTION
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.errors import ConflictError, NotFoundError
 from osmosis_ai.platform.blobs.store import BlobNotFound, BlobStore
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import (
-    DbDataset,
-    DbJournalSegment,
-    DbRepository,
-    DbRun,
-    DbRunUpload,
-    DbSample,
-    DbUser,
-)
+from osmosis_ai.platform.db.tables import DbDataset, DbRepository, DbRun, DbRunUpload, DbSample, DbUser
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.logs import LogStore
+from osmosis_ai.platform.runs.journals import stored_lines
 from osmosis_ai.platform.runs.lifecycle import OPEN
+from osmosis_ai.platform.runs.queue import Queue
 from osmosis_ai.platform.runs.read.run_store import RunStore
-from osmosis_ai.platform.runs.stored_journal import stored_lines
 from osmosis_ai.platform.runs.submit.eval_request import EvalRequest, read_eval_request
-from osmosis_ai.platform.runs.submit.packing import SourcePacking
 from osmosis_ai.platform.runs.submit.row_selection import RowSelection
 from osmosis_ai.platform.runs.submit.submitter import (
     CheckedSubmission,
@@ -65,12 +57,13 @@ class Unscored:
 
 @dataclass(frozen=True)
 class PlannedRetry:
-    """A checked retry; ``planned`` counts all attempts of the run."""
+    """A checked retry; ``planned`` counts all attempts of the run, ``budget`` replaces the run's if it has any key."""
 
     run: DbRun
     left: Unscored
     planned: int
     checked: CheckedSubmission
+    budget: Mapping[str, float]
 
 
 class EvalRetries:
@@ -85,7 +78,7 @@ class EvalRetries:
         logs: LogStore,
         runs: RunStore,
         submitter: RunSubmitter,
-        packing: SourcePacking,
+        queue: Queue,
     ) -> None:
         self._db = db
         self._blobs = blobs
@@ -94,7 +87,7 @@ class EvalRetries:
         self._logs = logs
         self._runs = runs
         self._submitter = submitter
-        self._packing = packing
+        self._queue = queue
 
     def require_possible(self, run_id: str) -> None:
         """Check whether a run may be retried, as far as the database knows, in one statement."""
@@ -116,7 +109,9 @@ class EvalRetries:
                 hint=f"upload the original file again, or evaluate it again with `osmosis eval resubmit {run.name}`",
             )
 
-    def plan(self, run: DbRun, user: DbUser, provided: Mapping[str, str]) -> PlannedRetry:
+    def plan(
+        self, run: DbRun, user: DbUser, provided: Mapping[str, str], budget: Mapping[str, float]
+    ) -> PlannedRetry:
         """Find out what a retry would repeat, and whether it can; blocks as a submit does."""
         self.require_possible(run.id)
         planned = (
@@ -129,17 +124,13 @@ class EvalRetries:
                 "skipped by its grader."
             )
         checked = self._check(run, user, provided)
-        self._stored_journal(run)
-        return PlannedRetry(run, left, planned, checked)
+        self._require_journal(run)
+        return PlannedRetry(run, left, planned, checked, budget)
 
     def reopen(self, planned: PlannedRetry, *, by: str) -> DbRun:
-        """Let the run of a planned retry go on."""
-        checked, request = planned.checked, planned.checked.request
-        is_served = served_agent(request.experiment.entrypoint) is not None
-        packing = (
-            None if is_served else self._packing.begin(checked.submission.repository, checked.commit_sha)
-        )
-        journal = self._stored_journal(planned.run)
+        """Queue the attempts of a planned retry."""
+        checked = planned.checked
+        self._submitter.require_source(checked)
         with self._db.transaction() as session:
             run = session.get(DbRun, planned.run.id, with_for_update=True)
             if run is None:
@@ -154,55 +145,48 @@ class EvalRetries:
                     f"the evaluation run '{run.name}' cannot be retried yet: its files are still being stored.",
                     hint="try again in a minute",
                 )
-            session.execute(delete(DbJournalSegment).where(DbJournalSegment.run_id == run.id))
+            scored = {tuple(place) for place in session.execute(select(*_PLACE).where(_of(run), ~_UNSCORED))}
             run.status = "pending"
             run.error = run.completed_at = run.stop_requested_at = None
-            run.lease_token = run.claim_id = None
-            run.fruitless, run.claimable_at = 0, self._packing.claimable_at(packing)
             run.dataset_id, run.rollout_id = checked.dataset.id, checked.code.rollout_id
             run.creator_id = checked.submission.user.id
             run.secret_scopes = dict(checked.scopes)
-            run.sealed_secrets = seal_secrets(self._vault, run.id, request.provided)
+            run.sealed_secrets = seal_secrets(self._vault, run.id, checked.request.provided)
             run.progress = {"completed": planned.planned - planned.left.count, "total": planned.planned}
             run.results = {key: value for key, value in (run.results or {}).items() if key != "ending"}
+            run.metrics = {**(run.metrics or {}), "earlier_ms": (run.metrics or {}).get("duration_ms", 0)}
+            if planned.budget:
+                # A retry without a budget of its own keeps the run's.
+                run.request = _with_budget(run.request, planned.budget)
             run.revision += 1
             run.retried_at = self._clock.now()
-            run.journal_generation += 1
-            run.journal_bytes = run.reopened_at = journal.length if journal is not None else 0
-            # Removed secrets may have made the stored journal shorter than the samples say.
-            longer = (DbSample.run_id == run.id, DbSample.position > run.journal_bytes)
-            session.execute(update(DbSample).where(*longer).values(position=run.journal_bytes))
-            if journal is not None:
-                journal.generation, journal.attempt = run.journal_generation, run.attempt
-                session.add(journal)
-            words = (
-                f"{by} retried the run; to run again: {amount(planned.left.count, 'attempt')} without a score"
+            run.reopened_at = run.accepted
+            rows, n = checked.rows.rows(), read_eval_request(run.request).evaluation.n
+            places = ((row, number) for row in range(len(rows)) for number in range(n))
+            self._queue.add(session, run, [place for place in places if place not in scored])
+            message = (
+                f"{by} retried the run: {amount(planned.left.count, 'attempt')} without a score to run again"
             )
-            self._logs.add(session, run.id, [LogLine(words, step="run")])
+            self._logs.add(session, run.id, [LogLine(message, step="run")])
         self._runs.forget_ended(run.id)
-        self._packing.follow(run, packing)
         return run
 
-    def _stored_journal(self, run: DbRun) -> DbJournalSegment | None:
-        """Return the stored journal as the first segment of the reopened run; None if nothing is recorded."""
-        of_run = DbSample.run_id == run.id
+    def _require_journal(self, run: DbRun) -> None:
+        """Refuse a retry if the journal is damaged or lacks a score: the retried one would as well."""
         with self._db.session() as session:
-            kept = {tuple(item) for item in session.execute(select(*_PLACE).where(of_run, ~_UNSCORED))}
-        digest, length = hashlib.sha256(), 0
+            lacking = {tuple(place) for place in session.execute(select(*_PLACE).where(_of(run), ~_UNSCORED))}
+        is_damaged = False
         try:
             for line in stored_lines(self._blobs, run.journal_blob) if run.journal_blob is not None else ():
-                digest.update(line)
-                length += len(line)
                 record = TerminalRecord.from_line(line)
-                kept.discard((record.row_index, record.run_index))
+                lacking.discard((record.row_index, record.run_index))
         except (BlobNotFound, ConflictError, ValueError):
-            raise _unkept(run) from None
-        if kept:
-            raise _unkept(run)
-        if run.journal_blob is None:
-            return None
-        place = {"run_id": run.id, "seq": 0, "offset": 0, "length": length}
-        return DbJournalSegment(**place, sha256=digest.hexdigest(), blob_key=run.journal_blob)
+            is_damaged = True
+        if lacking or is_damaged:
+            raise ConflictError(
+                f"the evaluation run '{run.name}' cannot be retried: its journal is damaged or was not kept.",
+                hint=f"evaluate it again with `osmosis eval resubmit {run.name}`",
+            )
 
     def _unscored(self, run: DbRun, planned: int) -> Unscored:
         of_run = DbSample.run_id == run.id
@@ -251,12 +235,19 @@ def _require_ended(run: DbRun) -> None:
         )
 
 
-def _unkept(run: DbRun) -> ConflictError:
-    return ConflictError(
-        f"the evaluation run '{run.name}' cannot be retried: its journal is damaged or was not kept, so its scores "
-        "could not be.",
-        hint=f"evaluate it again with `osmosis eval resubmit {run.name}`",
-    )
+def _with_budget(request: Mapping[str, Any], budget: Mapping[str, float]) -> dict[str, Any]:
+    """Return the request of a run with another budget."""
+    advanced = request.get("advanced_config") or {}
+    asked = {
+        key: value
+        for key, value in (advanced.get(EXECUTION) or {}).items()
+        if key not in ("max_cost", "max_tokens")
+    }
+    return {**request, "advanced_config": {**advanced, EXECUTION: {**asked, **budget}}}
+
+
+def _of(run: DbRun) -> ColumnElement[bool]:
+    return DbSample.run_id == run.id
 
 
 def _body(run: DbRun, provided: Mapping[str, str]) -> dict[str, Any]:

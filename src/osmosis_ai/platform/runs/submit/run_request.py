@@ -60,7 +60,7 @@ def check_body(body: Mapping[str, Any], kind: ConfigKind) -> tuple[dict[str, Any
     return document, [
         *_unknown_parts(body, kind),
         *document_issues(document, kind),
-        *execution_issues(document),
+        *execution_issues(document, kind.name),
         *_provided_issues(body),
         *_length_issues(document),
     ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import logging
 import posixpath
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -25,11 +26,12 @@ from osmosis_ai.config.issues import Issue, closest
 from osmosis_ai.config.sections import SERVED_AGENT, served_agent
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.platform.db.tables import DbDataset, DbRepository, DbRollout, DbRun, DbUser, new_id
+from osmosis_ai.platform.gitsync.git import GitError
 from osmosis_ai.platform.gitsync.mirror import RevisionError
 from osmosis_ai.platform.isolation import isolation_problem
+from osmosis_ai.platform.machines import needs_key
 from osmosis_ai.platform.models import find_adapter
 from osmosis_ai.platform.rollout_servers import find_server, server_names
-from osmosis_ai.platform.runs.fitting import needs_key
 from osmosis_ai.platform.runs.lifecycle import RunKind
 from osmosis_ai.platform.runs.own_machine import own_machine_problem
 from osmosis_ai.platform.runs.submit.errors import SubmitRejectedError, rejected
@@ -47,14 +49,18 @@ if TYPE_CHECKING:
     from osmosis_ai.platform.db.engine import Database
     from osmosis_ai.platform.gitsync.mirror import MirrorStore
     from osmosis_ai.platform.rollouts import RolloutStore
+    from osmosis_ai.platform.runs.queue import Queue
     from osmosis_ai.platform.runs.read.run_counts import RunCounts
-    from osmosis_ai.platform.runs.submit.packing import SourcePacking
+    from osmosis_ai.platform.runs.source_archives import SourceArchives
     from osmosis_ai.platform.vault import Vault
 
+logger = logging.getLogger(__name__)
 Done = TypeVar("Done")
 
 SYNC_WAIT_S = 20.0
 """How long a submit waits for the repository; clients wait 30 s for its reply."""
+PACK_WAIT_S = 5.0
+"""How long a submit waits for its commit to be packed, in addition; packing then continues in the run's first phase."""
 
 _PARALLEL_SUBMITS = 16
 _NAME_TRIES = 64
@@ -112,10 +118,12 @@ class RunSubmitter:
         mirrors: MirrorStore,
         rollouts: RolloutStore,
         counts: Mapping[RunKind, RunCounts],
-        packing: SourcePacking,
+        sources: SourceArchives,
+        queue: Queue,
     ) -> None:
         self._config = config
-        self._packing = packing
+        self._sources = sources
+        self._queue = queue
         self._counts = counts
         self._db = db
         self._clock = clock
@@ -241,10 +249,9 @@ class RunSubmitter:
         return {name: found.get(name, "run") for name in request.secrets}
 
     def create(self, checked: CheckedSubmission) -> DbRun:
-        """Create the run of a checked submit and start packing its code, waiting for a few seconds."""
+        """Create and queue the run of a checked submit."""
         submission, request, rows = checked.submission, checked.request, checked.rows
-        is_served = served_agent(request.experiment.entrypoint) is not None
-        packing = None if is_served else self._packing.begin(submission.repository, checked.commit_sha)
+        self.require_source(checked)
         run_id = new_id("run")
         described: dict[str, Any] = {
             "id": run_id,
@@ -265,7 +272,6 @@ class RunSubmitter:
             "seed": request.seed,
             "pool": request.execution.pool,
             "needs": needs_key(request.execution),
-            "claimable_at": self._packing.claimable_at(packing),
             "selection": rows.record(),
             "secret_scopes": dict(checked.scopes),
             "sealed_secrets": seal_secrets(self._vault, run_id, request.provided),
@@ -274,8 +280,22 @@ class RunSubmitter:
         }
         run = self._insert(described)
         self._counts[request.kind].forget(run.workspace_id)
-        self._packing.follow(run, packing)
         return run
+
+    def require_source(self, checked: CheckedSubmission) -> None:
+        """Begin to pack the commit of a submit for workers, and refuse one that cannot be packed."""
+        if served_agent(checked.request.experiment.entrypoint) is not None:
+            return
+        packing = self._sources.prepare(checked.submission.repository, checked.commit_sha)
+        try:
+            packing.result(timeout=PACK_WAIT_S)
+        except FutureTimeout:
+            pass
+        except GitError as error:
+            raise SubmitRejectedError(400, "SOURCE_UNUSABLE", error.message) from None
+        except (OSError, OsmosisError) as error:
+            # The run's first phase tries again.
+            logger.warning("the code of a run could not be packed now: %s", error)
 
     def _insert(self, described: dict[str, Any]) -> DbRun:
         draws = random.SystemRandom()
@@ -289,6 +309,7 @@ class RunSubmitter:
                     if _is_free(session, run):
                         session.add(run)
                         session.flush()
+                        self._queue.add(session, run)
                         return run
             except IntegrityError:
                 # On engines with several writers, another submit may take the name in between.

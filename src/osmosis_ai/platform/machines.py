@@ -1,0 +1,282 @@
+"""The machines that execute runs: what runs require of them, what they have, and why none fits a run that waits.
+
+A machine is identified by its description and token, so a restart does not change it. What is known of machines is
+informational: a claim decides whether a worker gets a shard.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import orjson
+from sqlalchemy import and_, delete, func, select, update
+from sqlalchemy.orm import Session
+
+from osmosis_ai.api.wire.workers import ClaimRequest
+from osmosis_ai.config.execution import ExecutionSection, read_execution
+from osmosis_ai.platform.clock import Clock
+from osmosis_ai.platform.config import PlatformConfig
+from osmosis_ai.platform.db.base import upsert
+from osmosis_ai.platform.db.engine import Database, DatabaseBusyError, StorageFullError
+from osmosis_ai.platform.db.tables import DbKnownWorker, DbRunShard, DbWorkerToken
+
+KEPT = timedelta(days=7)
+"""How long a machine is known after it last asked for a run, or executed one."""
+_MOST_KEPT = 5000
+_MOST_OF_TOKEN = 500
+"""Maximum number of machines per token, since its holder can invent descriptions."""
+_NOTED_EVERY = timedelta(minutes=1)
+_MOST_NAMED = 3
+
+
+# -- requirements ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Demands:
+    """The operator's requirements for every machine, in addition to those of a run.
+
+    Remote machines have their own settings, so these are sent with each run.
+    """
+
+    no_network: bool = False
+    sandbox: bool = False
+
+    @classmethod
+    def of(cls, config: PlatformConfig) -> Demands:
+        return cls(no_network=config.network == "none", sandbox=config.isolation == "required")
+
+    def read(self, request: Mapping[str, Any]) -> ExecutionSection:
+        """Return everything that a run, as submitted, requires."""
+        asked = read_execution(request.get("advanced_config"))
+        more: dict[str, Any] = {}
+        if self.no_network:
+            more["network"] = "none"
+        if self.sandbox and asked.pool is None:
+            more["isolation"] = "required"
+        return asked.model_copy(update=more) if more else asked
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a worker has for each run; what is None is assumed to be enough."""
+
+    labels: frozenset[str] = frozenset()
+    cpus: float | None = None
+    gpus: float | None = None
+    memory_gb: float | None = None
+    sandbox: bool | None = None
+
+    @classmethod
+    def of(cls, known: ClaimRequest | DbKnownWorker) -> Machine:
+        return cls(frozenset(known.labels), known.cpus, known.gpus, known.memory_gb, known.sandbox)
+
+    def lacks(self, asks: ExecutionSection) -> Iterator[str]:
+        """Yield what a run requires and the machine does not have; nothing if it fits."""
+        for label in asks.labels or ():
+            if label not in self.labels:
+                yield f"the label `{label}`"
+        for wanted, had, what in (
+            (asks.cpus, self.cpus, "cpus"),
+            (asks.gpus, self.gpus, "gpus"),
+            (asks.memory_gb, self.memory_gb, "GiB of memory"),
+        ):
+            if wanted is not None and had is not None and wanted > had:
+                yield f"{wanted:g} {what} (has {had:g})"
+        if asks.needs_sandbox and self.sandbox is False:
+            yield "a sandbox"
+
+
+def needs_key(asks: ExecutionSection) -> str | None:
+    """Return a text that is the same for all runs that the same machines fit; None if every machine does."""
+    asked = {
+        "labels": sorted(set(asks.labels or ())),
+        "cpus": asks.cpus,
+        "gpus": asks.gpus,
+        "memory_gb": asks.memory_gb,
+        "sandbox": asks.needs_sandbox,
+    }
+    known = {name: value for name, value in asked.items() if value}
+    return orjson.dumps(known, option=orjson.OPT_SORT_KEYS).decode() if known else None
+
+
+# -- known machines ----------------------------------------------------------------------------------
+
+
+class KnownWorkers:
+    """The machines that have claimed with a worker token."""
+
+    def __init__(self, db: Database, clock: Clock) -> None:
+        self._db = db
+        self._clock = clock
+        self._noted: dict[str, datetime] = {}
+
+    def note(self, request: ClaimRequest, token: DbWorkerToken) -> str:
+        """Record a claim's machine, at most once a minute and never at the price of the claim; return its id."""
+        described, now = _described(request, token), self._clock.now()
+        known = _id_of(described)
+        if known in self._noted and abs(now - self._noted[known]) < _NOTED_EVERY:
+            return known
+        row = {"id": known, "pool": token.pool, "seen_at": now, "left_at": None, **described}
+        try:
+            with self._db.transaction(wait_s=0) as session:
+                upsert(session, DbKnownWorker, [row])
+                newest = select(DbKnownWorker.id).where(DbKnownWorker.token_id == token.id)
+                newest = newest.order_by(DbKnownWorker.seen_at.desc(), DbKnownWorker.id)
+                if too_many := session.scalars(newest.offset(_MOST_OF_TOKEN)).all():
+                    session.execute(delete(DbKnownWorker).where(DbKnownWorker.id.in_(too_many)))
+        except (DatabaseBusyError, StorageFullError):
+            return known
+        if len(self._noted) > _MOST_KEPT:
+            self._noted.clear()
+        self._noted[known] = now
+        return known
+
+    def note_left(self, request: ClaimRequest, token: DbWorkerToken) -> None:
+        """Record that a machine claims no more; its next claim undoes that."""
+        known = _id_of(_described(request, token))
+        self._noted.pop(known, None)
+        with self._db.transaction() as session:
+            mine = update(DbKnownWorker).where(DbKnownWorker.id == known, DbKnownWorker.left_at.is_(None))
+            session.execute(mine.values(left_at=self._clock.now()))
+
+    def all(self) -> list[tuple[DbKnownWorker, int, datetime]]:
+        """Return the machines with a valid token that have not left, with their active shards and when last seen."""
+        with self._db.session() as session:
+            active = _active(session, self._clock.now())
+            rows = session.scalars(
+                select(DbKnownWorker)
+                .join(DbWorkerToken, DbWorkerToken.id == DbKnownWorker.token_id)
+                .where(DbWorkerToken.revoked_at.is_(None))
+                .order_by(DbKnownWorker.pool, DbKnownWorker.machine, DbKnownWorker.seen_at.desc())
+            )
+            heard = {row[0]: row[1] for row in session.execute(_last_heartbeats())}
+            return [
+                (row, active.get(row.id, 0), max(row.seen_at, heard.get(row.id, row.seen_at)))
+                for row in rows
+                if row.left_at is None or row.id in active or heard.get(row.id, row.left_at) > row.left_at
+            ]
+
+    def forget_old(self) -> None:
+        """Delete machines that have not been seen for long, and the oldest of too many."""
+        now = self._clock.now()
+        with self._db.transaction() as session:
+            busy = list(_active(session, now))
+            old = DbKnownWorker.seen_at < now - KEPT, DbKnownWorker.id.not_in(busy)
+            session.execute(delete(DbKnownWorker).where(*old))
+            if (session.scalar(select(func.count()).select_from(DbKnownWorker)) or 0) > _MOST_KEPT:
+                newest = select(DbKnownWorker.id).order_by(DbKnownWorker.seen_at.desc()).limit(_MOST_KEPT)
+                kept = set(session.scalars(newest))
+                session.execute(delete(DbKnownWorker).where(DbKnownWorker.id.not_in(kept)))
+
+
+def _described(request: ClaimRequest, token: DbWorkerToken) -> dict[str, Any]:
+    return {
+        "token_id": token.id,
+        "machine": request.machine,
+        "labels": sorted(set(request.labels)),
+        "cpus": request.cpus,
+        "gpus": request.gpus,
+        "memory_gb": request.memory_gb,
+        "sandbox": request.sandbox,
+        "sandbox_problem": request.sandbox_problem,
+    }
+
+
+def _id_of(described: dict[str, Any]) -> str:
+    return hashlib.sha256(orjson.dumps(described, option=orjson.OPT_SORT_KEYS)).hexdigest()[:40]
+
+
+def _active(session: Session, now: datetime) -> dict[str, int]:
+    live = and_(DbRunShard.status == "running", DbRunShard.lease_expires_at > now)
+    counted = select(DbRunShard.worker_id, func.count()).where(live).group_by(DbRunShard.worker_id)
+    return {worker: shards for worker, shards in session.execute(counted) if worker is not None}
+
+
+def _last_heartbeats() -> Any:
+    """Return the query for when machines last reported about a shard (``worker_id``, ``moment``)."""
+    owned = DbRunShard.worker_id.is_not(None), DbRunShard.heartbeat_at.is_not(None)
+    last = func.max(DbRunShard.heartbeat_at).label("moment")
+    return select(DbRunShard.worker_id, last).where(*owned).group_by(DbRunShard.worker_id)
+
+
+# -- why a run of a pool waits -------------------------------------------------------------------------
+
+
+class PoolWaits:
+    """Explains why runs of pools wait; machines are read once for a whole list of runs."""
+
+    def __init__(self, db: Database, demands: Demands) -> None:
+        self._db = db
+        self._demands = demands
+        self._known: list[tuple[DbWorkerToken, DbKnownWorker | None]] | None = None
+        self._explained: dict[tuple[str, str, str | None], str | None] = {}
+
+    def why(self, workspace_id: str, pool: str, request: Mapping[str, Any]) -> str | None:
+        """Return why no known worker of the pool may execute a run, in a sentence; None if one may."""
+        asks = self._demands.read(request)
+        alike = workspace_id, pool, needs_key(asks)
+        if alike not in self._explained:
+            self._explained[alike] = self._explain(workspace_id, pool, asks)
+        return self._explained[alike]
+
+    def _explain(self, workspace_id: str, pool: str, asks: ExecutionSection) -> str | None:
+        if self._known is None:
+            self._known = self._read()
+        permitted = [
+            worker
+            for token, worker in self._known
+            if token.pool == pool and (token.workspace_ids is None or workspace_id in token.workspace_ids)
+        ]
+        if not permitted:
+            return (
+                f"no worker token is valid for the pool '{pool}' and this workspace: the operator creates one "
+                f"with `osmosis platform worker-token create --pool {pool}`."
+            )
+        workers = [worker for worker in permitted if worker is not None]
+        if not workers:
+            return f"no worker of the pool '{pool}' has asked for a run in the last {KEPT.days} days."
+        return _why_none_fits(pool, asks, workers)
+
+    def _read(self) -> list[tuple[DbWorkerToken, DbKnownWorker | None]]:
+        """Return the valid tokens, each with every machine that claims with it, in one statement."""
+        heard = _last_heartbeats().subquery()
+        asked = (
+            select(DbWorkerToken, DbKnownWorker, heard.c.moment)
+            .outerjoin(DbKnownWorker, DbKnownWorker.token_id == DbWorkerToken.id)
+            .outerjoin(heard, heard.c.worker_id == DbKnownWorker.id)
+            .where(DbWorkerToken.revoked_at.is_(None))
+            .order_by(DbKnownWorker.machine, DbKnownWorker.id)
+        )
+        with self._db.session() as session:
+            found = sorted(session.execute(asked), key=lambda row: _latest(row[1], row[2]), reverse=True)
+        return [(token, worker) for token, worker, _ in found]
+
+
+def _latest(worker: DbKnownWorker | None, heartbeat: datetime | None) -> float:
+    moments = (worker.seen_at if worker is not None else None, heartbeat)
+    return max((moment.timestamp() for moment in moments if moment is not None), default=0.0)
+
+
+def _why_none_fits(pool: str, asks: ExecutionSection, workers: Sequence[DbKnownWorker]) -> str | None:
+    lacking = {worker.id: list(Machine.of(worker).lacks(asks)) for worker in workers}
+    if not all(lacking.values()):
+        return None
+    had = frozenset[str]().union(*(worker.labels for worker in workers))
+    if nowhere := [label for label in asks.labels or () if label not in had]:
+        named = ", ".join(f"`{label}`" for label in nowhere)
+        return f"no known worker of the pool '{pool}' has the label{'s' if len(nowhere) > 1 else ''} {named}."
+    # A machine is known once for each size and token that it claimed with.
+    shown = list(dict.fromkeys(_described_lack(worker, lacking[worker.id]) for worker in workers))
+    if (more := len(shown) - _MOST_NAMED) > 0:
+        shown[_MOST_NAMED:] = [f"and {more} more lack something"]
+    return f"no known worker of the pool '{pool}' has everything this run requires: {'; '.join(shown)}."
+
+
+def _described_lack(worker: DbKnownWorker, lacking: Sequence[str]) -> str:
+    because = f" ({worker.sandbox_problem})" if "a sandbox" in lacking and worker.sandbox_problem else ""
+    return f"{worker.machine or worker.id[:8]} lacks {', '.join(lacking)}{because}"

@@ -1,0 +1,210 @@
+"""The phases of a run: prepared, executed by workers, finalized; or stopped before.
+
+``pending -> running -> finished | failed | stopped``. A run has one ``prepare`` shard, then one or more ``work`` shards,
+then one ``finalize`` shard. It becomes ``running`` with the first claim of a ``work`` shard. A shard that fails, or a
+request to stop, ends the others as soon as their workers have sent what they have.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import ColumnElement, and_, delete, func, or_, select, update
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import InstrumentedAttribute, Session
+
+from osmosis_ai.platform.clock import Clock, SystemClock
+from osmosis_ai.platform.db.engine import Database, DatabaseBusyError, StorageFullError
+from osmosis_ai.platform.db.tables import DbRun, DbRunShard, new_id
+from osmosis_ai.platform.log_lines import LogLine
+from osmosis_ai.platform.logs import LogStore
+from osmosis_ai.platform.machines import Demands
+from osmosis_ai.platform.runs.lifecycle import OPEN, Outcome
+from osmosis_ai.platform.runs.resume_state import forget_resume, resume_step
+
+TERM = timedelta(seconds=30)
+"""How long a lease lasts from each renewal, unless the platform's settings say otherwise."""
+LONGEST_PAUSE = timedelta(minutes=5)
+"""How far ahead ``not_before`` of a shard is set at most."""
+# Two readings of a healthy clock may differ by this.
+_CLOCK_SLACK = timedelta(seconds=1)
+
+
+class RunPhases:
+    """Moves runs from phase to phase. Methods that take a session are part of its transaction."""
+
+    def __init__(
+        self,
+        db: Database,
+        clock: Clock,
+        logs: LogStore,
+        demands: Demands | None = None,
+        term: timedelta = TERM,
+    ) -> None:
+        self._db = db
+        self._clock = clock
+        self._logs = logs
+        self._demands = demands or Demands()
+        self.term = term
+        self.changed = threading.Event()
+        """Set when the platform itself may have a shard to execute."""
+        self.claimable = threading.Event()
+        """Set when a worker may have a shard to execute."""
+        self._interrupted = False
+
+    def add(self, session: Session, run: DbRun, attempts: Sequence[tuple[int, int]] | None = None) -> None:
+        """Queue a pending run: all of it, or only these attempts (row, number) of an evaluation that is retried."""
+        session.execute(delete(DbRunShard).where(DbRunShard.run_id == run.id))
+        listed = None if attempts is None else [list(each) for each in attempts]
+        session.add(DbRunShard(id=new_id("shd"), run_id=run.id, kind="prepare", attempts=listed))
+        self.changed.set()
+
+    def request_stop(self, session: Session, run: DbRun) -> None:
+        """Make a run stop: at once if no worker has begun with it."""
+        run.stop_requested_at = self._clock.now()
+        self._advance(session, run)
+
+    def close_stopped(self) -> None:
+        """Stop the shards without a worker of runs that must end, since no worker claims them any more."""
+        with self._db.session() as session:
+            free = is_free(self._now(session), self.term)
+            ending = or_(DbRun.stop_requested_at.is_not(None), DbRun.error.is_not(None))
+            asked = select(DbRun.id).join(DbRunShard).where(DbRun.status.in_(OPEN), ending, free).distinct()
+            found = list(session.scalars(asked.where(DbRunShard.kind != "finalize")))
+        for run_id in found:
+            with self._writing() as session:
+                run = session.get(DbRun, run_id, with_for_update=True)
+                if run is not None and run.status in OPEN:
+                    self._advance(session, run)
+
+    def extend_all(self) -> None:
+        """Give every owner a whole term from now on: none could renew its lease while the platform was away."""
+        with self._db.transaction() as session:
+            owned = DbRunShard.status == "running", DbRunShard.lease_expires_at.is_not(None)
+            session.execute(
+                update(DbRunShard).where(*owned).values(lease_expires_at=self._now(session) + self.term)
+            )
+
+    def _advance(self, session: Session, run: DbRun) -> None:
+        """Stop the idle shards of a run that must end, and begin its next phase once no shard is open."""
+        session.flush()
+        mine = select(DbRunShard).where(DbRunShard.run_id == run.id).order_by(DbRunShard.number)
+        shards = session.scalars(mine.with_for_update()).all()
+        now = self._now(session)
+        if run.stop_requested_at is not None or run.error is not None:
+            for shard in shards:
+                if shard.kind != "finalize" and shard.status in OPEN and is_idle(shard, now, self.term):
+                    shard.status, shard.lease_expires_at = "stopped", None
+        if any(shard.status in OPEN for shard in shards):
+            return
+        kinds = {shard.kind for shard in shards}
+        if run.status not in OPEN:
+            return
+        prepared = next((shard for shard in shards if shard.kind == "prepare"), None)
+        if kinds == {"prepare"} and prepared is not None and prepared.status == "finished":
+            session.add_all(self._work_shards(run, prepared.attempts))
+            self.claimable.set()
+        elif run.status == "pending" or "finalize" in kinds:
+            # No worker has begun with it, or it cannot be finalized.
+            self.end_run(session, run)
+        else:
+            session.add(DbRunShard(id=new_id("shd"), run_id=run.id, kind="finalize"))
+            self.changed.set()
+
+    def _work_shards(self, run: DbRun, attempts: list[Any] | None) -> list[DbRunShard]:
+        workers = self._demands.read(run.request).workers or 1
+        rows = int((run.results or {}).get("sampled_rows") or 1) if run.kind == "eval" else 1
+        if attempts is None:
+            count = min(workers, rows)
+            parts: list[list[Any] | None] = [None] * count
+        else:
+            by_row: dict[int, list[Any]] = {}
+            for row, number in attempts:
+                by_row.setdefault(row, []).append([row, number])
+            groups = list(by_row.values())
+            count = min(workers, len(groups))
+            parts = [[each for group in groups[number::count] for each in group] for number in range(count)]
+        return [
+            DbRunShard(
+                id=new_id("shd"), run_id=run.id, kind="work", number=number, count=count, attempts=part
+            )
+            for number, part in enumerate(parts)
+        ]
+
+    def end_run(self, session: Session, run: DbRun) -> None:
+        """Give a run its final status; its secrets are forgotten."""
+        outcome: Outcome
+        if run.stop_requested_at is not None:
+            outcome, run.error = "stopped", None
+        else:
+            outcome = "finished" if run.error is None else "failed"
+        if run.kind == "training":
+            if outcome == "finished":
+                forget_resume(run)
+            elif run.error is not None and (step := resume_step(run)) is not None:
+                run.error += (
+                    f" Resume it from the checkpoint of step {step}: `osmosis train resume {run.name}`."
+                )
+        run.status, run.completed_at, run.sealed_secrets = outcome, self._clock.now(), None
+        line = LogLine(run.error or outcome, level="error" if run.error else "info", step="run")
+        self._logs.add(session, run.id, [line])
+
+    @contextmanager
+    def _writing(self) -> Iterator[Session]:
+        """Open a transaction; the first one after an outage extends all leases before anything else is written."""
+        if self._interrupted:
+            self.extend_all()
+            self._interrupted = False
+        try:
+            with self._db.transaction() as session:
+                yield session
+        except (DatabaseBusyError, StorageFullError, DBAPIError):
+            self._interrupted = True
+            raise
+
+    @property
+    def _uses_database_clock(self) -> bool:
+        return not self._db.is_sqlite and isinstance(self._clock, SystemClock)
+
+    def _now(self, session: Session) -> datetime:
+        if not self._uses_database_clock:
+            return self._clock.now()
+        # `now()` is the start of the transaction.
+        moment: datetime = session.scalars(select(func.clock_timestamp())).one()
+        return moment
+
+    def _extend(self, shard: DbRunShard, now: datetime) -> None:
+        shard.heartbeat_at, shard.lease_expires_at = now, now + self.term
+
+
+def is_idle(shard: DbRunShard, now: datetime, term: timedelta) -> bool:
+    return (
+        shard.status == "pending"
+        or shard.lease_expires_at is None
+        or is_over(shard.lease_expires_at, now, term)
+    )
+
+
+def is_free(now: datetime, term: timedelta) -> ColumnElement[bool]:
+    """Return the condition that no worker owns a shard."""
+    expired = _are_over(DbRunShard.lease_expires_at, now, term)
+    return or_(DbRunShard.status == "pending", and_(DbRunShard.status == "running", expired))
+
+
+def is_due(now: datetime) -> ColumnElement[bool]:
+    return _are_over(DbRunShard.not_before, now, LONGEST_PAUSE)
+
+
+def is_over(until: datetime, now: datetime, longest: timedelta) -> bool:
+    # If the clock was set back, a moment may lie further ahead than it was ever set.
+    return until <= now or until > now + longest + _CLOCK_SLACK
+
+
+def _are_over(
+    until: InstrumentedAttribute[datetime | None], now: datetime, longest: timedelta
+) -> ColumnElement[bool]:
+    return or_(until.is_(None), until <= now, until > now + longest + _CLOCK_SLACK)

@@ -1,0 +1,775 @@
+"""The run queue: which worker executes which shard, and what it has reported.
+
+Workers claim the ``work`` shards of runs (``phases.py``); the platform itself claims the others (``finalize.py``).
+
+A lease is a random token with an expiry in the shard's row. Every write checks the token in its transaction, so a
+replaced worker cannot write. The expiry only says when others may claim: until somebody does, the owner of an expired
+lease may continue. Time is the database's on PostgreSQL and the platform's on SQLite. Clocks may jump, which only
+changes when others try.
+
+A transaction locks the run before its shards.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cache
+from typing import Any
+
+from sqlalchemy import Interval, bindparam, func, or_, select, update
+from sqlalchemy.orm import Session
+
+from osmosis_ai.api.wire.workers import (
+    Assignment,
+    ClaimRequest,
+    FinishRequest,
+    ReleaseRequest,
+    ShardClosed,
+    SyncReply,
+    SyncRequest,
+)
+from osmosis_ai.config.execution import ExecutionSection, read_execution
+from osmosis_ai.errors import ConflictError, OsmosisError
+from osmosis_ai.platform.blobs.store import BlobError
+from osmosis_ai.platform.clock import Clock
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.tables import DbRun, DbRunShard, DbSecretAccess, DbWorkerToken, new_id
+from osmosis_ai.platform.log_lines import LogLine, bounded, bounded_details, storable
+from osmosis_ai.platform.logs import LogStore
+from osmosis_ai.platform.machines import Demands, Machine
+from osmosis_ai.platform.queue.assignment import Assignments
+from osmosis_ai.platform.queue.budget import has_budget, used_up
+from osmosis_ai.platform.queue.phases import LONGEST_PAUSE, RunPhases, is_due, is_free, is_over
+from osmosis_ai.platform.queue.training import apply_training
+from osmosis_ai.platform.queue.uploads import BegunUpload, RunUploads, take_files
+from osmosis_ai.platform.runs.journals import NewLines, append_lines, read_lines
+from osmosis_ai.platform.runs.lifecycle import OPEN, LeaseLostError, Outcome, UploadLimitError
+from osmosis_ai.redaction import Redactor
+
+MAX_FAILED_ATTEMPTS = {"eval": 3, "training": 12}
+"""Workers in a row that failed without progress, after which a run fails. The hours of a training run are worth waiting for
+memory or a GPU that others use; the records of an evaluation are safe."""
+_FIRST_PAUSE = timedelta(seconds=0.5)
+_INPUTS_PAUSE = timedelta(seconds=10)
+_UNFIT_FOR = timedelta(minutes=1)
+"""For how long a shard that a machine could not execute is left to other machines."""
+_OLDEST_OF_KIND, _MOST_OF_WORKSPACE = 5, 50
+_MOST_EXTENTS = 4096
+_FACTS = {"environment": 4096, "isolation": 255, "grader_digest": 64}
+
+
+LOCAL = "local"
+"""The ``token_id`` of shards that the platform's own host has claimed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimScope:
+    """The shards that the bearer of a worker token or ticket may claim."""
+
+    pool: str | None = None
+    workspaces: frozenset[str] | None = None
+    shard_id: str | None = None
+    token_id: str | None = None
+    worker_id: str | None = None
+
+    def includes(self, run: DbRun, shard: DbRunShard) -> bool:
+        """Whether a shard may be claimed, as far as the credential decides it."""
+        if self.shard_id is not None:
+            return shard.id == self.shard_id
+        return run.pool == self.pool and (self.workspaces is None or run.workspace_id in self.workspaces)
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to write a shard."""
+
+    shard_id: str
+    token: str
+    run_id: str
+
+
+class Pace:
+    """Chooses how long workers and hosts wait until their next call: longer the more there are."""
+
+    def __init__(self, clock: Clock, term: timedelta, *, shortest_s: float) -> None:
+        self._clock = clock
+        self._term_s = term.total_seconds()
+        self._shortest_s = shortest_s
+        self._seen: OrderedDict[str, float] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def next_s(self, caller: str) -> float:
+        """Return the seconds until the caller should call again."""
+        now = self._clock.monotonic()
+        with self._lock:
+            self._seen[caller] = now
+            self._seen.move_to_end(caller)
+            while self._seen and now - next(iter(self._seen.values())) > 2 * self._term_s:
+                self._seen.popitem(last=False)
+            return min(max(self._shortest_s, len(self._seen) / 100), self._term_s / 3)
+
+
+class RunQueue(RunPhases):
+    """The queue of one platform. Every method blocks, and none may be called inside a transaction unless it takes one."""
+
+    def __init__(
+        self,
+        db: Database,
+        clock: Clock,
+        logs: LogStore,
+        demands: Demands,
+        term: timedelta,
+        assignments: Assignments,
+        uploads: RunUploads,
+    ) -> None:
+        super().__init__(db, clock, logs, demands, term)
+        self._assignments = assignments
+        self._uploads = uploads
+        self._claims = Pace(clock, term, shortest_s=1.0)
+        self._syncs = Pace(clock, term, shortest_s=min(2.0, term.total_seconds() / 6))
+        self._extents: OrderedDict[str, _Extent | None] = OrderedDict()
+        self._reported: set[tuple[str, type[OsmosisError]]] = set()
+
+    # -- claim ---------------------------------------------------------------------------------------
+
+    def claim(self, request: ClaimRequest, scope: ClaimScope) -> Assignment | None:
+        """Assign a shard to a worker, with everything it needs; None if there is none for it."""
+        while (lease := self._take(request, scope)) is not None:
+            try:
+                assignment = self._assignments.of(
+                    lease.shard_id, next_poll_s=self._syncs.next_s(lease.shard_id)
+                )
+            except OsmosisError as error:
+                if error.is_infrastructure:
+                    self._return(
+                        lease,
+                        f"it waits for {'the store' if isinstance(error, BlobError) else 'its inputs'}: {error.message}",
+                    )
+                    raise
+                hint = f"; {error.hint.rstrip('.')}" if error.hint else ""
+                sentence = f"{error.message.rstrip('.')}{hint}."
+                self._fail(lease, sentence)
+                continue
+            except BaseException:
+                self._return(lease, None)
+                raise
+            if assignment.lease.token.get_secret_value() != lease.token:
+                # The lease expired before the assignment was read, and another worker has the shard.
+                continue
+            if assignment.secrets:
+                self._log_secrets(assignment, request, scope)
+            return assignment
+        return None
+
+    def next_claim_s(self, host: str) -> float:
+        """Return the seconds until a host should claim again."""
+        return self._claims.next_s(host)
+
+    def take(self, kind: str) -> Lease | None:
+        """Assign a ``prepare`` or ``finalize`` shard to the platform itself."""
+        with self._db.session() as session:
+            now = self._now(session)
+            asked = select(DbRunShard.id).where(DbRunShard.kind == kind, is_free(now, self.term), is_due(now))
+            ids = session.scalars(asked.order_by(DbRunShard.id).limit(_MOST_OF_WORKSPACE)).all()
+        if not ids:
+            return None
+        with self._writing() as session:
+            now = self._now(session)
+            for shard_id in ids:
+                found = _locked(session, shard_id, skip_locked=True)
+                if found is not None and self._can_own(*found, now):
+                    return self._own(*found, now)
+        return None
+
+    def renew(self, lease: Lease) -> None:
+        """Keep a lease of the platform itself."""
+        with self._writing() as session:
+            self._extend(_owned(session, lease.shard_id, lease.token)[1], self._now(session))
+
+    @contextmanager
+    def writing(self, lease: Lease) -> Iterator[tuple[Session, DbRun]]:
+        """Write under a lease of the platform itself."""
+        with self._writing() as session:
+            run, shard = _owned(session, lease.shard_id, lease.token)
+            self._extend(shard, self._now(session))
+            yield session, run
+
+    def _take(self, request: ClaimRequest, scope: ClaimScope) -> Lease | None:
+        machine, is_repeated = Machine.of(request), DbRunShard.claim_id == request.claim_id
+        with self._db.session() as session:
+            # Most claims find nothing, and need not write.
+            if session.scalar(select(DbRunShard.id).where(is_repeated)) is None and not self._candidates(
+                session, machine, scope, self._now(session), request.run_id
+            ):
+                return None
+        with self._writing() as session:
+            if not self._db.is_sqlite:
+                # A claim that arrives twice at the same time must not get two shards.
+                session.execute(select(func.pg_advisory_xact_lock(int(request.claim_id[:15], 16))))
+            now = self._now(session)
+            repeated = session.scalar(select(DbRunShard.id).where(is_repeated))
+            if repeated is not None:
+                return self._repeat(session, repeated, request, scope, now)
+            for shard_id in self._candidates(session, machine, scope, now, request.run_id):
+                found = _locked(session, shard_id, skip_locked=True)
+                if found is None or not self._can_own(*found, now):
+                    continue
+                if not _is_valid(session, scope.token_id):
+                    return None
+                run, shard = found
+                if shard.status == "running":
+                    # Its owner fell silent.
+                    shard.failed_attempts += 1
+                    if shard.failed_attempts >= MAX_FAILED_ATTEMPTS[run.kind]:
+                        self._end_shard(session, run, shard, "failed", _hopeless(shard.failed_attempts))
+                        continue
+                shard.claim_id, shard.token_id, shard.worker_id = (
+                    request.claim_id,
+                    scope.token_id,
+                    scope.worker_id,
+                )
+                if run.status == "pending":
+                    run.status, run.started_at = "running", run.started_at or self._clock.now()
+                return self._own(run, shard, now)
+        return None
+
+    def _repeat(
+        self, session: Session, shard_id: str, request: ClaimRequest, scope: ClaimScope, now: datetime
+    ) -> Lease:
+        found = _locked(session, shard_id)
+        if found is not None:
+            run, shard = found
+            is_live = shard.status == "running" and shard.lease_token is not None
+            if is_live and shard.claim_id == request.claim_id and scope.includes(run, shard):
+                self._extend(shard, now)
+                return Lease(shard.id, shard.lease_token or "", run.id)
+        raise ConflictError("this claim has been answered; a new claim needs an id of its own.")
+
+    def _candidates(
+        self,
+        session: Session,
+        machine: Machine,
+        scope: ClaimScope,
+        now: datetime,
+        run_id: str | None = None,
+    ) -> list[str]:
+        """Return the shards that a machine can execute, those of the workspace with the fewest active ones first."""
+        age = (DbRun.created_at, DbRun.id, DbRunShard.number)
+        place = func.row_number().over(partition_by=(DbRun.workspace_id, DbRun.needs), order_by=age)
+        conditions = [
+            DbRunShard.kind == "work",
+            is_free(now, self.term),
+            is_due(now),
+            DbRun.status.in_(OPEN),
+            DbRun.stop_requested_at.is_(None),
+            DbRun.error.is_(None),
+        ]
+        if scope.shard_id is not None:
+            conditions.append(DbRunShard.id == scope.shard_id)
+        else:
+            conditions.append(DbRun.pool.is_(None) if scope.pool is None else DbRun.pool == scope.pool)
+            if scope.workspaces is not None:
+                conditions.append(DbRun.workspace_id.in_(scope.workspaces))
+            if scope.worker_id is not None:
+                conditions.append(
+                    or_(
+                        DbRunShard.unfit_worker_id.is_(None),
+                        DbRunShard.unfit_worker_id != scope.worker_id,
+                        is_due(now - _UNFIT_FOR),
+                    )
+                )
+        if run_id is not None:
+            conditions.append(DbRun.id == run_id)
+        ids = select(DbRunShard.id, place.label("place")).join(DbRun).where(*conditions).subquery()
+        columns = (
+            DbRunShard.id,
+            DbRunShard.number,
+            DbRun.id,
+            DbRun.workspace_id,
+            DbRun.created_at,
+            DbRun.request,
+        )
+        asked = (
+            select(*columns).join(DbRun, DbRun.id == DbRunShard.run_id).join(ids, ids.c.id == DbRunShard.id)
+        )
+        found = session.execute(asked.where(ids.c.place <= _OLDEST_OF_KIND * _MOST_OF_WORKSPACE)).all()
+        fitting = [
+            row
+            for row in found
+            if scope.shard_id is not None
+            or next(machine.lacks(self._demands.read(row.request)), None) is None
+        ]
+        if len(fitting) < 2:
+            return [row[0] for row in fitting]
+        active = select(DbRun.workspace_id, func.count()).join(DbRunShard)
+        live = DbRunShard.kind == "work", DbRunShard.status == "running", DbRunShard.lease_expires_at > now
+        by_workspace = session.execute(active.where(*live).group_by(DbRun.workspace_id))
+        counted = Counter({row[0]: row[1] for row in by_workspace})
+        fitting.sort(key=lambda row: (counted[row[3]], row[4], row[2], row[1]))
+        return [row[0] for row in fitting]
+
+    def _can_own(self, run: DbRun, shard: DbRunShard, now: datetime) -> bool:
+        """Whether a shard that was read before its rows were locked may still be claimed."""
+        is_free = shard.status == "pending" or (
+            shard.status == "running"
+            and (shard.lease_expires_at is None or is_over(shard.lease_expires_at, now, self.term))
+        )
+        is_ending = run.stop_requested_at is not None or run.error is not None
+        return run.status in OPEN and is_free and (shard.kind == "finalize" or not is_ending)
+
+    def _own(self, run: DbRun, shard: DbRunShard, now: datetime) -> Lease:
+        shard.status, shard.lease_token = "running", f"osml_{secrets.token_urlsafe(24)}"
+        shard.attempt += 1
+        shard.log_lines, shard.not_before, shard.unfit_worker_id = 0, None, None
+        self._extend(shard, now)
+        return Lease(shard.id, shard.lease_token, run.id)
+
+    def _return(self, lease: Lease, waits: str | None) -> None:
+        """Undo a claim that could not be answered; others go first for a while."""
+        with self._writing() as session:
+            run, shard = _owned(session, lease.shard_id, lease.token)
+            shard.attempt -= 1
+            shard.claim_id = shard.lease_token = None
+            self._make_pending(shard, self._now(session) + _INPUTS_PAUSE)
+            if waits is not None and shard.waits != waits:
+                self._logs.add(session, run.id, [LogLine(waits, level="warning", step="queue")])
+            shard.waits = waits
+
+    def _fail(self, lease: Lease, error: str) -> None:
+        """Fail the shard of a claim that can never be answered; the same claim may get another shard."""
+        with self._writing() as session:
+            run, shard = _owned(session, lease.shard_id, lease.token)
+            shard.claim_id = None
+            self._end_shard(session, run, shard, "failed", error)
+
+    def _log_secrets(self, assignment: Assignment, request: ClaimRequest, scope: ClaimScope) -> None:
+        """Record which secrets a claim is answered with, before it is: for the workspace, and in the run's log."""
+        run, attempt, names = assignment.run, assignment.lease.attempt, sorted(assignment.secrets)
+        entry = DbSecretAccess(
+            id=new_id("sac"),
+            workspace_id=run.workspace_id,
+            run_id=run.id,
+            run_name=run.name,
+            attempt=attempt,
+            claim_id=request.claim_id,
+            names=names,
+            machine=None if request.machine is None else storable(request.machine),
+            pool=scope.pool,
+            created_at=self._clock.now(),
+        )
+        where = {"machine": request.machine, "pool": scope.pool}
+        details = {name: value for name, value in where.items() if value is not None}
+        message = f"the worker of attempt {attempt} received these secrets: {', '.join(names)}"
+        with self._writing() as session:
+            session.add(entry)
+            self._logs.add(session, run.id, [LogLine(message, step="queue", details=details or None)])
+
+    # -- jobs of a cluster -----------------------------------------------------------------------------
+
+    def waiting_shards(self, besides: Collection[str] = ()) -> list[tuple[DbRunShard, ExecutionSection]]:
+        """Return the shards that wait for the platform's own machines, with what their runs require."""
+        with self._db.session() as session:
+            ids = self._candidates(session, Machine(), ClaimScope(), self._now(session))
+            wanted = [shard_id for shard_id in ids if shard_id not in besides]
+            asked = select(DbRunShard, DbRun.request).join(DbRun).where(DbRunShard.id.in_(wanted))
+            found = {shard.id: (shard, request) for shard, request in session.execute(asked)}
+        ordered = [found[shard_id] for shard_id in wanted if shard_id in found]
+        return [(shard, self._demands.read(request)) for shard, request in ordered]
+
+    def open_shard(self, shard_id: str) -> DbRunShard | None:
+        """Return a shard that has not ended."""
+        with self._db.session() as session:
+            shard = session.get(DbRunShard, shard_id)
+        return shard if shard is not None and shard.status in OPEN else None
+
+    def must_stop(self, run_id: str) -> bool:
+        """Return whether a run must end."""
+        with self._db.session() as session:
+            run = session.get(DbRun, run_id)
+        return run is None or run.stop_requested_at is not None or run.error is not None
+
+    def give_back(self, shard_id: str, reason: str, *, counts: bool) -> None:
+        """Return a shard whose job has ended without doing so."""
+        with self._writing() as session:
+            if (found := _locked(session, shard_id)) is not None and found[1].status in OPEN:
+                self._release(session, *found, ReleaseRequest(reason=reason, counts=counts))
+
+    def give_back_local(self) -> None:
+        """Return the shards of this platform's previous process, whose workers ended with it."""
+        mine = DbRunShard.token_id == LOCAL, DbRunShard.kind == "work", DbRunShard.status == "running"
+        with self._db.session() as session:
+            found = list(session.scalars(select(DbRunShard.id).where(*mine)))
+        for shard_id in found:
+            self.give_back(shard_id, "the platform was restarted", counts=True)
+
+    def explain(self, shard_ids: Sequence[str], reason: str) -> None:
+        """Record why shards wait; an empty reason removes the former one."""
+        waits = f"{reason.rstrip('.')}." if reason else None
+        with self._writing() as session:
+            for shard in session.scalars(select(DbRunShard).where(DbRunShard.id.in_(shard_ids))):
+                if shard.status == "pending" and shard.waits != waits:
+                    shard.waits = waits
+                    if waits is not None:
+                        self._logs.add(session, shard.run_id, [LogLine(waits, level="warning", step="queue")])
+
+    def log(self, run_id: str, message: str) -> None:
+        """Add a line to the log of a run."""
+        self._logs.append(run_id, [LogLine(message, step="queue")])
+
+    # -- sync ----------------------------------------------------------------------------------------
+
+    def sync(self, shard_id: str, token: str, request: SyncRequest) -> SyncReply:
+        """Extend a lease, and write everything that a worker reports, or nothing."""
+        lines = read_lines(request.journal) if request.journal is not None else None
+        extent = self._extent(shard_id) if lines is not None and lines.samples else None
+        begun: Sequence[BegunUpload] = ()
+        if request.sent or request.wanted:
+            run_id = self.require_owner(shard_id, token)
+            self._uploads.complete(run_id, request.sent)
+            begun = self._uploads.begin(run_id, request.wanted)
+        try:
+            reply, replaced, obsolete = self._write(shard_id, token, request, lines, extent, begun)
+        except BaseException as error:
+            if begun:
+                self._uploads.give_up(run_id, begun)
+            if isinstance(error, UploadLimitError | _ForeignAttemptError):
+                self._report_once(extent.run_id if extent is not None else run_id, error)
+            raise
+        self._uploads.clear(replaced, obsolete)
+        if begun:
+            reply.uploads = self._uploads.grants(run_id, begun)
+        if request.find_agent:
+            reply.agent = self._assignments.agent_of(shard_id)
+        return reply
+
+    def _write(
+        self,
+        shard_id: str,
+        token: str,
+        request: SyncRequest,
+        lines: NewLines | None,
+        extent: _Extent | None,
+        begun: Sequence[BegunUpload],
+    ) -> tuple[SyncReply, Sequence[Any], Sequence[str]]:
+        with self._writing() as session:
+            held = _find_held(session, shard_id, token)
+            changes: dict[str, Any] = {}
+            run_changes: dict[str, Any] = {}
+            accepted = False
+            if lines is not None:
+                if extent is not None:
+                    extent.require_own(lines)
+                accepted = append_lines(session, held, lines)
+                changes["journal_bytes"] = held.journal_bytes
+                if accepted:
+                    changes |= {"failed_attempts": 0, "waits": None}
+                    run_changes["accepted"] = held.accepted
+            replaced = self._uploads.note_wanted(session, held.run_id, begun)
+            if request.files:
+                take_files(session, held.run_id, held.revision, request.files)
+            if request.log is not None:
+                changes["log_lines"] = self._take_log(session, held, request)
+            if request.worked_s is not None:
+                changes["worked_s"] = max(held.worked_s, request.worked_s)
+            if request.limited_by is not None:
+                changes["limited_by"] = bounded_details(request.limited_by, Redactor(()))
+            for name, most in _FACTS.items():
+                if (said := getattr(request, name)) is not None:
+                    run_changes[name] = storable(said)[:most]
+            checkpoints: dict[int, str] = {}
+            obsolete: Sequence[str] = ()
+            if accepted and extent is not None and extent.limits is not None and held.error is None:
+                planned = extent.rows * extent.n
+                held.error = run_changes["error"] = used_up(session, held.run_id, extent.limits, planned)
+            if request.training is not None:
+                run = session.get_one(DbRun, held.run_id)
+                applied = apply_training(session, run, held.attempt, request.training, self._clock.now())
+                checkpoints, obsolete = applied.checkpoints, applied.obsolete
+                if applied.has_progress:
+                    changes |= {"failed_attempts": 0, "waits": None}
+                session.flush()
+            if run_changes:
+                mine = update(DbRun).where(DbRun.id == held.run_id)
+                # Through the session, each update would also search the objects that it has loaded.
+                session.connection().execute(mine.values(run_changes))
+            self._keep(session, shard_id, changes)
+            reply = SyncReply(
+                stop=held.stop_requested_at is not None or held.error is not None,
+                term_s=self.term.total_seconds(),
+                next_poll_s=self._syncs.next_s(shard_id),
+                journal_bytes=held.journal_bytes,
+                log_lines=changes.get("log_lines", held.log_lines),
+                checkpoints=checkpoints,
+            )
+        return reply, replaced, obsolete
+
+    def _keep(self, session: Session, shard_id: str, changes: dict[str, Any]) -> None:
+        """Write a shard's changes, and extend its lease by the database's clock."""
+        if self._uses_database_clock:
+            parameters = {"shard": shard_id, "term": self.term, **changes}
+        else:
+            now = self._clock.now()
+            parameters = {"shard": shard_id, "now": now, "expiry": now + self.term, **changes}
+        statement = _update_shard(tuple(sorted(changes)), by_database=self._uses_database_clock)
+        session.connection().execute(statement, parameters)
+
+    def _take_log(self, session: Session, held: _Held, request: SyncRequest) -> int:
+        part = request.log
+        assert part is not None
+        # An older state of the database knows fewer lines; those between are lost.
+        new = part.lines[max(0, held.log_lines - part.first) :]
+        prefix = f"worker {held.number + 1}: " if held.count > 1 else ""
+        lines = [
+            LogLine(
+                prefix + storable(line.message), line.level, storable(line.step), line.details, line.timestamp
+            )
+            for line in new
+        ]
+        self._logs.add(session, held.run_id, lines)
+        return max(held.log_lines, part.first + len(part.lines))
+
+    def require_owner(self, shard_id: str, token: str) -> str:
+        """Check a lease by reading; return the run's id."""
+        with self._db.session() as session:
+            shard = session.get(DbRunShard, shard_id)
+        if shard is None or not _is_owner(shard, token):
+            raise _lost(shard_id)
+        return shard.run_id
+
+    def _extent(self, shard_id: str) -> _Extent | None:
+        if shard_id not in self._extents:
+            with self._db.session() as session:
+                found = session.execute(
+                    select(DbRunShard, DbRun).join(DbRun).where(DbRunShard.id == shard_id)
+                ).one_or_none()
+            self._extents[shard_id] = _Extent.of(found[1], found[0]) if found is not None else None
+            if len(self._extents) > _MOST_EXTENTS:
+                self._extents.popitem(last=False)
+        return self._extents[shard_id]
+
+    def _report_once(self, run_id: str, error: OsmosisError) -> None:
+        # A message may name anything that the worker has sent.
+        if (known := (run_id, type(error))) not in self._reported:
+            self._reported.add(known)
+            hint = f" ({error.hint})" if error.hint else ""
+            self._logs.append(run_id, [LogLine(error.message + hint, level="warning", step="queue")])
+
+    # -- finish and release --------------------------------------------------------------------------
+
+    def finish(self, shard_id: str, token: str, request: FinishRequest) -> ShardClosed:
+        """End a shard. A run with a stop request is stopped, whatever else happened."""
+        with self._writing() as session:
+            found = _locked(session, shard_id)
+            if found is None or found[1].lease_token != token:
+                raise _lost(shard_id)
+            run, shard = found
+            if shard.status in OPEN:
+                if not _is_owner(shard, token):
+                    raise _lost(shard_id)
+                if request.note is not None:
+                    run.results = {**(run.results or {}), "ending": bounded(storable(request.note))}
+                status: Outcome = "stopped" if run.stop_requested_at is not None else request.outcome
+                self._end_shard(session, run, shard, status, request.error)
+            return ShardClosed(status=shard.status)  # type: ignore[arg-type]
+
+    def release(self, shard_id: str, token: str, request: ReleaseRequest) -> ShardClosed:
+        """Return a shard for another worker, which continues from what was reported."""
+        with self._writing() as session:
+            found = _locked(session, shard_id)
+            if found is None or found[1].lease_token != token:
+                raise _lost(shard_id)
+            run, shard = found
+            if _is_owner(shard, token):
+                self._release(session, run, shard, request)
+            status = shard.status
+        if request.counts:
+            self._assignments.doubt_source(run.id)
+        return ShardClosed(status=status)  # type: ignore[arg-type]
+
+    def _release(self, session: Session, run: DbRun, shard: DbRunShard, request: ReleaseRequest) -> None:
+        reason = bounded(storable(request.reason)).rstrip(".") if request.reason else None
+        if request.counts:
+            shard.failed_attempts += 1
+            if shard.failed_attempts >= MAX_FAILED_ATTEMPTS[run.kind]:
+                why = f"{reason}; " if reason else ""
+                self._end_shard(session, run, shard, "failed", f"{why}{_hopeless(shard.failed_attempts)}")
+                return
+        now = self._now(session)
+        pause, waits = timedelta(), None
+        if reason is not None:
+            waits = f"it waits for a worker: {reason}." if shard.kind == "work" else f"{reason}."
+        if waits is not None and waits == shard.waits and not request.counts:
+            # An outage may last for hours, and is logged once.
+            pause = _INPUTS_PAUSE
+        elif reason is not None:
+            pause = min(LONGEST_PAUSE, _FIRST_PAUSE * 2 ** max(0, shard.failed_attempts - 1))
+            again = f"{reason} (trying again in {pause.total_seconds():g} s)"
+            self._logs.add(session, run.id, [LogLine(again, level="warning", step="queue")])
+        if request.unfit:
+            shard.unfit_worker_id, pause = shard.worker_id, max(pause, _FIRST_PAUSE)
+        self._make_pending(shard, now + pause if pause else None)
+        shard.waits = waits
+        self._advance(session, run)
+
+    def _make_pending(self, shard: DbRunShard, not_before: datetime | None) -> None:
+        shard.status, shard.lease_expires_at, shard.not_before = "pending", None, not_before
+        self.claimable.set()
+
+    def _end_shard(
+        self, session: Session, run: DbRun, shard: DbRunShard, status: Outcome, error: str | None = None
+    ) -> None:
+        """End a shard; one that failed ends its run."""
+        shard.status, shard.lease_expires_at = status, None
+        if status == "failed":
+            shard.error = bounded(storable(error or "the worker did not report why."))
+            if run.stop_requested_at is None and run.error is None:
+                run.error = shard.error
+        self._advance(session, run)
+
+
+class _ForeignAttemptError(ConflictError):
+    """A worker reported an attempt that is not part of its shard."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Extent:
+    """The attempts that belong to a shard of an evaluation."""
+
+    run_id: str
+    rows: int
+    n: int
+    dataset_rows: int
+    number: int
+    count: int
+    attempts: frozenset[tuple[int, int]] | None
+    limits: ExecutionSection | None
+
+    @classmethod
+    def of(cls, run: DbRun, shard: DbRunShard) -> _Extent | None:
+        from osmosis_ai.platform.runs.submit.eval_request import read_eval_request
+        from osmosis_ai.platform.runs.submit.row_selection import RowSelection
+
+        if run.kind != "eval" or not run.selection:
+            return None
+        rows = RowSelection.read(run.selection)
+        listed = (
+            None if shard.attempts is None else frozenset((row, number) for row, number in shard.attempts)
+        )
+        n = read_eval_request(run.request).evaluation.n
+        asked = read_execution(run.request.get("advanced_config"))
+        limits = asked if has_budget(asked) else None
+        return cls(run.id, len(rows.rows()), n, rows.total_rows, shard.number, shard.count, listed, limits)
+
+    def require_own(self, lines: NewLines) -> None:
+        """Refuse records of attempts that are not part of the shard."""
+        for sample in lines.samples:
+            if (problem := self._problem(sample)) is not None:
+                raise _ForeignAttemptError(f"a record does not belong to this part of the run: {problem}.")
+
+    def _problem(self, sample: dict[str, Any]) -> str | None:
+        row, number = sample["row_index"], sample["run_index"]
+        if row >= self.rows:
+            return f"the run has {self.rows} rows, and no row {row}"
+        if number >= self.n:
+            return f"the run has {self.n} attempts per row, and no attempt {number}"
+        if sample["source_row_index"] >= self.dataset_rows:
+            return f"the dataset has {self.dataset_rows} rows, and no row {sample['source_row_index']}"
+        is_own = row % self.count == self.number if self.attempts is None else (row, number) in self.attempts
+        return None if is_own else f"row {row}, attempt {number} is executed by another worker"
+
+
+@dataclass(slots=True)
+class _Held:
+    """What a sync reads of its shard and run, whose rows are locked."""
+
+    shard_id: str
+    number: int
+    count: int
+    status: str
+    lease_token: str | None
+    lease_expires_at: datetime | None
+    attempt: int
+    journal_bytes: int
+    log_lines: int
+    worked_s: float
+    run_id: str
+    kind: str
+    revision: int
+    accepted: int
+    stop_requested_at: datetime | None
+    error: str | None
+
+
+@cache
+def _select_held() -> Any:
+    shard: Any = DbRunShard.__table__
+    run: Any = DbRun.__table__
+    of_shard = (
+        *("id", "number", "count", "status", "lease_token", "lease_expires_at", "attempt"),
+        *("journal_bytes", "log_lines", "worked_s"),
+    )
+    columns = [shard.c[name] for name in of_shard]
+    columns += [run.c[name] for name in ("id", "kind", "revision", "accepted", "stop_requested_at", "error")]
+    joined = run.join(shard, shard.c.run_id == run.c.id)
+    return select(*columns).select_from(joined).where(shard.c.id == bindparam("shard")).with_for_update()
+
+
+def _find_held(session: Session, shard_id: str, token: str) -> _Held:
+    found = session.connection().execute(_select_held(), {"shard": shard_id}).one_or_none()
+    if found is None or not _is_owner(held := _Held(*found), token):
+        raise _lost(shard_id)
+    return held
+
+
+@cache
+def _update_shard(columns: tuple[str, ...], *, by_database: bool) -> Any:
+    table: Any = DbRunShard.__table__
+    values: dict[str, Any] = {name: bindparam(name, type_=table.c[name].type) for name in columns}
+    if by_database:
+        values["heartbeat_at"] = func.clock_timestamp()
+        values["lease_expires_at"] = func.clock_timestamp() + bindparam("term", type_=Interval)
+    else:
+        values["heartbeat_at"], values["lease_expires_at"] = bindparam("now"), bindparam("expiry")
+    return update(table).where(table.c.id == bindparam("shard")).values(values)
+
+
+def _locked(session: Session, shard_id: str, *, skip_locked: bool = False) -> tuple[DbRun, DbRunShard] | None:
+    """Return a run and its shard, which nobody else writes until the transaction ends."""
+    asked = select(DbRun, DbRunShard).join(DbRunShard, DbRunShard.run_id == DbRun.id)
+    asked = asked.where(DbRunShard.id == shard_id).with_for_update(skip_locked=skip_locked)
+    found = session.execute(asked.execution_options(populate_existing=True)).one_or_none()
+    return None if found is None else (found[0], found[1])
+
+
+def _is_valid(session: Session, token_id: str | None) -> bool:
+    """Whether a worker token has not been revoked since it was checked; it cannot be until the transaction ends."""
+    if token_id in (None, LOCAL):
+        return True
+    asked = select(DbWorkerToken.id).where(DbWorkerToken.id == token_id, DbWorkerToken.revoked_at.is_(None))
+    return session.scalar(asked.with_for_update(read=True)) is not None
+
+
+def _owned(session: Session, shard_id: str, token: str) -> tuple[DbRun, DbRunShard]:
+    found = _locked(session, shard_id)
+    if found is None or not _is_owner(found[1], token):
+        raise _lost(shard_id)
+    return found
+
+
+def _is_owner(shard: DbRunShard | _Held, token: str) -> bool:
+    # A shard that has been released or has ended keeps its token, to recognize repeated calls.
+    return shard.status == "running" and shard.lease_token == token and shard.lease_expires_at is not None
+
+
+def _lost(shard_id: str) -> LeaseLostError:
+    return LeaseLostError(f"the lease on {shard_id} has ended: another worker has it, or the run has ended.")
+
+
+def _hopeless(failed_attempts: int) -> str:
+    return f"{failed_attempts} workers in a row failed without progress. See the run's log, then submit it again."

@@ -1,1 +1,0 @@
-"""The platform's side of the worker protocol: runs are claimed, what workers find out is taken, and runs are closed."""

@@ -1,0 +1,1 @@
+"""Workers: processes that execute the shards of runs, and the hosts that start them."""

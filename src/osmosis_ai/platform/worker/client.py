@@ -1,0 +1,412 @@
+"""The worker protocol's client: four calls over HTTP, on a port or a Unix socket, and bytes by signed URL.
+
+Signed URLs authorize themselves and never receive a token. All calls are idempotent, so they are retried.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+from urllib.parse import urlsplit
+
+import httpx
+from pydantic import SecretStr
+
+from osmosis_ai.api.bodies import decode
+from osmosis_ai.api.connections import connection_hint, open_http, reason
+from osmosis_ai.api.http_errors import PlatformError, Reply, RequestInfo, UnreadableReply, http_error
+from osmosis_ai.api.platform_url import ensure_secure
+from osmosis_ai.api.redaction import ReplyRedactor
+from osmosis_ai.api.retrying import Transient, Waits, longest_transfer_s
+from osmosis_ai.api.transfer.client import TRANSIENT_STATUSES, BlobClient, TransferError, may_pass
+from osmosis_ai.api.transfer.download import download as download_file
+from osmosis_ai.api.wire.base import WireModel
+from osmosis_ai.api.wire.workers import (
+    CLAIM,
+    JOURNAL_OFFSET,
+    LEASE_LOST,
+    STORE_AWAY,
+    UPLOAD_GONE,
+    UPLOAD_LIMIT,
+    ClaimReply,
+    ClaimRequest,
+    FinishRequest,
+    InputDownload,
+    ReleaseRequest,
+    SentUpload,
+    ShardClosed,
+    SyncReply,
+    SyncRequest,
+    UploadGrant,
+    shard_route,
+)
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.files import write_atomic
+from osmosis_ai.platform.runs.lifecycle import (
+    JournalOffsetError,
+    LeaseLostError,
+    UploadGoneError,
+    UploadLimitError,
+)
+from osmosis_ai.processes.addresses import socket_path
+
+M = TypeVar("M", bound=WireModel)
+_TIMEOUT_S = 20.0
+_LARGEST_REPLY_BYTES = 64 << 20
+_LONGEST_REPLY_S = 120.0
+_WORTH_PACKING_BYTES = 2048
+_PACKING_LEVEL = 1
+_WAITS = Waits((0.1, 0.4, 1.0))
+_BLOB_WAITS = Waits((0.5, 1.0, 2.0, 4.0))
+_BLOCK_BYTES = 1 << 18
+_UPLOAD_THREADS = 4
+# The bucket or upload is gone, or another server answers: nothing is wrong with the bytes.
+_NO_SUCH_PLACE = frozenset({404, 405, 410})
+# 501 comes from a server that accepts no POST, which is not a platform.
+_BUSY = frozenset({408, 429, *range(500, 600)}) - {501}
+
+
+class PlatformUnreachableError(OsmosisError):
+    """The platform is unreachable or returned an invalid response; the same call may succeed later."""
+
+    default_code = "NETWORK"
+    is_infrastructure = True
+
+
+class StoreAwayError(PlatformUnreachableError):
+    """The platform's store is unavailable. Workers wait for it, however long that takes."""
+
+
+class CredentialRefusedError(OsmosisError):
+    """The platform refuses the token, or this release."""
+
+    default_code = "AUTH_REQUIRED"
+
+
+class NoPlatformError(OsmosisError):
+    """The server at the address is not a platform that accepts workers."""
+
+    default_code = "PLATFORM_ERROR"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no platform accepts workers at this address.",
+            hint="give --url the address of the platform's pages, without a proxy that asks for a login",
+        )
+
+
+class StoredBytesError(OsmosisError):
+    """The store does not have the bytes that the platform has named."""
+
+    default_code = "PLATFORM_ERROR"
+    is_infrastructure = True
+
+
+@dataclass(frozen=True, slots=True)
+class OutgoingBlob:
+    """Bytes to upload under a name within the run; ``content`` is read from its beginning."""
+
+    name: str
+    content: BinaryIO
+    size: int
+    sha256: str
+
+    @classmethod
+    def of(cls, name: str, content: BinaryIO) -> OutgoingBlob:
+        """Return everything that ``content`` has, measured."""
+        content.seek(0)
+        digest, size = hashlib.sha256(), 0
+        while block := content.read(_BLOCK_BYTES):
+            digest.update(block)
+            size += len(block)
+        return cls(name, content, size, digest.hexdigest())
+
+
+class WorkerClient:
+    """A platform; thread-safe.
+
+    Args:
+        address: Its URL, or the address of a Unix socket.
+        token: A worker token or ticket for claims; the other calls carry the token of their lease.
+    """
+
+    def __init__(self, address: str, token: str = "") -> None:
+        path = socket_path(address)
+        self._is_local = path is not None
+        self._base = "http://localhost" if path is not None else address.rstrip("/")
+        ensure_secure(self._base)
+        self._token = SecretStr(token)
+        self._was_here = False
+        self._http = open_http(
+            self._base,
+            headers={"Accept": "application/json"},
+            timeout_s=_TIMEOUT_S,
+            transport=httpx.HTTPTransport(uds=path) if path is not None else None,
+        )
+        # The platform's own bytes come from its address, others from the network.
+        self._own = BlobClient(transport=httpx.HTTPTransport(uds=path) if path is not None else None)
+        self._foreign = BlobClient()
+        self._uploads = ThreadPoolExecutor(_UPLOAD_THREADS, thread_name_prefix="uploads")
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._uploads.shutdown(wait=False, cancel_futures=True)
+        self._http.close()
+        self._own.close()
+        self._foreign.close()
+
+    # -- calls -----------------------------------------------------------------------------------------
+
+    def claim(self, request: ClaimRequest) -> ClaimReply:
+        """Ask for a shard."""
+        try:
+            reply = self._post(CLAIM, self._token, request)
+        except _ForeignRefusal:
+            raise self._no_platform() from None
+        except PlatformError as error:
+            # A platform has the route, accepts POST there and does not redirect.
+            if error.status in (404, 405, 501, *range(300, 400)):
+                raise self._no_platform() from None
+            raise
+        try:
+            found = decode(reply.content, ClaimReply, "the claim")
+        except UnreadableReply:
+            if b'"lease"' in reply.content:
+                raise
+            raise self._no_platform() from None
+        if "next_poll_s" not in found.model_fields_set and found.assignment is None and not request.leaves:
+            raise self._no_platform()
+        self._was_here = True
+        return found
+
+    def sync(
+        self, shard_id: str, lease: SecretStr, request: SyncRequest, *, timeout_s: float = _TIMEOUT_S
+    ) -> SyncReply:
+        """Keep a lease and report what is new; tried once."""
+        return self._call(shard_route(shard_id, "sync"), lease, request, SyncReply, timeout_s, Waits())
+
+    def finish(
+        self, shard_id: str, lease: SecretStr, request: FinishRequest, *, lasting_s: float
+    ) -> ShardClosed:
+        """End a shard; retried for ``lasting_s`` seconds while the platform is unreachable."""
+        route, waits = shard_route(shard_id, "finish"), _WAITS.lasting(lasting_s)
+        return self._call(route, lease, request, ShardClosed, _last_call_s(lasting_s), waits)
+
+    def release(
+        self, shard_id: str, lease: SecretStr, request: ReleaseRequest, *, lasting_s: float
+    ) -> ShardClosed:
+        """Return a shard for another worker; retried like :meth:`finish`."""
+        route, waits = shard_route(shard_id, "release"), _WAITS.lasting(lasting_s)
+        return self._call(route, lease, request, ShardClosed, _last_call_s(lasting_s), waits)
+
+    def journal(self, shard_id: str, lease: SecretStr, target: Path, *, most_bytes: int) -> None:
+        """Download the stored journal of a shard to a file."""
+
+        def attempt() -> bytes:
+            url = f"{self._base}{shard_route(shard_id, 'journal')}"
+            try:
+                with self._http.stream("GET", url, headers=_authorization(lease)) as reply:
+                    # A refusal may be longer than the journal.
+                    most = most_bytes if reply.is_success else _LARGEST_REPLY_BYTES
+                    content = self._content(reply, most)
+            except (httpx.HTTPError, httpx.StreamError) as error:
+                raise Transient(self._unreachable(error)) from None
+            if not reply.is_success:
+                raise self._refusal(Reply(reply.status_code, reply.headers, content), lease)
+            return content
+
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(target, _BLOB_WAITS.run(attempt))
+
+    # -- bytes -----------------------------------------------------------------------------------------
+
+    def fetch(self, download: InputDownload, target: Path, *, lasting_s: float) -> None:
+        """Download an input to a file atomically, and verify its digest."""
+        url, blobs = self._place(download.url)
+        try:
+            with _as_unavailable():
+                download_file(
+                    url,
+                    target,
+                    expected_size=download.size,
+                    expected_sha256=download.sha256,
+                    largest_size=None,
+                    waits=_BLOB_WAITS.lasting(lasting_s),
+                    within_s=longest_transfer_s(download.size),
+                    waits_for_store=True,
+                    client=blobs,
+                )
+        except TransferError as error:
+            raise StoredBytesError(error.message) from None
+
+    def send_all(
+        self, blobs: list[tuple[OutgoingBlob, UploadGrant]], *, lasting_s: float
+    ) -> list[SentUpload]:
+        """Upload blobs where they were granted, several at a time."""
+        if len(blobs) == 1:
+            return [self._send(blobs[0][0], blobs[0][1], lasting_s)]
+        return list(self._uploads.map(lambda pair: self._send(pair[0], pair[1], lasting_s), blobs))
+
+    def _send(self, blob: OutgoingBlob, grant: UploadGrant, lasting_s: float) -> SentUpload:
+        etags: list[str] = []
+        # Without a URL, the platform has the bytes.
+        for number, url in enumerate([grant.url, *grant.further_urls] if grant.url else []):
+            if (received := grant.received.get(number + 1)) is not None:
+                etags.append(received)
+                continue
+            offset = number * (grant.part_size or 0)
+            size = min(grant.part_size or blob.size, blob.size - offset)
+            etags.append(self._put(url, blob.content, offset, size, lasting_s))
+        first, *further = etags or [""]
+        more: dict[str, Any] = {"further_etags": further} if further else {}
+        return SentUpload(name=blob.name, id=grant.id, etag=first, **more)
+
+    def _put(self, url: str, content: BinaryIO, offset: int, size: int, lasting_s: float) -> str:
+        place, blobs = self._place(url)
+
+        def stream() -> Iterator[bytes]:
+            content.seek(offset)
+            left = size
+            while left and (block := content.read(min(left, _BLOCK_BYTES))):
+                left -= len(block)
+                yield block
+
+        def attempt() -> str:
+            headers = blobs.put(place, stream, size=size, headers={}, timeout_s=max(_TIMEOUT_S, lasting_s))
+            if not (etag := str(headers.get("etag", "")).strip('"')):
+                raise Transient(StoreAwayError("the file store returned no ETag for an upload."))
+            return etag
+
+        with _as_unavailable(_NO_SUCH_PLACE):
+            return _BLOB_WAITS.lasting(lasting_s).run(attempt)
+
+    def _place(self, url: str) -> tuple[str, BlobClient]:
+        if urlsplit(url).scheme:
+            return url, self._foreign
+        return f"{self._base}/{url.lstrip('/')}", self._own
+
+    # -- requests --------------------------------------------------------------------------------------
+
+    def _call(
+        self,
+        route: str,
+        lease: SecretStr,
+        request: WireModel,
+        model: type[M],
+        timeout_s: float,
+        waits: Waits,
+    ) -> M:
+        content = self._post(route, lease, request, timeout_s=timeout_s, waits=waits).content
+        try:
+            return decode(content, model, f"POST {route}")
+        except UnreadableReply as error:
+            raise PlatformUnreachableError(error.message, hint=error.hint) from None
+
+    def _post(
+        self,
+        route: str,
+        token: SecretStr,
+        request: WireModel,
+        *,
+        timeout_s: float = _TIMEOUT_S,
+        waits: Waits = _WAITS,
+    ) -> Reply:
+        body = request.model_dump_json(by_alias=True, exclude_unset=True).encode()
+        headers = {**_authorization(token), "Content-Type": "application/json"}
+        if len(body) > _WORTH_PACKING_BYTES and not self._is_local:
+            body, headers["Content-Encoding"] = gzip.compress(body, _PACKING_LEVEL, mtime=0), "gzip"
+
+        def attempt() -> Reply:
+            asked: dict[str, Any] = {"content": body, "headers": headers, "timeout": httpx.Timeout(timeout_s)}
+            try:
+                with self._http.stream("POST", f"{self._base}{route}", **asked) as reply:
+                    said = Reply(reply.status_code, reply.headers, self._content(reply, _LARGEST_REPLY_BYTES))
+            except (httpx.HTTPError, httpx.StreamError) as error:
+                raise Transient(self._unreachable(error)) from None
+            if reply.is_success:
+                return said
+            raise self._refusal(said, token)
+
+        return waits.run(attempt)
+
+    def _unreachable(self, error: Exception) -> OsmosisError:
+        return PlatformUnreachableError(
+            f"the platform is unreachable: {reason(error)}.", hint=connection_hint(self._base, error)
+        )
+
+    def _no_platform(self) -> OsmosisError:
+        if self._was_here:
+            return PlatformUnreachableError(
+                "the server at the platform's address is not a platform just now."
+            )
+        return NoPlatformError()
+
+    def _content(self, reply: httpx.Response, most_bytes: int) -> bytes:
+        body, began = bytearray(), time.monotonic()
+        for block in reply.iter_bytes():
+            body += block
+            if len(body) > most_bytes or time.monotonic() - began > _LONGEST_REPLY_S:
+                raise PlatformUnreachableError("the platform's reply is too long.")
+        return bytes(body)
+
+    def _refusal(self, reply: Reply, token: SecretStr) -> Exception:
+        """Return the error for a reply that is no success."""
+        redactor = ReplyRedactor([token.get_secret_value()])
+        error = http_error(reply, RequestInfo(self._base, "given"), redactor)
+        if error.platform_code in _ERRORS:
+            return _ERRORS[error.platform_code](error)
+        if reply.status in (401, 403, 426):
+            kind = CredentialRefusedError if error.body else _ForeignRefusal
+            return kind(error.message, hint=error.hint)
+        if reply.status in _BUSY:
+            away = StoreAwayError if error.body.get(STORE_AWAY) is True else PlatformUnreachableError
+            unreachable = away(error.message, hint=error.hint)
+            return Transient(unreachable) if reply.status in (429, 502, 503, 504) else unreachable
+        return error
+
+
+class _ForeignRefusal(CredentialRefusedError):
+    """A refusal by a proxy or another server."""
+
+
+_ERRORS: Mapping[str | None, Callable[[PlatformError], OsmosisError]] = {
+    LEASE_LOST: lambda error: LeaseLostError(error.message),
+    JOURNAL_OFFSET: lambda error: JournalOffsetError(_stored_bytes(error)),
+    UPLOAD_GONE: lambda error: UploadGoneError(error.message),
+    UPLOAD_LIMIT: lambda error: UploadLimitError(error.message),
+}
+
+
+def _authorization(token: SecretStr) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token.get_secret_value()}"}
+
+
+def _last_call_s(lasting_s: float) -> float:
+    """Return the timeout of a call that must succeed within ``lasting_s``: there is time to repeat it."""
+    return min(_TIMEOUT_S, max(1.0, lasting_s / 6))
+
+
+def _stored_bytes(error: PlatformError) -> int:
+    details = error.body.get("details")
+    stored = details.get("bytes") if isinstance(details, dict) else error.body.get("bytes")
+    return stored if isinstance(stored, int) and stored >= 0 else 0
+
+
+@contextlib.contextmanager
+def _as_unavailable(passing: Collection[int] = ()) -> Iterator[None]:
+    """Turn transfers that failed on the way to the store into errors that fail no run."""
+    try:
+        yield
+    except TransferError as error:
+        if error.is_passing and (error.status is None or error.status in TRANSIENT_STATUSES):
+            raise StoreAwayError(error.message, hint=error.hint) from None
+        if error.is_passing or may_pass(error.status) or error.status in passing:
+            raise PlatformUnreachableError(error.message) from None
+        raise

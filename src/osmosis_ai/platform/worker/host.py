@@ -1,0 +1,545 @@
+"""A machine that executes runs: claims shards, and starts and watches a worker process for each.
+
+`osmosis platform worker` runs a host, and so do `platform start` (in a thread, over a private socket) and the jobs of a Ray
+cluster. A host owns no state: the worker of a shard holds its lease, and the host only returns the shards of workers that
+died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import secrets
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from osmosis_ai._version import __version__
+from osmosis_ai.api.wire.workers import Assignment, ClaimReply, ClaimRequest, ReleaseRequest, SyncRequest
+from osmosis_ai.controller.server_process import granted_cores
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform.config import from_environment
+from osmosis_ai.platform.worker.client import PlatformUnreachableError, StoreAwayError, WorkerClient
+from osmosis_ai.platform.worker.directory import WorkingDirectory, remove_old
+from osmosis_ai.platform.worker.process import (
+    BUSY,
+    ENDED,
+    LEARNER_LOST,
+    LEASE_LOST,
+    UNREACHABLE,
+    StartWorker,
+    WorkerProcess,
+    WorkerStarter,
+)
+from osmosis_ai.processes import describe_exit, disable_inspection
+from osmosis_ai.processes.addresses import on_stop_signals
+from osmosis_ai.sandbox import IsolationSetting, SandboxCapability, check_sandbox, choose_isolation
+from osmosis_ai.sandbox.gpus import VISIBLE_ENV, counted_gpus
+
+Ending = Literal["ended", "left", "lease_lost", "unreachable", "died"]
+"""How a worker ended: its shard has ended or was released; it was asked to leave; another worker has the shard, or the
+platform refuses this one; the platform was unreachable; or it crashed."""
+RUN_PATIENCE_S = 600.0
+"""How long a host that was started for one run waits for it; as long as a ticket is valid."""
+_ROUND_S = 0.2
+_LAST_CALLS_S = 2.0
+_LOOK_S = 0.05
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
+_SWEPT_EVERY_S = 3600.0
+_YOUNG_S = 60.0
+"""How long the host keeps the lease of a new worker, whose start may take longer than a lease."""
+_HUNG_TERMS = 4
+"""After so many terms of its lease in which it did not respond, a worker is killed."""
+_LONGEST_PROBLEM = 500
+_MOST_NAMED = 5
+_MESSAGES: dict[Ending, str] = {
+    "ended": "done with the run {}",
+    "left": "released the run {}",
+    "lease_lost": "lost the run {}: another worker has it, or it has ended",
+}
+
+
+@dataclass(frozen=True)
+class HostOptions:
+    """What a machine offers, and for how long."""
+
+    pool: str | None = None
+    run_id: str | None = None
+    slots: int = 1
+    once: bool = False
+    idle_exit_s: float | None = None
+    labels: tuple[str, ...] = ()
+    cpus: float | None = None
+    gpus: int = 0
+    memory_gb: float | None = None
+    machine: str | None = None
+    sandbox: SandboxCapability | None = None
+    isolation: IsolationSetting | None = None
+
+    @property
+    def patience_s(self) -> float:
+        """How long the host runs without a worker, in seconds."""
+        if self.idle_exit_s is not None:
+            return self.idle_exit_s
+        return float("inf") if self.run_id is None else RUN_PATIENCE_S
+
+    @property
+    def is_single(self) -> bool:
+        """Whether the host ends after one shard."""
+        return self.once or self.run_id is not None
+
+    @property
+    def cpus_of_worker(self) -> float | None:
+        """The processors of each worker, which all slots share; None if they are not limited."""
+        return None if self.cpus is None else min(self.cpus, granted_cores() / self.slots)
+
+    @property
+    def gpu_warning(self) -> str | None:
+        """Warn if the machine shows fewer GPUs than it offers; they may be hidden in a container."""
+        seen = counted_gpus()
+        if seen is None or seen >= self.gpus:
+            return None
+        return (
+            f"--gpus {self.gpus}, but this machine shows {seen or 'none'} (/dev/nvidia*, {VISIBLE_ENV}); runs that "
+            "require GPUs are executed all the same"
+        )
+
+    def request(self, claim_id: str) -> ClaimRequest:
+        """Return a claim."""
+        problem = None
+        if self.sandbox is not None and not self.sandbox.works:
+            said = "; ".join(filter(None, (self.sandbox.problem, self.sandbox.remedy)))
+            problem = " ".join(said.split())[:_LONGEST_PROBLEM]
+        return ClaimRequest(
+            claim_id=claim_id,
+            sdk_version=__version__,
+            run_id=self.run_id,
+            pool=self.pool,
+            machine=self.machine,
+            sandbox=self.sandbox.works if self.sandbox is not None else None,
+            sandbox_problem=problem,
+            isolation=self.isolation,
+            labels=list(self.labels),
+            cpus=self.cpus,
+            gpus=self.gpus,
+            memory_gb=self.memory_gb,
+        )
+
+
+@dataclass
+class ExecutedShard:
+    """A shard that this machine has claimed; ``ending`` is None while its worker runs."""
+
+    run_id: str
+    run_name: str
+    attempt: int
+    ending: Ending | None = None
+
+
+@dataclass
+class _Hosted:
+    shard: ExecutedShard
+    assignment: Assignment
+    process: WorkerProcess
+    started_at: float
+    kept_at: float
+    touched_at: float = 0.0
+    """What the worker has written to show that it responds, and ``seen_at``: when that changed last."""
+    seen_at: float = 0.0
+    is_asked_to_end: bool = False
+    is_hung: bool = False
+
+
+def host_runs(
+    address: str, token: str, options: HostOptions, *, say: Callable[[str], None]
+) -> list[ExecutedShard]:
+    """Execute a platform's runs on this machine, in its own ``OSMOSIS_HOME``, until asked to stop."""
+    disable_inspection(os.environ)
+    config = from_environment()
+    client = WorkerClient(address, token)
+    start = WorkerStarter(config, address, cpus=options.cpus_of_worker)
+    config.prepare_home()
+    sandbox = check_sandbox(config.home)
+    if config.isolation == "required" or config.network == "none":
+        choose_isolation("required", sandbox, config.network or "host")
+    machine = socket.gethostname()[:128] or None
+    options = replace(options, machine=machine, sandbox=sandbox, isolation=config.isolation)
+    host = Host(client, start, options, config.runs_dir, address=address, say=say)
+    with contextlib.closing(client), on_stop_signals(host.ask_to_end):
+        if (warning := options.gpu_warning) is not None:
+            say(warning)
+        return host.run()
+
+
+class Host:
+    """The workers of one machine.
+
+    Args:
+        address: The platform's, for messages.
+        say: Prints a message.
+        claimable: If set by the platform in this process, a claim is due.
+    """
+
+    def __init__(
+        self,
+        client: WorkerClient,
+        start_worker: StartWorker,
+        options: HostOptions,
+        runs_dir: Path,
+        *,
+        address: str = "",
+        say: Callable[[str], None],
+        claimable: threading.Event | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client = client
+        self._start_worker = start_worker
+        self._options = options
+        self._runs_dir = runs_dir
+        self._address = address
+        self._say = say
+        self._claimable = claimable or threading.Event()
+        self._monotonic = monotonic
+        self._hosted: list[_Hosted] = []
+        self._executed: list[ExecutedShard] = []
+        self._calls: list[threading.Thread] = []
+        self._answers: queue.SimpleQueue[ClaimReply | Exception] = queue.SimpleQueue()
+        self._claim_id = secrets.token_hex(16)
+        self._is_claiming = self._has_greeted = self._has_left = False
+        self._released: set[str] = set()
+        self._refused: Exception | None = None
+        self._waits_for: Exception | None = None
+        self._said = ""
+        self._failures = self._unanswered = 0
+        self._claim_at = self._sweep_at = 0.0
+        self._busy_at = monotonic()
+        self._asked_to_end = 0
+        self._parent = os.getppid()
+
+    def ask_to_end(self) -> None:
+        """Release the shards and end; asked again, end the workers at once; a third time, end at once."""
+        self._asked_to_end += 1
+
+    def run(self) -> list[ExecutedShard]:
+        """Execute shards until there is a reason to end; return them."""
+        try:
+            return self._run()
+        finally:
+            self._wait_for(self._leave(), unless_asked=2)
+
+    def processes(self) -> Sequence[WorkerProcess]:
+        """Return the worker processes that run now."""
+        return [hosted.process for hosted in self._hosted]
+
+    def _run(self) -> list[ExecutedShard]:
+        try:
+            while not self._is_over():
+                self._tend()
+                if self._may_claim():
+                    self._claim()
+                with contextlib.suppress(queue.Empty):
+                    self._answered(
+                        self._answers.get(timeout=_LOOK_S if self._claimable.is_set() else _ROUND_S)
+                    )
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    self._answered(self._answers.get(block=False))
+        except KeyboardInterrupt:
+            self._leave_at_once()
+            raise
+        finally:
+            for hosted in self._hosted:
+                hosted.process.kill()
+        for call in self._calls:
+            call.join()
+        if self._refused is not None:
+            if self._executed:
+                self._say(f"executed {_amount(len({shard.run_id for shard in self._executed}))}")
+            raise self._refused
+        return self._executed
+
+    # -- when to end -----------------------------------------------------------------------------------
+
+    @property
+    def _is_leaving(self) -> bool:
+        return self._asked_to_end > 0 or self._refused is not None
+
+    def _is_over(self) -> bool:
+        if self._options.run_id is not None and os.getppid() != self._parent:
+            self._asked_to_end = max(1, self._asked_to_end)  # the job that started this process is gone
+        if self._asked_to_end > 1:
+            raise KeyboardInterrupt
+        self._calls = [call for call in self._calls if call.is_alive()]
+        if self._hosted or self._calls:
+            return False
+        return (
+            self._is_leaving
+            or (self._options.is_single and bool(self._executed))
+            or self._is_out_of_patience()
+        )
+
+    def _is_out_of_patience(self) -> bool:
+        if self._is_claiming or self._monotonic() < self._busy_at + self._options.patience_s:
+            return False
+        if self._waits_for is not None:
+            raise self._waits_for
+        if self._options.run_id is not None:
+            raise OsmosisError(
+                f"the run {self._options.run_id} could not be claimed: it does not exist for this worker, has ended, or "
+                "another worker executes it.",
+                hint="look at it with `osmosis eval info` or `osmosis train info`",
+            )
+        return True
+
+    # -- claims ----------------------------------------------------------------------------------------
+
+    def _may_claim(self) -> bool:
+        if self._is_leaving or self._is_claiming or (self._options.is_single and self._executed):
+            return False
+        if self._claimable.is_set() and not self._failures and not self._unanswered:
+            self._claim_at = 0.0
+        return self._monotonic() >= self._claim_at and len(self._hosted) < self._options.slots
+
+    def _claim(self) -> None:
+        """Claim in a thread, because signals and workers cannot wait for the answer."""
+        request = self._options.request(self._claim_id)
+        self._claimable.clear()
+
+        def ask() -> None:
+            try:
+                self._answers.put(self._client.claim(request))
+            except Exception as error:  # the edge of this thread; the main one handles it
+                self._answers.put(error)
+
+        if (now := self._monotonic()) >= self._sweep_at:
+            self._sweep_at = now + _SWEPT_EVERY_S
+            self._in_thread("sweep", lambda: remove_old(self._runs_dir))
+        self._is_claiming = True
+        threading.Thread(target=ask, name="claim", daemon=True).start()
+
+    def _answered(self, answer: ClaimReply | Exception) -> None:
+        self._is_claiming = False
+        if isinstance(answer, PlatformUnreachableError):
+            # The same claim again: it may have been answered.
+            self._waits_for = answer
+            self._pause(self._unanswered, f"trying again: {answer.message}")
+            self._unanswered += 1
+        elif isinstance(answer, OsmosisError) and answer.code == "CONFLICT" and self._options.run_id is None:
+            self._claim_id = secrets.token_hex(16)
+            self._pause(self._unanswered, f"trying again: {answer.message}")
+            self._unanswered += 1
+        elif isinstance(answer, Exception):
+            # A ticket may expire while its run waits for the store.
+            is_ticket = self._options.run_id is not None and isinstance(self._waits_for, StoreAwayError)
+            self._refused = self._waits_for if is_ticket else answer
+            if self._hosted:
+                self._say(f"no more runs are claimed: {answer}")
+        else:
+            self._waits_for, self._unanswered = None, 0
+            self._greet()
+            if answer.assignment is None:
+                self._failures = 0
+                self._claim_at = self._monotonic() + answer.next_poll_s
+            else:
+                self._claim_id = secrets.token_hex(16)
+                self._begin(answer.assignment)
+
+    def _greet(self) -> None:
+        if self._has_greeted or self._is_leaving or not self._address:
+            return
+        self._has_greeted = True
+        if self._options.run_id is None:
+            self._say(f"executes runs of {self._address}")
+        else:
+            self._say(
+                f"executes the run {self._options.run_id} of {self._address}, and waits for it for at most "
+                f"{_duration(self._options.patience_s)}"
+            )
+
+    def _begin(self, assignment: Assignment) -> None:
+        if self._is_leaving:
+            self._release(assignment, None)
+            return
+        shard = ExecutedShard(assignment.run.id, assignment.run.name, assignment.lease.attempt)
+        self._executed.append(shard)
+        self._said = ""
+        try:
+            process = self._start_worker(assignment)
+        except OSError as error:
+            shard.ending = "died"
+            reason = f"the machine {socket.gethostname()} could not start a worker: {error.strerror or error}"
+            self._release(assignment, reason, counts=True, unfit=True)
+            self._count_failure(shard, reason)
+            return
+        now = self._monotonic()
+        self._hosted.append(_Hosted(shard, assignment, process, now, now, seen_at=now))
+        part = assignment.shard
+        which = f", worker {part.number + 1} of {part.count}" if part.count > 1 else ""
+        self._say(f"executing the run {shard.run_name} (attempt {shard.attempt}{which})")
+
+    # -- workers ---------------------------------------------------------------------------------------
+
+    def _tend(self) -> None:
+        for hosted in list(self._hosted):
+            status = hosted.process.poll()
+            if status is not None:
+                hosted.process.kill()  # what it started, too
+                self._hosted.remove(hosted)
+                self._busy_at = self._monotonic()
+                self._handle_exit(hosted, status)
+            elif self._is_leaving and not hosted.is_asked_to_end:
+                hosted.is_asked_to_end = True
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(hosted.process.pid, signal.SIGTERM)
+            else:
+                self._keep_lease(hosted)
+                self._end_if_hung(hosted)
+
+    def _keep_lease(self, hosted: _Hosted) -> None:
+        """Keep the lease of a worker whose start may take longer."""
+        now, lease = self._monotonic(), hosted.assignment.lease
+        if now - hosted.started_at > _YOUNG_S or now - hosted.kept_at < lease.term_s / 3:
+            return
+        hosted.kept_at = now
+
+        def keep() -> None:
+            with contextlib.suppress(OsmosisError, RuntimeError):
+                self._client.sync(hosted.assignment.shard.id, lease.token, SyncRequest())
+
+        threading.Thread(target=keep, name="keep lease", daemon=True).start()
+
+    def _end_if_hung(self, hosted: _Hosted) -> None:
+        """Kill a worker that has not responded for long: it would keep its place for ever."""
+        now, term_s = self._monotonic(), hosted.assignment.lease.term_s
+        touched_at = WorkingDirectory(self._runs_dir, hosted.assignment.shard.id).touched_at()
+        if touched_at != hosted.touched_at:
+            hosted.touched_at, hosted.seen_at = touched_at, now
+        elif now - hosted.seen_at > _HUNG_TERMS * term_s:
+            hosted.is_hung = True
+            hosted.process.kill()
+
+    def _handle_exit(self, hosted: _Hosted, status: int) -> None:
+        """Return a shard whose worker could not."""
+        shard, assignment = hosted.shard, hosted.assignment
+        if hosted.is_asked_to_end and status == -signal.SIGTERM:
+            shard.ending = "left"  # it was asked before it could listen
+            self._release(assignment, None)
+        elif status == ENDED:
+            shard.ending = "left" if hosted.is_asked_to_end else "ended"
+            self._failures = 0
+        elif status == LEASE_LOST:
+            shard.ending = "lease_lost"
+        elif status == BUSY:
+            shard.ending = "died"
+            reason = "an earlier worker on the same machine has not ended yet"
+            self._release(assignment, reason)
+            self._count_failure(shard, reason)
+        elif status == UNREACHABLE:
+            shard.ending = "unreachable"
+            reason = WorkingDirectory(self._runs_dir, assignment.shard.id).take_failure()
+            self._release(assignment, reason or "the platform was unreachable")
+            self._count_failure(shard, reason or "the platform was unreachable")
+        else:
+            shard.ending = "died"
+            how = "a process of its learner died" if status == LEARNER_LOST else describe_exit(status)
+            how = "it did not respond" if hosted.is_hung else how
+            log = WorkingDirectory(self._runs_dir, assignment.shard.id).log
+            reason = f"the worker died ({how}); its output is in {log} on the machine {socket.gethostname()}"
+            self._release(assignment, reason, counts=True)
+            if self._monotonic() - hosted.started_at >= _LONGEST_PAUSE_S:
+                self._failures = 0
+            self._count_failure(shard, reason)
+        if shard.ending in _MESSAGES:
+            self._say(_MESSAGES[shard.ending].format(shard.run_name))
+        self._claimable.set()
+
+    def _count_failure(self, shard: ExecutedShard, reason: str) -> None:
+        """Pause before the next claim, which may be of the same shard."""
+        self._say(f"released the run {shard.run_name}: {reason}")
+        self._pause(self._failures)
+        self._failures += 1
+
+    def _pause(self, times: int, message: str = "") -> None:
+        self._claim_at = self._monotonic() + min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(times, 16))
+        if message and message != self._said:
+            self._say(message)
+            self._said = message
+
+    # -- last calls ------------------------------------------------------------------------------------
+
+    def _leave_at_once(self) -> None:
+        """End the workers and release their shards, within a moment."""
+        for hosted in self._hosted:
+            hosted.process.kill()
+        calls = [self._release(hosted.assignment, None) for hosted in self._hosted]
+        self._wait_for([*calls, *self._leave()], unless_asked=3)
+        left = [(hosted.shard.run_name, hosted.assignment.shard.id) for hosted in self._hosted]
+        again = "attempts that were not reported run again"
+        if released := [name for name, shard in left if shard in self._released]:
+            self._say(f"released {_named(released)} for another worker; {again}")
+        if others := [name for name, shard in left if shard not in self._released]:
+            leases = "its lease has" if len(others) == 1 else "their leases have"
+            self._say(
+                f"could not release {_named(others)}: another worker may continue when {leases} expired; {again}"
+            )
+
+    def _leave(self) -> list[threading.Thread]:
+        """Announce once that this host claims no more, if the platform has ever answered."""
+        if not self._has_greeted or self._has_left:
+            return []
+        self._has_left = True
+        request = self._options.request(self._claim_id).model_copy(update={"leaves": True})
+
+        def leave() -> None:
+            # If this fails, the platform notices the silence.
+            with contextlib.suppress(OsmosisError, RuntimeError):
+                self._client.claim(request)
+
+        return [self._in_thread("leave", leave)]
+
+    def _release(
+        self, assignment: Assignment, reason: str | None, *, counts: bool = False, unfit: bool = False
+    ) -> threading.Thread:
+        request = ReleaseRequest(reason=reason, counts=counts, unfit=unfit)
+        shard_id, lease = assignment.shard.id, assignment.lease
+
+        def release() -> None:
+            # A shard that cannot be released is claimed by others when its lease has expired.
+            with contextlib.suppress(OsmosisError, RuntimeError):
+                self._client.release(shard_id, lease.token, request, lasting_s=lease.term_s)
+                self._released.add(shard_id)
+
+        return self._in_thread("release", release)
+
+    def _in_thread(self, name: str, call: Callable[[], None]) -> threading.Thread:
+        """Call something in a thread that is waited for before the host ends by itself."""
+        thread = threading.Thread(target=call, name=name, daemon=True)
+        thread.start()
+        self._calls.append(thread)
+        return thread
+
+    def _wait_for(self, calls: list[threading.Thread], *, unless_asked: int) -> None:
+        deadline = self._monotonic() + _LAST_CALLS_S
+        while running := [call for call in calls if call.is_alive()]:
+            if self._asked_to_end >= unless_asked or self._monotonic() >= deadline:
+                break
+            running[0].join(_LOOK_S)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:g} min" if seconds >= 60 and seconds % 60 == 0 else f"{seconds:g} s"
+
+
+def _amount(runs: int) -> str:
+    return f"{runs} run{'' if runs == 1 else 's'}"
+
+
+def _named(runs: Sequence[str]) -> str:
+    further = f" and {len(runs) - _MOST_NAMED} more" if len(runs) > _MOST_NAMED else ""
+    return f"the run{'' if len(runs) == 1 else 's'} {', '.join(runs[:_MOST_NAMED])}{further}"

@@ -1,0 +1,138 @@
+"""Uploads to a bucket: in parts, and by URLs that allow one thing each."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from fastapi.testclient import TestClient
+
+from osmosis_ai.api.wire.workers import SentUpload, UploadGrant
+from osmosis_ai.platform.worker.client import OutgoingBlob, WorkerClient
+from tests.platform.fake_worker import EVALS, GPU, FakeWorker, Refused
+from tests.platform.platform_parts import PlatformConfig
+from tests.platform.s3_server import CREDENTIALS, new_bucket
+
+pytestmark = pytest.mark.integration
+PART = 5 << 20
+NAME, PATH = "files/large", "artifacts/row_0_run_0/large"
+
+
+class Watched(io.BytesIO):
+    """Remembers the largest read."""
+
+    most = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        data = super().read(size)
+        self.most = max(self.most, len(data))
+        return data
+
+
+@pytest.fixture
+def config(config: PlatformConfig, monkeypatch: pytest.MonkeyPatch) -> PlatformConfig:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("osmosis_ai.platform.queue.uploads.PART_BYTES", PART)
+    return replace(config, blobs_url=new_bucket())
+
+
+@pytest.fixture
+def worker(worker: FakeWorker) -> Iterator[FakeWorker]:
+    yield worker
+    worker.services.blobs.delete_below("runs")
+
+
+@pytest.fixture(scope="module")
+def blobs() -> Iterator[WorkerClient]:
+    made = WorkerClient("http://127.0.0.1:9")
+    yield made
+    made.close()
+
+
+def send(client: WorkerClient, grant: UploadGrant, content: io.BytesIO) -> SentUpload:
+    [sent] = client.send_all([(OutgoingBlob.of(grant.name, content), grant)], lasting_s=60.0)
+    return sent
+
+
+def url_of(api: TestClient, worker: FakeWorker) -> str:
+    asked = {"items": [{"path": PATH}]}
+    reply = api.post(f"{EVALS.route}/{worker.run_id}/samples/download-urls", json=asked).json()
+    return str(reply["items"][0]["url"])
+
+
+@pytest.mark.parametrize("size", [0, 7, PART, PART + 1, 2 * PART + 1234])
+def test_a_file_arrives_in_as_many_parts_as_it_needs(
+    api: TestClient, worker: FakeWorker, blobs: WorkerClient, size: int
+) -> None:
+    data = os.urandom(size)
+    content, grant = Watched(data), worker.wants(NAME, data)
+    sent = send(blobs, grant, content)
+    assert len(sent.further_etags) == len(grant.further_urls) == max(0, -(-size // PART) - 1)
+    assert content.most <= 1 << 20, "it is never in memory as a whole"
+    for _ in range(2):
+        worker.sync(sent=[sent], files=[{"path": PATH, "kind": "artifacts", "size": size, "blob": NAME}])
+    assert httpx.get(url_of(api, worker), trust_env=False, timeout=300).content == data
+    assert list(worker.services.blobs.unfinished_uploads()) == []
+
+
+def test_an_interrupted_upload_continues_with_the_missing_parts(
+    worker: FakeWorker, blobs: WorkerClient
+) -> None:
+    data = os.urandom(3 * PART)
+    first = worker.wants(NAME, data)
+    send(blobs, first.model_copy(update={"further_urls": first.further_urls[:1]}), io.BytesIO(data))
+    again = worker.wants(NAME, data)
+    assert (again.id, set(again.received)) == (first.id, {1, 2})
+    # A part that has arrived is not sent again: nothing is at its address now.
+    nowhere = {"url": "http://127.0.0.1:9/", "further_urls": ["http://127.0.0.1:9/", again.further_urls[1]]}
+    worker.sync(sent=[send(blobs, again.model_copy(update=nowhere), io.BytesIO(data))])
+    with worker.services.blobs.open(f"runs/{worker.run_id}/{NAME}") as stored:
+        assert stored.read() == data
+
+
+def test_other_parts_than_the_announced_bytes_make_no_blob(worker: FakeWorker, blobs: WorkerClient) -> None:
+    data = os.urandom(2 * PART + 5)
+    sent = send(blobs, worker.wants(NAME, data), io.BytesIO(data))
+    etags = [sent.etag, *sent.further_etags]
+    for first, *others in ([etags[1], etags[0], etags[2]], etags[:2], [*etags, etags[0]]):
+        with pytest.raises(Refused, match="409 UPLOAD_GONE"):
+            worker.sync(sent=[sent.model_copy(update={"etag": first, "further_etags": others})])
+    other = io.BytesIO(bytes([data[0] ^ 1]) + data[1:])
+    with pytest.raises(Refused, match="409 UPLOAD_GONE"):
+        worker.sync(sent=[send(blobs, worker.wants("files/other", data), other)])
+    assert not [key for key in worker.services.blobs.keys("runs") if "/files/" in key]
+
+
+def test_a_url_is_for_its_file_its_upload_and_its_method_and_is_never_logged(
+    api: TestClient, worker: FakeWorker, blobs: WorkerClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    EVALS.taken(api, advanced_config=GPU)
+    other = FakeWorker.claims(worker.services, "gpu")
+    with caplog.at_level(logging.DEBUG):
+        one, two = worker.wants("files/b", b"one"), other.wants("files/b", b"two")
+        sent = send(blobs, worker.wants(NAME, b"one"), io.BytesIO(b"one"))
+        worker.sync(sent=[sent], files=[{"path": PATH, "kind": "artifacts", "size": 3, "blob": NAME}])
+        get = url_of(api, worker)
+    put, mine, theirs = one.url, worker.run_id, other.run_id
+    with httpx.Client(trust_env=False, timeout=300) as http:
+        assert http.get(get).content == b"one"
+        refused = [
+            http.get(get.replace(f"/{mine}/", f"/{theirs}/")),
+            http.delete(get),
+            http.put(get, content=b"new"),
+            http.put(put.replace(f"/{mine}/", f"/{theirs}/"), content=b"new"),
+            http.put(put.replace(one.id, two.id), content=b"new"),
+            http.put(put.replace("partNumber=1", "partNumber=2"), content=b"new"),
+            http.put(put, content=b"more than was granted"),
+        ]
+    assert {reply.status_code for reply in refused} <= {400, 403}
+    logged = "".join(each.getMessage() for each in caplog.records if not each.name.startswith("httpx"))
+    for secret in (*CREDENTIALS.values(), "X-Amz-Signature", urlsplit(get).query):
+        assert secret not in logged

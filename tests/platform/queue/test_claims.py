@@ -1,0 +1,380 @@
+"""Claims: which worker gets which shard, when, and with what."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import select, update
+
+from tests.platform.conftest import ManualClock, Member, World
+from tests.platform.evaluations import Code, add_dataset
+from tests.platform.fake_worker import (
+    EVALS,
+    GPU,
+    FakeWorker,
+    Refused,
+    claim,
+    claim_request,
+    expire_leases,
+    pool_token,
+    records,
+    settle,
+)
+from tests.platform.platform_parts import (
+    BlobStoreBusy,
+    DatabaseBusyError,
+    DbDataset,
+    DbRun,
+    DbSecretAccess,
+    LogStore,
+    PlatformServices,
+)
+
+SECRET = {"required": ["API_KEY"], "provided": {"API_KEY": "sk-one-two-three"}}
+PROBLEM = "the kernel allows no user namespaces"
+
+
+def submit(api: TestClient, services: PlatformServices, **execution: Any) -> str:
+    """Submit an evaluation to the pool ``gpu``, and let the platform prepare it; return its id."""
+    execution = {"pool": "gpu", **execution}
+    run_id: str = EVALS.taken(api, advanced_config={"execution": execution})["id"]
+    settle(services)
+    return run_id
+
+
+def waits(api: TestClient, run_id: str) -> str | None:
+    found: str | None = api.get(f"{EVALS.route}/{run_id}").json().get("waits")
+    return found
+
+
+def test_an_assignment_has_everything_that_the_worker_needs(worker: FakeWorker) -> None:
+    given = worker.assignment
+    assert given.source is not None
+    packed = worker.download(given.source.url)
+    assert (len(packed), hashlib.sha256(packed).hexdigest()) == (given.source.size, given.source.sha256)
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        members = archive.getmembers()
+    assert "rollouts/multiply/main.py" in [member.name for member in members]
+    assert {(member.mtime, member.uid, member.uname) for member in members} == {(0, 0, "")}
+    assert hashlib.sha256(worker.download(given.dataset.url)).hexdigest() == given.dataset.sha256
+    assert given.run.request["experiment_config"]["rollout"] == "multiply"
+    assert (given.lease.attempt, given.lease.term_s, given.next_poll_s) == (1, 30.0, 2.0)
+    assert (given.shard.number, given.shard.count, given.shard.journal_bytes, given.secrets) == (0, 1, 0, {})
+    assert worker.run.status == "running"
+
+
+def test_a_run_becomes_one_shard_per_worker(api: TestClient, services: PlatformServices) -> None:
+    submit(api, services, workers=8)  # it has 3 rows
+    workers = [FakeWorker.claims(services, "gpu") for _ in range(3)]
+    shards = [worker.assignment.shard for worker in workers]
+    assert [(shard.number, shard.count) for shard in shards] == [(0, 3), (1, 3), (2, 3)]
+    assert claim(services, pool_token(services)) is None
+
+
+@pytest.mark.parametrize(
+    ("asks", "has", "lacks"),
+    [
+        ({"cpus": 8}, {"cpus": 4}, "8 cpus (has 4)"),
+        ({"gpus": 1}, {"gpus": 0}, "1 gpus (has 0)"),
+        ({"memory_gb": 64}, {"memory_gb": 16}, "64 GiB of memory (has 16)"),
+        ({"isolation": "required"}, {"sandbox": False, "sandbox_problem": PROBLEM}, f"a sandbox ({PROBLEM})"),
+        ({"network": "none"}, {"sandbox": False, "sandbox_problem": PROBLEM}, f"a sandbox ({PROBLEM})"),
+        ({"labels": ["a100", "eu"]}, {"labels": ["a100"]}, None),
+    ],
+)
+def test_a_run_waits_for_a_machine_that_has_all_it_requires(
+    api: TestClient,
+    services: PlatformServices,
+    asks: dict[str, Any],
+    has: dict[str, Any],
+    lacks: str | None,
+) -> None:
+    run_id = submit(api, services, **asks)
+    token = pool_token(services)
+    assert claim(services, token, claim_request(machine="box-1", **has)) is None
+    assert waits(api, run_id) == (
+        f"no known worker of the pool 'gpu' has everything this run requires: box-1 lacks {lacks}."
+        if lacks
+        else "no known worker of the pool 'gpu' has the label `eu`."
+    )
+    enough = {"cpus": 8, "gpus": 1, "memory_gb": 64, "sandbox": True, "labels": ["eu", "nvme", "a100"]}
+    assert claim(services, token, claim_request(machine="box-2", **enough)) is not None
+    assert waits(api, run_id) is None
+
+
+def test_a_claim_gets_no_run_of_another_pool_or_workspace(
+    api: TestClient, services: PlatformServices, member: Member, stranger: Member
+) -> None:
+    run_id = submit(api, services)
+    for bearer in (
+        pool_token(services, "cpu"),
+        pool_token(services, workspace_ids=[stranger.workspace.id]),
+        services.worker_access.local_token,
+    ):
+        assert claim(services, bearer) is None
+    mine = pool_token(services, workspace_ids=[member.workspace.id])
+    assert (found := claim(services, mine)) is not None and found.run.id == run_id
+
+
+def test_the_workspace_with_the_fewest_active_shards_goes_first(
+    api: TestClient, services: PlatformServices, clock: ManualClock, world: World
+) -> None:
+    ids = []
+    for _ in range(4):
+        clock.advance(1)
+        ids.append(submit(api, services))
+    others = world.member("ivo", workspace="moss").workspace.id
+    with services.db.transaction() as session:
+        for run_id in ids[2:]:
+            session.get_one(DbRun, run_id).workspace_id = others
+    order = [FakeWorker.claims(services, "gpu").run_id for _ in range(4)]
+    assert order == [ids[0], ids[2], ids[1], ids[3]]
+
+
+def test_runs_that_no_machine_fits_keep_no_other_of_their_workspace(
+    api: TestClient, services: PlatformServices, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_OLDEST_OF_KIND", "_MOST_OF_WORKSPACE"):
+        monkeypatch.setattr(f"osmosis_ai.platform.queue.queue.{name}", 1)
+    for _ in range(3):
+        submit(api, services, labels=["h200"])
+        clock.advance(1)
+    run_id = submit(api, services)
+    assert FakeWorker.claims(services, "gpu", labels=["a100"]).run_id == run_id
+
+
+def test_a_host_may_ask_for_one_run_only(api: TestClient, services: PlatformServices) -> None:
+    first, second = submit(api, services), submit(api, services)
+    assert FakeWorker.claims(services, "gpu", run_id=second).run_id == second
+    assert claim(services, pool_token(services), claim_request(run_id=second)) is None
+    assert FakeWorker.claims(services, "gpu").run_id == first
+
+
+# -- repeated claims and secrets -------------------------------------------------------------------
+
+
+def test_a_repeated_claim_gets_the_same_lease_and_each_answer_with_secrets_is_logged(
+    api: TestClient, services: PlatformServices
+) -> None:
+    EVALS.taken(api, secrets=SECRET, advanced_config=GPU)
+    settle(services)
+    request, token = claim_request(machine="basement"), pool_token(services)
+    first, again = (claim(services, token, request) for _ in range(2))
+    assert first is not None and again is not None
+    assert (again.lease, again.shard) == (first.lease, first.shard)
+    assert again.secrets["API_KEY"].get_secret_value() == "sk-one-two-three"
+    worker = FakeWorker(services, first)
+    message = "the worker of attempt 1 received these secrets: API_KEY"
+    assert worker.messages().count(message) == 2
+    [line, _] = [each for each in services.logs.page(worker.run_id).logs if each.message == message]
+    assert line.details == {"machine": "basement", "pool": "gpu"}
+    with services.db.session() as session:
+        entries = session.scalars(select(DbSecretAccess)).all()
+    assert [(each.names, each.machine, each.attempt) for each in entries] == [
+        (["API_KEY"], "basement", 1)
+    ] * 2
+    for name, body in (("sync", {}), ("release", {})):
+        assert "sk-one" not in worker.call(name, body).text, "secrets are in the answer of a claim only"
+    with pytest.raises(Refused, match="409 CONFLICT: this claim has been answered"):
+        claim(services, token, request)
+
+
+def test_no_secret_leaves_the_platform_before_it_is_logged(
+    api: TestClient, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    EVALS.taken(api, secrets=SECRET, advanced_config=GPU)
+    settle(services)
+    request, token = claim_request(), pool_token(services)
+
+    def busy(*_: object, **__: object) -> None:
+        raise DatabaseBusyError("the database is busy.")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(LogStore, "_rows", busy)
+        with pytest.raises(Refused, match="503 DATABASE_BUSY") as refused:
+            claim(services, token, request)
+    assert "sk-one" not in str(refused.value.body)
+    with services.db.session() as session:
+        assert session.scalars(select(DbSecretAccess)).all() == []
+    assert (found := claim(services, token, request)) is not None
+    assert found.secrets["API_KEY"].get_secret_value() == "sk-one-two-three"
+
+
+def test_a_lease_that_another_worker_has_is_given_to_no_repeated_claim(
+    worker: FakeWorker, clock: ManualClock
+) -> None:
+    services, request = worker.services, claim_request()
+    worker.releases()
+    assert claim(services, worker.bearer, request) is not None
+    for foreign in (pool_token(services, "cpu"), services.worker_access.local_token):
+        with pytest.raises(Refused, match="409 CONFLICT"):
+            claim(services, foreign, request)
+    expire_leases(clock)
+    second = FakeWorker.claims(services, "gpu")
+    assert second.assignment.lease.attempt == 3
+    # The former claim is a new one by now, and there is nothing for it.
+    assert claim(services, worker.bearer, request) is None
+    second.sync()
+
+
+def test_a_token_that_is_revoked_during_a_claim_gets_no_lease(
+    api: TestClient, services: PlatformServices
+) -> None:
+    submit(api, services)
+    token, plain = services.worker_access.create_token("gpu")
+    request = claim_request()
+    scope = services.worker_access.authorize(plain, request)
+    services.worker_access.revoke_token(token.id)
+    assert services.queue.claim(request, scope) is None
+    assert claim(services, pool_token(services)) is not None
+
+
+# -- the next worker -------------------------------------------------------------------------------
+
+
+def test_the_next_worker_gets_the_stored_journal_and_replaces_the_last_one(
+    worker: FakeWorker, clock: ManualClock
+) -> None:
+    worker.records(3)
+    worker.sync(worked_s=7.0)
+    worker.write(records(1, first=3))  # never sent
+    expire_leases(clock)
+    successor = FakeWorker.claims(worker.services, "gpu")
+    shard = successor.assignment.shard
+    assert (successor.assignment.lease.attempt, shard.id, shard.worked_s) == (2, worker.shard_id, 7.0)
+    stored = successor.stored_journal()
+    assert stored == worker.journal[: shard.journal_bytes] and len(stored) < len(worker.journal)
+    assert hashlib.sha256(stored).hexdigest() == shard.journal_sha256
+    for late in (
+        lambda: worker.sync(journal=worker.part(), environment="changed"),
+        lambda: worker.finishes(),
+        lambda: worker.releases("it broke", counts=True),
+        worker.stored_journal,
+    ):
+        with pytest.raises(Refused, match="409 LEASE_LOST"):
+            late()
+    assert (worker.run.environment, worker.shard.failed_attempts) == (None, 1)
+    successor.journal = stored
+    successor.write(records(1, first=3, reward=0.5))
+    successor.sync(journal=successor.part(len(stored)))
+    assert [each.reward for each in successor.samples()] == [1.0, 1.0, 1.0, 0.5]
+
+
+FULL = "the disk of the machine 'full' is full"
+
+
+def test_a_machine_that_is_unfit_lets_others_go_first(
+    api: TestClient, services: PlatformServices, clock: ManualClock
+) -> None:
+    token, run_id = pool_token(services), submit(api, services)
+
+    def asks(machine: str) -> FakeWorker | None:
+        found = claim(services, token, claim_request(machine=machine))
+        return None if found is None else FakeWorker(services, found)
+
+    first = asks("full")
+    assert first is not None
+    first.releases(FULL, counts=True, unfit=True)
+    assert waits(api, run_id) == f"it waits for a worker: {FULL}."
+    assert f"{FULL} (trying again in 0.5 s)" in first.messages()
+    clock.advance(5)
+    assert asks("full") is None
+    other = asks("healthy")
+    assert other is not None
+    assert waits(api, run_id) is None
+    other.releases()  # it was asked to end, and no machine but the first is left
+    again = asks("full")
+    assert again is not None
+    again.releases(FULL, counts=True, unfit=True)
+    clock.advance(30)
+    assert asks("full") is None
+    clock.advance(31)
+    again = asks("full")
+    assert again is not None, "there may be no other machine"
+    again.releases(unfit=True)
+    assert asks("full") is None
+    clock.advance(61)
+    assert asks("full") is not None
+
+
+@pytest.mark.parametrize("change", ["removed", "replaced"])
+def test_a_run_whose_dataset_is_gone_fails_and_the_claim_gets_the_next_run(
+    api: TestClient, services: PlatformServices, member: Member, clock: ManualClock, change: str
+) -> None:
+    gone = submit(api, services)
+    other = add_dataset(services, member, "other", rows=[{"a": 1}]).id if change == "replaced" else None
+    with services.db.transaction() as session:
+        session.execute(update(DbRun).values(dataset_id=other))
+    clock.advance(1)
+    following = submit(api, services)
+    found = claim(services, pool_token(services))
+    assert found is not None and found.run.id == following
+    settle(services)
+    run = api.get(f"{EVALS.route}/{gone}").json()["eval_run"]
+    error = f"the dataset 'multiply' was {change} before the run began; submit the run again."
+    assert (run["status"], run["error"]) == ("failed", error)
+
+
+def test_a_worker_that_continues_a_run_whose_dataset_is_gone_uses_its_own_copy(worker: FakeWorker) -> None:
+    worker.records(1)
+    worker.releases()
+    with worker.services.db.transaction() as session:
+        session.execute(update(DbDataset).values(sha256="0" * 64))
+    given = FakeWorker.claims(worker.services, "gpu").assignment
+    assert (given.dataset.url, given.dataset.sha256) == ("", worker.assignment.dataset.sha256)
+
+
+@pytest.mark.parametrize("failure", [BlobStoreBusy("the bucket answered 503."), OSError("the disk is full")])
+def test_a_run_that_cannot_be_assigned_now_keeps_no_other_waiting(
+    api: TestClient,
+    services: PlatformServices,
+    clock: ManualClock,
+    code: Code,
+    monkeypatch: pytest.MonkeyPatch,
+    failure: Exception,
+) -> None:
+    first, broken = submit(api, services), code.head
+    code.commit("another one")
+    clock.advance(1.0)
+    second, find = submit(api, services), services.sources.find
+
+    def fails(workspace_id: str, repository: Any, commit: str) -> Any:
+        if commit == broken:
+            raise failure
+        return find(workspace_id, repository, commit)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(services.sources, "find", fails)
+        with pytest.raises((Refused, OSError)):
+            claim(services, pool_token(services))
+        assert FakeWorker.claims(services, "gpu").run_id == second
+    clock.advance(10.0)
+    found = FakeWorker.claims(services, "gpu")
+    assert (found.run_id, found.assignment.lease.attempt) == (first, 1), "that was no attempt"
+
+
+# -- pace ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("workers", "expected_s"), [(1, 2.0), (200, 2.0), (300, 3.0), (5000, 10.0)])
+def test_workers_poll_less_often_the_more_there_are(
+    worker: FakeWorker, workers: int, expected_s: float
+) -> None:
+    for number in range(workers - 1):
+        worker.services.queue._syncs.next_s(f"shd_{number}")
+    assert worker.sync().next_poll_s == expected_s
+
+
+def test_calls_that_are_refused_slow_no_worker_down(worker: FakeWorker) -> None:
+    worker.lease, lease, shard_id = "osml_wrong", worker.lease, worker.shard_id
+    for number in range(400):
+        worker.shard_id = f"shd_{number}"
+        with pytest.raises(Refused, match="409 LEASE_LOST"):
+            worker.sync()
+    worker.lease, worker.shard_id = lease, shard_id
+    assert worker.sync().next_poll_s == 2.0

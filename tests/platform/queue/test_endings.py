@@ -1,0 +1,357 @@
+"""How shards and runs end: finished, failed, stopped, or released for the next worker."""
+
+from __future__ import annotations
+
+import gzip
+from typing import Any, NoReturn
+
+import orjson
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import func, select
+
+from tests.platform.conftest import ManualClock
+from tests.platform.fake_worker import (
+    EVALS,
+    GPU,
+    TERM_S,
+    TRAININGS,
+    FakeWorker,
+    Refused,
+    claim,
+    expire_leases,
+    pool_token,
+    settle,
+)
+from tests.platform.platform_parts import BlobStoreBusy, DbRunUpload, PlatformServices
+from tests.platform.queue.test_sync import downloaded
+
+DIED = "the worker died (signal 9)"
+SECRET = "sk-one-two-three"
+
+
+def kept_rows(api: TestClient, run_id: str) -> list[int]:
+    """Return the rows in the journal of an ended run."""
+    return [orjson.loads(line)["row_index"] for line in downloaded(api, run_id, "events.jsonl").splitlines()]
+
+
+def workers_of(api: TestClient, services: PlatformServices, count: int) -> list[FakeWorker]:
+    """Submit an evaluation of 3 rows that is split between so many workers, and let each of them claim."""
+    EVALS.taken(api, advanced_config={"execution": {"pool": "gpu", "workers": count}})
+    return [FakeWorker.claims(services, "gpu") for _ in range(count)]
+
+
+def stop(api: TestClient, run_id: str) -> None:
+    assert api.post(f"{EVALS.route}/{run_id}/stop", json={}).status_code == 200
+
+
+def no_shard_is_free(services: PlatformServices) -> bool:
+    return claim(services, pool_token(services)) is None
+
+
+def detail(api: TestClient, run_id: str) -> Any:
+    return api.get(f"{EVALS.route}/{run_id}").json()["eval_run"]
+
+
+# -- finish ----------------------------------------------------------------------------------------
+
+
+def test_a_finished_run_keeps_its_journal_without_secrets(
+    api: TestClient, services: PlatformServices
+) -> None:
+    EVALS.taken(api, secrets={"required": ["API_KEY"], "provided": {"API_KEY": SECRET}}, advanced_config=GPU)
+    worker = FakeWorker.claims(services, "gpu")
+    worker.records(2, notes=f"it said {SECRET}")
+    assert worker.run.sealed_secrets is not None
+    for _ in range(2):
+        assert worker.finishes(note="the model answered slowly").status == "finished"
+    with pytest.raises(Refused, match="409 LEASE_LOST"):
+        worker.sync(environment="late")
+    run = worker.run
+    assert (run.status, run.sealed_secrets, run.environment) == ("finished", None, None)
+    assert run.results is not None and run.results["ending"] == "the model answered slowly"
+    kept = downloaded(api, worker.run_id, "events.jsonl")
+    assert kept_rows(api, worker.run_id) == [0, 1]
+    assert b"it said " in kept and SECRET.encode() not in kept
+
+
+def test_a_run_ends_after_its_last_shard(api: TestClient, services: PlatformServices) -> None:
+    first, second = workers_of(api, services, 2)
+    first.records(1)
+    second.records(1)
+    first.finishes()
+    assert detail(api, first.run_id)["status"] == "running"
+    second.finishes()
+    assert detail(api, first.run_id)["status"] == "finished"
+    assert kept_rows(api, first.run_id) == [0, 1]
+    assert no_shard_is_free(services)
+
+
+def test_one_failed_shard_ends_its_run_after_the_others_have_sent_what_they_have(
+    api: TestClient, services: PlatformServices
+) -> None:
+    first, second, third = workers_of(api, services, 3)
+    third.releases()
+    assert first.finishes("failed", error="the agent cannot be imported.").status == "failed"
+    assert third.shard.status == "stopped", "no worker claims it any more"
+    assert no_shard_is_free(services)
+    assert second.sync().stop
+    second.records(1)
+    assert second.finishes("failed", error="another error").status == "failed"
+    run = detail(api, first.run_id)
+    assert (run["status"], run["error"]) == ("failed", "the agent cannot be imported.")
+    assert kept_rows(api, first.run_id) == [1]
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"), [(None, "the worker did not report why."), ("e\0" * 9000, "e\ufffd")]
+)
+def test_the_error_of_a_worker_is_shown_as_it_can_be_stored(
+    api: TestClient, worker: FakeWorker, error: str | None, shown: str
+) -> None:
+    worker.call("finish", {"outcome": "failed", "error": error})
+    settle(worker.services)
+    found = detail(api, worker.run_id)
+    assert found["error"].startswith(shown) and len(found["error"]) < 17_000
+
+
+# -- stop ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reached", "kept"),
+    [
+        ("submitted", None),
+        ("prepared", None),
+        ("released", [0]),
+        ("silent", [0]),
+        ("set ahead", [0]),
+        ("set back", [0]),
+        ("finishes", [0, 1]),
+        ("fails", [0, 1]),
+        ("releases", [0, 1]),
+    ],
+)
+def test_a_stop_request_ends_a_run_wherever_it_is(
+    api: TestClient, services: PlatformServices, clock: ManualClock, reached: str, kept: list[int] | None
+) -> None:
+    run_id = EVALS.taken(api, advanced_config=GPU)["id"]
+    if reached != "submitted":
+        settle(services)
+    if kept is not None:
+        worker = FakeWorker.claims(services, "gpu")
+        worker.records(1)
+    if reached == "released":
+        worker.releases()
+    stop(api, run_id)
+    if reached in ("silent", "set ahead", "set back"):
+        settle(services)
+        assert detail(api, run_id)["status"] == "running", "its worker may still report something"
+        clock.jump({"silent": TERM_S, "set ahead": 3600, "set back": -86_400}[reached])
+    elif kept == [0, 1]:
+        assert worker.sync().stop
+        worker.records(1)
+        if reached == "releases":
+            assert worker.releases("the machine is going down").status == "stopped"
+        else:
+            outcome = "failed" if reached == "fails" else "finished"
+            assert worker.finishes(outcome, settles=False, error="it broke").status == "stopped"
+    settle(services)
+    run = detail(api, run_id)
+    assert (run["status"], run.get("error")) == ("stopped", None)
+    assert no_shard_is_free(services)
+    if kept is not None:
+        assert kept_rows(api, run_id) == kept
+        with pytest.raises(Refused, match="409 LEASE_LOST"):
+            worker.sync()
+
+
+# -- release and failed attempts -------------------------------------------------------------------
+
+
+def test_a_released_shard_is_for_the_next_worker(worker: FakeWorker) -> None:
+    for _ in range(2):
+        assert worker.releases().status == "pending"
+    for late in (worker.sync, worker.finishes):
+        with pytest.raises(Refused, match="409 LEASE_LOST"):
+            late()
+    assert FakeWorker.claims(worker.services, "gpu").assignment.lease.attempt == 2
+    assert worker.shard.failed_attempts == 0
+
+
+@pytest.mark.parametrize(("submits", "most"), [(EVALS, 3), (TRAININGS, 12)])
+def test_failed_attempts_in_a_row_fail_a_run(
+    api: TestClient, services: PlatformServices, clock: ManualClock, submits: Any, most: int
+) -> None:
+    submits.taken(api, advanced_config=GPU)
+    for number in range(1, most + 1):
+        worker = FakeWorker.claims(services, "gpu")
+        assert worker.assignment.lease.attempt == number
+        status = worker.releases(f"{DIED}.", counts=True).status
+        if number < most:
+            pause_s = min(300.0, 0.5 * 2 ** (number - 1))
+            assert status == "pending"
+            assert worker.messages()[-1] == f"{DIED} (trying again in {pause_s:g} s)"
+            clock.advance(pause_s - 0.1)
+            assert no_shard_is_free(services)
+            clock.advance(0.1)
+    assert status == "failed"
+    settle(services)
+    assert worker.run.status == "failed"
+    assert str(worker.run.error).startswith(
+        f"{DIED}; {most} workers in a row failed without progress. See the run's log, then submit it again."
+    )
+
+
+@pytest.mark.parametrize("dies", ["silent", "reported"])
+def test_only_attempts_without_progress_are_counted_and_per_shard(
+    api: TestClient, services: PlatformServices, clock: ManualClock, dies: str
+) -> None:
+    workers = workers_of(api, services, 2)
+    other = workers.pop()
+
+    def dies_next(*, with_progress: bool) -> FakeWorker:
+        worker = workers.pop() if workers else FakeWorker.claims(services, "gpu")
+        if with_progress:
+            worker.records(1)
+        if dies == "reported":
+            worker.releases(DIED, counts=True)
+        clock.advance(TERM_S + 1)
+        other.sync()
+        return worker
+
+    dies_next(with_progress=False)
+    worker = dies_next(with_progress=True)
+    dies_next(with_progress=False)
+    assert (worker.run.status, other.shard.failed_attempts) == ("running", 0)
+    dies_next(with_progress=False)
+    if dies == "silent":
+        assert no_shard_is_free(services)
+    settle(services)
+    assert worker.shard.status == "failed"
+    assert other.sync().stop
+    other.finishes()
+    assert (worker.run.status, worker.run.accepted) == ("failed", 1)
+    assert "3 workers in a row failed without progress" in str(worker.run.error)
+
+
+def test_releases_that_do_not_count_end_no_run_and_are_logged_once(
+    worker: FakeWorker, clock: ManualClock
+) -> None:
+    for number in range(20):
+        worker.releases("the store is unavailable")
+        assert no_shard_is_free(worker.services), "not at once"
+        clock.advance(10 if number else 0.5)
+        worker = FakeWorker.claims(worker.services, "gpu")
+    assert (worker.shard.failed_attempts, worker.assignment.lease.attempt) == (0, 21)
+    assert worker.messages().count("the store is unavailable (trying again in 0.5 s)") == 1
+    worker.records(1)
+    worker.releases("the store is unavailable")
+    assert worker.messages().count("the store is unavailable (trying again in 0.5 s)") == 2
+    clock.advance(1)
+    FakeWorker.claims(worker.services, "gpu").finishes()
+    assert worker.run.status == "finished"
+
+
+# -- finalize --------------------------------------------------------------------------------------
+
+
+def is_left(worker: FakeWorker) -> tuple[int, int]:
+    """Return how many uploads the platform knows of a run, and how many the store waits for."""
+    services, prefix = worker.services, f"runs/{worker.run_id}/"
+    with services.db.session() as session:
+        mine = select(func.count()).select_from(DbRunUpload).where(DbRunUpload.run_id == worker.run_id)
+        known = session.scalar(mine) or 0
+    return known, sum(upload.key.startswith(prefix) for upload, _ in services.blobs.unfinished_uploads())
+
+
+def away(*_: Any, **__: Any) -> NoReturn:
+    raise BlobStoreBusy("the bucket cannot be reached.")
+
+
+def test_a_run_is_finalized_as_soon_as_the_store_is_back(
+    api: TestClient, worker: FakeWorker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker.records(2)
+    worker.sync(files=[worker.conversation(0)])
+    with monkeypatch.context() as patch:
+        patch.setattr(type(worker.services.blobs), "put", away)
+        worker.finishes()
+        for _ in range(300):
+            clock.advance(1)
+            settle(worker.services)
+    assert worker.run.status == "running"
+    waits = "the store is not ready: the bucket cannot be reached."
+    assert api.get(f"{EVALS.route}/{worker.run_id}").json()["waits"] == waits
+    assert len([message for message in worker.messages() if "not ready" in message]) == 1
+    clock.advance(10)
+    settle(worker.services)
+    assert worker.run.status == "finished"
+    assert kept_rows(api, worker.run_id) == [0, 1]
+    assert downloaded(api, worker.run_id, "trajectories/row_0_run_0.json") == b'{"steps": []}'
+
+
+@pytest.mark.parametrize("phase", ["_prepare", "_finalize"])
+def test_an_unexpected_error_of_the_platform_ends_the_run_with_a_sentence(
+    api: TestClient,
+    services: PlatformServices,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    phase: str,
+) -> None:
+    def fails(*_: Any) -> NoReturn:
+        raise ValueError("a bug")
+
+    run_id = EVALS.taken(api, advanced_config=GPU)["id"]
+    if phase == "_finalize":
+        worker = FakeWorker.claims(services, "gpu")
+        worker.records(2)
+        worker.finishes(settles=False)
+    monkeypatch.setattr(services.platform_shards, phase, fails)
+    for _ in range(4):
+        settle(services)
+        clock.advance(5)
+    run = detail(api, run_id)
+    assert run["status"] == "failed"
+    assert run["error"].startswith(
+        "the platform met an unexpected error (ValueError), which its log explains; 3 "
+    )
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("killed_at", ["put", "delete_file", "abort_upload", "nowhere"])
+def test_a_platform_that_is_killed_while_it_finalizes_completes_it_later(
+    api: TestClient, worker: FakeWorker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, killed_at: str
+) -> None:
+    def killed(*_: Any, **__: Any) -> NoReturn:
+        raise Killed
+
+    services, blobs = worker.services, worker.services.blobs
+    worker.records(3)
+    worker.sync(files=[worker.conversation(row, content=b"%d" % row) for row in range(3)])
+    worker.sync(sent=[worker.uploads("files/unnamed", b"hello")])
+    worker.wants("files/begun", b"never")
+    assert is_left(worker) == (2, 1)
+    services.platform_shards.clear_ended()
+    assert is_left(worker) == (2, 1), "an active run keeps what it sends"
+    worker.finishes(settles=False)
+    if killed_at != "nowhere":
+        with monkeypatch.context() as patch:
+            patch.setattr(blobs, killed_at.replace("delete_file", "delete"), killed)
+            with pytest.raises(Killed):
+                settle(services)
+    expire_leases(clock)
+    settle(services)
+    services.platform_shards.clear_ended()
+    assert worker.run.status == "finished"
+    assert is_left(worker) == (0, 0)
+    assert kept_rows(api, worker.run_id) == [0, 1, 2]
+    for row in range(3):
+        assert downloaded(api, worker.run_id, f"trajectories/row_{row}_run_0.json") == b"%d" % row
+    assert not [key for key in blobs.keys(f"runs/{worker.run_id}") if "/files/" in key]
+    assert worker.run.journal_blob is not None
+    with blobs.open(worker.run.journal_blob) as packed, gzip.open(packed) as journal:
+        assert journal.read() == worker.journal

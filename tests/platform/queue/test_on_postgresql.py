@@ -1,0 +1,216 @@
+"""The queue on PostgreSQL: several writers at once, a database with its own clock, and one that goes away."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import Connection, NullPool, create_engine, make_url, text
+
+from osmosis_ai.platform.runs.imports import sessions
+from osmosis_ai.training.runs.metrics import TRAINING_REWARD
+from tests.platform.conftest import Member
+from tests.platform.databases import postgres_database
+from tests.platform.fake_worker import (
+    EVALS,
+    GPU,
+    TERM_S,
+    TRAININGS,
+    FakeTrainer,
+    FakeWorker,
+    Refused,
+    claim,
+    pool_token,
+    records,
+    settle,
+)
+from tests.platform.local_runs import IMPORTS, LocalRun
+from tests.platform.platform_parts import PlatformConfig, PlatformServices, SystemClock
+
+pytestmark = pytest.mark.integration
+TERM = timedelta(seconds=TERM_S)
+END_ALL = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+    "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+)
+
+
+class BehindClock(SystemClock):
+    def now(self) -> datetime:
+        return super().now() - timedelta(days=1)
+
+
+@pytest.fixture
+def clock() -> BehindClock:
+    """This machine's clock is far behind; leases use the database's."""
+    return BehindClock()
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Iterator[PlatformConfig]:
+    """A platform whose database user is not a superuser, so limits apply to it."""
+    with postgres_database() as url:
+        role = make_url(url).database or ""
+        address = make_url(url).set(drivername="postgresql+psycopg")
+        engine = create_engine(address, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            connection.exec_driver_sql(f"CREATE ROLE {role} LOGIN; ALTER DATABASE {role} OWNER TO {role}")
+            connection.exec_driver_sql(f"ALTER SCHEMA public OWNER TO {role}")
+        limited = make_url(url).set(username=role).render_as_string(hide_password=False)
+        yield PlatformConfig(home=tmp_path / "platform", database_url=limited, port=8733)
+        with engine.connect() as connection:
+            connection.exec_driver_sql(f"ALTER DATABASE {role} OWNER TO CURRENT_USER")
+            connection.exec_driver_sql(f"REASSIGN OWNED BY {role} TO CURRENT_USER; DROP ROLE {role}")
+
+
+@pytest.fixture
+def operator(config: PlatformConfig) -> Iterator[Connection]:
+    """A superuser's connection to the platform's database."""
+    address = make_url(config.database_url).set(drivername="postgresql+psycopg", username="postgres")
+    with create_engine(address, poolclass=NullPool, isolation_level="AUTOCOMMIT").connect() as connection:
+        yield connection
+
+
+def test_each_shard_has_one_owner_and_leases_use_the_clock_of_the_database(
+    api: TestClient, services: PlatformServices
+) -> None:
+    count = 8
+    for _ in range(count // 2):
+        EVALS.taken(api, advanced_config={"execution": {"pool": "gpu", "workers": 2}})
+    settle(services)
+    tokens = [pool_token(services) for _ in range(4)]
+    began = datetime.now(timezone.utc)
+    with ThreadPoolExecutor(4) as threads:
+        given = list(threads.map(lambda n: claim(services, tokens[n % 4]), range(count + 8)))
+    workers = [FakeWorker(services, each) for each in given if each is not None]
+    assert len({worker.shard_id for worker in workers}) == len(workers) == count
+    for worker in workers:
+        expiry = worker.shard.lease_expires_at
+        assert expiry is not None and began <= expiry - TERM <= datetime.now(timezone.utc)
+    worker.sync()
+    assert worker.shard.lease_expires_at is not None and worker.shard.lease_expires_at > expiry
+    stranger = workers[0]
+    stranger.shard_id = worker.shard_id
+    with pytest.raises(Refused, match="409 LEASE_LOST"):
+        stranger.sync(environment="changed")
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda each: each.records(1), workers[1:]))
+    assert [len(each.samples()) for each in workers[1:]].count(0) == 0
+    worker.releases("its disk is full", counts=True)
+    assert claim(services, tokens[0]) is None, "its pause is not over"
+
+
+def test_rows_are_stored_as_they_were_reported(api: TestClient, services: PlatformServices) -> None:
+    EVALS.taken(api, advanced_config=GPU)
+    worker = FakeWorker.claims(services, "gpu")
+    odd = {"parts": {"length": 0.1, "odd": 3}, "output": 'he said "so: é\\ \U0001f600"', "cost_usd": 1e-9}
+    written = [*records(3, **odd), *records(1, first=1, reward=None, tokens=2**31 - 1)]
+    worker.write(written)
+    for _ in range(2):
+        worker.sync(
+            journal=worker.part(),
+            files=[worker.conversation(0, content=b"first"), worker.conversation(0)],
+            environment="a\0b",
+            limited_by={"a\0": "b\0"},
+        )
+    first, second, third = worker.samples()
+    for kept, record in ((first, written[0]), (second, written[3]), (third, written[2])):
+        for name in ("reward", "tokens", "parts", "output", "cost_usd", "duration_ms", "rollout_id"):
+            assert getattr(kept, name) == getattr(record, name), name
+    assert worker.stored_journal() == worker.journal
+    worker.finishes()
+    assert worker.run.status == "finished"
+
+
+def test_training_news_are_stored(api: TestClient, services: PlatformServices) -> None:
+    TRAININGS.taken(api, advanced_config=GPU)
+    trainer: Any = FakeTrainer.claims(services, "gpu")
+    trainer.begins(total_steps=4)
+    for _ in range(2):
+        trainer.step(1, {TRAINING_REWARD: 0.5, "odd": 1e-300}, row=0.5)
+    trainer.add_archive(1)
+    trainer.add_validation(1)
+    name = trainer.add_checkpoint(1, reward=0.5)
+    path = f"{TRAININGS.route}/{trainer.run_id}"
+    metrics = api.get(f"{path}/metrics").json()
+    found = {each["metric_key"]: len(each["data_points"]) for each in metrics["metrics"]}
+    assert found == {TRAINING_REWARD: 1, "odd": 1}
+    assert metrics["validation"] == {"step": 1, "rewards": {"row": 0.5}}
+    checkpoints = api.get(f"{path}/checkpoints").json()["checkpoints"]
+    assert [each["checkpoint_name"] for each in checkpoints] == [name]
+    trainer.releases()
+    stored = FakeTrainer.claims(services, "gpu").assignment.training
+    assert stored is not None and stored.resume_step == 1
+
+
+def test_a_database_without_a_free_connection_loses_nothing(
+    api: TestClient, services: PlatformServices, operator: Connection
+) -> None:
+    EVALS.taken(api, advanced_config=GPU)
+    worker = FakeWorker.claims(services, "gpu")
+    worker.records(1)
+    worker.write(records(2, first=1))
+    role = make_url(services.config.database_url).username
+    operator.exec_driver_sql(f"ALTER ROLE {role} CONNECTION LIMIT 0")
+    operator.exec_driver_sql(END_ALL)
+    for _ in range(2):
+        with pytest.raises(
+            Refused, match="503 DATABASE_BUSY: the platform's database cannot be used"
+        ) as refused:
+            worker.sync(journal=worker.part())
+        assert str(role) not in str(refused.value.body)
+    operator.exec_driver_sql(f"ALTER ROLE {role} CONNECTION LIMIT -1")
+    # The lease has nearly expired meanwhile; the owner has a whole term from the recovery on.
+    operator.exec_driver_sql("UPDATE run_shards SET lease_expires_at = now() - interval '1 hour'")
+    assert claim(services, pool_token(services)) is None
+    worker.sync(journal=worker.part())
+    assert [each.row_index for each in worker.samples()] == [0, 1, 2]
+    worker.finishes()
+    assert worker.run.status == "finished"
+
+
+def test_a_connection_that_was_cut_while_it_was_idle_is_replaced(
+    api: TestClient, operator: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("osmosis_ai.platform.db.engine._TRUSTED_S", 0.0)
+    assert api.get(EVALS.route).status_code == 200
+    assert len(operator.exec_driver_sql(END_ALL).all()) >= 1
+    assert api.get(EVALS.route).status_code == 200
+
+
+def test_two_requests_for_the_same_files_in_another_order(
+    api: TestClient, services: PlatformServices, member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = LocalRun()
+    upload = api.post(IMPORTS, json=local.start()).json()["session_id"]
+    a, b, *_ = sorted(local.files)
+    current, first = sessions._current, threading.local()
+    holding: list[None] = []
+
+    def is_waiting() -> bool:
+        with services.db.session() as session:
+            return bool(session.scalar(text("SELECT count(*) FROM pg_locks WHERE NOT granted")))
+
+    def hold(session: Any, file: Any) -> Any:
+        """Once a request has its first file, wait until the other has one as well, or waits for this one."""
+        row = current(session, file)
+        if not hasattr(first, "file"):
+            first.file = row.path
+            holding.append(None)
+            while len(holding) < 2 and not is_waiting():
+                threading.Event().wait(0.01)
+        return row
+
+    monkeypatch.setattr(sessions, "_current", hold)
+    ask = services.eval_imports.upload_instructions
+    with ThreadPoolExecutor(2) as threads:
+        both = [threads.submit(ask, member.workspace.id, upload, order) for order in ([a, b], [b, a])]
+        given = [{file.path: grant for file, grant in each.result(timeout=120)} for each in both]
+    assert [set(each) for each in given] == [{a, b}] * 2
+    assert len(list(services.blobs.unfinished_uploads())) == 2

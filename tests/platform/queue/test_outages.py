@@ -1,0 +1,237 @@
+"""Clocks that jump, and a database or store that is unavailable: no lease and no record is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import pytest
+from fastapi.testclient import TestClient
+
+from tests.platform.conftest import ManualClock
+from tests.platform.fake_worker import (
+    EVALS,
+    GPU,
+    TERM_S,
+    FakeWorker,
+    Refused,
+    claim,
+    claim_request,
+    expire_leases,
+    pool_token,
+    records,
+    settle,
+)
+from tests.platform.platform_parts import (
+    BlobStoreBusy,
+    Database,
+    DatabaseBusyError,
+    LocalBlobStore,
+    PlatformServices,
+    StorageFullError,
+)
+from tests.platform.queue.test_sync import stored
+
+HOUR_S = 3600
+
+
+def is_claimable(services: PlatformServices) -> bool:
+    return claim(services, pool_token(services)) is not None
+
+
+# -- clocks ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("happens", "is_free"),
+    [
+        (lambda clock, _: clock.advance(TERM_S - 1), False),
+        (lambda clock, _: clock.advance(TERM_S), True),
+        (lambda clock, worker: (clock.advance(8 * HOUR_S), worker.sync()), False),
+        (lambda clock, _: clock.jump(HOUR_S), True),
+        (lambda clock, _: clock.jump(-24 * HOUR_S), True),
+        (lambda clock, worker: (clock.jump(-24 * HOUR_S), worker.sync()), False),
+        (lambda clock, _: (clock.jump(-1), clock.advance(TERM_S)), False),
+        (lambda clock, _: (clock.jump(-1), clock.advance(TERM_S + 1)), True),
+    ],
+    ids=[
+        "silent",
+        "silent for a term",
+        "slept and synced",
+        "set ahead",
+        "set back",
+        "set back and synced",
+        "set back by a second",
+        "set back by a second, later",
+    ],
+)
+def test_a_shard_is_free_after_a_term_of_silence_whatever_the_clock_shows(
+    worker: FakeWorker,
+    clock: ManualClock,
+    happens: Callable[[ManualClock, FakeWorker], object],
+    is_free: bool,
+) -> None:
+    happens(clock, worker)
+    assert is_claimable(worker.services) is is_free
+    if not is_free:
+        worker.records(1)
+
+
+@pytest.mark.parametrize("jump_s", [-24 * HOUR_S, HOUR_S])
+def test_a_clock_that_was_set_keeps_no_shard_from_its_next_worker(
+    worker: FakeWorker, clock: ManualClock, jump_s: float
+) -> None:
+    worker.releases("its disk is full", counts=True, unfit=True)
+    assert claim(worker.services, worker.bearer) is None, "not at once"
+    clock.jump(jump_s)
+    found = claim(worker.services, worker.bearer)
+    assert found is not None and found.lease.attempt == 2
+
+
+# -- the database ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def without_database(error: Exception) -> Iterator[None]:
+    def fails(*_: object, **__: object) -> NoReturn:
+        raise error
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Database, "transaction", fails)
+        yield
+
+
+OUTAGES = [
+    (DatabaseBusyError("the database is busy."), 503, "DATABASE_BUSY"),
+    (StorageFullError("the disk is full."), 507, "STORAGE_FULL"),
+]
+
+
+@pytest.mark.parametrize(("outage", "status", "error"), OUTAGES)
+def test_an_outage_of_the_database_costs_no_owner_its_lease_and_no_record(
+    worker: FakeWorker, clock: ManualClock, outage: Exception, status: int, error: str
+) -> None:
+    services = worker.services
+    worker.records(1)
+    worker.write(records(2, first=1))
+    before = stored(services)
+    with without_database(outage):
+        for call in (
+            lambda: worker.sync(journal=worker.part(), files=[worker.conversation(0)]),
+            worker.finishes,
+            lambda: worker.releases("it broke", counts=True),
+        ):
+            with pytest.raises(Refused) as refused:
+                call()
+            assert (refused.value.status, refused.value.code) == (status, error)
+        clock.advance(10 * TERM_S)
+    assert stored(services) == before
+    # Whoever calls first after the outage, the owner has one whole term from then on.
+    assert not is_claimable(services)
+    clock.advance(TERM_S - 1)
+    assert not is_claimable(services)
+    worker.sync(journal=worker.part())
+    assert len(worker.samples()) == 3
+    expire_leases(clock)
+    successor = FakeWorker.claims(services, "gpu")
+    assert (successor.assignment.lease.attempt, worker.shard.failed_attempts) == (2, 1)
+
+
+def test_every_owner_has_a_whole_term_after_a_restart(worker: FakeWorker, clock: ManualClock) -> None:
+    expire_leases(clock)
+    worker.services.queue.extend_all()
+    clock.advance(TERM_S - 1)
+    assert not is_claimable(worker.services)
+    worker.sync()
+    clock.advance(TERM_S)
+    assert is_claimable(worker.services)
+
+
+def test_a_run_with_a_stop_request_waits_for_owners_that_an_outage_kept_from_reporting(
+    api: TestClient, worker: FakeWorker, clock: ManualClock
+) -> None:
+    api.post(f"{EVALS.route}/{worker.run_id}/stop", json={})
+    with without_database(DatabaseBusyError("the database is busy.")), pytest.raises(Refused):
+        worker.sync()
+    expire_leases(clock)
+    settle(worker.services)
+    worker.records(2)
+    assert (len(worker.samples()), worker.run.status) == (2, "running")
+    expire_leases(clock)
+    settle(worker.services)
+    assert worker.run.status == "stopped", "now its owner itself is silent"
+
+
+def test_a_claim_whose_answer_was_lost_in_an_outage_is_repeated(
+    api: TestClient, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    EVALS.taken(api, advanced_config=GPU)
+    settle(services)
+    request, token = claim_request(), pool_token(services)
+
+    def fails(*_: object, **__: object) -> NoReturn:
+        raise DatabaseBusyError("the database is busy.")
+
+    for broken in ("_find", "_dataset", "secrets"):
+        with monkeypatch.context() as patch:
+            patch.setattr(type(services.queue._assignments), broken, fails)
+            with pytest.raises(Refused, match="503 DATABASE_BUSY"):
+                claim(services, token, request)
+        services.clock.advance(10)  # type: ignore[attr-defined]
+    found = claim(services, token, request)
+    assert found is not None and found.lease.attempt == 1
+
+
+# -- the store -------------------------------------------------------------------------------------
+
+
+def away(*_: object, **__: object) -> NoReturn:
+    raise BlobStoreBusy("the bucket cannot be reached.")
+
+
+def test_a_claim_without_the_store_is_no_attempt_and_is_logged_once_per_outage(
+    api: TestClient, worker: FakeWorker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services, waits = worker.services, "it waits for the store: the bucket cannot be reached."
+    worker.records(2)
+    for outage in (1, 2):
+        worker.releases()
+        with monkeypatch.context() as patch:
+            patch.setattr(type(services.sources), "find", away)
+            for _ in range(5):
+                with pytest.raises(Refused, match="503 BLOBS_UNAVAILABLE") as refused:
+                    claim(services, worker.bearer)
+                assert refused.value.body["store_away"] is True, "the worker waits instead of giving up"
+                assert not is_claimable(services), "not at once"
+                clock.advance(10)
+        assert api.get(f"{EVALS.route}/{worker.run_id}").json()["waits"] == waits
+        assert worker.messages().count(waits) == outage
+        successor = FakeWorker.claims(services, "gpu")
+        assert successor.assignment.lease.attempt == outage + 1
+        successor.journal, worker = worker.journal, successor
+        worker.records(1)
+    assert worker.shard.failed_attempts == 0
+
+
+def test_without_the_store_records_are_accepted_and_uploads_change_nothing(
+    worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services = worker.services
+    grant = worker.wants("files/a", b"hello")
+    sent = worker.puts(grant, b"hello")
+    wanted: dict[str, Any] = {"name": "files/b", "size": 1, "sha256": "0" * 64}
+    with monkeypatch.context() as patch:
+        for name in ("begin_upload", "complete_upload", "parts"):
+            patch.setattr(LocalBlobStore, name, away)
+        worker.records(1)
+        worker.sync(files=[worker.conversation(0)])
+        before = stored(services)
+        for fields in ({"sent": [sent]}, {"wanted": [wanted]}):
+            with pytest.raises(Refused, match="503 BLOBS_UNAVAILABLE"):
+                worker.sync(environment="changed", **fields)
+        assert stored(services) == before
+    worker.sync(
+        sent=[sent], files=[{"path": "artifacts/a", "kind": "artifacts", "size": 5, "blob": "files/a"}]
+    )
+    assert worker.sync(wanted=[wanted]).uploads[0].url

@@ -1,0 +1,402 @@
+"""A sync is accepted once, whole, and from the owner alone; a refused one changes nothing."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import orjson
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import select
+
+from osmosis_ai.api.wire.workers import (
+    MOST_FILES,
+    MOST_JOURNAL_LINES,
+    MOST_LOG_LINES,
+    MOST_WANTED,
+)
+from tests.evaluation.builders import record
+from tests.evaluation.recorded_runs import with_crc
+from tests.platform.conftest import ManualClock
+from tests.platform.fake_worker import EVALS, GPU, FakeWorker, Refused, journal_of, records
+from tests.platform.platform_parts import Base, PlatformServices
+
+TRAJECTORY = "trajectories/row_0_run_0.json"
+
+
+def stored(services: PlatformServices) -> dict[str, Any]:
+    """Return every row that a sync may write, and all blobs."""
+    skipped = {"known_workers", "worker_tokens"}
+    found: dict[str, Any] = {}
+    with services.db.session() as session:
+        for table in Base.metadata.sorted_tables:
+            if table.name not in skipped:
+                found[table.name] = sorted(map(repr, session.execute(select(table)).all()))
+    return {
+        **found,
+        "blobs": sorted(services.blobs.keys("runs")),
+        "open": len(list(services.blobs.unfinished_uploads())),
+    }
+
+
+def refused(worker: FakeWorker, body: dict[str, Any]) -> Refused:
+    """Send what the platform must refuse; nothing may have changed."""
+    before = stored(worker.services)
+    with pytest.raises(Refused) as caught:
+        worker.call("sync", body)
+    assert stored(worker.services) == before
+    return caught.value
+
+
+def downloaded(api: TestClient, run_id: str, path: str) -> bytes:
+    """Fetch a file of a run as a client does."""
+    asked = {"items": [{"path": path}]}
+    (found,) = api.post(f"{EVALS.route}/{run_id}/samples/download-urls", json=asked).json()["items"]
+    return bytes(api.get(found["url"], headers={"Authorization": ""}).content)
+
+
+# -- the journal -----------------------------------------------------------------------------------
+
+
+def test_lines_become_samples_once_however_often_they_are_sent(worker: FakeWorker) -> None:
+    worker.write(records(3))
+    third = len(worker.journal) // 3
+    assert worker.sync(journal=worker.part(end=third)).journal_bytes == third
+    # The answer was lost, and more has been recorded since.
+    for offset in (0, third, 0):
+        assert worker.sync(journal=worker.part(offset)).journal_bytes == len(worker.journal)
+    assert [(each.row_index, each.position) for each in worker.samples()] == [(0, 1), (1, 2), (2, 3)]
+    assert worker.stored_journal() == worker.journal
+    assert (worker.shard.journal_bytes, worker.run.accepted) == (len(worker.journal), 3)
+
+
+def test_a_repeated_attempt_replaces_the_former_one(worker: FakeWorker) -> None:
+    worker.write([record(0, 0, reward=0.0), record(1, 0), record(0, 0, reward=0.5)])
+    worker.sync(journal=worker.part())
+    sent = len(worker.journal)
+    worker.write([record(1, 0, reward=0.25), record(1, 1)])
+    worker.sync(journal=worker.part(sent))
+    found = [(each.row_index, each.run_index, each.reward) for each in worker.samples()]
+    assert found == [(0, 0, 0.5), (1, 0, 0.25), (1, 1, 1.0)]
+    worker.finishes()
+    assert worker.run.metrics["summary"]["total_samples"] == 3
+
+
+def lines_of(*written: Any) -> str:
+    return journal_of(written).decode()
+
+
+def changed_line(**changes: Any) -> str:
+    body = {**orjson.loads(record(3, 0).to_line()), **changes}
+    body.pop("crc", None)
+    return with_crc(orjson.dumps(body) + b"\n").decode()
+
+
+FIRST = lines_of(*records(2))
+"""What the shard has stored when a part below is sent."""
+END, BAD = len(FIRST), "400 VALIDATION"
+BAD_LINES: dict[str, str] = {
+    "an empty line": "\n",
+    "no record": "no record\n",
+    "no checksum": '{"row_index":0,"run_index":0}\n',
+    "another checksum": lines_of(record(2)).replace(":7,", ":8,"),
+    "not a number": changed_line(reward="much"),
+    "an unknown status": changed_line(status="well"),
+    "too many tokens": changed_line(tokens=1 << 31),
+    "a long name": changed_line(rollout_id="a" * 500),
+    "a name that is a path": changed_line(rollout_id="../a"),
+    "a long digest": changed_line(row_digest="a" * 65),
+    "a row beyond any": changed_line(row_index=1 << 31),
+    "a dataset row beyond any": changed_line(source_row_index=1 << 31),
+}
+CHANGED = FIRST.index("1.0")
+BAD_PARTS: dict[str, tuple[int, str, str, int | None]] = {
+    **{name: (END, lines, BAD, END) for name, lines in BAD_LINES.items()},
+    "a good line before a bad one": (END, (good := lines_of(record(2))) + "{}\n", BAD, END + len(good)),
+    "a gap": (END + 1, good, "409 JOURNAL_OFFSET", None),
+    "an offset beyond any": ((1 << 53) - 1, good, "409 JOURNAL_OFFSET", None),
+    "other bytes": (0, FIRST.replace("1.0", "0.5", 1), BAD, 0),
+    "other records": (0, lines_of(record(0, reward=0.5), record(1)), "409 JOURNAL_DIVERGED", CHANGED),
+    "another record, then new ones": (
+        0,
+        lines_of(record(0, reward=0.5), *records(3, first=1)),
+        "409 JOURNAL_DIVERGED",
+        CHANGED,
+    ),
+    "the middle of a line": (3, FIRST[3:] + good, BAD, 3),
+    "a negative offset": (-1, FIRST, "400 VALIDATION_FAILED", None),
+    "no newline": (END, good[:-1], BAD, None),
+    "half a line": (END, lines_of(record(2), record(3))[:-9], BAD, None),
+    "too many lines": (END, "\n" * (MOST_JOURNAL_LINES + 1), BAD, None),
+}
+
+
+def test_a_bad_part_of_a_journal_is_refused_whole(worker: FakeWorker) -> None:
+    worker.records(2)
+    more = {"log": {"first": 0, "lines": [LINE]}, "environment": "changed", "worked_s": 99.0}
+    for name, (offset, lines, expected, place) in BAD_PARTS.items():
+        error = refused(worker, {"journal": {"offset": offset, "lines": lines}, **more})
+        details = error.body.get("details") or error.body
+        assert (name, str(error).partition(":")[0], details.get("offset")) == (name, expected, place)
+        if "JOURNAL_OFFSET" in expected:
+            assert details == {"bytes": END}
+    worker.records(1)
+    assert len(worker.samples()) == 3, "the worker can continue"
+
+
+def test_records_of_attempts_that_are_not_of_the_shard_are_refused_and_logged_once(
+    api: TestClient, services: PlatformServices
+) -> None:
+    EVALS.taken(api, advanced_config={"execution": {"pool": "gpu", "workers": 2}})
+    worker, other = (FakeWorker.claims(services, "gpu") for _ in range(2))  # 3 rows, 2 attempts per row
+    for foreign, sentence in (
+        (record(3), "the run has 3 rows, and no row 3"),
+        (record(0, 2), "the run has 2 attempts per row, and no attempt 2"),
+        (record(2, source_row_index=200), "the dataset has 200 rows, and no row 200"),
+        (record(1), "row 1, attempt 0 is executed by another worker"),
+    ):
+        lines = lines_of(record(0), foreign)
+        with pytest.raises(Refused, match=f"409 CONFLICT: .*{sentence}"):
+            worker.call("sync", {"journal": {"offset": 0, "lines": lines}, "environment": "changed"})
+    assert (worker.shard.journal_bytes, worker.samples(), worker.run.environment) == (0, [], None)
+    assert len([message for message in worker.messages() if "does not belong" in message]) == 1
+    worker.records(2)
+    other.records(1)
+    assert [each.row_index for each in worker.samples()] == [0, 1, 2]
+
+
+def test_a_bearer_that_is_not_the_owner_learns_and_writes_nothing(
+    api: TestClient, worker: FakeWorker, clock: ManualClock
+) -> None:
+    EVALS.taken(api, advanced_config=GPU)
+    other = FakeWorker.claims(worker.services, "gpu")
+    own = worker.lease
+    foreign = {"journal": {"offset": 0, "lines": lines_of(record(100))}}
+    upload = {"wanted": [{"name": "files/a", "size": 1, "sha256": "0" * 64}]}
+    for lease in (other.lease, worker.bearer, other.bearer, "osml_", "x", api.headers["Authorization"][7:]):
+        worker.lease = lease
+        for body in (foreign, upload, {"log": {"first": 0, "lines": [LINE]}}, {"find_agent": True}, {}):
+            assert str(refused(worker, body)).startswith("409 LEASE_LOST:")
+        for name, body in (
+            ("finish", {"outcome": "failed", "error": "a"}),
+            ("release", {"reason": "a", "counts": True}),
+        ):
+            with pytest.raises(Refused, match="409 LEASE_LOST"):
+                worker.call(name, body)
+        with pytest.raises(Refused, match="409 LEASE_LOST"):
+            worker.stored_journal()
+    worker.lease = own
+    assert (worker.run.status, worker.shard.status, worker.shard.failed_attempts) == ("running", "running", 0)
+    worker.finishes()
+    assert str(refused(worker, {"environment": "late"})).startswith("409 LEASE_LOST:")
+    with pytest.raises(Refused, match="409 LEASE_LOST"):
+        worker.stored_journal()
+    worker.shard_id = "shd_none"
+    assert str(refused(worker, foreign)).startswith("409 LEASE_LOST:")
+
+
+# -- log lines and facts ---------------------------------------------------------------------------
+
+LINE = {"timestamp": "2026-01-01T00:00:00Z", "message": "a"}
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        ([(0, "ab"), (0, "abc"), (1, "b")], "abc"),
+        ([(0, "ab"), (5, "fg"), (3, "xyz"), (7, "h")], "abfgh"),  # the lines between were lost
+        ([(3, "d"), (0, "abcd")], "d"),
+    ],
+)
+def test_each_log_line_is_kept_once(worker: FakeWorker, parts: list[tuple[int, str]], expected: str) -> None:
+    for first, lines in parts:
+        reply = worker.logs(*lines, first=first)
+        assert reply.log_lines >= first + len(lines)
+    assert "".join(message for message in worker.messages() if len(message) == 1) == expected
+
+
+def test_the_next_worker_numbers_its_log_lines_from_the_beginning(
+    worker: FakeWorker, clock: ManualClock
+) -> None:
+    worker.logs("a", "b")
+    worker.releases()
+    FakeWorker.claims(worker.services, "gpu").logs("c", first=0)
+    assert [message for message in worker.messages() if len(message) == 1] == ["a", "b", "c"]
+
+
+def test_texts_are_stored_as_the_columns_take_them(api: TestClient, worker: FakeWorker) -> None:
+    line = record(0, error="\0\x1b[31m", category="c" * 500, error_type="\0", parts={"\0": 1e308})
+    deep: dict[str, Any] = {}
+    for _ in range(300):
+        deep = {"a": deep}
+    body = {
+        "journal": {"offset": 0, "lines": lines_of(line)},
+        "environment": "e\0" * 5000,
+        "log": {"first": 0, "lines": [{**LINE, "message": "m" * 100_000, "details": deep}]},
+        "limited_by": {"most": "provider", "more": "x" * 1_000_000},
+    }
+    worker.call("sync", body)
+    (sample,) = worker.samples()
+    assert (sample.error, sample.category, sample.error_type) == ("\ufffd\x1b[31m", "c" * 64, "\ufffd")
+    assert len(worker.run.environment or "") == 4096 and "\0" not in (worker.run.environment or "")
+    assert len(repr(worker.shard.limited_by)) < 100_000, "lists read the row of each shard"
+    shown = api.get(f"{EVALS.route}/{worker.run_id}/logs").json()["logs"][-1]
+    assert shown["details"] == {"truncated": "facts within facts, more than 64 levels"}
+    assert len(shown["message"]) < 20_000
+    worker.call("sync", {"limited_by": deep})
+    worker.finishes()
+    assert worker.run.status == "finished"
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+FILE = {"path": "artifacts/a", "kind": "artifacts", "size": 3, "blob": "files/known"}
+UPLOAD = {"name": "files/new", "size": 1, "sha256": "0" * 64}
+
+
+def a_file(**changes: Any) -> dict[str, Any]:
+    return {"files": [{**FILE, **changes}]}
+
+
+def inline(content: bytes = b"abc", **changes: Any) -> dict[str, Any]:
+    import base64
+
+    packed = base64.b64encode(zlib.compress(content)).decode()
+    return a_file(**{"blob": None, "size": len(content), "content": packed, **changes})
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    **{
+        f"a path like {path!r}": a_file(path=path)
+        for path in ("../a", "/a", "", "a/../../b", "a//b", "a/.", "a\\b", "a\u202eb", "a\0", "a" * 1025)
+    },
+    "an inline file outside": inline(path="../a"),
+    "a kind that cannot be stored": a_file(kind="a\0"),
+    "a row beyond any": a_file(source_row_index=1 << 62),
+    "a row before the first": a_file(source_row_index=-1),
+    "another size than that of its blob": a_file(size=2),
+    "a range without an end": a_file(offset=0),
+    "a range beyond its blob": a_file(offset=2, length=2),
+    "a range that unpacks to more than fits in memory": a_file(offset=0, length=3, size=1 << 40),
+    "an inline file that unpacks to more than fits in memory": inline(size=1 << 40),
+    "an inline file that is too large": inline(b"".join(b"%x" % (n * n) for n in range(30_000)), size=9),
+    "an inline file that is not Base64": a_file(blob=None, content="%"),
+    "an inline file with a blob": inline(blob="files/known"),
+    "an inline file with a range": inline(offset=0, length=1),
+    "a file without content": a_file(blob=None),
+    "a blob that was not uploaded": a_file(blob="files/unknown"),
+    "a blob of another run": a_file(blob="files/foreign"),
+    "a blob named by its key": a_file(blob="../other/files/known"),
+    "a blob that cannot be stored": a_file(blob="a\0"),
+    "a good file and a bad one": {"files": [FILE, {**FILE, "path": "../a"}]},
+    **{
+        f"an upload named {name!r}": {"wanted": [{**UPLOAD, "name": name}]}
+        for name in (
+            *("a\0", "", ".", "../other/a", "/a", "a/../b", "a//b", "files/a b", "a" * 161),
+            *("derived/a/manifest.gz", "packs/a", "packs", "journals/0-events.jsonl.gz"),
+        )
+    },
+    "an upload larger than any": {"wanted": [{**UPLOAD, "size": 1 << 60}]},
+    "an upload without a digest": {"wanted": [{**UPLOAD, "sha256": "a"}]},
+    "other bytes under a stored name": {"wanted": [{**UPLOAD, "name": "files/known"}]},
+    "an upload that did not begin": {"sent": [{"name": "files/known", "id": "other", "etag": "a"}]},
+    "a sent upload that cannot be stored": {"sent": [{"name": "a\0", "id": "a", "etag": ""}]},
+    "a good upload and a bad one": {"wanted": [UPLOAD, {**UPLOAD, "name": "../a"}]},
+    "an upload with a bad file": {"wanted": [UPLOAD], **a_file(path="../a")},
+    "a time before all calendars": {
+        "log": {"first": 0, "lines": [{**LINE, "timestamp": "0001-01-01T00:00:00+14:00"}]}
+    },
+    "a time after all calendars": {
+        "log": {"first": 0, "lines": [{**LINE, "timestamp": "9999-12-31T23:59:59-14:00"}]}
+    },
+    "a log line beyond any": {"log": {"first": 1 << 53, "lines": [LINE]}},
+    "a digest that cannot be stored": {"grader_digest": "a\0"},
+    "a digest that is too long": {"grader_digest": "a" * 65},
+    "a time worked that is not finite": {"worked_s": 1e308},
+    "a negative time worked": {"worked_s": -1.0},
+    "training of an evaluation": {"training": {"steps": [{"step": 1, "timestamp_ms": 1, "metrics": {}}]}},
+    "too many log lines": {"log": {"first": 0, "lines": [LINE] * (MOST_LOG_LINES + 1)}},
+    "too many files": {"files": [FILE] * (MOST_FILES + 1)},
+    "too many sent uploads": {"sent": [{"name": "a", "id": "a", "etag": ""}] * (MOST_FILES + 1)},
+    "too many wanted uploads": {"wanted": [{**UPLOAD, "name": f"files/{n}"} for n in range(MOST_WANTED + 1)]},
+}
+
+
+def test_what_no_honest_worker_sends_is_refused_and_changes_nothing(
+    api: TestClient, worker: FakeWorker
+) -> None:
+    EVALS.taken(api, advanced_config=GPU)
+    other = FakeWorker.claims(worker.services, "gpu")
+    other.sync(sent=[other.uploads("files/foreign", b"abc")])
+    worker.sync(sent=[worker.uploads("files/known", b"abc")])
+    for name, body in REFUSED.items():
+        error = refused(worker, body)
+        assert (name, error.status) in ((name, 400), (name, 409)), error
+    assert worker.sync(**a_file()).stop is False
+    worker.finishes()
+    assert worker.run.status == "finished"
+
+
+def test_an_inline_file_that_is_a_compression_bomb_costs_no_memory(
+    api: TestClient, worker: FakeWorker
+) -> None:
+    bomb = zlib.compress(b" " * (16 << 20))
+    assert len(bomb) < 32 << 10
+    part = worker.conversation(0).model_copy(update={"content": bomb})
+    worker.sync(files=[part, worker.conversation(1, content=b'{"steps": [1]}')])
+    asked = {"items": [{"path": TRAJECTORY}]}
+    url = api.post(f"{EVALS.route}/{worker.run_id}/samples/download-urls", json=asked).json()["items"][0][
+        "url"
+    ]
+    reply = api.get(url)
+    assert (reply.status_code, reply.json()["code"]) == (500, "BLOB_DAMAGED")
+    assert downloaded(api, worker.run_id, "trajectories/row_1_run_0.json") == b'{"steps": [1]}'
+    worker.finishes()
+    assert worker.run.status == "finished"
+    assert downloaded(api, worker.run_id, "trajectories/row_1_run_0.json") == b'{"steps": [1]}'
+
+
+def test_the_newest_file_of_a_path_counts_wherever_its_bytes_are(api: TestClient, worker: FakeWorker) -> None:
+    for content, is_inline in (
+        (b"first", True),
+        (b"second one", False),
+        (b"the third one", True),
+        (b"4", True),
+    ):
+        if is_inline:
+            worker.sync(files=[worker.conversation(0, content=content)])
+        else:
+            described = {"path": TRAJECTORY, "kind": "trajectories", "size": len(content), "blob": "files/a"}
+            worker.sync(sent=[worker.uploads("files/a", content)], files=[described])
+        assert downloaded(api, worker.run_id, TRAJECTORY) == content
+    worker.finishes()
+    assert downloaded(api, worker.run_id, TRAJECTORY) == b"4"
+
+
+# -- bodies ----------------------------------------------------------------------------------------
+
+
+def test_a_sync_with_everything_is_all_or_nothing(
+    worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything: dict[str, Any] = {
+        "journal": {"offset": 0, "lines": FIRST},
+        "files": [worker.conversation(0)],
+        "log": {"first": 0, "lines": [LINE]},
+        "environment": "x",
+        "worked_s": 3.0,
+        "wanted": [UPLOAD],
+    }
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise MemoryError
+
+    before = stored(worker.services)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(worker.services.queue), "_keep", fails)
+        with pytest.raises((Refused, MemoryError)):
+            worker.sync(**everything)
+    assert stored(worker.services) == before
+    reply = worker.sync(**everything)
+    assert (reply.journal_bytes, reply.log_lines, len(reply.uploads)) == (len(FIRST), 1, 1)

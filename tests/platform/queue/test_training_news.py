@@ -1,0 +1,210 @@
+"""What training workers report: repeated, out of date, and made up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from osmosis_ai.platform.queue.training import ROLLOUTS
+from osmosis_ai.training.runs.metrics import TRAINING_REWARD
+from tests.platform.conftest import ManualClock
+from tests.platform.fake_worker import GPU, TRAININGS, FakeTrainer, Refused, expire_leases
+from tests.platform.platform_parts import DbRunShard, PlatformServices
+from tests.platform.queue.test_sync import refused
+
+ARCHIVE = "checkpoint.tar"
+PART = {"step": 5, "base_model": "osmosis/tiny"}
+VERSION = "2-0123456789abcdef"
+V = f"validation/{VERSION}"
+
+
+@pytest.fixture
+def trainer(api: TestClient, services: PlatformServices) -> FakeTrainer:
+    """The owner of a training run's shard."""
+    TRAININGS.taken(api, advanced_config=GPU)
+    return FakeTrainer.claims(services, "gpu")  # type: ignore[return-value]
+
+
+def successor_of(trainer: FakeTrainer) -> FakeTrainer:
+    expire_leases(trainer.services.clock)  # type: ignore[arg-type]
+    return FakeTrainer.claims(trainer.services, "gpu")  # type: ignore[return-value]
+
+
+def points(api: TestClient, trainer: FakeTrainer) -> dict[int, float]:
+    """Return the rewards of the run by step."""
+    series = api.get(f"{TRAININGS.route}/{trainer.run_id}/metrics").json()["metrics"]
+    found = [each["data_points"] for each in series if each["metric_key"] == TRAINING_REWARD]
+    return {point["step"]: point["value"] for point in (found[0] if found else [])}
+
+
+def detail(api: TestClient, trainer: FakeTrainer) -> Any:
+    return api.get(f"{TRAININGS.route}/{trainer.run_id}").json()["training_run"]
+
+
+def step(trainer: FakeTrainer, number: int, **validated: float) -> None:
+    trainer.step(number, {TRAINING_REWARD: number / 10, ROLLOUTS: 8.0}, **validated)
+
+
+def is_progress(trainer: FakeTrainer, report: Callable[[], object]) -> bool:
+    """Whether a report resets the number of failed attempts."""
+    with trainer.services.db.transaction() as session:
+        session.get_one(DbRunShard, trainer.shard_id).failed_attempts = 2
+    report()
+    return trainer.shard.failed_attempts == 0
+
+
+def test_repeated_and_late_reports_change_nothing(api: TestClient, trainer: FakeTrainer) -> None:
+    trainer.begins(total_steps=4)
+    assert is_progress(trainer, lambda: step(trainer, 1))
+    step(trainer, 2)
+    trainer.begins(total_steps=4)
+    assert not is_progress(trainer, lambda: step(trainer, 1))
+    assert points(api, trainer) == {1: 0.1, 2: 0.2}
+    found = detail(api, trainer)
+    assert (found["current_step"], found["examples_processed_count"]) == (2, 16)
+
+
+def test_a_resumed_run_repeats_the_steps_after_its_checkpoint(api: TestClient, trainer: FakeTrainer) -> None:
+    trainer.begins(total_steps=4)
+    for number in (1, 2, 3):
+        step(trainer, number, row=0.5)
+    successor = successor_of(trainer)
+    assert not is_progress(successor, lambda: successor.begins(total_steps=4, steps_done=1))
+    assert points(api, successor) == {1: 0.1}
+    with pytest.raises(Refused, match="409 LEASE_LOST"):
+        step(trainer, 4)
+    for number in (2, 3):
+        assert not is_progress(successor, lambda number=number: step(successor, number))  # type: ignore[misc]
+    assert is_progress(successor, lambda: step(successor, 4))
+    assert points(api, successor) == {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4}
+
+
+def test_a_failed_run_that_is_resumed_by_a_member_forgets_the_later_steps(
+    api: TestClient, trainer: FakeTrainer
+) -> None:
+    trainer.begins(total_steps=4)
+    for number in (1, 2):
+        step(trainer, number)
+    trainer.add_archive(1)
+    trainer.finishes("failed", error="out of memory.")
+    error = detail(api, trainer)["error"]
+    assert error == (
+        "out of memory. Resume it from the checkpoint of step 1: "
+        f"`osmosis train resume {trainer.assignment.run.name}`."
+    )
+    assert api.post(f"{TRAININGS.route}/{trainer.run_id}/resume", json={}).status_code == 200
+    successor = FakeTrainer.claims(trainer.services, "gpu")
+    stored = successor.assignment.training
+    assert stored is not None and stored.resume is not None and stored.resume_step == 1
+    assert successor.download(stored.resume.url) == b"archive"
+    successor.begins(total_steps=4, steps_done=1)  # type: ignore[attr-defined]
+    assert points(api, trainer) == {1: 0.1}
+    with pytest.raises(Refused, match="409 LEASE_LOST"):
+        step(trainer, 3)
+    successor.finishes()
+    assert detail(api, trainer)["status"] == "finished"
+    assert list(trainer.services.blobs.keys(f"runs/{trainer.run_id}/resume")) == []
+
+
+def test_only_the_newest_archive_is_kept(trainer: FakeTrainer) -> None:
+    for number, name in ((5, "5-a"), (5, "5-a"), (10, "10-a"), (10, "10-b"), (5, "5-c")):
+        trainer.add_archive(number, name)
+    kept = {key.split("/")[3] for key in trainer.services.blobs.keys(f"runs/{trainer.run_id}/resume")}
+    assert kept == {"10-b"}, "the last one came late"
+    stored = successor_of(trainer).assignment.training
+    assert stored is not None and stored.resume is not None and stored.resume_step == 10
+    assert trainer.download(stored.resume.url) == b"archive"
+
+
+def test_two_archives_in_one_folder_never_delete_the_one_to_resume_from(trainer: FakeTrainer) -> None:
+    trainer.add_archive(10, "10-b")
+    same, beside = f"resume/10-b/{ARCHIVE}", f"resume/10-b/other-{ARCHIVE}"
+    sent = [trainer.uploads(beside, b"archive")]
+    for number, blob in ((7, same), (12, beside)):
+        part = {**PART, "step": number, "files": {ARCHIVE: blob}, "is_resume": True}
+        trainer.sync(sent=sent if blob == beside else [], training={"checkpoints": [part]})
+    stored = successor_of(trainer).assignment.training
+    assert stored is not None and stored.resume is not None and stored.resume_step == 12
+    assert trainer.download(stored.resume.url) == b"archive"
+
+
+def test_checkpoints_and_the_newest_validation_are_kept(api: TestClient, trainer: FakeTrainer) -> None:
+    first = trainer.add_validation(1)
+    names = [trainer.add_checkpoint(number, b"%d" % number, reward=0.5) for number in (1, 2)]
+    assert trainer.add_checkpoint(2, b"again") == names[1], "it replaces itself"
+    second = trainer.add_validation(2)
+    assert trainer.add_validation(2) == second
+    keys = list(trainer.services.blobs.keys(f"runs/{trainer.run_id}/validation"))
+    assert keys == [second] and first != second
+    listed = api.get(f"{TRAININGS.route}/{trainer.run_id}/checkpoints").json()["checkpoints"]
+    assert sorted(each["checkpoint_name"] for each in listed) == sorted(names)
+    stored = successor_of(trainer).assignment.training
+    assert stored is not None and stored.checkpoint_steps == [1, 2]
+    assert stored.validation is not None and stored.validation.startswith("2-")
+
+
+@pytest.mark.parametrize("count", [1e308, -1e308, float(1 << 31), -1.0])
+def test_an_impossible_number_of_rollouts_is_ignored(
+    api: TestClient, trainer: FakeTrainer, count: float
+) -> None:
+    trainer.begins(total_steps=4)
+    for number in (1, 2):
+        trainer.step(number, {ROLLOUTS: count, "a": count})
+    step(trainer, 3)
+    assert detail(api, trainer)["examples_processed_count"] == 8
+
+
+def named(files: dict[str, str], **more: Any) -> dict[str, Any]:
+    return {"checkpoints": [{**PART, "files": files, **more}]}
+
+
+def validated(path: str, blob: str, version: str = VERSION, kind: str = "validation") -> Any:
+    files = [{"path": path, "kind": kind, "size": 1, "blob": blob}]
+    return {"validation": {"version": version, "files": files}}
+
+
+MADE_UP: list[tuple[str, Any]] = [
+    ("", named({"w": "checkpoints/5/unknown"})),
+    ("checkpoints/5/w", named({"../w": "checkpoints/5/w"})),
+    ("artifacts/5/w", named({"w": "artifacts/5/w"})),
+    ("resume/w", named({ARCHIVE: "resume/w"}, is_resume=True)),
+    ("checkpoints/5/w", named({ARCHIVE: "checkpoints/5/w"}, is_resume=True)),
+    ("resume/5/w", named({"w": "resume/5/w"}, is_resume=True)),
+    ("", named({}, is_resume=True)),
+    ("", named({})),
+    ("", validated("validation/a.json", f"{V}/unknown")),
+    (f"{V}/a", validated("validation/../a.json", f"{V}/a")),
+    (f"{V}/a", validated("samples/a.json", f"{V}/a")),
+    (f"{V}/a", validated("validation/a.json", f"{V}/a", kind="trajectories")),
+    ("validation/x/a", validated("validation/a.json", "validation/x/a")),
+    (f"{V}/a", validated("validation/a.json", f"{V}/a", version="../..")),
+]
+STEP = {"step": 1, "timestamp_ms": 1, "metrics": {TRAINING_REWARD: 0.1}}
+WRONG_STEPS: list[dict[str, Any]] = [
+    {"step": 1 << 31},
+    {"step": -1},
+    {"timestamp_ms": 1 << 60},
+    {"metrics": {"k" * 129: 1.0}},
+    {"metrics": {"a\0": 1.0}},
+]
+
+
+def test_what_a_worker_makes_up_is_refused_and_changes_nothing(
+    api: TestClient, trainer: FakeTrainer, clock: ManualClock
+) -> None:
+    for name in {sent for sent, _ in MADE_UP if sent}:
+        trainer.sync(sent=[trainer.uploads(name, b"w")])
+    for sent, news in MADE_UP:
+        error = refused(trainer, {"training": {"steps": [STEP], **news}, "environment": "changed"})
+        assert "400 VALIDATION: the worker " in str(error) or "UPLOAD_GONE" in str(error), (sent, news)
+    for wrong in WRONG_STEPS:
+        error = refused(trainer, {"training": {"steps": [STEP, {**STEP, **wrong}]}})
+        assert error.status == 400, wrong
+    assert (
+        refused(trainer, {"training": {"checkpoints": [{**PART, "base_model": "\0", "files": {}}]}}).status
+        == 400
+    )
+    assert points(api, trainer) == {}

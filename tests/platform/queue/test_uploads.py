@@ -1,0 +1,165 @@
+"""Blobs of workers: announced, sent by signed URLs, and completed."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from osmosis_ai.api.wire.workers import MOST_WANTED
+from osmosis_ai.platform.queue.uploads import MOST_OPEN
+from tests.platform.conftest import ManualClock
+from tests.platform.fake_worker import EVALS, GPU, FakeWorker, Refused, expire_leases, worker_app
+from tests.platform.platform_parts import PlatformServices
+from tests.platform.queue.test_sync import downloaded
+
+NAME, PATH = "files/abc", "artifacts/row_0_run_0/a.txt"
+FILE = {"path": PATH, "kind": "artifacts", "size": 5, "blob": NAME}
+
+
+def stored(services: PlatformServices) -> list[str]:
+    """Return the blobs of runs."""
+    return sorted(services.blobs.keys("runs"))
+
+
+def open_uploads(services: PlatformServices) -> int:
+    return len(list(services.blobs.unfinished_uploads()))
+
+
+def test_an_upload_is_complete_before_a_file_names_it(api: TestClient, worker: FakeWorker) -> None:
+    def is_unknown() -> bool:
+        with pytest.raises(Refused, match=f"409 UPLOAD_GONE: `{NAME}` has not arrived"):
+            worker.sync(files=[FILE])
+        return True
+
+    assert is_unknown()
+    grant = worker.wants(NAME, b"hello")
+    assert worker.wants(NAME, b"hello").id == grant.id, "a repeated request continues the upload"
+    assert is_unknown()
+    sent = worker.puts(grant, b"hello")
+    assert is_unknown()
+    for _ in range(2):
+        worker.sync(sent=[sent], files=[FILE])
+    worker.sync(files=[{**FILE, "path": "artifacts/row_0_run_0/b.txt"}])
+    assert downloaded(api, worker.run_id, "artifacts/row_0_run_0/b.txt") == b"hello"
+    assert worker.wants(NAME, b"hello").url == "", "the platform has it"
+    assert open_uploads(worker.services) == 0
+
+
+def test_a_manifest_has_the_checksum_of_a_whole_file(api: TestClient, worker: FakeWorker) -> None:
+    piece = {**FILE, "path": "artifacts/row_0_run_0/b.txt", "offset": 0, "length": 5}
+    worker.sync(sent=[worker.uploads(NAME, b"hello")], files=[FILE, piece])
+    listed = api.get(f"{EVALS.route}/{worker.run_id}/samples/manifest?types=artifacts").json()["files"]
+    assert listed == [
+        {"path": PATH, "size": 5, "sha256": hashlib.sha256(b"hello").hexdigest()},
+        {"path": piece["path"], "size": 5},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "error"),
+    [
+        (b"hell", 400, "BODY_INCOMPLETE"),
+        (b"", 400, "BODY_INCOMPLETE"),
+        (b"hello!", 413, "BODY_TOO_LARGE"),
+        (b"jello", 200, "UPLOAD_GONE"),
+    ],
+)
+def test_bytes_other_than_the_announced_ones_never_become_a_blob(
+    worker: FakeWorker, content: bytes, status: int, error: str
+) -> None:
+    grant = worker.wants(NAME, b"hello")
+    reply = worker_app(worker.services).put(grant.url, content=content)
+    assert reply.status_code == status
+    if status == 200:  # only the whole has a digest to compare
+        sent = {"name": NAME, "id": grant.id, "etag": reply.headers["etag"].strip('"')}
+        for problem in (
+            "`files/abc` differ from the announced size or digest",
+            "has not arrived",
+        ):
+            with pytest.raises(Refused, match=f"409 {error}: .*{problem}"):
+                worker.sync(sent=[sent], files=[FILE])
+    else:
+        assert reply.json()["code"] == error
+    assert stored(worker.services) == []
+    worker.sync(sent=[worker.uploads(NAME, b"hello")], files=[FILE])
+
+
+def test_an_expired_url_takes_no_bytes_and_a_new_one_continues(
+    worker: FakeWorker, clock: ManualClock
+) -> None:
+    grant = worker.wants(NAME, b"hello")
+    clock.advance(3601)
+    reply = worker_app(worker.services).put(grant.url, content=b"hello")
+    assert (reply.status_code, reply.json()["code"]) == (403, "BLOB_URL_EXPIRED")
+    again = worker.wants(NAME, b"hello")
+    assert again.id == grant.id and again.url != grant.url
+    worker.sync(sent=[worker.puts(again, b"hello")], files=[FILE])
+
+
+def test_the_next_worker_uses_what_its_predecessor_sent(worker: FakeWorker, clock: ManualClock) -> None:
+    completed, begun = worker.uploads("files/one", b"one"), worker.wants("files/two", b"two")
+    worker.sync(sent=[completed])
+    expire_leases(clock)
+    successor = FakeWorker.claims(worker.services, "gpu")
+    assert successor.wants("files/one", b"one").url == ""
+    assert successor.wants("files/two", b"two").id == begun.id
+    with pytest.raises(Refused, match="409 LEASE_LOST"):
+        worker.sync(sent=[worker.puts(begun, b"two")])
+    successor.sync(sent=[worker.puts(begun, b"two")], files=[{**FILE, "size": 3, "blob": "files/two"}])
+
+
+def test_an_upload_is_of_one_run(api: TestClient, worker: FakeWorker) -> None:
+    EVALS.taken(api, advanced_config=GPU)
+    other = FakeWorker.claims(worker.services, "gpu")
+    sent = worker.puts(worker.wants(NAME, b"mine!"), b"mine!")
+    assert other.wants(NAME, b"mine!").id != sent.id
+    with pytest.raises(Refused, match="409 UPLOAD_GONE"):
+        other.sync(sent=[sent])
+    worker.sync(sent=[sent])
+    with pytest.raises(Refused, match="409 UPLOAD_GONE"):
+        other.sync(files=[FILE])
+    assert stored(worker.services) == [f"runs/{worker.run_id}/{NAME}"]
+
+
+def wanted(first: int, count: int, **changes: Any) -> dict[str, Any]:
+    known = {"size": 1, "sha256": hashlib.sha256(b"\0").hexdigest(), **changes}
+    return {"wanted": [{"name": f"files/{number}", **known} for number in range(first, first + count)]}
+
+
+def reported(worker: FakeWorker) -> int:
+    return len([said for said in worker.messages() if "uploads open" in said or "may upload" in said])
+
+
+def test_a_run_has_a_limit_of_open_uploads(worker: FakeWorker) -> None:
+    services = worker.services
+    for first in range(0, MOST_OPEN, MOST_WANTED):
+        worker.call("sync", wanted(first, MOST_WANTED))
+    worker.call("sync", wanted(0, 5))  # these are open already
+    for number in range(3):
+        with pytest.raises(Refused, match="409 UPLOAD_LIMIT") as refused:
+            worker.call("sync", {**wanted(MOST_OPEN + number, 1), "environment": "changed"})
+        assert refused.value.body["details"] == {"uploads": MOST_OPEN}
+    assert (open_uploads(services), worker.run.environment, reported(worker)) == (MOST_OPEN, None, 1)
+    worker.sync(sent=[worker.puts(worker.wants("files/0", b"\0"), b"\0")])
+    worker.call("sync", wanted(MOST_OPEN, 1))
+    worker.finishes()
+    assert open_uploads(services) == 0
+
+
+def test_a_run_has_a_limit_of_uploaded_bytes(worker: FakeWorker) -> None:
+    most = worker.services.config.run_upload_bytes
+    worker.call("sync", wanted(0, 1, size=most - 100))
+    for number in range(1, 4):
+        with pytest.raises(Refused, match=r"409 UPLOAD_LIMIT: .*at most 1000 GB.*OSMOSIS_RUN_UPLOAD_GB"):
+            worker.call("sync", wanted(number, 1, size=101))
+    assert (open_uploads(worker.services), worker.run.upload_bytes, reported(worker)) == (1, most - 100, 1)
+    # Announcing another size under the same name counts again.
+    worker.call("sync", wanted(1, 1, size=20))
+    worker.call("sync", wanted(1, 1, size=70))
+    with pytest.raises(Refused, match="409 UPLOAD_LIMIT"):
+        worker.call("sync", wanted(1, 1, size=30))
+    worker.finishes()
+    assert worker.run.status == "finished"

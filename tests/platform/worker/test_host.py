@@ -1,0 +1,485 @@
+"""A machine that executes runs: when it claims, how it ends, and what it reports about its workers."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import threading
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from osmosis_ai.api.http_errors import PlatformError
+from osmosis_ai.api.wire.workers import (
+    Assignment,
+    ClaimReply,
+    ClaimRequest,
+    ReleaseRequest,
+    ShardClosed,
+    SyncReply,
+    SyncRequest,
+)
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform.config import PlatformConfig
+from osmosis_ai.platform.services import PlatformServices
+from osmosis_ai.platform.worker import host as host_module
+from osmosis_ai.platform.worker.client import (
+    CredentialRefusedError,
+    NoPlatformError,
+    PlatformUnreachableError,
+    StoreAwayError,
+)
+from osmosis_ai.platform.worker.directory import WorkingDirectory
+from osmosis_ai.platform.worker.host import ExecutedShard, Host, HostOptions
+from osmosis_ai.platform.worker.process import (
+    BUSY,
+    ENDED,
+    LEARNER_LOST,
+    LEASE_LOST,
+    UNREACHABLE,
+    worker_environment,
+)
+from osmosis_ai.process_environment import program_environment
+from osmosis_ai.sandbox import SandboxCapability
+from tests.e2e.turnstile import Turnstile
+from tests.platform.conftest import ManualClock
+from tests.platform.evaluations import executing, wait_until
+from tests.platform.fake_worker import EVALS, FakeWorker
+from tests.platform.worker.fake_platform import assignment
+
+AWAY = PlatformUnreachableError("the platform is unreachable: connection refused.")
+ANSWERED = PlatformError("this claim has been answered.", status=409, code="CONFLICT")
+Answer = Assignment | Exception | float
+
+
+class Process:
+    """A worker that ends as the test says."""
+
+    def __init__(self, status: int | None) -> None:
+        self.status, self.pid = status, os.getpid()  # signals are caught by the test
+
+    def poll(self) -> int | None:
+        return self.status
+
+    def kill(self) -> None:
+        self.status = -signal.SIGKILL if self.status is None else self.status
+
+
+class Platform:
+    """The platform and the time of a host.
+
+    Attributes:
+        answers: to claims: an assignment, an error, or the seconds until the next claim. Then the host is asked to end.
+        statuses: with which workers end; None if they end when they are asked to.
+    """
+
+    def __init__(self, answers: list[Answer], statuses: list[int | Exception | None]) -> None:
+        self.answers, self.statuses = answers, statuses
+        self.claims: list[ClaimRequest] = []
+        self.claimed_at: list[float] = []
+        self.left: list[ClaimRequest] = []
+        self.released: list[tuple[str, str, ReleaseRequest]] = []
+        self.kept: list[str] = []
+        self.processes: list[Process] = []
+        self.signals: list[int] = []
+        self.said: list[str] = []
+        self.now = 0.0
+        self.host: Host
+
+    def claim(self, request: ClaimRequest) -> ClaimReply:
+        if request.leaves:
+            self.left.append(request)
+            return ClaimReply()
+        self.claims.append(request)
+        self.claimed_at.append(self.now)
+        if not self.answers:
+            self.host.ask_to_end()
+            return ClaimReply(next_poll_s=1.0)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        if isinstance(answer, Assignment):
+            return ClaimReply(assignment=answer)
+        return ClaimReply(next_poll_s=answer)
+
+    def release(self, shard_id: str, lease: Any, request: ReleaseRequest, *, lasting_s: float) -> ShardClosed:
+        self.released.append((shard_id, lease.get_secret_value(), request))
+        return ShardClosed(status="pending")
+
+    def sync(self, shard_id: str, lease: Any, request: SyncRequest) -> SyncReply:
+        self.kept.append(shard_id)
+        return SyncReply(stop=False, term_s=30, next_poll_s=1)
+
+    def start(self, claimed: Assignment) -> Process:
+        status = self.statuses.pop(0)
+        if isinstance(status, Exception):
+            raise status
+        self.processes.append(Process(status))
+        return self.processes[-1]
+
+    def monotonic(self) -> float:
+        """Time passes when it is looked at."""
+        self.now += 0.25
+        return self.now
+
+    def kill(self, pid: int, number: int) -> None:
+        self.signals.append(number)
+        for process in self.processes:
+            process.status = ENDED if process.status is None else process.status
+
+    @property
+    def reasons(self) -> list[tuple[str, str | None, bool, bool]]:
+        return [(shard, each.reason, each.counts, each.unfit) for shard, _, each in self.released]
+
+
+Play = Callable[..., tuple[Platform, Host]]
+
+
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Play:
+    """Return a function that creates a platform and a host without pauses."""
+    monkeypatch.setattr(host_module, "_ROUND_S", 0.001)
+    monkeypatch.setattr(host_module, "_LOOK_S", 0.001)
+    monkeypatch.setattr(host_module, "remove_old", lambda _: None)
+
+    def playing(
+        answers: list[Answer], statuses: list[Any] | None = None, **options: Any
+    ) -> tuple[Platform, Host]:
+        platform = Platform(answers, statuses or [])
+        monkeypatch.setattr(os, "kill", platform.kill)
+        client: Any = platform
+        start: Any = platform.start
+        platform.host = Host(
+            client,
+            start,
+            HostOptions(**({"pool": "gpu"} | options)),
+            tmp_path,
+            address="https://platform.example",
+            say=platform.said.append,
+            monotonic=platform.monotonic,
+        )
+        return platform, platform.host
+
+    return playing
+
+
+def endings(executed: list[ExecutedShard]) -> list[str | None]:
+    return [shard.ending for shard in executed]
+
+
+def test_a_host_claims_again_after_each_worker_and_as_often_as_the_platform_says(play: Play) -> None:
+    platform, host = play([assignment("a"), 40.0, 5.0, assignment("b")], [ENDED, ENDED], gpus=2)
+    assert endings(host.run()) == ["ended", "ended"]
+    first, second, third, fourth, *_ = platform.claims
+    assert (first.pool, first.gpus, first.run_id) == ("gpu", 2, None)
+    assert first.claim_id != second.claim_id == third.claim_id == fourth.claim_id
+    waited = [later - earlier for earlier, later in pairwise(platform.claimed_at[1:])]
+    assert waited[0] >= 40 and 5 <= waited[1] < 40
+    assert platform.released == [], "workers release and finish themselves"
+    assert len(platform.left) == 1
+    assert platform.said[0] == "executes runs of https://platform.example"
+
+
+def test_a_host_has_as_many_workers_as_slots(play: Play) -> None:
+    platform, host = play([assignment(name) for name in "abc"], [None] * 3, slots=2)
+
+    asks = iter([host.ask_to_end])
+
+    def monotonic() -> float:
+        platform.now += 0.25
+        if platform.now > 100:
+            next(asks, lambda: None)()
+        return platform.now
+
+    host._monotonic = monotonic
+    assert len(host.run()) == len(platform.claims) == 2
+    assert platform.signals[0] == signal.SIGTERM and host.processes() == []
+
+
+def test_once_and_a_named_run(play: Play) -> None:
+    platform, host = play([assignment("a"), assignment("b")], [ENDED], once=True)
+    assert endings(host.run()) == ["ended"] and len(platform.claims) == 1
+    platform, host = play([1.0, assignment("a")], [ENDED], pool=None, run_id="run_a")
+    assert endings(host.run()) == ["ended"]
+    assert {(each.pool, each.run_id) for each in platform.claims} == {(None, "run_a")}
+    assert len({each.claim_id for each in platform.claims}) == 1, "a ticket is bound to it"
+
+
+@pytest.mark.parametrize(
+    ("status", "ending", "reason", "counts"),
+    [
+        (ENDED, "ended", None, None),
+        (LEASE_LOST, "lease_lost", None, None),
+        (-signal.SIGKILL, "died", "the worker died (signal 9", True),
+        (1, "died", "the worker died (exit status 1)", True),
+        (LEARNER_LOST, "died", "a process of its learner died", True),
+        (BUSY, "died", "an earlier worker on the same machine has not ended yet", False),
+        (UNREACHABLE, "unreachable", "the store is away.", False),
+    ],
+)
+def test_each_exit_status(
+    play: Play, tmp_path: Path, status: int, ending: str, reason: str | None, counts: bool | None
+) -> None:
+    platform, host = play([assignment("a")], [status], once=True)
+    directory = WorkingDirectory(tmp_path, "shd_a")
+    directory.create()
+    directory.note_failure("the store is away.")
+    assert endings(host.run()) == [ending]
+    if reason is None:
+        assert platform.released == []
+    else:
+        ((shard_id, lease, request),) = platform.released
+        assert (shard_id, lease, request.counts, request.unfit) == (
+            "shd_a",
+            "osml_lease-canary",
+            counts,
+            False,
+        )
+        assert request.reason is not None and reason in request.reason
+        assert platform.said[-1].startswith("released the run a: ")
+    assert "canary" not in "".join(platform.said)
+
+
+def test_deaths_are_followed_by_growing_pauses(play: Play) -> None:
+    platform, host = play([assignment(name) for name in "abcd"], [1] * 4)
+    assert endings(host.run()) == ["died"] * 4
+    waited = [later - earlier for earlier, later in pairwise(platform.claimed_at)]
+    assert waited == sorted(waited) and waited[3] >= 8
+
+
+def test_a_machine_that_cannot_start_a_worker_is_unfit(play: Play) -> None:
+    full = OSError(28, "No space left on device")
+    platform, host = play([assignment("a"), assignment("b")], [full, ENDED])
+    assert endings(host.run()) == ["died", "ended"]
+    ((shard_id, reason, counts, unfit),) = platform.reasons
+    assert (shard_id, counts, unfit) == ("shd_a", True, True)
+    assert reason is not None and reason.endswith("could not start a worker: No space left on device")
+
+
+def test_the_lease_of_a_worker_that_is_slow_to_start_is_kept(play: Play) -> None:
+    platform, host = play([assignment("a"), *[1.0] * 400], [None], slots=2, once=True)
+
+    def end_later() -> float:
+        platform.now += 1.0
+        if platform.now > 100 and platform.processes:
+            platform.processes[0].status = ENDED
+        return platform.now
+
+    host._monotonic = end_later
+    assert endings(host.run()) == ["ended"]
+    assert 4 <= len(platform.kept) <= 6 and set(platform.kept) == {"shd_a"}, "a third of the lease, for 60 s"
+
+
+def test_a_worker_that_does_not_respond_any_more_is_killed(play: Play, tmp_path: Path) -> None:
+    platform, host = play([assignment("a"), *[1.0] * 900], [None], slots=2, once=True)
+    directory = WorkingDirectory(tmp_path, "shd_a")
+    assert directory.lock()
+
+    def touch_until_200() -> float:
+        platform.now += 1.0
+        if platform.now < 200:
+            os.utime(tmp_path / "shd_a" / "worker.lock", (platform.now, platform.now))
+        return platform.now
+
+    host._monotonic = touch_until_200
+    assert endings(host.run()) == ["died"]
+    assert 320 <= platform.now <= 340, "four leases after it responded last"
+    ((_, reason, counts, _),) = platform.reasons
+    assert counts and reason is not None and reason.startswith("the worker died (it did not respond)")
+
+
+def test_asked_twice_it_kills_its_workers_and_releases_their_shards(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    platform, host = play([assignment("a")], [None], slots=2)
+    monkeypatch.setattr(os, "kill", lambda pid, number: host.ask_to_end())
+    monkeypatch.setattr(host_module, "_LAST_CALLS_S", math.inf)
+    with pytest.raises(KeyboardInterrupt):
+        host.run()
+    assert platform.processes[0].status == -signal.SIGKILL
+    assert platform.reasons == [("shd_a", None, False, False)]
+    assert "released the run a for another worker" in platform.said[-1]
+    assert len(platform.left) == 1
+
+
+def test_a_worker_that_is_asked_before_it_listens_is_released(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    platform, host = play([assignment("a")], [None], slots=2)
+
+    def killed(pid: int, number: int) -> None:
+        platform.processes[0].status = -number
+
+    monkeypatch.setattr(os, "kill", killed)
+    assert endings(host.run()) == ["left"]
+    assert platform.reasons == [("shd_a", None, False, False)]
+
+
+def test_an_assignment_that_arrives_too_late_is_released(play: Play) -> None:
+    platform, host = play([])
+
+    def late(request: ClaimRequest) -> ClaimReply:
+        host.ask_to_end()
+        return ClaimReply(assignment=assignment("late"))
+
+    platform.claim = late  # type: ignore[method-assign]
+    assert host.run() == []
+    assert platform.reasons == [("shd_late", None, False, False)]
+
+
+def test_a_named_run_is_released_with_its_job(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    platform, host = play([assignment("a")], [None], pool=None, run_id="run_a")
+    parent = os.getppid()
+    monkeypatch.setattr(os, "getppid", lambda: 1 if platform.processes else parent)
+    assert endings(host.run()) == ["left"]
+    assert platform.signals == [signal.SIGTERM]
+
+
+# -- a platform that refuses or is unreachable -------------------------------------------------------
+
+
+def test_an_unreachable_platform_gets_the_same_claim_with_growing_pauses(play: Play) -> None:
+    platform, host = play([AWAY, AWAY, AWAY, assignment("a")], [ENDED], once=True)
+    assert endings(host.run()) == ["ended"]
+    assert len({each.claim_id for each in platform.claims}) == 1
+    assert platform.said.count(f"trying again: {AWAY.message}") == 1
+    waited = [later - earlier for earlier, later in pairwise(platform.claimed_at)]
+    assert waited == sorted(waited) and waited[-1] >= 4
+
+
+def test_a_claim_that_was_answered_is_replaced(play: Play) -> None:
+    platform, host = play([ANSWERED, assignment("a")], [ENDED], once=True)
+    assert endings(host.run()) == ["ended"]
+    assert len({each.claim_id for each in platform.claims}) == 2
+
+
+@pytest.mark.parametrize("outage", [[], [AWAY]])
+@pytest.mark.parametrize(
+    "error", [CredentialRefusedError("This token has been revoked."), NoPlatformError()], ids=repr
+)
+def test_a_refusal_ends_the_host_with_the_platforms_sentence(
+    play: Play, error: OsmosisError, outage: list[Exception]
+) -> None:
+    platform, host = play([assignment("a"), *outage, error], [None], slots=2)
+    with pytest.raises(type(error)) as caught:
+        host.run()
+    assert caught.value is error
+    assert platform.signals == [signal.SIGTERM]
+    assert platform.said[-3:] == [
+        f"no more runs are claimed: {error}",
+        "released the run a",
+        "executed 1 run",
+    ]
+
+
+def test_a_ticket_that_expires_while_the_store_is_unavailable_ends_with_the_stores_error(play: Play) -> None:
+    away = StoreAwayError("the bucket does not answer.")
+    _, host = play([away, CredentialRefusedError("expired.")], pool=None, run_id="run_a")
+    with pytest.raises(StoreAwayError):
+        host.run()
+
+
+@pytest.mark.parametrize(
+    "only", [{"idle_exit_s": 30}, {"idle_exit_s": 30, "once": True}, {"run_id": "run_a"}]
+)
+def test_patience_ends(play: Play, only: dict[str, Any]) -> None:
+    _, host = play([AWAY] * 1000, **only)
+    with pytest.raises(PlatformUnreachableError):
+        host.run()
+    platform, host = play([1.0] * 10_000, **only)
+    if "run_id" in only:
+        with pytest.raises(OsmosisError, match="the run run_a could not be claimed"):
+            host.run()
+    else:
+        assert host.run() == []
+    assert platform.now >= (600 if "run_id" in only else 30)
+    assert len(platform.left) == 1
+
+
+def test_what_a_machine_says_about_itself() -> None:
+    broken = SandboxCapability(problem="bubblewrap is\nnot installed", remedy="x" * 600)
+    options = HostOptions(machine="box-1", labels=("a100",), gpus=2, memory_gb=64.0, cpus=8, sandbox=broken)
+    request = options.request("0" * 32)
+    assert (request.machine, request.labels, request.gpus, request.cpus) == ("box-1", ["a100"], 2, 8)
+    assert request.sandbox is False and request.sandbox_problem is not None
+    assert request.sandbox_problem.startswith("bubblewrap is not installed; xxx")
+    assert len(request.sandbox_problem) == 500
+    works = HostOptions(sandbox=SandboxCapability(Path("/bin/bwrap"))).request("0" * 32)
+    assert (works.sandbox, works.sandbox_problem) == (True, None)
+
+
+def test_a_worker_gets_what_makes_programs_run_and_no_secret() -> None:
+    shell = {"PATH": "/bin", "LC_ALL": "C", "UV_OFFLINE": "1", "OSMOSIS_CACHE_DIR": "/c", "HF_HOME": "/m"}
+    secret = {"OPENAI_API_KEY": "sk", "OSMOSIS_TOKEN": "osm", "HF_TOKEN": "hf"}
+    assert program_environment({**shell, **secret}) == {"PATH": "/bin", "LC_ALL": "C"}
+    config = PlatformConfig(home=Path("/h"), database_url="postgresql://u:password@h/d")
+    worker = worker_environment({**shell, **secret}, config)
+    assert (worker["UV_OFFLINE"], worker["OSMOSIS_HOME"], worker["HF_HOME"]) == ("1", "/h", "/m")
+    assert not secret.keys() & worker.keys() and "password" not in str(worker)
+
+
+# -- real processes ------------------------------------------------------------------------------------
+
+
+def descendants(pid: int) -> dict[int, tuple[bytes, bytes]]:
+    """Return the command lines and environments of a process and everything below it."""
+    found: dict[int, tuple[bytes, bytes]] = {}
+    waiting = [pid]
+    while waiting:
+        process = waiting.pop()
+        try:
+            place = Path("/proc", str(process))
+            shown = ((place / "cmdline").read_bytes(), (place / "environ").read_bytes())
+            tasks = list((place / "task").iterdir())
+            below = [each for task in tasks for each in (task / "children").read_text().split()]
+        except OSError:
+            continue
+        found[process] = shown
+        waiting += [int(each) for each in below]
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_killed_worker_takes_its_children_along_and_no_recorded_attempt_runs_again(
+    api: TestClient, services: PlatformServices, turnstile: Turnstile, clock: ManualClock
+) -> None:
+    begun = threading.Event()
+    turnstile.may_pass = lambda: begun.set() is not None
+    given = {"provided": {"AGENT_KEY": "secret-canary"}, "required": ["AGENT_KEY"]}
+    EVALS.taken(api, evaluation_config={"limit": 3, "n": 1, "batch_size": 2}, secrets=given)
+    elsewhere = FakeWorker.claims(services)
+    elsewhere.records(2, reward=0.25)
+    elsewhere.releases()
+    with executing(services, isolation="off") as host:
+        worker = wait_until(lambda: next(iter(host.processes()), None))
+        assert begun.wait(300)
+        processes = descendants(worker.pid)
+        assert len(processes) >= 2
+        lease = (elsewhere.shard.lease_token or "").encode()
+        assert lease and lease != elsewhere.lease.encode()
+        assert b"secret-canary" not in processes[worker.pid][1], "only the agent has it"
+        for command, environment in processes.values():
+            assert b"secret-canary" not in command and lease not in command + environment
+        wait_until(lambda: any("continues from the 2 records" in message for message in elsewhere.messages()))
+        os.kill(worker.pid, signal.SIGKILL)
+        wait_until(lambda: not any(map(is_alive, processes)))
+        turnstile.open()
+        wait_until(lambda: any("trying again" in message for message in elsewhere.messages()))
+        clock.advance(1)
+        wait_until(lambda: elsewhere.run.status == "finished")
+    messages = elsewhere.messages()
+    assert any(message.startswith("the worker died (signal 9") for message in messages)
+    assert any(message.startswith("attempt 3 on commit") for message in messages)
+    rewards = [sample.reward for sample in elsewhere.samples()]
+    assert len(rewards) == 3 and rewards[:2] == [0.25, 0.25]

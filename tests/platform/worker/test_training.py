@@ -1,0 +1,421 @@
+"""What a worker gives a trainer and reports of it: the trainer is a fake, the platform and the files are real."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from osmosis_ai.controller.record import TerminalRecord
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.manifest import Manifest
+from osmosis_ai.platform.db.tables import DbRun
+from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
+from osmosis_ai.platform.services import PlatformServices
+from osmosis_ai.platform.viewer.source import PlatformSource
+from osmosis_ai.platform.worker.client import WorkerClient
+from osmosis_ai.platform.worker.directory import WorkingDirectory
+from osmosis_ai.platform.worker.inputs import RunInputs
+from osmosis_ai.platform.worker.process import LEARNER_LOST
+from osmosis_ai.platform.worker.reporter import Reporter
+from osmosis_ai.platform.worker.training import PreparedTraining, TrainingWork
+from osmosis_ai.platform.worker.work import Interrupt, WorkResult
+from osmosis_ai.training.learner.checkpoints import checkpoints_in
+from osmosis_ai.training.learner.ranks import LearnerProcessLostError
+from osmosis_ai.training.runs import trainer
+from osmosis_ai.training.runs.loop import Ending, SavedCheckpoint, TrainingHooks, TrainingPlan
+from osmosis_ai.training.runs.metrics import (
+    TRAINING_REWARD,
+    VALIDATION_PLANNED,
+    MetricsHistory,
+    StepRecord,
+    read_history,
+)
+from osmosis_ai.training.runs.run_directory import TrainingDirectory, ValidationSamples
+from osmosis_ai.training.runs.spec import TrainingSpec
+from osmosis_ai.training.runs.trainer import TrainingSummary
+from tests.lazily import needs
+from tests.platform.evaluations import wait_until
+from tests.platform.fake_worker import TRAININGS, FakeWorker, settle
+
+needs("torch")
+RUNS = "/api/cli/training-runs"
+# A checkpoint is kept every 5 steps.
+STEPS = 8
+
+
+class FakeTrainer:
+    """Takes steps without learning anything, and ends as the test says."""
+
+    train: Callable[[FakeTrainer], Ending]
+
+    def __init__(
+        self,
+        spec: TrainingSpec,
+        run_dir: Path,
+        hooks: TrainingHooks,
+        *,
+        environ: Any,
+        provenance: Any,
+        **_: Any,
+    ) -> None:
+        self.spec, self.hooks, self.environ, self.provenance = spec, hooks, environ, provenance
+        self.directory = TrainingDirectory(run_dir)
+        self.stopped = asyncio.Event()
+
+    async def run(self) -> TrainingSummary:
+        directory = self.directory
+        directory.checkpoints.mkdir(parents=True, exist_ok=True)
+        if not directory.manifest.exists():
+            Manifest("training", {}, {}).write(directory.manifest)
+        loop = asyncio.get_running_loop()
+        self.hooks.started(lambda: loop.call_soon_threadsafe(self.stopped.set))
+        self.done = max((each.step for each in checkpoints_in(directory.checkpoints)), default=0)
+        plan = TrainingPlan(directory.path, "osmosis/tiny", 100, 5, 32, STEPS, self.done, "cpu")
+        self.hooks.plan(plan)
+        return TrainingSummary(directory.path, type(self).train(self), 0, STEPS, [])
+
+    def take_steps(self, last: int) -> None:
+        history = MetricsHistory(self.directory.metrics)
+        for step in range(self.done + 1, last + 1):
+            taken = StepRecord(step, 1000 * step, {TRAINING_REWARD: step / 10})
+            history.append(taken)
+            self.hooks.step(taken, STEPS)
+            saved = save_checkpoint(self.directory, step, self.provenance)
+            self.hooks.checkpoint(SavedCheckpoint(step, saved, step % 5 == 0))
+        self.done = last
+
+    def validate(self, step: int, said: str) -> None:
+        """Validate on two rows; the conversation of the second is incomplete."""
+        found = [
+            TerminalRecord(row, 0, f"valid-{step:06d}-row-{row}-0", "success", 5, reward=0.5, output=said)
+            for row in range(2)
+        ]
+        for each, content in zip(found, (json.dumps({"steps": [{"message": said}]}), '{"st'), strict=True):
+            (self.directory.trials / each.rollout_id).mkdir(parents=True)
+            (self.directory.trials / each.rollout_id / "trajectory.json").write_text(content)
+        self.directory.write_validation(ValidationSamples.of(found, step=step, pass_threshold=1.0))
+        taken = StepRecord(step, 1000 * step, {VALIDATION_PLANNED: 2.0})
+        MetricsHistory(self.directory.metrics).append(taken)
+        self.hooks.step(taken, STEPS)
+
+
+def save_checkpoint(directory: TrainingDirectory, step: int, provenance: Any) -> Path:
+    writing, saved = directory.path / "writing", directory.checkpoints / f"step-{step:08d}"
+    (writing / "adapter").mkdir(parents=True)
+    (writing / "adapter" / "adapter_config.json").write_text("{}")
+    (writing / "adapter" / "adapter_model.safetensors").write_bytes(f"weights {step}".encode())
+    described = {**provenance, "step": step, "metrics": {TRAINING_REWARD: step / 10}}
+    (writing / "provenance.json").write_text(json.dumps(described))
+    (writing / "trainer_state.json").write_text(json.dumps({"step": step}))
+    if step % 5 == 0:
+        (writing / "keep").touch()
+    writing.rename(saved)
+    return saved
+
+
+class Machine:
+    """One training run and the workers that come for it."""
+
+    def __init__(
+        self, api: TestClient, services: PlatformServices, client: WorkerClient, patch: pytest.MonkeyPatch
+    ) -> None:
+        self.api, self.services, self.client, self.patch = api, services, client, patch
+        self.config = services.config
+        patch.setattr(trainer, "Trainer", FakeTrainer)
+
+    def submit(self, **changes: Any) -> Machine:
+        submitted = TRAININGS.taken(self.api, **changes)
+        self.id, self.name = submitted["id"], submitted["name"]
+        return self
+
+    def move(self, home: Path) -> None:
+        """Let the next workers be on another machine."""
+        self.config = replace(self.services.config, home=home)
+        self.config.prepare_home()
+
+    def work(self, train: Callable[[FakeTrainer], Ending], *, must_stop: bool = False) -> WorkResult:
+        """Let a worker execute the run once, and release it."""
+        self.patch.setattr(FakeTrainer, "train", train, raising=False)
+        self.owner = FakeWorker.claims(self.services, run_id=self.id)
+        self.directory = WorkingDirectory(self.config.runs_dir, self.owner.shard_id)
+        self.directory.create()
+        inputs = RunInputs(self.config, self.owner.assignment, self.directory)
+        ignored: dict[str, Any] = dict.fromkeys(
+            ("on_stop", "on_lost", "on_refused", "on_cut_off"), lambda: None
+        )
+        self.reporter = inputs.reporter = Reporter(
+            self.client, self.owner.assignment, inputs.redactor, self.services.clock, **ignored
+        )
+        self.interrupt = Interrupt()
+        work = TrainingWork(inputs, self.reporter, self.directory)
+        self.prepared: PreparedTraining = work.prepare()
+        if must_stop:
+            self.api.post(f"{RUNS}/{self.name}/stop", json={})
+            self.interrupt.set()
+        self.reporter.sync()  # the answer says whether the run must stop
+        self.reporter.start()
+        try:
+            result = asyncio.run(work.execute(self.prepared, self.interrupt))
+        finally:
+            self.reporter.flush()
+            self.reporter.close()
+            self.note = work.note
+            self.owner.releases()
+        return result
+
+    def checkpoints(self) -> list[int]:
+        listed = self.api.get(f"{RUNS}/{self.name}/checkpoints").json()["checkpoints"]
+        return [one["checkpoint_step"] for one in listed]
+
+    def steps(self) -> list[int]:
+        series = self.api.get(f"{RUNS}/{self.name}/metrics").json()["metrics"]
+        return [point["step"] for each in series for point in each["data_points"]]
+
+    @property
+    def log(self) -> str:
+        return "\n".join(self.owner.messages())
+
+
+def finishes(fake: FakeTrainer) -> Ending:
+    fake.take_steps(STEPS)
+    return Ending("finished", f"all {STEPS} steps are done.")
+
+
+def stops_at(step: int) -> Callable[[FakeTrainer], Ending]:
+    def train(fake: FakeTrainer) -> Ending:
+        fake.take_steps(step)
+        return Ending("stopped", f"stopped after step {step}.")
+
+    return train
+
+
+@pytest.fixture
+def machine(
+    api: TestClient, services: PlatformServices, real: WorkerClient, monkeypatch: pytest.MonkeyPatch
+) -> Machine:
+    return Machine(api, services, real, monkeypatch)
+
+
+def test_a_machine_that_leaves_hands_over_its_last_step(machine: Machine, tmp_path: Path) -> None:
+    machine.submit()
+    assert machine.work(stops_at(7)) == WorkResult(None)
+    assert machine.checkpoints() == [5], "the run does not end at step 7"
+    first = machine.config
+    machine.move(tmp_path / "elsewhere")
+    machine.work(stops_at(8))
+    assert "resumed on another machine from the checkpoint of step 7" in machine.log
+    assert [each.step for each in checkpoints_in(machine.directory.training.checkpoints)] == [7, 8]
+    machine.config = first
+    assert machine.work(finishes) == WorkResult("finished")
+    assert "from the checkpoint of step 8" in machine.log
+    assert machine.steps() == list(range(1, STEPS + 1))
+    assert [each.step for each in read_history(machine.directory.training.metrics)] == machine.steps()
+    assert machine.checkpoints() == [5, 8]
+
+
+def test_a_damaged_archive_changes_nothing(machine: Machine, tmp_path: Path) -> None:
+    machine.submit().work(stops_at(7))
+    (key,) = machine.services.blobs.keys(f"runs/{machine.id}/resume")
+    machine.services.blobs.put(key, BytesIO(b"something else"))
+    machine.move(tmp_path / "elsewhere")
+    with pytest.raises(OsmosisError):
+        machine.work(finishes)
+    assert list(machine.directory.training.path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("ending", "result", "kept"),
+    [
+        (Ending("finished", "done."), WorkResult("finished"), [3]),
+        (Ending("nothing_to_learn", "equal rewards: ended."), WorkResult("finished"), [3]),
+        (Ending("stopped", "stopped."), WorkResult(None), []),
+        (OsmosisError("the GPU has no memory left."), None, [3]),
+    ],
+    ids=["finished", "nothing to learn", "stopped", "failed"],
+)
+def test_the_last_checkpoint_is_kept_if_the_run_ends_there(
+    machine: Machine, ending: Ending | Exception, result: WorkResult | None, kept: list[int]
+) -> None:
+    def train(fake: FakeTrainer) -> Ending:
+        fake.take_steps(3)
+        if isinstance(ending, Exception):
+            raise ending
+        return ending
+
+    machine.submit()
+    if result is None:
+        with pytest.raises(OsmosisError, match="no memory left"):
+            machine.work(train)
+    else:
+        assert machine.work(train) == result
+    assert (machine.checkpoints(), machine.steps()) == (kept, [1, 2, 3])
+    is_note = isinstance(ending, Ending) and ending.because == "nothing_to_learn"
+    assert machine.note == ("equal rewards: ended." if is_note else None)
+
+
+def test_a_stopped_run_keeps_what_a_killed_worker_did_without_training(machine: Machine) -> None:
+    machine.submit()
+    settle(machine.services)
+    shard = FakeWorker.claims(machine.services, run_id=machine.id)
+    shard.releases()
+    directory = WorkingDirectory(machine.config.runs_dir, shard.shard_id).training
+    directory.checkpoints.mkdir(parents=True)
+    for step in (1, 2):
+        MetricsHistory(directory.metrics).append(StepRecord(step, 1000, {TRAINING_REWARD: 0.5}))
+    save_checkpoint(directory, 2, {})
+    Manifest("training", {}, {}).write(directory.manifest)
+    assert machine.work(lambda _: pytest.fail("it trains"), must_stop=True) == WorkResult(None)
+    assert (machine.steps(), machine.checkpoints()) == ([1, 2], [2])
+    assert any(machine.services.blobs.keys(f"runs/{machine.id}/resume"))
+
+
+def breaks(machine: Machine, times: float, *, only: str = "") -> threading.Event:
+    """Let the uploads of blobs with a name fail so many times; the event is set at the first."""
+    send, failed, left = machine.client.send_all, threading.Event(), [times]
+
+    def sending(blobs: Any, **options: Any) -> Any:
+        if left[0] > 0 and any(only in blob.name for blob, _ in blobs):
+            left[0] -= 1
+            failed.set()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return send(blobs, **options)
+
+    machine.patch.setattr(machine.client, "send_all", sending)
+    return failed
+
+
+def test_a_checkpoint_that_cannot_be_stored_is_tried_with_the_next(machine: Machine) -> None:
+    failed = breaks(machine.submit(), 1)
+
+    def train(fake: FakeTrainer) -> Ending:
+        fake.take_steps(5)
+        assert failed.wait(60)
+        return finishes(fake)
+
+    assert machine.work(train) == WorkResult("finished")
+    assert machine.checkpoints() == [5, STEPS]
+    assert "the checkpoint of step 5 could not be stored: [Errno 28] No space left" in machine.log
+
+
+def test_a_run_without_its_last_checkpoint_fails(machine: Machine) -> None:
+    breaks(machine.submit(), float("inf"))
+    result = machine.work(finishes)
+    assert result.outcome == "failed" and "last checkpoint could not be stored" in (result.error or "")
+    assert machine.steps() == list(range(1, STEPS + 1))
+
+
+def test_a_run_at_its_upload_limit_ends_at_the_checkpoint(machine: Machine) -> None:
+    machine.submit()
+    machine.patch.setattr(machine.services.queue._uploads, "_most_bytes", 10)
+
+    def train(fake: FakeTrainer) -> Ending:
+        fake.take_steps(7)
+        wait_until(lambda: machine.interrupt)
+        return Ending("stopped", "stopped after step 7.")
+
+    result = machine.work(train)
+    assert result.outcome == "failed" and result.error is not None
+    assert result.error.startswith("the checkpoint of step 5 could not be stored: a run may upload at most")
+    assert machine.checkpoints() == [] and machine.log.count("step 5 could not be stored") == 1
+
+
+def test_a_lost_learner_process_ends_the_worker_as_if_killed(machine: Machine) -> None:
+    class Died(BaseException):
+        pass
+
+    def die(status: int) -> None:
+        raise Died(status)
+
+    def train(fake: FakeTrainer) -> Ending:
+        fake.take_steps(3)
+        raise LearnerProcessLostError("process 1 of the learner ended (signal 9).", hint="")
+
+    machine.submit().patch.setattr(os, "_exit", die)
+    with pytest.raises(Died, match=str(LEARNER_LOST)):
+        machine.work(train)
+    assert machine.steps() == [1, 2, 3] and machine.checkpoints() == []
+    assert "process 1 of the learner ended (signal 9)." in machine.log
+
+
+def test_what_a_trainer_is_given(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "of-the-operator")
+    seen: list[FakeTrainer] = []
+
+    def train(fake: FakeTrainer) -> Ending:
+        seen.append(fake)
+        assert os.environ["HF_TOKEN"] == "hf-canary", "models are loaded with the run's own token"
+        fake.hooks.note("the agent printed canary-7291")
+        return finishes(fake)
+
+    given = {"AGENT_KEY": "canary-7291", "HF_TOKEN": "hf-canary"}
+    machine.submit(secrets={"required": sorted(given), "provided": given})
+    assert machine.work(train) == WorkResult("finished")
+    spec, provenance = seen[0].spec, seen[0].provenance
+    assert (spec.model_path, spec.adapter, spec.entrypoint) == ("osmosis/tiny", None, "main.py")
+    assert (spec.rollout_dir / "main.py").is_file()
+    assert spec.dataset.path.is_relative_to(machine.directory.path)
+    assert (spec.settings.n_samples_per_prompt, spec.settings.checkpoint_save_freq) == (4, 5)
+    assert (provenance["run"], provenance["git_head"]) == (machine.name, machine.owner.run.commit_sha)
+    assert dict(spec.secret_values) == given and "HF_TOKEN" not in seen[0].environ
+    assert "canary" not in repr([spec, seen[0].environ, provenance, machine.prepared])
+    assert "the agent printed [REDACTED]" in machine.log
+
+
+def test_the_newest_complete_validation_is_kept_without_secrets(
+    machine: Machine, services: PlatformServices
+) -> None:
+    given = {"AGENT_KEY": "canary-7291"}
+    machine.submit(secrets={"required": list(given), "provided": given})
+    with services.db.session() as session:
+        workspace_id = session.get_one(DbRun, machine.id).workspace_id
+    source = PlatformSource(services, workspace_id, SampleCounts())
+
+    def validates(step: int) -> Callable[[FakeTrainer], Ending]:
+        def train(fake: FakeTrainer) -> Ending:
+            fake.validate(step, "it is canary-7291")
+            return Ending("stopped", "stopped.")
+
+        return train
+
+    assert source.validation(machine.name) is None
+    machine.work(validates(2))
+    first = source.validation(machine.name)
+    assert first is not None and (first.step, first.total) == (2, 2)
+    assert {each.output for each in first.records} == {"it is [REDACTED]"}
+    found = [source.validation_conversation(machine.name, row, 0, max_bytes=999).content for row in (0, 1)]
+    assert found == [b'{"steps":[{"message":"it is [REDACTED]"}]}', None]
+    with machine.patch.context() as patch:
+        machine.patch, before = patch, machine.patch
+        breaks(machine, float("inf"), only="-conversations")
+        machine.work(validates(4))
+        machine.patch = before
+    assert source.validation(machine.name) == first, "half of a new one does not replace it"
+    assert "the conversations of the newest validation could not be stored" in machine.log
+    machine.work(stops_at(0))
+    second = source.validation(machine.name)
+    assert second is not None and second.step == 4
+    keys = services.blobs.keys(f"runs/{machine.id}/validation")
+    assert {key.split("/")[3].partition("-")[0] for key in keys} == {"4"}
+
+
+@pytest.mark.e2e
+def test_only_a_worker_that_trains_imports_torch() -> None:
+    program = (
+        "import sys; import osmosis_ai.platform.app, osmosis_ai.platform.server, osmosis_ai.platform.worker.worker; "
+        "print(sorted({'torch', 'transformers', 'peft'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

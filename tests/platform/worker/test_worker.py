@@ -1,0 +1,492 @@
+"""A worker's process: what it starts from, how it ends, and who continues its shard."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from osmosis_ai.api.wire.workers import Assignment
+from osmosis_ai.controller.dispatcher import Stop
+from osmosis_ai.controller.environments import UvInterruptedError
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.journal import Journal, JournalWriteError
+from osmosis_ai.platform.config import PlatformConfig
+from osmosis_ai.platform.db.engine import DatabaseBusyError
+from osmosis_ai.platform.services import PlatformServices
+from osmosis_ai.platform.worker import evaluation, reporter, worker
+from osmosis_ai.platform.worker.client import StoreAwayError, StoredBytesError, WorkerClient
+from osmosis_ai.platform.worker.containment import RunContainment
+from osmosis_ai.platform.worker.directory import WorkingDirectory
+from osmosis_ai.platform.worker.evaluation import EvalWork
+from osmosis_ai.platform.worker.inputs import RunInputs
+from osmosis_ai.platform.worker.process import (
+    ASSIGNMENT,
+    BUSY,
+    ENDED,
+    LEASE_LOST,
+    PLATFORM_URL,
+    UNREACHABLE,
+    WorkerStarter,
+)
+from osmosis_ai.platform.worker.training import TrainingWork
+from osmosis_ai.platform.worker.work import Interrupt, Prepared, WorkResult, one_sentence
+from osmosis_ai.platform.worker.worker import Worker
+from osmosis_ai.processes import ChildProcess
+from osmosis_ai.sandbox import Isolation, RunLimits, Sandbox
+from osmosis_ai.sandbox.control_groups import Delegation, RunGroup
+from tests.evaluation.builders import record
+from tests.full_disk import files_of_at_most
+from tests.platform.evaluations import wait_until
+from tests.platform.fake_worker import EVALS, GPU, TRAININGS, FakeWorker, journal_of
+from tests.platform.worker.fake_platform import Asked, FakePlatform, assignment, refusal
+
+Execute = Callable[[Interrupt], WorkResult]
+
+
+@pytest.fixture(autouse=True)
+def unchanged_signals() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+class Work:
+    """Executes shards in this process, with work that does what the test says."""
+
+    def __init__(self, client: WorkerClient, assigned: Assignment, config: PlatformConfig) -> None:
+        self.directory = WorkingDirectory(config.runs_dir, assigned.shard.id)
+        self.directory.create()
+        inputs = RunInputs(config, assigned, self.directory)
+        self.worker = Worker(client, assigned, inputs, self.directory)
+
+    def run(
+        self,
+        patch: pytest.MonkeyPatch,
+        execute: Execute | None = None,
+        *,
+        failure: Exception | None = None,
+        containment: RunContainment | None = None,
+    ) -> int:
+        """Return the exit status of a worker whose work prepares nothing, or fails."""
+
+        def prepare(_: Any) -> Prepared:
+            if failure is not None:
+                raise failure
+            return Prepared(containment=containment)
+
+        async def executing(_: Any, prepared: Prepared, interrupt: Interrupt) -> WorkResult:
+            assert execute is not None
+            return await asyncio.to_thread(execute, interrupt)
+
+        for kind in (EvalWork, TrainingWork):
+            patch.setattr(kind, "prepare", prepare)
+            patch.setattr(kind, "execute", executing)
+        return self.worker.run()
+
+
+class Claimed(Work):
+    """The worker of a shard of the real platform."""
+
+    def __init__(self, api: TestClient, services: PlatformServices, client: WorkerClient) -> None:
+        self.api, self.services, self.client = api, services, client
+
+    def claim(self, kind: str = "eval", pool: str | None = None) -> Claimed:
+        config = {} if pool is None else {"advanced_config": GPU}
+        (EVALS if kind == "eval" else TRAININGS).taken(self.api, **config)
+        self.owner = FakeWorker.claims(self.services, pool)
+        super().__init__(self.client, self.owner.assignment, self.services.config)
+        return self
+
+    @property
+    def state(self) -> tuple[str, str, int, str | None]:
+        """Return the status of the run and of its shard, the failed attempts, and the run's error."""
+        run, shard = self.owner.run, self.owner.shard
+        return run.status, shard.status, shard.failed_attempts, run.error
+
+
+@pytest.fixture
+def claimed(api: TestClient, services: PlatformServices, real: WorkerClient) -> Claimed:
+    return Claimed(api, services, real)
+
+
+def no_room() -> OsmosisError:
+    """Return the error of a download that finds no room."""
+    try:
+        try:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        except OSError as error:
+            problem = f"cannot write source.tar.gz: {error.strerror}."
+            raise OsmosisError(problem, hint="run the command again") from None
+    except OsmosisError as refused:
+        return refused
+
+
+FULL = f"the disk of the worker's machine ({socket.gethostname()}) is full: "
+
+
+@pytest.mark.parametrize("kind", ["eval", "training"])
+@pytest.mark.parametrize(
+    ("failure", "failed", "said"),
+    [
+        (UvInterruptedError("uv was ended by signal 15."), 1, "uv was ended by signal 15"),
+        (DatabaseBusyError("the database is busy."), 1, "the database is busy"),
+        (StoreAwayError("the bucket is away."), 0, "the bucket is away"),
+        (no_room(), 1, FULL + "cannot write source.tar.gz: No space left on device"),
+        (OSError(errno.EFBIG, "File too large"), 1, FULL),
+        (OsmosisError("main.py has an error.", hint="fix it"), None, "main.py has an error; fix it."),
+        (ValueError("odd"), None, "the worker met an unexpected error (ValueError)"),
+    ],
+    ids=["interrupted", "busy", "store", "full", "too large", "fault", "unexpected"],
+)
+def test_the_cause_of_a_failure_decides_who_tries_again(
+    claimed: Claimed,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    failure: Exception,
+    failed: int | None,
+    said: str,
+) -> None:
+    assert claimed.claim(kind).run(monkeypatch, failure=failure) == ENDED
+    run, shard, attempts, error = claimed.state
+    messages = claimed.owner.messages()
+    if failed is None:
+        assert shard == "failed" and error is not None and error.startswith(said)
+        assert not claimed.directory.path.exists()
+        assert any("ValueError: odd" in each for each in messages) == isinstance(failure, ValueError)
+    else:
+        assert (run, shard, attempts, error) == ("running", "pending", failed, None)
+        (line,) = [each for each in messages if "trying again" in each]
+        assert line.startswith(said) and "run the command" not in line
+        assert claimed.directory.take_failure().startswith(said)
+
+
+@pytest.mark.parametrize("outcome", ["finished", None, "failed"])
+def test_a_run_with_a_stop_request_is_stopped_whatever_happened(
+    claimed: Claimed, monkeypatch: pytest.MonkeyPatch, outcome: Any
+) -> None:
+    claimed.claim()
+    claimed.api.post(f"/api/cli/eval-runs/{claimed.owner.run_id}/stop", json={})
+
+    def execute(interrupt: Interrupt) -> WorkResult:
+        wait_until(lambda: interrupt)
+        return WorkResult(outcome, "the database is busy." if outcome else None, is_infrastructure=True)
+
+    assert claimed.run(monkeypatch, execute) == ENDED
+    assert claimed.state[1] == "stopped"
+
+
+@pytest.mark.parametrize("pool", [None, "gpu"])
+def test_a_worker_that_is_asked_to_end_releases_its_shard(
+    claimed: Claimed, monkeypatch: pytest.MonkeyPatch, pool: str | None
+) -> None:
+    def execute(interrupt: Interrupt) -> WorkResult:
+        os.kill(os.getpid(), signal.SIGTERM)
+        wait_until(lambda: interrupt)
+        return WorkResult(None)
+
+    assert claimed.claim(pool=pool).run(monkeypatch, execute) == ENDED
+    assert claimed.state == ("running", "pending", 0, None)
+    whose = " of the pool 'gpu'" if pool else ""
+    assert claimed.owner.messages()[-1] == (
+        f"the worker was asked to end; the next one{whose} continues the run"
+    )
+
+
+def test_refused_processes_are_counted_in_the_log(
+    claimed: Claimed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    group = RunGroup.make(Delegation(tmp_path, ("pids",)), "r1", RunLimits())
+    (group.path / "pids.events").write_text("max 7\n")
+    monkeypatch.setattr(RunGroup, "close", lambda _: None)
+    sandbox = Sandbox(Path("/bin/bwrap"), tmp_path, control=group)
+    containment = RunContainment(Isolation("bubblewrap"), sandbox, tmp_path)
+    work = claimed.claim()
+    assert work.run(monkeypatch, lambda _: WorkResult("finished"), containment=containment) == ENDED
+    assert any("4096 processes and threads 7 times" in line for line in claimed.owner.messages())
+    assert claimed.owner.run.isolation.startswith("bubblewrap, network host")
+
+
+# -- a platform that refuses or is unreachable -----------------------------------------------------------
+
+
+@pytest.fixture
+def work(
+    worker_client: WorkerClient,
+    platform: FakePlatform,
+    config: PlatformConfig,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Work:
+    """A worker of the fake platform, whose lease lasts 0.3 s."""
+    monkeypatch.setattr(reporter, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(worker, "_KNOCK_S", 0.01)
+    platform.sync = {"stop": False, "term_s": 0.3, "next_poll_s": 0.02}
+    assigned = assignment(lease={"token": "osml_lease-canary", "attempt": 1, "term_s": 0.3}, next_poll_s=0.02)
+    return Work(worker_client, assigned, config)
+
+
+def test_a_refused_worker_prepares_nothing(
+    work: Work, platform: FakePlatform, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    platform.answer = lambda _: refusal(401, "TOKEN_REVOKED")
+    start = work.worker._reporter.start
+
+    def started() -> None:
+        start()
+        wait_until(lambda: work.worker._is_refused)
+
+    monkeypatch.setattr(work.worker._reporter, "start", started)
+    assert work.run(monkeypatch, failure=AssertionError("it is prepared")) == LEASE_LOST
+    assert "refuses this worker" in capsys.readouterr().err
+    assert not platform.calls("finish") + platform.calls("release")
+
+
+def test_a_shard_that_cannot_be_closed_is_left_with_the_reason(
+    work: Work, platform: FakePlatform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    platform.answer = lambda _: refusal(503)
+    assert work.run(monkeypatch, failure=OsmosisError("main.py has an error.")) == UNREACHABLE
+    assert work.directory.take_failure()
+
+
+def test_a_report_that_the_platform_refuses_for_good_releases_the_shard_with_the_reason(
+    work: Work, platform: FakePlatform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    platform.answer = lambda asked: (
+        refusal(400, "VALIDATION") if "log" in (asked.body or {}) else None  # every report with a log line
+    )
+
+    def execute(interrupt: Interrupt) -> WorkResult:
+        wait_until(lambda: interrupt)
+        return WorkResult(None)
+
+    assert work.run(monkeypatch, execute) == ENDED
+    (released,) = platform.calls("release")
+    assert released.body == {"reason": "validation.", "counts": True, "unfit": False}
+
+
+def test_work_begins_again_when_the_platform_is_back(
+    work: Work, platform: FakePlatform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times: list[bool] = []
+
+    def execute(interrupt: Interrupt) -> WorkResult:
+        times.append(bool(interrupt))
+        if len(times) == 2:
+            return WorkResult("finished")
+        platform.answer = lambda _: refusal(503)
+        wait_until(lambda: interrupt)
+        platform.answer = lambda _: None
+        return WorkResult(None)
+
+    assert work.run(monkeypatch, execute) == ENDED
+    assert times == [False, False]
+    logs = [asked.body["log"]["lines"] for asked in platform.calls("sync") if "log" in asked.body]
+    messages = [line["message"] for lines in logs for line in lines]
+    assert [line for line in messages if "unavailable" in line] == [
+        "the platform was unavailable for 0 s; the run continues"
+    ]
+    assert platform.calls("finish")[0].body == {"outcome": "finished"} | {"error": None, "note": None}
+
+
+@pytest.mark.parametrize("end", ["back", "silent", "leave", "stop"])
+def test_what_stands_still_continues_only_if_the_platform_is_back_within_a_lease(
+    work: Work, platform: FakePlatform, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    outlasted: list[bool] = []
+
+    def execute(interrupt: Interrupt) -> WorkResult:
+        platform.answer = lambda _: refusal(503)
+        wait_until(lambda: interrupt)
+        if end == "leave":
+            work.worker.leave()
+        elif end != "silent":
+            platform.sync["stop"] = end == "stop"
+            platform.answer = lambda _: None
+        outlasted.append(interrupt.outlast())
+        assert bool(interrupt) == (end != "back"), "it can be requested again"
+        platform.answer = lambda _: None
+        work.worker.leave()
+        return WorkResult(None)
+
+    assert work.run(monkeypatch, execute) == ENDED
+    assert outlasted == [end == "back"]
+
+
+def test_a_stop_of_work_that_does_not_end_is_forced_and_one_that_has_ended_is_not(
+    work: Work, platform: FakePlatform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exits: list[int] = []
+    forced = threading.Event()
+
+    def end(status: int) -> None:
+        exits.append(status)
+        forced.set()
+
+    monkeypatch.setattr(worker.os, "_exit", end)
+    monkeypatch.setitem(worker._STOP_WITHIN_S, "eval", 0.01)
+
+    def execute(interrupt: Interrupt) -> WorkResult:
+        work.worker.leave()
+        assert forced.wait(60)
+        return WorkResult(None)
+
+    work.run(monkeypatch, execute)
+    assert exits == [ENDED] and platform.calls("release")
+    work.worker._end_by_force()
+    assert exits == [ENDED]
+
+
+# -- the journal -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("own", "kept", "fetched"),
+    [
+        (None, None, True),
+        ([0, 1, 2, 3, 4], None, False),
+        ([0, 1, 2], None, False),
+        ([0, 1], "events.jsonl.diverged", True),
+        ([7, 8, 9], "events.jsonl.diverged", True),
+        ("link", None, True),
+    ],
+    ids=["empty disk", "ahead", "equal", "behind", "diverged", "link"],
+)
+def test_the_journal_of_this_machine_is_continued_if_it_begins_with_the_platforms(
+    claimed: Claimed, tmp_path: Path, own: Any, kept: str | None, fetched: bool
+) -> None:
+    EVALS.taken(claimed.api, evaluation_config={"limit": 10, "n": 1})
+    earlier = FakeWorker.claims(claimed.services)
+    earlier.records(3)
+    earlier.releases()
+    claimed.owner = FakeWorker.claims(claimed.services)
+    assigned = claimed.owner.assignment
+    Work.__init__(claimed, claimed.client, assigned, claimed.services.config)
+    events = claimed.directory.evaluation(assigned.run.name).events
+    events.parent.mkdir(parents=True)
+    stored, written = earlier.journal, b""
+    if own == "link":
+        (tmp_path / "elsewhere").write_bytes(stored)
+        events.symlink_to(tmp_path / "elsewhere")
+    elif own is not None:
+        written = journal_of(record(row) for row in own) + b'{"torn'
+        events.write_bytes(written)
+    claimed.worker._work._adopt_journal()  # type: ignore[attr-defined]
+    claimed.worker._reporter.flush()
+    assert not events.is_symlink()
+    assert events.read_bytes() == (stored if fetched else written)
+    others = {path.name for path in events.parent.iterdir()} - {"events.jsonl"}
+    assert others == ({"events.jsonl.diverged"} if kept or own == "link" else set())
+    if kept:
+        assert (events.parent / kept).read_bytes() == written
+    assert any("continues from the 3 records" in line for line in claimed.owner.messages()) == fetched
+    rows = [sample.row_index for sample in claimed.owner.samples()]
+    assert rows == (list(range(5)) if own == [0, 1, 2, 3, 4] else [0, 1, 2])
+
+
+def test_a_journal_that_was_changed_on_its_way_is_downloaded_again(
+    platform: FakePlatform, worker_client: WorkerClient, config: PlatformConfig
+) -> None:
+    shard = {"id": "shd_1", "journal_bytes": 5, "journal_sha256": "0" * 64}
+    changed = Work(worker_client, assignment(shard=shard), config)
+    platform.blobs["journal"] = b"other"
+    with pytest.raises(StoredBytesError) as caught:
+        changed.worker._work._adopt_journal()  # type: ignore[attr-defined]
+    assert caught.value.is_infrastructure
+    assert not changed.directory.evaluation("1").events.exists()
+
+
+def test_a_journal_that_this_disk_does_not_take_is_left_to_another_machine(tmp_path: Path) -> None:
+    async def recorded() -> None:
+        journal = Journal(tmp_path / "events.jsonl")
+        with files_of_at_most(0):
+            await journal.append(record(0, 0))
+
+    with pytest.raises(JournalWriteError) as full:
+        asyncio.run(recorded())
+    halted: Any = SimpleNamespace(complete=False, stop=Stop("fault", str(full.value), full.value))
+    result = evaluation._result(halted)
+    assert (result.outcome, result.is_infrastructure, result.is_unfit) == ("failed", True, True)
+    assert result.error is not None and "the disk is full" in result.error
+
+
+def test_an_error_is_one_line_that_keeps_its_end_and_its_hint() -> None:
+    assert one_sentence(OsmosisError("it broke.\n  Badly.", hint="fix it")) == "it broke. Badly; fix it."
+    long = one_sentence(OsmosisError("first " + "x" * 5000 + " last", hint="fix it"))
+    assert len(long) <= 600 and long.startswith("first") and long.endswith("last; fix it.")
+
+
+# -- real processes ------------------------------------------------------------------------------------------
+
+
+def test_a_process_gets_its_assignment_through_a_pipe_and_releases_within_moments(
+    port: str, platform: FakePlatform, config: PlatformConfig
+) -> None:
+    fetching, go_on = threading.Event(), threading.Event()
+
+    def answer(_: Asked) -> None:
+        fetching.set()
+        go_on.wait(60)
+
+    platform.answer = answer
+    config.prepare_home()
+    process = WorkerStarter(replace(config, isolation="off"), port)(assignment())
+    assert isinstance(process, ChildProcess)
+    try:
+        assert fetching.wait(60), WorkingDirectory(config.runs_dir, "shd_1").log.read_text()
+        place = Path("/proc", str(process.pid))
+        shown = (place / "cmdline").read_bytes() + (place / "environ").read_bytes()
+        assert b"canary" not in shown and port.encode() not in shown
+        other = WorkingDirectory(config.runs_dir, "shd_1")
+        assert not other.lock(), "it is the only worker of its shard here"
+        os.kill(process.pid, signal.SIGTERM)
+        go_on.set()
+        assert process.finish(timeout_s=60) == ENDED
+    finally:
+        go_on.set()
+        process.kill()
+    assert len(platform.calls("release") + platform.calls("finish")) == 1
+
+
+def test_a_second_worker_of_a_shard_leaves(
+    port: str, platform: FakePlatform, config: PlatformConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    private = {ASSIGNMENT: assignment().model_dump_json(exclude_unset=True), PLATFORM_URL: port}
+    monkeypatch.setattr(worker, "take_private_variables", lambda: private)
+    for name in ("disable_inspection", "watch_parent", "lower_priority"):
+        monkeypatch.setattr(worker, name, lambda *_: None)
+    monkeypatch.setattr(worker, "_LOCK_WAIT_S", 0.0)
+    monkeypatch.setenv("OSMOSIS_HOME", str(config.home))
+    first = WorkingDirectory(config.runs_dir, "shd_1")
+    assert first.lock()
+    assert worker.main() == BUSY
+    assert platform.asked == []
+
+
+def test_a_signal_at_the_very_end_does_not_change_the_status() -> None:
+    code = """
+import os, signal
+from osmosis_ai.platform.worker import worker
+
+class AskedLast:
+    def __del__(self, kill=os.kill, process=os.getpid(), number=signal.SIGTERM):
+        kill(process, number)
+
+late = AskedLast()
+signal.signal(signal.SIGTERM, lambda *_: None)
+worker.end_process(worker.LEASE_LOST)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == LEASE_LOST

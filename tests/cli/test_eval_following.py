@@ -114,7 +114,7 @@ def watched(maze: Maze, looks: list[dict[str, Any]]) -> Outcome:
 def test_watching_says_once_why_a_run_waits_before_it_has_begun_and_after(maze: Maze) -> None:
     before, after = (
         "isolation: required, and not possible.",
-        "its worker has let it go: it waits for another.",
+        "its worker released it; it waits for another.",
     )
     looks = [
         {**run("pending"), "waits": before},

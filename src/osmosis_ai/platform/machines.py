@@ -193,8 +193,12 @@ def _id_of(described: dict[str, Any]) -> str:
 
 def _active(session: Session, now: datetime) -> dict[str, int]:
     live = and_(DbRunShard.status == "running", DbRunShard.lease_expires_at > now)
-    counted = select(DbRunShard.worker_id, func.count()).where(live).group_by(DbRunShard.worker_id)
-    return {worker: shards for worker, shards in session.execute(counted) if worker is not None}
+    counted = (
+        select(DbRunShard.worker_id, func.count(DbRunShard.run_id.distinct()))
+        .where(live)
+        .group_by(DbRunShard.worker_id)
+    )
+    return {worker: runs for worker, runs in session.execute(counted) if worker is not None}
 
 
 def _last_heartbeats() -> Any:

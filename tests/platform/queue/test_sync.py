@@ -226,7 +226,7 @@ def test_the_next_worker_numbers_its_log_lines_from_the_beginning(
 
 
 def test_texts_are_stored_as_the_columns_take_them(api: TestClient, worker: FakeWorker) -> None:
-    line = record(0, error="\0\x1b[31m", category="c" * 500, error_type="\0", parts={"\0": 1e308})
+    line = record(0, error="\0\x1b[31m", category="c" * 500, error_type="\0", parts={"\0": 1e99})
     deep: dict[str, Any] = {}
     for _ in range(300):
         deep = {"a": deep}

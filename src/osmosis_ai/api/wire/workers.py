@@ -31,6 +31,8 @@ LARGEST_EXCHANGE_BYTES = 4 << 20
 """The maximum size of an unpacked request body; larger content waits for the next exchange or is uploaded."""
 LARGEST_INLINE_BYTES = 32 << 10
 """The maximum compressed size of a file that is sent within a sync; larger ones are uploaded first."""
+LARGEST_FILE_BYTES = 4 << 20
+"""The maximum unpacked size of a file that is sent within a sync, or stored as a range of an upload."""
 MOST_WANTED = 256
 """The maximum number of uploads requested in one exchange."""
 MOST_JOURNAL_LINES = 8192
@@ -59,6 +61,7 @@ Count = Annotated[int, Field(strict=True, ge=0, lt=1 << 53)]
 Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 Amount = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 """An amount of a machine's resource."""
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 Row = Annotated[int, Field(strict=True, ge=0, lt=1 << 31)]
 Step = Annotated[int, Field(strict=True, ge=0, lt=1 << 31)]
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
@@ -143,7 +146,7 @@ class AssignedRun(WireModel):
     id: Identifier
     name: Annotated[Line, AfterValidator(_segment)]
     kind: Literal["eval", "training"]
-    workspace_id: str
+    workspace_id: Identifier
     request: dict[str, Any]
     commit_sha: str
     branch: str | None = None
@@ -263,6 +266,12 @@ class WantedUpload(WireModel):
     sha256: Digest
 
 
+def _all_different(wanted: list[WantedUpload]) -> list[WantedUpload]:
+    if len({each.name for each in wanted}) < len(wanted):
+        raise ValueError("the same upload twice")
+    return wanted
+
+
 class UploadGrant(WireModel):
     """The destination of a requested upload: one PUT of exactly its bytes, or one for each part.
 
@@ -316,7 +325,7 @@ class TrainingStep(WireModel):
     step: Step
     timestamp_ms: Annotated[int, Field(strict=True, ge=0, lt=1 << 47)]
     metrics: dict[MetricKey, float | None]
-    validation_rewards: dict[str, float | None] = {}
+    validation_rewards: dict[MetricKey, float | None] = {}
 
 
 class CheckpointPart(WireModel):
@@ -325,8 +334,8 @@ class CheckpointPart(WireModel):
     step: Step
     base_model: Annotated[Line, Field(max_length=255)]
     files: dict[str, UploadName]
-    reward: float | None = None
-    validation_reward: float | None = None
+    reward: Finite | None = None
+    validation_reward: Finite | None = None
     is_resume: bool = False
 
 
@@ -359,7 +368,7 @@ class SyncRequest(WireModel):
     worked_s: Seconds | None = None
     limited_by: dict[str, Any] | None = None
     training: TrainingNews | None = None
-    wanted: Annotated[list[WantedUpload], Field(max_length=MOST_WANTED)] = []
+    wanted: Annotated[list[WantedUpload], Field(max_length=MOST_WANTED), AfterValidator(_all_different)] = []
     find_agent: bool = False
 
 

@@ -590,10 +590,10 @@ def retry(
     watch: WatchOption = False,
     secrets_file: SecretsFileOption = None,
     max_cost: Annotated[
-        float | None, typer.Option(help="US dollars that the retry may spend (default: as submitted).")
+        float | None, typer.Option(help="US dollars that this retry may spend (default: the run's max_cost).")
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(help="Tokens that the retry may use (default: as submitted).")
+        int | None, typer.Option(help="Tokens that this retry may use (default: the run's max_tokens).")
     ] = None,
     yes: YesOption = False,
 ) -> OperationResult:

@@ -10,6 +10,7 @@ Nothing slow may happen inside ``with db.transaction()``: no network call, no ch
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import threading
 import time
@@ -270,6 +271,8 @@ def _create_engine(url: URL, is_sqlite: bool) -> Engine:
             hide_parameters=True,
             # Lists read the JSON of every run they show.
             json_deserializer=orjson.loads,
+            # What could not be read again is not written.
+            json_serializer=partial(json.dumps, allow_nan=False),
         )
     except (ImportError, NoSuchModuleError) as error:
         from osmosis_ai.errors import MissingExtraError

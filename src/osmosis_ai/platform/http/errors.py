@@ -254,15 +254,13 @@ def _secrets_of(request: Request) -> list[str]:
     """Return the values of a request that must not get into a log."""
     found = [request.headers.get("authorization", "").partition(" ")[2].strip()]
 
-    def collect(value: Any, secret: bool) -> None:
+    waiting: list[tuple[Any, bool]] = [(request.scope.get(JSON_BODY), False)]
+    while waiting:
+        value, is_secret = waiting.pop()
         if isinstance(value, dict):
-            for key, item in value.items():
-                collect(item, secret or str(key).lower() in _SECRET_KEYS)
+            waiting += [(item, is_secret or str(key).lower() in _SECRET_KEYS) for key, item in value.items()]
         elif isinstance(value, list):
-            for item in value:
-                collect(item, secret)
-        elif secret and isinstance(value, str):
+            waiting += [(item, is_secret) for item in value]
+        elif is_secret and isinstance(value, str):
             found.append(value)
-
-    collect(request.scope.get(JSON_BODY), False)
     return found

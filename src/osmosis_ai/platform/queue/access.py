@@ -128,6 +128,11 @@ class WorkerAccess:
             token = _known(session.get(DbWorkerToken, token_id), token_id)
             token.revoked_at = token.revoked_at or self._clock.now()
             owned = DbRunShard.token_id == token_id, DbRunShard.status == "running"
+            line = LogLine(
+                "the token of its worker was revoked; another worker continues", "warning", "queue"
+            )
+            for run_id in session.scalars(select(DbRunShard.run_id).where(*owned).distinct()).all():
+                self._logs.add(session, run_id, [line])
             released = {"status": "pending", "lease_token": None, "lease_expires_at": None}
             session.execute(update(DbRunShard).where(*owned).values(released))
         return token

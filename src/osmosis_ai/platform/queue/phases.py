@@ -162,8 +162,9 @@ class RunPhases:
         try:
             with self._db.transaction() as session:
                 yield session
-        except (DatabaseBusyError, StorageFullError, DBAPIError):
-            self._interrupted = True
+        except (DatabaseBusyError, StorageFullError, DBAPIError) as error:
+            # Other database errors are those of one call, which must not extend the leases of all.
+            self._interrupted |= not isinstance(error, DBAPIError) or error.connection_invalidated
             raise
 
     @property

@@ -133,7 +133,7 @@ class RunQueue(RunPhases):
         self._uploads = uploads
         self._claims = Pace(clock, term, shortest_s=1.0)
         self._syncs = Pace(clock, term, shortest_s=min(2.0, term.total_seconds() / 6))
-        self._extents: OrderedDict[str, _Extent | None] = OrderedDict()
+        self._extents: OrderedDict[str, _Extent] = OrderedDict()
         self._reported: set[tuple[str, type[OsmosisError]]] = set()
 
     # -- claim ---------------------------------------------------------------------------------------
@@ -246,7 +246,8 @@ class RunQueue(RunPhases):
         if found is not None:
             run, shard = found
             is_live = shard.status == "running" and shard.lease_token is not None
-            if is_live and shard.claim_id == request.claim_id and scope.includes(run, shard):
+            is_its_own = shard.claim_id == request.claim_id and shard.token_id == scope.token_id
+            if is_live and is_its_own and scope.includes(run, shard):
                 self._extend(shard, now)
                 return Lease(shard.id, shard.lease_token or "", run.id)
         raise ConflictError("this claim has been answered; a new claim needs an id of its own.")
@@ -427,19 +428,18 @@ class RunQueue(RunPhases):
     def sync(self, shard_id: str, token: str, request: SyncRequest) -> SyncReply:
         """Extend a lease, and write everything that a worker reports, or nothing."""
         lines = read_lines(request.journal) if request.journal is not None else None
-        extent = self._extent(shard_id) if lines is not None and lines.samples else None
         begun: Sequence[BegunUpload] = ()
         if request.sent or request.wanted:
             run_id = self.require_owner(shard_id, token)
             self._uploads.complete(run_id, request.sent)
             begun = self._uploads.begin(run_id, request.wanted)
         try:
-            reply, replaced, obsolete = self._write(shard_id, token, request, lines, extent, begun)
+            reply, replaced, obsolete = self._write(shard_id, token, request, lines, begun)
         except BaseException as error:
             if begun:
                 self._uploads.give_up(run_id, begun)
             if isinstance(error, UploadLimitError | _ForeignAttemptError):
-                self._report_once(extent.run_id if extent is not None else run_id, error)
+                self._report_once(self.require_owner(shard_id, token), error)
             raise
         self._uploads.clear(replaced, obsolete)
         if begun:
@@ -454,16 +454,15 @@ class RunQueue(RunPhases):
         token: str,
         request: SyncRequest,
         lines: NewLines | None,
-        extent: _Extent | None,
         begun: Sequence[BegunUpload],
     ) -> tuple[SyncReply, Sequence[Any], Sequence[str]]:
         with self._writing() as session:
             held = _find_held(session, shard_id, token)
             changes: dict[str, Any] = {}
             run_changes: dict[str, Any] = {}
-            accepted = False
+            accepted, extent = False, None
             if lines is not None:
-                if extent is not None:
+                if lines.samples and (extent := self._extent(session, shard_id)) is not None:
                     extent.require_own(lines)
                 accepted = append_lines(session, held, lines)
                 changes["journal_bytes"] = held.journal_bytes
@@ -542,16 +541,16 @@ class RunQueue(RunPhases):
             raise _lost(shard_id)
         return shard.run_id
 
-    def _extent(self, shard_id: str) -> _Extent | None:
-        if shard_id not in self._extents:
-            with self._db.session() as session:
-                found = session.execute(
-                    select(DbRunShard, DbRun).join(DbRun).where(DbRunShard.id == shard_id)
-                ).one_or_none()
-            self._extents[shard_id] = _Extent.of(found[1], found[0]) if found is not None else None
-            if len(self._extents) > _MOST_EXTENTS:
-                self._extents.popitem(last=False)
-        return self._extents[shard_id]
+    def _extent(self, session: Session, shard_id: str) -> _Extent | None:
+        extent = self._extents.get(shard_id)
+        if extent is None:
+            asked = select(DbRunShard, DbRun).join(DbRun).where(DbRunShard.id == shard_id)
+            shard, run = session.execute(asked).one()
+            if (extent := _Extent.of(run, shard)) is not None:
+                self._extents[shard_id] = extent
+                while len(self._extents) > _MOST_EXTENTS:
+                    self._extents.popitem(last=False)
+        return extent
 
     def _report_once(self, run_id: str, error: OsmosisError) -> None:
         # A message may name anything that the worker has sent.
@@ -609,7 +608,8 @@ class RunQueue(RunPhases):
             pause = _INPUTS_PAUSE
         elif reason is not None:
             pause = min(LONGEST_PAUSE, _FIRST_PAUSE * 2 ** max(0, shard.failed_attempts - 1))
-            again = f"{reason} (trying again in {pause.total_seconds():g} s)"
+            whose = f"worker {shard.number + 1}: " if shard.count > 1 else ""
+            again = f"{whose}{reason} (trying again in {pause.total_seconds():g} s)"
             self._logs.add(session, run.id, [LogLine(again, level="warning", step="queue")])
         if request.unfit:
             shard.unfit_worker_id, pause = shard.worker_id, max(pause, _FIRST_PAUSE)
@@ -699,7 +699,6 @@ class _Held:
     log_lines: int
     worked_s: float
     run_id: str
-    kind: str
     revision: int
     accepted: int
     stop_requested_at: datetime | None
@@ -715,7 +714,8 @@ def _select_held() -> Any:
         *("journal_bytes", "log_lines", "worked_s"),
     )
     columns = [shard.c[name] for name in of_shard]
-    columns += [run.c[name] for name in ("id", "kind", "revision", "accepted", "stop_requested_at", "error")]
+    of_run = ("id", "revision", "accepted", "stop_requested_at", "error")
+    columns += [run.c[name] for name in of_run]
     joined = run.join(shard, shard.c.run_id == run.c.id)
     return select(*columns).select_from(joined).where(shard.c.id == bindparam("shard")).with_for_update()
 

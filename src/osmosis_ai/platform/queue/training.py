@@ -198,6 +198,8 @@ def _replace_validation(
     if part.version is not None and not is_version(part.version):
         raise _refused(f"a validation called {part.version!r}")
     files = [_validation_file(run, part.version, each, sent) for each in part.files]
+    if len({file.path for file in files}) < len(files):
+        raise _refused("a validation with the same file twice")
     session.execute(delete(DbRunFile).where(DbRunFile.run_id == run.id, DbRunFile.kind == KIND))
     session.add_all(files)
     return [f"runs/{run.id}/{blobs_below(before)}"] if before is not None else []

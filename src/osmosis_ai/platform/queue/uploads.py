@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
-from osmosis_ai.api.wire.workers import RunFilePart, SentUpload, UploadGrant, WantedUpload
+from osmosis_ai.api.wire.workers import LARGEST_FILE_BYTES, RunFilePart, SentUpload, UploadGrant, WantedUpload
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.platform.blobs.signing import UrlSigner
 from osmosis_ai.platform.blobs.store import (
@@ -31,7 +31,7 @@ from osmosis_ai.platform.blobs.store import (
 from osmosis_ai.platform.db.base import upsert
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbConversation, DbRun, DbRunFile, DbRunUpload
-from osmosis_ai.platform.runs.files import LARGEST_FILE_BYTES, PACK_FOLDER
+from osmosis_ai.platform.runs.files import PACK_FOLDER
 from osmosis_ai.platform.runs.lifecycle import UploadGoneError, UploadLimitError
 
 URL_TTL = timedelta(hours=1)
@@ -240,7 +240,7 @@ def file_row(run_id: str, revision: int, part: RunFilePart, blobs: Mapping[str, 
     if blob is None:
         fits = part.content is not None and not is_range and part.size <= LARGEST_FILE_BYTES
     elif part.offset is not None and part.length is not None:
-        fits = part.offset + part.length <= blob.size and part.size <= LARGEST_FILE_BYTES
+        fits = part.offset + part.length <= blob.size and max(part.size, part.length) <= LARGEST_FILE_BYTES
     else:
         fits = part.offset is part.length and part.size == blob.size
     names = part.path.split("/")

@@ -112,7 +112,7 @@ class RunWaits:
         if shard.status == "pending":
             if shard.waits or not shard.attempt:
                 return (shard.waits, None) if shard.waits else None
-            return f"its worker has released it: it waits for {_another(run)}.", None
+            return f"its worker released it; it waits for {_another(run)}.", None
         if shard.heartbeat_at is None or shard.lease_expires_at is None:
             return None
         silence, left = now - shard.heartbeat_at, shard.lease_expires_at - now
@@ -120,7 +120,7 @@ class RunWaits:
             return None
         silent = f"its worker has been silent for {_about(silence, math.floor)}"
         if left <= timedelta():
-            return f"{silent}: it waits for {_another(run)}.", shard.heartbeat_at
+            return f"{silent}; it waits for {_another(run)}.", shard.heartbeat_at
         return f"{silent}; in {_about(left, math.ceil)} {_another(run)} may continue it.", shard.heartbeat_at
 
 

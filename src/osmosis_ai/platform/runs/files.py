@@ -22,7 +22,6 @@ from osmosis_ai.platform.blobs.store import BlobError, BlobNotFound, BlobStore
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbConversation, DbRunFile
 
-LARGEST_FILE_BYTES = 4 << 20
 """The maximum size of a compressed file: it is unpacked in memory."""
 PACK_FOLDER = "packs"
 """The prefix of packs, after that of their run."""

@@ -11,7 +11,7 @@ import gzip
 import hashlib
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, BinaryIO, Protocol, cast
@@ -22,6 +22,7 @@ from sqlalchemy import bindparam, func, insert, select
 from sqlalchemy.orm import Session
 
 from osmosis_ai.api.wire.workers import MOST_JOURNAL_LINES, JournalPart
+from osmosis_ai.config.decisions import LARGEST_REWARD
 from osmosis_ai.controller.record import TerminalRecord, check_crc
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.platform.blobs.store import BlobStore
@@ -33,6 +34,9 @@ from osmosis_ai.platform.runs.lifecycle import JournalOffsetError
 from osmosis_ai.redaction import Redactor
 
 _IN_MEMORY_BYTES = 8 << 20
+_CHUNKS_AT_ONCE = 8
+_LARGEST_AMOUNT = 1e15
+"""Of dollars and milliseconds: sums of many stay finite."""
 # Half the time of the default level, for a tenth more bytes.
 _LEVEL = 4
 _COLUMNS = (
@@ -90,6 +94,8 @@ def read_lines(part: JournalPart) -> NewLines:
             raise _damaged_line(offset, str(error)) from None
         if (column := unstorable(DbSample, row)) is not None:
             raise _damaged_line(offset, f"its '{column}' cannot be stored")
+        if (column := _out_of_range(row)) is not None:
+            raise _damaged_line(offset, f"its '{column}' is out of range")
         offset += len(line) + 1
         samples.append({**row, "position": offset})
     return NewLines(part.offset, content, samples)
@@ -124,10 +130,17 @@ def append_lines(session: Session, held: _Holder, lines: NewLines) -> bool:
 
 
 def read_journal(db: Database, shard_id: str) -> Iterator[bytes]:
-    """Yield the accepted chunks of a shard's journal, in order."""
-    mine = select(DbJournalChunk.content).where(DbJournalChunk.shard_id == shard_id)
-    with db.session() as session:
-        yield from session.scalars(mine.order_by(DbJournalChunk.offset).execution_options(yield_per=64))
+    """Yield the accepted chunks of a shard's journal, in order; without a connection while the caller is busy."""
+    mine = select(DbJournalChunk.offset, DbJournalChunk.content).where(DbJournalChunk.shard_id == shard_id)
+    last = -1
+    while True:
+        some = mine.where(DbJournalChunk.offset > last).order_by(DbJournalChunk.offset).limit(_CHUNKS_AT_ONCE)
+        with db.session() as session:
+            found = session.execute(some).all()
+        if not found:
+            return
+        yield from (content for _, content in found)
+        last = found[-1][0]
 
 
 def journal_digest(db: Database, shard_id: str) -> str:
@@ -212,8 +225,22 @@ def _sample_row(record: TerminalRecord) -> dict[str, Any]:
         "resumed": False,
         "category": storable(record.category)[:64] if record.category is not None else None,
         **{name: storable(text) if text is not None else None for name, text in texts.items()},
+        "finish_reasons": {storable(name): number for name, number in (record.finish_reasons or {}).items()}
+        or None,
         "parts": {storable(name): number for name, number in parts.items()} if parts else None,
     }
+
+
+def _out_of_range(row: Mapping[str, Any]) -> str | None:
+    """Return the column of a sample whose number would spoil the numbers of its run."""
+    amounts = ("cost_usd", "judge_cost_usd", "model_latency_ms", "duration_ms")
+    for name in amounts:
+        if row[name] is not None and not 0 <= row[name] <= _LARGEST_AMOUNT:
+            return name
+    for name, numbers in (("reward", [row["reward"]]), ("parts", (row["parts"] or {}).values())):
+        if any(number is not None and abs(number) > LARGEST_REWARD for number in numbers):
+            return name
+    return None
 
 
 def _compare(session: Session, shard_id: str, offset: int, repeated: bytes) -> None:

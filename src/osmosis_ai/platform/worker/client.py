@@ -22,7 +22,7 @@ from pydantic import SecretStr
 from osmosis_ai.api.bodies import decode
 from osmosis_ai.api.connections import connection_hint, open_http, reason
 from osmosis_ai.api.http_errors import PlatformError, Reply, RequestInfo, UnreadableReply, http_error
-from osmosis_ai.api.platform_url import ensure_secure
+from osmosis_ai.api.platform_url import ensure_secure, is_loopback
 from osmosis_ai.api.redaction import ReplyRedactor
 from osmosis_ai.api.retrying import Transient, Waits, longest_transfer_s
 from osmosis_ai.api.transfer.client import TRANSIENT_STATUSES, BlobClient, TransferError, may_pass
@@ -289,6 +289,10 @@ class WorkerClient:
 
     def _place(self, url: str) -> tuple[str, BlobClient]:
         if urlsplit(url).scheme:
+            if is_loopback(urlsplit(url).hostname) and not is_loopback(urlsplit(self._base).hostname):
+                raise StoredBytesError(
+                    "the platform named an address of this machine instead of its store's."
+                )
             return url, self._foreign
         return f"{self._base}/{url.lstrip('/')}", self._own
 

@@ -61,7 +61,7 @@ _MOST_NAMED = 5
 _MESSAGES: dict[Ending, str] = {
     "ended": "done with the run {}",
     "left": "released the run {}",
-    "lease_lost": "lost the run {}: another worker has it, or it has ended",
+    "lease_lost": "lost the run {}: it ended, another worker has it, or the token was revoked",
 }
 
 

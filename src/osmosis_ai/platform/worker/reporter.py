@@ -30,6 +30,7 @@ from pydantic import SecretStr
 from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.retrying import Transient, Waits
 from osmosis_ai.api.wire.workers import (
+    LARGEST_FILE_BYTES,
     LARGEST_INLINE_BYTES,
     MOST_FILES,
     MOST_WANTED,
@@ -62,7 +63,6 @@ from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.files import open_regular, remove_tree
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.log_lines import LogLine, bounded, bounded_details, storable
-from osmosis_ai.platform.runs.files import LARGEST_FILE_BYTES
 from osmosis_ai.platform.runs.lifecycle import (
     JournalOffsetError,
     LeaseLostError,

@@ -103,7 +103,7 @@ def test_a_stop_ends_all_workers_of_a_run(platform: Platform, turnstile: Turnsti
     requested = time.monotonic()
     wait_until(run.ended)
     took_s = time.monotonic() - requested
-    assert took_s < 15, "the workers are told with their next call, long before their leases expire"
+    assert took_s < 15, "the workers learn of it with their next call, long before their leases expire"
     wait_until(lambda: platform.command("eval", "info", run.name)["data"]["eval_run"]["status"] == "stopped")
     platform.command("eval", "download", run.name)
     assert len(results_of(run.results).published) == len(run.journal()), "everything recorded is kept"

@@ -1,4 +1,4 @@
-"""A worker that a test moves by hand, over HTTP: it claims a shard, reports what it is told to, and ends or releases it.
+"""A worker that a test controls step by step, over HTTP: it claims a shard, reports, and ends or releases it.
 
 The platform's own shards (``prepare``, ``finalize``) are executed by :func:`settle`, when the test says so.
 """

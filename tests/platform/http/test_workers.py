@@ -1,4 +1,4 @@
-"""The worker protocol over HTTP: who may call it, which bodies are read, and what is known of machines."""
+"""The worker protocol over HTTP: which callers and bodies it accepts, and what it records about machines."""
 
 from __future__ import annotations
 

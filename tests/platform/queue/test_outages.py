@@ -127,7 +127,7 @@ def test_an_outage_of_the_database_costs_no_owner_its_lease_and_no_record(
             assert (refused.value.status, refused.value.code) == (status, error)
         clock.advance(10 * TERM_S)
     assert stored(services) == before
-    # Whoever calls first after the outage, the owner has one whole term from then on.
+    # No matter which worker calls first after the outage, the owner has one whole term from then on.
     assert not is_claimable(services)
     clock.advance(TERM_S - 1)
     assert not is_claimable(services)

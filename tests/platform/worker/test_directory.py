@@ -82,5 +82,5 @@ def test_it_is_private_and_says_once_why_a_worker_gave_up(tmp_path: Path) -> Non
     directory = WorkingDirectory(tmp_path / "runs", "shd_1")
     directory.create()
     assert stat.S_IMODE(directory.path.stat().st_mode) == 0o700
-    directory.note_failure("the store is away")
-    assert [directory.take_failure() for _ in range(2)] == ["the store is away", ""]
+    directory.note_failure("the store is unavailable")
+    assert [directory.take_failure() for _ in range(2)] == ["the store is unavailable", ""]

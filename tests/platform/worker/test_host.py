@@ -219,7 +219,7 @@ def test_once_and_a_named_run(play: Play) -> None:
         (1, "died", "the worker died (exit status 1)", True),
         (LEARNER_LOST, "died", "a process of its learner died", True),
         (BUSY, "died", "an earlier worker on the same machine has not ended yet", False),
-        (UNREACHABLE, "unreachable", "the store is away.", False),
+        (UNREACHABLE, "unreachable", "the store is unavailable.", False),
     ],
 )
 def test_each_exit_status(
@@ -228,7 +228,7 @@ def test_each_exit_status(
     platform, host = play([assignment("a")], [status], once=True)
     directory = WorkingDirectory(tmp_path, "shd_a")
     directory.create()
-    directory.note_failure("the store is away.")
+    directory.note_failure("the store is unavailable.")
     assert endings(host.run()) == [ending]
     if reason is None:
         assert platform.released == []

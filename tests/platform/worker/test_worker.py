@@ -144,7 +144,7 @@ FULL = f"the disk of the worker's machine ({socket.gethostname()}) is full: "
     [
         (UvInterruptedError("uv was ended by signal 15."), 1, "uv was ended by signal 15"),
         (DatabaseBusyError("the database is busy."), 1, "the database is busy"),
-        (StoreAwayError("the bucket is away."), 0, "the bucket is away"),
+        (StoreAwayError("the bucket is unavailable."), 0, "the bucket is unavailable"),
         (no_room(), 1, FULL + "cannot write source.tar.gz: No space left on device"),
         (OSError(errno.EFBIG, "File too large"), 1, FULL),
         (OsmosisError("main.py has an error.", hint="fix it"), None, "main.py has an error; fix it."),

@@ -71,7 +71,7 @@ async def judge_many(base_url: str, path: str, *, calls: int, in_flight: int) ->
     if path == "litellm":
         # Without an address of its own a judge is LiteLLM's to call; the variable tells it where.
         os.environ["OPENAI_BASE_URL"] = base_url
-        model = replace(model, api_base=None)
+        model = replace(model, base_url=None, transport="litellm")
     async with Judge(model, max_in_flight=in_flight) as judge:
         await score_all(judge, [JudgeTask(RUBRIC, ANSWER)] * (3 * in_flight), in_flight)
         tasks = [JudgeTask(RUBRIC, text) for text in texts(calls)]

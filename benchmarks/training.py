@@ -334,7 +334,7 @@ async def whole_steps(
     from osmosis_ai.datasets import file_digest
     from osmosis_ai.evaluation.spec import DatasetInput
     from osmosis_ai.training.runs.loop import TrainingHooks
-    from osmosis_ai.training.runs.metrics import StepRecord, series
+    from osmosis_ai.training.runs.metrics import StepRecord
     from osmosis_ai.training.runs.spec import TrainingSpec, ValidationPlan
     from osmosis_ai.training.runs.trainer import Trainer
 
@@ -400,7 +400,13 @@ async def whole_steps(
                 "learning_tokens_per_s": "speed/learning_tokens_per_s",
             }.items()
             # A checkpoint is not saved at every step.
-            if (values := [value for step, value in series(summary.records, key) if step > first_step])
+            if (
+                values := [
+                    record.metrics[key]
+                    for record in summary.records
+                    if key in record.metrics and record.step > first_step
+                ]
+            )
         },
     }
 

@@ -14,13 +14,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from textwrap import dedent
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from osmosis_ai.cli.failures import INTERRUPTED_STATUS, USAGE_STATUS
 from osmosis_ai.cli.main import BROKEN_PIPE_STATUS
 from osmosis_ai.cli.registry import COMMANDS, OPTIONS, SUMMARY
 from osmosis_ai.cli.root import PROGRAM, build_root
-from osmosis_ai.errors import ERROR_CODES
+from osmosis_ai.errors import ErrorCode
 
 PAGE = Path(__file__).parents[1] / "docs" / "cli-reference.md"
 INTRODUCTION = f"""\
@@ -224,8 +224,8 @@ def _contents() -> list[str]:
 
 
 def _statuses() -> list[str]:
-    if set(CODES) != ERROR_CODES:
-        raise SystemExit(f"say what these error codes mean in CODES: {sorted(set(CODES) ^ ERROR_CODES)}")
+    if wrong := sorted(set(CODES) ^ set(get_args(ErrorCode))):
+        raise SystemExit(f"say what these error codes mean in CODES: {wrong}")
     return [
         "## Exit statuses\n",
         _table(("status", ""), [(f"`{status}`", text) for status, text in STATUSES]),

@@ -18,10 +18,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from osmosis_ai.config.checks import all_sections
 from osmosis_ai.config.decisions import DecideSettings
 from osmosis_ai.config.execution import ExecutionSection
 from osmosis_ai.config.issues import choices_of, members, type_in_words
-from osmosis_ai.config.reference import SECTIONS
 from osmosis_ai.config.sections import LARGEST_COUNT, ConfigSection
 from osmosis_ai.config.training import OWN_RULES, TrainingSettings
 from osmosis_ai.services.training_estimate import GPUS
@@ -33,7 +33,7 @@ PAGES = ("docs/eval-configs.md", "docs/training.md")
 GUIDE = "configs/AGENTS.md"
 TABLE = re.compile(r"(?<=<!-- table: )(?P<name>[a-z-]+)( -->\n).*?(?=<!-- end of table -->)", re.DOTALL)
 TABLES: Mapping[str, type[ConfigSection]] = {
-    **SECTIONS,
+    **all_sections(),
     "decide": DecideSettings,
     "execution": ExecutionSection,
 }

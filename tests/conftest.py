@@ -1,4 +1,4 @@
-"""Every test runs as a fresh user: an empty home, an empty current directory, no settings of this machine's."""
+"""Every test has an empty home and current directory, and none of this machine's settings."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ settings.load_profile("osmosis")
 # LiteLLM asks the network for prices as it is imported, and waits for seconds where there is none.
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
-# Compiling this package anew in each process that a test starts takes longer than many of those tests.
+# Compiling this package again in each process that a test starts takes longer than many of those tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
@@ -56,24 +56,22 @@ _AUTHORITY = Path(__file__).with_name("authority.pem")
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """Start more workers than cores: half of the time an end-to-end test waits for what it started."""
+    """Start more workers than cores, because end-to-end tests wait half of the time."""
     cores = os.cpu_count() or 1
     return cores if "not e2e" in config.option.markexpr else cores + (cores + 1) // 2
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not even read the end-to-end tests where they are left out."""
+    """Do not import end-to-end tests that are not selected."""
     left_out = "not e2e" in config.option.markexpr and collection_path == Path(__file__).with_name("e2e")
     return True if left_out else None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect nightly tests unless NIGHTLY is set. Tests with heavy imports come first and are not unit tests, nor
-    are those of the platform, which has a database.
+    """Deselect nightly tests unless NIGHTLY is set, and mark integration tests.
 
-    A worker begins with one stretch of the list, and what it is ahead of is taken from it at the end: so what comes
-    first is run by one worker, and the others never import torch.
+    Tests with heavy imports come first: one worker runs them, and the others never import torch.
     """
     if not NIGHTLY:
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("nightly")])
@@ -92,6 +90,7 @@ def _imports_much(item: pytest.Item) -> bool:
         or item.module.__name__ in WAITING
         # The process that others are forked from imports everything, too.
         or hasattr(item.module, "warm_osmosis")
+        or hasattr(item.module, "run_osmosis")
         or not {"warm_children", "warm_children_without_torch"}.isdisjoint(item.fixturenames)
     )
 
@@ -103,7 +102,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Leave what is imported by now out of every search for garbage: there is none in it, and much to look at."""
+    """Exclude imported objects from garbage collection: they are many, and none is garbage."""
     gc.freeze()
     gc.enable()
     gc.set_threshold(10_000, 20, 20)
@@ -115,7 +114,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture
 def warm_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What this process starts of ours is forked from one that has imported everything, torch too."""
+    """Fork our processes from one that has imported everything, including torch."""
     from tests.warm_osmosis import warm_python
 
     monkeypatch.setattr(sys, "executable", warm_python(torch=True))
@@ -123,7 +122,7 @@ def warm_children(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def warm_children_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What this process starts of ours is forked from one that has imported everything but what trains."""
+    """Fork our processes from one that has imported everything except torch."""
     from tests.warm_osmosis import warm_python
 
     monkeypatch.setattr(sys, "executable", warm_python())
@@ -136,13 +135,13 @@ def _homes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def home(_homes: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The test's own home directory; the current directory is an empty one beside it."""
+    """The home directory of the test; the current directory is an empty one next to it."""
     return _move_into(_homes / str(next(_numbers)), monkeypatch)
 
 
 @contextmanager
 def home_of_a_module(root: Path) -> Iterator[Path]:
-    """Give what is made once for several tests such a home, too: it is made before any test has its own."""
+    """Provide such a home to a fixture of several tests."""
     with pytest.MonkeyPatch.context() as patch:
         yield _move_into(root, patch)
 

@@ -1,4 +1,4 @@
-"""Directories in one another, more of them than a path can name or Python, before 3.13, can follow."""
+"""Nested directories, deeper than a path or Python before 3.13 can handle."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @contextmanager
 def deep_directories(directory: Path, levels: int = 1500) -> Iterator[None]:
-    """Make them, and remove what is left of ``directory``: who clears away behind the tests would get lost in it."""
+    """Create them, and remove ``directory`` afterwards, because pytest cannot."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         for _ in range(levels):

@@ -18,13 +18,13 @@ NO_CACHED_CODE = {"PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def limit_files(size: int) -> None:
-    """Let no file of this process, and of what it starts, grow beyond so many bytes; for a process's start."""
+    """Limit the size of all files of this process and its children, in bytes."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
 
 @contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
-    """Let no file of this process grow beyond so many bytes for a while."""
+    """Limit the size of all files of this process for a while, in bytes."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "dont_write_bytecode", True)

@@ -1,7 +1,7 @@
-"""Imports of a test file that wait until its first test runs.
+"""Imports of a test file that are deferred until its first test runs.
 
-Every worker collects every file, and only one runs its tests: what takes seconds to import is not to be imported for
-being collected. Such files come first (``tests/conftest.py`` sorts them), so that one worker imports it for all of them.
+Every pytest worker collects every file, so slow imports would be executed by each. ``tests/conftest.py`` runs such files
+first, so one worker imports them for all.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 WAITING: set[str] = set()
-"""The files whose imports wait."""
+"""The files with deferred imports."""
 
 
 def needs(*packages: str) -> None:
-    """Skip the test, or the file, where one of these is not installed; it is not imported for that."""
+    """Skip the test or file if a package is not installed, without importing it."""
     for name in packages:
         if find_spec(name) is None:
             pytest.skip(f"{name} is not installed", allow_module_level=True)
@@ -29,10 +29,9 @@ def needs(*packages: str) -> None:
 
 @contextmanager
 def lazily(*needed: str) -> Iterator[None]:
-    """Let the imports of a test file's ``with`` block happen before its first test.
+    """Defer the imports of a test file's ``with`` block until its first test; skip the file if a package is missing.
 
-    The file is skipped where a package that is named here is not installed. ``import package.module as name`` cannot
-    wait, ``from package import module as name`` can; what a decorator or a constant of the file uses cannot, either.
+    ``import package.module as name`` cannot be deferred, nor what decorators or constants of the file use.
     """
     needs(*needed)
     kept = builtins.__import__
@@ -44,7 +43,7 @@ def lazily(*needed: str) -> Iterator[None]:
 
 
 def import_what_waits(module: ModuleType) -> None:
-    """Import what waits in ``module``; its first test is about to run."""
+    """Execute the deferred imports of ``module`` before its first test."""
     if module.__name__ in WAITING:
         WAITING.discard(module.__name__)
         for name, value in list(vars(module).items()):
@@ -60,7 +59,7 @@ def _wait(
 
 
 class _Names:
-    """What ``from module import ...`` takes its names from."""
+    """The module of a deferred ``from module import ...``."""
 
     def __init__(self, module: str) -> None:
         self._module = module
@@ -70,7 +69,7 @@ class _Names:
 
 
 class _Waiting:
-    """Stands for a module, or for a name of it."""
+    """Placeholder of a module or of a name in it."""
 
     def __init__(self, module: str, name: str = "") -> None:
         self._module, self._name = module, name

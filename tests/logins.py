@@ -1,4 +1,4 @@
-"""Being logged in to a platform whose replies are written by hand."""
+"""Logins to a platform whose replies are written by hand."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ REFUSALS = [
 
 
 def save_login(url: str = FERN, **changes: Any) -> CredentialStore:
-    """Save a login as an earlier command would have."""
+    """Save a login like an earlier command."""
     values: dict[str, Any] = {
         "token": TOKEN,
         "platform_url": url,
@@ -76,14 +76,14 @@ def save_login(url: str = FERN, **changes: Any) -> CredentialStore:
 
 
 def use_platform(monkeypatch: pytest.MonkeyPatch, url: str = FERN) -> None:
-    """Make ``url`` the active platform; calls are tried again without a pause."""
+    """Make ``url`` the active platform, and retry calls without a pause."""
     monkeypatch.setenv("OSMOSIS_PLATFORM_URL", url)
     monkeypatch.setattr("tenacity.nap.time", SimpleNamespace(sleep=lambda _: None))
     monkeypatch.setattr(client, "_announced", set())
 
 
 def make_checkout(root: Path, origin: str = ORIGIN) -> WorkspaceDirectory:
-    """A workspace directory with an origin."""
+    """Create a workspace directory with an origin."""
     workspace = make_workspace(root)
     with (workspace.root / ".git" / "config").open("a") as config:  # as `git remote add` does
         config.write(f'[remote "origin"]\n\turl = {origin}\n\tfetch = +refs/heads/*:refs/remotes/origin/*\n')
@@ -91,14 +91,14 @@ def make_checkout(root: Path, origin: str = ORIGIN) -> WorkspaceDirectory:
 
 
 def files_holding(secret: str, directory: Path) -> list[str]:
-    """Return the names of the files below ``directory`` in which ``secret`` is."""
+    """Return the names of the files below ``directory`` that contain ``secret``."""
     return sorted(
         path.name for path in directory.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()
     )
 
 
 def hash_passwords_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a platform in this process take no quarter of a second for each password."""
+    """Hash passwords of a platform in this process fast."""
     from argon2 import PasswordHasher
 
     quick = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)

@@ -1,4 +1,4 @@
-"""The clock of the running event loop, for timeouts that pass when a test says so."""
+"""The clock of the running event loop, which a test can advance."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 
 def advance_loop_clock(seconds: float) -> None:
-    """Put the clock of the running loop forward: every timer that is due by then fires next."""
+    """Advance the clock of the running loop; timers that are due fire next."""
     loop = asyncio.get_running_loop()
     now = loop.time
     loop.time = lambda: now() + seconds  # type: ignore[method-assign]

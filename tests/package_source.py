@@ -1,4 +1,4 @@
-"""The package's own source as syntax trees: what tests of the house read, once a worker."""
+"""Syntax trees of the package's modules, parsed once per pytest worker."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "osmosis_ai"
 
 @cache
 def syntax_trees() -> dict[str, ast.Module]:
-    """Return path below the package -> syntax tree of every module."""
+    """Return the syntax tree of each module by its path below the package."""
     trees = {
         path.relative_to(SOURCE).as_posix(): ast.parse(path.read_text("utf-8"))
         for path in sorted(SOURCE.rglob("*.py"))

@@ -11,8 +11,7 @@ As a process (it prints its base URL, then serves until it is stopped)::
 
     python -m tests.standin_model --port 0 --latency-ms 200 --reply "The product is 42."
 
-Scripted replies are used up in order, then ``respond`` (a function of the request's body) decides, by
-default an answer of one sentence. ``GET /stats`` tells how many calls came in and how many ran at once.
+Scripted replies are used up in order; then ``respond``, a function of the request's body, makes the reply.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from aiohttp import web
 
 @dataclass
 class Reply:
-    """What the stand-in answers to one request; the defaults make a plain successful answer.
+    """A reply of the stand-in; by default a plain success.
 
     Attributes:
         tool_calls: pairs of function name and arguments.
@@ -62,7 +61,7 @@ class Reply:
 
 
 def error_reply(status: int, message: str, *, code: str | None = None, **headers: str) -> Reply:
-    """An error in the shape OpenAI gives it; ``retry_after="1"`` becomes a header."""
+    """Return an error as OpenAI does; ``retry_after="1"`` becomes a header."""
     error = {"message": message, "type": "error", "param": None, "code": code}
     return Reply(
         status=status,
@@ -124,8 +123,6 @@ class StandInModel:
     async def __aenter__(self) -> StandInModel:
         app = web.Application(client_max_size=64 * 1024 * 1024)
         app.router.add_post("/v1/chat/completions", self._chat_completions)
-        app.router.add_get("/v1/models", self._models)
-        app.router.add_get("/stats", self._stats)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self._port, backlog=4096)
@@ -136,12 +133,6 @@ class StandInModel:
     async def __aexit__(self, *_: object) -> None:
         assert self._runner is not None
         await self._runner.cleanup()
-
-    async def _models(self, _: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": "stand-in", "object": "model"}]})
-
-    async def _stats(self, _: web.Request) -> web.Response:
-        return web.json_response({"calls": self.calls, "most_in_flight": self.most_in_flight})
 
     async def _chat_completions(self, request: web.Request) -> web.StreamResponse:
         body = json.loads(await request.read())
@@ -201,7 +192,7 @@ class StandInModel:
 
 
 def completion(number: int, body: dict[str, Any], reply: Reply) -> dict[str, Any]:
-    """A ``chat.completion`` object for ``reply``."""
+    """Return the ``chat.completion`` object of ``reply``."""
     message: dict[str, Any] = {"role": "assistant", "content": reply.content}
     if reply.reasoning is not None:
         message["reasoning_content"] = reply.reasoning
@@ -229,7 +220,7 @@ def completion(number: int, body: dict[str, Any], reply: Reply) -> dict[str, Any
 
 
 def completion_chunks(number: int, body: dict[str, Any], reply: Reply) -> list[Any]:
-    """The events of a stream for ``reply``, a word at a time, ``[DONE]`` included."""
+    """Return the events of a stream with ``reply``, a word at a time, including ``[DONE]``."""
     base = {
         "id": f"chatcmpl-{number}",
         "object": "chat.completion.chunk",

@@ -11,12 +11,12 @@ async def _running_loop() -> str:
     return type(asyncio.get_running_loop()).__module__
 
 
-def test_it_is_uvloop_where_that_is_installed() -> None:
+def test_uvloop_if_installed() -> None:
     pytest.importorskip("uvloop")
     assert event_loop.run(_running_loop()).startswith("uvloop")
 
 
-def test_without_uvloop_it_is_the_loop_of_the_standard_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_loop_without_uvloop(monkeypatch: pytest.MonkeyPatch) -> None:
     imported = builtins.__import__
 
     def without_uvloop(name: str, *arguments: Any, **options: Any) -> Any:
@@ -28,7 +28,7 @@ def test_without_uvloop_it_is_the_loop_of_the_standard_library(monkeypatch: pyte
     assert event_loop.run(_running_loop()).startswith("asyncio")
 
 
-def test_what_is_raised_comes_out() -> None:
+def test_exceptions_are_raised() -> None:
     async def fail() -> None:
         raise KeyError("x")
 

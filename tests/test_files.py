@@ -12,7 +12,7 @@ from osmosis_ai.files import cache_dir, sync_directory, write_atomic, write_json
 from tests.full_disk import files_of_at_most
 
 
-def test_a_file_is_written_whole_and_private(tmp_path: Path) -> None:
+def test_atomic_private_write(tmp_path: Path) -> None:
     path = tmp_path / "new" / "directory" / "file.txt"
     write_atomic(path, "grüezi")
     assert path.read_bytes() == "grüezi".encode()
@@ -23,9 +23,7 @@ def test_a_file_is_written_whole_and_private(tmp_path: Path) -> None:
     assert [entry.name for entry in path.parent.iterdir()] == ["file.txt"]
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_no_debris(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_write_keeps_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file.txt"
     write_atomic(path, "old")
 
@@ -39,7 +37,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_debris(
     assert [entry.name for entry in tmp_path.iterdir()] == ["file.txt"]
 
 
-def test_a_full_disk_leaves_the_old_file_and_no_debris(tmp_path: Path) -> None:
+def test_full_disk_keeps_old_file(tmp_path: Path) -> None:
     path = tmp_path / "file.txt"
     write_atomic(path, "old")
     with files_of_at_most(1000), pytest.raises(OSError, match="File too large"):
@@ -48,7 +46,7 @@ def test_a_full_disk_leaves_the_old_file_and_no_debris(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["file.txt"]
 
 
-def test_a_link_is_replaced_and_its_target_untouched(tmp_path: Path) -> None:
+def test_link_is_replaced(tmp_path: Path) -> None:
     target, link = tmp_path / "target", tmp_path / "link"
     target.write_text("target")
     link.symlink_to(target)
@@ -57,7 +55,7 @@ def test_a_link_is_replaced_and_its_target_untouched(tmp_path: Path) -> None:
     assert link.read_text() == "new" and not link.is_symlink()
 
 
-def test_json_is_indented_readable_and_ends_with_a_newline(tmp_path: Path) -> None:
+def test_json_format(tmp_path: Path) -> None:
     path = tmp_path / "value.json"
     write_json(path, {"name": "größe", "values": [1, None]})
     assert path.read_text(encoding="utf-8") == (
@@ -65,19 +63,19 @@ def test_json_is_indented_readable_and_ends_with_a_newline(tmp_path: Path) -> No
     )
 
 
-def test_numbers_json_does_not_know_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_non_finite_numbers(tmp_path: Path) -> None:
     with pytest.raises(ValueError):
         write_json(tmp_path / "value.json", {"loss": float("nan")})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_missing_directory_cannot_be_synced(tmp_path: Path) -> None:
+def test_missing_directory_cannot_be_synced(tmp_path: Path) -> None:
     sync_directory(tmp_path)
     with pytest.raises(FileNotFoundError):
         sync_directory(tmp_path / "missing")
 
 
-def test_the_cache_directory_can_be_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_directory_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OSMOSIS_CACHE_DIR", str(tmp_path))
     assert cache_dir() == tmp_path
     monkeypatch.setenv("OSMOSIS_CACHE_DIR", "~/somewhere")
@@ -86,7 +84,7 @@ def test_the_cache_directory_can_be_moved(tmp_path: Path, monkeypatch: pytest.Mo
     assert cache_dir().name == "osmosis"
 
 
-def test_a_pipe_or_a_link_of_dev_is_written_to_and_stays(tmp_path: Path) -> None:
+def test_streams_are_written_to(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -100,6 +98,6 @@ def test_a_pipe_or_a_link_of_dev_is_written_to_and_stays(tmp_path: Path) -> None
     assert not files.is_stream(tmp_path / "file")
 
 
-def test_half_a_character_is_written_as_the_escape_that_json_has(tmp_path: Path) -> None:
+def test_lone_surrogate_in_json(tmp_path: Path) -> None:
     write_json(tmp_path / "a.json", {"said": "\ud83d"})
     assert json.loads((tmp_path / "a.json").read_text()) == {"said": "\ud83d"}

@@ -42,12 +42,12 @@ NEEDED = {
         ("github_environment", {"GH_TOKEN": "t"}),
     ],
 )
-def test_a_child_gets_what_it_needs_and_no_key_of_the_shell(kind: str, own: dict[str, str]) -> None:
+def test_child_environment_has_no_keys(kind: str, own: dict[str, str]) -> None:
     environment: Callable[[Mapping[str, str]], dict[str, str]] = getattr(process_environment, kind)
     assert environment({**NEEDED, **own, **CANARIES}) == {**NEEDED, **own}
 
 
-def test_git_and_uv_are_started_with_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_of_git_and_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "git"
     program.write_text("#!/bin/sh\n/usr/bin/env\n")
     program.chmod(0o755)
@@ -73,12 +73,12 @@ def test_git_and_uv_are_started_with_nothing_else(tmp_path: Path, monkeypatch: p
         "PATHS",
     ],
 )
-def test_an_ordinary_name_is_not_reserved(name: str) -> None:
+def test_ordinary_names(name: str) -> None:
     assert why_reserved(name) is None
 
 
 @pytest.mark.parametrize(
     "name", ["LD_AUDIT", "PYTHONHOME", "Path", "git_ssh", "NPM_CONFIG_REGISTRY", "no_proxy"]
 )
-def test_a_name_that_starts_programs_is_reserved_however_it_is_spelt(name: str) -> None:
+def test_reserved_names(name: str) -> None:
     assert why_reserved(name)

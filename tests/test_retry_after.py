@@ -5,7 +5,7 @@ from datetime import datetime, timezone
 from osmosis_ai.retry_after import retry_after_s
 
 
-def test_retry_after_is_understood_in_seconds_milliseconds_and_as_a_date() -> None:
+def test_retry_after() -> None:
     now = datetime(2026, 1, 1, tzinfo=timezone.utc)
     assert retry_after_s({"retry-after": "2.5"}) == 2.5
     assert retry_after_s({"retry-after": " 12 "}) == 12

@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any, Optional
 
+import numpy as np
 import pytest
 
 import osmosis_ai
@@ -15,7 +16,7 @@ from osmosis_ai import osmosis_reward, osmosis_rubric
 
 
 def decorated(decorator: str, source: str, *, header: str = "") -> Callable[..., Any]:
-    """Define a function by its source, as in a module of its own, and decorate it."""
+    """Define a decorated function by its source, as in a separate module."""
     names: dict[str, Any] = {}
     preamble = f"{header}\nfrom osmosis_ai import {decorator}\nfrom typing import *\n"
     exec(
@@ -39,6 +40,10 @@ INFO: dict[str, Any] = {
 }
 
 
+ABSENT = object()
+NO_JUDGE: dict[str, Any] = dict.fromkeys(INFO, ABSENT)
+
+
 @osmosis_rubric
 def judged(solution_str: str, ground_truth: str | None, extra_info: dict) -> float:  # type: ignore[type-arg]
     received.append((solution_str, ground_truth, extra_info))
@@ -56,14 +61,14 @@ def _nothing_received() -> None:
 # --- @osmosis_reward -------------------------------------------------------------------------------------
 
 
-def test_a_reward_function_works_as_documented() -> None:
+def test_reward_function() -> None:
     assert exact("hello world", "hello world") == 1.0
     assert exact(solution_str="a", ground_truth="b", extra_info={"x": 1}) == 0.0
     assert (exact.__name__, exact.__doc__) == ("exact", "Exact match.")
     assert list(inspect.signature(exact).parameters) == ["solution_str", "ground_truth", "extra_info"]
 
 
-def test_a_trainers_data_source_is_dropped_unless_the_function_takes_it() -> None:
+def test_data_source_argument() -> None:
     assert exact(data_source="gsm8k", solution_str="a", ground_truth="a") == 1.0
     takes_it = decorated(
         "osmosis_reward",
@@ -89,25 +94,14 @@ def test_a_trainers_data_source_is_dropped_unless_the_function_takes_it() -> Non
         "Optional[Dict[str, Any]] = None",
         "Mapping = None",
         "Any = None",
+        "dict = None, tokenizer: 'KnownToTypeCheckers' = None",
     ],
 )
-def test_extra_info_may_be_written_in_every_usual_way(extra_info: str, future: str) -> None:
+def test_annotations_of_extra_info(extra_info: str, future: str) -> None:
     function = decorated(
         "osmosis_reward",
         f"def score(solution_str: str, ground_truth: str, extra_info: {extra_info}) -> float:\n    return 1.0",
         header=future,
-    )
-    assert function("a", "b") == 1.0
-
-
-def test_a_name_that_only_type_checkers_see_hides_no_other() -> None:
-    function = decorated(
-        "osmosis_reward",
-        """
-        def score(solution_str: str, ground_truth: str, extra_info: dict = None, tokenizer: Tokenizer = None) -> float:
-            return 1.0
-        """,
-        header="from __future__ import annotations",
     )
     assert function("a", "b") == 1.0
 
@@ -147,7 +141,7 @@ def test_a_name_that_only_type_checkers_see_hides_no_other() -> None:
         ),
     ],
 )
-def test_an_error_names_the_parameter_and_shows_the_right_signature(signature: str, problem: str) -> None:
+def test_invalid_reward_signatures(signature: str, problem: str) -> None:
     with pytest.raises(TypeError) as caught:
         decorated("osmosis_reward", f"def score{signature} -> float:\n    return 1.0")
     message = str(caught.value)
@@ -170,9 +164,7 @@ def test_an_error_names_the_parameter_and_shows_the_right_signature(signature: s
     ],
 )
 @pytest.mark.parametrize("kind", ["def", "async def"])
-def test_a_reward_is_a_finite_float_or_an_error(
-    kind: str, result: str, error: type[Exception], words: str
-) -> None:
+def test_invalid_rewards(kind: str, result: str, error: type[Exception], words: str) -> None:
     function = decorated(
         "osmosis_reward",
         f"{kind} score(solution_str: str, ground_truth: str, extra_info: dict = None) -> float:\n    return {result}",
@@ -183,39 +175,23 @@ def test_a_reward_is_a_finite_float_or_an_error(
     assert words in str(caught.value)
 
 
-def test_a_float_of_numpy_is_a_float() -> None:
-    import numpy as np
-
-    @osmosis_reward
-    def score(solution_str: str, ground_truth: str, extra_info: dict | None = None) -> float:  # type: ignore[type-arg]
-        return np.float64(0.25)
-
-    assert score("a", "b") == 0.25
-
-
-async def test_an_async_function_stays_one() -> None:
-    @osmosis_reward
-    async def score(solution_str: str, ground_truth: str, extra_info: dict | None = None) -> float:  # type: ignore[type-arg]
-        await asyncio.sleep(0)
-        return 0.75
-
-    assert inspect.iscoroutinefunction(score)
-    assert await score("a", "b", data_source="x") == 0.75
-
-
-async def test_an_async_function_behind_a_partial_is_checked_too() -> None:
+async def test_async_reward_function_and_its_partials() -> None:
     async def score(
         solution_str: str, ground_truth: str, extra_info: dict | None = None, *, top: Any = 1
     ) -> float:  # type: ignore[type-arg]
+        await asyncio.sleep(0)
         return top  # type: ignore[no-any-return]
 
-    fine, wrong = (osmosis_reward(functools.partial(score, top=top)) for top in (1.0, "1"))
-    assert await fine("a", "b") == 1.0
+    fine, numpy_float, wrong = (
+        osmosis_reward(functools.partial(score, top=top)) for top in (1.0, np.float64(0.25), "1")
+    )
+    assert inspect.iscoroutinefunction(osmosis_reward(score)) and inspect.iscoroutinefunction(fine)
+    assert (await fine("a", "b", data_source="x"), await numpy_float("a", "b")) == (1.0, 0.25)
     with pytest.raises(TypeError, match="must return a float"):
         await wrong("a", "b")
 
 
-def test_what_the_function_itself_raises_is_left_alone() -> None:
+def test_exceptions_of_the_function() -> None:
     @osmosis_reward
     def score(solution_str: str, ground_truth: str, extra_info: Optional[dict] = None) -> float:  # type: ignore[type-arg]  # noqa: UP045
         return 1 / len(solution_str)
@@ -227,13 +203,13 @@ def test_what_the_function_itself_raises_is_left_alone() -> None:
 # --- @osmosis_rubric -------------------------------------------------------------------------------------
 
 
-def test_a_rubric_function_works_as_documented() -> None:
+def test_rubric_function() -> None:
     assert judged("a", None, INFO) == 0.5
     assert judged(solution_str="a", ground_truth="b", extra_info=INFO, data_source="x") == 0.5
     assert [call[:2] for call in received] == [("a", None), ("a", "b")]
 
 
-def test_overrides_are_merged_into_the_judges_configuration() -> None:
+def test_overrides_of_the_judge_configuration() -> None:
     given = {
         **INFO,
         "score_max": 5,
@@ -276,8 +252,8 @@ def test_overrides_are_merged_into_the_judges_configuration() -> None:
         ({"api_key": 12345}, "`extra_info['api_key']` must be a string; it is of type int"),
         ({"system_prompt": ["x"]}, "`extra_info['system_prompt']` must be a string"),
         ({"score_max": True}, "`extra_info['score_max']` must be a number; it is of type bool"),
-        ({"score_min": 2}, "`score_max` (1.0) must be greater than `score_min` (2)"),
-        ({"score_max": math.inf}, "both finite"),
+        ({"score_min": 2}, "`score_max` (1.0) must be greater than `score_min` (2.0)"),
+        ({"score_max": math.inf}, "must be finite"),
         (
             {"model_info_overrides": "gpt-5"},
             "`extra_info['model_info_overrides']` must be a dict; it is of type str",
@@ -287,11 +263,20 @@ def test_overrides_are_merged_into_the_judges_configuration() -> None:
             "`extra_info['model_info_overrides']['timeout']` must be a number",
         ),
         ({"model_info_overrides": {"score_max": -1.0}}, "must be greater than"),
+        # Without a configuration of the judge, each part of one is checked as well.
+        (NO_JUDGE | {"rubric": " "}, "`extra_info['rubric']` must be a non-empty string"),
+        (NO_JUDGE | {"score_min": 2}, "must be greater than"),
+        (NO_JUDGE | {"provider": "openai"}, "`extra_info['model']` must be a non-empty string"),
+        (
+            NO_JUDGE | {"model_info_overrides": {"model": "m"}},
+            "`extra_info['provider']` must be a non-empty string",
+        ),
     ],
 )
-def test_extra_info_is_checked_before_the_function_runs(changed: dict[str, Any], words: str) -> None:
+def test_invalid_extra_info(changed: dict[str, Any], words: str) -> None:
+    given = {**INFO, **changed}
     with pytest.raises((TypeError, ValueError)) as caught:
-        judged("a", None, {**INFO, **changed})
+        judged("a", None, {name: value for name, value in given.items() if value is not ABSENT})
     assert words in str(caught.value)
     assert str(caught.value).startswith("`judged`: ")
     assert "12345" not in str(caught.value)
@@ -307,7 +292,7 @@ def test_extra_info_is_checked_before_the_function_runs(changed: dict[str, Any],
         {"model_info": {"api_key_env": "MINE"}},
     ],
 )
-def test_the_key_may_stand_in_every_documented_place(key: dict[str, Any]) -> None:
+def test_locations_of_the_api_key(key: dict[str, Any]) -> None:
     bare = {name: value for name, value in INFO.items() if name != "api_key_env"}
     assert judged("a", None, {**bare, **key}) == 0.5
 
@@ -336,14 +321,14 @@ def test_the_key_may_stand_in_every_documented_place(key: dict[str, Any]) -> Non
         ),
     ],
 )
-def test_a_call_with_wrong_arguments_is_refused(arguments: dict[str, Any], words: str) -> None:
+def test_invalid_rubric_arguments(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(TypeError, match=words):
         judged(**arguments)
     assert received == []
 
 
 @pytest.mark.parametrize("default", ["None", "{}"])
-def test_a_function_with_a_judge_of_its_own_needs_no_extra_info(default: str) -> None:
+def test_rubric_function_without_extra_info(default: str) -> None:
     own = decorated(
         "osmosis_rubric",
         f"def score(solution_str: str, ground_truth: str | None, extra_info: dict = {default}) -> float:\n"
@@ -354,25 +339,9 @@ def test_a_function_with_a_judge_of_its_own_needs_no_extra_info(default: str) ->
 
 
 @pytest.mark.parametrize("extra_info", [None, {}, {"mine": 1}, {"rubric": "Be kind.", "score_max": 5}])
-def test_extra_info_that_names_no_judge_reaches_the_function_as_it_is(extra_info: Any) -> None:
+def test_extra_info_without_a_judge(extra_info: Any) -> None:
     assert judged("a", None, extra_info) == 0.5
     assert received == [("a", None, extra_info)]
-
-
-@pytest.mark.parametrize(
-    ("extra_info", "words"),
-    [
-        ({"rubric": " "}, "`extra_info['rubric']` must be a non-empty string"),
-        ({"score_min": 2}, "must be greater than"),
-        ({"provider": "openai"}, "`extra_info['model']` must be a non-empty string"),
-        ({"model_info_overrides": {"model": "m"}}, "`extra_info['provider']` must be a non-empty string"),
-    ],
-)
-def test_what_is_said_of_a_judge_is_checked_even_so(extra_info: dict[str, Any], words: str) -> None:
-    with pytest.raises((TypeError, ValueError)) as caught:
-        judged("a", None, extra_info)
-    assert words in str(caught.value)
-    assert received == []
 
 
 @pytest.mark.parametrize("future", ["", "from __future__ import annotations"])
@@ -387,9 +356,7 @@ def test_what_is_said_of_a_judge_is_checked_even_so(extra_info: dict[str, Any], 
         "extra_info: dict = None",
     ],
 )
-def test_a_rubric_function_may_be_written_in_every_usual_way(
-    truth: str, extra_info: str, future: str
-) -> None:
+def test_annotations_of_a_rubric_function(truth: str, extra_info: str, future: str) -> None:
     function = decorated(
         "osmosis_rubric",
         f"def score(solution_str: str, ground_truth: {truth}, {extra_info}, **kwargs) -> float:\n    return 1.0",
@@ -414,9 +381,7 @@ def test_a_rubric_function_may_be_written_in_every_usual_way(
         ),
     ],
 )
-def test_a_rubric_error_names_the_parameter_and_shows_the_right_signature(
-    signature: str, problem: str
-) -> None:
+def test_invalid_rubric_signatures(signature: str, problem: str) -> None:
     with pytest.raises(TypeError) as caught:
         decorated("osmosis_rubric", f"def score{signature} -> float:\n    return 1.0")
     assert str(caught.value).startswith(f"@osmosis_rubric on `score`: {problem}")
@@ -425,7 +390,7 @@ def test_a_rubric_error_names_the_parameter_and_shows_the_right_signature(
     )
 
 
-async def test_an_async_rubric_function_is_checked_when_it_is_awaited() -> None:
+async def test_async_rubric_function() -> None:
     @osmosis_rubric
     async def score(solution_str: str, ground_truth: str | None, extra_info: Mapping) -> float:  # type: ignore[type-arg]
         return float(len(extra_info["model_info"]))

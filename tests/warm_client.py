@@ -25,7 +25,7 @@ _SIGNALS = (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP)
 
 
 def can_be_forked(words):
-    """Whether a warm process can be what these words start: our own modules, code, a rollout's server."""
+    """Whether a warm process can run these words: our modules, code, or a rollout's server."""
     if not words or any(name.encode() in posix.environ for name in _OF_THE_START):
         return False
     if words[0] == "-m":
@@ -35,7 +35,7 @@ def can_be_forked(words):
 
 
 def descriptors():
-    """What this process was given: its standard streams, and what was passed to it."""
+    """The descriptors of this process: its standard streams and inherited ones."""
     try:
         listed = posix.listdir("/proc/self/fd")
     except OSError:
@@ -51,7 +51,7 @@ def descriptors():
 
 
 def pass_on(server, number):
-    """Send the process a signal; where it has just ended, nobody is there to get it."""
+    """Send the process a signal, unless it has just ended."""
     try:  # noqa: SIM105 - contextlib is no built-in module
         server.sendall(bytes([number]))
     except OSError:
@@ -59,7 +59,7 @@ def pass_on(server, number):
 
 
 def main(path, python, words):
-    """Have the server fork a process for ``words`` with what this one has; return how it ended."""
+    """Let the server fork a process for ``words`` with our environment and files; return its exit status."""
     given = descriptors()
     server = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     try:

@@ -1,17 +1,14 @@
-"""The processes of ``osmosis`` without the seconds it takes to import what they need.
+"""Processes of ``osmosis`` without the seconds that their imports take.
 
-``warm_osmosis()`` is what a test puts before a command's words, in place of ``python -m osmosis_ai``. It names a
-small client (``tests/warm_client.py``) that hands its words, environment, directory and open files to a server; the
-server has imported everything before and forks a process that does what the words say. The client ends as that
-process ends, passes on the signals it gets, and takes the process along when it is killed.
+``warm_osmosis()`` replaces ``python -m osmosis_ai`` in a command. It names a small client (``tests/warm_client.py``)
+that sends its arguments, environment, directory and open files to a server. The server has imported everything and
+forks a process that runs the command. The client passes on signals, and has the exit status of the process.
 
-The client stands in the place of ``python``, and the forked process knows it as ``sys.executable``: a platform that
-was started warm starts its workers warm, these their rollouts' servers, and so on. ``warm_osmosis(torch=True)`` is
-for what trains: those processes begin with torch.
+The client is the ``sys.executable`` of the forked process, so a warm platform starts warm workers, and so on.
+``warm_osmosis(torch=True)`` is for training: its processes have imported torch.
 
-Such a process is no child of the client's (``process_of`` tells which it is), and it begins with the modules that
-the server imported. So what a test proves of starting itself, of process trees and of what memory is needed wants
-``python -m osmosis_ai``.
+The process is not a child of the client (see ``process_of``), and it has more modules than it needs. Tests of the
+start, of process trees and of memory therefore use ``python -m osmosis_ai``.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -38,7 +35,7 @@ from typing import Any, NoReturn
 SANDBOX_HOME = "/home/rollout"
 PACKAGES = [
     f"osmosis_ai.{name}"
-    for name in (
+    for name in [
         "cli",
         "services",
         "api",
@@ -48,17 +45,12 @@ PACKAGES = [
         "rollout",
         "statistics",
         "platform",
-    )
+    ]
 ]
 ALSO = [
-    "osmosis_ai.inference.server",
-    "osmosis_ai.inference.engine",
-    "alembic.command",
-    "fastapi",
-    "git",
-    "httpx",
+    *("osmosis_ai.inference.server", "osmosis_ai.inference.engine", "alembic.command", "fastapi", "git"),
+    *("httpx", "numpy", "pyarrow.parquet", "scipy.stats", "uvicorn", "uvloop"),
 ]
-ALSO += ["numpy", "pyarrow.parquet", "scipy.stats", "uvicorn", "uvloop"]
 TORCH = ["osmosis_ai.training", "osmosis_ai.inference"]
 _PREFIX, _OWNER = "osmosis-warm-", "owner"
 ALSO_WITH_TORCH = ["peft", "torch", "transformers", "transformers.models.qwen3.modeling_qwen3"]
@@ -66,12 +58,28 @@ _SERVERS: dict[bool, tuple[Path, subprocess.Popen[bytes]]] = {}
 
 
 def warm_osmosis(*, torch: bool = False) -> list[str]:
-    """Return the words that run ``osmosis``; the server starts with the first call in this process."""
+    """Return the command that runs ``osmosis``; the first call in a process starts the server."""
     return [warm_python(torch=torch), "-m", "osmosis_ai"]
 
 
+def run_osmosis(
+    *words: str, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout_s: float = 900
+) -> subprocess.CompletedProcess[str]:
+    """Run a command warm, with empty input, and return it with its output."""
+    return subprocess.run(
+        [*warm_osmosis(), *words],
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
 def warm_python(*, torch: bool = False) -> str:
-    """Return what to put in place of ``sys.executable``, so that processes of ours are forked warm."""
+    """Return a replacement of ``sys.executable`` with which our processes are forked warm."""
     if torch not in _SERVERS:
         # The server with torch is forked from the other.
         _SERVERS[torch] = _start(warm_python() if torch else sys.executable, torch)
@@ -79,7 +87,7 @@ def warm_python(*, torch: bool = False) -> str:
 
 
 def process_of(client: int) -> int:
-    """Return the process that a client stands for; itself, where it is none, or has ended."""
+    """Return the process of a client, or the given one if it is not a running client."""
     while b"/warm_client.py" in _command_of(client):
         for directory, _ in _SERVERS.values():
             with suppress(FileNotFoundError):
@@ -144,7 +152,7 @@ def _start(python: str, torch: bool) -> tuple[Path, subprocess.Popen[bytes]]:
 
 
 def remove_left(parent: Path) -> None:
-    """Remove the directories of servers that were killed before they could do so, as far as whoever started one is gone."""
+    """Remove the directories of killed servers whose starting process has ended."""
     import shutil
 
     for directory in parent.glob(f"{_PREFIX}*"):
@@ -158,7 +166,7 @@ def remove_left(parent: Path) -> None:
 
 
 def _identity(process: int) -> str:
-    """Return which process this is, and no later one of its number: with the moment of its start, "" where there is none."""
+    """Return a process's ID and start time, which identify it after its ID is reused; "" if it has ended."""
     with suppress(FileNotFoundError, ProcessLookupError):
         began = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
         return f"{process} {began}"
@@ -166,7 +174,7 @@ def _identity(process: int) -> str:
 
 
 class Server:
-    """Forks a process for every client, until the tests are over."""
+    """Forks a process for each client until the tests end."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -201,7 +209,7 @@ class Server:
             self._kill(pid, signal.SIGKILL)
 
     def _listen_to(self, pid: int) -> None:
-        """Pass on the signals that a client got, or that it was killed."""
+        """Pass on the signals of a client, or SIGKILL if it was killed."""
         client, _ = self._clients[pid]
         try:
             signals = client.recv(64)
@@ -215,7 +223,7 @@ class Server:
     def _kill(self, pid: int, number: int) -> None:
         _, leads = self._clients[pid]
         with suppress(ProcessLookupError):
-            # Whoever signals the client's group means what the process started, too; it may not lead its own yet.
+            # A signal to the client's group is also for the children of the process, which may not lead a group yet.
             group = leads and os.getpgid(pid) == pid
             (os.killpg if group else os.kill)(pid, number)
 
@@ -228,11 +236,11 @@ class Server:
                 if leads:
                     with suppress(ProcessLookupError, PermissionError):
                         os.killpg(pid, signal.SIGKILL)
-                with client, suppress(OSError):  # a client that was killed is told nothing
+                with client, suppress(OSError):  # the client may have been killed
                     client.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
 
     def _forget(self, pid: int) -> None:
-        """Remove the note of a process: its client's number is soon another's, which would be taken for this one."""
+        """Remove the file of a process, because the ID of its client is reused."""
         note = self._notes.pop(pid)
         with suppress(FileNotFoundError):
             if note.read_text() == str(pid):
@@ -263,7 +271,7 @@ class Server:
 
 
 def _receive(client: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
-    """Return what a client wants, None where it was killed before it had said so, and its files."""
+    """Return a client's request (None if it was killed before it sent one) and its files."""
     files: list[int] = []
     with suppress(ConnectionError):
         _, files, _, _ = socket.recv_fds(client, 1, 64)
@@ -276,7 +284,7 @@ def _receive(client: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
 
 
 def import_what_processes_need(packages: list[str], also: list[str]) -> None:
-    """Import every module of these packages, and the libraries that most processes come to."""
+    """Import all modules of these packages, and libraries that most processes need."""
     import importlib
     import pkgutil
 
@@ -291,7 +299,7 @@ def import_what_processes_need(packages: list[str], also: list[str]) -> None:
 
 
 def become(wish: dict[str, Any], files: list[int]) -> NoReturn:
-    """Be the process that these words would start."""
+    """Become the process that was requested."""
     import random
 
     if wish["leads"]:
@@ -320,7 +328,7 @@ def become(wish: dict[str, Any], files: list[int]) -> NoReturn:
 
 
 def _take_limits(client: int) -> None:
-    """Have the limits and the niceness that the client was given."""
+    """Take over the client's limits and niceness."""
     import resource
 
     if not hasattr(resource, "prlimit"):
@@ -346,7 +354,7 @@ def _stream(number: int, unbuffered: bool) -> io.TextIOWrapper:
 
 
 def _run(words: list[str]) -> object:
-    """Do what ``python`` with these words does; returns what ``sys.exit`` takes."""
+    """Run these words like ``python``; return the argument of ``sys.exit``."""
     import runpy
 
     how, what = words[0], words[1] if len(words) > 1 else ""
@@ -361,7 +369,7 @@ def _run(words: list[str]) -> object:
         return main()
     if how == "-m":
         sys.argv = words[1:]
-        # Imported again by whoever wants it, as where it is `__main__` from the start.
+        # A later import loads it again, as if it had been `__main__` from the start.
         sys.modules.pop(what, None)
         runpy.run_module(what, run_name="__main__", alter_sys=True)
     elif how == "-c":

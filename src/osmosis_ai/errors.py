@@ -6,8 +6,8 @@ platform to a reply. No other code prints errors or exits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
 
 ErrorCode = Literal[
     "VALIDATION",
@@ -33,7 +33,6 @@ ErrorCode = Literal[
     "KEYRING_CLEANUP_FAILED",
     "TOKEN_REVOKE_FAILED",
 ]
-ERROR_CODES: frozenset[str] = frozenset(get_args(ErrorCode))
 
 
 class OsmosisError(Exception):
@@ -41,12 +40,9 @@ class OsmosisError(Exception):
 
     Args:
         message: what happened, where, and how to fix it.
-        code: the machine-readable class of the error, one of :data:`ERROR_CODES`.
+        code: the machine-readable class of the error.
         details: JSON-encodable facts for programs; never a secret.
         hint: one additional line with the command or edit that fixes the problem.
-
-    Raises:
-        ValueError: if ``code`` is not one of the known codes.
     """
 
     default_code: ErrorCode = "VALIDATION"
@@ -64,8 +60,6 @@ class OsmosisError(Exception):
         super().__init__(message)
         self.message = message
         self.code: ErrorCode = code if code is not None else self.default_code
-        if self.code not in ERROR_CODES:
-            raise ValueError(f"unknown error code {self.code!r}")
         self.details: dict[str, Any] = dict(details or {})
         self.hint = hint
 
@@ -142,3 +136,13 @@ def install_command(extra: str) -> str:
 def reason_of(error: Exception) -> str:
     """Return an error's text; for an OS error, without its number and path."""
     return str(getattr(error, "strerror", None) or error)
+
+
+def with_causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception and the chain of exceptions that led to it, which may be a cycle."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        yield cause
+        seen.add(id(cause))
+        cause = cause.__cause__ or cause.__context__

@@ -45,22 +45,19 @@ class LoopMonitor:
         self, *, clock: Callable[[], float] = time.monotonic, work: Callable[[], float] | None = None
     ) -> None:
         self._clock = clock
-        self._given_work = work
+        self._work = work or self._thread_work
         self._statistics: int | None = None
         self._beats: deque[tuple[float, float, float]] = deque()
         self._due = clock()
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Start to measure the running loop."""
         with contextlib.suppress(OSError):
             self._statistics = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
         self._due = self._clock()
-        self.beat()
-        self._schedule()
+        self._tick()
 
     def stop(self) -> None:
-        """Stop measuring."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -87,17 +84,12 @@ class LoopMonitor:
         lag_s = max(now - self._due, 0.0, *(lag for at, lag, _ in self._beats if at >= now - _WINDOW_S), 0.0)
         return LoopState(lag_s, busy)
 
-    def _work(self) -> float:
-        if self._given_work is not None:
-            return self._given_work()
+    def _thread_work(self) -> float:
         if self._statistics is None:
             return time.thread_time()
         ran_ns, waited_ns, _ = os.pread(self._statistics, 64, 0).split()
         return (int(ran_ns) + int(waited_ns)) / 1e9
 
-    def _schedule(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(_BEAT_S, self._tick)
-
     def _tick(self) -> None:
         self.beat()
-        self._schedule()
+        self._timer = asyncio.get_running_loop().call_later(_BEAT_S, self._tick)

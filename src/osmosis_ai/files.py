@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import tempfile
@@ -14,10 +15,8 @@ from osmosis_ai.errors import OsmosisError
 
 CONFIG_DIR_ENV = "OSMOSIS_CONFIG_DIR"
 _BUFFER_BYTES = 1 << 18
-_LONGEST_NAME = 255
-"""The maximum length of a file name on common file systems, in bytes."""
-_LONGEST_PATH = 4_000
-"""The maximum length of a path in one system call, in bytes, with a margin."""
+# In bytes, on common file systems; a path in one system call, with a margin.
+_LONGEST_NAME, _LONGEST_PATH = 255, 4_000
 
 
 def write_atomic(path: Path, data: bytes | str, *, mode: int = 0o600, durable: bool = True) -> None:
@@ -28,8 +27,8 @@ def write_atomic(path: Path, data: bytes | str, *, mode: int = 0o600, durable: b
 
 def write_new(path: Path, data: str) -> None:
     """Write a new file like :func:`write_atomic`, but fail if it exists."""
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as beside:
-        written = Path(beside) / "new"
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as directory:
+        written = Path(directory) / "new"
         write_atomic(written, data)
         os.link(written, path)  # unlike a rename, this fails if the file exists
 
@@ -66,17 +65,14 @@ def replacing_or_streaming(path: Path, *, mode: int = 0o600, durable: bool = Tru
 
 
 def is_stream(path: Path) -> bool:
-    """Tell whether ``path`` is a device or pipe, or a link to one such as ``/dev/stdout``."""
-    in_dev = path.is_relative_to("/dev") and not path.is_relative_to(
-        "/dev/shm"
-    )  # /dev/shm holds regular files
+    """Return whether ``path`` is a device or pipe, or a link to one such as ``/dev/stdout``."""
+    # /dev/shm holds regular files.
+    in_dev = path.is_relative_to("/dev") and not path.is_relative_to("/dev/shm")
     return path.exists() and (not path.is_file() or (path.is_symlink() and in_dev))
 
 
 def require_writable(path: Path) -> None:
     """Check that a file can be written, by writing a temporary one next to it; its directory is created."""
-    import errno
-
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "it is a directory")
@@ -92,13 +88,6 @@ def require_writable(path: Path) -> None:
 
 def open_regular(path: Path | str, *, dir_fd: int | None = None) -> BinaryIO:
     """Open a regular file at an untrusted path: links are not followed, pipes do not block, devices are not read."""
-    return os.fdopen(regular_descriptor(path, dir_fd=dir_fd), "rb")
-
-
-def regular_descriptor(path: Path | str, *, dir_fd: int | None = None) -> int:
-    """Open like :func:`open_regular`, and return the descriptor, which the caller closes."""
-    import errno
-
     try:
         opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=dir_fd)
     except OSError as error:
@@ -108,16 +97,16 @@ def regular_descriptor(path: Path | str, *, dir_fd: int | None = None) -> int:
     if not stat.S_ISREG(os.fstat(opened).st_mode):
         os.close(opened)
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    return opened
+    return os.fdopen(opened, "rb")
 
 
 def is_read_by_all(about: os.stat_result) -> bool:
-    """Tell whether every user of this machine may read a regular file; False for pipes and sockets."""
+    """Return whether every user of this machine may read a regular file; False for pipes and sockets."""
     return stat.S_ISREG(about.st_mode) and bool(about.st_mode & stat.S_IROTH)
 
 
 def can_be_path(text: str) -> bool:
-    """Tell whether a file system accepts ``text`` as a path: longer names and paths are errors."""
+    """Return whether a file system accepts ``text`` as a path: longer names and paths are errors."""
     path = text.encode("utf-8", "surrogatepass")
     return len(path) <= _LONGEST_PATH and all(len(part) <= _LONGEST_NAME for part in path.split(b"/"))
 
@@ -172,9 +161,7 @@ def write_json(path: Path, value: Any, *, mode: int = 0o600, durable: bool = Tru
 
 
 def is_disk_full(error: OSError) -> bool:
-    """Tell whether a write failed for lack of space: the disk, a quota, or the maximum file size."""
-    import errno
-
+    """Return whether a write failed for lack of space: the disk, a quota, or the maximum file size."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 

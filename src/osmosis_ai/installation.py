@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 DISTRIBUTION = "osmosis-ai"
@@ -25,13 +25,12 @@ class InstallationSource:
     location: str = ""
     editable: bool = False
     revision: str | None = None
-    commit: str | None = None
 
     def arguments(self, extra: str | None = None) -> list[str] | None:
         """Return the installer's arguments to install this again; None if the source is unknown."""
-        extras = f"[{extra}]" if extra else ""
         if self.kind == "unknown":
             return None
+        extras = f"[{extra}]" if extra else ""
         if self.kind in ("directory", "file"):
             return [*(["-e"] if self.editable else []), f"{self.location}{extras}"]
         revision = f"@{self.revision}" if self.revision else ""
@@ -44,10 +43,9 @@ def installation_source(distribution: metadata.Distribution | None = None) -> In
     if found is not None:
         return _recorded(found)
     root = _PACKAGE.parents[1]
-    there = (root / "pyproject.toml").is_file()
-    return (
-        InstallationSource("directory", str(root), editable=True) if there else InstallationSource("unknown")
-    )
+    if not (root / "pyproject.toml").is_file():
+        return InstallationSource("unknown")
+    return InstallationSource("directory", str(root), editable=True)
 
 
 def installed_state() -> tuple[int, int] | None:
@@ -66,12 +64,9 @@ def installed_distribution() -> metadata.Distribution | None:
     except metadata.PackageNotFoundError:
         return None
     source = _recorded(found)
-    mine = Path(str(found.locate_file(_PACKAGE.name))).resolve() == _PACKAGE
-    return (
-        found
-        if mine or (source.editable and _PACKAGE.is_relative_to(Path(source.location).resolve()))
-        else None
-    )
+    is_this = Path(str(found.locate_file(_PACKAGE.name))).resolve() == _PACKAGE
+    is_editable = source.editable and _PACKAGE.is_relative_to(Path(source.location).resolve())
+    return found if is_this or is_editable else None
 
 
 def _recorded(distribution: metadata.Distribution) -> InstallationSource:
@@ -79,22 +74,16 @@ def _recorded(distribution: metadata.Distribution) -> InstallationSource:
         recorded = json.loads(distribution.read_text("direct_url.json") or "{}")
     except ValueError:
         recorded = {}
-    return _source(recorded if isinstance(recorded, dict) else {})
-
-
-def _source(recorded: dict[str, Any]) -> InstallationSource:
+    recorded = recorded if isinstance(recorded, dict) else {}
     url = str(recorded.get("url") or "")
     directory, repository = recorded.get("dir_info"), recorded.get("vcs_info")
-    if url.startswith("file://") and not repository:
-        editable = isinstance(directory, dict) and bool(directory.get("editable"))
-        kind: SourceKind = "directory" if isinstance(directory, dict) else "file"
-        return InstallationSource(kind, unquote(urlsplit(url).path), editable=editable)
     if url and isinstance(repository, dict):
-        revision, commit = repository.get("requested_revision"), repository.get("commit_id")
-        return InstallationSource(
-            "repository",
-            f"{repository.get('vcs', 'git')}+{url}",
-            revision=str(revision) if revision else None,
-            commit=str(commit) if commit else None,
-        )
-    return InstallationSource("url", url) if url else InstallationSource("unknown")
+        revision = repository.get("requested_revision")
+        location = f"{repository.get('vcs', 'git')}+{url}"
+        return InstallationSource("repository", location, revision=str(revision) if revision else None)
+    if not url.startswith("file://"):
+        return InstallationSource("url" if url else "unknown", url)
+    path = unquote(urlsplit(url).path)
+    if not isinstance(directory, dict):
+        return InstallationSource("file", path)
+    return InstallationSource("directory", path, editable=bool(directory.get("editable")))

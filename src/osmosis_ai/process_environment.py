@@ -48,19 +48,12 @@ _GIT_PREFIXES = ("GIT_CONFIG_", "GIT_SSL_")
 _BUILDS = frozenset(
     {
         *("NETRC", "CC", "CXX", "AR", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "ARCHFLAGS", "MAX_JOBS"),
-        *(
-            "PKG_CONFIG_PATH",
-            "CUDA_HOME",
-            "CUDA_PATH",
-            "CARGO_HOME",
-            "RUSTUP_HOME",
-            "MACOSX_DEPLOYMENT_TARGET",
-        ),
-        *("CPATH", "C_INCLUDE_PATH", "LIBRARY_PATH", "JAVA_HOME"),
+        *("PKG_CONFIG_PATH", "CPATH", "C_INCLUDE_PATH", "LIBRARY_PATH", "MACOSX_DEPLOYMENT_TARGET"),
+        *("CUDA_HOME", "CUDA_PATH", "CARGO_HOME", "RUSTUP_HOME", "JAVA_HOME"),
     }
 )
+# Variables that select package sources.
 PACKAGE_PREFIXES = ("UV_", "PIP_", "GIT_SSL_")
-"""Prefixes of variables that select package sources; needed where environments are built."""
 _GITHUB = frozenset(
     {
         *("GH_TOKEN", "GITHUB_TOKEN", "GH_ENTERPRISE_TOKEN", "GITHUB_ENTERPRISE_TOKEN"),
@@ -106,56 +99,38 @@ def github_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return chosen(environ, _PROGRAMS | _GITHUB, _PROGRAM_PREFIXES)
 
 
-def _rule(pattern: str) -> re.Pattern[str]:
-    return re.compile(rf"(?:{pattern})", re.IGNORECASE)
-
-
-_STARTERS: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("belongs to Osmosis itself", _rule(r"_?OSMOSIS_.*")),
-    (
-        "tells the loader what to put into every program",
-        _rule(r"(LD|DYLD)_.*|GCONV_PATH|LOCPATH|GLIBC_.*|MALLOC_.*"),
+# Effects of variables, and the names that have them, whatever their case.
+_RESERVED = {
+    "belongs to Osmosis itself": r"_?OSMOSIS_.*",
+    "tells the loader what to put into every program": (
+        r"(LD|DYLD)_.*|GCONV_PATH|LOCPATH|GLIBC_.*|MALLOC_.*"
     ),
-    (
-        "tells an interpreter what to run",
-        _rule(
-            r"PYTHON.*|VIRTUAL_ENV|CONDA.*|PERL.*|RUBY.*|GEM_.*|BUNDLE_.*|NODE_.*|DENO_.*|BUN_.*|LUA_.*|PHP.*|R_.*"
-            r"|_?JAVA_.*|JDK_.*|_JAVA_OPTIONS|CLASSPATH|DOTNET_.*|COVERAGE_PROCESS_START"
-        ),
+    "tells an interpreter what to run": (
+        r"PYTHON.*|VIRTUAL_ENV|CONDA.*|PERL.*|RUBY.*|GEM_.*|BUNDLE_.*|NODE_.*|DENO_.*|BUN_.*|LUA_.*|PHP.*|R_.*"
+        r"|_?JAVA_.*|JDK_.*|_JAVA_OPTIONS|CLASSPATH|DOTNET_.*|COVERAGE_PROCESS_START"
     ),
-    (
-        "tells the shell, or programs it starts, where things are or what to run",
-        _rule(
-            r"PATH|SHELL|HOME|USER|LOGNAME|ENV|IFS|PS[0-9]|CDPATH|ZDOTDIR|FPATH|BASH.*|SHELLOPTS|PROMPT_COMMAND|XDG_.*"
-            r"|TMPDIR|TEMP|TMP|EDITOR|VISUAL|PAGER|LESS.*|MANPAGER|BROWSER|TERMINFO.*|TERM(CAP)?|COMSPEC|PATHEXT"
-            r"|SYSTEMROOT|WINDIR|LC_.*|LANG|LANGUAGE"
-        ),
+    "tells the shell, or programs it starts, where things are or what to run": (
+        r"PATH|SHELL|HOME|USER|LOGNAME|ENV|IFS|PS[0-9]|CDPATH|ZDOTDIR|FPATH|BASH.*|SHELLOPTS|PROMPT_COMMAND|XDG_.*"
+        r"|TMPDIR|TEMP|TMP|EDITOR|VISUAL|PAGER|LESS.*|MANPAGER|BROWSER|TERMINFO.*|TERM(CAP)?|COMSPEC|PATHEXT"
+        r"|SYSTEMROOT|WINDIR|LC_.*|LANG|LANGUAGE"
     ),
-    ("tells Git or SSH what to run or where to go", _rule(r"GIT_.*|SSH_.*|GH_HOST|GH_CONFIG_DIR|NETRC")),
-    (
-        "tells package managers and compilers where code comes from",
-        _rule(
-            r"(PIP|PIPX|UV|POETRY|PDM|HATCH|NPM|YARN|PNPM|COREPACK|CARGO|RUSTUP|MAVEN|GRADLE|CMAKE|COMPOSER)_.*"
-            r"|RUSTC.*|RUSTFLAGS|GO(PROXY|FLAGS|PATH|ROOT|SUMDB|NOSUMDB|PRIVATE|INSECURE|TOOLCHAIN|ENV)|MAKEFLAGS"
-            r"|CC|CXX|CFLAGS|CXXFLAGS|CPPFLAGS|LDFLAGS|PKG_CONFIG.*|LIBRARY_PATH|CPATH|C_INCLUDE_PATH|HF_ENDPOINT"
-        ),
+    "tells Git or SSH what to run or where to go": r"GIT_.*|SSH_.*|GH_HOST|GH_CONFIG_DIR|NETRC",
+    "tells package managers and compilers where code comes from": (
+        r"(PIP|PIPX|UV|POETRY|PDM|HATCH|NPM|YARN|PNPM|COREPACK|CARGO|RUSTUP|MAVEN|GRADLE|CMAKE|COMPOSER)_.*"
+        r"|RUSTC.*|RUSTFLAGS|GO(PROXY|FLAGS|PATH|ROOT|SUMDB|NOSUMDB|PRIVATE|INSECURE|TOOLCHAIN|ENV)|MAKEFLAGS"
+        r"|CC|CXX|CFLAGS|CXXFLAGS|CPPFLAGS|LDFLAGS|PKG_CONFIG.*|LIBRARY_PATH|CPATH|C_INCLUDE_PATH|HF_ENDPOINT"
     ),
-    ("sends traffic through a proxy", _rule(r".*_PROXY|PROXY")),
-    (
-        "says which certificates to trust",
-        _rule(
-            r"SSL_.*|SSLKEYLOGFILE|OPENSSL_.*|.*_CA_(BUNDLE|CERTS?|FILE)|NODE_EXTRA_CA_CERTS|NIX_SSL_.*|GRPC_.*"
-        ),
+    "sends traffic through a proxy": r".*_PROXY|PROXY",
+    "says which certificates to trust": (
+        r"SSL_.*|SSLKEYLOGFILE|OPENSSL_.*|.*_CA_(BUNDLE|CERTS?|FILE)|NODE_EXTRA_CA_CERTS|NIX_SSL_.*|GRPC_.*"
     ),
-    (
-        "names a settings file that can name programs",
-        _rule(
-            r"AWS_(SHARED_CREDENTIALS|CONFIG)_FILE|KUBECONFIG|DOCKER_.*|BOTO_CONFIG|GOOGLE_EXTERNAL_ACCOUNT_.*|CLOUDSDK_.*"
-        ),
+    "names a settings file that can name programs": (
+        r"AWS_(SHARED_CREDENTIALS|CONFIG)_FILE|KUBECONFIG|DOCKER_.*|BOTO_CONFIG|GOOGLE_EXTERNAL_ACCOUNT_.*|CLOUDSDK_.*"
     ),
-)
+}
 
 
 def why_reserved(name: str) -> str | None:
     """Return the effect that a variable has and a repository must not: on how programs start, install or connect."""
-    return next((reason for reason, pattern in _STARTERS if pattern.fullmatch(name)), None)
+    found = (reason for reason, names in _RESERVED.items() if re.fullmatch(names, name, re.IGNORECASE))
+    return next(found, None)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from osmosis_ai.rubric.api import aevaluate_rubric, ensure_api_key_available
-from osmosis_ai.rubric.api import evaluate_by_info as evaluate_rubric
+from osmosis_ai.rubric.api import aevaluate_rubric, ensure_api_key_available, evaluate_rubric
 from osmosis_ai.rubric.judge_model import DEFAULT_API_KEY_ENV, DEFAULT_REQUEST_TIMEOUT_SECONDS
 from osmosis_ai.rubric.types import MissingAPIKeyError, ModelInfo, RewardRubricRunResult
 

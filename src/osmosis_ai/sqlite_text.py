@@ -13,17 +13,14 @@ from collections import defaultdict
 from collections.abc import Mapping
 from functools import cache, lru_cache
 
+# The SQL function that returns whether a text contains another; combine it with :func:`like_pattern` for speed.
 HOLDS = "osmosis_holds"
-"""The SQL function that tells whether a text contains another; combine it with :func:`like_pattern` for speed."""
-
 ESCAPE = "\\"
 _SPECIAL = re.compile(r"[\\%_]")
 # Includes `ss`, because `ß` in capitals is `SS`.
 _BEYOND_ASCII = re.compile(r"(?:[^\0-\x7f]|[sS]{2})+")
-_BEHIND_LETTERS = 0x1F000
-"""No alphabet beyond this code point has two cases."""
-_FIRST = 4
-_FEW_CASES = 4
+_BEHIND_LETTERS = 0x1F000  # no alphabet beyond this code point has two cases
+_FIRST, _FEW_CASES = 4, 4
 
 
 def teach_holds(connection: sqlite3.Connection) -> None:

@@ -1,4 +1,4 @@
-"""A blob store on this machine that can be told to misbehave, over real sockets."""
+"""A blob store with real sockets whose replies a test can replace."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Answer = Callable[["_Handler"], None]
 
 @dataclass
 class BlobServer:
-    """What is stored, what was asked, and how the next requests are answered instead of normally."""
+    """The stored blobs, the requests so far, and replacements of the next replies."""
 
     url: str
     blobs: dict[str, bytes] = field(default_factory=dict)
@@ -37,11 +37,11 @@ class BlobServer:
     answers: list[Answer | None] = field(default_factory=list)
 
     def signed(self, name: str) -> str:
-        """Return the URL that permits to read and write a blob."""
+        """Return the signed URL of a blob."""
         return f"{self.url}/{name}?X-Signature={SIGNATURE}"
 
     def asked(self, method: str) -> list[str]:
-        """Return the names that were asked for, in order."""
+        """Return the names of the requested blobs in order."""
         return [request.path for request in self.seen if request.method == method]
 
 
@@ -73,7 +73,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_blob()
 
     def send_blob(self, *, stop_after: int | None = None, etag: str | None = None) -> None:
-        """Send the blob as a store does, or only its beginning."""
+        """Send a blob, or only its beginning."""
         blob = self.server.state.blobs.get(self._name())
         if blob is None:
             self.reply(404)
@@ -123,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.state.seen.append(Seen(self.command, self._name(), headers, self.body))
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -131,7 +131,7 @@ class _Server(ThreadingHTTPServer):
     state: BlobServer
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that goes away is no error."""
+        """Ignore clients that disconnect."""
 
 
 def cut(handler: _Handler) -> None:

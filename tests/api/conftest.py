@@ -10,6 +10,8 @@ import respx
 from osmosis_ai.api import client as client_module
 from osmosis_ai.api.client import PlatformClient
 from osmosis_ai.api.transfer import BlobClient
+from tests.api.keyrings import use_keyring as use_keyring
+from tests.api.keyrings import working as working
 
 BASE = "https://osmosis.fern.example/prefix"
 TOKEN = "osm_u_canary7Qd"
@@ -29,7 +31,7 @@ def platform() -> Iterator[respx.MockRouter]:
 
 @pytest.fixture
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Nobody waits; what each pause would have been, in seconds."""
+    """Replace pauses; return their lengths in seconds."""
     pauses: list[float] = []
     sleep = time.sleep
     # Threads of libraries that other tests have imported pause as they do.

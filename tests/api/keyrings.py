@@ -1,13 +1,18 @@
-"""Keyrings for tests: one that works, one that swallows, one that is locked."""
+"""Keyrings for tests, and fixtures that use them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
+import keyring
+import keyring.core
+import pytest
 from keyring.backend import KeyringBackend
 from keyring.errors import KeyringLocked, PasswordDeleteError
 
 
 class MemoryKeyring(KeyringBackend):
-    """Keeps passwords as long as the test."""
+    """Stores passwords in memory."""
 
     priority = 1  # type: ignore[assignment]
 
@@ -28,14 +33,14 @@ class MemoryKeyring(KeyringBackend):
 
 
 class DeafKeyring(MemoryKeyring):
-    """Takes everything, keeps nothing."""
+    """Stores nothing and reports no error."""
 
     def set_password(self, service: str, username: str, password: str) -> None:
-        """Keep nothing."""
+        """Store nothing."""
 
 
 class LockableKeyring(MemoryKeyring):
-    """Can be locked after something was put in."""
+    """Can be locked after passwords were stored."""
 
     locked = False
 
@@ -43,3 +48,20 @@ class LockableKeyring(MemoryKeyring):
         if self.locked:
             raise KeyringLocked("the collection is locked\nlong advice")
         return super().get_password(service, username)
+
+
+UseKeyring = Callable[[KeyringBackend], None]
+
+
+@pytest.fixture
+def use_keyring() -> Iterator[UseKeyring]:
+    former = keyring.core._keyring_backend
+    yield keyring.set_keyring
+    keyring.core._keyring_backend = former
+
+
+@pytest.fixture
+def working(use_keyring: UseKeyring) -> LockableKeyring:
+    backend = LockableKeyring()
+    use_keyring(backend)
+    return backend

@@ -14,6 +14,7 @@ import respx
 from osmosis_ai._version import __version__
 from osmosis_ai.api import routes
 from osmosis_ai.api.client import ClientWarning, PlatformClient
+from osmosis_ai.api.connections import connection_hint
 from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.paging import iterate_log_pages, iterate_pages
 from osmosis_ai.api.redaction import REDACTED, ReplyRedactor
@@ -28,9 +29,7 @@ from tests.api.conftest import BASE, GIT, TOKEN
 # What travels
 
 
-def test_a_request_carries_the_headers_of_the_contract_and_no_others(
-    client: PlatformClient, platform: respx.MockRouter
-) -> None:
+def test_request_headers(client: PlatformClient, platform: respx.MockRouter) -> None:
     route = platform.get("/api/cli/datasets").respond(json={"datasets": []})
     client.datasets.list()
     sent = route.calls.last.request
@@ -51,12 +50,12 @@ def test_a_request_carries_the_headers_of_the_contract_and_no_others(
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_what_json_cannot_carry_is_refused_here(client: PlatformClient, number: float) -> None:
+def test_non_finite_numbers_are_refused(client: PlatformClient, number: float) -> None:
     with pytest.raises(OsmosisError, match="nan and inf"):
         client.post("/x", {"advanced_config": {"x": number}}, model=WireModel)
 
 
-def test_a_call_about_a_repository_is_refused_without_one(platform: respx.MockRouter) -> None:
+def test_missing_git_identity(platform: respx.MockRouter) -> None:
     with pytest.raises(PlatformError) as caught, PlatformClient(BASE, TOKEN) as client:
         client.datasets.list()
     assert caught.value.platform_code == "GIT_SCOPE_HEADER_REQUIRED"
@@ -64,9 +63,7 @@ def test_a_call_about_a_repository_is_refused_without_one(platform: respx.MockRo
     assert not platform.calls
 
 
-def test_a_platform_in_the_clear_is_refused_unless_it_is_this_machine(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_insecure_platform_url(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OsmosisError, match="insecure"):
         PlatformClient("http://platform.example", TOKEN)
     PlatformClient("http://127.0.0.1:8000", TOKEN).close()
@@ -74,7 +71,7 @@ def test_a_platform_in_the_clear_is_refused_unless_it_is_this_machine(
     PlatformClient("http://platform.example", TOKEN).close()
 
 
-def test_a_proxy_setting_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "gopher://me:hunter2@proxy.example")
     with pytest.raises(OsmosisError, match="proxy") as caught:
         PlatformClient(BASE, TOKEN)
@@ -83,7 +80,7 @@ def test_a_proxy_setting_that_cannot_be_used_is_named(monkeypatch: pytest.Monkey
     PlatformClient("http://localhost:8000", TOKEN).close()
 
 
-def test_neither_repr_nor_log_shows_the_token(
+def test_token_is_not_in_repr_or_log(
     client: PlatformClient, platform: respx.MockRouter, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -96,7 +93,7 @@ def test_neither_repr_nor_log_shows_the_token(
 
 
 @pytest.mark.parametrize("content", [b"[]", b'"x"', b"<html></html>", b"{", b"\xff", b"[" * 200_000])
-def test_a_success_that_is_no_json_object_is_a_platform_error(
+def test_success_without_a_json_object(
     client: PlatformClient, platform: respx.MockRouter, content: bytes
 ) -> None:
     platform.post("/x").respond(200, content=content)
@@ -107,16 +104,14 @@ def test_a_success_that_is_no_json_object_is_a_platform_error(
     assert ("the reply is a web page" in (caught.value.hint or "")) is content.startswith(b"<")
 
 
-def test_a_success_without_what_it_must_have_names_that_and_quotes_nothing(
-    client: PlatformClient, platform: respx.MockRouter
-) -> None:
+def test_success_without_a_required_key(client: PlatformClient, platform: respx.MockRouter) -> None:
     platform.get("/api/cli/datasets/d").respond(json={"file_size": "osm_secret", "status": "uploaded"})
     with pytest.raises(PlatformError, match=r"GET /prefix/api/cli/datasets/d cannot be read.*`id`") as caught:
         client.datasets.get("d")
     assert "osm_secret" not in caught.value.message
 
 
-def test_a_reply_without_end_is_cut_off(
+def test_reply_size_limit(
     client: PlatformClient, platform: respx.MockRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("osmosis_ai.api.client._LARGEST_REPLY_BYTES", 1000)
@@ -125,7 +120,7 @@ def test_a_reply_without_end_is_cut_off(
         client.post("/x", {}, model=WireModel)
 
 
-def test_a_reply_that_drips_is_given_up_when_the_time_is_over(platform: respx.MockRouter) -> None:
+def test_reply_time_limit(platform: respx.MockRouter) -> None:
     platform.post("/x").respond(200, content=b"{}")
     client = PlatformClient(BASE, TOKEN, GIT, timeout_s=-1)
     with client, pytest.raises(PlatformError, match="Connection error: timed out"):
@@ -144,7 +139,7 @@ def test_a_reply_that_drips_is_given_up_when_the_time_is_over(platform: respx.Mo
         (httpx.ReadError(""), "ReadError"),
     ],
 )
-def test_a_platform_that_does_not_answer_is_named(
+def test_connection_errors(
     client: PlatformClient, platform: respx.MockRouter, failure: Exception, words: str
 ) -> None:
     platform.post("/x").mock(side_effect=failure)
@@ -161,7 +156,7 @@ def test_a_platform_that_does_not_answer_is_named(
 @pytest.mark.parametrize(
     "status, code", [("upgrade_available", "UPGRADE_AVAILABLE"), ("deprecated", "DEPRECATED")]
 )
-def test_a_version_warning_is_given_once(platform: respx.MockRouter, status: str, code: Any) -> None:
+def test_version_warning_is_given_once(platform: respx.MockRouter, status: str, code: Any) -> None:
     headers = {"X-Osmosis-Version-Status": status, "X-Osmosis-Version-Message": "0.4 is out"}
     platform.get("/api/cli/datasets").respond(json={"datasets": []}, headers=headers)
     said: list[ClientWarning] = []
@@ -172,7 +167,7 @@ def test_a_version_warning_is_given_once(platform: respx.MockRouter, status: str
     assert said == [ClientWarning(code, "0.4 is out")]
 
 
-def test_a_body_sent_is_only_what_was_set(client: PlatformClient, platform: respx.MockRouter) -> None:
+def test_request_body_has_only_set_values(client: PlatformClient, platform: respx.MockRouter) -> None:
     route = platform.post("/api/cli/datasets").respond(json={"id": "d"})
     client.datasets.create("maze", size_bytes=7, extension="csv")
     client.datasets.create("maze", size_bytes=7, extension="csv", overwrite_id="ds_31")
@@ -195,36 +190,28 @@ def _failure(client: PlatformClient, **reply: Any) -> PlatformError:
 
 
 @pytest.mark.parametrize(
-    "status, code",
+    "status, platform_code, code",
     [
-        (400, "VALIDATION"),
-        (402, "PLATFORM_ERROR"),
-        (403, "PLATFORM_ERROR"),
-        (404, "NOT_FOUND"),
-        (409, "CONFLICT"),
-        (410, "PLATFORM_ERROR"),
-        (413, "PLATFORM_ERROR"),
-        (422, "PLATFORM_ERROR"),
-        (429, "RATE_LIMITED"),
-        (500, "PLATFORM_ERROR"),
-        (503, "PLATFORM_ERROR"),
+        (400, "SOME_CODE", "VALIDATION"),
+        (404, "SOME_CODE", "NOT_FOUND"),
+        (409, "SOME_CODE", "CONFLICT"),
+        (429, "SOME_CODE", "RATE_LIMITED"),
+        *((status, "SOME_CODE", "PLATFORM_ERROR") for status in (402, 403, 410, 413, 422, 500, 503)),
+        (403, "SUBSCRIPTION_REQUIRED", "SUBSCRIPTION_REQUIRED"),
+        (403, "BILLING_REQUIRED", "BILLING_REQUIRED"),
+        (402, "BILLING_REQUIRED", "PLATFORM_ERROR"),
     ],
 )
-def test_a_status_is_a_code_and_the_body_is_kept(client: PlatformClient, status: int, code: str) -> None:
-    body = {"error": "No.", "code": "SOME_CODE", "field": "name", "extra": [1]}
+def test_error_codes_by_status(client: PlatformClient, status: int, platform_code: str, code: str) -> None:
+    body = {"error": "No.", "code": platform_code, "field": "name", "extra": [1]}
     error = _failure(client, status_code=status, json=body)
     assert (error.message, error.code, error.status) == ("No.", code, status)
-    assert error.details == {"platform_code": "SOME_CODE", **body, "status_code": status}
+    assert error.details == {"platform_code": platform_code, **body, "status_code": status}
 
 
-def test_billing_and_subscription_have_codes_of_their_own(client: PlatformClient) -> None:
-    def code(body: dict[str, Any], status: int = 403) -> str:
-        return _failure(client, status_code=status, json=body).code
-
-    assert code({"error": "x", "code": "SUBSCRIPTION_REQUIRED"}) == "SUBSCRIPTION_REQUIRED"
-    assert code({"error": "x", "code": "BILLING_REQUIRED"}) == "BILLING_REQUIRED"
-    assert code({"error": "Your Subscription ended"}) == "SUBSCRIPTION_REQUIRED"
-    assert code({"error": "x", "code": "BILLING_REQUIRED"}, 402) == "PLATFORM_ERROR"
+def test_subscription_error_by_its_message(client: PlatformClient) -> None:
+    error = _failure(client, status_code=403, json={"error": "Your Subscription ended"})
+    assert error.code == "SUBSCRIPTION_REQUIRED"
 
 
 @pytest.mark.parametrize(
@@ -243,15 +230,13 @@ def test_billing_and_subscription_have_codes_of_their_own(client: PlatformClient
         ({"content": b"bad \xff \x1b[31mred"}, "bad \ufffd [31mred"),
     ],
 )
-def test_a_body_that_is_no_error_of_ours_is_shown_in_part(
-    client: PlatformClient, reply: dict[str, Any], excerpt: str
-) -> None:
+def test_error_body_excerpts(client: PlatformClient, reply: dict[str, Any], excerpt: str) -> None:
     error = _failure(client, status_code=502, **reply)
     assert error.message == f"API error: HTTP 502. Response: {excerpt}"
     assert error.details["status_code"] == 502
 
 
-def test_escape_sequences_do_not_reach_the_terminal(client: PlatformClient) -> None:
+def test_escape_sequences_are_removed(client: PlatformClient) -> None:
     body = {"error": "a\x1b]0;evil\x07b", "issues": ["c\x1b[2Jd"]}
     assert "\x1b" not in _failure(client, status_code=400, json=body).message
 
@@ -268,16 +253,14 @@ def test_escape_sequences_do_not_reach_the_terminal(client: PlatformClient) -> N
         ("saved", "TOKEN_MISSING", f"The token did not reach {BASE}."),
     ],
 )
-def test_a_401_says_what_is_wrong_with_which_token(
-    origin: Any, platform_code: str | None, words: str
-) -> None:
+def test_messages_of_401(origin: Any, platform_code: str | None, words: str) -> None:
     with PlatformClient(BASE, TOKEN, GIT, token_origin=origin) as client:
         error = _failure(client, status_code=401, json={"error": f"bad {TOKEN}", "code": platform_code})
     assert (error.message, error.code, error.details) == (words, "AUTH_REQUIRED", {})
     assert error.hint
 
 
-def test_values_to_hide_are_in_no_error_however_the_platform_echoes_them(client: PlatformClient) -> None:
+def test_hidden_values_are_in_no_error(client: PlatformClient) -> None:
     client.hide(["s3cret", "s3cret-and-more"])
     body = {
         "error": "s3cret-and-more?",
@@ -291,9 +274,7 @@ def test_values_to_hide_are_in_no_error_however_the_platform_echoes_them(client:
     assert "s3cr" not in cut.message
 
 
-def test_what_a_submit_provides_is_hidden_from_its_own_errors(
-    client: PlatformClient, platform: respx.MockRouter
-) -> None:
+def test_submitted_secrets_are_in_no_error(client: PlatformClient, platform: respx.MockRouter) -> None:
     run = EvalRunSubmit(
         experiment_config=Experiment(rollout="r", entrypoint="main.py", model_path="m", dataset="d"),
         secrets=RunSecrets(required=["A"], provided={"A": "canary-value"}),
@@ -311,35 +292,29 @@ _MODEL = {"id": "m", "model_name": "m"}
 
 
 @pytest.mark.parametrize(
-    "status, calls", [(429, 3), (502, 3), (503, 3), (504, 3), (500, 1), (404, 1), (401, 1)]
+    "reply, calls",
+    [
+        *((httpx.Response(status), 3) for status in (429, 502, 503, 504)),
+        *((httpx.Response(status), 1) for status in (500, 404, 401)),
+        (httpx.ReadTimeout("x"), 1),
+    ],
 )
-def test_reading_is_tried_again_only_when_that_may_help(
-    client: PlatformClient, platform: respx.MockRouter, status: int, calls: int
-) -> None:
-    route = platform.get("/api/cli/datasets").respond(status)
-    with pytest.raises(PlatformError) as caught:
+def test_read_retries(client: PlatformClient, platform: respx.MockRouter, reply: Any, calls: int) -> None:
+    route = platform.get("/api/cli/datasets").mock(side_effect=[reply] * calls)
+    with pytest.raises(PlatformError):
         client.datasets.list()
-    assert caught.value.status in (status, None) and route.call_count == calls
-
-
-def test_a_read_that_took_too_long_is_not_read_again(
-    client: PlatformClient, platform: respx.MockRouter
-) -> None:
-    route = platform.get("/api/cli/datasets").mock(side_effect=httpx.ReadTimeout("x"))
-    with pytest.raises(PlatformError, match="timed out"):
-        client.datasets.list()
-    assert route.call_count == 1
+    assert route.call_count == calls
 
 
 @pytest.mark.parametrize("failure", [httpx.ConnectError("x"), httpx.Response(503), httpx.Response(429)])
-def test_nothing_is_submitted_twice(client: PlatformClient, platform: respx.MockRouter, failure: Any) -> None:
+def test_submits_are_not_retried(client: PlatformClient, platform: respx.MockRouter, failure: Any) -> None:
     route = platform.post("/api/cli/eval-runs").mock(side_effect=[failure])
     with pytest.raises(PlatformError):
         client.eval_runs.submit(_SUBMIT)
     assert route.call_count == 1
 
 
-def test_completing_a_dataset_is_tried_five_times_whatever_goes_wrong(
+def test_dataset_completion_retries(
     client: PlatformClient, platform: respx.MockRouter, slept: list[float]
 ) -> None:
     route = platform.post("/api/cli/datasets/d/complete")
@@ -374,7 +349,7 @@ _SUBMIT = EvalRunSubmit(
         ),
     ],
 )
-def test_what_may_be_said_twice_is_said_again_where_the_answer_broke_off(
+def test_idempotent_post_retries(
     client: PlatformClient,
     platform: respx.MockRouter,
     slept: list[float],
@@ -396,9 +371,7 @@ def test_what_may_be_said_twice_is_said_again_where_the_answer_broke_off(
 # Redirects
 
 
-def test_reading_follows_a_redirect_within_the_platform(
-    client: PlatformClient, platform: respx.MockRouter
-) -> None:
+def test_redirect_within_the_platform(client: PlatformClient, platform: respx.MockRouter) -> None:
     platform.get("/api/cli/datasets").respond(307, headers={"Location": "/prefix/other"})
     other = platform.get("/other").respond(json={"datasets": []})
     client.datasets.list()
@@ -409,7 +382,7 @@ def test_reading_follows_a_redirect_within_the_platform(
     "target",
     ["https://evil.example/x", "http://osmosis.fern.example/x", "https://osmosis.fern.example:444/x"],
 )
-def test_the_token_follows_no_redirect_elsewhere(client: PlatformClient, target: str) -> None:
+def test_redirect_elsewhere_is_refused(client: PlatformClient, target: str) -> None:
     with respx.mock(assert_all_called=False) as router:
         router.get(f"{BASE}/api/cli/datasets").respond(302, headers={"Location": target})
         elsewhere = router.get(target).respond(json={})
@@ -420,7 +393,7 @@ def test_the_token_follows_no_redirect_elsewhere(client: PlatformClient, target:
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_a_post_is_never_turned_into_something_else(
+def test_post_redirects_are_not_followed(
     client: PlatformClient, platform: respx.MockRouter, status: int
 ) -> None:
     platform.post("/api/cli/eval-runs/r/stop").respond(status, headers={"Location": "/prefix/other"})
@@ -430,13 +403,13 @@ def test_a_post_is_never_turned_into_something_else(
     assert not other.called
 
 
-def test_redirects_in_a_circle_end(client: PlatformClient, platform: respx.MockRouter) -> None:
+def test_redirect_loop(client: PlatformClient, platform: respx.MockRouter) -> None:
     platform.get("/api/cli/datasets").respond(302, headers={"Location": "/prefix/api/cli/datasets"})
     with pytest.raises(PlatformError, match="without end"):
         client.datasets.list()
 
 
-def test_the_server_may_ask_for_a_longer_wait_but_not_for_a_coffee_break(slept: list[float]) -> None:
+def test_retry_after_is_limited(slept: list[float]) -> None:
     asked = iter([7.0, 0.1, 3600.0])
 
     def attempt() -> None:
@@ -447,7 +420,7 @@ def test_the_server_may_ask_for_a_longer_wait_but_not_for_a_coffee_break(slept: 
     assert slept == [7, 2]
 
 
-def test_a_value_is_found_as_json_and_urls_spell_it() -> None:
+def test_redaction_of_spellings() -> None:
     hidden = ReplyRedactor(['pä"ss/word'])
     for spelt in ('pä"ss/word', 'pä\\"ss/word', 'p\\u00e4\\"ss/word', "p%C3%A4%22ss%2Fword"):
         assert hidden.text(f"<{spelt}>") == f"<{REDACTED}>"
@@ -468,13 +441,13 @@ def test_a_value_is_found_as_json_and_urls_spell_it() -> None:
         ("x" * 300, "x" * 300),
     ],
 )
-def test_a_name_is_one_segment_whatever_is_in_it(name: str, encoded: str) -> None:
+def test_names_are_one_path_segment(name: str, encoded: str) -> None:
     assert routes.dataset(name) == f"/api/cli/datasets/{encoded}"
     assert routes.run_logs(routes.EVAL_RUNS, name) == f"/api/cli/eval-runs/{encoded}/logs"
 
 
 @pytest.mark.parametrize("name", ["", "\ud800"])
-def test_a_name_that_is_no_name_is_refused(name: str) -> None:
+def test_invalid_names(name: str) -> None:
     with pytest.raises(OsmosisError):
         routes.dataset(name)
 
@@ -489,11 +462,17 @@ def _all(pages: dict[int, DatasetList]) -> list[str]:
 
 
 @pytest.mark.parametrize("back", [0, 5, -1])
-def test_a_server_that_goes_in_circles_is_stopped(back: int) -> None:
+def test_circular_pages(back: int) -> None:
     with pytest.raises(PlatformError, match="does not end"):
         _all({0: _page("a", next_offset=5), 5: _page("b", next_offset=back)})
 
 
-def test_a_log_that_goes_in_circles_is_stopped() -> None:
+def test_circular_log_pages() -> None:
     with pytest.raises(PlatformError, match="circles"):
         list(iterate_log_pages(lambda limit, cursor: LogPage(next_cursor="same")))
+
+
+def test_cyclic_causes_of_an_error_end() -> None:
+    error, cause = httpx.ConnectError("failed"), RuntimeError()
+    error.__cause__, cause.__cause__ = cause, error
+    assert "check the network" in connection_hint("https://osmosis.example", error)

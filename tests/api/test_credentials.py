@@ -1,4 +1,4 @@
-"""Saved logins and the token of the environment: where a token lies, and to whom it goes."""
+"""Saved logins and the token of the environment: where they are stored, and where they are sent."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import hashlib
 import json
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import keyring
-import keyring.core
 import pytest
 from keyring.backend import KeyringBackend
 
@@ -21,26 +19,11 @@ from osmosis_ai.api.credentials.keychain import SERVICE
 from osmosis_ai.api.platform_url import DEFAULT_PLATFORM_URL
 from osmosis_ai.api.wire.auth import User
 from osmosis_ai.errors import OsmosisError
-from tests.api.keyrings import DeafKeyring, LockableKeyring, MemoryKeyring
+from tests.api.keyrings import DeafKeyring, LockableKeyring, MemoryKeyring, UseKeyring
 
 FERN = "https://osmosis.fern.example"
 TOKEN = "osm_canary_7Qd"
 LATER = datetime(2100, 2, 1, 9, tzinfo=timezone.utc)
-Use = Callable[[KeyringBackend], None]
-
-
-@pytest.fixture
-def use_keyring() -> Iterator[Use]:
-    former = keyring.core._keyring_backend
-    yield keyring.set_keyring
-    keyring.core._keyring_backend = former
-
-
-@pytest.fixture
-def working(use_keyring: Use) -> MemoryKeyring:
-    backend = MemoryKeyring()
-    use_keyring(backend)
-    return backend
 
 
 def _login(**changes: Any) -> Credentials:
@@ -88,7 +71,7 @@ def _code(call: Callable[[], object]) -> str:
     return caught.value.code
 
 
-def test_with_a_keyring_the_token_is_there_and_only_there(home: Path, working: MemoryKeyring) -> None:
+def test_token_in_keyring(home: Path, working: MemoryKeyring) -> None:
     assert CredentialStore().save(_login()) == "keyring"
     digits = [hashlib.sha256(text.encode()).hexdigest()[:24] for text in (FERN, "ct_01J8")]
     account = f"platform:{digits[0]}:{digits[1]}"
@@ -116,9 +99,7 @@ def test_with_a_keyring_the_token_is_there_and_only_there(home: Path, working: M
 
 
 @pytest.mark.parametrize("backend", [None, DeafKeyring()])
-def test_without_a_working_keyring_the_token_is_in_a_file_only_its_owner_reads(
-    home: Path, use_keyring: Use, backend: KeyringBackend | None
-) -> None:
+def test_token_in_private_file(home: Path, use_keyring: UseKeyring, backend: KeyringBackend | None) -> None:
     if backend is not None:
         use_keyring(backend)
     assert CredentialStore().save(_login()) == "file"
@@ -129,8 +110,8 @@ def test_without_a_working_keyring_the_token_is_in_a_file_only_its_owner_reads(
     assert CredentialStore().load(FERN) == _login()
 
 
-def test_the_user_can_choose_the_file_or_insist_on_the_keyring(
-    home: Path, working: MemoryKeyring, monkeypatch: pytest.MonkeyPatch, use_keyring: Use
+def test_token_store_setting(
+    home: Path, working: MemoryKeyring, monkeypatch: pytest.MonkeyPatch, use_keyring: UseKeyring
 ) -> None:
     monkeypatch.setenv("OSMOSIS_TOKEN_STORE", "file")
     assert CredentialStore().save(_login()) == "file"
@@ -144,7 +125,7 @@ def test_the_user_can_choose_the_file_or_insist_on_the_keyring(
     assert _code(lambda: CredentialStore().save(_login())) == "VALIDATION"
 
 
-def test_logins_to_several_platforms_stand_side_by_side(working: MemoryKeyring) -> None:
+def test_several_platforms(working: MemoryKeyring) -> None:
     store = CredentialStore()
     store.save(_login())
     store.save(_login(platform_url=DEFAULT_PLATFORM_URL, token="osm_hosted", token_id=None))
@@ -158,7 +139,7 @@ def test_logins_to_several_platforms_stand_side_by_side(working: MemoryKeyring) 
 
 
 @pytest.mark.parametrize("again", [True, False])
-def test_a_command_beside_a_login_or_logout_finds_what_is_saved_then(
+def test_load_during_login_or_logout(
     working: MemoryKeyring, again: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     CredentialStore().save(_login())
@@ -177,7 +158,7 @@ def test_a_command_beside_a_login_or_logout_finds_what_is_saved_then(
     assert (found and found.token) == ("osm_newer" if again else None)
 
 
-def test_two_logins_at_once_are_both_kept(home: Path) -> None:
+def test_concurrent_logins(home: Path) -> None:
     urls = [f"https://p{number}.example" for number in range(8)]
     threads = [
         threading.Thread(target=lambda url=url: CredentialStore().save(_login(platform_url=url)))
@@ -199,9 +180,7 @@ def test_two_logins_at_once_are_both_kept(home: Path) -> None:
         (DEFAULT_PLATFORM_URL, "default"),
     ],
 )
-def test_a_token_that_the_public_cli_saved_is_found_and_removed(
-    home: Path, working: MemoryKeyring, platform: str, account: str
-) -> None:
+def test_tokens_of_the_public_cli(home: Path, working: MemoryKeyring, platform: str, account: str) -> None:
     _write(home, {"version": 2, "platforms": {platform: _entry(platform_url=platform)}})
     working.kept[SERVICE, account] = TOKEN
     found = CredentialStore().load(platform)
@@ -211,15 +190,13 @@ def test_a_token_that_the_public_cli_saved_is_found_and_removed(
 
 
 @pytest.mark.parametrize("account", ["mara@fern.example", "default"])
-def test_the_hosted_services_old_accounts_are_not_sent_elsewhere(
-    home: Path, working: MemoryKeyring, account: str
-) -> None:
+def test_hosted_accounts_are_not_sent_elsewhere(home: Path, working: MemoryKeyring, account: str) -> None:
     _write(home, {"version": 2, "platforms": {FERN: _entry()}})
     working.kept[SERVICE, account] = TOKEN
     assert _code(lambda: CredentialStore().load(FERN)) == "TOKEN_NOT_FOUND"
 
 
-def test_a_flat_file_is_a_login_to_the_hosted_service_and_survives_another_login(home: Path) -> None:
+def test_flat_file(home: Path) -> None:
     _write(home, _entry(token_store="file", access_token="osm_flat", platform_url=DEFAULT_PLATFORM_URL))
     store = CredentialStore()
     flat = store.load(DEFAULT_PLATFORM_URL)
@@ -242,9 +219,7 @@ _UNUSABLE = [
 
 
 @pytest.mark.parametrize("content, code", _UNUSABLE)
-def test_a_file_that_cannot_be_read_is_named_and_kept_aside_by_the_next_login(
-    home: Path, content: Any, code: str
-) -> None:
+def test_unreadable_file_is_backed_up(home: Path, content: Any, code: str) -> None:
     path = _write(home, content)
     before = path.read_bytes()
     assert _code(lambda: CredentialStore().load(FERN)) == code
@@ -266,16 +241,14 @@ def test_a_file_that_cannot_be_read_is_named_and_kept_aside_by_the_next_login(
         {"token_store": "cloud"},
     ],
 )
-def test_a_damaged_entry_is_said_to_be_damaged(home: Path, changes: dict[str, Any]) -> None:
+def test_damaged_entry(home: Path, changes: dict[str, Any]) -> None:
     _write(home, {"version": 2, "platforms": {FERN: _entry(**changes)}})
     assert _code(lambda: CredentialStore().load(FERN)) == "CREDENTIALS_PARSE_FAILED"
 
 
-def test_a_locked_keyring_is_an_error_at_load_and_a_warning_at_logout(home: Path, use_keyring: Use) -> None:
-    backend = LockableKeyring()
-    use_keyring(backend)
+def test_locked_keyring(home: Path, working: LockableKeyring) -> None:
     CredentialStore().save(_login())
-    backend.locked = True
+    working.locked = True
     assert _code(lambda: CredentialStore().load(FERN)) == "KEYRING_UNAVAILABLE"
     store = CredentialStore()
     assert store.delete(FERN) is True
@@ -283,20 +256,20 @@ def test_a_locked_keyring_is_an_error_at_load_and_a_warning_at_logout(home: Path
     assert "long advice" not in store.warnings[0].message
 
 
-def test_a_file_that_cannot_be_opened_or_written_has_its_own_code(home: Path) -> None:
+def test_unusable_credentials_path(home: Path) -> None:
     path = _file(home)
     path.mkdir(parents=True)
     assert _code(lambda: CredentialStore().load(FERN)) == "CREDENTIALS_UNAVAILABLE"
     assert _code(lambda: CredentialStore().save(_login())) == "CREDENTIALS_UNAVAILABLE"
 
 
-def test_no_repr_shows_the_token(home: Path) -> None:
+def test_token_is_not_in_repr(home: Path) -> None:
     assert TOKEN not in repr(_login())
     CredentialStore().save(_login())
     assert TOKEN not in repr(CredentialStore().all())
 
 
-def test_a_token_of_the_environment_comes_before_the_saved_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_token_has_priority(monkeypatch: pytest.MonkeyPatch) -> None:
     CredentialStore().save(_login(platform_url=DEFAULT_PLATFORM_URL))
     monkeypatch.setenv("OSMOSIS_TOKEN", " osm_env \n")
     found = require_credentials()
@@ -313,7 +286,7 @@ def test_a_token_of_the_environment_comes_before_the_saved_one(monkeypatch: pyte
         (FERN, "https://a:port", "VALIDATION"),
     ],
 )
-def test_a_token_of_the_environment_stays_with_its_platform(
+def test_environment_token_is_bound_to_its_platform(
     monkeypatch: pytest.MonkeyPatch, platform: str | None, bound: str | None, code: str
 ) -> None:
     monkeypatch.setenv("OSMOSIS_TOKEN", TOKEN)

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ import pytest
 
 from osmosis_ai.api.transfer import (
     BlobClient,
+    Download,
     TransferError,
+    Upload,
     download,
     find_unfinished_upload,
     note_intent,
@@ -41,34 +44,6 @@ def store() -> Iterator[BlobServer]:
         yield server
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    path = tmp_path / "maze.csv"
-    path.write_bytes(CONTENT)
-    return path
-
-
-def _simple(store: BlobServer, **changes: Any) -> UploadInstructions:
-    return UploadInstructions.model_validate(
-        {"method": "simple", "presigned_url": store.signed("whole"), "s3_key": "k", **changes}
-    )
-
-
-def _parts(store: BlobServer, **changes: Any) -> UploadInstructions:
-    urls = [{"part_number": n, "presigned_url": store.signed(f"part{n}")} for n in (1, 2, 3)]
-    return UploadInstructions.model_validate(
-        {
-            "method": "multipart",
-            "part_size": 1_000,
-            "total_parts": 3,
-            "upload_id": "up_1",
-            "presigned_urls": urls,
-            "expires_in": 3600,
-            **changes,
-        }
-    )
-
-
 def _refused(call: Any) -> OsmosisError:
     with pytest.raises(OsmosisError) as caught:
         call()
@@ -77,46 +52,69 @@ def _refused(call: Any) -> OsmosisError:
     return caught.value
 
 
-def test_a_file_in_one_piece_travels_with_its_length_and_the_given_headers(
-    store: BlobServer, blobs: BlobClient, source: Path
-) -> None:
+@dataclass
+class Uploads:
+    """Uploads of one file to a store."""
+
+    store: BlobServer
+    client: BlobClient
+    source: Path
+
+    def simple(self, **changes: Any) -> UploadInstructions:
+        given = {"method": "simple", "presigned_url": self.store.signed("whole"), "s3_key": "k", **changes}
+        return UploadInstructions.model_validate(given)
+
+    def parts(self, **changes: Any) -> UploadInstructions:
+        urls = [{"part_number": n, "presigned_url": self.store.signed(f"part{n}")} for n in (1, 2, 3)]
+        given = {"method": "multipart", "part_size": 1_000, "total_parts": 3, "upload_id": "up_1"}
+        return UploadInstructions.model_validate(
+            {**given, "presigned_urls": urls, "expires_in": 3600, **changes}
+        )
+
+    def send(self, instructions: UploadInstructions, **options: Any) -> Upload:
+        return upload_file(self.source, instructions, client=self.client, **options)
+
+    def refused(self, instructions: UploadInstructions, **options: Any) -> OsmosisError:
+        return _refused(lambda: self.send(instructions, **options))
+
+
+@pytest.fixture
+def uploads(store: BlobServer, blobs: BlobClient, tmp_path: Path) -> Uploads:
+    source = tmp_path / "maze.csv"
+    source.write_bytes(CONTENT)
+    return Uploads(store, blobs, source)
+
+
+def test_single_upload_headers(store: BlobServer, uploads: Uploads) -> None:
     seen: list[int] = []
-    instructions = _simple(store, upload_headers={"Content-Type": "text/csv", "x-amz-meta-a": "b"})
-    done = upload_file(source, instructions, progress=seen.append, client=blobs)
+    framing = {"content-length": "5", "Transfer-Encoding": "chunked", "Host": "evil.example"}
+    given = {"Content-Type": "text/csv", "x-amz-meta-a": "b", **framing}
+    done = uploads.send(uploads.simple(upload_headers=given), progress=seen.append)
     assert store.blobs["whole"] == CONTENT
     assert done.parts is None and done.sent_bytes == len(CONTENT)
     headers = store.seen[0].headers
     assert headers["content-length"] == "2500" and "transfer-encoding" not in headers
+    assert headers["host"] == store.url.removeprefix("http://")
     assert headers["content-type"] == "text/csv" and headers["x-amz-meta-a"] == "b"
     assert "authorization" not in headers
     assert seen[-1] == len(CONTENT)
 
 
-def test_given_headers_cannot_change_how_the_body_is_framed(
-    store: BlobServer, blobs: BlobClient, source: Path
-) -> None:
-    headers = {"content-length": "5", "Transfer-Encoding": "chunked", "Host": "evil.example"}
-    upload_file(source, _simple(store, upload_headers=headers), client=blobs)
-    assert store.blobs["whole"] == CONTENT
-
-
 @pytest.mark.parametrize("code", [429, 500, 502, 503, 504])
-def test_a_store_that_is_busy_is_asked_five_times(
-    store: BlobServer, blobs: BlobClient, source: Path, slept: list[float], code: int
-) -> None:
+def test_busy_store_is_retried(store: BlobServer, uploads: Uploads, slept: list[float], code: int) -> None:
     store.answers = [status(code)] * 4
-    upload_file(source, _simple(store), client=blobs)
+    uploads.send(uploads.simple())
     assert store.blobs["whole"] == CONTENT and slept == [1, 2, 4, 8]
     store.answers = [status(code)] * 5
-    error = _refused(lambda: upload_file(source, _simple(store), client=blobs))
+    error = uploads.refused(uploads.simple())
     assert isinstance(error, TransferError) and error.status == code
     assert error.message == f"{store.url}/<redacted URL> answered HTTP {code}."
 
 
 @pytest.mark.parametrize("code", [301, 302, 307, 308])
-def test_an_upload_follows_no_redirect(store: BlobServer, blobs: BlobClient, source: Path, code: int) -> None:
+def test_upload_follows_no_redirect(store: BlobServer, uploads: Uploads, code: int) -> None:
     store.answers = [status(code, Location=store.signed("elsewhere"))]
-    assert "redirects" in _refused(lambda: upload_file(source, _simple(store), client=blobs)).message
+    assert "redirects" in uploads.refused(uploads.simple()).message
     assert store.blobs == {}
 
 
@@ -131,11 +129,9 @@ def test_an_upload_follows_no_redirect(store: BlobServer, blobs: BlobClient, sou
         "",
     ],
 )
-def test_bytes_never_travel_in_the_clear(
-    blobs: BlobClient, source: Path, monkeypatch: pytest.MonkeyPatch, url: str
-) -> None:
+def test_insecure_upload_urls(uploads: Uploads, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.setenv("OSMOSIS_ALLOW_INSECURE_PLATFORM_URL", "1")
-    _refused(lambda: upload_file(source, UploadInstructions(presigned_url=url), client=blobs))
+    uploads.refused(UploadInstructions(presigned_url=url))
 
 
 @pytest.mark.parametrize(
@@ -160,87 +156,68 @@ def test_bytes_never_travel_in_the_clear(
         ({"method": "simple"}, "`presigned_url` is missing"),
     ],
 )
-def test_instructions_that_make_no_sense_are_refused_before_a_byte_is_sent(
-    store: BlobServer, blobs: BlobClient, source: Path, changes: dict[str, Any], words: str
+def test_invalid_upload_instructions(
+    store: BlobServer, uploads: Uploads, changes: dict[str, Any], words: str
 ) -> None:
-    assert words in _refused(lambda: upload_file(source, _parts(store, **changes), client=blobs)).message
+    assert words in uploads.refused(uploads.parts(**changes)).message
     assert store.seen == []
 
 
-def test_a_file_that_changes_meanwhile_is_not_uploaded(
-    store: BlobServer, blobs: BlobClient, source: Path
-) -> None:
+def test_file_changed_during_upload(store: BlobServer, uploads: Uploads) -> None:
     def grow(done: int) -> None:
         if done == 1000:
-            with source.open("ab") as handle:
+            with uploads.source.open("ab") as handle:
                 handle.write(b"more")
 
-    error = _refused(lambda: upload_file(source, _parts(store), progress=grow, client=blobs))
+    error = uploads.refused(uploads.parts(), progress=grow)
     assert "changed while it was being uploaded" in error.message
     assert store.asked("PUT") == ["part1"]
 
 
-def test_no_url_is_logged(
-    store: BlobServer, blobs: BlobClient, source: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_urls_are_not_logged(uploads: Uploads, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    upload_file(source, _parts(store), client=blobs)
+    uploads.send(uploads.parts())
     assert SIGNATURE not in caplog.text
-    assert SIGNATURE not in repr(_parts(store))
+    assert SIGNATURE not in repr(uploads.parts())
 
 
-# Going on after an interruption
+# Resume
 
 
 @pytest.mark.parametrize(
     "dataset_id, changes", [("d", {"upload_id": "up_2"}), ("other", {}), ("d", {"s3_key": "another"})]
 )
-def test_another_upload_of_the_same_bytes_starts_from_nothing(
-    store: BlobServer,
-    blobs: BlobClient,
-    source: Path,
-    tmp_path: Path,
-    dataset_id: str,
-    changes: dict[str, Any],
+def test_record_of_another_upload_is_not_used(
+    store: BlobServer, uploads: Uploads, tmp_path: Path, dataset_id: str, changes: dict[str, Any]
 ) -> None:
     store.answers = [None, status(403)]
-    _refused(lambda: upload_file(source, _parts(store), state_dir=tmp_path, dataset_id="d", client=blobs))
-    upload_file(source, _parts(store, **changes), state_dir=tmp_path, dataset_id=dataset_id, client=blobs)
+    uploads.refused(uploads.parts(), state_dir=tmp_path, dataset_id="d")
+    uploads.send(uploads.parts(**changes), state_dir=tmp_path, dataset_id=dataset_id)
     assert store.asked("PUT")[2:] == ["part1", "part2", "part3"]
 
 
-def test_the_record_is_for_its_owner_alone(
-    store: BlobServer, blobs: BlobClient, source: Path, tmp_path: Path
-) -> None:
-    state = tmp_path / "state"
-    upload_file(source, _parts(store), state_dir=state, dataset_id="d", client=blobs)
+def test_unusable_upload_records(uploads: Uploads, tmp_path: Path) -> None:
+    state = tmp_path / "s"
+    uploads.send(uploads.parts(), state_dir=state, dataset_id="d", scope="a")
     (record,) = state.iterdir()
-    assert stat.S_IMODE(record.stat().st_mode) == 0o600
-    assert stat.S_IMODE(state.stat().st_mode) == 0o700
-
-
-def test_a_record_of_another_scope_or_too_old_or_damaged_is_not_used(
-    store: BlobServer, blobs: BlobClient, source: Path, tmp_path: Path
-) -> None:
-    upload_file(source, _parts(store), state_dir=tmp_path / "s", dataset_id="d", scope="a", client=blobs)
-    assert find_unfinished_upload(tmp_path / "s", digest=DIGEST, scope="b") is None
-    assert find_unfinished_upload(tmp_path / "s", digest="0" * 64, scope="a") is None
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (state, record)] == [0o700, 0o600]
+    assert find_unfinished_upload(state, digest=DIGEST, scope="b") is None
+    assert find_unfinished_upload(state, digest="0" * 64, scope="a") is None
     later = datetime.now(timezone.utc) + timedelta(seconds=3590)
-    assert find_unfinished_upload(tmp_path / "s", digest=DIGEST, scope="a") is not None
-    (record,) = (tmp_path / "s").iterdir()
+    assert find_unfinished_upload(state, digest=DIGEST, scope="a") is not None
     whole = record.read_text()
     for damage in ("", "{", "[]", whole.replace('"version": 1', '"version": 9'), json.dumps({"version": 1})):
         record.write_text(damage)
-        assert find_unfinished_upload(tmp_path / "s", digest=DIGEST, scope="a") is None
+        assert find_unfinished_upload(state, digest=DIGEST, scope="a") is None
     record.write_text(whole)
-    assert find_unfinished_upload(tmp_path / "s", digest=DIGEST, scope="a", now=later) is None
+    assert find_unfinished_upload(state, digest=DIGEST, scope="a", now=later) is None
     assert not record.exists()
 
 
 INTENDED = "a" * 64
 
 
-def test_the_same_upload_has_the_same_intent_until_it_is_forgotten(tmp_path: Path) -> None:
+def test_upload_intent(tmp_path: Path) -> None:
     first = note_intent(tmp_path / "state", digest=INTENDED, scope="here fern/agents sums")
     assert stat.S_IMODE(first.path.stat().st_mode) == 0o600
     assert note_intent(tmp_path / "state", digest=INTENDED, scope="here fern/agents sums") == first
@@ -253,7 +230,7 @@ def test_the_same_upload_has_the_same_intent_until_it_is_forgotten(tmp_path: Pat
     assert note_intent(tmp_path / "state", digest=INTENDED, scope="here fern/agents sums") != first
 
 
-def test_what_a_header_says_is_read_strictly() -> None:
+def test_upload_intent_header() -> None:
     intent = UploadIntent("1" * 32, INTENDED)
     assert UploadIntent.of(intent.header) == intent
     for header in (None, "", "x", intent.header.upper(), intent.header + "0", f"; sha256={INTENDED}"):
@@ -265,73 +242,66 @@ LARGE = os.urandom(3_000_000)
 LARGE_SHA256 = hashlib.sha256(LARGE).hexdigest()
 
 
+@dataclass
+class Downloads:
+    """Downloads of blobs to one file."""
+
+    store: BlobServer
+    client: BlobClient
+    path: Path
+
+    def get(self, blob: str, **options: Any) -> Download:
+        return download(self.store.signed(blob), self.path, client=self.client, **options)
+
+    def refused(self, blob: str, **options: Any) -> OsmosisError:
+        return _refused(lambda: self.get(blob, **options))
+
+    def left(self) -> list[str]:
+        return sorted(path.name for path in self.path.parent.iterdir())
+
+    def ranges(self) -> list[str | None]:
+        return [request.headers.get("range") for request in self.store.seen]
+
+
 @pytest.fixture
-def full_store() -> Iterator[BlobServer]:
-    with serve() as server:
-        server.blobs.update(small=SMALL, large=LARGE)
-        yield server
+def downloads(store: BlobServer, blobs: BlobClient, tmp_path: Path) -> Downloads:
+    store.blobs.update(small=SMALL, large=LARGE)
+    return Downloads(store, blobs, tmp_path / "x")
 
 
-def _refused_download(call: Any) -> OsmosisError:
-    with pytest.raises(OsmosisError) as caught:
-        call()
-    assert SIGNATURE not in f"{caught.value.message} {caught.value.hint} {caught.value.details}"
-    return caught.value
-
-
-def _left(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir())
-
-
-def test_a_file_is_at_its_place_with_its_stores_name(
-    full_store: BlobServer, blobs: BlobClient, tmp_path: Path
-) -> None:
+def test_download(downloads: Downloads, tmp_path: Path) -> None:
     seen: list[int] = []
-    target = tmp_path / "new" / "small.csv"
-    done = download(
-        full_store.signed("small"),
-        target,
-        expected_size=len(SMALL),
-        expected_sha256=hashlib.sha256(SMALL).hexdigest(),
-        progress=seen.append,
-        client=blobs,
-    )
-    assert target.read_bytes() == SMALL
-    assert (done.path, done.size, done.suggested_name) == (target, len(SMALL), "maze walks.csv")
+    downloads.path = tmp_path / "new" / "small.csv"
+    sha256 = hashlib.sha256(SMALL).hexdigest()
+    done = downloads.get("small", expected_size=len(SMALL), expected_sha256=sha256, progress=seen.append)
+    assert downloads.path.read_bytes() == SMALL
+    assert (done.path, done.size, done.suggested_name) == (downloads.path, len(SMALL), "maze walks.csv")
     assert seen == [len(SMALL)]
-    assert _left(target.parent) == ["small.csv"]
-    assert "authorization" not in full_store.seen[0].headers
+    assert downloads.left() == ["small.csv"]
+    assert "authorization" not in downloads.store.seen[0].headers
 
 
-def test_a_file_is_replaced_only_by_a_whole_one_and_never_continued_without_an_etag(
-    full_store: BlobServer, blobs: BlobClient, tmp_path: Path
-) -> None:
-    target = tmp_path / "x"
-    target.write_bytes(b"old")
-    full_store.answers = [status(404)]
-    _refused_download(lambda: download(full_store.signed("small"), target, client=blobs))
-    assert target.read_bytes() == b"old"
-    download(full_store.signed("small"), target, client=blobs)
-    assert target.read_bytes() == SMALL
+def test_failed_download_keeps_the_file(downloads: Downloads) -> None:
+    downloads.path.write_bytes(b"old")
+    downloads.store.answers = [status(404)]
+    downloads.refused("small")
+    assert downloads.path.read_bytes() == b"old"
+    downloads.get("small")
+    assert downloads.path.read_bytes() == SMALL
 
 
-def test_a_connection_cut_half_way_goes_on_from_there(
-    full_store: BlobServer, blobs: BlobClient, tmp_path: Path, slept: list[float]
-) -> None:
-    full_store.answers = [cut_after(2_000_000), cut_after(500_000)]
-    download(full_store.signed("large"), tmp_path / "x", expected_sha256=LARGE_SHA256, client=blobs)
-    assert (tmp_path / "x").read_bytes() == LARGE
-    ranges = [request.headers.get("range") for request in full_store.seen]
-    assert ranges == [None, "bytes=2000000-", "bytes=2500000-"]
+def test_interrupted_download_continues(downloads: Downloads, slept: list[float]) -> None:
+    downloads.store.answers = [cut_after(2_000_000), cut_after(500_000)]
+    downloads.get("large", expected_sha256=LARGE_SHA256)
+    assert downloads.path.read_bytes() == LARGE
+    assert downloads.ranges() == [None, "bytes=2000000-", "bytes=2500000-"]
     assert slept == [0.5, 1]
 
 
 @pytest.mark.parametrize(
     ("begins", "of"), [(2_000_000, b"another"), (1_999_999, LARGE)], ids=["etag", "range"]
 )
-def test_a_store_that_goes_on_with_other_bytes_is_not_believed(
-    full_store: BlobServer, blobs: BlobClient, tmp_path: Path, begins: int, of: bytes
-) -> None:
+def test_inconsistent_range_reply(downloads: Downloads, begins: int, of: bytes) -> None:
     def lie(handler: Any) -> None:
         handler.send_response(206)
         handler.send_header("Content-Range", f"bytes {begins}-2999999/3000000")
@@ -340,37 +310,29 @@ def test_a_store_that_goes_on_with_other_bytes_is_not_believed(
         handler.end_headers()
         handler.wfile.write(b"x" * 1_000_000)
 
-    full_store.answers = [cut_after(2_000_000), lie]
-    download(full_store.signed("large"), tmp_path / "x", client=blobs)
-    assert (tmp_path / "x").read_bytes() == LARGE
+    downloads.store.answers = [cut_after(2_000_000), lie]
+    downloads.get("large")
+    assert downloads.path.read_bytes() == LARGE
 
 
-def test_without_an_etag_nothing_is_continued(
-    full_store: BlobServer, blobs: BlobClient, tmp_path: Path
-) -> None:
-    full_store.etags = False
-    full_store.answers = [cut_after(2_000_000)]
-    download(full_store.signed("large"), tmp_path / "x", client=blobs)
-    assert [request.headers.get("range") for request in full_store.seen] == [None, None]
-    full_store.answers = [cut_after(2_000_000)] * 3
-    _refused_download(lambda: download(full_store.signed("large"), tmp_path / "y", client=blobs))
-    assert _left(tmp_path) == ["x"]
+def test_download_without_etag_restarts(downloads: Downloads) -> None:
+    downloads.store.etags = False
+    downloads.store.answers = [cut_after(2_000_000)] * 3
+    downloads.refused("large")
+    assert downloads.left() == []
+    downloads.store.answers = [cut_after(2_000_000)]
+    downloads.get("large")
+    assert downloads.ranges() == [None] * 5
 
 
 @pytest.mark.parametrize("expected", [len(LARGE) - 1, len(LARGE) + 1, 0])
-def test_another_size_than_expected_is_refused_and_leaves_nothing(
-    full_store: BlobServer, blobs: BlobClient, tmp_path: Path, expected: int
-) -> None:
-    error = _refused_download(
-        lambda: download(full_store.signed("large"), tmp_path / "x", expected_size=expected, client=blobs)
-    )
+def test_unexpected_size(downloads: Downloads, expected: int) -> None:
+    error = downloads.refused("large", expected_size=expected)
     assert f"has 3000000 bytes instead of {expected}" in error.message
-    assert _left(tmp_path) == []
+    assert downloads.left() == []
 
 
-def test_a_store_that_sends_more_than_it_may_is_cut_off(
-    full_store: BlobServer, blobs: BlobClient, tmp_path: Path
-) -> None:
+def test_endless_reply(downloads: Downloads) -> None:
     def endless(handler: Any) -> None:
         handler.send_response(200)
         handler.send_header("Transfer-Encoding", "chunked")
@@ -378,94 +340,64 @@ def test_a_store_that_sends_more_than_it_may_is_cut_off(
         while True:
             handler.wfile.write(b"10000\r\n" + b"x" * 65536 + b"\r\n")
 
-    full_store.answers = [endless]
-    error = _refused_download(
-        lambda: download(full_store.signed("large"), tmp_path / "x", expected_size=1000, client=blobs)
-    )
-    assert "more than 1000 bytes" in error.message
-    assert _left(tmp_path) == []
+    downloads.store.answers = [endless]
+    assert "more than 1000 bytes" in downloads.refused("large", expected_size=1000).message
+    assert downloads.left() == []
 
 
-def test_other_bytes_than_announced_are_refused_and_leave_nothing(
-    full_store: BlobServer, blobs: BlobClient, tmp_path: Path, slept: list[float]
-) -> None:
-    error = _refused_download(
-        lambda: download(full_store.signed("large"), tmp_path / "x", expected_sha256="0" * 64, client=blobs)
-    )
+def test_unexpected_digest(downloads: Downloads, slept: list[float]) -> None:
+    error = downloads.refused("large", expected_sha256="0" * 64)
     assert isinstance(error, TransferError)
     assert error.details["sha256"] == LARGE_SHA256
-    assert _left(tmp_path) == [] and slept == []
+    assert downloads.left() == [] and slept == []
 
 
-def test_a_damaged_partial_file_is_noticed_and_fetched_anew(
-    full_store: BlobServer, blobs: BlobClient, tmp_path: Path
-) -> None:
-    full_store.answers = [cut_after(2_000_000), status(503), status(503)]
-    _refused_download(lambda: download(full_store.signed("large"), tmp_path / "x", client=blobs))
-    with (tmp_path / "x.partial").open("r+b") as handle:
+def test_damaged_partial_file(downloads: Downloads) -> None:
+    downloads.store.answers = [cut_after(2_000_000), status(503), status(503)]
+    downloads.refused("large")
+    with downloads.path.with_name("x.partial").open("r+b") as handle:
         handle.write(b"damage")
-    download(full_store.signed("large"), tmp_path / "x", expected_sha256=LARGE_SHA256, client=blobs)
-    assert (tmp_path / "x").read_bytes() == LARGE
+    downloads.get("large", expected_sha256=LARGE_SHA256)
+    assert downloads.path.read_bytes() == LARGE
 
 
-def test_a_url_that_has_ended_is_asked_for_again(
-    full_store: BlobServer, blobs: BlobClient, tmp_path: Path
-) -> None:
-    full_store.answers = [status(403)]
-    fresh = iter([full_store.signed("small")])
-    download(full_store.signed("gone"), tmp_path / "x", refresh_url=lambda: next(fresh), client=blobs)
-    assert full_store.asked("GET") == ["gone", "small"]
+def test_expired_url_is_refreshed(downloads: Downloads) -> None:
+    downloads.store.answers = [status(403)]
+    fresh = iter([downloads.store.signed("small")])
+    downloads.get("gone", refresh_url=lambda: next(fresh))
+    assert downloads.store.asked("GET") == ["gone", "small"]
 
 
 @pytest.mark.parametrize("code, calls", [(404, 1), (403, 1), (400, 1), (500, 3), (503, 3), (429, 3)])
-def test_a_refusal_is_final_unless_the_store_is_busy(
-    full_store: BlobServer, blobs: BlobClient, tmp_path: Path, code: int, calls: int
-) -> None:
-    full_store.answers = [status(code)] * calls
-    error = _refused_download(lambda: download(full_store.signed("small"), tmp_path / "x", client=blobs))
-    assert error.message == f"{full_store.url}/<redacted URL> answered HTTP {code}."
-    assert len(full_store.seen) == calls and _left(tmp_path) == []
+def test_download_retries(downloads: Downloads, code: int, calls: int) -> None:
+    downloads.store.answers = [status(code)] * calls
+    error = downloads.refused("small")
+    assert error.message == f"{downloads.store.url}/<redacted URL> answered HTTP {code}."
+    assert len(downloads.store.seen) == calls and downloads.left() == []
 
 
-def test_a_download_follows_redirects_that_keep_the_rules(
-    full_store: BlobServer, blobs: BlobClient, tmp_path: Path
-) -> None:
-    full_store.answers = [status(302, Location=full_store.signed("small")), status(307, Location="/small")]
-    download(full_store.signed("other"), tmp_path / "x", client=blobs)
-    assert (tmp_path / "x").read_bytes() == SMALL
-    full_store.answers = [status(302, Location=f"http://blobs.example/{SIGNATURE}")]
-    assert (
-        "neither HTTPS"
-        in _refused_download(lambda: download(full_store.signed("a"), tmp_path / "y", client=blobs)).message
-    )
-    full_store.answers = [status(302, Location=full_store.signed("loop"))] * 30
-    assert (
-        "without end"
-        in _refused_download(lambda: download(full_store.signed("a"), tmp_path / "y", client=blobs)).message
-    )
+def test_download_redirects(downloads: Downloads) -> None:
+    store = downloads.store
+    store.answers = [status(302, Location=store.signed("small")), status(307, Location="/small")]
+    downloads.get("other")
+    assert downloads.path.read_bytes() == SMALL
+    store.answers = [status(302, Location=f"http://blobs.example/{SIGNATURE}")]
+    assert "neither HTTPS" in downloads.refused("a").message
+    store.answers = [status(302, Location=store.signed("loop"))] * 30
+    assert "without end" in downloads.refused("a").message
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "..", "a/b", "a\\b"])
-def test_a_name_with_a_path_in_it_is_no_suggestion(
-    full_store: BlobServer, blobs: BlobClient, tmp_path: Path, name: str
-) -> None:
-    full_store.answers = [status(200, Content_Disposition=f'attachment; filename="{name}"')]
-    assert download(full_store.signed("small"), tmp_path / "x", client=blobs).suggested_name is None
+def test_suggested_name_with_a_path(downloads: Downloads, name: str) -> None:
+    downloads.store.answers = [status(200, Content_Disposition=f'attachment; filename="{name}"')]
+    assert downloads.get("small").suggested_name is None
 
 
-def test_two_commands_do_not_fetch_to_the_same_place(
-    full_store: BlobServer, blobs: BlobClient, tmp_path: Path
-) -> None:
+def test_concurrent_downloads_to_one_file(downloads: Downloads) -> None:
     errors: list[OsmosisError] = []
-
-    def meanwhile(_: int) -> None:
-        errors.append(
-            _refused_download(lambda: download(full_store.signed("small"), tmp_path / "x", client=blobs))
-        )
-
-    download(full_store.signed("small"), tmp_path / "x", progress=meanwhile, client=blobs)
+    downloads.get("small", progress=lambda _: errors.append(downloads.refused("small")))
     assert [error.code for error in errors] == ["CONFLICT"]
-    assert (tmp_path / "x").read_bytes() == SMALL
+    assert downloads.path.read_bytes() == SMALL
 
 
 _LIMITED = """
@@ -483,19 +415,17 @@ except OsmosisError as error:
 
 
 @pytest.mark.integration
-def test_a_full_disk_is_said_and_what_was_fetched_serves_the_next_try(
-    full_store: BlobServer, blobs: BlobClient, tmp_path: Path
-) -> None:
+def test_full_disk(downloads: Downloads) -> None:
     said = subprocess.run(
-        [sys.executable, "-c", _LIMITED, full_store.signed("large"), str(tmp_path / "x")],
+        [sys.executable, "-c", _LIMITED, downloads.store.signed("large"), str(downloads.path)],
         capture_output=True,
         text=True,
         check=True,
     ).stdout
     assert "cannot write" in said and "when there is room" in said
-    assert _left(tmp_path) == ["x.partial", "x.partial.json"]
-    download(full_store.signed("large"), tmp_path / "x", expected_sha256=LARGE_SHA256, client=blobs)
-    assert full_store.seen[-1].headers["range"] == "bytes=2000000-"
+    assert downloads.left() == ["x.partial", "x.partial.json"]
+    downloads.get("large", expected_sha256=LARGE_SHA256)
+    assert downloads.store.seen[-1].headers["range"] == "bytes=2000000-"
 
 
 _DOWNLOADS = """
@@ -507,9 +437,7 @@ download(sys.argv[1], Path(sys.argv[2]))
 
 
 @pytest.mark.integration
-def test_a_killed_download_leaves_no_half_file_and_goes_on(
-    full_store: BlobServer, blobs: BlobClient, tmp_path: Path
-) -> None:
+def test_killed_download(downloads: Downloads) -> None:
     half, release = threading.Event(), threading.Event()
 
     def hold(handler: Any) -> None:
@@ -522,12 +450,12 @@ def test_a_killed_download_leaves_no_half_file_and_goes_on(
         release.wait(300)
         handler.hang_up()
 
-    full_store.answers = [hold]
-    target = tmp_path / "x"
-    child = subprocess.Popen([sys.executable, "-c", _DOWNLOADS, full_store.signed("large"), str(target)])
+    downloads.store.answers = [hold]
+    target = downloads.path
+    child = subprocess.Popen([sys.executable, "-c", _DOWNLOADS, downloads.store.signed("large"), str(target)])
     try:
         assert half.wait(300)
-        partial = tmp_path / "x.partial"
+        partial = target.with_name("x.partial")
         while not partial.exists() or partial.stat().st_size < 1_000_000:
             assert child.poll() is None
             time.sleep(0.01)
@@ -536,6 +464,6 @@ def test_a_killed_download_leaves_no_half_file_and_goes_on(
         child.wait()
         release.set()
     assert not target.exists()
-    download(full_store.signed("large"), target, expected_sha256=LARGE_SHA256, client=blobs)
+    downloads.get("large", expected_sha256=LARGE_SHA256)
     assert target.read_bytes() == LARGE
-    assert full_store.seen[-1].headers["range"].startswith("bytes=")
+    assert downloads.store.seen[-1].headers["range"].startswith("bytes=")

@@ -82,7 +82,7 @@ class PlatformSite:
         """Return every page of the platform for who has signed in, by what it is."""
         below = f"/fern/evals/{quote(NAME, safe='')}"
         done, waiting = (f"/fern/evals/{self.runs[name]}" for name in ("done", "waiting"))
-        device = self.services.device_logins.start(HOSTILE[:100]).user_code
+        device = self.services.device_logins.start(HOSTILE[:100])[0].user_code
         ports = f"state=s&port=8976&device_name={quote(HOSTILE[:100])}"
         return {
             "workspaces": "/",

@@ -5,26 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from osmosis_ai.cli.main import main
 from osmosis_ai.cli.registry import COMMANDS, CommandEntry
+from tests.api.blob_server import BlobServer, serve
+from tests.cli.eval_downloads import DownloadableRun
 from tests.cli.maze import Maze, open_maze
+from tests.cli.outcome import Outcome
 from tests.cli.rubric_judging import open_judge
 from tests.logins import hash_passwords_quickly
 from tests.platform.databases import put_migrated_database
 from tests.rubric.judge_server import JudgeServer
-
-
-class Outcome(NamedTuple):
-    """What a user sees of one command."""
-
-    status: int
-    out: str
-    err: str
-
 
 Cli = Callable[..., Outcome]
 
@@ -70,6 +64,19 @@ def maze(
     """The workspace ``fern/maze`` on a platform that answers what the test writes down."""
     with open_maze(tmp_path, monkeypatch, capsys) as maze:
         yield maze
+
+
+@pytest.fixture
+def store() -> Iterator[BlobServer]:
+    """An object store over real sockets."""
+    with serve() as store:
+        yield store
+
+
+@pytest.fixture
+def stored(maze: Maze, store: BlobServer) -> DownloadableRun:
+    """A run of a platform whose files the store has."""
+    return DownloadableRun(maze, store)
 
 
 @pytest.fixture

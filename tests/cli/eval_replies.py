@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.cli.maze import Maze
+
 RESULTS: dict[str, Any] = {
     "score": 0.5,
     "pass_rate": 0.5,
@@ -119,3 +121,23 @@ METRICS_FILE = b'{"eval_run": {}, "summary": {}}\n'
 def run(status: str, **more: Any) -> dict[str, Any]:
     """A detail with another status."""
     return {**DETAIL, "eval_run": {**OWN, "status": status, **more}}
+
+
+def offer_run(
+    maze: Maze,
+    metrics: dict[str, Any] = METRICS,
+    *,
+    status: str = "finished",
+    own: dict[str, Any] | None = None,
+    config: dict[str, Any] | None = None,
+    headers: dict[str, str] | None = None,
+    **results: Any,
+) -> None:
+    """Let the platform have the run ``amber-otter-42`` with these metrics and results."""
+    detail = {
+        **run(status, **(own or {})),
+        "config": {**CONFIG, **(config or {})},
+        "results": {**RESULTS, **results},
+    }
+    maze.get("/eval-runs/amber-otter-42").respond(json=detail, headers=headers)
+    maze.get("/eval-runs/er_8/metrics").respond(json=metrics, headers=headers)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
 
+from tests.cli.outcome import Outcome
 from tests.evaluation.rollouts import write_rollout, write_rows
 from tests.full_disk import NO_CACHED_CODE
 from tests.standin_model import StandInModel
@@ -17,17 +16,6 @@ from tests.warm_osmosis import warm_osmosis
 from tests.workspace.builders import MINIMAL_EVAL, make_workspace
 
 CONFIG = "configs/eval/multiply.toml"
-
-
-class Outcome(NamedTuple):
-    status: int
-    out: str
-    err: str
-
-    @property
-    def resource(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.out)["resource"]
-        return found
 
 
 class World:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from typing import Any
 
 from tests.cli.golden_cases import MEMBERSHIPS, Case, answers, together
 from tests.cli.maze import Maze
+from tests.cli.outcome import TerminalInput
 from tests.logins import FERN, LATER, MARA, NEW_TOKEN, save_login
 
 LAB = {"id": "ws_1", "name": "fern-lab", "role": "admin", "connected_repo": {"repo_full_name": "fern/maze"}}
@@ -20,13 +20,6 @@ AUTHORIZED = {
     "interval": 5,
 }
 ISSUED = {"token": NEW_TOKEN, "token_id": "ct_NEW", "expires_at": LATER, "user": MARA}
-
-
-class Terminal(io.StringIO):
-    """Standard input that is a terminal."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 def login_saved(maze: Maze) -> None:
@@ -47,7 +40,7 @@ def user_types(*typed: str) -> Callable[[Maze], Any]:
 
     def prepare(maze: Maze) -> None:
         answers = iter(typed)
-        maze.patch.setattr("sys.stdin", Terminal())
+        maze.patch.setattr("sys.stdin", TerminalInput())
         maze.patch.setattr("osmosis_ai.cli.typed_line.ask_shown", lambda output, question: next(answers))
         maze.patch.setattr("osmosis_ai.cli.quickstart._copy", lambda text: False)
 

@@ -115,21 +115,6 @@ TRAINING_RUN = {
 }
 
 
-PLANNED_CONFIG = """\
-[experiment]
-rollout = "maze"
-entrypoint = "main.py"
-model_path = "osmosis/tiny"
-dataset = "walks"
-
-[evaluation]
-n = 4
-
-[secrets]
-required = []
-"""
-
-
 class Case(NamedTuple):
     """A command line whose JSON document is tested.
 
@@ -187,13 +172,10 @@ def run_and_baseline(maze: Maze) -> None:
         )
 
 
-def _planned(maze: Maze) -> None:
-    (maze.workspace.root / "configs/eval/maze.toml").write_text(PLANNED_CONFIG)
-    rollout = maze.workspace.root / "rollouts/maze"
-    rollout.mkdir()
-    (rollout / "main.py").write_text("")
-    (rollout / "pyproject.toml").write_text('[project]\nname = "maze"\nversion = "0"\n')
-    (maze.workspace.root / "data/walks.jsonl").write_text(jsonl(prompt_rows(50)))
+def planned(maze: Maze) -> None:
+    from tests.cli.test_eval_plan import configure
+
+    configure(maze, rows=50)
 
 
 def flaky_run(maze: Maze) -> None:
@@ -319,8 +301,8 @@ CASES: tuple[Case, ...] = (
         screen="rich",
     ),
     Case(
-        "eval plan configs/eval/maze.toml --pilot good --detect 0.05 --max-cost 5",
-        together(local_run, _planned),
+        "eval plan configs/eval/walks.toml --pilot good --detect 0.05 --max-cost 5",
+        together(local_run, planned),
         screen="rich",
     ),
     Case("eval watch good", local_run),

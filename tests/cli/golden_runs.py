@@ -2,42 +2,25 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-import httpx
-
-from tests.cli import benchmark_replies, eval_replies, test_dev_server, train_replies
-from tests.cli.eval_submits import commit, store_secrets
+from tests.api.blob_server import serve
+from tests.cli import benchmark_replies, eval_replies, test_dev_server, test_run_changes, train_replies
+from tests.cli.eval_downloads import offer_files
+from tests.cli.eval_submits import TEXT, commit, store_secrets
 from tests.cli.golden_cases import ENDED, TRAINING_ID, TRAINING_RUN, Case, answers, file, together
 from tests.cli.maze import Maze, replies
-from tests.cli.test_dataset import dataset
+from tests.cli.test_dataset import announce
+from tests.cli.test_dataset import offer as offer_dataset
 from tests.cli.test_eval_upload import Importer
 from tests.cli.test_model import offer as offer_adapter
-from tests.cli.test_run_changes import CHECK, REOPENED, VERDICT
-from tests.cli.test_run_changes import OURS as RESUBMITTED
-from tests.cli.test_run_changes import RETRIES as OURS
 from tests.cli.test_train_compare import offer_both
 from tests.datasets.builders import jsonl, prompt_rows
 from tests.logins import VERIFIED
 from tests.platform.local_runs import LocalRun
 
-STORE = "https://store.fern.example"
 SUBMITTED = {"id": "er_9", "name": "copper-finch", "status": "pending", "created_at": "2026-10-02T08:00:00Z"}
-EVAL_CONFIG = """\
-[experiment]
-rollout = "multiply"
-entrypoint = "main.py"
-model_path = "openai/gpt-5-mini"
-dataset = "maze-walks"
-
-[evaluation]
-limit = 10
-
-[secrets]
-required = ["OPENAI_API_KEY"]
-"""
 DEV_SERVER = {
     "id": "ds_1",
     "name": "maze",
@@ -46,20 +29,6 @@ DEV_SERVER = {
     "expires_at": "2026-10-03T07:00:00Z",
 }
 DATASET = {"id": "ds_31", "file_name": "maze-walks", "status": "uploaded"}
-EVAL_FILES = {"metrics.json": b'{"summary": {}}\n'}
-BENCHMARK_FILES = {"summary.csv": b"agent,pass_at_1\n"}
-
-
-class Store:
-    """An object store that serves these files and accepts uploads."""
-
-    def __init__(self, maze: Maze, files: Mapping[str, bytes]) -> None:
-        for path, content in files.items():
-            maze.router.get(self.signed(path)).respond(content=content)
-        maze.router.put(url__startswith=STORE).respond(headers={"ETag": '"1"'})
-
-    def signed(self, path: str) -> str:
-        return f"{STORE}/{path}"
 
 
 def committed(maze: Maze) -> None:
@@ -78,7 +47,7 @@ def submittable(kind: str, config: str, text: str) -> Callable[[Maze], Any]:
         committed(maze)
         imported = ImportOutcome("imported", "rollouts/multiply/main.py")
         maze.patch.setattr("osmosis_ai.services.runs.submit._import_code", lambda *_, **__: imported)
-        store_secrets(maze, ("OPENAI_API_KEY", "workspace"))
+        store_secrets(maze, ("OPENAI_API_KEY", "workspace"), ("SEARCH_KEY", "user"))
         # As the hosted service, which cannot be asked beforehand.
         maze.post(f"/{kind}/check").respond(404, html="<h1>404</h1>")
         maze.post(f"/{kind}").respond(json=SUBMITTED)
@@ -87,21 +56,13 @@ def submittable(kind: str, config: str, text: str) -> Callable[[Maze], Any]:
     return prepare
 
 
-def downloadable(run: str, files: Mapping[str, bytes]) -> Callable[[Maze], Any]:
-    """Serve the files of a run."""
+def downloadable(run: str, name: str, content: bytes) -> Callable[[Maze], Any]:
+    """Serve a file of a run."""
 
     def prepare(maze: Maze) -> None:
-        store = Store(maze, files)
-
-        def sign(request: httpx.Request) -> httpx.Response:
-            items = json.loads(request.content)["items"]
-            return httpx.Response(
-                200, json={"items": [{**item, "url": store.signed(item["path"])} for item in items]}
-            )
-
-        listed = [{"path": path, "size": len(content)} for path, content in files.items()]
-        maze.get(f"/{run}/manifest").respond(json={"files": listed, "totals": {"files": len(listed)}})
-        maze.post(f"/{run}/download-urls").mock(side_effect=sign)
+        store = maze.stack.enter_context(serve())
+        store.blobs[name] = content
+        offer_files(maze, store, run, [{"path": name, "size": len(content)}])
 
     return prepare
 
@@ -109,23 +70,16 @@ def downloadable(run: str, files: Mapping[str, bytes]) -> Callable[[Maze], Any]:
 def local_and_remote_dataset(maze: Maze) -> None:
     content = jsonl(prompt_rows(20))
     file("sums.jsonl", content)(maze)
-    store = Store(maze, {"sums.jsonl": content.encode()})
-    upload = {"presigned_url": store.signed("up"), "upload_headers": {}}
-    maze.post("/datasets").respond(json=dataset(status="pending", upload=upload))
-    maze.post("/datasets/ds_7/complete").respond(json=dataset(file_size=len(content), file_format="jsonl"))
-    maze.get("/datasets/sums").respond(
-        json=dataset(status="uploaded", file_format="jsonl", file_size=len(content))
-    )
-    maze.get("/datasets/ds_7/download").respond(
-        json={"presigned_url": store.signed("sums.jsonl"), "filename": "sums.jsonl", "expires_in": 600}
-    )
+    store = maze.stack.enter_context(serve())
+    announce(maze, store, len(content))
+    offer_dataset(maze, store, content.encode())
 
 
 def uploadable(maze: Maze) -> None:
     maze.patch.setattr("osmosis_ai.services.eval_runs.upload.PARALLEL", 1)
     directory = maze.workspace.evals_dir / "maze-20261102"
     LocalRun().write(directory.parent)
-    Importer(maze, Store(maze, {}), directory)  # type: ignore[arg-type]
+    Importer(maze, maze.stack.enter_context(serve()), directory)
 
 
 def dev_server_starts(maze: Maze) -> None:
@@ -133,10 +87,6 @@ def dev_server_starts(maze: Maze) -> None:
     maze.patch.chdir(maze.workspace.rollouts_dir / "multiply")
     answers("get", "/verify", VERIFIED)(maze)
     maze.post("/dev-rollout-server").respond(json=test_dev_server.REPLY)
-
-
-def adapter(maze: Maze) -> None:
-    offer_adapter(maze)
 
 
 def logs(maze: Maze) -> None:
@@ -147,14 +97,10 @@ def logs(maze: Maze) -> None:
     maze.get("/dev-rollout-server/ds_1/logs").respond(json={"logs": lines})
 
 
-def resubmittable(kind: str, detail: Mapping[str, Any]) -> Callable[[Maze], Any]:
+def resubmittable(kind: str, detail: dict[str, Any]) -> Callable[[Maze], Any]:
     def prepare(maze: Maze) -> None:
-        maze.get(f"/{kind}/amber").respond(json=dict(detail))
-        maze.get("/datasets/maze-walks").respond(json=DATASET)
-        secrets = [{"id": "s", "name": "SEARCH_KEY", "scope": "workspace"}]
-        maze.get("/environment-secrets").respond(json={"environment_secrets": secrets})
-        maze.post(f"/{kind}/check").respond(json=VERDICT)
-        maze.post(f"/{kind}").respond(json=SUBMITTED)
+        test_run_changes.resubmittable(maze, detail, kind)
+        maze.post(f"/{kind}/check").respond(json=test_run_changes.VERDICT)
 
     return prepare
 
@@ -181,26 +127,20 @@ CASES = (
     Case("dataset download sums --output downloaded.jsonl --overwrite", local_and_remote_dataset),
     Case(
         "eval submit configs/eval/maze.toml --yes",
-        submittable("eval-runs", "configs/eval/maze.toml", EVAL_CONFIG),
+        submittable("eval-runs", "configs/eval/maze.toml", TEXT),
         screen="rich",
     ),
-    Case("eval resubmit amber --yes", resubmittable("eval-runs", RESUBMITTED)),
+    Case("eval resubmit amber --yes", resubmittable("eval-runs", test_run_changes.OURS)),
     Case(
         "eval retry amber --yes",
-        together(
-            lambda maze: maze.get("/eval-runs/amber").respond(
-                json=eval_replies.run("finished"), headers=OURS
-            ),
-            answers("post", "/eval-runs/er_8/retry/check", CHECK),
-            answers("post", "/eval-runs/er_8/retry", REOPENED),
-        ),
+        test_run_changes.retriable,
         screen="rich",
     ),
     Case(
         "eval download amber --overwrite",
         together(
             answers("get", "/eval-runs/amber", eval_replies.run("finished")),
-            downloadable("eval-runs/er_8/samples", EVAL_FILES),
+            downloadable("/eval-runs/er_8/samples", "metrics.json", b'{"summary": {}}\n'),
         ),
     ),
     Case("eval upload maze-20261102", uploadable),
@@ -212,7 +152,7 @@ CASES = (
     Case("train resume copper-finch", answers("post", "/training-runs/copper-finch/resume", _STEP)),
     Case("train watch copper-finch", training_that_ends, screen="rich"),
     Case("train compare old new", offer_both, screen="rich"),
-    Case("model download maze-lora", adapter),
+    Case("model download maze-lora", offer_adapter),
     Case(
         "benchmark submit configs/benchmark/toy.toml --yes",
         together(
@@ -229,7 +169,7 @@ CASES = (
         "benchmark runs download amber --overwrite",
         together(
             answers("get", "/benchmark-runs/amber", {"benchmark_run": {**benchmark_replies.RUN, **ENDED}}),
-            downloadable("benchmark-runs/br_8/outputs", BENCHMARK_FILES),
+            downloadable("/benchmark-runs/br_8/outputs", "summary.csv", b"agent,pass_at_1\n"),
         ),
     ),
     Case("dev server up", dev_server_starts),

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
 import pytest
@@ -17,31 +17,10 @@ import stamina
 
 from osmosis_ai.cli.main import main
 from osmosis_ai.workspace.layout import WorkspaceDirectory
+from tests.cli.outcome import Outcome
 from tests.logins import FERN, IDENTITY, TOKEN, make_checkout, save_login, use_platform
 
 _POLLING = ("datasets", "runs.view")
-
-
-class Outcome(NamedTuple):
-    """What a user sees of one command."""
-
-    status: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> dict[str, Any]:
-        """The one envelope on stdout."""
-        assert self.out.count("\n") == 1, self.out + self.err
-        found: dict[str, Any] = json.loads(self.out)
-        return found
-
-    @property
-    def error(self) -> dict[str, Any]:
-        """The error's object in the last envelope on stderr."""
-        assert self.out == ""
-        found: dict[str, Any] = json.loads(self.err.splitlines()[-1])["error"]
-        return found
 
 
 _LISTS = {

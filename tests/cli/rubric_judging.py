@@ -13,7 +13,8 @@ import pytest
 from tests.rubric.judge_server import JudgeServer, running_judge
 
 if TYPE_CHECKING:
-    from tests.cli.conftest import Cli, Outcome
+    from tests.cli.conftest import Cli
+    from tests.cli.outcome import Outcome
 
 KEY = "sk-canary-5f2d9c81a7"
 GOOD = {"solution_str": "fine"}

@@ -1,9 +1,8 @@
-"""What a person and a script see of logging in and out."""
+"""`osmosis login`, `logout` and `whoami`."""
 
 from __future__ import annotations
 
 import io
-import json
 import socket
 import sys
 from collections.abc import Iterator
@@ -15,11 +14,11 @@ import pytest
 import respx
 
 from osmosis_ai.api.credentials import CredentialStore
-from tests.cli.conftest import Cli, Outcome
+from tests.cli.conftest import Cli
+from tests.cli.golden_accounts import AUTHORIZED, ISSUED
+from tests.cli.outcome import Outcome, TerminalInput
 from tests.logins import (
     FERN,
-    LATER,
-    MARA,
     NEW_TOKEN,
     REFUSALS,
     TOKEN,
@@ -29,275 +28,218 @@ from tests.logins import (
     use_platform,
 )
 
-AUTHORIZED = {
-    "device_code": "dc_canary",
-    "user_code": "WXYZ-1234",
-    "verification_uri": f"{FERN}/device",
-    "verification_uri_complete": f"{FERN}/device?code=WXYZ-1234",
-    "expires_in": 600,
-    "interval": 5,
-}
-ISSUED = {"token": NEW_TOKEN, "token_id": "ct_NEW", "expires_at": LATER, "user": MARA}
-
-
-class Terminal(io.StringIO):
-    """Stdin with a person at it."""
-
-    def isatty(self) -> bool:
-        return True
+DEVICE_PAGE = f"{FERN}/device?code=WXYZ-1234"
 
 
 @pytest.fixture(autouse=True)
 def platform(monkeypatch: pytest.MonkeyPatch) -> Iterator[respx.MockRouter]:
+    """A platform that confirms a login by device."""
     use_platform(monkeypatch)
     monkeypatch.setenv("OSMOSIS_TOKEN_STORE", "file")
     monkeypatch.setenv("TZ", "UTC")
-    with respx.mock(base_url=FERN, assert_all_called=False) as router:
-        router.get("/api/cli/verify").respond(json=VERIFIED)
-        router.get("/api/cli/workspaces").respond(json={"workspaces": [{"id": "ws_1", "name": "fern-lab"}]})
+    with respx.mock(base_url=f"{FERN}/api/cli", assert_all_called=False) as router:
+        router.get("/verify").respond(json=VERIFIED)
+        router.get("/workspaces").respond(json={"workspaces": [{"id": "ws_1", "name": "fern-lab"}]})
+        router.post("/device/authorize").respond(json=AUTHORIZED)
+        router.post("/device/token").respond(json=ISSUED)
         yield router
 
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The pages that were opened in a browser."""
+    """The pages that were opened in a browser, by a user at a terminal."""
     pages: list[str] = []
     monkeypatch.setattr("webbrowser.open", lambda page: pages.append(page) or True)  # type: ignore[func-returns-value]
     monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.setattr(sys, "stdin", TerminalInput())
     return pages
 
 
-def _hides_tokens(outcome: Outcome, *, home: Path) -> None:
+def assert_no_token(outcome: Outcome, home: Path) -> None:
     for token in (TOKEN, NEW_TOKEN, "dc_canary"):
         assert token not in outcome.out + outcome.err
         assert files_holding(token, home) in ([], ["credentials.json"])
 
 
-def _error(outcome: Outcome) -> dict[str, Any]:
-    assert outcome.out == ""
-    error: dict[str, Any] = json.loads(outcome.err.splitlines()[-1])["error"]
-    return error
-
-
-# login --token
-
-
-def test_a_token_on_stdin_stays_out_of_the_process_list(
-    cli: Cli, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_login_token_from_stdin(cli: Cli, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"{TOKEN}\n"))
     outcome = cli("login", "--token", "-", "--json")
-    assert json.loads(outcome.out)["status"] == "success"
-    _hides_tokens(outcome, home=home)
-    monkeypatch.setattr(sys, "stdin", io.StringIO(" \n"))
-    assert _error(cli("login", "--token", "-", "--json"))["code"] == "VALIDATION"
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), encoding="utf-8"))
-    assert _error(cli("login", "--token", "-", "--json"))["code"] == "VALIDATION"
+    assert outcome.json["status"] == "success"
+    assert_no_token(outcome, home)
+    for invalid in (b" \n", b"\xff\xfe"):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(invalid), encoding="utf-8"))
+        assert cli("login", "--token", "-", "--json").error["code"] == "VALIDATION"
 
 
 @pytest.mark.parametrize("command", [("login",), ("auth", "login")])
 @pytest.mark.parametrize("token", ["", "   ", "\n"])
-def test_a_token_that_is_empty_is_said_to_be_before_anybody_is_asked(
+def test_login_empty_token(
     cli: Cli, platform: respx.MockRouter, command: tuple[str, ...], token: str
 ) -> None:
     outcome = cli(*command, "--token", token, "--json")
-    error = _error(outcome)
-    assert (outcome.status, error["code"], error["message"]) == (1, "VALIDATION", "The token is empty.")
+    assert (outcome.status, outcome.error["code"]) == (1, "VALIDATION")
+    assert outcome.error["message"] == "The token is empty."
     assert "Checking" not in cli(*command, "--token", token).err
     assert not platform.calls
 
 
 @pytest.mark.parametrize("reply, code", REFUSALS)
-def test_a_refusal_names_the_reason_and_never_the_token(
+def test_login_refused_token(
     cli: Cli, platform: respx.MockRouter, home: Path, reply: dict[str, Any], code: str
 ) -> None:
     save_login()
-    platform.get("/api/cli/verify").respond(**reply)
+    platform.get("/verify").respond(**reply)
     outcome = cli("login", "--token", NEW_TOKEN, "--json")
-    assert (outcome.status, _error(outcome)["code"]) == (1, code)
-    _hides_tokens(outcome, home=home)
-    _hides_tokens(cli("login", "--token", NEW_TOKEN), home=home)
-    found = CredentialStore().load(FERN)
-    assert found is not None
-    assert found.token == TOKEN
+    assert (outcome.status, outcome.error["code"]) == (1, code)
+    assert_no_token(outcome, home)
+    assert_no_token(cli("login", "--token", NEW_TOKEN), home)
+    saved = CredentialStore().load(FERN)
+    assert saved is not None and saved.token == TOKEN
 
 
 @pytest.mark.parametrize(
     "reply",
     [{"text": "<html>Not found</html>"}, {"json": {"error": "no such path", "code": "ROUTE_NOT_FOUND"}}],
+    ids=["page", "json"],
 )
-def test_a_url_that_is_not_a_platform_is_named(cli: Cli, reply: dict[str, Any]) -> None:
+def test_login_url_is_not_a_platform(cli: Cli, reply: dict[str, Any]) -> None:
     with respx.mock() as other:
         other.get(f"{FERN}/foo/api/cli/verify").respond(404, **reply)
-        error = _error(cli("--platform", f"{FERN}/foo", "login", "--token", NEW_TOKEN, "--json"))
+        error = cli("--platform", f"{FERN}/foo", "login", "--token", NEW_TOKEN, "--json").error
     assert error["message"] == f"{FERN}/foo is not an Osmosis platform."
     assert error["hint"] == f"check the platform's URL: {FERN}/foo (--platform)"
 
 
-def test_a_token_without_its_option_is_refused_and_not_repeated(cli: Cli, home: Path) -> None:
-    for arguments in (("login", TOKEN), ("auth", "login", TOKEN, "--json")):
-        outcome = cli(*arguments)
-        assert outcome.status == 2
-        assert "--token" in outcome.err
-        _hides_tokens(outcome, home=home)
+@pytest.mark.parametrize("arguments", [("login", TOKEN), ("auth", "login", TOKEN, "--json")])
+def test_login_token_as_argument(cli: Cli, home: Path, arguments: tuple[str, ...]) -> None:
+    outcome = cli(*arguments)
+    assert outcome.status == 2 and "--token" in outcome.err
+    assert_no_token(outcome, home)
 
 
-def test_a_revocation_that_fails_is_a_warning_beside_the_result(
-    cli: Cli, platform: respx.MockRouter, home: Path
-) -> None:
+def test_login_failed_revocation_is_a_warning(cli: Cli, platform: respx.MockRouter, home: Path) -> None:
     save_login(token_id="ct_OLD")
-    platform.delete("/api/cli/tokens/ct_OLD").respond(500, text=TOKEN)
+    platform.delete("/tokens/ct_OLD").respond(500, text=TOKEN)
     outcome = cli("login", "--token", NEW_TOKEN, "--json")
-    assert json.loads(outcome.out)["status"] == "success"
-    assert json.loads(outcome.err)["warning"]["code"] == "TOKEN_REVOKE_FAILED"
-    _hides_tokens(outcome, home=home)
+    assert outcome.json["status"] == "success"
+    assert '"code":"TOKEN_REVOKE_FAILED"' in outcome.err
+    assert_no_token(outcome, home)
 
 
-# login by device
-
-
-def _confirmed(platform: respx.MockRouter) -> respx.Route:
-    platform.post("/api/cli/device/authorize").respond(json=AUTHORIZED)
-    return platform.post("/api/cli/device/token").respond(json=ISSUED)
-
-
-def test_the_code_is_shown_and_the_browser_opened_for_a_person(
-    cli: Cli, platform: respx.MockRouter, home: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _confirmed(platform)
-    monkeypatch.setattr(sys, "stdin", Terminal())
+def test_login_shows_code_and_opens_browser(cli: Cli, home: Path, opened: list[str]) -> None:
     outcome = cli("login")
     assert outcome.status == 0
     assert "Your code: WXYZ-1234" in outcome.err
-    assert f"within 10 minutes at {FERN}/device?code=WXYZ-1234" in outcome.err
-    assert opened == [f"{FERN}/device?code=WXYZ-1234"]
+    assert f"within 10 minutes at {DEVICE_PAGE}" in outcome.err
+    assert opened == [DEVICE_PAGE]
     assert "Logged in as mara@fern.example." in outcome.out
-    _hides_tokens(outcome, home=home)
+    assert_no_token(outcome, home)
 
 
 @pytest.mark.parametrize("case", ["no terminal", "--no-browser", "no display", "not a web page"])
-def test_the_browser_is_left_alone_where_it_is_not_wanted(
+def test_login_without_browser(
     cli: Cli, platform: respx.MockRouter, opened: list[str], monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
-    _confirmed(platform)
-    monkeypatch.setattr(sys, "stdin", io.StringIO() if case == "no terminal" else Terminal())
+    if case == "no terminal":
+        monkeypatch.setattr(sys, "stdin", io.StringIO())
     if case == "no display":
         monkeypatch.setattr(sys, "platform", "linux")
         for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
             monkeypatch.delenv(name, raising=False)
     if case == "not a web page":
         target = {"verification_uri_complete": None, "verification_uri": "file:///bin/sh"}
-        platform.post("/api/cli/device/authorize").respond(json={**AUTHORIZED, **target})
+        platform.post("/device/authorize").respond(json={**AUTHORIZED, **target})
     outcome = cli("login", *(["--no-browser"] if case == "--no-browser" else []))
     assert (outcome.status, opened) == (0, [])
     assert "Waiting for you to confirm" in outcome.err
 
 
-@pytest.mark.parametrize("mode", ["--json", "--plain"])
-def test_without_a_person_a_token_is_needed(cli: Cli, platform: respx.MockRouter, mode: str) -> None:
-    outcome = cli("login", mode)
-    assert (outcome.status, outcome.out, platform.calls.call_count) == (1, "", 0)
-    if mode == "--json":
-        error = _error(outcome)
-        assert (error["code"], error["details"]["flags"]) == ("INTERACTIVE_REQUIRED", ["--token"])
-    else:
-        assert "osmosis login --token -" in outcome.err
+def test_login_not_interactive(cli: Cli, platform: respx.MockRouter) -> None:
+    error = cli("login", "--json").error
+    assert (error["code"], error["details"]["flags"]) == ("INTERACTIVE_REQUIRED", ["--token"])
+    plain = cli("login", "--plain")
+    assert (plain.status, plain.out) == (1, "") and "osmosis login --token -" in plain.err
+    assert not platform.calls
 
 
-@pytest.mark.parametrize("arguments", [[], ["--force"], ["--json"]])
-def test_a_token_in_the_environment_is_in_the_way(
-    cli: Cli, platform: respx.MockRouter, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+def test_login_with_token_in_environment(
+    cli: Cli, platform: respx.MockRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OSMOSIS_TOKEN", TOKEN)
-    outcome = cli("login", *arguments)
-    assert (outcome.status, outcome.out, platform.calls.call_count) == (1, "", 0)
-    assert "OSMOSIS_TOKEN is set" in outcome.err
-    if "--json" in arguments:
-        assert _error(outcome)["code"] == "CONFLICT"
+    for arguments in ([], ["--force"]):
+        outcome = cli("login", *arguments)
+        assert (outcome.status, outcome.out) == (1, "") and "OSMOSIS_TOKEN is set" in outcome.err
+    assert cli("login", "--json").error["code"] == "CONFLICT"
+    assert not platform.calls
 
 
-def test_a_login_that_was_revoked_is_replaced_without_being_forced(
-    cli: Cli, platform: respx.MockRouter
-) -> None:
+def test_login_replaces_revoked_session(cli: Cli, platform: respx.MockRouter) -> None:
     save_login(token_id="ct_OLD")
-    _confirmed(platform)
-    platform.get("/api/cli/verify").respond(401, json={"code": "TOKEN_REVOKED"})
-    platform.delete("/api/cli/tokens/ct_OLD").respond(401, json={"code": "TOKEN_REVOKED"})
+    platform.get("/verify").respond(401, json={"code": "TOKEN_REVOKED"})
+    platform.delete("/tokens/ct_OLD").respond(401, json={"code": "TOKEN_REVOKED"})
     outcome = cli("login")
-    assert outcome.status == 0
-    assert "Logged in as" in outcome.out
+    assert outcome.status == 0 and "Logged in as" in outcome.out
     assert "could not be revoked" not in outcome.err
 
 
-def test_a_login_stays_unless_forced_or_interrupted(cli: Cli, platform: respx.MockRouter) -> None:
-    platform.post("/api/cli/device/authorize").respond(json=AUTHORIZED)
-
+def test_login_force_and_interrupt(cli: Cli, platform: respx.MockRouter) -> None:
     def interrupt(request: httpx.Request) -> httpx.Response:
         raise KeyboardInterrupt
 
-    platform.post("/api/cli/device/token").mock(side_effect=interrupt)
+    token = platform.post("/device/token").mock(side_effect=interrupt)
     assert cli("login").status == 130
     assert CredentialStore().all() == ()
 
+    token.side_effect = None
+    token.respond(json=ISSUED)
+    token.calls.reset()
     save_login(token_id="ct_OLD")
-    confirmed = _confirmed(platform)
     outcome = cli("login")
     assert outcome.out.splitlines()[0] == f"Already logged in as mara@fern.example on {FERN}."
-    assert "osmosis login --force" in outcome.out
-    assert confirmed.call_count == 0
-    revoke = platform.delete("/api/cli/tokens/ct_OLD").respond(204)
+    assert "osmosis login --force" in outcome.out and not token.called
+    revoke = platform.delete("/tokens/ct_OLD").respond(204)
     assert "Logged in as" in cli("login", "--force").out
-    assert (confirmed.call_count, revoke.call_count) == (1, 1)
+    assert (token.call_count, revoke.call_count) == (1, 1)
 
 
-def test_weakness_9_a_login_that_fails_cuts_off_no_reply_for_the_browser_is_answered_by_the_platform_alone(
+def test_weakness_9_declined_login(
     cli: Cli, platform: respx.MockRouter, home: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Only the platform answers the browser: there is no local server whose reply a failed login could cut off.
     listening: list[object] = []
     monkeypatch.setattr(socket.socket, "listen", lambda *_: listening.append(_))
-    monkeypatch.setattr(sys, "stdin", Terminal())
-    platform.post("/api/cli/device/authorize").respond(json=AUTHORIZED)
-    platform.post("/api/cli/device/token").respond(400, json={"error": "access_denied"})
+    platform.post("/device/token").respond(400, json={"error": "access_denied"})
     outcome = cli("login")
     assert (outcome.status, outcome.out) == (1, "")
     assert "Error: The login was declined in the browser." in outcome.err.splitlines()
-    assert (opened, listening) == ([f"{FERN}/device?code=WXYZ-1234"], [])
+    assert (opened, listening) == ([DEVICE_PAGE], [])
     assert CredentialStore().all() == ()
-    _hides_tokens(outcome, home=home)
+    assert_no_token(outcome, home)
 
 
-# logout
-
-
-def test_logging_out_asks_first(
-    cli: Cli, platform: respx.MockRouter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logout_asks_first(cli: Cli, platform: respx.MockRouter, monkeypatch: pytest.MonkeyPatch) -> None:
     save_login()
-    error = _error(cli("logout", "--json"))
+    error = cli("logout", "--json").error
     assert (error["code"], error["details"]["prompt"]) == ("INTERACTIVE_REQUIRED", "Logout from Osmosis AI?")
-    monkeypatch.setattr(sys, "stdin", Terminal())
+    monkeypatch.setattr(sys, "stdin", TerminalInput())
     monkeypatch.setattr("typer.getchar", lambda: "\r")
     assert cli("logout")[:2] == (0, "Cancelled.\n")
-    assert CredentialStore().load(FERN) is not None
-    assert platform.calls.call_count == 0
-
-
-# whoami
+    assert CredentialStore().load(FERN) is not None and not platform.calls
 
 
 @pytest.mark.parametrize("code, problem", [("TOKEN_EXPIRED", "expired"), ("TOKEN_REVOKED", "been revoked")])
-def test_an_expired_and_a_revoked_token_are_told_apart(
+def test_whoami_with_invalid_token(
     cli: Cli, platform: respx.MockRouter, monkeypatch: pytest.MonkeyPatch, code: str, problem: str
 ) -> None:
-    platform.get("/api/cli/verify").respond(401, json={"error": "no", "code": code})
+    platform.get("/verify").respond(401, json={"error": "no", "code": code})
     save_login()
     saved = cli("whoami")
     assert (saved.status, saved.out) == (1, "")
     assert f"Error: Your session on {FERN} has {problem}." in saved.err and "`osmosis login`" in saved.err
-    given = _error(cli("login", "--token", NEW_TOKEN, "--json"))
+    given = cli("login", "--token", NEW_TOKEN, "--json").error
     assert given["message"] == f"This token has {problem}."
     monkeypatch.setenv("OSMOSIS_TOKEN", NEW_TOKEN)
     monkeypatch.setenv("OSMOSIS_TOKEN_PLATFORM_URL", FERN)
-    error = _error(cli("whoami", "--json"))
+    error = cli("whoami", "--json").error
     assert (error["code"], error["message"]) == ("AUTH_REQUIRED", f"OSMOSIS_TOKEN has {problem}.")
     assert "OSMOSIS_TOKEN" in error["hint"]

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import tomli_w
 
-from tests.api.blob_server import BlobServer, serve
+from tests.api.blob_server import BlobServer
 from tests.cli.benchmark_replies import CONFIG_TEXT, DESCRIBED, RUN, RUN_DETAIL, SUBMITTED
+from tests.cli.eval_downloads import offer_files
 from tests.cli.eval_submits import store_secrets
 from tests.cli.maze import Maze, sent
 
@@ -23,7 +22,7 @@ except ModuleNotFoundError:
     import tomli as tomllib
 
 
-def test_what_is_stopped_is_the_run_that_the_name_stands_for(maze: Maze) -> None:
+def test_stop_by_name(maze: Maze) -> None:
     maze.get("/benchmark-runs/amber-otter-42").respond(json=RUN_DETAIL)
     stop = maze.post("/benchmark-runs/br_8/stop").respond(json={})
     refused = maze.osmosis("benchmark", "runs", "stop", "amber-otter-42", "--json").error
@@ -36,16 +35,14 @@ def test_what_is_stopped_is_the_run_that_the_name_stands_for(maze: Maze) -> None
     assert sent(stop) == {}
 
 
-def test_progress_never_exceeds_its_total_and_the_runs_of_all_pages_are_counted(maze: Maze) -> None:
+def test_progress_and_counts(maze: Maze) -> None:
     runs = [{**RUN, "ingested_results": 90}, {**RUN, "expected_results": 0, "ingested_results": None}]
     maze.get("/benchmark-runs").respond(json={"benchmark_runs": runs, "total_count": 7, "next_offset": 2})
     listed = maze.osmosis("benchmark", "runs", "list", "--json").json["items"]
     assert [(run["progress"]["completed"], run["progress"]["total"]) for run in listed] == [(90, 90), (0, 0)]
     maze.get("/benchmarks/toy").respond(json={"benchmark": DESCRIBED})
-    assert maze.osmosis("benchmark", "info", "toy", "--json").json["data"]["runs_total_count"] == 7
+    assert maze.osmosis("benchmark", "info", "toy", "--json").data["runs_total_count"] == 7
 
-
-# Downloads
 
 FILES = {
     "summary.csv": b"agent,pass_at_1\n",
@@ -55,59 +52,28 @@ FILES = {
 }
 
 
-@pytest.fixture
-def store() -> Iterator[BlobServer]:
-    with serve() as store:
-        store.blobs.update(FILES)
-        yield store
-
-
-def offer(maze: Maze, store: BlobServer, *paths: str, status: str = "running") -> None:
-    def sign(request: httpx.Request) -> httpx.Response:
-        items = json.loads(request.content)["items"]
-        return httpx.Response(
-            200, json={"items": [{**item, "url": store.signed(item["path"])} for item in items]}
-        )
-
-    listed = [{"path": path, "size": len(FILES.get(path, b""))} for path in paths]
-    maze.get("/benchmark-runs/amber-otter-42").respond(json={"benchmark_run": {**RUN, "status": status}})
-    maze.get("/benchmark-runs/br_8/outputs/manifest").respond(json={"files": listed, "totals": {"files": 2}})
-    maze.post("/benchmark-runs/br_8/outputs/download-urls").mock(side_effect=sign)
-
-
-def download(maze: Maze, *arguments: str) -> Any:
-    return maze.osmosis("benchmark", "runs", "download", "amber-otter-42", *arguments)
-
-
-def test_what_is_no_file_of_a_benchmark_run_is_not_written(maze: Maze, store: BlobServer) -> None:
+def test_download_rejects_unknown_paths(maze: Maze, store: BlobServer) -> None:
     bad = ("metrics.json", "artifacts/loose.txt", "artifacts/res_1/../../../x", "/etc/x", "summary.csv")
-    offer(maze, store, *FILES, *bad, status="finished")
-    outcome = download(maze, "--type", "all", "--json")
+    store.blobs.update(FILES)
+    listed = [{"path": path, "size": len(FILES.get(path, b""))} for path in (*FILES, *bad)]
+    offer_files(maze, store, "/benchmark-runs/br_8/outputs", listed)
+    maze.get("/benchmark-runs/amber-otter-42").respond(json={"benchmark_run": {**RUN, "status": "finished"}})
+    download = ("benchmark", "runs", "download", "amber-otter-42", "--type", "all", "--json")
+    outcome = maze.osmosis(*download)
     assert (outcome.status, outcome.json["status"]) == (1, "partial")
-    assert {failed["path"] for failed in outcome.json["resource"]["files_failed"]} == set(bad)
-    assert outcome.json["resource"]["files_downloaded"] == len(FILES)
+    assert {failed["path"] for failed in outcome.resource["files_failed"]} == set(bad)
+    assert outcome.resource["files_downloaded"] == len(FILES)
 
-
-# Submits
 
 CONFIG = "configs/benchmark/toy.toml"
 CANARY = "sk-canary-51fe09c2"
-AGENTS: list[dict[str, Any]] = [
-    {
-        "harness": "terminus-2",
-        "model": {"type": "provider", "model": "vendor/x", "api_key_secret": "OPENAI_API_KEY"},
-    },
-    {
-        "env": {"DEBUG": "1"},
-        "model": {
-            "type": "endpoint",
-            "base_url": "https://models.fern.example/v1",
-            "model": "policy",
-            "api_key_secret": "FERN_KEY",
-            "extra_headers": {"X-Team": "sk-canary-header"},
-        },
-    },
-]
+PROVIDER = {"type": "provider", "model": "vendor/x", "api_key_secret": "OPENAI_API_KEY"}
+ENDPOINT = {
+    "type": "endpoint",
+    "base_url": "https://models.fern.example/v1",
+    "model": "policy",
+    "api_key_secret": "FERN_KEY",
+}
 
 
 @pytest.fixture
@@ -130,13 +96,16 @@ def submit(maze: Maze, *arguments: str) -> Any:
     return maze.osmosis("benchmark", "submit", CONFIG, *arguments)
 
 
-def test_what_is_written_is_what_is_sent(ready: Maze) -> None:
+def test_submit_request(ready: Maze) -> None:
     outcome = submit(ready, "--yes", "--json")
     assert (outcome.status, outcome.err) == (0, "")
     assert sent(ready.post("/benchmark-runs")) == {
         "experiment_config": {"benchmark": "acme/toy@3"},
         "tasks_config": {"categories": ["files", "nets"]},
-        "agents": [{**AGENTS[0], "env": {}}, AGENTS[1]],
+        "agents": [
+            {"harness": "terminus-2", "model": PROVIDER, "env": {}},
+            {"env": {"DEBUG": "1"}, "model": {**ENDPOINT, "extra_headers": {"X-Team": "sk-canary-header"}}},
+        ],
         "execution_config": {"attempts_per_task": 2, "verifier_secrets": ["GRADER_KEY"]},
         "env_config": {"LOG_LEVEL": "INFO"},
         "secrets": {"required": ["OPENAI_API_KEY"], "provided": {}},
@@ -144,9 +113,7 @@ def test_what_is_written_is_what_is_sent(ready: Maze) -> None:
     assert "sk-canary-header" not in outcome.out
 
 
-def test_values_of_a_secrets_file_travel_for_the_names_the_config_lists_and_are_shown_nowhere(
-    ready: Maze, tmp_path: Path
-) -> None:
+def test_submit_secrets_file(ready: Maze, tmp_path: Path) -> None:
     values = tmp_path / "secrets.env"
     values.write_text(f"OPENAI_API_KEY={CANARY}\nFERN_KEY=other\n")
     ready.post("/benchmark-runs").respond(400, json={"error": f"no such key {CANARY}"})
@@ -159,35 +126,20 @@ def test_values_of_a_secrets_file_travel_for_the_names_the_config_lists_and_are_
     assert "the secrets file also has FERN_KEY, which the config does not list; not sent." in outcome.err
 
 
-def test_a_platform_without_benchmarks_says_so_before_it_is_asked_for_secrets(ready: Maze) -> None:
-    ready.get("/verify").respond(
-        json={"user": {"id": "u1", "email": "m@fern.example"}}, headers={"X-Osmosis-Capabilities": ""}
-    )
+def test_platform_without_benchmarks(ready: Maze) -> None:
+    without = {"X-Osmosis-Capabilities": ""}
+    ready.get("/verify").respond(json={"user": {"id": "u1", "email": "m@fern.example"}}, headers=without)
     error = submit(ready, "--yes", "--json").error
     assert (error["code"], error["details"]["platform_code"]) == ("PLATFORM_ERROR", "NOT_OFFERED")
-    assert error["message"].startswith("This platform does not support benchmark runs: ")
     assert not ready.get("/environment-secrets").called and not ready.post("/benchmark-runs").called
 
-
-def test_an_empty_list_of_a_platform_without_benchmarks_says_why(ready: Maze) -> None:
-    ready.get("/benchmarks").respond(json={"benchmarks": []}, headers={"X-Osmosis-Capabilities": ""})
-    outcome = ready.osmosis("benchmark", "list", "--json")
-    assert (outcome.status, outcome.json["items"]) == (0, [])
-    warning = json.loads(outcome.err)["warning"]
+    ready.get("/benchmarks").respond(json={"benchmarks": []}, headers=without)
+    listed = ready.osmosis("benchmark", "list", "--json")
+    assert (listed.status, listed.json["items"]) == (0, [])
+    warning = json.loads(listed.err)["warning"]
     assert warning["code"] == "NOT_OFFERED"
-    assert warning["message"].startswith("This platform does not support benchmark runs: ")
-
-
-# The config
-
-PROVIDER = {"type": "provider", "model": "vendor/x", "api_key_secret": "OPENAI_API_KEY"}
-ENDPOINT = {
-    "type": "endpoint",
-    "base_url": "https://models.fern.example/v1",
-    "model": "policy",
-    "api_key_secret": "FERN_KEY",
-}
-MANY = [f"K{number}" for number in range(17)]
+    for message in (error["message"], warning["message"]):
+        assert message.startswith("This platform does not support benchmark runs: ")
 
 
 def problems(maze: Maze, **changes: Any) -> dict[str, str]:
@@ -202,7 +154,7 @@ def problems(maze: Maze, **changes: Any) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("changes", "key", "said"),
+    ("changes", "key", "message"),
     [
         ({"agents": None}, "agents", "Missing [[agents]]"),
         ({"agents": [{"model": PROVIDER}] * 9}, "agents", "at most 8 items"),
@@ -210,22 +162,19 @@ def problems(maze: Maze, **changes: Any) -> dict[str, str]:
         ({"tasks": {"task_set": "full"}}, "tasks.task_set", "must be 'parity'"),
         ({"tasks": {"categories": ["a", " "]}}, "tasks.categories[1]", "must not be blank"),
         ({"tasks": {"task_name": ["a"]}}, "tasks.task_name", "Unrecognized key"),
-        ({"execution": {"max_retries": -1}}, "execution.max_retries", "greater than or equal to 0"),
-        ({"execution": {"attempts_per_task": True}}, "execution.attempts_per_task", "valid integer"),
+        ({"execution": {"max_retries": -1}}, "execution.max_retries", "must be at least 0"),
+        ({"execution": {"attempts_per_task": True}}, "execution.attempts_per_task", "must be an integer"),
         ({"env": {"OPENAI_API_KEY": "x"}}, "agents", "agents[0] has a variable and a secret named OPENAI"),
         ({"env": {"A_KEY": "x"}, "secrets": {"required": ["A_KEY"]}}, "agents", "A_KEY is in both [env]"),
-        ({"secrets": {"required": MANY}}, "secrets.required", "at most 16 items"),
+        ({"secrets": {"required": [f"K{n}" for n in range(17)]}}, "secrets.required", "at most 16 items"),
     ],
 )
-def test_a_mistake_in_a_section_is_reported_with_its_key(
-    ready: Maze, changes: dict[str, Any], key: str, said: str
-) -> None:
-    found = problems(ready, **changes)
-    assert said in found[key]
+def test_invalid_section(ready: Maze, changes: dict[str, Any], key: str, message: str) -> None:
+    assert message in problems(ready, **changes)[key]
 
 
 @pytest.mark.parametrize(
-    ("agent", "key", "said"),
+    ("agent", "key", "message"),
     [
         ({}, ".model", "is missing"),
         ({"model": {"model": "x"}}, ".model.type", "must be one of provider, endpoint, hosted"),
@@ -241,21 +190,18 @@ def test_a_mistake_in_a_section_is_reported_with_its_key(
             ".model.api_key_secret",
             "must not be DAYTONA_API_KEY",
         ),
+        ({"model": {**PROVIDER, "api_key_secret": CANARY}}, ".model.api_key_secret", "name of a secret"),
         ({"model": PROVIDER, "harness": "cursor-cli"}, ".harness_api_key_secret", 'must be "CURSOR_API_KEY"'),
         ({"model": PROVIDER, "env": {"OPENAI_API_KEY": "x"}}, "", "a secret named OPENAI_API_KEY"),
         ({"model": PROVIDER, "env": {"lower": "x"}}, ".env", "must match"),
         ({"model": PROVIDER, "env": {"_OSMOSIS_X": "x"}}, ".env", "are reserved"),
-        ({"model": {**PROVIDER, "api_key_secret": CANARY}}, ".model.api_key_secret", "name of a secret"),
     ],
 )
-def test_a_mistake_in_an_agent_is_reported_with_its_key(
-    ready: Maze, agent: dict[str, Any], key: str, said: str
-) -> None:
-    found = problems(ready, agents=[agent])
-    assert said in found[f"agents[0]{key}" if key else "agents"]
+def test_invalid_agent(ready: Maze, agent: dict[str, Any], key: str, message: str) -> None:
+    assert message in problems(ready, agents=[agent])[f"agents[0]{key}" if key else "agents"]
 
 
-def test_all_mistakes_are_one_report_without_pasted_keys(ready: Maze) -> None:
+def test_all_mistakes_in_one_report(ready: Maze) -> None:
     agent = {"harness_api_key_secret": CANARY, "model": {"type": "provider"}}
     found = problems(
         ready,
@@ -271,7 +217,7 @@ def test_all_mistakes_are_one_report_without_pasted_keys(ready: Maze) -> None:
     }
 
 
-def test_the_config_of_the_docs_is_valid_and_needs_each_of_its_secrets(ready: Maze) -> None:
+def test_documented_config(ready: Maze) -> None:
     page = (Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     (text,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     configure(ready, text)

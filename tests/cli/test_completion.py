@@ -7,43 +7,35 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
 from osmosis_ai.cli import name_completion
-from osmosis_ai.cli.main import main
-from tests.cli.conftest import Cli
-from tests.cli.maze import Maze, open_maze
+from tests.cli.maze import Maze
 from tests.evaluation.recorded_runs import write_run
 
 
-@pytest.fixture
-def complete(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Cli:
-    def ask(instruction: str, *words: str) -> object:
-        monkeypatch.setenv("_OSMOSIS_COMPLETE", instruction)
-        return cli(*words)
-
-    return ask  # type: ignore[return-value]
-
-
-def words_of(outcome: object) -> list[str]:
-    status, out, err = outcome  # type: ignore[misc]
-    assert (status, err) == (0, "")
-    return out.splitlines()
+def complete(maze: Maze, *words: str) -> list[str]:
+    """Return the candidates for the last of these words."""
+    maze.patch.setenv("_OSMOSIS_COMPLETE", "complete_bash")
+    outcome = maze.osmosis(*words)
+    assert (outcome.status, outcome.err) == (0, "")
+    return outcome.out.splitlines()
 
 
-def test_where_a_value_is_due_nothing_is_answered_and_the_shell_offers_files(complete: Cli) -> None:
-    assert words_of(complete("complete_bash", "fleet", "info", "")) == []
-    assert words_of(complete("complete_bash", "--env-file", "")) == []
-    assert words_of(complete("complete_bash", "fleet", "say", "--", "--j")) == []
+@pytest.mark.parametrize(
+    "words", [("dataset", "validate", ""), ("--env-file", ""), ("eval", "info", "--", "--j")]
+)
+def test_values_complete_to_files(maze: Maze, words: tuple[str, ...]) -> None:
+    """Without candidates the shell offers files."""
+    assert complete(maze, *words) == []
 
 
 @pytest.mark.e2e
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash here")
-def test_bash_completes_through_its_own_function(tmp_path: Path) -> None:
+def test_bash_function(tmp_path: Path) -> None:
     program = tmp_path / "osmosis"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m osmosis_ai "$@"\n')
     program.chmod(0o755)
@@ -82,26 +74,12 @@ LISTS = {
 
 
 @pytest.fixture
-def maze(
-    tmp_path: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Maze]:
-    with open_maze(tmp_path, monkeypatch, capsys) as opened:  # type: ignore[arg-type]
-        # A busy machine may take its time, but where time is what is tested.
-        monkeypatch.setattr(name_completion, "LIMIT_S", 60.0)
-        for path, reply in LISTS.items():
-            opened.get(path).respond(json=reply)
-        yield opened
-
-
-def tab(
-    maze: Maze, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str
-) -> list[str]:
-    monkeypatch.setenv("_OSMOSIS_COMPLETE", "complete_bash")
-    capsys.readouterr()
-    assert main(list(words)) == 0
-    out, err = capsys.readouterr()
-    assert err == ""
-    return out.splitlines()
+def maze(maze: Maze) -> Maze:
+    # A busy machine may be slow, except where time is what is tested.
+    maze.patch.setattr(name_completion, "LIMIT_S", 60.0)
+    for path, reply in LISTS.items():
+        maze.get(path).respond(json=reply)
+    return maze
 
 
 @pytest.mark.parametrize(
@@ -114,9 +92,7 @@ def tab(
         (("model", "info", "copper-finch-step-4"), "/models/copper-finch-step-4", "copper-finch-step-40"),
     ],
 )
-def test_a_name_that_is_not_there_gets_the_one_that_was_meant(
-    maze: Maze, words: tuple[str, ...], path: str, meant: str
-) -> None:
+def test_did_you_mean(maze: Maze, words: tuple[str, ...], path: str, meant: str) -> None:
     for method in (maze.get, maze.post):
         method(path).respond(404, json={"error": "There is none of that name.", "code": "NOT_FOUND"})
     error = maze.osmosis(*words, "--json").error
@@ -124,7 +100,7 @@ def test_a_name_that_is_not_there_gets_the_one_that_was_meant(
     assert f"hint: did you mean {meant}?" in maze.osmosis(*words).err
 
 
-def test_a_suggestion_that_can_not_be_had_changes_nothing(maze: Maze) -> None:
+def test_suggestion_request_fails(maze: Maze) -> None:
     maze.get("/datasets/maze").respond(404, json={"error": "There is no dataset maze."})
     for reply in (httpx.Response(500), httpx.Response(200, json={}), httpx.ReadTimeout("slow")):
         maze.get("/datasets").mock(side_effect=[reply])
@@ -144,37 +120,25 @@ def test_a_suggestion_that_can_not_be_had_changes_nothing(maze: Maze) -> None:
         (("eval", "upload", "g"), ["good"]),
     ],
 )
-def test_tab_completes_names(
-    maze: Maze,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    words: tuple[str, ...],
-    fitting: list[str],
-) -> None:
+def test_tab_completes_names(maze: Maze, words: tuple[str, ...], fitting: list[str]) -> None:
     write_run(maze.workspace.evals_dir / "good", [[1.0]])
-    assert tab(maze, monkeypatch, capsys, *words) == fitting
+    assert complete(maze, *words) == fitting
 
 
-def test_tab_is_silent_about_what_goes_wrong_and_asks_nobody_without_a_login(
-    maze: Maze, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tab_ignores_errors_and_missing_login(maze: Maze) -> None:
     replies = [httpx.Response(500), httpx.Response(401), httpx.Response(200, text="<html>")]
     listing = maze.get("/datasets").mock(side_effect=replies)
-    for asked in range(1, len(replies) + 1):
-        assert tab(maze, monkeypatch, capsys, "dataset", "info", "") == []
-        assert listing.call_count == asked
+    for requests in range(1, len(replies) + 1):
+        assert complete(maze, "dataset", "info", "") == []
+        assert listing.call_count == requests
 
-    for name in ("OSMOSIS_TOKEN", "OSMOSIS_TOKEN_PLATFORM_URL"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("OSMOSIS_PLATFORM_URL", "https://elsewhere.example")
-    assert tab(maze, monkeypatch, capsys, "dataset", "info", "") == []
+    maze.patch.setenv("OSMOSIS_PLATFORM_URL", "https://elsewhere.example")
+    assert complete(maze, "dataset", "info", "") == []
     assert maze.router.calls.call_count == len(replies)
 
 
-def test_tab_does_not_wait_for_a_platform_that_is_slow(
-    maze: Maze, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(name_completion, "LIMIT_S", 0.05)
+def test_tab_does_not_wait_for_a_slow_platform(maze: Maze) -> None:
+    maze.patch.setattr(name_completion, "LIMIT_S", 0.05)
     asked, answered = threading.Event(), threading.Event()
 
     def slow(_: httpx.Request) -> httpx.Response:
@@ -183,7 +147,7 @@ def test_tab_does_not_wait_for_a_platform_that_is_slow(
         return httpx.Response(200, json=LISTS["/datasets"])
 
     maze.get("/datasets").mock(side_effect=slow)
-    assert tab(maze, monkeypatch, capsys, "dataset", "info", "") == []
+    assert complete(maze, "dataset", "info", "") == []
     assert not answered.is_set()
     # The thread that was not waited for must not ask in the next test.
     asked.set()

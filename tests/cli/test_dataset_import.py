@@ -1,4 +1,4 @@
-"""`osmosis dataset import`: files of other shapes, as people have them."""
+"""`osmosis dataset import` and `validate`."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import pyarrow
 import pyarrow as pa
 import pytest
 from pyarrow.parquet import write_table
-from pyarrow.parquet import write_table as write_parquet
 
-from osmosis_ai.cli.main import main
 from tests.cli.conftest import Cli
+from tests.cli.outcome import Outcome
 from tests.datasets.builders import jsonl, prompt_rows, write
+
+QUESTIONS = ("--map", "prompt=question,ground_truth=answer")
 
 
 @pytest.fixture(autouse=True)
@@ -24,12 +24,28 @@ def outside_any_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.chdir(tmp_path)
 
 
-def rows_of(path: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+def parquet(path: str, **columns: Any) -> None:
+    write_table(pa.table(columns), path)
 
 
-def turns(*spoken: tuple[str, Any]) -> list[dict[str, Any]]:
-    return [{"role": role, "content": content} for role, content in spoken]
+def run_import(cli: Cli, file: str, *options: str) -> Outcome:
+    return cli("dataset", "import", file, "--output", "rows.jsonl", "--yes", "--json", *options)
+
+
+def imported(cli: Cli, file: str, *options: str) -> list[dict[str, Any]]:
+    outcome = run_import(cli, file, "--overwrite", *options)
+    assert outcome.status == 0, outcome.err
+    return [json.loads(line) for line in Path("rows.jsonl").read_text().splitlines()]
+
+
+def report(cli: Cli, file: str) -> dict[str, Any]:
+    """Return the report of a validation, which may fail."""
+    outcome = cli("dataset", "validate", file, "--json")
+    return dict(outcome.error["details"]) if outcome.status else outcome.data
+
+
+def turns(*messages: tuple[str, Any]) -> list[dict[str, Any]]:
+    return [{"role": role, "content": content} for role, content in messages]
 
 
 SHAPES: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -76,154 +92,106 @@ SHAPES: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-def test_common_shapes_are_recognised(capsys: pytest.CaptureFixture[str]) -> None:
-    for number, (name, (record, expected)) in enumerate(SHAPES.items()):
-        write(Path(), f"{number}.jsonl", jsonl([record] * 4))
-        assert (
-            main(["--plain", "dataset", "import", f"{number}.jsonl", "-o", f"out{number}.jsonl", "-y"]) == 0
-        ), name
-        assert rows_of(f"out{number}.jsonl") == [expected] * 4, name
-        assert main(["--plain", "dataset", "validate", f"out{number}.jsonl"]) == 0, name
-    capsys.readouterr()
+@pytest.mark.parametrize(("record", "expected"), SHAPES.values(), ids=SHAPES)
+def test_known_shapes(cli: Cli, record: Any, expected: dict[str, Any]) -> None:
+    write(Path(), "a.jsonl", jsonl([record] * 4))
+    assert imported(cli, "a.jsonl") == [expected] * 4
+    assert report(cli, "rows.jsonl")["valid"]
 
 
-def test_csv_and_parquet_and_json_become_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+def test_file_formats(cli: Cli) -> None:
     records = [{"question": f"{i}+1?", "answer": i + 1} for i in range(4)]
     write(Path(), "a.csv", "question,answer\n" + "".join(f"{r['question']},{r['answer']}\n" for r in records))
     write(Path(), "b.json", json.dumps(records))
-    pq.write_table(pa.Table.from_pylist(records), "c.parquet")
+    write_table(pa.Table.from_pylist(records), "c.parquet")
     for name in ("a.csv", "b.json", "c.parquet"):
-        assert (
-            main(["--plain", "dataset", "import", name, "--map", "prompt=question,ground_truth=answer"]) == 0
-        )
-        target = f"{name[0]}.jsonl"
-        assert rows_of(target) == [{"user_prompt": f"{i}+1?", "ground_truth": str(i + 1)} for i in range(4)]
-    assert "Imported 4 rows into c.jsonl" in capsys.readouterr().out
+        outcome = cli("dataset", "import", name, *QUESTIONS, "--plain")
+        assert f"Imported 4 rows into {name[0]}.jsonl" in outcome.out
+        rows = [json.loads(line) for line in Path(f"{name[0]}.jsonl").read_text().splitlines()]
+        assert rows == [{"user_prompt": f"{i}+1?", "ground_truth": str(i + 1)} for i in range(4)]
 
 
-REFUSED_MAPPINGS = {
-    "prompt=nowhere": "no column 'nowhere' (found 'question', 'answer')",
-    "promt=question": "`promt` is not a field of a dataset (prompt, ground_truth, system, metadata); did you mean `prompt`?",
-    "prompt=question,user_prompt=answer": "`prompt` is mapped twice",
-}
-
-
-def test_a_wrong_mapping_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("mapping", "message"),
+    [
+        ("prompt=nowhere", "no column 'nowhere' (found 'question', 'answer')"),
+        (
+            "promt=question",
+            "`promt` is not a field of a dataset (prompt, ground_truth, system, metadata); did you mean `prompt`?",
+        ),
+        ("prompt=question,user_prompt=answer", "`prompt` is mapped twice"),
+    ],
+)
+def test_invalid_mapping(cli: Cli, mapping: str, message: str) -> None:
     write(Path(), "qa.jsonl", jsonl([{"question": "2+2?", "answer": "4"}] * 4))
-    for mapping, message in REFUSED_MAPPINGS.items():
-        assert (
-            main(["--plain", "dataset", "import", "qa.jsonl", "-o", "out.jsonl", "--map", mapping, "-y"]) == 1
-        )
-        assert message in capsys.readouterr().err
-        assert not Path("out.jsonl").exists()
+    assert message in run_import(cli, "qa.jsonl", "--map", mapping).error["message"]
+    assert not Path("rows.jsonl").exists()
 
 
-REFUSED_ROWS: dict[str, Any] = {
-    "line 2: no value for 'prompt' (from 'question')": {"question": None, "answer": "4"},
-    "line 2: expected a JSON object, found an array": ["2+2?", "4"],
-    "line 2: expected a JSON object, found null": None,
-    "line 2: the conversation has 3 turns (user, assistant, user) before its end": {
-        "question": turns(("user", "a"), ("assistant", "b"), ("user", "c")),
-        "answer": "4",
-    },
-    "line 2: the user's turn holds more than text": {
-        "question": turns(("user", [{"type": "image_url", "image_url": {"url": "x"}}])),
-        "answer": "4",
-    },
-}
-
-
-def test_a_row_that_cannot_be_used_stops_the_import_or_is_left_out(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"question": None, "answer": "4"}, "no value for 'prompt' (from 'question')"),
+        (["2+2?", "4"], "expected a JSON object, found an array"),
+        (None, "expected a JSON object, found null"),
+        (
+            {"question": turns(("user", "a"), ("assistant", "b"), ("user", "c")), "answer": "4"},
+            "the conversation has 3 turns (user, assistant, user) before its end",
+        ),
+        (
+            {"question": turns(("user", [{"type": "image_url", "image_url": {"url": "x"}}]))},
+            "the user's turn holds more than text",
+        ),
+    ],
+    ids=["no prompt", "array", "null", "turns", "image"],
+)
+def test_invalid_rows(cli: Cli, row: Any, message: str) -> None:
     good = {"question": "2+2?", "answer": "4"}
-    words = ["--plain", "dataset", "import", "qa.jsonl", "-o", "out.jsonl", "-y"]
-    for message, bad in REFUSED_ROWS.items():
-        write(Path(), "qa.jsonl", jsonl([good, bad, good, good, good]))
-        assert main(words) == 1
-        assert message in capsys.readouterr().err
-        assert not Path("out.jsonl").exists()
-        assert main([*words, "--skip-invalid"]) == 0
-        assert "1 row left out" in capsys.readouterr().err
-        assert len(rows_of("out.jsonl")) == 4
-        Path("out.jsonl").unlink()
+    write(Path(), "qa.jsonl", jsonl([good, row, good, good, good]))
+    assert f"line 2: {message}" in run_import(cli, "qa.jsonl").error["message"]
+    assert not Path("rows.jsonl").exists()
+    skipped = run_import(cli, "qa.jsonl", "--skip-invalid")
+    assert "1 row left out" in skipped.err
+    assert (skipped.resource["row_count"], skipped.resource["skipped"]) == (4, 1)
 
 
-def test_numbers_that_are_missing_bytes_and_depth_are_problems_of_their_rows(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    table = {"question": ["a", "b", "c"], "answer": [1.5, math.nan, 2.5], "raw": [b"ok", b"ok", b"\xff"]}
-    write_parquet(pyarrow.table(table), "numbers.parquet")
-    options = ["--map", "metadata=raw", "-o", "out.jsonl", "-y", "--skip-invalid"]
-    fields = ["--map", "prompt=question,ground_truth=answer"]
-    assert main(["--plain", "dataset", "import", "numbers.parquet", *fields, *options]) == 0
-    assert "row 3: bytes that are not UTF-8 text" in capsys.readouterr().err
-    rows = rows_of("out.jsonl")
+def test_missing_numbers_bytes_and_depth(cli: Cli) -> None:
+    parquet("a.parquet", question=list("abc"), answer=[1.5, math.nan, 2.5], raw=[b"ok", b"ok", b"\xff"])
+    rows = imported(cli, "a.parquet", *QUESTIONS, "--map", "metadata=raw", "--skip-invalid")
     assert [row["ground_truth"] for row in rows] == ["1.5", None] and rows[0]["metadata"] == {"raw": "ok"}
-
-    assert main(["--plain", "dataset", "import", "numbers.parquet", *fields, "-o", "o.jsonl", "-y"]) == 1
-    assert "row 2: no value for 'ground_truth' (from 'answer')" in capsys.readouterr().err
+    raw = run_import(cli, "a.parquet", *QUESTIONS, "--map", "metadata=raw", "--skip-invalid", "--overwrite")
+    assert "row 3: bytes that are not UTF-8 text" in raw.err
+    missing = run_import(cli, "a.parquet", *QUESTIONS, "--overwrite")
+    assert "row 2: no value for 'ground_truth' (from 'answer')" in missing.error["message"]
 
     deep = '{"question": "q", "answer": "a", "tree": ' + '{"a": ' * 900 + "1" + "}" * 900 + "}\n"
     write(Path(), "deep.jsonl", deep)
-    words = ["--plain", "dataset", "import", "deep.jsonl", "--map", "metadata=tree", "-o", "o.jsonl", "-y"]
-    assert main(words) == 1
-    assert "line 1: nested too deeply" in capsys.readouterr().err
+    error = run_import(cli, "deep.jsonl", "--map", "metadata=tree", "--overwrite").error
+    assert "line 1: nested too deeply" in error["message"]
 
 
-def test_a_file_that_is_there_stays(capsys: pytest.CaptureFixture[str]) -> None:
+def test_existing_output(cli: Cli) -> None:
     write(Path(), "qa.jsonl", jsonl([{"question": "2+2?", "answer": "4"}] * 4))
-    write(Path(), "out.jsonl", "mine\n")
-    words = ["--plain", "dataset", "import", "qa.jsonl", "-y", "-o"]
-    assert main([*words, "out.jsonl"]) == 1
-    assert "`--overwrite` replaces it" in capsys.readouterr().err
-    assert main([*words, "qa.jsonl"]) == 1
-    assert "is the file that is read" in capsys.readouterr().err
-    assert main([*words, "out.csv"]) == 1
-    assert "ends in .jsonl" in capsys.readouterr().err
-    assert Path("out.jsonl").read_text() == "mine\n"
-    assert main([*words, "out.jsonl", "--overwrite"]) == 0
-    assert len(rows_of("out.jsonl")) == 4
+    write(Path(), "rows.jsonl", "mine\n")
+    for output, message in {
+        "rows.jsonl": "`--overwrite` replaces it",
+        "qa.jsonl": "is the file that is read",
+        "rows.csv": "ends in .jsonl",
+    }.items():
+        refused = cli("dataset", "import", "qa.jsonl", "--yes", "--output", output, "--plain")
+        assert refused.status == 1 and message in refused.err
+    assert Path("rows.jsonl").read_text() == "mine\n"
+    assert len(imported(cli, "qa.jsonl")) == 4
 
 
 WRITTEN = [
-    "3.14159265358979323846",
-    "1.10",
-    "1e5",
-    "-0",
-    "0",
-    "-0.0",
-    "12345678901234567890123",
-    "true",
-    "[1.10, false]",
+    *("3.14159265358979323846", "1.10", "1e5", "-0", "0", "-0.0"),
+    *("12345678901234567890123", "true", "[1.10, false]"),
 ]
-LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
-
-
-def parquet(path: str, **columns: Any) -> None:
-    write_table(pa.table(columns), path)
-
-
-def imported(cli: Cli, file: str, *more: str) -> list[dict[str, Any]]:
-    outcome = cli("dataset", "import", file, *more, "--output", "rows.jsonl", "--overwrite", "--yes")
-    assert outcome.status == 0, outcome.err
-    return [json.loads(line) for line in Path("rows.jsonl").read_text().splitlines()]
-
-
-def report(cli: Cli, file: str) -> dict[str, Any]:
-    outcome = cli("dataset", "validate", file, "--json")
-    if outcome.status:
-        found: dict[str, Any] = json.loads(outcome.err)["error"]["details"]
-    else:
-        found = json.loads(outcome.out)["data"]
-    return found
 
 
 @pytest.mark.parametrize("extension", ["jsonl", "json", "csv"])
-def test_an_import_keeps_numbers_as_they_are_written(cli: Cli, tmp_path: Path, extension: str) -> None:
+def test_numbers_are_unchanged(cli: Cli, tmp_path: Path, extension: str) -> None:
     lines = [f'{{"question": "q", "answer": {written}}}' for written in WRITTEN]
     text = {
         "jsonl": "\n".join(lines),
@@ -234,7 +202,7 @@ def test_an_import_keeps_numbers_as_they_are_written(cli: Cli, tmp_path: Path, e
     assert [row["ground_truth"] for row in imported(cli, f"a.{extension}")] == WRITTEN
 
 
-def test_an_import_keeps_numbers_inside_of_objects_and_of_text(cli: Cli, tmp_path: Path) -> None:
+def test_nested_numbers_are_unchanged(cli: Cli, tmp_path: Path) -> None:
     inner = '{"ground_truth": 1.10, "weight": 0.50}'
     line = f'{{"prompt": "q", "reward_model": {inner}, "extra_info": {{"weight": 0.50}}}}\n'
     write(tmp_path, "a.jsonl", line + line.replace(inner, json.dumps(inner)))
@@ -254,7 +222,7 @@ def test_an_import_keeps_numbers_inside_of_objects_and_of_text(cli: Cli, tmp_pat
         ([{"a": [0.1]}], pa.struct([("a", pa.list_(pa.float32()))]), ['{"a": [0.1]}']),
     ],
 )
-def test_an_import_writes_the_shortest_form_of_binary_numbers(
+def test_binary_numbers_in_shortest_form(
     cli: Cli, values: list[Any], kind: pa.DataType, written: list[str]
 ) -> None:
     parquet("a.parquet", user_prompt=["q"] * len(values), answer=pa.array(values, kind))
@@ -262,7 +230,7 @@ def test_an_import_writes_the_shortest_form_of_binary_numbers(
     assert [row["ground_truth"] for row in imported(cli, "a.parquet", *mapping)] == written
 
 
-def test_integers_that_pandas_made_floats_are_a_warning_with_the_remedy(cli: Cli, tmp_path: Path) -> None:
+def test_integers_turned_into_floats(cli: Cli, tmp_path: Path) -> None:
     rows = "user_prompt,ground_truth\na,144.0\nb,\nc,12.0\nd,7.0\n"
     write(tmp_path, "a.csv", rows)
     parquet("a.parquet", user_prompt=list("abcd"), ground_truth=pa.array([144.0, float("nan"), 12.0, 7.0]))
@@ -287,7 +255,7 @@ def test_integers_that_pandas_made_floats_are_a_warning_with_the_remedy(cli: Cli
 
 
 @pytest.mark.parametrize("missing", ["parquet", "NaN", "nan"])
-def test_nan_is_a_missing_answer(cli: Cli, tmp_path: Path, missing: str) -> None:
+def test_nan_is_missing(cli: Cli, tmp_path: Path, missing: str) -> None:
     if missing == "parquet":
         parquet("a.parquet", user_prompt=list("abcd"), ground_truth=[0.5, 1.5, float("nan"), 3.5])
         file, place = "a.parquet", "row 3"
@@ -300,7 +268,7 @@ def test_nan_is_a_missing_answer(cli: Cli, tmp_path: Path, missing: str) -> None
 
 @pytest.mark.parametrize("delimiter", [";", "\t", "|"])
 @pytest.mark.parametrize("quote", ["", '"'])
-def test_another_delimiter_is_named(cli: Cli, tmp_path: Path, delimiter: str, quote: str) -> None:
+def test_other_delimiter(cli: Cli, tmp_path: Path, delimiter: str, quote: str) -> None:
     row = delimiter.join(f"{quote}{name}{quote}" for name in ("user_prompt", "ground_truth"))
     write(tmp_path, "a.csv", f"{row}\n" * 5)
     assert report(cli, "a.csv")["errors"] == [f"line 1: columns are separated by {delimiter!r}, expected ','"]
@@ -308,11 +276,10 @@ def test_another_delimiter_is_named(cli: Cli, tmp_path: Path, delimiter: str, qu
 
 
 @pytest.mark.parametrize("file", ["a.jsonl", "a.json", "a.csv", "a.parquet"])
-def test_a_git_lfs_pointer_is_named_with_the_command_that_gets_the_file(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
-) -> None:
+def test_git_lfs_pointer(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-none")
-    write(tmp_path, file, LFS_POINTER)
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+    write(tmp_path, file, pointer)
     for outcome in (
         cli("dataset", "validate", file),
         cli("dataset", "import", file, "--yes"),
@@ -324,36 +291,30 @@ def test_a_git_lfs_pointer_is_named_with_the_command_that_gets_the_file(
 
 @pytest.mark.parametrize("extension", ["jsonl", "json"])
 @pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity"])
-def test_a_constant_that_json_does_not_have_is_named_and_its_row_can_be_left_out(
-    cli: Cli, tmp_path: Path, extension: str, constant: str
-) -> None:
+def test_non_json_constants(cli: Cli, tmp_path: Path, extension: str, constant: str) -> None:
     good = '{"user_prompt": "é", "ground_truth": 1.5}'
     bad = good.replace("1.5", constant)
     lines = [bad, good, bad, good, bad]
     write(tmp_path, f"a.{extension}", "\n".join(lines) if extension == "jsonl" else f"[{','.join(lines)}]")
     errors = report(cli, f"a.{extension}")["errors"]
     assert [f"not valid JSON: {constant} instead of null" in each for each in errors[:3]] == [True] * 3
-    refused = cli("dataset", "import", f"a.{extension}", "--yes", "--output", "rows.jsonl")
-    assert refused.status == 1 and f"{constant} instead of null" in refused.err
-
-    words = ("dataset", "import", f"a.{extension}", "--yes", "--output", "rows.jsonl", "--skip-invalid")
-    resource = json.loads(cli(*words, "--json").out)["resource"]
+    assert f"{constant} instead of null" in run_import(cli, f"a.{extension}").error["message"]
+    resource = run_import(cli, f"a.{extension}", "--skip-invalid").resource
     assert (resource["row_count"], resource["skipped"]) == (2, 3)
 
 
-def test_null_rows_of_an_array_are_counted_as_left_out(cli: Cli, tmp_path: Path) -> None:
+def test_null_rows(cli: Cli, tmp_path: Path) -> None:
     good = {"user_prompt": "a", "ground_truth": "b"}
     write(tmp_path, "a.json", json.dumps([None, good, good, None, good, good]))
     found = report(cli, "a.json")
     assert found["errors"] == [f"row {row}: expected a JSON object, found null" for row in (1, 4)]
     assert (found["row_count"], found["valid"]) == (4, False)
-    words = ("dataset", "import", "a.json", "--yes", "--output", "rows.jsonl", "--skip-invalid")
-    resource = json.loads(cli(*words, "--json").out)["resource"]
+    resource = run_import(cli, "a.json", "--skip-invalid").resource
     assert (resource["row_count"], resource["skipped"]) == (4, 2)
 
 
 @pytest.mark.parametrize("extension", ["jsonl", "json", "csv"])
-def test_a_repeated_key_is_a_warning(cli: Cli, tmp_path: Path, extension: str) -> None:
+def test_repeated_keys(cli: Cli, tmp_path: Path, extension: str) -> None:
     good = '{"user_prompt": "a \\": b", "ground_truth": "1", "metadata": {"a" : 1}}'
     twice = '{"user_prompt": "q", "ground_truth": "1", "metadata": {"a" :  1, "a" : 2}}'
     if extension == "csv":
@@ -372,9 +333,7 @@ def test_a_repeated_key_is_a_warning(cli: Cli, tmp_path: Path, extension: str) -
 
 
 @pytest.mark.parametrize(("value", "found"), [(Decimal("1.50"), "a Decimal"), (float("nan"), "nan")])
-def test_metadata_that_json_cannot_hold_is_an_error_with_its_place(
-    cli: Cli, value: object, found: str
-) -> None:
+def test_metadata_that_json_cannot_hold(cli: Cli, value: object, found: str) -> None:
     values = [{"n": 1, "price": value}] * 4
     parquet("a.parquet", user_prompt=list("abcd"), ground_truth=list("abcd"), metadata=values)
     assert report(cli, "a.parquet")["errors"][0] == (
@@ -382,7 +341,7 @@ def test_metadata_that_json_cannot_hold_is_an_error_with_its_place(
     )
 
 
-def test_a_good_file_has_no_warning(cli: Cli, tmp_path: Path) -> None:
+def test_valid_file_has_no_warning(cli: Cli, tmp_path: Path) -> None:
     rows = [{**row, "metadata": {"a": [{"b": 'x": y'}], "c": 1.5}} for row in prompt_rows(5)]
     write(tmp_path, "a.jsonl", jsonl(rows))
     assert report(cli, "a.jsonl")["warnings"] == []

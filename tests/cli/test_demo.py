@@ -25,7 +25,7 @@ root, port, *words = sys.argv[1:]
 sys.path.insert(0, root)
 from osmosis_ai.cli.main import main
 from osmosis_ai.services import demo
-from tests.e2e.gate import commit
+from tests.e2e.turnstile import commit
 from tests.e2e.turnstile import add_waits
 
 copy = demo.copy_sample_workspace
@@ -70,66 +70,61 @@ def start_demo(turnstile: Turnstile, *options: str, **env: str) -> subprocess.Po
     )
 
 
+def wait_for_line(demo: subprocess.Popen[str], beginning: str) -> list[str]:
+    """Return the lines on stderr up to the one with this beginning."""
+    lines: list[str] = []
+    assert demo.stderr is not None
+    for line in demo.stderr:
+        lines.append(line)
+        if line.startswith(beginning):
+            return lines
+    pytest.fail("the run never started")
+
+
+TRAINING = (("--train",), "Training run submitted")
+
+
 @pytest.mark.e2e
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 @pytest.mark.parametrize(
-    "options, under_way, how",
+    "options, line, how",
     [
         ((), "Waiting for the run", signal.SIGKILL),
         (("--local",), "running", signal.SIGINT),
         pytest.param((), "Waiting for the run", signal.SIGINT, marks=pytest.mark.nightly),
         pytest.param(("--local",), "running", signal.SIGKILL, marks=pytest.mark.nightly),
-        pytest.param(("--train",), "Training run submitted", signal.SIGKILL, marks=pytest.mark.nightly),
-        pytest.param(("--train",), "Training run submitted", signal.SIGINT, marks=pytest.mark.nightly),
+        pytest.param(*TRAINING, signal.SIGKILL, marks=pytest.mark.nightly),
+        pytest.param(*TRAINING, signal.SIGINT, marks=pytest.mark.nightly),
     ],
 )
-def test_a_demo_that_is_ended_leaves_no_process_behind(
-    tmp_path: Path, turnstile: Turnstile, options: tuple[str, ...], under_way: str, how: signal.Signals
+def test_killed_demo_leaves_no_process(
+    tmp_path: Path, turnstile: Turnstile, options: tuple[str, ...], line: str, how: signal.Signals
 ) -> None:
     hold_what_is_ended(turnstile, options, tmp_path)
     demo = start_demo(turnstile, "--plain", "--keep-dir", str(tmp_path / "d"), *options)
-    assert demo.stderr is not None
-    for line in demo.stderr:
-        if line.startswith(under_way):
-            break
-    else:
-        pytest.fail("the evaluation never started")
+    wait_for_line(demo, line)
     assert processes_with(str(tmp_path))
     demo.send_signal(how)
     if how == signal.SIGINT:
-        turnstile.open()  # the attempts under way are let finish
-    demo.stderr.read()
-    assert demo.wait(timeout=300) == (-how if how == signal.SIGKILL else 130)
+        turnstile.open()  # running attempts may finish
+    demo.communicate(timeout=300)
+    assert demo.returncode == (-how if how == signal.SIGKILL else 130)
     await_none_with(str(tmp_path))
-    assert demo.stdout is not None
-    demo.stdout.close()
-    demo.stderr.close()
 
 
 @pytest.mark.e2e
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 @pytest.mark.parametrize(
-    "options, under_way",
-    [
-        ((), "Waiting for the run"),
-        pytest.param(("--train",), "Training run submitted", marks=pytest.mark.nightly),
-    ],
+    "options, line", [((), "Waiting for the run"), pytest.param(*TRAINING, marks=pytest.mark.nightly)]
 )
-def test_a_demo_that_is_terminated_in_json_has_told_how_far_it_was_and_leaves_nothing(
-    tmp_path: Path, turnstile: Turnstile, options: tuple[str, ...], under_way: str
+def test_terminated_demo_with_json(
+    tmp_path: Path, turnstile: Turnstile, options: tuple[str, ...], line: str
 ) -> None:
     hold_what_is_ended(turnstile, options, tmp_path)
     demo = start_demo(turnstile, "--json", *options, TMPDIR=str(tmp_path))
-    assert demo.stderr is not None
-    told = []
-    for line in demo.stderr:
-        told.append(line)
-        if line.startswith(under_way):
-            break
-    else:
-        pytest.fail("the run was never submitted")
-    assert any(line.startswith("$ osmosis eval submit") for line in told)
-    assert not options or any("400/400" in line for line in told)
+    lines = wait_for_line(demo, line)
+    assert any(line.startswith("$ osmosis eval submit") for line in lines)
+    assert not options or any("400/400" in line for line in lines)
     assert list(tmp_path.glob("osmosis-demo-*"))
     demo.send_signal(signal.SIGTERM)
     out, _ = demo.communicate(timeout=300)
@@ -164,17 +159,13 @@ def processes_with(text: str) -> list[int]:
 @pytest.mark.parametrize(
     "options", [("--train", "--local"), ("--seed", "1"), ("--train", "--keep", "--clean")]
 )
-def test_what_does_not_go_together_is_refused_before_anything_is_done(
-    cli: Cli, options: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_conflicting_options(cli: Cli, options: tuple[str, ...], tmp_path: Path) -> None:
     result = cli("demo", *options, "--keep-dir", str(tmp_path / "d"))
     assert (result.status, result.out) == (1, "")
     assert not (tmp_path / "d").exists()
 
 
-def test_an_attempt_without_a_score_is_counted_and_the_exit_status_is_1(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unscored_attempts_exit_with_1(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rewards: list[float | None] = [1.0, None]
 
     def evaluate(terminal: Any, *words: str) -> tuple[int, None]:

@@ -39,7 +39,7 @@ def rollout(maze: Maze, monkeypatch: pytest.MonkeyPatch) -> Maze:
 
 
 @pytest.mark.parametrize(("options", "ttl"), [((), 24), (("--ttl-hours", "2"), 2), (("--no-ttl",), None)])
-def test_the_last_commit_is_served(rollout: Maze, options: tuple[str, ...], ttl: int | None) -> None:
+def test_up(rollout: Maze, options: tuple[str, ...], ttl: int | None) -> None:
     outcome = rollout.osmosis("dev", "server", "up", *options, "--json")
     assert (outcome.status, outcome.err) == (0, "")
     assert sent(rollout.post("/dev-rollout-server")) == {
@@ -50,10 +50,10 @@ def test_the_last_commit_is_served(rollout: Maze, options: tuple[str, ...], ttl:
         "ttl_hours": ttl,
     }
     assert outcome.json["operation"] == "dev.server.up"
-    assert outcome.json["resource"] == {**REPLY, **rollout.resource}
+    assert outcome.resource == {**REPLY, **rollout.resource}
 
 
-def test_only_what_is_committed_is_served(rollout: Maze) -> None:
+def test_up_with_uncommitted_changes(rollout: Maze) -> None:
     write_entrypoint(rollout, "print('changed')\n")
     error = rollout.osmosis("dev", "server", "up", "--json").error
     assert (error["code"], rollout.post("/dev-rollout-server").called) == ("INTERACTIVE_REQUIRED", False)
@@ -64,16 +64,14 @@ def test_only_what_is_committed_is_served(rollout: Maze) -> None:
     assert error["message"] == "Nothing is committed here yet."
 
 
-def test_a_commit_that_is_not_pushed_is_refused(rollout: Maze, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_up_with_unpushed_commit(rollout: Maze, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("osmosis_ai.services.runs.pinned_commit._ask_github", lambda *_: "absent")
     error = rollout.osmosis("dev", "server", "up", "--json").error
     assert "not pushed" in error["message"] and error["hint"] == "push it: git push"
     assert not rollout.post("/dev-rollout-server").called
 
 
-def test_only_the_directory_of_a_rollout_can_be_served(
-    rollout: Maze, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_up_outside_a_rollout(rollout: Maze, monkeypatch: pytest.MonkeyPatch) -> None:
     (rollout.workspace.data_dir / "main.py").touch()
     for place in (rollout.workspace.root, rollout.workspace.data_dir):
         monkeypatch.chdir(place)
@@ -82,9 +80,6 @@ def test_only_the_directory_of_a_rollout_can_be_served(
     (rollout.workspace.rollouts_dir / "multiply" / "main.py").unlink()
     monkeypatch.chdir(rollout.workspace.rollouts_dir / "multiply")
     assert rollout.osmosis("dev", "server", "up", "--json").error["code"] == "VALIDATION"
-
-
-# Logs
 
 
 def event(number: int, **more: Any) -> str:
@@ -105,7 +100,7 @@ def cut(*events: str, error: type[httpx.TransportError] = httpx.ReadError) -> ht
     return httpx.Response(200, headers=SSE, content=content())
 
 
-def test_people_follow_the_log_until_the_platform_ends_it(maze: Maze) -> None:
+def test_logs_follow(maze: Maze) -> None:
     noise = ": tick\r\n\r\nevent: x\ndata: no json\n\ndata: [1]\n\nid: 7\nretry: 10\n\n"
     split = 'data: {"timestamp": "2026-10-02T07:04:03Z",\ndata:  "message": {"a": 1}}\n\n'
     stream = maze.get(STREAM).respond(text=event(1) + noise + split + event(4)[:-2], headers=SSE)
@@ -119,7 +114,7 @@ def test_people_follow_the_log_until_the_platform_ends_it(maze: Maze) -> None:
 
 
 @pytest.mark.parametrize("error", [httpx.ReadError, httpx.ReadTimeout])
-def test_a_log_that_is_cut_off_ends_with_an_error(maze: Maze, error: type[httpx.TransportError]) -> None:
+def test_logs_cut_off(maze: Maze, error: type[httpx.TransportError]) -> None:
     stream = maze.get(STREAM).mock(side_effect=[cut(event(1), error=error)])
     outcome = maze.osmosis("dev", "server", "logs", "ds_1", "-f", "--json")
     assert (outcome.status, stream.call_count) == (1, 1)
@@ -139,7 +134,7 @@ def test_a_log_that_is_cut_off_ends_with_an_error(maze: Maze, error: type[httpx.
         ),
     ],
 )
-def test_what_is_no_log_is_told_at_once(maze: Maze, reply: Any, code: str, said: str) -> None:
+def test_logs_invalid_stream(maze: Maze, reply: Any, code: str, said: str) -> None:
     stream = maze.get(STREAM).mock(side_effect=[reply])
     outcome = maze.osmosis("dev", "server", "logs", "ds_1", "-f", "--json")
     assert (outcome.status, stream.call_count) == (1, 1)

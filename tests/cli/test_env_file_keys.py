@@ -41,7 +41,7 @@ def env_file(judge: JudgeServer, *lines: str, address: str = "OPENAI_BASE_URL") 
     Path(".env").write_text("\n".join([f"{address}={judge.base_url}", *lines]) + "\n")
 
 
-def test_keys_go_to_the_addresses_of_their_own_source(cli: Cli, judge: JudgeServer) -> None:
+def test_key_and_address_from_the_same_source(cli: Cli, judge: JudgeServer) -> None:
     env_file(judge, "OPENAI_API_KEY=of-the-file")
     assert score(cli).status == 0
     assert judge.key_seen == "of-the-file"
@@ -51,7 +51,7 @@ def test_keys_go_to_the_addresses_of_their_own_source(cli: Cli, judge: JudgeServ
     assert judge.key_seen == KEY
 
 
-def test_a_rubric_may_name_a_variable_of_the_file(cli: Cli, judge: JudgeServer) -> None:
+def test_rubric_names_a_variable_of_the_file(cli: Cli, judge: JudgeServer) -> None:
     env_file(judge, "JUDGE_KEY=of-the-file", "OPENAI_API_KEY=other")
     configure(model_info={"provider": "openai", "model": "judge", "api_key_env": "JUDGE_KEY"})
     assert cli("eval", "rubric", "-d", "data.jsonl", "-r", "clarity").status == 0
@@ -59,9 +59,7 @@ def test_a_rubric_may_name_a_variable_of_the_file(cli: Cli, judge: JudgeServer) 
 
 
 @pytest.mark.parametrize("own", [(), ("OPENAI_API_KEY=bait",)])
-def test_a_variable_of_the_shell_that_a_rubric_names_is_not_sent(
-    cli: Cli, judge: JudgeServer, own: tuple[str, ...]
-) -> None:
+def test_rubric_names_a_variable_of_the_shell(cli: Cli, judge: JudgeServer, own: tuple[str, ...]) -> None:
     env_file(judge, *own)
     configure(model_info={"provider": "openai", "model": "judge", "api_key_env": "MINE"})
     refused = cli("eval", "rubric", "-d", "data.jsonl", "-r", "clarity")
@@ -73,7 +71,7 @@ def test_a_variable_of_the_shell_that_a_rubric_names_is_not_sent(
 
 
 @pytest.mark.parametrize("command", ["eval rubric", "test"])
-def test_a_key_on_the_command_line_is_not_sent(cli: Cli, judge: JudgeServer, command: str) -> None:
+def test_key_from_the_command_line(cli: Cli, judge: JudgeServer, command: str) -> None:
     env_file(judge, "OPENAI_API_KEY=bait")
     Path("agent.py").write_text(AGENT)
     Path("rows.jsonl").write_text('{"user_prompt": "hi", "system_prompt": "s", "ground_truth": "g"}\n')
@@ -90,7 +88,7 @@ def test_a_key_on_the_command_line_is_not_sent(cli: Cli, judge: JudgeServer, com
         ("HOSTED_VLLM_API_BASE", "HOSTED_VLLM_API_KEY", "hosted_vllm/judge"),
     ],
 )
-def test_a_server_here_gets_no_key_of_the_shell(
+def test_local_server_receives_no_shell_key(
     cli: Cli, judge: JudgeServer, address: str, key: str, model: str
 ) -> None:
     env_file(judge, address=address)

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.cli.eval_replies import METRICS, RESULTS, run
-from tests.cli.maze import Maze, Outcome
+from tests.cli.eval_replies import offer_run
+from tests.cli.maze import Maze
+from tests.cli.outcome import Outcome
 from tests.decisions.builders import write_journalled_run
 
 HARD = [0, 1, 2, 3, 4, 2] * 5
@@ -42,7 +43,7 @@ def compare(maze: Maze, *words: str, mode: str = "--plain") -> Outcome:
 def resource(maze: Maze, *words: str) -> dict[str, Any]:
     outcome = compare(maze, *words, mode="--json")
     assert (outcome.status, outcome.json["operation"]) == (0, "eval.compare")
-    found: dict[str, Any] = outcome.json["resource"]
+    found: dict[str, Any] = outcome.resource
     return found
 
 
@@ -52,9 +53,7 @@ def table_of(plain: str, title: str) -> dict[str, list[str]]:
     return {line.split("\t")[0]: line.split("\t")[1:] for line in lines if "\t" in line}
 
 
-def test_terminal_json_and_pull_request_have_the_same_numbers_to_the_digit(
-    maze: Maze, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_same_numbers_in_every_output(maze: Maze, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     plain = compare(maze, "fern", "moss", "--markdown", str(tmp_path / "comment.md"))
     rows = table_of(plain.out, "moss against fern")
@@ -81,7 +80,7 @@ def test_terminal_json_and_pull_request_have_the_same_numbers_to_the_digit(
             ]
 
 
-def test_a_report_that_is_there_stays_and_no_run_is_read_for_it(maze: Maze, tmp_path: Path) -> None:
+def test_report_exists(maze: Maze, tmp_path: Path) -> None:
     report = tmp_path / "compared.html"
     outcome = compare(maze, "fern", "moss", "--report", str(report))
     page = html.unescape(report.read_text())
@@ -107,12 +106,12 @@ def test_a_report_that_is_there_stays_and_no_run_is_read_for_it(maze: Maze, tmp_
         (["--reward-range", "nan,1"], "'nan,1' is not a range"),
     ],
 )
-def test_a_wrong_word_is_a_wrong_command_line(maze: Maze, words: list[str], said: str) -> None:
+def test_usage_errors(maze: Maze, words: list[str], said: str) -> None:
     outcome = compare(maze, "fern", "moss", *words)
     assert (outcome.status, outcome.out) == (2, "") and said in outcome.err
 
 
-def test_what_cannot_be_compared_is_refused_in_a_line(maze: Maze, tmp_path: Path) -> None:
+def test_refusals(maze: Maze, tmp_path: Path) -> None:
     assert compare(maze, "fern", "mos").status == 0, "the beginning of a name is one"
     for words, said, hint in (
         (("fern", "fern"), "the run fern is compared with itself", "name another run"),
@@ -129,7 +128,7 @@ def test_what_cannot_be_compared_is_refused_in_a_line(maze: Maze, tmp_path: Path
         assert outcome.err.startswith("Error: ") and outcome.err.count("\n") == 2
 
 
-def test_a_name_with_a_line_break_begins_no_line(maze: Maze, tmp_path: Path) -> None:
+def test_line_break_in_run_name(maze: Maze, tmp_path: Path) -> None:
     """A CI system reads commands from lines; a directory may be called anything."""
     evil = write_journalled_run(
         tmp_path / "x\n::error::pwned", passes(BETTER), inputs={"model_path": "y"}, name="x"
@@ -143,7 +142,7 @@ def test_a_name_with_a_line_break_begins_no_line(maze: Maze, tmp_path: Path) -> 
             assert outcome.status == 0 and "\n::" not in outcome.out + outcome.err
 
 
-def test_a_row_known_by_what_no_digest_is_makes_a_damaged_journal(maze: Maze) -> None:
+def test_invalid_row_digest(maze: Maze) -> None:
     write_journalled_run(maze.workspace.evals_dir / "odd", [[1.0]] * 2, digests=["::error::x"] * 2)
     for words in (("compare", "fern", "odd"), ("gate", "odd", "--min", "reward=0.1")):
         outcome = maze.osmosis("eval", *words)
@@ -160,7 +159,7 @@ def test_a_row_known_by_what_no_digest_is_makes_a_damaged_journal(maze: Maze) ->
         ([[1.0]] * 12, [[1.0]] * 12),
     ],
 )
-def test_runs_that_say_little_are_not_told_apart(
+def test_inconclusive_comparisons(
     maze: Maze, a: list[list[float | None]], b: list[list[float | None]]
 ) -> None:
     record(maze, "odd", a)
@@ -170,7 +169,7 @@ def test_runs_that_say_little_are_not_told_apart(
         assert outcome.status == 0 and "cannot be told apart" in " ".join(outcome.out.split()), outcome
 
 
-def test_runs_graded_differently_or_with_the_same_samples_are_refused(maze: Maze) -> None:
+def test_different_graders_and_identical_samples(maze: Maze) -> None:
     for name, grader in (("old", "1" * 64), ("new", "2" * 64)):
         write_journalled_run(
             maze.workspace.evals_dir / name, passes(HARD), inputs={"model_path": name}, grader_digest=grader
@@ -189,9 +188,7 @@ def test_runs_graded_differently_or_with_the_same_samples_are_refused(maze: Maze
 
 
 @pytest.mark.parametrize(("changed", "same"), [(1, 119), (30, None)])
-def test_runs_that_share_a_seed_get_a_note_without_tokens_and_if_an_attempt_differs(
-    maze: Maze, changed: int, same: int | None
-) -> None:
+def test_note_about_shared_seed(maze: Maze, changed: int, same: int | None) -> None:
     counts = [count + (place < changed) for place, count in enumerate([0, 1, 2, 3, 2] * 6)]
     code = {"rollout": {"name": "math", "entrypoint": "main.py", "source_digest": "6" * 64}}
     record(maze, "old", passes([0, 1, 2, 3, 2] * 6), model_path="openai/fern")
@@ -207,7 +204,7 @@ def test_runs_that_share_a_seed_get_a_note_without_tokens_and_if_an_attempt_diff
     assert ("of 120 attempts" in compare(maze, "old", "longer").out) == (same is not None)
 
 
-def test_a_difference_in_few_rows_is_found(maze: Maze) -> None:
+def test_few_different_rows(maze: Maze) -> None:
     record(maze, "before", passes([0, 1, 1, 2, 0, 2, 1, 3, 1, 0]))
     record(maze, "after", passes([1, 2, 2, 3, 1, 4, 0, 4, 2, 0]))
     verdict = compare(maze, "before", "after").out.splitlines()[0]
@@ -221,7 +218,7 @@ def test_a_difference_in_few_rows_is_found(maze: Maze) -> None:
     assert -0.4 < number["low"] < number["value"] < number["high"] < -0.05
 
 
-def test_hostile_names_of_models_stay_text(maze: Maze, tmp_path: Path) -> None:
+def test_hostile_model_names(maze: Maze, tmp_path: Path) -> None:
     record(maze, "evil", passes(BETTER), model_path="x\x1b[31m|</td>\n@octocat `rm`")
     outcome = compare(maze, "fern", "evil", "--markdown", str(tmp_path / "comment.md"))
     assert outcome.status == 0 and "\x1b" not in outcome.out
@@ -229,9 +226,8 @@ def test_hostile_names_of_models_stay_text(maze: Maze, tmp_path: Path) -> None:
     assert "\x1b" not in comment and "</td>" not in comment and "@octocat" not in comment
 
 
-def test_a_hosted_run_of_which_only_counts_are_known_is_compared_by_them(maze: Maze) -> None:
-    maze.get("/eval-runs/amber-otter-42").respond(json={**run("finished", revision=2), "results": RESULTS})
-    maze.get("/eval-runs/er_8/metrics").respond(json=METRICS)
+def test_hosted_run_with_counts(maze: Maze) -> None:
+    offer_run(maze, own={"revision": 2})
     outcome = compare(maze, "fern", "platform:amber-otter-42")
     assert outcome.status == 0, outcome.err
     assert "amber-otter-42 (revision 2, on the platform)" in outcome.out
@@ -251,11 +247,11 @@ def cells_of(page: str) -> dict[str, list[str]]:
     return {name: cells for name, *cells in plain}
 
 
-def test_report_terminal_json_and_comparison_have_the_same_numbers(maze: Maze, tmp_path: Path) -> None:
+def test_report_has_the_same_numbers(maze: Maze, tmp_path: Path) -> None:
     report = tmp_path / "moss.html"
     assert maze.osmosis("view", "moss", "--report", str(report)).status == 0
     terminal = maze.osmosis("eval", "info", "moss", "--plain").out
-    data = maze.osmosis("eval", "info", "moss", "--json").json["data"]
+    data = maze.osmosis("eval", "info", "moss", "--json").data
     compared = resource(maze, "fern", "moss")["candidates"][0]["metrics"]
 
     page = html.unescape(report.read_text("utf-8"))

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.api.blob_server import serve
 from tests.cli.eval_downloads import DownloadableRun
 from tests.cli.eval_replies import DETAIL
 from tests.cli.maze import Maze
@@ -80,11 +78,11 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_json_lines_have_one_flat_record_a_sample(maze: Maze, tmp_path: Path) -> None:
+def test_jsonl(maze: Maze, tmp_path: Path) -> None:
     outcome = maze.osmosis("eval", "export", "mixed", "-o", str(tmp_path / "out.jsonl"), "--json")
     assert outcome.status == 0
     assert outcome.json["operation"] == "eval.export"
-    assert outcome.json["resource"] == {
+    assert outcome.resource == {
         "run": "mixed",
         "format": "jsonl",
         "path": str(tmp_path / "out.jsonl"),
@@ -116,21 +114,18 @@ def test_json_lines_have_one_flat_record_a_sample(maze: Maze, tmp_path: Path) ->
     assert (failed["status"], failed["boundary"], failed["error_type"]) == ("failed", "provider", "error")
 
 
-def test_a_dash_writes_json_lines_to_stdout(maze: Maze) -> None:
+def test_stdout(maze: Maze) -> None:
     outcome = maze.osmosis("eval", "export", "mixed", "-o", "-")
     assert (outcome.status, Path("-").exists()) == (0, False)
-    assert [json.loads(line)["status"] for line in outcome.out.splitlines()] == [
-        "success",
-        "success",
-        "failed",
-    ]
+    statuses = [json.loads(line)["status"] for line in outcome.out.splitlines()]
+    assert statuses == ["success", "success", "failed"]
     assert "the run is incomplete" in outcome.err
     for words in (("--format", "parquet"), ("--json",)):
         refused = maze.osmosis("eval", "export", "mixed", "-o", "-", *words)
         assert (refused.status, refused.out) == (2, "") and "--format jsonl" in refused.err
 
 
-def test_parquet_has_the_same_columns_for_pandas_and_duckdb(maze: Maze, tmp_path: Path) -> None:
+def test_parquet(maze: Maze, tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
     maze.osmosis("eval", "export", "mixed", "-o", str(tmp_path / "out.jsonl"))
@@ -147,16 +142,16 @@ def test_parquet_has_the_same_columns_for_pandas_and_duckdb(maze: Maze, tmp_path
     assert rows == lines
 
 
-def test_a_file_that_is_there_stays(maze: Maze, tmp_path: Path) -> None:
+def test_existing_file(maze: Maze, tmp_path: Path) -> None:
     target = tmp_path / "out.jsonl"
     target.write_text("mine")
     refused = maze.osmosis("eval", "export", "mixed", "-o", str(target), "--json")
-    assert (refused.status, json.loads(refused.err)["error"]["code"]) == (1, "CONFLICT")
+    assert (refused.status, refused.error["code"]) == (1, "CONFLICT")
     assert target.read_text() == "mine"
     assert maze.osmosis("eval", "export", "mixed", "-o", str(target), "--overwrite").status == 0
 
 
-def test_a_log_has_the_tokens_that_are_known(maze: Maze, tmp_path: Path) -> None:
+def test_inspect_tokens(maze: Maze, tmp_path: Path) -> None:
     directory = write_run(maze.workspace.evals_dir / "counted", [[1.0]])
     target = tmp_path / "counted.eval"
     export = ("eval", "export", "counted", "--format", "inspect", "--overwrite", "-o", str(target))
@@ -171,7 +166,7 @@ def test_a_log_has_the_tokens_that_are_known(maze: Maze, tmp_path: Path) -> None
         assert stats["model_usage"] == {"unknown": {"total_tokens": 7, **usage}}
 
 
-def test_a_log_replaces_bytes_of_paths_that_are_not_utf8(maze: Maze, tmp_path: Path) -> None:
+def test_inspect_path_not_utf8(maze: Maze, tmp_path: Path) -> None:
     directory = write_run(maze.workspace.evals_dir / "oddly", [[1.0]])
     manifest = json.loads((directory / "manifest.json").read_text())
     manifest["provenance"]["dataset_path"] = "/caf\udce9/rows.jsonl"
@@ -183,7 +178,7 @@ def test_a_log_replaces_bytes_of_paths_that_are_not_utf8(maze: Maze, tmp_path: P
         assert b"/caf?/rows.jsonl" in archive.read("header.json")
 
 
-def test_what_is_no_run_is_told_as_such(maze: Maze, tmp_path: Path) -> None:
+def test_invalid_runs(maze: Maze, tmp_path: Path) -> None:
     maze.get("/eval-runs/nothing").respond(404, json={"error": "no such run", "code": "NOT_FOUND"})
     nowhere = maze.osmosis("eval", "export", "nothing")
     assert "there is no run `nothing`, neither on this machine nor on the platform" in nowhere.err
@@ -203,18 +198,12 @@ def test_what_is_no_run_is_told_as_such(maze: Maze, tmp_path: Path) -> None:
     assert not (tmp_path / "x.jsonl").exists()
 
 
-@pytest.fixture
-def downloadable(maze: Maze) -> Iterator[DownloadableRun]:
-    with serve() as store:
-        yield DownloadableRun(maze, store)
-
-
-def test_a_run_of_a_platform_is_downloaded_first(downloadable: DownloadableRun, tmp_path: Path) -> None:
+def test_hosted_run_is_downloaded_first(stored: DownloadableRun, tmp_path: Path) -> None:
     sample = {"row_index": 0, "run_index": 0, "rollout_id": "row-0-run-0", "status": "success", "reward": 0.5}
     summary = {"pass_threshold": 0.5, "total_samples": 1}
     facts = {"name": "amber-otter-42", "status": "finished", "model_name": "openai/gpt-5-mini"}
-    downloadable.described({**DETAIL, "eval_run": {**DETAIL["eval_run"], "status": "finished"}})
-    downloadable.holds(
+    stored.described({**DETAIL, "eval_run": {**DETAIL["eval_run"], "status": "finished"}})
+    stored.holds(
         {
             "metrics.json": json.dumps({"eval_run": facts, "summary": summary}).encode(),
             "summary.jsonl": json.dumps(sample).encode() + b"\n",
@@ -222,26 +211,24 @@ def test_a_run_of_a_platform_is_downloaded_first(downloadable: DownloadableRun, 
         }
     )
     target = tmp_path / "out.jsonl"
-    outcome = downloadable.maze.osmosis("eval", "export", "amber-otter-42", "-o", str(target), "--json")
+    outcome = stored.maze.osmosis("eval", "export", "amber-otter-42", "-o", str(target), "--json")
     assert (outcome.status, outcome.err) == (0, "")
     (line,) = read_lines(target)
     assert (line["model"], line["passed"], line["label"]) == ("openai/gpt-5-mini", True, "6")
     assert (line["source_row_index"], line["messages"]) == (41, MESSAGES)
 
 
-def test_what_a_platform_s_samples_have_no_column_for_comes_from_the_journal(
-    downloadable: DownloadableRun, tmp_path: Path
-) -> None:
+def test_journal_fills_missing_columns(stored: DownloadableRun, tmp_path: Path) -> None:
     sample = {"row_index": 0, "run_index": 0, "rollout_id": "a", "status": "success", "tokens": 7}
     other = {**sample, "row_index": 1, "rollout_id": "b"}
     said = [{"model": "judge-1", "explanation": "half of it"}]
     recorded = record(0, tokens=None, scores={"agent": 0.5}, judge_calls=1, judgements=said, lost_attempts=2)
     journal = journal_of([record(0, lost_attempts=9), recorded])
-    downloadable.described(
+    stored.described(
         {**DETAIL, "eval_run": {**DETAIL["eval_run"], "status": "finished"}},
         headers={"X-Osmosis-Capabilities": "eval-journals"},
     )
-    downloadable.holds(
+    stored.holds(
         {
             "metrics.json": json.dumps({"eval_run": {"status": "finished"}, "summary": {}}).encode(),
             "summary.jsonl": b"".join(json.dumps(each).encode() + b"\n" for each in (sample, other)),
@@ -250,24 +237,21 @@ def test_what_a_platform_s_samples_have_no_column_for_comes_from_the_journal(
     )
     target = tmp_path / "out.jsonl"
     export = ("eval", "export", "amber-otter-42", "-o", str(target), "--overwrite")
-    assert downloadable.maze.osmosis(*export).status == 0
-    asked = downloadable.manifest.calls.last.request.url.params["types"]
+    assert stored.maze.osmosis(*export).status == 0
+    asked = stored.manifest.calls.last.request.url.params["types"]
     assert asked == "metrics,trajectories,journal"
     first, second = read_lines(target)
     assert (first["scores"], first["judgements"], first["lost_attempts"]) == ({"agent": 0.5}, said, 2)
     assert (first["judge_calls"], first["tokens"]) == (1, 7)  # what a platform has filled in stays
     assert (second["scores"], second["rollout_id"]) == (None, "b")
-    (downloadable.directory / "events.jsonl").write_bytes(journal[:-5] + b"\n")
-    refused = downloadable.maze.osmosis("eval", "export", str(downloadable.directory), "--overwrite")
-    assert (refused.status, "is damaged at line 2" in refused.err, "--type journal" in refused.err) == (
-        1,
-        True,
-        True,
-    )
+    (stored.directory / "events.jsonl").write_bytes(journal[:-5] + b"\n")
+    refused = stored.maze.osmosis("eval", "export", str(stored.directory), "--overwrite")
+    assert refused.status == 1
+    assert "is damaged at line 2" in refused.err and "--type journal" in refused.err
 
 
 @pytest.mark.e2e
-def test_inspect_ai_reads_its_log_back(maze: Maze, tmp_path: Path) -> None:
+def test_inspect_ai_reads_the_log(maze: Maze, tmp_path: Path) -> None:
     from inspect_ai.log import read_eval_log, read_eval_log_sample_summaries
     from inspect_ai.model import ChatMessageAssistant
 
@@ -282,22 +266,13 @@ def test_inspect_ai_reads_its_log_back(maze: Maze, tmp_path: Path) -> None:
     assert first.scores is not None
     assert first.scores["reward"].explanation == "as it should"
     assert first.scores["reward"].metadata == {"parts": {"format": 1.0}}
-    assert [message.role for message in first.messages] == [
-        "system",
-        "user",
-        "assistant",
-        "tool",
-        "assistant",
-    ]
+    roles = [message.role for message in first.messages]
+    assert roles == ["system", "user", "assistant", "tool", "assistant"]
     called = first.messages[2]
     assert isinstance(called, ChatMessageAssistant) and called.tool_calls is not None
     assert (called.tool_calls[0].function, called.tool_calls[0].arguments) == ("multiply", {"a": 2, "b": 3})
     assert first.output.completion == "#### 6"
-    assert (
-        first.scores is not None
-        and first.scores["reward"].value == 1.0
-        and first.scores["passed"].value is True
-    )
+    assert first.scores["reward"].value == 1.0 and first.scores["passed"].value is True
     assert (unscored.scores, failed.error is not None) == ({}, True)
     rate = next(score for score in log.results.scores if score.name == "passed")
     assert rate.metrics["accuracy"].value == 1.0

@@ -9,27 +9,30 @@ import httpx
 import pytest
 
 from tests.cli.eval_replies import ESTIMATES, METRICS, RESULTS, run
-from tests.cli.maze import Maze, Outcome, replies, sent
+from tests.cli.maze import Maze, replies, sent
+from tests.cli.outcome import Outcome
 
 # Logs
 
 
-def line(number: int) -> dict[str, Any]:
-    return {
+LINES = [
+    {
         "timestamp": f"2026-10-02T07:00:{number:02}Z",
         "level": "info",
         "step": "run",
         "message": f"line {number}",
         "details": None,
     }
+    for number in range(9)
+]
 
 
-def test_following_gives_every_line_once_and_ends_with_the_run(maze: Maze) -> None:
+def test_logs_follow(maze: Maze) -> None:
     maze.get("/eval-runs/amber").side_effect = replies(run("running"))
     maze.get("/eval-runs/er_8").side_effect = replies(
         run("running"), run("running"), run("running"), run("finished")
     )
-    lines = [line(number) for number in range(9)]
+    lines = LINES
     logs = maze.get("/eval-runs/er_8/logs")
     logs.side_effect = replies(
         {"logs": lines[1:3], "next_cursor": "c"},
@@ -46,8 +49,8 @@ def test_following_gives_every_line_once_and_ends_with_the_run(maze: Maze) -> No
     assert logs.calls[-1].request.url.params["cursor"] == "c7"
 
 
-def test_lines_of_a_level_are_gathered_up_to_the_limit_and_why_a_run_waits_is_told_once(maze: Maze) -> None:
-    bad, good = {**line(1), "level": "error"}, line(2)
+def test_logs_level_and_waiting_reason(maze: Maze) -> None:
+    bad, good = {**LINES[1], "level": "error"}, LINES[2]
     maze.get("/eval-runs/amber/logs").side_effect = replies(
         {"logs": [bad, good], "next_cursor": "c"}, {"logs": [good, bad], "next_cursor": None}
     )
@@ -62,10 +65,7 @@ def test_lines_of_a_level_are_gathered_up_to_the_limit_and_why_a_run_waits_is_to
     assert followed.err.count("The run waits: no worker has asked for it.") == 1
 
 
-# Stop
-
-
-def test_stopping_asks_first_and_a_refusal_is_an_error(maze: Maze) -> None:
+def test_stop(maze: Maze) -> None:
     route = maze.post("/eval-runs/amber%2Fotter/stop").respond(json={"id": "er_8", "status": "stopping"})
     error = maze.osmosis("eval", "stop", "amber/otter", "--json").error
     assert error["details"]["prompt"] == 'Stop evaluation run "amber/otter"?'
@@ -79,20 +79,14 @@ def test_stopping_asks_first_and_a_refusal_is_an_error(maze: Maze) -> None:
     assert error["message"] == "its worker is being replaced"
 
 
-# Watch
-
-
 def progress(completed: int, **more: Any) -> dict[str, Any]:
     return {**run("running"), "results": {**RESULTS, "total_runs": completed}, **more}
 
 
-def test_watching_a_run_of_the_platform_ends_with_its_numbers(maze: Maze) -> None:
-    maze.get("/eval-runs/amber").side_effect = replies(run("pending"))
-    maze.get("/eval-runs/er_8").side_effect = replies(
-        progress(0), progress(5), run("finished", completed_at="2026-10-02T07:02:00Z"), run("finished")
-    )
+def test_watch(maze: Maze) -> None:
+    maze.get("/eval-runs/amber").side_effect = replies(run("pending"), *[run("finished")] * 9)
+    maze.get("/eval-runs/er_8").side_effect = replies(progress(0), progress(5), *[run("finished")] * 2)
     maze.get("/eval-runs/er_8/metrics").respond(json={**METRICS, "estimates": ESTIMATES})
-    maze.get("/eval-runs/amber").mock(side_effect=[*replies(run("pending")), *replies(run("finished")) * 9])
     outcome = maze.osmosis("eval", "watch", "amber", "--plain")
     assert outcome.status == 0, outcome.err
     assert "Waiting for the run to start" in outcome.err
@@ -101,79 +95,52 @@ def test_watching_a_run_of_the_platform_ends_with_its_numbers(maze: Maze) -> Non
     assert "scored 8 of 10 planned; failed 1: 1 agent; 1 skipped; 5 of 50 rows, the first" in outcome.out
 
 
-def watched(maze: Maze, looks: list[dict[str, Any]]) -> Outcome:
-    """Watch a run of which these are the replies until it has finished."""
-    maze.get("/eval-runs/amber").side_effect = replies(looks[0], *[run("finished")] * 3)
-    maze.get("/eval-runs/er_8").side_effect = replies(*looks[1:], *[run("finished")] * 3)
+def watch(maze: Maze, *looks: Any, headers: dict[str, str] | None = None) -> Outcome:
+    """Watch a run, of which these are the replies, until it has finished."""
+    looks = (*looks, *[run("finished")] * 2)
+    maze.router.get(url__regex=".*/eval-runs/[^/]+$").side_effect = [
+        httpx.Response(200, json=look, headers=headers) if isinstance(look, dict) else look for look in looks
+    ]
     maze.get("/eval-runs/er_8/metrics").respond(json=METRICS)
     outcome = maze.osmosis("eval", "watch", "amber", "--plain")
     assert outcome.status == 0, outcome.err
     return outcome
 
 
-def test_watching_says_once_why_a_run_waits_before_it_has_begun_and_after(maze: Maze) -> None:
-    before, after = (
-        "isolation: required, and not possible.",
-        "its worker released it; it waits for another.",
-    )
-    looks = [
-        {**run("pending"), "waits": before},
-        {**run("pending"), "waits": before},
-        progress(3),
-        progress(3, waits=after),
-        progress(3, waits=after),
-        progress(4),
-    ]
-    outcome = watched(maze, looks)
+def test_watch_prints_waiting_reason_once(maze: Maze) -> None:
+    before, after = "isolation: required, and not possible.", "its worker released it; it waits for another."
+    pending, waiting = {**run("pending"), "waits": before}, progress(3, waits=after)
+    outcome = watch(maze, pending, pending, pending, progress(3), waiting, waiting, progress(4))
     assert outcome.err.count(f"Waiting for the run to start: {before}\n") == 1
     assert outcome.err.count(f"The run waits: {after}\n") == 1
 
 
-def test_a_platform_that_is_away_for_a_while_is_waited_for(maze: Maze) -> None:
+def test_watch_survives_an_outage(maze: Maze) -> None:
     away = httpx.Response(503, json={"error": "starting"})
-    maze.router.get(url__regex=".*/eval-runs/[^/]+$").side_effect = [
-        *replies(progress(1)),
-        *[away] * 6,
-        *[httpx.Response(429, json={"error": "slower"})] * 3,
-        httpx.ConnectError("refused"),
-        *[away] * 2,
-        *replies(run("finished"), run("finished")),
-    ]
-    maze.get("/eval-runs/er_8/metrics").respond(json=METRICS)
-    outcome = maze.osmosis("eval", "watch", "amber", "--plain")
-    assert outcome.status == 0, outcome.err
+    slower = httpx.Response(429, json={"error": "slower"})
+    outages = (*[away] * 6, *[slower] * 3, httpx.ConnectError("refused"), *[away] * 2)
+    outcome = watch(maze, progress(1), *outages)
     assert outcome.err.count("waiting for the platform to come back") == 1
 
 
-TELLS = {"X-Osmosis-Capabilities": "run-events"}
+EVENTS = {"X-Osmosis-Capabilities": "run-events"}
 
 
-def told(*changes: str) -> httpx.Response:
+def changes(*cursors: str) -> httpx.Response:
     """Return a stream of events, one for each cursor, as the platform sends them."""
-    events = "".join(f'event: change\ndata: {{"cursor": "{cursor}"}}\nid: {cursor}\n\n' for cursor in changes)
+    events = "".join(f'event: change\ndata: {{"cursor": "{cursor}"}}\nid: {cursor}\n\n' for cursor in cursors)
     return httpx.Response(200, text=f": ping\n\n{events}", headers={"Content-Type": "text/event-stream"})
 
 
-def looks_at(*bodies: dict[str, Any]) -> list[httpx.Response]:
-    return [httpx.Response(200, json=body, headers=TELLS) for body in bodies]
-
-
-def test_a_platform_that_tells_what_is_new_is_not_asked_every_second(
-    maze: Maze, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    maze.router.get(url__regex=".*/eval-runs/[^/]+$").side_effect = looks_at(
-        run("pending"), progress(5), run("finished"), run("finished")
-    )
-    maze.get("/eval-runs/er_8/metrics").respond(json=METRICS)
-    stream = maze.get("/eval-runs/amber/events").mock(return_value=told("1", "2"))
-    monkeypatch.setattr("osmosis_ai.cli.runs.view.pause", lambda: pytest.fail("it was waited by the clock"))
-    outcome = maze.osmosis("eval", "watch", "amber", "--plain")
-    assert outcome.status == 0, outcome.err
+def test_watch_uses_event_stream(maze: Maze, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = maze.get("/eval-runs/amber/events").mock(return_value=changes("1", "2"))
+    monkeypatch.setattr("osmosis_ai.cli.runs.view.pause", lambda: pytest.fail("it was polled"))
+    watch(maze, run("pending"), progress(5), headers=EVENTS)
     assert stream.call_count == 1
-    asked = stream.calls[0].request
-    assert asked.headers["accept"] == "text/event-stream"
-    # Each stream begins anew: it knows no cursor that another release could have given.
-    assert "last-event-id" not in asked.headers and asked.url.query == b""
+    request = stream.calls[0].request
+    assert request.headers["accept"] == "text/event-stream"
+    # Each stream starts from scratch: it knows no cursor that another release could have given.
+    assert "last-event-id" not in request.headers and request.url.query == b""
 
 
 @pytest.mark.parametrize(
@@ -183,22 +150,17 @@ def test_a_platform_that_tells_what_is_new_is_not_asked_every_second(
         httpx.Response(429, json={"message": "as many streams as a visitor may have are open."}),
         httpx.Response(404, json={"error": "there is no such route"}),
         httpx.Response(200, html="<h1>Sign in</h1>"),
-        told(),
+        changes(),
     ],
+    ids=["cursor", "limit", "route", "page", "empty"],
 )
-def test_a_stream_that_fails_is_tried_a_few_times_and_the_run_is_watched_all_the_same(
-    maze: Maze, stream: httpx.Response
-) -> None:
-    maze.router.get(url__regex=".*/eval-runs/[^/]+$").side_effect = looks_at(
-        *[progress(number) for number in range(6)], run("finished"), run("finished")
-    )
-    maze.get("/eval-runs/er_8/metrics").respond(json=METRICS)
-    asked = maze.get("/eval-runs/amber/events").mock(return_value=stream)
-    outcome = maze.osmosis("eval", "watch", "amber", "--plain")
-    assert (outcome.status, asked.call_count) == (0, 3), outcome.err
+def test_watch_falls_back_to_polling(maze: Maze, stream: httpx.Response) -> None:
+    requests = maze.get("/eval-runs/amber/events").mock(return_value=stream)
+    watch(maze, *(progress(number) for number in range(6)), headers=EVENTS)
+    assert requests.call_count == 3
 
 
-def test_ctrl_c_stops_watching_and_says_that_the_run_goes_on(maze: Maze) -> None:
+def test_watch_ctrl_c(maze: Maze) -> None:
     def interrupt(_request: httpx.Request) -> httpx.Response:
         raise KeyboardInterrupt
 
@@ -208,11 +170,10 @@ def test_ctrl_c_stops_watching_and_says_that_the_run_goes_on(maze: Maze) -> None
     assert "The run continues; follow it again with: osmosis eval watch amber" in outcome.err
 
 
-def test_a_page_is_waited_for_only_from_a_platform_that_has_answered_before(maze: Maze) -> None:
+def test_watch_web_page_instead_of_reply(maze: Maze) -> None:
+    """A page is waited for only from a platform that has answered before."""
     page = httpx.Response(200, html="<h1>Sign in</h1>")
+    watch(maze, progress(1), page, page)
     looks = maze.router.get(url__regex=".*/eval-runs/[^/]+$")
-    looks.side_effect = [*replies(progress(1)), page, page, *replies(run("finished"), run("finished"))]
-    maze.get("/eval-runs/er_8/metrics").respond(json=METRICS)
-    assert maze.osmosis("eval", "watch", "amber", "--plain").status == 0
     looks.side_effect = [page]
     assert maze.osmosis("eval", "watch", "amber", "--json").error["code"] == "PLATFORM_ERROR"

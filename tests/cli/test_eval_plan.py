@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cli.eval_replies import DETAIL, METRICS, OWN
-from tests.cli.maze import Maze, Outcome
+from tests.cli.eval_replies import METRICS, offer_run
+from tests.cli.maze import Maze
+from tests.cli.outcome import Outcome
 from tests.datasets.builders import jsonl, prompt_rows
 from tests.decisions.builders import write_journalled_run
 
@@ -48,7 +49,7 @@ def plan(maze: Maze, *words: str) -> Outcome:
     return maze.osmosis("eval", "plan", "configs/eval/walks.toml", *words)
 
 
-def test_a_pilot_tells_what_the_config_sees_and_what_a_goal_costs(maze: Maze) -> None:
+def test_pilot(maze: Maze) -> None:
     outcome = plan(maze, "--pilot", "pilot", "--detect", "0.2", "--json")
     assert (outcome.status, outcome.err) == (0, "")
     envelope = outcome.json
@@ -64,26 +65,24 @@ def test_a_pilot_tells_what_the_config_sees_and_what_a_goal_costs(maze: Maze) ->
     assert f"a 20-point change is detected with {100 * own['power']:.0f}% power" in envelope["message"]
 
 
-def test_two_runs_tell_the_spread_of_their_difference(maze: Maze) -> None:
+def test_pilot_and_baseline(maze: Maze) -> None:
     write_journalled_run(maze.workspace.evals_dir / "base", [HARD, HARD, FAIR] * 10)
-    alone = plan(maze, "--pilot", "pilot", "--json").json["resource"]
-    both = plan(maze, "--pilot", "pilot", "--against", "base", "--json").json["resource"]
+    alone = plan(maze, "--pilot", "pilot", "--json").resource
+    both = plan(maze, "--pilot", "pilot", "--against", "base", "--json").resource
     assert (both["pilot"], both["against"], both["spread"]["basis"]) == ("pilot", "base", "two runs")
     assert both["config_design"]["sees"]["value"] < alone["config_design"]["sees"]["value"]
     assert any("all 30 rows are in both runs" in note for note in both["notes"])
     gaps: list[list[float | None]] = [*([HARD] * 29), [None, *HARD[1:]]]
     write_journalled_run(maze.workspace.evals_dir / "gaps", gaps)
-    with_gaps = plan(maze, "--pilot", "pilot", "--against", "gaps", "--json").json["resource"]
+    with_gaps = plan(maze, "--pilot", "pilot", "--against", "gaps", "--json").resource
     assert "gaps: 1 of 120 attempts have no score and are omitted." in with_gaps["notes"]
-    baseline = plan(maze, "--against", "base", "--json").json["resource"]
+    baseline = plan(maze, "--against", "base", "--json").resource
     assert (baseline["pilot"], baseline["spread"]["basis"]) == ("base", "one run")
     assert baseline["notes"][0].startswith("base (--against) is the pilot; ")
 
 
-def test_without_a_pilot_the_spread_is_assumed_and_the_range_is_shown(maze: Maze) -> None:
-    found = plan(maze, "--pass-rate", "0.6", "--icc", "0.3", "--rows-at-most", "200", "--json").json[
-        "resource"
-    ]
+def test_assumptions(maze: Maze) -> None:
+    found = plan(maze, "--pass-rate", "0.6", "--icc", "0.3", "--rows-at-most", "200", "--json").resource
     own = found["config_design"]["sees"]
     assert own["low"] < own["value"] < own["high"]
     assert (found["spread"]["basis"], found["attempt"]["cost_usd"]) == ("assumed", 0.0)
@@ -93,15 +92,15 @@ def test_without_a_pilot_the_spread_is_assumed_and_the_range_is_shown(maze: Maze
     assert plan(maze, "--icc", "1").status == 0
 
 
-def test_few_rows_are_planned_with_the_power_of_the_comparison(maze: Maze) -> None:
+def test_few_rows(maze: Maze) -> None:
     words = ("--pass-rate", "0.5", "--icc", "0.3", "--rows-at-most", "10", "--json")
-    found = plan(maze, *words).json["resource"]["designs"]
+    found = plan(maze, *words).resource["designs"]
     sees = {(each["rows"], each["n"]): each["sees"]["value"] for each in found}
     # Student's t alone would promise 0.401. A comparison finds that in 7 of 10 cases, and 0.434 in 8 of 10.
     assert sees[10, 4] == pytest.approx(0.434, abs=0.001)
 
 
-def test_a_model_whose_price_nobody_knows_costs_something_unknown(maze: Maze) -> None:
+def test_unknown_price(maze: Maze) -> None:
     configure(maze, model="openai/gpt-5-mini")
     assert "unknown" in plan(maze).out
     refused = plan(maze, "--max-cost", "20", "--json")
@@ -109,7 +108,7 @@ def test_a_model_whose_price_nobody_knows_costs_something_unknown(maze: Maze) ->
     assert "--max-cost needs what an attempt with openai/gpt-5-mini costs" in refused.error["message"]
 
 
-def test_rewards_are_planned_on_their_own_scale(maze: Maze) -> None:
+def test_rewards(maze: Maze) -> None:
     write_journalled_run(
         maze.workspace.evals_dir / "graded", [[2.0, 4.0, 3.0, 3.0], [7.0, 9.0, 8.0, 8.0]] * 10
     )
@@ -118,7 +117,7 @@ def test_rewards_are_planned_on_their_own_scale(maze: Maze) -> None:
     (maze.workspace.root / "configs/eval/walks.decide.toml").write_text(
         "[decide]\nconfidence = 0.9\nreward_range = [0, 10]\n"
     )
-    assert plan(maze, *words, "--json").json["resource"]["confidence"] == 0.9
+    assert plan(maze, *words, "--json").resource["confidence"] == 0.9
     refused = plan(maze, *words, "--detect", "11")
     assert refused.status == 2 and "a reward can change by 10 at most" in refused.err
 
@@ -135,7 +134,7 @@ def test_rewards_are_planned_on_their_own_scale(maze: Maze) -> None:
         (("--pilot", "pilot", "--icc", "0.3"), "are assumptions without a run"),
     ],
 )
-def test_a_senseless_question_is_a_wrong_command_line(maze: Maze, words: tuple[str, ...], said: str) -> None:
+def test_usage_errors(maze: Maze, words: tuple[str, ...], said: str) -> None:
     outcome = plan(maze, *words)
     assert (outcome.status, outcome.out) == (2, "")
     assert said in " ".join(outcome.err.split())
@@ -150,15 +149,13 @@ def test_a_senseless_question_is_a_wrong_command_line(maze: Maze, words: tuple[s
         ([[1.0, 1.0]] * 12, "--pass-rate 0.95 --icc 0.3"),
     ],
 )
-def test_a_pilot_that_tells_no_spread_is_refused_with_what_to_do(
-    maze: Maze, rewards: list[list[float | None]], said: str
-) -> None:
+def test_pilot_without_variance(maze: Maze, rewards: list[list[float | None]], said: str) -> None:
     write_journalled_run(maze.workspace.evals_dir / "odd", rewards)
     error = plan(maze, "--pilot", "odd", "--json").error
     assert said in f"{error['message']} {error['hint']}" and "--pass-rate" in error["hint"]
 
 
-def test_what_cannot_be_planned_is_refused(maze: Maze) -> None:
+def test_refusals(maze: Maze) -> None:
     write_journalled_run(maze.workspace.evals_dir / "huge", [[1e200, -1e200], [0.0, 1.0]] * 10)
     error = plan(maze, "--metric", "reward", "--pilot", "huge", "--json").error
     assert "too large" in error["message"]
@@ -172,22 +169,20 @@ def test_what_cannot_be_planned_is_refused(maze: Maze) -> None:
     assert itself.status == 1 and "the same run" in itself.error["message"]
 
 
-def test_a_run_whose_platform_tells_counts_only_leaves_the_spread_to_be_assumed(maze: Maze) -> None:
-    run = {**OWN, "status": "finished", "completed_at": "2026-10-02T07:11:10Z"}
-    maze.get("/eval-runs/amber-otter-42").respond(json={**DETAIL, "eval_run": run})
-    maze.get("/eval-runs/er_8/metrics").respond(json={**METRICS, "status": "finished"})
+def test_platform_run_with_counts(maze: Maze) -> None:
+    offer_run(maze, {**METRICS, "status": "finished"})
     error = plan(maze, "--pilot", "amber-otter-42", "--json").error
     assert "the platform reports counts of amber-otter-42, not attempts" in error["message"]
     assert error["hint"].startswith("plan with its pass rate: --pass-rate 0.50")
 
 
-def test_the_rows_of_a_dataset_that_only_the_platform_has_are_asked_for(maze: Maze) -> None:
+def test_dataset_only_on_the_platform(maze: Maze) -> None:
     (maze.workspace.root / "data/walks.jsonl").unlink()
     maze.get("/datasets/walks").respond(
         json={"id": "ds_31", "file_name": "walks", "status": "uploaded", "row_count": 900}
     )
-    assert plan(maze, "--json").json["resource"]["dataset_rows"] == 900
+    assert plan(maze, "--json").resource["dataset_rows"] == 900
     maze.get("/datasets/walks").respond(404, json={"error": "no such dataset"})
-    found = plan(maze, "--json").json["resource"]
+    found = plan(maze, "--json").resource
     assert (found["dataset_rows"], found["config_design"]) == (None, None)
     assert any("how many rows the dataset walks has is not known here" in note for note in found["notes"])

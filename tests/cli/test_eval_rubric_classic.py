@@ -20,7 +20,7 @@ def test_the_classic_command_writes_the_documented_document(cli: Cli, judge: Jud
     line = {
         "id": "i-1",
         "conversation_id": "ticket-001",
-        "rubric_id": "CLARITY",
+        "rubric_id": " CLARITY ",
         "solution_str": "  an answer\n with   space ",
         "metadata": {"channel": "mail"},
         "extra_info": {"metadata": {"b": 2}, "secret": "not shown to the judge"},

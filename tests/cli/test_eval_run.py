@@ -19,8 +19,9 @@ import pytest
 from pyarrow.parquet import write_table
 
 from tests.cli.conftest import Cli
-from tests.cli.eval_world import CONFIG, Outcome, World
+from tests.cli.eval_world import CONFIG, World
 from tests.cli.maze import Maze
+from tests.cli.outcome import Outcome
 from tests.decisions.builders import write_journalled_run
 from tests.evaluation.rollouts import agent_with, write_rollout, write_rows
 from tests.full_disk import limit_files
@@ -36,7 +37,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 @pytest.mark.e2e
-async def test_a_run_uses_the_reward_range_of_its_decide_file(world: World) -> None:
+async def test_reward_range_of_decide_file(world: World) -> None:
     decide = (world.workspace.root / CONFIG).with_suffix(".decide.toml")
     world.rows(["reward 0.5", "reward 0.25", "reward 0.4"])
     unranged = (await world.run("--name", "unranged")).resource["metrics"]["estimates"]
@@ -49,10 +50,8 @@ async def test_a_run_uses_the_reward_range_of_its_decide_file(world: World) -> N
     [whole, *_] = [part["reward"] for part in ranged.resource["slices"]]
     assert 0 < whole["high"] <= 2 and whole["low"] < whole["value"], whole
     decide.unlink()
-    written = json.loads((world.workspace.evals_dir / "ranged" / "metrics.json").read_text())
-    assert written["estimates"]["reward"] == reward
     read = await world.osmosis("info", "ranged", "--json")
-    assert json.loads(read.out)["data"]["metrics"]["estimates"]["reward"] == reward
+    assert read.data["metrics"]["estimates"]["reward"] == reward
 
     decide.write_text("[decide]\nreward_range = [0, 0.4]\n")
     misfit = await world.run("--name", "misfit", "--slice", "user_prompt")
@@ -64,7 +63,7 @@ async def test_a_run_uses_the_reward_range_of_its_decide_file(world: World) -> N
 
 
 @pytest.mark.e2e
-async def test_a_grader_gets_numbers_as_the_file_has_them(world: World) -> None:
+async def test_grader_receives_numbers_unchanged(world: World) -> None:
     written = ["3.14159265358979323846", "1.10", "1e5", "-0.0", "12345678901234567890123", "true"]
     world.model.respond = lambda body: Reply(content=body["messages"][-1]["content"])
     rows = [f'{{"user_prompt": "{text}", "ground_truth": {text}}}\n' for text in written]
@@ -75,7 +74,7 @@ async def test_a_grader_gets_numbers_as_the_file_has_them(world: World) -> None:
 
 
 @pytest.mark.e2e
-async def test_any_byte_string_is_a_file_name(world: World) -> None:
+async def test_file_names_not_utf8(world: World) -> None:
     odd = os.fsdecode(b"caf\xe9")
     folder = world.workspace.rollouts_dir / "multiply" / odd
     folder.mkdir()
@@ -85,11 +84,11 @@ async def test_any_byte_string_is_a_file_name(world: World) -> None:
     assert (await world.run("--name", "odd")).resource["resumed"] == 3
     (folder / f"{odd}.txt").write_text("two")
     changed = await world.run("--name", "odd")
-    assert changed.status == 1 and "Changed: rollout." in json.loads(changed.err)["error"]["message"]
+    assert changed.status == 1 and "Changed: rollout." in changed.error["message"]
 
 
 @pytest.mark.e2e
-async def test_a_failed_sample_has_no_score_and_the_config_is_kept_but_no_input(world: World) -> None:
+async def test_failed_attempts_and_stored_config(world: World) -> None:
     world.rows(["one", "raise", "three"])
     outcome = await world.run()
     assert (outcome.status, outcome.err) == (0, "")
@@ -111,7 +110,7 @@ async def test_a_failed_sample_has_no_score_and_the_config_is_kept_but_no_input(
 
 
 @pytest.mark.e2e
-async def test_what_was_put_aside_or_copied_is_gone_on_with_and_not_the_run_of_its_name(world: World) -> None:
+async def test_resume_of_archived_and_copied_runs(world: World) -> None:
     world.rows(["one", "raise"])
     evals = world.workspace.evals_dir
     for arguments in ((), ("--fresh",)):
@@ -127,37 +126,17 @@ async def test_what_was_put_aside_or_copied_is_gone_on_with_and_not_the_run_of_i
         assert view == f"osmosis view {name}"
 
 
-@pytest.mark.parametrize("option", ["--max-cost=-1", "--max-cost=nan", "--max-tokens=0"])
-async def test_a_budget_that_is_none_is_a_usage_error(world: World, option: str) -> None:
-    world.rows(["one"])
-    outcome = await world.run(option)
-    error = json.loads(outcome.err)["error"]
-    assert (outcome.status, error["code"]) == (2, "VALIDATION")
-    assert f"'{option.partition('=')[0]}' must be a positive number" in error["message"]
-
-
 @pytest.mark.e2e
-async def test_it_asks_before_spending_and_tells_scripts_how_to_agree(world: World) -> None:
-    outcome = await world.osmosis("run", CONFIG, "--json")
-    error = json.loads(outcome.err)["error"]
-    assert (outcome.status, outcome.out) == (1, "")
-    assert error["code"] == "INTERACTIVE_REQUIRED"
-    assert error["details"]["prompt"] == "Run 3 attempts with model openai/gpt-5-mini?"
-    assert world.model.calls == 0
-    assert not list(world.workspace.evals_dir.glob("*/manifest.json"))
-
-
-@pytest.mark.e2e
-async def test_the_providers_own_words_reach_the_user_before_the_first_row(world: World) -> None:
+async def test_provider_error_before_the_first_row(world: World) -> None:
     world.model.respond = lambda _: error_reply(401, "Incorrect API key provided.", code="invalid_api_key")
     outcome = await world.run()
     assert outcome.status == 1
-    assert "Incorrect API key provided." in json.loads(outcome.err)["error"]["message"]
+    assert "Incorrect API key provided." in outcome.error["message"]
     assert "sk-stand-in" not in outcome.err
 
 
 @pytest.mark.e2e
-async def test_ctrl_c_once_stops_gracefully_and_the_same_command_finishes_the_run(world: World) -> None:
+async def test_ctrl_c_and_resume(world: World) -> None:
     world.rows([f"row {row}" for row in range(12)])
     hold = asyncio.Event()
     world.model.respond = lambda body: Reply(wait_for=hold if world.model.calls > 6 else None)
@@ -181,7 +160,7 @@ async def test_ctrl_c_once_stops_gracefully_and_the_same_command_finishes_the_ru
 
 
 @pytest.mark.e2e
-async def test_ctrl_c_twice_quits_at_once(world: World) -> None:
+async def test_second_ctrl_c_quits(world: World) -> None:
     hold = asyncio.Event()
     # The preflight is answered; the agents' calls are not, so a graceful stop has something to wait for.
     world.model.respond = lambda _: Reply(wait_for=hold if world.model.calls > 1 else None)
@@ -199,7 +178,7 @@ async def test_ctrl_c_twice_quits_at_once(world: World) -> None:
 
 
 @pytest.mark.e2e
-async def test_a_full_disk_halts_the_run_and_the_same_command_goes_on_when_there_is_room(
+async def test_full_disk_and_resume(
     world: World,
 ) -> None:
     world.rows([f"row {row}" for row in range(80)])
@@ -238,9 +217,7 @@ class Graded(Grader):
 
 
 @pytest.mark.e2e
-async def test_secrets_come_from_the_secrets_file_then_the_shell_then_the_env_file(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_sources_of_secrets(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     root = world.workspace.root
     (root / CONFIG).write_text(MINIMAL_EVAL.replace("[]", '["SEARCH_KEY", "MAP_KEY", "WEATHER_KEY"]'))
     write_rollout(
@@ -266,92 +243,107 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return found.root
 
 
-def refusal(cli: Cli, workspace: Path, **columns: Any) -> str:
-    """Return why the rows are refused, of which nothing is left behind."""
-    write_table(pa.table(columns), "rows.parquet")
-    outcome = cli("--plain", "eval", "run", CONFIG, "--yes", "--dataset-file", "rows.parquet")
-    assert (outcome.status, outcome.out) == (1, "")
-    assert not list(workspace.glob(".osmosis/evals/[!.]*"))
-    return outcome.err
+@pytest.mark.parametrize("option", ["--max-cost=-1", "--max-cost=nan", "--max-tokens=0"])
+def test_invalid_budget(cli: Cli, workspace: Path, option: str) -> None:
+    outcome = cli("eval", "run", CONFIG, "--yes", "--json", option)
+    assert (outcome.status, outcome.error["code"]) == (2, "VALIDATION")
+    assert f"'{option.partition('=')[0]}' must be a positive number" in outcome.error["message"]
 
 
-def test_rows_that_cannot_be_graded_are_refused_with_their_place(cli: Cli, workspace: Path) -> None:
-    said = refusal(cli, workspace, question=["q"], answer=["a"])
-    assert "missing 'user_prompt', 'ground_truth' (found 'question', 'answer')" in said
-
-    said = refusal(cli, workspace, user_prompt=["a", "b"], ground_truth=[1.5, float("nan")])
-    assert "row 2: no value for 'ground_truth'" in said
-
-    metadata = [{"item": {"tags": [None]}}, {"item": {"tags": [float("nan")]}}]
-    said = refusal(cli, workspace, user_prompt=["a", "b"], ground_truth=["a", "b"], metadata=metadata)
-    assert "row 2: 'metadata.item.tags[]' is nan, which JSON cannot hold" in said
+def test_asks_before_spending(cli: Cli, workspace: Path) -> None:
+    write_rows(workspace / "data/multiply.jsonl", ["one", "two", "three"])
+    error = cli("eval", "run", CONFIG, "--json").error
+    assert error["code"] == "INTERACTIVE_REQUIRED"
+    assert error["details"]["prompt"] == "Run 3 attempts with model openai/gpt-5-mini?"
+    assert not list(workspace.glob(".osmosis/evals/*/manifest.json"))
 
 
-ELSEWHERE = "https://elsewhere.example/v1"
+NAN_TAG = [{"item": {"tags": [None]}}, {"item": {"tags": [float("nan")]}}]
 
 
 @pytest.mark.parametrize(
-    ("required", "env_file", "shell", "given", "code", "named"),
+    ("columns", "message"),
     [
-        (["NODE_OPTIONS"], {"NODE_OPTIONS": "/evil.js"}, {}, {}, "INTERACTIVE_REQUIRED", "NODE_OPTIONS"),
         (
-            ["OPENAI_API_KEY", "OPENAI_BASE_URL"],
-            {"OPENAI_API_KEY": "bait", "OPENAI_BASE_URL": ELSEWHERE},
-            {},
-            {"OPENAI_API_KEY": "mine"},
-            "CONFLICT",
-            "is accepted only with OPENAI_API_KEY from the same file",
+            {"question": ["q"], "answer": ["a"]},
+            "missing 'user_prompt', 'ground_truth' (found 'question', 'answer')",
         ),
         (
-            ["SEARCH_API_KEY", "SEARCH_BASE_URL"],
-            {"SEARCH_API_KEY": "bait", "SEARCH_BASE_URL": ELSEWHERE},
-            {},
-            {"SEARCH_API_KEY": "mine"},
-            "CONFLICT",
-            "is accepted only with SEARCH_API_KEY from the same file",
+            {"user_prompt": ["a", "b"], "ground_truth": [1.5, float("nan")]},
+            "row 2: no value for 'ground_truth'",
         ),
         (
-            ["SEARCH_BASE_URL"],
-            {"SEARCH_KEY": "bait", "SEARCH_BASE_URL": ELSEWHERE},
-            {"SEARCH_TOKEN": "mine"},
-            {},
-            "CONFLICT",
+            {"user_prompt": ["a", "b"], "ground_truth": ["a", "b"], "metadata": NAN_TAG},
+            "row 2: 'metadata.item.tags[]' is nan, which JSON cannot hold",
+        ),
+    ],
+    ids=["columns", "answer", "metadata"],
+)
+def test_invalid_rows(cli: Cli, workspace: Path, columns: dict[str, Any], message: str) -> None:
+    write_table(pa.table(columns), "rows.parquet")
+    outcome = cli("--plain", "eval", "run", CONFIG, "--yes", "--dataset-file", "rows.parquet")
+    assert (outcome.status, outcome.out) == (1, "") and message in outcome.err
+    assert not list(workspace.glob(".osmosis/evals/[!.]*"))
+
+
+REMOTE = "https://elsewhere.example/v1"
+SAME_FILE = "is accepted only with {} from the same file"
+
+
+@pytest.mark.parametrize(
+    ("required", "env_file", "shell", "given", "message"),
+    [
+        ("NODE_OPTIONS", "NODE_OPTIONS=/evil.js", "", "", "NODE_OPTIONS"),
+        (
+            "OPENAI_API_KEY",
+            "OPENAI_BASE_URL=http://127.0.0.1:8000/v1",
+            "OPENAI_API_KEY=mine",
+            "",
+            "OPENAI_API_KEY",
+        ),
+        (
+            "SEARCH_BASE_URL",
+            f"SEARCH_KEY=bait SEARCH_BASE_URL={REMOTE}",
+            "SEARCH_TOKEN=mine",
+            "",
             "SEARCH_TOKEN",
         ),
-        (
-            ["OPENAI_API_KEY"],
-            {"OPENAI_BASE_URL": "http://127.0.0.1:8000/v1"},
-            {"OPENAI_API_KEY": "mine"},
-            {},
-            "INTERACTIVE_REQUIRED",
-            "OPENAI_API_KEY",
+        *(
+            (
+                f"{name}_API_KEY {name}_BASE_URL",
+                f"{name}_API_KEY=bait {name}_BASE_URL={REMOTE}",
+                "",
+                f"{name}_API_KEY=mine",
+                SAME_FILE.format(f"{name}_API_KEY"),
+            )
+            for name in ("OPENAI", "SEARCH")
         ),
     ],
 )
-def test_a_rollout_gets_no_key_together_with_an_address_of_another_source(
+def test_key_and_address_from_different_sources(
     cli: Cli,
     workspace: Path,
     monkeypatch: pytest.MonkeyPatch,
-    required: list[str],
-    env_file: dict[str, str],
-    shell: dict[str, str],
-    given: dict[str, str],
-    code: str,
-    named: str,
+    required: str,
+    env_file: str,
+    shell: str,
+    given: str,
+    message: str,
 ) -> None:
-    monkeypatch.setattr(os, "environ", {**os.environ, **shell})
-    for name in {"OPENAI_API_KEY", "OPENAI_BASE_URL"} - shell.keys():
-        os.environ.pop(name, None)
-    config = MINIMAL_EVAL.replace("openai/gpt-5-mini", "osmosis/tiny").replace("[]", json.dumps(required))
-    (workspace / CONFIG).write_text(config)
+    monkeypatch.setattr(os, "environ", {**os.environ, **dict(each.split("=") for each in shell.split())})
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
+        if name not in shell:
+            os.environ.pop(name, None)
+    config = MINIMAL_EVAL.replace("openai/gpt-5-mini", "osmosis/tiny")
+    (workspace / CONFIG).write_text(config.replace("[]", json.dumps(required.split())))
     write_rows(workspace / "data/multiply.jsonl", ["one"])
-    for path, values in ((".env", env_file), ("secrets.env", given)):
-        (workspace / path).write_text("".join(f"{name}={value}\n" for name, value in values.items()))
-    words = ("eval", "run", CONFIG, "--yes", "--json", *(("--secrets-file", "secrets.env") if given else ()))
-    outcome = cli(*words)
-    error = json.loads(outcome.err.splitlines()[-1])["error"]
-    assert (outcome.status, error["code"]) == (1, code), outcome.err
-    assert named in error["message"] + str(error.get("details"))
+    (workspace / ".env").write_text(env_file.replace(" ", "\n"))
+    (workspace / "secrets.env").write_text(given)
+    options = ("--secrets-file", "secrets.env") if given else ()
+    error = cli("eval", "run", CONFIG, "--yes", "--json", *options).error
+    conflict = REMOTE in env_file
+    assert error["code"] == ("CONFLICT" if conflict else "INTERACTIVE_REQUIRED")
+    assert message in error["message"] + str(error.get("details"))
 
 
 KEY = "osm_rollout_canary-4711"
@@ -410,9 +402,7 @@ async def adder(directory: Path) -> AsyncIterator[int]:
 
 
 @pytest.mark.e2e
-async def test_an_agent_that_is_served_elsewhere_is_evaluated_from_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_remote_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def respond(body: dict[str, object]) -> Reply:
         messages: list[dict[str, object]] = body["messages"]  # type: ignore[assignment]
         if messages[-1]["role"] == "tool":
@@ -447,32 +437,23 @@ async def test_an_agent_that_is_served_elsewhere_is_evaluated_from_here(
     assert not [1 for content in files if KEY.encode() in content]
 
 
-REFUSED = {"role": "assistant", "content": None, "refusal": "I cannot help with that."}
-
-
 def end_early(body: dict[str, Any]) -> Reply:
-    said = body["messages"][-1]["content"]
-    if "cut" in said:
+    prompt = body["messages"][-1]["content"]
+    if "cut" in prompt:
         return Reply(content="half an", finish_reason="length")
-    if "filter" in said:
+    if "filter" in prompt:
         return Reply(content="", finish_reason="content_filter")
-    if "refuse" in said:
-        if body.get("stream"):
-            deltas = [
-                {"role": "assistant", "content": ""},
-                {"refusal": "I cannot"},
-                {"refusal": " help."},
-                {},
-            ]
-            chunks: list[Any] = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
-            chunks[-1]["choices"][0]["finish_reason"] = "stop"
-            return Reply(chunks=[*chunks, b"data: [DONE]\n\n"])
-        return Reply(choice_extra={"message": REFUSED})
-    return Reply(content="ok", finish_reason="MAX_TOKENS" if "old" in said else None)
+    if "refuse" in prompt and body.get("stream"):
+        deltas = [{"role": "assistant", "content": ""}, {"refusal": "I cannot"}, {"refusal": " help."}]
+        return Reply(chunks=[*({"choices": [{"index": 0, "delta": delta}]} for delta in deltas), END, DONE])
+    if "refuse" in prompt:
+        refusal = {"role": "assistant", "content": None, "refusal": "I cannot help with that."}
+        return Reply(choice_extra={"message": refusal})
+    return Reply(content="ok", finish_reason="MAX_TOKENS" if "old" in prompt else None)
 
 
 @pytest.mark.e2e
-async def test_a_run_counts_truncated_filtered_and_refused_replies(openai_world: World) -> None:
+async def test_finish_reason_counts(openai_world: World) -> None:
     world = openai_world
     world.model.respond = end_early
     streamed = ("stream fine", "stream cut", "stream filter", "stream refuse")
@@ -505,30 +486,26 @@ async def test_a_run_counts_truncated_filtered_and_refused_replies(openai_world:
         assert line in seen.out
     assert warning in seen.out
     rows = {
-        finish: [each["row"] for each in json.loads(found.out)["data"]["samples"]]
+        finish: [each["row"] for each in found.data["samples"]]
         for finish in ("length", "content_filter", "refusal")
         for found in [await world.osmosis("show", "seen", "--finish", finish, "--json")]
     }
     assert rows == {"length": [1, 4, 6], "content_filter": [2, 7], "refusal": [3, 8]}
 
 
-def reasons(count: int, *flagged: str) -> dict[tuple[int, int], dict[str, int]]:
-    """Return the finish reasons of one attempt on each of so many rows, the first ones flagged."""
-    return {(row, 0): {flagged[row] if row < len(flagged) else "stop": 1} for row in range(count)}
-
-
 @pytest.mark.parametrize(("flagged", "warns"), [(["length"], False), (["length", "refusal"], True)])
-def test_a_warning_appears_above_five_percent_of_the_attempts(
-    maze: Maze, flagged: list[str], warns: bool
-) -> None:
-    directory = maze.workspace.evals_dir / "fern"
-    write_journalled_run(directory, [[1.0]] * 20, finish_reasons=reasons(20, *flagged))
-    document = maze.osmosis("eval", "info", "fern", "--json").out
-    assert json.loads(document)["data"]["metrics"]["estimates"]["finish"]["affected"] == len(flagged)
-    assert ("have a model reply that was" in document) == warns
+def test_finish_reason_warning(maze: Maze, flagged: list[str], warns: bool) -> None:
+    """The warning appears above 5% of the attempts."""
+    reasons = {
+        (row, 0): {finish: 1} for row, finish in enumerate([*flagged, *["stop"] * (20 - len(flagged))])
+    }
+    write_journalled_run(maze.workspace.evals_dir / "fern", [[1.0]] * 20, finish_reasons=reasons)
+    outcome = maze.osmosis("eval", "info", "fern", "--json")
+    assert outcome.data["metrics"]["estimates"]["finish"]["affected"] == len(flagged)
+    assert ("have a model reply that was" in outcome.out) == warns
 
 
-def test_an_attempt_counts_once_for_each_way_its_replies_ended(maze: Maze) -> None:
+def test_finish_reasons_of_one_attempt(maze: Maze) -> None:
     several = {(0, 0): {"length": 3, "refusal": 1, "stop": 5}, (1, 0): {"stop": 2}}
     write_journalled_run(maze.workspace.evals_dir / "fern", [[1.0], [0.0], [0.0]], finish_reasons=several)
     estimates = json.loads(maze.osmosis("eval", "info", "fern", "--json").out)["data"]["metrics"]["estimates"]
@@ -540,7 +517,7 @@ def test_an_attempt_counts_once_for_each_way_its_replies_ended(maze: Maze) -> No
         "known_samples": 2,
         "recorded_samples": 3,
     }
-    shown = maze.osmosis("eval", "show", "fern", "--finish", "refusal", "--json").json["data"]["samples"]
+    shown = maze.osmosis("eval", "show", "fern", "--finish", "refusal", "--json").data["samples"]
     assert [each["finish_reasons"] for each in shown] == [several[0, 0]]
     call = {"prompt_tokens": 9, "extra": {"finish_reason": "length"}}
     said = {"steps": [{"source": "agent", "message": "half an", "metrics": call}]}
@@ -554,38 +531,30 @@ def test_an_attempt_counts_once_for_each_way_its_replies_ended(maze: Maze) -> No
 
 
 DOWN = {"code": 502, "message": "upstream is down"}
-OK = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "kept"}}
-SAID = {"index": 0, "delta": {"role": "assistant", "content": "kept"}, "finish_reason": None}
-LAST = {"index": 0, "delta": {}, "finish_reason": "stop"}
+MESSAGE = {"role": "assistant", "content": "kept"}
+BEGIN = {"choices": [{"index": 0, "delta": MESSAGE, "finish_reason": None}]}
+END = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
 DONE = b"data: [DONE]\n\n"
 
+
+def choice(finish_reason: str, message: dict[str, Any] = MESSAGE, **more: Any) -> Reply:
+    found = {"index": 0, "finish_reason": finish_reason, "message": message, **more}
+    return Reply(body={"choices": [found]})
+
+
 FAILURES: dict[str, tuple[Reply, str]] = {
-    "error in the choice": (
-        Reply(
-            body={
-                "choices": [
-                    {
-                        "index": 0,
-                        "finish_reason": "error",
-                        "message": {"role": "assistant", "content": ""},
-                        "error": DOWN,
-                    }
-                ]
-            }
-        ),
-        "upstream is down",
-    ),
+    "error in the choice": (choice("error", {**MESSAGE, "content": ""}, error=DOWN), "upstream is down"),
     "error in the body": (Reply(body={"error": DOWN}), "upstream is down"),
-    "finish reason": (Reply(body={"choices": [{**OK, "finish_reason": "error"}]}), "finish reason 'error'"),
+    "finish reason": (choice("error"), "finish reason 'error'"),
     "null choice": (Reply(body={"choices": [None]}), '{"choices":[null]}'),
     "no choices": (Reply(body={"choices": []}), '{"choices":[]}'),
     "key in it": (Reply(body=b"<html>sk-stand-in</html>"), "<html>[redacted]</html>"),
-    "stream error": (Reply(chunks=[{"choices": [SAID]}, {"error": DOWN}, DONE]), "upstream is down"),
+    "stream error": (Reply(chunks=[BEGIN, {"error": DOWN}, DONE]), "upstream is down"),
     "stream event": (
-        Reply(chunks=[{"choices": [SAID]}, b'event: error\ndata: {"message": "upstream is down"}\n\n', DONE]),
+        Reply(chunks=[BEGIN, b'event: error\ndata: {"message": "upstream is down"}\n\n', DONE]),
         "upstream is down",
     ),
-    "stream breaks off": (Reply(chunks=[{"choices": [SAID]}]), "ended in the middle"),
+    "stream breaks off": (Reply(chunks=[BEGIN]), "ended in the middle"),
     "stream is empty": (Reply(chunks=[DONE]), "the stream was empty"),
 }
 
@@ -629,12 +598,10 @@ class Graded(Grader):
 
 
 @pytest.fixture
-async def openai_world(tmp_path: Path) -> AsyncIterator[World]:
-    async with StandInModel() as model:
-        world = World(tmp_path, model)
-        rollout = world.workspace.rollouts_dir / "multiply"
-        write_rollout(rollout, agent_with(OPENAI_AGENT, workflow="Asks", grader="Graded"))
-        yield world
+def openai_world(world: World) -> World:
+    rollout = world.workspace.rollouts_dir / "multiply"
+    write_rollout(rollout, agent_with(OPENAI_AGENT, workflow="Asks", grader="Graded"))
+    return world
 
 
 def answer(world: World, replies: Mapping[str, Reply]) -> None:
@@ -663,7 +630,7 @@ sys.exit(main())
 
 
 @pytest.mark.e2e
-async def test_a_failure_in_a_successful_response_is_retried_and_then_has_no_score(
+async def test_failures_in_successful_responses(
     openai_world: World,
 ) -> None:
     world = openai_world
@@ -684,7 +651,7 @@ async def test_a_failure_in_a_successful_response_is_retried_and_then_has_no_sco
 
 
 @pytest.mark.e2e
-async def test_a_failure_that_passes_costs_an_attempt_nothing(openai_world: World) -> None:
+async def test_transient_failure(openai_world: World) -> None:
     world = openai_world
     world.program = [warm_python(), "-c", WITHOUT_PAUSES]
     world.rows(["stream once", "once"])
@@ -709,30 +676,21 @@ async def test_a_failure_that_passes_costs_an_attempt_nothing(openai_world: Worl
 CALL = {"type": "function", "function": {"name": "look", "arguments": ""}}
 BARE = {"id": None, "type": "function", "function": {"name": "look"}}
 ASKED = {"role": "assistant", "content": None}
+STREAMED = ({**CALL, "id": "a", "index": 0}, {**CALL, "index": 1}, {**BARE, "index": 2})
 TOOL_CALLS = {
-    "whole": Reply(
-        body={
-            "choices": [
-                {
-                    "index": 0,
-                    "finish_reason": "tool_calls",
-                    "message": {**ASKED, "tool_calls": [{**CALL, "id": "a"}, CALL, BARE]},
-                }
-            ]
-        }
-    ),
+    "whole": choice("tool_calls", {**ASKED, "tool_calls": [{**CALL, "id": "a"}, CALL, BARE]}),
     "streamed": Reply(
         chunks=[
-            {"choices": [{"index": 0, "delta": {**ASKED, "tool_calls": [call]}, "finish_reason": None}]}
-            for call in ({**CALL, "id": "a", "index": 0}, {**CALL, "index": 1}, {**BARE, "index": 2})
+            *({"choices": [{"index": 0, "delta": {**ASKED, "tool_calls": [call]}}]} for call in STREAMED),
+            {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]},
+            DONE,
         ]
-        + [{"choices": [{**LAST, "finish_reason": "tool_calls"}]}, DONE]
     ),
 }
 
 
 @pytest.mark.e2e
-async def test_tool_calls_without_arguments_or_id_reach_the_agent_complete(openai_world: World) -> None:
+async def test_incomplete_tool_calls(openai_world: World) -> None:
     world = openai_world
     answer(world, TOOL_CALLS)
     outcome = await world.run()
@@ -742,7 +700,7 @@ async def test_tool_calls_without_arguments_or_id_reach_the_agent_complete(opena
 
 
 @pytest.mark.e2e
-async def test_tokens_that_were_not_reported_are_unknown_and_averages_leave_them_out(
+async def test_unreported_tokens(
     openai_world: World,
 ) -> None:
     world = openai_world

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import pytest
 
-from tests.api.blob_server import serve
 from tests.cli.eval_downloads import DownloadableRun
 from tests.cli.eval_replies import DETAIL
 from tests.cli.maze import Maze
@@ -38,7 +36,7 @@ def maze(maze: Maze) -> Maze:
 def shown(maze: Maze, *arguments: str) -> list[tuple[int, int]]:
     outcome = maze.osmosis("eval", "show", *arguments, "--json")
     assert outcome.status == 0, outcome.err
-    return [(each["row"], each["attempt"]) for each in outcome.json["data"]["samples"]]
+    return [(each["row"], each["attempt"]) for each in outcome.data["samples"]]
 
 
 @pytest.mark.parametrize(
@@ -56,26 +54,20 @@ def shown(maze: Maze, *arguments: str) -> list[tuple[int, int]]:
         (["--search", "nowhere said"], []),
     ],
 )
-def test_one_asks_for_those_one_wants_to_see(
-    maze: Maze, arguments: list[str], samples: list[tuple[int, int]]
-) -> None:
+def test_filters(maze: Maze, arguments: list[str], samples: list[tuple[int, int]]) -> None:
     assert shown(maze, "fern", *arguments) == samples
 
 
-def test_the_same_row_in_another_run_stands_beside_it_though_it_has_another_place_there(maze: Maze) -> None:
-    outcome = maze.osmosis(
-        "eval", "show", "fern", "--row", "0", "--attempt", "1", "--side-by-side", "moss", "--json"
-    )
-    (sample,) = outcome.json["data"]["samples"]
+def test_side_by_side(maze: Maze) -> None:
+    show = ("eval", "show", "fern", "--row", "0", "--attempt", "1", "--side-by-side", "moss")
+    (sample,) = maze.osmosis(*show, "--json").data["samples"]
     assert (sample["run"], sample["beside"]["run"], sample["beside"]["row"]) == ("fern", "moss", 1)
     assert sample["beside"]["messages"][2]["content"] == "from moss"
-    plain = maze.osmosis(
-        "eval", "show", "fern", "--row", "0", "--attempt", "1", "--side-by-side", "moss", "--plain"
-    )
+    plain = maze.osmosis(*show, "--plain")
     assert "fern, row 0, attempt 1:" in plain.out and "moss, row 1, attempt 0:" in plain.out
 
 
-def test_broken_and_long_conversations_are_shown_as_far_as_possible(maze: Maze) -> None:
+def test_broken_and_long_conversations(maze: Maze) -> None:
     said(maze, "fern", 1, 1, trajectory("kept")[:-60])
     outcome = maze.osmosis("eval", "show", "fern", "--row", "1", "--plain")
     assert "note: No conversation of this attempt was stored" in outcome.out
@@ -87,38 +79,33 @@ def test_broken_and_long_conversations_are_shown_as_far_as_possible(maze: Maze) 
     assert maze.osmosis(*one, "--json").out.count("x") > 20_000
 
 
-def test_a_search_says_how_many_samples_it_could_not_look_into(maze: Maze) -> None:
+def test_search_reports_unsearched_samples(maze: Maze) -> None:
     said(maze, "fern", 1, 1, b" " * (33 << 20))
-    told = maze.osmosis("eval", "show", "fern", "--search", "seven", "--json").json["data"]["search"]
+    told = maze.osmosis("eval", "show", "fern", "--search", "seven", "--json").data["search"]
     assert told == {"conversations": 2, "without_conversation": 1, "too_large": 1, "complete": False}
 
 
-# -- platforms -----------------------------------------------------------------------------
-
-
 @pytest.fixture
-def stored(maze: Maze) -> Iterator[DownloadableRun]:
+def stored(stored: DownloadableRun) -> DownloadableRun:
     """A run of a platform with two conversations, and the contract's list of samples."""
-    with serve() as store:
-        run = DownloadableRun(maze, store)
-        passed = {"row_index": 0, "run_index": 0, "status": "success", "reward": 1.0, "tokens": 5}
-        failed = {"row_index": 0, "run_index": 1, "status": "failed", "error_type": "Timeout"}
-        listed = [passed, failed, {"row_index": 1, "run_index": 0, "status": "success", "reward": 0.0}]
-        lines = b"".join(json.dumps(each).encode() + b"\n" for each in listed) + b"not JSON\n[]\n"
-        run.holds(
-            {
-                "summary.jsonl": lines,
-                "trajectories/row_0_run_0.json": trajectory("six"),
-                "trajectories/row_1_run_0.json": trajectory("seven"),
-            }
-        )
-        yield run
+    passed = {"row_index": 0, "run_index": 0, "status": "success", "reward": 1.0, "tokens": 5}
+    failed = {"row_index": 0, "run_index": 1, "status": "failed", "error_type": "Timeout"}
+    listed = [passed, failed, {"row_index": 1, "run_index": 0, "status": "success", "reward": 0.0}]
+    lines = b"".join(json.dumps(each).encode() + b"\n" for each in listed) + b"not JSON\n[]\n"
+    stored.holds(
+        {
+            "summary.jsonl": lines,
+            "trajectories/row_0_run_0.json": trajectory("six"),
+            "trajectories/row_1_run_0.json": trajectory("seven"),
+        }
+    )
+    return stored
 
 
-def test_a_run_of_the_hosted_service_is_read_by_its_list_of_files(stored: DownloadableRun) -> None:
+def test_hosted_run(stored: DownloadableRun) -> None:
     maze = stored.maze
     outcome = maze.osmosis("eval", "show", "platform:amber-otter-42", "--json")
-    samples = outcome.json["data"]["samples"]
+    samples = outcome.data["samples"]
     assert [(each["row"], each["attempt"], each.get("passed")) for each in samples] == [
         (0, 0, True),
         (0, 1, None),
@@ -127,7 +114,7 @@ def test_a_run_of_the_hosted_service_is_read_by_its_list_of_files(stored: Downlo
     assert samples[0]["messages"][2]["content"] == "six"
     assert samples[1]["problems"] == ["The platform has no conversation for it."]
     assert samples[1]["category"] == "Timeout"
-    (problem,) = outcome.json["data"]["problems"]
+    (problem,) = outcome.data["problems"]
     assert "2 lines of the platform's list of its samples cannot be read" in problem
     assert shown(maze, "platform:amber-otter-42", "--search", "SEVEN") == [(1, 0)]
     assert shown(maze, "platform:amber-otter-42", "--row", "1") == [(1, 0)]
@@ -136,7 +123,7 @@ def test_a_run_of_the_hosted_service_is_read_by_its_list_of_files(stored: Downlo
     assert stored.found() == {}, "nothing is left in the workspace"
 
 
-def test_conversations_of_a_run_without_a_list_of_samples_are_shown_and_the_list_is_missed(
+def test_hosted_run_without_summary(
     stored: DownloadableRun,
 ) -> None:
     texts = {(10, 0): "ten", (2, 1): "two", (2, 0): "also two"}
@@ -144,7 +131,7 @@ def test_conversations_of_a_run_without_a_list_of_samples_are_shown_and_the_list
         {f"trajectories/row_{row}_run_{run}.json": trajectory(said) for (row, run), said in texts.items()}
     )
     show = ("eval", "show", "platform:amber-otter-42")
-    data = stored.maze.osmosis(*show, "--json").json["data"]
+    data = stored.maze.osmosis(*show, "--json").data
     found = [(each["row"], each["attempt"], each["messages"][2]["content"]) for each in data["samples"]]
     assert found == [(2, 0, "also two"), (2, 1, "two"), (10, 0, "ten")]
     assert "reward" not in data["samples"][0]
@@ -152,7 +139,7 @@ def test_conversations_of_a_run_without_a_list_of_samples_are_shown_and_the_list
     assert "no list of its samples" in " ".join(stored.maze.osmosis(*show, "--failed").out.split())
 
 
-def test_a_list_of_samples_that_does_not_come_is_an_error_and_no_run_without_samples(
+def test_hosted_summary_fails(
     stored: DownloadableRun,
 ) -> None:
     del stored.store.blobs["summary.jsonl"]
@@ -161,15 +148,15 @@ def test_a_list_of_samples_that_does_not_come_is_an_error_and_no_run_without_sam
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3])
-def test_no_more_conversations_are_fetched_than_are_shown(stored: DownloadableRun, limit: int) -> None:
+def test_only_shown_conversations_are_fetched(stored: DownloadableRun, limit: int) -> None:
     show = ("eval", "show", "platform:amber-otter-42", "--limit", str(limit), "--json")
-    data = stored.maze.osmosis(*show).json["data"]
+    data = stored.maze.osmosis(*show).data
     assert (len(data["samples"]), data["has_more"]) == (limit, limit < 3)
     fetched = [path for path in stored.store.asked("GET") if path.startswith("trajectories/")]
     assert len(fetched) == {1: 1, 2: 1, 3: 2}[limit]  # the second attempt left none
 
 
-def test_a_platform_of_ours_tells_its_samples_with_what_graders_noted(stored: DownloadableRun) -> None:
+def test_platform_samples_with_notes(stored: DownloadableRun) -> None:
     maze = stored.maze
     ours = {"X-Osmosis-Capabilities": "eval-samples"}
     maze.router.get(url__regex=r".*/api/cli/eval-runs/[^/]+$").respond(json=DETAIL, headers=ours)
@@ -183,19 +170,16 @@ def test_a_platform_of_ours_tells_its_samples_with_what_graders_noted(stored: Do
     }
     route = maze.get("/eval-runs/er_8/samples")
     route.respond(json={"samples": [{**told, "notes": "Almost.", "parts": {"format": 0.5}}]}, headers=ours)
-    (sample,) = maze.osmosis("eval", "show", "platform:amber-otter-42", "--json").json["data"]["samples"]
+    (sample,) = maze.osmosis("eval", "show", "platform:amber-otter-42", "--json").data["samples"]
     assert (sample["notes"], sample["parts"], sample["source_row_index"]) == ("Almost.", {"format": 0.5}, 41)
     assert sample["messages"][2]["content"] == "seven"
     assert route.calls.last.request.url.params["details"] == "true"
     assert stored.manifest.calls.last.request.url.params["rows"] == "41"
     beside = maze.osmosis("eval", "show", "platform:amber-otter-42", "--side-by-side", "fern", "--json")
-    assert beside.json["data"]["samples"][0]["beside"]["row"] == 0
+    assert beside.data["samples"][0]["beside"]["row"] == 0
 
 
-# -- any conversation ----------------------------------------------------------------------
-
-
-def test_hostile_characters_are_printed_without_escapes(maze: Maze) -> None:
+def test_control_characters(maze: Maze) -> None:
     hostile = "".join(map(chr, (*range(0x20), *range(0x7F, 0xA0), 0x200B, 0x202E, 0x2066, 0xD800)))
     text = f"a{hostile}b"
     call = {"function_name": text, "arguments": text}

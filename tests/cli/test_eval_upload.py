@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from osmosis_ai.evaluation.manifest import run_lock
-from tests.api.blob_server import BlobServer, serve
+from tests.api.blob_server import BlobServer
 from tests.cli.maze import Maze, sent
 from tests.evaluation.rollouts import write_rollout, write_rows
 from tests.platform.local_runs import LocalRun, rollout_id, trajectory
@@ -96,18 +96,15 @@ def run() -> LocalRun:
 
 
 @pytest.fixture
-def importer(maze: Maze, run: LocalRun) -> Iterator[Importer]:
-    with serve() as store:
-        yield Importer(maze, store, run.write(maze.workspace.evals_dir))
+def importer(maze: Maze, run: LocalRun, store: BlobServer) -> Importer:
+    return Importer(maze, store, run.write(maze.workspace.evals_dir))
 
 
-def test_the_sequence_of_the_contract_sends_results_conversations_and_artifacts_and_nothing_else(
-    importer: Importer, run: LocalRun
-) -> None:
+def test_request_sequence(importer: Importer, run: LocalRun) -> None:
     outcome = importer.osmosis()
     assert outcome.status == 0, outcome.err
     assert outcome.json["operation"] == "eval.upload" and outcome.json["status"] == "success"
-    resource = outcome.json["resource"]
+    resource = outcome.resource
     assert (resource["eval_run_id"], resource["uploaded_files"]) == ("er_9", len(run.files))
     manifest = hashlib.sha256((importer.directory / "manifest.json").read_bytes()).hexdigest()
     expected = run.start(manifest_digest=manifest)
@@ -120,7 +117,7 @@ def test_the_sequence_of_the_contract_sends_results_conversations_and_artifacts_
     assert all("authorization" not in map(str.lower, seen.headers) for seen in importer.store.seen)
 
 
-def test_uploading_again_sends_what_is_missing_and_of_a_run_that_is_there_nothing(importer: Importer) -> None:
+def test_resume(importer: Importer) -> None:
     importer.store.answers = [None, lambda handler: handler.reply(403)]
     cut = importer.osmosis()
     assert cut.status == 1 and cut.error["code"] == "PLATFORM_ERROR"
@@ -135,7 +132,7 @@ def test_uploading_again_sends_what_is_missing_and_of_a_run_that_is_there_nothin
 
     importer.store.seen.clear()
     once_more = importer.osmosis()
-    assert once_more.status == 0 and once_more.json["resource"]["status"] == "finalized"
+    assert once_more.status == 0 and once_more.resource["status"] == "finalized"
     assert importer.store.seen == [] and importer.finalize.call_count == 2
 
 
@@ -149,16 +146,14 @@ def test_uploading_again_sends_what_is_missing_and_of_a_run_that_is_there_nothin
         (lambda reply: reply.update(eval_run_id=None, platform_url=None), "does not name the new run"),
     ],
 )
-def test_a_reply_that_makes_no_sense_is_a_failed_upload(
-    importer: Importer, wrong: Callable[[dict[str, Any]], object], said: str
-) -> None:
+def test_invalid_replies(importer: Importer, wrong: Callable[[dict[str, Any]], object], said: str) -> None:
     importer.wrong = wrong
     outcome = importer.osmosis()
     assert outcome.status == 1 and outcome.error["code"] == "PLATFORM_ERROR"
     assert said in outcome.error["message"]
 
 
-def test_a_platform_of_ours_that_takes_no_runs_is_not_asked(importer: Importer, maze: Maze) -> None:
+def test_platform_without_capability(importer: Importer, maze: Maze) -> None:
     maze.get("/verify").respond(
         json={"user": {"id": "u1", "email": "a@fern.example"}, "token_id": "t1"},
         headers={"X-Osmosis-Capabilities": "deletion"},
@@ -227,9 +222,7 @@ ARTIFACTS = f"rollout_trials/{rollout_id(1)}/artifacts"
         ),
     ],
 )
-def test_a_run_that_is_not_whole_is_refused_before_anything_is_said_of_it(
-    importer: Importer, damage: Callable[[Path], object], said: str
-) -> None:
+def test_damaged_runs(importer: Importer, damage: Callable[[Path], object], said: str) -> None:
     damage(importer.directory)
     outcome = importer.osmosis()
     assert outcome.status == 1
@@ -237,7 +230,7 @@ def test_a_run_that_is_not_whole_is_refused_before_anything_is_said_of_it(
     assert not importer.start.called
 
 
-def test_a_run_in_use_and_the_servers_own_manifest_stay_here(importer: Importer) -> None:
+def test_run_in_use(importer: Importer) -> None:
     (importer.directory / ARTIFACTS / "manifest.json").write_text("{}")
     assert importer.osmosis().status == 0
     assert not any(file["path"].endswith("artifacts/manifest.json") for file in importer.announced)
@@ -248,9 +241,7 @@ def test_a_run_in_use_and_the_servers_own_manifest_stay_here(importer: Importer)
     assert "Another process is using the run" in outcome.error["message"]
 
 
-def test_what_holds_a_secret_of_the_run_stays_here(
-    importer: Importer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_secret_in_artifacts(importer: Importer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-canary-4711")
     told = importer.directory / ARTIFACTS / "told.txt"
     told.write_bytes(b"x" * ((1 << 20) - 5) + b"sk-canary-4711")
@@ -261,7 +252,7 @@ def test_what_holds_a_secret_of_the_run_stays_here(
     assert importer.osmosis().status == 0
 
 
-def test_a_file_that_changes_meanwhile_is_not_sent(importer: Importer) -> None:
+def test_changed_file(importer: Importer) -> None:
     asked = importer.uploads.side_effect
 
     def changing(request: httpx.Request) -> httpx.Response:
@@ -276,7 +267,7 @@ def test_a_file_that_changes_meanwhile_is_not_sent(importer: Importer) -> None:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("fails", [True, False])
-def test_a_run_is_kept_whatever_becomes_of_its_upload(maze: Maze, importer: Importer, fails: bool) -> None:
+def test_eval_run_upload(maze: Maze, importer: Importer, fails: bool) -> None:
     maze.patch.chdir(importer.directory.parents[2])
     config = MINIMAL_EVAL.replace("openai/gpt-5-mini", "osmosis/tiny")
     (maze.workspace.root / "configs/eval/multiply.toml").write_text(config)
@@ -286,7 +277,7 @@ def test_a_run_is_kept_whatever_becomes_of_its_upload(maze: Maze, importer: Impo
         importer.start.mock(return_value=httpx.Response(403, json={"error": "you may not upload here"}))
     words = ("eval", "run", "configs/eval/multiply.toml", "--name", "walk", "--yes", "--upload")
     outcome = maze.osmosis(*words, "--json")
-    resource = outcome.json["resource"]
+    resource = outcome.resource
     assert (resource["succeeded"], resource["metrics"]["estimates"]["counts"]["scored"]) == (1, 1)
     assert (maze.workspace.evals_dir / "walk" / "metrics.json").exists()
     if fails:

@@ -31,7 +31,8 @@ from tests.cli import (
     golden_runs,
 )
 from tests.cli.golden_cases import Case
-from tests.cli.maze import Maze, Outcome, open_maze
+from tests.cli.maze import Maze, open_maze
+from tests.cli.outcome import Outcome
 from tests.cli.test_root import commands
 from tests.logins import ORIGIN
 
@@ -181,7 +182,7 @@ def test_floats_are_compared_to_seven_digits() -> None:
     assert _parse('{"p":1.6044920862300638e-05}') == {"p": 1.604492e-05}
 
 
-def test_cases_files_and_command_lines_fit_each_other() -> None:
+def test_cases_and_files_match() -> None:
     assert {path.name for path in DOCUMENTS.iterdir()} == {_document_file(case) for case in CASES}
     assert sorted(path.name for path in SCREENS.iterdir()) == sorted(
         _screen_file(case) for case in CASES if case.screen

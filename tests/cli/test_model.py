@@ -16,7 +16,7 @@ from tests.cli.maze import Maze
 AS_SERVED = "fern%2Fbase-32b%3Amaze-lora"
 
 
-def test_a_model_is_found_by_each_of_its_names_and_by_no_other(maze: Maze) -> None:
+def test_names_of_a_model(maze: Maze) -> None:
     maze.post("/models/oak%2Fbase-7b%3Amaze-lora/deploy").respond(
         404, json={"error": "no 'oak/base-7b:maze-lora'"}
     )
@@ -34,7 +34,7 @@ def test_a_model_is_found_by_each_of_its_names_and_by_no_other(maze: Maze) -> No
 
     maze.get(f"/models/{AS_SERVED}").respond(404, json={"error": "no such model"})
     maze.get("/models/maze-lora").respond(json=MODEL)
-    data = maze.osmosis("model", "info", "fern/base-32b:maze-lora", "--json").json["data"]
+    data = maze.osmosis("model", "info", "fern/base-32b:maze-lora", "--json").data
     assert data["lora_model"]["model_name"] == "maze-lora"
     for verb, status in (("deploy", "active"), ("undeploy", "inactive")):
         maze.post(f"/models/{AS_SERVED}/{verb}").respond(404, json={"error": "no such model"})
@@ -43,7 +43,7 @@ def test_a_model_is_found_by_each_of_its_names_and_by_no_other(maze: Maze) -> No
         assert done["resource"]["status"] == status
 
 
-def test_a_person_is_asked_before_a_model_is_taken_back(maze: Maze, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_undeploy_asks_first(maze: Maze, monkeypatch: pytest.MonkeyPatch) -> None:
     called = maze.post("/models/maze-lora/undeploy").respond(json={"id": "lo_1", "model_name": "maze-lora"})
     monkeypatch.setattr("osmosis_ai.cli.output.formats.is_terminal", lambda _: True)
     monkeypatch.setattr("osmosis_ai.cli.output.prompts.ask_yes_no", lambda *_, **__: False)
@@ -90,14 +90,14 @@ def files_in(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
-def test_an_adapter_arrives_whole_and_a_second_time_changes_nothing(maze: Maze) -> None:
+def test_download(maze: Maze) -> None:
     offer(maze)
     outcome = maze.osmosis("model", "download", "maze-lora", "--json")
     assert outcome.status == 0, outcome.err
     place = maze.workspace.root / ".osmosis" / "models" / "maze-lora"
     assert files_in(place) == CONTENT
     assert [path.name for path in place.parent.iterdir()] == ["maze-lora"]
-    resource = outcome.json["resource"]
+    resource = outcome.resource
     assert resource["output_path"] == str(place)
     assert (resource["base_model"], len(resource["files"])) == ("fern/base-32b", 3)
     assert "store.fern.example" not in outcome.out  # URLs are signed: no business of a log
@@ -107,9 +107,7 @@ def test_an_adapter_arrives_whole_and_a_second_time_changes_nothing(maze: Maze) 
     assert maze.router.get(f"{STORE}/adapter_model.safetensors").call_count == 1
 
 
-def test_other_bytes_than_the_platform_named_are_no_adapter_and_what_was_right_is_kept(
-    maze: Maze, tmp_path: Path
-) -> None:
+def test_download_wrong_content(maze: Maze, tmp_path: Path) -> None:
     offer(maze, adapter_model=bytes(256 * 64))
     place = tmp_path / "mine"
     outcome = maze.osmosis("model", "download", "maze-lora", "-o", str(place), "--json")
@@ -121,7 +119,7 @@ def test_other_bytes_than_the_platform_named_are_no_adapter_and_what_was_right_i
     assert maze.router.get(f"{STORE}/adapter_config.json").call_count == 1
 
 
-def test_a_folder_with_something_else_in_it_is_left_alone(maze: Maze, tmp_path: Path) -> None:
+def test_download_to_used_directory(maze: Maze, tmp_path: Path) -> None:
     offer(maze)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("dear")
@@ -131,14 +129,14 @@ def test_a_folder_with_something_else_in_it_is_left_alone(maze: Maze, tmp_path: 
 
 
 @pytest.mark.parametrize("path", ["../evil", "a/b", "/etc/passwd", ".ssh", "", "x\n"])
-def test_a_name_that_leads_elsewhere_is_refused(maze: Maze, path: str, tmp_path: Path) -> None:
+def test_download_invalid_path(maze: Maze, path: str, tmp_path: Path) -> None:
     offer(maze, {**CONTENT, path: b"x"})
     error = maze.osmosis("model", "download", "maze-lora", "-o", str(tmp_path / "mine"), "--json").error
     assert error["code"] == "PLATFORM_ERROR"
     assert not (tmp_path / "mine").exists()
 
 
-def test_what_is_no_adapter_is_named(maze: Maze, tmp_path: Path) -> None:
+def test_download_invalid_adapter(maze: Maze, tmp_path: Path) -> None:
     offer(maze, {"README.md": b"x"})
     assert "not an adapter" in maze.osmosis("model", "download", "maze-lora", "--json").error["message"]
     offer(maze, {**CONTENT, "adapter_config.json": b"[]"})
@@ -147,7 +145,7 @@ def test_what_is_no_adapter_is_named(maze: Maze, tmp_path: Path) -> None:
     assert not (tmp_path / "mine").exists()
 
 
-def test_a_url_that_has_ended_is_signed_again(maze: Maze, tmp_path: Path) -> None:
+def test_download_expired_url(maze: Maze, tmp_path: Path) -> None:
     offer(maze)
     weights = CONTENT["adapter_model.safetensors"]
     maze.router.get(f"{STORE}/adapter_model.safetensors").mock(

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -34,48 +35,40 @@ from tests.cli.maze import Maze
 from tests.cli.terminal import terminal
 
 
-def test_a_json_document_is_whole_whatever_is_in_it(cli: Cli) -> None:
-    listed = json.loads(cli("fleet", "list", "--json").out)
+def test_json_documents(cli: Cli) -> None:
+    listed = cli("fleet", "list", "--json").json
     assert (len(listed["items"]), listed["git"]) == (2, {"identity": "a/b"})
-    launched = json.loads(cli("fleet", "launch", "--json").out)
+    launched = cli("fleet", "launch", "--json").json
     assert (launched["status"], launched["wind"]) == ("success", "fair")
-
-    assert (
-        cli("fleet", "say", "caf\udce9", "--json").out
-        == '{"schema_version":1,"message":"caf\\udce9","loud":false}\n'
-    )
-
+    surrogate = '{"schema_version":1,"message":"caf\\udce9","loud":false}\n'
+    assert cli("fleet", "say", "caf\udce9", "--json").out == surrogate
     assert cli("fleet", "say", "--", "--json").out == "--json\n"
-
-    outcome = cli("fleet", "nan", "--json")
-    assert outcome.status == 1
-    assert outcome.out == ""
-    assert json.loads(outcome.err)["error"] == {
-        "code": "INTERNAL",
-        "message": "An unexpected internal error occurred.",
-        "details": {"exception_type": "ValueError"},
-    }
-
-    outcome = cli("fleet", "sail", "--json")
-    assert outcome.out == '{"schema_version":1,"message":"Arrived."}\n'
-    assert outcome.err == (
-        f'{{"schema_version":1,"cli_version":"{__version__}","warning":{{"code":"FOG","message":"Fog ahead."}}}}\n'
+    assert cli("fleet", "nan", "--json").error == internal_error("ValueError")
+    assert cli("fleet", "sail", "--json") == (
+        0,
+        '{"schema_version":1,"message":"Arrived."}\n',
+        f'{{"schema_version":1,"cli_version":"{__version__}","warning":{{"code":"FOG","message":"Fog ahead."}}}}\n',
     )
+
+
+def internal_error(exception: str) -> dict[str, Any]:
+    message = "An unexpected internal error occurred."
+    return {"code": "INTERNAL", "message": message, "details": {"exception_type": exception}}
 
 
 @pytest.mark.parametrize("spelling", [("--json", "fleet", "list"), ("fleet", "--json", "list")])
-def test_json_may_stand_anywhere_on_the_line(cli: Cli, spelling: tuple[str, ...]) -> None:
+def test_json_option_position(cli: Cli, spelling: tuple[str, ...]) -> None:
     assert cli(*spelling) == cli("fleet", "list", "--json")
 
 
-def test_plain_is_a_row_a_line_without_control_characters(cli: Cli) -> None:
+def test_plain(cli: Cli) -> None:
     outcome = cli("fleet", "list", "--plain")
     assert outcome == (0, "Argo [red]\t[running]\t12.5\nTab here\t[failed]\t–\n", "")
 
     assert cli("fleet", "say", "a\x1b[31mb[bold]c").out == "a\\x1b[31mb[bold]c\n"
 
 
-def test_colours_are_for_terminals_that_have_them(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colours(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(formats, "is_terminal", lambda _: True)
         assert formats.has_colour(sys.stdout)
@@ -87,7 +80,7 @@ def test_colours_are_for_terminals_that_have_them(cli: Cli, monkeypatch: pytest.
     assert "\x1b" not in cli("fleet", "missing").err
 
 
-def test_a_job_of_github_obeys_no_line_of_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_github_workflow_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     hostile = "::error::a\nb\n  ::add-mask::c\n##[group]d\ne::f"
     monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
     assert formats.literal(hostile) == hostile
@@ -98,16 +91,14 @@ def test_a_job_of_github_obeys_no_line_of_a_text(monkeypatch: pytest.MonkeyPatch
     assert shown[1] == "b" and shown[4] == "e::f"
 
 
-def test_a_line_is_one_whatever_it_names() -> None:
+def test_progress_line() -> None:
     said = list[str]()
     LineProgress(said.append, "Fetching a\nb", total=10, unit="rows").update(10, note="waits\nfor \x1b[2J")
     assert said == ["Fetching a b: 10/10 rows (100%) waits for \\x1b[2J"]
 
 
-def test_json_tells_what_would_have_been_asked(cli: Cli) -> None:
-    outcome = cli("fleet", "sink", "--json")
-    assert (outcome.status, outcome.out) == (1, "")
-    assert json.loads(outcome.err)["error"] == {
+def test_confirmation_needs_a_terminal(cli: Cli) -> None:
+    assert cli("fleet", "sink", "--json").error == {
         "code": "INTERACTIVE_REQUIRED",
         "message": "Use --yes to confirm in non-interactive mode.",
         "details": {
@@ -117,11 +108,8 @@ def test_json_tells_what_would_have_been_asked(cli: Cli) -> None:
             "warnings": ["It is full."],
         },
     }
-
-
-def test_rich_without_a_terminal_does_not_ask(cli: Cli) -> None:
-    said = "Confirmation required: Sink the Argo?\nError: Use --yes to confirm in non-interactive mode.\n"
-    assert cli("fleet", "sink") == (1, "", said)
+    refusal = "Confirmation required: Sink the Argo?\nError: Use --yes to confirm in non-interactive mode.\n"
+    assert cli("fleet", "sink") == (1, "", refusal)
 
 
 DOCUMENT = DecisionDocument(title="osmosis eval gate", marker="eval.gate:tiny", verdict="pass: it is good.")
@@ -132,14 +120,14 @@ CASES = [
 ]
 
 
-def test_hostile_text_is_well_formed_xml() -> None:
+def test_junit_escapes_hostile_text() -> None:
     text = "</testcase><evil a=\"'>&amp;]]>\x00\x1b[31m\ud800\ufffe\U0001f600"
     root = ElementTree.fromstring(junit_of(text, [JunitCase(text, "fail", text)]))
     assert [element.tag for element in root.iter()] == ["testsuites", "testsuite", "testcase", "failure"]
     assert next(root.iter("failure")).get("message") == "</testcase><evil a=\"'>&amp;]]>[31m\U0001f600"
 
 
-def test_a_summary_that_cannot_be_written_is_only_warned_of(
+def test_unwritable_step_summary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(STEP_SUMMARY, str(tmp_path))
@@ -203,24 +191,13 @@ def document(text: str, *, rows: int = 1) -> DecisionDocument:
 
 
 TAGS = {
-    "h3",
-    "h4",
-    "p",
-    "strong",
-    "blockquote",
-    "table",
-    "thead",
-    "tbody",
-    "tr",
-    "th",
-    "td",
-    "details",
-    "summary",
+    *("h3", "h4", "p", "strong", "blockquote", "details", "summary"),
+    *("table", "thead", "tbody", "tr", "th", "td"),
 }
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_hostile_text_becomes_neither_markup_nor_a_link(text: str) -> None:
+def test_markdown_escapes_hostile_text(text: str) -> None:
     markdown = markdown_of(document(text))
     seen = rendered(markdown)
     assert set(seen.tags) == TAGS
@@ -233,11 +210,11 @@ def test_hostile_text_becomes_neither_markup_nor_a_link(text: str) -> None:
 
 
 @given(st.text(max_size=80))
-def test_no_text_becomes_markup(text: str) -> None:
+def test_markdown_escapes_any_text(text: str) -> None:
     assert set(rendered(markdown_of(document(f"x{text}"))).tags) == TAGS
 
 
-def test_what_does_not_fit_into_a_comment_is_left_out_and_counted() -> None:
+def test_long_markdown_is_cut() -> None:
     markdown = markdown_of(document("row <of> @many", rows=2_000))
     assert len(markdown) < MOST_CHARACTERS
     seen = rendered(markdown)
@@ -250,26 +227,18 @@ def test_what_does_not_fit_into_a_comment_is_left_out_and_counted() -> None:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(
-    "key, said",
-    [
-        (b"\x1b", "Cancelled."),
-        (b"\x03", "Cancelled."),
-        (b"\x04", "Cancelled."),
-        (b"\r", "Cancelled."),
-        (b"y", "Sunk."),
-    ],
+    "key, answer",
+    [*((key, "Cancelled.") for key in (b"\x1b", b"\x03", b"\x04", b"\r")), (b"y", "Sunk.")],
 )
-def test_the_question_is_asked_and_answered_by_one_key(key: bytes, said: str) -> None:
+def test_confirmation_keys(key: bytes, answer: str) -> None:
     with terminal("fleet", "sink") as screen:
         screen.wait_for("Sink the Argo? [y/N] ")
-        screen.wait_for(said, typing=key)
+        screen.wait_for(answer, typing=key)
         assert screen.end() == 0
 
 
 @pytest.mark.parametrize("mode", [(), ("--plain",)])
-def test_an_error_for_people_keeps_its_lines_and_ends_with_what_mends_it(
-    cli: Cli, mode: tuple[str, ...]
-) -> None:
+def test_error_and_hint(cli: Cli, mode: tuple[str, ...]) -> None:
     assert cli("fleet", "missing", *mode) == (
         1,
         "",
@@ -277,12 +246,10 @@ def test_an_error_for_people_keeps_its_lines_and_ends_with_what_mends_it(
     )
 
 
-def test_secret_values_are_taken_out_of_errors_and_tracebacks(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_secrets_are_redacted(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     for number, value in enumerate(['"code":"NOT_FOUND"', '"schema_version":1,"c', "list them"]):
         monkeypatch.setenv(f"CANARY_{number}_TOKEN", value)
-    error = json.loads(cli("fleet", "missing", "--json").err)["error"]
+    error = cli("fleet", "missing", "--json").error
     assert (error["code"], error["hint"]) == ("NOT_FOUND", "[REDACTED] with `osmosis fleet list`")
 
     monkeypatch.setenv("OPENAI_API_KEY", "sk-1234567890")
@@ -293,23 +260,13 @@ def test_secret_values_are_taken_out_of_errors_and_tracebacks(
     assert "a [REDACTED] b [REDACTED] c" in err
 
 
-def test_a_bug_is_one_sentence(cli: Cli) -> None:
-    assert cli("fleet", "crash") == (
-        1,
-        "",
-        "Error: KeyError: 'boom'\n"
-        "hint: this is a bug in Osmosis; set OSMOSIS_DEBUG=1 and run it again to see where\n",
-    )
-    assert json.loads(cli("fleet", "crash", "--json").err)["error"] == {
-        "code": "INTERNAL",
-        "message": "An unexpected internal error occurred.",
-        "details": {"exception_type": "KeyError"},
-    }
+def test_internal_error(cli: Cli) -> None:
+    hint = "hint: this is a bug in Osmosis; set OSMOSIS_DEBUG=1 and run it again to see where\n"
+    assert cli("fleet", "crash") == (1, "", f"Error: KeyError: 'boom'\n{hint}")
+    assert cli("fleet", "crash", "--json").error == internal_error("KeyError")
 
 
-def test_a_traceback_is_shown_for_bugs_alone_and_only_when_debugging(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_traceback(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OSMOSIS_DEBUG", "1")
     assert "Traceback (most recent call last)" in cli("fleet", "crash").err
     first, *rest = cli("fleet", "crash", "--json").err.splitlines()
@@ -318,44 +275,36 @@ def test_a_traceback_is_shown_for_bugs_alone_and_only_when_debugging(
     assert "Traceback" not in cli("fleet", "missing").err
 
 
-def test_ctrl_c_exits_with_130_and_without_a_traceback(cli: Cli) -> None:
+def test_ctrl_c(cli: Cli) -> None:
     assert cli("fleet", "interrupt") == (130, "", "Interrupted.\n")
     assert cli("fleet", "interrupt", "--json") == (130, "", "")
 
 
+def run_process(*arguments: str, stdout: str) -> tuple[int, bytes]:
+    """Run a command whose output a shell redirects; return its status and stderr."""
+    command = [sys.executable, "-m", "osmosis_ai", *arguments]
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {stdout}', "sh", *command], stderr=subprocess.PIPE, timeout=300
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.e2e
+def test_unwritable_stdout() -> None:
+    full = (1, b"Error: cannot write the result: No space left on device\n")
+    assert run_process("--version", stdout=">/dev/full") == full
+    assert run_process("--version", stdout=">&-") == (0, b"")
+
+
 @pytest.mark.e2e
 @pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["dataset", "--help"]])
-def test_a_reader_that_leaves_gets_no_traceback(arguments: list[str]) -> None:
+def test_broken_pipe(arguments: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
+    command = [sys.executable, "-m", "osmosis_ai", *arguments]
     with open(writer, "wb") as stdout:
-        done = subprocess.run(
-            [sys.executable, "-m", "osmosis_ai", *arguments],
-            stdout=stdout,
-            stderr=subprocess.PIPE,
-            timeout=300,
-        )
+        done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, timeout=300)
     assert (done.returncode, done.stderr) == (141, b"")
-
-
-@pytest.mark.e2e
-def test_a_full_disk_behind_stdout_is_said_in_one_line() -> None:
-    with open("/dev/full", "wb") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "osmosis_ai", "--version"],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            timeout=300,
-        )
-    assert (done.returncode, done.stderr) == (1, b"Error: cannot write the result: No space left on device\n")
-
-
-@pytest.mark.e2e
-def test_the_version_can_be_asked_with_stdout_closed() -> None:
-    done = subprocess.run(
-        ["sh", "-c", f"{sys.executable} -m osmosis_ai --version >&-"], stderr=subprocess.PIPE, timeout=300
-    )
-    assert (done.returncode, done.stderr) == (0, b"")
 
 
 @pytest.mark.parametrize(
@@ -366,9 +315,7 @@ def test_the_version_can_be_asked_with_stdout_closed() -> None:
         ("test", "-m", "m:a", "-d", "~nobody-here/data.jsonl"),
     ],
 )
-def test_the_home_of_a_user_whom_this_machine_does_not_have_is_no_bug_of_ours(
-    cli: Cli, command: tuple[str, ...]
-) -> None:
+def test_home_of_unknown_user(cli: Cli, command: tuple[str, ...]) -> None:
     outcome = cli(*command)
     assert (outcome.status, outcome.out) == (1, "")
     assert "~nobody-here" in outcome.err and "bug in Osmosis" not in outcome.err
@@ -382,7 +329,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_missing_route_is_reported_as_unsupported(maze: Maze, command: str) -> None:
+def test_missing_route(maze: Maze, command: str) -> None:
     method, path, what = COMMANDS[command]
     getattr(maze, method)(path).respond(status_code=404, html="<html>This page does not exist.</html>")
     error = maze.osmosis(*command.split(), "--json").error

@@ -21,9 +21,8 @@ import respx
 
 from osmosis_ai._version import __version__
 from osmosis_ai.api.credentials import CredentialStore
-from osmosis_ai.platform.config import PlatformConfig, from_environment
+from osmosis_ai.platform.config import PlatformConfig, RayCluster, from_environment
 from osmosis_ai.platform.process_state import PlatformProcess, only_platform_of
-from osmosis_ai.platform.ray_cluster import RayCluster
 from osmosis_ai.platform.ray_jobs import cluster_problem
 from osmosis_ai.platform.server import run_platform
 from osmosis_ai.platform.services import build_services

@@ -22,8 +22,8 @@ from osmosis_ai.platform.ray_jobs import TICKET_VARIABLE, Job, worker_entrypoint
 from osmosis_ai.platform.server import run_platform
 from osmosis_ai.platform.worker import process, worker
 from osmosis_ai.platform.worker.client import CredentialRefusedError, WorkerClient
+from osmosis_ai.platform.worker.evaluation import EvalWork
 from osmosis_ai.platform.worker.host import Ending, ExecutedShard, HostOptions, host_runs
-from osmosis_ai.platform.worker.inputs import RunInputs
 from osmosis_ai.sandbox import IsolationUnavailableError, SandboxCapability
 from tests.cli.conftest import Cli
 from tests.logins import hash_passwords_quickly
@@ -170,7 +170,7 @@ def servers_of(
         raise OSError("no process is started")
 
     monkeypatch.setattr(WorkerClient, "claim", claim)
-    monkeypatch.setattr(WorkerClient, "release", lambda *_, **__: None)
+    monkeypatch.setattr(WorkerClient, "end", lambda *_, **__: None)
     monkeypatch.setattr(process, "ChildProcess", child)
     monkeypatch.setenv("OSMOSIS_HOME", str(directory))
     monkeypatch.setenv(variable, TOKEN)
@@ -180,10 +180,11 @@ def servers_of(
 
     class FakeWorker:
         def __init__(
-            self, _client: WorkerClient, _assignment: Assignment, inputs: RunInputs, _: object
+            self, _: object, assignment: Assignment, config: PlatformConfig, directory: Any, **machine: Any
         ) -> None:
             request: Any = SimpleNamespace(execution=ExecutionSection.model_validate(asked))
-            found.append(inputs.servers(request))
+            reporter: Any = SimpleNamespace(assignment=assignment)
+            found.append(EvalWork(config, reporter, directory, **machine).servers(request))
 
         def run(self) -> int:
             return 0

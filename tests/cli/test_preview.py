@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from tests.cli.conftest import Cli
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def test_preview_shows_the_examples(cli: Cli) -> None:
+def test_examples(cli: Cli) -> None:
     outcome = cli("preview", "--path", str(EXAMPLES / "rubric_configs.yaml"))
     assert (outcome.status, outcome.err) == (0, "")
     assert outcome.out.startswith("Loaded 2 rubric config(s) from ")
@@ -22,7 +21,7 @@ def test_preview_shows_the_examples(cli: Cli) -> None:
     assert (outcome.status, outcome.err) == (0, "")
     assert outcome.out.startswith("Loaded 10 JSONL record(s) from ")
     assert "JSONL record #2\n{\n" in outcome.out
-    document = json.loads(cli("preview", "-p", str(EXAMPLES / "sample_data.jsonl"), "--json").out)
+    document = cli("preview", "-p", str(EXAMPLES / "sample_data.jsonl"), "--json").json
     assert (document["resource"]["count"], document["resource"]["kind"]) == (10, "records")
 
 
@@ -36,7 +35,7 @@ def test_preview_shows_the_examples(cli: Cli) -> None:
         ("a.yaml", "- {id: x, rubric: a}\n- {id: x, rubric: b}", "Duplicate rubric id 'x'"),
     ],
 )
-def test_preview_says_what_is_wrong(cli: Cli, name: str, content: str | None, problem: str) -> None:
+def test_invalid_files(cli: Cli, name: str, content: str | None, problem: str) -> None:
     if content is not None:
         Path(name).write_text(content)
     outcome = cli("preview", "-p", name)
@@ -51,7 +50,7 @@ def test_preview_says_what_is_wrong(cli: Cli, name: str, content: str | None, pr
         ("a.yaml", "{rubric: A}", "needs an 'id'"),
     ],
 )
-def test_preview_warns_of_what_judging_rejects(cli: Cli, name: str, content: str, problem: str) -> None:
+def test_warnings(cli: Cli, name: str, content: str, problem: str) -> None:
     Path(name).write_text(content)
     outcome = cli("preview", "-p", name, "--plain")
     assert (outcome.status, outcome.out.partition(" ")[0]) == (0, "Loaded")
@@ -61,7 +60,7 @@ def test_preview_warns_of_what_judging_rejects(cli: Cli, name: str, content: str
     )
 
 
-def test_preview_survives_odd_files(cli: Cli) -> None:
+def test_odd_files(cli: Cli) -> None:
     Path("a.yml").write_text("note: nothing here\nnumber: .nan\n")
     assert cli("preview", "-p", "a.yml").out.startswith("Loaded 0 rubric config(s) from a.yml")
 
@@ -70,7 +69,7 @@ def test_preview_survives_odd_files(cli: Cli) -> None:
         assert cli("preview", "-p", "a.yml", mode).status == 0
 
 
-def test_preview_hides_keys_and_refuses_aliases_that_unfold_to_billions(cli: Cli) -> None:
+def test_hidden_keys_and_alias_bombs(cli: Cli) -> None:
     Path("a.yml").write_text("{id: a, rubric: A, model_info: {provider: openai, api_key: sk-canary-91}}")
     for mode in ("--json", "--plain"):
         outcome = cli("preview", "-p", "a.yml", mode)

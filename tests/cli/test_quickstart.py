@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,37 +17,49 @@ from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.files import config_dir
 from osmosis_ai.services import workspaces
 from osmosis_ai.services.workspaces import checked_clone_url, clone_into, github_urls
+from tests.cli.golden_accounts import LAB
 from tests.cli.maze import Maze, replies, sent
 from tests.cli.terminal import terminal
 from tests.logins import FERN, MARA, NEW_TOKEN, save_login
 from tests.warm_osmosis import warm_osmosis
 from tests.workspace.builders import git, make_repository
 
-LAB = {"id": "ws_1", "name": "fern-lab", "role": "admin", "connected_repo": {"repo_full_name": "fern/maze"}}
 BARE = {"id": "ws_2", "name": "Birch"}
-LOGIN = SimpleNamespace(user=SimpleNamespace(email="mara@fern.example"))
-READY = {"repo": {"connected": True, "full_name": "fern/maze"}, "billing_ready": True, "completed": True}
+REPOSITORY = {"connected": True, "full_name": "fern/maze"}
+READY = {"repo": REPOSITORY, "billing_ready": True, "completed": True}
+EXPIRED = httpx.Response(401, json={"error": "no", "code": "TOKEN_EXPIRED"})
 
 
-def test_a_repository_is_waited_for_while_a_platform_is_away_or_forgets_who_asks(maze: Maze) -> None:
-    answers = iter(("SSH", "Look around", ""))
-    logins: list[str] = []
+def ready_to_clone(url: str) -> dict[str, Any]:
+    return {**READY, "repo": {**REPOSITORY, "clone_url": url}}
+
+
+def be_at_a_terminal(maze: Maze, *answers: str, log_in: Callable[..., Any]) -> None:
+    """Answer the questions with these lines, in an empty directory; a repository is not cloned but created."""
+    typed = iter(answers)
     for name, replaced in {
-        "osmosis_ai.cli.output.formats.is_terminal": lambda _: True,
-        "osmosis_ai.cli.typed_line.ask_shown": lambda *_: next(answers),
-        "osmosis_ai.cli.auth.log_in_with_device": lambda *_, **__: logins.append(save_login() or "") or LOGIN,
-        "osmosis_ai.services.quickstart.POLL_S": 0.0,
-        "osmosis_ai.services.quickstart.clone_into": lambda _, target: make_repository(target),
-        "osmosis_ai.cli.quickstart._copy": lambda _: False,
+        "cli.output.formats.is_terminal": lambda _: True,
+        "cli.typed_line.ask_shown": lambda *_: next(typed),
+        "cli.auth.log_in_with_device": log_in,
+        "cli.quickstart._copy": lambda _: False,
+        "services.quickstart.POLL_S": 0.0,
+        "services.quickstart.clone_into": lambda _, target: make_repository(target),
     }.items():
-        maze.patch.setattr(name, replaced)
+        maze.patch.setattr(f"osmosis_ai.{name}", replaced)
     maze.scratch.mkdir()
     maze.patch.chdir(maze.scratch)
-    expired = httpx.Response(401, json={"error": "no", "code": "TOKEN_EXPIRED"})
-    maze.get("/workspaces").mock(side_effect=[expired, *replies({"workspaces": [LAB]}) * 2])
+
+
+def test_waits_for_a_repository(maze: Maze) -> None:
+    """Also while the platform is unavailable, and with a new login after the session has expired."""
+    logins: list[str] = []
+    login = SimpleNamespace(user=SimpleNamespace(email="mara@fern.example"))
+    log_in = lambda *_, **__: logins.append(save_login() or "") or login  # noqa: E731
+    be_at_a_terminal(maze, "SSH", "Look around", "", log_in=log_in)
+    maze.get("/workspaces").mock(side_effect=[EXPIRED, *replies({"workspaces": [LAB]}) * 2])
     unconnected = {**READY, "repo": {"connected": False, "full_name": None}}
     away = [httpx.Response(503)] * 3
-    looks = [expired, *replies(unconnected, {}, {"repo": None}), *away, *replies(READY)]
+    looks = [EXPIRED, *replies(unconnected, {}, {"repo": None}), *away, *replies(READY)]
     maze.get("/quickstart").mock(side_effect=looks)
     chosen = maze.post("/quickstart").respond(204)
     done = maze.osmosis("quickstart")
@@ -56,48 +68,34 @@ def test_a_repository_is_waited_for_while_a_platform_is_away_or_forgets_who_asks
     assert sent(chosen) == {"organizationId": "ws_1", "intent": "explore"}
 
 
-def test_a_token_of_the_environment_is_used_and_one_that_is_refused_opens_no_login(maze: Maze) -> None:
-    answers = iter(("Look around", ""))
-    cloned = maze.scratch / "maze"
-    for name, replaced in {
-        "osmosis_ai.cli.output.formats.is_terminal": lambda _: True,
-        "osmosis_ai.cli.typed_line.ask_shown": lambda *_: next(answers),
-        "osmosis_ai.cli.auth.log_in_with_device": lambda *_, **__: pytest.fail("a login was opened"),
-        "osmosis_ai.services.quickstart.clone_into": lambda _, target: make_repository(target),
-        "osmosis_ai.cli.quickstart._copy": lambda _: False,
-    }.items():
-        maze.patch.setattr(name, replaced)
+def test_token_in_environment(maze: Maze) -> None:
+    """It is used; if it is refused, no login is started."""
+    be_at_a_terminal(maze, "Look around", "", log_in=lambda *_, **__: pytest.fail("a login was started"))
     maze.patch.setenv("OSMOSIS_TOKEN", NEW_TOKEN)
     maze.patch.setenv("OSMOSIS_TOKEN_PLATFORM_URL", FERN)
-    maze.scratch.mkdir()
-    maze.patch.chdir(maze.scratch)
-    ready = {**READY, "repo": {**READY["repo"], "clone_url": "https://git.example/maze"}}  # type: ignore[dict-item]
-    expired = httpx.Response(401, json={"error": "no", "code": "TOKEN_EXPIRED"})
-    workspaces = maze.get("/workspaces").mock(side_effect=[expired, *replies({"workspaces": [LAB]}) * 2])
-    maze.get("/quickstart").respond(json=ready)
+    workspaces = maze.get("/workspaces").mock(side_effect=[EXPIRED, *replies({"workspaces": [LAB]}) * 2])
+    maze.get("/quickstart").respond(json=ready_to_clone("https://git.example/maze"))
     chosen = maze.post("/quickstart").respond(204)
     refused = maze.osmosis("quickstart")
     assert refused.status == 1 and "OSMOSIS_TOKEN has expired." in refused.err and not chosen.called
     done = maze.osmosis("--platform", FERN, "quickstart")
+    cloned = str(maze.scratch / "maze")
     assert done.status == 0 and f"Ready: {cloned}" in done.out, done.err
-    assert json.loads((config_dir() / "platforms.json").read_text()) == {str(cloned): FERN}
+    assert json.loads((config_dir() / "platforms.json").read_text()) == {cloned: FERN}
     sent_with = {call.request.headers["authorization"] for call in (*workspaces.calls, *chosen.calls)}
     assert sent_with == {f"Bearer {NEW_TOKEN}"}
 
 
 @pytest.mark.parametrize("mode", ["--json", "--plain", None])
-def test_without_a_person_nothing_is_asked_and_no_platform_called(maze: Maze, mode: str | None) -> None:
+def test_not_interactive(maze: Maze, mode: str | None) -> None:
     outcome = maze.osmosis("quickstart", *([mode] if mode else []))
     assert (outcome.status, outcome.out) == (1, "") and not maze.router.calls
     if mode == "--json":
         assert outcome.error["code"] == "INTERACTIVE_REQUIRED"
 
 
-# Cloning
-
-
 @pytest.mark.parametrize("name", ["fern", "fern/maze/x", "-o/maze", "fern/..", "", "fern/ma ze", "fern/m\nz"])
-def test_what_is_no_name_of_a_repository_is_not_cloned(name: str) -> None:
+def test_invalid_repository_names(name: str) -> None:
     with pytest.raises(OsmosisError, match="cannot be one"):
         github_urls(name)
 
@@ -119,7 +117,7 @@ def test_what_is_no_name_of_a_repository_is_not_cloned(name: str) -> None:
         ("", False, False),
     ],
 )
-def test_an_address_of_a_platform_is_looked_at_before_git_sees_it(url: str, afar: bool, nearby: bool) -> None:
+def test_clone_urls(url: str, afar: bool, nearby: bool) -> None:
     for is_near, allowed in ((False, afar), (True, nearby)):
         if allowed:
             assert checked_clone_url(url, nearby=is_near) == url
@@ -138,9 +136,7 @@ def upstream(tmp_path: Path) -> Path:
     return root
 
 
-def test_a_clone_is_whole_found_again_and_what_is_no_clone_is_left_alone(
-    upstream: Path, tmp_path: Path
-) -> None:
+def test_clone(upstream: Path, tmp_path: Path) -> None:
     target = tmp_path / "here"
     assert clone_into(str(upstream), target) == target
     assert (target / "AGENTS.md").read_text() == "hello\n"
@@ -159,16 +155,14 @@ def test_a_clone_is_whole_found_again_and_what_is_no_clone_is_left_alone(
             clone_into(str(upstream), tmp_path / name)
 
 
-def test_what_cannot_be_cloned_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_failed_clone(tmp_path: Path) -> None:
     with pytest.raises(OsmosisError, match="Git cannot clone") as told:
         clone_into(str(tmp_path / "nowhere"), tmp_path / "here")
     assert told.value.hint is not None and "git clone" in told.value.hint
     assert list(tmp_path.iterdir()) == []
 
 
-def test_git_is_given_no_other_transport(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, upstream: Path
-) -> None:
+def test_git_transports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, upstream: Path) -> None:
     given: list[Sequence[str]] = []
     run_git = workspaces.run_git
     monkeypatch.setattr(
@@ -181,20 +175,16 @@ def test_git_is_given_no_other_transport(
     assert all(words[words.index("--") - 1] == "--no-recurse-submodules" for words in given)
 
 
-# On a terminal
-
-
 class _Platform(BaseHTTPRequestHandler):
     clone_url = ""
     posted: list[Any]
 
     def do_GET(self) -> None:
-        ready = {**READY, "repo": {**READY["repo"], "clone_url": self.clone_url}}  # type: ignore[dict-item]
         self._answer(
             {
                 "/api/cli/workspaces": {"workspaces": [LAB, BARE]},
                 "/api/cli/verify": {"user": MARA},
-                "/api/cli/quickstart": ready,
+                "/api/cli/quickstart": ready_to_clone(self.clone_url),
             }[self.path.partition("?")[0]]
         )
 
@@ -235,9 +225,7 @@ def platform(upstream: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.e2e
-def test_on_a_terminal_one_answers_and_gets_a_checkout_and_a_prompt(
-    platform: type[_Platform], tmp_path: Path
-) -> None:
+def test_on_a_terminal(platform: type[_Platform], tmp_path: Path) -> None:
     with terminal("quickstart", program=warm_osmosis()) as screen:
         screen.wait_for("1-2: ")
         screen.type("7\r")  # no such number: asked again
@@ -256,9 +244,7 @@ def test_on_a_terminal_one_answers_and_gets_a_checkout_and_a_prompt(
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("key", ["\x1b", "\x03"])
-def test_turning_away_from_a_question_ends_with_130(
-    platform: type[_Platform], tmp_path: Path, key: str
-) -> None:
+def test_cancelled_question(platform: type[_Platform], tmp_path: Path, key: str) -> None:
     with terminal("quickstart", program=warm_osmosis()) as screen:
         screen.wait_for("1-2: ")
         screen.type(key)

@@ -1,111 +1,61 @@
-"""What a person and a script see of secrets: everything but their values."""
+"""`osmosis secret`: everything but the values is shown."""
 
 from __future__ import annotations
 
 import io
-import json
 import os
 import pty
-import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import respx
 
 from osmosis_ai.cli.output.context import OutputContext
 from osmosis_ai.cli.typed_line import ask_hidden
-from tests.cli.conftest import Cli, Outcome
 from tests.cli.golden_cases import SECRET
-from tests.logins import (
-    FERN,
-    IDENTITY,
-    REFUSALS,
-    TOKEN,
-    files_holding,
-    make_checkout,
-    save_login,
-    use_platform,
-)
+from tests.cli.maze import Maze, sent
+from tests.cli.outcome import Outcome, TerminalInput
+from tests.logins import REFUSALS, TOKEN, files_holding
 
-PATH = "/api/cli/environment-secrets"
+SECRETS = "/environment-secrets"
 VALUE = "sk-canary-value"
 
 
-class Person(io.StringIO):
-    """Stdin with a person at it, whose answers are given by the test."""
-
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.fixture(autouse=True)
-def platform(monkeypatch: pytest.MonkeyPatch) -> Iterator[respx.MockRouter]:
-    use_platform(monkeypatch)
-    save_login()
-    monkeypatch.setenv("FROM_HERE", VALUE)
-    with respx.mock(base_url=FERN, assert_all_called=False) as router:
-        router.get(PATH).respond(json={"environment_secrets": [SECRET], "total_count": 1})
-        router.post(PATH).respond(json=SECRET)
-        router.delete(PATH).respond(204)
-        yield router
-
-
 @pytest.fixture
-def scope(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What results say of the checkout that is the current directory."""
-    root = make_checkout(tmp_path / "w").root
-    monkeypatch.chdir(root)
-    return {
-        "git": {"identity": IDENTITY, "remote_url": "ssh://git@github.com/Fern/Maze.git"},
-        "workspace_directory": str(root),
-    }
+def maze(maze: Maze) -> Maze:
+    maze.patch.setenv("FROM_HERE", VALUE)
+    maze.get(SECRETS).respond(json={"environment_secrets": [SECRET], "total_count": 1})
+    maze.post(SECRETS).respond(json=SECRET)
+    maze.delete(SECRETS).respond(204)
+    return maze
 
 
-def _error(outcome: Outcome) -> dict[str, Any]:
-    assert (outcome.status, outcome.out) == (1, "")
-    error: dict[str, Any] = json.loads(outcome.err)["error"]
-    return error
+def set_secret(maze: Maze, *arguments: str) -> Outcome:
+    return maze.osmosis("secret", "set", "API_KEY", *arguments)
 
 
-# list
+def test_list_options_and_pages(maze: Maze) -> None:
+    def listed(*options: str) -> Outcome:
+        return maze.osmosis("secret", "list", *options)
+
+    listed("--scope", "personal", "--limit", "3")
+    params = dict(maze.get(SECRETS).calls.last.request.url.params)
+    assert params == {"limit": "3", "offset": "0", "scope": "user"}
+    assert listed("--scope", "mine", "--json").error["code"] == "VALIDATION"
+    assert "mutually exclusive" in listed("--all", "--limit", "3", "--json").error["message"]
+    assert listed("--limit", "51").status == 2
+    maze.get(SECRETS).respond(json={"environment_secrets": [SECRET], "total_count": 2, "next_offset": 1})
+    page = listed("--limit", "1", "--json").json
+    assert (page["has_more"], page["next_offset"], page["total_count"]) == (True, 1, 2)
 
 
-def test_scopes_and_pages_are_chosen_and_what_is_missing_is_said(
-    cli: Cli, scope: dict[str, Any], platform: respx.MockRouter
-) -> None:
-    assert _error(cli("secret", "delete", "OTHER_KEY", "--json"))["code"] == "NOT_FOUND"
-    assert {call.request.method for call in platform.calls} == {"GET"}
-
-    cli("secret", "list", "--scope", "personal", "--limit", "3")
-    assert dict(platform.calls.last.request.url.params) == {"limit": "3", "offset": "0", "scope": "user"}
-    assert _error(cli("secret", "list", "--scope", "mine", "--json"))["code"] == "VALIDATION"
-    assert "mutually exclusive" in _error(cli("secret", "list", "--all", "--limit", "3", "--json"))["message"]
-    assert cli("secret", "list", "--limit", "51").status == 2
-    page = {"environment_secrets": [SECRET], "total_count": 2, "next_offset": 1}
-    platform.get(PATH).respond(json=page)
-    listed = json.loads(cli("secret", "list", "--limit", "1", "--json").out)
-    assert (listed["has_more"], listed["next_offset"], listed["total_count"]) == (True, 1, 2)
-
-
-# set
-
-
-def test_a_value_comes_from_a_variable(
-    cli: Cli, scope: dict[str, Any], platform: respx.MockRouter, home: Path
-) -> None:
-    outcome = cli("secret", "set", "API_KEY", "--env", "FROM_HERE", "--json")
-    assert outcome.err == ""
-    assert json.loads(outcome.out)["resource"]["scope"] == "personal"
-    assert json.loads(platform.calls.last.request.content) == {
-        "name": "API_KEY",
-        "value": VALUE,
-        "scope": "user",
-    }
+def test_set_from_variable(maze: Maze, home: Path) -> None:
+    outcome = set_secret(maze, "--env", "FROM_HERE", "--json")
+    assert (outcome.err, outcome.resource["scope"]) == ("", "personal")
+    assert sent(maze.post(SECRETS)) == {"name": "API_KEY", "value": VALUE, "scope": "user"}
     assert VALUE not in outcome.out
-    assert files_holding(VALUE, home) == files_holding(VALUE, Path(scope["workspace_directory"])) == []
+    assert files_holding(VALUE, home) == files_holding(VALUE, maze.workspace.root) == []
 
 
 @pytest.mark.parametrize(
@@ -117,82 +67,78 @@ def test_a_value_comes_from_a_variable(
         (["API_KEY"], "INTERACTIVE_REQUIRED"),
     ],
 )
-def test_what_is_wrong_with_the_line_is_said_before_the_workspace_is_looked_at(
-    cli: Cli, platform: respx.MockRouter, arguments: list[str], code: str
-) -> None:
-    error = _error(cli("secret", "set", *arguments, "--json"))
-    assert error["code"] == code
-    assert platform.calls.call_count == 0
+def test_set_invalid_arguments(maze: Maze, arguments: list[str], code: str) -> None:
+    maze.patch.chdir(maze.workspace.root.parent)  # the arguments are checked before the workspace
+    error = maze.osmosis("secret", "set", *arguments, "--json").error
+    assert (error["code"], maze.router.calls.call_count) == (code, 0)
     if code == "INTERACTIVE_REQUIRED":
         assert error["details"]["flags"] == ["--env"]
         for mode in ([], ["--plain"]):
-            assert "There is nobody to ask" in cli("secret", "set", *arguments, *mode).err
+            assert "There is nobody to ask" in maze.osmosis("secret", "set", *arguments, *mode).err
 
 
-@pytest.mark.parametrize("mode", ["--json", "--plain", None])
-def test_a_value_on_the_line_is_refused_and_not_repeated(cli: Cli, mode: str | None) -> None:
+@pytest.mark.parametrize("mode", [["--json"], ["--plain"], []])
+def test_set_value_on_command_line(maze: Maze, mode: list[str]) -> None:
     for arguments in (["API_KEY", VALUE], [VALUE, "--env", "FROM_HERE"], ["API_KEY", f"--value={VALUE}"]):
-        outcome = cli("secret", "set", *arguments, *([mode] if mode else []))
+        outcome = maze.osmosis("secret", "set", *arguments, *mode)
         assert outcome.status in (1, 2)
         assert VALUE not in outcome.out + outcome.err
 
 
-def test_a_person_types_the_value_unseen(
-    cli: Cli, scope: dict[str, Any], platform: respx.MockRouter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stdin", Person())
-    asked: list[str] = []
+def test_set_prompt(maze: Maze) -> None:
+    maze.patch.setattr("sys.stdin", TerminalInput())
+    questions: list[str] = []
+    answers: list[str | None] = [f" {VALUE} ", None, ""]
 
     def answer(output: OutputContext, question: str) -> str | None:
-        asked.append(question)
+        questions.append(question)
         return answers.pop(0)
 
-    answers: list[str | None] = [f" {VALUE} ", None, ""]
-    monkeypatch.setattr("osmosis_ai.cli.typed_line.ask_hidden", answer)
-    assert 'Secret "API_KEY" saved' in cli("secret", "set", "API_KEY").out
-    assert json.loads(platform.calls.last.request.content)["value"] == f" {VALUE} "
-    assert cli("secret", "set", "API_KEY")[:2] == (0, "Cancelled.\n")
-    outcome = cli("secret", "set", "API_KEY")
-    assert (outcome.status, "is empty" in outcome.err) == (1, True)
-    assert platform.calls.call_count == 1
-    assert asked == ["Value of API_KEY (not shown)"] * 3
+    maze.patch.setattr("osmosis_ai.cli.typed_line.ask_hidden", answer)
+    assert 'Secret "API_KEY" saved' in set_secret(maze).out
+    assert sent(maze.post(SECRETS))["value"] == f" {VALUE} "
+    assert set_secret(maze)[:2] == (0, "Cancelled.\n")
+    empty = set_secret(maze)
+    assert (empty.status, "is empty" in empty.err) == (1, True)
+    assert maze.router.calls.call_count == 1
+    assert questions == ["Value of API_KEY (not shown)"] * 3
 
 
 @pytest.mark.parametrize("reply, code", REFUSALS)
-def test_a_refusal_holds_neither_the_value_nor_the_token(
-    cli: Cli, scope: dict[str, Any], platform: respx.MockRouter, reply: dict[str, Any], code: str
-) -> None:
+def test_set_refused(maze: Maze, reply: dict[str, Any], code: str) -> None:
     if "json" in reply:
         reply = {**reply, "json": {**reply["json"], "echo": [VALUE], "value": "x", "token": TOKEN}}
     else:
         reply = {**reply, "text": f"{reply['text']} {VALUE} {TOKEN}"}
-    platform.post(PATH).respond(**reply)
-    for mode in ("--json", "--plain"):
-        outcome = cli("secret", "set", "API_KEY", "--env", "FROM_HERE", mode)
-        assert VALUE not in outcome.err
-        assert TOKEN not in outcome.err
-    assert _error(cli("secret", "set", "API_KEY", "--env", "FROM_HERE", "--json"))["code"] == code
+    maze.post(SECRETS).respond(**reply)
+    assert VALUE not in set_secret(maze, "--env", "FROM_HERE", "--plain").err
+    refused = set_secret(maze, "--env", "FROM_HERE", "--json")
+    assert VALUE not in refused.err and refused.error["code"] == code
 
 
-# delete
+@pytest.mark.parametrize(
+    ("value", "why"), [("null", "JSON"), ("12345", "6 characters"), ("123456", "number")]
+)
+def test_value_that_cannot_be_hidden(maze: Maze, value: str, why: str) -> None:
+    maze.patch.setenv("FROM_HERE", value)
+    outcome = set_secret(maze, "--env", "FROM_HERE", "--plain")
+    assert outcome.status == 0
+    (warning,) = [line for line in outcome.err.splitlines() if line.startswith("warning: ")]
+    assert warning.startswith("warning: the value of API_KEY cannot be hidden in logs and results: ")
+    assert why in warning
 
 
-def test_deleting_asks_and_names_the_scope(
-    cli: Cli, scope: dict[str, Any], platform: respx.MockRouter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    error = _error(cli("secret", "delete", "API_KEY", "--json"))
+def test_delete_asks_first(maze: Maze) -> None:
+    assert maze.osmosis("secret", "delete", "OTHER_KEY", "--json").error["code"] == "NOT_FOUND"
+    error = maze.osmosis("secret", "delete", "API_KEY", "--json").error
     assert error["code"] == "INTERACTIVE_REQUIRED"
     assert error["details"]["prompt"] == 'Delete personal secret "API_KEY"? This cannot be undone.'
-    monkeypatch.setattr(sys, "stdin", Person())
-    monkeypatch.setattr("typer.getchar", lambda: "\r")
-    assert cli("secret", "delete", "API_KEY")[:2] == (0, "Cancelled.\n")
-    assert {call.request.method for call in platform.calls} == {"GET"}
-    outcome = cli("secret", "delete", "API_KEY", "--yes", "--json")
-    assert outcome.status == 0
-    assert json.loads(platform.calls.last.request.content) == {"name": "API_KEY", "scope": "user"}
-
-
-# the prompt
+    maze.patch.setattr("sys.stdin", TerminalInput())
+    maze.patch.setattr("typer.getchar", lambda: "\r")
+    assert maze.osmosis("secret", "delete", "API_KEY")[:2] == (0, "Cancelled.\n")
+    assert not maze.delete(SECRETS).called
+    assert maze.osmosis("secret", "delete", "API_KEY", "--yes", "--json").status == 0
+    assert sent(maze.delete(SECRETS)) == {"name": "API_KEY", "scope": "user"}
 
 
 @pytest.mark.parametrize(
@@ -211,7 +157,7 @@ def test_deleting_asks_and_names_the_scope(
         (b"\x04", None),
     ],
 )
-def test_what_is_typed_is_read_whole_and_never_shown(typed: bytes, got: str | None) -> None:
+def test_hidden_prompt_input(typed: bytes, got: str | None) -> None:
     person, program = pty.openpty()
     asking = threading.Event()
 
@@ -245,17 +191,3 @@ def test_what_is_typed_is_read_whole_and_never_shown(typed: bytes, got: str | No
 def _write(descriptor: int, data: bytes) -> None:
     while data:
         data = data[os.write(descriptor, data[:1024]) :]
-
-
-@pytest.mark.parametrize(
-    ("value", "why"), [("null", "JSON"), ("12345", "6 characters"), ("123456", "number")]
-)
-def test_a_value_that_can_not_be_hidden_is_stored_and_warned_about(
-    cli: Cli, scope: dict[str, Any], monkeypatch: pytest.MonkeyPatch, value: str, why: str
-) -> None:
-    monkeypatch.setenv("FROM_HERE", value)
-    outcome = cli("secret", "set", "API_KEY", "--env", "FROM_HERE", "--plain")
-    assert outcome.status == 0
-    (warning,) = [line for line in outcome.err.splitlines() if line.startswith("warning: ")]
-    assert warning.startswith("warning: the value of API_KEY cannot be hidden in logs and results: ")
-    assert why in warning

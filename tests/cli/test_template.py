@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -39,7 +39,7 @@ def tree(root: Path) -> dict[str, bytes]:
     }
 
 
-def test_what_exists_is_kept_and_its_differences_are_shown(cli: Cli, repository: Path) -> None:
+def test_conflicts_and_diff(cli: Cli, repository: Path) -> None:
     cli("template", "apply", "multiply")
     (repository / EVAL).write_text((repository / EVAL).read_text().replace("limit = 100", "limit = 3"))
     (repository / "rollouts/multiply/mine.py").write_text("")
@@ -49,7 +49,7 @@ def test_what_exists_is_kept_and_its_differences_are_shown(cli: Cli, repository:
     assert outcome.status == 1
     assert "\n-limit = 3 " in outcome.err and "\n+limit = 100 " in outcome.err
     assert tree(repository) == before
-    error = json.loads(cli("template", "apply", "multiply", "--json").err)["error"]
+    error = cli("template", "apply", "multiply", "--json").error
     assert error["code"] == "CONFLICT"
     # The other data file is the template's own, word for word.
     assert error["details"]["conflicts"] == [
@@ -58,7 +58,7 @@ def test_what_exists_is_kept_and_its_differences_are_shown(cli: Cli, repository:
     assert error["details"]["differences"].keys() == {EVAL, "rollouts/multiply", "data/multiply.jsonl"}
 
 
-def test_force_leaves_what_the_template_has_and_nothing_beside_it(cli: Cli, repository: Path) -> None:
+def test_force(cli: Cli, repository: Path) -> None:
     cli("template", "apply", "multiply")
     fresh = tree(repository)
     (repository / MAIN).write_text("mine")
@@ -69,13 +69,13 @@ def test_force_leaves_what_the_template_has_and_nothing_beside_it(cli: Cli, repo
     assert tree(repository) == {**fresh, "data/other.jsonl": b"kept"}
 
 
-def test_a_template_that_is_there_word_for_word_changes_nothing(cli: Cli, repository: Path) -> None:
+def test_unchanged_template(cli: Cli, repository: Path) -> None:
     cli("template", "apply", "multiply")
     (repository / "rollouts/multiply/__pycache__").mkdir()
     (repository / "rollouts/multiply/__pycache__/main.pyc").touch()
     before = tree(repository)
     for force in ((), ("--force",)):
-        done = json.loads(cli("template", "apply", "multiply", *force, "--json").out)
+        done = cli("template", "apply", "multiply", *force, "--json").json
         assert (done["status"], done["resource"]["files"]) == ("noop", [])
     assert "nothing was changed" in cli("template", "apply", "multiply").out
     assert tree(repository) == before
@@ -84,9 +84,7 @@ def test_a_template_that_is_there_word_for_word_changes_nothing(cli: Cli, reposi
 
 
 @pytest.mark.parametrize("link", ["rollouts", "rollouts/multiply", "configs", EVAL, "data/multiply.jsonl"])
-def test_nothing_is_written_through_or_over_a_link(
-    cli: Cli, repository: Path, tmp_path: Path, link: str
-) -> None:
+def test_symbolic_links(cli: Cli, repository: Path, tmp_path: Path, link: str) -> None:
     target = tmp_path / "elsewhere"
     target.write_text("precious") if "." in link else target.mkdir()
     (repository / link).parent.mkdir(parents=True, exist_ok=True)
@@ -98,9 +96,7 @@ def test_nothing_is_written_through_or_over_a_link(
     assert tree(tmp_path) == before
 
 
-def test_a_template_that_cannot_be_written_whole_is_not_written_at_all(
-    cli: Cli, repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_partial_write_is_rolled_back(cli: Cli, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (repository / "rollouts/multiply").mkdir(parents=True)
     (repository / MAIN).write_text("mine")
     before = tree(repository)
@@ -137,12 +133,8 @@ def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-def test_a_directory_of_the_team_takes_the_place_of_our_templates(
-    cli: Cli, repository: Path, theirs: Path
-) -> None:
-    assert json.loads(cli("template", "list", "--json").out)["items"] == [
-        {"name": "greeter", "summary": "Says hello."}
-    ]
+def test_custom_templates(cli: Cli, repository: Path, theirs: Path) -> None:
+    assert cli("template", "list", "--json").json["items"] == [{"name": "greeter", "summary": "Says hello."}]
     assert cli("template", "apply", "greeter").status == 0
     assert tree(repository).keys() == {
         *("rollouts/greeter/main.py", "rollouts/greeter/pyproject.toml", "configs/eval/greeter.toml"),
@@ -151,7 +143,7 @@ def test_a_directory_of_the_team_takes_the_place_of_our_templates(
 
 
 @pytest.mark.parametrize(
-    "spoil, said",
+    "spoil, message",
     [
         (lambda root: (root / "rollouts/greeter/keys").symlink_to("/etc/passwd"), "is a link, or no file"),
         (lambda root: (root / "rollouts/greeter/etc").symlink_to("/etc"), "is a link, or no file"),
@@ -160,16 +152,16 @@ def test_a_directory_of_the_team_takes_the_place_of_our_templates(
         (lambda root: (root / "rollouts").rename(root / "r"), "has no directory `rollouts`"),
     ],
 )
-def test_a_template_directory_is_not_trusted(
-    cli: Cli, repository: Path, theirs: Path, spoil: object, said: str
+def test_invalid_custom_templates(
+    cli: Cli, repository: Path, theirs: Path, spoil: Callable[[Path], object], message: str
 ) -> None:
-    spoil(theirs)  # type: ignore[operator]
-    outcome = cli("template", "apply", "empty" if said == "has no files" else "greeter")
-    assert (outcome.status, said in outcome.err) == (1, True)
+    spoil(theirs)
+    outcome = cli("template", "apply", "empty" if message == "has no files" else "greeter")
+    assert (outcome.status, message in outcome.err) == (1, True)
     assert tree(repository) == {}
 
 
-def test_templates_are_never_fetched(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repository_variable_is_rejected(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OSMOSIS_WORKSPACE_TEMPLATE_REPO", "Osmosis-AI/workspace-template")
     outcome = cli("template", "apply", "multiply")
     assert outcome.status == 1
@@ -177,12 +169,12 @@ def test_templates_are_never_fetched(cli: Cli, monkeypatch: pytest.MonkeyPatch) 
     assert "OSMOSIS_WORKSPACE_TEMPLATE_PATH" in outcome.err
 
 
-def test_an_example_is_the_first_template_under_its_own_or_another_name(cli: Cli, repository: Path) -> None:
+def test_rollout_init_example(cli: Cli, repository: Path) -> None:
     for directory in ("rollouts", "configs/eval", "configs/training", "data"):
         (repository / directory).mkdir(parents=True)
     assert cli("rollout", "init", "--example").status == 0
     assert tree(repository).keys() == {*FILES, ".gitignore"}
-    envelope = json.loads(cli("rollout", "init", "my-agent", "--example", "--json").out)
+    envelope = cli("rollout", "init", "my-agent", "--example", "--json").json
     assert envelope["resource"]["configs"]["eval"] == "configs/eval/my-agent.toml"
     config = (repository / "configs/eval/my-agent.toml").read_text()
     assert 'rollout = "my-agent"' in config

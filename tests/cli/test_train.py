@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,6 @@ from tests.cli.trained_runs import trained_here, trajectory, validated_here
 FILE = "copper_finch_9_tr_8f0c1.json"
 
 
-# Submit
-
-
 @pytest.fixture
 def maze(maze: Maze) -> Maze:
     # As the hosted service, which cannot be asked beforehand.
@@ -31,7 +29,7 @@ def maze(maze: Maze) -> Maze:
 
 
 @pytest.mark.integration
-def test_a_submit_sends_what_is_written_and_says_how_to_go_on(maze: Maze) -> None:
+def test_submit_request(maze: Maze) -> None:
     (maze.workspace.root / CONFIG).write_text(TEXT)
     maze.post("/training-runs").respond(
         json={"id": "tr_8", "name": "copper-finch", "status": "pending", "created_at": "2026-10-02T07:00:00Z"}
@@ -52,7 +50,7 @@ def test_a_submit_sends_what_is_written_and_says_how_to_go_on(maze: Maze) -> Non
     }
 
 
-def test_a_config_is_refused_with_all_that_is_wrong_in_it_the_trainers_own_rules_included(maze: Maze) -> None:
+def test_submit_invalid_config(maze: Maze) -> None:
     text = TEXT.replace("lora_rank = 32", "lora_rank = 0").replace("eval_interval = 5", "eval_interval = 0")
     text = text.replace("fern/base-32b", "osmosis/tinny") + "\n[advanced.execution]\nworkers = 4\n"
     (maze.workspace.root / CONFIG).write_text(text)
@@ -67,7 +65,7 @@ def test_a_config_is_refused_with_all_that_is_wrong_in_it_the_trainers_own_rules
 
 
 @pytest.mark.integration
-def test_settings_that_the_trainer_would_refuse_are_warned_of_and_left_to_the_platform(maze: Maze) -> None:
+def test_submit_unknown_settings_are_warnings(maze: Maze) -> None:
     text = TEXT.replace("lora_rank = 32", "lora_rank = 0\nlos_type = 'grpo'\nallow_download = 1")
     (maze.workspace.root / CONFIG).write_text(text)
     warned = maze.osmosis("train", "submit", CONFIG, "--json").error["details"]["warnings"]
@@ -80,29 +78,26 @@ def test_settings_that_the_trainer_would_refuse_are_warned_of_and_left_to_the_pl
 
 
 @pytest.mark.integration
-def test_a_platform_that_would_take_a_run_is_believed_rather_than_this_release(maze: Maze) -> None:
+def test_submit_check_on_both_platforms(maze: Maze) -> None:
     (maze.workspace.root / CONFIG).write_text(TEXT.replace("lora_rank = 32", "los_type = 'grpo'"))
     maze.get("/datasets/maze-walks").respond(json={"id": "ds_31", "status": "uploaded"})
     hosted = maze.osmosis("train", "submit", CONFIG, "--check", "--json")
     assert (hosted.status, "the platform is likely to refuse it" in hosted.err) == (0, True)
-    assert "model" in hosted.json["resource"]["unchecked"]
+    assert "model" in hosted.resource["unchecked"]
     maze.post("/training-runs/check").respond(json={"dry_run": True, "commit_sha": "4be1c0f" * 5 + "4be1c"})
     asked = maze.osmosis("train", "submit", CONFIG, "--check", "--json")
     assert (asked.status, "likely to refuse" in asked.err) == (0, False)
-    assert (asked.json["operation"], asked.json["resource"]["unchecked"]) == ("train.check", [])
+    assert (asked.json["operation"], asked.resource["unchecked"]) == ("train.check", [])
     assert not maze.post("/training-runs").called
-
-
-# Info
 
 
 @pytest.mark.parametrize(
     ("output", "place"),
     [("kept/", f"kept/{FILE}"), ("numbers", "numbers.json"), ("deep/numbers.txt", "deep/numbers.json")],
 )
-def test_the_file_goes_where_it_is_asked_to(maze: Maze, tmp_path: Path, output: str, place: str) -> None:
+def test_info_output(maze: Maze, tmp_path: Path, output: str, place: str) -> None:
     offer(maze)
-    data = maze.osmosis("train", "info", "copper", "-o", f"{tmp_path}/{output}", "--json").json["data"]
+    data = maze.osmosis("train", "info", "copper", "-o", f"{tmp_path}/{output}", "--json").data
     assert data["output_path"] == str(tmp_path / place)
     document = json.loads((tmp_path / place).read_text())
     assert document["training_run"]["rows_processed"] == 3100
@@ -111,37 +106,32 @@ def test_the_file_goes_where_it_is_asked_to(maze: Maze, tmp_path: Path, output: 
 
 
 @pytest.mark.parametrize("status", ["pending", "queued"])
-def test_a_run_that_waits_has_no_metrics_and_is_not_asked_for_any(maze: Maze, status: str) -> None:
+def test_info_waiting_run(maze: Maze, status: str) -> None:
     offer(maze, status, started_at=None)
-    data = maze.osmosis("train", "info", "copper", "--json").json["data"]
+    data = maze.osmosis("train", "info", "copper", "--json").data
     assert (data["metrics_available"], data["metrics"], data["in_progress"]) == (False, None, False)
     assert "before the run has started" in data["metrics_error"]
     assert "Progress: Waiting to start..." in maze.osmosis("train", "info", "copper", "--plain").out
     assert not maze.get(f"/training-runs/{OWN['id']}/metrics").called
 
 
-def test_metrics_and_checkpoints_that_cannot_be_had_are_no_failure(maze: Maze) -> None:
+def test_info_without_metrics(maze: Maze) -> None:
     offer(maze, "stopped")
     for what in ("metrics", "checkpoints"):
         maze.get(f"/training-runs/{OWN['id']}/{what}").respond(404, json={"error": "gone"})
     outcome = maze.osmosis("train", "info", "copper", "--json")
     assert outcome.status == 0
-    data = outcome.json["data"]
+    data = outcome.data
     assert (data["metrics_error"], data["checkpoints"]) == ("gone", [])
     assert "Metrics: Not available: gone" in maze.osmosis("train", "info", "copper", "--plain").out
 
 
-# Logs, checkpoints, stop
-
-
-def test_a_run_that_had_ended_and_a_level_without_a_line_are_reported(maze: Maze) -> None:
+def test_stop_finished_run_and_empty_level(maze: Maze) -> None:
     refusal = {"error": "the run copper has ended already.", "code": "RUN_ENDED", "status": "finished"}
     maze.post("/training-runs/copper/stop").respond(status_code=409, json=refusal)
     refused = maze.osmosis("train", "stop", "copper", "--yes", "--json").json
-    assert (refused["status"], refused["message"]) == (
-        "noop",
-        'Training run "copper" had ended before: finished.',
-    )
+    assert refused["status"] == "noop"
+    assert refused["message"] == 'Training run "copper" had ended before: finished.'
     maze.get("/training-runs/copper").respond(json=DETAIL)
     maze.get(RUN).mock(side_effect=replies({"training_run": {**OWN, "status": "finished"}}))
     lines = [{"level": "info", "step": "train", "message": f"step {n}"} for n in range(3)]
@@ -169,7 +159,7 @@ def metrics(*rewards: float) -> dict[str, Any]:
 
 
 @pytest.mark.integration
-def test_a_submit_that_watches_returns_how_the_run_ended(maze: Maze) -> None:
+def test_submit_watch(maze: Maze) -> None:
     (maze.workspace.root / CONFIG).write_text(TEXT)
     made = {"id": OWN["id"], "name": "copper", "status": "pending", "created_at": "2026-10-02T07:00:00Z"}
     maze.post("/training-runs/check").respond(404, html="<h1>404</h1>")
@@ -180,32 +170,28 @@ def test_a_submit_that_watches_returns_how_the_run_ended(maze: Maze) -> None:
     outcome = maze.osmosis("train", "submit", CONFIG, "--watch", "--yes", "--json")
     assert (outcome.status, outcome.json["operation"]) == (1, "train.submit")
     assert outcome.json["message"].endswith("The grader raised KeyError.")
-    assert outcome.json["resource"]["config"]["rollout"] == "multiply"
-    assert outcome.json["resource"]["summary"]["progress"]["completed"] == 10
+    assert outcome.resource["config"]["rollout"] == "multiply"
+    assert outcome.resource["summary"]["progress"]["completed"] == 10
     both = maze.osmosis("train", "submit", CONFIG, "--watch", "--check", "--json")
     assert both.error["code"] == "VALIDATION"
 
 
-def test_a_training_directory_of_this_machine_is_shown_without_a_platform(maze: Maze) -> None:
+def test_info_local_directory(maze: Maze) -> None:
     directory = trained_here(maze.workspace.root / "trained" / "walks")
     outcome = maze.osmosis("train", "info", "trained/walks", "--json")
-    data = outcome.json["data"]
+    data = outcome.data
     assert outcome.status == 0
     assert (data["local_run"]["status"], data["local_run"]["avg_reward"]) == ("finished", 0.5)
     assert data["local_run"]["output_path"] == str(directory)
     assert data["checkpoints"] == [{"name": "step-00000003", "step": 3, "reward": 0.5, "size_bytes": 5}]
     summaries = {each["key"]: each for each in data["metrics"]["overview"]["metric_summaries"]}
-    assert (summaries["rollout/raw_reward"]["initial"], summaries["rollout/raw_reward"]["latest"]) == (
-        0.25,
-        0.75,
-    )
+    reward = summaries["rollout/raw_reward"]
+    assert (reward["initial"], reward["latest"]) == (0.25, 0.75)
     shown = maze.osmosis("train", "info", "trained/walks").out
     assert "3 of 3" in shown
     # What its newest validation stands on, as of a platform's run.
-    assert (
-        data["validation"]["words"]
-        == "validation reward 0.500 (0.400 – 0.600) after step 3; scored 8 of 10 planned"
-    )
+    words = "validation reward 0.500 (0.400 – 0.600) after step 3; scored 8 of 10 planned"
+    assert data["validation"]["words"] == words
     assert "0.500 (0.400 – 0.600) after step 3" in shown and "8 of 10 planned" in shown
     assert "only 8 of 10 finished attempts have a score (80.0%)" in data["validation"]["warnings"][0]
     assert "validation: only 8 of 10" in shown
@@ -214,17 +200,13 @@ def test_a_training_directory_of_this_machine_is_shown_without_a_platform(maze: 
 
 
 @pytest.mark.parametrize("manifest", [b"", b"{}", b"[1]"])
-def test_a_training_directory_that_can_not_be_read_is_refused_in_a_sentence(
-    maze: Maze, manifest: bytes
-) -> None:
+def test_info_invalid_manifest(maze: Maze, manifest: bytes) -> None:
     directory = trained_here(maze.workspace.root / "walks")
     (directory / "manifest.json").write_bytes(manifest)
     assert "is not a run's manifest" in maze.osmosis("train", "info", "./walks").err
 
 
-def test_the_log_of_a_training_directory_is_read_without_a_login(
-    maze: Maze, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logs_local_directory(maze: Maze, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OSMOSIS_PLATFORM_URL", "https://nobody.example")
     directory = trained_here(maze.workspace.root / "trained" / "walks")
     with (directory / "logs.txt").open("a") as log:
@@ -238,9 +220,7 @@ def test_the_log_of_a_training_directory_is_read_without_a_login(
     assert followed.count("training") == 1 and "it is slow" in followed
 
 
-def test_the_log_of_a_training_directory_is_followed_until_nobody_trains_in_it(
-    maze: Maze, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logs_follow_local_directory(maze: Maze, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = trained_here(maze.workspace.root / "walks")
     with ExitStack() as trains:
         trains.enter_context(TrainingDirectory(directory).held())
@@ -256,7 +236,7 @@ def test_the_log_of_a_training_directory_is_followed_until_nobody_trains_in_it(
     assert not maze.router.calls
 
 
-def test_a_run_of_a_platform_is_watched_though_a_directory_here_has_its_name(maze: Maze) -> None:
+def test_platform_run_with_the_name_of_a_directory(maze: Maze) -> None:
     trained_here(maze.workspace.root / "walks")
     maze.get("/training-runs/walks").respond(404, json={"error": "no such run"})
     assert "no such run" in maze.osmosis("train", "watch", "walks").err
@@ -275,7 +255,7 @@ def here(maze: Maze) -> Maze:
 def shown(maze: Maze, *arguments: str) -> list[tuple[int, int]]:
     outcome = maze.osmosis("train", "show", *arguments, "--json")
     assert outcome.status == 0, outcome.err
-    return [(each["row"], each["attempt"]) for each in outcome.json["data"]["samples"]]
+    return [(each["row"], each["attempt"]) for each in outcome.data["samples"]]
 
 
 @pytest.mark.parametrize(
@@ -291,13 +271,11 @@ def shown(maze: Maze, *arguments: str) -> list[tuple[int, int]]:
         (["--search", "nowhere said"], []),
     ],
 )
-def test_one_asks_for_those_one_wants_to_see_and_the_worst_come_first(
-    here: Maze, arguments: list[str], samples: list[tuple[int, int]]
-) -> None:
+def test_show_filters(here: Maze, arguments: list[str], samples: list[tuple[int, int]]) -> None:
     assert shown(here, "trained/walks", *arguments) == samples
 
 
-def test_conversations_are_printed_without_what_a_terminal_obeys(here: Maze) -> None:
+def test_show_plain(here: Maze) -> None:
     outcome = here.osmosis("train", "show", "trained/walks", "--plain")
     assert outcome.status == 0 and "\x1b" not in outcome.out
     lines = outcome.out.splitlines()
@@ -309,28 +287,33 @@ def test_conversations_are_printed_without_what_a_terminal_obeys(here: Maze) -> 
     assert "grader: Nearly." in lines and "grader: format: 1.000" in lines
 
 
-@pytest.mark.parametrize("left", ["nothing", "a pipe", "a link", "a folder", "something else", "half"])
-def test_a_record_that_can_not_be_read_is_refused_in_a_sentence(here: Maze, left: str) -> None:
+def link(file: Path, content: bytes) -> None:
+    target = file.with_name("elsewhere")
+    target.write_bytes(content)
+    file.symlink_to(target)
+
+
+@pytest.mark.parametrize(
+    ("replace", "message"),
+    [
+        (lambda file, content: None, "has no record of a validation"),
+        (lambda file, content: os.mkfifo(file), "cannot be read"),
+        (link, "cannot be read"),
+        (lambda file, content: file.mkdir(), "cannot be read"),
+        (lambda file, content: file.write_bytes(b"\0\xff\n"), "is damaged"),
+        (lambda file, content: file.write_bytes(content[:-30]), "is damaged"),
+    ],
+    ids=["missing", "pipe", "link", "folder", "other content", "half"],
+)
+def test_show_unreadable_validation(
+    here: Maze, replace: Callable[[Path, bytes], object], message: str
+) -> None:
     file = TrainingDirectory(here.workspace.root / "trained" / "walks").validation
     content = file.read_bytes()
     file.unlink()
-    if left == "a pipe":
-        os.mkfifo(file)
-    elif left == "a link":
-        here.scratch.mkdir()
-        (here.scratch / "elsewhere").write_bytes(content)
-        file.symlink_to(here.scratch / "elsewhere")
-    elif left == "a folder":
-        file.mkdir()
-    elif left != "nothing":
-        file.write_bytes(b"\0\xff\n" if left == "something else" else content[:-30])
+    replace(file, content)
     outcome = here.osmosis("train", "show", "trained/walks")
-    sentence = "has no record of a validation" if left == "nothing" else "cannot be read"
-    sentence = "is damaged" if left in ("something else", "half") else sentence
-    assert outcome.status == 1 and sentence in outcome.err and "Traceback" not in outcome.err
-
-
-# -- platforms -----------------------------------------------------------------------------
+    assert outcome.status == 1 and message in outcome.err and "Traceback" not in outcome.err
 
 
 def told(row: int, reward: float | None, **known: Any) -> dict[str, Any]:
@@ -352,27 +335,22 @@ def page(*samples: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"step": 40, "total": 9, "pass_threshold": 1.0, "samples": list(samples), **more}
 
 
-def test_a_run_of_a_platform_of_ours_is_shown_page_after_page(maze: Maze) -> None:
+def test_show_platform_run(maze: Maze) -> None:
     first = page(told(3, None, error="Timeout: no", boundary="agent"), next_cursor="40-1")
     asked = offers(maze, first, page(told(0, 0.5, notes="Almost.", parts={"format": 0.5})))
     gone = maze.get("/training-runs/tr_8f0c1d2e3a4b/validation/3/0")
     gone.respond(404, json={"error": "there is none", "code": "NOT_FOUND"}, headers=OURS)
-    data = maze.osmosis("train", "show", "copper finch/9", "--json").json["data"]
+    data = maze.osmosis("train", "show", "copper finch/9", "--json").data
     assert data["validation"] == {"step": 40, "samples": 9, "kept": 2}
     unscored, failed = data["samples"]
-    assert (unscored["row"], unscored["error"], unscored["problems"]) == (
-        3,
-        "Timeout: no",
-        ["A newer validation has replaced it."],
-    )
+    assert (unscored["row"], unscored["error"]) == (3, "Timeout: no")
+    assert unscored["problems"] == ["A newer validation has replaced it."]
     assert (failed["reward"], failed["passed"], failed["notes"]) == (0.5, False, "Almost.")
     assert failed["messages"][2]["content"] == "six" and asked.call_count == 1
 
 
-def test_the_hosted_service_does_not_keep_them_and_it_is_said(maze: Maze) -> None:
+def test_show_unsupported(maze: Maze) -> None:
     maze.get("/training-runs/tr_8").respond(json=train_replies.DETAIL)
     error = maze.osmosis("train", "show", "tr_8", "--json").error
-    assert (
-        error["code"] == "PLATFORM_ERROR"
-        and "does not support the validation samples of training runs" in error["message"]
-    )
+    assert error["code"] == "PLATFORM_ERROR"
+    assert "does not support the validation samples of training runs" in error["message"]

@@ -62,7 +62,7 @@ def big_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def test_a_large_model_fits_where_its_parts_do(estimate: Estimate, big_model: str) -> None:
+def test_large_model(estimate: Estimate, big_model: str) -> None:
     found = estimate(big_model, "--gpu", "h100")
     assert found["device"] == {"name": "H100", "bytes": 81559 * MIB}
     assert found["parts_bytes"]["weights"] == pytest.approx(2 * 8.19e9, rel=0.01)
@@ -71,7 +71,7 @@ def test_a_large_model_fits_where_its_parts_do(estimate: Estimate, big_model: st
     assert found["fits_on"]["H100"] is found["fits"] and not found["fits_on"]["T4"]
 
 
-def test_a_model_too_large_for_one_gpu_fits_on_four_that_share_it(estimate: Estimate, big_model: str) -> None:
+def test_sharded_model(estimate: Estimate, big_model: str) -> None:
     short = "[training]\nmax_prompt_length = 256\nmax_response_length = 256\n"
     vllm = (
         f'{short}[advanced]\nmicro_batch_tokens = 512\npolicy_engine = "vllm"\nvllm_url = "http://gpu:8000"\n'
@@ -87,7 +87,7 @@ def test_a_model_too_large_for_one_gpu_fits_on_four_that_share_it(estimate: Esti
     )
 
 
-def test_known_models_and_gpus_are_sized_and_nothing_is_downloaded(estimate: Estimate) -> None:
+def test_known_models_and_gpus(estimate: Estimate) -> None:
     found = estimate("osmosis/tiny", more="[training]\nlr = 1e-6\n")
     assert found["fits_on"]["T4"] is True
     assert "hardly moves" in found["warnings"][0]
@@ -104,7 +104,7 @@ def test_known_models_and_gpus_are_sized_and_nothing_is_downloaded(estimate: Est
     assert "mutually exclusive" in estimate("osmosis/tiny", "--gpu", "T4", "--gpu-memory", "8GB")["message"]
 
 
-def test_a_model_in_the_cache_of_the_hub_is_sized_from_there(estimate: Estimate, tmp_path: Path) -> None:
+def test_cached_model(estimate: Estimate, tmp_path: Path) -> None:
     import huggingface_hub.constants as constants
 
     snapshot = Path(constants.HF_HUB_CACHE) / "models--fern--base-8b" / "snapshots" / "abc"
@@ -121,5 +121,5 @@ def test_a_model_in_the_cache_of_the_hub_is_sized_from_there(estimate: Estimate,
 @pytest.mark.parametrize(
     ("text", "size"), [("80GB", 80 * GIB), ("24 GiB", 24 * GIB), ("1.5g", 3 * GIB // 2), ("512MB", 512 * MIB)]
 )
-def test_memory_is_read_as_gpus_count_it(estimate: Estimate, text: str, size: int) -> None:
+def test_memory_units(estimate: Estimate, text: str, size: int) -> None:
     assert estimate("osmosis/tiny", "--gpu-memory", text)["device"]["bytes"] == size

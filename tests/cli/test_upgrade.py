@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
@@ -19,43 +20,40 @@ from tests.cli.conftest import Cli
 PIP = f"{sys.executable} -m pip install"
 
 
-class Installation:
-    """An installation that a test describes."""
-
-    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._info, self.prefix = root / "osmosis_ai.dist-info", root / "environment"
-        self._info.mkdir()
-        self.prefix.mkdir()
-        distribution = metadata.PathDistribution(self._info)
-        monkeypatch.setattr(upgrade, "installed_distribution", lambda: distribution)
-        monkeypatch.setattr(sys, "prefix", str(self.prefix))
-        monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
-
-    def came_from(self, direct_url: object, installer: str = "pip") -> None:
-        if direct_url is not None:
-            (self._info / "direct_url.json").write_text(json.dumps(direct_url))
-        (self._info / "INSTALLER").write_text(f"{installer}\n")
+Install = Callable[..., Path]
 
 
 @pytest.fixture
-def installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installation:
-    return Installation(tmp_path, monkeypatch)
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Pretend that the package was installed from a URL; return the environment's directory."""
+    info, prefix = tmp_path / "osmosis_ai.dist-info", tmp_path / "environment"
+    info.mkdir()
+    prefix.mkdir()
+    distribution = metadata.PathDistribution(info)
+    monkeypatch.setattr(upgrade, "installed_distribution", lambda: distribution)
+    monkeypatch.setattr(sys, "prefix", str(prefix))
+    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
+
+    def install(direct_url: object, installer: str = "pip") -> Path:
+        if direct_url is not None:
+            (info / "direct_url.json").write_text(json.dumps(direct_url))
+        (info / "INSTALLER").write_text(f"{installer}\n")
+        return prefix
+
+    return install
 
 
-def test_a_checkout_is_pulled_and_installed_again(
-    cli: Cli, installation: Installation, tmp_path: Path
-) -> None:
+def test_checkout(cli: Cli, install: Install, tmp_path: Path) -> None:
     checkout = tmp_path / "my checkout"
     (checkout / ".git").mkdir(parents=True)
-    installation.came_from({"url": checkout.as_uri(), "dir_info": {"editable": True}})
+    install({"url": checkout.as_uri(), "dir_info": {"editable": True}})
     outcome = cli("upgrade", "--json")
-    envelope = json.loads(outcome.out)
     command = (
         f"git -C '{checkout}' pull --ff-only && {PIP} --force-reinstall --no-deps -e '{checkout}' "
         f"&& {PIP} -e '{checkout}'"
     )
-    assert (outcome.status, envelope["status"], envelope["operation"]) == (0, "success", "upgrade")
-    assert envelope["resource"] == {
+    assert (outcome.status, outcome.json["status"], outcome.json["operation"]) == (0, "success", "upgrade")
+    assert outcome.resource == {
         "installed_version": __version__,
         "latest_version": None,
         "method": "pip",
@@ -65,23 +63,21 @@ def test_a_checkout_is_pulled_and_installed_again(
         assert cli("upgrade", *mode).out == f"{command}\n"
 
 
-def test_a_repository_is_installed_from_its_branch(cli: Cli, installation: Installation) -> None:
+def test_repository(cli: Cli, install: Install) -> None:
     recorded = {"vcs": "git", "requested_revision": "main", "commit_id": "0" * 40}
-    installation.came_from(
-        {"url": "https://user:hunter2hunter2@host/osmosis.git", "vcs_info": recorded}, installer="uv"
-    )
+    install({"url": "https://user:hunter2hunter2@host/osmosis.git", "vcs_info": recorded}, installer="uv")
     outcome = cli("upgrade")
     assert outcome.status == 0, outcome.err
     assert outcome.out.startswith("uv pip install --python ") and "hunter2" not in outcome.out
     assert outcome.out.endswith("'osmosis-ai @ git+https://host/osmosis.git@main'\n")
 
 
-def test_an_environment_without_pip_is_upgraded_by_uv(
-    cli: Cli, installation: Installation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_environment_without_pip(
+    cli: Cli, install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upgrade, "find_spec", lambda _: None)
-    installation.came_from({"url": tmp_path.as_uri(), "dir_info": {}})
-    assert json.loads(cli("upgrade", "--json").out)["resource"]["method"] == "uv"
+    install({"url": tmp_path.as_uri(), "dir_info": {}})
+    assert cli("upgrade", "--json").resource["method"] == "uv"
 
 
 @pytest.mark.parametrize(
@@ -91,12 +87,9 @@ def test_an_environment_without_pip_is_upgraded_by_uv(
         ("pipx_metadata.json", "pipx", "pipx reinstall osmosis-ai"),
     ],
 )
-def test_a_tool_knows_where_its_environment_came_from(
-    cli: Cli, installation: Installation, tmp_path: Path, record: str, method: str, command: str
-) -> None:
-    installation.came_from({"url": tmp_path.as_uri(), "dir_info": {}}, installer="uv")
-    (installation.prefix / record).touch()
-    resource = json.loads(cli("upgrade", "--json").out)["resource"]
+def test_tools(cli: Cli, install: Install, tmp_path: Path, record: str, method: str, command: str) -> None:
+    (install({"url": tmp_path.as_uri(), "dir_info": {}}, installer="uv") / record).touch()
+    resource = cli("upgrade", "--json").resource
     assert (resource["method"], resource["command"]) == (method, command)
 
 
@@ -108,20 +101,16 @@ def test_a_tool_knows_where_its_environment_came_from(
         ({"url": "file:///w/osmosis_ai-0.3.10-py3-none-any.whl", "archive_info": {}}, "/w/osmosis_ai-0.3.10"),
     ],
 )
-def test_a_single_file_and_an_unknown_place_give_no_command(
-    cli: Cli, installation: Installation, recorded: object, origin: str
-) -> None:
-    installation.came_from(recorded)
+def test_wheel_or_unknown_source(cli: Cli, install: Install, recorded: object, origin: str) -> None:
+    install(recorded)
     outcome = cli("upgrade", "--json")
-    error = json.loads(outcome.err.splitlines()[-1])["error"]
+    error = outcome.error
     assert (outcome.status, outcome.out, error["code"]) == (1, "", "PLATFORM_ERROR")
     assert f"came from {origin}" in error["message"] and "hunter2" not in outcome.err
     assert error["hint"] == "get a newer wheel, then run `pip install WHEEL`"
 
 
-def test_no_way_to_install_this_again_names_it_without_its_source(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_install_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     info = tmp_path / "osmosis_ai.dist-info"
     info.mkdir()
     for recorded, said in [

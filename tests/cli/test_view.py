@@ -6,7 +6,6 @@ import json
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
 from html import unescape
 from itertools import count
 from pathlib import Path
@@ -16,36 +15,32 @@ import httpx
 import pytest
 import respx
 
-from tests.api.blob_server import serve
 from tests.cli.conftest import Cli
 from tests.cli.eval_downloads import DownloadableRun
 from tests.cli.eval_replies import DETAIL
-from tests.cli.maze import Maze
 from tests.workspace.builders import make_workspace
+
+NEEDS_REPORT = "needs --report FILE.html"
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "message"),
     [
-        ("eval", "compare", "one", "other", "--no-text"),
-        ("eval", "compare", "one", "other", "--force"),
-        ("train", "info", "run", "--no-text", "--force"),
-        ("eval", "rubric", "-d", "a.jsonl", "-r", "tone", "--model", "openai/gpt-5-mini", "--no-text"),
+        ("eval compare one other --no-text", f"--no-text {NEEDS_REPORT}"),
+        ("eval compare one other --force", f"--force {NEEDS_REPORT}"),
+        ("train info run --no-text --force", f"--force {NEEDS_REPORT}"),
+        ("eval rubric -d a.jsonl -r tone --model openai/gpt-5-mini --no-text", f"--no-text {NEEDS_REPORT}"),
+        ("view run --report page.html --max-mb nan", "must be a finite number"),
     ],
 )
-def test_no_command_takes_what_is_of_a_report_without_one(cli: Cli, words: tuple[str, ...]) -> None:
-    result = cli(*words)
+def test_report_options(cli: Cli, words: str, message: str) -> None:
+    result = cli(*words.split())
     assert (result.status, result.out) == (2, "")
-    assert f"{words[-1]} needs --report FILE.html" in result.err
-
-
-def test_the_size_of_a_report_is_a_number(cli: Cli) -> None:
-    result = cli("view", "run", "--report", "page.html", "--max-mb", "nan")
-    assert result.status == 2 and "must be a finite number" in result.err
+    assert message in result.err
 
 
 @pytest.mark.parametrize("words", [("view",), ("eval", "compare", "one", "other"), ("train", "info", "run")])
-def test_a_report_goes_into_a_file_and_nowhere_else(
+def test_report_path(
     cli: Cli, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -77,9 +72,7 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return pages
 
 
-def test_without_a_display_no_browser_is_opened_and_the_address_is_printed(
-    cli: Cli, opened: list[str]
-) -> None:
+def test_without_display(cli: Cli, opened: list[str]) -> None:
     result = cli("view")
     assert (result.status, opened) == (0, [])
     assert ADDRESS.search(result.out) and IS_SHOWN not in result.err and "ssh" not in result.err
@@ -94,7 +87,7 @@ def trajectory(text: str) -> bytes:
 
 
 @pytest.fixture
-def stored(maze: Maze, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DownloadableRun]:
+def stored(stored: DownloadableRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DownloadableRun:
     """A run of a platform with two conversations; what is temporary goes where one can look for it."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
@@ -108,37 +101,33 @@ def stored(maze: Maze, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         {**sample, "row_index": row, "rollout_id": f"ro-{row}", "reward": reward}
         for row, reward in enumerate((1.0, 0.0))
     ]
-    with serve() as store:
-        run = DownloadableRun(maze, store)
-        run.holds(
-            {
-                "metrics.json": json.dumps(facts).encode(),
-                "summary.jsonl": b"".join(json.dumps(each).encode() + b"\n" for each in samples),
-                "trajectories/row_0_run_0.json": trajectory("the word is six"),
-                "trajectories/row_1_run_0.json": trajectory("the word is seven"),
-            }
-        )
-        yield run
+    stored.holds(
+        {
+            "metrics.json": json.dumps(facts).encode(),
+            "summary.jsonl": b"".join(json.dumps(each).encode() + b"\n" for each in samples),
+            "trajectories/row_0_run_0.json": trajectory("the word is six"),
+            "trajectories/row_1_run_0.json": trajectory("the word is seven"),
+        }
+    )
+    return stored
 
 
 def is_clean(stored: DownloadableRun, tmp_path: Path) -> bool:
     return stored.found() == {} and not list((tmp_path / "scratch").iterdir())
 
 
-def test_a_run_of_a_platform_is_written_into_one_file(stored: DownloadableRun, tmp_path: Path) -> None:
+def test_report_of_platform_run(stored: DownloadableRun, tmp_path: Path) -> None:
     report = tmp_path / "run.html"
     outcome = stored.maze.osmosis("view", NAMED, "--report", str(report), "--json")
     assert outcome.status == 0, outcome.err
-    resource = outcome.json["resource"]
+    resource = outcome.resource
     assert (resource["run"], resource["samples"], resource["conversations"]) == ("amber-otter-42", 2, 2)
     text = report.read_text("utf-8")
     assert "amber-otter-42" in text and "the word is six" in text and "the word is seven" in text
     assert is_clean(stored, tmp_path)
 
 
-def test_without_text_a_report_has_numbers_and_fetches_no_conversation(
-    stored: DownloadableRun, tmp_path: Path
-) -> None:
+def test_report_without_text(stored: DownloadableRun, tmp_path: Path) -> None:
     report = tmp_path / "run.html"
     outcome = stored.maze.osmosis("view", NAMED, "--report", str(report), "--no-text")
     assert outcome.status == 0, outcome.err
@@ -151,7 +140,7 @@ def test_without_text_a_report_has_numbers_and_fetches_no_conversation(
     assert not any(each in text for each in TEXTS)
 
 
-def test_a_run_that_is_large_or_whose_files_do_not_come_names_the_two_commands_instead(
+def test_report_download_problems(
     stored: DownloadableRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report = tmp_path / "run.html"
@@ -170,9 +159,7 @@ def test_a_run_that_is_large_or_whose_files_do_not_come_names_the_two_commands_i
     assert not report.exists() and is_clean(stored, tmp_path)
 
 
-def test_a_report_that_is_there_is_told_before_anything_is_fetched(
-    stored: DownloadableRun, tmp_path: Path
-) -> None:
+def test_existing_report(stored: DownloadableRun, tmp_path: Path) -> None:
     report = tmp_path / "run.html"
     report.write_text("mine")
     outcome = stored.maze.osmosis("view", NAMED, "--report", str(report))
@@ -229,9 +216,7 @@ def written(stored: DownloadableRun, tmp_path: Path, *options: str) -> str:
     return unescape(report.read_text("utf-8"))
 
 
-def test_a_report_says_of_each_sample_what_the_platform_s_page_says(
-    stored: DownloadableRun, tmp_path: Path
-) -> None:
+def test_report_of_platform_samples(stored: DownloadableRun, tmp_path: Path) -> None:
     first = {**FAILED, "row": 0, "status": "success", "error": None, "input": "how much is five"}
     route = tells(stored, {"samples": [first], "next_cursor": "0-0"}, {"samples": [FAILED]})
     text = written(stored, tmp_path)
@@ -255,9 +240,7 @@ def test_a_report_says_of_each_sample_what_the_platform_s_page_says(
         {"notes": "half of \ud83d a sign", "parts": {"format": 1e400}},
     ],
 )
-def test_what_is_no_value_of_a_sample_s_is_left_out(
-    stored: DownloadableRun, tmp_path: Path, unfit: dict[str, Any]
-) -> None:
+def test_invalid_sample_values(stored: DownloadableRun, tmp_path: Path, unfit: dict[str, Any]) -> None:
     content = json.dumps({"samples": [{**FAILED, **unfit}], "next_cursor": "x"})
     content = content.replace("Infinity", "1e400")
     tells(stored).mock(side_effect=lambda _: httpx.Response(200, content=content, headers=OURS))
@@ -265,7 +248,7 @@ def test_what_is_no_value_of_a_sample_s_is_left_out(
     assert "moon" not in text and ("row" in unfit or "how much is six" in text)
 
 
-def test_pages_that_lead_nowhere_end(stored: DownloadableRun, tmp_path: Path) -> None:
+def test_endless_pages(stored: DownloadableRun, tmp_path: Path) -> None:
     numbers = count()
 
     def in_circles(_: httpx.Request) -> httpx.Response:
@@ -277,9 +260,7 @@ def test_pages_that_lead_nowhere_end(stored: DownloadableRun, tmp_path: Path) ->
     written(stored, tmp_path)
 
 
-def test_a_reply_that_is_no_page_of_samples_leaves_the_list_and_is_told(
-    stored: DownloadableRun, tmp_path: Path
-) -> None:
+def test_invalid_samples_reply(stored: DownloadableRun, tmp_path: Path) -> None:
     told = "The platform's details of single samples cannot be read"
     tells(stored, {"samples": [FAILED], "next_cursor": "1-0"}, {"samples": [{"row": "many"}]})
     assert told not in written(stored, tmp_path), "the list has no sample behind these"
@@ -295,9 +276,7 @@ def cells_of_samples(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["SSH_CONNECTION", "SSH_TTY"])
-def test_over_ssh_no_browser_is_opened_there_and_the_way_to_the_port_is_said(
-    cli: Cli, opened: list[str], monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_over_ssh(cli: Cli, opened: list[str], monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "somewhere")
     # As after `ssh -X`: a window would open, slowly, from the other machine.
     monkeypatch.setenv("DISPLAY", "localhost:10.0")

@@ -1,18 +1,18 @@
-"""What a person and a script see of workspaces."""
+"""`osmosis workspace`, `check` and `doctor`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import respx
 
-from osmosis_ai.cli.main import main
+from osmosis_ai.workspace.layout import WorkspaceDirectory
 from tests.cli.conftest import Cli
-from tests.logins import FERN, IDENTITY, VERIFIED, make_checkout, save_login, use_platform
+from tests.cli.golden_accounts import LAB
+from tests.cli.maze import Maze
+from tests.logins import VERIFIED
 from tests.workspace.builders import (
     MINIMAL_EVAL,
     MINIMAL_TRAINING,
@@ -22,45 +22,26 @@ from tests.workspace.builders import (
     write_config,
 )
 
-LAB = {"id": "ws_1", "name": "fern-lab", "role": "admin", "connected_repo": {"repo_full_name": IDENTITY}}
-MOSS = {"id": "ws_2", "name": "moss", "connected_repo": None}
 
-
-@pytest.fixture
-def platform(monkeypatch: pytest.MonkeyPatch) -> Iterator[respx.MockRouter]:
-    use_platform(monkeypatch)
-    save_login()
-    with respx.mock(base_url=FERN, assert_all_called=False) as router:
-        router.get("/api/cli/workspaces").respond(json={"workspaces": [LAB, MOSS]})
-        router.get("/api/cli/verify").respond(json=VERIFIED)
-        yield router
-
-
-@pytest.fixture
-def root(platform: respx.MockRouter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkout of the workspace fern-lab, and the current directory."""
-    found = make_checkout(tmp_path / "with space").root
-    monkeypatch.chdir(found)
-    return found
-
-
-def test_switching_tells_where_to_go(
-    cli: Cli, root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    outcome = cli("workspace", "switch", "fern-lab", "--json")
-    assert (outcome.status, json.loads(outcome.out)["status"]) == (0, "noop")
-    monkeypatch.chdir(tmp_path)
-    envelope = json.loads(cli("workspace", "switch", "fern-lab", "--json").out)
+def test_switch(maze: Maze) -> None:
+    maze.get("/workspaces").respond(json={"workspaces": [LAB, {"id": "ws_2", "name": "moss"}]})
+    maze.get("/verify").respond(json=VERIFIED)
+    switch = ("workspace", "switch", "fern-lab", "--json")
+    assert maze.osmosis(*switch).json["status"] == "noop"
+    maze.patch.chdir(maze.workspace.root.parent)
+    envelope = maze.osmosis(*switch).json
     assert (envelope["operation"], envelope["status"]) == ("workspace.switch", "success")
-    assert envelope["resource"]["workspace_directory"] == str(root)
+    assert envelope["resource"]["workspace_directory"] == str(maze.workspace.root)
 
 
 ROWS = "".join(json.dumps({"user_prompt": f"{n} + 1?", "ground_truth": str(n + 1)}) + "\n" for n in range(5))
 
 
 @pytest.fixture
-def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A workspace without an origin, for somebody who is not logged in anywhere."""
+def workspace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_children_without_torch: None
+) -> WorkspaceDirectory:
+    """A workspace without an origin, without a login."""
     made = make_workspace(tmp_path / "agents")
     write_config(made, MINIMAL_EVAL)
     write_config(made, MINIMAL_TRAINING, kind="training")
@@ -70,22 +51,19 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return made
 
 
-def entrypoint(workspace: Any, text: str) -> None:
+def entrypoint(workspace: WorkspaceDirectory, text: str) -> None:
     (workspace.rollouts_dir / "multiply" / "main.py").write_text(text)
 
 
 def problems(cli: Cli, *arguments: str) -> list[dict[str, Any]]:
     """Run a check that fails, and return what it found."""
-    done = cli("check", "--json", *arguments)
-    assert (done.status, done.out) == (1, "")
-    error = json.loads(done.err.splitlines()[-1])["error"]
+    error = cli("check", "--json", *arguments).error
     assert error["code"] == "VALIDATION"
     found: list[dict[str, Any]] = error["details"]["problems"]
     return found
 
 
-@pytest.mark.usefixtures("warm_children_without_torch")
-def test_everything_that_is_wrong_is_in_one_report_with_its_lines(cli: Cli, workspace: Any) -> None:
+def test_check_reports_all_problems(cli: Cli, workspace: WorkspaceDirectory) -> None:
     write_config(workspace, MINIMAL_EVAL + "\n[evaluation]\nlimt = 3\nn = 'four'\n", name="b.toml")
     write_config(workspace, MINIMAL_EVAL.replace("[secrets]", "[secrets"), name="c.toml")
     write_config(workspace, MINIMAL_EVAL.replace("openai/gpt-5-mini", "osmosis/tinny"), name="d.toml")
@@ -109,30 +87,23 @@ def test_everything_that_is_wrong_is_in_one_report_with_its_lines(cli: Cli, work
     assert "data/multiply.jsonl:6: not valid JSON" in said
 
 
-@pytest.mark.usefixtures("warm_children_without_torch")
-def test_code_that_is_not_trusted_is_not_imported(cli: Cli, workspace: Any, tmp_path: Path) -> None:
+def test_check_no_import(cli: Cli, workspace: WorkspaceDirectory, tmp_path: Path) -> None:
     touched = tmp_path / "touched"
     entrypoint(workspace, f"open({str(touched)!r}, 'w')\nraise RuntimeError\n")
     done = cli("check", "--no-import", "--json")
     assert (done.status, touched.exists()) == (0, False)
-    assert json.loads(done.out)["resource"]["unchecked"] == [
-        "rollouts/multiply/main.py was not imported (--no-import)."
-    ]
-    assert (
-        "Not checked: rollouts/multiply/main.py was not imported"
-        in cli("check", "--no-import", "--plain").out
-    )
+    assert done.resource["unchecked"] == ["rollouts/multiply/main.py was not imported (--no-import)."]
+    plain = cli("check", "--no-import", "--plain").out
+    assert "Not checked: rollouts/multiply/main.py was not imported" in plain
 
 
-@pytest.mark.usefixtures("warm_children_without_torch")
-def test_an_import_that_does_not_end_in_time_is_an_error(cli: Cli, workspace: Any) -> None:
+def test_check_import_timeout(cli: Cli, workspace: WorkspaceDirectory) -> None:
     entrypoint(workspace, "import threading\nthreading.Event().wait()\n")
     (found,) = problems(cli, "--import-timeout", "1")
     assert found["message"] == "`rollouts/multiply/main.py` was still importing after 1 s."
 
 
-@pytest.mark.usefixtures("warm_children_without_torch")
-def test_what_only_a_platform_can_tell_is_said_to_be_unchecked(cli: Cli, workspace: Any) -> None:
+def test_check_unchecked(cli: Cli, workspace: WorkspaceDirectory) -> None:
     entrypoint(workspace, "import no_such_package_at_all\n")
     write_config(workspace, MINIMAL_EVAL.replace('dataset = "multiply"', 'dataset = "multiplly"'))
     (workspace.root / "configs" / "training" / "a.toml").unlink()
@@ -140,14 +111,13 @@ def test_what_only_a_platform_can_tell_is_said_to_be_unchecked(cli: Cli, workspa
     write_config(workspace, pinned, name="pinned.toml")
     done = cli("check", "--json")
     assert done.status == 0, done.err
-    missing, dataset, branch = json.loads(done.out)["resource"]["unchecked"]
+    missing, dataset, branch = done.resource["unchecked"]
     assert "no_such_package_at_all" in missing
     assert "data/ has no dataset 'multiplly'" in dataset and "did you mean 'multiply'?" in dataset
     assert "configs/eval/pinned.toml takes rollouts/multiply/main.py from next" in branch
 
 
-@pytest.mark.usefixtures("warm_children_without_torch")
-def test_rows_that_cannot_be_evaluated_fail_a_strict_check(cli: Cli, workspace: Any) -> None:
+def test_check_strict(cli: Cli, workspace: WorkspaceDirectory) -> None:
     (workspace.data_dir / "multiply.jsonl").write_text(ROWS + '{"user_prompt": "?", "ground_truth": ""}\n')
     done = cli("check", "--plain")
     assert (done.status, "1 row cannot be evaluated" in done.err) == (0, True)
@@ -155,9 +125,8 @@ def test_rows_that_cannot_be_evaluated_fail_a_strict_check(cli: Cli, workspace: 
     assert (found["severity"], found["file"]) == ("error", "data/multiply.jsonl")
 
 
-@pytest.mark.usefixtures("warm_children_without_torch")
-def test_problems_are_annotated_where_github_shows_them(
-    cli: Cli, workspace: Any, monkeypatch: pytest.MonkeyPatch
+def test_check_github_annotations(
+    cli: Cli, workspace: WorkspaceDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     entrypoint(workspace, "raise RuntimeError('50% of it\\n::error::forged, : too')\n")
@@ -175,11 +144,10 @@ def test_problems_are_annotated_where_github_shows_them(
     assert len(commands) == 2
 
 
-@pytest.mark.usefixtures("warm_children_without_torch")
 @pytest.mark.parametrize(
     "command", ["check --no-import", "check --no-import --annotations github", "eval run"]
 )
-def test_no_name_in_a_repository_can_be_a_command_to_ci(cli: Cli, workspace: Any, command: str) -> None:
+def test_check_hostile_names(cli: Cli, workspace: WorkspaceDirectory, command: str) -> None:
     forged = r"\n::error::forged\r::error::too\u001b[31m"
     text = MINIMAL_EVAL.replace('"multiply"', f'"multiply{forged}"') + f'\n[evaluation]\n"n{forged}" = 1\n'
     path = write_config(workspace, text, name="odd\n::error::forged\x1b[31m.toml")
@@ -190,8 +158,7 @@ def test_no_name_in_a_repository_can_be_a_command_to_ci(cli: Cli, workspace: Any
     assert "\x1b" not in done.out + done.err
 
 
-@pytest.mark.usefixtures("warm_children_without_torch")
-def test_only_what_is_named_is_checked(cli: Cli, workspace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_paths(cli: Cli, workspace: WorkspaceDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     write_config(workspace, "nonsense = 1\n", name="b.toml")
     assert cli("check", "configs/eval/a.toml").status == 0
     assert cli("check", "data/multiply.jsonl", "configs/training").status == 0
@@ -200,30 +167,25 @@ def test_only_what_is_named_is_checked(cli: Cli, workspace: Any, monkeypatch: py
     assert cli("check", str(workspace.root / "configs" / "eval" / "a.toml")).status == 0
 
 
-@pytest.mark.usefixtures("warm_children_without_torch")
-def test_a_benchmark_config_is_checked_with_the_others(cli: Cli, workspace: Any) -> None:
+def test_check_benchmark_config(cli: Cli, workspace: WorkspaceDirectory) -> None:
     agent = '[[agents]]\nmodel = { type = "hosted", base_model = "b", lora_model_name = "walker" }\n'
     path = workspace.benchmark_configs_dir / "toy.toml"
     path.parent.mkdir()
     path.write_text(f'[experiment]\nbenchmark = "toy"\n{agent}')
     done = cli("check", "configs/benchmark", "--json")
-    assert (done.status, json.loads(done.out)["resource"]["checked"]["configs"]) == (
-        0,
-        ["configs/benchmark/toy.toml"],
-    )
+    assert (done.status, done.resource["checked"]["configs"]) == (0, ["configs/benchmark/toy.toml"])
     path.write_text('[experiment]\nbench = "toy"\n' + agent)
     (missing, unknown) = problems(cli, "configs/benchmark/toy.toml")
     assert {missing["key"], unknown["key"]} == {"experiment.benchmark", "experiment.bench"}
 
 
-@pytest.mark.usefixtures("warm_children_without_torch")
-def test_what_is_decided_about_a_config_is_checked_with_it(cli: Cli, workspace: Any) -> None:
+def test_check_decide_file(cli: Cli, workspace: WorkspaceDirectory) -> None:
     write_config(
         workspace, '[min]\npass_rate = 0.8\n[decide]\nslices = ["difficulty"]\n', name="a.decide.toml"
     )
     done = cli("check", "--json")
     assert done.status == 0, done.err
-    assert json.loads(done.out)["resource"]["checked"]["configs"] == [
+    assert done.resource["checked"]["configs"] == [
         "configs/eval/a.decide.toml",
         "configs/eval/a.toml",
         "configs/training/a.toml",
@@ -239,56 +201,36 @@ def test_what_is_decided_about_a_config_is_checked_with_it(cli: Cli, workspace: 
     ]
 
 
-@pytest.mark.usefixtures("warm_children_without_torch")
 @pytest.mark.parametrize(
-    ("table", "key", "message", "meant"),
-    [
-        ("[advanced.execution]\ncpuz = 2\n", "cpuz", "Unrecognized key", "cpus"),
-        ("[advanced.execution]\nservers = 0\n", "servers", "must be at least 1, got 0", None),
-    ],
+    ("line", "message", "suggestion"),
+    [("cpuz = 2", "Unrecognized key", "cpus"), ("servers = 0", "must be at least 1, got 0", None)],
 )
-@pytest.mark.parametrize("kind", ["eval", "training"])
-def test_a_mistake_in_what_a_run_asks_of_its_machine_fails_the_check_of_either_kind(
-    cli: Cli, workspace: Any, kind: str, table: str, key: str, message: str, meant: str | None
+@pytest.mark.parametrize(("kind", "text"), [("eval", MINIMAL_EVAL), ("training", MINIMAL_TRAINING)])
+def test_check_execution_section(
+    cli: Cli, workspace: WorkspaceDirectory, kind: str, text: str, line: str, message: str, suggestion: str
 ) -> None:
-    config = write_config(
-        workspace, (MINIMAL_EVAL if kind == "eval" else MINIMAL_TRAINING) + "\n" + table, kind=kind
-    )
+    config = write_config(workspace, f"{text}\n[advanced.execution]\n{line}\n", kind=kind)
     (found,) = problems(cli, "--no-import", str(config))
-    place = table.partition("]")[0].removeprefix("[")
-    assert (found["severity"], found["key"]) == ("error", f"{place}.{key}")
-    assert (found["message"], found.get("suggestion")) == (message, meant)
+    assert (found["severity"], found["key"]) == ("error", f"advanced.execution.{line.partition(' ')[0]}")
+    assert (found["message"], found.get("suggestion")) == (message, suggestion)
     assert found["line"]
 
 
-def test_an_env_file_in_the_repository_is_named_with_the_command_that_takes_it_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_doctor_tracked_env_files(cli: Cli, tmp_path: Path) -> None:
     root = make_workspace(tmp_path).root
     for directory in (root, root / "rollouts" / "multiply"):
         (directory / ".env").write_text("OPENAI_API_KEY=sk-canary\n")
     git(root, "add", "--force", "--all")
-    assert main(["doctor", str(root), "--plain"]) == 0
-    captured = capsys.readouterr()
-    shown = captured.out.splitlines()
-    assert ".env\tin the repository, keys and all" in shown
-    assert (
-        "Take .env rollouts/multiply/.env out of the repository: git rm --cached -- .env rollouts/multiply/.env"
-        in shown
-    )
-    assert "canary" not in captured.out + captured.err
-    assert main(["doctor", str(root), "--json"]) == 0
-    resource = json.loads(capsys.readouterr().out)["resource"]
-    assert resource["tracked_env_files"] == [".env", "rollouts/multiply/.env"]
-    assert resource["valid"] is True
+    plain = cli("doctor", str(root), "--plain")
+    assert (plain.status, "canary" in plain.out + plain.err) == (0, False)
+    assert ".env\tin the repository, keys and all\n" in plain.out
+    files = ".env rollouts/multiply/.env"
+    assert f"Take {files} out of the repository: git rm --cached -- {files}\n" in plain.out
+    resource = cli("doctor", str(root), "--json").resource
+    assert (resource["tracked_env_files"], resource["valid"]) == (files.split(), True)
 
 
-def test_missing_directories_exit_with_one_and_the_way_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    root = make_repository(tmp_path)
-    assert main(["doctor", str(root)]) == 1
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert "  - configs/eval/" in captured.err
-    assert "osmosis doctor --fix" in captured.err
+def test_doctor_missing_directories(cli: Cli, tmp_path: Path) -> None:
+    outcome = cli("doctor", str(make_repository(tmp_path)))
+    assert (outcome.status, outcome.out) == (1, "")
+    assert "  - configs/eval/" in outcome.err and "osmosis doctor --fix" in outcome.err

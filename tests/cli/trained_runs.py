@@ -31,7 +31,7 @@ def trajectory(text: str, **told: Any) -> bytes:
 
 
 def trained_here(directory: Path) -> Path:
-    """Write a training directory of three steps, of which a session went on after the first."""
+    """Write a training directory of three steps; a second session resumed after the first step."""
     (directory / "checkpoints" / "step-00000003" / "adapter").mkdir(parents=True)
     (directory / "checkpoints" / "step-00000003" / "adapter" / "adapter.bin").write_bytes(b"12345")
     inputs = {"model_path": "osmosis/tiny", "rollout": {"name": "maze"}, "settings": {"seed": 3}}

@@ -10,13 +10,6 @@ import pytest
 import respx
 
 from osmosis_ai.api.client import PlatformClient
-from osmosis_ai.api.http_errors import PlatformError as PlatformError
-from osmosis_ai.api.wire.datasets import CompletedPart as CompletedPart
-from osmosis_ai.api.wire.eval_runs import DownloadItem as DownloadItem
-from osmosis_ai.api.wire.runs import EvalRunSubmit as EvalRunSubmit
-from osmosis_ai.api.wire.runs import RunSecrets as RunSecrets
-from osmosis_ai.api.wire.runs import TrainingRunSubmit as TrainingRunSubmit
-from osmosis_ai.config.sections import Experiment as Experiment
 
 BASE = "https://platform.osmosis.ai"
 

@@ -1,59 +1,15 @@
-from __future__ import annotations
+"""Device login and revocation of tokens."""
 
-from datetime import datetime, timezone
+from __future__ import annotations
 
 import pytest
 
-from tests.contract.conftest import BASE, PlatformClient, PlatformError, Wire
-
-VERIFY = """{"valid": true, "user": {"id": "usr_5", "email": "mara@fern.example", "name": "Mara"},
- "expires_at": "2027-02-01T10:00:00+01:00", "token_id": "ct_01J8",
- "workspace": {"id": "ws_1", "name": "fern-lab", "role": "admin"},
- "organization": {"id": "ws_1", "name": "fern-lab", "role": "owner"}, "unknown": {"x": [1]}}"""
+from osmosis_ai.api.client import PlatformClient
+from osmosis_ai.api.http_errors import PlatformError
+from tests.contract.conftest import Wire
 
 
-def test_verify_full(client: PlatformClient, wire: Wire) -> None:
-    wire.answers("GET", "/api/cli/verify", VERIFY)
-    found = client.verify()
-    assert (found.user.id, found.user.email, found.user.name) == ("usr_5", "mara@fern.example", "Mara")
-    assert found.expires_at == datetime(2027, 2, 1, 9, tzinfo=timezone.utc)
-    assert found.token_id == "ct_01J8"
-    assert found.workspace is not None
-    assert (found.workspace.id, found.workspace.name, found.workspace.role) == ("ws_1", "fern-lab", "admin")
-    assert wire.headers["x-osmosis-git"] == "fern/maze"
-
-
-@pytest.mark.parametrize(
-    "reply",
-    [
-        '{"user": {"id": "u", "email": "e"}}',
-        '{"user": {"id": "u", "email": "e", "name": null}, "workspace": null, "expires_at": null,'
-        ' "token_id": null, "valid": null, "organization": null}',
-    ],
-)
-def test_verify_minimal_and_null(wire: Wire, reply: str) -> None:
-    wire.answers("GET", "/api/cli/verify", reply)
-    with PlatformClient(BASE, "osm_t") as client:
-        found = client.verify()
-    assert (found.user.name, found.workspace, found.expires_at, found.token_id) == (None, None, None, None)
-    assert "x-osmosis-git" not in wire.headers
-
-
-@pytest.mark.parametrize("reply", ["{}", '{"user": null}', '{"user": {"id": "u"}}', '{"user": "mara"}'])
-def test_verify_without_a_user_is_no_verification(client: PlatformClient, wire: Wire, reply: str) -> None:
-    wire.answers("GET", "/api/cli/verify", reply)
-    with pytest.raises(PlatformError, match="`user"):
-        client.verify()
-
-
-def test_a_time_without_a_zone_is_utc(client: PlatformClient, wire: Wire) -> None:
-    wire.answers(
-        "GET", "/api/cli/verify", '{"user": {"id": "u", "email": "e"}, "expires_at": "2027-02-01T09:00:00"}'
-    )
-    assert client.verify().expires_at == datetime(2027, 2, 1, 9, tzinfo=timezone.utc)
-
-
-def test_device_login_from_the_code_to_the_token(client: PlatformClient, wire: Wire) -> None:
+def test_device_login(client: PlatformClient, wire: Wire) -> None:
     wire.answers(
         "POST",
         "/api/cli/device/authorize",
@@ -61,12 +17,12 @@ def test_device_login_from_the_code_to_the_token(client: PlatformClient, wire: W
             "verification_uri_complete": "https://p.example/device?code=WXYZ-1234", "expires_in": 900,
             "interval": 5}""",
     )
-    asked = client.auth.authorize_device("mara-laptop")
+    device = client.auth.authorize_device("mara-laptop")
     assert wire.sent == {"deviceName": "mara-laptop"}
     assert "authorization" not in wire.headers and "x-osmosis-git" not in wire.headers
-    assert (asked.user_code, asked.expires_in, asked.interval) == ("WXYZ-1234", 900, 5)
-    assert asked.verification_uri_complete == "https://p.example/device?code=WXYZ-1234"
-    assert "dc_canary" not in repr(asked)
+    assert (device.user_code, device.expires_in, device.interval) == ("WXYZ-1234", 900, 5)
+    assert device.verification_uri_complete == "https://p.example/device?code=WXYZ-1234"
+    assert "dc_canary" not in repr(device)
 
     wire.answers(
         "POST",
@@ -74,7 +30,7 @@ def test_device_login_from_the_code_to_the_token(client: PlatformClient, wire: W
         """{"token": "osm_u_canary", "token_id": "ct_01J8", "expires_at": "2027-02-01T09:00:00Z",
             "user": {"id": "usr_5", "email": "mara@fern.example", "name": "Mara"}}""",
     )
-    issued = client.auth.poll_device_token(asked.device_code)
+    issued = client.auth.poll_device_token(device.device_code)
     assert wire.sent == {"device_code": "dc_canary"}
     assert "authorization" not in wire.headers
     assert not isinstance(issued, str)
@@ -82,7 +38,7 @@ def test_device_login_from_the_code_to_the_token(client: PlatformClient, wire: W
     assert "osm_u_canary" not in f"{issued!r} {issued}"
 
 
-def test_device_login_with_the_least_a_platform_may_say(client: PlatformClient, wire: Wire) -> None:
+def test_device_login_with_minimal_replies(client: PlatformClient, wire: Wire) -> None:
     wire.answers(
         "POST",
         "/api/cli/device/authorize",
@@ -100,7 +56,7 @@ def test_device_login_with_the_least_a_platform_may_say(client: PlatformClient, 
 
 
 @pytest.mark.parametrize("word", ["authorization_pending", "slow_down"])
-def test_waiting_for_the_user_is_no_error(client: PlatformClient, wire: Wire, word: str) -> None:
+def test_pending_login(client: PlatformClient, wire: Wire, word: str) -> None:
     wire.answers("POST", "/api/cli/device/token", f'{{"error": "{word}"}}', status=400)
     assert client.auth.poll_device_token("dc_1") == word
 
@@ -115,7 +71,7 @@ def test_waiting_for_the_user_is_no_error(client: PlatformClient, wire: Wire, wo
         ("slower", 429, "RATE_LIMITED", "slower"),
     ],
 )
-def test_every_other_answer_ends_the_login(
+def test_failed_login(
     client: PlatformClient, wire: Wire, word: str, status: int, code: str, words: str
 ) -> None:
     wire.answers("POST", "/api/cli/device/token", f'{{"error": "{word}"}}', status=status)
@@ -124,9 +80,7 @@ def test_every_other_answer_ends_the_login(
     assert caught.value.code == code
 
 
-def test_a_token_reply_that_cannot_be_read_does_not_show_the_token(
-    client: PlatformClient, wire: Wire
-) -> None:
+def test_an_invalid_token_reply_does_not_show_the_token(client: PlatformClient, wire: Wire) -> None:
     wire.answers("POST", "/api/cli/device/token", '{"token": "osm_canary", "user": {"id": "osm_canary"}}')
     with pytest.raises(PlatformError) as caught:
         client.auth.poll_device_token("dc_1")
@@ -140,20 +94,3 @@ def test_revoke_sends_no_body(client: PlatformClient, wire: Wire, status: int) -
     assert wire.sent is None
     assert wire.headers["authorization"] == "Bearer osm_u_7Qd"
     assert wire.headers["content-type"] == "application/json"
-
-
-def test_workspaces(client: PlatformClient, wire: Wire) -> None:
-    wire.answers(
-        "GET",
-        "/api/cli/workspaces",
-        """{"workspaces": [
-            {"id": "ws_1", "name": "fern-lab", "role": "owner", "has_billing_setup": true,
-             "connected_repo": {"id": "r_1", "repo_full_name": "fern/maze"}},
-            {"id": "ws_2", "name": "moss", "connected_repo": null},
-            {"id": "ws_3", "name": "reed", "role": null, "has_billing_setup": null,
-             "connected_repo": {"repo_full_name": "reed/x"}}]}""",
-    )
-    first, second, third = client.workspaces.list().workspaces
-    assert first.connected_repo is not None and first.connected_repo.repo_full_name == "fern/maze"
-    assert (first.role, second.connected_repo, third.role) == ("owner", None, None)
-    assert "x-osmosis-git" not in wire.headers

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
-from osmosis_ai.controller.attempt import (
-    Attempt,
-    AttemptResults,
-    AttemptServices,
-    RunningAttempt,
-    record_of,
-)
+from osmosis_ai.controller.attempt import Attempt, RunningAttempt
 from osmosis_ai.controller.model_proxy import LastCall, RolloutUsage
 from osmosis_ai.controller.outcomes import Verdict
 from osmosis_ai.controller.record import TerminalRecord
@@ -27,11 +23,10 @@ def ended(
     usage: RolloutUsage | None = None,
 ) -> RunningAttempt:
     """Return an attempt whose model calls have ended."""
-    nothing: Any = lambda *_: None  # noqa: E731
-    services, results = cast(AttemptServices, None), cast(AttemptResults, None)
-    running = RunningAttempt(attempt, services, results, on_arrival=nothing, on_fault=nothing)
+    unused: Any = None
+    running = RunningAttempt(attempt, unused, unused, unused)
     running.rollout_id, running.grader = rollout_id, grader
-    running._usage, running._last_call = usage or RolloutUsage(), last_call
+    running._usage = replace(usage or RolloutUsage(), last_call=last_call)
     return running
 
 
@@ -39,4 +34,6 @@ def record_of_ended(
     running: RunningAttempt, verdict: Verdict, redact: Redactor | None = None
 ) -> TerminalRecord:
     """Return the record of such an attempt."""
-    return record_of(running, verdict, duration_ms=1.0, redact=redact or Redactor())
+    results: Any = SimpleNamespace(redact=redact or Redactor(), previews=False)
+    running._results = results
+    return running.record(verdict)

@@ -1,6 +1,6 @@
-"""A served agent, written from the protocol alone, in this process or in one of its own.
+"""An agent that implements the protocol itself, in this process or in one of its own.
 
-What it does is in the last message of a rollout, see :meth:`ServedLoop._work`. As a process it prints its port:
+The last message of a rollout selects what it does, see :meth:`ServedLoop._work`. As a process it prints its port:
 ``python -m tests.controller.served_loop KEY PORT WORKS_ON``, where ``WORKS_ON`` may be empty.
 """
 
@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +154,7 @@ class ServedLoop:
             await self.chat(body, body["messages"])
             error = {"status": "ERROR", "finish_reason": "error", "error_message": "broke"}
             await self.complete(body, **error, final_messages=[])
-        elif said == "told to end" and len(self.inits) == 1:
+        elif said == "stopping" and len(self.inits) == 1:
             await self.complete(body, status="ERROR", finish_reason="cancelled", error_message="shut down")
         elif said == "no reward":
             await self.complete(body)
@@ -179,46 +178,23 @@ class ServedLoop:
         await self.chat(body, body["messages"])
 
 
-@asynccontextmanager
-async def served(loop: ServedLoop) -> AsyncIterator[int]:
-    """Serve ``loop`` in this process; gives its port."""
-    runner = web.AppRunner(loop.app(), access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield runner.addresses[0][1]
-    finally:
-        await runner.cleanup()
-
-
-class LoopProcess:
-    """The agent as a process of its own, from when it listens.
-
-    Args:
-        works_on: number of rollouts that it works on; the others hang until it is killed. By default all.
-    """
+class LoopProcess(subprocess.Popen[bytes]):
+    """The agent as a process of its own, which listens; for the arguments see :class:`ServedLoop`."""
 
     def __init__(self, key: str, port: int = 0, *, works_on: int | None = None) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.controller.served_loop", key, str(port), str(works_on or "")],
-            cwd=Path(__file__).parents[2],
-            stdout=subprocess.PIPE,
-        )
-        assert self._process.stdout is not None
-        self.port = int(self._process.stdout.readline())
-
-    def __enter__(self) -> LoopProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
+        command = [sys.executable, "-m", "tests.controller.served_loop", key, str(port), str(works_on or "")]
+        super().__init__(command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE)
+        assert self.stdout is not None
+        self.port = int(self.stdout.readline())
 
     def kill(self) -> None:
-        """Kill it, like a crash."""
-        self._process.kill()
-        self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        """Kill it, like a crash, and wait."""
+        super().kill()
+        self.wait()
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self.kill()
+        super().__exit__(*exc_info)
 
 
 async def main(key: str, port: int, works_on: int | None) -> None:

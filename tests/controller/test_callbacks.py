@@ -6,25 +6,27 @@ import asyncio
 import errno
 import json
 import logging
+import socket
 from collections.abc import AsyncIterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import web
+import yarl
 
 from osmosis_ai.controller import callbacks
 from osmosis_ai.controller.callbacks import (
     CallbackAddress,
     CallbackListener,
     CallbackStore,
+    DuplicateRegistrationError,
     TerminalCallbackResult,
     UnknownRolloutIdError,
 )
 from osmosis_ai.controller.model_proxy import ProviderProxy
 from osmosis_ai.errors import OsmosisError
-from tests.controller.wire import ROLLOUT_ID, completion, completion_body, grader, grader_body
+from tests.controller.wire import ROLLOUT_ID, EchoBridge, completion_body, grader, grader_body
 
 TOKEN = "callback-secret"
 BRIDGE_TOKEN = "model-secret"
@@ -50,16 +52,6 @@ class Journal:
             raise self.failures.pop(0)
         self.committed.append(result)
         return self.acknowledgment
-
-
-class EchoBridge:
-    """Echoes a model call."""
-
-    def routes(self) -> list[web.RouteDef]:
-        return [web.post("/v1/rollouts/{rollout_id}/chat/completions", self.complete)]
-
-    async def complete(self, request: web.Request) -> web.Response:
-        return web.json_response({"id": request.match_info["rollout_id"], "body": await request.json()})
 
 
 @pytest.fixture
@@ -89,7 +81,11 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 async def post(
-    http: aiohttp.ClientSession, url: str, body: Any, *, authorization: str | None = f"Bearer {TOKEN}"
+    http: aiohttp.ClientSession,
+    url: str | yarl.URL,
+    body: Any,
+    *,
+    authorization: str | None = f"Bearer {TOKEN}",
 ) -> tuple[int, Any]:
     headers = {"Content-Type": "application/json"}
     if authorization is not None:
@@ -97,19 +93,6 @@ async def post(
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     async with http.post(url, data=data, headers=headers) as reply:
         return reply.status, await reply.json()
-
-
-async def test_both_callbacks_are_taken_and_acknowledged(
-    listener: CallbackListener, journal: Journal, http: aiohttp.ClientSession
-) -> None:
-    assert await post(http, listener.completion_url(ROLLOUT_ID), completion_body()) == (200, {"ok": True})
-    assert await post(http, listener.grader_url(ROLLOUT_ID), grader_body()) == (200, {"ok": True})
-    (result,) = journal.committed
-    assert result.completion is not None and result.completion.status.value == "success"
-    assert result.grader is not None and result.grader.sample is not None
-    assert result.grader.sample.reward == 1.0
-    assert result.grader.sample.messages == grader_body()["sample"]["messages"]
-    assert result.grader.sample.trajectory_messages is None
 
 
 async def test_a_failed_commit_answers_500_and_the_retry_200(
@@ -138,37 +121,45 @@ async def test_callbacks_need_the_controllers_key(
     assert not journal.committed
 
 
-@pytest.mark.parametrize("status", ["queued", "running", "grading", "unknown", "nonsense", None])
-async def test_a_completion_with_a_status_that_is_not_terminal_is_refused(
-    listener: CallbackListener, http: aiohttp.ClientSession, status: str | None
-) -> None:
-    reply = await post(http, listener.completion_url(ROLLOUT_ID), completion_body(status=status))
-    assert reply[0] == 422
+OPEN_STATUSES = ("queued", "running", "grading", "unknown", "nonsense", None)
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("kind", "body"),
     [
-        grader_body(status="pending"),
-        grader_body(rollout_id="another"),
-        grader_body(reward="much"),  # type: ignore[arg-type]
-        [],
-        b"{",
-        b"",
-        b'{"status": "success", "rollout_id": "%b", "sample": {"reward": 1e999}}' % ROLLOUT_ID.encode(),
+        *(("completion", completion_body(status=status)) for status in OPEN_STATUSES),
+        ("grader", grader_body(status="pending")),
+        ("grader", grader_body(rollout_id="another")),
+        ("grader", grader_body(reward="much")),
+        ("grader", []),
+        ("grader", b"{"),
+        ("grader", b""),
+        ("grader", b'{"status": "success", "sample": {"reward": 1e999}}'),
     ],
-    ids=["pending", "other id", "bad reward", "a list", "torn", "empty", "infinite reward"],
 )
-async def test_an_invalid_grader_body_is_refused(
-    listener: CallbackListener, journal: Journal, http: aiohttp.ClientSession, body: Any
+async def test_an_invalid_body_is_refused(
+    listener: CallbackListener, journal: Journal, http: aiohttp.ClientSession, kind: str, body: Any
 ) -> None:
-    status, reply = await post(http, listener.grader_url(ROLLOUT_ID), body)
+    url = {"completion": listener.completion_url, "grader": listener.grader_url}[kind](ROLLOUT_ID)
+    status, reply = await post(http, url, body)
     assert status == 422
     assert reply["detail"]
     assert not journal.committed
 
 
-async def test_callbacks_need_not_repeat_the_rollout_id_of_their_path(
+@pytest.mark.parametrize(
+    ("rollout_id", "expected"),
+    [("stranger", 404), ("a%2Fb", 422), ("%2E%2E", 422), ("a%5Cb", 422), ("a%00b", 422)],
+)
+async def test_unknown_and_invalid_ids(
+    listener: CallbackListener, http: aiohttp.ClientSession, rollout_id: str, expected: int
+) -> None:
+    for kind, body in (("completion", completion_body), ("grader", grader_body)):
+        url = yarl.URL(f"{listener.base_url}/v1/rollouts/{rollout_id}/{kind}", encoded=True)
+        assert (await post(http, url, {**body(), "rollout_id": None}))[0] == expected
+
+
+async def test_callbacks_may_omit_the_rollout_id(
     listener: CallbackListener,
     journal: Journal,
     http: aiohttp.ClientSession,
@@ -196,23 +187,7 @@ async def test_a_lone_surrogate_does_not_lose_the_result(
     assert len(journal.committed) == 1
 
 
-@pytest.mark.parametrize("rollout_id", ["a/b", "..", "a\\b", "a\0b"])
-async def test_ids_that_are_not_a_path_segment_are_refused(
-    listener: CallbackListener, http: aiohttp.ClientSession, rollout_id: str
-) -> None:
-    import yarl
-
-    quoted = "%2E%2E" if rollout_id == ".." else listener.grader_url(rollout_id).split("/")[-2]
-    url = yarl.URL(f"{listener.base_url}/v1/rollouts/{quoted}/grader", encoded=True)
-    async with http.post(
-        url, json=grader_body(rollout_id), headers={"Authorization": f"Bearer {TOKEN}"}
-    ) as reply:
-        assert reply.status == 422
-
-
-async def test_the_bridge_is_served_and_needs_its_own_key(
-    listener: CallbackListener, http: aiohttp.ClientSession
-) -> None:
+async def test_the_bridge_has_its_own_key(listener: CallbackListener, http: aiohttp.ClientSession) -> None:
     url = f"{listener.chat_completions_url(ROLLOUT_ID)}/chat/completions"
     status, reply = await post(http, url, {"model": "m"}, authorization=f"Bearer {BRIDGE_TOKEN}")
     assert (status, reply) == (200, {"id": ROLLOUT_ID, "body": {"model": "m"}})
@@ -220,7 +195,7 @@ async def test_the_bridge_is_served_and_needs_its_own_key(
     assert (status, reply["error"]["code"]) == (401, "invalid_api_key")
 
 
-async def test_no_route_takes_the_key_of_another_run(
+async def test_keys_of_another_run_are_refused(
     store: CallbackStore, journal: Journal, http: aiohttp.ClientSession
 ) -> None:
     endpoint = SimpleNamespace(model_path="openai/m")
@@ -237,18 +212,18 @@ async def test_no_route_takes_the_key_of_another_run(
                 resource.url_for(**{name: known[name] for name in known if name in resource.canonical})
             )
             for key in ("the callbacks' of another run", "the model's of another run"):
-                asked = http.request(
+                response = http.request(
                     "POST" if method == "*" else method,
                     listener.base_url + path,
                     json=grader_body(),
                     headers={"Authorization": f"Bearer {key}"},
                 )
-                async with asked as reply:
+                async with response as reply:
                     assert reply.status == 401, (method, path)
     assert not journal.committed
 
 
-async def test_a_callback_whose_client_disconnects_is_committed(
+async def test_a_callback_is_committed_after_a_disconnect(
     store: CallbackStore, listener: CallbackListener, journal: Journal
 ) -> None:
     body = json.dumps(grader_body()).encode()
@@ -265,9 +240,7 @@ async def test_a_callback_whose_client_disconnects_is_committed(
     assert len(journal.committed) == 1
 
 
-def test_a_listener_without_a_free_port_fails_with_a_hint_only_if_an_address_is_configured(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_listener_without_a_free_port(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
@@ -278,6 +251,18 @@ def test_a_listener_without_a_free_port_fails_with_a_hint_only_if_an_address_is_
     with pytest.raises(OsmosisError, match=r"cannot listen on train\.internal") as served:
         CallbackAddress("train.internal", ports=(9100, 9101)).socket()
     assert "OSMOSIS_BRIDGE_PORTS" in str(served.value.hint)
+
+
+def test_callback_address_of_the_environment() -> None:
+    found = CallbackAddress.from_environment({"OSMOSIS_BRIDGE_PORTS": "9100-9199"})
+    assert (found.host, found.ports) == ("127.0.0.1", (9100, 9199))
+    for wrong in ("x", "1-", "-1", "0", "70000", "9-x"):
+        with pytest.raises(OsmosisError, match="OSMOSIS_BRIDGE_PORTS"):
+            CallbackAddress.from_environment({"OSMOSIS_BRIDGE_PORTS": wrong})
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OsmosisError, match=r"cannot listen on 127\.0\.0\.1"):
+            CallbackAddress(ports=(port, port)).socket()
 
 
 async def test_the_acknowledgement_waits_for_the_commit(store: CallbackStore, journal: Journal) -> None:
@@ -327,27 +312,8 @@ async def test_a_conflicting_grader_callback_is_logged_and_the_first_counts(
     assert "conflicting duplicate" in caplog.text
 
 
-async def test_a_timeout_is_committed_and_late_callbacks_get_its_acknowledgement(
-    store: CallbackStore,
-    journal: Journal,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    acknowledgment = {"ok": True, "error_type": "callback_timeout"}
-    result = await store.finalize_timeout(ROLLOUT_ID, acknowledgment=acknowledgment)
-    assert result.source == "timeout"
-    assert journal.committed == [result]
-    assert await store.handle_grader(ROLLOUT_ID, grader()) == acknowledgment
-    await store.discard(ROLLOUT_ID)
-    assert await store.handle_completion(ROLLOUT_ID, completion()) == acknowledgment
-    assert await store.handle_grader(ROLLOUT_ID, grader()) == acknowledgment
-    assert journal.calls == 1
-    assert not caplog.records
-
-
 @pytest.mark.parametrize("method", ["finalize_timeout", "acknowledge_without_commit"])
-async def test_a_timeout_and_a_cancellation_lose_to_a_running_commit(
-    store: CallbackStore, journal: Journal, method: str
-) -> None:
+async def test_a_running_commit_wins(store: CallbackStore, journal: Journal, method: str) -> None:
     journal.gate.clear()
     handler = asyncio.create_task(store.handle_grader(ROLLOUT_ID, grader()))
     await journal.started.wait()
@@ -359,11 +325,8 @@ async def test_a_timeout_and_a_cancellation_lose_to_a_running_commit(
     assert await handler == {"ok": True}
 
 
-async def test_finished_rollouts_are_remembered_within_both_bounds(
-    journal: Journal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(callbacks, "REMEMBERED_ROLLOUTS", 3)
-    monkeypatch.setattr(callbacks, "REMEMBERED_ACKNOWLEDGMENT_BYTES", 100)
+async def test_the_limit_of_remembered_rollouts(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(callbacks, "REMEMBERED_BYTES", 1100)
     store = CallbackStore(on_terminal_commit=journal)
     for index in range(5):
         journal.acknowledgment = {"ok": True, "trajectory": str(index) * 40} if index != 3 else None
@@ -373,18 +336,10 @@ async def test_finished_rollouts_are_remembered_within_both_bounds(
     for forgotten in "01":
         with pytest.raises(UnknownRolloutIdError):
             await store.handle_grader(forgotten, grader(forgotten))
-    answers = {key: await store.handle_grader(key, grader(key)) for key in "234"}
-    assert answers == {"2": {"ok": True}, "3": {"ok": True}, "4": {"ok": True, "trajectory": "4" * 40}}
-
-
-async def test_an_unknown_rollout_is_not_found(
-    listener: CallbackListener, http: aiohttp.ClientSession
-) -> None:
-    for url, body in (
-        (listener.completion_url("stranger"), completion_body("stranger")),
-        (listener.grader_url("stranger"), grader_body("stranger")),
-    ):
-        assert (await post(http, url, body))[0] == 404
+    answers = {key: await store.handle_grader(key, grader(key)) for key in "34"}
+    assert answers == {"3": {"ok": True}, "4": {"ok": True, "trajectory": "4" * 40}}
+    with pytest.raises(DuplicateRegistrationError):
+        await store.register("4")
 
 
 @pytest.mark.parametrize("token", ["", "  "])

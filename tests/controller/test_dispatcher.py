@@ -113,103 +113,82 @@ async def test_a_fault_stops_dispatch_and_cancels_items_in_flight() -> None:
     assert dispatcher.in_flight == 0
 
 
-SAMPLE = {"messages": [], "reward": 1.0}
-NULLS = {"err_message": None, "err_category": None}
+PAGE = (Path(__file__).parents[2] / "docs" / "eval-run.md").read_text()
+DOCUMENTED_CODES = set(re.findall(r"\| `(\w+)` \|", PAGE.partition("| category | |")[2].partition("\n\n")[0]))
+SUCCESS = {"status": "success"}
+GRADED = {"status": "success", "sample": {"messages": [], "reward": 1.0}}
+REMOVED = {"status": "success", "sample": {"messages": [], "remove_sample": True}}
+
+
+def failure(category: str | None = None, *, sample: Any = None) -> dict[str, Any]:
+    return {"status": "failure", "err_category": category, "sample": sample}
 
 
 def terminal(
     completion: dict[str, Any] | None, grader: dict[str, Any] | None, source: Any = "grader"
 ) -> TerminalCallbackResult:
+    ended = None if completion is None else {"rollout_id": "r1", **completion}
+    graded = None if grader is None else {"rollout_id": "r1", **grader}
     return TerminalCallbackResult(
         "r1",
         source,
-        completion=RolloutCompleteRequest.model_validate({"rollout_id": "r1", **completion})
-        if completion
-        else None,
-        grader=GraderCompleteRequest.model_validate({"rollout_id": "r1", **grader}) if grader else None,
+        completion=ended and RolloutCompleteRequest.model_validate(ended),  # type: ignore[arg-type]
+        grader=graded and GraderCompleteRequest.model_validate(graded),  # type: ignore[arg-type]
     )
 
 
-PAGE = (Path(__file__).parents[2] / "docs" / "eval-run.md").read_text()
-DOCUMENTED_CODES = set(re.findall(r"\| `(\w+)` \|", PAGE.partition("| category | |")[2].partition("\n\n")[0]))
-DONE = {"status": "success"}
-GRADED = {"status": "success", "sample": SAMPLE}
-UNGRADED = {"status": "failure", "sample": None, **NULLS}
+UNREWARDED = {"messages": []}
+# Case -> completion, grade, (status, reward, error type, source of the error, its code).
+VERDICTS: dict[str, tuple[Any, Any, tuple[Any, ...]]] = {
+    "graded": (SUCCESS, GRADED, ("success", 1.0, None, None, None)),
+    "no completion callback": (None, GRADED, ("success", 1.0, None, None, None)),
+    "agent raises": (
+        failure("agent_error"),
+        failure(),
+        ("failed", None, "agent_error", "agent", "exception"),
+    ),
+    "agent timeout": (failure("timeout"), failure(), ("failed", None, "timeout", "agent", "timeout")),
+    "server error": (
+        failure(),
+        failure(),
+        ("failed", None, "workflow_failed", "rollout_server", "server_error"),
+    ),
+    "failed agent with a reward": (
+        failure("agent_error"),
+        GRADED,
+        ("failed", None, "agent_error", "agent", "exception"),
+    ),
+    "no grader": (SUCCESS, failure(), ("failed", None, "grader_failed", "grader", "nothing_to_grade")),
+    "no sample": (
+        SUCCESS,
+        failure("validation_error"),
+        ("failed", None, "validation_error", "agent", "nothing_to_grade"),
+    ),
+    "no reward": (
+        SUCCESS,
+        failure("validation_error", sample=UNREWARDED),
+        ("failed", None, "validation_error", "grader", "invalid_value"),
+    ),
+    "grader timeout": (
+        SUCCESS,
+        failure("timeout", sample=UNREWARDED),
+        ("failed", None, "timeout", "grader", "timeout"),
+    ),
+    "removed sample": (SUCCESS, REMOVED, ("skipped", None, None, None, None)),
+    "no grader callback": (
+        SUCCESS,
+        None,
+        ("failed", None, "missing_grader_callback", "rollout_server", "no_result"),
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("case", "completion", "grader", "expected"),
-    [
-        ("graded", DONE, GRADED, ("success", 1.0, None, None, None)),
-        ("graded, completion callback lost", None, GRADED, ("success", 1.0, None, None, None)),
-        (
-            "run raises",
-            {"status": "failure", "err_message": "boom", "err_category": "agent_error"},
-            UNGRADED,
-            ("failed", None, "agent_error", "agent", "exception"),
-        ),
-        (
-            "agent timeout",
-            {"status": "failure", "err_message": "5.0s deadline", "err_category": "timeout"},
-            UNGRADED,
-            ("failed", None, "timeout", "agent", "timeout"),
-        ),
-        (
-            "the server could not run it",
-            {"status": "failure", "err_message": "Internal server error"},
-            UNGRADED,
-            ("failed", None, "workflow_failed", "rollout_server", "server_error"),
-        ),
-        (
-            "a failed workflow has no reward, whatever the grader says",
-            {"status": "failure", "err_category": "agent_error"},
-            GRADED,
-            ("failed", None, "agent_error", "agent", "exception"),
-        ),
-        (
-            "no grader, or nothing to grade by",
-            DONE,
-            UNGRADED,
-            ("failed", None, "grader_failed", "grader", "nothing_to_grade"),
-        ),
-        (
-            "the agent left no sample",
-            DONE,
-            {"status": "failure", "err_message": "No sample to grade", "err_category": "validation_error"},
-            ("failed", None, "validation_error", "agent", "nothing_to_grade"),
-        ),
-        (
-            "the grader set no reward",
-            DONE,
-            {"status": "failure", "sample": {"messages": []}, "err_category": "validation_error"},
-            ("failed", None, "validation_error", "grader", "invalid_value"),
-        ),
-        (
-            "grader timeout",
-            DONE,
-            {"status": "failure", "sample": {"messages": []}, "err_category": "timeout"},
-            ("failed", None, "timeout", "grader", "timeout"),
-        ),
-        (
-            "taken out by the grader",
-            DONE,
-            {"status": "success", "sample": {"messages": [], "remove_sample": True}},
-            ("skipped", None, None, None, None),
-        ),
-        (
-            "no grader callback",
-            DONE,
-            None,
-            ("failed", None, "missing_grader_callback", "rollout_server", "no_result"),
-        ),
-    ],
-)
-def test_every_outcome_on_the_wire_has_one_verdict(
-    case: str, completion: Any, grader: Any, expected: tuple[Any, ...]
-) -> None:
+@pytest.mark.parametrize("case", VERDICTS)
+def test_verdicts(case: str) -> None:
+    completion, grader, expected = VERDICTS[case]
     verdict = classify(terminal(completion, grader))
     found = (verdict.status, verdict.reward, verdict.error_type, verdict.boundary, verdict.category)
-    assert found == expected, case
+    assert found == expected
     assert verdict.category is None or verdict.category in DOCUMENTED_CODES
     assert (verdict.error is None) == (verdict.status != "failed")
 
@@ -235,7 +214,7 @@ def test_lost_attempts_are_recorded_and_counted_separately() -> None:
 
 
 def test_a_timeout_belongs_to_the_rollout_server() -> None:
-    verdict = classify(terminal(DONE, None, source="timeout"))
+    verdict = classify(terminal(SUCCESS, None, source="timeout"))
     assert (verdict.error_type, verdict.boundary) == ("callback_timeout", "rollout_server")
 
 

@@ -11,6 +11,7 @@ import threading
 import time
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.utils import canonicalize_name
@@ -125,7 +126,7 @@ def without_uv(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("without_uv")
-def test_the_running_interpreter_is_used_where_it_has_everything(world: World) -> None:
+def test_the_running_interpreter_is_used_if_it_suffices(world: World) -> None:
     world.write(["osmosis-ai[server]>=0.3.0rc1,<0.4", "pydantic>=2", "nothing; python_version < '3'"])
     environment = world.prepare()
     assert environment == RolloutEnvironment(
@@ -141,7 +142,7 @@ def test_the_running_interpreter_is_used_where_it_has_everything(world: World) -
 
 
 @pytest.mark.usefixtures("without_uv")
-def test_a_missing_uv_is_asked_for_and_says_why(world: World) -> None:
+def test_a_missing_uv_is_explained(world: World) -> None:
     world.write(["tinydep>=1", "pydantic<2"])
     with pytest.raises(OsmosisError) as caught:
         world.prepare()
@@ -248,7 +249,7 @@ def test_a_wheel_that_does_not_match_the_hash_in_the_lock_is_refused(world: Worl
 
 
 @pytest.mark.e2e
-def test_dependencies_that_do_not_resolve_are_explained_in_uvs_words(world: World) -> None:
+def test_unresolvable_dependencies_are_explained_by_uv(world: World) -> None:
     world.write(["osmosis-ai[server]", "tinydep>=3"])
     with pytest.raises(OsmosisError) as caught:
         world.prepare()
@@ -260,7 +261,7 @@ def test_dependencies_that_do_not_resolve_are_explained_in_uvs_words(world: Worl
 
 
 @pytest.mark.e2e
-def test_a_library_beside_the_rollout_is_installed_as_it_is_now(world: World) -> None:
+def test_a_local_library_is_always_rebuilt(world: World) -> None:
     backend = """
 import pathlib, zipfile
 
@@ -317,27 +318,47 @@ def test_a_pyproject_that_cannot_be_read_is_named(world: World, text: str, compl
     assert str(world.rollout_dir / "pyproject.toml") in caught.value.message
 
 
-def test_passwords_of_indexes_stay_out_of_errors(tmp_path: Path) -> None:
-    failing = tmp_path / "uv"
-    failing.write_text(
-        "#!/bin/sh\necho 'error: https://me:hunter2@index.example/simple refused' >&2; exit 2\n"
-    )
-    failing.chmod(0o755)
+def fake_uv(directory: Path, script: str, **changes: Any) -> Uv:
+    """Return a uv that is a shell script."""
+    path = directory / "uv"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return Uv(path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("script", "message", "is_infrastructure"),
+    [
+        (
+            "echo 'error: https://me:hunter2@index.example/simple refused' >&2; exit 2",
+            "building failed: https://[REDACTED]@index.example/simple refused",
+            False,
+        ),
+        ("exit 1", "building failed: uv gave no reason.", False),
+        ("kill -9 $$", "building was interrupted: uv was ended by signal 9.", True),
+    ],
+)
+def test_a_failure_of_uv_is_explained_without_passwords(
+    tmp_path: Path, script: str, message: str, is_infrastructure: bool
+) -> None:
     with pytest.raises(environments.UvError) as caught:
-        Uv(failing).run([], cwd=tmp_path, doing="fetching")
-    assert caught.value.message == "fetching failed: https://[REDACTED]@index.example/simple refused"
+        fake_uv(tmp_path, script).run([], cwd=tmp_path, doing="building")
+    assert (caught.value.message, caught.value.is_infrastructure) == (message, is_infrastructure)
 
 
-def test_the_callers_own_python_does_not_steer_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VIRTUAL_ENV", "/elsewhere")
-    monkeypatch.setenv("UV_PROJECT_ENVIRONMENT", "/elsewhere")
-    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+def test_an_abandoned_uv_is_ended(tmp_path: Path) -> None:
+    abandoned = threading.Event()
+    abandoned.set()
+    with pytest.raises(environments.UvInterruptedError):
+        fake_uv(tmp_path, "exec sleep 600", abandoned=abandoned).run([], cwd=tmp_path, doing="building")
+
+
+def test_the_python_of_the_caller_does_not_affect_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("VIRTUAL_ENV", "UV_PROJECT_ENVIRONMENT", "PYTHONPATH"):
+        monkeypatch.setenv(name, "/elsewhere")
     monkeypatch.setenv("UV_PYTHON_DOWNLOADS", "automatic")
     monkeypatch.setenv("UV_INDEX_URL", "https://index.example/simple")
-    spy = tmp_path / "uv"
-    spy.write_text("#!/bin/sh\nenv\n")
-    spy.chmod(0o755)
-    env = Uv(spy).run([], cwd=tmp_path, doing="looking")
+    env = fake_uv(tmp_path, "env").run([], cwd=tmp_path, doing="looking")
     assert "/elsewhere" not in env
     assert "UV_PYTHON_DOWNLOADS=never" in env
     assert "UV_INDEX_URL=https://index.example/simple" in env
@@ -346,16 +367,12 @@ def test_the_callers_own_python_does_not_steer_uv(tmp_path: Path, monkeypatch: p
 class Installed(metadata.Distribution):
     """A distribution that is installed nowhere."""
 
-    def __init__(self, version: str, requires: list[str] | None = None) -> None:
-        self._texts = {
-            "METADATA": "\n".join(
-                ["Metadata-Version: 2.1", "Name: x", f"Version: {version}"]
-                + [f"Requires-Dist: {line}" for line in requires or []]
-            ),
-        }
+    def __init__(self, version: str, *requires: str) -> None:
+        lines = ["Metadata-Version: 2.1", "Name: x", f"Version: {version}"]
+        self._metadata = "\n".join([*lines, *(f"Requires-Dist: {line}" for line in requires)])
 
     def read_text(self, filename: str) -> str | None:
-        return self._texts.get(filename) or None
+        return self._metadata if filename == "METADATA" else None
 
     def locate_file(self, path: object) -> Path:
         raise NotImplementedError
@@ -363,22 +380,19 @@ class Installed(metadata.Distribution):
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    sdk = ("fastapi>=1; extra == 'server'", "agents; extra == 'openai-agents'")
+    extras = (
+        "base-need",
+        "fast>=2; extra == 'fast'",
+        "extras[fast]; extra == 'all'",
+        "extras[all]; extra == 'all'",
+    )
     packages = {
-        "osmosis-ai": Installed(
-            "0.3.10", ["fastapi>=1; extra == 'server'", "agents; extra == 'openai-agents'"]
-        ),
+        "osmosis-ai": Installed("0.3.10", *sdk),
         "fastapi": Installed("1.5"),
         "plain": Installed("1.0"),
         "preview": Installed("2.0rc1"),
-        "extras": Installed(
-            "1.0",
-            [
-                "base-need",
-                "fast>=2; extra == 'fast'",
-                "extras[fast]; extra == 'all'",
-                "extras[all]; extra == 'all'",
-            ],
-        ),
+        "extras": Installed("1.0", *extras),
         "fast": Installed("1.0"),
     }
 
@@ -391,8 +405,8 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "distribution", distribution)
 
 
-def unmet(tmp_path: Path, *dependencies: str, more: str = "", head: str = "") -> list[str]:
-    text = f'[project]\nname = "mine"\n{head}\ndependencies = {list(dependencies)!r}\n{more}'
+def unmet(tmp_path: Path, *dependencies: str, more: str = "") -> list[str]:
+    text = f'[project]\nname = "mine"\ndependencies = {list(dependencies)!r}\n{more}'
     (tmp_path / "pyproject.toml").write_text(text)
     project = read_project(tmp_path)
     assert isinstance(project, RolloutProject)
@@ -420,9 +434,7 @@ def unmet(tmp_path: Path, *dependencies: str, more: str = "", head: str = "") ->
         ("plain @ https://me:hunter2@host/plain.whl", "`plain` comes from https://[REDACTED]@host/plain.whl"),
     ],
 )
-def test_a_requirement_is_met_by_what_is_installed(
-    tmp_path: Path, requirement: str, problem: str | None
-) -> None:
+def test_requirements_of_the_interpreter(tmp_path: Path, requirement: str, problem: str | None) -> None:
     assert unmet(tmp_path, requirement) == ([problem] if problem else [])
 
 
@@ -439,9 +451,7 @@ def test_a_requirement_is_met_by_what_is_installed(
         ('[{ index = "mine" }, { path = "../plain" }]', True, False),
     ],
 )
-def test_sources_on_this_machine_are_told_apart(
-    tmp_path: Path, source: str, local: bool, can_be_copied: bool
-) -> None:
+def test_local_sources(tmp_path: Path, source: str, local: bool, can_be_copied: bool) -> None:
     unmet(tmp_path, "plain", more=f"[tool.uv.sources]\nplain = {source}\n")
     project = read_project(tmp_path)
     assert project is not None
@@ -467,34 +477,3 @@ def test_a_missing_python_is_named(world: World) -> None:
         world.prepare()
     assert "Python is never downloaded" in (caught.value.hint or "")
     assert world.built() == []
-
-
-@pytest.mark.usefixtures("installed")
-def test_the_python_version_is_part_of_it(tmp_path: Path) -> None:
-    (problem,) = unmet(tmp_path, head='requires-python = ">=3.99"')
-    assert problem.startswith("it requires Python >=3.99, but this is 3.")
-
-
-def test_uv_that_nobody_waits_for_is_ended(tmp_path: Path) -> None:
-    slow = tmp_path / "uv"
-    slow.write_text("#!/bin/sh\nexec sleep 600\n")
-    slow.chmod(0o755)
-    abandoned = threading.Event()
-    abandoned.set()
-    with pytest.raises(environments.UvInterruptedError):
-        Uv(slow, abandoned=abandoned).run([], cwd=tmp_path, doing="building")
-
-
-def test_uv_that_is_killed_is_told_from_uv_that_fails(tmp_path: Path) -> None:
-    killed = tmp_path / "uv"
-    killed.write_text("#!/bin/sh\nkill -9 $$\n")
-    killed.chmod(0o755)
-    with pytest.raises(
-        environments.UvError, match=r"building was interrupted: uv was ended by signal 9\."
-    ) as caught:
-        Uv(killed).run([], cwd=tmp_path, doing="building")
-    assert caught.value.is_infrastructure
-    killed.write_text("#!/bin/sh\necho nonsense >&2\nexit 1\n")
-    with pytest.raises(environments.UvError, match="building failed: nonsense") as caught:
-        Uv(killed).run([], cwd=tmp_path, doing="building")
-    assert not caught.value.is_infrastructure

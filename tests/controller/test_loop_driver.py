@@ -12,14 +12,22 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from osmosis_ai.controller import attempt as attempt_module
-from osmosis_ai.controller.attempt import Attempt, AttemptResults, RunningAttempt, attempt_seeds
+from osmosis_ai.controller import remote_agents
+from osmosis_ai.controller.attempt import (
+    Attempt,
+    AttemptResults,
+    RolloutRunner,
+    RunningAttempt,
+    attempt_seeds,
+)
 from osmosis_ai.controller.callbacks import AttemptTimeouts, CallbackAddress
-from osmosis_ai.controller.dispatcher import RolloutRunner
 from osmosis_ai.controller.model_proxy import ProviderProxy
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.controller.remote_agents import (
@@ -37,7 +45,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.llm.client import ModelClient
 from osmosis_ai.llm.providers import ModelEndpoint
 from osmosis_ai.redaction import Redactor
-from tests.controller.served_loop import TOOL, LoopProcess, ServedLoop, served
+from tests.controller.served_loop import TOOL, LoopProcess, ServedLoop
 from tests.standin_model import Reply, StandInModel
 
 KEY = "K-server"
@@ -95,10 +103,9 @@ async def driving(
         locate or (lambda: located(port)),
         name="the remote agent `loop`",
         callback_address=address,
-        poll_s=0.05,
-        return_limit_s=return_limit_s,
     )
     notes: list[str] = []
+    quick = mock.patch.multiple(remote_agents, POLL_S=0.05, RETURN_LIMIT_S=return_limit_s)
     async with StandInModel() as model:
         endpoint = ModelEndpoint("openai/m", "openai", "m", "openai", model.base_url, "sk-0123456789")
         async with ModelClient(endpoint, max_attempts=1) as client:
@@ -111,14 +118,22 @@ async def driving(
                 note=notes.append,
                 trajectory_root=artifacts,
             )
-            async with runner:
-                yield World(runner, agent, model, Results(), notes)
+            with quick:
+                async with runner:
+                    yield World(runner, agent, model, Results(), notes)
 
 
-async def test_a_rollout_is_started_and_completed_by_the_protocol(tmp_path: Path) -> None:
+@asynccontextmanager
+async def serving(loop: ServedLoop, **options: Any) -> AsyncIterator[World]:
+    """Serve an agent in this process and drive it."""
+    async with TestServer(loop.app()) as server, driving(server.port, **options) as world:
+        yield world
+
+
+async def test_a_rollout(tmp_path: Path) -> None:
     loop = ServedLoop()
     loop.accept.clear()
-    async with served(loop) as port, driving(port, artifacts=tmp_path) as world:
+    async with serving(loop, artifacts=tmp_path) as world:
         made = asyncio.create_task(world.make("what is 6 times 7?"))
         while not loop.inits:  # noqa: ASYNC110 - the agent has begun, and its acceptance has not arrived
             await asyncio.sleep(0.01)
@@ -163,8 +178,8 @@ async def test_a_rollout_is_started_and_completed_by_the_protocol(tmp_path: Path
     assert trajectory["final_metrics"]["total_completion_tokens"] == result.completion_tokens
 
 
-async def test_the_failures_of_an_agent_are_classified() -> None:
-    async with served(ServedLoop()) as port, driving(port) as world:
+async def test_failures_of_an_agent() -> None:
+    async with serving(ServedLoop()) as world:
         error, missing, nan, right = await world.make("error", "no reward", "nan", "ok")
     assert right.finish_reason == "stop"
     assert (error.boundary, error.category) == ("agent", "exception")
@@ -175,8 +190,8 @@ async def test_the_failures_of_an_agent_are_classified() -> None:
     assert right.reward == 1.0
 
 
-async def test_the_conversation_of_a_failed_agent_is_written(tmp_path: Path) -> None:
-    async with served(ServedLoop()) as port, driving(port, artifacts=tmp_path) as world:
+async def test_conversation_of_a_failed_agent(tmp_path: Path) -> None:
+    async with serving(ServedLoop(), artifacts=tmp_path) as world:
         (broken,) = await world.make("break")
     assert broken.error == "broke"
     trajectory = json.loads((tmp_path / broken.rollout_id / "trajectory.json").read_bytes())
@@ -184,9 +199,9 @@ async def test_the_conversation_of_a_failed_agent_is_written(tmp_path: Path) -> 
     assert trajectory["extra"]["osmosis"]["from_model_calls"] is True
 
 
-async def test_wrong_keys_unknown_ids_and_second_completions_are_refused_in_json() -> None:
+async def test_refused_requests_of_an_agent() -> None:
     loop = ServedLoop()
-    async with served(loop) as port, driving(port) as world:
+    async with serving(loop) as world:
         (result,) = await world.make("misuse")
         while len(loop.replies) < 8:  # noqa: ASYNC110 - the agent continues after its rollout
             await asyncio.sleep(0.01)
@@ -199,7 +214,7 @@ async def test_wrong_keys_unknown_ids_and_second_completions_are_refused_in_json
         assert loop.inits[0]["api_key"] not in str(loop.replies)
 
 
-async def test_a_full_agent_is_retried_after_its_delay_and_a_refusal_is_a_result() -> None:
+async def test_a_full_agent_and_a_refusal() -> None:
     loop, times = ServedLoop(), []
 
     def before(body: dict[str, Any]) -> web.Response | None:
@@ -211,7 +226,7 @@ async def test_a_full_agent_is_retried_after_its_delay_and_a_refusal_is_a_result
         return None
 
     loop.before_init = before
-    async with served(loop) as port, driving(port) as world:
+    async with serving(loop) as world:
         right, bad = await world.make("ok", "bad")
     assert right.reward == 1.0
     assert times[1] - times[0] >= 0.3
@@ -219,9 +234,9 @@ async def test_a_full_agent_is_retried_after_its_delay_and_a_refusal_is_a_result
     assert "422" in (bad.error or "") and "metadata exceeds maximum" in (bad.error or "")
 
 
-async def test_rollouts_that_the_agent_has_lost_run_again() -> None:
+async def test_lost_rollouts_run_again() -> None:
     loop = ServedLoop()
-    async with served(loop) as port, driving(port) as world:
+    async with serving(loop) as world:
         held = asyncio.Event()
         world.model.respond = lambda _: Reply(wait_for=held)
         made = asyncio.create_task(world.make("a", "b", "c"))
@@ -236,22 +251,25 @@ async def test_rollouts_that_the_agent_has_lost_run_again() -> None:
     assert "restarted" in world.notes[0]
 
 
-async def test_tools_that_are_nested_too_deeply_fail_only_their_rollout() -> None:
+async def test_deeply_nested_tools_fail_their_rollout() -> None:
     # More than Python's thousand frames, of which a level takes two before 3.12 and one since, and what orjson still reads.
     loop, nested = ServedLoop(), b'{"tools":[' + b'{"a":' * 1010 + b"1" + b"}" * 1010 + b"]}"
     loop.before_init = lambda body: (
         web.Response(status=202, body=nested) if body["messages"][-1]["content"] == "tools" else None
     )
-    async with served(loop) as port, driving(port) as world:
+    async with serving(loop) as world:
         bad, good = await world.make("tools", "ok")
     assert (bad.boundary, bad.category) == ("rollout_server", "refused")
     assert "nested too deeply" in (bad.error or "")
     assert good.reward == 1.0
 
 
-async def test_an_agent_that_restarts_with_another_key_is_used_with_it() -> None:
+async def test_an_agent_that_restarts_with_another_key() -> None:
     loop, key = ServedLoop(), [KEY]
-    async with served(loop) as port, driving(port, locate=lambda: located(port, key[0])) as world:
+    async with (
+        TestServer(loop.app()) as server,
+        driving(server.port, locate=lambda: located(server.port, key[0])) as world,
+    ):
         assert (await world.make("ok"))[0].reward == 1.0
         loop.key = key[0] = "K-another"
         assert [result.reward for result in await world.make("ok")] == [1.0, 1.0]
@@ -329,9 +347,7 @@ def test_malformed_addresses_are_refused(text: str) -> None:
         AgentAddress.parse(text)
 
 
-async def test_a_name_that_resolves_to_a_refused_address_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_name_of_a_refused_address(monkeypatch: pytest.MonkeyPatch) -> None:
     def resolve(*_: Any, **__: Any) -> Any:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("169.254.169.254", 80))]
 
@@ -342,14 +358,15 @@ async def test_a_name_that_resolves_to_a_refused_address_is_refused(
     assert "169.254.169.254 is refused" in (health.error or "")
 
 
-async def test_a_probe_reports_the_problem_and_sends_its_key_only_to_the_agent() -> None:
+async def test_probe_of_an_agent() -> None:
     loop, elsewhere = ServedLoop(), []
 
     def trap(request: web.Request) -> web.Response:
         elsewhere.append(request.headers.get("Authorization"))
         return web.json_response({"status": "healthy"})
 
-    async with served(loop) as port, open_agent_session(60.0) as http:
+    async with TestServer(loop.app()) as server, open_agent_session(60.0) as http:
+        port = server.port
         fine = await probe_agent(http, located(port))
         assert fine.server_info is not None
         assert fine.server_info.to_wire() == {
@@ -361,8 +378,8 @@ async def test_a_probe_reports_the_problem_and_sends_its_key_only_to_the_agent()
         assert "refuses the key" in str((await probe_agent(http, located(port, "wrong"))).error)
         other = ServedLoop()
         other.health = trap
-        async with served(other) as second:
-            to = f"http://127.0.0.1:{second}/platform/health"
+        async with TestServer(other.app()) as second:
+            to = f"http://127.0.0.1:{second.port}/platform/health"
             for answer, expected in (
                 (web.Response(status=307, headers={"Location": to}), "HTTP 307"),
                 (
@@ -382,41 +399,41 @@ async def test_a_probe_reports_the_problem_and_sends_its_key_only_to_the_agent()
         assert "cannot connect" in str((await probe_agent(http, located(port))).error)
 
 
-async def test_an_agent_that_does_not_count_its_rollouts_has_lost_none() -> None:
-    loop, asked = ServedLoop(), []
+async def test_an_agent_that_does_not_count_its_rollouts() -> None:
+    loop, polls = ServedLoop(), []
 
     def health(_: web.Request) -> web.Response:
-        asked.append(1)
+        polls.append(1)
         return web.json_response({"status": "healthy", "agent_loop": "loop"})
 
     loop.health = health
-    async with served(loop) as port, driving(port) as world:
+    async with serving(loop) as world:
         held = asyncio.Event()
         world.model.respond = lambda _: Reply(wait_for=held)
         made = asyncio.create_task(world.make("a"))
         while not world.model.in_flight:  # noqa: ASYNC110 - the agent is polled
             await asyncio.sleep(0.01)
-        asked.clear()
-        while len(asked) < 6:  # noqa: ASYNC110
+        polls.clear()
+        while len(polls) < 6:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         held.set()
         await made
         assert not world.results.losses
 
 
-async def test_an_agent_on_another_machine_needs_a_callback_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with served(ServedLoop()) as port:
+async def test_an_agent_on_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with TestServer(ServedLoop().app()) as server:
         monkeypatch.setattr(AgentAddress, "is_local", lambda _: False)
         with pytest.raises(RemoteAgentError, match="on another machine") as refused:
-            async with driving(port):
+            async with driving(server.port):
                 pass
         assert "OSMOSIS_BRIDGE_HOST" in (refused.value.hint or "")
         given = {"OSMOSIS_BRIDGE_HOST": "localhost.example", "OSMOSIS_BRIDGE_LISTEN": "127.0.0.1"}
-        async with driving(port, address=CallbackAddress.from_environment(given)) as world:
+        async with driving(server.port, address=CallbackAddress.from_environment(given)) as world:
             assert world.runner.capacity is None
 
 
-def test_the_operator_can_name_the_networks_of_served_agents(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_networks_of_served_agents(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OSMOSIS_AGENT_NETWORKS", "10.0.0.0/8, fd00::/8, 127.0.0.1")
     for allowed in ("10.9.8.7", "fd00::1", "127.0.0.1"):
         require_allowed(allowed)
@@ -427,32 +444,18 @@ def test_the_operator_can_name_the_networks_of_served_agents(monkeypatch: pytest
         require_allowed("10.9.8.7")
 
 
-def test_the_operator_configures_the_callback_address() -> None:
-    found = CallbackAddress.from_environment({"OSMOSIS_BRIDGE_PORTS": "9100-9199"})
-    assert (found.host, found.ports) == ("127.0.0.1", (9100, 9199))
-    for wrong in ("x", "1-", "-1", "0", "70000", "9-x"):
-        with pytest.raises(OsmosisError, match="OSMOSIS_BRIDGE_PORTS"):
-            CallbackAddress.from_environment({"OSMOSIS_BRIDGE_PORTS": wrong})
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(OsmosisError, match=r"cannot listen on 127\.0\.0\.1"):
-            CallbackAddress(ports=(port, port)).socket()
-
-
-async def test_a_rollout_that_a_stopping_agent_abandons_runs_again() -> None:
+async def test_a_rollout_of_a_stopping_agent_runs_again() -> None:
     loop = ServedLoop()
-    async with served(loop) as port, driving(port) as world:
-        (result,) = await world.make("told to end")
+    async with serving(loop) as world:
+        (result,) = await world.make("stopping")
     assert (result.reward, len(loop.inits), len(world.results.losses)) == (1.0, 2, 1)
     assert [status for status, _ in loop.replies] == [200, 200, 200]
 
 
-async def test_a_failed_attempt_counts_as_used_while_its_conversation_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_usage_until_the_conversation_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, written = threading.Event(), threading.Event()
     monkeypatch.setattr(attempt_module, "save_trajectory", lambda *_, **__: begun.set() or written.wait(60))
-    async with served(ServedLoop()) as port, driving(port, artifacts=tmp_path) as world:
+    async with serving(ServedLoop(), artifacts=tmp_path) as world:
         made = asyncio.create_task(world.make("break"))
         assert await asyncio.to_thread(begun.wait, 60)
         assert [used.calls for used in world.runner.used_in_flight()] == [1]

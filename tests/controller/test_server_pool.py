@@ -25,7 +25,7 @@ REQUEST = RolloutRunRequest(messages=[], rollout_id="r1")
 
 
 class FakeServer(Service):
-    """A server without a process, which starts, or not, as it is told each time."""
+    """A server without a process; ``starts`` lists which of its starts succeed."""
 
     capacity = 8
 
@@ -68,52 +68,38 @@ class FakeServer(Service):
 class FakeDriver:
     """Rollouts that never end, on a server that may be gone."""
 
-    def __init__(self, error: Exception | None = None) -> None:
-        self.closed = False
-        self._error = error
+    def __init__(self, world: PoolWorld, server: str) -> None:
+        self._world, self._server = world, server
 
     async def run(self, request: RolloutRunRequest) -> RolloutOutcome:
-        if self._error is not None:
-            raise self._error
-        await asyncio.Event().wait()
-        raise AssertionError
+        if self._world.error is not None:
+            raise self._world.error
+        self._world.running[self._server] += 1
+        try:
+            return await asyncio.get_running_loop().create_future()
+        finally:
+            self._world.running[self._server] -= 1
 
     async def aclose(self) -> None:
-        self.closed = True
+        pass
 
 
 class PoolWorld:
     """Servers without processes, on which rollouts never end."""
 
     def __init__(self, *servers: Sequence[bool], error: Exception | None = None) -> None:
-        self.servers = [FakeServer("abcdefgh"[place], *starts) for place, starts in enumerate(servers)]
+        self.servers = [FakeServer("abc"[place], *starts) for place, starts in enumerate(servers)]
         for server in self.servers:
             server.deaths = self.servers[0].deaths
         self.notes: list[str] = []
-        self.changes: list[int] = []
-        self.connected: list[str] = []
-        self.drivers: list[FakeDriver] = []
-        self._error = error
+        self.running: Counter[str] = Counter()
+        self.error = error
         self.pool = ServerPool(
-            self.servers, connect=self._connect, note=self.notes.append, reports_load=False
+            self.servers,
+            connect=lambda base_url: FakeDriver(self, base_url[7]),
+            note=self.notes.append,
+            reports_load=False,
         )
-        self.pool.on_change = lambda: self.changes.append(self.pool.share(6))
-        self.at_work: Counter[str] = Counter()
-
-    def _connect(self, base_url: str) -> Any:
-        world = self
-        self.connected.append(base_url)
-
-        class Counting(FakeDriver):
-            async def run(self, request: RolloutRunRequest) -> RolloutOutcome:
-                world.at_work[base_url[7]] += 1
-                try:
-                    return await super().run(request)
-                finally:
-                    world.at_work[base_url[7]] -= 1
-
-        self.drivers.append(Counting(self._error))
-        return self.drivers[-1]
 
     async def start(self, *names: str) -> list[asyncio.Task[RolloutOutcome]]:
         """Start a rollout for each name; return when they are where they can be."""
@@ -141,7 +127,7 @@ async def end(rollouts: list[asyncio.Task[RolloutOutcome]]) -> list[BaseExceptio
     return await asyncio.gather(*rollouts, return_exceptions=True)
 
 
-async def test_a_server_that_dies_while_it_is_started_again_gets_another_chance() -> None:
+async def test_a_failed_restart_is_repeated() -> None:
     world = PoolWorld([True, False])
     async with world.pool as pool:
         await world.kill(0)
@@ -149,7 +135,7 @@ async def test_a_server_that_dies_while_it_is_started_again_gets_another_chance(
         assert pool.up
 
 
-async def test_a_server_that_never_starts_again_ends_the_run_with_its_own_words() -> None:
+async def test_a_server_that_cannot_restart_ends_the_run() -> None:
     world = PoolWorld([True, *(MAX_RESTARTS * [False])])
     async with world.pool as pool:
         await world.kill(0)
@@ -159,9 +145,7 @@ async def test_a_server_that_never_starts_again_ends_the_run_with_its_own_words(
         assert world.servers[0].starts == MAX_RESTARTS + 1
 
 
-async def test_a_connection_that_fails_on_a_living_server_is_a_lost_attempt(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_failed_connection_to_a_running_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("osmosis_ai.controller.server_process._DEATH_NOTICE_S", 0.01)
     world = PoolWorld([], error=ConnectionResetError("reset by peer"))
     async with world.pool as pool:
@@ -170,18 +154,18 @@ async def test_a_connection_that_fails_on_a_living_server_is_a_lost_attempt(
         assert lost.value.death is None
 
 
-async def test_a_rollout_goes_where_there_is_most_room() -> None:
+async def test_a_rollout_goes_to_the_server_with_the_fewest() -> None:
     world = PoolWorld([], [], [])
     async with world.pool as pool:
         assert pool.capacity == 24
         assert pool.share(10) == 10
         rollouts = await world.start(*"0123456789")
-        assert world.at_work == {"a": 4, "b": 3, "c": 3}
+        assert world.running == {"a": 4, "b": 3, "c": 3}
         await end(rollouts)
     assert all(server.stopped for server in world.servers)
 
 
-async def test_the_run_has_one_budget_of_restarts_which_progress_makes_whole() -> None:
+async def test_the_budget_of_restarts_is_shared_and_restored() -> None:
     world = PoolWorld([], [], [])
     async with world.pool as pool:
         for death in range(3 * MAX_RESTARTS):
@@ -204,7 +188,7 @@ async def test_the_run_has_one_budget_of_restarts_which_progress_makes_whole() -
         assert "no attempt has finished in between" in (ends[3].hint or "")
 
 
-async def test_a_rollout_waits_while_no_server_runs_and_for_no_longer() -> None:
+async def test_a_rollout_waits_for_a_running_server() -> None:
     world = PoolWorld([], [])
     async with world.pool as pool:
         starting = asyncio.Event()
@@ -221,11 +205,11 @@ async def test_a_rollout_waits_while_no_server_runs_and_for_no_longer() -> None:
         assert not waiting[0].done()
         starting.set()
         await settle()
-        assert sum(world.at_work.values()) == 1
+        assert sum(world.running.values()) == 1
         await end(waiting)
 
 
-async def test_when_none_starts_the_run_does_not_and_nothing_is_left_behind() -> None:
+async def test_a_run_needs_a_started_server() -> None:
     world = PoolWorld([False], [False])
     with pytest.raises(ServiceError, match="before it was ready"):
         async with world.pool:
@@ -258,9 +242,7 @@ def sixteen_processors(monkeypatch: pytest.MonkeyPatch) -> None:
         ({}, "", 16),
     ],
 )
-def test_the_processors_are_those_that_every_group_above_grants(
-    tmp_path: Path, files: dict[str, str], membership: str, cores: int
-) -> None:
+def test_control_group_processors(tmp_path: Path, files: dict[str, str], membership: str, cores: int) -> None:
     contents = {f"sys/fs/cgroup/{path}": text for path, text in files.items()}
     for name, text in {**contents, "proc/self/cgroup": membership}.items():
         path = tmp_path / name
@@ -271,9 +253,7 @@ def test_the_processors_are_those_that_every_group_above_grants(
 
 
 @pytest.mark.parametrize(("cores", "servers"), [(1, 1), (2, 1), (3, 2), (4, 3), (9, 8), (64, 8)])
-def test_one_processor_is_left_to_the_engine(
-    monkeypatch: pytest.MonkeyPatch, cores: int, servers: int
-) -> None:
+def test_the_default_number_of_servers(monkeypatch: pytest.MonkeyPatch, cores: int, servers: int) -> None:
     monkeypatch.setattr(server_process, "granted_cores", lambda cpus: cores)
     assert default_servers() == servers
     assert default_servers(gpus=0) == servers

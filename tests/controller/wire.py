@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from osmosis_ai.rollout.types import GraderCompleteRequest, RolloutCompleteRequest
+from aiohttp import web
+
+from osmosis_ai.rollout.types import GraderCompleteRequest
 
 ROLLOUT_ID = "0123456789abcdef0123456789abcdef"
 
@@ -40,9 +42,15 @@ def grader_body(
     }
 
 
-def completion(rollout_id: str = ROLLOUT_ID, **changes: Any) -> RolloutCompleteRequest:
-    return RolloutCompleteRequest.model_validate(completion_body(rollout_id, **changes))
-
-
 def grader(rollout_id: str = ROLLOUT_ID, **changes: Any) -> GraderCompleteRequest:
     return GraderCompleteRequest.model_validate(grader_body(rollout_id, **changes))
+
+
+class EchoBridge:
+    """Echoes a model call."""
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.post("/v1/rollouts/{rollout_id}/chat/completions", self.complete)]
+
+    async def complete(self, request: web.Request) -> web.Response:
+        return web.json_response({"id": request.match_info["rollout_id"], "body": await request.json()})

@@ -1,4 +1,4 @@
-"""What makes a file a dataset that the platform takes."""
+"""The rules for datasets that the platform accepts."""
 
 from __future__ import annotations
 
@@ -78,20 +78,20 @@ def test_every_format_has_the_same_reports(tmp_path: Path, extension: str) -> No
         ),
     ],
 )
-def test_the_first_errors_are_listed_with_their_places(
+def test_the_first_errors_are_listed_with_their_positions(
     tmp_path: Path, name: str, content: str, errors: list[str]
 ) -> None:
     assert validate(tmp_path, content, name).errors == errors
 
 
-def test_a_file_beyond_five_gibibytes_is_refused_unread(tmp_path: Path) -> None:
+def test_a_file_of_more_than_5_gib_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     with path.open("wb") as handle:
         handle.truncate((5 << 30) + 1)
     assert validate_dataset(path).errors == ["the file has 5.0 GiB; the platform takes at most 5 GiB"]
 
 
-def test_rows_that_no_evaluation_could_use_are_a_warning(tmp_path: Path) -> None:
+def test_unusable_rows_are_a_warning(tmp_path: Path) -> None:
     report = validate(tmp_path, GOOD * 3 + '{"user_prompt": "", "ground_truth": null}\n' * 2)
     assert report.valid
     assert report.warnings == [
@@ -119,7 +119,7 @@ def test_rows_that_no_evaluation_could_use_are_a_warning(tmp_path: Path) -> None
         ("level 3", "'metadata' is not valid JSON: unexpected character, expected a JSON value"),
     ],
 )
-def test_metadata_that_the_platform_cannot_hold_is_named(tmp_path: Path, value: Any, error: str) -> None:
+def test_errors_of_metadata(tmp_path: Path, value: Any, error: str) -> None:
     assert metadata_errors(tmp_path, value) == [f"line 1: {error}"]
 
 
@@ -132,20 +132,17 @@ def test_metadata_that_the_platform_cannot_hold_is_named(tmp_path: Path, value: 
         ([1], 1, "a number, but an array"),
     ],
 )
-def test_values_of_two_types_under_one_key_are_named_with_both_lines(
+def test_two_types_of_one_key_are_an_error_with_both_lines(
     tmp_path: Path, first: Any, second: Any, found: str
 ) -> None:
     errors = metadata_errors(tmp_path, {"b": first}, {"b": second})
     assert errors == [f"line 2: 'metadata.b' is {found} on line 1"]
 
 
-def test_metadata_in_text_follows_the_same_rules(tmp_path: Path) -> None:
-    assert metadata_errors(tmp_path, json.dumps({"a": "x"})) == [
-        "line 2: 'metadata.a' is a number, but a string on line 1",
-        "line 3: 'metadata.a' is a number, but a string on line 1",
-        "line 4: 'metadata.a' is a number, but a string on line 1",
-        "line 5: 'metadata.a' is a number, but a string on line 1",
-    ]
+def test_metadata_as_json_text_has_the_same_rules(tmp_path: Path) -> None:
+    error = "'metadata.a' is a number, but a string on line 1"
+    expected = [f"line {line}: {error}" for line in range(2, 6)]
+    assert metadata_errors(tmp_path, json.dumps({"a": "x"})) == expected
 
 
 def test_the_number_of_keys_that_are_compared_is_bounded(
@@ -158,7 +155,7 @@ def test_the_number_of_keys_that_are_compared_is_bounded(
     assert "distinct keys" in report.warnings[0]
 
 
-def test_a_parquet_metadata_column_of_another_type_is_refused(tmp_path: Path) -> None:
+def test_a_parquet_metadata_column_of_another_type_is_an_error(tmp_path: Path) -> None:
     report = validate_dataset(write_rows(tmp_path, "parquet", [{"metadata": 1}] * 5))
     assert report.errors == ["column 'metadata' must be a struct or a string, found int64"]
 
@@ -211,14 +208,14 @@ def test_the_sample_files_are_valid_datasets() -> None:
         assert (report.valid, report.row_count, report.warnings) == (True, rows, [])
 
 
-def test_training_never_shows_a_product_of_the_evaluation() -> None:
+def test_the_training_file_has_no_product_of_the_evaluation() -> None:
     evaluation, training = factors_of("multiply"), factors_of("multiply_train")
     assert (len(evaluation), len(training)) == (200, 2000)
     assert not evaluation & training
 
 
 @pytest.mark.integration
-def test_the_script_makes_the_files_that_are_kept(tmp_path: Path) -> None:
+def test_the_script_writes_the_committed_files(tmp_path: Path) -> None:
     script = ROOT / "scripts" / "make_multiply_data.py"
     command = [sys.executable, str(script), "--directory", str(tmp_path)]
     subprocess.run(command, check=True, capture_output=True, timeout=60)

@@ -42,6 +42,11 @@ def test_a_candidate_is_better_by_so_many_points() -> None:
     found = compared(passes(HARD), passes(BETTER))
     assert found.candidates[0].verdict.direction == "better"
     assert found.sentence == "moss is better by 20.0 points (95% interval 18.0 to 22.0, 100 rows)."
+    data = found.data()
+    json.dumps(data, allow_nan=False)
+    for each in data["candidates"][0]["metrics"]:
+        change = each.get("difference") or each["ratio"]
+        assert list(each["baseline"]) == list(each["candidate"]) == list(change) == NUMBER_KEYS
 
 
 def test_runs_that_cannot_be_told_apart_say_what_they_would_have_shown() -> None:
@@ -55,14 +60,6 @@ def test_runs_that_cannot_be_told_apart_say_what_they_would_have_shown() -> None
     )
 
 
-def test_every_number_of_the_data_has_the_same_nine_keys_and_is_json() -> None:
-    data = compared(passes(HARD), passes(BETTER)).data()
-    json.dumps(data, allow_nan=False)
-    for each in data["candidates"][0]["metrics"]:
-        change = each.get("difference") or each["ratio"]
-        assert list(each["baseline"]) == list(each["candidate"]) == list(change) == NUMBER_KEYS
-
-
 def test_the_values_of_a_metric_differ_by_just_the_difference() -> None:
     some = passes(BETTER)
     some[3] = [None] * 4
@@ -73,9 +70,7 @@ def test_the_values_of_a_metric_differ_by_just_the_difference() -> None:
         assert each["difference"]["value"] == pytest.approx(
             each["candidate"]["value"] - each["baseline"]["value"]
         )
-
-
-def test_reliability_is_the_chance_that_all_attempts_pass() -> None:
+    # pass^4 is the chance that all attempts pass.
     found = compared(passes([4, 4, 2, 0]), passes([4, 3, 2, 0]))
     assert metric(found, "pass^4")["baseline"]["value"] == 0.5
     assert metric(found, "pass^4")["candidate"]["value"] == 0.25
@@ -100,6 +95,12 @@ def test_a_change_that_the_unscored_attempts_could_reverse_has_the_p_value_1_aga
     assert rate["difference"]["value"] == 0.5 and rate["difference"]["p_adjusted"] < 0.05
     worst = rate["unscored_at_worst"]
     assert (worst["value"], worst["p_adjusted"]) == (-0.25, 1.0) and worst["p"] < 0.05
+    found = compared([[1.0], [0.0], [None], [1.0]], [[None], [1.0], [1.0], [None]])
+    rate = metric(found, "pass_rate")
+    assert (rate["unscored_at_worst"]["value"], rate["unscored_at_best"]["value"]) == (-0.25, 0.5)
+    assert (
+        next(change.unscored for change in found.candidates[0].changes if change.metric == "pass_rate") == 3
+    )
 
 
 def test_of_several_candidates_each_is_held_against_the_baseline_and_p_is_adjusted_by_holm() -> None:
@@ -125,15 +126,6 @@ def test_a_difference_that_only_counts_alone_does_not_count_among_several() -> N
     assert "alone it would count, among 3 candidates it may be chance" in among.sentence
 
 
-def test_unscored_attempts_are_put_at_the_worst_and_then_at_the_best() -> None:
-    found = compared([[1.0], [0.0], [None], [1.0]], [[None], [1.0], [1.0], [None]]).candidates[0]
-    change = next(change for change in found.changes if change.metric == "pass_rate")
-    bounds = change.bounds
-    assert bounds is not None
-    assert (bounds.worst.value, bounds.best.value) == (-0.25, 0.5)
-    assert change.unscored == 3
-
-
 def test_the_pass_rate_decides_where_passing_means_something_and_the_reward_elsewhere() -> None:
     graded = [[0.1], [0.7]] * 5
     assert compared(passes(HARD), passes(BETTER)).metric == "pass_rate"
@@ -157,6 +149,14 @@ def test_the_rows_with_the_largest_change_are_listed_first() -> None:
         "candidate": {"passes": 0, "attempts": 16, "reward": 0.0},
         "change": -1.0,
     }
+
+
+def test_runs_of_one_name_are_told_apart_by_their_place_and_no_run_is_named_twice() -> None:
+    fern, moss = run_of(passes(HARD), name="fern"), run_of(passes(BETTER), name="moss")
+    with pytest.raises(OsmosisError, match="moss is named twice"):
+        compare_runs(fern, [moss, moss], CompareOptions())
+    other = replace(moss, name="fern", place="platform")
+    assert compare_runs(fern, [other], CompareOptions()).sentence.startswith("platform:fern is better")
 
 
 def test_what_differs_between_the_inputs_is_told() -> None:
@@ -186,18 +186,6 @@ def test_what_is_beyond_all_measure_is_refused_or_left_out(recwarn: pytest.Warni
     json.dumps(found.data(), allow_nan=False)
     assert "cost_per_row" not in [change.metric for change in found.candidates[0].changes]
     assert not recwarn.list
-
-
-def test_a_candidate_that_is_named_twice_is_one_too_many() -> None:
-    fern, moss = run_of(passes(HARD), name="fern"), run_of(passes(BETTER), name="moss")
-    with pytest.raises(OsmosisError, match="moss is named twice"):
-        compare_runs(fern, [moss, moss], CompareOptions())
-
-
-def test_runs_of_one_name_are_told_apart_by_their_place() -> None:
-    a = run_of(passes(HARD), name="fern", run_id="1")
-    b = run_of(passes(BETTER), name="fern", run_id="2", place="platform", inputs=replace(INPUTS, n=4, seed=3))
-    assert compare_runs(a, [b], CompareOptions()).sentence.startswith("platform:fern is better")
 
 
 # -- slices --------------------------------------------------------------------------------

@@ -96,13 +96,9 @@ def test_few_rows_that_differ_have_the_interval_of_the_score_test() -> None:
     assert (found.value, found.low, found.high) == pytest.approx((6 / 21, 0.0260, 0.5172), abs=1e-4)
     # The score test of 7 rows to 1: (7 - 1) / sqrt(7 + 1) standard errors.
     assert found.p == pytest.approx(math.erfc(6 / math.sqrt(8) / math.sqrt(2)), abs=1e-9)
-
-
-def test_four_rows_to_none_are_evidence_by_interval_and_p_value_alike() -> None:
-    found = compared([0] * 4 + [1] * 6, [1] * 10)
-    assert found.p == pytest.approx(math.erfc(2 / math.sqrt(2)), abs=1e-9)
-    assert found.excludes_none
-    assert not compared([0] * 3 + [1] * 7, [1] * 10).excludes_none
+    four = compared([0] * 4 + [1] * 6, [1] * 10)
+    assert four.p == pytest.approx(math.erfc(2 / math.sqrt(2)), abs=1e-9)
+    assert four.excludes_none and not compared([0] * 3 + [1] * 7, [1] * 10).excludes_none
 
 
 @pytest.mark.parametrize(("rows", "few"), [(3, 3), (10, 8), (20, 10), (31, 15), (100, 15)])
@@ -127,37 +123,26 @@ def test_interval_and_p_value_of_rows_tried_once_never_contradict_each_other(con
             assert (found.p < 1 - confidence) == found.excludes_none, found
 
 
-def test_runs_that_agree_on_every_row_are_as_far_apart_as_wilsons_bound_of_zero() -> None:
-    found = compared([1.0] * 10, [1.0] * 10)
-    z2 = 1.959963984540054**2
-    assert found.method == "score"
-    assert (found.value, found.low, found.high) == pytest.approx((0, -z2 / (10 + z2), z2 / (10 + z2)))
+def test_rows_that_agree_or_differ_alike_have_an_interval_on_a_scale_alone() -> None:
+    # Wilson's bound of zero.
+    agreeing = compared([1.0] * 10, [1.0] * 10)
+    z2 = Z**2
+    assert agreeing.method == "score"
+    assert (agreeing.value, agreeing.low, agreeing.high) == pytest.approx(
+        (0, -z2 / (10 + z2), z2 / (10 + z2))
+    )
     wider = compared([7.0] * 10, [7.0] * 10, scale=(-3.0, 7.0))
-    assert wider.high == pytest.approx(10 * found.high)
-
-
-def test_without_a_range_runs_that_agree_on_every_row_have_no_interval_and_say_why() -> None:
-    found = compared([3.0] * 10, [3.0] * 10, scale=None)
-    assert (found.low, found.high, found.method) == (None, None, None)
-    assert found.reason is not None and "the range of the rewards is unknown" in found.reason
-
-
-def test_a_row_that_differs_a_little_is_no_surer_than_none_that_does() -> None:
-    none = compared([1.0] * 10, [1.0] * 10)
+    assert wider.high == pytest.approx(10 * agreeing.high)
     one = compared([1.0] * 10, [1.0] * 9 + [0.75])
-    assert one.low <= none.low
-    assert one.high >= none.high / 2
-
-
-def test_one_row_without_a_range_has_no_interval() -> None:
-    found = compared([0.0], [1.5], scale=None)
-    assert (found.low, found.high) == (None, None)
-    assert found.reason is not None
-
-
-def test_one_row_on_a_scale_may_differ_by_the_whole_of_it() -> None:
-    found = mean_difference(pairs_of([[0, 0, 1]], [[1, 1, 1]]))
-    assert (found.low, found.high, found.p) == (-1.0, 1.0, 1.0)
+    assert one.low <= agreeing.low and one.high >= agreeing.high / 2, "one that differs a little is no surer"
+    shifted = mean_difference(pairs_of([[0, 0]] * 30, [[1, 1]] * 30))
+    assert shifted.high == 1.0 and 0.7 < shifted.low < 1
+    single = mean_difference(pairs_of([[0, 0, 1]], [[1, 1, 1]]))
+    assert (single.low, single.high, single.p) == (-1.0, 1.0, 1.0)
+    for a, b in (([3.0] * 10, [3.0] * 10), ([1.0] * 30, [2.5] * 30), ([0.0], [1.5])):
+        found = compared(a, b, scale=None)
+        assert (found.low, found.high, found.method) == (None, None, None)
+        assert found.reason is not None and "the range of the rewards is unknown" in found.reason
 
 
 def test_skewed_rewards_without_a_range_are_resampled_with_a_warning() -> None:
@@ -176,13 +161,6 @@ def test_one_row_of_many_that_pays_leaves_the_other_side_open() -> None:
     found = compared([0.0] * 10, [0.0] * 9 + [10.0], scale=None)
     assert (found.low, found.high) == (None, None)
     assert found.reason is not None and found.warning is not None
-
-
-def test_rows_that_all_differ_by_the_same_have_an_interval_on_a_scale() -> None:
-    found = mean_difference(pairs_of([[0, 0]] * 30, [[1, 1]] * 30))
-    assert found.high == 1.0
-    assert 0.7 < found.low < 1
-    assert compared([1.0] * 30, [2.5] * 30, scale=None).low is None
 
 
 def test_huge_rewards_have_finite_numbers() -> None:
@@ -301,12 +279,10 @@ def tango(higher: int, lower: int, rows: int, z: float) -> tuple[float, float]:
 def test_binary_attempts_have_tangos_interval(higher: int, lower: int, rows: int) -> None:
     found = score_interval(binary(higher, lower, rows), confidence=0.95)
     assert (found.low, found.high) == pytest.approx(tango(higher, lower, rows, Z), abs=1e-10)
-
-
-def test_airway_responsiveness_has_the_interval_that_was_published() -> None:
-    # Fagerland, Lydersen and Laake 2014 ("Recommended Tests and Confidence Intervals for Paired Binomial Proportions"): 1 and 7 of 21 children changed; -0.517 to -0.026.
-    found = score_interval(binary(1, 7, 21), confidence=0.95)
-    assert (found.low, found.high) == pytest.approx((-0.517, -0.026), abs=5e-4)
+    # Fagerland, Lydersen and Laake 2014 ("Recommended Tests and Confidence Intervals for Paired Binomial
+    # Proportions"): 1 and 7 of 21 children changed; -0.517 to -0.026.
+    published = score_interval(binary(1, 7, 21), confidence=0.95)
+    assert (published.low, published.high) == pytest.approx((-0.517, -0.026), abs=5e-4)
 
 
 def test_the_score_test_takes_the_likeliest_distribution_with_the_mean_it_tests() -> None:
@@ -352,28 +328,13 @@ def test_two_runs_on_rows_of_their_own_have_the_interval_of_welch() -> None:
     assert found is not None
     assert (found.method, found.rows, found.samples) == ("welch", 65, 65)
     assert (found.low, found.high, found.p) == pytest.approx((*interval, expected.pvalue), abs=1e-10)
-
-
-@pytest.mark.parametrize("factor", [1e-300, 1e155])
-def test_rewards_of_any_size_have_welchs_interval(factor: float) -> None:
-    draw = np.random.default_rng(3)
-    a, b = draw.normal(0, 1, 40), draw.normal(0.4, 3, 25)
-    plain = unpaired_difference(a, range(40), b, range(25))
-    found = unpaired_difference(a * factor, range(40), b * factor, range(25))
-    assert plain is not None and found is not None and plain.low is not None and plain.high is not None
-    assert (found.low, found.high) == pytest.approx((plain.low * factor, plain.high * factor), rel=1e-9)
-    assert found.p == pytest.approx(plain.p)
-
-
-def test_attempts_on_one_row_count_as_one() -> None:
-    draw = np.random.default_rng(4)
-    a, b = draw.random((20, 4)), draw.random((30, 4))
-    found = unpaired_difference(
-        a.ravel(), np.repeat(np.arange(20), 4), b.ravel(), np.repeat(np.arange(30), 4), scale=(0.0, 1.0)
-    )
-    expected = ttest_ind(b.mean(axis=1), a.mean(axis=1), equal_var=False)
-    assert found is not None
-    assert found.p == pytest.approx(expected.pvalue, abs=1e-10)
+    # Several attempts on a row count as one, and rewards may have any size.
+    several = unpaired_difference(np.repeat(a, 4), np.arange(160) // 4, np.repeat(b, 4), np.arange(100) // 4)
+    assert several is not None and several.p == pytest.approx(expected.pvalue, abs=1e-10)
+    for factor in (1e-300, 1e155):
+        scaled = unpaired_difference(a * factor, range(40), b * factor, range(25))
+        assert scaled is not None and scaled.p == pytest.approx(expected.pvalue)
+        assert (scaled.low, scaled.high) == pytest.approx(tuple(factor * end for end in interval), rel=1e-9)
 
 
 def test_runs_of_which_every_row_passes_still_have_an_interval() -> None:

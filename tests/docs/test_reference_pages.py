@@ -102,7 +102,7 @@ def test_the_table_of_an_agent_loops_settings_has_each_variable_with_its_default
         for name, field in model.model_fields.items():
             bounds = {type(bound): bound for bound in field.metadata}
             if bounds:
-                declared[model._variable(name)] = (field.default, bounds[Ge].ge, bounds[Le].le)
+                declared[f"{model.env_prefix}{name}".upper()] = (field.default, bounds[Ge].ge, bounds[Le].le)
     assert told == declared
 
 

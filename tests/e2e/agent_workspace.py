@@ -34,7 +34,7 @@ class Outcome(NamedTuple):
 
     @property
     def error(self) -> str:
-        """What is said from ``Error:`` on, without the stages before it."""
+        """The text from ``Error:`` on, without the stages before it."""
         return self.err[self.err.index("Error: ") :]
 
     @property
@@ -116,12 +116,12 @@ class World:
         return [path for path in sorted(evals.glob("*")) if path.name != ".locks"]
 
     def records(self) -> list[dict[str, Any]]:
-        """What is journalled, a line that is being written left out."""
+        """Return the records of all journals, without an incomplete last line."""
         journals = [(run / "events.jsonl").read_bytes() for run in self.runs]
         return [json.loads(line) for journal in journals for line in journal.split(b"\n")[:-1]]
 
     def assert_nothing_half_written(self) -> None:
-        """Whatever the runs left can be read to its end, and nothing lies about that is no part of them."""
+        """Check that all files of the runs are complete, and that there are no others."""
         for run in self.runs:
             for path in run.rglob("*"):
                 assert ".tmp" not in path.name, path

@@ -1,4 +1,4 @@
-"""A sync of a repository, killed with SIGKILL in the middle, and the next one."""
+"""Kills a sync of a repository with SIGKILL, and syncs again."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ threading.Event().wait()  # until the other thread has seen that Git has written
 
 
 def many_branches(repository: Repository, name: str) -> str:
-    """Commit, and make many branches of it; return the commit."""
+    """Commit and create many branches of the commit; return it."""
     sha = repository.commit(f"{name}.txt", **{f"{name}.txt": name * 100_000})
     lines = "".join(f"create refs/heads/{name}-{number} {sha}\n" for number in range(_BRANCHES))
     repository.git("update-ref", "--stdin", stdin=lines.encode())
@@ -68,7 +68,7 @@ def many_branches(repository: Repository, name: str) -> str:
 
 
 def check_kill(directory: Path, moment: str, *, log: Callable[[str], None] = lambda _: None) -> None:
-    """Kill a sync at a moment, sync again, and check that everything is there."""
+    """Kill a sync at a moment, sync again, and check that the mirror is complete."""
     repository = Repository(directory / "work")
     first = many_branches(repository, "first")
     root = directory / "home" / "git"
@@ -89,7 +89,7 @@ def check_kill(directory: Path, moment: str, *, log: Callable[[str], None] = lam
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     left = [path.name for path in root.rglob("*.lock") if path.parent != root]
     log(f"{moment}: {len(left)} locks of Git left, {len(list(root.glob('.*.partial')))} half clones")
-    assert store.sync(repository.source).sha == newest
+    assert store.sync(repository.source) == newest
     assert len(store.branches(repository.source)) == 2 * _BRANCHES + 1
     store.export(repository.source, first, directory / "out")
     assert (directory / "out" / "first.txt").stat().st_size == 500_000

@@ -1,4 +1,4 @@
-"""The multiply agent of the sample rollout as an agent loop: the same questions, the same tool, the same reward."""
+"""The multiply agent of the sample rollout as an agent loop."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.services.demo import Scratch as Scratch
 from osmosis_ai.services.demo import prepare_scratch as prepare_scratch
 from tests.e2e.platform_process import Platform
-from tests.warm_osmosis import warm_osmosis
+from tests.warm_osmosis import run_osmosis
 
 
 class Outcome(NamedTuple):
@@ -70,15 +70,8 @@ class World:
 
     def osmosis(self, *words: str, cwd: Path | None = None, **env: str | None) -> Outcome:
         wanted = {**self.platform.env, **env}
-        done = subprocess.run(
-            [*warm_osmosis(), *words],
-            cwd=cwd or self.root,
-            env={name: value for name, value in wanted.items() if value is not None},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=900,
-        )
+        given = {name: value for name, value in wanted.items() if value is not None}
+        done = run_osmosis(*words, cwd=cwd or self.root, env=given)
         return Outcome(done.returncode, done.stdout, done.stderr)
 
     def json(self, *words: str, cwd: Path | None = None, **env: str | None) -> Outcome:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from osmosis_ai.services.demo import Scratch
-from tests.warm_osmosis import process_of, warm_osmosis
+from tests.warm_osmosis import process_of, run_osmosis, warm_osmosis
 
 PROGRAM = [sys.executable, "-m", "osmosis_ai"]
 WORKER, ROLLOUT_SERVER = "osmosis_ai.platform.worker.worker", "main.py"
@@ -90,15 +90,8 @@ class Platform:
         self.starts += 1
 
     def command(self, *words: str) -> Any:
-        done = subprocess.run(
-            [*warm_osmosis(), "--json", *words],
-            cwd=self.workspace,
-            env=self.env,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=3600,  # a series of kills on a busy machine takes long
-        )
+        # A series of kills on a busy machine takes long.
+        done = run_osmosis("--json", *words, cwd=self.workspace, env=self.env, timeout_s=3600)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 

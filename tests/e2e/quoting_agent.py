@@ -1,8 +1,7 @@
-"""The multiply agent, which also shows the policy what others answered: wrongly, and without the tool.
+"""The multiply agent, which also shows the policy wrong answers of another agent.
 
-It stands beside the sample rollout's own `main.py`. After the question is answered it asks for an easy
-sum, behind a conversation in which another agent guesses at the same question again and again. The
-policy did not sample those guesses, so whoever learns from them learns to guess.
+It is next to the sample rollout's `main.py`. After the answer it asks for an easy sum, after a conversation in which
+another agent guesses repeatedly. The policy did not sample those guesses; a learner that uses them learns to guess.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ EASY = {"role": "user", "content": "What is 31 + 42?"}
 
 
 class QuotingWorkflow(MultiplyWorkflow):
-    """Answers as its parent does; what it shows afterwards has no say in the reward."""
+    """Answers like its parent; the later calls do not affect the reward."""
 
     async def run(self, ctx: AgentWorkflowContext[AgentWorkflowConfig]) -> AgentWorkflowOutput:
         output = await super().run(ctx)

@@ -1,27 +1,34 @@
-"""An agent loop in a rollout directory is trained as its AgentWorkflow twin is: the same tokens, the same rewards.
+"""An agent loop trains on the same tokens and rewards as a workflow, in the rollout directory or on a remote server.
 
-`multiply_loop.py` is the sample rollout's agent written as a loop. Every call of it reaches the policy with the seed,
-the tools and the arguments that the workflow's has, and every token is recorded; so runs of one seed are the same run.
+`multiply_loop.py` is the sample rollout's agent as a loop. Each of its calls reaches the policy with the seed, tools and
+arguments of the workflow's call, and every token is recorded; so runs with one seed are the same run.
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
 import shutil
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
+from osmosis_ai.controller.remote_agents import AgentAddress
 from osmosis_ai.evaluation.conversation import read_conversation
+from osmosis_ai.evaluation.sources import RemoteSource
 from osmosis_ai.training.runs.metrics import VALIDATION_REWARD, StepRecord
 from osmosis_ai.viewer.local.source import LocalSource
+from tests.conftest import home_of_a_module
 from tests.e2e.training import WORKSPACE, one_step, trainer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 LOOP = Path(__file__).with_name("multiply_loop.py")
-TWINS = ("main.py", LOOP.name)
+KEY = "osm_rollout_canary-4711"
 SETTINGS = {
     "lr": 2e-3,
     "rollout_batch_size": 2,
@@ -34,32 +41,40 @@ SETTINGS = {
     "max_steps": 1,
     "eval_interval": 1,
 }
+# A remote agent sets the reward itself, because it has no grader.
+SERVER = """
+import socket
+import sys
+
+import uvicorn
+from multiply_loop import MultiplyLoop, product
+
+from osmosis_ai.rollout import create_app
 
 
-@pytest.fixture
-def rollout_dir(tmp_path: Path) -> Path:
-    """The sample rollout, and its twin beside it."""
-    directory = tmp_path / "multiply"
-    shutil.copytree(WORKSPACE / "rollouts" / "multiply", directory)
-    shutil.copy(LOOP, directory)
-    return directory
+class Graded(MultiplyLoop):
+    async def run(self, ctx):
+        result = await super().run(ctx)
+        result.reward = product(result.final_messages, ctx.request.metadata["ground_truth"], {})
+        return result
 
 
-async def test_a_loop_is_trained_on_the_same_tokens_and_rewards_as_its_workflow_twin(
-    tmp_path: Path, rollout_dir: Path
-) -> None:
-    found = []
-    for entrypoint in TWINS:
-        run_dir = tmp_path / "run" / entrypoint
-        agent = {"rollout_dir": rollout_dir, "entrypoint": entrypoint}
-        records = (await trainer(run_dir, SETTINGS, validated=4, **agent).run()).records
-        found.append(one_step(run_dir, records))
-        assert_validation_can_be_looked_at(run_dir, records[-1])
-    assert found[0] == found[1]
+listening = socket.create_server(("127.0.0.1", 0))
+print(listening.getsockname()[1], flush=True)
+app = create_app(Graded(), api_key=sys.argv[1])
+uvicorn.Server(uvicorn.Config(app, log_level="error")).run(sockets=[listening])
+"""
 
 
-def assert_validation_can_be_looked_at(run_dir: Path, last: StepRecord) -> None:
-    """The newest validation's samples come to what the curve says, and each has what was said."""
+async def train(run_dir: Path, **agent: Any) -> tuple[list[dict[str, Any]], bytes]:
+    """Train one step; return its metrics and the adapter."""
+    records = (await trainer(run_dir, SETTINGS, validated=4, **agent).run()).records
+    assert_validation_can_be_viewed(run_dir, records[-1])
+    return one_step(run_dir, records)
+
+
+def assert_validation_can_be_viewed(run_dir: Path, last: StepRecord) -> None:
+    """Check that the validation has the reward of the curve, and a conversation for each sample."""
     source = LocalSource(run_dir, cache_dir=run_dir / "cache")
     samples = source.validation(run_dir.name)
     assert samples is not None and (samples.step, len(samples.records)) == (last.step, 4)
@@ -72,3 +87,45 @@ def assert_validation_can_be_looked_at(run_dir: Path, last: StepRecord) -> None:
         assert (
             stored.content is not None and read_conversation(stored.content).facts["reward"] == record.reward
         )
+
+
+@pytest.fixture(scope="module")
+def rollout_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sample rollout, its agent as a loop, and a server of the loop."""
+    directory = tmp_path_factory.mktemp("rollouts") / "multiply"
+    shutil.copytree(WORKSPACE / "rollouts" / "multiply", directory)
+    shutil.copy(LOOP, directory)
+    (directory / "server.py").write_text(SERVER)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def workflow(
+    rollout_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[list[dict[str, Any]], bytes]:
+    """What one step with the workflow learns."""
+    root = tmp_path_factory.mktemp("workflow")
+    with home_of_a_module(root):
+        return asyncio.run(train(root / "run", rollout_dir=rollout_dir))
+
+
+async def test_a_loop_learns_what_its_workflow_learns(
+    tmp_path: Path, rollout_dir: Path, workflow: tuple[list[dict[str, Any]], bytes]
+) -> None:
+    assert await train(tmp_path / "run", rollout_dir=rollout_dir, entrypoint=LOOP.name) == workflow
+
+
+async def test_a_remote_agent_learns_what_the_workflow_learns(
+    tmp_path: Path, rollout_dir: Path, workflow: tuple[list[dict[str, Any]], bytes]
+) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "server.py", KEY, cwd=rollout_dir, env=os.environ, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    try:
+        address = AgentAddress("127.0.0.1", int(await process.stdout.readline()), KEY)
+        remote = RemoteSource("multiply", lambda: address, hint="")
+        assert await train(tmp_path / "run", entrypoint="server://multiply", served=remote) == workflow
+    finally:
+        process.kill()
+        await process.wait()

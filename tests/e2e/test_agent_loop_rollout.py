@@ -75,7 +75,7 @@ def respond(body: dict[str, Any]) -> Reply:
     return Reply(content=None, tool_calls=[("add", {"terms": [2, 3]})])
 
 
-async def test_eval_run_drives_an_agent_loop_with_its_tools_seeds_and_eval_functions(tmp_path: Path) -> None:
+async def test_agent_loop_evaluation(tmp_path: Path) -> None:
     async with StandInModel(respond) as model:
         world = World(tmp_path, model)
         (world.agent / "main.py").write_text(AGENT)

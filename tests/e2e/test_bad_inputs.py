@@ -1,7 +1,6 @@
-"""What bad input gets: for every mistake one clear sentence, the right exit status, and nothing half-written.
+"""Bad input gets a clear error message and the right exit status, and leaves no incomplete file.
 
-Every test runs the real command in a workspace of its own. What people read on stderr is compared
-whole, with the workspace's path written as ``WS`` and the run's directory as ``RUN``.
+In stderr, the workspace's path is written as ``WS`` and the run's directory as ``RUN``.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 # The workspace
 
 
-async def test_outside_a_git_repository_it_says_how_to_make_a_workspace(world: World) -> None:
+async def test_outside_a_git_repository(world: World) -> None:
     outcome = await world.run(cwd=world.elsewhere)
     assert outcome == (
         1,
@@ -47,7 +46,7 @@ async def test_outside_a_git_repository_it_says_how_to_make_a_workspace(world: W
 # The rollout
 
 
-async def test_a_server_that_never_becomes_healthy_is_ended_and_the_wait_can_be_set(world: World) -> None:
+async def test_server_start_timeout(world: World) -> None:
     (world.agent / "main.py").write_text("import threading\nprint('loading')\nthreading.Event().wait()\n")
     outcome = await world.run(OSMOSIS_ROLLOUT_START_TIMEOUT_S="1")
     assert (outcome.status, outcome.out) == (1, "")
@@ -76,9 +75,7 @@ async def test_a_server_that_never_becomes_healthy_is_ended_and_the_wait_can_be_
         ("slow grader", "grader", ("grader", "the grader did not finish within its 1s deadline")),
     ],
 )
-async def test_who_takes_too_long_in_a_row_is_told_apart_and_never_scored_as_zero(
-    world: World, prompt: str, limited: str, failed: tuple[str, str]
-) -> None:
+async def test_row_timeouts(world: World, prompt: str, limited: str, failed: tuple[str, str]) -> None:
     world.rows(prompt)
     world.config()
     config = world.root / CONFIG
@@ -93,7 +90,7 @@ async def test_who_takes_too_long_in_a_row_is_told_apart_and_never_scored_as_zer
 
 
 def failed_rows(outcome: Outcome) -> dict[int, tuple[str, str, str]]:
-    """Return boundary, kind and sentence of each failure of an evaluation that came to its end."""
+    """Return source, type and message of each failure of a finished evaluation."""
     assert (outcome.status, outcome.err) == (0, "")
     return {
         row["source_row_index"]: (row["boundary"], row["error_type"], row["error"])
@@ -104,7 +101,7 @@ def failed_rows(outcome: Outcome) -> dict[int, tuple[str, str, str]]:
 # The dataset
 
 
-async def test_a_dataset_that_is_nowhere_is_told_with_the_names_it_could_have(world: World) -> None:
+async def test_unknown_dataset(world: World) -> None:
     world.config(dataset="nothing")
     outcome = await world.run()
     assert (outcome.status, outcome.out) == (1, "")

@@ -41,33 +41,26 @@ STARTS_COLD = ("first_row", "large_run", "run_cost")
 """These count their descendants, start Python processes, or look for `ray` next to Python; a warm fork differs there."""
 
 
+def output_of(*command: str, cwd: Path | None = None) -> str:
+    done = subprocess.run(
+        command, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=1200
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
 def test_every_benchmark_has_a_smallest_size() -> None:
     assert {path.stem for path in BENCHMARKS.glob("*.py")} == set(SMALLEST)
 
 
-def test_every_benchmark_can_be_imported() -> None:
+def test_benchmarks_can_be_imported() -> None:
     source = "import importlib, sys; sys.path.insert(0, sys.argv[1]); [importlib.import_module(name) for name in sys.argv[2:]]"
-    done = subprocess.run(
-        [warm_python(torch=True), "-c", source, str(BENCHMARKS), *SMALLEST],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=1200,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    output_of(warm_python(torch=True), "-c", source, str(BENCHMARKS), *SMALLEST)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", SMALLEST)
-def test_a_benchmark_prints_figures(name: str, tmp_path: Path) -> None:
+def test_benchmark_prints_figures(name: str, tmp_path: Path) -> None:
     python = sys.executable if name in STARTS_COLD else warm_python(torch=name in TRAINS)
-    done = subprocess.run(
-        [python, str(BENCHMARKS / f"{name}.py"), *SMALLEST[name].split()],
-        cwd=tmp_path,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=1200,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert any(character.isdigit() for character in done.stdout)
+    out = output_of(python, str(BENCHMARKS / f"{name}.py"), *SMALLEST[name].split(), cwd=tmp_path)
+    assert any(character.isdigit() for character in out)

@@ -1,4 +1,4 @@
-"""An agent that breaks after it talked to its model: what was said until then is kept, wherever its run is."""
+"""The conversation of an agent that fails after model calls is stored, locally and on a platform."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e import platform_checkout
 from tests.e2e.agent_workspace import KEY, World
-from tests.e2e.platform_checkout import prepare_scratch
+from tests.e2e.platform_checkout import connected_world
 from tests.evaluation.rollouts import AGENT
 from tests.standin_model import Reply, StandInModel
 
@@ -60,7 +60,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         yield world
 
 
-async def test_what_an_agent_said_before_it_broke_is_kept_on_this_machine(world: World) -> None:
+async def test_conversation_before_a_failure_on_this_machine(world: World) -> None:
     prompts = ["raise", "hang", "nothing", "right"]
     world.rows(*prompts)
     world.config(timeout_s=15)  # in which each comes to its end on a busy machine, too
@@ -107,13 +107,6 @@ async def test_what_an_agent_said_before_it_broke_is_kept_on_this_machine(world:
     ] == [*[(4, True, None)] * 3, (4, None, "the second answer")]
 
 
-def assert_upload_keeps_them(world: platform_checkout.World) -> None:
-    """Run it on this machine, too, and upload that."""
-    assert world.json("eval", "run", "configs/eval/broken.toml", "--yes", "--name", "here").status == 0
-    uploaded = world.json("eval", "upload", "here").resource
-    assert_downloaded(world, uploaded["eval_run_name"])
-
-
 def assert_downloaded(world: platform_checkout.World, name: str) -> None:
     assert world.json("eval", "download", name, "--output", f"got-{name}", "--yes").status == 0
     kept = [json.loads(path.read_text()) for path in (world.root / f"got-{name}").rglob("row_*_run_0.json")]
@@ -123,18 +116,14 @@ def assert_downloaded(world: platform_checkout.World, name: str) -> None:
     ]
 
 
-def test_what_an_agent_said_before_it_broke_is_kept_on_a_platform(tmp_path: Path) -> None:
-    scratch = prepare_scratch(tmp_path / "demo")
-    main = scratch.workspace / "rollouts" / "multiply" / "main.py"
-    head, loop, rest = main.read_text().partition("        for _ in range(MAX_TURNS):\n")
-    assert loop
-    main.write_text(head + BREAKS + loop + rest)
-    scratch.push()
-    world = platform_checkout.World(scratch)
-    try:
+def test_conversation_before_a_failure_on_a_platform(tmp_path: Path) -> None:
+    with connected_world(tmp_path) as world:
+        main = world.root / "rollouts" / "multiply" / "main.py"
+        head, loop, rest = main.read_text().partition("        for _ in range(MAX_TURNS):\n")
+        assert loop
+        main.write_text(head + BREAKS + loop + rest)
         world.git("commit", "-qam", "break")
         world.git("push", "-q")
-        world.json("platform", "connect", str(scratch.origin), "--identity", "fern/agents")
         assert world.osmosis("dataset", "upload", "data/multiply.jsonl", "--wait", "--yes").status == 0
         run = world.submit("broken", "--watch").resource
         assert run["headline"]["failed_by_boundary"] == {"agent": 2}
@@ -149,6 +138,6 @@ def test_what_an_agent_said_before_it_broke_is_kept_on_a_platform(tmp_path: Path
         found = world.json("eval", "show", run["name"], "--search", "are you sure").resource
         assert len(found["samples"]) == 2
         assert_downloaded(world, run["name"])
-        assert_upload_keeps_them(world)
-    finally:
-        world.close()
+        ran = world.json("eval", "run", "configs/eval/broken.toml", "--yes", "--name", "here")
+        assert ran.status == 0, ran.err
+        assert_downloaded(world, world.json("eval", "upload", "here").resource["eval_run_name"])

@@ -1,4 +1,4 @@
-"""`osmosis eval -m`, killed whenever: the same command finishes the run to the same numbers."""
+"""After kills of `osmosis eval -m`, the same command finishes the run with the same results."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def committed(project: Project, name: str) -> list[bytes]:
 
 
 def results(project: Project, name: str) -> dict[str, Any]:
-    """Return a results file without what depends on the clock and on the run's name."""
+    """Return a results file without times and the run's name."""
     found: dict[str, Any] = json.loads((project.root / f"{name}.json").read_text())
     for key in ("total_duration_ms", "run_name", "run_dir"):
         del found["summary"][key]
@@ -59,7 +59,7 @@ async def finished(process: asyncio.subprocess.Process) -> None:
 
 
 async def killed_at(process: asyncio.subprocess.Process, project: Project, records: int) -> bool:
-    """Kill the command once so many results are durable; False when it ended before."""
+    """Kill the command after so many durable results; return False if it ends before."""
     while process.returncode is None:
         if len(committed(project, "stormy")) >= records:
             process.send_signal(signal.SIGKILL)
@@ -69,14 +69,16 @@ async def killed_at(process: asyncio.subprocess.Process, project: Project, recor
     return False
 
 
-async def survive(tmp_path: Path, *, rows: int, n: int, kills: int) -> None:
+@pytest.mark.parametrize("rows, kills", [(16, 1), pytest.param(200, 10, marks=pytest.mark.nightly)])
+async def test_kills_lose_and_repeat_no_attempt(tmp_path: Path, rows: int, kills: int) -> None:
+    n = 4
     draw = random.Random(seed_of_kills())
     # Up to 16 further attempts may have their answer when a kill is due, and the run must not end.
     moments = sorted(draw.randrange(0, rows * n - 20) for _ in range(kills))
     last, over = rows * n, asyncio.Event()
 
     def respond(_: dict[str, Any]) -> Reply:
-        """Let no attempt get further once the kill is due."""
+        """Hold all attempts once the kill is due."""
         return Reply(wait_for=over if len(committed(project, "stormy")) >= last else None)
 
     async with StandInModel(respond, latency_s=MODEL_LATENCY_S, record=False) as model:
@@ -100,12 +102,3 @@ async def survive(tmp_path: Path, *, rows: int, n: int, kills: int) -> None:
     items = [(record["row_index"], record["run_index"]) for record in map(json.loads, lines)]
     assert sorted(items) == [(row, run) for row in range(rows) for run in range(n)]
     assert results(project, "stormy") == results(project, "calm")
-
-
-async def test_a_kill_loses_nothing_and_repeats_nothing(tmp_path: Path) -> None:
-    await survive(tmp_path, rows=16, n=4, kills=1)
-
-
-@pytest.mark.nightly
-async def test_ten_kills_of_a_run_of_800_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
-    await survive(tmp_path, rows=200, n=4, kills=10)

@@ -1,4 +1,4 @@
-"""A sample that was acknowledged has its conversation, whatever becomes of the process that had it."""
+"""An acknowledged sample keeps its conversation if its process is killed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 def conversation(path: Path) -> tuple[str, list[str], dict[str, Any]]:
-    """Return what was asked, what was said, and what it came to."""
+    """Return the question, the answers and the facts of a stored conversation."""
     document = json.loads(path.read_text())
     said = [step["message"] for step in document["steps"]]
     measured = [step["metrics"]["prompt_tokens"] for step in document["steps"] if "metrics" in step]
@@ -52,7 +52,7 @@ def conversation(path: Path) -> tuple[str, list[str], dict[str, Any]]:
     return said[0], said[1:], document["extra"]["osmosis"]
 
 
-async def test_a_server_killed_right_after_the_acknowledgement_loses_no_conversation(world: World) -> None:
+async def test_server_killed_after_acknowledgement(world: World) -> None:
     killed = set(random.Random(seed_of_kills()).sample(range(ROWS), KILLS))
     prompts = [f"{'die acknowledged' if row in killed else 'answer'} {row}" for row in range(ROWS)]
     world.rows(*prompts)

@@ -13,28 +13,15 @@ from typing import Any
 import pytest
 
 from tests.conftest import home_of_a_module
-from tests.warm_osmosis import warm_osmosis
+from tests.warm_osmosis import run_osmosis
 
 pytestmark = pytest.mark.e2e
 
 
-def osmosis(
-    *words: str, cwd: Path | None = None, env: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*warm_osmosis(), *words],
-        cwd=cwd,
-        env={**os.environ, **(env or {})},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-
-
 def exports(directory: Path) -> dict[str, str]:
-    """Return the variables of the demo's `env.sh`."""
-    return dict(re.findall(r"^export (\w+)='?(.*?)'?$", (directory / "env.sh").read_text(), re.MULTILINE))
+    """Return the environment with the variables of the demo's `env.sh`."""
+    found = re.findall(r"^export (\w+)='?(.*?)'?$", (directory / "env.sh").read_text(), re.MULTILINE)
+    return {**os.environ, **dict(found)}
 
 
 def samples(results: Path) -> dict[str, Any]:
@@ -87,41 +74,41 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, subpr
     with home_of_a_module(tmp_path_factory.mktemp("user")) as home:
         here = Path.cwd()
         (home / ".gitconfig").write_text("[user]\n\tname = Somebody\n[commit]\n\tgpgsign = true\n")
-        demo = osmosis("demo", "--keep", "--plain", "--keep-dir", str(directory))
+        demo = run_osmosis("demo", "--keep", "--plain", "--keep-dir", str(directory))
         try:
             assert demo.returncode == 0, demo.stderr
             yield directory, demo
         finally:
-            stopped = osmosis("platform", "stop", env=exports(directory))
+            stopped = run_osmosis("platform", "stop", env=exports(directory))
         assert stopped.returncode == 0
-        assert osmosis("platform", "status", env=exports(directory)).returncode == 1
+        assert run_osmosis("platform", "status", env=exports(directory)).returncode == 1
         assert [path.name for path in home.rglob("*")] == [".gitconfig"]
         assert list(here.iterdir()) == []
 
 
-def test_a_kept_platform_can_be_used(kept: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+def test_kept_platform(kept: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     directory, demo = kept
     assert "The demo scored 400 of 400 samples." in demo.stdout
     assert "pass@4" in demo.stdout and "tool: " in demo.stdout
     for command in ("platform start", "platform connect", "dataset upload", "secret set", "eval submit"):
         assert f"$ osmosis {command}" in demo.stderr
     env = exports(directory)
-    listed = osmosis("eval", "list", "--json", cwd=directory / "workspace", env=env)
+    listed = run_osmosis("eval", "list", "--json", cwd=directory / "workspace", env=env)
     (run,) = json.loads(listed.stdout)["items"]
     assert run["status"] == "finished"
-    assert osmosis("platform", "status", env=env).returncode == 0
-    named = osmosis("secret", "list", "--json", cwd=directory / "workspace", env=env)
+    assert run_osmosis("platform", "status", env=env).returncode == 0
+    named = run_osmosis("secret", "list", "--json", cwd=directory / "workspace", env=env)
     assert "DEMO_API_KEY" in named.stdout
 
 
-def test_the_demo_has_the_same_samples_with_and_without_a_platform(
+def test_demo_with_and_without_platform(
     kept: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path, home: Path
 ) -> None:
     (home / ".gitconfig").write_text("[user]\n\tname = Somebody\n[commit]\n\tgpgsign = true\n")
     (home / ".config" / "osmosis").mkdir(parents=True)
     (home / ".config" / "osmosis" / "credentials.json").write_text("{}")
     before = sorted(home.rglob("*"))
-    local = osmosis("demo", "--local", "--plain", "--keep-dir", str(tmp_path / "local"))
+    local = run_osmosis("demo", "--local", "--plain", "--keep-dir", str(tmp_path / "local"))
     assert local.returncode == 0, local.stderr
     assert "The demo scored 400 of 400 samples." in local.stdout
     assert "tool: " in local.stdout

@@ -38,9 +38,7 @@ def make_short(scratch: Scratch) -> None:
         (scratch.workspace / config).write_text(text)
 
 
-def test_the_commands_of_the_demo_train_its_model_and_evaluate_what_came_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_training_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "_PROGRAM", tuple(warm_osmosis(torch=True)))
     scratch = prepare_scratch(tmp_path / "demo")
     make_short(scratch)
@@ -58,7 +56,7 @@ def test_the_commands_of_the_demo_train_its_model_and_evaluate_what_came_of_it(
 
 
 @pytest.mark.nightly
-def test_the_demo_trains_its_model_to_answer_what_it_was_not_trained_on(tmp_path: Path, home: Path) -> None:
+def test_training_demo(tmp_path: Path, home: Path) -> None:
     before = sorted(home.rglob("*"))
     options = ["--train", "--seed", str(SEED), "--json", "--keep-dir", str(tmp_path / "demo")]
     demo = subprocess.run(

@@ -1,4 +1,4 @@
-"""A run of this machine, uploaded as it ends to a real platform, then looked at, gated, fetched and uploaded again."""
+"""A local run is uploaded to a platform at its end, then shown, gated, downloaded and uploaded again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.e2e.platform_checkout import World
 pytestmark = pytest.mark.e2e
 
 
-def test_a_run_is_uploaded_as_it_ends_and_is_the_same_run_on_the_platform(world: World) -> None:
+def test_upload_of_a_local_run(world: World) -> None:
     config = world.write_config("tiny")
     ran = world.json("eval", "run", config, "--name", "baseline", "--upload", "--yes")
     assert ran.resource["upload"]["status"] == "finalized"

@@ -1,4 +1,4 @@
-"""Judging sessions in processes of their own: many calls at once, Ctrl-C, kills, and going on."""
+"""`eval rubric` as a process: concurrent calls, Ctrl-C, kills and resume."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
+from tests.e2e.agent_workspace import Outcome
 from tests.e2e.kill_plan import KILLS, seed_of_kills
 from tests.full_disk import NO_CACHED_CODE, limit_files
 from tests.rubric.judge_server import JudgeServer
@@ -26,14 +27,8 @@ pytestmark = pytest.mark.e2e
 KEY = "sk-canary-0b7e4f21d3"
 
 
-class Outcome(NamedTuple):
-    status: int
-    out: str
-    err: str
-
-
 class World:
-    """A judge, a file of records, and the command line in processes of its own."""
+    """A judge, a file of records, and the command as a process."""
 
     def __init__(self, root: Path, judge: JudgeServer) -> None:
         self.root = root
@@ -72,19 +67,20 @@ class World:
     async def run(self, *arguments: str, **how: Any) -> Outcome:
         return await finish(await self.start(*arguments, **how))
 
-    def hold(self, until: Callable[[], asyncio.Event | None]) -> None:
-        """Have each call wait for what ``until`` returns as it comes."""
+    def hold(self, until: Callable[[], asyncio.Event | None], *, model: str | None = None) -> None:
+        """Have each call, or those of one model, wait for what ``until`` returns as it comes."""
         answer = self.judge.respond
 
         def respond(body: dict[str, Any]) -> Reply:
             reply = answer(body)
-            reply.wait_for = until()
+            if model in (None, body["model"]):
+                reply.wait_for = until()
             return reply
 
         self.judge.respond = respond
 
     async def wait_for_calls(self, count: int) -> None:
-        """Wait until so many calls are on the disk."""
+        """Wait until the journal has so many calls."""
 
         async def look() -> None:
             while not self.journal.exists() or self.journal.read_bytes().count(b"\n") <= count:  # noqa: ASYNC110
@@ -97,7 +93,7 @@ class World:
         return found
 
     def durable(self) -> list[tuple[int, int]]:
-        """Return (record, run) of the whole lines in the journal."""
+        """Return (record, run) of the complete lines in the journal."""
         calls = map(json.loads, self.journal.read_bytes().split(b"\n")[1:-1])
         return [(call["row_index"], call["run_index"]) for call in calls]
 
@@ -114,7 +110,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         yield World(tmp_path, judge)
 
 
-async def test_a_judge_that_allows_few_calls_is_not_overrun(world: World) -> None:
+async def test_rate_limited_judge(world: World) -> None:
     world.judge.limit = 10
     world.records(150)
     outcome = await world.run("--json")
@@ -122,21 +118,11 @@ async def test_a_judge_that_allows_few_calls_is_not_overrun(world: World) -> Non
     assert world.document()["counts"]["scored"] == 150
 
 
-async def test_a_slow_provider_in_a_panel_does_not_hold_up_another(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_slow_judge_in_a_panel(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOSTED_VLLM_API_BASE", world.judge.base_url)
     world.records(40, "answer {}")
     held = asyncio.Event()
-    answer = world.judge.respond
-
-    def respond(body: dict[str, Any]) -> Any:
-        reply = answer(body)
-        if body["model"] == "judge-b":
-            reply.wait_for = held
-        return reply
-
-    world.judge.respond = respond
+    world.hold(lambda: held, model="judge-b")
     process = await world.start("--model", "hosted_vllm/judge-b", "--concurrency", "4")
     await world.wait_for_calls(40)
     held.set()
@@ -144,7 +130,7 @@ async def test_a_slow_provider_in_a_panel_does_not_hold_up_another(
     assert outcome.status == 0 and world.judge.calls == 80
 
 
-async def test_ctrl_c_keeps_what_was_scored_and_says_how_to_go_on(world: World) -> None:
+async def test_ctrl_c_and_resume(world: World) -> None:
     world.records(400)
     # The session cannot come to its end before Ctrl-C.
     over = asyncio.Event()
@@ -169,7 +155,7 @@ async def test_ctrl_c_keeps_what_was_scored_and_says_how_to_go_on(world: World) 
     assert 400 <= world.judge.calls <= 410
 
 
-async def test_a_second_ctrl_c_quits_at_once(world: World) -> None:
+async def test_second_ctrl_c_quits(world: World) -> None:
     world.records(50)
     world.hold(asyncio.Event)
     process = await world.start()
@@ -179,7 +165,7 @@ async def test_a_second_ctrl_c_quits_at_once(world: World) -> None:
     assert outcome.status == 1 and world.journal.exists()
 
 
-async def test_kills_at_any_moment_lose_no_score_and_repeat_none(world: World) -> None:
+async def test_kills_and_resume(world: World) -> None:
     chosen = random.Random(seed_of_kills())
     world.records(300, "answer {0} [score 0.{0:03}]")
     kept: set[tuple[int, int]] = set()
@@ -210,7 +196,7 @@ async def test_kills_at_any_moment_lose_no_score_and_repeat_none(world: World) -
     assert 600 <= world.judge.calls <= 600 + max(3, KILLS) * (12 + 8)
 
 
-async def test_a_full_disk_keeps_what_was_written(world: World) -> None:
+async def test_full_disk(world: World) -> None:
     world.records(300)
     # Few at once, so that the first write to the journal does not fill the disk by itself.
     outcome = await world.run("--plain", "--concurrency", "8", prepare=partial(limit_files, 20_000))
@@ -221,7 +207,7 @@ async def test_a_full_disk_keeps_what_was_written(world: World) -> None:
     assert resumed.status == 0 and world.document()["counts"]["scored"] == 300
 
 
-async def test_two_processes_do_not_write_the_same_result(world: World) -> None:
+async def test_concurrent_sessions_of_one_result(world: World) -> None:
     world.records(200)
     over = asyncio.Event()
     world.hold(lambda: over if world.judge.calls > 20 else None)
@@ -247,7 +233,7 @@ sys.exit(status)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks the kernel for a process's memory")
-async def test_memory_does_not_grow_with_the_file(world: World) -> None:
+async def test_memory_is_independent_of_records(world: World) -> None:
     world.judge.latency_s = 0.0
     used = []
     for records in (200, 2_200):

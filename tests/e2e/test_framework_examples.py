@@ -1,4 +1,4 @@
-"""The examples of agents, as a user runs them: the command, the server, the engine, a model's server."""
+"""The example agents, run by the command with a stand-in model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS = [("Compute 6 * 7.", "42"), ("What is 8 times 9?", "72"), ("Compute 5 * 5.
 
 
 def multiplies(body: dict[str, Any]) -> Reply:
-    """Call the tool first, then answer with what it gave."""
+    """Call the tool first, then answer with its result."""
     last = body["messages"][-1]
     if last["role"] == "tool":
         return Reply(content=f"#### {last['content']}")
@@ -55,9 +55,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[World, Out
 
 
 @pytest.mark.parametrize("agent", AGENTS)
-def test_an_agent_calls_its_tool_is_graded_and_its_conversation_is_archived_with_its_tokens(
-    runs: dict[str, tuple[World, Outcome]], agent: str
-) -> None:
+def test_example_agent(runs: dict[str, tuple[World, Outcome]], agent: str) -> None:
     world, outcome = runs[agent]
     assert outcome.status == 0, outcome.err
     assert json.loads(outcome.out)["status"] == "success"
@@ -89,7 +87,7 @@ def test_an_agent_calls_its_tool_is_graded_and_its_conversation_is_archived_with
 
 
 @pytest.mark.slow
-async def test_a_plain_script_is_trained_on_the_tokens_of_its_calls(tmp_path: Path) -> None:
+async def test_command_example_is_trained(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     from tests.e2e.training import trainer
 

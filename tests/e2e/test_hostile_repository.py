@@ -1,4 +1,4 @@
-"""A cloned repository whose `.env` wants the user's keys and a program run: real commands in processes of their own."""
+"""Commands in a cloned repository whose `.env` tries to get keys and to run programs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.logins import save_login
-from tests.warm_osmosis import warm_osmosis
+from tests.warm_osmosis import run_osmosis
 from tests.workspace.builders import git, make_workspace
 
 pytestmark = pytest.mark.e2e
@@ -25,7 +25,7 @@ DEAD_END = "http://127.0.0.1:9"
 
 
 class Thief:
-    """A server that writes down whatever reaches it."""
+    """A server that records all requests."""
 
     def __init__(self) -> None:
         self.heard: list[str] = []
@@ -56,7 +56,7 @@ def thief() -> Iterator[Thief]:
 
 
 class Victim:
-    """A clone, the shell of whoever made it, and a Git that writes down what it is given."""
+    """A clone, the shell of its user, and a Git that records its environment."""
 
     def __init__(self, directory: Path) -> None:
         self.root = make_workspace(directory / "clone").root
@@ -81,16 +81,7 @@ class Victim:
         (self.root / ".env").write_text("\n".join(lines) + "\n")
 
     def run(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*warm_osmosis(), *words],
-            cwd=self.root,
-            env={**self.shell, **variables},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        return run_osmosis(*words, cwd=self.root, env={**self.shell, **variables})
 
 
 @pytest.fixture
@@ -99,7 +90,7 @@ def victim(tmp_path: Path) -> Victim:
 
 
 @pytest.mark.parametrize("login", ["shell", "saved"])
-def test_doctor_in_a_hostile_repository_runs_no_code_and_hands_over_no_token(
+def test_doctor_in_a_hostile_repository(
     victim: Victim, thief: Thief, monkeypatch: pytest.MonkeyPatch, login: str
 ) -> None:
     monkeypatch.setenv("OSMOSIS_TOKEN_STORE", "file")
@@ -138,22 +129,12 @@ def test_doctor_in_a_hostile_repository_runs_no_code_and_hands_over_no_token(
 @pytest.mark.parametrize(
     "lines, reached", [(("HOSTED_VLLM_API_KEY=bait",), False), ((), True)], ids=["bait", "no key"]
 )
-def test_a_key_of_the_shell_does_not_follow_an_address_of_the_file(
+def test_shell_key_is_not_sent_to_an_address_of_the_env_file(
     victim: Victim, thief: Thief, lines: tuple[str, ...], reached: bool
 ) -> None:
     (victim.root / "records.jsonl").write_text('{"id": "1", "solution_str": "four"}\n')
     victim.hostile_env(f"HOSTED_VLLM_API_BASE={thief.url}/v1", *lines)
-    judge = (
-        "eval",
-        "rubric",
-        "-d",
-        "records.jsonl",
-        "-r",
-        "Be right.",
-        "--model",
-        "hosted_vllm/m",
-        "--plain",
-    )
+    judge = ["eval", "rubric", "-d", "records.jsonl", "-r", "Right?", "--model", "hosted_vllm/m", "--plain"]
     refused = victim.run(*judge, HOSTED_VLLM_API_KEY=KEY)
     assert refused.returncode == 1
     assert "HOSTED_VLLM_API_BASE" in refused.stderr and "HOSTED_VLLM_API_KEY" in refused.stderr

@@ -1,4 +1,4 @@
-"""The package works where there is no checkout: a wheel, an empty directory, a user's untouched home."""
+"""The installed wheel works without a checkout and leaves the user's home unchanged."""
 
 from __future__ import annotations
 
@@ -20,52 +20,26 @@ pytestmark = pytest.mark.e2e
 REPOSITORY = Path(__file__).parents[2]
 
 
+def pip(*arguments: str | Path) -> None:
+    subprocess.run([sys.executable, "-m", "pip", "--quiet", *arguments], check=True, timeout=900)
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("wheel")
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pip",
-            "wheel",
-            "--quiet",
-            "--no-deps",
-            "--no-build-isolation",
-            "-w",
-            target,
-            REPOSITORY,
-        ],
-        check=True,
-        timeout=900,
-    )
+    pip("wheel", "--no-deps", "--no-build-isolation", "-w", target, REPOSITORY)
     return next(target.glob("osmosis_ai-*.whl"))
 
 
 @pytest.fixture(scope="module")
 def interpreter(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A fresh environment that holds the wheel, and borrows only the dependencies of this one."""
+    """A new environment with the wheel and the dependencies of this environment."""
     root = tmp_path_factory.mktemp("installed")
     venv.create(root, with_pip=False)
     python = root / "bin" / "python"
     site_packages = next((root / "lib").glob("python3*/site-packages"))
     (site_packages / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pip",
-            "--python",
-            python,
-            "install",
-            "--quiet",
-            "--no-deps",
-            "--no-index",
-            wheel,
-        ],
-        check=True,
-        timeout=900,
-    )
+    pip("--python", python, "install", "--no-deps", "--no-index", wheel)
     return python
 
 
@@ -73,7 +47,7 @@ def files_below(root: Path) -> set[str]:
     return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
 
 
-def test_the_wheel_carries_the_samples_the_model_and_the_templates(wheel: Path) -> None:
+def test_contents_of_the_wheel(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     for needed in (
         "osmosis_ai/py.typed",
@@ -84,9 +58,7 @@ def test_the_wheel_carries_the_samples_the_model_and_the_templates(wheel: Path) 
     assert not [name for name in names if "__pycache__" in name or name.endswith(".gitkeep")]
 
 
-def test_demo_from_an_installed_wheel_in_an_empty_directory_leaves_the_users_home_alone(
-    interpreter: Path, tmp_path: Path
-) -> None:
+def test_demo_of_an_installed_wheel(interpreter: Path, tmp_path: Path) -> None:
     home, empty, scratch = tmp_path / "home", tmp_path / "empty", tmp_path / "tmp"
     for directory in (home, empty, scratch):
         directory.mkdir()

@@ -1,4 +1,4 @@
-"""Whatever is killed, whenever: the same command finishes the run to the same numbers."""
+"""After kills of the command or its rollout server, the same command finishes the run with the same results."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def committed_lines(workspace: Path, name: str) -> list[bytes]:
 
 
 def kill_when(process: subprocess.Popen[bytes], workspace: Path, name: str, kill: Kill) -> bool:
-    """Kill the victim once the journal holds the records; False when the run ended before."""
+    """Kill the victim after so many records; return False if the run ends before."""
     while process.poll() is None:
         if len(committed_lines(workspace, name)) >= kill.records:
             time.sleep(kill.delay_s)  # the moment itself is what the test varies
@@ -88,7 +88,7 @@ def kill_when(process: subprocess.Popen[bytes], workspace: Path, name: str, kill
 
 
 def finished_numbers(workspace: Path, name: str) -> dict[str, Any]:
-    """Return the metrics of a finished run without what depends on the clock and on its sessions."""
+    """Return the metrics of a finished run without times and values of its sessions."""
     metrics = json.loads((run_directory(workspace, name) / "metrics.json").read_text())
     assert metrics["eval_run"]["status"] == "finished"
     return numbers(run_directory(workspace, name))
@@ -103,9 +103,7 @@ def leftovers(workspace: Path) -> list[str]:
     return [p.command for p in processes() if str(workspace) in p.command]
 
 
-def test_kills_at_random_moments_lose_nothing_and_repeat_nothing(
-    workspace: Path, turnstile: Turnstile
-) -> None:
+def test_kills_lose_and_repeat_no_attempt(workspace: Path, turnstile: Turnstile) -> None:
     calm = start(workspace, "calm")
     out, err = calm.communicate(timeout=900)
     assert calm.returncode == 0, err.decode()

@@ -24,12 +24,13 @@ import pytest
 pytest.importorskip("torch")
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.training.engines.policy_bridge import PolicyBridge
+from osmosis_ai.training.engines.recording import RecordedRollout
 from osmosis_ai.training.learner.learner import Learner
 from osmosis_ai.training.learner.step import StepMetrics
 from osmosis_ai.training.objective.sequences import TokenSequence
-from osmosis_ai.training.runs.loop import SamplingProgress, TrainingHooks
-from osmosis_ai.training.runs.metrics import VALIDATION_REWARD, StepRecord, read_history, series
-from tests.e2e.training import WORKSPACE
+from osmosis_ai.training.runs.metrics import VALIDATION_REWARD, StepRecord, read_history
+from tests.e2e.training import WORKSPACE, series
 from tests.e2e.training import trainer as make_trainer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.usefixtures("warm_children")]
@@ -93,15 +94,18 @@ def rollout_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-class SamplesAhead(TrainingHooks):
+class SamplesAhead:
     """Starts each update once a rollout of the next step is finished, so that its tokens are one update old."""
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._sampled = {step: threading.Event() for step in range(1, STEPS + 1)}
+        take = PolicyBridge.take
 
-    def progress(self, progress: SamplingProgress) -> None:
-        if progress.kind == "training":
-            self._sampled[progress.step].set()
+        def take_finished(bridge: PolicyBridge, rollout_id: str) -> RecordedRollout:
+            self._sampled[int(rollout_id.split("-")[1])].set()
+            return take(bridge, rollout_id)
+
+        monkeypatch.setattr(PolicyBridge, "take", take_finished)
 
     def make_learner(self, *arguments: Any) -> Learner:
         learner = Learner(*arguments)
@@ -122,13 +126,11 @@ def trainer(
     learner: Callable[..., Learner],
     *,
     held_out: int = HELD_OUT_ROWS,
-    hooks: TrainingHooks | None = None,
     **changes: Any,
 ) -> Any:
     return make_trainer(
         run_dir,
         {**SETTINGS, **changes},
-        hooks,
         validated=held_out,
         rollout_dir=rollout_dir,
         entrypoint=QUOTING_AGENT.name,
@@ -154,13 +156,11 @@ async def test_a_few_steps_raise_the_held_out_reward_by_the_margin(tmp_path, rol
 
 @pytest.mark.nightly
 async def test_sampling_ahead_of_the_learner_learns_as_well_and_says_how_old_its_tokens_are(
-    tmp_path, rollout_dir
+    tmp_path, rollout_dir, monkeypatch
 ):
     """Measured with the seeds 0 and 1: 0.58 and 0.50."""
-    ahead = SamplesAhead()
-    summary = await trainer(
-        tmp_path / "run", rollout_dir, ahead.make_learner, hooks=ahead, max_staleness=1
-    ).run()
+    ahead = SamplesAhead(monkeypatch)
+    summary = await trainer(tmp_path / "run", rollout_dir, ahead.make_learner, max_staleness=1).run()
     assert gain(summary.records) >= MARGIN
     assert [age for _, age in series(summary.records, "rollout/staleness_max")] == [0] + [1] * (STEPS - 1)
     # A machine that samples slowly ends a batch after the learner has published: those tokens are of this version.

@@ -13,13 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.gate import commit
 from tests.e2e.platform_checkout import prepare_scratch
 from tests.e2e.platform_process import Kill, Platform, Run, connected_platform, write_config
 from tests.e2e.relay import Relay
 from tests.e2e.test_same_results import results_of, run_locally
 from tests.e2e.test_workers_elsewhere import TOKEN, Machine
-from tests.e2e.turnstile import Turnstile, held
+from tests.e2e.turnstile import Turnstile, commit, held
 from tests.platform.postgres_server import PostgresCluster
 from tests.platform.s3_server import CREDENTIALS, S3Server
 

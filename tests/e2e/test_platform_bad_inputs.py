@@ -33,9 +33,7 @@ def token(world: World) -> str:
 # The repository
 
 
-def test_a_repository_with_another_name_on_the_platform_is_found_by_its_origin(
-    world: World, token: str
-) -> None:
+def test_repository_with_another_name_on_the_platform(world: World, token: str) -> None:
     listed = world.json("rollout", "list")
     assert {item["repo_full_name"] for item in json.loads(listed.out)["items"]} == {"fern/agents"}
     sent = json.loads(listed.out)["git"]["identity"]
@@ -45,9 +43,7 @@ def test_a_repository_with_another_name_on_the_platform_is_found_by_its_origin(
         assert (status, body["workspace"]["name"]) == (200, "default")
 
 
-def test_the_error_for_an_unconnected_origin_has_the_command_that_connects_it(
-    world: World, tmp_path: Path
-) -> None:
+def test_unconnected_origin(world: World, tmp_path: Path) -> None:
     fork = tmp_path / "fork.git"
     world.git("clone", "-q", "--bare", str(world.scratch.origin), str(fork))
     world.git("clone", "-q", str(fork), str(tmp_path / "agents"))
@@ -60,7 +56,7 @@ def test_the_error_for_an_unconnected_origin_has_the_command_that_connects_it(
 # Access
 
 
-def test_members_of_another_workspace_have_no_access_to_this_one(world: World) -> None:
+def test_access_from_another_workspace(world: World) -> None:
     run = world.submit("theirs").resource
     dataset = world.json("dataset", "info", "multiply").resource
     assert world.osmosis("platform", "workspace", "add", "moss").status == 0
@@ -103,7 +99,7 @@ def test_members_of_another_workspace_have_no_access_to_this_one(world: World) -
 # The platform
 
 
-def test_the_error_for_an_unreachable_platform_has_its_address_and_a_hint(world: World) -> None:
+def test_unreachable_platform(world: World) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # the port is reserved, and no process listens on it
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -116,7 +112,7 @@ def test_the_error_for_an_unreachable_platform_has_its_address_and_a_hint(world:
 # Limits
 
 
-def test_a_full_disk_is_reported_and_the_platform_continues(tmp_path: Path) -> None:
+def test_full_disk(tmp_path: Path) -> None:
     scratch = prepare_scratch(tmp_path / "demo")
     scratch.push()
     with closing(World(scratch, prepare=partial(limit_files, 3_000_000), **NO_CACHED_CODE)) as world:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_ai.platform.blobs.copies import BlobCopies
 from osmosis_ai.platform.blobs.s3 import S3BlobStore
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.s3_address import parse_s3_address
@@ -36,15 +35,13 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_files_in_a_bucket_outlive_the_platform_until_they_are_deleted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_in_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scratch, url = prepare_scratch(tmp_path / "demo"), new_bucket()
     scratch.push()
     (scratch.workspace / CONFIG).write_text(FEW)
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
-    bucket = S3BlobStore(parse_s3_address(url), SystemClock(), BlobCopies(tmp_path / "copies"))
+    bucket = S3BlobStore(parse_s3_address(url), SystemClock(), tmp_path / "copies")
 
     def osmosis(world: World, *words: str, **env: str) -> Outcome:
         done = world.json(*words, **env)

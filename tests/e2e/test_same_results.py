@@ -11,6 +11,7 @@ import os
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from tests.e2e.platform_checkout import Scratch, prepare_scratch
 from tests.e2e.platform_process import Platform, Run, connected_platform, write_config
 from tests.e2e.test_demo_platform import samples, timeless
 from tests.e2e.test_platform_kill import published
+from tests.e2e.test_workers_elsewhere import TOKEN, Machine
 from tests.platform.databases import postgres_database
 from tests.platform.s3_server import CREDENTIALS, new_bucket
 from tests.warm_osmosis import warm_osmosis
@@ -27,7 +29,6 @@ from tests.warm_osmosis import warm_osmosis
 pytestmark = pytest.mark.e2e
 
 ROWS, ATTEMPTS = 20, 2
-TOKEN = "gpu.token"
 
 
 class Execution(NamedTuple):
@@ -139,33 +140,12 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Results:
 def execute_remotely(platform: Platform, run: Run, workers: int) -> None:
     """Have other machines, which know the platform's URL and a token and nothing of its stores, execute a run."""
     hidden = {*CREDENTIALS, "OSMOSIS_DATABASE_URL", "OSMOSIS_BLOBS_URL", "OSMOSIS_EXECUTOR_SLOTS"}
-    known = {name: value for name, value in platform.env.items() if name not in hidden}
-    machines = [
-        subprocess.Popen(
-            [
-                *warm_osmosis(),
-                "platform",
-                "worker",
-                "--json",
-                "--pool",
-                "gpu",
-                "--token-file",
-                TOKEN,
-                "--once",
-            ],
-            cwd=platform.workspace,
-            env={**known, "OSMOSIS_HOME": str(platform.home.parent / f"machine-{number}")},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(workers)
-    ]
-    for machine in machines:
-        out, err = machine.communicate(timeout=600)
-        assert machine.returncode == 0, err
-        assert [each["id"] for each in json.loads(out)["resource"]["runs"]] == [run.id]
+    known: Any = copy(platform)
+    known.env = {name: value for name, value in platform.env.items() if name not in hidden}
+    for machine in [Machine(known, f"machine-{number}", "--once") for number in range(workers)]:
+        status, reply, err = machine.end()
+        assert status == 0, err
+        assert [each["id"] for each in reply["resource"]["runs"]] == [run.id]
 
 
 @pytest.mark.parametrize(("database", "files", "execution"), COMBINATIONS)

@@ -8,14 +8,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.rubric.judge_server import running_judge
-from tests.warm_osmosis import warm_osmosis
+from tests.warm_osmosis import run_osmosis
 from tests.workspace.builders import make_workspace
 
 pytestmark = pytest.mark.e2e
@@ -36,15 +35,8 @@ RECORD = ("index", "label", "explanations", "errors", "statistics")
 
 
 def osmosis(root: Path, *words: str, **environment: str) -> None:
-    done = subprocess.run(
-        [*warm_osmosis(), *words],
-        cwd=root,
-        env={**os.environ, "OSMOSIS_CACHE_DIR": str(root.parent / "cache"), **environment},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    cache = {"OSMOSIS_CACHE_DIR": str(root.parent / "cache")}
+    done = run_osmosis(*words, cwd=root, env={**os.environ, **cache, **environment})
     assert done.returncode == 0, done.stderr
 
 
@@ -76,7 +68,7 @@ def without(keys: set[str], value: Any) -> Any:
 
 
 def equals_stored(name: str, found: dict[str, Any]) -> None:
-    """Compare, number by number: the last bits of a mean may differ between machines."""
+    """Compare with the stored results; the last bits of numbers may differ between machines."""
     path = STORED / f"{name}.json"
     if os.environ.get("UPDATE_SEEDED") == "1":
         path.parent.mkdir(exist_ok=True)
@@ -107,7 +99,7 @@ def root(tmp_path: Path) -> Path:
     return workspace
 
 
-def test_an_evaluation(root: Path) -> None:
+def test_evaluation(root: Path) -> None:
     config = root / "configs/eval/multiply.toml"
     osmosis(root, "eval", "run", str(config), "--rows", "0-7", "--seed", "3", "--name", "seeded", "--yes")
     run = root / ".osmosis/evals/seeded"
@@ -124,7 +116,7 @@ def test_an_evaluation(root: Path) -> None:
     equals_stored("evaluation", found)
 
 
-def test_an_agent_loop(root: Path) -> None:
+def test_agent_loop(root: Path) -> None:
     # The rows bring the instructions.
     loop = Path(__file__).with_name("multiply_loop.py").read_text()
     (root / "multiply_loop.py").write_text(loop.replace("[INSTRUCTIONS, *", "[*"))
@@ -143,7 +135,7 @@ def test_an_agent_loop(root: Path) -> None:
     equals_stored("agent_loop", found)
 
 
-def test_a_judge(root: Path) -> None:
+def test_judge(root: Path) -> None:
     records = [
         {
             "id": f"r{row}",

@@ -1,4 +1,4 @@
-"""An agent that is served by the command, in a process of its own."""
+"""`osmosis serve` as a process."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def first_line(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 async def until(name: str, url: str, process: subprocess.Popen[str], *, changed: Path | None = None) -> None:
-    """Wait until an agent of this name answers; ``changed`` is the file whose change has to be noticed."""
+    """Wait until an agent of this name replies; ``changed`` is the file to reload."""
     async with httpx.AsyncClient(trust_env=False) as client:
         for tries in range(6000):
             # The reloader misses a change that comes before it has looked at its files for the first time.
@@ -99,9 +99,7 @@ async def until(name: str, url: str, process: subprocess.Popen[str], *, changed:
     raise AssertionError(f"no agent {name} at {url}")
 
 
-async def test_the_command_serves_until_it_is_told_to_end_and_then_reports_what_it_cuts_off(
-    directory: Path,
-) -> None:
+async def test_serve_until_sigterm(directory: Path) -> None:
     command = [*warm_osmosis(), *SERVE, "--skip-register", "--log", "log"]
     async with Trainer().serving() as trainer, running(directory, *command) as process:
         served = await first_line(process)
@@ -142,9 +140,7 @@ def unreachable(*, silent: bool) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("silent", [False, True], ids=["refused", "silent"])
-async def test_the_command_ends_soon_when_the_controller_cannot_be_reached(
-    directory: Path, silent: bool
-) -> None:
+async def test_unreachable_controller(directory: Path, silent: bool) -> None:
     command = [*warm_osmosis(), *SERVE, "--skip-register", "--api-key", "k"]
     with unreachable(silent=silent) as controller:
         async with running(directory, *command) as process:
@@ -162,7 +158,7 @@ async def test_the_command_ends_soon_when_the_controller_cannot_be_reached(
     assert "its outcome (ERROR) is lost" in (directory / "stderr").read_text()
 
 
-async def test_a_file_that_changes_is_served_anew_with_the_same_key(directory: Path) -> None:
+async def test_reload(directory: Path) -> None:
     command = [sys.executable, "-m", "osmosis_ai", *SERVE, "--api-key", "k", "--skip-register", "--reload"]
     async with running(directory, *command) as process:
         url = (await first_line(process))["url"]

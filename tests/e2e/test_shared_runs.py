@@ -6,16 +6,15 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.gate import commit
 from tests.e2e.platform_checkout import Scratch, prepare_scratch
 from tests.e2e.platform_process import WORKER, Platform, Run, child_of, connected_platform, write_config
 from tests.e2e.test_same_results import results_of, run_locally
-from tests.e2e.turnstile import Turnstile
+from tests.e2e.turnstile import Turnstile, commit
+from tests.platform.evaluations import wait_until
 from tests.warm_osmosis import process_of
 
 pytestmark = pytest.mark.e2e
@@ -46,13 +45,6 @@ def platform(scratch: Scratch, turnstile: Turnstile) -> Iterator[Platform]:
     settings = {"OSMOSIS_EXECUTOR_SLOTS": str(WORKERS)}
     with connected_platform(scratch, settings=settings) as platform:
         yield platform
-
-
-def wait_until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def hold_in_the_middle(platform: Platform, turnstile: Turnstile) -> Run:

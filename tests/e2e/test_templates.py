@@ -1,10 +1,9 @@
-"""Every template runs at once: applied, and evaluated with the built-in model, without a key or an account."""
+"""Each template is applied and evaluated with the built-in model, without a key or an account."""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 
 from tests.samples.served_rollout import ServedRollout
 from tests.standin_model import Reply, StandInModel
-from tests.warm_osmosis import warm_osmosis
+from tests.warm_osmosis import run_osmosis
 from tests.workspace.builders import make_repository
 
 pytestmark = pytest.mark.e2e
@@ -23,15 +22,7 @@ NEEDS = {"multiply-local-openai": "agents", "multiply-local-strands": "strands"}
 
 def run(root: Path, *words: str) -> Any:
     environment = {name: value for name, value in os.environ.items() if not name.endswith("_API_KEY")}
-    done = subprocess.run(
-        [*warm_osmosis(), *words, "--json"],
-        cwd=root,
-        env={**environment, "UV_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        stdin=subprocess.DEVNULL,
-    )
+    done = run_osmosis(*words, "--json", cwd=root, env={**environment, "UV_OFFLINE": "1"})
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -46,7 +37,7 @@ def run(root: Path, *words: str) -> Any:
         "sums-rubric",
     ],
 )
-def test_a_template_is_evaluated_as_it_was_applied(tmp_path: Path, name: str) -> None:
+def test_template(tmp_path: Path, name: str) -> None:
     if name in NEEDS and find_spec(NEEDS[name]) is None:
         pytest.skip(f"needs the extra of {NEEDS[name]}, which `make test` installs")
     root = make_repository(tmp_path / "work")
@@ -58,7 +49,7 @@ def test_a_template_is_evaluated_as_it_was_applied(tmp_path: Path, name: str) ->
     assert metrics["tokens_used"] > 0
 
 
-def test_the_example_of_a_new_rollout_is_evaluated_under_its_own_name(tmp_path: Path) -> None:
+def test_example_of_a_new_rollout(tmp_path: Path) -> None:
     root = make_repository(tmp_path / "work")
     for directory in ("rollouts", "configs/eval", "configs/training", "data"):
         (root / directory).mkdir(parents=True)
@@ -67,7 +58,7 @@ def test_the_example_of_a_new_rollout_is_evaluated_under_its_own_name(tmp_path: 
     assert (metrics["total_samples"], metrics["graded"], metrics["failed"]) == (4, 4, 0)
 
 
-async def test_the_template_with_a_rubric_asks_the_judge_that_the_config_names(
+async def test_rubric_template_uses_the_configured_judge(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = make_repository(tmp_path / "work")

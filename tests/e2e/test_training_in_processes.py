@@ -14,7 +14,7 @@ import pytest
 from osmosis_ai.errors import OsmosisError
 from tests.conftest import home_of_a_module
 from tests.e2e.platform_process import child_of
-from tests.e2e.training import SavedCheckpoint, Trainer, TrainingHooks, TrainingSummary, series
+from tests.e2e.training import CheckpointDirectory, Trainer, TrainingHooks, TrainingSummary, series
 from tests.e2e.training import trainer as make_trainer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("warm_children")]
@@ -35,7 +35,7 @@ class Watching(TrainingHooks):
         self._kill_after = kill_after
         self.seen: list[int | None] = []
 
-    def checkpoint(self, saved: SavedCheckpoint) -> None:
+    def checkpoint(self, saved: CheckpointDirectory) -> None:
         self.seen.append(follower())
         if saved.step == self._kill_after:
             os.kill(int(self.seen[-1] or 0), signal.SIGKILL)

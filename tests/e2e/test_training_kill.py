@@ -24,11 +24,11 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         yield made
 
 
-def test_a_killed_trainer_continues_to_the_curve_of_an_undisturbed_run(bench: Bench, tmp_path: Path) -> None:
+def test_killed_trainer(bench: Bench, tmp_path: Path) -> None:
     [moment] = moments(seed_of_kills(), 1)
     bench.check_trainer_kill(tmp_path / "run", moment)
 
 
-def test_a_killed_rollout_server_does_not_change_the_curve(bench: Bench, tmp_path: Path) -> None:
+def test_killed_rollout_server(bench: Bench, tmp_path: Path) -> None:
     [moment] = moments(seed_of_kills(), 1)
     bench.check_server_kill(tmp_path / "run", moment)

@@ -15,7 +15,7 @@ from tests.e2e.platform_process import child_of
 from tests.e2e.training import (
     DATASET,
     WORKSPACE,
-    SavedCheckpoint,
+    CheckpointDirectory,
     Trainer,
     TrainingHooks,
     file_digest,
@@ -41,7 +41,7 @@ class Watching(TrainingHooks):
     def note(self, message: str) -> None:
         self.notes.append(message)
 
-    def checkpoint(self, saved: SavedCheckpoint) -> None:
+    def checkpoint(self, saved: CheckpointDirectory) -> None:
         self.server = child_of(os.getpid(), "osmosis_ai.processes")
         if saved.step == self._kill_after:
             assert self.server is not None

@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from osmosis_ai.training.learner.checkpoints import checkpoints_in
-from tests.e2e.gate import commit
 from tests.e2e.kill_plan import KILLS, seed_of_kills
-from tests.e2e.platform_checkout import Scratch, prepare_scratch
+from tests.e2e.platform_checkout import Scratch
 from tests.e2e.platform_process import PROGRAM, Platform, connected_platform
 from tests.e2e.turnstile import Turnstile
 from tests.warm_osmosis import warm_osmosis
@@ -107,19 +106,6 @@ def checkpoint_steps(platform: Platform, run: dict[str, Any]) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def scratch(tmp_path_factory: pytest.TempPathFactory) -> Scratch:
-    return prepare_scratch(tmp_path_factory.mktemp("kill") / "demo")
-
-
-@pytest.fixture(scope="module")
-def turnstile(scratch: Scratch) -> Iterator[Turnstile]:
-    turnstile = Turnstile(scratch.workspace)
-    commit(scratch.workspace, scratch.own_variables())
-    yield turnstile
-    turnstile.close()
-
-
-@pytest.fixture(scope="module")
 def platform(scratch: Scratch, turnstile: Turnstile) -> Iterator[Platform]:
     rows = (scratch.workspace / "data/multiply_train.jsonl").read_text().splitlines()[:120]
     (scratch.workspace / "data/few.jsonl").write_text("\n".join(rows) + "\n")
@@ -135,7 +121,7 @@ def await_end(platform: Platform, run: dict[str, Any]) -> None:
 
 
 @pytest.mark.nightly
-def test_kills_at_random_moments_change_neither_the_curve_nor_the_checkpoints(
+def test_kills_change_neither_curve_nor_checkpoints(
     platform: Platform, turnstile: Turnstile, tmp_path: Path
 ) -> None:
     calm = submit(platform)

@@ -1,8 +1,4 @@
-"""A run on a model that is nobody's: any causal language model in a folder, with random weights.
-
-Such a model says nothing sensible, so the reward is something that can be learned without sense: to end
-the answer early.
-"""
+"""A training run of a causal language model in a folder, with random weights; the reward depends on the length."""
 
 from __future__ import annotations
 
@@ -58,7 +54,7 @@ def rollout_dir(tmp_path: Path) -> Path:
 
 
 def random_model(name: str, directory: Path) -> Path:
-    """A folder as `save_pretrained` writes it, with the built-in model's tokenizer and chat template."""
+    """Save a model with the built-in model's tokenizer and chat template."""
     config = getattr(transformers, f"{name}Config")(**SIZES)
     torch.manual_seed(1)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(directory)
@@ -68,9 +64,7 @@ def random_model(name: str, directory: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["Qwen2", "Llama"])
-async def test_any_causal_model_in_a_folder_is_trained_and_its_adapter_loads_with_peft(
-    name, tmp_path, rollout_dir
-):
+async def test_random_model_is_trained(name, tmp_path, rollout_dir):
     model = random_model(name, tmp_path / "model")
     settings = {
         "lr": 1e-3,

@@ -1,4 +1,4 @@
-"""The viewer of this machine as a process: opened, found again, looked at while a run goes on, and ended."""
+"""The viewer as a process: opened, found again, used during a run, and ended."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ VIEW = ("view", "--no-open", "--json")
 RUN = ("eval", "run", "configs/eval/multiply.toml", "--yes", "--json", "--name", "watched")
 
 
-def test_a_viewer_opens_once_for_each_key_is_found_again_shows_a_run_as_it_goes_and_ends_with_ctrl_c(
-    tmp_path: Path,
-) -> None:
+def test_viewer_during_a_run(tmp_path: Path) -> None:
     place = copy_sample_workspace(tmp_path / "workspace").root
     turnstile = Turnstile(place)
     turnstile.hold()
@@ -55,7 +53,7 @@ def test_a_viewer_opens_once_for_each_key_is_found_again_shows_a_run_as_it_goes_
                 assert httpx.get(found["url"], trust_env=False, timeout=300).status_code == 200
                 journal = place / ".osmosis/evals/watched/events.jsonl"
                 told = _watched(browser, viewer, run, turnstile, journal)
-            assert told, "no sample was told of before the run ended"
+            assert told, "the run ended before its stream had a sample"
             status = viewer.wait(300)
         finally:
             turnstile.close()
@@ -66,7 +64,7 @@ def test_a_viewer_opens_once_for_each_key_is_found_again_shows_a_run_as_it_goes_
 
 
 def _opened(viewer: subprocess.Popen[str]) -> dict[str, Any]:
-    """Return what a viewer says of itself, with its address by number."""
+    """Return the JSON output of a viewer, with a numeric address."""
     assert viewer.stdout is not None
     resource: dict[str, Any] = json.loads(viewer.stdout.readline())["resource"]
     return {**resource, "url": re.sub(r"//[^:/]+", "//127.0.0.1", resource["url"])}
@@ -79,7 +77,7 @@ def _watched(
     turnstile: Turnstile,
     journal: Path,
 ) -> list[list[int]]:
-    """Watch a run until samples are told of and seen, end the viewer, and read the stream to its end."""
+    """Watch a run until its page has new samples, end the viewer, and read the stream to its end."""
     while browser.get("/evals/watched/changes").status_code == 404:
         assert run.poll() is None
     told: list[list[int]] = []

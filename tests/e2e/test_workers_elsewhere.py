@@ -15,8 +15,7 @@ from typing import Any, ClassVar
 import pytest
 
 from osmosis_ai.cli.application import NARRATE_ENV
-from tests.e2e.gate import Gate
-from tests.e2e.platform_checkout import Scratch, prepare_scratch
+from tests.e2e.platform_checkout import Scratch
 from tests.e2e.platform_process import (
     PATIENT_WORKER,
     WORKER,
@@ -29,7 +28,7 @@ from tests.e2e.platform_process import (
 )
 from tests.e2e.test_demo_platform import numbers, samples
 from tests.e2e.test_platform_kill import published
-from tests.e2e.turnstile import held
+from tests.e2e.turnstile import Turnstile, held
 from tests.processes import stop_process
 from tests.warm_osmosis import process_of, warm_osmosis, warm_python
 
@@ -38,9 +37,6 @@ pytestmark = pytest.mark.e2e
 ROWS, ATTEMPTS = 30, 2
 CONFIG = "configs/eval/pooled.toml"
 TOKEN = "gpu.token"
-SEES_GATE = {"OSMOSIS_ISOLATION": "off"}
-ASKS = 40
-"""The number of model calls after which a run waits in its middle; more than ten attempts have ended by then."""
 
 
 class Machine:
@@ -64,14 +60,7 @@ class Machine:
         self.process = subprocess.Popen(
             [
                 *(program or warm_osmosis()),
-                "platform",
-                "worker",
-                "--json",
-                "--pool",
-                "gpu",
-                "--token-file",
-                TOKEN,
-                *options,
+                *("platform", "worker", "--json", "--pool", "gpu", "--token-file", TOKEN, *options),
             ],
             cwd=platform.workspace,
             env={**platform.env, "OSMOSIS_HOME": str(self.home), **settings},
@@ -94,17 +83,7 @@ class Machine:
 
 
 @pytest.fixture(scope="module")
-def scratch(tmp_path_factory: pytest.TempPathFactory) -> Scratch:
-    return prepare_scratch(tmp_path_factory.mktemp("machines") / "demo")
-
-
-@pytest.fixture(scope="module")
-def gate(scratch: Scratch) -> Gate:
-    return Gate(scratch)
-
-
-@pytest.fixture(scope="module")
-def platform(scratch: Scratch, gate: Gate) -> Iterator[Platform]:
+def platform(scratch: Scratch, turnstile: Turnstile) -> Iterator[Platform]:
     pool = '\n[advanced.execution]\npool = "gpu"\n'
     write_config(scratch, CONFIG, rows=ROWS, more=pool, **held(ATTEMPTS))
     with connected_platform(scratch, settings={"OSMOSIS_LEASE_SECONDS": "5"}) as platform:
@@ -133,41 +112,41 @@ def require_same_results(one: Run, other: Run) -> None:
 
 
 @pytest.fixture(autouse=True)
-def end_of_machines(gate: Gate) -> Iterator[None]:
+def end_of_machines(turnstile: Turnstile) -> Iterator[None]:
     """Stop the machines of a failed test, which would execute the runs of the next one."""
     yield
-    gate.open()
+    turnstile.open()
     while Machine.running:
         machine = Machine.running.pop()
         if machine.process.poll() is None:
             machine.power_off()
 
 
-def under_way(platform: Platform, machine: Machine, run: Run, records: int) -> Run:
-    """Wait until a machine has recorded so many results of a run; return the run on that machine."""
-    there = Run(platform, run.id, run.name, machine.home)
+def start_until(
+    records: int, turnstile: Turnstile, run: Run, name: str, *options: str, **how: Any
+) -> tuple[Machine, Run]:
+    """Start a machine, and hold the run once the machine has so many results; return both."""
+    turnstile.hold()
+    machine = Machine(run.platform, name, *options, **how)
+    there = Run(run.platform, run.id, run.name, machine.home)
+    turnstile.hold_after(records, lambda: len(there.journal()))
     assert there.await_moment(Kill(records, "none", 0.0))
-    return there
+    return machine, there
 
 
-def test_another_machine_finishes_a_run_after_a_power_cut_or_a_revoked_token(
-    platform: Platform, calm: Run, gate: Gate
-) -> None:
+def test_power_cut_and_revoked_token(platform: Platform, calm: Run, turnstile: Turnstile) -> None:
     run = platform.submit(CONFIG)
-    gate.close(after=ASKS)
-    first = Machine(platform, "first", **SEES_GATE)
-    there = under_way(platform, first, run, 10)
+    first, there = start_until(10, turnstile, run, "first")
     first.power_off()
     assert 10 <= len(there.journal()) < ROWS * ATTEMPTS, "it was switched off in mid-run"
 
-    second = Machine(platform, "second", **SEES_GATE)
-    under_way(platform, second, run, 25)
+    second, _ = start_until(25, turnstile, run, "second")
     token_id = platform.command("platform", "worker-token", "list")["items"][0]["id"]
     platform.command("platform", "worker-token", "revoke", token_id, "--yes")
     status, reply, err = second.end()
     assert (status, reply) == (1, None)
     assert json.loads(err.splitlines()[-1])["error"]["message"] == "This token has been revoked."
-    gate.open()
+    turnstile.open()
 
     platform.command("platform", "worker-token", "create", "--pool", "gpu", "--output", TOKEN, "--force")
     status, reply, err = Machine(platform, "third", "--once").end()
@@ -177,16 +156,14 @@ def test_another_machine_finishes_a_run_after_a_power_cut_or_a_revoked_token(
     assert samples(run.results) == samples(calm.results), "every counted attempt has its conversation"
 
 
-def test_after_sigterm_another_machine_continues_the_run(platform: Platform, calm: Run, gate: Gate) -> None:
+def test_sigterm(platform: Platform, calm: Run, turnstile: Turnstile) -> None:
     run = platform.submit(CONFIG)
-    gate.close(after=ASKS)
-    first = Machine(platform, "fourth", **SEES_GATE)
-    under_way(platform, first, run, 10)
+    first, _ = start_until(10, turnstile, run, "fourth")
     first.process.terminate()
     status, reply, err = first.end()
     assert (status, reply["resource"]["runs"][0]["ending"]) == (0, "left"), err
     assert platform.command("eval", "list")["items"][0]["status"] == "running"
-    gate.open()
+    turnstile.open()
     status, _, err = Machine(platform, "fifth", "--once").end()
     assert status == 0, err
     assert run.finish()["status"] == "finished"
@@ -194,11 +171,9 @@ def test_after_sigterm_another_machine_continues_the_run(platform: Platform, cal
     assert samples(run.results) == samples(calm.results)
 
 
-def test_a_stopped_run_keeps_the_finished_attempts(platform: Platform, gate: Gate) -> None:
+def test_stopped_run(platform: Platform, turnstile: Turnstile) -> None:
     run = platform.submit(CONFIG)
-    gate.close(after=ASKS)
-    machine = Machine(platform, "stopped", "--once", **SEES_GATE)
-    under_way(platform, machine, run, 10)
+    machine, _ = start_until(10, turnstile, run, "stopped", "--once")
     assert platform.command("eval", "stop", run.name, "--yes")["status"] == "success"
     status, _, err = machine.end()
     assert status == 0, err
@@ -220,14 +195,10 @@ def await_pending(process: int, number: signal.Signals) -> None:
         time.sleep(0.01)
 
 
-def test_a_second_sigterm_kills_the_worker_and_releases_its_run(
-    platform: Platform, calm: Run, gate: Gate
-) -> None:
+def test_second_sigterm(platform: Platform, calm: Run, turnstile: Turnstile) -> None:
     run = platform.submit(CONFIG)
-    gate.close(after=ASKS)
     patient = [warm_python(), "-c", PATIENT_WORKER]
-    first = Machine(platform, "twice", program=patient, **SEES_GATE, **{NARRATE_ENV: "1"})
-    under_way(platform, first, run, 10)
+    first, _ = start_until(10, turnstile, run, "twice", program=patient, **{NARRATE_ENV: "1"})
     worker = child_of(process_of(first.process.pid), WORKER)
     assert worker is not None
     # A stopped worker cannot release its run before the second signal. Its pending signals show the first one.
@@ -238,14 +209,14 @@ def test_a_second_sigterm_kills_the_worker_and_releases_its_run(
     status, reply, err = first.end()
     assert (status, reply) == (130, None), err
     assert f"released the run {run.name} for another worker; attempts that were not reported run again" in err
-    gate.open()
+    turnstile.open()
     status, _, err = Machine(platform, "after", "--once").end()
     assert status == 0, err
     assert run.finish()["status"] == "finished"
     require_same_results(run, calm)
 
 
-def test_a_user_token_is_refused_with_a_hint(platform: Platform, tmp_path: Path) -> None:
+def test_user_token(platform: Platform, tmp_path: Path) -> None:
     user = platform.command("platform", "token", "create")["resource"]["token"]
     (tmp_path / "token").write_text(user)
     status, _, err = Machine(platform, "sixth", "--token-file", str(tmp_path / "token")).end()

@@ -1,4 +1,4 @@
-"""Training runs of the sample rollout in this process: what all of them have in common."""
+"""Training runs of the sample rollout in this process."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.datasets import file_digest
 from osmosis_ai.evaluation.spec import DatasetInput
-from osmosis_ai.training.runs.loop import SavedCheckpoint as SavedCheckpoint
+from osmosis_ai.training.learner.checkpoints import CheckpointDirectory as CheckpointDirectory
 from osmosis_ai.training.runs.loop import TrainingHooks
 from osmosis_ai.training.runs.metrics import StepRecord
-from osmosis_ai.training.runs.metrics import series as series
 from osmosis_ai.training.runs.spec import TrainingSpec, ValidationPlan
 from osmosis_ai.training.runs.trainer import Trainer
 from osmosis_ai.training.runs.trainer import TrainingSummary as TrainingSummary
+from tests.training.samples import series as series
 
 WORKSPACE = Path(__file__).parents[2]
 DATASET = WORKSPACE / "data" / "multiply_train.jsonl"
@@ -59,7 +59,7 @@ def trainer(
 
 
 def one_step(run_dir: Path, records: list[StepRecord]) -> tuple[list[dict[str, Any]], bytes]:
-    """Return what was computed in the only step of a run, and its adapter."""
+    """Return the metrics and the adapter of the only step of a run."""
     curve = [
         {key: value for key, value in record.metrics.items() if not key.startswith(("time/", "speed/"))}
         for record in records

@@ -7,28 +7,36 @@ one.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import random
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
 import pytest
+import torch
 from safetensors.numpy import load_file
 
+from osmosis_ai.config.training import TrainingSettings
+from osmosis_ai.datasets import file_digest
+from osmosis_ai.evaluation.spec import DatasetInput
 from osmosis_ai.training.runs.metrics import VALIDATION_REWARD, read_history
+from osmosis_ai.training.runs.spec import TrainingSpec, ValidationPlan
+from osmosis_ai.training.runs.trainer import Trainer
 from osmosis_ai.workspace.rollout_templates import copy_sample_workspace
 from tests.e2e.platform_process import ROLLOUT_SERVER, child_of
-from tests.e2e.training_sessions import STEPS
 from tests.e2e.turnstile import Turnstile
-from tests.warm_osmosis import warm_python
+from tests.warm_osmosis import process_of, warm_python
 
+STEPS = 10
 VALIDATED = [0, 5, STEPS]
 """The steps with a validation."""
 _PATIENCE_S = 300.0
@@ -49,42 +57,27 @@ def moments(seed: int, kills: int) -> list[Moment]:
     return [Moment(1 + int((number + draw.random()) * width), draw.random()) for number in range(kills)]
 
 
-class Sessions:
-    """Starts sessions of training runs.
-
-    Args:
-        workspace: Has the rollout and rows to train with.
-    """
-
-    def __init__(self, workspace: Path) -> None:
-        self._process = subprocess.Popen(
-            [warm_python(torch=True), "-m", "tests.e2e.training_sessions", str(workspace)],
-            cwd=Path(__file__).parents[2],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._line() == "ready"
-
-    def start(self, run_dir: Path) -> int:
-        """Start a session and return its pid."""
-        assert self._process.stdin is not None
-        print(run_dir, file=self._process.stdin, flush=True)
-        return int(self._line())
-
-    def wait(self) -> int:
-        """Wait for the session to end; return its exit status."""
-        return int(self._line())
-
-    def close(self) -> None:
-        """End."""
-        self._process.kill()
-        self._process.communicate()
-
-    def _line(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline().strip()
+def train(workspace: Path, run_dir: Path) -> None:
+    """Train in ``run_dir`` from its last checkpoint on."""
+    dataset = workspace / "data" / "multiply_train.jsonl"
+    spec = TrainingSpec(
+        settings=TrainingSettings(
+            lr=2e-3,
+            rollout_batch_size=4,
+            n_samples_per_prompt=4,
+            max_prompt_length=512,
+            max_response_length=128,
+            eval_interval=5,
+            checkpoint_save_freq=4,
+            max_steps=STEPS,
+        ),
+        model_path="osmosis/tiny",
+        dataset=DatasetInput(dataset, "multiply_train", file_digest(dataset), "workspace"),
+        rollout_dir=workspace / "rollouts" / "multiply",
+        validation=ValidationPlan(max_rows=8),
+        device="cpu",
+    )
+    asyncio.run(Trainer(spec, run_dir).run())
 
 
 @dataclass(frozen=True)
@@ -92,13 +85,13 @@ class Bench:
     """Executes runs and kills them.
 
     Attributes:
-        sessions: The sessions of runs.
+        workspace: Has the rollout and rows to train with.
         turnstile: Holds the attempts of all runs.
         undisturbed: The directory of an undisturbed run.
         step_s: The median duration of its steps.
     """
 
-    sessions: Sessions
+    workspace: Path
     turnstile: Turnstile
     undisturbed: Path
     step_s: float
@@ -109,25 +102,40 @@ class Bench:
         Raises:
             AssertionError: The run differs from the undisturbed one.
         """
-        trainer = self.sessions.start(run_dir)
-        status = self._while_killed(run_dir, moment, lambda: trainer)
+        trainer = self.start(run_dir)
+        status = self._while_killed(run_dir, moment, trainer, lambda: process_of(trainer.pid))
         assert status == -signal.SIGKILL, f"the session ended by itself: {status}"
         left = steps_recorded(run_dir)
         assert 1 <= left <= STEPS, f"killed outside the run's middle, with {left} records"
-        self.sessions.start(run_dir)
-        assert self.sessions.wait() == 0
+        assert self.start(run_dir).wait() == 0
         assert_same_run(run_dir, self.undisturbed)
         return f"killed with {left} of {STEPS + 1} records"
 
     def check_server_kill(self, run_dir: Path, moment: Moment) -> str:
         """Kill a run's rollout server; the trainer starts another."""
-        trainer = self.sessions.start(run_dir)
-        status = self._while_killed(run_dir, moment, lambda: child_of(trainer, ROLLOUT_SERVER))
+        trainer = self.start(run_dir)
+        status = self._while_killed(
+            run_dir, moment, trainer, lambda: child_of(process_of(trainer.pid), ROLLOUT_SERVER)
+        )
         assert status == 0, f"the session ended with {status}"
         assert_same_run(run_dir, self.undisturbed)
         return f"killed after {moment.records} of {STEPS + 1} records"
 
-    def _while_killed(self, run_dir: Path, moment: Moment, victim: Callable[[], int | None]) -> int:
+    def start(self, run_dir: Path) -> subprocess.Popen[bytes]:
+        """Start a session of a run."""
+        return subprocess.Popen(
+            [warm_python(torch=True), "-m", "tests.e2e.training_kills", str(self.workspace), str(run_dir)],
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+    def _while_killed(
+        self,
+        run_dir: Path,
+        moment: Moment,
+        session: subprocess.Popen[bytes],
+        victim: Callable[[], int | None],
+    ) -> int:
         """Kill ``victim`` during a session; return the exit status of the session.
 
         Until the kill, the run waits one step after the moment.
@@ -150,7 +158,7 @@ class Bench:
         killer = threading.Thread(target=kill)
         killer.start()
         try:
-            status = self.sessions.wait()
+            status = session.wait()
         finally:
             ended.set()
             killer.join()
@@ -162,19 +170,13 @@ class Bench:
 def training_bench(directory: Path) -> Iterator[Bench]:
     """Create a bench with its undisturbed run in ``directory``."""
     workspace = copy_sample_workspace(directory / "workspace").root
-    turnstile, sessions = Turnstile(workspace), Sessions(workspace)
+    turnstile = Turnstile(workspace)
     try:
-        undisturbed = directory / "undisturbed"
-        sessions.start(undisturbed)
-        assert sessions.wait() == 0
-        steps = [
-            record.metrics["time/step_s"]
-            for record in read_history(undisturbed / "metrics.jsonl")
-            if record.step
-        ]
-        yield Bench(sessions, turnstile, undisturbed, median(steps))
+        bench = Bench(workspace, turnstile, directory / "undisturbed", step_s=0.0)
+        assert bench.start(bench.undisturbed).wait() == 0
+        steps = read_history(bench.undisturbed / "metrics.jsonl")
+        yield replace(bench, step_s=median(each.metrics["time/step_s"] for each in steps if each.step))
     finally:
-        sessions.close()
         turnstile.close()
 
 
@@ -208,3 +210,8 @@ def assert_same_run(run_dir: Path, undisturbed: Path) -> None:
     )
     for name, tensor in expected_adapter.items():
         assert abs(adapter[name] - tensor).max() < 1e-5, name
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    train(*map(Path, sys.argv[1:]))

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from osmosis_ai.workspace.git import run_git
+
 _BEGINS = "        messages: list[dict[str, Any]] = [INSTRUCTIONS, *ctx.prompt]\n"
 _WAITS = """\
         turn, asking = await __import__("asyncio").open_connection("127.0.0.1", {port})
@@ -23,6 +25,13 @@ _LEAD = 8
 def held(attempts: int) -> dict[str, int]:
     """Return the config values of a run that is held: few concurrent attempts, and a long timeout."""
     return {"n": attempts, "batch_size": _AT_ONCE, "agent_workflow_timeout_s": 3600}
+
+
+def commit(workspace: Path, variables: dict[str, str]) -> None:
+    """Commit all changes."""
+    who = ("-c", "user.name=Somebody", "-c", "user.email=somebody@example.com")
+    done = run_git([*who, "commit", "--quiet", "--all", "--message", "Wait"], cwd=workspace, env=variables)
+    assert done.returncode == 0, done.stderr
 
 
 def add_waits(workspace: Path, port: int) -> None:

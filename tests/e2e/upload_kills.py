@@ -1,4 +1,4 @@
-"""`dataset upload`, killed with SIGKILL at an exact moment, and the same command once more."""
+"""Kills `dataset upload` with SIGKILL at an exact moment, and runs the command again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_ai.platform.config import PlatformConfig
-from osmosis_ai.platform.datasets import DatasetLimits
+from osmosis_ai.platform.datasets.store import DatasetLimits
 from osmosis_ai.platform.server import run_platform
 from osmosis_ai.platform.services import PlatformServices
 from tests.logins import make_checkout
@@ -75,7 +75,7 @@ sys.exit(main(sys.argv[4:]))
 
 @dataclass
 class UploadBench:
-    """A platform in this process, and a checkout whose commands are processes of their own."""
+    """A platform in this process, and a checkout whose commands are separate processes."""
 
     services: PlatformServices
     checkout: Path
@@ -84,7 +84,7 @@ class UploadBench:
     received: Counter[int] = field(default_factory=Counter)
 
     def upload(self, *, kill_at: str | None = None) -> subprocess.CompletedProcess[str]:
-        """Run the command, to its end or to its death."""
+        """Run the command to its end, or until it kills itself."""
         words = ["--json", "dataset", "upload", "data/sums.jsonl", "--yes"]
         program = [sys.executable, "-m", "osmosis_ai"]
         if kill_at is not None:
@@ -102,7 +102,7 @@ class UploadBench:
         )
 
     def check_kill(self, moment: str) -> None:
-        """Kill an upload, run its command again, and check that one whole dataset came of it, and nothing is left."""
+        """Kill an upload, run its command again, and check that one complete dataset and no other file is there."""
         killed = self.upload(kill_at=moment)
         assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
         again = self.upload()
@@ -126,7 +126,7 @@ class UploadBench:
 
 @contextmanager
 def upload_bench(directory: Path) -> Iterator[UploadBench]:
-    """Start a platform on which four parts are a large file."""
+    """Start a platform to which the file is uploaded in four parts."""
     content = b""
     number = 0
     while len(content) < _PART_BYTES * PARTS - _PART_BYTES // 2:

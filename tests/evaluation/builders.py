@@ -1,4 +1,4 @@
-"""Small pieces of a run, made for a test."""
+"""Builders of specifications, records and metrics."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def record(row: int = 0, run: int = 0, **changes: Any) -> TerminalRecord:
 def spec(
     *, env: Mapping[str, str] | None = None, secret_names: tuple[str, ...] = (), **changes: Any
 ) -> EvalRunSpec:
-    """Return a specification with keys of its config's sections changed."""
+    """Return a specification with changed config values."""
     experiment: dict[str, Any] = {
         "rollout": "multiply",
         "entrypoint": "main.py",
@@ -54,7 +54,7 @@ def inputs(*, rows: str = "0-9", source: str = "s1", seed: int = 0, **changes: A
 
 
 class MeasuredResults(AttemptTable):
-    """Results that a test writes down one by one, and their metrics."""
+    """A table of results that a test adds one by one."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Run directories as `osmosis eval run` leaves them, with the outcomes a test wants."""
+"""Run directories of `osmosis eval run` with given outcomes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Outcome = float | None | str
 
 
 def write_run(directory: Path, outcomes: Sequence[Sequence[Outcome]]) -> Path:
-    """Write a run with ``outcomes[row][attempt]``; no file of numbers is there, only manifest and journal."""
+    """Write manifest and journal of a run with ``outcomes[row][attempt]``."""
     directory.mkdir(parents=True)
     inputs = {"dataset": {"selected_source_rows": f"0-{len(outcomes) - 1}"}, "n": len(outcomes[0])}
     Manifest(directory.name, inputs, {}).write(directory / "manifest.json")
@@ -34,7 +34,7 @@ def journal_of(records: Iterable[TerminalRecord]) -> bytes:
 
 
 def with_crc(body: bytes) -> bytes:
-    """Return a line with the checksum of ``body``, a JSON object with its newline."""
+    """Return the journal line of ``body``, a JSON object with its newline."""
     known = body.removesuffix(b"}\n")
     return b'%s,"crc":%d}\n' % (known, zlib.crc32(known))
 
@@ -46,7 +46,7 @@ def append_records(events: Path, records: Iterable[TerminalRecord]) -> None:
 
 
 def passing(rows: int, attempts: int, passes: int) -> list[list[Outcome]]:
-    """Return outcomes of which ``passes`` passed, spread over the rows."""
+    """Return outcomes with ``passes`` passes, spread over the rows."""
     total = rows * attempts
     hits = {(place * total) // passes for place in range(passes)} if passes else set()
     return [

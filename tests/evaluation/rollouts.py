@@ -1,4 +1,4 @@
-"""Rollouts for tests: small agents whose conduct the row's prompt decides."""
+"""Rollouts for tests: small agents that act as the row's prompt says."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def write_rollout(directory: Path, source: str = AGENT) -> Path:
 
 
 def write_rows(path: Path, prompts: list[str], *, answer: str = "ok") -> Path:
-    """Write one row per prompt, all with the same right answer."""
+    """Write one row per prompt, all with the same expected answer."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = [json.dumps({"user_prompt": prompt, "ground_truth": answer}) for prompt in prompts]
     path.write_text("".join(f"{row}\n" for row in rows))
@@ -94,7 +94,7 @@ def write_rows(path: Path, prompts: list[str], *, answer: str = "ok") -> Path:
 
 
 def agent_with(classes: str, **names: str) -> str:
-    """Return the agent's source with more classes, of which ``workflow`` and ``grader`` take the place of its own."""
+    """Return the agent's source with further classes; ``workflow`` and ``grader`` name those to use."""
     head, main, rest = AGENT.partition('if __name__ == "__main__":\n')
     for role, own in (("workflow", "Agent"), ("grader", "EndsAlike")):
         rest = rest.replace(f"{role}={own}", f"{role}={names.get(role, own)}")

@@ -1,8 +1,7 @@
-"""Conversations and artifacts of attempts, as a run stores them."""
+"""Stored conversations and artifacts of attempts."""
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import math
@@ -24,7 +23,6 @@ from osmosis_ai.evaluation.attempt_files import (
     conversation_line,
     stored_conversations,
 )
-from osmosis_ai.evaluation.journal import Journal
 from osmosis_ai.evaluation.results import AttemptTable
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_log import RunLog
@@ -35,6 +33,7 @@ from osmosis_ai.rollout.types import GraderCompleteRequest, GraderStatus, Rollou
 from tests.controller.attempts import ended
 from tests.deep_directories import deep_directories
 from tests.evaluation.builders import record
+from tests.evaluation.recorded_runs import append_records
 
 SECRET = "s3cret-value"
 ROW = DatasetRow(7, [{"role": "user", "content": "6 x 7?"}], "42", {"level": 1})
@@ -54,16 +53,10 @@ class World:
 
     def record(self, run: int = 0) -> TerminalRecord:
         """Journal a result of the rollout ``r<run>``."""
-        result = record(0, run, rollout_id=f"r{run}")
-
-        async def append() -> int:
-            journal = Journal(self.directory.events)
-            try:
-                return await journal.append(result)
-            finally:
-                await journal.close()
-
-        self.table.set_result(result, asyncio.run(append()))
+        result, events = record(0, run, rollout_id=f"r{run}"), self.directory.events
+        offset = events.stat().st_size if events.exists() else 0
+        append_records(events, [result])
+        self.table.set_result(result, offset)
         return result
 
     def trial(self, run: int = 0) -> Path:
@@ -105,7 +98,7 @@ MINE = {"session_id": "r0", "steps": ["controller"]}
 
 
 async def stored(world: World, **changed: Any) -> dict[str, Any] | None:
-    """Return the conversation that is on the disk before the result is journaled."""
+    """Return the conversation that is stored before the result is journaled."""
     running = ended(Attempt(ROW, 0, 0, attempt_seeds(0, 7, 0)), "r0", **changed)
     writer = world.writer()
     try:
@@ -131,7 +124,7 @@ CALL = LastCall(
 )
 
 
-async def test_the_samples_messages_are_the_conversation(world: World) -> None:
+async def test_conversation_of_sample_messages(world: World) -> None:
     found = await stored(world, grader=graded("42"), last_call=CALL)
     assert found is not None
     assert [step["message"] for step in found["steps"]] == ["6 x 7?", "42"]
@@ -142,20 +135,20 @@ async def test_the_samples_messages_are_the_conversation(world: World) -> None:
 
 
 @pytest.mark.parametrize("logprob", [None, -math.inf, "-0.1"])
-async def test_a_malformed_report_of_a_provider_costs_no_conversation(world: World, logprob: object) -> None:
+async def test_malformed_usage_report_keeps_conversation(world: World, logprob: object) -> None:
     calls = {"samples": {"main": {"llm_call_metrics": [{"logprobs": [logprob, "x"]}]}}}
     assert await stored(world, grader=graded("42"), usage=RolloutUsage(calls=1, report=calls))
 
 
-async def test_secrets_are_removed_before_anything_is_written(world: World) -> None:
+async def test_secrets_are_redacted_before_writing(world: World) -> None:
     assert await stored(world, grader=graded(f"the key is {SECRET}"))
     assert SECRET not in world.directory.conversations.read_text()
 
 
 @pytest.mark.parametrize("said", ["half a pair: \ud83c", "\x00", "\N{PARTY POPPER}"])
-async def test_any_text_is_stored_and_written(world: World, said: str) -> None:
+async def test_any_text_is_stored(world: World, said: str) -> None:
     assert await stored(world, grader=graded(said))
-    world_record = await asyncio.to_thread(world.record)
+    world_record = world.record()
     writer = world.writer()
     writer.restore()
     await writer.close()
@@ -164,7 +157,7 @@ async def test_any_text_is_stored_and_written(world: World, said: str) -> None:
     assert files.conversation(max_bytes=1 << 20).content
 
 
-async def test_messages_nested_too_deeply_are_left_out(world: World) -> None:
+async def test_deeply_nested_messages_leak_nothing(world: World) -> None:
     deep: object = SECRET
     for _ in range(900):
         deep = [deep]
@@ -176,16 +169,14 @@ async def test_messages_nested_too_deeply_are_left_out(world: World) -> None:
 
 
 async def written(world: World, trajectory: dict[str, Any] | None, *, run: int = 0) -> AttemptFilesWriter:
-    result = await asyncio.to_thread(world.record, run)
+    result = world.record(run)
     writer = world.writer()
     writer.add(result, trajectory)
     await writer.write()
     return writer
 
 
-async def test_the_servers_version_replaces_it_whenever_it_appears(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_server_trajectory_replaces_ours(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.artifact("a.txt")
     writer = await written(world, MINE)
     assert world.trajectory() == MINE and world.artifacts() == ["a.txt"]
@@ -199,7 +190,7 @@ async def test_the_servers_version_replaces_it_whenever_it_appears(
 
 
 @pytest.mark.parametrize("has_directory", [True, False])
-async def test_a_slow_server_is_looked_at_again_at_the_end(
+async def test_slow_server_file_is_read_at_the_end(
     world: World, has_directory: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attempt_files, "SERVER_FILE_WAIT_S", 0.0)
@@ -214,7 +205,7 @@ async def test_a_slow_server_is_looked_at_again_at_the_end(
     assert world.trajectory()["steps"] == ["server"]
 
 
-async def test_the_unnamed_version_of_a_killed_server_counts_at_the_end(world: World) -> None:
+async def test_pending_file_of_killed_server_is_read_at_the_end(world: World) -> None:
     world.server_writes().rename(world.trial() / PENDING_TRAJECTORY_FILE)
     writer = await written(world, MINE)
     assert world.trajectory() == MINE
@@ -223,7 +214,7 @@ async def test_the_unnamed_version_of_a_killed_server_counts_at_the_end(world: W
 
 
 @pytest.mark.parametrize("has_sample", [True, False])
-def test_a_killed_sessions_files_are_written_by_the_next(world: World, has_sample: bool) -> None:
+def test_files_of_killed_session_are_restored(world: World, has_sample: bool) -> None:
     world.record()
     lines = [conversation_line(name, {"session_id": name}) for name in ("r0", "rX", "r0")]
     world.directory.conversations.write_bytes(b"".join(lines) + b'{"rollout_id":"torn')
@@ -243,7 +234,7 @@ def test_a_killed_sessions_files_are_written_by_the_next(world: World, has_sampl
 
 
 @pytest.mark.parametrize("content", [b'{"steps":\x00}', b"[]", b""])
-def test_a_damaged_conversation_costs_only_its_own_trajectory(world: World, content: bytes) -> None:
+def test_damaged_conversation_affects_only_its_attempt(world: World, content: bytes) -> None:
     for run in (0, 1):
         world.record(run)
     damaged = b'{"rollout_id":"r0","trajectory":%b}\n{"rollout_id":"\xff","trajectory":1}\n' % content
@@ -258,20 +249,20 @@ def test_a_damaged_conversation_costs_only_its_own_trajectory(world: World, cont
     ]
 
 
-async def test_files_of_a_dropped_record_do_not_pass_for_those_of_the_next(world: World) -> None:
+async def test_files_of_dropped_record_are_removed(world: World) -> None:
     for folder, name in (
         (world.directory.trajectories, "row_0_run_0.json"),
         (world.directory.artifacts, "row_0_run_0"),
     ):
         (folder / name).mkdir()
     writer = world.writer()
-    writer.add(await asyncio.to_thread(world.record), None)
+    writer.add(world.record(), None)
     await writer.write()
     await writer.close()
     assert not list(world.directory.trajectories.iterdir()) and not list(world.directory.artifacts.iterdir())
 
 
-def test_a_conversation_is_read_from_wherever_it_is(world: World) -> None:
+def test_conversation_sources(world: World) -> None:
     files = AttemptFiles(world.directory, "r0", 0, 0)
     assert files.conversation(max_bytes=1000).missing == "no conversation of this attempt was stored"
     world.server_writes()
@@ -286,7 +277,7 @@ def test_a_conversation_is_read_from_wherever_it_is(world: World) -> None:
         assert json.loads(file.read())["steps"] == ["server"]
 
 
-async def test_a_repeated_attempt_has_the_files_of_its_latest_record(world: World) -> None:
+async def test_repeated_attempt_replaces_files(world: World) -> None:
     world.artifact("old.txt")
     writer = await written(world, MINE)
     writer.remove(0, 0)
@@ -299,24 +290,25 @@ async def test_a_repeated_attempt_has_the_files_of_its_latest_record(world: Worl
 # What a rollout may leave
 
 
-def test_the_trajectory_of_another_rollout_is_not_copied(world: World) -> None:
+@pytest.mark.parametrize(
+    ("session", "size", "reason"),
+    [
+        ("another", None, "it is the trajectory of 'another'"),
+        ("r0", LARGEST_TRAJECTORY_BYTES + 1, "more than 256 MiB"),
+    ],
+    ids=["of another rollout", "too large"],
+)
+def test_unusable_trajectory_is_left_out(world: World, session: str, size: int | None, reason: str) -> None:
     world.record()
-    world.server_writes(session_id="another")
+    path = world.server_writes(session_id=session)
+    os.truncate(path, size or path.stat().st_size)
     world.writer().restore()
     assert world.trajectory() is None
-    assert "it is the trajectory of 'another'" in world.warnings()[0]
-
-
-def test_a_trajectory_too_large_to_read_is_left_out(world: World) -> None:
-    world.record()
-    os.truncate(world.server_writes(), LARGEST_TRAJECTORY_BYTES + 1)
-    world.writer().restore()
-    assert world.trajectory() is None
-    assert "more than 256 MiB" in world.warnings()[0]
+    assert reason in world.warnings()[0]
 
 
 @pytest.mark.parametrize("levels", [300, 900])
-def test_a_server_file_nested_too_deeply_leaks_nothing(world: World, levels: int) -> None:
+def test_deeply_nested_server_file_leaks_nothing(world: World, levels: int) -> None:
     deep: object = SECRET
     for _ in range(levels):
         deep = [deep]
@@ -326,7 +318,7 @@ def test_a_server_file_nested_too_deeply_leaks_nothing(world: World, levels: int
     assert SECRET not in json.dumps(world.trajectory())
 
 
-def test_links_and_special_files_are_left_out_with_a_reason(world: World, tmp_path: Path) -> None:
+def test_links_and_special_files_are_left_out(world: World, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.write_text("private")
     folder = world.artifact("kept.txt").parent
@@ -353,7 +345,7 @@ def test_links_and_special_files_are_left_out_with_a_reason(world: World, tmp_pa
     assert "private" not in line and "\x1b" not in line and "kept.txt" not in line and "more" not in line
 
 
-def test_a_linked_artifacts_directory_or_trajectory_is_not_copied(world: World, tmp_path: Path) -> None:
+def test_linked_artifacts_and_trajectory_are_not_copied(world: World, tmp_path: Path) -> None:
     world.record()
     world.trial().mkdir()
     (tmp_path / "outside").mkdir()
@@ -366,7 +358,7 @@ def test_a_linked_artifacts_directory_or_trajectory_is_not_copied(world: World, 
     assert "artifacts (a symbolic link)" in world.warnings()[0]
 
 
-def test_a_link_in_place_of_a_rollouts_directory_is_not_followed(world: World, tmp_path: Path) -> None:
+def test_linked_trial_directory_is_not_followed(world: World, tmp_path: Path) -> None:
     world.record()
     neighbour = tmp_path / "neighbour"
     (neighbour / "artifacts").mkdir(parents=True)
@@ -377,7 +369,7 @@ def test_a_link_in_place_of_a_rollouts_directory_is_not_followed(world: World, t
     assert world.trajectory() is None and world.artifacts() == []
 
 
-def test_directories_deeper_than_any_path_are_left_out(world: World) -> None:
+def test_too_deep_directories_are_left_out(world: World) -> None:
     folder = world.artifact("kept.txt").parent
     world.record()
     with deep_directories(folder):
@@ -388,9 +380,7 @@ def test_directories_deeper_than_any_path_are_left_out(world: World) -> None:
         assert [each.path for each in files.artifacts()] == ["kept.txt"]
 
 
-def test_a_growing_artifact_is_copied_up_to_its_size_at_the_start(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_growing_artifact_is_copied_up_to_first_size(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     path = world.artifact("grows.txt", "x" * 100)
     reads = 0
 
@@ -414,10 +404,10 @@ def test_a_growing_artifact_is_copied_up_to_its_size_at_the_start(
     assert (world.directory.artifacts / "row_0_run_0" / "grows.txt").read_text() == "x" * 100
 
 
-async def test_attempts_with_left_out_files_are_logged_up_to_a_limit(world: World, tmp_path: Path) -> None:
+async def test_warnings_about_left_out_files_are_limited(world: World, tmp_path: Path) -> None:
     for run in range(22):
         (world.artifact("kept.txt", run=run).parent / "link").symlink_to(tmp_path)
-        await asyncio.to_thread(world.record, run)
+        world.record(run)
     writer = world.writer()
     writer.restore()
     await writer.write(at_end=True)
@@ -436,7 +426,5 @@ async def test_attempts_with_left_out_files_are_logged_up_to_a_limit(world: Worl
         ([], None),
     ],
 )
-def test_a_trajectory_names_its_rollout_in_one_of_three_places(
-    document: object, identity: str | None
-) -> None:
+def test_trajectory_identity(document: object, identity: str | None) -> None:
     assert trajectory_identity(document) == identity

@@ -1,4 +1,4 @@
-"""Trajectories as they come: whole, torn, hostile. What can be read is there, and a sentence about the rest."""
+"""Reading of complete, damaged and hostile trajectories."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ TRAJECTORY: dict[str, Any] = {
 WHOLE = json.dumps(TRAJECTORY).encode()
 
 
-def test_a_tool_result_without_a_call_is_shown_and_exported() -> None:
+def test_tool_result_without_call() -> None:
     result = {"content": "found", "extra": {"tool_name": "search"}}
     conversation = read_conversation(
         written({"source": "system", "message": "", "observation": {"results": [result]}})
@@ -71,7 +71,7 @@ def said(conversation: Conversation) -> list[str]:
     return [step.text for step in conversation.steps]
 
 
-def test_a_conversation_is_copied_as_messages_and_as_a_row_that_datasets_take() -> None:
+def test_messages_and_dataset_row() -> None:
     from osmosis_ai.datasets.rows import normalise
 
     conversation = read_conversation(WHOLE)
@@ -84,7 +84,7 @@ def test_a_conversation_is_copied_as_messages_and_as_a_row_that_datasets_take() 
     assert (row.label, row.metadata) == ("6", {"level": "easy"})
 
 
-def test_results_go_to_the_calls_they_answer_also_where_calls_share_an_id() -> None:
+def test_tool_results_match_calls_with_equal_ids() -> None:
     results = [
         {"source_call_id": name, "content": f"{name}{n}"} for n, name in enumerate(["a", "a", "gone", "b"])
     ]
@@ -117,13 +117,13 @@ def test_results_go_to_the_calls_they_answer_also_where_calls_share_an_id() -> N
         (b'{"steps":[' + b'"\\"' * 100_000, "not valid JSON"),
     ],
 )
-def test_a_file_without_a_conversation_says_why(content: bytes, sentence: str) -> None:
+def test_unreadable_file(content: bytes, sentence: str) -> None:
     conversation = read_conversation(content)
     assert not conversation.steps
     assert any(sentence in problem for problem in conversation.problems)
 
 
-def test_numbers_that_are_none_and_halves_of_characters_can_be_written_again() -> None:
+def test_nan_and_lone_surrogates() -> None:
     content = (
         '{"steps":[{"source":"agent","message":"a\\ud800b\\ud83d\\ude00\\\\ud800\\u0000","metrics":{"cost_usd":NaN,'
         '"prompt_tokens":-1},"extra":{"duration_ms":1e999},"tool_calls":[{"function_name":"f","tool_call_id":"c",'
@@ -138,7 +138,7 @@ def test_numbers_that_are_none_and_halves_of_characters_can_be_written_again() -
     orjson.dumps(as_messages(conversation))
 
 
-def test_huge_conversations_are_read_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_size_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "LARGEST_CONVERSATION_BYTES", 1 << 20)
     assert "1 MB" in read_conversation(b"x" * (1 << 20) + b"x").problems[0]
 
@@ -159,7 +159,7 @@ json_values = st.recursive(
     st.lists(json_values | st.fixed_dictionaries({"source": st.sampled_from(["agent", "user"])}), max_size=4),
     st.integers(0, 400),
 )
-def test_whatever_a_file_holds_reading_it_raises_nothing(steps: list[Any], cut: int) -> None:
+def test_reading_never_raises(steps: list[Any], cut: int) -> None:
     content = written(*steps)
     for given_content in (content, content[:cut], content[::-1]):
         conversation = read_conversation(given_content)
@@ -202,11 +202,11 @@ SEARCHED = written(
 @pytest.mark.parametrize(
     "not_said", ["switzerland", "5eed", "call-77", "easy", "gpt-5", "osmosis", "explanation", "grader_notes"]
 )
-def test_a_search_finds_neither_the_expected_answer_nor_ids_nor_words_of_the_file(not_said: str) -> None:
+def test_search_ignores_answers_ids_and_keys(not_said: str) -> None:
     assert not contains_text(SEARCHED, not_said)
 
 
-def test_what_has_another_shape_than_a_trajectory_costs_no_step() -> None:
+def test_malformed_steps_are_kept() -> None:
     shapes: list[Any] = [None, 3, "text", [], {}, [None], [3], {"a": 1}, True]
     names = (
         "source",

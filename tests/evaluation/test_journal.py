@@ -1,4 +1,4 @@
-"""The journal of a run: durable appends, damage and its salvage, and what is loaded from it."""
+"""The journal of a run: appends, damage, salvage and loading."""
 
 from __future__ import annotations
 
@@ -31,80 +31,77 @@ CONTENT = journal_of(RECORDS)
 LINES = CONTENT.splitlines(keepends=True)
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "events.jsonl"
+
+
+@pytest.fixture
+def flushed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The size of the journal at each flush."""
+    sizes: list[int] = []
+    monkeypatch.setattr(
+        journal_module, "_flush_to_disk", lambda descriptor: sizes.append(os.fstat(descriptor).st_size)
+    )
+    return sizes
+
+
+def read(path: Path) -> list[TerminalRecord]:
+    return [entry.record for entry in replay(path)]
+
+
 @given(cut=st.integers(0, len(CONTENT)))
-def test_a_journal_cut_at_any_byte_keeps_exactly_its_whole_lines(
-    cut: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_cut_journal_keeps_whole_lines(cut: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("journal") / "events.jsonl"
     path.write_bytes(CONTENT[:cut])
 
     journal = Journal(path)
-    kept = [entry.record for entry in replay(path)]
+    kept = read(path)
     asyncio.run(journal.close())
 
     assert kept == RECORDS[: CONTENT[:cut].count(b"\n")]
     assert path.read_bytes() == b"".join(LINES[: len(kept)])
 
 
-async def test_a_record_that_was_appended_after_a_cut_is_not_glued_to_the_remains(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-    path.write_bytes(LINES[0] + LINES[1][:-1])  # the last line parses, but nobody was told that it counts
+async def test_append_after_a_torn_line(path: Path) -> None:
+    path.write_bytes(LINES[0] + LINES[1][:-1])  # the last line parses, but it was not acknowledged
     journal = Journal(path)
 
     assert await journal.append(RECORDS[2]) == len(LINES[0])
     await journal.close()
 
-    assert [entry.record for entry in replay(path)] == [RECORDS[0], RECORDS[2]]
+    assert read(path) == [RECORDS[0], RECORDS[2]]
 
 
-async def test_append_returns_only_when_the_line_has_been_flushed_to_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "events.jsonl"
-    flushed: list[int] = []
-    monkeypatch.setattr(
-        journal_module, "_flush_to_disk", lambda descriptor: flushed.append(os.fstat(descriptor).st_size)
-    )
+async def test_append_waits_for_flush(path: Path, flushed: list[int]) -> None:
     journal = Journal(path)
-
     offset = await journal.append(RECORDS[0])
-
     assert flushed[-1] >= offset + len(LINES[0])
     await journal.close()
 
 
-async def test_appends_that_arrive_together_share_few_flushes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flushes = 0
-
-    def count(_: int) -> None:
-        nonlocal flushes
-        flushes += 1
-
-    monkeypatch.setattr(journal_module, "_flush_to_disk", count)
-    journal = Journal(tmp_path / "events.jsonl")
-
+async def test_concurrent_appends_share_flushes(path: Path, flushed: list[int]) -> None:
+    journal = Journal(path)
     offsets = await asyncio.gather(*(journal.append(record(row)) for row in range(500)))
     await journal.close()
 
-    assert flushes <= 3
-    assert sorted(offsets) == [entry.offset for entry in replay(journal.path)]
+    assert len(flushed) <= 3
+    assert sorted(offsets) == [entry.offset for entry in replay(path)]
 
 
-async def test_a_cancelled_append_is_still_written(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "events.jsonl")
+async def test_cancelled_append_is_written(path: Path) -> None:
+    journal = Journal(path)
     append = asyncio.ensure_future(journal.append(RECORDS[0]))
     await asyncio.sleep(0)
     append.cancel()
     await asyncio.gather(append, return_exceptions=True)
     await journal.close()
 
-    assert [entry.record for entry in replay(journal.path)] == [RECORDS[0]]
+    assert read(path) == [RECORDS[0]]
 
 
 def changed(old: bytes, new: bytes) -> bytes:
-    """Return the first line with other content and the checksum of that."""
+    """Return the first line with changed content and its checksum."""
     body = LINES[0][: LINES[0].rindex(b',"crc":')] + b"}\n"
     assert old in body
     return with_crc(body.replace(old, new))
@@ -129,8 +126,7 @@ def changed(old: bytes, new: bytes) -> bytes:
         b'{"row_index":0,"run_index":0,"status":"success","duration_ms":1}\n',
     ],
 )
-def test_a_damaged_committed_line_is_refused_with_its_number(line: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
+def test_damaged_line_is_refused_with_its_number(line: bytes, path: Path) -> None:
     path.write_bytes(LINES[0] + line + LINES[2])
 
     with pytest.raises(JournalCorruptionError, match="damaged at line 2") as refused:
@@ -138,16 +134,13 @@ def test_a_damaged_committed_line_is_refused_with_its_number(line: bytes, tmp_pa
     assert "--fresh" in (refused.value.hint or "")
 
 
-def test_keys_of_a_later_release_are_passed_over(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
+def test_unknown_keys_are_ignored(path: Path) -> None:
     path.write_bytes(changed(b'"row_index":0', b'"added_later":[1],"row_index":0'))
-    assert [entry.record for entry in replay(path)] == [RECORDS[0]]
+    assert read(path) == [RECORDS[0]]
 
 
-async def test_after_a_failed_write_nothing_more_is_acknowledged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    journal = Journal(tmp_path / "events.jsonl")
+async def test_failed_write_stops_acknowledgements(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(path)
 
     def refuse(_: int) -> None:
         raise OSError(5, "Input/output error")
@@ -163,25 +156,25 @@ async def test_after_a_failed_write_nothing_more_is_acknowledged(
 
 
 SALVAGE_RECORDS = [record(row, reward=float(row % 2)) for row in range(8)]
+SALVAGE_CONTENT = journal_of(SALVAGE_RECORDS)
 
 
 def write(path: Path, records: list[TerminalRecord]) -> None:
-    """Append records as two sessions do."""
+    """Append records in a session."""
 
-    async def append(some: list[TerminalRecord]) -> None:
+    async def append() -> None:
         journal = Journal(path)
-        await asyncio.gather(*(journal.append(each) for each in some))
+        await asyncio.gather(*map(journal.append, records))
         await journal.close()
 
-    asyncio.run(append(records[: len(records) // 2]))
-    asyncio.run(append(records[len(records) // 2 :]))
+    asyncio.run(append())
 
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Path:
     path = tmp_path / "my-run" / "events.jsonl"
     path.parent.mkdir()
-    write(path, SALVAGE_RECORDS)
+    path.write_bytes(SALVAGE_CONTENT)
     return path
 
 
@@ -190,7 +183,7 @@ def lines(path: Path) -> list[bytes]:
 
 
 def rows(path: Path) -> list[int]:
-    return [entry.record.row_index for entry in replay(path)]
+    return [record.row_index for record in read(path)]
 
 
 def edit(found: list[bytes]) -> list[bytes]:
@@ -201,19 +194,11 @@ def garble(found: list[bytes]) -> list[bytes]:
     return [*found[:2], b"\0" * 40 + b"\n", *found[3:]]
 
 
-@pytest.mark.parametrize(
-    ("damage", "line", "kept"),
-    [
-        (edit, 3, [0, 1, 3, 4, 5, 6, 7]),
-        (garble, 3, [0, 1, 3, 4, 5, 6, 7]),
-    ],
-)
-def test_damage_is_named_by_its_line_and_what_is_intact_is_kept(
-    journal: Path, damage: Callable[[list[bytes]], list[bytes]], line: int, kept: list[int]
-) -> None:
-    damaged = b"".join(damage(lines(journal)))
+@pytest.mark.parametrize("damage", [edit, garble])
+def test_salvage_keeps_intact_lines(journal: Path, damage: Callable[[list[bytes]], list[bytes]]) -> None:
+    damaged, kept = b"".join(damage(lines(journal))), [0, 1, 3, 4, 5, 6, 7]
     journal.write_bytes(damaged)
-    with pytest.raises(JournalCorruptionError, match=f"damaged at line {line}") as refused:
+    with pytest.raises(JournalCorruptionError, match="damaged at line 3") as refused:
         list(replay(journal))
     assert "--name my-run --salvage" in (refused.value.hint or "")
 
@@ -226,32 +211,23 @@ def test_damage_is_named_by_its_line_and_what_is_intact_is_kept(
     assert rows(journal) == [*kept, 9, 10]
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    path = tmp_path_factory.mktemp("journal") / "events.jsonl"
-    write(path, SALVAGE_RECORDS)
-    return path.read_bytes()
-
-
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_no_changed_byte_is_taken_for_what_was_written(
-    data: st.DataObject, whole: bytes, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_changed_byte_is_detected(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("journal") / "events.jsonl"
-    content = bytearray(whole)
+    content = bytearray(SALVAGE_CONTENT)
     place = data.draw(st.integers(0, len(content) - 2))
     content[place] ^= data.draw(st.integers(1, 255))
     path.write_bytes(content)
     with pytest.raises(JournalCorruptionError):
         list(replay(path))
     salvage(path, lambda _: True)
-    kept = [entry.record for entry in replay(path)]
+    kept = read(path)
     assert all(each in SALVAGE_RECORDS for each in kept)
     assert len(kept) >= len(SALVAGE_RECORDS) - 2
 
 
-def test_a_whole_journal_is_left_as_it_is(journal: Path) -> None:
+def test_salvage_of_intact_journal_changes_nothing(journal: Path) -> None:
     before = journal.read_bytes()
     found = salvage(journal, lambda _: True)
     assert (found.intact, found.dropped, found.damaged_copy) == (8, (), None)
@@ -259,7 +235,7 @@ def test_a_whole_journal_is_left_as_it_is(journal: Path) -> None:
     assert [entry.name for entry in journal.parent.iterdir()] == ["events.jsonl"]
 
 
-def test_a_second_salvage_keeps_the_first_damaged_journal_too(journal: Path) -> None:
+def test_second_salvage_keeps_first_copy(journal: Path) -> None:
     for _ in range(2):
         journal.write_bytes(b"".join(edit(lines(journal))) + b"no record\n")
         salvage(journal, lambda _: True)
@@ -270,7 +246,7 @@ def test_a_second_salvage_keeps_the_first_damaged_journal_too(journal: Path) -> 
     }
 
 
-def test_records_that_are_not_of_the_run_are_left_out(journal: Path) -> None:
+def test_salvage_drops_records_of_other_runs(journal: Path) -> None:
     assert salvage(journal, lambda each: each.row_index < 5).dropped == (6, 7, 8)
     assert rows(journal) == [0, 1, 2, 3, 4]
 
@@ -279,7 +255,7 @@ def without_crc(line: bytes) -> bytes:
     return line[: line.rindex(b',"crc":')] + b"}\n"
 
 
-def test_lines_without_a_checksum_are_refused_and_dropped_by_a_salvage(journal: Path) -> None:
+def test_lines_without_checksum(journal: Path) -> None:
     found = lines(journal)
     journal.write_bytes(b"".join([*found[:-1], without_crc(found[-1])]))
     with pytest.raises(JournalCorruptionError, match="line 8: it has no checksum"):
@@ -291,9 +267,7 @@ def test_lines_without_a_checksum_are_refused_and_dropped_by_a_salvage(journal: 
     assert rows(journal) == list(range(7))
 
 
-def test_a_salvage_that_cannot_be_written_leaves_the_old_journal(
-    journal: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_salvage_keeps_journal(journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     damaged = b"".join(edit(lines(journal)))
     journal.write_bytes(damaged)
 
@@ -307,7 +281,7 @@ def test_a_salvage_that_cannot_be_written_leaves_the_old_journal(
     assert journal.read_bytes() == damaged
 
 
-def test_the_last_loaded_result_of_an_attempt_counts(journal: Path) -> None:
+def test_last_result_of_an_attempt_counts(journal: Path) -> None:
     write(journal, [record(2, status="failed", reward=None, error_type="timeout", judge_calls=2), record(0)])
     table, seen = AttemptTable(9, 1), list[TerminalRecord]()
     assert load_results(journal, table, each=seen.append) == journal.stat().st_size

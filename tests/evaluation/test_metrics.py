@@ -1,4 +1,4 @@
-"""The numbers of a run, against cases worked out by hand."""
+"""Metrics of a run, compared with values computed by hand."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def written(metrics: RunMetrics) -> Any:
     return json.loads(json.dumps(metrics.model_dump(mode="json"), allow_nan=False))
 
 
-def test_the_summary_is_the_products_to_the_letter() -> None:
+def test_product_summary() -> None:
     metrics = MeasuredResults(3, 2, pass_threshold=0.5)
     metrics.add(0, 0, "success", 1.0, tokens=100)
     metrics.add(0, 1, "success", 0.0, tokens=50)
@@ -73,7 +73,7 @@ def test_the_summary_is_the_products_to_the_letter() -> None:
     }
 
 
-def test_a_run_without_results_has_zeros_and_no_statistics() -> None:
+def test_empty_run() -> None:
     metrics = numbers_of(5, 2)
     assert metrics.summary == {
         "total_samples": 0,
@@ -92,7 +92,7 @@ def test_a_run_without_results_has_zeros_and_no_statistics() -> None:
     assert estimates.cost_usd.total is None and estimates.latency.rollout_ms is None
 
 
-def test_what_could_not_be_scored_is_never_a_zero() -> None:
+def test_unscored_attempts_are_not_zero() -> None:
     metrics = MeasuredResults(3, 2)
     metrics.add(0, 0, "success", 1.0)
     metrics.add(0, 1, "failed", None, boundary="agent", error_type="timeout")
@@ -112,7 +112,7 @@ def test_what_could_not_be_scored_is_never_a_zero() -> None:
     assert counts.pending == 1
 
 
-def test_one_attempt_a_row_gets_the_exact_interval_of_a_binomial() -> None:
+def test_exact_binomial_interval() -> None:
     outcomes: list[Outcome] = [(row, 0, "success", float(row < 30)) for row in range(100)]
     estimate = numbers_of(100, 1, *outcomes).estimates.pass_rate
     expected = stats.binomtest(30, 100).proportion_ci(0.95, method="exact")
@@ -120,7 +120,7 @@ def test_one_attempt_a_row_gets_the_exact_interval_of_a_binomial() -> None:
     assert (estimate.low, estimate.high) == pytest.approx((expected.low, expected.high))
 
 
-def test_a_row_with_failed_attempts_weighs_as_much_as_the_others() -> None:
+def test_rows_weigh_the_same() -> None:
     found = numbers_of(
         2, 4, (0, 0, "success", 1.0), *[(0, run, "failed", None) for run in (1, 2, 3)],
         *[(1, run, "success", 0.0) for run in range(4)],
@@ -131,7 +131,7 @@ def test_a_row_with_failed_attempts_weighs_as_much_as_the_others() -> None:
     assert found.summary["pass_rate"] == 1 / 8  # the wire's counts attempts, failed ones included
 
 
-def test_the_unscored_share_leaves_skipped_and_pending_attempts_out() -> None:
+def test_unscored_share() -> None:
     found = numbers_of(
         4, 1, (0, 0, "success", 1.0), (1, 0, "failed", None), (2, 0, "skipped", None)
     ).estimates.unscored
@@ -141,7 +141,7 @@ def test_the_unscored_share_leaves_skipped_and_pending_attempts_out() -> None:
     assert numbers_of(4, 1).estimates.unscored is None
 
 
-def test_pass_at_k_has_an_interval_over_rows_with_enough_scored_attempts() -> None:
+def test_pass_at_k_estimates() -> None:
     outcomes: list[Outcome] = [
         (row, run, "success", float(run < row % 3)) for row in range(9) for run in range(4)
     ]
@@ -154,7 +154,7 @@ def test_pass_at_k_has_an_interval_over_rows_with_enough_scored_attempts() -> No
 
 
 def passed(*rows: str) -> MeasuredResults:
-    """Count attempts that passed (1), did not (0), or failed (-), a word a row."""
+    """Return results of rows with a character per attempt: passed (1), not passed (0) or failed (-)."""
     metrics = MeasuredResults(len(rows), max(map(len, rows)))
     for row, attempts in enumerate(rows):
         for run, outcome in enumerate(attempts):
@@ -164,7 +164,7 @@ def passed(*rows: str) -> MeasuredResults:
     return metrics
 
 
-def test_pass_hat_k_says_how_often_all_of_k_attempts_pass() -> None:
+def test_pass_hat_k_estimates() -> None:
     estimates = passed("1111", "1110", "1100", "0000", "11-1").summary().estimates
     assert list(estimates.pass_hat_k) == list(estimates.pass_at_k) == [1, 2, 4]
     # Of 3 passes in 4 attempts half of the pairs pass, of 2 one in six.
@@ -174,7 +174,7 @@ def test_pass_hat_k_says_how_often_all_of_k_attempts_pass() -> None:
     assert passed("1", "0").summary().estimates.pass_hat_k == {}
 
 
-def test_variance_is_split_between_rows_and_attempts_whatever_the_unit() -> None:
+def test_variance_between_rows_and_attempts() -> None:
     shares = passed("1100", "1110", "1111", "0000").summary().estimates.variance
     # By hand: MSB 4 * 0.547 / 3 = 0.729, MSW 1.75 / 12 = 0.146, and between rows (0.729 - 0.146) / 4 = 0.146.
     assert shares is not None and shares.between_rows == pytest.approx(0.5)
@@ -193,18 +193,18 @@ def test_variance_is_split_between_rows_and_attempts_whatever_the_unit() -> None
 
 
 @pytest.mark.parametrize("rows", [("1", "0", "1"), ("11", "11"), ("10",), ("--", "--"), ()])
-def test_where_the_data_do_not_tell_rows_from_attempts_nothing_is_said(rows: tuple[str, ...]) -> None:
+def test_variance_unknown(rows: tuple[str, ...]) -> None:
     metrics = passed(*rows) if rows else MeasuredResults(0, 2)
     assert metrics.summary().estimates.variance is None
 
 
-def test_costs_whose_sum_is_beyond_a_float_have_no_total() -> None:
+def test_total_of_costs() -> None:
     assert total_of(np.array([1e308, 1e308])) is None
     assert total_of(np.array([0.1] * 10)) == 1.0
     assert total_of(np.array([])) is None
 
 
-def test_costs_tokens_and_latencies_say_how_many_samples_they_are_of() -> None:
+def test_costs_tokens_and_latencies() -> None:
     metrics = MeasuredResults(4, 1)
     for row in range(3):
         metrics.add(
@@ -234,7 +234,7 @@ def test_costs_tokens_and_latencies_say_how_many_samples_they_are_of() -> None:
     assert (latency.elsewhere_ms.p50, latency.elsewhere_ms.p90) == (1400.0, 2200.0)
 
 
-def test_model_calls_at_once_leave_no_time_elsewhere_and_what_was_not_timed_none_to_tell() -> None:
+def test_latency_elsewhere() -> None:
     at_once, untimed = MeasuredResults(1, 1), MeasuredResults(1, 1)
     at_once.add(0, 0, "success", 1.0, duration_ms=100, model_latency_ms=250.0, model_calls=3)
     untimed.add(0, 0, "success", 1.0, model_latency_ms=250.0, model_calls=3)
@@ -243,7 +243,7 @@ def test_model_calls_at_once_leave_no_time_elsewhere_and_what_was_not_timed_none
     assert untimed.summary().estimates.latency.elsewhere_ms is None
 
 
-def test_huge_numbers_can_be_written_as_json() -> None:
+def test_huge_numbers_in_json() -> None:
     outcomes: list[Outcome] = [
         (0, 0, "success", 1.7e308),
         (1, 0, "success", -1.7e308),
@@ -261,7 +261,7 @@ rewards = st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True), s
     st.integers(1, 5),
     st.dictionaries(st.tuples(st.integers(0, 5), st.integers(0, 4)), st.tuples(statuses, rewards)),
 )
-def test_every_work_item_is_counted_exactly_once(
+def test_every_attempt_is_counted_once(
     rows: int, n: int, outcomes: dict[tuple[int, int], tuple[str, float | None]]
 ) -> None:
     known = {place: outcome for place, outcome in outcomes.items() if place[0] < rows and place[1] < n}
@@ -276,9 +276,7 @@ def test_every_work_item_is_counted_exactly_once(
 
 
 @given(st.integers(1, 7), st.data())
-def test_pass_at_k_is_the_share_of_draws_with_a_pass_and_pass_hat_k_of_those_without_a_failure(
-    n: int, data: st.DataObject
-) -> None:
+def test_pass_at_k_equals_enumeration(n: int, data: st.DataObject) -> None:
     c = data.draw(st.integers(0, n))
     k = data.draw(st.integers(1, n))
     draws = list(itertools.combinations([True] * c + [False] * (n - c), k))
@@ -286,7 +284,7 @@ def test_pass_at_k_is_the_share_of_draws_with_a_pass_and_pass_hat_k_of_those_wit
     assert pass_hat_k(n, c, k) == pytest.approx(sum(map(all, draws)) / len(draws))
 
 
-def test_pass_at_k_is_exact_and_takes_the_rows_with_enough_attempts() -> None:
+def test_pass_at_k_by_row() -> None:
     assert pass_at_k(5000, 1, 2500) == pytest.approx(0.5)
     assert pass_at_k(5000, 0, 5000) == 0.0
     assert pass_at_k(5000, 5000, 1) == 1.0
@@ -308,7 +306,7 @@ def test_pass_at_k_is_exact_and_takes_the_rows_with_enough_attempts() -> None:
 
 
 @pytest.mark.parametrize("n, c, k", [(4, 5, 1), (4, -1, 1), (4, 1, 0), (4, 1, 5), (0, 0, 1)])
-def test_pass_at_k_without_meaning_is_refused(n: int, c: int, k: int) -> None:
+def test_invalid_pass_at_k(n: int, c: int, k: int) -> None:
     with pytest.raises(ValueError, match=f"pass@{k}"):
         pass_at_k(n, c, k)
     with pytest.raises(ValueError, match=rf"pass\^{k}"):
@@ -329,7 +327,7 @@ def estimates_of(*statuses: str, planned: int, clusters: list[int] | None = None
     return metrics.summary().estimates
 
 
-def test_a_scored_share_under_nine_tenths_is_a_warning() -> None:
+def test_warning_below_90_percent_scored() -> None:
     enough = estimates_of(*["pass"] * 18, "agent", "agent", planned=25)
     few = estimates_of(*["pass"] * 17, "agent", "agent", "agent", planned=25)
     assert enough.warnings == []
@@ -340,28 +338,29 @@ def test_a_scored_share_under_nine_tenths_is_a_warning() -> None:
     assert describe_few_scored(0, 0) is None
 
 
-def test_a_platform_that_does_not_say_how_many_passed_gets_no_pass_rate_of_zero() -> None:
-    headline = RunScore.of_results({"graded": 8, "failed": 1, "total_runs": 9}, planned=10)
-    assert headline is not None
-    assert describe_score(headline).startswith(
-        "pass rate – (reward >= 1.0, scored attempts only); scored 8 of 10"
-    )
-    assert describe_briefly(headline) == "pass rate unknown, 8 of 10 planned scored, failed 1"
-
-
-def test_nothing_scored_is_no_pass_rate_of_zero() -> None:
-    headline = RunScore.of(estimates_of("provider", planned=1))
-    assert describe_score(headline).startswith(
-        "pass rate – (reward >= 1.0, scored attempts only); scored 0 of 1 planned"
-    )
-    assert describe_briefly(headline).startswith("no scores, 0 of 1 planned")
+@pytest.mark.parametrize(
+    ("score", "scored", "brief"),
+    [
+        (RunScore.of(estimates_of("provider", planned=1)), "0 of 1", "no scores, 0 of 1 planned"),
+        (
+            RunScore.of_results({"graded": 8, "failed": 1, "total_runs": 9}, planned=10),
+            "8 of 10",
+            "pass rate unknown, 8 of 10 planned scored, failed 1",
+        ),
+    ],
+    ids=["no scores", "pass count unknown"],
+)
+def test_unknown_pass_rate_is_not_zero(score: RunScore, scored: str, brief: str) -> None:
+    shown = f"pass rate – (reward >= 1.0, scored attempts only); scored {scored} planned"
+    assert describe_score(score).startswith(shown)
+    assert describe_briefly(score).startswith(brief)
 
 
 def row(index: int, text: str) -> DatasetRow:
     return DatasetRow(index, [{"role": "user", "content": text}], "ok", None)
 
 
-def test_copies_make_no_interval_narrower() -> None:
+def test_duplicate_rows_do_not_narrow_intervals() -> None:
     texts = [f"row {number}" for number in range(30)]
     rewards = [float(number % 3 > 0) for number in range(30)]
     alone, tripled = MeasuredResults(30, 1), MeasuredResults(90, 1)
@@ -385,7 +384,7 @@ def dataset(path: Path, rows: list[dict[str, object]]) -> Path:
     return path
 
 
-def test_a_column_with_over_50_values_is_no_slice(tmp_path: Path) -> None:
+def test_slice_values_limit(tmp_path: Path) -> None:
     rows = [{"user_prompt": f"{row}", "ground_truth": "x", "few": row % 50} for row in range(51)]
     file = dataset(tmp_path / "rows.jsonl", rows)
     assert len(set(read_slice_values(file, "few", np.arange(51)))) == 50
@@ -393,7 +392,7 @@ def test_a_column_with_over_50_values_is_no_slice(tmp_path: Path) -> None:
         read_slice_values(file, "user_prompt", np.arange(51))
 
 
-def test_prompts_are_the_same_whatever_answer_is_expected(tmp_path: Path) -> None:
+def test_prompts_do_not_depend_on_answers(tmp_path: Path) -> None:
     first = dataset(tmp_path / "a.jsonl", [{"user_prompt": "a", "ground_truth": "1"}])
     other = dataset(
         tmp_path / "b.jsonl",

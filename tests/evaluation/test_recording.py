@@ -1,4 +1,4 @@
-"""What the files of a run hold: records, previews, the log and the index, without secrets."""
+"""Records, previews, the log and the index of a run, without secrets."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ from osmosis_ai.rollout.types import GraderCompleteRequest, GraderStatus, Rollou
 from tests.controller.attempts import ended, record_of_ended
 from tests.decisions.builders import write_journalled_run
 
+PASSED = Verdict("success", reward=1.0)
+
 
 def recorded(
-    extra_fields: dict[str, Any], verdict: Verdict, usage: RolloutUsage | None = None
+    extra_fields: dict[str, Any], verdict: Verdict = PASSED, usage: RolloutUsage | None = None
 ) -> TerminalRecord:
     row = DatasetRow(0, [{"role": "user", "content": "hi"}], "ok", None)
     sample = RolloutSample(extra_fields=extra_fields)
@@ -40,39 +42,37 @@ def recorded(
     return record
 
 
-def test_scores_reasons_and_the_end_of_an_agent_loop_are_kept_and_read_again() -> None:
+def test_agent_loop_scores_and_finish_reason() -> None:
     said = {
         "scores": {"rewards:exact": 1.0, "agent": 0.5},
         "unscored": {"rewards:judge": "RuntimeError: the-secret-key was refused"},
         "finish_reason": "max_turns",
     }
-    record = recorded({"agent_loop": said}, Verdict("success", reward=1.0))
+    record = recorded({"agent_loop": said})
     assert record.scores == {"rewards:exact": 1.0, "agent": 0.5}
     assert record.unscored is not None
     assert list(record.unscored) == ["rewards:judge"]
     assert "the-secret-key" not in record.unscored["rewards:judge"]
     assert record.finish_reason == "max_turns"
     long = {"finish_reason": "the-secret-key " * 999, "unscored": {"a": "x" * 9999}}
-    record = recorded({"agent_loop": long}, Verdict("success", reward=1.0))
+    record = recorded({"agent_loop": long})
     assert len(record.finish_reason or "") == 200 and "the-secret-key" not in (record.finish_reason or "")
     assert record.unscored is not None and len(record.unscored["a"]) == 2000
     assert recorded({"agent_loop": said}, failed("agent_error", "grader", "no judge")).scores is None
 
 
-def test_a_record_fits_an_exchange_however_much_a_rollout_says() -> None:
+def test_record_size_is_limited() -> None:
     many = {f"function-{number}": 1.0 for number in range(200_000)}
     why = dict.fromkeys(many, "花" * 2000)
     said = {"scores": many, "unscored": why, "finish_reason": "x" * 10**6}
-    record = recorded({"agent_loop": said}, Verdict("success", reward=1.0))
+    record = recorded({"agent_loop": said})
     assert len(record.to_line()) < 256 << 10
     assert record.scores is not None and list(record.scores)[:2] == ["function-0", "function-1"]
     assert record.unscored is not None and 5 < len(record.unscored) < 50
     left_out = 400_000 - len(record.scores) - len(record.unscored)
     told = f"{left_out:,} scores or reasons are left out (limit: 64 KiB per attempt)."
     assert record.notes == told
-    noted = recorded(
-        {"agent_loop": said, "grader_notes": {"notes": "y" * 2000}}, Verdict("success", reward=1.0)
-    )
+    noted = recorded({"agent_loop": said, "grader_notes": {"notes": "y" * 2000}})
     assert noted.notes is not None and len(noted.notes) == 2000
     assert noted.notes.startswith("yyy") and noted.notes.endswith("y\n" + told)
 
@@ -86,37 +86,37 @@ def test_a_record_fits_an_exchange_however_much_a_rollout_says() -> None:
         {"scores": {"a": "1", "b": float("inf"), "c": float("nan"), "d": 10**400}, "unscored": {"c": 1}},
     ],
 )
-def test_what_a_users_grader_writes_under_the_same_key_is_no_outcome(said: Any) -> None:
-    record = recorded({"agent_loop": said}, Verdict("success", reward=1.0))
+def test_invalid_agent_loop_fields_are_ignored(said: Any) -> None:
+    record = recorded({"agent_loop": said})
     assert (record.scores, record.unscored, record.finish_reason) == (None, None, None)
     assert b"scores" not in record.to_line()
 
 
-def test_names_that_an_agent_invents_are_cleaned() -> None:
+def test_invented_names_are_cleaned() -> None:
     said = {
         "scores": {"the-secret-key": 1.0, "\ud800": 0.5},
         "unscored": {"the-secret-key\ud800": "why\ud800"},
         "finish_reason": "stop\ud800",
     }
-    record = recorded({"agent_loop": said}, Verdict("success", reward=1.0))
+    record = recorded({"agent_loop": said})
     assert (record.scores, record.unscored) == ({"[REDACTED]": 1.0, "?": 0.5}, {"[REDACTED]?": "why?"})
     assert record.finish_reason == "stop?"
     assert recorded({}, failed("agent_error", "agent", "boom \ud800")).error == "boom ?"
 
 
 @pytest.mark.parametrize("tokens", [2**31 - 1, 2**31, 10**12])
-def test_tokens_that_no_attempt_can_use_are_unknown(tokens: int) -> None:
+def test_impossible_token_counts_are_unknown(tokens: int) -> None:
     usage = RolloutUsage(calls=1, prompt_tokens=tokens, total_tokens=tokens)
-    record = recorded({}, Verdict("success", reward=1.0), usage)
+    record = recorded({}, usage=usage)
     assert (record.tokens is None) == (tokens >= 2**31) and record.model_calls == 1
     line = IndexEntry(row_index=0, run_index=0, rollout_id="0" * 32, status="success", tokens=record.tokens)
     assert read_index([line.to_line()], rows=1, n=1)
 
 
-def test_what_judges_said_and_cost_is_kept_without_secrets() -> None:
+def test_judge_calls_without_secrets() -> None:
     given = [
         {"model": "openai/j", "score": 0.5, "explanation": "the-secret-key is " + "x" * 9999},
-        {"model": "openai/j", "error": "too slow", "score": float("nan"), "other": 1},
+        {"model": "openai/j", "error": "too slow", "other": 1},
     ]
     said = {"calls": 9, "tokens": 100, "cost_usd": 0.25, "judgements": given * 9}
     record = recorded({"judge_calls": said}, failed("agent_error", "grader", "broke"))
@@ -138,20 +138,24 @@ def test_what_judges_said_and_cost_is_kept_without_secrets() -> None:
         {"calls": True, "tokens": 1},
         {"calls": 1, "tokens": 10**30},
         {"calls": 1, "tokens": None},
+        {"calls": 1, "tokens": 1, "cost_usd": -1.0},
+        {"calls": 1, "tokens": 1, "judgements": [{"model": 3}]},
+        {"calls": 1, "tokens": 1, "judgements": [{"score": float("nan")}]},
+        {"calls": 1, "tokens": 1, "outside_scale": 2},
     ],
 )
-def test_what_is_no_count_of_judge_calls_is_read_as_none(said: Any) -> None:
-    record = recorded({"judge_calls": said}, Verdict("success", reward=1.0))
+def test_invalid_judge_calls_are_ignored(said: Any) -> None:
+    record = recorded({"judge_calls": said})
     assert (record.judge_calls, record.judge_tokens, record.judge_cost_usd, record.judgements) == (None,) * 4
 
 
-def test_what_a_grader_noted_is_kept_without_secrets() -> None:
+def test_grader_notes_without_secrets() -> None:
     said = {"notes": "the-secret-key \ud800 " + "x" * 1900, "parts": {"the-secret-key": 1, "b": 0.5}}
-    record = recorded({"grader_notes": said}, Verdict("success", reward=1.0))
+    record = recorded({"grader_notes": said})
     assert record.notes is not None and "the-secret-key" not in record.notes
     assert record.parts is not None and sorted(record.parts.values()) == [0.5, 1.0]
     assert "the-secret-key" not in record.parts
-    record = recorded({"grader_notes": {"notes": 3, "parts": {"a": 1}}}, Verdict("success", reward=1.0))
+    record = recorded({"grader_notes": {"notes": 3, "parts": {"a": 1}}})
     assert (record.notes, record.parts) == (None, None)
 
 
@@ -162,7 +166,7 @@ def said(role: str, content: Any) -> dict[str, Any]:
     return {"role": role, "content": content}
 
 
-def test_the_first_question_and_the_last_answer_are_shown_in_a_line() -> None:
+def test_previews() -> None:
     messages = [
         said("system", "be brief"),
         said("user", "  two\n\ttimes   two? "),
@@ -184,13 +188,13 @@ def test_the_first_question_and_the_last_answer_are_shown_in_a_line() -> None:
 
 
 @pytest.mark.parametrize("odd", [None, 3, {"text": "x"}, [3, {"type": "image"}], "", " \n", [{"text": None}]])
-def test_what_is_no_text_is_passed_over(odd: Any) -> None:
+def test_previews_skip_non_text(odd: Any) -> None:
     shown = previews_of([said("user", odd), said("user", "then"), {"role": odd}], NOTHING)
     assert shown.input == "then"
 
 
 @pytest.mark.parametrize("before", [0, 150, 500, 4090, 4600])
-def test_a_secret_is_in_no_preview_wherever_it_stands(before: int) -> None:
+def test_previews_contain_no_secret(before: int) -> None:
     secret = "canary-1234567890"
     text = "x" + " " * before + secret + " and on " * 3000
     shown = previews_of([said("user", text), said("assistant", text)], Redactor([secret]))
@@ -198,7 +202,7 @@ def test_a_secret_is_in_no_preview_wherever_it_stands(before: int) -> None:
         assert line is None or "canary" not in line
 
 
-def test_a_line_has_time_level_step_message_and_details(tmp_path: Path) -> None:
+def test_log_line(tmp_path: Path) -> None:
     log = RunLog(tmp_path / "logs.txt", Redactor())
     log.write("server", "two\nlines", level="WARNING", port=80, nothing=None)
     log.close()
@@ -209,7 +213,7 @@ def test_a_line_has_time_level_step_message_and_details(tmp_path: Path) -> None:
     assert (tmp_path / "logs.txt").stat().st_mode & 0o077 == 0
 
 
-def test_secrets_are_hidden_the_longest_first_wherever_they_are(tmp_path: Path) -> None:
+def test_log_redacts_longest_secret_first(tmp_path: Path) -> None:
     seen: list[str] = []
     redact = Redactor(["tokens", "tokens-and-more"])
     log = RunLog(tmp_path / "logs.txt", redact, echo=lambda event: seen.append(event.to_line()))
@@ -224,7 +228,7 @@ def test_secrets_are_hidden_the_longest_first_wherever_they_are(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("value", ["true", "null", "1", "123456", '"kind"', "session ends", '{"complete"'])
-def test_no_value_of_a_secret_makes_a_line_unreadable(value: str, tmp_path: Path) -> None:
+def test_redaction_keeps_log_lines_readable(value: str, tmp_path: Path) -> None:
     log = RunLog(tmp_path / "logs.txt", Redactor([value]))
     log.write("run", "session ends", complete=True, kind=None, dispatched=123456, costs=[1, None])
     log.close()
@@ -232,14 +236,7 @@ def test_no_value_of_a_secret_makes_a_line_unreadable(value: str, tmp_path: Path
     assert facts == {"complete": True, "dispatched": 123456, "costs": [1, None]}
 
 
-def test_a_secret_of_several_lines_is_hidden_before_they_become_one(tmp_path: Path) -> None:
-    log = RunLog(tmp_path / "logs.txt", Redactor(["begin\nmiddle\nend"]))
-    log.write("run", "key=begin\nmiddle\nend, said the agent", where=tmp_path / "begin\nmiddle\nend")
-    log.close()
-    assert "middle" not in (tmp_path / "logs.txt").read_text()
-
-
-def test_a_log_of_another_process_is_cleaned_without_touching_other_bytes(tmp_path: Path) -> None:
+def test_server_log_redaction_keeps_other_bytes(tmp_path: Path) -> None:
     path = tmp_path / "server.log"
     path.write_bytes(b"key=hunter22\n\xff\xfe kept\n")
     redact_server_logs(path, Redactor(["hunter22"]))
@@ -247,10 +244,10 @@ def test_a_log_of_another_process_is_cleaned_without_touching_other_bytes(tmp_pa
     assert [entry.name for entry in tmp_path.iterdir()] == ["server.log"]
 
 
-def test_a_line_that_is_late_never_goes_into_a_file_that_was_opened_since(
+def test_late_log_line_does_not_reach_a_reused_descriptor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A descriptor that was closed is the next file's: whoever is about to write to it is waited for."""
+    """A closed descriptor is reused for the next file, so ``close`` waits for a write in progress."""
     log = RunLog(tmp_path / "logs.txt", Redactor())
     write, writing, go_on = os.write, threading.Event(), threading.Event()
 
@@ -290,7 +287,7 @@ def entry(row: int, run: int = 0, **changes: Any) -> bytes:
     return json.dumps({**known, **changes}).encode() + b"\n"
 
 
-def test_entries_come_by_row_and_attempt_whatever_their_order_and_nulls_are_absent() -> None:
+def test_index_entries_are_sorted() -> None:
     lines = [
         entry(1, reward=0.5, tokens=3),
         entry(0, reward=None, error_type="x" * 100, status="failed", resumed=True),
@@ -330,14 +327,14 @@ def test_entries_come_by_row_and_attempt_whatever_their_order_and_nulls_are_abse
         (b" " * 70_000 + b"\n", "line 2 is longer than 65536 bytes"),
     ],
 )
-def test_a_line_that_is_none_is_named(line: bytes, said: str) -> None:
+def test_invalid_index_line(line: bytes, said: str) -> None:
     with pytest.raises(OsmosisError) as refused:
         read_index([entry(0), line], rows=2, n=1)
     assert refused.value.message.startswith("index.jsonl is not the index of a complete run: ")
     assert said in refused.value.message
 
 
-def test_samples_that_are_missing_are_counted_and_the_first_is_named() -> None:
+def test_missing_index_entries() -> None:
     with pytest.raises(OsmosisError, match="3 of 4 samples are missing, the first is row 0, attempt 1"):
         read_index([entry(0)], rows=2, n=2)
 
@@ -351,13 +348,13 @@ def test_samples_that_are_missing_are_counted_and_the_first_is_named() -> None:
         {"dataset": {"selected_source_rows": "0-99999999999"}},
     ],
 )
-def test_a_manifest_that_makes_no_sense_is_refused(tmp_path: Path, inputs: dict[str, object]) -> None:
+def test_invalid_manifest_inputs(tmp_path: Path, inputs: dict[str, object]) -> None:
     directory = write_journalled_run(tmp_path / "fox", [[1.0]], inputs=inputs)
     with pytest.raises(OsmosisError, match="does not contain valid rows"):
         read_local_samples(directory)
 
 
-def test_a_result_without_a_row_digest_is_refused(tmp_path: Path) -> None:
+def test_result_without_row_digest(tmp_path: Path) -> None:
     directory = write_journalled_run(tmp_path / "fox", [[1.0]], digests=[None])
     with pytest.raises(JournalCorruptionError, match="row 0, attempt 1 has no 'row_digest'"):
         read_local_samples(directory)

@@ -1,4 +1,4 @@
-"""Resume: which run is continued, which inputs must be equal, and which attempts are pending."""
+"""Resume: choice of the run, its lock, its inputs and their digests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.evaluation.builders import inputs, spec
 
 
 def leave_run(root: Path, name: str, status: str | None, created_at: str, **changed: object) -> None:
-    """Write the files of an earlier session."""
+    """Write the files of a previous session."""
     manifest = Manifest(name, inputs(**changed), {}, created_at=created_at)  # type: ignore[arg-type]
     manifest.write(root / name / "manifest.json")
     if status is not None:
@@ -46,7 +46,7 @@ def opened(root: Path, **options: object) -> RunPlan:
         return open_run(held, root, EvalRunOptions(**options), inputs(), "multiply")  # type: ignore[arg-type]
 
 
-def test_without_a_name_a_new_run_gets_one_from_config_time_and_inputs(tmp_path: Path) -> None:
+def test_new_run_name(tmp_path: Path) -> None:
     run = opened(tmp_path)
     stem, moment, digest = run.name.split("-")
     assert (stem, len(moment), len(digest)) == ("multiply", 16, 8)
@@ -55,9 +55,7 @@ def test_without_a_name_a_new_run_gets_one_from_config_time_and_inputs(tmp_path:
 
 
 @pytest.mark.parametrize("status", ["running", None])
-def test_without_a_name_the_newest_unfinished_run_with_equal_inputs_is_continued(
-    tmp_path: Path, status: str | None
-) -> None:
+def test_unnamed_run_continues_newest_unfinished(tmp_path: Path, status: str | None) -> None:
     leave_run(tmp_path, "old", "incomplete", "2026-01-01T00:00:00.000Z")
     leave_run(tmp_path, "killed", status, "2026-01-02T00:00:00.000Z")
     leave_run(tmp_path, "done", "finished", "2026-01-03T00:00:00.000Z")
@@ -68,16 +66,14 @@ def test_without_a_name_the_newest_unfinished_run_with_equal_inputs_is_continued
     assert opened(tmp_path, fresh=True).manifest is None
 
 
-def test_a_run_that_another_process_works_on_is_not_picked_up(tmp_path: Path) -> None:
+def test_running_run_is_not_continued(tmp_path: Path) -> None:
     leave_run(tmp_path, "busy", "running", "2026-01-02T00:00:00.000Z")
     with run_lock(tmp_path, "busy"):
         assert opened(tmp_path).name != "busy"
     assert opened(tmp_path).name == "busy"
 
 
-def test_two_runs_that_start_in_the_same_second_have_different_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_of_the_same_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(specs, "stamp", lambda: "20260102T000000Z")
     with ExitStack() as one, ExitStack() as another:
         first = open_run(one, tmp_path, EvalRunOptions(), inputs(), "multiply")
@@ -86,9 +82,7 @@ def test_two_runs_that_start_in_the_same_second_have_different_names(
         assert is_running(tmp_path, first.name) and is_running(tmp_path, second.name)
 
 
-def test_a_new_run_never_uses_the_directory_of_a_finished_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_run_does_not_reuse_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(specs, "stamp", lambda: "20260102T000000Z")
     ended: list[str] = []
 
@@ -105,7 +99,7 @@ def test_a_new_run_never_uses_the_directory_of_a_finished_one(
         assert is_running(tmp_path, run.name) and not is_running(tmp_path, ended[0])
 
 
-def test_a_named_run_is_continued_only_with_equal_inputs(tmp_path: Path) -> None:
+def test_named_run_needs_equal_inputs(tmp_path: Path) -> None:
     leave_run(tmp_path, "mine", "finished", "2026-01-02T00:00:00.000Z")
     leave_run(tmp_path, "theirs", "incomplete", "2026-01-02T00:00:00.000Z", seed=9)
     assert opened(tmp_path, name="mine").manifest is not None
@@ -119,7 +113,7 @@ def test_a_named_run_is_continued_only_with_equal_inputs(tmp_path: Path) -> None
     assert opened(tmp_path, name="again").manifest is not None
 
 
-def test_fresh_archives_the_named_run_and_deletes_nothing(tmp_path: Path) -> None:
+def test_fresh_archives_named_run(tmp_path: Path) -> None:
     leave_run(tmp_path, "mine", "finished", "2026-01-02T00:00:00.000Z")
     runs = [opened(tmp_path, name="mine", fresh=True)]
     leave_run(tmp_path, "mine", "finished", "2026-01-02T00:00:00.000Z")
@@ -129,7 +123,7 @@ def test_fresh_archives_the_named_run_and_deletes_nothing(tmp_path: Path) -> Non
     assert len(set(archives)) == 2
 
 
-def test_a_directory_that_is_not_a_run_is_refused_but_one_from_a_killed_start_is_used(tmp_path: Path) -> None:
+def test_directory_that_is_not_a_run(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.png").touch()
     with pytest.raises(OsmosisError, match="is not a run"):
@@ -141,7 +135,7 @@ def test_a_directory_that_is_not_a_run_is_refused_but_one_from_a_killed_start_is
 
 
 @pytest.mark.parametrize("name", ["", ".locks", "-x", "a/b", "..", "é", "a" * 97, "a b"])
-def test_a_name_is_one_safe_path_segment(name: str) -> None:
+def test_invalid_run_names(name: str) -> None:
     with pytest.raises(OsmosisError, match="cannot be named"):
         EvalRunOptions(name=name)
 
@@ -157,7 +151,7 @@ with run_lock(Path(sys.argv[1]), "mine"):
 
 
 @pytest.mark.integration
-def test_a_second_process_is_refused_until_the_first_one_ends_or_is_killed(tmp_path: Path) -> None:
+def test_lock_excludes_other_processes(tmp_path: Path) -> None:
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -176,7 +170,7 @@ def test_a_second_process_is_refused_until_the_first_one_ends_or_is_killed(tmp_p
     assert os.stat(tmp_path / ".locks" / "mine.lock").st_mode & 0o077 == 0
 
 
-def test_two_checks_of_a_lock_do_not_see_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_checks_do_not_see_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with run_lock(tmp_path, "mine"):
         pass
     lock, seen = fcntl.flock, list[bool]()
@@ -192,7 +186,7 @@ def test_two_checks_of_a_lock_do_not_see_each_other(tmp_path: Path, monkeypatch:
     assert seen == [False]
 
 
-def test_a_run_waits_for_a_slow_check_of_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_waits_for_slow_lock_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with run_lock(tmp_path, "mine"):
         pass
     with (tmp_path / ".locks" / "mine.lock").open("rb") as slow, ExitStack() as run:
@@ -209,7 +203,7 @@ def test_a_run_waits_for_a_slow_check_of_its_lock(tmp_path: Path, monkeypatch: p
         assert slow.closed and look(tmp_path / ".locks" / "mine.lock")
 
 
-def test_a_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_manifest_round_trip(tmp_path: Path) -> None:
     manifest = Manifest("first", inputs(), {"git_head": "abc"})
     replace(manifest, provenance={"git_head": "abc", "git_branch": None}).write(tmp_path / "manifest.json")
 
@@ -230,7 +224,7 @@ def test_a_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
     }
 
 
-def test_resume_shows_old_and_new_inputs_but_no_values_of_variables() -> None:
+def test_changed_inputs_are_listed_without_values() -> None:
     before = inputs(env={"A": "1", "B": "key-one"}, agent_workflow_timeout_s=5.0, secret_names=("KEY",))
     now = inputs(
         rows="0-2",
@@ -269,7 +263,7 @@ def test_resume_shows_old_and_new_inputs_but_no_values_of_variables() -> None:
         ({"batch_size": 99, "pass_threshold": 0.0, "branch": "main"}, None),
     ],
 )
-def test_resume_refuses_when_an_input_changed_and_names_it(changed: dict[str, Any], key: str | None) -> None:
+def test_changed_input_refuses_resume(changed: dict[str, Any], key: str | None) -> None:
     manifest = Manifest("first", inputs(), {})
     if key is None:
         manifest.require_equal_inputs(inputs(**changed))
@@ -281,7 +275,7 @@ def test_resume_refuses_when_an_input_changed_and_names_it(changed: dict[str, An
 
 
 @pytest.mark.parametrize("name", ["a\n::error::pwned", "::error::pwned", "../up", "", 5])
-def test_a_manifest_with_an_invalid_run_name_is_refused(name: Any, tmp_path: Path) -> None:
+def test_manifest_with_invalid_name(name: Any, tmp_path: Path) -> None:
     """Names are printed, and CI systems read commands from lines of output."""
     Manifest(name, inputs(), {}).write(tmp_path / "manifest.json")
     with pytest.raises(OsmosisError, match="is not a run's manifest"):
@@ -289,7 +283,7 @@ def test_a_manifest_with_an_invalid_run_name_is_refused(name: Any, tmp_path: Pat
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"schema_version": 1}', "not json", '{"a":' * 100_000])
-def test_a_file_that_is_not_a_manifest_is_refused(content: str, tmp_path: Path) -> None:
+def test_invalid_manifest(content: str, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(content)
     with pytest.raises(OsmosisError, match="is not a run's manifest"):
         Manifest.load(tmp_path / "manifest.json")
@@ -304,15 +298,19 @@ class TestSourceDigest:
         (directory / "package" / "tool.py").write_text("x = 1\n")
         return directory
 
-    def test_changes_with_content_names_and_new_files(self, rollout: Path) -> None:
+    def test_changes_with_content_names_new_files_and_linked_files(
+        self, rollout: Path, tmp_path: Path
+    ) -> None:
         digests = {ProjectSource(rollout).source_digest()}
         (rollout / "main.py").write_text("print(2)\n")
         digests.add(ProjectSource(rollout).source_digest())
         (rollout / "main.py").rename(rollout / "start.py")
         digests.add(ProjectSource(rollout).source_digest())
-        (rollout / "package" / "new.txt").touch()
-        digests.add(ProjectSource(rollout).source_digest())
-        assert len(digests) == 4
+        (rollout / "package" / "new.txt").symlink_to(shared := tmp_path / "shared.txt")
+        for text in ("a", "b"):
+            shared.write_text(text)
+            digests.add(ProjectSource(rollout).source_digest())
+        assert len(digests) == 5
 
     def test_ignores_by_products_of_tools(self, rollout: Path) -> None:
         before = ProjectSource(rollout).source_digest()
@@ -321,13 +319,6 @@ class TestSourceDigest:
             (rollout / name / "x").write_text("1")
         (rollout / "uv.lock").write_text("lock")
         assert ProjectSource(rollout).source_digest(output_root=rollout / "runs") == before
-
-    def test_follows_a_link_to_a_file(self, rollout: Path, tmp_path: Path) -> None:
-        (tmp_path / "shared.py").write_text("a")
-        (rollout / "shared.py").symlink_to(tmp_path / "shared.py")
-        before = ProjectSource(rollout).source_digest()
-        (tmp_path / "shared.py").write_text("b")
-        assert ProjectSource(rollout).source_digest() != before
 
     @pytest.mark.parametrize(("target", "kind"), [("..", "a directory"), ("nowhere", "nothing")])
     def test_refuses_links_to_directories_and_missing_files(
@@ -400,7 +391,7 @@ if __name__ == "__main__":
 
 
 def digest(root: Path, *, env: dict[str, str] | None = None, timeout_s: float = 30.0, **files: str) -> str:
-    """Return the grader digest of a rollout with these files in place of its own; "" leaves one out."""
+    """Return the grader digest of a rollout with these files replaced; "" removes one."""
     shutil.rmtree(root / "mine", ignore_errors=True)
     for name, text in {**FILES, **files}.items():
         path = root / "mine" / name
@@ -424,7 +415,7 @@ def digest(root: Path, *, env: dict[str, str] | None = None, timeout_s: float = 
         ("pyproject.toml", True),
     ],
 )
-def test_only_files_that_a_grader_uses_change_its_digest(tmp_path: Path, name: str, counts: bool) -> None:
+def test_grader_digest_covers_files_of_the_grader(tmp_path: Path, name: str, counts: bool) -> None:
     changed = (
         FILES[name].replace("same = equal", "same = None or equal").replace("1.12", "1.13") + "# other\n"
     )
@@ -432,7 +423,7 @@ def test_only_files_that_a_grader_uses_change_its_digest(tmp_path: Path, name: s
 
 
 @pytest.mark.parametrize("content", ["[project]\nname = '\xff'\n", "a = " + "[" * 5000, "a = nan\n"])
-def test_an_invalid_project_file_counts_unchanged(tmp_path: Path, content: str) -> None:
+def test_grader_digest_of_invalid_pyproject(tmp_path: Path, content: str) -> None:
     before, after = ({"pyproject.toml": text} for text in (content, content.replace("a", "e")))
     assert digest(tmp_path, **before) != digest(tmp_path, **after)
 
@@ -446,7 +437,7 @@ def test_an_invalid_project_file_counts_unchanged(tmp_path: Path, content: str) 
         ("import osmosis_ai\n@osmosis_ai.osmosis_reward\ndef score(a, b, c): ...\n", False),
     ],
 )
-def test_without_a_known_grader_every_file_counts(tmp_path: Path, grading: str, counts: bool) -> None:
+def test_grader_digest_without_known_grader(tmp_path: Path, grading: str, counts: bool) -> None:
     files = {"grading.py": grading}
     assert (
         digest(tmp_path, **files) != digest(tmp_path, **files, **{"prompts.py": "SYSTEM = ''\n"})
@@ -476,15 +467,13 @@ def digest_of_one_file(root: Path, text: str, **options: Any) -> str:
         ("score(ANSWER, ctx)", "score(ANSWER, globals())", True),
     ],
 )
-def test_a_change_of_an_agent_in_the_graders_file_keeps_the_grader_digest(
-    tmp_path: Path, said: str, instead: str, counts: bool
-) -> None:
+def test_grader_digest_of_a_shared_file(tmp_path: Path, said: str, instead: str, counts: bool) -> None:
     assert said in ONE_FILE
     changed = digest_of_one_file(tmp_path, ONE_FILE.replace(said, instead))
     assert (changed != digest_of_one_file(tmp_path, ONE_FILE)) is counts
 
 
-def test_an_agent_that_its_grader_names_a_time_limit_and_a_variable_count(tmp_path: Path) -> None:
+def test_grader_digest_of_agent_timeout_and_variable(tmp_path: Path) -> None:
     graded = ONE_FILE.replace("score(ANSWER, ctx)", "Mine.reward(ctx)")
     texts = (graded, graded.replace("TURNS = 4", "TURNS = 8"))
     assert len({digest_of_one_file(tmp_path, text) for text in texts}) == 2
@@ -509,9 +498,7 @@ READS = "os.environ.get('{}', '1')"
         (READS.format("HEAT"), "run(env=os.environ)", True),
     ],
 )
-def test_a_variable_that_only_the_agent_names_does_not_count(
-    tmp_path: Path, agent: str, grader: str, counts: bool
-) -> None:
+def test_grader_digest_of_agent_variables(tmp_path: Path, agent: str, grader: str, counts: bool) -> None:
     source = ONE_FILE.replace("SYSTEM * TURNS", agent).replace("return THRESHOLD", f"return {grader}")
     digests = {digest_of_one_file(tmp_path, source, env={"HEAT": heat}) for heat in "12"}
     assert (len(digests) == 2) is counts
@@ -525,7 +512,7 @@ def rows(tmp_path: Path) -> Path:
     return path
 
 
-def test_rows_after_the_last_selected_one_are_not_checked_and_missing_ones_are_refused(rows: Path) -> None:
+def test_dataset_rows_up_to_last_selected(rows: Path) -> None:
     with pytest.raises(OsmosisError, match="no longer has row 10"):
         list(DatasetInput(rows, "rows", "d", "path").rows(select_rows(12, limit=None, rows=None)))
 
@@ -535,7 +522,7 @@ def test_rows_after_the_last_selected_one_are_not_checked_and_missing_ones_are_r
     assert [index for index, _ in found] == [0, 1, 2, 3]
 
 
-def test_every_model_call_of_a_run_has_a_seed_of_its_own_that_never_changes() -> None:
+def test_call_seeds_are_unique_and_stable() -> None:
     seeds = {
         call_seed(run, row, attempt, call)
         for run in range(3)
@@ -564,7 +551,7 @@ def test_every_model_call_of_a_run_has_a_seed_of_its_own_that_never_changes() ->
         ({"max_time_s": 60}, (1, 1, 0.0), "--max-time 60"),
     ],
 )
-def test_a_spent_budget_names_the_option_to_raise(
+def test_exhausted_budget(
     limits: dict[str, float], spent: tuple[int, int, float | None], reason: str | None
 ) -> None:
     clock = iter([1000.0, *[1010.0] * 9])
@@ -575,7 +562,7 @@ def test_a_spent_budget_names_the_option_to_raise(
     assert reason in found if reason and found else found is reason
 
 
-async def test_litellm_finds_a_runs_variables_but_none_that_start_programs() -> None:
+async def test_policy_environment() -> None:
     variables = {
         "ANTHROPIC_API_KEY": "k",
         "AWS_REGION_NAME": "eu-west-1",
@@ -601,7 +588,5 @@ async def test_litellm_finds_a_runs_variables_but_none_that_start_programs() -> 
         (500, None, None, 500),
     ],
 )
-def test_the_option_wins_over_the_config_and_the_server_bounds_both(
-    option: int | None, config: int | None, capacity: int | None, limit: int
-) -> None:
+def test_in_flight_limit(option: int | None, config: int | None, capacity: int | None, limit: int) -> None:
     assert choose_limit(max_in_flight=option, batch_size=config, capacity=capacity) == limit

@@ -1,4 +1,4 @@
-"""A run as a whole: a real rollout server, a stand-in for the model, real files."""
+"""Complete runs with a real rollout server, a stand-in model and real files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.standin_model import Reply, StandInModel, error_reply
 
 
 class World:
-    """A rollout, a dataset and a stand-in model; every call of :meth:`run` is a new session."""
+    """A rollout, a dataset and a stand-in model; each call of :meth:`run` is a session."""
 
     def __init__(self, root: Path, model: StandInModel) -> None:
         self.root = root
@@ -89,19 +89,19 @@ class World:
 
 @pytest.fixture
 async def cold_world(tmp_path: Path) -> AsyncIterator[World]:
-    """One whose rollout servers are children of this process: it is told of their deaths at once."""
+    """Its rollout servers are children of this process, which learns of their end immediately."""
     async with StandInModel() as model:
         yield World(tmp_path, model)
 
 
 @pytest.fixture
 def world(cold_world: World, warm_children_without_torch: None) -> World:
-    """One whose rollout servers are forked warm."""
+    """Its rollout servers are forked from a warm process."""
     return cold_world
 
 
 @pytest.mark.e2e
-async def test_a_run_leaves_a_directory_that_a_person_and_a_platform_can_read(world: World) -> None:
+async def test_run_directory(world: World) -> None:
     write_rows(world.rows, ["write a note", "two", "three"])
     summary = await world.run(n=2, rows="0,2")
 
@@ -109,7 +109,6 @@ async def test_a_run_leaves_a_directory_that_a_person_and_a_platform_can_read(wo
     assert summary.complete
     index = [json.loads(line) for line in (world.directory / "index.jsonl").read_text().splitlines()]
     assert [(entry["row_index"], entry["run_index"]) for entry in index] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert (world.directory / "summary.jsonl").read_bytes() == (world.directory / "index.jsonl").read_bytes()
     assert set(index[0]) == {
         *(
             "row_index",
@@ -135,11 +134,6 @@ async def test_a_run_leaves_a_directory_that_a_person_and_a_platform_can_read(wo
             "source_row_index": (0, 2)[entry["row_index"]],
         }
     assert (world.directory / "artifacts" / "row_0_run_0" / "note.txt").read_text() == "write a note"
-    assert json.loads((world.directory / "progress.json").read_text()) == {
-        "total_runs": 4,
-        "sampled_rows": 2,
-        "total_dataset_rows": 3,
-    }
     metrics = world.metrics()
     assert metrics["eval_run"]["status"] == "finished"
     assert (
@@ -152,7 +146,7 @@ async def test_a_run_leaves_a_directory_that_a_person_and_a_platform_can_read(wo
 
 
 @pytest.mark.e2e
-async def test_every_model_call_carries_its_seed_and_the_agents_words(world: World) -> None:
+async def test_model_calls_have_seeds(world: World) -> None:
     await world.run(options={"seed": 5}, n=2, rows="1")
     bodies = [
         request.body for request in world.model.requests if request.body["messages"][0]["content"] == "two"
@@ -164,7 +158,7 @@ async def test_every_model_call_carries_its_seed_and_the_agents_words(world: Wor
 
 
 @pytest.mark.e2e
-async def test_what_goes_wrong_in_one_row_is_told_apart_and_stops_nothing(world: World) -> None:
+async def test_row_failures_are_classified(world: World) -> None:
     said = ["raise", "number", "no reward", "nan", "remove", "right"]
     write_rows(world.rows, said)
     summary = await world.run()
@@ -189,7 +183,7 @@ async def test_what_goes_wrong_in_one_row_is_told_apart_and_stops_nothing(world:
 
 
 @pytest.mark.e2e
-async def test_a_spent_budget_leaves_the_rest_pending_and_a_higher_one_goes_on(world: World) -> None:
+async def test_budget_and_resume(world: World) -> None:
     write_rows(world.rows, [f"row {row}" for row in range(12)])
     limited = {"budget": Budget(max_tokens=10), "max_in_flight": 2}
     first = await world.run(options=limited)
@@ -209,9 +203,7 @@ async def test_a_spent_budget_leaves_the_rest_pending_and_a_higher_one_goes_on(w
 
 
 @pytest.mark.e2e
-async def test_a_budget_counts_results_that_are_still_being_written(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_budget_counts_unwritten_results(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     append = Journal.append
 
     async def append_late(journal: Journal, record: TerminalRecord) -> int:
@@ -224,7 +216,7 @@ async def test_a_budget_counts_results_that_are_still_being_written(
 
 
 @pytest.mark.e2e
-async def test_retrying_redoes_failed_and_skipped_rows_and_keeps_the_rest(world: World) -> None:
+async def test_retry_failed(world: World) -> None:
     write_rows(world.rows, ["one", "remove", "three"])
     refusing = True
     world.model.respond = lambda body: (
@@ -251,24 +243,8 @@ async def test_retrying_redoes_failed_and_skipped_rows_and_keeps_the_rest(world:
 
 
 @pytest.mark.e2e
-async def test_a_server_that_dies_is_started_again_and_its_rollouts_run_again(cold_world: World) -> None:
-    write_rows(
-        cold_world.rows, [f"row {row}" for row in range(6)] + [f"die once {cold_world.root / 'died'}", "last"]
-    )
-    summary = await cold_world.run(options={"max_in_flight": 3})
-    assert summary.complete
-    assert summary.succeeded == 8
-    assert summary.dispatched > 8
-    assert len(cold_world.records()) == 8
-    assert len({record["rollout_id"] for record in cold_world.records()}) == 8
-    assert any("Starting it again" in note for note in cold_world.hooks.notes)
-
-
-@pytest.mark.e2e
 @pytest.mark.parametrize("servers", [1, 2])
-async def test_a_row_that_always_kills_the_server_halts_the_run_and_is_named(
-    cold_world: World, servers: int
-) -> None:
+async def test_row_that_kills_the_server_stops_the_run(cold_world: World, servers: int) -> None:
     write_rows(cold_world.rows, ["one", "die"])
     summary = await cold_world.run(options={"max_in_flight": servers, "servers": servers})
     assert summary.stop is not None
@@ -281,7 +257,7 @@ async def test_a_row_that_always_kills_the_server_halts_the_run_and_is_named(
 
 
 @pytest.mark.e2e
-async def test_a_resumed_run_has_the_numbers_of_its_whole_journal(world: World) -> None:
+async def test_resumed_metrics_cover_the_whole_journal(world: World) -> None:
     world.model.respond = lambda body: Reply("wrong" if body["messages"][0]["content"] == "two" else "ok")
     await world.run(options={"budget": Budget(max_tokens=1)}, n=2)
     await world.run(n=2)
@@ -296,9 +272,7 @@ async def test_a_resumed_run_has_the_numbers_of_its_whole_journal(world: World) 
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(("row", "bottleneck"), [("one", "provider"), ("slow grader", None)])
-async def test_the_model_is_the_bottleneck_only_if_attempts_wait_for_it(
-    world: World, row: str, bottleneck: str | None
-) -> None:
+async def test_model_bottleneck(world: World, row: str, bottleneck: str | None) -> None:
     write_rows(world.rows, [row])
     world.model.latency_s = 1.5 if bottleneck else 0.0
     await world.run(grader_timeout_s=2.0)
@@ -308,7 +282,7 @@ async def test_the_model_is_the_bottleneck_only_if_attempts_wait_for_it(
 
 @pytest.mark.e2e
 async def test_secrets_reach_the_agent_and_no_file(world: World) -> None:
-    world.hooks = RecordingHooks(secret_values={"AGENT_KEY": "hunter2-hunter2"})
+    world.hooks = RecordingHooks({"AGENT_KEY": "hunter2-hunter2"})
     write_rows(world.rows, ["raise", "two"])
     summary = await world.run(secret_names=("AGENT_KEY",))
     assert summary.failures[0].error is not None
@@ -320,7 +294,7 @@ async def test_secrets_reach_the_agent_and_no_file(world: World) -> None:
 
 
 @pytest.mark.e2e
-async def test_a_model_that_dies_while_the_servers_start_stops_the_run(world: World) -> None:
+async def test_model_lost_during_server_start(world: World) -> None:
     runner = world.runner()
     opening, died = runner.open_model, OsmosisError("the model died")
 
@@ -336,7 +310,7 @@ async def test_a_model_that_dies_while_the_servers_start_stops_the_run(world: Wo
     assert (summary.pending, summary.dispatched) == (3, 0)
 
 
-async def test_a_damaged_run_is_refused_by_line_and_salvaged_on_request(world: World) -> None:
+async def test_damaged_journal_and_salvage(world: World) -> None:
     first = await world.run(n=2)
     assert first.complete
     (world.directory / "metrics.json").write_text('{"eval_run": [], "duration_ms": {}}')
@@ -374,7 +348,7 @@ async def test_a_damaged_run_is_refused_by_line_and_salvaged_on_request(world: W
 
 
 @pytest.mark.e2e
-async def test_an_older_result_that_counts_again_has_its_own_conversation(world: World) -> None:
+async def test_salvaged_older_result_has_its_conversation(world: World) -> None:
     world.rows = write_rows(world.root / "rows.jsonl", ["remove"])
     for answer in ("first", "second"):
         world.model.respond = lambda _, answer=answer: Reply(content=answer)  # type: ignore[misc]
@@ -388,7 +362,7 @@ async def test_an_older_result_that_counts_again_has_its_own_conversation(world:
     assert written["steps"][-1]["message"] == "first"
 
 
-async def test_rows_that_are_copies_are_one_cluster_and_said_before_anything_is_spent(world: World) -> None:
+async def test_duplicate_rows_note_and_clusters(world: World) -> None:
     write_rows(world.rows, ["one", "two", "one", "three", "one"])
     await world.run()
     assert any("2 of 5 rows are duplicates of another" in note for note in world.hooks.notes)
@@ -425,13 +399,13 @@ def samples(world: World) -> list[Any]:
 
 
 def pids(world: World) -> dict[str, int]:
-    """Return which process made each rollout that has begun."""
+    """Return the process of each rollout that has begun."""
     found = world.directory.glob("rollout_trials/*/artifacts/pid")
     return {path.parent.parent.name: int(path.read_text() or 0) for path in found}
 
 
 async def begun(world: World, count: int) -> dict[str, int]:
-    """Wait until so many rollouts are under way, each with its process known."""
+    """Wait until so many rollouts have begun; return their processes."""
 
     async def enough() -> dict[str, int]:
         while len(found := {name: pid for name, pid in pids(world).items() if pid}) < count:  # noqa: ASYNC110
@@ -442,7 +416,7 @@ async def begun(world: World, count: int) -> dict[str, int]:
 
 
 @pytest.mark.e2e
-async def test_several_servers_give_the_results_of_one(world: World) -> None:
+async def test_several_servers_equal_one(world: World) -> None:
     write_rollout(world.rollout_dir, _SAYS_WHO)
     write_rows(world.rows, [*(f"row {row}" for row in range(12)), "raise", "no reward", "number"])
     results = []
@@ -465,7 +439,7 @@ async def test_several_servers_give_the_results_of_one(world: World) -> None:
 
 
 @pytest.mark.e2e
-async def test_kill_9_of_one_of_three_loses_its_attempts_alone(cold_world: World) -> None:
+async def test_kill_of_one_of_three_servers(cold_world: World) -> None:
     write_rollout(cold_world.rollout_dir, _SAYS_WHO)
     write_rows(cold_world.rows, [f"row {row}" for row in range(30)])
     answers = asyncio.Event()
@@ -517,59 +491,55 @@ def write_judged(world: World) -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.usefixtures("warm_children_without_torch")
-async def test_a_score_outside_the_scale_is_kept_next_to_the_clamped_one(tmp_path: Path) -> None:
-    async with StandInModel(lambda _: Reply('{"score": 4, "explanation": "Great."}')) as model:
-        world = World(tmp_path, model)
-        write_judged(world)
-        write_rows(world.rows, ["one", "two"])
-        await world.run()
-        for scored in world.records():
-            (judgement,) = scored["judgements"]
-            assert (scored["reward"], judgement["score"], judgement["stated_score"]) == (1.0, 1.0, 4.0)
-        estimates = Estimates.model_validate(world.metrics()["estimates"])
-        assert estimates.judges is not None and estimates.judges.outside_scale == 2
-        numbers, _ = numbers_table(estimates, None)
-        (judges,) = [row for row in numbers.rows if row[0] == "Judges"]  # type: ignore[union-attr]
-        assert judges[3].endswith("tokens, 2 scores outside the scale, clamped"), judges
+async def test_judge_score_outside_the_scale(world: World) -> None:
+    world.model.respond = lambda _: Reply('{"score": 4, "explanation": "Great."}')
+    write_judged(world)
+    write_rows(world.rows, ["one", "two"])
+    await world.run()
+    for scored in world.records():
+        (judgement,) = scored["judgements"]
+        assert (scored["reward"], judgement["score"], judgement["stated_score"]) == (1.0, 1.0, 4.0)
+    estimates = Estimates.model_validate(world.metrics()["estimates"])
+    assert estimates.judges is not None and estimates.judges.outside_scale == 2
+    numbers, _ = numbers_table(estimates, None)
+    (judges,) = [row for row in numbers.rows if row[0] == "Judges"]  # type: ignore[union-attr]
+    assert judges[3].endswith("tokens, 2 scores outside the scale, clamped"), judges
 
 
 @pytest.mark.e2e
-@pytest.mark.usefixtures("warm_children_without_torch")
-async def test_its_explanation_is_with_the_sample_and_its_cost_is_in_the_run(tmp_path: Path) -> None:
+async def test_judge_explanation_and_cost(world: World) -> None:
     usage = {"prompt_tokens": 90, "completion_tokens": 10, "cost": 0.25}
     good = Reply('{"score": 0.5, "explanation": "Polite."}', usage=usage)
-    async with StandInModel(lambda _: good) as model:
-        world = World(tmp_path, model)
-        write_judged(world)
-        write_rows(world.rows, ["one", "keyless"])
-        summary = await world.run()
-        assert (summary.succeeded, summary.failed) == (1, 1)
-        scored, keyless = sorted(world.records(), key=lambda record: int(record["row_index"]))
-        judgement = {"model": "openai/judge", "score": 0.5, "explanation": "Polite."}
-        assert scored["reward"] == 0.5
-        assert scored["judgements"] == [judgement]
-        assert (scored["judge_calls"], scored["judge_tokens"], scored["judge_cost_usd"]) == (1, 100, 0.25)
-        assert keyless["boundary"] == "grader" and "ANTHROPIC_API_KEY" in keyless["error"]
-        assert "judge_calls" not in keyless
+    world.model.respond = lambda _: good
+    write_judged(world)
+    write_rows(world.rows, ["one", "keyless"])
+    summary = await world.run()
+    assert (summary.succeeded, summary.failed) == (1, 1)
+    scored, keyless = sorted(world.records(), key=lambda record: int(record["row_index"]))
+    judgement = {"model": "openai/judge", "score": 0.5, "explanation": "Polite."}
+    assert scored["reward"] == 0.5
+    assert scored["judgements"] == [judgement]
+    assert (scored["judge_calls"], scored["judge_tokens"], scored["judge_cost_usd"]) == (1, 100, 0.25)
+    assert keyless["boundary"] == "grader" and "ANTHROPIC_API_KEY" in keyless["error"]
+    assert "judge_calls" not in keyless
 
-        trajectory = json.loads((world.directory / "trajectories" / "row_0_run_0.json").read_text())
-        kept = trajectory["extra"]["osmosis"]["sample_extra_fields"]["judge_calls"]
-        assert kept["judgements"] == [judgement]
+    trajectory = json.loads((world.directory / "trajectories" / "row_0_run_0.json").read_text())
+    kept = trajectory["extra"]["osmosis"]["sample_extra_fields"]["judge_calls"]
+    assert kept["judgements"] == [judgement]
 
-        estimates = Estimates.model_validate(world.metrics()["estimates"])
-        assert estimates.judges is not None
-        assert estimates.judges.model_dump() == {
-            "calls": 1,
-            "tokens": 100,
-            "cost_usd": 0.25,
-            "outside_scale": 0,
-        }
-        numbers, _ = numbers_table(estimates, None)
-        assert ("Judges", "$0.25", "", "1 call, 100 tokens") in numbers.rows  # type: ignore[union-attr]
+    estimates = Estimates.model_validate(world.metrics()["estimates"])
+    assert estimates.judges is not None
+    assert estimates.judges.model_dump() == {
+        "calls": 1,
+        "tokens": 100,
+        "cost_usd": 0.25,
+        "outside_scale": 0,
+    }
+    numbers, _ = numbers_table(estimates, None)
+    assert ("Judges", "$0.25", "", "1 call, 100 tokens") in numbers.rows  # type: ignore[union-attr]
 
-        write_rows(world.rows, [f"row {row}" for row in range(12)])
-        limited = {"budget": Budget(max_cost_usd=0.5), "max_in_flight": 2, "name": "limited"}
-        spent = await world.run(options=limited)
-        assert spent.stop is not None and "--max-cost 0.5" in spent.stop.reason
-        assert 2 <= spent.succeeded < 12
+    write_rows(world.rows, [f"row {row}" for row in range(12)])
+    limited = {"budget": Budget(max_cost_usd=0.5), "max_in_flight": 2, "name": "limited"}
+    spent = await world.run(options=limited)
+    assert spent.stop is not None and "--max-cost 0.5" in spent.stop.reason
+    assert 2 <= spent.succeeded < 12

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.inference.model import (
@@ -37,7 +37,7 @@ with lazily("torch", "transformers", "peft"):
     ],
     ids=["all linear layers", "rank-stabilised", "two projections"],
 )
-def test_a_merged_adapter_gives_the_probabilities_of_pefts_merged_model(
+def test_a_merged_adapter_equals_peft(
     model_dir: Path, tmp_path: Path, prompts: list[tuple[int, ...]], changes: dict[str, Any]
 ) -> None:
     merged = save_adapter(model_dir, tmp_path, **changes).merge_and_unload().eval()
@@ -52,7 +52,7 @@ def test_a_merged_adapter_gives_the_probabilities_of_pefts_merged_model(
         assert np.abs(base - expected).max() > 0.1, "the adapter changes nothing"
 
 
-def test_a_folder_without_an_adapter_is_said_to_have_none(model_dir: Path, tmp_path: Path) -> None:
+def test_a_folder_without_an_adapter(model_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match=f"`{ADAPTER_CONFIG_FILE}` is missing"):
         load_adapted_model(model_dir, tmp_path)
 
@@ -67,9 +67,7 @@ def test_a_folder_without_an_adapter_is_said_to_have_none(model_dir: Path, tmp_p
         ({"peft_type": "IA3"}, "of the kind `IA3`"),
     ],
 )
-def test_an_adapter_that_is_more_than_low_rank_matrices_is_refused(
-    model_dir: Path, tmp_path: Path, changes: dict[str, Any], words: str
-) -> None:
+def test_unsupported_adapters(model_dir: Path, tmp_path: Path, changes: dict[str, Any], words: str) -> None:
     save_adapter(model_dir, tmp_path)
     config = json.loads((tmp_path / ADAPTER_CONFIG_FILE).read_text())
     (tmp_path / ADAPTER_CONFIG_FILE).write_text(json.dumps(config | changes))
@@ -77,43 +75,33 @@ def test_an_adapter_that_is_more_than_low_rank_matrices_is_refused(
         load_adapted_model(model_dir, tmp_path)
 
 
-def test_a_damaged_adapter_is_named(model_dir: Path, tmp_path: Path) -> None:
+def test_damaged_adapters(model_dir: Path, tmp_path: Path) -> None:
     save_adapter(model_dir, tmp_path)
-    tensors = load_file(tmp_path / ADAPTER_WEIGHTS_FILE)
-    name = next(iter(tensors))
-    save_file({key: value for key, value in tensors.items() if key != name}, tmp_path / ADAPTER_WEIGHTS_FILE)
-    with pytest.raises(OsmosisError, match="one matrix of two"):
-        load_adapted_model(model_dir, tmp_path)
-    (tmp_path / ADAPTER_WEIGHTS_FILE).write_bytes(b"no tensors")
-    with pytest.raises(OsmosisError, match="cannot be read"):
-        load_adapted_model(model_dir, tmp_path)
+    path = tmp_path / ADAPTER_WEIGHTS_FILE
+    tensors = load_file(path)
+    wider = {key: np.tile(value, (1, 2)) if "lora_A" in key else value for key, value in tensors.items()}
+    for contents, words in (
+        (save(dict(list(tensors.items())[1:])), "one matrix of two"),
+        (save({"foreign": np.zeros(2)}), "`foreign` is not a matrix of a LoRA adapter"),
+        (save(wider), "does not fit the model"),
+        (b"no tensors", "cannot be read"),
+    ):
+        path.write_bytes(contents)
+        with pytest.raises(OsmosisError, match=words):
+            load_adapted_model(model_dir, tmp_path)
 
 
-def test_an_adapter_of_another_model_does_not_fit(model_dir: Path, tmp_path: Path) -> None:
-    save_adapter(model_dir, tmp_path)
-    tensors = load_file(tmp_path / ADAPTER_WEIGHTS_FILE)
-    wider = {
-        name: np.tile(tensor, (1, 2)) if "lora_A" in name else tensor for name, tensor in tensors.items()
-    }
-    save_file(wider, tmp_path / ADAPTER_WEIGHTS_FILE)
-    with pytest.raises(OsmosisError, match="does not fit the model"):
-        load_adapted_model(model_dir, tmp_path)
-
-
-def served_format(model: str, **options: Any) -> str | None:
-    _, chat = load_parts(model, **options)
+def served_format(model: str, adapter: Path | None = None) -> str | None:
+    _, chat = load_parts(model, adapter)
     return chat.tool_calls.format.name if chat.tool_calls.format else None
 
 
-def test_an_adapter_is_served_with_the_format_of_tool_calls_that_it_was_trained_with(
-    model_dir: Path, tmp_path: Path
-) -> None:
+def test_an_adapter_keeps_its_tool_call_format(model_dir: Path, tmp_path: Path) -> None:
     save_adapter(model_dir, tmp_path)
-    assert served_format("osmosis/tiny", adapter=tmp_path) == "hermes"
+    assert served_format("osmosis/tiny", tmp_path) == "hermes"
     (tmp_path / PROVENANCE_FILE).write_text(json.dumps({"settings": {"tool_call_format": "mistral"}}))
-    assert served_format("osmosis/tiny", adapter=tmp_path) == "mistral"
-    assert served_format(str(model_dir), engine="torch", adapter=tmp_path) == "mistral"
-    assert served_format("osmosis/tiny", adapter=tmp_path, tool_call_format="pythonic") == "pythonic"
+    assert served_format("osmosis/tiny", tmp_path) == "mistral"
+    assert served_format(str(model_dir), tmp_path) == "mistral"
     assert served_format("osmosis/tiny") == "hermes"
 
 
@@ -121,7 +109,7 @@ def test_an_adapter_is_served_with_the_format_of_tool_calls_that_it_was_trained_
     "provenance",
     [None, "{", "[]", "{}", '{"settings": null}', '{"settings": {"tool_call_format": "other"}}', "\xff", "7"],
 )
-def test_what_is_beside_an_adapter_need_not_be_ours(tmp_path: Path, provenance: str | None) -> None:
+def test_foreign_files_next_to_an_adapter(tmp_path: Path, provenance: str | None) -> None:
     if provenance is not None:
         (tmp_path / PROVENANCE_FILE).write_bytes(provenance.encode("latin-1"))
     assert trained_tool_call_format(tmp_path) is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,13 +31,13 @@ WAIT_S = 60.0
 
 
 class Recorder:
-    """Remembers what it hears and in which order; can pause the engine's thread at the first token."""
+    """Records tokens and their order; can pause the engine's thread at the first token."""
 
     def __init__(self, name: str = "", log: list[str] | None = None, *, pause: bool = False) -> None:
         self.name, self.log = name, [] if log is None else log
         self.tokens: Tokens = {}
         self.error: EngineStoppedError | None = None
-        self.heard, self.finished, self.go_on = threading.Event(), threading.Event(), threading.Event()
+        self.heard, self.finished, self.resume = threading.Event(), threading.Event(), threading.Event()
         self._pause = pause
         self._open = 0
 
@@ -50,7 +51,7 @@ class Recorder:
         self.tokens.setdefault(emission.generation, []).append(emission.token)
         self.heard.set()
         if self._pause:
-            assert self.go_on.wait(WAIT_S)
+            assert self.resume.wait(WAIT_S)
         self._open -= emission.finish_reason is not None
         if not self._open:
             self.finished.set()
@@ -60,9 +61,7 @@ class Recorder:
         self.finished.set()
 
 
-def test_an_empty_queue_takes_a_request_of_any_size_and_a_full_one_refuses_until_it_is_cancelled(
-    model: Model, prompts: list[tuple[int, ...]]
-) -> None:
+def test_a_full_queue_refuses_requests(model: Model, prompts: list[tuple[int, ...]]) -> None:
     engine = InferenceEngine(model, max_waiting=2)  # not started: whatever is queued stays there
     wanted = [generation(prompts[0], seed) for seed in range(4)]
     large = Recorder().submit(engine, wanted[:3])
@@ -78,9 +77,7 @@ def test_an_empty_queue_takes_a_request_of_any_size_and_a_full_one_refuses_until
 
 
 @pytest.mark.integration
-def test_a_request_for_many_choices_does_not_hold_up_the_one_behind_it(
-    model: Model, prompts: list[tuple[int, ...]]
-) -> None:
+def test_requests_take_turns_in_the_queue(model: Model, prompts: list[tuple[int, ...]]) -> None:
     order: list[str] = []
     first, many, single = Recorder("first", pause=True), Recorder("many", order), Recorder("single", order)
     with InferenceEngine(model, max_batch=1) as engine:
@@ -88,15 +85,13 @@ def test_a_request_for_many_choices_does_not_hold_up_the_one_behind_it(
         assert first.heard.wait(WAIT_S)
         many.submit(engine, [generation(prompts[1], seed) for seed in range(5)])
         single.submit(engine, [generation(prompts[2], 9)])
-        first.go_on.set()
+        first.resume.set()
         assert many.finished.wait(WAIT_S)
     assert order == ["many", "single", "many", "many", "many", "many"]
 
 
 @pytest.mark.integration
-def test_a_cancelled_submission_leaves_the_queue_and_the_batch(
-    tireless_model: Model, prompts: list[tuple[int, ...]]
-) -> None:
+def test_a_cancelled_submission(tireless_model: Model, prompts: list[tuple[int, ...]]) -> None:
     endless = [generation(prompts[0], seed, max_tokens=1900, stop_tokens=frozenset()) for seed in range(4)]
     abandoned, other = Recorder(pause=True), Recorder()
     with InferenceEngine(tireless_model, max_batch=2) as engine:
@@ -105,7 +100,7 @@ def test_a_cancelled_submission_leaves_the_queue_and_the_batch(
         submission.cancel()
         assert engine.stats()["waiting"] == 0
         other.submit(engine, [generation(prompts[1], 0, max_tokens=5)])
-        abandoned.go_on.set()
+        abandoned.resume.set()
         assert other.finished.wait(WAIT_S)
         submission.cancel()  # once more does no harm
         stats = engine.stats()
@@ -114,7 +109,7 @@ def test_a_cancelled_submission_leaves_the_queue_and_the_batch(
 
 
 @pytest.mark.integration
-def test_closing_tells_whoever_still_waits(model: Model, prompts: list[tuple[int, ...]]) -> None:
+def test_closing_fails_pending_requests(model: Model, prompts: list[tuple[int, ...]]) -> None:
     recorder = Recorder()
     with InferenceEngine(model) as engine:
         recorder.submit(engine, [generation(prompts[0], 0, max_tokens=1900, stop_tokens=frozenset())])
@@ -125,7 +120,7 @@ def test_closing_tells_whoever_still_waits(model: Model, prompts: list[tuple[int
 
 
 @pytest.mark.integration
-def test_a_failing_model_fails_its_requests_and_the_engine_says_so(
+def test_a_failing_model(
     model: Model,
     prompts: list[tuple[int, ...]],
     monkeypatch: pytest.MonkeyPatch,
@@ -159,9 +154,7 @@ def alone(model: Model, prompts: list[tuple[int, ...]]) -> Tokens:
 
 @pytest.mark.integration
 @pytest.mark.parametrize(("capacity", "joining"), [(32, 32), (32, 3), (5, 2)])
-def test_tokens_do_not_depend_on_what_else_is_in_the_batch(
-    model: Model, alone: Tokens, capacity: int, joining: int
-) -> None:
+def test_tokens_do_not_depend_on_the_batch(model: Model, alone: Tokens, capacity: int, joining: int) -> None:
     together = run(model, list(alone), capacity=capacity, joining=joining)
     assert ids(together) == ids(alone)
     assert len({tuple(tokens) for tokens in ids(alone)}) > 20
@@ -171,17 +164,7 @@ def test_tokens_do_not_depend_on_what_else_is_in_the_batch(
 
 
 @pytest.mark.integration
-def test_equal_prompts_share_their_reading_and_nothing_else(
-    model: Model, prompts: list[tuple[int, ...]]
-) -> None:
-    mix = [generation(prompts[seed % 2], seed) for seed in range(16)]
-    assert ids(run(model, mix, capacity=16)) == ids(run(model, mix, capacity=1))
-
-
-@pytest.mark.integration
-def test_a_generation_ends_at_its_limit_or_its_stop_token(
-    model: Model, prompts: list[tuple[int, ...]]
-) -> None:
+def test_finish_reasons(model: Model, prompts: list[tuple[int, ...]]) -> None:
     batch = ContinuousBatch(model, 2)
     short = generation(prompts[0], 1, max_tokens=1)
     ended = generation(prompts[1], 1, stop_tokens=frozenset(range(model.config.vocab_size)))
@@ -191,14 +174,14 @@ def test_a_generation_ends_at_its_limit_or_its_stop_token(
 
 
 @pytest.mark.integration
-def test_the_context_can_be_filled_to_its_last_position(model: Model) -> None:
+def test_the_whole_context_can_be_used(model: Model) -> None:
     limit = model.config.max_positions
     full = generation((5,) * (limit - 3), 0, max_tokens=3, stop_tokens=frozenset())
     assert len(run(model, [full], capacity=1)[full]) == 3
 
 
 @pytest.mark.integration
-def test_who_is_discarded_leaves_the_others_undisturbed(model: Model, prompts: list[tuple[int, ...]]) -> None:
+def test_discarding_does_not_affect_other_generations(model: Model, prompts: list[tuple[int, ...]]) -> None:
     mix = [
         generation(prompt, seed, max_tokens=8, stop_tokens=frozenset())
         for seed, prompt in enumerate(prompts[:6])
@@ -215,23 +198,21 @@ def test_who_is_discarded_leaves_the_others_undisturbed(model: Model, prompts: l
 
 
 @pytest.fixture
-def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The widths of the prompts' parts that the model computed."""
-    widths: list[int] = []
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The rows and columns of the tokens that the model computed."""
+    shapes: list[tuple[int, ...]] = []
     extend = Model.extend
 
     def counting(self: Model, cache: object, rows: slice, ids: np.ndarray, *rest: object) -> object:
-        widths.append(ids.shape[1])
+        shapes.append(ids.shape)
         return extend(self, cache, rows, ids, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Model, "extend", counting)
-    return widths
+    return shapes
 
 
 @pytest.mark.integration
-def test_a_second_turn_computes_only_what_is_new(
-    model: Model, prompts: list[tuple[int, ...]], computed: list[int]
-) -> None:
+def test_a_second_turn_is_cached(model: Model, prompts: list[tuple[int, ...]], computed: list[Any]) -> None:
     batch = ContinuousBatch(model, 2, kept=4)
     (reply,) = ids(generate(batch, [generation(prompts[0], 1)]))
     for noise in range(3):  # others come and go, and use the same slot
@@ -239,22 +220,20 @@ def test_a_second_turn_computes_only_what_is_new(
     computed.clear()
     generate(batch, [generation((*prompts[0], *reply, 7, 8, 9), 2, max_tokens=1)])
     # The last token of the reply was never fed to the model.
-    assert computed == [1 + 3]
+    assert computed == [(1, 1 + 3)]
 
 
 @pytest.mark.integration
-def test_the_same_prompt_again_computes_one_token(
-    model: Model, prompts: list[tuple[int, ...]], computed: list[int]
-) -> None:
+def test_an_equal_prompt_is_cached(model: Model, prompts: list[tuple[int, ...]], computed: list[Any]) -> None:
     batch = ContinuousBatch(model, 8)
     generate(batch, [generation(prompts[0], 1)])
     computed.clear()
     generate(batch, [generation(prompts[0], seed, max_tokens=1) for seed in range(8)])
-    assert computed == [1]
+    assert computed == [(1, 1)]
 
 
 @pytest.mark.integration
-def test_what_is_known_already_changes_no_token(model: Model, prompts: list[tuple[int, ...]]) -> None:
+def test_cached_prefixes_change_no_token(model: Model, prompts: list[tuple[int, ...]]) -> None:
     rng = random.Random(5)
     remembering, forgetful = ContinuousBatch(model, 6, kept=5), ContinuousBatch(model, 6, kept=0)
     known: list[tuple[int, ...]] = list(prompts)
@@ -273,7 +252,7 @@ def test_what_is_known_already_changes_no_token(model: Model, prompts: list[tupl
 
 
 @pytest.mark.integration
-def test_the_ended_sequence_of_no_use_for_longest_makes_room(model: Model) -> None:
+def test_the_least_recently_used_prefix_is_evicted(model: Model) -> None:
     slots = SequenceSlots(model, running=1, kept=2)
     for tokens in ([1, 2, 3, 4], [5, 6, 7, 8]):
         slots.fill(0, tokens, 0)
@@ -303,7 +282,7 @@ def test_the_random_numbers_are_splitmix64() -> None:
     assert numbers.tolist() == [(value >> 11) * 2.0**-53 for value in published]
 
 
-def test_random_numbers_are_uniform_and_neighbouring_seeds_are_unrelated() -> None:
+def test_random_numbers_are_uniform_and_independent_of_neighbouring_seeds() -> None:
     seeds, positions = np.meshgrid(np.arange(200, dtype=np.uint64), np.arange(200))
     numbers = uniforms(seeds.ravel(), positions.ravel()).reshape(200, 200)
     counts = np.histogram(numbers, bins=20, range=(0, 1))[0]
@@ -313,12 +292,12 @@ def test_random_numbers_are_uniform_and_neighbouring_seeds_are_unrelated() -> No
     assert np.abs(np.mean(correlations)) < 0.02
 
 
-def test_tokens_are_drawn_as_often_as_their_probability_says() -> None:
+def test_draws_follow_the_probabilities() -> None:
     probabilities = np.array([0.5, 0.3, 0.15, 0.05])
     assert np.abs(draw(np.log(probabilities).tolist()) - probabilities).max() < 0.015
 
 
-def test_temperature_sharpens_and_zero_takes_the_most_likely() -> None:
+def test_temperature() -> None:
     logits = np.log([0.4, 0.6]).tolist()
     assert abs(draw(logits, temperature=0.5)[1] - 0.36 / 0.52) < 0.015
     assert draw(logits, temperature=0.0).tolist() == [0.0, 1.0]
@@ -328,16 +307,16 @@ def test_temperature_sharpens_and_zero_takes_the_most_likely() -> None:
 @pytest.mark.parametrize(
     ("top_p", "kept"), [(0.0, [0]), (0.49, [0]), (0.5, [0]), (0.51, [0, 2]), (0.8, [0, 2]), (0.81, [0, 1, 2])]
 )
-def test_top_p_keeps_the_fewest_tokens_that_reach_it(top_p: float, kept: list[int]) -> None:
+def test_top_p(top_p: float, kept: list[int]) -> None:
     shares = draw([np.log(0.5), np.log(0.15), np.log(0.3), np.log(0.05)], top_p=top_p, draws=4000)
     assert np.flatnonzero(shares).tolist() == kept
 
 
-def test_a_token_of_probability_zero_is_never_drawn() -> None:
+def test_tokens_of_probability_zero() -> None:
     assert draw([0.0, -np.inf, 0.0, -np.inf])[[1, 3]].tolist() == [0.0, 0.0]
 
 
-def test_without_a_seed_every_request_differs_and_with_one_each_choice_does() -> None:
+def test_seeds_of_requests_and_choices() -> None:
     assert random_stream(None) != random_stream(None)
     seeded = [random_stream(5, choice) for choice in range(100)]
     assert seeded == [random_stream(5, choice) for choice in range(100)]

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from osmosis_ai.errors import OsmosisError
 from osmosis_ai.inference.chat import BuiltInChat
 from osmosis_ai.inference.model import CHUNK_TOKENS, KeyValueCache, Model
 from osmosis_ai.inference.openai_api import ChatCompletions
@@ -45,19 +44,19 @@ def in_one_pass(model: Model, ids: list[int]) -> Any:
     )
 
 
-def test_log_probabilities_are_those_of_transformers(model: Model) -> None:
+def test_log_probabilities_equal_transformers(model: Model) -> None:
     for case in json.loads(REFERENCE.read_text()):
         computed = teacher_forced(model, case["ids"])
         scored = [computed[place, token] for place, token in enumerate(case["ids"][1:])]
         assert np.abs(np.array(scored) - case["logprobs"]).max() < 1e-7
 
 
-def test_decoding_with_the_cache_equals_one_pass_over_everything(model: Model) -> None:
+def test_cached_decoding_equals_one_pass(model: Model) -> None:
     ids = np.random.default_rng(0).integers(0, model.config.vocab_size, 60).tolist()
     assert np.abs(teacher_forced(model, ids) - in_one_pass(model, ids)).max() < 1e-11
 
 
-def test_a_prompt_longer_than_a_chunk_is_read_as_a_whole(model: Model) -> None:
+def test_a_prompt_longer_than_a_chunk(model: Model) -> None:
     length = 2 * CHUNK_TOKENS + 17
     ids = np.random.default_rng(1).integers(0, model.config.vocab_size, (1, length))
     start, last = np.array([0]), np.array([length - 1])
@@ -68,7 +67,7 @@ def test_a_prompt_longer_than_a_chunk_is_read_as_a_whole(model: Model) -> None:
     assert np.abs(log_softmax(at_once) - log_softmax(one_by_one)).max() < 1e-11
 
 
-def test_padding_and_neighbours_leave_no_trace(model: Model) -> None:
+def test_padding_and_other_rows_have_no_effect(model: Model) -> None:
     rng = np.random.default_rng(2)
     short, long = rng.integers(0, 512, 9), rng.integers(0, 512, 50)
     ids = np.zeros((2, 50), np.int64)
@@ -83,7 +82,7 @@ def test_padding_and_neighbours_leave_no_trace(model: Model) -> None:
 
 
 @pytest.mark.imports_much
-def test_any_small_qwen3_model_computes_what_transformers_computes(tmp_path: Path) -> None:
+def test_a_random_qwen3_model_equals_transformers(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -111,28 +110,10 @@ def test_any_small_qwen3_model_computes_what_transformers_computes(tmp_path: Pat
     assert np.abs(teacher_forced(Model.load(tmp_path), ids[0].tolist()) - expected).max() < 1e-4
 
 
-def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
-    with pytest.raises(OsmosisError, match=r"`config\.json` is missing"):
-        Model.load(tmp_path)
-
-
-def test_another_architecture_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    with pytest.raises(OsmosisError, match="plain Qwen3 models"):
-        Model.load(tmp_path)
-
-
-def test_damaged_weights_are_an_error_that_names_the_file(tmp_path: Path, model_dir: Path) -> None:
-    (tmp_path / "config.json").write_bytes((model_dir / "config.json").read_bytes())
-    (tmp_path / "model.safetensors").write_bytes((model_dir / "model.safetensors").read_bytes()[:5000])
-    with pytest.raises(OsmosisError, match=r"model\.safetensors"):
-        Model.load(tmp_path)
-
-
 ROWS = Path(__file__).parents[2] / "data" / "multiply.jsonl"
 
 
-def test_the_files_are_the_ones_that_were_released(model_dir: Path) -> None:
+def test_the_files_match_their_checksums(model_dir: Path) -> None:
     sums = dict(reversed(line.split("  ")) for line in (model_dir / "SHA256SUMS").read_text().splitlines())
     files = {path.name for path in model_dir.iterdir()} - {"SHA256SUMS"}
     assert files == set(sums)
@@ -140,13 +121,13 @@ def test_the_files_are_the_ones_that_were_released(model_dir: Path) -> None:
         assert hashlib.sha256((model_dir / name).read_bytes()).hexdigest() == expected, name
 
 
-def test_numbers_are_written_digit_by_digit_and_any_text_survives(chat: BuiltInChat) -> None:
+def test_tokenization(chat: BuiltInChat) -> None:
     assert len(chat.encode("1234")) == 4
     text = "Grüße, 世界! \x00\t\n <tool_call> 🙂"
     assert b"".join(chat.token_bytes(token) for token in chat.encode(text)).decode() == text
 
 
-async def test_it_solves_about_four_multiplications_in_ten_with_its_tool(api: ChatCompletions) -> None:
+async def test_the_built_in_model_solves_about_40_percent(api: ChatCompletions) -> None:
     async def attempt(row: dict[str, str], seed: int) -> bool:
         messages = [
             {"role": "system", "content": "Answer with #### and the number."},

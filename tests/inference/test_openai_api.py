@@ -56,7 +56,7 @@ def joined(stream: list[Json], index: int = 0) -> Json:
 
 
 @pytest.mark.integration
-async def test_a_completion_has_the_shape_clients_expect(api: ChatCompletions) -> None:
+async def test_completion(api: ChatCompletions) -> None:
     completion = await complete(api, seed=await seed_that(api, calls=False))
     assert completion["object"] == "chat.completion"
     assert completion["model"] == "osmosis/tiny"
@@ -71,7 +71,7 @@ async def test_a_completion_has_the_shape_clients_expect(api: ChatCompletions) -
 
 
 @pytest.mark.integration
-async def test_a_tool_round_trip_ends_in_the_product(api: ChatCompletions) -> None:
+async def test_tool_round_trip(api: ChatCompletions) -> None:
     first = await complete(api, seed=await seed_that(api, calls=True))
     message = first["choices"][0]["message"]
     assert first["choices"][0]["finish_reason"] == "tool_calls"
@@ -84,19 +84,7 @@ async def test_a_tool_round_trip_ends_in_the_product(api: ChatCompletions) -> No
 
 
 @pytest.mark.integration
-async def test_a_seed_decides_the_reply_alone_or_among_many(api: ChatCompletions) -> None:
-    requests = [
-        {"messages": question(11 + n, 90 - n), "seed": n, "temperature": 1.2, "return_token_ids": True}
-        for n in range(32)
-    ]
-    alone = [await complete(api, **request) for request in requests]
-    together = await asyncio.gather(*(complete(api, **request) for request in requests))
-    ids = [[choice["token_ids"] for choice in completion["choices"]] for completion in alone]
-    assert ids == [[choice["token_ids"] for choice in completion["choices"]] for completion in together]
-
-
-@pytest.mark.integration
-async def test_choices_differ_and_the_first_is_the_single_one(api: ChatCompletions) -> None:
+async def test_several_choices(api: ChatCompletions) -> None:
     many = await complete(api, seed=3, n=6, temperature=1.5, return_token_ids=True)
     single = await complete(api, seed=3, temperature=1.5, return_token_ids=True)
     ids = [tuple(choice["token_ids"]) for choice in many["choices"]]
@@ -108,9 +96,7 @@ async def test_choices_differ_and_the_first_is_the_single_one(api: ChatCompletio
 
 @pytest.mark.integration
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.7, "top_p": 0.9}, {"temperature": 0}])
-async def test_log_probabilities_are_those_of_a_pass_over_the_whole_sequence(
-    api: ChatCompletions, model: Model, settings: Json
-) -> None:
+async def test_log_probabilities(api: ChatCompletions, model: Model, settings: Json) -> None:
     seed = await seed_that(api, calls=True)
     completion = await complete(
         api, seed=seed, logprobs=True, top_logprobs=3, return_token_ids=True, **settings
@@ -133,7 +119,7 @@ async def test_log_probabilities_are_those_of_a_pass_over_the_whole_sequence(
 
 @pytest.mark.integration
 @pytest.mark.parametrize("calls", [True, False])
-async def test_a_stream_adds_up_to_the_whole_reply(api: ChatCompletions, calls: bool) -> None:
+async def test_a_stream_equals_the_whole_reply(api: ChatCompletions, calls: bool) -> None:
     seed = await seed_that(api, calls=calls)
     options = {"seed": seed, "logprobs": True, "return_token_ids": True}
     whole, stream = await complete(api, **options), await chunks(api, **options)
@@ -153,7 +139,7 @@ async def test_a_stream_adds_up_to_the_whole_reply(api: ChatCompletions, calls: 
 
 
 @pytest.mark.integration
-async def test_a_stream_is_framed_as_openai_frames_it(api: ChatCompletions) -> None:
+async def test_chunks_of_a_stream(api: ChatCompletions) -> None:
     seed = await seed_that(api, calls=False)
     stream = await chunks(api, seed=seed, n=2, stream_options={"include_usage": True})
     assert {chunk["object"] for chunk in stream} == {"chat.completion.chunk"}
@@ -170,7 +156,7 @@ async def test_a_stream_is_framed_as_openai_frames_it(api: ChatCompletions) -> N
 
 
 @pytest.mark.integration
-async def test_stop_strings_end_the_text_and_the_count(api: ChatCompletions) -> None:
+async def test_stop_strings(api: ChatCompletions) -> None:
     seed = await seed_that(api, calls=False)
     whole = await complete(api, seed=seed)
     text = whole["choices"][0]["message"]["content"]
@@ -182,14 +168,14 @@ async def test_stop_strings_end_the_text_and_the_count(api: ChatCompletions) -> 
 
 
 @pytest.mark.integration
-async def test_max_tokens_cuts_and_says_so(api: ChatCompletions) -> None:
+async def test_max_tokens(api: ChatCompletions) -> None:
     for name in ("max_tokens", "max_completion_tokens"):
         cut = await complete(api, seed=1, **{name: 2})
         assert (cut["choices"][0]["finish_reason"], cut["usage"]["completion_tokens"]) == ("length", 2)
 
 
 @pytest.mark.integration
-async def test_tool_choice_none_and_parallel_tool_calls_false_are_honoured(api: ChatCompletions) -> None:
+async def test_tool_choice_and_parallel_tool_calls(api: ChatCompletions) -> None:
     plain = await complete(api, tool_choice="none", seed=1)
     assert plain["usage"]["prompt_tokens"] == (await complete(api, tools=None))["usage"]["prompt_tokens"]
     assert "tool_calls" not in plain["choices"][0]["message"]
@@ -200,9 +186,7 @@ async def test_tool_choice_none_and_parallel_tool_calls_false_are_honoured(api: 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("length", [2040, 1_000_000])
-async def test_a_prompt_that_leaves_no_room_is_a_context_length_error(
-    api: ChatCompletions, length: int
-) -> None:
+async def test_a_prompt_that_is_too_long(api: ChatCompletions, length: int) -> None:
     with pytest.raises(OpenAIError) as refused:
         await complete(api, messages=[{"role": "user", "content": "7" * length}])
     error = refused.value.body()["error"]
@@ -212,7 +196,7 @@ async def test_a_prompt_that_leaves_no_room_is_a_context_length_error(
 
 
 @pytest.mark.integration
-async def test_an_unknown_model_is_refused_and_its_short_name_is_known(api: ChatCompletions) -> None:
+async def test_names_of_the_model(api: ChatCompletions) -> None:
     with pytest.raises(
         OpenAIError, match="'gpt-9' does not exist; this server has 'osmosis/tiny'"
     ) as refused:
@@ -248,7 +232,7 @@ async def error_of(response: aiohttp.ClientResponse) -> dict[str, Any]:
     return error
 
 
-async def test_a_completion_is_json_and_a_stream_is_events_up_to_done(client: aiohttp.ClientSession) -> None:
+async def test_http_replies(client: aiohttp.ClientSession) -> None:
     async with client.post("/v1/chat/completions", json=body(seed=1)) as response:
         assert response.status == 200
         assert (await response.json())["object"] == "chat.completion"
@@ -262,7 +246,7 @@ async def test_a_completion_is_json_and_a_stream_is_events_up_to_done(client: ai
 
 
 @pytest.mark.parametrize("sent", [None, "Bearer wrong", "Basic abc", "Bearer", "Bearer ключ"])
-async def test_without_the_key_only_health_is_answered(api: ChatCompletions, sent: str | None) -> None:
+async def test_the_key_is_required_except_for_health(api: ChatCompletions, sent: str | None) -> None:
     async with serving(api, key=KEY, sent=sent) as stranger:
         async with stranger.get("/v1/models") as response:
             assert response.status == 401
@@ -288,17 +272,13 @@ async def test_models(client: aiohttp.ClientSession) -> None:
         (b" " * (MAX_BODY_BYTES + 1), 413, "/v1/chat/completions"),
     ],
 )
-async def test_a_bad_body_is_refused(
-    client: aiohttp.ClientSession, data: bytes, status: int, words: str
-) -> None:
+async def test_an_invalid_body(client: aiohttp.ClientSession, data: bytes, status: int, words: str) -> None:
     async with client.post("/v1/chat/completions", data=data) as response:
         assert response.status == status
         assert words in (await error_of(response))["message"]
 
 
-async def test_unknown_routes_and_methods_are_refused_in_the_same_shape(
-    client: aiohttp.ClientSession,
-) -> None:
+async def test_unknown_routes_and_methods(client: aiohttp.ClientSession) -> None:
     async with client.get("/v1/chat/completions") as response:
         assert (response.status, response.headers["Allow"]) == (405, "POST")
         await error_of(response)
@@ -307,9 +287,7 @@ async def test_unknown_routes_and_methods_are_refused_in_the_same_shape(
         await error_of(response)
 
 
-async def test_a_full_queue_is_429_with_retry_after_until_a_stream_is_closed(
-    model: Model, chat: BuiltInChat, prompts: list[tuple[int, ...]]
-) -> None:
+async def test_a_full_queue(model: Model, chat: BuiltInChat, prompts: list[tuple[int, ...]]) -> None:
     idle = InferenceEngine(model, max_waiting=2)  # not started: what is queued stays
     api = ChatCompletions(idle, chat, ["osmosis/tiny"])
     first = await api.create(body(stream=True, n=2))
@@ -321,7 +299,7 @@ async def test_a_full_queue_is_429_with_retry_after_until_a_stream_is_closed(
     assert idle.stats()["waiting"] == 0
 
 
-async def test_a_stopped_engine_shows_in_health_and_in_replies(api: ChatCompletions) -> None:
+async def test_a_stopped_engine(api: ChatCompletions) -> None:
     api.engine.close()
     async with serving(api) as client:
         async with client.get("/health") as response:
@@ -331,9 +309,7 @@ async def test_a_stopped_engine_shows_in_health_and_in_replies(api: ChatCompleti
             assert (await error_of(response))["code"] == "engine_stopped"
 
 
-async def test_an_engine_that_fails_under_a_stream_ends_it_with_an_error_event(
-    tireless_model: Model, chat: BuiltInChat
-) -> None:
+async def test_an_engine_that_stops_during_a_stream(tireless_model: Model, chat: BuiltInChat) -> None:
     with InferenceEngine(tireless_model) as engine:
         api = ChatCompletions(engine, chat, ["osmosis/tiny"])
         long = body(stream=True, max_tokens=1900)
@@ -346,9 +322,7 @@ async def test_an_engine_that_fails_under_a_stream_ends_it_with_an_error_event(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_goes_away_takes_its_generation_with_it(
-    tireless_model: Model, chat: BuiltInChat, stream: bool
-) -> None:
+async def test_a_disconnect_ends_generation(tireless_model: Model, chat: BuiltInChat, stream: bool) -> None:
     with InferenceEngine(tireless_model, max_batch=8) as engine:
         api = ChatCompletions(engine, chat, ["osmosis/tiny"])
         runner = Endpoint(api, api_key=None).runner()
@@ -386,7 +360,7 @@ def refusal(request: Any) -> dict[str, Any]:
     return error
 
 
-def test_the_whole_of_what_is_supported_is_accepted() -> None:
+def test_all_supported_parameters() -> None:
     request = parse_request(
         body(
             temperature=0,
@@ -414,7 +388,7 @@ def test_the_whole_of_what_is_supported_is_accepted() -> None:
     assert (request.stop, request.token_limit) == (["x"], 7)
 
 
-def test_null_means_the_default_everywhere() -> None:
+def test_null_means_default() -> None:
     optional = ("tools", "tool_choice", "temperature", "top_p", "seed", "n", "max_tokens", "stop", "logprobs")
     request = parse_request(body(**dict.fromkeys(optional), stream=None, response_format=None))
     assert request.token_limit == 256
@@ -462,26 +436,24 @@ def test_null_means_the_default_everywhere() -> None:
         ),
     ],
 )
-def test_a_wrong_value_is_refused_with_its_place(
-    change: dict[str, Any], param: str | None, words: str
-) -> None:
+def test_invalid_values(change: dict[str, Any], param: str | None, words: str) -> None:
     error = refusal(body(**change))
     assert error["param"] == param
     assert words in error["message"]
 
 
-def test_an_unknown_parameter_is_refused_with_a_suggestion() -> None:
+def test_unknown_parameter() -> None:
     error = refusal(body(temprature=1.0))
     assert error["message"] == "unrecognized request argument: 'temprature'; did you mean 'temperature'?"
     assert error["code"] == "unknown_parameter"
 
 
-def test_a_missing_model_and_a_body_that_is_no_object_are_refused() -> None:
+def test_missing_model_and_invalid_body() -> None:
     assert refusal({"messages": question()})["param"] == "model"
     assert "JSON object" in refusal([1])["message"]
 
 
-def test_text_parts_are_joined_and_developer_means_system() -> None:
+def test_text_parts_and_developer_messages() -> None:
     parts = [{"type": "text", "text": "What is "}, {"type": "text", "text": "2 * 3?"}]
     messages = [{"role": "developer", "content": "Be exact."}, {"role": "user", "content": parts}]
     assert parse_request(body(messages=messages)).template_messages() == [
@@ -490,7 +462,7 @@ def test_text_parts_are_joined_and_developer_means_system() -> None:
     ]
 
 
-def test_replies_can_be_sent_back_with_all_their_fields() -> None:
+def test_a_reply_can_be_sent_back() -> None:
     call = {"id": "call_1", "type": "function", "function": {"name": "multiply", "arguments": "{}"}}
     reply = {"role": "assistant", "content": None, "refusal": None, "tool_calls": [call], "annotations": []}
     answer = {"role": "tool", "tool_call_id": "call_1", "content": "6"}

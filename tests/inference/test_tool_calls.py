@@ -129,9 +129,7 @@ SEVERAL: list[tuple[FormatName, str]] = [
 
 
 @pytest.mark.parametrize(("format", "text"), ONE_CALL)
-def test_a_call_is_read_in_every_spelling_and_only_what_is_around_it_is_content(
-    format: FormatName, text: str
-) -> None:
+def test_spellings_of_a_call(format: FormatName, text: str) -> None:
     assert read(format, text + " \n") == ("", [("f", A1)])
     assert read(format, f"Let me see.\n{text}\nDone.") == ("Let me see.\n\nDone.", [("f", A1)])
     reader = ToolCallReader(FORMATS[format], TOOLS)
@@ -141,7 +139,7 @@ def test_a_call_is_read_in_every_spelling_and_only_what_is_around_it_is_content(
 
 
 @pytest.mark.parametrize(("format", "text"), SEVERAL)
-def test_several_calls_are_read_in_order_each_with_an_id_of_its_own(format: FormatName, text: str) -> None:
+def test_several_calls(format: FormatName, text: str) -> None:
     assert read(format, text) == ("", [("f", A1)] * 3)
     ids = [call.id for call in feed(format, text) if isinstance(call, ParsedToolCall)]
     assert len(set(ids)) == 3
@@ -149,7 +147,7 @@ def test_several_calls_are_read_in_order_each_with_an_id_of_its_own(format: Form
 
 
 @pytest.mark.parametrize(("format", "text"), ONE_CALL)
-def test_a_call_that_was_cut_short_stays_content_until_its_very_end(format: FormatName, text: str) -> None:
+def test_truncated_calls_are_content(format: FormatName, text: str) -> None:
     for length in range(len(text)):
         content, calls = read(format, text[:length])
         assert calls in ([], [("f", A1)])
@@ -157,7 +155,7 @@ def test_a_call_that_was_cut_short_stays_content_until_its_very_end(format: Form
             assert content == text[:length]
 
 
-def test_mistral_ids_are_nine_letters_or_digits_and_the_models_own_where_it_wrote_one() -> None:
+def test_mistral_ids() -> None:
     def ids(text: str) -> list[str]:
         return [piece.id for piece in feed("mistral", text) if isinstance(piece, ParsedToolCall)]
 
@@ -187,7 +185,7 @@ def test_mistral_ids_are_nine_letters_or_digits_and_the_models_own_where_it_wrot
         ("'\\d'", "\\d"),
     ],
 )
-def test_python_literals_are_read_as_json(written: str, value: Any) -> None:
+def test_python_literals(written: str, value: Any) -> None:
     text = f"[g.h(x={written}, y={{}})]"
     if written == "+1":
         assert read("pythonic", text) == (text, [])
@@ -227,9 +225,7 @@ def test_python_literals_are_read_as_json(written: str, value: Any) -> None:
         ("unknown", "9" * 5000, "9" * 5000),
     ],
 )
-def test_parameters_without_a_written_type_are_read_as_their_schema_says(
-    key: str, written: str, value: Any
-) -> None:
+def test_parameters_follow_their_schema(key: str, written: str, value: Any) -> None:
     for chunk in (1, None):
         assert read("qwen3_coder", qwen("f", **{key: written}), chunk=chunk) == ("", [("f", {key: value})])
 
@@ -326,13 +322,13 @@ NO_CALLS: dict[FormatName, Sequence[str]] = {
 
 
 @pytest.mark.parametrize(("format", "text"), [(f, text) for f, texts in NO_CALLS.items() for text in texts])
-def test_what_only_looks_like_a_call_is_content_character_by_character(format: FormatName, text: str) -> None:
+def test_text_like_a_call_is_content(format: FormatName, text: str) -> None:
     assert read(format, text) == (text, [])
     assert read(format, text, chunk=1 if len(text) < 5000 else 1000) == (text, [])
 
 
 @pytest.mark.parametrize(("format", "text"), ONE_CALL)
-def test_a_call_behind_a_malformed_one_is_read(format: FormatName, text: str) -> None:
+def test_a_call_after_a_malformed_one_is_read(format: FormatName, text: str) -> None:
     for broken in NO_CALLS[format]:
         if len(broken) > 400 or broken.count('"') % 2 or "'it" in broken:  # they never end, whatever follows
             continue
@@ -341,32 +337,32 @@ def test_a_call_behind_a_malformed_one_is_read(format: FormatName, text: str) ->
         assert content == f"{broken}\n\n"
 
 
-def test_an_endless_string_holds_a_call_back_only_until_the_reply_ends() -> None:
+def test_an_unterminated_string() -> None:
     broken = '<tool_call>{"name": "f", "arguments": {"s": "'
     text = broken + "</tool_call>" + ONE_CALL[0][1]
     assert read("hermes", text, chunk=1) == (broken + "</tool_call>", [("f", A1)])
 
 
-def test_a_malformed_call_is_given_back_before_the_reply_ends() -> None:
+def test_a_malformed_call_is_streamed() -> None:
     reader = ToolCallReader(FORMATS["hermes"], TOOLS)
     text = "<tool_call>{name: 'f', arguments: {}}</tool_call>"
     assert "".join(map(str, reader.feed(text))) == text
 
 
-def test_json_answers_of_a_llama_stream_unless_they_begin_like_a_call() -> None:
+def test_llama_json_answers_are_streamed() -> None:
     reader = ToolCallReader(FORMATS["llama3_json"], TOOLS)
     assert "".join(map(str, reader.feed('{"answer"'))) == '{"answer"'
 
 
 @pytest.mark.parametrize(("format", "text"), SEVERAL)
-def test_with_at_most_one_call_what_follows_it_is_content(format: FormatName, text: str) -> None:
+def test_at_most_one_call(format: FormatName, text: str) -> None:
     content, calls = read(format, text, at_most_one=True)
     assert len(calls) <= 1
     assert calls or content == text  # several in one piece of markup are none
     assert read(format, text, at_most_one=True, chunk=1) == (content, calls)
 
 
-def test_the_second_call_of_a_template_that_has_room_for_one_stays_visible() -> None:
+def test_the_second_call_is_content() -> None:
     one = '{"name": "f", "parameters": {"a": 1}}'
     assert read("llama3_json", f"{one}; {one}", at_most_one=True) == (f" {one}", [("f", A1)])
 
@@ -385,9 +381,7 @@ TEXTS = st.lists(SNIPPETS | st.text(max_size=3), max_size=14).map("".join)
 
 @pytest.mark.parametrize("format", FORMAT_NAMES)
 @given(text=TEXTS, cuts=st.lists(st.integers(1, 9), max_size=40), at_most_one=st.booleans())
-def test_any_text_in_any_pieces_gives_the_same_content_and_calls(
-    format: FormatName, text: str, cuts: list[int], at_most_one: bool
-) -> None:
+def test_any_text_in_any_pieces(format: FormatName, text: str, cuts: list[int], at_most_one: bool) -> None:
     pieces = feed(format, text, at_most_one=at_most_one)
     streamed = feed(format, text, at_most_one=at_most_one, cuts=cuts)
     assert said(streamed) == said(pieces)
@@ -421,7 +415,7 @@ NESTED = {"s": 'a } ] </tool_call> </parameter> " \\ é 東京 🙂 \n', "o": {"
     chunk=st.integers(1, 1000),
     ascii=st.booleans(),
 )
-def test_every_json_object_comes_through_every_json_format_as_it_was_written(
+def test_json_arguments_are_unchanged(
     arguments: dict[str, Any], before: str, chunk: int, ascii: bool
 ) -> None:
     written = json.dumps(arguments, ensure_ascii=ascii)
@@ -438,26 +432,12 @@ def test_every_json_object_comes_through_every_json_format_as_it_was_written(
 
 
 @given(arguments=st.dictionaries(st.from_regex("[a-z]{2,8}_", fullmatch=True), JSON_VALUES, max_size=4))
-def test_every_python_literal_comes_through_the_pythonic_format(arguments: dict[str, Any]) -> None:
+def test_pythonic_arguments(arguments: dict[str, Any]) -> None:
     written = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
     assert read("pythonic", f"[f({written})]", chunk=3) == ("", [("f", arguments)])
 
 
-TOOL = multiply_tool()
-
-
-def test_a_problem_is_told_once_when_tools_are_first_offered() -> None:
-    told: list[str] = []
-    for format in (FORMATS["hermes"], None):
-        style = ToolCallStyle(format, problem="it is no good.", note=told.append)
-        assert style.reader([]) is None
-        assert told == []
-        assert (style.reader([TOOL]) is None) == (style.reader([TOOL]) is None) == (format is None)
-        assert told == ["it is no good."]
-        told.clear()
-
-
-def test_the_token_behind_a_call_is_looked_up_where_the_format_has_one() -> None:
+def test_end_token() -> None:
     vocabulary = {"</tool_call>": 4}
     assert ToolCallStyle(FORMATS["hermes"]).end_token(vocabulary.get) == 4
     assert ToolCallStyle(FORMATS["deepseek"]).end_token(vocabulary.get) is None
@@ -485,7 +465,7 @@ def format_of(found: ToolCallStyle) -> FormatName | None:
 
 
 @pytest.mark.parametrize("style", TEMPLATES)
-def test_a_template_is_found_to_write_its_format_and_turns_are_fitted_to_it(style: str) -> None:
+def test_detected_format_of_a_template(style: str) -> None:
     format, source = TEMPLATES[style]
     found = habits(source, note=pytest.fail)
     assert format_of(found) == format
@@ -499,13 +479,13 @@ def test_a_template_is_found_to_write_its_format_and_turns_are_fitted_to_it(styl
         assert ('{"a":12,  "b": 34}' if found.arguments_as_written else "12") in text
 
 
-def test_the_built_in_template_is_found_to_be_what_the_built_in_format_says(chat: BuiltInChat) -> None:
+def test_detected_format_of_the_built_in_template(chat: BuiltInChat) -> None:
     found = detect_tool_calls(chat.render, source="", has_token=lambda _: False, note=pytest.fail)
     assert (format_of(found), found.arguments_as_written) == ("hermes", True)
     assert found.reader([multiply_tool()]) is not None
 
 
-def test_arguments_that_are_no_object_and_content_beside_a_call_stay_as_they_are() -> None:
+def test_other_arguments_and_content_stay() -> None:
     found = habits(TEMPLATES["hermes"][1])
     broken = {**CALL, "function": {"name": "multiply", "arguments": "{12"}}
     fitted = found.fitted({"role": "assistant", "content": "So:", "tool_calls": [broken, CALL]})
@@ -514,7 +494,7 @@ def test_arguments_that_are_no_object_and_content_beside_a_call_stay_as_they_are
     assert found.fitted(question()[0]) == question()[0]
 
 
-def test_a_template_with_room_for_one_call_is_read_one_call_at_a_time() -> None:
+def test_templates_with_one_call() -> None:
     one = '{"name": "multiply", "parameters": {}}'
     for style, expected in (("llama3_json", 1), ("pythonic", 2)):
         reader = habits(TEMPLATES[style][1]).reader([multiply_tool()])
@@ -524,7 +504,7 @@ def test_a_template_with_room_for_one_call_is_read_one_call_at_a_time() -> None:
         assert sum(not isinstance(piece, str) for piece in pieces) == expected
 
 
-def test_a_mark_in_the_templates_instructions_gives_the_format_away() -> None:
+def test_marks_reveal_the_format() -> None:
     for mark, expected in (
         ("<function=", "qwen3_coder"),
         ("<tool_call>", "hermes"),
@@ -535,34 +515,34 @@ def test_a_mark_in_the_templates_instructions_gives_the_format_away() -> None:
 
 
 def problems(source: str, **options: Any) -> list[str]:
-    told: list[str] = []
-    found = habits(source, note=told.append, **options)
-    assert told == []
+    notes: list[str] = []
+    found = habits(source, note=notes.append, **options)
+    assert notes == []
     found.reader([])
-    assert told == []
-    found.reader([multiply_tool()])
-    found.reader([multiply_tool()])
-    return told
+    assert notes == []
+    for _ in range(2):
+        assert (found.reader([multiply_tool()]) is None) == (found.format is None)
+    return notes
 
 
-def test_a_format_that_is_not_known_is_told_once_when_tools_are_offered() -> None:
-    [told] = problems(template(UNKNOWN_CALLS))
-    assert told.startswith("the model's chat template is not made for tools: it writes calls in no format")
-    assert all(name in told for name in FORMAT_NAMES)
-    assert "`tool_call_format`" in told
-    assert "show" not in told
+def test_an_unknown_format_is_reported_once() -> None:
+    [note] = problems(template(UNKNOWN_CALLS))
+    assert note.startswith("the model's chat template is not made for tools: it writes calls in no format")
+    assert all(name in note for name in FORMAT_NAMES)
+    assert "`tool_call_format`" in note
+    assert "show" not in note
 
 
-def test_a_template_that_does_not_show_tools_is_told_of_even_where_the_format_is_known() -> None:
-    [told] = problems(NO_TOOLS, vocabulary=["[TOOL_CALLS]"])
-    assert told == (
+def test_a_template_that_hides_tools_is_reported() -> None:
+    [note] = problems(NO_TOOLS, vocabulary=["[TOOL_CALLS]"])
+    assert note == (
         "the model's chat template is not made for tools: it does not show offered tools to the model."
     )
     [both] = problems(NO_TOOLS)
     assert "it does not show offered tools to the model; it writes calls in no format" in both
 
 
-def test_where_the_template_can_not_be_made_to_write_a_call_it_is_made_to_write_the_turn() -> None:
+def test_a_template_that_only_accepts_turns_with_calls() -> None:
     """As DeepSeek V3's, which transformers gives no null content; what was sampled stands for the call then."""
     source = template(
         "{{ m.content + 'x' if m.content is defined and m.content is none else m.content + '' }}"

@@ -50,9 +50,7 @@ def torch_model(model_dir: Path) -> TorchModel:
     return TorchModel.load(model_dir, dtype=torch.float64)
 
 
-def test_both_engines_give_the_same_tokens_for_the_same_seeds(
-    model: Model, torch_model: TorchModel, chat: BuiltInChat
-) -> None:
+def test_both_engines_draw_the_same_tokens(model: Model, torch_model: TorchModel, chat: BuiltInChat) -> None:
     texts = [chat.render(question(2 + n, 99 - n), [multiply_tool()] if n % 2 else None) for n in range(32)]
     wanted = [
         generation(
@@ -67,7 +65,8 @@ def test_both_engines_give_the_same_tokens_for_the_same_seeds(
         for temperature, top_p in ((0.0, 1.0), (0.7, 0.9), (1.0, 1.0), (1.5, 1.0))
     ]
     numpys = generate(ContinuousBatch(model, 32), wanted)
-    torchs = generate(ContinuousBatch(torch_model, 32), wanted)
+    # Another size and order of batches, which must not matter either.
+    torchs = generate(ContinuousBatch(torch_model, 9), wanted, joining=2)
     assert ids(numpys) == ids(torchs)
     for one in wanted:
         for ours, theirs in zip(numpys[one], torchs[one], strict=True):
@@ -78,35 +77,7 @@ def test_both_engines_give_the_same_tokens_for_the_same_seeds(
             assert len(theirs.top) == one.top_logprobs
 
 
-@pytest.mark.parametrize("capacity", [1, 8])
-def test_tokens_do_not_depend_on_what_else_is_in_the_batch(
-    torch_model: TorchModel, prompts: list[tuple[int, ...]], capacity: int
-) -> None:
-    wanted = [generation(prompt, seed) for seed, prompt in enumerate(prompts[:16])]
-    assert ids(generate(ContinuousBatch(torch_model, capacity), wanted)) == ids(
-        generate(ContinuousBatch(torch_model, 32), wanted)
-    )
-
-
-def test_a_groups_prompt_is_computed_once(
-    torch_model: TorchModel, prompts: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    computed: list[tuple[int, ...]] = []
-    extend = TorchModel.extend
-
-    def counting(self: TorchModel, cache: Any, rows: slice, ids: np.ndarray, *rest: Any) -> Any:
-        computed.append(ids.shape)
-        return extend(self, cache, rows, ids, *rest)
-
-    monkeypatch.setattr(TorchModel, "extend", counting)
-    batch = ContinuousBatch(torch_model, 16)
-    batch.admit([generation(prompts[0], seed) for seed in range(8)])
-    assert computed == [(1, len(prompts[0]))]
-    batch.admit([generation((*prompts[0], 7, 8), seed) for seed in range(8)])
-    assert computed[1:] == [(1, 2)]
-
-
-def test_a_long_prompt_is_read_in_chunks(torch_model: TorchModel, model: Model) -> None:
+def test_a_long_prompt(torch_model: TorchModel, model: Model) -> None:
     prompt = tuple(np.random.default_rng(0).integers(10, 500, 600).tolist())
     wanted = [generation(prompt, 0, max_tokens=3), generation(prompt[:300], 1, max_tokens=3)]
     assert ids(generate(ContinuousBatch(torch_model, 2), wanted)) == ids(
@@ -140,7 +111,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_any_causal_model_is_sampled_with_the_probabilities_it_gives_the_whole_text(name: str) -> None:
+def test_architectures(name: str) -> None:
     torch.manual_seed(0)
     kind, changes = ARCHITECTURES[name]
     config = getattr(transformers, kind)(**{**SMALL, **changes})
@@ -164,7 +135,7 @@ def assert_probabilities(
     assert [token.logprob for token in sampled] == pytest.approx(expected, abs=tolerance)
 
 
-def test_a_model_that_remembers_more_than_keys_and_values_is_refused() -> None:
+def test_linear_attention_is_refused() -> None:
     config = transformers.Qwen3Config(**SMALL, layer_types=["full_attention"] * 2)
     config.layer_types = ["full_attention", "linear_attention"]
     network = transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**SMALL))
@@ -186,7 +157,7 @@ def network(request: pytest.FixtureRequest, model_dir: Path) -> Model | TorchMod
     )
 
 
-def test_every_token_has_the_probability_that_its_own_version_gives_it(
+def test_probabilities_across_an_update(
     network: Model | TorchModel, model: Model, model_dir: Path, prompts: list[tuple[int, ...]]
 ) -> None:
     batch: ContinuousBatch = ContinuousBatch(network, 4)
@@ -223,7 +194,7 @@ def test_every_token_has_the_probability_that_its_own_version_gives_it(
         ({"model.norm.weight": np.zeros(3)}, "shape"),
     ],
 )
-def test_weights_that_do_not_fit_are_refused_and_the_engine_goes_on(
+def test_weights_that_do_not_fit(
     network: Model | TorchModel,
     model: Model,
     prompts: list[tuple[int, ...]],
@@ -246,7 +217,7 @@ def answer(engine: InferenceEngine, wanted: Generation) -> list[SampledToken]:
     return heard.tokens[wanted]
 
 
-def test_a_request_under_way_goes_on_with_the_published_weights(
+def test_weights_change_during_a_request(
     model_dir: Path, model: Model, prompts: list[tuple[int, ...]]
 ) -> None:
     network = TorchModel.load(model_dir, dtype=torch.float64)
@@ -277,7 +248,7 @@ def pretrained(model_dir: Path) -> PretrainedChat:
 
 @pytest.mark.parametrize("end", [True, False])
 @pytest.mark.parametrize("tools", [[], [multiply_tool()]])
-def test_transformers_and_the_built_in_format_write_and_read_the_same(
+def test_pretrained_and_built_in_chat_are_equal(
     pretrained: PretrainedChat, model_dir: Path, tools: list[dict[str, Any]], end: bool
 ) -> None:
     built_in = BuiltInChat(model_dir)
@@ -292,7 +263,7 @@ def test_transformers_and_the_built_in_format_write_and_read_the_same(
     assert pretrained.token_id("</tool_call>") == built_in.token_id("</tool_call>") is not None
 
 
-def test_a_template_that_expects_mappings_gets_them(model_dir: Path) -> None:
+def test_a_template_that_expects_mappings(model_dir: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
     tokenizer.chat_template = (
         "{% for m in messages %}{% for c in m.tool_calls or [] %}"
@@ -303,21 +274,21 @@ def test_a_template_that_expects_mappings_gets_them(model_dir: Path) -> None:
     assert PretrainedChat(tokenizer).render([{"role": "assistant", "tool_calls": [broken]}], []) == '"{12"'
 
 
-def test_messages_that_the_template_refuses_are_a_template_error(model_dir: Path) -> None:
+def test_messages_that_the_template_refuses(model_dir: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
     tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
     with pytest.raises(TemplateError, match="roles must alternate"):
         PretrainedChat(tokenizer).render(CONVERSATION, [])
 
 
-def test_a_model_without_a_chat_template_can_not_be_trained(model_dir: Path) -> None:
+def test_a_model_without_a_chat_template(model_dir: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
     tokenizer.chat_template = None
     with pytest.raises(OsmosisError, match="no chat template"):
         PretrainedChat(tokenizer)
 
 
-def test_a_vocabulary_that_is_not_of_bytes_is_decoded_by_its_own_rules() -> None:
+def test_a_vocabulary_without_bytes() -> None:
     pieces = ["<unk>", "▁Hello", "▁world", "!", "<0xC3>", "<0xA9>"]
     raw = RawTokenizer(
         models.WordLevel({piece: index for index, piece in enumerate(pieces)}, unk_token="<unk>")
@@ -360,7 +331,7 @@ def served_state(state: Any) -> Any:
     return logits(served)
 
 
-def test_what_is_served_in_bfloat16_is_what_the_learner_computes() -> None:
+def test_an_adapter_in_bfloat16_equals_the_learner() -> None:
     learned = policy(torch.bfloat16, size=1e-2)
     with torch.no_grad():
         wanted = learned(input_ids=torch.from_numpy(IDS)).logits[:, -1].float()
@@ -371,7 +342,7 @@ def test_what_is_served_in_bfloat16_is_what_the_learner_computes() -> None:
     assert gaps[0] < gaps[1] / 2
 
 
-def test_a_later_version_replaces_the_one_before() -> None:
+def test_a_later_adapter_replaces_the_earlier_one() -> None:
     served = TorchModel(AutoModelForCausalLM.from_pretrained(MODEL_DIR, dtype=torch.bfloat16))
     before = logits(served)
     for size in (1e-2, 0.0):
@@ -379,7 +350,7 @@ def test_a_later_version_replaces_the_one_before() -> None:
     torch.testing.assert_close(logits(served), before)
 
 
-def test_in_float32_both_ways_of_serving_are_one() -> None:
+def test_merged_and_unmerged_adapters_in_float32() -> None:
     learned = policy(torch.float32, size=1e-2)
     found = []
     for state in (low_rank_updates(learned), merged_tensors(learned)):
@@ -390,7 +361,7 @@ def test_in_float32_both_ways_of_serving_are_one() -> None:
     torch.testing.assert_close(found[0], found[1], atol=1e-4, rtol=0)
 
 
-def test_an_update_that_does_not_fit_is_refused_and_changes_nothing() -> None:
+def test_an_adapter_that_does_not_fit() -> None:
     served = TorchModel(AutoModelForCausalLM.from_pretrained(MODEL_DIR, dtype=torch.bfloat16))
     before = logits(served)
     name = "model.layers.0.self_attn.q_proj.weight"
@@ -399,7 +370,7 @@ def test_an_update_that_does_not_fit_is_refused_and_changes_nothing() -> None:
     torch.testing.assert_close(logits(served), before)
 
 
-def test_a_deployed_adapter_is_merged_where_the_weights_have_the_bits_for_it(tmp_path: Path) -> None:
+def test_a_deployed_adapter_is_merged(tmp_path: Path) -> None:
     learned = policy(torch.float32, size=1e-2)
     save_adapter(learned, tmp_path)
     served = TorchModel.load(MODEL_DIR, adapter=tmp_path)
@@ -408,7 +379,7 @@ def test_a_deployed_adapter_is_merged_where_the_weights_have_the_bits_for_it(tmp
     torch.testing.assert_close(logits(served), wanted, atol=1e-4, rtol=1e-3)
 
 
-def test_publishing_to_an_engine_that_has_ended_is_an_error(model_dir: Path) -> None:
+def test_publishing_to_a_stopped_engine(model_dir: Path) -> None:
     engine = InferenceEngine(Model.load(model_dir))
     with engine:
         engine.publish({}, 1)

@@ -1,17 +1,18 @@
-"""Which endpoint a model's name gives, and what its tokens cost."""
+"""The endpoint of a model name, and the price of its tokens."""
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.llm.prices import Price, TokenUsage, price_of, read_usage
+from osmosis_ai.llm.prices import FREE, Price, TokenUsage, price_of, read_usage
 from osmosis_ai.llm.providers import ModelEndpoint, resolve_model
-
-SECRET = "sk-very-secret-0123456789"
+from tests.llm.calls import SECRET
 
 
 @pytest.mark.parametrize(
@@ -29,11 +30,9 @@ SECRET = "sk-very-secret-0123456789"
     ],
 )
 def test_an_openai_compatible_provider_is_called_directly(name: str, variable: str, base_url: str) -> None:
-    endpoint = resolve_model(name, {variable: SECRET})
-    assert endpoint.transport == "openai"
-    assert endpoint.base_url == base_url
-    assert endpoint.api_key == SECRET
-    assert f"{endpoint.provider}/{endpoint.model}" == name
+    found = resolve_model(name, {variable: SECRET})
+    assert (found.transport, found.base_url, found.api_key) == ("openai", base_url, SECRET)
+    assert f"{found.provider}/{found.model}" == name
 
 
 @pytest.mark.parametrize(
@@ -46,21 +45,20 @@ def test_an_openai_compatible_provider_is_called_directly(name: str, variable: s
         ("grok-4", "xai", "openai"),
     ],
 )
-def test_a_well_known_bare_name_finds_its_provider(name: str, provider: str, transport: str) -> None:
+def test_a_well_known_name_without_a_provider(name: str, provider: str, transport: str) -> None:
     env = {f"{key}_API_KEY": SECRET for key in ("OPENAI", "ANTHROPIC", "GEMINI", "XAI")}
-    endpoint = resolve_model(name, env)
-    assert (endpoint.provider, endpoint.transport, endpoint.model) == (provider, transport, name)
+    found = resolve_model(name, env)
+    assert (found.provider, found.transport, found.model) == (provider, transport, name)
 
 
 @pytest.mark.parametrize("variable", ["OPENAI_BASE_URL", "OPENAI_API_BASE"])
-def test_a_server_of_ones_own_behind_openai_needs_no_key(variable: str) -> None:
-    endpoint = resolve_model("openai/Qwen/Qwen3-8B", {variable: "http://localhost:30000/v1/"})
-    assert endpoint.base_url == "http://localhost:30000/v1"
-    assert endpoint.model == "Qwen/Qwen3-8B"
-    assert endpoint.api_key is None
+def test_a_server_of_the_user_needs_no_key(variable: str) -> None:
+    found = resolve_model("openai/Qwen/Qwen3-8B", {variable: "http://localhost:30000/v1/"})
+    assert (found.base_url, found.model) == ("http://localhost:30000/v1", "Qwen/Qwen3-8B")
+    assert found.api_key is None
 
 
-def test_vllm_without_an_address_says_which_variable_to_set() -> None:
+def test_vllm_without_an_address_names_the_variable() -> None:
     with pytest.raises(OsmosisError, match="HOSTED_VLLM_API_BASE") as caught:
         resolve_model("hosted_vllm/m", {})
     assert caught.value.hint == "export HOSTED_VLLM_API_BASE=http://localhost:8000/v1"
@@ -75,7 +73,7 @@ def test_vllm_without_an_address_says_which_variable_to_set() -> None:
         ("gemini/gemini-2.5-pro", "GEMINI_API_KEY"),
     ],
 )
-def test_a_missing_key_is_an_error_with_the_line_that_sets_it(name: str, variable: str) -> None:
+def test_a_missing_key_is_an_error_with_the_command_that_sets_it(name: str, variable: str) -> None:
     with pytest.raises(OsmosisError) as caught:
         resolve_model(name, {variable: "  "})
     assert variable in caught.value.message
@@ -83,7 +81,7 @@ def test_a_missing_key_is_an_error_with_the_line_that_sets_it(name: str, variabl
 
 
 @pytest.mark.parametrize("name", ["azure/m", "bedrock/m", "vertex_ai/m"])
-def test_a_provider_with_other_credentials_than_a_key_needs_none(name: str) -> None:
+def test_a_provider_with_other_credentials_needs_no_key(name: str) -> None:
     assert (resolve_model(name, {}).transport, resolve_model(name, {}).api_key) == ("litellm", None)
 
 
@@ -96,14 +94,14 @@ def test_a_provider_with_other_credentials_than_a_key_needs_none(name: str) -> N
         ("openai/", "`openai/<model>`"),
     ],
 )
-def test_a_misspelt_provider_gets_a_suggestion(name: str, suggestion: str) -> None:
+def test_a_misspelled_provider_gets_a_suggestion(name: str, suggestion: str) -> None:
     with pytest.raises(OsmosisError, match="did you mean") as caught:
         resolve_model(name, {})
     assert suggestion in caught.value.message
 
 
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-8B", "mymodel", "", "nobody/knows this"])
-def test_a_name_without_a_known_provider_is_told_how_names_are_written(name: str) -> None:
+def test_an_unknown_name_is_an_error_with_the_format_of_names(name: str) -> None:
     with pytest.raises(OsmosisError, match="provider/model") as caught:
         resolve_model(name, {})
     assert "OPENAI_BASE_URL" in (caught.value.hint or "")
@@ -114,37 +112,34 @@ def test_fireworks_short_names_get_their_account_path() -> None:
     assert endpoint.model == "accounts/fireworks/models/deepseek-v3"
 
 
-def test_a_key_is_never_in_the_representation_nor_in_the_limiter_key() -> None:
+def test_a_key_is_not_in_the_repr_or_the_limiter_key() -> None:
     endpoint = resolve_model("openai/gpt-5", {"OPENAI_API_KEY": SECRET})
     assert SECRET not in repr(endpoint)
     assert SECRET not in endpoint.limiter_key
 
 
-SECRET_NAMES = [
-    *("key", "api-key", "apikey", "API_KEY", "Ocp-Apim-Subscription-Key", "subscription%2Dkey", "sig", "Sig"),
-    *("token", "access_token", "accessToken", "client_secret", "password", "x-auth", "code"),
-]
-NO_SECRETS = [
-    *(
-        "deployment=production",
-        "region=us-east-1",
-        "model=gpt-4o-mini",
-        "api_version=2024-10-21",
-        "production",
-    ),
-    *("API-Version=2024-10-21-preview", "max_tokens=100000", "MAX_TOKENS=100000", "tokenizer=default"),
-    *("design=simple", "encode=base64", "author=somebody", "keyspace=default", "key=short"),
-]
-
-
-@pytest.mark.parametrize("name", SECRET_NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("key", "api-key", "apikey", "API_KEY", "Ocp-Apim-Subscription-Key", "subscription%2Dkey", "sig"),
+        *("Sig", "token", "access_token", "accessToken", "client_secret", "password", "x-auth", "code"),
+    ],
+)
 def test_a_value_in_the_query_is_a_secret_by_its_name(name: str) -> None:
     env = {"OPENAI_BASE_URL": f"http://host/v1?v=1&{name}=abc%2B12&deployment=production"}
     assert resolve_model("openai/m", env).secrets == ("abc%2B12", "abc+12")
 
 
-@pytest.mark.parametrize("pair", NO_SECRETS)
-def test_other_values_in_the_query_are_no_secrets(pair: str) -> None:
+@pytest.mark.parametrize(
+    "pair",
+    [
+        *("deployment=production", "region=us-east-1", "model=gpt-4o-mini", "api_version=2024-10-21"),
+        *("production", "API-Version=2024-10-21-preview", "max_tokens=100000", "MAX_TOKENS=100000"),
+        *("tokenizer=default", "design=simple", "encode=base64", "author=somebody", "keyspace=default"),
+        "key=short",
+    ],
+)
+def test_other_values_in_the_query_are_not_secrets(pair: str) -> None:
     assert resolve_model("openai/m", {"OPENAI_BASE_URL": f"http://host/v1?{pair}"}).secrets == ()
 
 
@@ -153,7 +148,13 @@ def test_two_accounts_of_one_provider_do_not_share_a_limit() -> None:
     assert one != two
 
 
-@pytest.mark.parametrize("value", ["ftp://host/v1", "localhost:8000", "http://user:hunter2@host/v1"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("ftp://host/v1", "localhost:8000", "http://[host/v1", "http://host:99999/v1", "http://host:0/v1"),
+        "http://user:hunter2@host/v1",
+    ],
+)
 def test_an_unusable_address_is_refused_without_showing_it(value: str) -> None:
     with pytest.raises(OsmosisError, match="OPENAI_BASE_URL") as caught:
         resolve_model("openai/m", {"OPENAI_BASE_URL": value})
@@ -169,14 +170,17 @@ def test_an_unknown_price_is_none_and_not_zero() -> None:
     assert price_of(resolve_model("openai/gpt-4o", proxied)) is None
 
 
-def test_another_address_under_a_providers_name_has_not_that_providers_price() -> None:
-    def price_at(address: str) -> Price | None:
-        return price_of(
-            ModelEndpoint("anthropic/claude-sonnet-4-5", "anthropic", "claude-sonnet-4-5", "openai", address)
-        )
-
-    assert price_at("https://proxy.example/v1") is None
-    assert price_at("http://127.0.0.1:8000/v1") == Price(0.0, 0.0)
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("https://proxy.example/v1", None),
+        ("http://127.proxy.example/v1", None),
+        ("http://127.0.0.1:8000/v1", FREE),
+    ],
+)
+def test_a_model_of_litellm_at_another_address(address: str, expected: Price | None) -> None:
+    name = "claude-sonnet-4-5"
+    assert price_of(ModelEndpoint(f"anthropic/{name}", "anthropic", name, "openai", address)) == expected
 
 
 @pytest.mark.parametrize(
@@ -187,10 +191,8 @@ def test_another_address_under_a_providers_name_has_not_that_providers_price() -
         ("openai/gpt-4o", {"OPENAI_BASE_URL": "http://127.0.0.1:8000/v1"}),
     ],
 )
-def test_ones_own_servers_cost_nothing(name: str, env: dict[str, str]) -> None:
-    price = price_of(resolve_model(name, env))
-    assert price is not None
-    assert price.cost(TokenUsage(1000, 1000, 2000)) == 0.0
+def test_servers_of_the_user_cost_nothing(name: str, env: dict[str, str]) -> None:
+    assert price_of(resolve_model(name, env)) == FREE == Price(0.0, 0.0)
 
 
 def test_cached_tokens_are_charged_at_their_own_price() -> None:
@@ -206,22 +208,30 @@ def test_a_long_prompt_is_charged_at_the_price_of_its_tier() -> None:
     assert price.cost(TokenUsage(200_001, 0, 200_001)) > 1.9 * price.cost(TokenUsage(200_000, 0, 200_000))
 
 
-def test_usage_is_read_in_the_shapes_providers_use() -> None:
-    openai = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
-    assert read_usage({**openai, "prompt_tokens_details": {"cached_tokens": 4}}) == TokenUsage(10, 5, 15, 4)
-    deepseek = {"prompt_tokens": 1, "completion_tokens": 1, "prompt_cache_hit_tokens": 1}
-    assert read_usage(deepseek) == TokenUsage(1, 1, 2, cached_tokens=1)
-    stated = {"prompt_tokens": 1, "completion_tokens": 1, "cost": 0.25}
-    assert read_usage(stated) == TokenUsage(1, 1, 2, stated_cost_usd=0.25)
-    assert read_usage({"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 0}) == TokenUsage(
-        10, 5, 15
-    )
-    assert read_usage({"prompt_tokens": 10, "total_tokens": 15}) == TokenUsage(10, 5, 15)
-    for odd in (10**400, float("inf"), float("nan"), -1, True, "1"):
-        assert read_usage({"prompt_tokens": 1, "completion_tokens": 1, "cost": odd}) == TokenUsage(1, 1, 2)
-    partial: list[object] = [{"prompt_tokens": "many"}, {"prompt_tokens": 10, "total_tokens": 0}]
-    for nonsense in (None, [], "x", {}, *partial, {"prompt_tokens": -1}, {"prompt_tokens": 10**300}):
-        assert read_usage(nonsense) is None
+ONE: dict[str, Any] = {"prompt_tokens": 1, "completion_tokens": 1}
+FIVE: dict[str, Any] = {"prompt_tokens": 10, "completion_tokens": 5}
+
+
+@pytest.mark.parametrize(
+    ("usage", "expected"),
+    [
+        ({**FIVE, "prompt_tokens_details": {"cached_tokens": 4}}, TokenUsage(10, 5, 15, 4)),
+        ({**ONE, "prompt_cache_hit_tokens": 1}, TokenUsage(1, 1, 2, cached_tokens=1)),  # DeepSeek
+        ({**ONE, "cost": 0.25}, TokenUsage(1, 1, 2, stated_cost_usd=0.25)),
+        ({**FIVE, "total_tokens": 0}, TokenUsage(10, 5, 15)),
+        ({"prompt_tokens": 10, "total_tokens": 15}, TokenUsage(10, 5, 15)),
+        *(
+            ({**ONE, "cost": odd}, TokenUsage(1, 1, 2))
+            for odd in (10**400, math.inf, math.nan, -1, True, "1")
+        ),
+        *((nothing, None) for nothing in (None, [], "x", {}, {"prompt_tokens": "many"})),
+        ({"prompt_tokens": 10, "total_tokens": 0}, None),
+        ({"prompt_tokens": -1}, None),
+        ({"prompt_tokens": 10**300}, None),
+    ],
+)
+def test_usage_in_the_formats_of_providers(usage: object, expected: TokenUsage | None) -> None:
+    assert read_usage(usage) == expected
 
 
 @pytest.mark.integration

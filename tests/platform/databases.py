@@ -1,8 +1,8 @@
 """The database of a test's platform: SQLite in its own directory, or one of its own on a PostgreSQL server.
 
 ``OSMOSIS_TEST_POSTGRES_URL`` names the server, such as ``postgresql://postgres@127.0.0.1:5432/postgres``: a user
-who may create databases, and one to connect to. Then every platform of these tests is on it; without, what must be
-seen on PostgreSQL gets a server of this process's own.
+with the right to create databases, and a database to connect to. Then every platform of these tests uses it. Otherwise
+the tests that need PostgreSQL start their own server.
 """
 
 from __future__ import annotations

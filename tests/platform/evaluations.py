@@ -23,12 +23,13 @@ from sqlalchemy import insert, update
 
 from osmosis_ai.datasets import count_records
 from osmosis_ai.platform.db.tables import DbDataset, DbRun, DbSample, new_id
-from osmosis_ai.platform.gitsync.mirror import MirrorStore, Source
+from osmosis_ai.platform.gitsync.mirror import MirrorStore
 from osmosis_ai.platform.queue.finalize import PlatformShards
 from osmosis_ai.platform.server import local_host
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.worker.host import Host
 from tests.platform.conftest import Member, assert_flat_error
+from tests.platform.gitsync.repositories import Source
 
 ROOT = Path(__file__).parents[2]
 ROLLOUT = ROOT / "rollouts" / "multiply"
@@ -87,7 +88,7 @@ def put_mirror(services: PlatformServices, member: Member) -> None:
 @cache
 def _first_mirror() -> Path:
     made = Path(_first_commit()[0].name)
-    MirrorStore(made).sync(Source("fern/agents", str(made / "code"), id="first"))
+    MirrorStore(made).sync(Source(str(made / "code"), id="first", identity="fern/agents"))
     (made / "first.git" / "osmosis-fetched").unlink()  # it is asked for news all the same
     return made / "first.git"
 

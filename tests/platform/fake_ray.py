@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from osmosis_ai.platform.ray_cluster import RayCluster
+from osmosis_ai.platform.config import RayCluster
 from osmosis_ai.platform.ray_jobs import TICKET_VARIABLE, RayJobs, worker_entrypoint
 
 ANSWERS: dict[str, dict[str, Any]] = json.loads(

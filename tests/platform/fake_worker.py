@@ -9,9 +9,9 @@ import hashlib
 import json
 import secrets
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
 import httpx
@@ -115,6 +115,29 @@ def journal_of(records: Iterable[TerminalRecord]) -> bytes:
 def records(count: int, *, first: int = 0, **changes: Any) -> list[TerminalRecord]:
     """Return records of the first attempt on so many rows."""
     return [record(row, 0, **changes) for row in range(first, first + count)]
+
+
+def raising(error: BaseException) -> Callable[..., NoReturn]:
+    """Return a function that fails."""
+
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise error
+
+    return fail
+
+
+def file_url(api: TestClient, run_id: str, path: str) -> str | None:
+    """Return the address of an evaluation's file, None if it has no such file."""
+    asked = {"items": [{"path": path}]}
+    found = api.post(f"{EVALS.route}/{run_id}/samples/download-urls", json=asked).json()["items"]
+    return str(found[0]["url"]) if found else None
+
+
+def downloaded(api: TestClient, run_id: str, path: str) -> bytes:
+    """Fetch a file of an evaluation as a client does."""
+    url = file_url(api, run_id, path)
+    assert url is not None
+    return bytes(api.get(url, headers={"Authorization": ""}).content)
 
 
 def expire_leases(clock: ManualClock) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from aiohttp import web
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.model_serving import ModelServer, ServableModel
+from osmosis_ai.platform.models import ServableModel
 
 TINY = ServableModel("osmosis/tiny")
 CHAT = {"model": "osmosis/tiny", "messages": [{"role": "user", "content": "hi"}]}
@@ -64,7 +64,7 @@ class Starts:
         self._left = list(stand_ins)
         self._of = of or {}
 
-    async def __call__(self, model: ServableModel) -> ModelServer:
+    async def __call__(self, model: ServableModel) -> StandIn:
         server = self._of.get(model) or self._left.pop(0)
         await server.start()
         return server

@@ -43,7 +43,7 @@ class _OneHop(httpx.BaseTransport):
             if message["type"] == "http.response.body" and not message.get("more_body"):
                 ended.set()
 
-        # An exception has become a reply by then, and goes on to the server's log.
+        # An exception has become a reply by then, and is only logged by the server.
         with contextlib.suppress(Exception):
             await self._app(_scope(request), receive, send)
         assert told, "the application did not answer"

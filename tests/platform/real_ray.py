@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from osmosis_ai.platform.ray_cluster import RayCluster
+from osmosis_ai.platform.config import RayCluster
 from osmosis_ai.platform.ray_jobs import RayError, RayJobs
 from osmosis_ai.processes import free_port
 

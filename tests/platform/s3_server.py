@@ -71,7 +71,7 @@ class S3Server:
 
     @property
     def bucket(self) -> str:
-        """What a platform is told of it."""
+        """The address for a platform's settings."""
         return f"s3://{_BUCKET}?endpoint={self.url}"
 
     def start(self) -> None:

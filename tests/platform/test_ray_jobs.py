@@ -14,8 +14,13 @@ from fastapi.testclient import TestClient
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.blobs.local import LocalBlobStore
 from osmosis_ai.platform.blobs.store import BlobStoreBusy
-from osmosis_ai.platform.config import PlatformConfig, from_environment
-from osmosis_ai.platform.ray_cluster import RayCluster, ray_cluster, require_usable_cluster
+from osmosis_ai.platform.config import (
+    PlatformConfig,
+    RayCluster,
+    from_environment,
+    ray_cluster,
+    require_usable_cluster,
+)
 from osmosis_ai.platform.ray_jobs import Job, RayError, RayLauncher
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, World
@@ -27,6 +32,7 @@ from tests.platform.fake_worker import (
     Refused,
     claim,
     expire_leases,
+    raising,
     settle,
 )
 
@@ -360,6 +366,12 @@ def test_a_job_that_waits_long_is_explained(cluster: Cluster) -> None:
     why = f"the Ray job {cluster.job} waits for 8 GPUs, the cluster has 1."
     assert cluster.show(run)["waits"] == why
     assert cluster.log(run).count(why) == 1
+    cluster.ray.fault = TIMEOUT
+    cluster.rounds(70)
+    assert cluster.show(run)["waits"] == UNREACHABLE
+    cluster.ray.fault = None
+    cluster.rounds(10)
+    assert cluster.show(run)["waits"] == why
 
 
 @pytest.mark.parametrize("is_accepted", [True, False])
@@ -473,11 +485,8 @@ def release_run(cluster: Cluster) -> None:
 
 
 def claim_without_store(cluster: Cluster) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise BlobStoreBusy("the bucket cannot be reached.")
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LocalBlobStore, "signed_get_url", fail)
+        patch.setattr(LocalBlobStore, "signed_get_url", raising(BlobStoreBusy("unreachable.")))
         with pytest.raises(Refused, match="BLOBS_UNAVAILABLE"):
             cluster.claim()
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select
 
 from osmosis_ai.platform.db.tables import DbRepository as RepositoryRow
-from osmosis_ai.platform.gitsync.mirror import MirrorHead, MirrorStore
+from osmosis_ai.platform.gitsync.mirror import MirrorStore
 from osmosis_ai.platform.http import rollouts as http_rollouts
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import Member, World, assert_flat_error
@@ -154,7 +156,7 @@ def test_another_workspace_sees_only_its_own(
 
 
 class _SlowMirrors(MirrorStore):
-    """A repository whose host does not answer until it is told to."""
+    """A repository whose host answers only after an event."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -162,7 +164,7 @@ class _SlowMirrors(MirrorStore):
         self.was_asked = threading.Event()
         self.answer = threading.Event()
 
-    def sync(self, repository: Any, *, max_age_s: float = 0.0) -> MirrorHead:
+    def sync(self, repository: Any, *, max_age_s: float = 0.0) -> str | None:
         self.asked += 1
         self.was_asked.set()
         assert self.answer.wait(300)
@@ -187,6 +189,13 @@ def test_a_slow_sync_is_shared_and_does_not_hold_up_the_list_for_ever(
     running = services.rollouts.start_sync(member.repository.id)
     mirrors.answer.set()
     assert running.result(timeout=300).sync_error is None
+
+    ended: Future[None] = Future()
+    ended.set_result(None)
+    monkeypatch.setattr(services.rollouts, "_threads", SimpleNamespace(submit=lambda *_, **__: ended))
+    for _ in range(2):  # a sync that ends at once is not waited for
+        assert services.rollouts.start_sync("rep_any") is ended  # type: ignore[comparison-overlap]
+    monkeypatch.undo()
 
 
 def _row(services: PlatformServices) -> RepositoryRow:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,9 @@ from sqlalchemy import func, select, text
 
 from osmosis_ai.errors import ConflictError
 from osmosis_ai.platform.db.tables import DbRun, DbSecret
-from osmosis_ai.platform.key_rotation import rotate_secret_key
 from osmosis_ai.platform.secrets import MissingSecretsError, resolve_scopes, resolve_secrets
 from osmosis_ai.platform.services import PlatformServices
-from osmosis_ai.platform.vault import Vault, VaultError, key_id_of
+from osmosis_ai.platform.vault import Vault, VaultError, key_id_of, rotate_secret_key
 from tests.full_disk import files_of_at_most
 from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
 from tests.platform.viewer.runs_world import add_run
@@ -83,18 +83,14 @@ def test_the_list_shows_the_workspaces_secrets_and_the_callers_own(api: TestClie
     assert_flat_error(api.get(PATH, params={"limit": 51}), 400, "VALIDATION_FAILED")
 
 
-def test_another_workspace_sees_and_touches_nothing(api: TestClient, stranger: Member) -> None:
+def test_a_deleted_secret_is_gone_in_its_scope_alone_and_not_for_another_workspace(
+    api: TestClient, stranger: Member
+) -> None:
     _set(api, "KEY", scope="workspace")
-
+    _set(api, "KEY", scope="user")
     assert api.get(PATH, headers=stranger.headers).json()["environment_secrets"] == []
     gone = api.request(DELETE, PATH, json={"name": "KEY", "scope": "workspace"}, headers=stranger.headers)
     assert_flat_error(gone, 404, "NOT_FOUND")
-    assert _listed(api) == [("KEY", "workspace")]
-
-
-def test_a_deleted_secret_is_gone_in_its_scope_alone(api: TestClient) -> None:
-    _set(api, "KEY", scope="workspace")
-    _set(api, "KEY", scope="user")
 
     assert api.request(DELETE, PATH, json={"name": "KEY", "scope": "user"}).json() == {}
     assert _listed(api) == [("KEY", "workspace")]
@@ -115,22 +111,24 @@ def test_a_member_keeps_their_own_secrets_and_only_reads_the_workspaces(
     assert _set(api, "KEY", scope="user", headers=plain.headers).status_code == 200
 
 
+NO_NAMES = ["", "key", "1KEY", "_KEY", "A-B", "A B", "KEY\n", "A/B", "..", "ÄKEY", "K" * 256, "K=V", "ＫＥＹ"]
+NO_VALUES = ["", CANARY + "\0", CANARY + "x" * 64 * 1024]
+
+
 @pytest.mark.parametrize(
-    "name",
-    ["", "key", "1KEY", "_KEY", "A-B", "A B", "KEY\n", "A/B", "..", "ÄKEY", "K" * 256, "K=V", "ＫＥＹ"],
+    ("name", "value", "problem"),
+    [
+        *((name, CANARY, "^[A-Z][A-Z0-9_]*$") for name in NO_NAMES),
+        *(("KEY", value, "the value of a secret") for value in NO_VALUES),
+    ],
 )
-def test_a_name_no_variable_could_have_is_refused(api: TestClient, name: str) -> None:
-    error = assert_flat_error(_set(api, name), 400, "VALIDATION")
-    assert "^[A-Z][A-Z0-9_]*$" in error["error"]
-    assert _listed(api) == []
-
-
-@pytest.mark.parametrize("value", ["", CANARY + "\0", CANARY + "x" * 64 * 1024])
-def test_a_value_no_variable_could_hold_is_refused_without_repeating_it(api: TestClient, value: str) -> None:
-    reply = _set(api, "KEY", value)
-
-    assert "the value of a secret" in assert_flat_error(reply, 400, "VALIDATION")["error"]
+def test_what_no_variable_could_have_is_refused_without_repeating_it(
+    api: TestClient, name: str, value: str, problem: str
+) -> None:
+    reply = _set(api, name, value)
+    assert problem in assert_flat_error(reply, 400, "VALIDATION")["error"]
     assert CANARY not in reply.text
+    assert _listed(api) == []
 
 
 @pytest.mark.parametrize(
@@ -190,6 +188,7 @@ def test_a_platform_whose_key_is_lost_fails_without_showing_anything(
 
 def _values(services: PlatformServices, member: Member, *names: str) -> dict[str, tuple[str, str]]:
     resolved = resolve_secrets(services.db, services.vault, member.workspace.id, member.user.id, names)
+    assert CANARY not in f"{resolved} {[*resolved.values()]}", "a resolved secret does not print its value"
     return {name: (secret.value, secret.scope) for name, secret in resolved.items()}
 
 
@@ -226,17 +225,6 @@ def test_all_missing_secrets_are_named_at_once_in_the_order_asked(
     assert caught.value.code == "NOT_FOUND"
 
 
-def test_a_resolved_secret_does_not_print_its_value(
-    api: TestClient, services: PlatformServices, member: Member
-) -> None:
-    _set(api, "KEY")
-    resolved = resolve_secrets(services.db, services.vault, member.workspace.id, member.user.id, ["KEY"])
-
-    assert CANARY not in f"{resolved} {resolved['KEY']!r}"
-    value, scope = resolved["KEY"]
-    assert (value, scope) == (CANARY, "user")
-
-
 def test_the_first_secret_on_a_full_disk_is_refused_as_such_and_can_be_set_later(
     api: TestClient, services: PlatformServices
 ) -> None:
@@ -259,29 +247,37 @@ def key_file(tmp_path: Path) -> Path:
     return tmp_path / "keys" / "vault.json"
 
 
-def test_a_sealed_value_does_not_open_on_another_row(key_file: Path) -> None:
+def flipped(position: int) -> Callable[[bytes], bytes]:
+    """Return what alters one byte of a sealed value."""
+
+    def flip(sealed: bytes) -> bytes:
+        altered = bytearray(sealed)
+        altered[position] ^= 1
+        return bytes(altered)
+
+    return flip
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *map(flipped, (0, 3, 12, -1)),
+        *(
+            lambda _, rubbish=rubbish: rubbish
+            for rubbish in (b"", b"\x01", b"\x01" + b"k" * 15, b"plain text")
+        ),
+    ],
+)
+def test_a_damaged_value_or_that_of_another_row_does_not_open(
+    key_file: Path, damage: Callable[[bytes], bytes]
+) -> None:
     vault = Vault(key_file)
     sealed = vault.seal(SEALED, context="secrets:sec_1")
-
     with pytest.raises(VaultError, match="`secrets:sec_2` is damaged, or was made for another row"):
         vault.open(sealed, context="secrets:sec_2")
-
-
-@pytest.mark.parametrize("position", [0, 3, 12, -1])
-def test_an_altered_value_does_not_open(key_file: Path, position: int) -> None:
-    vault = Vault(key_file)
-    sealed = bytearray(vault.seal(SEALED, context="c"))
-    sealed[position] ^= 1
-
-    with pytest.raises(VaultError) as caught:
-        vault.open(bytes(sealed), context="c")
+    with pytest.raises(VaultError, match=r"`secrets:sec_1` (is damaged|was sealed with the key)") as caught:
+        vault.open(damage(sealed), context="secrets:sec_1")
     assert "canary" not in str(caught.value)
-
-
-@pytest.mark.parametrize("rubbish", [b"", b"\x01", b"\x01" + b"k" * 15, b"plain text of an older day"])
-def test_what_is_no_sealed_value_is_refused_in_a_sentence(key_file: Path, rubbish: bytes) -> None:
-    with pytest.raises(VaultError, match="`c` is damaged"):
-        Vault(key_file).open(rubbish, context="c")
 
 
 def test_the_keys_are_for_their_owner_alone_and_never_printed(key_file: Path) -> None:
@@ -294,24 +290,16 @@ def test_the_keys_are_for_their_owner_alone_and_never_printed(key_file: Path) ->
         assert key not in repr(vault) + repr(vault.__dict__)
 
 
-def test_after_a_rotation_old_values_open_and_are_known_as_stale(key_file: Path) -> None:
+def test_old_values_open_until_their_key_is_forgotten_which_was_replaced_long_ago_and_seals_nothing(
+    key_file: Path,
+) -> None:
     vault, other_process = Vault(key_file), Vault(key_file)
-    old = vault.seal(SEALED, context="c")
+    first = vault.seal(SEALED, context="c")
     other_process.seal(b"", context="c")
     vault.rotate(NOW)
-    new = vault.seal(SEALED, context="c")
-
-    assert vault.is_stale(old)
-    assert not vault.is_stale(new)
-    assert vault.open(old, context="c") == SEALED
-    assert other_process.open(new, context="c") == SEALED
-
-
-def test_only_keys_that_were_replaced_long_ago_and_seal_nothing_are_forgotten(key_file: Path) -> None:
-    vault = Vault(key_file)
-    first = vault.seal(SEALED, context="c")
-    vault.rotate(NOW)
     second = vault.seal(SEALED, context="c")
+    assert (vault.is_stale(first), vault.is_stale(second)) == (True, False)
+    assert vault.open(first, context="c") == other_process.open(second, context="c") == SEALED
     vault.rotate(NOW + DAY)
 
     assert vault.forget_replaced_keys(before=NOW) == 0
@@ -323,33 +311,29 @@ def test_only_keys_that_were_replaced_long_ago_and_seal_nothing_are_forgotten(ke
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("content", "mode", "problem", "hint"),
     [
-        "",
-        "null",
-        "[]",
-        "{}",
-        '{"version": 1, "active": "00", "keys": {"00": "c2hvcnQ="}}',
-        '{"version": 1, "active": 7',
+        *(
+            (content, 0o600, "is damaged", "restore it from a backup")
+            for content in ("", "null", "[]", "{}", '{"version": 1, "active": 7')
+        ),
+        (
+            '{"version": 1, "active": "00", "keys": {"00": "c2hvcnQ="}}',
+            *(0o600, "is damaged", "restore it from a backup"),
+        ),
+        ("{}", 0o644, "every user", "chmod 600 {}"),
     ],
 )
-def test_a_damaged_key_file_is_reported_and_left_alone(key_file: Path, content: str) -> None:
+def test_a_key_file_that_is_damaged_or_readable_by_everyone_is_reported_and_left_alone(
+    key_file: Path, content: str, mode: int, problem: str, hint: str
+) -> None:
     key_file.parent.mkdir()
     key_file.write_text(content)
-    key_file.chmod(0o600)
-
-    with pytest.raises(VaultError, match="is damaged"):
+    key_file.chmod(mode)
+    with pytest.raises(VaultError, match=problem) as caught:
         Vault(key_file).seal(SEALED, context="c")
+    assert caught.value.hint == hint.format(key_file)
     assert key_file.read_text() == content
-
-
-def test_a_key_file_that_everyone_can_read_is_refused(key_file: Path) -> None:
-    Vault(key_file).seal(SEALED, context="c")
-    key_file.chmod(0o644)
-
-    with pytest.raises(VaultError, match="every user") as caught:
-        Vault(key_file).seal(SEALED, context="c")
-    assert caught.value.hint == f"chmod 600 {key_file}"
 
 
 def test_processes_that_start_together_agree_on_one_key(key_file: Path) -> None:
@@ -448,12 +432,11 @@ def test_a_rotation_that_is_killed_half_way_has_lost_nothing_and_is_repeated(
         f"""
         import os, signal
         from pathlib import Path
-        from osmosis_ai.platform import key_rotation
+        from osmosis_ai.platform import vault
         from osmosis_ai.platform.clock import SystemClock
         from osmosis_ai.platform.db.engine import Database
-        from osmosis_ai.platform.vault import Vault
 
-        class Killed(Vault):
+        class Killed(vault.Vault):
             sealed = 0
             def seal(self, plaintext, *, context):
                 self.sealed += 1
@@ -461,9 +444,9 @@ def test_a_rotation_that_is_killed_half_way_has_lost_nothing_and_is_repeated(
                     os.kill(os.getpid(), signal.SIGKILL)
                 return super().seal(plaintext, context=context)
 
-        key_rotation._BATCH = 2
+        vault._BATCH = 2
         db = Database("sqlite:///{services.db.sqlite_path}")
-        key_rotation.rotate_secret_key(db, Killed(Path({str(services.vault.key_file)!r})), SystemClock())
+        vault.rotate_secret_key(db, Killed(Path({str(services.vault.key_file)!r})), SystemClock())
         """
     )
     child = subprocess.run([sys.executable, "-c", killed], env=os.environ, check=False, timeout=120)
@@ -491,16 +474,14 @@ def test_two_rotations_at_once_are_one(services: PlatformServices, clock: Manual
 def test_values_given_for_one_run_are_sealed_anew_too(
     services: PlatformServices, member: Member, clock: ManualClock
 ) -> None:
-    from osmosis_ai.platform.runs.submit.submitter import secrets_context
-
     add_run(services, member, "waiting", id="run_waiting", status="pending")
-    sealed = services.vault.seal(b"{}", context=secrets_context("run_waiting"))
+    sealed = services.vault.seal(b"{}", context="runs:run_waiting")
     with services.db.transaction() as session:
         session.execute(text("UPDATE runs SET sealed_secrets = :sealed"), {"sealed": sealed})
     assert rotate_secret_key(services.db, services.vault, clock).resealed == 1
     with services.db.session() as session:
         fresh = session.get_one(DbRun, "run_waiting").sealed_secrets
     assert fresh is not None and key_id_of(fresh) != key_id_of(sealed)
-    assert services.vault.open(fresh, context=secrets_context("run_waiting")) == b"{}"
+    assert services.vault.open(fresh, context="runs:run_waiting") == b"{}"
     with services.db.session() as session:
         assert session.scalar(select(func.count()).select_from(DbSecret)) == 0

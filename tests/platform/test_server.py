@@ -23,7 +23,7 @@ from osmosis_ai.platform.process_state import PlatformProcess, running_platform,
 from osmosis_ai.platform.server import require_safe_address, run_platform
 from osmosis_ai.sandbox import IsolationSetting, SandboxCapability
 from tests.platform.conftest import World
-from tests.platform.viewer.runs_world import add_run
+from tests.platform.viewer.runs_world import add_file, add_run
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def test_it_waits_for_nobody_who_watches_a_run_and_tells_them_to_the_end(config:
             reply = watching.enter_context(client.stream("GET", url, headers=asked))
             told = reply.iter_lines()
             assert next(told) == "event: change"
-        # What is cut off raises, which whoever listens would take for a network that is gone.
+        # An interrupted stream would raise here.
         rest = [line for line in told if line]
     assert [line.partition(":")[0] for line in rest] == ["data", "id"]
 
@@ -162,15 +162,14 @@ def test_a_start_without_the_files_that_its_database_names_says_so(
         for number in range(20):
             key = f"runs/run-{number}/journal"
             services.blobs.put(key, io.BytesIO(b"x"))
-            add_run(services, member, f"run-{number}", journal_blob=key)
+            run = add_run(services, member, f"run-{number}", journal_blob=key)
+            add_file(services, run, "trajectories/row_0_run_0.json", b"{}")
     with run_platform(config) as platform:
-        assert not any("looked for" in warning for warning in platform.process.warnings)
+        assert not any("sampled files" in warning for warning in platform.process.warnings)
     shutil.rmtree(config.blobs_dir)
     with run_platform(config) as platform:
         [warning] = platform.process.warnings
-        assert warning.startswith(
-            "10 of 10 files of datasets, runs and adapters that were looked for are not in"
-        )
+        assert warning.startswith("20 of 20 sampled files of datasets, runs and adapters are missing from")
         assert "OSMOSIS_BLOBS_URL" in warning and warning in caplog.text
         assert running_platform(config.home) == platform.process
 

@@ -1,4 +1,4 @@
-"""Processes that we start: they end with their starter, and nobody reads what they are told."""
+"""Child processes end with their starter, and no other program can read their secrets."""
 
 from __future__ import annotations
 

@@ -199,12 +199,17 @@ for number in itertools.count():
 """
 
 
-def test_the_last_whole_lines_are_kept_and_what_is_appended_next_stands_behind_them(tmp_path: Path) -> None:
+def test_the_last_whole_lines_are_kept_and_what_is_appended_next_stands_behind_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "LOG_REMAINDER_BYTES", 25)
+    monkeypatch.setattr(service, "MAX_LOG_BYTES", 10_000)
     log = tmp_path / "a.log"
     with log.open("ab", buffering=0) as writer:
         writer.write(b"".join(b"line %04d\n" % number for number in range(1000)))
-        assert not shorten_log(log, most_bytes=10_000)
-        assert shorten_log(log, most_bytes=9_999, kept_bytes=25)
+        assert not shorten_log(log)
+        monkeypatch.setattr(service, "MAX_LOG_BYTES", 9_999)
+        assert shorten_log(log)
         writer.write(b"next\n")
     assert log.read_bytes() == (
         b"[9980 bytes were left out here: the log had grown too large]\nline 0998\nline 0999\nnext\n"
@@ -216,9 +221,8 @@ async def test_the_log_of_a_service_stays_within_bounds_and_still_explains_its_e
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "LOG_CHECK_S", 0.01)
-    monkeypatch.setattr(
-        service, "shorten_log", lambda path: shorten_log(path, most_bytes=4000, kept_bytes=1000)
-    )
+    monkeypatch.setattr(service, "MAX_LOG_BYTES", 4000)
+    monkeypatch.setattr(service, "LOG_REMAINDER_BYTES", 1000)
     log = tmp_path / "thing.log"
     async with Service(announcing(tmp_path, WRITER, announces=None, log_path=log)) as writing:
         dying = asyncio.create_task(writing.death())

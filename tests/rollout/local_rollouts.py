@@ -1,4 +1,4 @@
-"""Workflows and graders made of a function, and rollouts of them in this process."""
+"""Workflows and graders made from functions, and rollouts of them in this process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from osmosis_ai.rollout import (
     LocalBackend,
 )
 
-NOTHING_YET = {"reward": None, "err_message": None}
 PROMPT = [{"role": "user", "content": "say ok"}]
 
 
@@ -41,15 +40,34 @@ def grader(grade: Callable[[GraderContext], Any]) -> type[Grader]:
     return Built
 
 
-async def execute(backend: LocalBackend, asked: ExecutionRequest) -> tuple[ExecutionResult, ExecutionResult]:
-    """Run a rollout and return what its two callbacks were given."""
-    told: list[ExecutionResult] = []
+def returning(value: Any) -> type[AgentWorkflow]:
+    async def run(ctx: AgentWorkflowContext) -> Any:
+        return value
 
-    async def tell(result: ExecutionResult) -> None:
-        told.append(result.model_copy())
+    return workflow(run)
 
-    await backend.execute(asked, tell, tell)
-    completion, graded = told
+
+def rewarding(reward: float | None) -> type[Grader]:
+    """Return a grader of one reward, or of none."""
+
+    async def grade(ctx: GraderContext) -> None:
+        if reward is not None:
+            ctx.set_reward(reward)
+
+    return grader(grade)
+
+
+async def execute(
+    backend: LocalBackend, request: ExecutionRequest
+) -> tuple[ExecutionResult, ExecutionResult]:
+    """Run a rollout and return the results passed to its two callbacks."""
+    results: list[ExecutionResult] = []
+
+    async def report(result: ExecutionResult) -> None:
+        results.append(result.model_copy())
+
+    await backend.execute(request, report, report)
+    completion, graded = results
     return completion, graded
 
 
@@ -58,7 +76,7 @@ async def hang(_: Any) -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Let the loop turn until something in this process has come about."""
+    """Run the event loop until a condition holds."""
     give_up = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < give_up

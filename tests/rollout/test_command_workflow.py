@@ -7,7 +7,6 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +26,61 @@ from tests.controller.proxy_world import TOKEN, ProxyWorld, proxy_world
 from tests.loop_clock import advance_loop_clock
 from tests.standin_model import Reply, StandInModel, error_reply
 
-from .command_agents import AGENT
 from .local_rollouts import execute, grader, request
 
 pytestmark = pytest.mark.e2e
+
+# Asks the model once, or misbehaves as its prompt says.
+AGENT = '''
+import json, os, subprocess, sys, time, urllib.request
+
+said = sys.stdin.read()
+with open(os.environ["OSMOSIS_PROMPT_FILE"]) as prompt:
+    messages = json.load(prompt)["messages"]
+
+
+def ask(messages):
+    request = urllib.request.Request(
+        os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+        json.dumps({"model": "any", "messages": messages}).encode(),
+        {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request) as reply:
+        return json.load(reply)["choices"][0]["message"]
+
+
+def leave(seconds):
+    """Start a process in another session, without our parent, group or environment."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.execve("/bin/sleep", ["sleep", seconds], {})
+        os._exit(0)
+    os.wait()
+
+
+if said == "never asks":
+    sys.exit(0)
+if said == "exits 1":
+    print("my key is", os.environ["OPENAI_API_KEY"], file=sys.stderr)
+    sys.exit("no luck")
+if said == "floods":
+    while True:
+        os.write(2, b"x" * 65536)
+reply = ask(messages)
+if said.startswith("hangs "):
+    leave(said.split()[1])
+    subprocess.Popen(["sleep", said.split()[1]])
+    time.sleep(3600)
+if said.startswith("leaves "):
+    leave(said.split()[1])
+    subprocess.Popen(["sleep", said.split()[1]], start_new_session=True)
+if said == "uses a tool":
+    messages = [*messages, reply, {"role": "tool", "tool_call_id": "c1", "content": "56"}]
+    reply = ask(messages)
+if said != "writes nothing":
+    print(reply["content"])
+'''
 
 
 # Of this process alone: the tests of another checkout may run next to these.
@@ -73,20 +123,14 @@ class World:
         return CommandWorkflow(list(command) or ["python", "agent.py"], directory=self.root, **options)
 
 
-@asynccontextmanager
-async def serving(root: Path) -> AsyncIterator[World]:
-    async with StandInModel(lambda _: Reply("ok")) as model, proxy_world(model) as proxy:
-        yield World(root, proxy)
-
-
 @pytest.fixture
 async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
     (tmp_path / "agent.py").write_text(AGENT)
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
-    async with serving(tmp_path) as built:
-        yield built
+    async with StandInModel(lambda _: Reply("ok")) as model, proxy_world(model) as proxy:
+        yield World(tmp_path, proxy)
     await close_shared_connections()
     assert list(temporary.iterdir()) == [], "no working directory is left"
 
@@ -99,7 +143,7 @@ async def until(condition: Callable[[], bool]) -> None:
     await asyncio.wait_for(look(), 60)
 
 
-async def test_a_program_is_an_agent_whose_conversation_the_bridge_recorded(world: World) -> None:
+async def test_conversation_of_a_program(world: World) -> None:
     _, graded = await world.run("hello")
     assert (graded.status, graded.err_message) == (RolloutStatus.SUCCESS, None)
     (sample,) = world.samples
@@ -108,7 +152,7 @@ async def test_a_program_is_an_agent_whose_conversation_the_bridge_recorded(worl
     assert sample.reward == 1.0
 
 
-async def test_the_last_call_has_the_whole_conversation_with_its_tools(world: World) -> None:
+async def test_conversation_with_tools(world: World) -> None:
     world.model.script(Reply("", tool_calls=[("multiply", {"a": 7})]), Reply("56"))
     await world.run("uses a tool")
     roles = [message["role"] for message in world.samples[0].messages]
@@ -127,7 +171,7 @@ async def test_the_last_call_has_the_whole_conversation_with_its_tools(world: Wo
         ("floods", "`python agent.py` wrote more than 1,000,000 bytes, and was ended: …xxx"),
     ],
 )
-async def test_its_failure_is_the_agents_and_said_in_a_sentence(world: World, said: str, words: str) -> None:
+async def test_a_failing_program(world: World, said: str, words: str) -> None:
     completion, graded = await world.run(said, world.workflow(max_output_bytes=1_000_000))
     assert completion.err_category is graded.err_category is RolloutErrorCategory.AGENT_ERROR
     assert completion.err_message is not None and completion.err_message.startswith(words)
@@ -135,7 +179,7 @@ async def test_its_failure_is_the_agents_and_said_in_a_sentence(world: World, sa
     assert world.samples == []
 
 
-async def test_a_program_without_a_working_model_fails_with_what_it_wrote(world: World) -> None:
+async def test_a_program_without_a_working_model(world: World) -> None:
     world.model.respond = lambda _: error_reply(400, "no such thing")
     completion, _ = await world.run("hello")
     assert completion.err_message is not None
@@ -156,7 +200,7 @@ async def test_what_forks_and_leaves_ends_with_its_program(world: World) -> None
     assert running(SLEEPS[0]) == []
 
 
-async def test_a_program_that_hangs_is_ended_at_the_deadline_with_all_its_children(world: World) -> None:
+async def test_a_hanging_program_is_killed_with_its_children(world: World) -> None:
     hanging = asyncio.create_task(world.run(f"hangs {SLEEPS[1]}", agent_timeout_sec=3600.0))
     await until(lambda: len(running(SLEEPS[1])) == 2)
     advance_loop_clock(3600.0)
@@ -165,7 +209,7 @@ async def test_a_program_that_hangs_is_ended_at_the_deadline_with_all_its_childr
     assert running(SLEEPS[1]) == []
 
 
-async def test_a_rollout_that_is_cancelled_takes_the_programs_children_with_it(world: World) -> None:
+async def test_cancellation_kills_the_children(world: World) -> None:
     task = asyncio.create_task(world.run(f"hangs {SLEEPS[2]}"))
     await until(lambda: len(running(SLEEPS[2])) == 2)
     task.cancel()
@@ -174,9 +218,7 @@ async def test_a_rollout_that_is_cancelled_takes_the_programs_children_with_it(w
     assert running(SLEEPS[2]) == []
 
 
-async def test_it_has_what_programs_need_the_bridges_key_and_no_other(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_environment_of_a_program(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "OSMOSIS_TOKEN", "MY_SECRET", "AWS_PROFILE"):
         monkeypatch.setenv(name, "a-secret-of-the-users")
     (world.root / "shows.py").write_text(
@@ -197,7 +239,7 @@ async def test_it_has_what_programs_need_the_bridges_key_and_no_other(
     )
 
 
-async def test_every_kind_of_content_is_told_as_text_and_whole_in_the_file(world: World) -> None:
+async def test_prompt_on_stdin_and_in_the_file(world: World) -> None:
     workflow = world.workflow("sh", "-c", "cat; cat prompt.json >&2; exit 4")
     prompt = [
         {"role": "system", "content": "Be brief."},
@@ -206,8 +248,8 @@ async def test_every_kind_of_content_is_told_as_text_and_whole_in_the_file(world
     backend = LocalBackend(workflow=workflow)
     with RolloutContext(f"{world.proxy.url}/v1/rollouts/r1", TOKEN, "r1"):
         completion, _ = await execute(backend, request("r1", prompt=prompt, metadata={"k": 1}))
-    told = (completion.err_message or "").partition("status 4: ")[2]
-    assert json.loads(told) == {"messages": prompt, "metadata": {"k": 1}}
+    written = (completion.err_message or "").partition("status 4: ")[2]
+    assert json.loads(written) == {"messages": prompt, "metadata": {"k": 1}}
 
 
 @pytest.mark.parametrize(
@@ -220,8 +262,6 @@ async def test_every_kind_of_content_is_told_as_text_and_whole_in_the_file(world
         (["python", "missing.py"], ValueError, "no `missing.py` in"),
     ],
 )
-def test_what_cannot_be_run_is_refused_before_the_server_starts(
-    tmp_path: Path, command: Any, error: type[Exception], words: str
-) -> None:
+def test_invalid_commands(tmp_path: Path, command: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         CommandWorkflow(command, directory=tmp_path)

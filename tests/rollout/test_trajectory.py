@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from pydantic import ValidationError
 
@@ -24,28 +24,28 @@ from osmosis_ai.rollout import (
     artifacts,
 )
 from osmosis_ai.rollout.artifacts import artifact_root as configured_root
-from osmosis_ai.rollout.artifacts import artifact_tree_state, copy_artifact_tree, create_artifacts_dir
+from osmosis_ai.rollout.artifacts import create_artifacts_dir
 from osmosis_ai.rollout.trajectory import (
     TrajectoryReport,
+    atif,
     convert_sample_to_trajectory,
     encode_trajectory,
     report_from_response,
     save_trajectory,
 )
-from osmosis_ai.rollout.trajectory.atif import (
-    Agent,
-    ContentPart,
-    FinalMetrics,
-    ImageSource,
-    Metrics,
-    Observation,
-    ObservationResult,
-    Step,
-    SubagentTrajectoryRef,
-    ToolCall,
-    Trajectory,
-)
-from tests.rollout.trajectories import CONVERSATION, report
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "multiply", "arguments": '{"a": 6, "b": 7}'}}
+CONVERSATION: list[dict[str, Any]] = [
+    {"role": "system", "content": "You multiply."},
+    {"role": "user", "content": "6 times 7?"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "c1", "content": "42"},
+    {"role": "assistant", "content": "42"},
+]
+
+
+def report(*calls: dict[str, Any], **fields: Any) -> TrajectoryReport:
+    return TrajectoryReport.model_validate({"samples": {"any": {"llm_call_metrics": list(calls), **fields}}})
 
 
 def convert(
@@ -62,40 +62,30 @@ def only_step(message: dict[str, Any]) -> dict[str, Any]:
     return dict(step)
 
 
+FIELDS = """
+Agent name version model_name tool_definitions extra
+ImageSource media_type path
+ContentPart type text source
+Metrics prompt_tokens completion_tokens cached_tokens cost_usd prompt_token_ids completion_token_ids logprobs extra
+FinalMetrics total_prompt_tokens total_completion_tokens total_cached_tokens total_cost_usd total_steps extra
+ToolCall tool_call_id function_name arguments extra
+SubagentTrajectoryRef trajectory_id session_id trajectory_path extra
+ObservationResult source_call_id content subagent_trajectory_ref extra
+Observation results
+Step step_id timestamp source model_name reasoning_effort message reasoning_content tool_calls observation metrics
+    is_copied_context llm_call_count extra
+Trajectory schema_version session_id trajectory_id agent steps notes final_metrics continued_trajectory_ref extra
+    subagent_trajectories
+"""
+USER_STEP = {"step_id": 1, "source": "user", "message": ""}
+TRAJECTORY: dict[str, Any] = {"agent": {"name": "a", "version": "1"}, "steps": [USER_STEP]}
+
+
 class TestModels:
-    @pytest.mark.parametrize(
-        ("model", "fields"),
-        [
-            (Agent, "name version model_name tool_definitions extra"),
-            (ImageSource, "media_type path"),
-            (ContentPart, "type text source"),
-            (
-                Metrics,
-                "prompt_tokens completion_tokens cached_tokens cost_usd prompt_token_ids completion_token_ids "
-                "logprobs extra",
-            ),
-            (
-                FinalMetrics,
-                "total_prompt_tokens total_completion_tokens total_cached_tokens total_cost_usd total_steps extra",
-            ),
-            (ToolCall, "tool_call_id function_name arguments extra"),
-            (SubagentTrajectoryRef, "trajectory_id session_id trajectory_path extra"),
-            (ObservationResult, "source_call_id content subagent_trajectory_ref extra"),
-            (Observation, "results"),
-            (
-                Step,
-                "step_id timestamp source model_name reasoning_effort message reasoning_content tool_calls "
-                "observation metrics is_copied_context llm_call_count extra",
-            ),
-            (
-                Trajectory,
-                "schema_version session_id trajectory_id agent steps notes final_metrics continued_trajectory_ref "
-                "extra subagent_trajectories",
-            ),
-        ],
-    )
-    def test_fields_come_in_the_formats_order(self, model: Any, fields: str) -> None:
-        assert list(model.model_fields) == fields.split()
+    @pytest.mark.parametrize("line", FIELDS.replace("\n    ", " ").strip().splitlines())
+    def test_order_of_fields(self, line: str) -> None:
+        name, *fields = line.split()
+        assert list(getattr(atif, name).model_fields) == fields
 
     @pytest.mark.parametrize(
         "fields",
@@ -108,43 +98,49 @@ class TestModels:
             {"source": "agent", "llm_call_count": 0, "reasoning_content": "hm"},
             {"source": "agent", "timestamp": "yesterday"},
             {"source": "agent", "observation": {"results": [{"source_call_id": "nobody"}]}},
+            {
+                "source": "agent",
+                "observation": {"results": [{"subagent_trajectory_ref": [{"session_id": "s"}]}]},
+            },
             {"source": "agent", "metrics": {"cost_usd": math.inf}},
             {"source": "agent", "metrics": {"logprobs": [math.nan]}},
             {"source": "agent", "surprise": 1},
             {"source": "tool"},
-            {
-                "source": "user",
-                "message": [{"type": "image", "source": {"media_type": "image/bmp", "path": "x"}}],
-            },
+            {"message": [{"type": "image", "source": {"media_type": "image/bmp", "path": "x"}}]},
+            {"message": [{"type": "text"}]},
+            {"message": [{"type": "image", "text": "x"}]},
         ],
     )
-    def test_an_inconsistent_step_is_refused(self, fields: dict[str, Any]) -> None:
+    def test_inconsistent_steps(self, fields: dict[str, Any]) -> None:
         with pytest.raises(ValidationError):
-            Step.model_validate({"step_id": 1, "message": "", **fields})
+            atif.Step.model_validate({**USER_STEP, **fields})
 
-    def test_a_subagent_reference_points_somewhere(self) -> None:
-        with pytest.raises(ValidationError):
-            SubagentTrajectoryRef(session_id="s")
+    def test_versions_of_the_format(self) -> None:
+        child = {**TRAJECTORY, "trajectory_id": "t"}
+        for minor in range(8):
+            changes = {"schema_version": f"ATIF-v1.{minor}", "subagent_trajectories": [child]}
+            atif.Trajectory.model_validate({**TRAJECTORY, **changes})
 
     @pytest.mark.parametrize(
         "change",
         [
             {"steps": []},
-            {"steps": [{"step_id": 2, "source": "user", "message": ""}]},
+            {"steps": [{**USER_STEP, "step_id": 2}]},
             {"schema_version": "ATIF-v2.0"},
-            {"subagent_trajectories": [{"agent": {"name": "a", "version": "1"}}]},
+            {"schema_version": "ATIF-v1.8"},
+            {"subagent_trajectories": [TRAJECTORY]},
+            {"subagent_trajectories": [{**TRAJECTORY, "trajectory_id": "t"}] * 2},
         ],
     )
-    def test_an_inconsistent_trajectory_is_refused(self, change: dict[str, Any]) -> None:
-        step = {"step_id": 1, "source": "user", "message": ""}
-        whole = {"agent": {"name": "a", "version": "1"}, "steps": [step]}
-        child = {**whole, "trajectory_id": "t"}
-        Trajectory.model_validate({**whole, "schema_version": "ATIF-v1.0", "subagent_trajectories": [child]})
-        if "subagent_trajectories" in change:
-            change = {"subagent_trajectories": [child, child]}
-
+    def test_inconsistent_trajectories(self, change: dict[str, Any]) -> None:
         with pytest.raises(ValidationError):
-            Trajectory.model_validate({**whole, **change})
+            atif.Trajectory.model_validate({**TRAJECTORY, **change})
+
+
+TIME = "2026-01-02T03:04:05+00:00"
+TEXTS = [{"type": "text", "text": "one"}, {"type": "output_text", "text": "two"}]
+IMAGE = {"type": "image_url", "image_url": "x"}
+ITEM = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
 
 
 class TestConversion:
@@ -173,33 +169,47 @@ class TestConversion:
         }
 
     @pytest.mark.parametrize(
-        ("role", "source", "extra"),
+        ("message", "expected"),
         [
-            ("developer", "system", None),
-            ("critic", "user", {"original_role": "critic"}),
-            (None, "user", None),
-            ("tool", "system", {"original_role": "tool"}),
+            ({"role": "developer"}, {"source": "system", "extra": None}),
+            ({"role": "critic"}, {"source": "user", "extra": {"original_role": "critic"}}),
+            ({"role": None, "content": "x"}, {"source": "user", "extra": None, "message": "x"}),
+            ({"role": "tool"}, {"source": "system", "extra": {"original_role": "tool"}}),
+            ({"role": "user", "content": "plain"}, {"message": "plain"}),
+            ({"role": "user", "content": None}, {"message": ""}),
+            ({"role": "user", "content": TEXTS}, {"message": "one\ntwo"}),
+            ({"role": "user", "content": []}, {"message": "[]"}),
+            ({"role": "user", "content": [IMAGE]}, {"message": '[{"type":"image_url","image_url":"x"}]'}),
+            ({"role": "user", "content": {"a": 1}}, {"message": '{"a":1}'}),
+            ({"role": "user", "content": "half \ud83d"}, {"message": "half \ud83d"}),
+            ({"role": "user", "content": ["\ud83d"]}, {"message": r'["\ud83d"]'}),
+            (ITEM, {"source": "user", "message": json.dumps(ITEM, separators=(",", ":"))}),
+            ({"role": "assistant", "reasoning_content": "hm"}, {"reasoning_content": "hm"}),
+            ({"role": "assistant", "reasoning": {"steps": [1]}}, {"reasoning_content": '{"steps":[1]}'}),
+            ({"created_at": "2026-01-02T03:04:05Z"}, {"timestamp": TIME}),
+            ({"created_at": "2026-01-02T05:04:05+02:00"}, {"timestamp": TIME}),
+            ({"created_at": "2026-01-02T03:04:05"}, {"timestamp": TIME}),
+            ({"created_at": datetime(2026, 1, 2, 3, 4, 5)}, {"timestamp": TIME}),
+            ({"created_at": "soon", "completed_at": TIME}, {"timestamp": TIME}),
+            ({"timestamp": 0}, {"timestamp": "1970-01-01T00:00:00+00:00"}),
+            ({"extra": {"timestamp": "2026-01-02"}}, {"timestamp": "2026-01-02T00:00:00+00:00"}),
+            ({"timestamp": 1e300}, {"timestamp": None}),
         ],
     )
-    def test_roles_find_their_place(self, role: Any, source: str, extra: Any) -> None:
-        step = only_step({"role": role, "content": "x", "tool_call_id": "c9"})
+    def test_step_of_a_message(self, message: dict[str, Any], expected: dict[str, Any]) -> None:
+        step = only_step(message)
+        assert {name: step.get(name) for name in expected} == expected
 
-        assert step["source"] == source
-        assert step.get("extra") == extra
+    def test_tool_results_belong_to_the_latest_agent_step(self) -> None:
+        known = {"role": "tool", "tool_call_id": "c1", "content": "42"}
+        unknown = {"role": "tool", "tool_call_id": "c9", "name": "f", "content": "?"}
+        agent, user = convert([CONVERSATION[2], {"role": "user", "content": "wait"}, known, unknown])["steps"]
 
-    @pytest.mark.parametrize(
-        ("content", "text"),
-        [
-            ("plain", "plain"),
-            (None, ""),
-            ([{"type": "text", "text": "one"}, {"type": "text", "text": "two"}], "one\ntwo"),
-            ([], "[]"),
-            ([{"type": "image_url", "image_url": "x"}], '[{"type":"image_url","image_url":"x"}]'),
-            ({"a": 1}, '{"a":1}'),
-        ],
-    )
-    def test_content_becomes_text(self, content: Any, text: str) -> None:
-        assert only_step({"role": "user", "content": content})["message"] == text
+        assert agent["observation"]["results"] == [
+            {"source_call_id": "c1", "content": "42"},
+            {"content": "?", "extra": {"tool_call_id": "c9", "tool_name": "f"}},
+        ]
+        assert user["message"] == "wait"
 
     @pytest.mark.parametrize(
         ("arguments", "parsed"),
@@ -213,7 +223,7 @@ class TestConversion:
             (None, {}),
         ],
     )
-    def test_tool_arguments_are_an_object_whatever_the_model_wrote(self, arguments: Any, parsed: Any) -> None:
+    def test_tool_arguments(self, arguments: Any, parsed: Any) -> None:
         message = {
             "role": "assistant",
             "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": arguments}}],
@@ -241,9 +251,7 @@ class TestConversion:
             ({"usage": "many"}, None),
         ],
     )
-    def test_usage_written_into_a_message_becomes_metrics(
-        self, fields: dict[str, Any], expected: Any
-    ) -> None:
+    def test_usage_of_a_message(self, fields: dict[str, Any], expected: Any) -> None:
         converted = convert([{"role": "assistant", "content": "x", **fields}])
 
         assert converted["steps"][0].get("metrics") == expected
@@ -251,35 +259,7 @@ class TestConversion:
         total = None if expected is None else expected["prompt_tokens"]
         assert converted["final_metrics"].get("total_prompt_tokens") == total
 
-    @pytest.mark.parametrize(
-        ("fields", "time"),
-        [
-            ({"created_at": "2026-01-02T03:04:05Z"}, "2026-01-02T03:04:05+00:00"),
-            ({"created_at": "2026-01-02T05:04:05+02:00"}, "2026-01-02T03:04:05+00:00"),
-            ({"created_at": "2026-01-02T03:04:05"}, "2026-01-02T03:04:05+00:00"),
-            ({"created_at": datetime(2026, 1, 2, 3, 4, 5)}, "2026-01-02T03:04:05+00:00"),
-            ({"timestamp": 0}, "1970-01-01T00:00:00+00:00"),
-            (
-                {"created_at": "soon", "completed_at": "2026-01-02T03:04:05+00:00"},
-                "2026-01-02T03:04:05+00:00",
-            ),
-            ({"extra": {"timestamp": "2026-01-02"}}, "2026-01-02T00:00:00+00:00"),
-            ({"timestamp": 1e300}, None),
-        ],
-    )
-    def test_the_time_is_found_where_frameworks_put_it(self, fields: dict[str, Any], time: Any) -> None:
-        assert only_step({"role": "user", "content": "x", **fields}).get("timestamp") == time
-
-    @pytest.mark.parametrize(("reasoning", "text"), [("hm", "hm"), ({"steps": [1]}, '{"steps":[1]}')])
-    def test_reasoning_is_kept(self, reasoning: Any, text: str) -> None:
-        assert (
-            only_step({"role": "assistant", "content": "x", "reasoning_content": reasoning})[
-                "reasoning_content"
-            ]
-            == text
-        )
-
-    def test_what_came_with_the_request_and_the_sample_is_kept(self) -> None:
+    def test_extra_fields_of_request_and_sample(self) -> None:
         converted = convert(
             CONVERSATION,
             sample={"metrics": {"turns": 2, "nan": math.nan}, "extra_fields": {"note": "x"}},
@@ -297,17 +277,9 @@ class TestConversion:
             "request_extra_fields": {"row_index": 0},
         }
 
-    def test_lone_surrogates_survive(self) -> None:
-        assert only_step({"role": "user", "content": "half \ud83d"})["message"] == "half \ud83d"
-        assert json.loads(only_step({"role": "user", "content": ["\ud83d"]})["message"]) == ["\ud83d"]
-
-    def test_an_item_of_another_api_is_kept_whole(self) -> None:
-        item = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
-        assert json.loads(only_step(item)["message"]) == item
-
 
 class TestReport:
-    def test_calls_map_onto_agent_steps_over_what_messages_say(self) -> None:
+    def test_report_overrides_messages(self) -> None:
         messages = [
             *CONVERSATION[:4],
             {**CONVERSATION[4], "usage": {"prompt_tokens": 1, "completion_tokens": 2}},
@@ -324,6 +296,12 @@ class TestReport:
                 },
                 {"prompt_tokens": 20, "cost_usd": 0.5, "unknown": "ignored"},
                 model_name="policy",
+                final_metrics={
+                    "total_cached_tokens": 7,
+                    "total_cost_usd": 0.75,
+                    "total_steps": 9,
+                    "other": 1,
+                },
             ),
         )
 
@@ -339,34 +317,36 @@ class TestReport:
         assert converted["final_metrics"] == {
             "total_prompt_tokens": 30,
             "total_completion_tokens": 2,
-            "total_cost_usd": 0.5,
+            "total_cached_tokens": 7,
+            "total_cost_usd": 0.75,
             "total_steps": 4,
         }
 
-    def test_a_step_says_when_its_call_began_and_how_long_it_took(self) -> None:
-        told = {"latency_ms": 12.5, "attempts": 2, "started_at": "2026-03-01T12:00:00.250000+00:00"}
+    def test_times_of_a_step(self) -> None:
+        report_ = {"latency_ms": 12.5, "attempts": 2, "started_at": "2026-03-01T12:00:00.250000+00:00"}
         odd = {"latency_ms": True, "started_at": "yesterday"}
-        converted = convert(CONVERSATION, report=report({"extra": told}, {"extra": odd}))
+        converted = convert(CONVERSATION, report=report({"extra": report_}, {"extra": odd}))
         first, second = [step for step in converted["steps"] if step["source"] == "agent"]
-        assert (first["timestamp"], first["extra"]) == (told["started_at"], {"duration_ms": 12.5})
-        assert first["metrics"]["extra"] == told
+        assert (first["timestamp"], first["extra"]) == (report_["started_at"], {"duration_ms": 12.5})
+        assert first["metrics"]["extra"] == report_
         assert "timestamp" not in second and "extra" not in second
 
-    @pytest.mark.parametrize(
-        "body",
-        [b'{"trajectory": {"samples": {}}}', '{"trajectory": {}}', {"trajectory": {"future": 1}}],
-    )
-    def test_a_report_is_read_from_any_form_of_an_acknowledgement(self, body: Any) -> None:
+    @pytest.mark.parametrize("carried", [{}, {"samples": {}}, {"future": 1}])
+    def test_report_of_a_response(self, carried: Any) -> None:
+        body = {"trajectory": carried}
         assert report_from_response(body) == TrajectoryReport()
+        assert report_from_response(httpx.Response(200, json=body)) == TrajectoryReport()
 
     @pytest.mark.parametrize(
-        "body",
-        [b'{"trajectory": ', {"trajectory": []}, {"trajectory": {"samples": {"a": {"llm_call_metrics": 3}}}}],
+        "response",
+        [
+            httpx.Response(200, content=b'{"trajectory": '),
+            {"trajectory": []},
+            {"trajectory": {"samples": {"a": {"llm_call_metrics": 3}}}},
+        ],
     )
-    def test_a_malformed_one_is_ignored_with_a_warning(
-        self, body: Any, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        assert report_from_response(body) is None
+    def test_malformed_reports(self, response: Any, caplog: pytest.LogCaptureFixture) -> None:
+        assert report_from_response(response) is None
         assert "malformed trajectory report" in caplog.text
 
 
@@ -375,9 +355,7 @@ def ended(sample: RolloutSample | None = None, **fields: Any) -> ExecutionResult
 
 
 class TestArchive:
-    async def test_the_file_is_readable_ascii_with_number_arrays_on_one_line(
-        self, artifact_root: Path
-    ) -> None:
+    async def test_format_of_the_file(self, artifact_root: Path) -> None:
         sample = RolloutSample(messages=[{"role": "assistant", "content": "grüß"}], reward=0.5)
 
         await save_trajectory(
@@ -393,25 +371,17 @@ class TestArchive:
         assert "null" not in text and "NaN" not in text
         assert [path.name for path in (artifact_root / "r1").iterdir()] == ["trajectory.json"]
 
-    async def test_the_root_can_be_given(self, tmp_path: Path) -> None:
-        sample = RolloutSample(messages=CONVERSATION)
-
-        await save_trajectory(rollout_id="r1", result=ended(sample), artifact_root=tmp_path / "other")
-
-        assert (tmp_path / "other" / "r1" / "trajectory.json").exists()
-
-    async def test_a_disk_that_refuses_is_logged_and_nothing_is_raised(
+    async def test_root_of_the_archive_and_failing_disk(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
+        result = ended(RolloutSample(messages=CONVERSATION))
         (tmp_path / "file").write_text("")
 
-        await save_trajectory(
-            rollout_id="r1",
-            result=ended(RolloutSample(messages=CONVERSATION)),
-            artifact_root=tmp_path / "file",
-        )
+        await save_trajectory(rollout_id="r1", result=result, artifact_root=tmp_path / "other")
+        await save_trajectory(rollout_id="r2", result=result, artifact_root=tmp_path / "file")
 
-        assert "cannot archive rollout r1" in caplog.text
+        assert (tmp_path / "other" / "r1" / "trajectory.json").exists()
+        assert "cannot archive rollout r2" in caplog.text and "r1" not in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -425,7 +395,7 @@ class TestArchive:
         ("a number beyond 64 bits", {"big": 2**70}),
     ],
 )
-def test_the_file_is_written_as_json_is_with_an_indent_of_two(said: str, metrics: dict[str, Any]) -> None:
+def test_the_file_is_indented_json(said: str, metrics: dict[str, Any]) -> None:
     messages = [*CONVERSATION[:2], {"role": "assistant", "content": said}]
     sample = RolloutSample(messages=messages, metrics=metrics)
     text = encode_trajectory(convert_sample_to_trajectory(sample, rollout_id="r1"))
@@ -433,55 +403,30 @@ def test_the_file_is_written_as_json_is_with_an_indent_of_two(said: str, metrics
     assert said in [step["message"] for step in json.loads(text)["steps"]]
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Retries do not wait; what they would have waited is returned."""
-    pauses: list[float] = []
-
-    monkeypatch.setattr(artifacts.time, "sleep", pauses.append)
-    return pauses
-
-
 class TestDirectory:
-    def test_the_root_is_the_environments_else_the_home_directorys(
-        self, artifact_root: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_default_artifact_root(self, artifact_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert configured_root() == artifact_root
         monkeypatch.delenv("_OSMOSIS_ROLLOUT_ARTIFACT_ROOT")
         assert configured_root() == Path.home() / ".osmosis"
 
-    def test_the_first_creation_leaves_a_marker_outside_of_the_artifacts(self, tmp_path: Path) -> None:
+    def test_marker_of_a_new_directory(self, tmp_path: Path) -> None:
         made = create_artifacts_dir(tmp_path / "root" / "r1")
 
         assert made == tmp_path / "root" / "r1" / "artifacts"
-        assert sorted(path.name for path in made.parent.iterdir()) == [".osmosis-health-check", "artifacts"]
-        assert list(made.iterdir()) == []
+        marker = made.parent / ".osmosis-health-check"
+        assert sorted(made.parent.iterdir()) == [marker, made] and list(made.iterdir()) == []
+        marker.write_text("never written again")
+        made.rmdir()
+        assert create_artifacts_dir(made.parent) == made
+        assert marker.read_text() == "never written again"
 
-    def test_the_marker_is_never_written_again(self, tmp_path: Path) -> None:
-        create_artifacts_dir(tmp_path / "r1")
-        marker = tmp_path / "r1" / ".osmosis-health-check"
-        marker.write_text("seen")
-        (tmp_path / "r1" / "artifacts").rmdir()
+    async def test_an_unwritable_root(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        pauses: list[float] = []
+        monkeypatch.setattr(artifacts.time, "sleep", pauses.append)
 
-        create_artifacts_dir(tmp_path / "r1")
-
-        assert marker.read_text() == "seen"
-
-    def test_a_root_that_cannot_be_written_is_tried_three_times_and_then_done_without(
-        self, tmp_path: Path, quick: list[float]
-    ) -> None:
-        blocked = tmp_path / "file"
-        blocked.write_text("")
-
-        assert create_artifacts_dir(blocked / "r1") is None
-        assert quick == [0.05, 0.1]
-
-    async def test_a_rollout_goes_on_without_its_directory(
-        self, tmp_path: Path, quick: list[float], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
         class Looks(AgentWorkflow):
             async def run(self, ctx: AgentWorkflowContext) -> Any:
-                return [{"role": "assistant", "content": str(ctx.artifacts_dir)}]
+                return [{"role": "assistant", "content": f"{ctx.artifacts_dir} {ctx.artifacts_dir}"}]
 
         blocked = tmp_path / "file"
         blocked.write_text("")
@@ -489,107 +434,11 @@ class TestDirectory:
 
         result = await LocalBackend(workflow=Looks).run_workflow(ExecutionRequest(id="r1", prompt=[]))
 
-        assert result.sample is not None and result.sample.messages[0]["content"] == "None"
+        assert result.sample is not None and result.sample.messages[0]["content"] == "None None"
+        assert pauses == [0.05, 0.1]
 
 
-class Tree:
-    """A source an agent has filled, and a trusted root to copy into."""
-
-    def __init__(self, base: Path) -> None:
-        self.source = base / "source"
-        self.root = base / "root"
-        self.destination = self.root / "a" / "b"
-        self.secret = base / "secret"
-        for directory in (self.source, self.root, self.secret):
-            directory.mkdir()
-        (self.secret / "key").write_text("s3cret")
-
-    def write(self, name: str, text: str) -> None:
-        path = self.source / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-    def copy(self, **options: Any) -> int:
-        return copy_artifact_tree(self.source, self.destination, destination_root=self.root, **options)
-
-    def copied(self) -> dict[str, str]:
-        return {
-            str(path.relative_to(self.destination)): path.read_text()
-            for path in sorted(self.destination.rglob("*"))
-            if path.is_file()
-        }
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Tree:
-    return Tree(tmp_path)
-
-
-class TestCopy:
-    def test_contents_are_merged_into_what_is_there(self, tree: Tree) -> None:
-        tree.write("x.txt", "x")
-        tree.write("deep/y.txt", "y")
-        tree.destination.mkdir(parents=True)
-        (tree.destination / "old.txt").write_text("old")
-        (tree.destination / "x.txt").write_text("before")
-
-        assert tree.copy() == 2
-        assert tree.copied() == {"deep/y.txt": "y", "old.txt": "old", "x.txt": "x"}
-
-    def test_symbolic_links_and_special_files_stay_behind(self, tree: Tree) -> None:
-        tree.write("x.txt", "x")
-        (tree.source / "file-link").symlink_to(tree.secret / "key")
-        (tree.source / "directory-link").symlink_to(tree.secret)
-        os.mkfifo(tree.source / "fifo")
-
-        assert tree.copy() == 1
-        assert tree.copied() == {"x.txt": "x"}
-        assert set(artifact_tree_state(tree.source)) == {"x.txt"}
-
-    def test_a_source_that_is_a_symbolic_link_is_refused(self, tree: Tree) -> None:
-        tree.source.rmdir()
-        tree.source.symlink_to(tree.secret)
-
-        with pytest.raises(OSError):
-            tree.copy()
-
-    def test_a_symbolic_link_on_the_way_to_the_destination_is_refused(self, tree: Tree) -> None:
-        tree.write("x.txt", "x")
-        (tree.root / "a").symlink_to(tree.secret)
-
-        with pytest.raises(OSError, match="symlink in artifact destination path"):
-            tree.copy()
-        assert [path.name for path in tree.secret.iterdir()] == ["key"]
-
-    def test_a_symbolic_link_inside_the_destination_is_replaced_not_followed(self, tree: Tree) -> None:
-        tree.write("key", "mine")
-        tree.write("deep/key", "mine")
-        tree.destination.mkdir(parents=True)
-        (tree.destination / "key").symlink_to(tree.secret / "key")
-        (tree.destination / "deep").symlink_to(tree.secret)
-
-        tree.copy()
-
-        assert tree.copied() == {"deep/key": "mine", "key": "mine"}
-        assert (tree.secret / "key").read_text() == "s3cret"
-
-    def test_files_unchanged_since_the_baseline_are_not_copied(self, tree: Tree) -> None:
-        tree.write("old.txt", "old")
-        tree.write("deep/changed.txt", "before")
-        baseline = artifact_tree_state(tree.source)
-        tree.write("deep/changed.txt", "after, and longer")
-        tree.write("new.txt", "new")
-
-        assert tree.copy(baseline=baseline) == 2
-        assert tree.copied() == {"deep/changed.txt": "after, and longer", "new.txt": "new"}
-
-    @pytest.mark.parametrize("place", ["", "..", "../elsewhere"])
-    def test_a_destination_outside_of_the_root_is_refused(self, tree: Tree, place: str) -> None:
-        with pytest.raises(ValueError, match="is not below"):
-            copy_artifact_tree(tree.source, tree.root / place, destination_root=tree.root)
-
-
-def test_an_agents_call_of_another_shape_is_kept() -> None:
+def test_tool_calls_of_another_shape() -> None:
     custom = {"id": "c2", "type": "custom", "custom": {"name": "shell", "input": "ls"}}
     plain = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     step = only_step({"role": "assistant", "content": None, "tool_calls": [plain, custom, "?"]})
@@ -598,12 +447,12 @@ def test_an_agents_call_of_another_shape_is_kept() -> None:
     assert step["extra"] == {"tool_calls": [custom, "?"]}
 
 
-def test_several_samples_are_kept_apart() -> None:
-    told = TrajectoryReport.model_validate(
+def test_reports_of_several_samples() -> None:
+    report_ = TrajectoryReport.model_validate(
         {"model_name": "m", "samples": {"a": {}, "b": {"model_name": "n"}}}
     )
 
-    converted = convert(CONVERSATION, report=told)
+    converted = convert(CONVERSATION, report=report_)
 
     kept = converted["extra"]["osmosis"]["unmatched_sample_reports"]
     assert kept == {
@@ -611,24 +460,3 @@ def test_several_samples_are_kept_apart() -> None:
         "b": {"model_name": "n", "llm_call_metrics": []},
     }
     assert converted["agent"]["model_name"] == "m"
-
-
-def test_the_destination_can_be_replaced(tree: Tree) -> None:
-    tree.write("x.txt", "x")
-    (tree.destination / "deep").mkdir(parents=True)
-    (tree.destination / "deep" / "old.txt").write_text("old")
-
-    tree.copy(replace_destination=True)
-
-    assert tree.copied() == {"x.txt": "x"}
-
-
-def test_a_file_takes_the_place_of_a_directory_and_the_reverse(tree: Tree) -> None:
-    tree.write("a", "now a file")
-    tree.write("b/c", "now a directory")
-    (tree.destination / "a" / "deep").mkdir(parents=True)
-    (tree.destination / "b").write_text("was a file")
-
-    tree.copy()
-
-    assert tree.copied() == {"a": "now a file", "b/c": "now a directory"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
 import textwrap
 from pathlib import Path
@@ -80,12 +79,6 @@ if __name__ == "__main__":
 """
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 async def until_healthy(session: aiohttp.ClientSession) -> dict[str, Any]:
     while True:
         try:
@@ -96,12 +89,15 @@ async def until_healthy(session: aiohttp.ClientSession) -> dict[str, Any]:
 
 
 @pytest.mark.e2e
-async def test_a_project_written_for_the_hosted_sdk_runs_unchanged(
-    controller: Controller, artifact_root: Path, tmp_path: Path
+async def test_a_project_for_the_hosted_sdk(
+    controller: Controller, artifact_root: Path, tmp_path: Path, unused_tcp_port: int
 ) -> None:
     (tmp_path / "main.py").write_text(textwrap.dedent(SCRIPT))
-    port = free_port()
-    environment = {**os.environ, "_OSMOSIS_ROLLOUT_PORT": str(port), "_OSMOSIS_ROLLOUT_INSTANCE_ID": "mine"}
+    environment = {
+        **os.environ,
+        "_OSMOSIS_ROLLOUT_PORT": str(unused_tcp_port),
+        "_OSMOSIS_ROLLOUT_INSTANCE_ID": "mine",
+    }
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "main.py",
@@ -111,7 +107,7 @@ async def test_a_project_written_for_the_hosted_sdk_runs_unchanged(
         stderr=asyncio.subprocess.STDOUT,
     )
     try:
-        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{unused_tcp_port}") as session:
             health = await asyncio.wait_for(until_healthy(session), 300)
             for name in ("r1", "r2", "r3"):
                 async with session.post("/rollout", json=controller.init_body(name)) as reply:
@@ -121,13 +117,13 @@ async def test_a_project_written_for_the_hosted_sdk_runs_unchanged(
         process.send_signal(signal.SIGTERM)
         output, _ = await asyncio.wait_for(process.communicate(), 60)
 
-    told = {body["rollout_id"]: body["sample"] for body in controller.bodies("grader")}
+    samples = {body["rollout_id"]: body["sample"] for body in controller.bodies("grader")}
     assert health["instance_id"] == "mine"
     assert health["concurrency"]["max_concurrent"] == 2
-    assert {name: (sample["reward"], sample["metrics"]) for name, sample in told.items()} == {
+    assert {name: (sample["reward"], sample["metrics"]) for name, sample in samples.items()} == {
         name: (1.0, {"turns": 1.0}) for name in ("r1", "r2", "r3")
     }
     assert (artifact_root / "r1" / "artifacts" / "note.txt").read_text() == "kept"
-    assert all((artifact_root / name / "trajectory.json").exists() for name in told)
+    assert all((artifact_root / name / "trajectory.json").exists() for name in samples)
     assert b"ran r1" in output
     assert b"POST /rollout" not in output, "one access line per rollout drowns what the project prints"

@@ -154,9 +154,9 @@ class Removes(Grader):
 
 async def until_status(client: Any, rollout_id: str, status: str) -> None:
     async def look() -> None:
-        told = None
-        while told != status:
-            told = (await client.get(f"/rollout/{rollout_id}/status")).json()["status"]
+        found = None
+        while found != status:
+            found = (await client.get(f"/rollout/{rollout_id}/status")).json()["status"]
             await asyncio.sleep(0)
 
     await asyncio.wait_for(look(), 60)

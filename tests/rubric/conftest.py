@@ -1,4 +1,4 @@
-"""No judge outlives the test that asked it, and whoever asks for it retries without waiting."""
+"""Every test closes the judges that it asked, and may retry without waiting."""
 
 from __future__ import annotations
 

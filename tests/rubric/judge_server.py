@@ -13,16 +13,7 @@ that applies, so that a data file alone decides what a test or a whole process m
 - ``[status 500]``: that HTTP status; ``[once status 429]`` the first time, with ``Retry-After: 0.05``.
 - ``[echo key]``: an error that quotes the key it was called with.
 
-In a test::
-
-    async with JudgeServer() as judge:
-        ...  # point the code at judge.base_url
-        assert judge.calls == 3
-
-Beside a command that has an event loop of its own::
-
-    with running_judge() as judge:
-        main(["eval", "rubric", ...])
+Use ``async with JudgeServer()``, or ``with running_judge()`` for a command that has its own event loop.
 """
 
 from __future__ import annotations

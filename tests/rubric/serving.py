@@ -20,7 +20,7 @@ def serving(model: StandInModel) -> Iterator[StandInModel]:
         async with model:
             started.set()
             await stopped.wait()
-        # What serves connections that clients still hold would be told of on stderr, in any later test.
+        # Otherwise, connections that clients keep open would be reported on stderr in a later test.
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from osmosis_ai.rubric.agreement import ScoreTable
-from osmosis_ai.rubric.figures import CONFIDENCE, Figure
+from osmosis_ai.rubric.agreement import Figure, ScoreTable
+from osmosis_ai.statistics.estimates import CONFIDENCE
 
 Floats = NDArray[np.float64]
 

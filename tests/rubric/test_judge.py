@@ -15,7 +15,7 @@ from aiohttp import web
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.rubric.judge import Judge
-from osmosis_ai.rubric.judge_model import DEFAULT_API_KEY_ENV, resolve_judge
+from osmosis_ai.rubric.judge_model import resolve_judge
 from osmosis_ai.rubric.types import (
     JudgeArgumentError,
     JudgeTask,
@@ -30,6 +30,7 @@ from tests.standin_model import Reply, StandInModel, error_reply
 pytestmark = pytest.mark.usefixtures("without_waiting")
 
 CANARY = "sk-canary-7f3a9b2c"
+OPENAI = {"provider": "openai", "model": "m"}
 TASK = JudgeTask("Names the capital.", "Paris is the capital.", ground_truth="Paris")
 
 
@@ -52,7 +53,7 @@ async def test_a_score_comes_with_its_explanation_tokens_and_cost(model: StandIn
     model.script(verdict(0.75, "good", usage={"prompt_tokens": 90, "completion_tokens": 10, "cost": 0.002}))
     async with judge_of(model) as judge:
         judgement = await judge.score(TASK)
-    assert (judgement.score, judgement.explanation, judgement.stated_score) == (0.75, "good", None)
+    assert (judgement.score, judgement.explanation, judgement.stated_score) == (0.75, "good", 0.75)
     assert (judgement.input_tokens, judgement.output_tokens, judgement.cost_usd) == (90, 10, 0.002)
     assert judgement.retries == 0
     assert judgement.raw["choices"][0]["finish_reason"] == "stop"
@@ -78,7 +79,7 @@ async def test_a_reply_without_a_score_is_asked_for_once_more_and_then_unscored(
         recovered = await judge.score(TASK)
         assert (recovered.score, recovered.retries) == (0.25, 1)
         messages = model.requests[1].body["messages"]
-        assert words in messages[-1]["content"], "the judge is told what was wrong"
+        assert words in messages[-1]["content"], "the judge reads what was wrong"
         assert all(message["content"] for message in messages), "providers refuse a message without text"
         with pytest.raises(UnscoredError) as caught:
             await judge.score(TASK)
@@ -157,12 +158,6 @@ async def test_what_the_endpoint_refuses_is_left_out_from_then_on(model: StandIn
     assert model.requests[0].body["reasoning_effort"] == "low"
 
 
-async def test_no_temperature_is_sent_to_models_that_refuse_one(model: StandInModel) -> None:
-    async with judge_of(model, model="openai/gpt-5") as judge:
-        await judge.score(TASK)
-    assert "temperature" not in model.requests[0].body
-
-
 async def test_a_model_that_is_known_to_lack_strict_output_is_asked_for_json(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -177,11 +172,14 @@ async def test_a_model_that_is_known_to_lack_strict_output_is_asked_for_json(
         await judge.score(TASK)
 
 
-async def test_askings_of_the_same_task_have_seeds_of_their_own(model: StandInModel) -> None:
-    async with judge_of(model) as judge:
+async def test_calls_about_the_same_task_have_their_own_seeds_and_gpt_5_no_temperature(
+    model: StandInModel,
+) -> None:
+    async with judge_of(model, model="openai/gpt-5") as judge:
         for index in range(3):
             await judge.score(TASK, call_index=index)
     assert [request.body.get("seed") for request in model.requests] == [None, 1, 2]
+    assert not any("temperature" in request.body for request in model.requests)
 
 
 async def test_a_timeout_of_zero_leaves_no_time_for_an_answer(model: StandInModel) -> None:
@@ -224,6 +222,13 @@ async def test_the_key_shows_up_nowhere(model: StandInModel, caplog: pytest.LogC
     assert CANARY not in caplog.text
 
 
+async def test_a_key_in_the_address_is_redacted_as_well(model: StandInModel) -> None:
+    async with judge_of(model, api_base=f"{model.base_url}?api-key=canary-in-address") as judge:
+        model.script(verdict(0.5, "the key is canary-in-address"))
+        judgement = await judge.score(TASK)
+    assert "[REDACTED]" in judgement.explanation and "canary-in-address" not in repr(judgement)
+
+
 @pytest.mark.parametrize(
     ("body", "category", "words"),
     [
@@ -253,90 +258,47 @@ async def test_a_failure_in_a_successful_response_is_retried_and_is_no_reply_of_
     assert len(model.requests) > 3
 
 
-@pytest.mark.parametrize(
-    ("provider", "model", "timeout_s"),
-    [("xai", "grok-4-fast", 60), ("xai", "grok-3", 45), ("openai", "GPT-5", 45), ("openai", "gpt-4o", 30)],
-)
-def test_a_documented_provider_has_its_key_and_its_timeout(
-    provider: str, model: str, timeout_s: float
-) -> None:
-    env = {DEFAULT_API_KEY_ENV[provider]: f"  {CANARY} "}
-    judge = resolve_judge({"provider": f" {provider.upper()} ", "model": f" {model} "}, env=env)
-    assert (judge.provider, judge.model, judge.api_key) == (provider, model, CANARY)
-    assert judge.timeout_s == timeout_s
-    assert resolve_judge(f"{provider}/{model}", env=env) == judge, "the LiteLLM name says the same"
+OWN_SERVER = "http://localhost:8000/v1"
+OTHER, AWS = {"OPENAI_API_KEY": "other"}, {"AWS_ACCESS_KEY_ID": CANARY}
+BEDROCK = {"provider": "bedrock", "model": "m"}
 
 
 @pytest.mark.parametrize(
-    ("info", "transport", "base"),
+    ("info", "env", "expected"),
     [
-        ({"provider": "xai", "model": "grok-4"}, "openai", "https://api.x.ai/v1"),
-        ({"provider": "anthropic", "model": "claude-sonnet-4-5"}, "litellm", None),
+        (
+            {"provider": " XAI ", "model": " grok-4-fast "},
+            {"XAI_API_KEY": f"  {CANARY} "},
+            {"provider": "xai", "model": "grok-4-fast", "timeout_s": 60, "api_key": CANARY},
+        ),
+        ("xai/grok-3", {"XAI_API_KEY": CANARY}, {"timeout_s": 45, "base_url": "https://api.x.ai/v1"}),
+        ({"provider": "openai", "model": "GPT-5", "api_key": CANARY}, {}, {"timeout_s": 45}),
+        ("openai/gpt-4o", {"OPENAI_API_KEY": CANARY}, {"timeout_s": 30, "transport": "openai"}),
+        ("anthropic/m", {"ANTHROPIC_API_KEY": CANARY}, {"transport": "litellm", "base_url": None}),
         (
             {"provider": "anthropic", "model": "m", "api_base": "http://h:1/v1/chat/completions"},
-            "openai",
-            "http://h:1/v1",
+            {},
+            {"transport": "openai", "base_url": "http://h:1/v1"},
         ),
+        ({**OPENAI, "api_key": f" {CANARY} ", "api_key_env": "NOT_SET"}, OTHER, {"api_key": CANARY}),
+        ({**OPENAI, "api_key": " ", "api_key_env": " MINE "}, {**OTHER, "MINE": CANARY}, {"api_key": CANARY}),
+        ({"provider": "mine", "model": "m", "api_base": OWN_SERVER}, {}, {"api_key": None}),
+        ("hosted_vllm/q", {"HOSTED_VLLM_API_BASE": "http://h:1/v1"}, {"base_url": "http://h:1/v1"}),
+        # Credentials of a cloud are not sent as a key.
+        (BEDROCK, AWS, {"api_key": None}),
+        ({**BEDROCK, "api_key_env": "AWS_ACCESS_KEY_ID"}, AWS, {"api_key": None}),
     ],
 )
-def test_openai_compatible_endpoints_are_called_directly(
-    info: dict[str, Any], transport: str, base: str | None
+def test_a_judge_has_its_key_address_and_timeout(
+    info: Any, env: dict[str, str], expected: dict[str, Any]
 ) -> None:
-    endpoint = resolve_judge({**info, "api_key": CANARY}, env={}).endpoint
-    assert (endpoint.transport, endpoint.base_url) == (transport, base)
+    judge = resolve_judge(info, env=env)
+    assert {name: getattr(judge, name) for name in expected} == expected
 
 
-def test_a_key_in_model_info_wins_over_every_variable() -> None:
-    info = {"provider": "openai", "model": "gpt-4o", "api_key": f" {CANARY} ", "api_key_env": "NOT_SET"}
-    assert resolve_judge(info, env={"OPENAI_API_KEY": "other"}).api_key == CANARY
-    named = {"provider": "openai", "model": "gpt-4o", "api_key": " ", "api_key_env": " MINE "}
-    assert resolve_judge(named, env={"OPENAI_API_KEY": "other", "MINE": CANARY}).api_key == CANARY
-
-
-@pytest.mark.parametrize(
-    ("info", "variable"),
-    [
-        ({"provider": "openai"}, "OPENAI_API_KEY"),
-        ({"provider": "google"}, "GEMINI_API_KEY"),
-        ({"provider": "bedrock"}, "AWS_ACCESS_KEY_ID"),
-        ({"provider": "openai", "api_key_env": "TEAM_KEY"}, "TEAM_KEY"),
-    ],
-)
-def test_a_missing_key_is_an_error_with_the_export_line(info: dict[str, Any], variable: str) -> None:
-    with pytest.raises(MissingAPIKeyError) as caught:
-        resolve_judge({**info, "model": "m"}, env={variable: "  "})
-    message = str(caught.value)
-    assert f"Environment variable '{variable}' is not set." in message
-    assert f'export {variable}="..."' in message
-    assert isinstance(caught.value, RuntimeError)
-    assert "\n" not in message
-
-
-def test_an_unknown_provider_with_a_key_is_refused_before_any_call() -> None:
-    with pytest.raises(ProviderRequestError, match=r"no known provider 'nobody'.*set `api_base`"):
-        resolve_judge({"provider": "nobody", "model": "m", "api_key": CANARY}, env={})
-    with pytest.raises(OsmosisError, match="`nobody/m` names no known provider"):
-        resolve_judge("nobody/m", env={})
-
-
-def test_a_server_of_ones_own_needs_neither_a_known_provider_nor_a_key() -> None:
-    judge = resolve_judge({"provider": "mine", "model": "m", "api_base": "http://localhost:8000/v1"}, env={})
-    assert judge.api_key is None
-    named = resolve_judge("Qwen/Qwen3-8B", env={}, api_base="http://localhost:8000/v1")
+def test_a_server_of_ones_own_may_call_its_model_anything() -> None:
+    named = resolve_judge("Qwen/Qwen3-8B", env={}, api_base=OWN_SERVER)
     assert (named.provider, named.model) == ("openai", "Qwen/Qwen3-8B")
-    assert (
-        resolve_judge("hosted_vllm/q", env={"HOSTED_VLLM_API_BASE": "http://h:1/v1"}).api_base
-        == "http://h:1/v1"
-    )
-    with pytest.raises(OsmosisError, match="needs the address of its server: set `api_base`"):
-        resolve_judge("hosted_vllm/q", env={})
-
-
-def test_cloud_credentials_are_not_sent_as_a_key() -> None:
-    info = {"provider": "bedrock", "model": "claude"}
-    assert resolve_judge(info, env={"AWS_ACCESS_KEY_ID": CANARY}).api_key is None
-    named = {**info, "api_key_env": "AWS_ACCESS_KEY_ID"}
-    assert resolve_judge(named, env={"AWS_ACCESS_KEY_ID": "x"}).api_key is None
 
 
 @pytest.mark.parametrize(
@@ -344,97 +306,71 @@ def test_cloud_credentials_are_not_sent_as_a_key() -> None:
     [
         ({}, JudgeArgumentError, "`model_info` needs `provider`"),
         ({"provider": "openai", "model": 5}, JudgeArgumentError, "`model_info` needs `model`"),
-        ({"provider": "openai", "model": "m", "api_key": 5}, JudgeArgumentError, "`api_key` .* not int"),
-        ({"provider": "openai", "model": "m", "api_base": "host:80"}, JudgeArgumentError, "http"),
-        ({"provider": "openai", "model": "m", "api_base": "http://u:p@h/v1"}, JudgeArgumentError, "password"),
-        ({"provider": "openai", "model": "m", "timeout": "soon"}, JudgeArgumentError, "`timeout`"),
-        ({"provider": "openai", "model": "m", "timeout": float("inf")}, JudgeValueError, "`timeout`"),
+        ({**OPENAI, "api_key": 5}, JudgeArgumentError, "`api_key` .* not int"),
+        ({**OPENAI, "api_base": "host:80"}, JudgeArgumentError, "http"),
+        ({**OPENAI, "api_base": "http://u:p@h/v1"}, JudgeArgumentError, "password"),
+        ({**OPENAI, "timeout": "soon"}, JudgeArgumentError, "`timeout`"),
+        ({**OPENAI, "timeout": float("inf")}, JudgeValueError, "`timeout`"),
+        ({**OPENAI, "api_key_env": "WE IRD"}, JudgeArgumentError, "must be the name of an environment var"),
+        ({**OPENAI, "api_key_env": "TEAM_KEY"}, MissingAPIKeyError, "TEAM_KEY' is not set.*export TEAM_KEY="),
+        ("google/m", MissingAPIKeyError, "GEMINI_API_KEY.* is not set.*export GEMINI"),
+        ("bedrock/m", MissingAPIKeyError, "AWS_ACCESS_KEY_ID.* is not set.*export AWS"),
+        ({"provider": "we ird-x", "model": "m"}, MissingAPIKeyError, "no known provider 'we ird-x'"),
+        (
+            {"provider": "nobody", "model": "m", "api_key": CANARY},
+            ProviderRequestError,
+            "no known provider 'nobody'.*set `api_base`",
+        ),
+        ("nobody/m", OsmosisError, "`nobody/m` names no known provider"),
+        ("hosted_vllm/q", OsmosisError, "needs the address of its server: set `api_base`"),
     ],
 )
-def test_what_is_wrong_with_model_info_is_named(
-    info: dict[str, Any], error: type[Exception], words: str
+def test_what_is_wrong_with_a_judge_is_named_before_any_call(
+    info: Any, error: type[Exception], words: str
 ) -> None:
-    with pytest.raises(error, match=words) as caught:
-        resolve_judge(info, env={"OPENAI_API_KEY": CANARY})
-    assert CANARY not in str(caught.value)
-    assert isinstance(caught.value, TypeError | ValueError)
+    env = {"OPENAI_API_KEY": CANARY, "WE IRD-X_API_KEY": CANARY, "TEAM_KEY": "  "}
+    with pytest.raises(error, match=f"(?s){words}") as caught:
+        resolve_judge(info, env=env)
+    assert CANARY not in str(caught.value) and "WE IRD-X" not in str(caught.value)
 
 
-def test_what_no_environment_variable_can_be_called_is_refused_as_a_name_of_one() -> None:
-    with pytest.raises(JudgeArgumentError, match="must be the name of an environment variable"):
-        resolve_judge({"provider": "openai", "model": "m", "api_key_env": "WE IRD-KEY"}, env={})
-    with pytest.raises(MissingAPIKeyError) as refused:
-        resolve_judge({"provider": "we ird-x", "model": "m"}, env={"WE IRD-X_API_KEY": CANARY})
-    assert "WE IRD" not in str(refused.value)
+@pytest.mark.imports_much
+async def test_a_judge_of_a_provider_with_its_own_protocol_is_asked_through_litellm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bodies: list[dict[str, Any]] = []
 
-
-# Providers that do not speak the protocol of OpenAI: here a stand-in for the one of Anthropic.
-
-VERDICT = {"score": 0.75, "explanation": "fine"}
-
-
-class StandInAnthropic:
-    def __init__(self) -> None:
-        self.bodies: list[dict[str, Any]] = []
-        self.keys: list[str | None] = []
-
-    async def answer(self, request: web.Request) -> web.Response:
-        body = await request.json()
-        self.bodies.append(body)
-        self.keys.append(request.headers.get("x-api-key"))
-        if body["model"] == "claude-3-gone":
+    async def answer(request: web.Request) -> web.Response:
+        bodies.append(await request.json())
+        assert request.headers["x-api-key"] == CANARY
+        if bodies[-1]["model"] == "claude-3-gone":
             error = {"type": "not_found_error", "message": f"model: claude-3-gone, key: {CANARY}"}
             return web.json_response({"type": "error", "error": error}, status=404)
-        if len(self.bodies) == 1:
+        if len(bodies) == 1:
             error = {"type": "rate_limit_error", "message": "slow down"}
-            return web.json_response(
-                {"type": "error", "error": error}, status=429, headers={"retry-after": "0"}
-            )
-        content = {"type": "tool_use", "id": "t", "name": body["tools"][0]["name"], "input": VERDICT}
-        return web.json_response(
-            {
-                "id": "msg",
-                "type": "message",
-                "role": "assistant",
-                "model": body["model"],
-                "content": [content],
-                "stop_reason": "tool_use",
-                "stop_sequence": None,
-                "usage": {"input_tokens": 100, "output_tokens": 10},
-            }
-        )
+            headers = {"retry-after": "0"}
+            return web.json_response({"type": "error", "error": error}, status=429, headers=headers)
+        verdict = {"score": 0.75, "explanation": "fine"}
+        used = {"type": "tool_use", "id": "t", "name": bodies[-1]["tools"][0]["name"], "input": verdict}
+        reply = {"id": "msg", "type": "message", "role": "assistant", "model": bodies[-1]["model"]}
+        ended = {"content": [used], "stop_reason": "tool_use", "stop_sequence": None}
+        return web.json_response({**reply, **ended, "usage": {"input_tokens": 100, "output_tokens": 10}})
 
-
-@pytest.fixture
-async def anthropic(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[StandInAnthropic]:
-    provider = StandInAnthropic()
     app = web.Application()
-    app.router.add_post("/v1/messages", provider.answer)
+    app.router.add_post("/v1/messages", answer)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     monkeypatch.setenv("ANTHROPIC_API_BASE", f"http://127.0.0.1:{runner.addresses[0][1]}")
-    yield provider
-    await runner.cleanup()
-
-
-@pytest.mark.imports_much
-async def test_a_judge_behind_litellm_scores_after_a_rate_limit(anthropic: StandInAnthropic) -> None:
     info = {"provider": "anthropic", "model": "claude-3-haiku-20240307", "api_key": CANARY}
     async with Judge(resolve_judge(info, env={})) as judge:
-        judgement = await judge.score(JudgeTask("Be kind.", "hello"), call_index=1)
+        judgement = await judge.score(TASK, call_index=1)
     assert (judgement.score, judgement.explanation, judgement.retries) == (0.75, "fine", 1)
     assert (judgement.input_tokens, judgement.output_tokens) == (100, 10)
-    assert anthropic.keys == [CANARY, CANARY]
-    assert anthropic.bodies[-1]["temperature"] == 0
-    schema = anthropic.bodies[-1]["tools"][0]["input_schema"]
-    assert schema["required"] == ["score", "explanation"]
-
-
-@pytest.mark.imports_much
-async def test_a_model_that_is_not_there_is_said_without_the_key(anthropic: StandInAnthropic) -> None:
-    info = {"provider": "anthropic", "model": "claude-3-gone", "api_key": CANARY}
-    async with Judge(resolve_judge(info, env={})) as judge:
+    assert bodies[-1]["temperature"] == 0
+    assert bodies[-1]["tools"][0]["input_schema"]["required"] == ["score", "explanation"]
+    async with Judge(resolve_judge({**info, "model": "claude-3-gone"}, env={})) as judge:
         with pytest.raises(ModelNotFoundError, match="claude-3-gone") as caught:
-            await judge.score(JudgeTask("Be kind.", "hello"))
+            await judge.score(TASK)
     assert CANARY not in f"{caught.value!r} {vars(caught.value)}"
+    await runner.cleanup()

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import subprocess
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from osmosis_ai.process_environment import program_environment
 from osmosis_ai.sandbox import RunLimits, Sandbox, SandboxCapability, SandboxedProgram, check_sandbox
-from osmosis_ai.sandbox.bubblewrap import SDK
-
-NOBODY = 65534
 
 
 @dataclass
@@ -33,7 +28,6 @@ class Machine:
     sandbox: Sandbox
     artifacts: Path
     canaries: dict[str, str] = field(default_factory=dict)
-    user: int | None = None
 
     def plant(self, place: Path) -> Path:
         """Write a canary into a file."""
@@ -64,7 +58,6 @@ class Machine:
                 errors="replace",
                 timeout=120,
                 check=False,
-                user=self.user,
             )
 
     def popen(self, program: SandboxedProgram, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
@@ -85,7 +78,7 @@ class Machine:
 
 @pytest.fixture(scope="session")
 def capability() -> SandboxCapability:
-    """What this machine can do; tests of the sandbox are left out where it can not."""
+    """What this machine can do; tests are skipped if it cannot sandbox."""
     found = check_sandbox()
     if not found.works:
         pytest.skip(f"{found.said}; {found.remedy}")
@@ -114,26 +107,3 @@ def make_machine(root: Path, capability: SandboxCapability, **limits: int) -> Ma
 def machine(tmp_path: Path, capability: SandboxCapability) -> Machine:
     """A machine on which tests run as who they are."""
     return make_machine(tmp_path, capability)
-
-
-@pytest.fixture
-def nobodys_machine(tmp_path: Path, capability: SandboxCapability) -> Iterator[Machine]:
-    """One on which commands run as an ordinary user: of root, the kernel counts no processes."""
-    if os.geteuid() != 0:
-        yield make_machine(tmp_path, capability, processes=64)
-        return
-    # Where that user can read everything: directories of pytest are private.
-    public = Path("/var/tmp", f"osmosis-test-{secrets.token_hex(4)}")
-    assert capability.bwrap is not None
-    for place in (SDK, capability.bwrap):
-        if not all(parent.stat().st_mode & 0o001 for parent in place.parents):
-            yield pytest.skip(f"an ordinary user can not read {place}")
-    try:
-        public.mkdir()
-        machine = make_machine(public, capability, processes=64)
-        for folder, _, files in os.walk(public):
-            for place in (folder, *(os.path.join(folder, file) for file in files)):
-                os.chown(place, NOBODY, NOBODY)
-        yield replace(machine, user=NOBODY)
-    finally:
-        shutil.rmtree(public, ignore_errors=True)

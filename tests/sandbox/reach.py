@@ -66,7 +66,7 @@ def network_of_its_own() -> bool:
 
 
 def answer_on(listening: socket.socket) -> None:
-    """Say something to whoever connects, for as long as this process lives."""
+    """Answer every connection while this process runs."""
 
     def serve() -> None:
         while True:
@@ -203,7 +203,7 @@ def levels(root: Path, has_network: bool) -> dict[str, dict[str, bool]]:
     is_root = os.geteuid() == 0
     for place in (SDK, capability.bwrap) if is_root else ():
         if not all(parent.stat().st_mode & 0o001 for parent in place.parents):
-            raise CannotTryError(f"an ordinary user can not read {place}")
+            raise CannotTryError(f"an ordinary user cannot read {place}")
     listening = [socket.create_server(("127.0.0.1", 0)), socket.create_server(("127.0.0.1", 0))]
     abstract = f"osmosis-{secrets.token_hex(8)}"
     listening.append(socket.socket(socket.AF_UNIX))

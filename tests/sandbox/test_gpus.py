@@ -13,7 +13,6 @@ from osmosis_ai.platform.worker import containment
 from osmosis_ai.platform.worker.containment import contain
 from osmosis_ai.platform.worker.directory import WorkingDirectory
 from osmosis_ai.sandbox import GpuGrant, SandboxCapability, grant_gpus
-from osmosis_ai.sandbox.gpus import gpus_of_machine
 from tests.sandbox.conftest import Machine
 
 ADDRESSES = {0: "0000:41:00.0", 1: "0000:01:00.0"}
@@ -92,10 +91,16 @@ def test_another_run_gets_another_gpu_until_it_has_to_share(gpus: Path) -> None:
         ("MIG-7", ("MIG-7",)),
         ("MIG-GPU-1aaa/1/0", ("MIG-GPU-1aaa/1/0",)),
         ("0,GPU-1aaa", ("GPU-1aaa",)),
+        ("", None),
+        ("-1", None),
+        ("none", None),
     ],
 )
-def test_of_those_that_the_worker_has_itself(gpus: Path, visible: str, expected: tuple[str, ...]) -> None:
+def test_a_run_gets_gpus_of_its_worker(gpus: Path, visible: str, expected: tuple[str, ...] | None) -> None:
     granted = grant(gpus, 2, visible)
+    if expected is None:
+        assert granted is None
+        return
     assert granted is not None and granted.visible == expected
     assert ("nvidia-caps" in shown(granted)) == visible.startswith("MIG-")
     granted.close()
@@ -110,20 +115,11 @@ def test_a_lock_that_cannot_be_had_counts_as_somebodys_and_fails_no_run(gpus: Pa
         each.close()
 
 
-@pytest.mark.parametrize("visible", ["", "-1", "none"])
-def test_a_worker_that_has_none_grants_none(gpus: Path, visible: str) -> None:
-    assert grant(gpus, 1, visible) is None
-
-
 def test_where_the_driver_does_not_say_which_is_which_numbers_mean_all_files(tmp_path: Path) -> None:
     root = make_gpus(tmp_path / "machine", told=False)
     granted = grant(root, 1)
     assert granted is not None and granted.visible == ("0",) and granted.driver is None
     assert shown(granted)[:2] == ["nvidia0", "nvidia1"]
-
-
-def test_a_machine_without_gpus_grants_none(tmp_path: Path) -> None:
-    assert gpus_of_machine(tmp_path) == [] and grant(tmp_path / "machine", 1) is None
 
 
 LOOK = 'ls -d /dev/nvidia* /dev/dri/* /proc/driver/nvidia/gpus/* 2>/dev/null; cat /dev/nvidia1; echo "<$CUDA_VISIBLE_DEVICES>"'
@@ -155,32 +151,30 @@ def test_without_gpus_none_of_it_is_there(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize(
-    "asked, words",
-    [(None, None), (0, None), (1, "GPUs: 1 of 1"), (3, "GPUs: 2 of 3")],
+    "machine, asked, words",
+    [
+        ("machine", None, None),
+        ("machine", 0, None),
+        ("machine", 1, "GPUs: 1 of 1"),
+        ("machine", 3, "GPUs: 2 of 3"),
+        ("other", 2, "it asks for GPUs (2), and this machine shows none"),
+    ],
 )
-def test_a_runs_log_says_what_it_got(
-    asked: int | None, words: str | None, gpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("gpus")
+def test_a_runs_log_shows_what_it_got(
+    machine: str, asked: int | None, words: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    root = tmp_path / machine
     monkeypatch.setattr(containment, "check_sandbox", lambda home: SandboxCapability(Path("/bin/bwrap")))
     monkeypatch.setattr(
-        containment, "grant_gpus", lambda count, locks: grant_gpus(count, locks, {}, root=gpus)
+        containment, "grant_gpus", lambda count, locks: grant_gpus(count, locks, {}, root=root)
     )
     config, asks = PlatformConfig(home=tmp_path / "home"), ExecutionSection(gpus=asked)
     held = contain(config, WorkingDirectory(tmp_path / "runs", "r"), "w", asks)
     assert held.sandbox is not None
     with held.sandbox.command(["true"], cwd=tmp_path, writable=[]).start({}) as begun:
         command = begun.command
-    assert ("/dev/nvidiactl" in command) == (words is not None)
+    assert ("/dev/nvidiactl" in command) == (words is not None and machine == "machine")
     assert (words or "GPU") in held.line.message or words is None
     assert ("GPU" in held.line.message) == (words is not None)
     held.close()
-
-
-def test_a_run_that_asks_where_there_are_none_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(containment, "check_sandbox", lambda home: SandboxCapability(Path("/bin/bwrap")))
-    monkeypatch.setattr(containment, "grant_gpus", lambda count, locks: None)
-    config = PlatformConfig(home=tmp_path / "home")
-    held = contain(config, WorkingDirectory(tmp_path / "runs", "r"), "w", ExecutionSection(gpus=2))
-    assert "it asks for GPUs (2), and this machine shows none" in held.line.message

@@ -1,4 +1,4 @@
-"""How much a run is held back: by the machine's setting, by its own wish, and by what the machine can do."""
+"""The isolation of a run, from the machine's setting, the run's request and the machine's abilities."""
 
 from __future__ import annotations
 
@@ -10,42 +10,20 @@ from pathlib import Path
 import pytest
 
 from osmosis_ai.errors import ConflictError, OsmosisError
-from osmosis_ai.platform.config import PlatformConfig, from_environment
+from osmosis_ai.platform.config import PlatformConfig, RayCluster, from_environment
 from osmosis_ai.platform.isolation import look_at_isolation, require_one_workspace, why_not_shared
-from osmosis_ai.platform.ray_cluster import RayCluster
 from osmosis_ai.sandbox import (
-    IsolationSetting,
     IsolationUnavailableError,
     SandboxCapability,
     choose_isolation,
     interpreter_places,
     isolation_setting,
-    stricter,
 )
 from osmosis_ai.sandbox.self_test import explain
 from tests.sandbox.conftest import Machine
 
 ABLE = SandboxCapability(Path("/usr/bin/bwrap"))
 UNABLE = SandboxCapability(problem="the kernel allows no user namespaces", remedy="sysctl -w x=1")
-
-
-@pytest.mark.parametrize(
-    "machine, asked, counts",
-    [
-        ("auto", None, "auto"),
-        ("auto", "required", "required"),
-        ("auto", "off", "auto"),
-        ("required", "off", "required"),
-        ("required", "auto", "required"),
-        ("off", None, "off"),
-        ("off", "auto", "auto"),
-        ("off", "required", "required"),
-    ],
-)
-def test_a_run_may_ask_for_more_than_the_machine_gives_and_never_for_less(
-    machine: IsolationSetting, asked: IsolationSetting | None, counts: IsolationSetting
-) -> None:
-    assert stricter(machine, asked) == counts
 
 
 def test_what_a_run_gets_says_why_it_is_no_sandbox() -> None:

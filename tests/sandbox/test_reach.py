@@ -30,7 +30,7 @@ TRIED = {
     "staying when the run has ended, in a session of its own": "staying",
 }
 LEVELS = ("sandbox", "no network", "no sandbox", "no sandbox as root")
-# Of a sandbox that root makes, what is told apart from that of an ordinary user.
+# What a sandbox started by root reaches in addition.
 ROOTS_OWN = {"processes"}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from osmosis_ai.sandbox.control_groups import (
     Delegation,
     ProcessLimits,
     ProcessView,
+    Resource,
     RunGroup,
     arrange,
     control_run,
@@ -82,58 +84,37 @@ def tree(tmp_path: Path) -> Tree:
     return Tree(tmp_path)
 
 
-def test_a_service_that_was_given_its_group_may_arrange_it(
+def test_a_service_may_use_its_delegated_group_unless_others_have_processes_there(
     tree: Tree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert "not delegated" in (look_at_delegation(tree.view).problem or ""), "its user may write above it"
     tree.above_is_roots(monkeypatch)
     tree.process(51, parent=50)
     assert own_group(tree.proc) == tree.group
     assert look_at_delegation(tree.view) == Delegation(tree.group, ALL)
+    tree.process(70, parent=1)
+    found = look_at_delegation(tree.view)
+    assert found.path is None and "not this platform's alone" in (found.problem or "")
+
+    def end(_seconds: float) -> None:
+        (tree.group / "cgroup.procs").write_text("50\n")
+
+    # The processes of an ending sandbox lose their parent before they are gone.
+    monkeypatch.setattr("osmosis_ai.sandbox.control_groups.time.sleep", end)
+    assert look_at_delegation(replace(tree.view, patience_s=60)).path == tree.group
+    (tree.group / "cgroup.controllers").write_text("memory pids\n")
+    assert look_at_delegation(tree.view).controllers == ("memory", "pids")
+    (tree.group / "cgroup.controllers").write_text("hugetlb\n")
+    assert "none of the controllers memory, pids, cpu" in (look_at_delegation(tree.view).problem or "")
+    (tree.group / "cgroup.controllers").write_text("memory\n")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert "not delegated" in (look_at_delegation(tree.view).problem or "")
 
 
 def test_a_worker_in_the_leaf_of_the_platform_makes_groups_beside_it(tree: Tree) -> None:
     tree.add(tree.group / LEAF)
     (tree.proc / "self" / "cgroup").write_text("0::/system.slice/osmosis.service/osmosis-main\n")
     assert look_at_delegation(tree.view) == Delegation(tree.group, ALL)
-
-
-def test_only_what_the_kernel_limits_there_counts(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    tree.above_is_roots(monkeypatch)
-    (tree.group / "cgroup.controllers").write_text("memory pids\n")
-    assert look_at_delegation(tree.view).controllers == ("memory", "pids")
-    (tree.group / "cgroup.controllers").write_text("hugetlb\n")
-    assert "none of the controllers memory, pids, cpu" in (look_at_delegation(tree.view).problem or "")
-
-
-def test_a_group_with_processes_of_others_is_left_alone(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    tree.above_is_roots(monkeypatch)
-    tree.process(70, parent=1)
-    found = look_at_delegation(tree.view)
-    assert found.path is None and "not this platform's alone" in (found.problem or "")
-
-
-def test_what_is_on_its_way_out_of_the_group_is_waited_for(
-    tree: Tree, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The processes of a sandbox that was tried lose their parent before they are gone."""
-    tree.above_is_roots(monkeypatch)
-    tree.process(70, parent=1)
-
-    def end(_seconds: float) -> None:
-        (tree.group / "cgroup.procs").write_text("50\n")
-
-    monkeypatch.setattr("osmosis_ai.sandbox.control_groups.time.sleep", end)
-    assert look_at_delegation(replace(tree.view, patience_s=60)).path == tree.group
-
-
-def test_a_group_within_what_the_user_may_write_was_not_given_to_this_process(tree: Tree) -> None:
-    found = look_at_delegation(tree.view)
-    assert found.path is None and "not delegated" in (found.problem or "")
-
-
-def test_what_may_not_be_written_to_was_not_given(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    assert "not delegated" in (look_at_delegation(tree.view).problem or "")
 
 
 def test_root_needs_systemds_word_where_systemd_runs(tree: Tree) -> None:
@@ -184,32 +165,29 @@ def test_a_group_that_lies_outside_of_what_is_shown_is_none(tree: Tree) -> None:
     assert own_group(tree.proc) is None
 
 
-def test_the_limits_of_a_run_are_written_where_the_kernel_reads_them(tmp_path: Path) -> None:
-    limits = RunLimits(memory_gb=1.5, cpus=0.5, processes=100)
+@pytest.mark.parametrize(
+    ("limits", "written"),
+    [
+        (
+            RunLimits(memory_gb=1.5, cpus=0.5, processes=100),
+            {"memory.max": "1610612736", "pids.max": "100", "cpu.max": "50000 100000"},
+        ),
+        (RunLimits(), {"pids.max": "4096"}),
+    ],
+)
+def test_the_limits_of_a_run_are_written_where_the_kernel_reads_them(
+    tmp_path: Path, limits: RunLimits, written: dict[str, str]
+) -> None:
     group = RunGroup.make(Delegation(tmp_path, ALL), "r1", limits)
-    written = {file.name: file.read_text() for file in group.path.iterdir()}
-    assert written == {
-        "memory.max": "1610612736",
-        "pids.max": "100",
-        "cpu.max": "50000 100000",
-        "cgroup.subtree_control": "+memory",
-    }
+    found = {file.name: file.read_text() for file in group.path.iterdir()}
+    assert found == {**written, "cgroup.subtree_control": "+memory"}
     command = group.command(["/bin/bwrap", "x"], "server-2")
     assert command[3:] == [str(group.path / "server-2" / "cgroup.procs"), "/bin/bwrap", "x"]
     assert (group.path / "server-2" / "memory.oom.group").read_text() == "1"
-
-
-def test_without_an_account_of_swap_its_file_is_not_made(tmp_path: Path) -> None:
-    made = RunGroup.make(Delegation(tmp_path, ALL), "r1", RunLimits(memory_gb=1))
-    (made.path / "memory.swap.max").write_text("max")
-    again = RunGroup.make(Delegation(tmp_path, ALL), "r1", RunLimits(memory_gb=1))
-    assert (again.path / "memory.swap.max").read_text() == "0"
-
-
-def test_a_run_that_asked_for_nothing_is_limited_in_processes_alone(tmp_path: Path) -> None:
-    group = RunGroup.make(Delegation(tmp_path, ALL), "r1", RunLimits())
-    assert (group.path / "pids.max").read_text() == "4096"
-    assert not (group.path / "memory.max").exists() and not (group.path / "cpu.max").exists()
+    # The kernel makes this file if it accounts for swap.
+    (group.path / "memory.swap.max").write_text("max")
+    RunGroup.make(Delegation(tmp_path, ALL), "r1", limits)
+    assert (group.path / "memory.swap.max").read_text() == ("max" if limits.memory_gb is None else "0")
 
 
 def test_a_death_at_the_runs_limit_of_memory_says_so(tmp_path: Path) -> None:
@@ -260,41 +238,38 @@ def test_processes_that_a_run_was_refused_are_told_like_memory(tmp_path: Path) -
     assert said is not None and said.words.startswith("killed for memory"), "that is what ended it"
 
 
-def test_what_holds_and_what_does_not_is_said() -> None:
-    everything = frozenset(("memory", "processes", "CPU"))
-    assert limit_words(everything, by="cgroup", user=0) == "limits: cgroup (memory, processes, CPU)"
-    assert limit_words(frozenset(("processes",)), by="cgroup", user=7) == (
-        "limits: cgroup (processes), rlimits (memory of each process); unlimited: memory of the run, CPU"
-    )
-    assert ProcessLimits(user=7).words == (
-        "limits: rlimits (memory of each process, processes); unlimited: memory of the run, CPU"
-    )
-    # The kernel counts no processes of root.
-    assert ProcessLimits(user=0).words == (
-        "limits: rlimits (memory of each process); unlimited: memory of the run, processes, CPU"
-    )
+@pytest.mark.parametrize(
+    ("limited", "user", "words"),
+    [
+        (("memory", "processes", "CPU"), 0, "cgroup (memory, processes, CPU)"),
+        (
+            ("processes",),
+            7,
+            "cgroup (processes), rlimits (memory of each process); unlimited: memory of the run, CPU",
+        ),
+        ((), 7, "rlimits (memory of each process, processes); unlimited: memory of the run, CPU"),
+        # The kernel counts no processes of root.
+        ((), 0, "rlimits (memory of each process); unlimited: memory of the run, processes, CPU"),
+    ],
+)
+def test_limits_are_described_and_a_process_limits_what_its_group_does_not(
+    limited: tuple[Resource, ...], user: int, words: str
+) -> None:
+    assert limit_words(frozenset(limited), by="cgroup", user=user) == f"limits: {words}"
+    script = RunLimits(memory_gb=1, processes=9).shell(limited)
+    assert ("ulimit -d 1048576" in script) == ("memory" not in limited)
+    assert ("ulimit -u 9" in script) == ("processes" not in limited)
 
 
-def test_what_a_group_holds_is_not_asked_of_each_process_again() -> None:
-    limits = RunLimits(memory_gb=1, processes=9)
-    assert "ulimit -d 1048576" in limits.shell() and "ulimit -u 9" in limits.shell()
-    assert limits.shell(frozenset(("memory", "processes"))) == "ulimit -c 0 2>/dev/null"
-
-
-def test_a_sandbox_is_begun_in_its_group(machine: Machine, tmp_path: Path) -> None:
+def test_a_sandbox_starts_in_its_group_or_not_at_all(machine: Machine, tmp_path: Path) -> None:
     """The kernel's side is a directory here, and the file that a process joins by a plain one."""
     group = RunGroup.make(Delegation(tmp_path, ALL), "r1", RunLimits())
     machine.sandbox = replace(machine.sandbox, control=group)
-    ended = machine.run("ulimit -u; echo up")
-    assert ended.stdout.split()[-1] == "up"
+    assert machine.run("ulimit -u; echo up").stdout.split()[-1] == "up"
     (joined,) = (group.path / "program" / "cgroup.procs").read_text().split()
     assert joined.isdigit()
-
-
-def test_a_program_that_can_not_join_its_group_does_not_run(machine: Machine, tmp_path: Path) -> None:
-    group = RunGroup.make(Delegation(tmp_path, ALL), "r1", RunLimits())
-    (group.path / "program").write_text("in the way of a directory")
-    machine.sandbox = replace(machine.sandbox, control=group)
+    shutil.rmtree(group.path / "program")
+    (group.path / "program").write_text("not a directory")
     ended = machine.run("echo up")
     assert ended.returncode != 0 and "up" not in ended.stdout.split()
 
@@ -413,47 +388,42 @@ def delegated() -> Delegation:
 
 
 @pytest.mark.integration
-def test_forking_without_end_meets_the_limit_of_the_group(machine: Machine, delegated: Delegation) -> None:
-    if "pids" not in delegated.controllers:
-        pytest.skip("the kernel limits no processes here (pids)")
-    group = RunGroup.make(delegated, "forks", RunLimits(processes=32))
-    machine.sandbox = replace(machine.sandbox, control=group)
-    try:
-        ended = machine.run("i=0; while [ $i -lt 200 ]; do sleep 600 & i=$((i+1)); done; echo forked")
-        said, refused = group.end_of("program"), group.refused
-    finally:
-        group.close()
-    assert "fork" in ended.stdout and "forked" not in ended.stdout
-    assert said is not None and said.words == "refused a process: the run's limit is 32"
-    assert refused > 0
-
-
-@pytest.mark.integration
-def test_a_run_that_takes_more_memory_than_it_may_is_killed_for_it(
-    machine: Machine, delegated: Delegation
+@pytest.mark.parametrize(
+    ("controller", "limits", "script", "words"),
+    [
+        (
+            "pids",
+            RunLimits(processes=32),
+            "i=0; while [ $i -lt 200 ]; do sleep 600 & i=$((i+1)); done; echo done",
+            "refused a process: the run's limit is 32",
+        ),
+        (
+            "memory",
+            RunLimits(memory_gb=0.1),
+            "head -c 300000000 /dev/zero | tail -c 300000000 >/dev/null && echo done",
+            "killed for memory: the run's limit is 0.1 GB",
+        ),
+        ("cpu", RunLimits(cpus=0.2), "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done", None),
+    ],
+)
+def test_the_kernel_limits_a_run(
+    machine: Machine,
+    delegated: Delegation,
+    controller: str,
+    limits: RunLimits,
+    script: str,
+    words: str | None,
 ) -> None:
-    if "memory" not in delegated.controllers:
-        pytest.skip("the kernel limits no memory here (memory)")
-    group = RunGroup.make(delegated, "eats", RunLimits(memory_gb=0.1))
+    if controller not in delegated.controllers:
+        pytest.skip(f"the kernel does not limit {controller} here")
+    group = RunGroup.make(delegated, controller, limits)
     machine.sandbox = replace(machine.sandbox, control=group)
     try:
-        ended = machine.run("head -c 300000000 /dev/zero | tail -c 300000000 | wc -c")
-        said = group.end_of("program")
+        ended = machine.run(script)
+        met, statistics = group.end_of("program"), group.path / "cpu.stat"
+        throttled = words is None and "nr_throttled 0\n" not in statistics.read_text()
     finally:
         group.close()
-    assert "300000000" not in ended.stdout
-    assert said is not None and said.words == "killed for memory: the run's limit is 0.1 GB"
-
-
-@pytest.mark.integration
-def test_a_run_gets_the_processors_time_that_it_asked_for(machine: Machine, delegated: Delegation) -> None:
-    if "cpu" not in delegated.controllers:
-        pytest.skip("the kernel limits no processors' time here (cpu)")
-    group = RunGroup.make(delegated, "counts", RunLimits(cpus=0.2))
-    machine.sandbox = replace(machine.sandbox, control=group)
-    try:
-        machine.run("i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done")
-        stat = dict(line.split() for line in (group.path / "cpu.stat").read_text().splitlines())
-    finally:
-        group.close()
-    assert int(stat["nr_throttled"]) > 0
+    assert "done" not in ended.stdout
+    assert (met.words if met is not None else None) == words
+    assert words is not None or throttled

@@ -1,4 +1,4 @@
-"""`eval run` on datasets of a platform: fetched once, checked always, never mistaken for one another."""
+"""The cache of platform datasets that `eval run` uses."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def fetch(**options: Any) -> CachedDataset:
         return fetch_dataset(client, "multiply", **options)
 
 
-def test_the_bytes_are_fetched_once(platform: Platform) -> None:
+def test_download_once(platform: Platform) -> None:
     first = fetch()
     assert (first.source, first.path.read_bytes()) == ("download", ROWS)
     assert first.path.name == f"{file_digest(first.path)}.jsonl"
@@ -78,7 +78,7 @@ def test_the_bytes_are_fetched_once(platform: Platform) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"", b"other bytes", None])
-def test_a_damaged_cache_is_fetched_again(platform: Platform, damage: bytes | None) -> None:
+def test_damaged_cache(platform: Platform, damage: bytes | None) -> None:
     path = fetch().path
     if damage is None:
         path.unlink()
@@ -89,14 +89,14 @@ def test_a_damaged_cache_is_fetched_again(platform: Platform, damage: bytes | No
     assert fetch().source == "download"
 
 
-def test_bytes_that_an_evaluation_may_be_reading_stay_for_a_while(platform: Platform) -> None:
+def test_previous_version_is_kept(platform: Platform) -> None:
     old = fetch().path
     platform.has(b"{}\n", updated_at="2026-10-03T07:00:00Z")
     new = fetch().path
     assert old.exists() and new.exists()
 
 
-def test_a_download_of_another_size_is_no_dataset(platform: Platform) -> None:
+def test_wrong_size(platform: Platform) -> None:
     platform.has(ROWS, file_size=len(ROWS) + 1)
     with pytest.raises(PlatformError, match="instead of"):
         fetch()
@@ -104,7 +104,7 @@ def test_a_download_of_another_size_is_no_dataset(platform: Platform) -> None:
     assert fetch().source == "download"
 
 
-def test_the_format_may_stand_in_the_name_and_must_be_known(platform: Platform) -> None:
+def test_format_in_the_name(platform: Platform) -> None:
     platform.has(ROWS, file_format=None, file_name="multiply.JSONL")
     assert fetch().path.suffix == ".jsonl"
     platform.has(ROWS, file_format="xlsx")
@@ -113,7 +113,7 @@ def test_the_format_may_stand_in_the_name_and_must_be_known(platform: Platform) 
 
 
 @pytest.mark.parametrize("dataset_id", ["../../evil", "a/b", "..", "x" * 300, "ünï"])
-def test_an_id_does_not_choose_the_directory(platform: Platform, dataset_id: str, tmp_path: Path) -> None:
+def test_dataset_id_is_not_a_path(platform: Platform, dataset_id: str, tmp_path: Path) -> None:
     platform.has(ROWS, id=dataset_id)
     with respx.mock(assert_all_called=False) as router:
         router.route(host="127.0.0.1").pass_through()
@@ -138,9 +138,7 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("status, code", [(401, "AUTH_REQUIRED"), (500, "PLATFORM_ERROR")])
-def test_a_platform_that_is_not_well_is_no_missing_dataset(
-    platform: Platform, root: Path, status: int, code: str
-) -> None:
+def test_platform_errors(platform: Platform, root: Path, status: int, code: str) -> None:
     save_login()
     platform.detail.respond(status, json={"error": "x"})
     with pytest.raises(PlatformError) as caught:
@@ -148,16 +146,14 @@ def test_a_platform_that_is_not_well_is_no_missing_dataset(
     assert caught.value.code == code
 
 
-def test_an_evaluation_without_a_file_of_its_own_takes_the_platforms_rows(
-    platform: Platform, root: Path
-) -> None:
+def test_eval_uses_platform_dataset(platform: Platform, root: Path) -> None:
     save_login()
     prepared = prepare(root)
     assert (prepared.dataset.source, len(prepared.selection)) == ("download", 5)
     assert prepare(root).dataset.source == "cache"
 
 
-def test_a_dataset_that_is_nowhere_says_where_it_was_looked_for(platform: Platform, root: Path) -> None:
+def test_unknown_dataset(platform: Platform, root: Path) -> None:
     save_login()
     platform.detail.respond(404, json={"error": "there is no dataset 'multiply'"})
     with pytest.raises(NotFoundError, match=f"nor a dataset of that name on {FERN}") as missing:

@@ -1,4 +1,4 @@
-"""The demo's directory, and how a command that fails ends the demo."""
+"""The directory of the demo, and a failing command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from osmosis_ai.platform.process_state import running_platform
 from osmosis_ai.services.demo import CONFIG, prepare_scratch, run_demo
 
 
-def test_the_scratch_is_a_workspace_of_its_own_outside_the_users_home(home: Path) -> None:
+def test_scratch_workspace(home: Path) -> None:
     scratch = prepare_scratch(None)
     assert not scratch.root.is_relative_to(home)
     assert (scratch.workspace / CONFIG).is_file()
@@ -23,14 +23,14 @@ def test_the_scratch_is_a_workspace_of_its_own_outside_the_users_home(home: Path
     assert list(home.iterdir()) == []
 
 
-def test_a_named_directory_must_be_empty(tmp_path: Path) -> None:
+def test_directory_must_be_empty(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("precious")
     with pytest.raises(OsmosisError, match="is not an empty directory"):
         prepare_scratch(tmp_path)
     assert prepare_scratch(tmp_path / "new" / "place").workspace == tmp_path / "new" / "place" / "workspace"
 
 
-def test_nothing_of_the_users_osmosis_or_git_shows_through(tmp_path: Path) -> None:
+def test_scratch_environment(tmp_path: Path) -> None:
     scratch = prepare_scratch(tmp_path / "demo")
     environment = scratch.environment(
         {
@@ -52,7 +52,7 @@ def test_nothing_of_the_users_osmosis_or_git_shows_through(tmp_path: Path) -> No
 
 
 @pytest.mark.e2e
-def test_a_platform_that_cannot_start_is_the_demos_error_and_leaves_nothing_running(tmp_path: Path) -> None:
+def test_failing_platform_ends_the_demo(tmp_path: Path) -> None:
     scratch = prepare_scratch(tmp_path / "demo")
     (scratch.root / "data" / "platform.db").write_text("no database")
     said: list[str] = []

@@ -1,4 +1,4 @@
-"""Secrets: names and scopes are checked here, values are never in anything that comes back."""
+"""Names and values of secrets."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def client(platform: respx.MockRouter) -> Iterator[PlatformClient]:
 
 
 @pytest.mark.parametrize("name", ["", "a", "2A", "_A", "A-B", "A B", "A\n", "Ä", "A" * 256, "sk-canary"])
-def test_other_names_are_refused_and_not_repeated(name: str) -> None:
+def test_invalid_names(name: str) -> None:
     with pytest.raises(OsmosisError) as caught:
         check_name(name)
     assert caught.value.code == "VALIDATION"
     assert "canary" not in f"{caught.value.message} {caught.value.details} {caught.value.hint}"
 
 
-def test_values_are_taken_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_from_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FROM_HERE", " sk-canary \n")
     assert value_from_environment("FROM_HERE") == " sk-canary \n"
     monkeypatch.setenv("FROM_HERE", "")
@@ -56,7 +56,7 @@ def test_values_are_taken_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("reply, code", REFUSALS)
-def test_a_look_up_that_fails_decides_nothing_and_a_refusal_ends_it(
+def test_failed_lookup(
     platform: respx.MockRouter, client: PlatformClient, reply: dict[str, Any], code: str
 ) -> None:
     platform.get(PATH).respond(**reply)

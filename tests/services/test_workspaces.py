@@ -1,4 +1,4 @@
-"""What a command needs of its checkout, its workspace and its platform."""
+"""Checkout, workspace and platform of a command."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def platform(monkeypatch: pytest.MonkeyPatch) -> Iterator[respx.MockRouter]:
 
 
 @pytest.mark.usefixtures("platform")
-def test_switching_leads_to_where_commands_have_run(tmp_path: Path) -> None:
+def test_find_workspace_directory(tmp_path: Path) -> None:
     root = make_checkout(tmp_path).root
     with pytest.raises(NotFoundError) as caught:
         find_workspace_directory("fern-lab")
@@ -71,7 +71,7 @@ def test_switching_leads_to_where_commands_have_run(tmp_path: Path) -> None:
     assert find_workspace_directory("fern-lab", root).current
 
 
-def test_a_name_that_is_nearly_right_gets_the_right_one(platform: respx.MockRouter) -> None:
+def test_unknown_workspace(platform: respx.MockRouter) -> None:
     with pytest.raises(NotFoundError, match="Did you mean 'fern-lab'") as caught:
         find_workspace_directory("fernlab")
     assert caught.value.details == {"name": "fernlab", "workspaces": ["fern-lab", "Moss"]}
@@ -88,7 +88,7 @@ def test_a_name_that_is_nearly_right_gets_the_right_one(platform: respx.MockRout
 
 
 @pytest.mark.usefixtures("platform")
-def test_directories_are_remembered_by_platform_in_the_known_format(tmp_path: Path, home: Path) -> None:
+def test_remembered_directories(tmp_path: Path, home: Path) -> None:
     root = make_repository(tmp_path)
     WorkspaceDirectories(FERN).remember("ws_1", root)
     WorkspaceDirectories("https://other.example").remember("ws_1", tmp_path / "gone")
@@ -120,7 +120,7 @@ def test_directories_are_remembered_by_platform_in_the_known_format(tmp_path: Pa
     ],
 )
 @pytest.mark.usefixtures("platform")
-def test_a_file_that_makes_no_sense_is_as_good_as_none(tmp_path: Path, content: str) -> None:
+def test_invalid_directories_file(tmp_path: Path, content: str) -> None:
     directories = WorkspaceDirectories(FERN, tmp_path)
     directories.path.write_text(content)
     assert directories.find("ws_1") is None
@@ -130,7 +130,7 @@ def test_a_file_that_makes_no_sense_is_as_good_as_none(tmp_path: Path, content: 
 
 
 @pytest.mark.usefixtures("platform")
-def test_a_place_that_cannot_be_written_is_no_reason_to_fail(tmp_path: Path) -> None:
+def test_unwritable_directories_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     WorkspaceDirectories(FERN, tmp_path / "file").remember("ws_1", tmp_path)
 
@@ -147,7 +147,7 @@ def _refusal(start: Path) -> OsmosisError:
 
 
 @pytest.mark.usefixtures("platform_address")
-def test_the_first_thing_wrong_is_the_one_that_is_told(tmp_path: Path) -> None:
+def test_order_of_problems(tmp_path: Path) -> None:
     root = tmp_path / "w"
     root.mkdir()
     assert isinstance(_refusal(root), WorkspaceRequiredError)
@@ -171,7 +171,7 @@ def test_the_first_thing_wrong_is_the_one_that_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("platform_address")
-def test_an_expired_login_sends_nothing(tmp_path: Path) -> None:
+def test_expired_login(tmp_path: Path) -> None:
     workspace = make_checkout(tmp_path)
     save_login(expires_at=datetime(2020, 1, 1, tzinfo=timezone.utc))
     refusal = _refusal(workspace.root)
@@ -179,7 +179,7 @@ def test_an_expired_login_sends_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("platform_address")
-def test_warnings_of_the_platform_reach_whoever_asked_for_them_or_the_log(
+def test_platform_warnings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     workspace = make_checkout(tmp_path)
@@ -214,7 +214,7 @@ def _answering(router: respx.MockRouter, header: str | None, status: int = 200) 
 
 
 @pytest.mark.parametrize("header", ["eval-imports, deletion", "deletion,something-newer, eval-imports "])
-def test_what_the_header_names_is_offered_and_nothing_else(header: str) -> None:
+def test_capabilities_header(header: str) -> None:
     with respx.mock(base_url=HERE, assert_all_called=False) as router, _answering(router, header) as client:
         client.datasets.list()
         require_offered(client, Capability.EVAL_IMPORTS)
@@ -227,9 +227,7 @@ def test_what_the_header_names_is_offered_and_nothing_else(header: str) -> None:
     assert refused.value.details == {"platform_code": "NOT_OFFERED", "capability": "benchmarks"}
 
 
-def test_the_doctor_shows_no_credentials_of_the_origin(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_doctor_hides_origin_credentials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = make_workspace(tmp_path).root
     git(root, "remote", "add", "origin", "https://ada:token@example.org/team/agents.git")
     assert main(["doctor", str(root), "--fix", "--json"]) == 0
@@ -246,9 +244,7 @@ def test_the_doctor_shows_no_credentials_of_the_origin(
         {"status_code": 403, "json": {"error": "no", "code": "GIT_SCOPE_HEADER_ACCESS_DENIED"}},
     ],
 )
-def test_a_repository_of_no_workspace_says_how_to_connect_it(
-    platform: respx.MockRouter, tmp_path: Path, reply: dict[str, Any]
-) -> None:
+def test_unconnected_repository(platform: respx.MockRouter, tmp_path: Path, reply: dict[str, Any]) -> None:
     platform.get("/api/cli/verify").respond(**reply)
     with pytest.raises(OsmosisError) as caught:
         current_workspace(make_checkout(tmp_path).root)
@@ -257,7 +253,7 @@ def test_a_repository_of_no_workspace_says_how_to_connect_it(
 
 
 @pytest.mark.parametrize("reply, code", REFUSALS)
-def test_a_platform_that_does_not_tell_is_no_fault_of_the_workspace(
+def test_platform_errors_keep_workspace_valid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reply: dict[str, Any], code: str
 ) -> None:
     use_platform(monkeypatch)
@@ -268,7 +264,7 @@ def test_a_platform_that_does_not_tell_is_no_fault_of_the_workspace(
     assert (resource["workspace"], resource["valid"]) == (None, True)
 
 
-def test_an_origin_that_names_no_repository_is_a_warning(tmp_path: Path) -> None:
+def test_origin_without_repository(tmp_path: Path) -> None:
     root = make_checkout(tmp_path, "https://ada:canary@github.com/only-an-owner").root
     git_facts = examine(root).resource()["git"]
     assert git_facts["identity"] is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import cycle, islice
 
@@ -12,27 +12,18 @@ import torch
 from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.inference.catalog import built_in_model
 from osmosis_ai.training.learner.learner import Learner
-from osmosis_ai.training.objective.sequences import NOT_SAMPLED
+from osmosis_ai.training.objective.sequences import NOT_SAMPLED, TokenSequence
 
 torch.set_num_threads(1)
 
 TINY = "osmosis/tiny"
 
 
-@dataclass(frozen=True)
-class Sequence:
-    ids: list[int]
-    mask: list[int]
-    logprobs: list[float]
-    versions: list[int]
-    rollout_id: str
-
-
 def tiny_learner(**settings) -> Learner:
     return Learner(TINY, TrainingSettings(**{"lr": 1e-3, "max_response_length": 16} | settings), "cpu")
 
 
-def made_up_sequences(count: int, seed: int = 0) -> list[Sequence]:
+def made_up_sequences(count: int, seed: int = 0) -> list[TokenSequence]:
     """Sequences of random tokens and lengths, in two turns; their log-probabilities are not filled in."""
     draw = random.Random(seed)
     found = []
@@ -45,21 +36,20 @@ def made_up_sequences(count: int, seed: int = 0) -> list[Sequence]:
         ]
         mask = [kind for kind, length in turns for _ in range(length)]
         ids = [draw.randrange(7, 512) for _ in mask]
-        found.append(
-            Sequence(ids, mask, [0.0] * len(ids), [sampled - 1 for sampled in mask], f"rollout-{number}")
-        )
+        versions = [sampled - 1 for sampled in mask]
+        found.append(TokenSequence(f"rollout-{number}", ids, mask, [0.0] * len(ids), versions))
     return found
 
 
-def as_sampled_by(learner: Learner, sequences: list[Sequence]) -> list[Sequence]:
+def as_sampled_by(learner: Learner, sequences: list[TokenSequence]) -> list[TokenSequence]:
     """The same sequences with the log-probabilities that the learner's policy gives them."""
     return [
-        Sequence(s.ids, s.mask, logprobs, s.versions, s.rollout_id)
+        replace(s, logprobs=logprobs)
         for s, logprobs in zip(sequences, learner.logprobs(sequences), strict=True)
     ]
 
 
-def batch_for(learner: Learner, count: int = 6, seed: int = 0) -> tuple[list[Sequence], list[float]]:
+def batch_for(learner: Learner, count: int = 6, seed: int = 0) -> tuple[list[TokenSequence], list[float]]:
     """Made-up on-policy sequences and advantages for them."""
     draw = random.Random(seed + 1)
     sequences = as_sampled_by(learner, made_up_sequences(count, seed))
@@ -75,7 +65,7 @@ def _tokenizer():
 
 @dataclass(frozen=True)
 class Sample:
-    sequence: Sequence
+    sequence: TokenSequence
     reward: float
 
 
@@ -130,23 +120,20 @@ def quoting_another_agent(groups: list[list[Sample]]) -> list[list[Sample]]:
     for group in groups:
         wrong = [sample.sequence.ids for sample in group if not sample.reward]
         context = [token for ids in islice(cycle(wrong), QUOTES) for token in separator + ids]
-        quoted.append(
-            [
-                Sample(_with_context(sample.sequence, context), sample.reward) if sample.reward else sample
-                for sample in group
-            ]
-        )
+        quoted.append([_followed_by(context, sample) if sample.reward else sample for sample in group])
     return quoted
 
 
-def _with_context(sequence: Sequence, context: list[int]) -> Sequence:
-    return Sequence(
-        ids=sequence.ids + context,
-        mask=sequence.mask + [0] * len(context),
-        logprobs=sequence.logprobs + [0.0] * len(context),
-        versions=sequence.versions + [NOT_SAMPLED] * len(context),
-        rollout_id=sequence.rollout_id,
+def _followed_by(context: list[int], sample: Sample) -> Sample:
+    s, length = sample.sequence, len(context)
+    sequence = replace(
+        s,
+        ids=s.ids + context,
+        mask=s.mask + [0] * length,
+        logprobs=s.logprobs + [0.0] * length,
+        versions=s.versions + [NOT_SAMPLED] * length,
     )
+    return Sample(sequence, sample.reward)
 
 
 def _sample(prompt: list[int], answer: list[int], logprobs: list[float], right: int, name: str) -> Sample:
@@ -154,11 +141,11 @@ def _sample(prompt: list[int], answer: list[int], logprobs: list[float], right: 
     length = answer.index(end) + 1 if end in answer else len(answer)
     answer, logprobs = answer[:length], logprobs[:length]
     text = _tokenizer().decode(answer, skip_special_tokens=True).strip()
-    sequence = Sequence(
+    sequence = TokenSequence(
+        name,
         ids=prompt + answer,
         mask=[0] * len(prompt) + [1] * length,
         logprobs=[0.0] * len(prompt) + logprobs,
         versions=[NOT_SAMPLED] * len(prompt) + [0] * length,
-        rollout_id=name,
     )
     return Sample(sequence, float(text == f"#### {right}" and answer[-1] == end))

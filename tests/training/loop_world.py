@@ -1,7 +1,7 @@
 """A training loop whose rollouts, learner and engine are played by objects that remember what happened.
 
-The policy is a number: its version. A rollout takes no time unless it is told to wait; its reward is
-what the test says for the step.
+The policy is a number: its version. A rollout takes no time unless a test makes it wait; its reward
+is the one that the test chooses for the step.
 """
 
 from __future__ import annotations
@@ -20,13 +20,11 @@ from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.datasets import DatasetRow
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.training.engines.recording import RecordedRollout
-from osmosis_ai.training.learner.checkpoints import CheckpointStore
+from osmosis_ai.training.learner.checkpoints import CheckpointDirectory, CheckpointStore
 from osmosis_ai.training.learner.learner import StepRefusedError
 from osmosis_ai.training.learner.step import StepMetrics
 from osmosis_ai.training.runs.loop import (
-    Ending,
-    SamplingProgress,
-    SavedCheckpoint,
+    StopReason,
     TrainingHooks,
     TrainingLoop,
     TrainingLoopState,
@@ -163,8 +161,7 @@ class Told(TrainingHooks):
 
     notes: list[str] = field(default_factory=list)
     records: list[StepRecord] = field(default_factory=list)
-    checkpoints: list[SavedCheckpoint] = field(default_factory=list)
-    latest: SamplingProgress | None = None
+    checkpoints: list[CheckpointDirectory] = field(default_factory=list)
     on_step: Callable[[StepRecord], None] = lambda _: None
     rests: list[Callable[[], None]] = field(default_factory=list)
 
@@ -182,11 +179,8 @@ class Told(TrainingHooks):
         self.records.append(record)
         self.on_step(record)
 
-    def checkpoint(self, saved: SavedCheckpoint) -> None:
+    def checkpoint(self, saved: CheckpointDirectory) -> None:
         self.checkpoints.append(saved)
-
-    def progress(self, progress: SamplingProgress) -> None:
-        self.latest = progress
 
 
 class LoopWorld:
@@ -236,7 +230,7 @@ class LoopWorld:
         )
 
     def resume(self) -> None:
-        """Start anew from the last checkpoint, as a later session does."""
+        """Start again from the last checkpoint, as a later session does."""
         checkpoint = self.checkpoints.latest()
         assert checkpoint is not None
         state = TrainingLoopState(**checkpoint.load_into(self.learner))
@@ -244,5 +238,5 @@ class LoopWorld:
         self.engine.version = self.learner.updates
         self.loop = replace(self.loop, state=state)
 
-    async def run(self) -> Ending:
+    async def run(self) -> StopReason:
         return await self.loop.run()

@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.training.learner.learner import Learner
+from osmosis_ai.training.objective.sequences import TokenSequence
 from osmosis_ai.training.runs.memory_estimate import ModelShape, estimate
-from tests.training.learner_builders import Sequence
 
 LENGTH = 192
 # Most processors have no instructions for bfloat16 and take seven times as long over it.
@@ -41,10 +41,10 @@ def make_model(directory: Path, sizes: dict[str, int]) -> None:
     AutoModelForCausalLM.from_config(config).save_pretrained(directory)
 
 
-def sequences(rows: int, length: int) -> list[Sequence]:
+def sequences(rows: int, length: int) -> list[TokenSequence]:
     half = length // 2
     ids, mask = list(range(7, 7 + length)), [0] * half + [1] * half
-    return [Sequence(ids, mask, [0.0] * length, [0] * length, str(row)) for row in range(rows)]
+    return [TokenSequence(str(row), ids, mask, [0.0] * length, [0] * length) for row in range(rows)]
 
 
 def memory(name: str) -> int:

@@ -39,37 +39,22 @@ def tool_answer(reply: Mapping[str, Any], content: str = "408") -> list[dict[str
     return [dict(reply), {"role": "tool", "tool_call_id": call_id, "content": content}]
 
 
-class Prompter:
-    """The engine, remembering what it was asked; it can be told to answer with given tokens."""
+class RecordingEngine(InProcessPolicyEngine):
+    """The engine, which keeps the generations that it was asked for."""
 
-    def __init__(self, engine: InProcessPolicyEngine) -> None:
-        self._engine = engine
+    def __init__(self, engine: InferenceEngine) -> None:
+        super().__init__(engine)
         self.asked: list[Generation] = []
-
-    @property
-    def model(self) -> Any:
-        return self._engine.model
-
-    @property
-    def fingerprint(self) -> str:
-        return self._engine.fingerprint
-
-    @property
-    def failure(self) -> Any:
-        return self._engine.failure
 
     def submit(self, generations: Sequence[Generation], listener: Listener) -> Cancellable:
         self.asked += generations
-        return self._engine.submit(generations, listener)
-
-    async def publish(self, policy: Any, version: int) -> None:
-        await self._engine.publish(policy, version)
+        return super().submit(generations, listener)
 
 
 @dataclass
 class PolicyWorld:
     bridge: PolicyBridge
-    engine: Prompter
+    engine: RecordingEngine
     chat: ChatFormat
     url: str
     http: aiohttp.ClientSession
@@ -112,6 +97,17 @@ class PolicyWorld:
         return self.http.post(path, json=body, headers=headers)
 
 
+def chat_with_template(template: str) -> ChatFormat:
+    """Return the tiny model's tokens under another template."""
+    from transformers import AutoTokenizer
+
+    from osmosis_ai.inference.torch_engine import PretrainedChat
+
+    tokenizer = AutoTokenizer.from_pretrained(MODEL_DIR)
+    tokenizer.chat_template = template
+    return PretrainedChat(tokenizer)
+
+
 @asynccontextmanager
 async def policy_world(
     *,
@@ -122,14 +118,8 @@ async def policy_world(
     """Serve the tiny model to the open rollout `r1`, whose calls have the seeds 0, 1, 2 ..."""
     chat = chat or BuiltInChat(MODEL_DIR)
     with InferenceEngine(Model.load(MODEL_DIR)) as running:
-        engine = Prompter(InProcessPolicyEngine(running))
-        bridge = PolicyBridge(
-            engine,
-            chat,
-            model_path="osmosis/tiny",
-            settings=settings,
-            **options,
-        )
+        engine = RecordingEngine(running)
+        bridge = PolicyBridge(engine, chat, model_path="osmosis/tiny", settings=settings, **options)
         timeout = aiohttp.ClientTimeout(total=60)
         async with serve_proxy(bridge, TOKEN) as url, aiohttp.ClientSession(timeout=timeout) as http:
             try:

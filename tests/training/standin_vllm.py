@@ -21,7 +21,8 @@ from aiohttp import web
 from osmosis_ai.inference.engine import ContinuousBatch, Generation, InferenceEngine, SampledToken
 from osmosis_ai.inference.model import Model, load_adapted_model
 from osmosis_ai.inference.openai_api import TokenFeed
-from tests.training.policy_world import MODEL_DIR
+from osmosis_ai.training.engines.vllm_engine import VllmEngine
+from tests.training.policy_world import END, MODEL_DIR
 from tests.training.truncating_model import with_parameters
 
 KEY = "server-key"
@@ -151,6 +152,11 @@ async def standing_in(kind: type[StandInVllm] = StandInVllm, **settings: Any) ->
     finally:
         await runner.cleanup()
         server.close()
+
+
+def connect(server: StandInVllm, adapters: Path, **changes: Any) -> VllmEngine:
+    settings: dict[str, Any] = {"model": "base", "api_key": KEY, "run": "r", **changes}
+    return VllmEngine(server.url, end_token_ids=frozenset({END}), adapters_dir=adapters, **settings)
 
 
 @dataclass

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 from osmosis_ai.training.learner.learner import OutOfMemoryError
-from tests.training.learner_builders import Sequence, batch_for, tiny_learner
+from osmosis_ai.training.objective.sequences import TokenSequence
+from tests.training.learner_builders import batch_for, tiny_learner
 
 LENGTH, COUNT = 400, 120
 
@@ -23,7 +24,9 @@ def main(spare_mb: str) -> None:
     learner.step(*batch_for(learner))  # loads what the first step needs
     before = learner.state_dict()["adapter"]
     long = [
-        Sequence([7] * LENGTH, [0] + [1] * (LENGTH - 1), [-1.0] * LENGTH, [-1] + [5] * (LENGTH - 1), f"r{i}")
+        TokenSequence(
+            f"r{i}", [7] * LENGTH, [0] + [1] * (LENGTH - 1), [-1.0] * LENGTH, [-1] + [5] * (LENGTH - 1)
+        )
         for i in range(COUNT)
     ]
     limit = address_space() + int(spare_mb) * 2**20

@@ -1,4 +1,4 @@
-"""A visitor of the viewer's pages, without a browser or a server."""
+"""A client of the viewer's pages, without a browser or a server."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def visitor(source: RunSource, *, root: str = "") -> TestClient:
 
 
 def page_text(reply: Response, *, status: int = 200) -> str:
-    """Return a page's HTML, once it is seen to stand under the policy of every page."""
+    """Return a page's HTML after checking its status and security headers."""
     assert reply.status_code == status, reply.text
     assert reply.headers["content-security-policy"] == POLICY
     assert reply.headers["cache-control"] == "private, no-cache"
@@ -45,5 +45,10 @@ def page_text(reply: Response, *, status: int = 200) -> str:
 
 
 def gzipped(text: str) -> int:
-    """Return how many bytes a page is over the wire."""
+    """Return the compressed size of a page in bytes."""
     return len(gzip.compress(text.encode()))
+
+
+def page_of(source: RunSource, path: str, *, status: int = 200, root: str = "") -> str:
+    """Return a page of ``source``, checked like :func:`page_text`."""
+    return page_text(visitor(source, root=root).get(path), status=status)

@@ -1,14 +1,22 @@
-"""Runs, conversations and judging sessions that pages are made of."""
+"""Runs, conversations and rubric results for pages."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from osmosis_ai.rubric.agreement import measure_agreement
-from osmosis_ai.training.runs.curves import CurveMark, CurveValue, SavedAdapter, TrainingCurves, ViewedCurve
+from osmosis_ai.training.runs.curves import (
+    CurveMark,
+    CurveValue,
+    SavedAdapter,
+    TrainingCurves,
+    ValidationHeadline,
+    ViewedCurve,
+)
 from tests.decisions.builders import run_of
 from tests.rubric.tables import simulated
 from tests.viewer.fake_source import FakeSource, a_run, a_sample
@@ -17,7 +25,7 @@ ROWS = 30
 
 
 def two_runs() -> FakeSource:
-    """Return a baseline, and a candidate that passes twenty rows more often and one row less."""
+    """Return a baseline and a candidate, which is better in twenty rows and worse in one."""
     keys = [f"{row:064x}" for row in range(ROWS)]
     before = run_of([[0.0] * 6 if row else [1.0] * 6 for row in range(ROWS)], name="old", keys=keys)
     after = run_of([[1.0] * 6 if 0 < row <= 20 else [0.0] * 6 for row in range(ROWS)], name="new", keys=keys)
@@ -32,7 +40,7 @@ SCRIPT = "</script><script>alert(1)</script>"
 
 
 def learned(steps: int = 12) -> TrainingCurves:
-    """Return curves of a run that was validated twice, the first time with half of the samples scored."""
+    """Return curves of a run with two validations; the first has scores for half of the samples."""
     names = ("rollout/raw_reward", "train/kl_base", "train/entropy_loss", "time/step_s", "time/sampling_s")
     curves = [
         ViewedCurve(key, f"the {key}", [CurveValue(step, (step % 7) / 7) for step in range(1, steps + 1)])
@@ -46,10 +54,11 @@ def learned(steps: int = 12) -> TrainingCurves:
         [*curves, ViewedCurve("eval/validation/reward", "Validation reward", validation)],
         [
             CurveMark(3, "checkpoint", "step 3"),
-            CurveMark(4, "restart", "went on"),
+            CurveMark(4, "restart", "resumed"),
             CurveMark(5, "warning", SCRIPT),
         ],
         [SavedAdapter("keen-owl-2-step-3", 3, 0.25, 20480, "active"), SavedAdapter("keen-owl-2-step-12", 12)],
+        headline=ValidationHeadline(step=steps, reward=0.625, low=0.43, high=0.81, scored=8, planned=8),
     )
 
 
@@ -57,14 +66,14 @@ RUBRIC_TEXT = "</script><script>alert(1)</script>{{ 7*7 }}"
 
 
 def a_document(records: int = 60) -> dict[str, Any]:
-    """Return a result as `osmosis eval rubric` writes it, read again from its JSON."""
+    """Return a result of `osmosis eval rubric`, read from its JSON."""
     table = simulated(records=records)
     agreement = measure_agreement(table)
     written = {
         "score_min": table.score_min,
         "score_max": table.score_max,
         "overall_statistics": {"average": 0.5},
-        "trust": agreement.to_json(),
+        "trust": msgspec.to_builtins(agreement),
         "records": [
             {
                 "index": row + 1,

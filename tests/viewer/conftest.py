@@ -1,4 +1,4 @@
-"""A directory of runs of one test's own."""
+"""A fixture with a directory of runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A place that holds the runs it is given, and pages over them."""
+"""A ``RunSource`` in memory."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def a_sample(row: int, attempt: int = 0, **known: Any) -> SampleEntry:
 
 @dataclass
 class FakeSource:
-    """Runs, samples and conversations that a test has written."""
+    """Has the runs, samples and conversations that a test gives it."""
 
     entries: list[RunEntry] = field(default_factory=list)
     details: dict[str, RunDetail] = field(default_factory=dict)
@@ -62,6 +62,10 @@ class FakeSource:
     curves_of: Mapping[str, TrainingCurves] = field(default_factory=dict)
     samples_of: Mapping[str, RunSamples] = field(default_factory=dict)
     capabilities: frozenset[Capability] = frozenset(get_args(Capability))
+    record: Mapping[str, Any] = field(default_factory=dict)
+    """What the journal has of every sample."""
+    traceback: str | None = None
+    """The traceback of every failed sample."""
 
     def runs(self, query: RunQuery, *, limit: int, cursor: str | None = None) -> ItemPage[RunEntry]:
         of_kind = [run for run in self.entries if query.kind in (None, run.kind)]
@@ -113,6 +117,8 @@ class FakeSource:
             next=inside[place + 1] if 0 <= place < len(inside) - 1 else None,
             previous=inside[place - 1] if place > 0 else None,
             attempts=[each for each in samples if each.row == row],
+            record=dict(self.record),
+            traceback=self.traceback if at[row, attempt].error else None,
         )
 
     def conversation(self, run: str, row: int, attempt: int, *, max_bytes: int) -> StoredConversation:

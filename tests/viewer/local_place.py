@@ -1,4 +1,4 @@
-"""A directory of runs on this machine, of which a test says what is in it."""
+"""A directory of runs on this machine, filled by a test."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class LocalPlace:
         self.evals.mkdir(parents=True)
         self.source = LocalSource(root, cache_dir=root / "cache")
 
-    def start(self, name: str, *, rows: int, n: int) -> None:
+    def start(self, name: str, *, rows: int, n: int, records: Sequence[TerminalRecord] = ()) -> None:
         directory = self.evals / name
         directory.mkdir()
         inputs = {"dataset": {"selected_source_rows": f"0-{rows - 1}"}, "n": n, "model_path": "osmosis/tiny"}
         Manifest(name, inputs, {}).write(directory / "manifest.json")
-        (directory / "events.jsonl").touch()
+        append_records(directory / "events.jsonl", records)
 
     def add(self, name: str, records: Sequence[TerminalRecord]) -> None:
         append_records(self.evals / name / "events.jsonl", records)

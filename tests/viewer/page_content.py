@@ -1,4 +1,4 @@
-"""What a page says to who reads it, found by class."""
+"""Text of a page, found by CSS class."""
 
 from __future__ import annotations
 

@@ -37,25 +37,25 @@ _SHARED = [HealthCheck.function_scoped_fixture, HealthCheck.differing_executors]
 
 
 class PlaceOfRuns(Protocol):
-    """A place under test, into which runs are put."""
+    """A ``RunSource`` under test, to which runs can be added."""
 
     @property
     def source(self) -> RunSource: ...
 
     def start(self, name: str, *, rows: int, n: int) -> None:
-        """Have a run that is to have so many samples, and has none yet. A sample passes at a reward of 1."""
+        """Add a run without samples so far. A sample passes with a reward of 1."""
 
     def add(self, name: str, records: Sequence[TerminalRecord]) -> None:
-        """Have results arrive; a second one of an attempt replaces the first."""
+        """Add results; a second one of an attempt replaces the first."""
 
     def validate(
         self, name: str, samples: ValidationSamples, conversations: Mapping[tuple[int, int], bytes]
     ) -> None:
-        """Have a training run validate, which it may have done before; conversations are by row and attempt."""
+        """Add a validation to a training run; conversations are by row and attempt."""
 
 
 def sample_record(row: int, attempt: int, reward: float | None = None, **known: Any) -> TerminalRecord:
-    """Return a result: of a failure when ``error`` is among what is known."""
+    """Return a result; with ``error`` it is a failure."""
     failed = "error" in known
     return TerminalRecord(
         **{
@@ -78,7 +78,7 @@ def sample_record(row: int, attempt: int, reward: float | None = None, **known: 
 def leave_validation(
     directory: TrainingDirectory, samples: ValidationSamples, conversations: Mapping[tuple[int, int], bytes]
 ) -> None:
-    """Leave what a trainer leaves of a validation."""
+    """Write the files of a validation."""
     for record in samples.records:
         if (said := conversations.get((record.row_index, record.run_index))) is not None:
             trial = directory.trials / record.rollout_id
@@ -88,7 +88,7 @@ def leave_validation(
 
 
 def mixed_records() -> list[TerminalRecord]:
-    """Return the results of 8 rows with 3 attempts each, of every kind, ties among them."""
+    """Return results of 8 rows with 3 attempts each: of every kind, and with ties."""
     records = []
     for row in range(8):
         for attempt in range(3):
@@ -109,7 +109,7 @@ def mixed_records() -> list[TerminalRecord]:
 def all_pages(
     source: RunSource, run: str, query: SampleQuery, *, limit: int = 5
 ) -> Iterator[ItemPage[SampleEntry]]:
-    """Yield the pages of a list, the first first."""
+    """Yield the pages of a list in order."""
     cursor = None
     while True:
         page = source.samples(run, query, limit=limit, cursor=cursor)
@@ -130,7 +130,7 @@ def places_of(entries: Sequence[SampleEntry]) -> list[tuple[int, int]]:
 
 
 class SourceContract:
-    """The suite; ``place`` may be shared by its tests, each of which has runs of its own."""
+    """The suite; its tests may share ``place``, because each uses its own runs."""
 
     @pytest.fixture
     def run(self, place: PlaceOfRuns) -> str:
@@ -140,9 +140,7 @@ class SourceContract:
         return name
 
     @pytest.mark.parametrize(("sort", "descending"), ORDERS)
-    def test_going_back_shows_the_same_pages(
-        self, place: PlaceOfRuns, run: str, sort: SampleSort, descending: bool
-    ) -> None:
+    def test_previous_pages(self, place: PlaceOfRuns, run: str, sort: SampleSort, descending: bool) -> None:
         query = SampleQuery(sort=sort, descending=descending)
         pages = list(all_pages(place.source, run, query, limit=7))
         assert pages[0].previous is None
@@ -152,9 +150,7 @@ class SourceContract:
 
     @settings(max_examples=12, suppress_health_check=_SHARED)
     @given(data=st.data())
-    def test_paging_visits_each_sample_that_was_there_once_while_others_arrive(
-        self, place: PlaceOfRuns, data: st.DataObject
-    ) -> None:
+    def test_paging_while_samples_arrive(self, place: PlaceOfRuns, data: st.DataObject) -> None:
         rows, n = 6, 2
         items = [(row, attempt) for row in range(rows) for attempt in range(n)]
         rewards = st.one_of(st.none(), st.sampled_from([0.0, 0.5, 1.0]), st.floats(-1e6, 1e6))
@@ -184,9 +180,7 @@ class SourceContract:
         assert {(record.row_index, record.run_index) for record in known[:there]} <= set(seen)
 
     @pytest.mark.parametrize("outcome", get_args(Outcome))
-    def test_an_outcome_lists_as_many_samples_as_are_counted(
-        self, place: PlaceOfRuns, run: str, outcome: Outcome
-    ) -> None:
+    def test_outcome_counts(self, place: PlaceOfRuns, run: str, outcome: Outcome) -> None:
         whole = place.source.samples(run, SampleQuery(), limit=100)
         found = listed(place.source, run, SampleQuery(outcome=outcome, sort="reward"))
         page = place.source.samples(run, SampleQuery(outcome=outcome), limit=2)
@@ -203,8 +197,8 @@ class SourceContract:
             [entry for entry in whole.items if wanted(entry)]
         )
 
-    def test_copies_of_a_row_are_one_row_that_passes_now_and_then(self, place: PlaceOfRuns) -> None:
-        """As in the estimates: row 1 is a copy of row 0, so is row 4, which has no score."""
+    def test_duplicate_rows_are_flaky_together(self, place: PlaceOfRuns) -> None:
+        """As in the estimates. Rows 1 and 4 are duplicates of row 0; row 4 has no score."""
         name = f"copies-{next(_numbers)}"
         place.start(name, rows=6, n=2)
         rewards = [(1.0, 1.0), (0.0, 0.0), (0.0, 1.0), (1.0, 1.0), (None, None), (0.0, 0.0)]
@@ -227,7 +221,7 @@ class SourceContract:
         assert [each.flaky for each in alone] == [True]
         assert all(each.flaky for each in place.source.sample(name, 0, 0, SampleQuery()).attempts)
 
-    def test_filters_leave_out_what_does_not_fit(self, place: PlaceOfRuns, run: str) -> None:
+    def test_sample_filters(self, place: PlaceOfRuns, run: str) -> None:
         def found(**wanted: Any) -> set[int]:
             return {entry.row for entry in listed(place.source, run, SampleQuery(**wanted))}
 
@@ -248,9 +242,7 @@ class SourceContract:
         assert found(text="50% of_it") == {5}
         assert found(text="50 _ of") == found(text="\\") == found(text="\ud800\0") == set()
 
-    def test_text_is_found_whatever_the_case_of_its_letters_in_every_alphabet(
-        self, place: PlaceOfRuns
-    ) -> None:
+    def test_text_filter_ignores_case(self, place: PlaceOfRuns) -> None:
         name = f"letters-{next(_numbers)}"
         place.start(name, rows=8, n=1)
         said = [
@@ -277,9 +269,7 @@ class SourceContract:
         assert found("ÖL_\\") == {4, 5}
         assert found("_Ä") == found("Ä%") == found("ö\\") == found("äpfeln") == found("ё") == set()
 
-    def test_a_sample_knows_its_neighbours_in_the_list_it_was_come_from(
-        self, place: PlaceOfRuns, run: str
-    ) -> None:
+    def test_neighbours_of_a_sample(self, place: PlaceOfRuns, run: str) -> None:
         query = SampleQuery(outcome="unscored", sort="duration", descending=True)
         entries = listed(place.source, run, query)
         for before, entry, after in zip([None, *entries], entries, [*entries[1:], None], strict=False):
@@ -289,7 +279,7 @@ class SourceContract:
             assert detail.next == (places_of([after])[0] if after is not None else None)
             assert places_of(detail.attempts) == [(entry.row, attempt) for attempt in range(3)]
 
-    def test_the_latest_result_of_an_attempt_is_the_one(self, place: PlaceOfRuns, run: str) -> None:
+    def test_latest_result_of_an_attempt(self, place: PlaceOfRuns, run: str) -> None:
         assert place.source.sample(run, 5, 1, SampleQuery()).summary.status == "failed"
         place.add(run, [sample_record(5, 1, 1.0, output="again")])
         entry = place.source.sample(run, 5, 1, SampleQuery()).summary
@@ -298,22 +288,21 @@ class SourceContract:
         assert place.source.samples(run, SampleQuery(), limit=1).counts["unfiltered"] == 24
 
     @pytest.mark.parametrize("cursor", ["x", "WyJhIl0", "é", "[]", "a" * 5_000, "bnVsbA", "e30"])
-    def test_a_cursor_that_makes_no_sense_is_refused(self, place: PlaceOfRuns, run: str, cursor: str) -> None:
-        with pytest.raises(OsmosisError) as refused:
-            place.source.samples(run, SampleQuery(), limit=5, cursor=cursor)
-        assert refused.value.code == "VALIDATION"
+    def test_invalid_cursors(self, place: PlaceOfRuns, run: str, cursor: str) -> None:
         with pytest.raises(OsmosisError) as refused:
             place.source.runs(RunQuery(), limit=5, cursor=cursor)
         assert refused.value.code == "VALIDATION"
-
-    def test_a_cursor_of_another_order_is_refused(self, place: PlaceOfRuns, run: str) -> None:
-        cursor = place.source.samples(run, SampleQuery(), limit=2).next
-        for query in (SampleQuery(sort="reward"), SampleQuery(descending=True)):
+        other_order = place.source.samples(run, SampleQuery(), limit=2).next
+        for query, refused_cursor in (
+            (SampleQuery(), cursor),
+            (SampleQuery(sort="reward"), other_order),
+            (SampleQuery(descending=True), other_order),
+        ):
             with pytest.raises(OsmosisError) as refused:
-                place.source.samples(run, query, limit=2, cursor=cursor)
+                place.source.samples(run, query, limit=2, cursor=refused_cursor)
             assert refused.value.code == "VALIDATION"
 
-    def test_what_is_not_there_is_not_found(self, place: PlaceOfRuns, run: str) -> None:
+    def test_not_found(self, place: PlaceOfRuns, run: str) -> None:
         with pytest.raises(NotFoundError) as missing:
             place.source.run("eval", f"{run}x")
         assert run in missing.value.details["nearest"]
@@ -323,7 +312,7 @@ class SourceContract:
         with pytest.raises(NotFoundError):
             place.source.samples("../../etc", SampleQuery(), limit=1)
 
-    def test_the_same_row_is_found_in_other_runs(self, place: PlaceOfRuns, run: str) -> None:
+    def test_same_row_in_other_runs(self, place: PlaceOfRuns, run: str) -> None:
         other = f"other-{next(_numbers)}"
         place.start(other, rows=2, n=1)
         digest = f"{next(_numbers) + 1000:016x}" * 2
@@ -342,7 +331,7 @@ class SourceContract:
         with pytest.raises(NotFoundError):
             place.source.samples_of_row(digest, [run, "nobody"], limit=10)
 
-    def test_what_finished_since_is_told(self, place: PlaceOfRuns, run: str) -> None:
+    def test_changes(self, place: PlaceOfRuns, run: str) -> None:
         before = place.source.changes("eval", run)
         assert place.source.changes("eval", run, since=before.cursor).samples in ([], ())
         place.add(run, [sample_record(8, 2, 1.0)])
@@ -351,9 +340,7 @@ class SourceContract:
         assert list(after.samples) == [(8, 2)]
         assert not after.more
 
-    def test_the_newest_validation_of_a_training_run_replaces_the_one_before(
-        self, place: PlaceOfRuns
-    ) -> None:
+    def test_newest_validation(self, place: PlaceOfRuns) -> None:
         name = f"trained-{next(_numbers)}"
         for step, rewards in ((2, (0.5, 0.0, 1.0)), (4, (1.0, 0.25))):
             records = [sample_record(row, 0, reward) for row, reward in enumerate(rewards)]
@@ -368,14 +355,7 @@ class SourceContract:
         with pytest.raises(NotFoundError):
             place.source.validation(f"{name}x")
 
-    def test_numbers_are_those_of_a_comparison(self, place: PlaceOfRuns, run: str) -> None:
-        counts = place.source.samples(run, SampleQuery(), limit=1).counts
-        compared = place.source.run_samples([run])[0]
-        assert int(compared.passed.sum()) == counts["passed"]
-        assert int(compared.scored.sum()) == counts["passed"] + counts["failed"]
-        assert compared.samples.size == counts["unfiltered"]
-
-    def test_rewards_and_failures_of_a_run_are_counted(self, place: PlaceOfRuns, run: str) -> None:
+    def test_counts_of_rewards_and_failures(self, place: PlaceOfRuns, run: str) -> None:
         detail = place.source.run("eval", run)
         counts = place.source.samples(run, SampleQuery(), limit=1).counts
         assert detail.rewards is not None
@@ -383,10 +363,14 @@ class SourceContract:
         assert [(kind.boundary, kind.category, kind.count, kind.example) for kind in detail.failures] == [
             ("agent", "exception", 3, (5, 0))
         ]
+        compared = place.source.run_samples([run])[0]
+        assert int(compared.passed.sum()) == counts["passed"]
+        assert int(compared.scored.sum()) == counts["passed"] + counts["failed"]
+        assert compared.samples.size == counts["unfiltered"]
 
     @pytest.mark.parametrize("sort", get_args(RunSort))
     @pytest.mark.parametrize("descending", [True, False])
-    def test_every_run_is_in_the_list_once(self, place: PlaceOfRuns, sort: RunSort, descending: bool) -> None:
+    def test_run_list_pages(self, place: PlaceOfRuns, sort: RunSort, descending: bool) -> None:
         stem = f"listed-{next(_numbers)}"
         names = [f"{stem}-{number}" for number in range(5)]
         for name in names:
@@ -400,7 +384,7 @@ class SourceContract:
         again = place.source.runs(query, limit=2, cursor=pages[1].previous)
         assert [entry.name for entry in again.items] == [entry.name for entry in pages[0].items]
 
-    def test_runs_are_filtered(self, place: PlaceOfRuns, run: str) -> None:
+    def test_run_filters(self, place: PlaceOfRuns, run: str) -> None:
         wanted = place.source.runs(RunQuery(kind="eval", text=run), limit=5)
         assert [entry.name for entry in wanted.items] == [run]
         assert wanted.counts["unfiltered"] >= 1

@@ -1,11 +1,10 @@
-"""The page of a sample: what was said, what came of it, what it left; hostile and broken conversations among them."""
+"""The page of a sample: its conversation, result and files, also if they are hostile or damaged."""
 
 from __future__ import annotations
 
 import html
 import json
 import re
-from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import pytest
@@ -16,8 +15,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.ui.terminal_text import plain, removed_words, without_sequences
 from osmosis_ai.viewer.access import Viewing
 from osmosis_ai.viewer.pages import conversation as page_module
-from osmosis_ai.viewer.source import SampleDetail, SampleQuery
-from tests.viewer.browsing import page_text, visitor
+from tests.viewer.browsing import page_of, page_text, visitor
 from tests.viewer.builders import STEPS, trajectory
 from tests.viewer.fake_source import FakeSource, a_run, a_sample
 from tests.viewer.page_content import text_by_class
@@ -25,22 +23,8 @@ from tests.viewer.page_content import text_by_class
 HERE = "/evals/one/samples/1.0"
 
 
-@dataclass
-class RecordedSource(FakeSource):
-    """With what the journal says of every sample."""
-
-    record: dict[str, Any] | None = None
-
-    def sample(self, run: str, row: int, attempt: int, query: SampleQuery) -> SampleDetail:
-        from dataclasses import replace
-
-        found = super().sample(run, row, attempt, query)
-        trace = "in main.py\n<script>\x1b[31mred" if found.summary.error else None
-        return replace(found, record=self.record or {}, traceback=trace)
-
-
-def a_source(content: bytes = trajectory(*STEPS, label="6"), **more: Any) -> RecordedSource:
-    """Return two runs of the same rows; the sample 1.0 of the first has ``content``."""
+def a_source(content: bytes = trajectory(*STEPS, label="6"), **more: Any) -> FakeSource:
+    """Return two runs of the same rows; sample 1.0 of the first has ``content``."""
     samples = [
         a_sample(0),
         a_sample(1, tokens=15, duration_ms=1500, model_latency_ms=250, cost_usd=0.25),
@@ -55,23 +39,24 @@ def a_source(content: bytes = trajectory(*STEPS, label="6"), **more: Any) -> Rec
             error="Traceback\n\x1b]0;owned\x07<b>429</b>",
         ),
     ]
-    return RecordedSource(
+    return FakeSource(
         [a_run("one"), a_run("two")],
         listed={"one": samples, "two": samples},
         conversations={
             ("one", 1, 0): content,
             ("two", 1, 0): trajectory({"source": "user", "message": "Elsewhere"}),
         },
+        traceback="in main.py\n<script>\x1b[31mred",
         **more,
     )
 
 
 def shown(content: bytes, words: str = "") -> str:
-    return page_text(visitor(a_source(content)).get(HERE + words))
+    return page_of(a_source(content), HERE + words)
 
 
-def test_messages_stand_in_order_each_with_its_permalink_tokens_and_cost() -> None:
-    text = page_text(visitor(a_source()).get(HERE))
+def test_messages() -> None:
+    text = page_of(a_source(), HERE)
     assert text_by_class(text, "said") == [
         *("6", "Use the tool.", "2 * 3?", "I multiply.", "**See**.", '{\n  "a": 2,\n  "b": 3\n}'),
         *("6" + "1 terminal sequence removed", "#### 6"),
@@ -83,26 +68,26 @@ def test_messages_stand_in_order_each_with_its_permalink_tokens_and_cost() -> No
     assert "agent and tools" in text and "<svg" in text
 
 
-def test_what_the_grader_and_its_judges_left_stands_with_the_reward() -> None:
+def test_grader_notes_and_judgements() -> None:
     judged = [{"model": "gpt", "score": 0.5, "explanation": "half <i>right</i>"}]
     source = a_source(
         record={"notes": "Nearly.", "parts": {"format": 1.0, "answer": 0.0}, "judgements": judged}
     )
-    text = page_text(visitor(source).get(HERE))
+    text = page_of(source, HERE)
     assert "Nearly." in text and "<dt>  format</dt><dd>1.000</dd>" in text
     assert "Judgement of gpt: 0.500" in text and "half &lt;i&gt;right&lt;/i&gt;" in text
     told = {"grader_notes": {"notes": "From the rollout.", "parts": {"answer": 0}}}
     assert "From the rollout." in shown(trajectory(*STEPS, sample_extra_fields=told))
 
 
-def test_a_failure_has_its_boundary_and_its_traceback_without_terminal_sequences() -> None:
-    text = page_text(visitor(a_source()).get("/evals/one/samples/2.0"))
+def test_failure() -> None:
+    text = page_of(a_source(), "/evals/one/samples/2.0")
     assert "Error of the provider: rate_limit" in text
     assert "Traceback\n&lt;b&gt;429&lt;/b&gt;" in text and "owned" not in text
     assert "No conversation was recorded." in text
 
 
-def test_next_and_previous_stay_inside_the_filter() -> None:
+def test_next_and_previous_keep_the_filter() -> None:
     pages = visitor(a_source())
     text = page_text(pages.get(f"{HERE}?outcome=passed&q="))
     assert 'rel="prev" href="/evals/one/samples/0.0?outcome=passed"' in text
@@ -112,14 +97,14 @@ def test_next_and_previous_stay_inside_the_filter() -> None:
 
 
 @pytest.mark.parametrize("word", ["1.1", "two/1.0"])
-def test_another_conversation_is_shown_beside_it(word: str) -> None:
-    text = page_text(visitor(a_source()).get(f"{HERE}?with={word}"))
+def test_second_conversation(word: str) -> None:
+    text = page_of(a_source(), f"{HERE}?with={word}")
     assert text.count('class="outcome"') == 2
     assert ("Elsewhere" in text) == (word == "two/1.0")
     assert 'id="step-1"' in text and (('id="other-1"' in text) == (word == "two/1.0"))
 
 
-def test_steps_come_200_a_page_and_a_step_is_found_on_its_page() -> None:
+def test_pages_of_steps() -> None:
     content = trajectory(*({"source": "user", "message": f"message {number}"} for number in range(1, 451)))
     first, last = shown(content), shown(content, "?from=450")
     assert len(text_by_class(first, "said")) == 200 and "from=201" in first
@@ -128,7 +113,7 @@ def test_steps_come_200_a_page_and_a_step_is_found_on_its_page() -> None:
     assert text_by_class(shown(content, "?from=999999999"), "said")[-1] == "message 450"
 
 
-def test_long_messages_are_cut_and_huge_ones_are_downloads() -> None:
+def test_long_messages() -> None:
     content = trajectory(
         {"source": "user", "message": "x" * 70_000}, {"source": "user", "message": "y" * 70_000}
     )
@@ -149,7 +134,7 @@ def test_long_messages_are_cut_and_huge_ones_are_downloads() -> None:
     assert reply.headers["content-disposition"].startswith("attachment") and len(reply.content) > 3 << 20
 
 
-def test_a_conversation_over_the_limit_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_conversation_over_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_module, "LARGEST_CONVERSATION_BYTES", 100)
     text = shown(trajectory(*STEPS))
     assert "it is not read, a download has it" in text and text_by_class(text, "said") == []
@@ -171,7 +156,7 @@ def test_a_conversation_over_the_limit_is_not_parsed(monkeypatch: pytest.MonkeyP
         ),
     ],
 )
-def test_of_a_broken_file_what_can_be_read_is_shown_with_a_sentence(content: bytes, sentence: str) -> None:
+def test_broken_file(content: bytes, sentence: str) -> None:
     text = shown(content)
     assert sentence in text
     pages = visitor(a_source(content))
@@ -190,7 +175,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 @pytest.mark.parametrize("words", ["", "?text=markdown"])
-def test_whatever_somebody_wrote_is_text(text: str, words: str) -> None:
+def test_hostile_text_is_escaped(text: str, words: str) -> None:
     call = {"tool_call_id": text, "function_name": text, "arguments": {text: text}}
     step = {
         "source": text,
@@ -202,7 +187,7 @@ def test_whatever_somebody_wrote_is_text(text: str, words: str) -> None:
     }
     content = trajectory(step, {**step, "source": "agent"}, {"source": "user", "message": text}, label=text)
     source = a_source(content, record={"notes": text, "parts": {text: 1.0}, "judgements": [{"model": text}]})
-    html = page_text(visitor(source).get(HERE + words))
+    html = page_of(source, HERE + words)
     assert (
         "<script>" not in html and "<img" not in html and "<svg onbegin" not in html and "<style" not in html
     )
@@ -213,9 +198,7 @@ def test_whatever_somebody_wrote_is_text(text: str, words: str) -> None:
 
 @given(st.lists(st.text(max_size=40), min_size=1, max_size=5), st.sampled_from(["user", "system", "agent"]))
 @example(["a\x1b[1mb\x1b]8;;x\x1b\\c", "\x1b[2J", "\x1b[31m"], "user")
-def test_any_conversation_renders_to_html_whose_text_is_that_conversation(
-    texts: list[str], source: str
-) -> None:
+def test_rendered_text_equals_conversation(texts: list[str], source: str) -> None:
     content = trajectory(*({"source": source, "message": text} for text in texts))
     from osmosis_ai.ui.shell import ShellView
     from osmosis_ai.viewer.queries import words_of
@@ -233,18 +216,18 @@ def test_any_conversation_renders_to_html_whose_text_is_that_conversation(
     "item",
     ["1", "1.", "a.b", "-1.0", "9.9", "1.0.0", "1" * 5000 + ".0", "1.0?with=1.9", "1.0?with=nowhere/1.0"],
 )
-def test_a_sample_that_is_not_there_is_not_found(item: str) -> None:
-    page_text(visitor(a_source()).get(f"/evals/one/samples/{item}"), status=404)
+def test_sample_not_found(item: str) -> None:
+    page_of(a_source(), f"/evals/one/samples/{item}", status=404)
 
 
 @pytest.mark.parametrize(
     "words", ["from=a", "show=-1", "outcome=x", "hide=all", "hide=tools&hide=x", "text=html"]
 )
-def test_words_that_make_no_sense_are_refused(words: str) -> None:
-    page_text(visitor(a_source()).get(f"{HERE}?{words}"), status=400)
+def test_invalid_parameters(words: str) -> None:
+    page_of(a_source(), f"{HERE}?{words}", status=400)
 
 
-def test_a_conversation_is_taken_away_as_messages_as_a_row_and_as_it_lies_there() -> None:
+def test_downloads() -> None:
     pages = visitor(a_source())
     text = page_text(pages.get(HERE))
     assert "data-copy=" in text
@@ -266,18 +249,18 @@ def test_a_conversation_is_taken_away_as_messages_as_a_row_and_as_it_lies_there(
     page_text(pages.get("/evals/one/samples/2.0/raw"), status=404)
 
 
-def test_what_is_copied_is_what_was_said_with_all_that_is_not_seen() -> None:
+def test_copied_text_is_exact() -> None:
     said = (
         "\x1b[31mÄ\x1b[0m \u202egnp.exe\u202c \x7f\x9b1m a\u200bb \U000e0041 \u2039U+202E\u203a <b>\"&'\r\n\0"
     )
-    text = page_text(visitor(a_source(trajectory({"source": "user", "message": said}))).get(HERE))
+    text = page_of(a_source(trajectory({"source": "user", "message": said})), HERE)
     messages, row = (
         json.loads(html.unescape(copied)) for copied in re.findall(r'class="copy" data-copy="([^"]*)"', text)
     )
     assert (messages, row["user_prompt"]) == ([{"role": "user", "content": said}], said)
 
 
-def test_files_of_an_attempt_are_downloads_that_no_browser_runs() -> None:
+def test_artifacts_are_downloads() -> None:
     files = {"a/re port.html": b"<script>alert(1)</script>", "\u202e.svg": b"<svg onload=alert(1)>"}
     pages = visitor(a_source(files={("one", 1, 0): files}))
     text = page_text(pages.get(HERE))
@@ -292,20 +275,20 @@ def test_files_of_an_attempt_are_downloads_that_no_browser_runs() -> None:
 @pytest.mark.parametrize(
     "path", ["..%2F..%2Fevents.jsonl", "%2Fetc%2Fpasswd", "nothing", "a%00b", "a/../re%20port.html"]
 )
-def test_no_other_file_is_reached_by_the_address_of_an_artifact(path: str) -> None:
+def test_invalid_artifact_paths(path: str) -> None:
     pages = visitor(a_source(files={("one", 1, 0): {"file": b"x"}}))
     assert pages.get(f"{HERE}/artifacts/{path}").status_code == 404
 
 
-def test_a_file_that_is_deleted_while_one_looks_is_not_found() -> None:
-    class Emptied(RecordedSource):
+def test_deleted_artifact() -> None:
+    class Emptied(FakeSource):
         def open_artifact(self, run: str, row: int, attempt: int, path: str) -> BinaryIO:
             raise OsmosisError("no blob has the key.", code="NOT_FOUND")
 
     known = a_source()
     files = {("one", 1, 0): {"file": b"x"}}
     source = Emptied(known.entries, listed=known.listed, conversations=known.conversations, files=files)
-    page_text(visitor(source).get(f"{HERE}/artifacts/file"), status=404)
+    page_of(source, f"{HERE}/artifacts/file", status=404)
 
 
 def assert_download(reply: Any) -> None:

@@ -1,4 +1,4 @@
-"""What is new in a run, as those who look at it are told."""
+"""Live updates of a run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WATCHED = Watched("", "eval", "calm-fern-1")
 
 @dataclass
 class GrowingSource(FakeSource):
-    """A run whose samples finish when a test says so; it counts how often it was asked."""
+    """A run whose samples finish when a test says so; it records how often it is read."""
 
     finished: int = 0
     status: str = "running"
@@ -46,17 +46,17 @@ class GrowingSource(FakeSource):
 
 
 def cursor_of(finished: int, status: str = "finished") -> str:
-    """Return what a page of the fake source's run is told where so many samples have finished."""
+    """Return the cursor of the fake source's run with so many finished samples."""
     return changes_cursor(status, [finished], 0)
 
 
 async def news_of(stream: AsyncIterator[LiveNews]) -> LiveNews:
-    """Return what is new next, whatever else keeps the stream alive."""
+    """Return the next update of a stream."""
     return await asyncio.wait_for(anext(stream), 60)
 
 
 async def ends_of(stream: AsyncIterator[LiveNews]) -> list[str]:
-    """Return how a stream ends."""
+    """Return the reasons with which a stream ends."""
 
     async def listen() -> list[str]:
         return [news.end async for news in stream if news.end]
@@ -64,7 +64,7 @@ async def ends_of(stream: AsyncIterator[LiveNews]) -> list[str]:
     return await asyncio.wait_for(listen(), 60)
 
 
-def test_twenty_who_ask_at_once_read_once_and_a_failure_is_read_again() -> None:
+def test_concurrent_readers_share_one_read() -> None:
     reads, asked, all_ask = SharedReads(), list[str](), threading.Barrier(20, timeout=60)
 
     def read() -> str:
@@ -83,7 +83,7 @@ def test_twenty_who_ask_at_once_read_once_and_a_failure_is_read_again() -> None:
     assert reads.once("log", lambda: 1) == 1
 
 
-async def test_who_comes_back_is_told_what_was_missed_and_a_strange_cursor_that_there_is_more() -> None:
+async def test_stream_resumes_from_a_cursor() -> None:
     source, hub = GrowingSource(), LiveHub(read_every_s=0.01)
     async with aclosing(hub.stream(WATCHED, source)) as stays:
         await news_of(stays)
@@ -98,7 +98,7 @@ async def test_who_comes_back_is_told_what_was_missed_and_a_strange_cursor_that_
             assert found is not None and (found.cursor, found.samples, found.more) == ("3", (), True)
 
 
-async def test_a_page_that_is_newer_than_the_last_look_is_not_told_what_was_before_it() -> None:
+async def test_page_newer_than_the_last_read() -> None:
     source, hub = GrowingSource(), LiveHub(read_every_s=0.5)
     async with aclosing(hub.stream(WATCHED, source)) as stays:
         await news_of(stays)
@@ -111,7 +111,7 @@ async def test_a_page_that_is_newer_than_the_last_look_is_not_told_what_was_befo
             assert found is not None and (found.cursor, found.samples) == ("2", ((1, 0),))
 
 
-async def test_a_stream_outlives_that_its_run_is_killed_and_follows_it_when_it_goes_on() -> None:
+async def test_stream_follows_a_killed_and_resumed_run() -> None:
     source, hub = GrowingSource(), LiveHub(read_every_s=0.01)
     stream, seen = hub.stream(WATCHED, source), list[str | None]()
     await news_of(stream)
@@ -125,7 +125,7 @@ async def test_a_stream_outlives_that_its_run_is_killed_and_follows_it_when_it_g
 @pytest.mark.parametrize(
     ("status", "follows"), [("running", True), ("incomplete", True), ("finished", False)]
 )
-def test_a_page_follows_a_run_that_may_go_on(status: str, follows: bool) -> None:
+def test_live_pages_follow_unfinished_runs(status: str, follows: bool) -> None:
     name = "keen-owl-2"
     validated = ValidationSamples.of([sample_record(0, 0, 1.0)], step=4, pass_threshold=1.0)
     source = FakeSource(
@@ -146,7 +146,7 @@ def test_a_page_follows_a_run_that_may_go_on(status: str, follows: bool) -> None
     assert pages.get("/evals/calm-fern-1/changes").json()["ended"] is not follows
 
 
-async def test_a_stream_ends_when_the_run_is_deleted_and_when_its_visitor_may_not_look_any_more() -> None:
+async def test_stream_ends_for_deleted_run_and_lost_access() -> None:
     source, hub = GrowingSource(), LiveHub(read_every_s=0.01, keep_alive_s=0.01)
     stream = hub.stream(WATCHED, source)
     await news_of(stream)
@@ -157,7 +157,7 @@ async def test_a_stream_ends_when_the_run_is_deleted_and_when_its_visitor_may_no
     assert await ends_of(stream) == ["refused"]
 
 
-async def test_a_server_that_stops_waits_for_no_stream() -> None:
+async def test_server_shutdown_ends_streams() -> None:
     source, hub = GrowingSource(), LiveHub(keep_alive_s=3600)
     stream = hub.stream(WATCHED, source)
     await news_of(stream)
@@ -167,7 +167,7 @@ async def test_a_server_that_stops_waits_for_no_stream() -> None:
     assert await asyncio.wait_for(waits, 60) is None
 
 
-async def test_a_visitor_has_at_most_four_streams() -> None:
+async def test_streams_per_visitor() -> None:
     source, hub = GrowingSource(), LiveHub()
     streams = [hub.stream(WATCHED, source, visitor="anna") for _ in range(4)]
     for stream in streams:
@@ -179,7 +179,7 @@ async def test_a_visitor_has_at_most_four_streams() -> None:
     hub.close()
 
 
-def test_who_asks_again_and_nothing_came_gets_no_body() -> None:
+def test_unchanged_reply_has_no_body() -> None:
     source = FakeSource([a_run("calm-fern-1")], listed={"calm-fern-1": [a_sample(0)]})
     with visitor(source) as client:
         reply = client.get("/evals/calm-fern-1/changes")
@@ -199,7 +199,7 @@ def test_who_asks_again_and_nothing_came_gets_no_body() -> None:
         assert client.get("/evals/calm-fern-1/changes", headers={"If-None-Match": tag}).status_code == 200
 
 
-def test_the_events_of_a_run_that_has_ended_are_one_change_and_the_end() -> None:
+def test_events_of_a_finished_run() -> None:
     client = visitor(FakeSource([a_run("calm-fern-1")]))
     accept = {"Accept": "text/event-stream"}
     reply = client.get("/evals/calm-fern-1/changes", headers=accept)
@@ -212,7 +212,7 @@ def test_the_events_of_a_run_that_has_ended_are_one_change_and_the_end() -> None
 
 
 @pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
-def test_of_a_run_that_is_not_there_nothing_is_told(accept: str) -> None:
+def test_changes_of_unknown_run(accept: str) -> None:
     reply = visitor(FakeSource()).get("/evals/none/changes", headers={"Accept": accept})
     assert (reply.status_code, reply.json()) == (404, {"message": "there is no run 'none' here."})
 
@@ -231,7 +231,7 @@ NO_CURSORS = {
 
 @pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
 @pytest.mark.parametrize("cursor", NO_CURSORS.values(), ids=NO_CURSORS.keys())
-def test_what_no_cursor_could_ever_be_is_refused_as_lists_refuse_it(cursor: str, accept: str) -> None:
+def test_invalid_change_cursors(cursor: str, accept: str) -> None:
     pages = visitor(FakeSource([a_run("calm-fern-1")]))
     here, headers = "/evals/calm-fern-1/changes", {"Accept": accept}
     replies = [pages.get(here, params={"since": cursor}, headers=headers)]

@@ -1,4 +1,4 @@
-"""What is kept of local runs in the user's cache: it costs nothing to lose, and nothing but it is ever written."""
+"""The cache of local runs: it can be lost at any time, and no foreign file is written."""
 
 from __future__ import annotations
 
@@ -20,11 +20,8 @@ from tests.viewer.source_contract import listed, places_of, sample_record
 
 
 @pytest.mark.parametrize("harm", ["no database", "read-only"])
-def test_a_cache_that_can_not_be_written_or_is_damaged_costs_nothing_but_time(
-    local: LocalPlace, harm: str
-) -> None:
-    local.start("run", rows=2, n=1)
-    local.add("run", [sample_record(0, 0, 1.0)])
+def test_unwritable_or_damaged_cache(local: LocalPlace, harm: str) -> None:
+    local.start("run", rows=2, n=1, records=[sample_record(0, 0, 1.0)])
     cache = local.root / "other-cache"
     if harm == "read-only":
         cache.write_text("a file is where the directory should be")
@@ -44,9 +41,7 @@ def test_a_cache_that_can_not_be_written_or_is_damaged_costs_nothing_but_time(
 
 
 @pytest.mark.parametrize("kept_open", [False, True], ids=["before it is opened", "while it is open"])
-def test_an_index_that_is_damaged_behind_its_beginning_is_made_anew(
-    local: LocalPlace, kept_open: bool
-) -> None:
+def test_damaged_index_is_rebuilt(local: LocalPlace, kept_open: bool) -> None:
     local.start("run", rows=200, n=1)
     local.add("run", [sample_record(row, 0, row / 200, output="a long answer " * 10) for row in range(200)])
     before = listed(local.source, "run", SampleQuery(sort="reward"))
@@ -67,9 +62,8 @@ def test_an_index_that_is_damaged_behind_its_beginning_is_made_anew(
         again.close()
 
 
-def test_the_cache_is_private_and_may_be_deleted_while_it_is_used(local: LocalPlace) -> None:
-    local.start("run", rows=2, n=1)
-    local.add("run", [sample_record(0, 0, 1.0)])
+def test_cache_is_private_and_can_be_deleted(local: LocalPlace) -> None:
+    local.start("run", rows=2, n=1, records=[sample_record(0, 0, 1.0)])
     listed(local.source, "run", SampleQuery())
     kept = list((local.root / "cache" / "viewer").glob("*.sqlite"))
     assert kept
@@ -90,7 +84,7 @@ def a_foreign_database(path: Path) -> None:
 
 
 def put_in_place_of(index: Path, what: str) -> Path:
-    """Put something in place of an index, and return the foreign database there is, or would be."""
+    """Put something in place of an index; return the path of the foreign database."""
     other = index.parents[2] / "other.db"
     for beside in ("", "-wal", "-shm"):
         index.with_name(index.name + beside).unlink(missing_ok=True)
@@ -115,11 +109,8 @@ def put_in_place_of(index: Path, what: str) -> Path:
 @pytest.mark.parametrize(
     "what", ["symbolic link", "link to an empty file", "hard link", "foreign database", "directory", "pipe"]
 )
-def test_what_stands_in_place_of_an_index_is_neither_written_nor_removed(
-    local: LocalPlace, what: str
-) -> None:
-    local.start("run", rows=2, n=1)
-    local.add("run", [sample_record(0, 0, 1.0)])
+def test_foreign_file_in_place_of_an_index_is_kept(local: LocalPlace, what: str) -> None:
+    local.start("run", rows=2, n=1, records=[sample_record(0, 0, 1.0)])
     listed(local.source, "run", SampleQuery())
     local.source.close()
     (index,) = (local.root / "cache" / "viewer").glob("run-*.sqlite")
@@ -138,9 +129,8 @@ def test_what_stands_in_place_of_an_index_is_neither_written_nor_removed(
     }.get(what, stat.S_IFREG)
 
 
-def test_numbers_of_a_part_of_the_journal_are_not_taken_for_all_of_it(local: LocalPlace) -> None:
-    local.start("run", rows=2, n=1)
-    local.add("run", [sample_record(0, 0, 1.0)])
+def test_metrics_of_a_part_of_the_journal(local: LocalPlace) -> None:
+    local.start("run", rows=2, n=1, records=[sample_record(0, 0, 1.0)])
     run = RunDirectory(local.evals / "run")
     metrics = read_local_results(run.path).metrics
     run.write_results({}, metrics, journal_bytes=run.events.stat().st_size)

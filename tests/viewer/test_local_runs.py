@@ -1,4 +1,4 @@
-"""The runs of this machine behind the viewer: listed, indexed, damaged and incomplete ones."""
+"""Local runs in the viewer: lists, indexes, damaged and incomplete runs."""
 
 from __future__ import annotations
 
@@ -57,9 +57,8 @@ class TestLocalSource(SourceContract):
         return shared
 
 
-def test_an_index_goes_on_from_the_last_byte_and_a_torn_line_waits(local: LocalPlace) -> None:
-    local.start("run", rows=4, n=1)
-    local.add("run", [sample_record(0, 0, 1.0), sample_record(1, 0, 0.0)])
+def test_index_continues_after_last_byte(local: LocalPlace) -> None:
+    local.start("run", rows=4, n=1, records=[sample_record(0, 0, 1.0), sample_record(1, 0, 0.0)])
     journal = local.evals / "run" / "events.jsonl"
     before = journal.read_bytes()
     local.add("run", [sample_record(2, 0, 0.5)])
@@ -75,18 +74,16 @@ def test_an_index_goes_on_from_the_last_byte_and_a_torn_line_waits(local: LocalP
     again.close()
 
 
-def test_a_run_that_was_started_afresh_under_its_name_is_read_anew(local: LocalPlace) -> None:
-    local.start("run", rows=2, n=1)
-    local.add("run", [sample_record(0, 0, 1.0), sample_record(1, 0, 1.0)])
+def test_index_of_a_restarted_run(local: LocalPlace) -> None:
+    local.start("run", rows=2, n=1, records=[sample_record(0, 0, 1.0), sample_record(1, 0, 1.0)])
     assert len(listed(local.source, "run", SampleQuery())) == 2
     (local.evals / "run").rename(local.evals / "run.archive-20260101T000000Z")
-    local.start("run", rows=2, n=1)
-    local.add("run", [sample_record(1, 0, 0.0)])
+    local.start("run", rows=2, n=1, records=[sample_record(1, 0, 0.0)])
     assert [(entry.row, entry.reward) for entry in listed(local.source, "run", SampleQuery())] == [(1, 0.0)]
     assert [entry.name for entry in local.source.runs(RunQuery(), limit=9).items] == ["run"]
 
 
-def test_an_index_is_removed_with_its_run(local: LocalPlace) -> None:
+def test_index_is_removed_with_its_run(local: LocalPlace) -> None:
     local.start("run", rows=2, n=1)
     local.source.runs(RunQuery(), limit=5)
     listed(local.source, "run", SampleQuery())
@@ -100,7 +97,7 @@ def test_an_index_is_removed_with_its_run(local: LocalPlace) -> None:
             look()
 
 
-def test_a_line_of_the_list_follows_its_run(local: LocalPlace) -> None:
+def test_list_follows_its_runs(local: LocalPlace) -> None:
     def shown() -> list[tuple[str, str, int | None]]:
         entries = local.source.runs(RunQuery(sort="name", descending=False), limit=9).items
         return [
@@ -133,9 +130,8 @@ def test_a_line_of_the_list_follows_its_run(local: LocalPlace) -> None:
 
 
 @pytest.mark.parametrize("name", ["with spaces", "naïve-läufe-✓", "n" * 255, "ü" * 127])
-def test_a_run_may_have_any_name_that_a_directory_has(local: LocalPlace, name: str) -> None:
-    local.start("run", rows=1, n=1)
-    local.add("run", [sample_record(0, 0, 1.0)])
+def test_run_names(local: LocalPlace, name: str) -> None:
+    local.start("run", rows=1, n=1, records=[sample_record(0, 0, 1.0)])
     (local.evals / "run").rename(local.evals / name)
     (local.evals / ".locks").mkdir(exist_ok=True)
     assert [entry.name for entry in local.source.runs(RunQuery(), limit=5).items] == [name]
@@ -144,7 +140,7 @@ def test_a_run_may_have_any_name_that_a_directory_has(local: LocalPlace, name: s
     assert page.next is None
 
 
-def test_a_reward_on_the_edge_of_a_bar_lies_in_the_bar_that_begins_there() -> None:
+def test_histogram_edges() -> None:
     import numpy as np
 
     tenths = [tenth / 10 for tenth in range(11)]
@@ -155,7 +151,7 @@ def test_a_reward_on_the_edge_of_a_bar_lies_in_the_bar_that_begins_there() -> No
     assert weighted is not None and weighted.counts[14] == 7 and weighted.counts[13] == 0
 
 
-def test_a_run_is_measured_by_those_of_its_config_model_and_rows(local: LocalPlace) -> None:
+def test_previous_run(local: LocalPlace) -> None:
     def made(
         day: int,
         *,
@@ -194,9 +190,7 @@ def test_a_run_is_measured_by_those_of_its_config_model_and_rows(local: LocalPla
         assert len(entry.trend) == (2 if entry.name in found else 1), entry.name
 
 
-def test_runs_that_were_put_aside_are_found_by_a_filter_and_from_the_run_of_their_name(
-    local: LocalPlace,
-) -> None:
+def test_archived_runs(local: LocalPlace) -> None:
     names = [
         "run",
         "run.archive-20260101T000000Z",
@@ -222,28 +216,18 @@ def test_runs_that_were_put_aside_are_found_by_a_filter_and_from_the_run_of_thei
     assert pages.get("/?archived=maybe").status_code == 400
 
 
-@pytest.mark.parametrize(
-    ("manifest", "says"),
-    [
-        (b"", "is not a run's manifest"),
-        (b"[" * 10_000, "is not a run's manifest"),
-        (b'{"schema_version": 1}', "is not a run's manifest"),
-        (b"\xff\xfe", "is not a run's manifest"),
-    ],
-)
-def test_a_run_whose_manifest_can_not_be_read_stays_in_the_list_and_says_so(
-    local: LocalPlace, manifest: bytes, says: str
-) -> None:
+@pytest.mark.parametrize("manifest", [b"", b"[" * 10_000, b'{"schema_version": 1}', b"\xff\xfe"])
+def test_unreadable_manifest(local: LocalPlace, manifest: bytes) -> None:
     local.start("run", rows=1, n=1)
     (local.evals / "run" / "manifest.json").write_bytes(manifest)
     (entry,) = local.source.runs(RunQuery(), limit=9).items
-    assert says in (entry.error or "")
-    assert says in local.source.run("eval", "run").problems[0]
+    assert "is not a run's manifest" in (entry.error or "")
+    assert "is not a run's manifest" in local.source.run("eval", "run").problems[0]
     with pytest.raises(OsmosisError):
         local.source.samples("run", SampleQuery(), limit=1)
 
 
-def test_where_an_error_came_from_is_read_as_what_anybody_may_have_put_there(local: LocalPlace) -> None:
+def test_diagnostics_are_untrusted(local: LocalPlace) -> None:
     local.start("run", rows=1, n=1)
     record = sample_record(0, 0, error="it broke")
     local.add("run", [record])
@@ -269,7 +253,7 @@ def test_where_an_error_came_from_is_read_as_what_anybody_may_have_put_there(loc
     assert traceback() is None
 
 
-def test_only_regular_files_below_the_run_are_artifacts_and_conversations(local: LocalPlace) -> None:
+def test_artifacts_are_regular_files_below_the_run(local: LocalPlace) -> None:
     local.start("run", rows=2, n=1)
     record = sample_record(0, 0, 1.0)
     local.add("run", [record])
@@ -295,7 +279,7 @@ def test_only_regular_files_below_the_run_are_artifacts_and_conversations(local:
     assert local.source.conversation("run", 0, 0, max_bytes=101).content == b"x" * 101
 
 
-def test_a_config_is_shown_as_it_was_written_and_no_file_beside_the_run_is(local: LocalPlace) -> None:
+def test_written_config(local: LocalPlace) -> None:
     local.start("run", rows=1, n=1)
     kept = RunDirectory(local.evals / "run")
     assert local.source.run("eval", "run").config_written is None
@@ -309,7 +293,7 @@ def test_a_config_is_shown_as_it_was_written_and_no_file_beside_the_run_is(local
 
 
 @pytest.mark.parametrize("by", ["row", "file"])
-def test_the_expected_answer_is_that_of_the_dataset_while_it_has_the_row(
+def test_expected_answer_from_the_dataset(
     local: LocalPlace, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = local.root / "walks.jsonl"
@@ -333,7 +317,7 @@ def test_the_expected_answer_is_that_of_the_dataset_while_it_has_the_row(
     assert local.source.sample("run", 1, 0, SampleQuery()).ground_truth is None
 
 
-def test_a_log_is_paged_from_its_end_and_followed(local: LocalPlace) -> None:
+def test_log_pages(local: LocalPlace) -> None:
     local.start("run", rows=1, n=1)
     log = local.evals / "run" / "logs.txt"
     lines = [
@@ -365,16 +349,14 @@ PAGES = ("/", "/evals/run", "/evals/run/samples", "/evals/run/samples/0.0", "/ev
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[LocalPlace]:
-    place = LocalPlace(tmp_path / "place")
-    place.start("run", rows=2, n=1)
-    place.add("run", [sample_record(0, 0, 1.0), sample_record(1, 0, 0.0)])
-    yield place
-    place.source.close()
+def place(local: LocalPlace) -> LocalPlace:
+    """With a run of two samples."""
+    local.start("run", rows=2, n=1, records=[sample_record(0, 0, 1.0), sample_record(1, 0, 0.0)])
+    return local
 
 
 def look(place: LocalPlace, *paths: str) -> list[str]:
-    """Return the pages, none of which may be an error of the server."""
+    """Return the pages, after checking that none is a server error."""
     # One that has not seen the files before.
     source = LocalSource(place.root, cache_dir=place.root / "cache")
     client = visitor(source)
@@ -385,7 +367,7 @@ def look(place: LocalPlace, *paths: str) -> list[str]:
 
 
 def change(file: Path, **changes: Any) -> None:
-    """Change members of a JSON file; a name with dots is that of an inner one."""
+    """Change members of a JSON file; dots in a name lead to inner members."""
     document = json.loads(file.read_text())
     for name, value in changes.items():
         *above, last = name.split(".")
@@ -408,7 +390,7 @@ def change(file: Path, **changes: Any) -> None:
     ],
     ids=lambda changes: ",".join(changes),
 )
-def test_a_manifest_may_say_what_no_run_is(place: LocalPlace, changes: dict[str, Any]) -> None:
+def test_invalid_manifest_values(place: LocalPlace, changes: dict[str, Any]) -> None:
     change(place.evals / "run" / "manifest.json", **changes)
     look(place, *PAGES, "/compare?run=run&run=run")
 
@@ -424,9 +406,7 @@ def test_a_manifest_may_say_what_no_run_is(place: LocalPlace, changes: dict[str,
     ],
     ids=str,
 )
-def test_numbers_that_nobody_can_have_written_are_worked_out_anew(
-    place: LocalPlace, written: dict[str, Any]
-) -> None:
+def test_invalid_metrics_are_recomputed(place: LocalPlace, written: dict[str, Any]) -> None:
     (place.evals / "run" / "metrics.json").write_text(json.dumps(written))
     assert "2 of 2 planned" in look(place, *PAGES)[1]
 
@@ -436,27 +416,27 @@ def test_numbers_that_nobody_can_have_written_are_worked_out_anew(
     [{"tokens": 2**63}, {"completion_tokens": None}, {"cost_usd": 2**63}, {"status": []}, {"notes": 5}],
     ids=str,
 )
-def test_a_line_of_a_journal_may_hold_what_no_record_does(place: LocalPlace, odd: dict[str, Any]) -> None:
+def test_invalid_journal_values(place: LocalPlace, odd: dict[str, Any]) -> None:
     journal = place.evals / "run" / "events.jsonl"
     line = {**json.loads(sample_record(0, 0, 1.0).to_line()), **odd}
     journal.write_bytes(with_crc(json.dumps(line).encode() + b"\n"))
     look(place, *PAGES)
 
 
-def test_a_sample_that_failed_has_no_reward_whatever_its_line_says(place: LocalPlace) -> None:
+def test_failed_sample_has_no_reward(place: LocalPlace) -> None:
     line = {**json.loads(sample_record(0, 0, 1.0).to_line()), "status": "failed"}
     (place.evals / "run" / "events.jsonl").write_bytes(with_crc(json.dumps(line).encode() + b"\n"))
     (entry,) = listed(place.source, "run", SampleQuery())
     assert (entry.status, entry.reward, entry.passed) == ("failed", None, None)
 
 
-def test_a_sample_that_a_run_does_not_have_is_damage_of_its_journal(place: LocalPlace) -> None:
+def test_sample_outside_the_run_is_damage(place: LocalPlace) -> None:
     place.add("run", [sample_record(2, 0, 1.0)])
     assert places_of(listed(place.source, "run", SampleQuery())) == [(0, 0), (1, 0)]
     assert "which is not part of the run" in look(place, "/evals/run/samples")[0]
 
 
-def test_a_directory_whose_name_is_no_text_has_a_page_all_the_same(place: LocalPlace) -> None:
+def test_directory_name_not_utf8(place: LocalPlace) -> None:
     Path(place.evals / "run").rename(Path(os.fsdecode(os.fsencode(place.evals) + b"/run-\xff")))
     (name,) = [run.name for run in place.source.runs(RunQuery(), limit=9).items]
     assert name.startswith("run-\ufffd~")
@@ -468,7 +448,7 @@ def test_a_directory_whose_name_is_no_text_has_a_page_all_the_same(place: LocalP
     [{"rollout/raw_reward": "<b>"}, {"eval/validation/reward": [1]}, {"train/loss": 1e308, "train/x": True}],
     ids=str,
 )
-def test_a_step_of_a_training_run_may_hold_no_numbers(place: LocalPlace, metrics: dict[str, Any]) -> None:
+def test_invalid_training_metrics(place: LocalPlace, metrics: dict[str, Any]) -> None:
     history = place.evals / "run" / "metrics.jsonl"
     step = {"step": 1, "timestamp_ms": 1, "metrics": metrics, "warnings": 5, "validation_rewards": ["x"]}
     history.write_text(json.dumps(step) + "\n")
@@ -487,7 +467,7 @@ def test_a_step_of_a_training_run_may_hold_no_numbers(place: LocalPlace, metrics
     ],
     ids=lambda changes: ",".join(changes),
 )
-def test_a_judging_session_may_tell_of_impossible_judges(place: LocalPlace, changes: dict[str, Any]) -> None:
+def test_invalid_rubric_results(place: LocalPlace, changes: dict[str, Any]) -> None:
     result = place.root / "answers.json"
     result.write_text(json.dumps({"generated_at": "2026-01-01T00:00:00Z", **a_document(records=2)}))
     change(result, **changes)
@@ -495,14 +475,14 @@ def test_a_judging_session_may_tell_of_impossible_judges(place: LocalPlace, chan
 
 
 @pytest.mark.parametrize("name", ["events.jsonl", "metrics.json", "logs.txt"])
-def test_a_pipe_in_place_of_a_file_holds_no_page_up(place: LocalPlace, name: str) -> None:
+def test_pipe_in_place_of_a_file(place: LocalPlace, name: str) -> None:
     (place.evals / "run" / name).unlink(missing_ok=True)
     os.mkfifo(place.evals / "run" / name)
     place.start("other", rows=1, n=1)
     assert "other" in look(place, "/", "/evals/run", "/evals/run/log")[0]
 
 
-def test_a_cursor_beyond_every_float_is_refused(place: LocalPlace) -> None:
+def test_cursor_beyond_float_range(place: LocalPlace) -> None:
     cursor = encode("samples:reward:asc", [10**310, 1, 0])
     (page,) = look(place, f"/evals/run/samples?sort=reward&cursor={cursor}")
     assert "The cursor is none of this list in this order." in page
@@ -516,11 +496,8 @@ def leave_conversation(local: LocalPlace, row: int, text: str) -> bytes:
     return content
 
 
-def test_a_large_conversation_is_downloaded_in_pieces_and_read_by_nobody(
-    local: LocalPlace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    local.start("run", rows=1, n=1)
-    local.add("run", [sample_record(0, 0, 1.0)])
+def test_large_conversation_download(local: LocalPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    local.start("run", rows=1, n=1, records=[sample_record(0, 0, 1.0)])
     content = leave_conversation(local, 0, "word " * 100)
     for name in ("_PIECE", "LARGEST_JSON_SHOWN", "LARGEST_CONVERSATION_BYTES"):
         monkeypatch.setattr(conversation_files, name, 100)
@@ -546,9 +523,8 @@ def test_a_large_conversation_is_downloaded_in_pieces_and_read_by_nobody(
     assert pages.get(f"{raw}?as=film").status_code == 400
 
 
-def test_a_scan_ends_in_time_in_the_midst_of_large_conversations_and_goes_on_there(local: LocalPlace) -> None:
-    local.start("run", rows=4, n=1)
-    local.add("run", [sample_record(row, 0, 1.0) for row in range(4)])
+def test_conversation_search_resumes_after_time_limit(local: LocalPlace) -> None:
+    local.start("run", rows=4, n=1, records=[sample_record(row, 0, 1.0) for row in range(4)])
     for row in range(4):
         leave_conversation(local, row, "wanted")
     query, seen, cursor, scans = SampleQuery(text="wanted"), list[int](), None, 0
@@ -563,7 +539,7 @@ def test_a_scan_ends_in_time_in_the_midst_of_large_conversations_and_goes_on_the
     assert (seen, scans) == ([0, 1, 2, 3], 4)
 
 
-def test_a_line_of_a_journal_may_hold_megabytes_and_the_table_does_not(local: LocalPlace) -> None:
+def test_huge_journal_line(local: LocalPlace) -> None:
     local.start("run", rows=1, n=1)
     record = sample_record(0, 0, error="x" * 4_000_000)
     record = msgspec.structs.replace(record, input="y" * 4_000_000, category="z" * 4_000_000)
@@ -576,23 +552,16 @@ def test_a_line_of_a_journal_may_hold_megabytes_and_the_table_does_not(local: Lo
 
 
 @pytest.fixture
-def evals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("OSMOSIS_CACHE_DIR", str(tmp_path / "cache"))
-    evals = tmp_path / ".osmosis" / "evals"
-    write_run(evals / "partial", [[1.0], [""], [""], [""]])
-    finished = write_run(evals / "finished", [[1.0], ["agent"], [None], [0.0]])
-    (finished / "trajectories").mkdir()
-    steps = [{"step_id": 1, "source": "user", "message": "write a note"}]
-    conversation = {"schema_version": "ATIF-v1.7", "agent": {}, "steps": steps}
-    (finished / "trajectories" / "row_0_run_0.json").write_text(json.dumps(conversation))
-    return evals
+def evals(local: LocalPlace, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with a finished run of four rows."""
+    monkeypatch.setenv("OSMOSIS_CACHE_DIR", str(local.root / "cache"))
+    write_run(local.evals / "finished", [[1.0], ["agent"], [None], [0.0]])
+    return local.evals
 
 
 @pytest.fixture
-def lacking(evals: Path, tmp_path: Path) -> Iterator[TestClient]:
-    source = LocalSource(tmp_path, cache_dir=tmp_path / "cache")
-    yield visitor(source)
-    source.close()
+def pages(local: LocalPlace) -> TestClient:
+    return visitor(local.source)
 
 
 def reported(run: Path, file: Path) -> str:
@@ -601,42 +570,38 @@ def reported(run: Path, file: Path) -> str:
     return file.read_text()
 
 
-def test_a_run_whose_samples_all_failed_tells_of_no_rate_but_of_what_failed(
-    evals: Path, lacking: TestClient, tmp_path: Path
-) -> None:
+def test_run_with_failed_samples_only(evals: Path, pages: TestClient, tmp_path: Path) -> None:
     write_run(evals / "lost", [["agent", "grader"], ["agent", "agent"]])
-    page = page_text(lacking.get("/evals/lost"))
+    page = page_text(pages.get("/evals/lost"))
     assert "0 of 4 planned" in page and "samples pass" not in page
     assert "4: 3 agent, 1 grader" in page
-    unscored = page_text(lacking.get("/evals/lost/samples?outcome=unscored"))
+    unscored = page_text(pages.get("/evals/lost/samples?outcome=unscored"))
     assert "4 samples." in unscored and "/evals/lost/samples/1.1" in unscored
     # Failed are those that were scored and do not pass.
-    assert "/evals/lost/samples/" not in page_text(lacking.get("/evals/lost/samples?outcome=failed"))
-    assert "3 agent, 1 grader" in page_text(lacking.get("/evals"))
+    assert "/evals/lost/samples/" not in page_text(pages.get("/evals/lost/samples?outcome=failed"))
+    assert "3 agent, 1 grader" in page_text(pages.get("/evals"))
     report = reported(evals / "lost", tmp_path / "report.html")
     assert "4: 3 agent, 1 grader" in report and "samples pass" not in report
 
 
-def test_the_samples_of_a_damaged_journal_are_those_before_the_damage_and_the_list_says_so(
-    evals: Path, lacking: TestClient
-) -> None:
+def test_samples_before_damage(evals: Path, pages: TestClient) -> None:
     run = write_run(evals / "damaged", [[1.0, 0.0], [1.0, 0.0]])
     journal = run / "events.jsonl"
     lines = journal.read_text().splitlines(keepends=True)
     for intact, said in ((2, "2 samples."), (0, "This run has no sample with a result.")):
         journal.write_text("".join([*lines[:intact], "no record\n", *lines[intact + 1 :]]))
         for words in ("", "?q=x&in=conversations"):
-            page = page_text(lacking.get(f"/evals/damaged/samples{words}"))
+            page = page_text(pages.get(f"/evals/damaged/samples{words}"))
             assert (
                 page.count("is damaged at line") == 1 and "Only results before this line are shown." in page
             )
             assert words or said in page
-    assert "damaged" not in page_text(lacking.get("/evals/finished/samples"))
+    assert "damaged" not in page_text(pages.get("/evals/finished/samples"))
 
 
 @pytest.mark.parametrize("is_damaged", [True, False])
-def test_a_run_whose_journal_can_not_be_read_is_named_in_the_list_next_to_the_others(
-    evals: Path, lacking: TestClient, monkeypatch: pytest.MonkeyPatch, is_damaged: bool
+def test_unreadable_journal_in_list(
+    evals: Path, pages: TestClient, monkeypatch: pytest.MonkeyPatch, is_damaged: bool
 ) -> None:
     write_run(evals / "intact", [[1.0], [0.0]])
     journal = write_run(evals / "barred", [[1.0]]) / "events.jsonl"
@@ -649,25 +614,23 @@ def test_a_run_whose_journal_can_not_be_read_is_named_in_the_list_next_to_the_ot
         return load_results(path, *rest, **more)
 
     monkeypatch.setattr("osmosis_ai.evaluation.local_results.load_results", read)
-    listed = page_text(lacking.get("/evals"))
+    listed = page_text(pages.get("/evals"))
     assert 'href="/evals/intact"' in listed and "50.0%" in listed
     assert re.search(r"href=\"/evals/barred\".*?class=\"quiet why\">(The journal|`)", listed, re.DOTALL)
     problem = "is damaged at line 1" if is_damaged else "Permission denied"
-    assert problem in page_text(lacking.get("/evals/barred"))
+    assert problem in page_text(pages.get("/evals/barred"))
 
 
-def test_a_run_that_was_killed_is_shown_up_to_the_line_that_it_was_writing(
-    evals: Path, lacking: TestClient, tmp_path: Path
-) -> None:
+def test_killed_run(evals: Path, pages: TestClient, tmp_path: Path) -> None:
     run = write_run(evals / "killed", [[1.0, 0.0], [1.0, ""]])
     with (run / "events.jsonl").open("ab") as journal:
         journal.write(b'{"row_index": 1, "run_in')
     assert not (run / "metrics.json").exists()
-    page = page_text(lacking.get("/evals/killed"))
+    page = page_text(pages.get("/evals/killed"))
     assert "incomplete" in page and "of 3 scored attempts pass" in page and "3 of 4 planned" in page
     assert "damaged" not in page, "a line that was not ended is no damage"
-    assert "3 samples." in page_text(lacking.get("/evals/killed/samples"))
-    missing = page_text(lacking.get("/evals/killed/samples/1.1"), status=404)
+    assert "3 samples." in page_text(pages.get("/evals/killed/samples"))
+    missing = page_text(pages.get("/evals/killed/samples/1.1"), status=404)
     assert "has no sample of row 1, attempt 1" in missing
     assert "<p>Rows are numbered 0 to 1, attempts 0 to 1; this one has no result.</p>" in missing
     near = ["1.0", "0.1", "0.0"]
@@ -676,7 +639,7 @@ def test_a_run_that_was_killed_is_shown_up_to_the_line_that_it_was_writing(
     assert '<a href="/evals/killed">Back to the run</a>' in missing and '<a href="/evals">' in missing
     # However large the number is, it is a sample that is not there.
     for row in ("9", "9" * 10, "9" * 40):
-        missing = page_text(lacking.get(f"/evals/killed/samples/{row}.0"), status=404)
+        missing = page_text(pages.get(f"/evals/killed/samples/{row}.0"), status=404)
         assert f"has no sample of row {row}, attempt 0" in missing and "samples/1.0" in missing
     assert "3 of 4 planned" in reported(run, tmp_path / "report.html")
 
@@ -685,34 +648,28 @@ def test_a_run_that_was_killed_is_shown_up_to_the_line_that_it_was_writing(
     "config", ["[evaluation]\npass_threshold = 0.5\n", "pass_threshold = 0.5\n"], ids=["eval run", "eval -m"]
 )
 @pytest.mark.parametrize("numbers", [None, '{"summary": [1'], ids=["gone", "torn"])
-def test_without_the_file_of_its_numbers_a_run_passes_what_its_config_says(
-    evals: Path, lacking: TestClient, config: str, numbers: str | None
-) -> None:
+def test_pass_threshold_from_config(evals: Path, pages: TestClient, config: str, numbers: str | None) -> None:
     run = write_run(evals / "run", [[0.75, 0.25], [0.75, 0.25]])
     (run / "config.toml").write_text(config)
     if numbers is not None:
         (run / "metrics.json").write_text(numbers)
-    page = page_text(lacking.get("/evals/run"))
+    page = page_text(pages.get("/evals/run"))
     assert "50.0% of 4 scored attempts pass" in page and "reward &gt;= 0.5" in page
-    assert "2 samples." in page_text(lacking.get("/evals/run/samples?outcome=passed"))
+    assert "2 samples." in page_text(pages.get("/evals/run/samples?outcome=passed"))
     assert RunWatcher(run).look().progress.passed == 2, "`eval watch` counts the same"
 
 
-def test_results_that_a_journal_has_lost_since_its_numbers_were_written_are_said_to_be_missing(
-    evals: Path, lacking: TestClient
-) -> None:
+def test_journal_shorter_than_its_metrics(evals: Path, pages: TestClient) -> None:
     journal = evals / "finished" / "events.jsonl"
     whole = journal.read_bytes()
     metrics = read_local_results(evals / "finished").metrics
     RunDirectory(evals / "finished").write_results({}, metrics, journal_bytes=len(whole))
-    assert "missing" not in page_text(lacking.get("/evals/finished"))
+    assert "missing" not in page_text(pages.get("/evals/finished"))
     journal.write_bytes(whole[:-40])
     for below in ("", "/samples"):
-        assert "40 bytes less than when the run last ended" in page_text(
-            lacking.get(f"/evals/finished{below}")
-        )
+        assert "40 bytes less than when the run last ended" in page_text(pages.get(f"/evals/finished{below}"))
     journal.unlink()
-    assert "events.jsonl` does not exist." in page_text(lacking.get("/evals/finished/samples"))
-    page = page_text(lacking.get("/evals/finished"))
+    assert "events.jsonl` does not exist." in page_text(pages.get("/evals/finished/samples"))
+    page = page_text(pages.get("/evals/finished"))
     assert "events.jsonl` does not exist." in page
     assert "of 2 scored attempts pass" in page and "those of the run&#39;s last session" in page

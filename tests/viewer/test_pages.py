@@ -1,4 +1,4 @@
-"""The pages of run lists, evaluations, comparisons, training runs and judging sessions."""
+"""Pages of run lists, evaluations, comparisons, training runs and rubric results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.datasets.builders import jsonl
 from tests.decisions.builders import run_of
 from tests.evaluation.builders import MeasuredResults
 from tests.evaluation.recorded_runs import record
-from tests.viewer.browsing import gzipped, page_text, visitor
+from tests.viewer.browsing import gzipped, page_of, page_text, visitor
 from tests.viewer.builders import SCRIPT, a_document, learned, two_runs
 from tests.viewer.fake_source import FakeSource, a_run, a_sample
 from tests.viewer.page_content import text_by_class
@@ -38,17 +38,17 @@ if TYPE_CHECKING:
 HEADLINE = RunScore(pass_rate=0.418, low=0.372, high=0.463, scored=380, planned=400, failed=20)
 
 
-def test_a_line_says_what_the_rate_stands_on() -> None:
+def test_run_list_line() -> None:
     source = FakeSource(
         [a_run("calm-fern-1", headline=HEADLINE, reward=0.5, reward_low=0.4, reward_high=0.6)]
     )
-    text = page_text(visitor(source).get("/evals"))
+    text = page_of(source, "/evals")
     assert 'href="/evals/calm-fern-1"' in text
     said = " ".join(text_by_class(text, "runs")[0].split())
     assert "41.8% (37.2 – 46.3%) 380 of 400 planned 20 0.500 (0.400 – 0.600)" in said
 
 
-def test_every_kind_has_a_list_below_the_root_of_the_source() -> None:
+def test_lists_of_all_kinds() -> None:
     source = FakeSource([a_run("one"), a_run("two", "training"), a_run("three", "rubric")])
     pages = visitor(source)
     assert all(
@@ -57,12 +57,12 @@ def test_every_kind_has_a_list_below_the_root_of_the_source() -> None:
     assert "/training/two" not in page_text(pages.get("/evals"))
     assert "/rubrics/three" in page_text(pages.get("/rubrics"))
 
-    text = page_text(visitor(FakeSource([a_run("one")]), root="/fern").get("/fern/evals"))
+    text = page_of(FakeSource([a_run("one")]), "/fern/evals", root="/fern")
     assert 'href="/fern/evals/one"' in text
     assert 'href="/evals' not in text
 
 
-def test_paging_keeps_the_filter_in_the_address() -> None:
+def test_paging_keeps_filters() -> None:
     source = FakeSource([a_run(f"run-{number:03}") for number in range(120)])
     pages = visitor(source)
     text = page_text(pages.get("/evals?q=run&status=finished&sort=name&dir=asc"))
@@ -86,13 +86,13 @@ def test_paging_keeps_the_filter_in_the_address() -> None:
         "&".join(["a=b"] * 101),
     ],
 )
-def test_words_that_make_no_sense_are_refused(words: str) -> None:
-    page_text(visitor(FakeSource([a_run("one")])).get(f"/evals?{words}"), status=400)
+def test_invalid_list_parameters(words: str) -> None:
+    page_of(FakeSource([a_run("one")]), f"/evals?{words}", status=400)
 
 
-def test_what_a_name_holds_is_text() -> None:
+def test_names_are_escaped() -> None:
     name = "<script>alert(1)</script>{{ 7*7 }}\u202ex\x1b[31m' onerror=\"x"
-    text = page_text(visitor(FakeSource([a_run(name, error=name, model=name)])).get("/"))
+    text = page_of(FakeSource([a_run(name, error=name, model=name)]), "/")
     assert "<script>" not in text and "{{ 7*7 }}" in text and "\u202e" not in text and "\x1b" not in text
     assert "&lt;script&gt;" in text
 
@@ -102,7 +102,7 @@ HOSTILE = "<script>alert(1)</script>{{ 7*7 }}<img src=x onerror=alert(1)>\u202e\
 
 @pytest.fixture(scope="module")
 def pages() -> TestClient:
-    """Return a visitor of a run of six rows, whose attempts passed, failed and broke."""
+    """Return a client of a run of six rows whose attempts passed, did not pass or failed."""
     metrics = MeasuredResults(rows=6, n=2)
     outcomes = [[1.0, 0.0], [1.0, "agent"], [0.0, 0.0], ["provider", "provider"], [1.0, 1.0], [0.0, "agent"]]
     for row, attempts in enumerate(outcomes):
@@ -158,16 +158,12 @@ def pages() -> TestClient:
     return visitor(source)
 
 
-def test_the_run_page_has_the_result_each_denominator_and_ways_to_failures_and_the_run_before(
-    pages: TestClient,
-) -> None:
+def test_run_page(pages: TestClient) -> None:
     text = page_text(pages.get("/evals/calm-fern-1"))
     assert "of 8 scored attempts pass" in text and "8 of 12 planned scored." in text
     assert "Pass rate (reward &gt;= 1.0, scored attempts only)" in text
     assert "8 scored attempts of 5 rows" in text
     assert "korn-graubard" in text
-
-    text = page_text(pages.get("/evals/calm-fern-1"))
     assert "/evals/calm-fern-1/samples/1.1?outcome=unscored&amp;boundary=agent&amp;category=crash" in text
     assert "/evals/calm-fern-1/samples?row=0" in text
     assert "/compare?run=calm-fern-0&amp;run=calm-fern-1" in text
@@ -177,14 +173,14 @@ def test_the_run_page_has_the_result_each_denominator_and_ways_to_failures_and_t
 @pytest.mark.parametrize(
     "path", ["", "/samples", "/samples?group=row", "/log", "/samples?q=w%C3%B6rd&in=conversations"]
 )
-def test_what_others_wrote_does_nothing(pages: TestClient, path: str) -> None:
+def test_hostile_content_is_escaped(pages: TestClient, path: str) -> None:
     text = page_text(pages.get(f"/evals/calm-fern-1{path}"))
     body = text.partition("</head>")[2]
     assert "<script" not in body and "<img" not in body and "\u202e" not in text and "\x1b" not in text
     assert gzipped(text) < 100_000
 
 
-def test_samples_are_filtered_and_the_log_begins_with_its_end(pages: TestClient) -> None:
+def test_sample_filter_and_log_pages(pages: TestClient) -> None:
     text = page_text(pages.get("/evals/calm-fern-1/samples?outcome=unscored"))
     assert "/samples/1.1?outcome=unscored" in text and "/samples/0.0" not in text
     assert "4 samples." in text
@@ -194,7 +190,7 @@ def test_samples_are_filtered_and_the_log_begins_with_its_end(pages: TestClient)
     assert "line 99 " in page_text(pages.get("/evals/calm-fern-1/log?cursor=100"))
 
 
-def test_text_is_found_in_conversations_though_it_is_escaped_there(pages: TestClient) -> None:
+def test_conversation_search(pages: TestClient) -> None:
     text = page_text(pages.get("/evals/calm-fern-1/samples?q=SECRET+W%C3%96RD&in=conversations"))
     assert (
         "Looked through 2 conversations here, from sample 0.0 to 5.1" in text
@@ -219,13 +215,13 @@ def test_text_is_found_in_conversations_though_it_is_escaped_there(pages: TestCl
         *("sort=name", "cursor=x", "dir=1"),
     ],
 )
-def test_filters_that_make_no_sense_are_refused(pages: TestClient, words: str) -> None:
+def test_invalid_sample_filters(pages: TestClient, words: str) -> None:
     page_text(pages.get(f"/evals/calm-fern-1/samples?{words}"), status=400)
     if words != "cursor=x":
         page_text(pages.get(f"/evals/calm-fern-1/samples.csv?{words}"), status=400)
 
 
-def test_what_is_filtered_is_a_file_whose_cells_no_spreadsheet_computes(pages: TestClient) -> None:
+def test_sample_exports(pages: TestClient) -> None:
     reply = pages.get("/evals/calm-fern-1/samples.csv?outcome=unscored")
     assert (
         reply.headers["content-disposition"].startswith("attachment")
@@ -259,9 +255,7 @@ def test_what_is_filtered_is_a_file_whose_cells_no_spreadsheet_computes(pages: T
         ("1=1", "1=1"),
     ],
 )
-def test_a_cell_is_what_was_said_with_marks_for_what_is_not_seen_and_a_line_of_json_is_it_exactly(
-    said: str, cell: str
-) -> None:
+def test_csv_cells(said: str, cell: str) -> None:
     sample = a_sample(0, reward=-0.25, error=said)
     pages = visitor(FakeSource([a_run("one")], listed={"one": [sample]}))
     text = pages.get("/evals/one/samples.csv").content.decode()
@@ -272,16 +266,16 @@ def test_a_cell_is_what_was_said_with_marks_for_what_is_not_seen_and_a_line_of_j
     assert json.loads(exact)["error"] == said and exact.rstrip(b"\n").decode("ascii").isprintable()
 
 
-def test_a_run_without_anything_has_a_page() -> None:
+def test_empty_run() -> None:
     source = FakeSource([a_run("new", status="pending", started_at=None, ended_at=None)])
-    text = page_text(visitor(source).get("/evals/new"))
+    text = page_of(source, "/evals/new")
     assert "No sample has a score yet." in text and 'data-live-source="/evals/new/changes"' in text
     # What the page shows needs not be told to it again.
     assert f'data-live-cursor="{changes_cursor("pending", [0], 0)}"' in text
-    assert "This run has no sample with a result." in page_text(visitor(source).get("/evals/new/samples"))
+    assert "This run has no sample with a result." in page_of(source, "/evals/new/samples")
 
 
-def test_a_run_that_is_deleted_while_its_page_is_open_is_not_found() -> None:
+def test_deleted_run() -> None:
     source = FakeSource([a_run("calm-fern-1"), a_run("calm-fern-2")], listed={"calm-fern-1": [a_sample(0)]})
     pages = visitor(source)
     page_text(pages.get("/evals/calm-fern-1/samples"))
@@ -290,7 +284,7 @@ def test_a_run_that_is_deleted_while_its_page_is_open_is_not_found() -> None:
         assert "calm-fern-2" in page_text(pages.get(f"/evals/calm-fern-1{path}"), status=404)
 
 
-def test_numbers_are_told_by_a_column_of_the_dataset_or_why_not(tmp_path: Path) -> None:
+def test_dataset_slices(tmp_path: Path) -> None:
     dataset = tmp_path / "rows.jsonl"
     dataset.write_text(
         jsonl([{"user_prompt": "x", "level": "hard" if row < 2 else "easy"} for row in range(4)])
@@ -308,17 +302,17 @@ def test_numbers_are_told_by_a_column_of_the_dataset_or_why_not(tmp_path: Path) 
     assert "cannot be cut into slices" in page_text(pages.get("/evals/calm-fern-1?slice=level"))
 
 
-def test_the_page_says_what_the_command_says_first_and_its_numbers_to_the_digit() -> None:
+def test_comparison_equals_the_command() -> None:
     source = two_runs()
     found = compare_runs(source.samples_of["old"], [source.samples_of["new"]], CompareOptions(rows_shown=50))
-    text = page_text(visitor(source).get("/compare?run=old&run=new"))
+    text = page_of(source, "/compare?run=old&run=new")
     assert f'<p class="lead">{found.sentence}</p>' in text
     assert "Pass rate by row: 20 higher, 1 lower, 9 equal." in text
     assert "+63.3 points" in text and "model-of-old" in text
     assert 'href="/compare?run=new&amp;run=old"' in text
 
 
-def test_a_row_leads_to_both_conversations_by_what_it_is_and_not_by_its_place() -> None:
+def test_compared_row_links() -> None:
     pages = visitor(two_runs())
     digest = f"{0:064x}"
     assert f'href="/compare/row?run=old&amp;run=new&amp;row={digest}"' in page_text(
@@ -329,7 +323,7 @@ def test_a_row_leads_to_both_conversations_by_what_it_is_and_not_by_its_place() 
     page_text(pages.get("/compare/row?run=old&run=new&row=none"), status=404)
 
 
-def test_runs_that_may_not_be_compared_say_why_and_the_form_can_allow_it() -> None:
+def test_refused_comparison() -> None:
     source = two_runs()
     source.samples_of["new"] = replace(source.samples_of["new"], unfinished="20 of 30 samples are there.")
     pages = visitor(source)
@@ -359,14 +353,14 @@ def test_runs_that_may_not_be_compared_say_why_and_the_form_can_allow_it() -> No
         ("&".join(f"run={name}" for name in range(11)), 400),
     ],
 )
-def test_what_can_not_be_compared_is_no_error_of_the_server(words: str, status: int) -> None:
+def test_invalid_comparisons(words: str, status: int) -> None:
     source = two_runs()
     source.entries.append(a_run("compared_run", "training"))
-    page_text(visitor(source).get(f"/compare?{words}"), status=status)
+    page_of(source, f"/compare?{words}", status=status)
 
 
 def compared_run(name: str, gain: float, batch: int) -> tuple[RunDetail, TrainingCurves]:
-    """Return a training run that gains so much a step."""
+    """Return a training run whose reward rises by ``gain`` per step."""
     rewards = [CurveValue(step, 0.2 + gain * step + 0.01 * (step % 3)) for step in range(1, 13)]
     validation = [CurveValue(12, 0.2 + gain * 12, 0.1, 0.9, over=8, of=8)]
     curves = TrainingCurves(
@@ -381,14 +375,14 @@ def compared_run(name: str, gain: float, batch: int) -> tuple[RunDetail, Trainin
     ), curves
 
 
-def test_training_runs_have_their_curves_over_each_other_and_the_settings_that_differ() -> None:
+def test_training_comparison() -> None:
     made = {"slow": compared_run("slow", 0.01, 8), "fast": compared_run("fast", 0.05, 16)}
     source = FakeSource(
         [detail.summary for detail, _ in made.values()],
         {name: detail for name, (detail, _) in made.items()},
         curves_of={name: curves for name, (_, curves) in made.items()},
     )
-    text = page_text(visitor(source).get("/compare?run=slow&run=fast"))
+    text = page_of(source, "/compare?run=slow&run=fast")
     assert (
         "fast is better than slow by 0.140 in the validation reward" in text and "8 rows at step 12" in text
     )
@@ -408,7 +402,7 @@ def a_source(curves: TrainingCurves, **known: object) -> FakeSource:
     )
 
 
-def test_training_and_validation_are_drawn_with_their_intervals() -> None:
+def test_training_curves_with_intervals() -> None:
     metrics = {
         "rollout/raw_reward": [(1, 0.25), (2, 0.5)],
         "rollout/reward_low": [(2, 0.375)],
@@ -420,14 +414,12 @@ def test_training_and_validation_are_drawn_with_their_intervals() -> None:
     training, validation = viewed_curves(metrics)
     assert training.points == [CurveValue(1, 0.25), CurveValue(2, 0.5, 0.375, 0.625)]
     assert validation.points == [CurveValue(2, 0.75, 0.5, 1.0)]
-    page = page_text(
-        visitor(a_source(TrainingCurves([training, validation]))).get("/training/keen-owl-2?smooth=0.5")
-    )
+    page = page_of(a_source(TrainingCurves([training, validation])), "/training/keen-owl-2?smooth=0.5")
     assert "0.500 (0.375 to 0.625)" in page and "0.750 (0.500 to 1.000)" in page
 
 
-def test_a_training_page_has_its_newest_validation_checkpoints_and_their_commands() -> None:
-    text = page_text(visitor(a_source(learned())).get("/training/keen-owl-2"))
+def test_training_page() -> None:
+    text = page_of(a_source(learned()), "/training/keen-owl-2")
     assert "Validation reward 0.625 (0.430 – 0.810) after step 12; scored 8 of 8 planned." in text
     assert "training.lr" in text and "step 1 ended" in text
     for heading in (
@@ -438,13 +430,13 @@ def test_a_training_page_has_its_newest_validation_checkpoints_and_their_command
     ):
         assert f"<h3>{heading}</h3>" in text
 
-    text = page_text(visitor(a_source(learned()), root="/fern").get("/fern/training/keen-owl-2"))
+    text = page_of(a_source(learned()), "/fern/training/keen-owl-2", root="/fern")
     assert "osmosis model undeploy keen-owl-2-step-3" in text and "20.0 KB" in text
     assert "osmosis model deploy keen-owl-2-step-12" in text
     assert "osmosis/tiny:keen-owl-2-step-12" in text
 
 
-def test_the_parts_of_a_live_page_come_alone_and_in_one_reply() -> None:
+def test_live_page_parts() -> None:
     pages = visitor(a_source(learned(), status="running"))
     asked = {"X-Live-Part": "standing,curves,validation,adapters,log"}
     text = page_text(pages.get("/training/keen-owl-2", headers=asked))
@@ -454,7 +446,7 @@ def test_the_parts_of_a_live_page_come_alone_and_in_one_reply() -> None:
 
 
 def validated_source(count: int = 4, step: int = 12) -> FakeSource:
-    """Return a source of a training run whose newest validation is kept: the first rows have no score."""
+    """Return a source of a training run with its newest validation; the first sample has no score."""
     source = a_source(learned())
     errors = {0: {"error": SCRIPT}}
     records = [
@@ -471,8 +463,8 @@ def validated_source(count: int = 4, step: int = 12) -> FakeSource:
     return source
 
 
-def test_the_newest_validation_is_listed_with_the_worst_first() -> None:
-    text = page_text(visitor(validated_source(), root="/fern").get("/fern/training/keen-owl-2"))
+def test_validation_list() -> None:
+    text = page_of(validated_source(), "/fern/training/keen-owl-2", root="/fern")
     table = text.partition('<h2 id="validation">')[2].partition("</section>")[0]
     assert "It was at step 12. 5 samples, without a score first, then the worst." in table
     links = re.findall(r'href="/fern/training/keen-owl-2/validation/([^"]+)"', table)
@@ -482,7 +474,7 @@ def test_the_newest_validation_is_listed_with_the_worst_first() -> None:
     assert "&lt;script&gt;alert" in table and "<script>" not in table
 
 
-def test_a_conversation_of_a_validation_has_the_page_that_all_conversations_have() -> None:
+def test_validation_conversation() -> None:
     pages = visitor(validated_source(), root="/fern")
     here = "/fern/training/keen-owl-2/validation/2.0"
     text = page_text(pages.get(here))
@@ -510,10 +502,8 @@ def test_a_conversation_of_a_validation_has_the_page_that_all_conversations_have
         assert near[:1] == {"9.0": ["3.0"], "2.1": ["2.0"]}.get(nothing, [])
 
 
-def test_a_run_without_a_record_of_its_validation_says_so(tmp_path: Path) -> None:
-    assert "Its conversations were not recorded." in page_text(
-        visitor(a_source(learned())).get("/training/keen-owl-2")
-    )
+def test_missing_or_damaged_validation(tmp_path: Path) -> None:
+    assert "Its conversations were not recorded." in page_of(a_source(learned()), "/training/keen-owl-2")
     directory = TrainingDirectory(tmp_path / "keen-owl-2")
     directory.checkpoints.mkdir(parents=True)
     directory.claim({"model": "osmosis/tiny"}, {})
@@ -531,7 +521,7 @@ def test_a_run_without_a_record_of_its_validation_says_so(tmp_path: Path) -> Non
 
 
 def pages_of(document: dict[str, Any]) -> Any:
-    """Return a client of the page of a session."""
+    """Return a client of the page of a rubric result."""
     run = a_run("answers", "rubric")
     return visitor(FakeSource([run], {"answers": RunDetail(run, summary_numbers=document)}))
 
@@ -541,7 +531,7 @@ def document() -> dict[str, Any]:
     return a_document()
 
 
-def test_the_page_has_what_the_report_has_and_the_records_by_page(document: dict[str, Any]) -> None:
+def test_rubric_page(document: dict[str, Any]) -> None:
     pages = pages_of(document)
     text = page_text(pages.get("/rubrics/answers"))
     assert "Mean score 0.500 on a scale from" in text and "over 60 records." in text
@@ -567,12 +557,12 @@ def test_the_page_has_what_the_report_has_and_the_records_by_page(document: dict
         {"records": [{"judgements": [{"score": 1e999, "run": -1, "model": {"a": 1}}], "label": ["x"]}]},
     ],
 )
-def test_a_file_that_is_no_result_of_ours_has_a_page(strange: dict[str, Any]) -> None:
+def test_rubric_page_of_a_foreign_file(strange: dict[str, Any]) -> None:
     text = page_text(pages_of(strange).get("/rubrics/answers"))
     assert "Agreement of the judges" not in text
 
 
-def test_a_record_without_a_score_has_no_mean_and_does_not_count(document: dict[str, Any]) -> None:
+def test_unscored_rubric_records(document: dict[str, Any]) -> None:
     calls = [{**call, "score": None} for call in document["records"][0]["judgements"]]
     unscored = {**document["records"][0], "judgements": calls}
     records = [unscored, *document["records"][1:]]

@@ -1,4 +1,4 @@
-"""Reports of evaluations, comparisons, training runs and judging sessions, each one file."""
+"""Reports of evaluations, comparisons, training runs and rubric results."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 import json
 import os
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +43,7 @@ def said(text: str) -> bytes:
 
 
 def source(rows: int = 4, text: str = HOSTILE) -> FakeSource:
-    """Return a run whose last row has no score, and whose row 1 failed."""
+    """Return a run whose last row has no score and whose row 1 did not pass."""
     samples = [
         a_sample(row, passed=row != 1, reward=float(row != 1), input="canary in", output="canary out")
         for row in range(rows - 1)
@@ -66,7 +66,7 @@ def report(of: FakeSource, **options: object) -> str:
     return written.getvalue().decode()
 
 
-def test_conversations_without_a_score_come_first_and_what_is_left_out_is_counted() -> None:
+def test_order_and_size_limit() -> None:
     page = report(source())
     order = re.findall(r'<details class="more" id="(\d+\.\d+)"', page)
     assert order == ["3.0", "1.0", "0.0", "2.0"]
@@ -77,7 +77,7 @@ def test_conversations_without_a_score_come_first_and_what_is_left_out_is_counte
     assert "1 conversation is here." in one and "1 sample." in one
 
 
-def test_without_text_reports_hold_numbers_and_nothing_that_anybody_said() -> None:
+def test_reports_without_text() -> None:
     page = report(source(), text=False)
     assert "canary" not in page and "evil.example" not in page
     assert "4 samples." in page and '<th scope="row">agent, crash</th><td>1</td>' in page
@@ -89,9 +89,7 @@ def test_without_text_reports_hold_numbers_and_nothing_that_anybody_said() -> No
     assert bare[1].count('<details class="more" id="record-') == 30
 
 
-def test_a_run_that_was_downloaded_from_a_platform_is_written_from_what_came_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_report_of_a_downloaded_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OSMOSIS_CACHE_DIR", str(tmp_path / "cache"))
     directory, file = tmp_path / "amber-otter-42", tmp_path / "report.html"
     (directory / "trajectories").mkdir(parents=True)
@@ -127,7 +125,7 @@ def test_a_run_that_was_downloaded_from_a_platform_is_written_from_what_came_wit
 
 @pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("what", ["pipe", "directory", "link to a file", "link to nothing", "full disk"])
-def test_what_stands_in_the_place_of_a_report_is_not_lost(tmp_path: Path, what: str, overwrite: bool) -> None:
+def test_existing_file_in_place_of_a_report(tmp_path: Path, what: str, overwrite: bool) -> None:
     place, other = tmp_path / "out" / "<b>.html", tmp_path / "other"
     place.parent.mkdir()
     other.write_text("precious")
@@ -205,7 +203,7 @@ def judging(*, text: bool = True, everything: bool = False) -> str:
     [lambda: report(source()), lambda: comparison(TITLE), training, judging],
     ids=["eval", "compare", "train", "rubric"],
 )
-def test_each_needs_nothing_else_and_does_nothing(made: Callable[[], str]) -> None:
+def test_reports_are_self_contained(made: Callable[[], str]) -> None:
     page = made()
     for lacking in ("<script", "<img", "<form", "style=", "\u202e"):
         assert lacking not in page
@@ -217,16 +215,14 @@ def test_each_needs_nothing_else_and_does_nothing(made: Callable[[], str]) -> No
     assert page.count("<h1>") == 1 and page.rstrip().endswith("</html>")
 
 
-def test_a_training_run_has_its_curves_and_nothing_of_the_machine_it_was_on() -> None:
+def test_reports_do_not_describe_the_machine() -> None:
     page = training()
     assert "d.jsonl" in judging() and "/home/fern" not in judging()
     assert "Validation reward 0.625 (0.430 – 0.810) after step 12" in page and "training.lr" in page
     assert "/home/fern" not in page and "train resume" not in page and "12 of 12" in page
 
 
-def test_view_writes_a_training_directory_and_a_judging_result_and_names_what_it_can_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reports_of_training_and_rubric_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OSMOSIS_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     trained_here(tmp_path / "runs" / "walks")
@@ -261,22 +257,19 @@ CANARY = "canary-5f2d9c81a7"
 HIDDEN = "[REDACTED]"
 
 
-@pytest.fixture
-async def told(tmp_path: Path) -> AsyncIterator[Path]:
-    """A run whose dataset, model and agent's error tell the secret."""
+@pytest.mark.e2e
+async def test_no_page_index_or_report_has_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The secret is in the dataset, a reply of the model, and an error of the agent."""
+    monkeypatch.setenv("OSMOSIS_CACHE_DIR", str(tmp_path / "index"))
     async with StandInModel(lambda _: Reply(f"the model knows {CANARY}")) as model:
         world = World(tmp_path, model)
-        world.hooks = RecordingHooks(secret_values={"AGENT_KEY": CANARY})
+        world.hooks = RecordingHooks({"AGENT_KEY": CANARY})
         write_rows(world.rows, ["raise", f"the user has {CANARY}"])
         summary = await world.run(secret_names=("AGENT_KEY",))
         assert (summary.succeeded, len(summary.failures)) == (1, 1)
-        yield world.directory
 
-
-@pytest.mark.e2e
-async def test_no_page_and_no_index_has_a_secret_that_all_told(told: Path, tmp_path: Path) -> None:
     cache = tmp_path / "index"
-    source = LocalSource(told, cache_dir=cache)
+    source = LocalSource(world.directory, cache_dir=cache)
     samples = listed(source, "run", SampleQuery())
     assert [sample.input for sample in samples] == ["raise", f"the user has {HIDDEN}"]
     client = visitor(source)
@@ -284,27 +277,21 @@ async def test_no_page_and_no_index_has_a_secret_that_all_told(told: Path, tmp_p
         page_text(client.get(f"/evals/run{path}"))
         for path in ("", "/log", "/samples", "/samples/0.0", "/samples/1.0")
     ]
-    # What is not merged yet lies beside the index, what is lies in it.
-    kept = _bytes_below(cache)
+    # A part of the index is in a file next to it until it is merged.
+    indexed = _bytes_below(cache)
     source.close()
-    kept += _bytes_below(cache)
+    indexed += _bytes_below(cache)
     assert f"the model knows {HIDDEN}" in pages[-1] and f"key={HIDDEN}" in pages[-2]
-    assert f"the model knows {HIDDEN}".encode() in kept and f"key={HIDDEN}".encode() in kept
-    assert not [page for page in pages if CANARY in page] and CANARY.encode() not in kept
+    assert f"the model knows {HIDDEN}".encode() in indexed and f"key={HIDDEN}".encode() in indexed
 
-
-@pytest.mark.e2e
-async def test_no_report_has_a_secret_that_all_told(
-    told: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OSMOSIS_CACHE_DIR", str(tmp_path / "index"))
     file = tmp_path / "report.html"
-    _, content = report_run(str(told), ReportFile(file), RunReportOptions())
-    page = file.read_text()
+    _, content = report_run(str(world.directory), ReportFile(file), RunReportOptions())
+    report = file.read_text()
     assert content is not None and content.conversations
     for said in (f"the model knows {HIDDEN}", f"the user has {HIDDEN}", f"key={HIDDEN}"):
-        assert said in page
-    assert CANARY not in page and CANARY.encode() not in _bytes_below(tmp_path / "index")
+        assert said in report
+    assert not [page for page in (*pages, report) if CANARY in page]
+    assert CANARY.encode() not in indexed + _bytes_below(cache)
 
 
 def _bytes_below(directory: Path) -> bytes:

@@ -1,4 +1,4 @@
-"""Who gets to see the viewer of this machine, and who does not."""
+"""Access to the viewer of this machine."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def opening_path(keys: ViewerKeys, leads_to: str) -> str:
     return opening_address("", keys.make(leads_to))
 
 
-def test_an_address_lets_one_browser_in_and_no_other(app: FastAPI, keys: ViewerKeys) -> None:
+def test_key_admits_one_browser(app: FastAPI, keys: ViewerKeys) -> None:
     address, mine, theirs = opening_path(keys, "/evals/calm-fern-1"), browser(app), browser(app)
     reply = mine.get(address)
     assert 'content="0;url=/evals/calm-fern-1"' in reply.text and reply.headers["cache-control"] == "no-store"
@@ -84,7 +84,7 @@ def test_an_address_lets_one_browser_in_and_no_other(app: FastAPI, keys: ViewerK
         "/open?key=",
     ],
 )
-def test_nobody_sees_anything_without_a_key(app: FastAPI, path: str) -> None:
+def test_requests_without_a_key(app: FastAPI, path: str) -> None:
     for cookie in (
         {},
         {"cookie": "osmosis_view_4321=guessed"},
@@ -95,7 +95,7 @@ def test_nobody_sees_anything_without_a_key(app: FastAPI, path: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["evil.example:4321", "127.0.0.1:80", "localhost.evil.example", ""])
-def test_a_name_that_was_pointed_here_is_refused(app: FastAPI, keys: ViewerKeys, host: str) -> None:
+def test_foreign_host_names(app: FastAPI, keys: ViewerKeys, host: str) -> None:
     mine = browser(app)
     mine.get(opening_path(keys, "/"))
     assert mine.get("/", headers={"host": host}).status_code == 403
@@ -105,16 +105,14 @@ def test_a_name_that_was_pointed_here_is_refused(app: FastAPI, keys: ViewerKeys,
     "headers",
     [{}, {"origin": "http://evil.example"}, {"origin": "null"}, {"origin": "http://127.0.0.1:4321"}],
 )
-def test_a_change_is_taken_from_a_page_of_its_own_alone(
-    app: FastAPI, keys: ViewerKeys, headers: dict[str, str]
-) -> None:
+def test_foreign_origins(app: FastAPI, keys: ViewerKeys, headers: dict[str, str]) -> None:
     mine = browser(app)
     mine.get(opening_path(keys, "/"))
     assert mine.post("/evals", headers=headers).status_code == 403
     assert mine.post("/evals", headers={"origin": HERE}).status_code == 405
 
 
-def test_a_fresh_key_is_given_to_who_knows_the_secret_without_saying_it(app: FastAPI) -> None:
+def test_fresh_key_needs_the_secret(app: FastAPI) -> None:
     stranger = browser(app, "http://127.0.0.1:4321")
     asked = {"to": "/evals", "nonce": "n"}
     for proof in ("", "Bearer guessed", "Bearer a-secret", "Bearer \u00e9"):
@@ -127,7 +125,7 @@ def test_a_fresh_key_is_given_to_who_knows_the_secret_without_saying_it(app: Fas
     assert "url=/evals" in browser(app).get(opening_address("", given["key"])).text
 
 
-def test_who_has_the_port_of_a_viewer_that_ended_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_port_of_an_ended_viewer(monkeypatch: pytest.MonkeyPatch) -> None:
     import httpx
 
     heard = []
@@ -141,7 +139,7 @@ def test_who_has_the_port_of_a_viewer_that_ended_is_not_taken_for_it(monkeypatch
     assert heard and "a-secret" not in heard[0]
 
 
-def test_a_browser_is_shown_a_file_with_the_address_which_goes_when_it_was_opened(tmp_path: Path) -> None:
+def test_opening_page(tmp_path: Path) -> None:
     from osmosis_ai.viewer.serving.app import viewer_app
 
     keys = ViewerKeys()
@@ -161,14 +159,14 @@ def test_a_browser_is_shown_a_file_with_the_address_which_goes_when_it_was_opene
     assert leave_opening_page(tmp_path, opening_address(HERE, "another")) is not None and not left.exists()
 
 
-def test_keys_that_nobody_used_are_forgotten_at_last() -> None:
+def test_unused_keys_expire() -> None:
     keys = ViewerKeys()
     first, *_ = [keys.make("/") for _ in range(MOST_KEYS + 1)]
     assert keys.change(first) is None
     assert keys.change(keys.make("/")) is not None
 
 
-def test_styles_are_anybodys_and_what_is_not_there_has_a_page(app: FastAPI, keys: ViewerKeys) -> None:
+def test_assets_and_unknown_pages(app: FastAPI, keys: ViewerKeys) -> None:
     from osmosis_ai.ui.assets import asset_name
 
     mine = browser(app)
@@ -178,9 +176,7 @@ def test_styles_are_anybodys_and_what_is_not_there_has_a_page(app: FastAPI, keys
     assert "There is no page at /nothing" in page_text(mine.get("/nothing"), status=404)
 
 
-def test_a_second_command_finds_the_first_by_a_file_that_only_its_user_can_have_written(
-    tmp_path: Path,
-) -> None:
+def test_running_viewer_is_found_by_its_file(tmp_path: Path) -> None:
     place = tmp_path / "runs"
     viewer = OpenViewer(str(place), HERE, "127.0.0.1", 4321, "a-secret")
     file = meeting_file(place, tmp_path / "cache")
@@ -197,7 +193,7 @@ def test_a_second_command_finds_the_first_by_a_file_that_only_its_user_can_have_
     assert not file.exists()
 
 
-def test_where_no_word_can_be_left_or_it_is_damaged_nobody_is_found(tmp_path: Path) -> None:
+def test_unwritable_or_damaged_viewer_file(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("in the way")
     viewer = OpenViewer(str(tmp_path), HERE, "127.0.0.1", 4321, "a-secret")
     assert not say_who_shows(meeting_file(tmp_path, tmp_path / "cache"), viewer)
@@ -206,7 +202,7 @@ def test_where_no_word_can_be_left_or_it_is_damaged_nobody_is_found(tmp_path: Pa
     assert found_viewer(torn, tmp_path) is None
 
 
-def test_it_listens_on_this_machine_alone_and_says_when_a_port_is_taken(tmp_path: Path) -> None:
+def test_loopback_only_and_port_in_use(tmp_path: Path) -> None:
     from osmosis_ai.viewer.serving.server import prepare_viewer
 
     for host in ("0.0.0.0", "::", "192.168.1.4", "example.org", "localhost.example.org"):
@@ -218,7 +214,7 @@ def test_it_listens_on_this_machine_alone_and_says_when_a_port_is_taken(tmp_path
             prepare_viewer(FakeSource(), tmp_path, cache_dir=tmp_path, port=port)
 
 
-def test_a_run_is_shown_among_those_of_its_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_viewed_place_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workspace = make_workspace(tmp_path)
     run = workspace.evals_dir / "calm fern"
     run.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Workspaces made for a test."""
+"""Workspaces and configs for tests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MINIMAL_TRAINING = MINIMAL_EVAL.partition("\n[secrets]")[0]
 
 
 def git(root: Path, *arguments: str) -> str:
-    """Run Git as somebody without any configuration."""
+    """Run Git without any configuration."""
     environment = {
         **os.environ,
         "GIT_CONFIG_GLOBAL": "/dev/null",
@@ -50,7 +50,7 @@ def git(root: Path, *arguments: str) -> str:
 
 
 def make_repository(root: Path) -> Path:
-    """An empty Git work tree: a copy of one, which saves the process that would make it."""
+    """Create an empty Git work tree from a copy, which is faster than `git init`."""
     for name, content in _empty_repository().items():
         path = root / ".git" / name
         if content is None:
@@ -62,7 +62,7 @@ def make_repository(root: Path) -> Path:
 
 @cache
 def _empty_repository() -> dict[str, bytes | None]:
-    """What `git init` makes, each directory (None) before what is in it."""
+    """Return the files of `git init`; a directory is None and comes before its content."""
     with TemporaryDirectory() as directory:
         git(Path(directory), "init", "--quiet", "--initial-branch=main", "--template=")
         made = Path(directory) / ".git"
@@ -73,7 +73,7 @@ def _empty_repository() -> dict[str, bytes | None]:
 
 
 def make_workspace(root: Path) -> WorkspaceDirectory:
-    """A Git work tree with the four directories and a rollout named multiply."""
+    """Create a Git work tree with the four directories and a rollout named multiply."""
     root = make_repository(root)
     for name in REQUIRED_DIRECTORIES:
         (root / name).mkdir(parents=True)
@@ -96,7 +96,7 @@ def load_eval(workspace: WorkspaceDirectory, text: str | bytes) -> EvalConfig:
 
 
 def issues_of(workspace: WorkspaceDirectory, text: str) -> list[Issue]:
-    """Return what is wrong in an evaluation config of this text."""
+    """Return the issues of an evaluation config of this text."""
     with pytest.raises(InvalidConfigError) as caught:
         load_eval(workspace, text)
     return list(caught.value.issues)

@@ -1,4 +1,4 @@
-"""Config files of a workspace: where they may lie, what they may say, and what is sent of them."""
+"""Config files of a workspace: their location, values and payload; secrets files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.workspace.builders import MINIMAL_EVAL, MINIMAL_TRAINING, issues_of, 
         ("a = [1,\n", "", 1, 8, "  1 | a = [1,\n    |        ^"),
     ],
 )
-def test_a_syntax_error_shows_line_column_and_the_place(
+def test_toml_syntax_errors(
     workspace: WorkspaceDirectory, text: str, problem: str, line: int, column: int, excerpt: str
 ) -> None:
     with pytest.raises(OsmosisError) as caught:
@@ -49,15 +49,13 @@ def test_a_syntax_error_shows_line_column_and_the_place(
         (b"a = 'x\xff'", "Cannot read config file configs/eval/a.toml: it is not UTF-8 (byte 6)"),
     ],
 )
-def test_what_cannot_be_read_is_an_error_like_any_other(
-    workspace: WorkspaceDirectory, text: bytes, problem: str
-) -> None:
+def test_unreadable_configs(workspace: WorkspaceDirectory, text: bytes, problem: str) -> None:
     with pytest.raises(OsmosisError) as caught:
         load_eval(workspace, text)
     assert caught.value.message.startswith(problem)
 
 
-def test_a_missing_file_is_named_and_the_likely_one_suggested(workspace: WorkspaceDirectory) -> None:
+def test_missing_config(workspace: WorkspaceDirectory) -> None:
     def hint(name: str) -> str | None:
         with pytest.raises(OsmosisError) as caught:
             load_eval_config(Path(f"configs/eval/{name}"), workspace)
@@ -71,9 +69,7 @@ def test_a_missing_file_is_named_and_the_likely_one_suggested(workspace: Workspa
     assert hint("nope.toml") == "configs/eval/ has multiply.toml, nokey.toml"
 
 
-def test_a_relative_path_is_of_the_workspace_first_and_of_the_current_directory_then(
-    workspace: WorkspaceDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_relative_config_paths(workspace: WorkspaceDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write_config(workspace, MINIMAL_EVAL)
     monkeypatch.chdir(workspace.data_dir)
     assert load_eval_config(Path("configs/eval/a.toml"), workspace).path == file
@@ -82,9 +78,7 @@ def test_a_relative_path_is_of_the_workspace_first_and_of_the_current_directory_
     assert load_eval_config(Path("a.toml"), workspace).path == file
 
 
-def test_a_config_elsewhere_is_refused_with_both_places(
-    workspace: WorkspaceDirectory, tmp_path: Path
-) -> None:
+def test_config_in_another_directory(workspace: WorkspaceDirectory, tmp_path: Path) -> None:
     training = write_config(workspace, MINIMAL_EVAL, kind="training")
     outside = tmp_path / "b.toml"
     outside.write_text(MINIMAL_EVAL)
@@ -98,9 +92,7 @@ def test_a_config_elsewhere_is_refused_with_both_places(
         assert caught.value.hint == f"move it there, and name it as configs/eval/{path.name}"
 
 
-def test_links_out_of_the_workspace_or_the_rollout_are_refused(
-    workspace: WorkspaceDirectory, tmp_path: Path
-) -> None:
+def test_links_out_of_the_workspace(workspace: WorkspaceDirectory, tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text("")
     (workspace.rollouts_dir / "away").symlink_to(tmp_path)
     with pytest.raises(OsmosisError, match="leads out of rollouts/"):
@@ -111,7 +103,7 @@ def test_links_out_of_the_workspace_or_the_rollout_are_refused(
     assert "leads out of rollouts/multiply/" in issue.message
 
 
-def test_a_missing_rollout_says_how_to_make_one(workspace: WorkspaceDirectory) -> None:
+def test_missing_rollout(workspace: WorkspaceDirectory) -> None:
     with pytest.raises(OsmosisError, match=r"\(did you mean 'multiply'\?\)") as caught:
         rollout_directory(workspace, "Multiply")
     assert "osmosis rollout init" in str(caught.value.hint)
@@ -149,7 +141,7 @@ def with_line(line: str, after: str = "[experiment]") -> str:
     return MINIMAL_EVAL.replace(after, f"{after}\n{line}", 1)
 
 
-def test_everything_written_is_read_and_sent_and_nothing_else(workspace: WorkspaceDirectory) -> None:
+def test_complete_config(workspace: WorkspaceDirectory) -> None:
     config = load_eval(workspace, b"\xef\xbb\xbf" + FULL.encode())
     assert config.path == workspace.eval_configs_dir / "a.toml"
     assert (config.experiment.branch, config.evaluation.limit) == ("feature/x", 100)
@@ -179,7 +171,7 @@ def test_everything_written_is_read_and_sent_and_nothing_else(workspace: Workspa
     }
 
 
-def test_everything_wrong_is_reported_at_once_in_the_order_of_the_file(workspace: WorkspaceDirectory) -> None:
+def test_all_issues_are_reported_in_file_order(workspace: WorkspaceDirectory) -> None:
     text = """\
 [experiment]
 rollout = "multiply"
@@ -248,9 +240,7 @@ required = ["openai_api_key", "TWICE", "TWICE"]
         ("n = " + "9" * 100, f"must be at most 2147483647, got {'9' * 59}…"),
     ],
 )
-def test_types_and_ranges_of_evaluation_values(
-    workspace: WorkspaceDirectory, written: str, message: str
-) -> None:
+def test_evaluation_values(workspace: WorkspaceDirectory, written: str, message: str) -> None:
     assert issues_of(workspace, MINIMAL_EVAL + f"\n[evaluation]\n{written}\n") == [
         Issue(f"evaluation.{written.split()[0]}", message, line=11)
     ]
@@ -278,7 +268,7 @@ def test_types_and_ranges_of_evaluation_values(
         ("dataset", '"data/multiply.jsonl"', "the name of a dataset, not a path"),
     ],
 )
-def test_values_of_the_experiment(workspace: WorkspaceDirectory, key: str, value: str, fragment: str) -> None:
+def test_experiment_values(workspace: WorkspaceDirectory, key: str, value: str, fragment: str) -> None:
     lines = MINIMAL_EVAL.splitlines()
     number = next(index for index, line in enumerate(lines) if line.startswith(key))
     lines[number] = f"{key} = {value}"
@@ -301,7 +291,7 @@ def test_values_of_the_experiment(workspace: WorkspaceDirectory, key: str, value
         ("limit = 3", "`limit` belongs in [evaluation]"),
     ],
 )
-def test_what_else_stands_in_the_experiment(
+def test_pinned_code_and_unknown_experiment_keys(
     workspace: WorkspaceDirectory, written: str, fragment: str
 ) -> None:
     (issue,) = issues_of(workspace, with_line(written))
@@ -309,7 +299,7 @@ def test_what_else_stands_in_the_experiment(
     assert issue.line == written.count("\n") + 2
 
 
-def test_code_that_a_platform_takes_from_a_commit_need_not_be_here(workspace: WorkspaceDirectory) -> None:
+def test_pinned_commit_needs_no_local_code(workspace: WorkspaceDirectory) -> None:
     text = with_line('commit_sha = "ABCDEF0"').replace('"multiply"', '"elsewhere"', 1)
     assert load_eval(workspace, text).experiment.commit_sha == "ABCDEF0"
 
@@ -339,7 +329,7 @@ def test_code_that_a_platform_takes_from_a_commit_need_not_be_here(workspace: Wo
         (MINIMAL_EVAL + "[advanced]\na = { b = [nan] }", "advanced.a.b", "must be a finite number, got nan"),
     ],
 )
-def test_sections_that_are_missing_misplaced_or_of_another_kind(
+def test_missing_and_misplaced_sections(
     workspace: WorkspaceDirectory, text: str, key: str, message: str
 ) -> None:
     (issue,) = issues_of(workspace, text)
@@ -357,7 +347,7 @@ def test_sections_that_are_missing_misplaced_or_of_another_kind(
         ('X = "a\\u0000b"', "must not contain a NUL character"),
     ],
 )
-def test_rules_of_variables(workspace: WorkspaceDirectory, line: str, message: str) -> None:
+def test_env_names(workspace: WorkspaceDirectory, line: str, message: str) -> None:
     (issue,) = issues_of(workspace, f"{MINIMAL_EVAL}[env]\n{line}\n")
     assert issue.message.startswith(message)
     assert issue.line == 10
@@ -380,7 +370,7 @@ def test_rules_of_variables(workspace: WorkspaceDirectory, line: str, message: s
         ),
     ],
 )
-def test_rules_of_secrets(workspace: WorkspaceDirectory, section: str, key: str, fragment: str) -> None:
+def test_secret_names(workspace: WorkspaceDirectory, section: str, key: str, fragment: str) -> None:
     (issue,) = issues_of(workspace, MINIMAL_EVAL.partition("[secrets]")[0] + section)
     assert issue.key == key
     assert fragment in issue.message
@@ -390,16 +380,14 @@ def test_rules_of_secrets(workspace: WorkspaceDirectory, section: str, key: str,
     "pasted", ["sk-proj-4bC1dEfGh2iJkLmNoPqRsTuV", "sk_live_51HxYz0123456789abcdefgh", "hunter2"]
 )
 @pytest.mark.parametrize("template", ["required = ['{}']", "required = '{}'", "required = []\nKEY = '{}'"])
-def test_a_key_pasted_among_the_names_is_never_repeated(
-    workspace: WorkspaceDirectory, pasted: str, template: str
-) -> None:
+def test_pasted_key_is_not_repeated(workspace: WorkspaceDirectory, pasted: str, template: str) -> None:
     text = MINIMAL_EVAL.replace("required = []", template.format(pasted))
     with pytest.raises(InvalidConfigError) as caught:
         load_eval(workspace, text)
     assert pasted not in caught.value.message + str(caught.value.details)
 
 
-def test_secrets_may_be_left_out_and_all_sections_are_read(workspace: WorkspaceDirectory) -> None:
+def test_training_sections(workspace: WorkspaceDirectory) -> None:
     text = MINIMAL_TRAINING + (
         "[training]\nlr = 1e-6\ntotal_epochs = 1\nn_samples_per_prompt = 8\nrollout_batch_size = 32\n"
         "max_prompt_length = 8192\nmax_response_length = 8192\nagent_workflow_timeout_s = 450\ngrader_timeout_s = 150\n"
@@ -414,7 +402,7 @@ def test_secrets_may_be_left_out_and_all_sections_are_read(workspace: WorkspaceD
     assert payload["sampling_config"] == {"rollout_temperature": 1, "rollout_top_p": 0.95}
 
 
-def test_mistakes_in_every_section_are_reported_together(workspace: WorkspaceDirectory) -> None:
+def test_training_issues(workspace: WorkspaceDirectory) -> None:
     text = MINIMAL_TRAINING + (
         "[training]\nlr = 0\ntotal_epoch = 3\nrollout_batch_size = 1.5\n"
         "[sampling]\nlr = 1e-6\nrollout_temperature = -1\nrollout_top_p = 1.1\n"
@@ -463,7 +451,7 @@ def read(tmp_path: Path, content: str | bytes) -> dict[str, str]:
         ("\ufeff# keys\n\nKEY=1\n   # KEY=2\nKEY=3", "3"),
     ],
 )
-def test_a_line_is_a_name_and_a_value(tmp_path: Path, line: str, value: str) -> None:
+def test_secrets_file_lines(tmp_path: Path, line: str, value: str) -> None:
     assert read(tmp_path, line + "\n") == {"KEY": value}
 
 
@@ -480,7 +468,7 @@ def test_a_line_is_a_name_and_a_value(tmp_path: Path, line: str, value: str) -> 
         "K\0=hunter2",
     ],
 )
-def test_a_bad_line_is_told_by_its_number_alone(tmp_path: Path, line: str) -> None:
+def test_invalid_secrets_file_line(tmp_path: Path, line: str) -> None:
     with pytest.raises(OsmosisError) as caught:
         read(tmp_path, f"# first\nGOOD=1\n{line}\n")
     assert caught.value.message.startswith("Line 3 of ")
@@ -488,7 +476,7 @@ def test_a_bad_line_is_told_by_its_number_alone(tmp_path: Path, line: str) -> No
     assert "hunter2" not in str(caught.value.message)
 
 
-def test_standard_input_is_a_dash(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_from_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"KEY=value\nbad line\n")))
     with pytest.raises(OsmosisError, match="Line 2 of standard input"):
         read_secrets_file("-")
@@ -500,13 +488,13 @@ def test_standard_input_is_a_dash(monkeypatch: pytest.MonkeyPatch) -> None:
     "name, problem",
     [("none.env", "Secrets file not found"), (".", "Cannot read secrets file"), ("keys.env", "not UTF-8")],
 )
-def test_a_secrets_file_that_cannot_be_read_is_an_error(tmp_path: Path, name: str, problem: str) -> None:
+def test_unreadable_secrets_file(tmp_path: Path, name: str, problem: str) -> None:
     (tmp_path / "keys.env").write_bytes(b"KEY=\xff")
     with pytest.raises(OsmosisError, match=problem):
         read_secrets_file(str(tmp_path / name))
 
 
-def test_a_config_is_a_toml_file(workspace: WorkspaceDirectory) -> None:
+def test_config_suffix(workspace: WorkspaceDirectory) -> None:
     path = write_config(workspace, MINIMAL_EVAL, name="a.yaml")
     with pytest.raises(OsmosisError, match=r"\.toml file in configs/eval/"):
         load_eval_config(path, workspace)

@@ -1,4 +1,4 @@
-"""The directory of a workspace: how it is found, made, checked, and kept clean in Git."""
+"""Workspace directories: search, creation, checks and Git."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from osmosis_ai.workspace.rollout_templates import init_rollout
 from tests.workspace.builders import git, make_repository
 
 
-def test_any_subdirectory_or_file_leads_to_the_top_of_the_work_tree(workspace: WorkspaceDirectory) -> None:
+def test_find_workspace_from_any_path(workspace: WorkspaceDirectory) -> None:
     for start in (".", "rollouts/multiply", "rollouts/multiply/main.py"):
         assert find_workspace(workspace.root / start) == workspace
     with pytest.raises(OsmosisError) as caught:
@@ -33,7 +33,7 @@ def test_any_subdirectory_or_file_leads_to_the_top_of_the_work_tree(workspace: W
     assert caught.value.code == "WORKSPACE_REQUIRED"
 
 
-def test_a_git_hook_does_not_redirect_the_search(
+def test_git_hook_variables_are_ignored(
     workspace: WorkspaceDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = make_repository(tmp_path / "other")
@@ -42,7 +42,7 @@ def test_a_git_hook_does_not_redirect_the_search(
     assert find_workspace(workspace.root) == workspace
 
 
-def test_what_commands_write_is_not_seen_by_git(workspace: WorkspaceDirectory) -> None:
+def test_state_directory_is_ignored_by_git(workspace: WorkspaceDirectory) -> None:
     (workspace.create_state_dir() / "evals").mkdir()
     (workspace.evals_dir / "results.json").write_text("{}")
     workspace.create_state_dir()
@@ -56,18 +56,14 @@ def test_what_commands_write_is_not_seen_by_git(workspace: WorkspaceDirectory) -
         *((name, "is not the name of a dataset") for name in ("../secret", "a/b", "/etc/rows", "a/")),
     ],
 )
-def test_a_dataset_name_is_that_of_one_file_in_the_data_directory(
-    workspace: WorkspaceDirectory, name: str, problem: str
-) -> None:
+def test_dataset_names(workspace: WorkspaceDirectory, name: str, problem: str) -> None:
     for extension in ("csv", "jsonl"):
         (workspace.data_dir / f"rows.{extension}").write_text("")
     with pytest.raises(OsmosisError, match=problem):
         find_dataset_file(workspace, name)
 
 
-def test_an_untracked_file_makes_a_tree_dirty_and_the_outputs_of_runs_do_not(
-    workspace: WorkspaceDirectory,
-) -> None:
+def test_dirty_state(workspace: WorkspaceDirectory) -> None:
     git(workspace.root, "add", "--all")
     git(workspace.root, "commit", "--quiet", "--message", "first")
     workspace.evals_dir.mkdir(parents=True)
@@ -78,14 +74,12 @@ def test_an_untracked_file_makes_a_tree_dirty_and_the_outputs_of_runs_do_not(
     assert read_git_state(workspace.root).dirty
 
 
-def test_a_directory_outside_of_git_has_no_state(tmp_path: Path) -> None:
+def test_state_outside_git(tmp_path: Path) -> None:
     with pytest.raises(OsmosisError, match="Git cannot read"):
         read_git_state(tmp_path)
 
 
-def test_reading_a_tree_runs_no_program_that_its_configuration_names(
-    workspace: WorkspaceDirectory, tmp_path: Path
-) -> None:
+def test_fsmonitor_is_not_run(workspace: WorkspaceDirectory, tmp_path: Path) -> None:
     trap = tmp_path / "trap.sh"
     trap.write_text(f"#!/bin/sh\ntouch {tmp_path}/sprung\n")
     trap.chmod(0o755)
@@ -105,7 +99,7 @@ def test_reading_a_tree_runs_no_program_that_its_configuration_names(
         ("https://[broken", "(not a URL)"),
     ],
 )
-def test_a_shown_url_carries_no_credentials(url: str, shown: str) -> None:
+def test_url_without_credentials(url: str, shown: str) -> None:
     assert without_credentials(url) == shown
 
 
@@ -122,9 +116,7 @@ def test_a_shown_url_carries_no_credentials(url: str, shown: str) -> None:
         (b"\xff\n", b"\xff\n.env\n.osmosis/\n"),
     ],
 )
-def test_what_is_not_ignored_is_added_once_in_the_files_own_endings(
-    tmp_path: Path, before: bytes | None, after: bytes
-) -> None:
+def test_gitignore_patterns(tmp_path: Path, before: bytes | None, after: bytes) -> None:
     file = tmp_path / ".gitignore"
     if before is not None:
         file.write_bytes(before)
@@ -136,12 +128,10 @@ def test_what_is_not_ignored_is_added_once_in_the_files_own_endings(
         assert file.stat().st_mode & 0o777 == 0o640
 
 
-@pytest.mark.parametrize("mend", ["doctor", "init"])
-def test_after_the_documented_first_steps_git_offers_no_key_for_a_commit(
-    workspace: WorkspaceDirectory, mend: str
-) -> None:
+@pytest.mark.parametrize("by", ["doctor", "init"])
+def test_no_key_is_staged_after_setup(workspace: WorkspaceDirectory, by: str) -> None:
     root = workspace.root
-    if mend == "doctor":
+    if by == "doctor":
         assert doctor.fix(root).ignored == (".env", ".osmosis/")
         assert doctor.fix(root).ignored == ()
     else:
@@ -156,7 +146,7 @@ def test_after_the_documented_first_steps_git_offers_no_key_for_a_commit(
     assert not [name for name in staged if ".env" in name or ".osmosis" in name]
 
 
-def test_a_link_in_place_of_the_file_is_left_alone(workspace: WorkspaceDirectory, tmp_path: Path) -> None:
+def test_linked_gitignore_is_not_changed(workspace: WorkspaceDirectory, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.write_text("*.pyc\n")
     (workspace.root / ".gitignore").symlink_to(shared)
@@ -173,7 +163,7 @@ def listing(root: Path) -> list[str]:
     return sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if ".git/" not in f"{path}/")
 
 
-def test_fixing_creates_what_is_missing_so_that_git_keeps_it(tmp_path: Path) -> None:
+def test_doctor_creates_missing_files(tmp_path: Path) -> None:
     root = make_repository(tmp_path)
     before = listing(root)
     assert doctor.check(root).missing == (*DIRECTORIES, *GUIDES)
@@ -185,7 +175,7 @@ def test_fixing_creates_what_is_missing_so_that_git_keeps_it(tmp_path: Path) -> 
     assert doctor.fix(root).fixed == ()
 
 
-def test_fixing_overwrites_nothing(workspace: WorkspaceDirectory) -> None:
+def test_doctor_overwrites_nothing(workspace: WorkspaceDirectory) -> None:
     (workspace.root / "AGENTS.md").write_text("ours")
     (workspace.data_dir / "rows.csv").write_text("ours")
     assert doctor.fix(workspace.root).fixed == ("CLAUDE.md", "configs/AGENTS.md")
@@ -202,9 +192,7 @@ def test_fixing_overwrites_nothing(workspace: WorkspaceDirectory) -> None:
         ("configs", lambda path: path.symlink_to(path.parents[1])),
     ],
 )
-def test_what_stands_in_the_way_is_named_before_anything_is_written(
-    tmp_path: Path, obstacle: str, make: Callable[[Path], None]
-) -> None:
+def test_doctor_conflicts(tmp_path: Path, obstacle: str, make: Callable[[Path], None]) -> None:
     root = make_repository(tmp_path / "ws")
     make(root / obstacle)
     before = listing(tmp_path)
@@ -226,7 +214,7 @@ SAMPLE_FILES = {
 }
 
 
-def test_the_copy_is_a_complete_workspace_with_one_commit(tmp_path: Path) -> None:
+def test_sample_workspace(tmp_path: Path) -> None:
     workspace = rollout_templates.copy_sample_workspace(tmp_path / "scratch")
     assert find_workspace(workspace.root) == workspace
     assert doctor.check(workspace.root).missing == ()
@@ -237,9 +225,7 @@ def test_the_copy_is_a_complete_workspace_with_one_commit(tmp_path: Path) -> Non
     assert tracked == {*SAMPLE_FILES, *doctor.AGENT_GUIDES, ".gitignore"}
 
 
-def test_no_git_configuration_of_the_user_is_needed_used_or_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_user_git_configuration_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "home"
     (home / ".config" / "git").mkdir(parents=True)
     (home / ".config" / "git" / "ignore").write_text("*.jsonl\n*.toml\n")
@@ -268,9 +254,7 @@ def test_no_git_configuration_of_the_user_is_needed_used_or_changed(
 
 
 @pytest.mark.integration
-def test_a_broken_git_configuration_of_the_user_keeps_nobody_from_the_samples(
-    tmp_path: Path, home: Path
-) -> None:
+def test_broken_user_git_configuration(tmp_path: Path, home: Path) -> None:
     (home / ".gitconfig").write_text("[user\nname = Somebody\n")
     script = (
         "import pathlib, os, sys; from osmosis_ai.workspace import rollout_templates as samples; before = dict(os.environ); "
@@ -280,7 +264,7 @@ def test_a_broken_git_configuration_of_the_user_keeps_nobody_from_the_samples(
     assert (tmp_path / "scratch" / ".git" / "HEAD").read_text() == "ref: refs/heads/main\n"
 
 
-def test_a_directory_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
+def test_sample_workspace_needs_an_empty_directory(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("")
     with pytest.raises(OsmosisError, match="is not empty"):
         rollout_templates.copy_sample_workspace(tmp_path)
@@ -295,7 +279,7 @@ def edited(workspace: WorkspaceDirectory, kind: str) -> Path:
     return path
 
 
-def test_the_configs_are_right_once_their_placeholders_are_filled_in(workspace: WorkspaceDirectory) -> None:
+def test_generated_configs(workspace: WorkspaceDirectory) -> None:
     init_rollout(workspace, "capitals")
     with pytest.raises(InvalidConfigError) as caught:
         load_eval_config(Path("configs/eval/capitals.toml"), workspace)
@@ -307,7 +291,7 @@ def test_the_configs_are_right_once_their_placeholders_are_filled_in(workspace: 
 
 
 @pytest.mark.parametrize("kind", ["eval", "training"])
-def test_what_is_commented_out_is_right_too(workspace: WorkspaceDirectory, kind: str) -> None:
+def test_commented_settings_of_generated_configs(workspace: WorkspaceDirectory, kind: str) -> None:
     init_rollout(workspace, "capitals")
     path = edited(workspace, kind)
     lines = [
@@ -327,7 +311,7 @@ def test_what_is_commented_out_is_right_too(workspace: WorkspaceDirectory, kind:
 @pytest.mark.parametrize(
     "name", ["", "Capitals", "1st", "-a", "a_b", "a b", "a/b", "..", "default", "añb", "a\n"]
 )
-def test_names_that_are_not_allowed(workspace: WorkspaceDirectory, name: str) -> None:
+def test_invalid_rollout_names(workspace: WorkspaceDirectory, name: str) -> None:
     before = sorted(workspace.root.rglob("*"))
     with pytest.raises(OsmosisError) as caught:
         init_rollout(workspace, name)
@@ -335,7 +319,7 @@ def test_names_that_are_not_allowed(workspace: WorkspaceDirectory, name: str) ->
     assert sorted(workspace.root.rglob("*")) == before
 
 
-def test_everything_that_exists_is_listed_and_nothing_is_touched(workspace: WorkspaceDirectory) -> None:
+def test_existing_files_are_not_overwritten(workspace: WorkspaceDirectory) -> None:
     (workspace.eval_configs_dir / "capitals.toml").write_text("mine")
     (workspace.rollouts_dir / "capitals").mkdir()
     with pytest.raises(OsmosisError) as caught:
@@ -350,7 +334,7 @@ def test_everything_that_exists_is_listed_and_nothing_is_touched(workspace: Work
     "target", ["rollouts/capitals", "configs/eval/capitals.toml", "configs/training/capitals.toml"]
 )
 @pytest.mark.parametrize("obstacle", ["link", "broken link", "other kind"])
-def test_force_replaces_no_link_and_nothing_of_another_kind(
+def test_force_replaces_no_links_or_other_kinds(
     workspace: WorkspaceDirectory, tmp_path: Path, target: str, obstacle: str
 ) -> None:
     init_rollout(workspace, "capitals")
@@ -373,13 +357,13 @@ def test_force_replaces_no_link_and_nothing_of_another_kind(
     assert precious.exists()
 
 
-def test_a_command_that_hangs_is_ended_and_named(workspace: WorkspaceDirectory) -> None:
+def test_git_timeout(workspace: WorkspaceDirectory) -> None:
     git(workspace.root, "config", "alias.hang", "!sleep 2")
     with pytest.raises(OsmosisError, match=r"`git hang` did not finish within 0.2 s"):
         run_git(["hang"], cwd=workspace.root, timeout_s=0.2)
 
 
-def test_without_git_installed_the_error_says_so(
+def test_git_not_installed(
     workspace: WorkspaceDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from osmosis_ai.api.active_platform import describe_platform
 from osmosis_ai.api.platform_url import is_loopback
-from osmosis_ai.errors import NetworkError
+from osmosis_ai.errors import NetworkError, with_causes
 
 if TYPE_CHECKING:
     import httpx
@@ -93,8 +93,5 @@ def connection_hint(url: str, error: Exception) -> str:
     return f"check the network, the proxy settings and {url_used}"
 
 
-def _is_caused_by(error: BaseException | None, kind: type[BaseException]) -> bool:
-    """Tell whether ``error`` or one of its causes is a ``kind``."""
-    while error is not None and not isinstance(error, kind):
-        error = error.__cause__ or error.__context__
-    return error is not None
+def _is_caused_by(error: BaseException, kind: type[BaseException]) -> bool:
+    return any(isinstance(cause, kind) for cause in with_causes(error))

@@ -9,11 +9,10 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails
 
 from osmosis_ai.config.checks import SECRET_NAME, ConfigKind, env_issues, in_file_order, is_secret_name
-from osmosis_ai.config.issues import InvalidConfigError, Issue, closest
+from osmosis_ai.config.issues import InvalidConfigError, Issue, closest, describe_error
 from osmosis_ai.config.sections import ConfigSection, Count, CountOrZero, Finite, Positive, checked
 
 BENCHMARK = ConfigKind("benchmark", "A benchmark", "configs/benchmark", (), dict)
-_MODEL_TYPES = ("provider", "endpoint", "hosted")
 _PLATFORM_SECRETS = (
     *("DAYTONA_API_KEY", "DAYTONA_API_URL"),
     *("SKYPILOT_SERVICE_ACCOUNT_TOKEN", "SKYPILOT_API_SERVER_ENDPOINT"),
@@ -129,22 +128,16 @@ class BenchmarkConfig(ConfigSection):
     def _variables_are_not_secrets(
         cls, agents: list[BenchmarkAgent], info: ValidationInfo
     ) -> list[BenchmarkAgent]:
-        known: dict[str, Any] = {
-            "execution": BenchmarkExecution(),
-            "verifier": SecretNames(),
-            "env": {},
-            "secrets": SecretNames(),
-        }
-        known |= info.data  # without sections that have errors
-        env, shared = known["env"], {known["execution"].judge_api_key_secret, *known["verifier"].required}
+        config = cls.model_construct(**info.data)  # sections that have errors get their defaults
+        env, shared = config.env, {config.execution.judge_api_key_secret, *config.verifier.required}
         clashes = [
-            f"{name} is in both [env] and [secrets]" for name in known["secrets"].required if name in env
+            f"{name} is in both [env] and [secrets]" for name in config.secrets.required if name in env
         ]
         for position, agent in enumerate(agents):
             injected = {*agent.secrets, *shared}
             if agent.harness == "mini-swe-agent" and not isinstance(agent.model, HostedModel):
                 injected.add("MSWEA_API_KEY")
-            taken = sorted(injected & {*env, *agent.env})
+            taken = [name for name in sorted({*env, *agent.env}) if name in injected]
             clashes += [f"agents[{position}] has a variable and a secret named {name}" for name in taken]
         if clashes:
             raise ValueError("; ".join(clashes))
@@ -209,6 +202,5 @@ def _issue(detail: ErrorDetails) -> Issue:
         case "extra_forbidden":
             return Issue(key, "Unrecognized key", suggestion=closest(str(detail["loc"][-1]), _KEYS))
         case "union_tag_not_found" | "union_tag_invalid":
-            return Issue(f"{key}.type", f"must be one of {', '.join(_MODEL_TYPES)}")
-    message = detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be", 1)
-    return Issue(key, message)
+            return Issue(f"{key}.type", "must be one of provider, endpoint, hosted")
+    return Issue(key, describe_error(detail))

@@ -1,10 +1,11 @@
-"""All checks of a parsed config that need no network; they report every issue at once.
+"""The kinds of configs, and all checks of a parsed config that need no network; they report every issue at once.
 
 Models of training and of ``[advanced.execution]`` are imported only for configs that use them.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import Counter
@@ -44,10 +45,6 @@ class ConfigKind:
         """The section for each part of a submit's body, in the order of the body."""
         return {f"{section}_config": section for section in (*self.sections, "advanced", "env")}
 
-    def homes_of(self, key: str) -> list[str]:
-        """Return the sections that have a key."""
-        return [name for name, model in self.models().items() if key in model.model_fields]
-
 
 def _training_models() -> Mapping[str, type[ConfigSection]]:
     from osmosis_ai.config.training import TRAINER_SECTIONS
@@ -71,8 +68,33 @@ TRAINING = ConfigKind(
 )
 
 
+def all_sections() -> Mapping[str, type[ConfigSection]]:
+    """Return the model of every section of eval and training configs."""
+    return {**EVAL.models(), **TRAINING.models()}
+
+
+def commented_keys(section: str) -> str:
+    """Return every optional key as a commented-out line of TOML with its meaning."""
+    lines = []
+    for key, field in all_sections()[section].model_fields.items():
+        if not field.is_required():
+            value = field.examples[0] if field.examples else field.default
+            lines.append(f"{f'# {key} = {json.dumps(value)} '.ljust(41)}# {field.description}")
+    return "\n".join(lines)
+
+
+def keys_by_section() -> str:
+    """Return a Markdown table of the sections and the names of their keys."""
+    rows = [
+        f"| `[{name}]` | {', '.join(f'`{key}`' for key in model.model_fields)} |"
+        for name, model in all_sections().items()
+        if name != "advanced"
+    ]
+    return "\n".join(["| section | keys |", "|---|---|", *rows])
+
+
 def is_secret_name(name: str) -> bool:
-    """Tell whether ``name`` is a valid secret name; configs, the terminal and the platform use this rule."""
+    """Return whether ``name`` is a valid secret name; configs, the terminal and the platform use this rule."""
     return SECRET_NAME.fullmatch(name) is not None and len(name) <= LONGEST_SECRET_NAME
 
 
@@ -104,7 +126,7 @@ def _unknown_sections(document: Mapping[str, Any], kind: ConfigKind) -> Iterator
             continue
         other = next((other for other in (EVAL, TRAINING) if name in other.sections), None)
         if not isinstance(value, dict):
-            yield unknown_key(name, kind.homes_of(name), ())
+            yield unknown_key(name, kind.models(), ())
         elif other is not None:
             yield Issue(name, f"Unrecognized section; it belongs to configs in {other.directory}/")
         else:
@@ -112,10 +134,11 @@ def _unknown_sections(document: Mapping[str, Any], kind: ConfigKind) -> Iterator
 
 
 def _section_issues(document: Mapping[str, Any], kind: ConfigKind) -> Iterator[Issue]:
+    models = kind.models()
     for name in kind.sections:
         section = document.get(name)
         if isinstance(section, dict):
-            yield from table_issues(name, section, kind.models()[name], homes_of=kind.homes_of)
+            yield from table_issues(name, section, models[name], models)
         elif section is not None:
             yield Issue(name, f"must be a table, got {as_written(section)}")
         elif name == "experiment":
@@ -216,8 +239,6 @@ def read_settings(
     A key of ``[advanced]`` that looks like a misspelling of one of ours is an error; any other unknown key is for another
     trainer and has no effect.
     """
-    from pydantic import ValidationError
-
     from osmosis_ai.config.execution import EXECUTION
     from osmosis_ai.config.training import (
         OWN_RULES,
@@ -225,6 +246,7 @@ def read_settings(
         TINY_MODEL_LR,
         TRAINER_SECTIONS,
         TrainingSettings,
+        engine_problems,
     )
     from osmosis_ai.inference.catalog import base_model_of
 
@@ -240,9 +262,9 @@ def read_settings(
     issues: list[Issue] = []
     values: dict[str, Any] = {"ignored": ignored}
     for name, section in sections.items():
-        found = list(table_issues(name, section, TRAINER_SECTIONS[name], homes_of=TRAINING.homes_of))
+        found = list(table_issues(name, section, TRAINER_SECTIONS[name], TRAINING.models()))
         wrong = {issue.key for issue in found}
-        issues += map(_explain_sglang, found) if section.get("policy_engine") == "sglang" else found
+        issues += found
         values |= {key: value for key, value in section.items() if f"{name}.{key}" not in wrong}
     issues += [
         Issue(f"{section_of[key]}.{key}", rule)
@@ -251,14 +273,12 @@ def read_settings(
     ]
     if base_model_of(model_path_of(document) or "") == TINY_MODEL:
         values.setdefault("lr", TINY_MODEL_LR)
+    settings = TrainingSettings(**values)
     # If one of these keys is invalid, the intended engine is unknown.
     engine_keys = {"policy_engine", "vllm_url", "vllm_command", "rollout_top_p"}
     if engine_keys.isdisjoint(issue.key.rpartition(".")[2] for issue in issues):
-        try:
-            settings = TrainingSettings(**values)
-        except ValidationError as error:
-            problems = error.errors(include_url=False)[0]["ctx"]["problems"]
-            issues += [Issue(f"{section_of[key]}.{key}", message) for key, message in problems.items()]
+        problems = engine_problems(settings)
+        issues += [Issue(f"{section_of[key]}.{key}", message) for key, message in problems.items()]
     if issues:
         raise InvalidConfigError(TRAINING.name, shown_path, issues)
     return settings
@@ -301,10 +321,3 @@ def unknown_built_in(model_path: str) -> Issue | None:
         f"there is no built-in model `{model_path}`",
         suggestion=closest(model_path, served_models()),
     )
-
-
-def _explain_sglang(issue: Issue) -> Issue:
-    if issue.key != "advanced.policy_engine":
-        return issue
-    reason = "SGLang's documents do not say which log-probabilities it returns"
-    return replace(issue, message=f"{issue.message}; {reason}")

@@ -1,10 +1,7 @@
 """Decide files: the rules, baseline, slices and previews for the runs of an eval config.
 
-The file is next to the config, as `configs/eval/<name>.decide.toml`, so that the config contains only what a platform
-reads. It is never sent.
-
-A metric is described once, in :data:`METRICS`: which direction is better, and the scale of a margin. The rules of the
-file, those of the command line and the statistics use that description.
+`configs/eval/<name>.decide.toml` is next to its config and is never sent. :data:`METRICS` describes each metric once,
+for the rules of the file, those of the command line and the statistics.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ from pydantic import BeforeValidator, Field
 
 from osmosis_ai.config.checks import ConfigKind, document_issues, in_file_order
 from osmosis_ai.config.issues import InvalidConfigError, Issue, as_written, closest
-from osmosis_ai.config.sections import ConfigSection, checked
+from osmosis_ai.config.sections import ConfigSection, checked, setting
 from osmosis_ai.config.toml_text import parse_toml
 
 SUFFIX = ".decide.toml"
@@ -30,8 +27,6 @@ MOST_CONFIDENCE = 0.999999
 """The highest confidence level: beyond it, the quantile as a float is infinite."""
 LARGEST_REWARD = 1e100
 """The largest reward: the squares of larger ones overflow a float, so their variance is unknown."""
-MOST_TIMES = 10
-"""A margin of a ratio at or above this is probably meant as percent: 10 would allow eleven times the cost."""
 
 Scale = Literal["share", "value", "amount"]
 
@@ -64,8 +59,6 @@ METRICS: Mapping[str, Metric] = {
     )
 }
 """``cost_per_row`` is in USD, over all attempts of a row; ``tokens`` and ``latency`` (seconds) are per attempt."""
-SCORE_METRICS = ("reward", "pass_rate", "pass@K", "pass^K")
-"""Metrics that an attempt without a score could move in either direction."""
 
 
 def metric_named(name: str) -> Metric | None:
@@ -75,9 +68,9 @@ def metric_named(name: str) -> Metric | None:
 
 
 def needs_scores(name: str) -> bool:
-    """Tell whether a metric depends on the scores of attempts."""
+    """Return whether an attempt without a score could move a metric in either direction."""
     metric = metric_named(name)
-    return metric is not None and metric.name in SCORE_METRICS
+    return metric is not None and metric.name in ("reward", "pass_rate", "pass@K", "pass^K")
 
 
 def attempts_asked(name: str) -> int | None:
@@ -114,7 +107,7 @@ def margin_problem(
         return f"a margin is how much worse is still accepted, 0 or more, got {margin:g}"
     if metric.scale == "share" and margin >= 1:
         return f"a margin of {margin:g} accepts every run, because a share is from 0 to 1: write 3 points as 0.03"
-    if metric.scale == "amount" and margin >= MOST_TIMES:
+    if metric.scale == "amount" and margin >= 10:
         return f"a margin of {margin:g} accepts {1 + margin:g} times as much: write 10% as 0.1"
     low, high = reward_range or (-math.inf, math.inf)
     if metric.scale == "value" and margin >= high - low:
@@ -142,43 +135,30 @@ def _reward_range(value: Any) -> Any:
     raise ValueError("must be the lowest and the highest reward, such as [0, 1]")
 
 
-def _as_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
 class DecideSettings(ConfigSection):
     """`[decide]`: what a run is compared with, and how."""
 
-    against: Annotated[str, checked(_run_name_problem)] | None = Field(
-        default=None,
-        description="baseline: name or directory of a run, or `git:REF` for the newest finished run of a commit",
+    against: Annotated[str, checked(_run_name_problem)] | None = setting(
+        None, "baseline: name or directory of a run, or `git:REF` for the newest finished run of a commit"
     )
-    confidence: Annotated[float, Field(gt=0.5, le=MOST_CONFIDENCE)] = Field(
-        default=DEFAULT_CONFIDENCE, description="confidence level of every bound and interval"
+    confidence: Annotated[float, Field(gt=0.5, le=MOST_CONFIDENCE)] = setting(
+        DEFAULT_CONFIDENCE, "confidence level of every bound and interval"
     )
-    slices: Annotated[tuple[str, ...], BeforeValidator(_as_tuple), checked(_slices_problem)] = Field(
-        default=(), description="dataset columns whose values are checked separately"
+    slices: Annotated[tuple[str, ...], Field(strict=False), checked(_slices_problem)] = setting(
+        (), "dataset columns whose values are checked separately"
     )
-    reward_range: Annotated[tuple[float, float], BeforeValidator(_reward_range)] | None = Field(
-        default=None,
-        description="lowest and highest possible reward; required by rules on rewards if an attempt has no score",
+    reward_range: Annotated[tuple[float, float], BeforeValidator(_reward_range)] | None = setting(
+        None, "lowest and highest possible reward; required by rules on rewards if an attempt has no score"
     )
-    previews: bool = Field(
-        default=True,
-        description="whether `eval run` stores the start of each input and output for tables and search",
+    previews: bool = setting(
+        True, "whether `eval run` stores the start of each input and output for tables and search"
     )
 
 
+_RULES = ("min", "max", "margin")
 DECISIONS = ConfigKind(
-    "decide",
-    "A decide",
-    "configs/eval",
-    ("decide",),
-    lambda: {"decide": DecideSettings},
-    free=("min", "max", "margin"),
+    "decide", "A decide", "configs/eval", ("decide",), lambda: {"decide": DecideSettings}, free=_RULES
 )
-RuleSection = Literal["min", "max", "margin"]
-_RULES: tuple[RuleSection, ...] = ("min", "max", "margin")
 
 
 class Decisions(DecideSettings):
@@ -191,7 +171,7 @@ class Decisions(DecideSettings):
 
 
 def is_decide_file(path: Path) -> bool:
-    """Tell whether a file of `configs/eval/` is a decide file rather than a config."""
+    """Return whether a file of `configs/eval/` is a decide file rather than a config."""
     return path.name.endswith(SUFFIX)
 
 
@@ -208,24 +188,20 @@ def decided_config(decisions: Path) -> Path:
 def parse_decisions(text: str, shown: str) -> Decisions:
     """Parse a decide file."""
     document = parse_toml(text, shown)
-    issues = decision_issues(document)
+    issues = document_issues(document, DECISIONS)
+    settings = document.get("decide", {})
+    known = None
+    if isinstance(settings, dict) and all(issue.key != "decide.reward_range" for issue in issues):
+        known = settings.get("reward_range")
+    issues += [issue for section in _RULES for issue in _rule_issues(document, section, known)]
     if issues:
         raise InvalidConfigError(DECISIONS.name, shown, in_file_order(issues, text))
     minima, maxima, margins = (document.get(section, {}) for section in _RULES)
-    return Decisions(**document.get("decide", {}), minima=minima, maxima=maxima, margins=margins, shown=shown)
-
-
-def decision_issues(document: Mapping[str, Any]) -> list[Issue]:
-    """Return everything wrong in a decide file."""
-    issues = document_issues(document, DECISIONS)
-    decide = document.get("decide")
-    valid = isinstance(decide, dict) and all(issue.key != "decide.reward_range" for issue in issues)
-    known = decide.get("reward_range") if valid and isinstance(decide, dict) else None
-    return [*issues, *(issue for section in _RULES for issue in _rule_issues(document, section, known))]
+    return Decisions(**settings, minima=minima, maxima=maxima, margins=margins, shown=shown)
 
 
 def _rule_issues(
-    document: Mapping[str, Any], section: RuleSection, reward_range: tuple[float, float] | None
+    document: Mapping[str, Any], section: str, reward_range: tuple[float, float] | None
 ) -> Iterator[Issue]:
     rules = document.get(section, {})
     if not isinstance(rules, dict):
@@ -242,9 +218,9 @@ def _rule_issues(
                 limit = float(number)
             except OverflowError:  # an integer that is too large for a float
                 limit = math.inf
-            is_margin = section == "margin"
-            problem = (
-                margin_problem(metric, limit, reward_range) if is_margin else limit_problem(metric, limit)
-            )
+            if section == "margin":
+                problem = margin_problem(metric, limit, reward_range)
+            else:
+                problem = limit_problem(metric, limit)
             if problem:
                 yield Issue(key, problem)

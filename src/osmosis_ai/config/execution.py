@@ -1,7 +1,7 @@
 """``[advanced.execution]``: a run's requirements for the machine that executes it, for every kind of run.
 
-The table is not a section of the wire, so clients send it as written. Our platform checks it when a run is submitted,
-and so do commands that check a config. A run may request more isolation than a machine's default, never less.
+Clients send the table as written; our platform and the commands that check a config validate it. A run may request
+more isolation than a machine's default, never less.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, ValidationError
 
 from osmosis_ai.config.issues import Issue, as_written, closest, table_issues
-from osmosis_ai.config.sections import ConfigSection, Count, CountOrZero, Positive, matching
+from osmosis_ai.config.sections import ConfigSection, Count, CountOrZero, Positive, matching, setting
 from osmosis_ai.sandbox.isolation import ISOLATION_ENV, IsolationSetting
 from osmosis_ai.sandbox.network import Network
 
@@ -20,9 +20,6 @@ EXECUTION = "execution"
 """The table's key in ``[advanced]``."""
 PLACE = f"advanced.{EXECUTION}"
 MOST_SERVERS = 8
-MOST_WORKERS = 64
-MOST_LABELS = 16
-
 
 pool_name = matching(
     r"(?=.*[A-Za-z0-9])[A-Za-z0-9_.-]{1,64}",
@@ -32,40 +29,28 @@ label_name = matching(
     r"[A-Za-z0-9][A-Za-z0-9_.=:/-]{0,63}",
     "must be a label of workers, such as `a100` or `zone=eu`: letters, digits and `_.=:/-`, at most 64",
 )
-Label = Annotated[str, AfterValidator(label_name)]
 
 
 class ExecutionSection(ConfigSection):
     """`[advanced.execution]`: where a run is executed, and what its rollouts may access there."""
 
-    cpus: Positive | None = Field(default=None, description="required processors")
-    gpus: CountOrZero | None = Field(default=None, description="required GPUs")
-    memory_gb: Positive | None = Field(default=None, description="memory of all rollouts together, in GiB")
-    pool: Annotated[str, AfterValidator(pool_name)] | None = Field(
-        default=None, description="pool of workers for the run"
+    cpus: Positive | None = setting(None, "required processors")
+    gpus: CountOrZero | None = setting(None, "required GPUs")
+    memory_gb: Positive | None = setting(None, "memory of all rollouts together, in GiB")
+    pool: Annotated[str, AfterValidator(pool_name)] | None = setting(None, "pool of workers for the run")
+    labels: Annotated[list[Annotated[str, AfterValidator(label_name)]], Field(max_length=16)] | None = (
+        setting(None, "labels that a worker of the pool must have")
     )
-    labels: Annotated[list[Label], Field(max_length=MOST_LABELS)] | None = Field(
-        default=None, description="labels that a worker of the pool must have"
+    network: Network | None = setting(
+        None, "network of rollouts: that of the machine (`host`) or only the run's model (`none`)"
     )
-    network: Network | None = Field(
-        default=None,
-        description="network of rollouts: that of the machine (`host`) or only the run's model (`none`)",
+    isolation: IsolationSetting | None = setting(None, "whether rollouts require a sandbox; `off` is refused")
+    servers: Annotated[int, Field(ge=1, le=MOST_SERVERS)] | None = setting(None, "rollout servers of the run")
+    workers: Annotated[int, Field(ge=1, le=64)] | None = setting(
+        None, "workers that share the rows of an evaluation"
     )
-    isolation: IsolationSetting | None = Field(
-        default=None, description="whether rollouts require a sandbox; `off` is refused"
-    )
-    servers: Annotated[int, Field(ge=1, le=MOST_SERVERS)] | None = Field(
-        default=None, description="rollout servers of the run"
-    )
-    workers: Annotated[int, Field(ge=1, le=MOST_WORKERS)] | None = Field(
-        default=None, description="workers that share the rows of an evaluation"
-    )
-    max_cost: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
-        default=None, description="US dollars after which an evaluation on the platform ends"
-    )
-    max_tokens: Count | None = Field(
-        default=None, description="tokens after which an evaluation on the platform ends"
-    )
+    max_cost: Positive | None = setting(None, "US dollars after which an evaluation on the platform ends")
+    max_tokens: Count | None = setting(None, "tokens after which an evaluation on the platform ends")
 
     @property
     def needs_sandbox(self) -> bool:
@@ -106,7 +91,7 @@ def execution_issues(document: Mapping[str, Any], kind: str = "eval") -> Iterato
 
 
 def is_of_our_table(issue: Issue, advanced: Mapping[str, Any]) -> bool:
-    """Tell whether an issue is about the execution table: one with any of our keys, possibly misspelled, or a value in
+    """Return whether an issue is about the execution table: one with any of our keys, possibly misspelled, or a value in
     its place that is not a table.
     """
     section, _, rest = issue.key.partition(".")

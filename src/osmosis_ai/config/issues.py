@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import PurePath
@@ -60,10 +60,9 @@ def table_issues(
     name: str,
     table: Mapping[str, Any],
     model: type[BaseModel],
-    *,
-    homes_of: Callable[[str], Iterable[str]] = lambda _: (),
+    others: Mapping[str, type[BaseModel]] | None = None,
 ) -> Iterator[Issue]:
-    """Yield the issues of one table, key by key; ``homes_of`` returns the tables where an undeclared key belongs."""
+    """Yield the issues of one table, key by key; an undeclared key may belong in one of the ``others``."""
     from pydantic import ValidationError
 
     try:
@@ -76,46 +75,60 @@ def table_issues(
             if detail["type"] == "missing":
                 yield Issue(f"{name}.{key}", f"Missing '{key}' in [{name}] section")
             elif detail["type"] == "extra_forbidden":
-                yield unknown_key(f"{name}.{key}", homes_of(key), model.model_fields)
+                yield unknown_key(f"{name}.{key}", others or {}, model.model_fields)
             else:
                 declared = model.model_json_schema()["properties"][key]
                 yield _value_issue(f"{name}.{key}", table[key], declared, detail)
 
 
-def unknown_key(key: str, homes: Iterable[str], known: Iterable[str]) -> Issue:
+def unknown_key(key: str, tables: Mapping[str, type[BaseModel]], known: Iterable[str]) -> Issue:
     """Return the issue of an unknown key, which may be misspelled or in the wrong table."""
     name = key.rpartition(".")[2]
-    if places := " or ".join(f"[{home}]" for home in homes):
+    if places := " or ".join(f"[{table}]" for table, model in tables.items() if name in model.model_fields):
         return Issue(key, f"Unrecognized key; `{name}` belongs in {places}")
     return Issue(key, "Unrecognized key", suggestion=closest(name, known))
 
 
 def _value_issue(key: str, value: Any, declared: Mapping[str, Any], error: ErrorDetails) -> Issue:
     """Describe a failed validation of one value in the terms of a config."""
-    choices = choices_of(declared)
+    if error["type"] == "literal_error":
+        choices = choices_of(declared)
+        suggestion = closest(value, choices) if isinstance(value, str) else None
+        problem = f"must be one of {', '.join(choices)}, got {as_written(value)}"
+        return Issue(key, problem, suggestion=suggestion)
+    if len(members(declared)) > 1:
+        return Issue(key, f"must be {type_in_words(declared)}, got {as_written(value)}")
+    if error["type"] in ("value_error", "too_long"):
+        return Issue(key, describe_error(error))
+    return Issue(key, f"{describe_error(error)}, got {as_written(error['input'])}")
+
+
+def describe_error(error: ErrorDetails) -> str:
+    """Describe a failed validation in the terms of a config, without the value."""
     context: Mapping[str, Any] = error.get("ctx") or {}
+    if error["type"] == "value_error":
+        return str(context["error"])
     expected = {
-        "literal_error": f"one of {', '.join(choices)}",
+        "literal_error": context.get("expected"),
         "string_type": "a string",
         "int_type": "an integer",
         "int_from_float": "an integer",
         "float_type": "a number",
         "bool_type": "true or false",
         "list_type": "an array",
+        "tuple_type": "an array",
+        "dict_type": "a table",
+        "model_type": "a table",
+        "model_attributes_type": "a table",
         "finite_number": "a finite number",
+        "too_short": f"an array of {context.get('min_length')} or more items",
+        "too_long": f"an array of at most {context.get('max_length')} items",
         "greater_than": f"greater than {context.get('gt', 0):g}",
         "greater_than_equal": f"at least {context.get('ge', 0):g}",
         "less_than": f"less than {context.get('lt', 0):g}",
         "less_than_equal": f"at most {context.get('le')}",
     }.get(error["type"])
-    if error["type"] == "literal_error":
-        suggestion = closest(value, choices) if isinstance(value, str) else None
-        return Issue(key, f"must be {expected}, got {as_written(value)}", suggestion=suggestion)
-    if len(members(declared)) > 1:
-        return Issue(key, f"must be {type_in_words(declared)}, got {as_written(value)}")
-    if error["type"] == "value_error":
-        return Issue(key, str(context["error"]))
-    return Issue(key, f"must be {expected}, got {as_written(error['input'])}" if expected else error["msg"])
+    return f"must be {expected}" if expected else error["msg"]
 
 
 def members(declared: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -48,7 +48,7 @@ def matching(pattern: str, problem: str) -> Callable[[str], str]:
     return check
 
 
-def _filled_in(meaning: str) -> AfterValidator:
+def _not_blank(meaning: str) -> AfterValidator:
     def problem(value: str) -> str | None:
         if not value.strip():
             return f"must not be empty: it is {meaning}"
@@ -104,6 +104,11 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
+def setting(default: Any, description: str, *, example: Any = None) -> Any:
+    """Declare an optional key: its default, its meaning, and an example if the default says little."""
+    return Field(default=default, description=description, examples=None if example is None else [example])
+
+
 class ConfigSection(BaseModel):
     """A table of a config; missing keys get their declared defaults."""
 
@@ -117,48 +122,40 @@ class Experiment(ConfigSection):
     entrypoint: Annotated[str, checked(entrypoint_problem)] = Field(
         description="script in it that serves the agent, usually `main.py`; or `server://NAME` for a remote agent"
     )
-    model_path: Annotated[str, _filled_in("the name of a model, such as openai/gpt-5-mini")] = Field(
+    model_path: Annotated[str, _not_blank("the name of a model, such as openai/gpt-5-mini")] = Field(
         description="LiteLLM-style name of the model"
     )
     dataset: Annotated[
         str,
         AfterValidator(_not_a_path),
-        _filled_in("the name of a dataset: a file in data/ without its extension, or one on the platform"),
+        _not_blank("the name of a dataset: a file in data/ without its extension, or one on the platform"),
     ] = Field(description="name of the dataset")
-    branch: Annotated[str, AfterValidator(_branch)] | None = Field(
-        default=None, examples=["main"], description="branch of the code for platform runs"
+    branch: Annotated[str, AfterValidator(_branch)] | None = setting(
+        None, "branch of the code for platform runs", example="main"
     )
-    commit_sha: Annotated[str, AfterValidator(_commit_sha)] | None = Field(
-        default=None,
-        examples=["0123abc"],
-        description="commit of the code for platform runs, 7 to 40 hexadecimal digits; not with `branch`",
+    commit_sha: Annotated[str, AfterValidator(_commit_sha)] | None = setting(
+        None,
+        "commit of the code for platform runs, 7 to 40 hexadecimal digits; not with `branch`",
+        example="0123abc",
     )
 
 
 class EvaluationSettings(ConfigSection):
     """`[evaluation]`: how much is evaluated, and the threshold for passing."""
 
-    limit: Count | None = Field(
-        default=None,
-        examples=[200],
-        description="number of first rows (default: all with `eval run`, a random 10% on a platform)",
+    limit: Count | None = setting(
+        None, "number of first rows (default: all with `eval run`, a random 10% on a platform)", example=200
     )
-    n: Count = Field(default=1, description="attempts per row; more than 1 estimates pass@k")
-    batch_size: Count | None = Field(
-        default=None,
-        examples=[32],
-        description="concurrent rollouts (default: as many as the rollout's server accepts)",
+    n: Count = setting(1, "attempts per row; more than 1 estimates pass@k")
+    batch_size: Count | None = setting(
+        None, "concurrent rollouts (default: as many as the rollout's server accepts)", example=32
     )
-    pass_threshold: Finite = Field(default=1.0, description="lowest reward that passes")
-    agent_workflow_timeout_s: Positive | None = Field(
-        default=None,
-        examples=[450],
-        description="time limit of one attempt of the agent, in seconds (default: one hour)",
+    pass_threshold: Finite = setting(1.0, "lowest reward that passes")
+    agent_workflow_timeout_s: Positive | None = setting(
+        None, "time limit of one attempt of the agent, in seconds (default: one hour)", example=450
     )
-    grader_timeout_s: Positive | None = Field(
-        default=None,
-        examples=[150],
-        description="time limit of grading one attempt, in seconds (default: one hour)",
+    grader_timeout_s: Positive | None = setting(
+        None, "time limit of grading one attempt, in seconds (default: one hour)", example=150
     )
 
 

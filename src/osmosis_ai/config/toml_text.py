@@ -113,13 +113,15 @@ def config_text(parts: Mapping[str, Any]) -> str:
     """Return a config as TOML; null and values without a TOML form are omitted."""
     import tomli_w
 
-    return tomli_w.dumps({name.removesuffix("_config"): value for name, value in _known(parts).items()})
+    return tomli_w.dumps(
+        {name.removesuffix("_config"): value for name, value in _without_nulls(parts).items()}
+    )
 
 
-def _known(value: Any) -> Any:
+def _without_nulls(value: Any) -> Any:
     """Return a value without nulls, also inside it."""
     if isinstance(value, Mapping):
-        return {str(key): _known(item) for key, item in value.items() if item is not None}
+        return {str(key): _without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, (list, tuple)):
-        return [_known(item) for item in value if item is not None]
+        return [_without_nulls(item) for item in value if item is not None]
     return value

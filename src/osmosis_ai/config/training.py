@@ -1,8 +1,7 @@
 """The sections and keys of a training config, and the settings that they form together.
 
 ``[training]``, ``[sampling]`` and ``[checkpoints]`` apply to every platform; the keys of ``[advanced]`` are those of
-this release's trainer. Lengths are in tokens, intervals in steps, timeouts in seconds. Settings are validated when
-they are created.
+this release's trainer. Lengths are in tokens, intervals in steps, timeouts in seconds.
 """
 
 from __future__ import annotations
@@ -11,9 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
 
-from osmosis_ai.config.sections import ConfigSection, Count, CountOrZero, NotNegative, Positive
+from osmosis_ai.config.sections import ConfigSection, Count, CountOrZero, NotNegative, Positive, setting
 from osmosis_ai.inference.catalog import FormatName
 
 LossType = Literal["grpo", "dapo", "dr_grpo", "gspo"]
@@ -41,126 +39,99 @@ MAY_CHANGE = "may change when a run resumes"
 class TrainingSection(ConfigSection):
     """`[training]`: the optimiser and the size of a step."""
 
-    lr: Positive = Field(default=DEFAULT_LR, description="learning rate of AdamW")
-    total_epochs: Annotated[Count, MAY_CHANGE] = Field(default=1, description="passes over the dataset")
-    n_samples_per_prompt: Count = Field(
-        default=8, description="attempts per prompt, compared with each other"
-    )
-    rollout_batch_size: Count = Field(default=32, description="prompts per step")
-    max_prompt_length: Count = Field(default=8192, description="longest accepted prompt")
-    max_response_length: Count = Field(
-        default=8192, description="most sampled tokens per call and per rollout"
-    )
-    agent_workflow_timeout_s: Positive = Field(
-        default=450.0, description="time limit of one attempt of the agent"
-    )
-    grader_timeout_s: Positive = Field(default=150.0, description="time limit of grading one attempt")
+    lr: Positive = setting(DEFAULT_LR, "learning rate of AdamW")
+    total_epochs: Annotated[Count, MAY_CHANGE] = setting(1, "passes over the dataset")
+    n_samples_per_prompt: Count = setting(8, "attempts per prompt, compared with each other")
+    rollout_batch_size: Count = setting(32, "prompts per step")
+    max_prompt_length: Count = setting(8192, "longest accepted prompt")
+    max_response_length: Count = setting(8192, "most sampled tokens per call and per rollout")
+    agent_workflow_timeout_s: Positive = setting(450.0, "time limit of one attempt of the agent")
+    grader_timeout_s: Positive = setting(150.0, "time limit of grading one attempt")
 
 
 class SamplingSection(ConfigSection):
     """`[sampling]`: how the policy is sampled during training."""
 
-    rollout_temperature: NotNegative = Field(default=1.0, description="sampling temperature")
-    rollout_top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = Field(
-        default=1.0, description="nucleus sampling; below 1 the importance ratios are biased"
+    rollout_temperature: NotNegative = setting(1.0, "sampling temperature")
+    rollout_top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = setting(
+        1.0, "nucleus sampling; below 1 the importance ratios are biased"
     )
 
 
 class CheckpointsSection(ConfigSection):
     """`[checkpoints]`: when the policy is validated and saved."""
 
-    eval_interval: Annotated[Count, MAY_CHANGE] = Field(default=10, description="steps between validations")
-    checkpoint_save_freq: Annotated[Count, MAY_CHANGE] = Field(
-        default=20, description="steps between saved checkpoints"
-    )
+    eval_interval: Annotated[Count, MAY_CHANGE] = setting(10, "steps between validations")
+    checkpoint_save_freq: Annotated[Count, MAY_CHANGE] = setting(20, "steps between saved checkpoints")
 
 
 class AdvancedSection(ConfigSection):
     """The keys of `[advanced]` for this release's trainer; keys for others are sent as written."""
 
     # the objective
-    loss_type: LossType = Field(default="dapo", description="the policy loss")
-    clip_low: Positive = Field(default=0.2, description="how far below 1 a ratio may fall (gspo: 3e-4)")
-    clip_high: Positive = Field(default=0.28, description="how far above 1 a ratio may rise (gspo: 4e-4)")
-    kl_coef: NotNegative = Field(default=0.0, description="weight of the KL divergence from the base model")
-    kl_interval: CountOrZero = Field(
-        default=10, description="steps between measurements of the KL divergence when kl_coef is 0; 0: never"
+    loss_type: LossType = setting("dapo", "the policy loss")
+    clip_low: Positive = setting(0.2, "how far below 1 a ratio may fall (gspo: 3e-4)")
+    clip_high: Positive = setting(0.28, "how far above 1 a ratio may rise (gspo: 4e-4)")
+    kl_coef: NotNegative = setting(0.0, "weight of the KL divergence from the base model")
+    kl_interval: CountOrZero = setting(
+        10, "steps between measurements of the KL divergence when kl_coef is 0; 0: never"
     )
-    importance_cap: Positive | None = Field(
-        default=None,
-        description="cap of the importance weights that correct for another serving engine (default with vLLM: 2)",
+    importance_cap: Positive | None = setting(
+        None, "cap of the importance weights that correct for another serving engine (default with vLLM: 2)"
     )
-    logprob_gap_limit: Annotated[float, Field(gt=0)] | None = Field(
-        default=None,
-        description="refuse a step when log-probabilities of learner and server differ by more; default 1e-4 for the "
+    logprob_gap_limit: Annotated[float, Field(gt=0)] | None = setting(
+        None,
+        "refuse a step when log-probabilities of learner and server differ by more; default 1e-4 for the "
         "built-in model, 1e-2 for others in float32, otherwise no limit",
     )
     # truncated attempts
-    on_truncation: WhenCutOff = Field(
-        default="grade",
-        description="rollouts that reached max_response_length: exclude, count as zero, or grade",
+    on_truncation: WhenCutOff = setting(
+        "grade", "rollouts that reached max_response_length: exclude, count as zero, or grade"
     )
-    on_timeout: WhenCutOff = Field(
-        default="exclude",
-        description="rollouts whose agent timed out: exclude, count as zero, or grade",
+    on_timeout: WhenCutOff = setting(
+        "exclude", "rollouts whose agent timed out: exclude, count as zero, or grade"
     )
     # the policy's engine
-    policy_engine: EngineName = Field(
-        default="torch", description="sampling engine: this process (torch) or a vLLM server (vllm)"
+    policy_engine: EngineName = setting(
+        "torch", "sampling engine: this process (torch) or a vLLM server (vllm)"
     )
-    vllm_url: Annotated[str | None, MAY_CHANGE] = Field(
-        default=None, description="a running vLLM server, without /v1; it must see the run's directory"
+    vllm_url: Annotated[str | None, MAY_CHANGE] = setting(
+        None, "a running vLLM server, without /v1; it must see the run's directory"
     )
-    vllm_command: Annotated[str | list[str] | None, MAY_CHANGE] = Field(
-        default=None,
-        description="alternatively, the command that starts vLLM in its own environment: .../bin/vllm",
+    vllm_command: Annotated[str | list[str] | None, MAY_CHANGE] = setting(
+        None, "alternatively, the command that starts vLLM in its own environment: .../bin/vllm"
     )
-    vllm_args: Annotated[list[str], MAY_CHANGE] = Field(
-        default=[], description="further arguments of `vllm serve`"
-    )
-    vllm_start_timeout_s: Annotated[Positive, MAY_CHANGE] = Field(
-        default=1800.0, description="time limit for vLLM to load the model"
+    vllm_args: Annotated[list[str], MAY_CHANGE] = setting([], "further arguments of `vllm serve`")
+    vllm_start_timeout_s: Annotated[Positive, MAY_CHANGE] = setting(
+        1800.0, "time limit for vLLM to load the model"
     )
     # the model
-    allow_download: Annotated[bool, MAY_CHANGE] = Field(
-        default=False, description="download a missing model from the Hugging Face Hub"
+    allow_download: Annotated[bool, MAY_CHANGE] = setting(
+        False, "download a missing model from the Hugging Face Hub"
     )
-    tool_call_format: FormatName | None = Field(
-        default=None,
-        description="format of the model's tool calls (default: detected from its chat template)",
+    tool_call_format: FormatName | None = setting(
+        None, "format of the model's tool calls (default: detected from its chat template)"
     )
-    learner_processes: Annotated[Count, MAY_CHANGE] = Field(
-        default=1,
-        description="learner processes, one for each GPU; `torchrun` can start them too",
+    learner_processes: Annotated[Count, MAY_CHANGE] = setting(
+        1, "learner processes, one for each GPU; `torchrun` can start them too"
     )
-    shard_model: Annotated[bool, MAY_CHANGE] = Field(
-        default=False,
-        description="shard the frozen model over these GPUs (FSDP2) if one GPU is too small; requires vLLM",
+    shard_model: Annotated[bool, MAY_CHANGE] = setting(
+        False, "shard the frozen model over these GPUs (FSDP2) if one GPU is too small; requires vLLM"
     )
     # the adapter
-    lora_rank: Count = Field(default=16, description="rank of the adapter's matrices")
-    lora_alpha: Positive = Field(default=32.0, description="scale of the adapter: alpha / rank")
-    lora_targets: str | list[str] = Field(default="all-linear", description="the layers that get an adapter")
+    lora_rank: Count = setting(16, "rank of the adapter's matrices")
+    lora_alpha: Positive = setting(32.0, "scale of the adapter: alpha / rank")
+    lora_targets: str | list[str] = setting("all-linear", "the layers that get an adapter")
     # the optimiser
-    weight_decay: NotNegative = Field(default=0.0, description="weight decay of AdamW on the adapter")
-    adam_beta2: Annotated[float, Field(gt=0, lt=1)] = Field(default=0.99, description="beta2 of AdamW")
-    warmup_steps: CountOrZero = Field(
-        default=0, description="updates over which the learning rate rises to lr"
-    )
-    grad_clip: Positive = Field(default=1.0, description="largest gradient norm")
-    micro_batch_tokens: Count = Field(
-        default=8192, description="tokens per forward and backward pass, including padding"
-    )
+    weight_decay: NotNegative = setting(0.0, "weight decay of AdamW on the adapter")
+    adam_beta2: Annotated[float, Field(gt=0, lt=1)] = setting(0.99, "beta2 of AdamW")
+    warmup_steps: CountOrZero = setting(0, "updates over which the learning rate rises to lr")
+    grad_clip: Positive = setting(1.0, "largest gradient norm")
+    micro_batch_tokens: Count = setting(8192, "tokens per forward and backward pass, including padding")
     # the run
-    seed: CountOrZero = Field(
-        default=0, description="random seed of data order, sampling and the adapter's initial weights"
-    )
-    max_steps: Annotated[Count | None, MAY_CHANGE] = Field(
-        default=None, description="stop after this many steps"
-    )
-    max_staleness: CountOrZero = Field(
-        default=0, description="most updates between sampling a batch and learning from it"
-    )
+    seed: CountOrZero = setting(0, "random seed of data order, sampling and the adapter's initial weights")
+    max_steps: Annotated[Count | None, MAY_CHANGE] = setting(None, "stop after this many steps")
+    max_staleness: CountOrZero = setting(0, "most updates between sampling a batch and learning from it")
 
 
 OWN_RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
@@ -199,12 +170,6 @@ class TrainingSettings(AdvancedSection, CheckpointsSection, SamplingSection, Tra
         if values.get("policy_engine") == "vllm":
             implied["importance_cap"] = VLLM_IMPORTANCE_CAP
         return {**implied, **values}
-
-    @model_validator(mode="after")
-    def _engine_is_whole(self) -> TrainingSettings:
-        if problems := _engine_problems(self):
-            raise PydanticCustomError("together", "the engine's settings do not fit", {"problems": problems})
-        return self
 
     @property
     def normalise_advantages(self) -> bool:
@@ -270,7 +235,7 @@ class TrainingSettings(AdvancedSection, CheckpointsSection, SamplingSection, Tra
         return [f"{clips}: {once} the ratio is 1."] if named else []
 
 
-def _engine_problems(settings: TrainingSettings) -> dict[str, str]:
+def engine_problems(settings: TrainingSettings) -> dict[str, str]:
     """Return, by key, the problems of settings that are valid individually but not in combination."""
     places = {"vllm_url": settings.vllm_url, "vllm_command": settings.vllm_command}
     named = [key for key, value in places.items() if value]

@@ -19,10 +19,11 @@ import orjson
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
-from osmosis_ai.controller.model_proxy import refusal
+from osmosis_ai.controller.model_proxy import RefusedCallError
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.llm.replies import dumps, loads
 from osmosis_ai.processes import open_server_session, server_url
+from osmosis_ai.processes.addresses import describe_bind_error, listen
 from osmosis_ai.retry_after import retry_after_s
 from osmosis_ai.rollout.driver import RolloutDriver, RolloutOutcome, RolloutRunRequest
 from osmosis_ai.rollout.types import GraderCompleteRequest, RolloutCompleteRequest, RolloutStatus
@@ -88,10 +89,9 @@ def duplicate_callback_payload(first: BaseModel, second: BaseModel) -> bool:
     return first == second
 
 
-# A server repeats a callback for some minutes. Beyond the first limit an id is forgotten; beyond the second an old
-# acknowledgment (one with token ids is large) shrinks to `{"ok": true}`.
-REMEMBERED_ROLLOUTS = 16_384
-REMEMBERED_ACKNOWLEDGMENT_BYTES = 8 * 1024 * 1024
+# A server repeats a callback for some minutes. Acknowledgments with token ids are large.
+REMEMBERED_BYTES = 64 << 20
+_ENTRY_BYTES = 256
 
 
 @dataclass(slots=True)
@@ -117,9 +117,8 @@ class CallbackStore:
         self._on_terminal_commit = on_terminal_commit
         self._acknowledge_completion = acknowledge_completion
         self._rollouts: dict[str, _Rollout] = {}
-        self._finished: OrderedDict[str, None] = OrderedDict()
-        self._acknowledgments: OrderedDict[str, bytes] = OrderedDict()
-        self._acknowledgment_bytes = 0
+        self._finished: OrderedDict[str, bytes] = OrderedDict()
+        self._finished_bytes = 0
 
     async def register(self, rollout_id: str) -> None:
         """Expect callbacks for a rollout; call it before dispatching it."""
@@ -129,16 +128,16 @@ class CallbackStore:
 
     async def handle_completion(self, rollout_id: str, request: RolloutCompleteRequest) -> Acknowledgment:
         """Remember how the workflow ended; this alone never ends a rollout."""
-        if rollout_id in self._finished:
-            return self._finished_acknowledgment(rollout_id)
+        if (finished := self._finished_acknowledgment(rollout_id)) is not None:
+            return finished
         rollout = self._find(rollout_id)
         rollout.completion = _first("completion", rollout.completion, request)
         return rollout.result.acknowledgment if rollout.result else self._acknowledge_completion(rollout_id)
 
     async def handle_grader(self, rollout_id: str, request: GraderCompleteRequest) -> Acknowledgment:
         """Commit the grader's result, or join the running commit, and return the acknowledgment."""
-        if rollout_id in self._finished:
-            return self._finished_acknowledgment(rollout_id)
+        if (finished := self._finished_acknowledgment(rollout_id)) is not None:
+            return finished
         rollout = self._find(rollout_id)
         rollout.grader = _first("grader", rollout.grader, request)
         return (await self._reach_terminal(rollout_id, "grader", _OK)).acknowledgment
@@ -229,22 +228,16 @@ class CallbackStore:
         rollout = self._rollouts.pop(rollout_id, None)
         if rollout is None or rollout.result is None:
             return
-        self._finished[rollout_id] = None
-        if len(self._finished) > REMEMBERED_ROLLOUTS:
-            forgotten, _ = self._finished.popitem(last=False)
-            self._acknowledgment_bytes -= len(self._acknowledgments.pop(forgotten, b""))
-        if rollout.result.acknowledgment != _OK:
-            # A copy of the exact size: orjson's own result keeps the kilobytes of its write buffer.
-            encoded = bytes(memoryview(_encode(rollout.result.acknowledgment)))
-            self._acknowledgments[rollout_id] = encoded
-            self._acknowledgment_bytes += len(encoded)
-        while self._acknowledgment_bytes > REMEMBERED_ACKNOWLEDGMENT_BYTES:
-            _, oldest = self._acknowledgments.popitem(last=False)
-            self._acknowledgment_bytes -= len(oldest)
+        # A copy of the exact size: orjson's own result keeps the kilobytes of its write buffer.
+        self._finished[rollout_id] = encoded = bytes(memoryview(_encode(rollout.result.acknowledgment)))
+        self._finished_bytes += len(encoded) + _ENTRY_BYTES
+        while self._finished_bytes > REMEMBERED_BYTES:
+            _, oldest = self._finished.popitem(last=False)
+            self._finished_bytes -= len(oldest) + _ENTRY_BYTES
 
-    def _finished_acknowledgment(self, rollout_id: str) -> Acknowledgment:
-        encoded = self._acknowledgments.get(rollout_id)
-        return _OK if encoded is None else orjson.loads(encoded)
+    def _finished_acknowledgment(self, rollout_id: str) -> Acknowledgment | None:
+        encoded = self._finished.get(rollout_id)
+        return None if encoded is None else orjson.loads(encoded)
 
 
 def _first(channel: str, first: CallbackT | None, request: CallbackT) -> CallbackT:
@@ -257,9 +250,6 @@ def _first(channel: str, first: CallbackT | None, request: CallbackT) -> Callbac
 
 
 ADMISSION_TIMEOUT_S = 60.0
-CANCEL_TIMEOUT_S = 5.0
-RETRY_AFTER_DEFAULT_S = 1.0
-MIN_RETRY_AFTER_S, MAX_RETRY_AFTER_S = 0.05, 60.0
 MAX_REPLY_BYTES = 1024 * 1024
 
 
@@ -350,9 +340,7 @@ class CallbackRolloutDriver(RolloutDriver):
                     status_code=reply.status,
                 )
             wait_s = retry_after_s(reply.headers)
-            if wait_s is None:
-                wait_s = RETRY_AFTER_DEFAULT_S
-            await asyncio.sleep(min(max(wait_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S))
+            await asyncio.sleep(1.0 if wait_s is None else min(max(wait_s, 0.05), 60.0))
 
 
 class HttpRolloutDriver(CallbackRolloutDriver):
@@ -401,10 +389,9 @@ class HttpRolloutDriver(CallbackRolloutDriver):
         await self._post_admission(server_url(self._base_url, "/rollout"), body)
 
     async def _request_cancel(self, rollout_id: str) -> None:
-        url, body = server_url(self._base_url, "/rollout/cancel"), {"ids": [rollout_id]}
-        timeout = aiohttp.ClientTimeout(total=CANCEL_TIMEOUT_S)
+        url, timeout = server_url(self._base_url, "/rollout/cancel"), aiohttp.ClientTimeout(total=5.0)
         try:
-            async with self._client().post(url, json=body, timeout=timeout) as reply:
+            async with self._client().post(url, json={"ids": [rollout_id]}, timeout=timeout) as reply:
                 await reply.read()
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             logger.debug("could not cancel rollout %s on its server: %s", rollout_id, error)
@@ -528,11 +515,9 @@ def _encode(content: object) -> bytes:
 
 
 LOOPBACK = "127.0.0.1"
-BACKLOG = 2048
 # Only processes of this run connect. If this side closed idle connections, a client that reuses one at that moment
 # would lose its callback.
 KEEP_ALIVE_S = 3600.0
-SHUTDOWN_GRACE_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -559,20 +544,18 @@ class CallbackAddress:
 
     def socket(self) -> socket.socket:
         """Listen on the first free port."""
-        listen, reason = self.listen or self.host, ""
-        family = socket.AF_INET6 if ":" in listen else socket.AF_INET
+        host, reason = self.listen or self.host, ""
         for port in range(self.ports[0], self.ports[1] + 1):
             try:
-                return socket.create_server((listen, port), family=family, backlog=BACKLOG)
+                return listen(host, port)
             except (OSError, UnicodeError) as error:
-                reason = getattr(error, "strerror", None) or str(error)
-        message = f"the callback listener cannot listen on {listen} ({reason})."
-        if self == CallbackAddress():
-            raise OsmosisError(message)
+                reason = describe_bind_error(error)
         hint = (
             "set OSMOSIS_BRIDGE_LISTEN to an address of this machine, and OSMOSIS_BRIDGE_PORTS to free ports"
         )
-        raise OsmosisError(message, hint=hint)
+        is_default = self == CallbackAddress()
+        message = f"the callback listener cannot listen on {host} ({reason})."
+        raise OsmosisError(message, hint=None if is_default else hint)
 
 
 class HasRoutes(Protocol):
@@ -609,15 +592,12 @@ class CallbackListener:
 
     async def start(self) -> None:
         """Listen on a free loopback port, or on the configured address."""
+        listening = self._address.socket()
         self._runner = web.AppRunner(
-            self._app, access_log=None, keepalive_timeout=KEEP_ALIVE_S, shutdown_timeout=SHUTDOWN_GRACE_S
+            self._app, access_log=None, keepalive_timeout=KEEP_ALIVE_S, shutdown_timeout=2.0
         )
-        try:
-            await self._runner.setup()
-            await self.listen_on(self._address.socket())
-        except BaseException:
-            await self.stop()
-            raise
+        await self._runner.setup()
+        await self.listen_on(listening)
 
     async def stop(self) -> None:
         """Stop listening; running requests get a moment to end."""
@@ -635,7 +615,7 @@ class CallbackListener:
     async def listen_on(self, listening: socket.socket) -> Callable[[], Awaitable[None]]:
         """Serve one more socket, such as one on a sandbox's loopback; return the function that stops it."""
         assert self._runner is not None
-        site = web.SockSite(self._runner, listening, backlog=BACKLOG)
+        site = web.SockSite(self._runner, listening, backlog=2048)
         await site.start()
         return site.stop
 
@@ -665,7 +645,7 @@ class CallbackListener:
 def _bridge_handler(handler: Any, token: str) -> Handler:
     async def handle(request: web.Request) -> web.StreamResponse:
         if not _has_token(request, token):
-            return refusal(401, _WRONG_TOKEN, "invalid_api_key")
+            raise RefusedCallError(401, _WRONG_TOKEN, "invalid_api_key")
         response: web.StreamResponse = await handler(request)
         return response
 

@@ -10,8 +10,8 @@ import platform
 import re
 import secrets
 import shutil
-import subprocess
 import sys
+import tempfile
 import threading
 import time
 import zipfile
@@ -30,7 +30,7 @@ from osmosis_ai.errors import OsmosisError, install_command
 from osmosis_ai.files import remove_tree
 from osmosis_ai.installation import DISTRIBUTION
 from osmosis_ai.process_environment import PACKAGE_PREFIXES, build_environment
-from osmosis_ai.processes import program_start
+from osmosis_ai.processes import ChildProcess
 from osmosis_ai.sandbox import Sandbox, SandboxedProgram, interpreter_places
 from osmosis_ai.sandbox.bubblewrap import reachable_as
 
@@ -40,7 +40,6 @@ else:
     import tomli as tomllib
 
 UV_TIMEOUT_S = 1800.0
-_LOOK_S = 0.1
 UNUSED_AFTER_S = 30 * 24 * 3600
 
 _PACKAGE_DIR = Path(__file__).resolve().parents[1]
@@ -202,45 +201,26 @@ class Uv:
             env |= {"UV_CACHE_DIR": str(self.cache), "UV_LINK_MODE": "copy"}
             writable = (self.cache, *self.writable)
             command = self.sandbox.command(plain, cwd=cwd.resolve(), writable=writable, part=_SANDBOX_PART)
-        try:
-            with (
-                program_start(command, env) as start,
-                subprocess.Popen(
-                    start.command,
-                    cwd=cwd,
-                    env=start.env,
-                    pass_fds=start.fds,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                ) as process,
-            ):
-                stdout, stderr = self._outputs(process, doing)
-        except OSError as error:
-            raise UvError(f"{doing} failed: `{self.path}` cannot be run: {error.strerror}.") from error
-        if process.returncode == 0:
-            return stdout.decode("utf-8", "replace")
+        with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+            try:
+                process = ChildProcess(command, env=env, cwd=cwd, stdout=stdout, stderr=stderr)
+            except OSError as error:
+                raise UvError(f"{doing} failed: `{self.path}` cannot be run: {error.strerror}.") from error
+            status = process.finish(UV_TIMEOUT_S, self.abandoned)
+            stdout.seek(0)
+            stderr.seek(0)
+            output, error_output = stdout.read(), stderr.read()
+        if status == 0:
+            return output.decode("utf-8", "replace")
+        if status is None:
+            raise UvInterruptedError(f"{doing} failed: uv did not finish within {UV_TIMEOUT_S:g} s.")
         limit = self.sandbox.control.end_of(_SANDBOX_PART) if self.sandbox is not None else None
         if limit is not None:
             raise UvError(f"{doing} failed: uv was {limit.words}.")
-        if process.returncode < 0:
-            raise UvInterruptedError(
-                f"{doing} was interrupted: uv was ended by signal {-process.returncode}."
-            )
-        output = stderr.decode("utf-8", "replace").strip().removeprefix("error: ")
-        raise UvError(f"{doing} failed: {_without_credentials(output) or 'uv gave no reason.'}")
-
-    def _outputs(self, process: subprocess.Popen[bytes], doing: str) -> tuple[bytes, bytes]:
-        """Wait until uv has ended, and return its standard output and error."""
-        deadline = time.monotonic() + UV_TIMEOUT_S
-        try:
-            while not self.abandoned.is_set() and time.monotonic() < deadline:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    return process.communicate(timeout=_LOOK_S)
-            raise UvInterruptedError(f"{doing} failed: uv did not finish within {UV_TIMEOUT_S:g} s.")
-        except BaseException:
-            process.kill()
-            raise
+        if status < 0:
+            raise UvInterruptedError(f"{doing} was interrupted: uv was ended by signal {-status}.")
+        reason = error_output.decode("utf-8", "replace").strip().removeprefix("error: ")
+        raise UvError(f"{doing} failed: {_without_credentials(reason) or 'uv gave no reason.'}")
 
 
 def _without_credentials(text: str) -> str:

@@ -116,6 +116,7 @@ class RolloutUsage:
     cost_usd: float | None = 0.0
     model_latency_s: list[float] = field(default_factory=list)
     last_error: ModelCallError | None = None
+    last_call: LastCall | None = None
     finish_reasons: dict[str, int] = field(default_factory=dict)
     report: dict[str, Any] | None = None
 
@@ -269,6 +270,7 @@ class RolloutCalls:
             uncounted=len(metrics) - len(counted),
             cost_usd=math.fsum(costs) if len(costs) == len(metrics) else None,
             model_latency_s=[each.latency_s for each in metrics],
+            last_call=self.last_begun,
             finish_reasons=dict(Counter(each.finish.value for each in metrics if each.finish.value)),
         )
         if self._last_failure is not None and self._last_failure[0] > max(self._metrics, default=-1):
@@ -292,40 +294,34 @@ _STATUS: dict[Category, tuple[int, str]] = {
 }
 
 
-class RefusedCallError(Exception):
-    """The reply to a call that the proxy refuses."""
+_NO_RETRY = {"x-should-retry": "false"}
+
+
+class RefusedCallError(web.HTTPException):
+    """Refuses a call to the proxy, in OpenAI's format."""
 
     def __init__(self, status: int, message: str, code: str) -> None:
-        super().__init__(message)
-        self.status, self.code = status, code
+        self.status_code = status
+        text = _error_body("invalid_request_error", message, code).decode()
+        super().__init__(headers=_NO_RETRY, text=text, content_type="application/json")
 
 
-def refusal(status: int, message: str, code: str) -> web.Response:
-    """Return an error of the proxy itself."""
-    return _error_response(RefusedCallError(status, message, code))
-
-
-def _error_response(error: Exception) -> web.Response:
-    status, body = _describe(error)
-    headers = {"x-should-retry": "false"}
-    return web.Response(status=status, body=body, content_type="application/json", headers=headers)
+def _error_body(kind: str, message: str, code: object, param: object = None) -> bytes:
+    return dumps({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
 
 def _describe(error: Exception) -> tuple[int, bytes]:
     """Return the HTTP status and the JSON of a failed call."""
-    param: object = None
-    code: object = "internal"
-    status, kind, message = 500, "api_error", "the model call could not be served"
     if isinstance(error, RefusedCallError):
-        status, kind, message, code = error.status, "invalid_request_error", str(error), error.code
-    elif isinstance(error, ModelCallError):
-        status, kind = _STATUS[error.category]
-        if status in (400, 401, 404):  # the provider's own status says more about the request's mistake
-            status = error.status or status
-        body, is_too_long = error.body or {}, error.category == "context_length"
-        message, param = error.message, body.get("param")
-        code = body.get("code") or ("context_length_exceeded" if is_too_long else error.category)
-    return status, dumps({"error": {"message": message, "type": kind, "param": param, "code": code}})
+        return error.status, (error.text or "").encode()
+    if not isinstance(error, ModelCallError):
+        return 500, _error_body("api_error", "the model call could not be served", "internal")
+    status, kind = _STATUS[error.category]
+    if status in (400, 401, 404):  # the provider's own status says more about the request's mistake
+        status = error.status or status
+    body, is_too_long = error.body or {}, error.category == "context_length"
+    code = body.get("code") or ("context_length_exceeded" if is_too_long else error.category)
+    return status, _error_body(kind, error.message, code, body.get("param"))
 
 
 class ModelProxy(ABC):
@@ -364,10 +360,6 @@ class ModelProxy(ABC):
         calls = self._rollouts.get(rollout_id)
         return calls.usage() if calls is not None else RolloutUsage()
 
-    def last_call(self, rollout_id: str) -> LastCall | None:
-        calls = self._rollouts.get(rollout_id)
-        return calls.last_begun if calls is not None else None
-
     def routes(self) -> list[web.RouteDef]:
         rollout = "/v1/rollouts/{rollout_id}"
         return [
@@ -384,10 +376,7 @@ class ModelProxy(ABC):
 
     async def _conversation(self, request: web.Request) -> web.StreamResponse:
         """Return the conversation of a rollout whose calls are recorded; null before the first answer."""
-        try:
-            last = self._find(request.match_info["rollout_id"]).last_recorded
-        except RefusedCallError as refused:
-            return _error_response(refused)
+        last = self._find(request.match_info["rollout_id"]).last_recorded
         messages = None if last is None else last.messages()
         return web.Response(body=dumps({"messages": messages}), content_type="application/json")
 
@@ -395,19 +384,16 @@ class ModelProxy(ABC):
         """Name the endpoint to use: clients of the Responses API would report a wrong address."""
         endpoint = request.match_info["endpoint"].removeprefix("recorded/")
         message = f"{request.method} /{endpoint[:100]} is not supported; use POST /chat/completions"
-        return refusal(404, message, "unknown_endpoint")
+        raise RefusedCallError(404, message, "unknown_endpoint")
 
     async def answer(
         self, request: web.Request, rollout_id: str, prepare: Prepare | None = None, keep_alive: bool = True
     ) -> web.StreamResponse:
-        """Answer a model call of an authenticated agent."""
-        try:
-            self._find(rollout_id)
-            content, body = await _read_request(request)
-            optional = await prepare(body) if prepare is not None else ()
-            calls = self._find(rollout_id)
-        except RefusedCallError as refused:
-            return _error_response(refused)
+        """Answer a model call of an authenticated agent; raises RefusedCallError."""
+        self._find(rollout_id)
+        content, body = await _read_request(request)
+        optional = await prepare(body) if prepare is not None else ()
+        calls = self._find(rollout_id)
         recorded = "recorded" in request.match_info
         retries = request.headers.get("x-stainless-retry-count", "0")
         # SipHash is several times faster than BLAKE2, and a conversation is hashed at every turn.
@@ -475,7 +461,10 @@ async def _send(request: web.Request, call: Call, *, is_stream: bool, keep_alive
             await response.write(b": ping\n\n")
         content: bytes | bytearray = call.answer
         if call.error is not None and not response.prepared:
-            return _error_response(call.error)
+            status, content = _describe(call.error)
+            return web.Response(
+                status=status, body=content, content_type="application/json", headers=_NO_RETRY
+            )
         if call.error is not None:
             content = b"event: error\ndata: " + _describe(call.error)[1] + b"\n\n" + DONE
         await response.prepare(request)

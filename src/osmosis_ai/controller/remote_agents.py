@@ -23,6 +23,7 @@ from aiohttp.abc import ResolveResult
 from aiohttp.resolver import ThreadedResolver
 from pydantic import BaseModel, FailFast, Field, ValidationError
 
+from osmosis_ai.api.platform_url import is_loopback
 from osmosis_ai.api.wire.rollout_servers import HealthCheckResult, RolloutServerInfo
 from osmosis_ai.controller.callbacks import (
     ADMISSION_TIMEOUT_S,
@@ -37,9 +38,8 @@ from osmosis_ai.controller.callbacks import (
     read_body,
     read_bounded,
 )
-from osmosis_ai.controller.model_proxy import RefusedCallError, refusal
+from osmosis_ai.controller.model_proxy import RefusedCallError
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.llm.providers import is_loopback
 from osmosis_ai.llm.replies import loads
 from osmosis_ai.llm.transport import connection_failure, open_session
 from osmosis_ai.rollout.extra_fields import CANCELLED, LoopOutcome
@@ -170,7 +170,8 @@ def open_agent_session(timeout_s: float, headers: Mapping[str, str] | None = Non
 
 
 PROBE_TIMEOUT_S = 5.0
-_QUICK_POLL_S = 0.2
+POLL_S = 2.0
+RETURN_LIMIT_S = 120.0
 _MAX_MISSES = 3
 _MAX_DEATHS = 5
 
@@ -234,8 +235,6 @@ class RemoteAgent:
         name: str,
         callback_address: CallbackAddress | None = None,
         hint: str | None = None,
-        poll_s: float = 2.0,
-        return_limit_s: float = 120.0,
     ) -> None:
         self.name = name
         self.callback_address = callback_address or CallbackAddress()
@@ -243,7 +242,6 @@ class RemoteAgent:
         self.admitted: set[str] = set()
         self.suspected = asyncio.Event()
         self._locate, self._hint = locate, hint
-        self._poll_s, self._return_limit_s = poll_s, return_limit_s
         self._http: aiohttp.ClientSession | None = None
         self._deaths = 0
         self._cause_of_death = ""
@@ -276,7 +274,7 @@ class RemoteAgent:
 
     async def death(self) -> OsmosisError:
         """Wait until the agent is gone, and return why; setting :attr:`suspected` probes it at once."""
-        misses, pause_s = 0, self._poll_s
+        misses, pause_s = 0, POLL_S
         while misses < _MAX_MISSES:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self.suspected.wait(), pause_s)
@@ -284,7 +282,7 @@ class RemoteAgent:
             admitted = set(self.admitted)
             health = await self._probe()
             info, error = health.server_info, health.error
-            pause_s = _QUICK_POLL_S if error is not None else self._poll_s
+            pause_s = POLL_S / 10 if error is not None else POLL_S
             counts = info is not None and "active_rollouts" in info.model_fields_set
             # It runs fewer rollouts than were admitted both before and after the probe.
             if info is not None and counts and info.active_rollouts < len(admitted & self.admitted):
@@ -293,18 +291,17 @@ class RemoteAgent:
             self._cause_of_death = error or ""
         return RemoteAgentError(f"{self.name} is unavailable: {self._cause_of_death}.")
 
-    async def revive(self, note: Callable[[str], None]) -> bool:
+    async def revive(self, note: Callable[[str], None]) -> None:
         """Wait until the agent is back."""
         self._deaths += 1
         if self._deaths > _MAX_DEATHS:
             raise self._lost(f"was lost {self._deaths} times without finishing a rollout in between")
-        limit, deadline = f"{self._return_limit_s:g} s", time.monotonic() + self._return_limit_s
+        limit, deadline = f"{RETURN_LIMIT_S:g} s", time.monotonic() + RETURN_LIMIT_S
         note(f"{self.name} is unavailable: {self._cause_of_death}. Waiting up to {limit}.")
         while (error := (await self._find()).error) is not None:
             if time.monotonic() >= deadline:
                 raise self._lost(f"did not return within {limit}: {error}")
-            await asyncio.sleep(min(1.0, self._poll_s))
-        return True
+            await asyncio.sleep(POLL_S / 2)
 
     async def _find(self) -> HealthCheckResult:
         self.address = await asyncio.to_thread(self._locate)
@@ -439,9 +436,9 @@ class RemoteAgentDriver(CallbackRolloutDriver):
     async def _chat_completions(self, request: web.Request) -> web.StreamResponse:
         rollout_id = self._authenticate(request)
         if rollout_id is None:
-            return refusal(401, _WRONG_KEY, "invalid_api_key")
+            raise RefusedCallError(401, _WRONG_KEY, "invalid_api_key")
         if rollout_id not in self._tools:
-            return refusal(404, _ENDED, "rollout_not_found")
+            raise RefusedCallError(404, _ENDED, "rollout_not_found")
         prepare = partial(_prepare, rollout_id, self._tools[rollout_id])
         return await self._model_proxy.answer(request, rollout_id, prepare)
 

@@ -59,7 +59,6 @@ _LOOPBACK = ("127.0.0.1", "localhost")
 # The first two name the Python of the parent, not the rollout's. The token is the user's own.
 _NOT_INHERITED = ("VIRTUAL_ENV", "PYTHONHOME", "OSMOSIS_TOKEN")
 _POLL_S = 0.5
-_STATUS_TIMEOUT_S = 5.0
 # A dying server refuses connections shortly before its end is detected.
 _DEATH_NOTICE_S = 1.0
 
@@ -426,12 +425,10 @@ class ServerPool:
             await self._changed.wait()
         return await min(self.up, key=lambda server: len(server.rollouts)).run(request)
 
-    async def wait_until_ended(
-        self, rollout_ids: Collection[str], *, limit_s: float = SETTLE_LIMIT_S
-    ) -> frozenset[str]:
-        """Wait until the servers have released cancelled rollouts; return those that remain after ``limit_s``."""
+    async def wait_until_ended(self, rollout_ids: Collection[str]) -> frozenset[str]:
+        """Wait until the servers have released cancelled rollouts; return those that remain at the limit."""
         remaining = frozenset(rollout_ids)
-        deadline = time.monotonic() + limit_s
+        deadline = time.monotonic() + SETTLE_LIMIT_S
         while True:
             busy = await asyncio.gather(*(_still_busy(server.base_url, remaining) for server in self.up))
             remaining = frozenset().union(*busy)
@@ -509,7 +506,7 @@ async def _still_busy(base_url: str, rollout_ids: Collection[str]) -> set[str]:
     import aiohttp
 
     busy = set()
-    async with open_server_session(base_url, timeout_s=_STATUS_TIMEOUT_S) as http:
+    async with open_server_session(base_url, timeout_s=5.0) as http:
         for rollout_id in rollout_ids:
             path = f"/rollout/{quote(rollout_id, safe='')}/status"
             try:

@@ -112,7 +112,7 @@ def guess_mapping(record: Record) -> ColumnMapping:
 
 
 def answers_in_conversation(mapping: ColumnMapping, record: Record) -> bool:
-    """Tell whether the prompt is a conversation whose last turn, by the assistant, is the expected answer."""
+    """Return whether the prompt is a conversation whose last turn, by the assistant, is the expected answer."""
     columns = mapping.get("prompt", ())
     alone = len(columns) == 1 and "ground_truth" not in mapping
     return alone and _ends_with_answer(value_at(record, columns[0]))
@@ -221,7 +221,7 @@ def _decoded(value: object) -> object:
 
 
 def has_column(record: Record, column: str) -> bool:
-    """Tell whether a record has a column of that name, or a value at that path."""
+    """Return whether a record has a column of that name, or a value at that path."""
     return value_at(record, column, _MISSING) is not _MISSING
 
 

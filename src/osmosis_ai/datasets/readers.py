@@ -1,13 +1,12 @@
 """Readers of dataset files: CSV, JSON Lines, JSON arrays and Parquet.
 
-A reader yields ``(number, record)``: the line or row number from 1, and the record as a dict. All records of a file have
-the same columns. A problem is passed to ``report`` as a sentence with its position; the reader then skips the record, or
-raises :class:`StopReading` if the rest of the file is unreadable. It holds one block of the file and one record in memory.
+A reader yields ``(number, record)``: the line or row number from 1, and the record as a dict. It passes each problem to
+``report`` and skips the record, or raises :class:`StopReading` if the rest of the file is unreadable. It holds one block
+of the file and one record in memory.
 """
 
 from __future__ import annotations
 
-import codecs
 import csv
 import io
 import json
@@ -270,7 +269,7 @@ class _JsonReader(RecordReader):
             return []
         return find_repeated_keys(self._text, record)
 
-    def _admit(self, values: Iterable[tuple[int, bytes | str, Any]]) -> Iterator[tuple[int, Record]]:
+    def _check_columns(self, values: Iterable[tuple[int, bytes | str, Any]]) -> Iterator[tuple[int, Record]]:
         """Yield the decoded values that are objects with the file's columns; report the others."""
         uniform, names = self.uniform, [*self.columns] or None
         for number, self._text, value in values:
@@ -309,7 +308,7 @@ class JsonLinesReader(_JsonReader):
     """One object per line; blank lines are skipped."""
 
     def after(self, rows: int) -> Iterator[tuple[int, Record]]:
-        return self._admit(self._values(islice(self._lines(), rows, None)))
+        return self._check_columns(self._values(islice(self._lines(), rows, None)))
 
     def count(self) -> int:
         return sum(1 for _ in self._lines())
@@ -354,21 +353,27 @@ class JsonArrayReader(_JsonReader):
     _scan = staticmethod(json.JSONDecoder().raw_decode)
 
     def after(self, rows: int) -> Iterator[tuple[int, Record]]:
-        return islice(self._admit(self._values()), rows, None)
+        return islice(self._check_columns(self._values()), rows, None)
 
     def _values(self) -> Iterator[tuple[int, str, Any]]:
         loads = decode_as_written if self.as_written else _loads
         self._window, self._at, self._dropped, self._ended = "", 0, 0, False
-        with self.open() as self._file:
-            self._decoder = codecs.getincrementaldecoder("utf-8")()
+        with io.TextIOWrapper(self.open(), encoding="utf-8", newline="") as self._file:
             first = self._next()
             if first != "[":
                 found = "an object" if first == "{" else repr(first) if first else "nothing"
                 advice = "; a file with one object per line is named .jsonl" if first == "{" else ""
                 self._fail_here(f"expected an array of objects, found {found}{advice}")
             self._at += 1
-            number, following = 0, self._next()
-            while following != "]":
+            number = 0
+            while (following := self._next()) != "]":
+                if number:
+                    if following != ",":
+                        found = repr(following) if following else "the end of the file"
+                        self._fail_here(f"expected ',' or ']' after row {number}, found {found}")
+                    self._at += 1
+                    if self._next() == "]":
+                        self._fail_here("a comma before the closing ']'")
                 window, at = self._window, self._at
                 for boundary in self._BOUNDARY.finditer(window, at, at + self._LONGEST_SEARCH):
                     text = window[at : boundary.start() + 1]
@@ -389,23 +394,9 @@ class JsonArrayReader(_JsonReader):
                     self._report_invalid(number, text, error)
                 else:
                     yield number, text, value
-                following = self._pass_comma(number)
             self._at += 1
             if self._next():
                 self._fail_here("text after the closing ']'")
-
-    def _pass_comma(self, number: int) -> str:
-        """Move to the next element or to the end of the array; return the character there."""
-        following = self._next()
-        if following == ",":
-            self._at += 1
-            following = self._next()
-            if following == "]":
-                self._fail_here("a comma before the closing ']'")
-        elif following != "]":
-            found = repr(following) if following else "the end of the file"
-            self._fail_here(f"expected ',' or ']' after row {number}, found {found}")
-        return following
 
     def _next(self) -> str:
         """Skip whitespace; return the next character, or "" at the end of the file."""
@@ -441,14 +432,13 @@ class JsonArrayReader(_JsonReader):
 
     def _grow(self, count: int) -> None:
         """Drop the text before the current position and read more."""
-        block = self._file.read(count)
-        self._ended = not block
-        self._dropped += self._at
         try:
-            self._window = self._window[self._at :] + self._decoder.decode(block, final=self._ended)
+            block = self._file.read(count)
         except UnicodeDecodeError:
             self.fail_encoding()
-        self._at = 0
+        self._ended = not block
+        self._dropped += self._at
+        self._window, self._at = self._window[self._at :] + block, 0
 
     def _fail_here(self, problem: str, at: int | None = None) -> NoReturn:
         """Report a problem at the current position, or at ``at`` of the window, and stop reading."""
@@ -648,21 +638,20 @@ def _repeated(names: Collection[str]) -> list[str]:
     return [name for name, times in Counter(names).items() if times > 1]
 
 
+_ESCAPED_BYTE = re.compile("[\udc80-\udcff]")  # how Python decodes bytes that are not UTF-8
+
+
 def find_invalid_utf8(path: Path) -> tuple[int, int, int] | None:
     """Return (line from 1, byte position from 0, byte) of the first byte that is not UTF-8, or None."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    line, end, block = 1, 0, b" "
-    with path.open("rb") as handle:
-        while block:
-            block = handle.read(BLOCK_BYTES)
-            end += len(block)
-            try:
-                decoder.decode(block, final=not block)
-            except UnicodeDecodeError as error:
-                data = error.object  # the start of a character in the block before, and this block
-                position = end - len(data) + error.start
-                return line + data.count(b"\n", 0, error.start), position, data[error.start]
-            line += block.count(b"\n")
+    line, position = 1, 0
+    with path.open(encoding="utf-8", errors="surrogateescape", newline="") as text:
+        while block := text.read(BLOCK_BYTES):
+            invalid = _ESCAPED_BYTE.search(block)
+            before = block[: invalid.start()] if invalid else block
+            line += before.count("\n")
+            position += len(before.encode())
+            if invalid:
+                return line, position, ord(invalid[0]) - 0xDC00
     return None
 
 

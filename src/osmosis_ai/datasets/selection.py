@@ -17,7 +17,6 @@ import msgspec
 from osmosis_ai.errors import OsmosisError
 
 _PART = re.compile(r"\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?", re.ASCII)
-_DIGEST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,7 @@ def file_digest(path: Path) -> str:
     """Return the SHA-256 of a file in hexadecimal, read in blocks."""
     digest = hashlib.sha256()
     with path.open("rb") as handle:
-        while block := handle.read(_DIGEST_BYTES):
+        while block := handle.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
 

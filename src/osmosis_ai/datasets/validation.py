@@ -1,6 +1,4 @@
-"""Check whether the platform would accept a dataset file.
-
-Every row is read. The first problems are listed with their positions, and the rest are not counted.
+"""Check whether the platform would accept a dataset file: read every row, list the first problems.
 
 Rules for a `metadata` column: every row has a non-empty object without empty objects inside it, and its integers fit in
 64 bits. A key path has one JSON type in the whole file: integers and other numbers are one type, nulls have none, and the
@@ -22,6 +20,7 @@ from osmosis_ai.datasets.readers import (
     BYTE_ORDER_MARK,
     METADATA_COLUMN,
     Record,
+    RecordReader,
     StopReading,
     describe_file_problem,
     extension_of,
@@ -90,7 +89,7 @@ def validate_dataset(
     if problem is not None:
         report.errors.append(problem)
     else:
-        _Validation(path, report, progress, missing_answer).run()
+        _Validation(report, progress, missing_answer).run()
     report.valid = not report.errors
     return report
 
@@ -99,16 +98,11 @@ class _Validation:
     """A single validation of one file."""
 
     def __init__(
-        self,
-        path: Path,
-        report: DatasetReport,
-        progress: Callable[[int], None] | None,
-        missing_answer: str,
+        self, report: DatasetReport, progress: Callable[[int], None] | None, missing_answer: str
     ) -> None:
-        self.path = path
-        self.report = report
+        self.report, self.path = report, Path(report.file)
         self.reader = open_reader(
-            path, report=self.add_error, progress=progress, only=KNOWN_COLUMNS, as_written=False
+            self.path, report=self.add_error, progress=progress, only=KNOWN_COLUMNS, as_written=False
         )
         self.unusable_rows = self.repeating_rows = 0
         self.may_be_integers = True  # every answer so far is missing or an integer with ".0"
@@ -156,19 +150,20 @@ class _Validation:
         reader, unit, report = self.reader, self.reader.unit, self.report
         repeated_keys = reader.repeated_keys
         answer_column = next((name for name in ANSWER_COLUMNS if name in reader.columns), None)
-        checker = _MetadataChecker(unit) if report.mode == "metadata" else None
+        checker = _MetadataChecker(reader) if report.mode == "metadata" else None
         for report.row_count, (number, record) in enumerate(records, 1):
             if report.lacks_columns:
                 continue
             answer = record[answer_column] if answer_column else None
             if checker is not None:
-                for problem in checker.check(number, record[METADATA_COLUMN]):
-                    reader.report_at(number, problem)
+                checker.check(number, record[METADATA_COLUMN])
                 repeated = checker.repeated or repeated_keys(record, len(record) + checker.keys)
             else:
                 # Most rows have both, so only the others and NaN are checked in detail.
-                if not (answer and answer == answer and record[PROMPT_COLUMN]):
-                    self._note_missing(f"{unit} {number}", missing_values(record))
+                complete = answer and answer == answer and record[PROMPT_COLUMN]
+                if not complete and (missing := missing_values(record)):
+                    self.unusable_rows += 1
+                    self.first.setdefault("unusable", f"{unit} {number}: no value for {quote_names(missing)}")
                 repeated = repeated_keys(record, len(record))
             if repeated:
                 self.repeating_rows += 1
@@ -179,11 +174,6 @@ class _Validation:
             report.warnings.append(
                 f"metadata has more than {MOST_PATHS:,} distinct keys; the types of later ones were not compared"
             )
-
-    def _note_missing(self, place: str, names: list[str]) -> None:
-        if names:
-            self.unusable_rows += 1
-            self.first.setdefault("unusable", f"{place}: no value for {quote_names(names)}")
 
     def _note_answer(self, place: str, answer: str | None) -> None:
         if answer is None:
@@ -222,40 +212,42 @@ class _Validation:
 class _MetadataChecker:
     """Checks the metadata of one file's rows; it remembers one type per key path, up to a limit."""
 
-    def __init__(self, unit: str) -> None:
-        self._unit = unit
+    def __init__(self, reader: RecordReader) -> None:
+        self._reader = reader
         self._root = _Path(None, METADATA_COLUMN)
         self._paths = 1
         self.overflowed = False
         # Of the last row:
-        self._number = 0
-        self._found: list[str] = []
-        self.keys = 0
+        self._number = self.keys = 0
         self.repeated: list[str] = []
 
-    def check(self, number: int, value: object) -> list[str]:
-        """Return the problems in the metadata of line or row ``number``."""
-        self._number, self._found, self.keys, self.repeated = number, [], 0, []
+    def check(self, number: int, value: object) -> None:
+        """Report the problems in the metadata of line or row ``number``."""
+        self._number, self.keys, self.repeated = number, 0, []
         try:
             metadata = as_object(value)
         except ValueError as error:
-            return [str(error)]
+            self._report(str(error))
+            return
         if metadata is None:
             found = "an empty object" if isinstance(value, (dict, str)) and value else "nothing"
-            return [f"'{METADATA_COLUMN}' must be a non-empty JSON object, found {found}"]
+            self._report(f"'{METADATA_COLUMN}' must be a non-empty JSON object, found {found}")
+            return
         self._check_items(self._root, metadata, 0)
         if isinstance(value, str):
             self.keys, self.repeated = 0, find_repeated_keys(value, metadata)
-        return self._found
+
+    def _report(self, problem: str) -> None:
+        self._reader.report_at(self._number, problem)
 
     def _check_items(self, path: _Path, value: dict[str, Any] | list[Any], level: int) -> None:
         if level > MOST_LEVELS:
-            self._found.append(f"'{path}' is nested deeper than {MOST_LEVELS} levels")
+            self._report(f"'{path}' is nested deeper than {MOST_LEVELS} levels")
             return
         if isinstance(value, dict):
             self.keys += len(value)
             if not value:
-                self._found.append(f"'{path}' is an empty object")
+                self._report(f"'{path}' is an empty object")
         for key, item in value.items() if isinstance(value, dict) else zip(repeat("[]"), value):
             child = path.children.get(key) or self._child(path, key)
             kind = item.__class__
@@ -273,9 +265,9 @@ class _MetadataChecker:
             path.kind, path.number = kind, self._number
             path.accepted = None if isinstance(value, float) else value.__class__
         if path.kind != kind:
-            self._found.append(f"'{path}' is {kind}, but {path.kind} on {self._unit} {path.number}")
+            self._report(f"'{path}' is {kind}, but {path.kind} on {self._reader.unit} {path.number}")
         elif problem := _describe_problem(value):
-            self._found.append(f"'{path}' {problem}")
+            self._report(f"'{path}' {problem}")
         elif isinstance(value, (dict, list)):
             self._check_items(path, value, level)
 

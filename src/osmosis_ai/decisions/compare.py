@@ -1,15 +1,12 @@
 """Compare runs: each candidate with one baseline, by every metric that both report.
 
-Pure: samples go in, numbers and sentences come out, and the same samples with the same seed give the same result. One
-metric decides; the others are context and are never picked because they came out well.
+Pure: the same samples with the same seed give the same result. One metric decides; the others are context. B is better or
+worse if the interval of the difference excludes zero, after Holm's adjustment for several candidates, and if it still does
+with every unscored attempt placed against the result.
 
-B is better or worse if the interval of the difference excludes zero, after Holm's adjustment for several candidates, and
-if the interval still excludes it with every unscored attempt placed against the result. The rest of the sentence helps a
-reader to judge it: the interval, the number of rows, and the difference that these runs could have detected.
-
-Many slices are many chances to be fooled: p-values are adjusted for all slices of a candidate at once, and a slice of a few
-rows gets a number but no verdict. A single row has too few attempts for a test (4 of 4 passes against 0 of 4 has p = 0.029,
-which may be chance among 100 rows), so rows are listed by the size of their change.
+P-values are adjusted for all slices of a candidate at once, and a slice of a few rows has no verdict. A single row has too
+few attempts for a test (4 of 4 passes against 0 of 4 has p = 0.029, which may be chance among 100 rows), so rows are listed
+by the size of their change.
 """
 
 from __future__ import annotations

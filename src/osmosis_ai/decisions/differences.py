@@ -1,8 +1,6 @@
 """The difference of two runs with its interval: paired by row, of two independent means, or of amounts the ratio.
 
-The interval and the p-value come from one method, so that they never contradict each other: p is below 0.05 exactly if
-the 95% interval excludes "no difference". A number without an interval says why.
-
+The interval and the p-value come from one method: p is below 0.05 exactly if the 95% interval excludes "no difference".
 Rows are hard for both runs alike, so they are compared row by row. The rows alone choose the method:
 
 - known range, and few rows differ or all differ by the same: the score test;
@@ -14,14 +12,13 @@ Few means fewer than half of the rows; this limit is at least 8 and at most 15.
 
 The score test: for each mean difference, the likeliest distribution on the differences seen and the two ends gives the
 standard error. So the interval allows for rows that may yet differ by the whole range. With one binary attempt a row it is
-Tango's interval; if no row differs it is Wilson's bound of zero. The interval inverts the test, so the p-value and the
-interval always agree.
+Tango's interval; if no row differs it is Wilson's bound of zero.
 
-The bootstrap-t: Student's t takes the tails for alike and covered 23 to 41% where one row in twenty pays. The bootstrap
-learns each tail from the rows; it cannot know what no row has shown yet.
+The bootstrap-t learns each tail from the rows: Student's t takes them for alike and covered 23 to 41% where one row in
+twenty pays.
 
-Unpaired: a t interval needs rows that vary. On a scale where hardly any row of a run differs from an end, and where only counts
-are known, the interval is put together from those of the two rates.
+Unpaired: a t interval needs rows that vary. On a scale where hardly any row of a run differs from an end, and where only
+counts are known, the interval combines those of the two rates.
 
 Sources:
     Miller 2024, "Adding Error Bars to Evals", sections 4.1 (two independent means, clustered errors)

@@ -1,12 +1,12 @@
 """Check a run against rules.
 
-A rule compares a metric with a limit; a metric measured on a sample is only known within bounds. ``--min`` passes if the
-one-sided 95% lower bound is at or above the limit, fails if the upper bound is below it, and is inconclusive in between.
-``--max`` is the mirror image. So an agent below the limit passes at most once in twenty times, however small the run.
+``--min`` passes if the one-sided 95% lower bound of a metric is at or above the limit, fails if the upper bound is below
+it, and is inconclusive in between. ``--max`` is the mirror image. So an agent below the limit passes at most once in
+twenty times, however small the run.
 
-``--margin`` limits how much worse than a baseline a run may be: a test of non-inferiority. With a difference of candidate
-minus baseline and a margin m, it passes if the one-sided lower bound is above -m, fails if the upper bound is below -m,
-and is inconclusive otherwise. So a run that is worse by the margin passes at most once in twenty times.
+``--margin`` limits how much worse than a baseline a run may be (non-inferiority). With a margin m, it passes if the
+one-sided lower bound of candidate minus baseline is above -m, fails if the upper bound is below -m, and is inconclusive
+otherwise. So a run that is worse by the margin passes at most once in twenty times.
 
 Attempts without a score are missing evidence. A verdict on a score must also hold with all of them at the lowest score
 and with all of them at the highest, each with its own interval.
@@ -91,21 +91,16 @@ class Rule:
         return metric_named(self.metric) or Metric(self.metric, True, "value", compared=False)
 
     def __str__(self) -> str:
-        sign = (
-            ">="
-            if self.bound == "min" or (self.bound == "margin" and self.described.higher_is_better)
-            else "<="
-        )
-        if self.bound == "margin" and self.limit == 0:
-            sign = sign.rstrip("=")
-        limit = f"{100 * self.limit:g}%" if self.described.scale == "share" else f"{self.limit:g}"
-        if self.bound == "margin" and self.limit == 0:
-            limit = "baseline"
-        elif self.bound == "margin":
-            unit = {"share": f"{100 * self.limit:g} points", "amount": f"{100 * self.limit:g}%"}
-            loss = unit.get(self.described.scale, limit)
-            limit = f"baseline {'-' if self.described.higher_is_better else '+'} {loss}"
-        text = f"{self.metric} {sign} {limit}"
+        scale, higher = self.described.scale, self.described.higher_is_better
+        if self.bound != "margin":
+            limit = f"{100 * self.limit:g}%" if scale == "share" else f"{self.limit:g}"
+            text = f"{self.metric} {'>=' if self.bound == 'min' else '<='} {limit}"
+        elif self.limit == 0:
+            text = f"{self.metric} {'>' if higher else '<'} baseline"
+        else:
+            loss = f"{self.limit:g}" if scale == "value" else f"{100 * self.limit:g}"
+            loss += {"share": " points", "amount": "%"}.get(scale, "")
+            text = f"{self.metric} {'>= baseline -' if higher else '<= baseline +'} {loss}"
         if self.slice is None:
             return text
         column, value = self.slice
@@ -140,12 +135,8 @@ class Evidence:
             rows, samples, p, note = found.rows, found.samples, found.p, found.reason or ""
         else:
             clauses = [part.rstrip(".") for part in (found.reason, found.warning) if part]
-            rows, samples, p, note = (
-                found.clusters,
-                found.n,
-                None,
-                f"{'; '.join(clauses)}." if clauses else "",
-            )
+            note = f"{'; '.join(clauses)}." if clauses else ""
+            rows, samples, p = found.clusters, found.n, None
         bounds = found.at_least, found.at_most
         return cls(found.value, *bounds, rows, samples, note, found.low, found.high, found.method, p)
 
@@ -308,10 +299,9 @@ def _measured(rule: Rule, evidence: Evidence, confidence: float) -> RuleResult:
     if missed:
         return RuleResult(rule, evidence, "fail", _sentence(f"it is {beyond} {level}", evidence))
     if low is None or high is None:
-        some = "the variance cannot be estimated from one row; evaluate more."
-        no_variance = (
-            some if evidence.rows == 1 else "the data do not determine the variance; evaluate more rows."
-        )
+        no_variance = "the data do not determine the variance; evaluate more rows."
+        if evidence.rows == 1:
+            no_variance = "the variance cannot be estimated from one row; evaluate more."
         return RuleResult(rule, evidence, "unclear", _why(evidence, no_variance))
     between = f"it is between {lower} and {upper}"
     return RuleResult(rule, evidence, "unclear", _sentence(between, evidence, "evaluate more rows"))
@@ -410,9 +400,8 @@ def evidence_of_mean(
     """Return the evidence about a mean, counting observations as :func:`evidence_of_share`."""
     size = min(samples, rows or samples)
     if size < 2:
-        return Evidence(
-            mean, rows=rows, samples=samples, note="the variance cannot be estimated from one attempt."
-        )
+        none = "the variance cannot be estimated from one attempt."
+        return Evidence(mean, rows=rows, samples=samples, note=none)
     interval = student_interval(mean, std / math.sqrt(size - 1), size, confidence)
     known = f"{interval.reason}." if interval.reason else note
     return Evidence(mean, interval.at_least, interval.at_most, rows, samples, known)
@@ -435,9 +424,8 @@ def weakest(rule: Rule, found: Sequence[Evidence]) -> Evidence:
     """Return the evidence that meets a rule least; unknown bounds are the weakest."""
 
     def least_met(each: Evidence) -> float:
-        ends: list[float | None] = [
-            part.at_least if rule.bound == "min" else part.at_most for part in (each, *(each.extremes or ()))
-        ]
+        parts = (each, *(each.extremes or ()))
+        ends: list[float | None] = [part.at_least if rule.bound == "min" else part.at_most for part in parts]
         if each.undecided is not None or None in ends:
             return -math.inf
         sign = 1.0 if rule.bound == "min" else -1.0

@@ -176,7 +176,7 @@ def sample_array(columns: Any, row_of: Integers, n: int) -> NDArray[np.void]:
     return samples
 
 
-class ToldSample(Protocol):
+class ReportedSample(Protocol):
     """An attempt as its platform reports it, with the floats of a sample; rows and attempts count from 0."""
 
     @property
@@ -191,25 +191,29 @@ class ToldSample(Protocol):
     def source_row_index(self) -> int | None: ...
 
 
-class ToldSamples:
-    """Collects the samples of a run one by one, in any order, in memory for their numbers and a digest each row."""
+class SampleCollector:
+    """Collects the samples of a run that a platform reports, one by one and in any order."""
 
-    def __init__(self, empty: RunSamples, *, rows: int, n: int, teller: str) -> None:
+    def __init__(self, empty: RunSamples, *, rows: int, n: int, source: str) -> None:
         import numpy as np
 
-        self._empty, self._teller = empty, teller
+        self._empty, self._source = empty, source
         self._rows, self._n = rows, n
+        self._added = 0
         self._status = np.zeros(rows * n, dtype=np.uint8)
         self._floats = {name: np.full(rows * n, math.nan) for name in _FLOATS}
         self._digests, self._places = [""] * rows, [-1] * rows
 
-    def add(self, sample: ToldSample) -> None:
+    def add(self, sample: ReportedSample) -> None:
         """Add a sample; a later one of the same attempt replaces it."""
         if sample.row >= self._rows or sample.attempt >= self._n:
             raise OsmosisError(
-                f"{self._teller} tells of row {sample.row}, attempt {sample.attempt}, which the run "
+                f"{self._source} reports row {sample.row}, attempt {sample.attempt}, which the run "
                 f"{self._empty.name} does not have."
             )
+        self._added += 1
+        if self._added > self._rows * self._n:
+            raise OsmosisError(f"{self._source} reports more attempts than the run {self._empty.name} has.")
         item = sample.row * self._n + sample.attempt
         self._status[item] = _STATUS_CODES.get(sample.status, _STATUS_CODES["failed"])
         for name in _FLOATS:
@@ -227,7 +231,7 @@ class ToldSamples:
         tried = np.flatnonzero(self._status.reshape(self._rows, self._n).any(axis=1)).tolist()
         keyed = all(digests[row] for row in tried)
         if not keyed and any(places[row] < 0 for row in tried):
-            raise OsmosisError(f"the platform does not tell what the rows of {empty.name} are.")
+            raise OsmosisError(f"the platform does not report what the rows of {empty.name} are.")
         dataset = empty.inputs.dataset_sha256 or empty.run_id
         keys, source_rows, row_of = distinct_rows(
             self._rows,
@@ -245,18 +249,6 @@ class ToldSamples:
             samples=sample_array({"status": self._status, **self._floats}, row_of, self._n),
             notes=empty.notes if keyed else (*empty.notes, note),
         )
-
-
-def with_told_samples(
-    empty: RunSamples, samples: Iterable[ToldSample], *, rows: int, n: int, teller: str
-) -> RunSamples:
-    """Return a run with its samples, each attempt told once."""
-    told = ToldSamples(empty, rows=rows, n=n, teller=teller)
-    for count, sample in enumerate(samples):
-        if count >= rows * n:
-            raise OsmosisError(f"{teller} tells of more attempts than the run {empty.name} has.")
-        told.add(sample)
-    return told.run()
 
 
 @dataclass(frozen=True, slots=True)

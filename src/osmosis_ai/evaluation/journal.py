@@ -150,11 +150,15 @@ def _committed_size(descriptor: int) -> int:
 
 
 class Entry(NamedTuple):
-    """A record, and the bytes of the journal that its line takes."""
+    """A record, and its line of the journal."""
 
     offset: int
-    end: int
+    line: bytes
     record: TerminalRecord
+
+    @property
+    def end(self) -> int:
+        return self.offset + len(self.line)
 
 
 def replay(path: Path, start: int = 0, *, without_crc: bool = False) -> Iterator[Entry]:
@@ -170,7 +174,7 @@ def replay(path: Path, start: int = 0, *, without_crc: bool = False) -> Iterator
                 details={"path": str(path), "line": number},
                 hint=salvage_hint(path),
             ) from None
-        yield Entry(offset, offset + len(line), record)
+        yield Entry(offset, line, record)
 
 
 def committed_lines(path: Path, start: int = 0) -> Iterator[tuple[int, bytes]]:

@@ -26,6 +26,7 @@ from osmosis_ai.controller.attempt import (
     MAX_LOSSES,
     Attempt,
     AttemptResults,
+    RolloutRunner,
     RunningAttempt,
     attempt_seeds,
 )
@@ -57,7 +58,6 @@ from osmosis_ai.redaction import Redactor, exposure_warnings
 from osmosis_ai.statistics.estimates import load_distributions
 
 if TYPE_CHECKING:
-    from osmosis_ai.controller.dispatcher import RolloutRunner
     from osmosis_ai.controller.model_proxy import ProviderProxy, RolloutUsage
     from osmosis_ai.controller.remote_agents import RemoteAgent
     from osmosis_ai.controller.server_process import AttemptLostError, RolloutServer
@@ -294,7 +294,6 @@ class _Session(AttemptResults):
             server = await launching
             # Imported while the server starts.
             from osmosis_ai.controller.callbacks import AttemptTimeouts
-            from osmosis_ai.controller.dispatcher import RolloutRunner
             from osmosis_ai.controller.model_proxy import ProviderProxy
 
             proxy = ProviderProxy()

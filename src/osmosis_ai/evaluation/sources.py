@@ -105,7 +105,6 @@ async def open_policy(
 ) -> AsyncIterator[ModelEndpoint]:
     """Open the endpoint of a model; a model or adapter of ours gets a server, ``lost`` is called if that dies."""
     from osmosis_ai.inference import InferenceServer, served_models
-    from osmosis_ai.inference.catalog import engine_of
     from osmosis_ai.llm.providers import resolve_model
 
     if adapter is None and model_path not in served_models():
@@ -114,8 +113,7 @@ async def open_policy(
             yield endpoint
         return
     model = adapter or TrainedAdapter(model_path)
-    engine = engine_of(model.base_model)
-    server = InferenceServer(model.base_model, engine=engine, adapter=model.directory, served_as=model_path)
+    server = InferenceServer(model.base_model, adapter=model.directory, served_as=model_path)
 
     async def report_death() -> None:
         lost(await server.death())

@@ -1,4 +1,4 @@
-"""Built-in models and the names of engines and tool call formats. Nothing here loads a model."""
+"""Built-in models and the names of tool call formats. Nothing here loads a model."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import Literal, get_args
 
 from osmosis_ai.errors import NotFoundError
 
-# What computes a model: built-in models need only NumPy.
-EngineName = Literal["numpy", "torch"]
 FormatName = Literal["hermes", "qwen3_coder", "mistral", "deepseek", "llama3_json", "pythonic"]
 FORMAT_NAMES: tuple[FormatName, ...] = get_args(FormatName)
 
@@ -20,6 +18,7 @@ _MODELS = {"osmosis/tiny": MODELS_DIR / "tiny"}
 
 
 def served_models() -> tuple[str, ...]:
+    """Return the built-in models, which need only NumPy; every other one needs torch."""
     return tuple(_MODELS)
 
 
@@ -27,10 +26,6 @@ def base_model_of(model_path: str) -> str:
     """Return the built-in model that ``model_path`` is an adapter of, otherwise ``model_path``."""
     base = model_path.rpartition(":")[0]
     return base if base in served_models() else model_path
-
-
-def engine_of(model: str) -> EngineName:
-    return "numpy" if model in served_models() else "torch"
 
 
 def built_in_model(name: str) -> Path:

@@ -26,7 +26,6 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from osmosis_ai.errors import OsmosisError
 from osmosis_ai.inference.catalog import FORMAT_NAMES, FormatName
 from osmosis_ai.inference.tool_calls import FORMATS, CallFormat, ParsedToolCall, ToolCallReader, ToolCallStyle
 
@@ -131,11 +130,7 @@ class BuiltInChat(ChatFormat):
     def __init__(self, model_dir: Path, *, tool_call_format: FormatName | None = None) -> None:
         from tokenizers import Tokenizer as RawTokenizer
 
-        path = model_dir / "tokenizer.json"
-        try:
-            super().__init__(RawTokenizer.from_file(str(path)))
-        except Exception as error:  # tokenizers raises bare Exception for every problem of a file
-            raise OsmosisError(f"the tokenizer `{path}` cannot be read: {error}") from error
+        super().__init__(RawTokenizer.from_file(str(model_dir / "tokenizer.json")))
         self.tool_calls = ToolCallStyle(FORMATS[tool_call_format or "hermes"])
         self._template = ChatTemplate.load(model_dir)
 
@@ -163,10 +158,7 @@ class ChatTemplate:
         # jinja2's own filter escapes for HTML, which would change what the model reads.
         environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
         environment.globals["raise_exception"] = _refuse
-        try:
-            self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
-            raise TemplateError(f"the chat template is not valid: {error}") from error
+        self._template = environment.from_string(source)
 
     @classmethod
     def load(cls, model_dir: Path) -> ChatTemplate:

@@ -1,15 +1,9 @@
-"""Generate text with a network: sampling, continuous batching and the engine's thread.
-
-Networks turn token ids into logits (:class:`LanguageModel`): ``model`` on NumPy, ``torch_engine`` on torch.
+"""Generate text with a network (``model`` on NumPy, ``torch_engine`` on torch): sampling, batching, the engine's thread.
 
 Sampling has no generator state: a hash of (seed, position) decides the token at a position, so neither the rest of the
 batch, nor restarts, nor the library matter. The hash is SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom
 number generators", OOPSLA 2014; constants of Stafford's variant 13). It is applied to the seed first, so that
 neighbouring seeds do not give shifted copies of one stream.
-
-The generating sequences occupy the first n slots without gaps, so that a step works on slices. They join and leave
-between two steps. Submissions (the choices of one request) wait in a bounded queue and take turns, so that a request with
-many choices does not block a small one.
 """
 
 from __future__ import annotations
@@ -253,7 +247,10 @@ class SequenceSlots:
 
 
 class ContinuousBatch:
-    """The generating sequences. Results depend neither on slots, nor on other sequences, nor on cached prompts."""
+    """The generating sequences, in the first slots without gaps; they join and leave between two steps.
+
+    Results depend neither on slots, nor on other sequences, nor on cached prompts.
+    """
 
     def __init__(self, model: LanguageModel, capacity: int, *, kept: int = 32) -> None:
         self.capacity = capacity
@@ -373,7 +370,6 @@ class EngineBusyError(OsmosisError):
     def __init__(self, waiting: int, retry_after_s: int) -> None:
         super().__init__(
             f"the model server is busy: {waiting} sequences are waiting already.",
-            details={"waiting": waiting, "retry_after_s": retry_after_s},
             hint=f"try again in {retry_after_s} s, or with fewer requests at once",
         )
         self.retry_after_s = retry_after_s

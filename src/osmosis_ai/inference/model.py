@@ -1,15 +1,7 @@
-"""A Qwen3 transformer in NumPy, in float64, with merged LoRA adapters.
+"""The built-in models' network (Qwen3) in NumPy, with merged LoRA adapters.
 
-In float64, the order of a sum changes a logit by about 1e-15. A row's results therefore do not depend on other rows in
-the batch or on the chunking of its prompt, to any precision that could change a sampled token.
-
-The weights are prepared once, so that a step is a few large operations: projections of the same input form one matrix,
-norm weights are folded into the following matrix, and the two halves of every rotary pair are adjacent, so that a
-rotation is one complex multiplication.
-
-An adapter is a folder in PEFT format. Each matrix W it names becomes W + scale * B A (Hu et al., "LoRA", 2021,
-equation 3), where scale is alpha / r, or alpha / sqrt(r) for rank-stabilised adapters. An adapter with any other
-feature is refused, because a partial merge would be another model.
+It computes in float64, where the order of a sum changes a logit by about 1e-15: neither other rows in the batch nor the
+chunking of a prompt can change a sampled token. The weights are prepared once, so that a step is a few large operations.
 """
 
 from __future__ import annotations
@@ -37,7 +29,6 @@ from osmosis_ai.inference.engine import (
     draw_tokens,
 )
 
-CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 # Some state dictionaries name the output matrix although it is the embedding.
 TIED_HEAD = "lm_head.weight"
 # A prompt is read in chunks of so many tokens a row, which bounds the memory of attention scores.
@@ -64,30 +55,10 @@ class ModelConfig(Dimensions):
 
     @classmethod
     def load(cls, model_dir: Path) -> ModelConfig:
-        path = model_dir / CONFIG_FILE
-        try:
-            raw = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise OsmosisError(f"`{model_dir}` has no model: `{CONFIG_FILE}` is missing.") from None
-        rope = raw.get("rope_parameters") or {}
-        plain = (
-            raw.get("model_type") == "qwen3"
-            and raw.get("tie_word_embeddings")
-            and not raw.get("attention_bias")
-            and not raw.get("use_sliding_window")
-            and raw.get("hidden_act", "silu") == "silu"
-            and rope.get("rope_type", "default") == "default"
-            and not raw.get("rope_scaling")
-        )
-        if not plain:
-            raise OsmosisError(
-                f"the NumPy engine cannot serve the model in `{model_dir}`: it computes plain Qwen3 models "
-                "with tied embeddings only (no attention bias, sliding window or rope scaling)."
-            )
-        end = raw["eos_token_id"]
+        raw = json.loads((model_dir / "config.json").read_bytes())
         raw["max_positions"] = raw["max_position_embeddings"]
-        raw["rope_theta"] = float(rope.get("rope_theta", raw.get("rope_theta", 10000.0)))
-        raw["end_token_ids"] = frozenset(end if isinstance(end, list) else [end])
+        raw["rope_theta"] = raw["rope_parameters"]["rope_theta"]
+        raw["end_token_ids"] = frozenset([raw["eos_token_id"]])
         return cls(**{field.name: raw[field.name] for field in fields(cls)})
 
 
@@ -119,19 +90,11 @@ class Model:
 
     @classmethod
     def load(cls, model_dir: Path) -> Model:
-        """Read a model from a Hugging Face folder; raises OsmosisError."""
-        from safetensors import SafetensorError
+        """Read a model from its folder: a plain Qwen3 model with tied embeddings."""
         from safetensors.numpy import load
 
-        config = ModelConfig.load(model_dir)
-        path = model_dir / WEIGHTS_FILE
-        try:
-            data = path.read_bytes()
-            return cls(config, load(data), hashlib.sha256(data).hexdigest())
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
-            raise OsmosisError(
-                f"the weights `{path}` cannot be read ({error}); install the package again."
-            ) from error
+        data = (model_dir / "model.safetensors").read_bytes()
+        return cls(ModelConfig.load(model_dir), load(data), hashlib.sha256(data).hexdigest())
 
     def load_weights(self, weights: Mapping[str, Any]) -> None:
         """Replace only the named tensors (NumPy or torch), atomically; raises OsmosisError."""
@@ -246,7 +209,12 @@ def _prepare(config: ModelConfig, weights: dict[str, Floats]) -> tuple[Floats, .
 
 
 def load_adapted_model(model_dir: Path, adapter_dir: Path) -> Model:
-    """Read a model and merge an adapter into it; raises OsmosisError."""
+    """Read a model and merge an adapter in PEFT's format into it; raises OsmosisError.
+
+    Each matrix W that the adapter names becomes W + scale * B A (Hu et al., "LoRA", 2021, equation 3), where scale is
+    alpha / r, or alpha / sqrt(r) for rank-stabilised adapters. Other features are refused, because a partial merge
+    would be another model.
+    """
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
@@ -269,21 +237,16 @@ def load_adapted_model(model_dir: Path, adapter_dir: Path) -> Model:
         what = f"uses {', '.join(unsupported)}" if unsupported else f"is of the kind `{kind}`"
         raise OsmosisError(f"the NumPy engine cannot serve the adapter in `{adapter_dir}`: it {what}.")
     model = Model.load(model_dir)
-    tensors = dict(model.tensors)
     scale = config["lora_alpha"] / (math.sqrt(config["r"]) if config.get("use_rslora") else config["r"])
-    for module, sides in _lora_pairs(matrices, adapter_dir).items():
-        name, update = f"{module}.weight", scale * (sides["B"] @ sides["A"])
-        shape = tensors[name].shape if name in tensors else None
-        if shape != update.shape:
-            found = f"is {shape[0]} x {shape[1]}" if shape else "does not exist"
-            raise OsmosisError(
-                f"the adapter does not fit the model: it changes `{name}` "
-                f"({update.shape[0]} x {update.shape[1]}), which {found} there."
-            )
-        tensors[name] = tensors[name].astype(np.float64) + update
+    updates = {
+        f"{module}.weight": scale * (sides["B"] @ sides["A"])
+        for module, sides in _lora_pairs(matrices, adapter_dir).items()
+    }
+    check_shapes(model.tensors, updates)
+    merged = {name: model.tensors[name].astype(np.float64) + update for name, update in updates.items()}
     adapter_fingerprint = hashlib.sha256(config_bytes + data).hexdigest()
     both = hashlib.sha256(f"{model.fingerprint}:{adapter_fingerprint}".encode()).hexdigest()
-    return Model(model.config, tensors, both)
+    return Model(model.config, {**model.tensors, **merged}, both)
 
 
 def trained_tool_call_format(adapter_dir: Path) -> FormatName | None:

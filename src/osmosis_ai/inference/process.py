@@ -12,37 +12,28 @@ import sys
 from pathlib import Path
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.inference.catalog import MODELS_DIR, EngineName, built_in_model
+from osmosis_ai.inference.catalog import MODELS_DIR, served_models
 from osmosis_ai.process_environment import chosen, python_environment
 from osmosis_ai.processes import Service, ServiceSpec
 
 API_KEY_ENV = "OSMOSIS_INFERENCE_API_KEY"
-# For each library that NumPy's products may use.
+# The matrices are too small for threads. One name for each library that NumPy's products may use.
 SINGLE_THREAD_ENV = dict.fromkeys(
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
 )
 # Some models of the hub need a login.
 _HUB_LOGIN = ("HF_TOKEN", "HF_TOKEN_PATH", "HUGGING_FACE_HUB_TOKEN")
-# torch takes seconds to import, and billions of weights are read or downloaded.
-_START_TIMEOUT_S: dict[EngineName, float] = {"numpy": 60.0, "torch": 900.0}
 
 
 class InferenceServer(Service):
     """Serves a model while an ``async with`` block lasts, under its own name or ``served_as``."""
 
     def __init__(
-        self,
-        model: str = "osmosis/tiny",
-        *,
-        engine: EngineName = "numpy",
-        adapter: Path | None = None,
-        served_as: str | None = None,
+        self, model: str = "osmosis/tiny", *, adapter: Path | None = None, served_as: str | None = None
     ) -> None:
-        if engine == "numpy":
-            built_in_model(model)  # an unknown name is an error here, not in the process
         self.model = served_as or model
         self.api_key = secrets.token_urlsafe(24)
-        arguments = [f"--model={model}", f"--engine={engine}", f"--served-as={self.model}"]
+        arguments = [f"--model={model}", f"--served-as={self.model}"]
         arguments += [f"--adapter={adapter.resolve()}"] if adapter else []
         super().__init__(
             ServiceSpec(
@@ -61,7 +52,8 @@ class InferenceServer(Service):
                 cwd=MODELS_DIR,
                 announces='{"base_url"',
                 code="INTERNAL",
-                start_timeout_s=_START_TIMEOUT_S[engine],
+                # torch takes seconds to import, and billions of weights are read or downloaded.
+                start_timeout_s=60.0 if model in served_models() else 900.0,
             )
         )
 

@@ -5,7 +5,6 @@ A disconnected client cancels its generation. Errors have OpenAI's format.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import hmac
 import json
@@ -20,7 +19,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from osmosis_ai.inference.catalog import EngineName, FormatName, built_in_model
+from osmosis_ai.inference.catalog import built_in_model, served_models
 from osmosis_ai.inference.chat import BuiltInChat, ChatFormat
 from osmosis_ai.inference.engine import InferenceEngine, LanguageModel
 from osmosis_ai.inference.model import Model, load_adapted_model, trained_tool_call_format
@@ -109,16 +108,10 @@ class Endpoint:
             return _json(failure.body(), status=500)
 
 
-def load_parts(
-    model: str,
-    *,
-    engine: EngineName = "numpy",
-    adapter: Path | None = None,
-    tool_call_format: FormatName | None = None,
-) -> tuple[LanguageModel, ChatFormat]:
+def load_parts(model: str, adapter: Path | None = None) -> tuple[LanguageModel, ChatFormat]:
     """Load a model and its chat format; raises OsmosisError."""
-    chosen = tool_call_format or (trained_tool_call_format(adapter) if adapter else None)
-    if engine == "torch":
+    chosen = trained_tool_call_format(adapter) if adapter else None
+    if model not in served_models():
         import torch
 
         from osmosis_ai.inference.torch_engine import PretrainedChat, TorchModel
@@ -131,28 +124,21 @@ def load_parts(
     return network, BuiltInChat(directory, tool_call_format=chosen)
 
 
-async def serve(options: argparse.Namespace, api_key: str | None) -> None:
-    """Serve a model until SIGINT or SIGTERM; prints one JSON line when ready."""
+async def serve(model: str, adapter: Path | None, name: str, api_key: str) -> None:
+    """Serve a model as ``name`` until SIGINT or SIGTERM; prints one JSON line when ready."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    network, chat = load_parts(
-        options.model,
-        engine=options.engine,
-        adapter=options.adapter,
-        tool_call_format=options.tool_call_format,
-    )
-    name = options.served_as or options.model
+    network, chat = load_parts(model, adapter)
     # Clients may drop the provider's part of the name.
     names = (name, name.partition("/")[2] or name)
-    with InferenceEngine(network, max_batch=options.max_batch, max_waiting=options.max_waiting) as engine:
+    with InferenceEngine(network) as engine:
         api = ChatCompletions(engine, chat, names)
         runner = Endpoint(api, api_key=api_key).runner()
         await runner.setup()
         try:
-            await web.TCPSite(runner, options.host, options.port).start()
-            host, port = runner.addresses[0][:2]
-            base_url = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            base_url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
             ready = {"base_url": base_url, "model": api.model_name, "fingerprint": api.fingerprint}
             sys.stdout.write(json.dumps(ready) + "\n")
             sys.stdout.flush()

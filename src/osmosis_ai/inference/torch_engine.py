@@ -1,17 +1,8 @@
 """Any Hugging Face causal language model as a network of ``engine``, on CPU or GPU. Importing this loads torch.
 
-A slot's keys and values start at position 0, and a mask hides what follows its last token. A sequence can
-therefore join, leave or continue a cached prefix without moving others, and a decoding step works on a view of the
-cache. Other rows affect a result only through the order of sums: about 1e-15 in float64, 1e-6 in float32.
-
-Models with other layer state (state space, linear attention) are refused.
-
-The logits of a real vocabulary are too large to copy to the CPU at every step. Only the random number of each row comes
-from NumPy, so the token equals the one that the NumPy engine would sample.
-
-An adapter's update is computed next to a linear layer: a bfloat16 weight has 8 bits, and after ten steps at a rate of
-1e-5 a fifth of the update survives in W + BA. No monitor notices, because the loss is smaller than the rounding of the
-logits. Separately, the update keeps all its bits, and the sum equals the learner's.
+A slot's keys and values start at position 0, and a mask hides what follows its last token. A sequence can therefore
+join, leave or continue a cached prefix without moving others. Other rows affect a result only through the order of
+sums: about 1e-15 in float64, 1e-6 in float32. Models with other layer state (state space, linear attention) are refused.
 """
 
 from __future__ import annotations
@@ -53,7 +44,10 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 @dataclass(frozen=True)
 class LowRankUpdate:
-    """``scale`` * B A, for one linear layer."""
+    """``scale`` * B A, computed next to one linear layer.
+
+    A bfloat16 weight has 8 bits: after ten steps at a rate of 1e-5, only a fifth of an update survives in W + BA.
+    """
 
     a: Tensor
     b: Tensor

@@ -96,7 +96,7 @@ class ModelClient:
     ) -> Completion:
         """Call the model and return its whole reply; ``optional`` names parameters that the caller did not set."""
         whole = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
-        request, optional = self._corrected(whole, optional)
+        request, optional = self._correct_request(whole, optional)
         try:
             return await self._complete_once(request, optional, 1)
         except ModelCallError as error:
@@ -128,7 +128,7 @@ class ModelClient:
         A stream that breaks starts again from the beginning, after a call of ``restarted``.
         """
         options = body.get("stream_options")
-        request, optional = self._corrected(
+        request, optional = self._correct_request(
             {**body, "stream": True, "stream_options": {**(options or {}), "include_usage": True}},
             {*optional, "stream_options"} if options is None else optional,
         )
@@ -148,7 +148,7 @@ class ModelClient:
                                 calls.complete_chunk(chunk)
                                 yield chunk
                         except ModelCallError as error:
-                            raise self._failed(slot, error) from None
+                            raise self._report_failure(slot, error) from None
                 return
 
     async def _begin_stream(self, body: Mapping[str, Any]) -> tuple[list[dict[str, Any]], _Chunks]:
@@ -203,7 +203,7 @@ class ModelClient:
             except ModelCallError as error:
                 name, replacement = _rejected_parameter(error, request, optional)
                 if name is None:
-                    raise self._failed(slot, error) from None
+                    raise self._report_failure(slot, error) from None
                 value = request.pop(name)
                 if replacement is not None:
                     request[replacement] = value
@@ -213,7 +213,7 @@ class ModelClient:
                 self._corrections |= corrections
                 return reply
 
-    def _corrected(
+    def _correct_request(
         self, body: Mapping[str, Any], optional: Collection[str]
     ) -> tuple[dict[str, Any], set[str]]:
         """Return the request for this endpoint, and the names of the optional parameters in it."""
@@ -225,8 +225,8 @@ class ModelClient:
         }
         return request, {fit(name) or name for name in optional}
 
-    def _failed(self, slot: Slot, error: ModelCallError) -> ModelCallError:
-        """Tell the limiter of a failed call, and return the error with a hint for the user."""
+    def _report_failure(self, slot: Slot, error: ModelCallError) -> ModelCallError:
+        """Report a failed call to the limiter, and return its error with a hint."""
         if error.category == "rate_limit" and error.retryable:
             slot.refused = True
         if error.retryable and error.retry_after_s is not None and error.status in (429, 503):

@@ -32,7 +32,6 @@ _CATEGORIES: dict[Category, tuple[ErrorCode, str]] = {
     "server": ("NETWORK", "the provider failed"),
     "invalid_reply": ("NETWORK", "the provider's reply is not a chat completion"),
 }
-_TRANSIENT = ("RATE_LIMITED", "NETWORK")
 # 409 is a temporary lock; 425 is "too early".
 _STATUSES: dict[int, Category] = {
     **dict.fromkeys((401, 402, 403), "auth"),
@@ -89,7 +88,7 @@ class ModelCallError(OsmosisError):
         )
         self.category: Category = category
         self.status = status
-        self.retryable = code in _TRANSIENT if retryable is None else retryable
+        self.retryable = code in ("RATE_LIMITED", "NETWORK") if retryable is None else retryable
         self.retry_after_s = retry_after_s
         self.body: dict[str, Any] | None = dict(body) if body else None
 
@@ -177,16 +176,16 @@ def _validation_line(entry: Any) -> str:
 
 def redact(text: str, *secrets: str | None) -> str:
     """Return ``text`` without the given secrets and without anything that looks like a provider's key."""
-    return _KEY_SHAPED.sub(_REDACTED, _without(text, secrets))
+    return _KEY_SHAPED.sub(_REDACTED, _redact_secrets(text, secrets))
 
 
 def beginning(content: bytes, *secrets: str | None) -> str:
     """Return the first few thousand characters of a reply on one line; redacted before they are cut."""
-    text = _without(content[:_LONGEST_EXAMINED].decode("utf-8", "replace"), secrets)[:_LONGEST_MESSAGE]
+    text = _redact_secrets(content[:_LONGEST_EXAMINED].decode("utf-8", "replace"), secrets)[:_LONGEST_MESSAGE]
     return redact(" ".join(text.split()))
 
 
-def _without(text: str, secrets: Iterable[str | None]) -> str:
+def _redact_secrets(text: str, secrets: Iterable[str | None]) -> str:
     # The pattern allows backslashes anywhere, so those of the secrets themselves are dropped.
     for secret in sorted(
         {(secret or "").replace("\\", "") for secret in secrets} - {""}, key=len, reverse=True

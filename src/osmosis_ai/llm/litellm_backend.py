@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from typing import Any
 
+from osmosis_ai.errors import with_causes
 from osmosis_ai.llm.errors import CONTEXT_LENGTH, Category, ModelCallError, call_error, message_in, redact
 from osmosis_ai.llm.providers import ModelEndpoint
 from osmosis_ai.llm.replies import check_reply
@@ -99,7 +100,7 @@ class LiteLLMTransport:
                     payload.pop("usage", None)
                 yield payload
         except Exception as error:  # providers' own exceptions may be of any class
-            raise self._translated(error) from None
+            raise self._convert_error(error) from None
         finally:
             await chunks.aclose()
 
@@ -131,10 +132,10 @@ class LiteLLMTransport:
                 drop_params=True,
             )
         except Exception as error:  # providers' own exceptions may be of any class
-            raise self._translated(error) from None
+            raise self._convert_error(error) from None
 
     def _passes(self, name: str) -> bool:
-        """Tell whether a field of the request is passed on; log once per field if not."""
+        """Return whether a field of the request is passed on; log once per field if not."""
         if (passes := self._passed_on.get(name)) is not None:
             return passes
         litellm, endpoint = self._litellm, self._endpoint
@@ -154,7 +155,7 @@ class LiteLLMTransport:
                 logger.warning("%s does not take `%s`; it is left out", endpoint.model_path, name)
         return passes
 
-    def _translated(self, error: Exception) -> ModelCallError:
+    def _convert_error(self, error: Exception) -> ModelCallError:
         """Convert LiteLLM's exception to ours."""
         if isinstance(error, ModelCallError):
             return error
@@ -206,13 +207,11 @@ def import_litellm() -> Any:
 
 
 def _is_network_trouble(error: BaseException) -> bool:
-    """Tell whether a connection error of LiteLLM has a network cause."""
+    """Return whether a connection error of LiteLLM has a network cause."""
     import aiohttp
     import httpx
 
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, aiohttp.ClientError | httpx.TransportError | OSError):
-            return not isinstance(seen, ImportError)
-        seen = seen.__cause__ or seen.__context__
+    for cause in with_causes(error):
+        if isinstance(cause, aiohttp.ClientError | httpx.TransportError | OSError):
+            return not isinstance(cause, ImportError)
     return False

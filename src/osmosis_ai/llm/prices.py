@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from osmosis_ai.llm.providers import OPENAI_COMPATIBLE, ModelEndpoint, is_loopback, litellm_table
+from osmosis_ai.api.platform_url import is_loopback
+from osmosis_ai.llm.providers import OPENAI_COMPATIBLE, ModelEndpoint, litellm_table
 
 _TIER = re.compile(r"input_cost_per_token_above_(\d+)k_tokens")
 # The maximum tokens or cost of a call. Sums of invented values must still fit into number types.
@@ -105,7 +106,7 @@ def price_of(endpoint: ModelEndpoint) -> Price | None:
         # LiteLLM's other providers have addresses of the user's own, such as Azure's.
         endpoint.transport == "openai" if known is None else endpoint.base_url != known.base_url
     ):
-        return FREE if is_loopback(urlsplit(endpoint.base_url).hostname or "") else None
+        return FREE if is_loopback(urlsplit(endpoint.base_url).hostname) else None
     entry = table_entry(endpoint)
     return _price(entry) if entry is not None else None
 

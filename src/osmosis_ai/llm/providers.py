@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import unquote_plus, urlsplit, urlunsplit
+from urllib.parse import SplitResult, unquote_plus, urlsplit, urlunsplit
 
 from osmosis_ai.errors import ConflictError, OsmosisError
 
@@ -111,9 +111,9 @@ CLOUD_SETTINGS = frozenset(
 """Settings that are part of an address at the cloud's own host."""
 _BARE_NAMES = (
     (re.compile(r"(gpt|chatgpt|o[134]|o\d+-(mini|pro|preview)|codex)(-|$)"), "openai"),
-    (re.compile(r"claude-"), "anthropic"),
-    (re.compile(r"(gemini|gemma)-"), "gemini"),
-    (re.compile(r"grok-"), "xai"),
+    (re.compile(r"claude"), "anthropic"),
+    (re.compile(r"gemini|gemma-"), "gemini"),
+    (re.compile(r"grok"), "xai"),
     (re.compile(r"deepseek-(chat|reasoner)"), "deepseek"),
     (re.compile(r"(mistral|magistral|codestral|ministral|devstral)-"), "mistral"),
     (re.compile(r"command-"), "cohere"),
@@ -167,7 +167,7 @@ def resolve_model(model_path: str, env: Mapping[str, str], *, served: Collection
         base = compatible_base_url(name, env)
         if base is None:
             raise OsmosisError(
-                f"`{path}` needs the address of its server, and `{known.bases[0]}` is not set.",
+                f"{known.bases[0]}, the address of the server, is not set (required by {path}).",
                 hint=f"export {known.bases[0]}=http://localhost:8000/v1",
             )
         # The user's own server with the provider's protocol rarely requires a key; the preflight checks.
@@ -176,7 +176,7 @@ def resolve_model(model_path: str, env: Mapping[str, str], *, served: Collection
             model = known.model_prefix + model
     if key is None and needs_key:
         raise OsmosisError(
-            f"`{path}` needs a key, and `{variables[0]}` is not set.",
+            f"{variables[0]} is not set (required by {path}).",
             hint=f"export {variables[0]}=...",
             details={"missing_variable": variables[0]},
         )
@@ -234,17 +234,24 @@ def compatible_base_url(name: str, env: Mapping[str, str]) -> str | None:
     given = _first(env, provider.bases)
     if given is None:
         return provider.base_url
-    parts, variable, key = urlsplit(given), provider.bases[0], provider.keys[0]
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    parts, variable, key = http_address(given), provider.bases[0], provider.keys[0]
+    if parts is None:
         raise OsmosisError(
             f"`{variable}` is not an http(s) address.", hint=f"export {variable}=http://localhost:8000/v1"
         )
     if parts.username or parts.password:
-        raise OsmosisError(
-            f"`{variable}` holds a user name or password; put the key in `{key}` instead.",
-            hint=f"export {key}=...",
-        )
+        raise OsmosisError(f"`{variable}` contains a user name or password.", hint=f"export {key}=...")
     return openai_base_url(given, provider.path)
+
+
+def http_address(text: str) -> SplitResult | None:
+    """Return the parts of an http(s) address, or None if it is not a valid one."""
+    try:
+        parts = urlsplit(text.strip())
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # such as a port above 65535
+        return None
+    return parts if is_valid else None
 
 
 def openai_base_url(address: str, path: str = "") -> str:
@@ -252,11 +259,6 @@ def openai_base_url(address: str, path: str = "") -> str:
     parts = urlsplit(address.strip())
     base = parts.path.rstrip("/").removesuffix("/chat/completions").rstrip("/")
     return urlunsplit(parts._replace(path=base if base.endswith(path) else base + path, fragment=""))
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether ``host`` is this machine."""
-    return host == "localhost" or host.endswith(".localhost") or host.startswith("127.") or host == "::1"
 
 
 def _first(env: Mapping[str, str], names: tuple[str, ...]) -> str | None:
@@ -356,7 +358,7 @@ def choose_endpoint(
     """
     name = model.strip()
     if not name:
-        raise OsmosisError("`--model` names no model.", hint="for instance `--model openai/gpt-5-mini`")
+        raise OsmosisError("`--model` is empty.", hint="for instance `--model openai/gpt-5-mini`")
     if base_url is not None:
         # Clients and proxies require a key.
         key = api_key or env.get("OPENAI_API_KEY", "").strip() or "no-key"
@@ -373,17 +375,12 @@ def choose_endpoint(
 def _checked_address(text: str) -> str:
     """Return the base URL of `--base-url`. It is stored with the run and shown in errors, so it must hold no secret."""
     address = text.strip()
-    try:
-        parts = urlsplit(address)
-        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        parts, is_address = urlsplit(""), False
-    if any(character in text for character in "@?#") or _KEY_IN_A_PATH.search(parts.path):
+    if any(character in text for character in "@?#") or _KEY_IN_A_PATH.search(text):
         raise OsmosisError(
-            "`--base-url` holds more than an address: no user name, password, key, query or fragment may be in it.",
+            "`--base-url` must not contain a user name, password, key, query or fragment.",
             hint="set the key in `OPENAI_API_KEY`, and an address with a query in `OPENAI_BASE_URL`",
         )
-    if not is_address or not address.isprintable() or " " in address:
+    if http_address(address) is None or not address.isprintable() or " " in address:
         shown = "".join(character if character.isprintable() else "?" for character in text[:200])
         raise OsmosisError(
             f"`--base-url {shown}` is not an http(s) address.",

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
 from osmosis_ai._version import __version__
+from osmosis_ai.api.platform_url import is_loopback
 from osmosis_ai.llm.errors import call_error, error_from_reply
-from osmosis_ai.llm.providers import ModelEndpoint, is_loopback
+from osmosis_ai.llm.providers import ModelEndpoint
 from osmosis_ai.llm.replies import check_reply, dumps, excerpt, is_completion, loads, reported_failure
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ class DirectTransport:
 
         endpoint = self._endpoint
         if _CONTROL.search(endpoint.api_key or ""):
-            raise call_error(endpoint, "auth", "the key holds a line break or another control character")
+            raise call_error(endpoint, "auth", "the key contains a line break or another control character")
         try:
             data = dumps(body)
         except (TypeError, ValueError) as error:
@@ -270,7 +271,7 @@ def _decoded(content: bytes) -> Any:
 
 
 def _is_keep_alive(event: str, data: bytes, payload: Any) -> bool:
-    """Tell whether an event is not part of the reply: it is empty, or has another name and no choices."""
+    """Return whether an event is not part of the reply: it is empty, or has another name and no choices."""
     if event == "error":
         return False
     if not data.strip():

@@ -1,12 +1,13 @@
 """Users and their tokens.
 
-A token is shown once, when it is created; the database stores its SHA-256, which suffices for 256 random bits.
-Passwords are stored as Argon2 hashes. Revoked and expired tokens and those of removed users never work again. Tokens of
-disabled users are suspended.
+A token is shown once, when it is created; the database stores its SHA-256, which suffices for 256 random bits. Its
+prefix separates users from workers before any lookup. Passwords are stored as Argon2 hashes. Revoked and expired tokens
+and those of removed users never work again. Tokens of disabled users are suspended.
 """
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import secrets
 from contextlib import nullcontext
@@ -20,17 +21,9 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
-from osmosis_ai.platform.bearers import (
-    USER_PREFIX,
-    WORKER_PREFIXES,
-    bearer_hash,
-    new_bearer,
-    note_use,
-    should_note_use,
-)
 from osmosis_ai.platform.clock import Clock
-from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import DbDeviceLogin, DbToken, DbUser, new_id
+from osmosis_ai.platform.db.engine import Database, DatabaseBusyError, StorageFullError
+from osmosis_ai.platform.db.tables import DbDeviceLogin, DbToken, DbUser, DbWorkerToken, new_id
 from osmosis_ai.platform.workspaces import WorkspaceStore
 
 if TYPE_CHECKING:
@@ -39,9 +32,14 @@ if TYPE_CHECKING:
 TokenKind = Literal["cli", "api_key", "web"]
 RejectionCode = Literal["TOKEN_INVALID", "TOKEN_EXPIRED", "TOKEN_REVOKED"]
 
+USER_PREFIX = "osm_"
+WORKER_TOKEN_PREFIX = "osmw_"
+TICKET_PREFIX = "osmt_"
 DEFAULT_TTL = timedelta(days=90)
 SHORTEST_PASSWORD = 10
 _LONGEST_PASSWORD = 1024
+# More often would make every read of a busy client a write.
+_USE_NOTED_EVERY = timedelta(minutes=1)
 # Every request asks this; a statement that is built once is also compiled once.
 _TOKEN_AND_USER = (
     select(DbToken, DbUser)
@@ -60,7 +58,7 @@ class Principal:
 
 @dataclass(frozen=True, slots=True)
 class FirstLogin:
-    """How to sign in to a platform that was just made; known now and never again."""
+    """How to sign in to a new platform; the password is shown only now."""
 
     email: str
     password: str = field(repr=False)
@@ -70,7 +68,7 @@ class FirstLogin:
 
 
 class TokenRejected(OsmosisError):
-    """A token that does not let its bearer in; ``reason`` is the code of the reply."""
+    """A token is not valid; ``reason`` is the code of the reply."""
 
     default_code = "AUTH_REQUIRED"
 
@@ -91,7 +89,7 @@ class AccountStore:
     def create_user(
         self, email: str, *, name: str | None = None, password: str | None = None, is_admin: bool = False
     ) -> DbUser:
-        """Add a user; without a password they cannot sign in on the approval page."""
+        """Add a user; without a password they cannot sign in in a browser."""
         user = DbUser(
             id=new_id("usr"),
             email=_normal_email(email),
@@ -103,8 +101,8 @@ class AccountStore:
         try:
             with self._db.transaction() as session:
                 session.add(user)
-        except IntegrityError as error:
-            raise ConflictError(f"there is a user {user.email} already.") from error
+        except IntegrityError:
+            raise ConflictError(f"the user {user.email} exists already.") from None
         return user
 
     def find_user(self, email: str) -> DbUser:
@@ -124,7 +122,7 @@ class AccountStore:
             return list(session.scalars(select(DbUser).order_by(DbUser.email)))
 
     def set_password(self, email: str, password: str, *, revoke_tokens: bool = False) -> int:
-        """Replace a user's password, which ends their sessions and the log-ins they have approved."""
+        """Replace a user's password, and end their sessions and the device logins they have approved."""
         user = self.find_user(email)
         hashed = _hash_password(password)
         with self._db.transaction() as session:
@@ -146,15 +144,15 @@ class AccountStore:
         return len(ended)
 
     def check_password(self, email: str, password: str) -> DbUser | None:
-        """Return the user whom address and password name, after the same work whether or not one exists."""
-        from argon2.exceptions import VerificationError, VerifyMismatchError
+        """Return the user with this address and password, after the same work whether or not one exists."""
+        from argon2.exceptions import VerificationError
 
         with self._db.session() as session:
             user = session.scalar(select(DbUser).where(DbUser.email == email.strip().lower()))
         expected = user.password_hash if user is not None and user.password_hash else _dummy_hash()
         try:
             _hasher().verify(expected, password[:_LONGEST_PASSWORD])
-        except (VerifyMismatchError, VerificationError):
+        except VerificationError:
             return None
         return user if user is not None and user.password_hash and user.disabled_at is None else None
 
@@ -170,7 +168,7 @@ class AccountStore:
         workspace_id: str | None = None,
         session: Session | None = None,
     ) -> tuple[DbToken, str]:
-        """Make a token and return its row and the token itself, which nobody can read again."""
+        """Create a token; return its row and the token itself, which is not stored."""
         now = self._clock.now()
         plain = new_bearer(USER_PREFIX)
         token = DbToken(
@@ -188,17 +186,17 @@ class AccountStore:
         return token, plain
 
     def authenticate(self, plain: str, *, kinds: tuple[TokenKind, ...] = ("cli",)) -> Principal:
-        """Return whose token this is."""
+        """Return whose token this is, and record its use."""
         with self._db.session() as session:
             principal = self.principal(session, plain, kinds=kinds)
-        self.note_use(principal.token)
+        note_use(self._db, self._clock, principal.token)
         return principal
 
     def principal(
         self, session: Session, plain: str, *, kinds: tuple[TokenKind, ...] = ("cli",)
     ) -> Principal:
-        """As :meth:`authenticate`, within the caller's session; the use is not noted."""
-        if plain.startswith(WORKER_PREFIXES):
+        """Return whose token this is, within the caller's session."""
+        if plain.startswith((WORKER_TOKEN_PREFIX, TICKET_PREFIX)):
             raise TokenRejected(
                 "TOKEN_INVALID",
                 "this is a worker's token, good for executing runs alone; log in with `osmosis login`.",
@@ -221,7 +219,7 @@ class AccountStore:
         return Principal(user, token)
 
     def tokens(self, *, user_id: str | None = None) -> list[tuple[DbToken, DbUser]]:
-        """Return the tokens of one user or of everybody, newest first."""
+        """Return the tokens of one user or of all users, newest first."""
         query = select(DbToken, DbUser).join(DbUser, DbUser.id == DbToken.user_id)
         if user_id is not None:
             query = query.where(DbToken.user_id == user_id)
@@ -238,7 +236,7 @@ class AccountStore:
         return token
 
     def revoke_token(self, token_id: str, *, user_id: str | None = None) -> DbToken:
-        """Make a token useless from now on; a second time changes nothing."""
+        """Revoke a token for good; a second time changes nothing."""
         with self._db.transaction() as session:
             token = session.get(DbToken, token_id)
             if token is None or (user_id is not None and token.user_id != user_id):
@@ -246,26 +244,49 @@ class AccountStore:
             token.revoked_at = token.revoked_at or self._clock.now()
         return token
 
-    def note_use(self, token: DbToken) -> None:
-        """Record that ``token`` was used, at most once a minute, and never at the price of the request."""
-        note_use(self._db, self._clock, token)
 
-    def should_note_use(self, token: DbToken) -> bool:
-        """Return whether :meth:`note_use` would write."""
-        return should_note_use(self._clock, token)
+def new_bearer(prefix: str) -> str:
+    """Return a new token of 256 random bits."""
+    return prefix + secrets.token_urlsafe(32)
 
 
-def bootstrap(
-    db: Database, clock: Clock, *, email: str = "admin@localhost", workspace: str = "default"
-) -> FirstLogin | None:
+def bearer_hash(plain: str) -> str:
+    """Return what is stored of a token."""
+    return hashlib.sha256(plain.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def should_note_use(clock: Clock, token: DbToken | DbWorkerToken) -> bool:
+    """Return whether the last recorded use of a token is more than a minute ago."""
+    noted = token.last_used_at
+    return noted is None or abs(clock.now() - noted) >= _USE_NOTED_EVERY
+
+
+def note_use(db: Database, clock: Clock, token: DbToken | DbWorkerToken) -> None:
+    """Record that ``token`` was used, if :func:`should_note_use`; never fails a request."""
+    if not should_note_use(clock, token):
+        return
+    table = type(token)
+    try:
+        with db.transaction(wait_s=0) as session:
+            session.execute(update(table).where(table.id == token.id).values(last_used_at=clock.now()))
+    except (DatabaseBusyError, StorageFullError):
+        return
+
+
+def display_name(user: DbUser | None) -> str | None:
+    """Return a user's name, or else the address; None without a user."""
+    return user.name or user.email if user is not None else None
+
+
+def bootstrap(db: Database, clock: Clock) -> FirstLogin | None:
     """Give an empty platform its first user and workspace."""
     accounts, workspaces = AccountStore(db, clock), WorkspaceStore(db, clock)
     with db.session() as session:
         if session.scalar(select(DbUser.id).limit(1)) is not None:
             return None
     password = secrets.token_urlsafe(12)
-    user = accounts.create_user(email, name="Admin", password=password, is_admin=True)
-    home = workspaces.create(workspace)
+    user = accounts.create_user("admin@localhost", name="Admin", password=password, is_admin=True)
+    home = workspaces.create("default")
     workspaces.add_member(home.id, user.id, "owner")
     return FirstLogin(user.email, password, user.id, home.id, home.name)
 

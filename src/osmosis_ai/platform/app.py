@@ -13,11 +13,10 @@ from fastapi import FastAPI
 
 from osmosis_ai._version import __version__
 from osmosis_ai.platform.http import (
-    access_pages,
+    accounts,
     blobs,
     datasets,
     eval_imports,
-    eval_retries,
     eval_runs,
     hosted_only,
     inference,
@@ -25,22 +24,16 @@ from osmosis_ai.platform.http import (
     operations,
     rollout_servers,
     rollouts,
-    run_actions,
-    run_pages,
     secrets,
-    sign_in_pages,
-    tokens,
     training_runs,
     workers,
-    workspace_pages,
-    workspaces,
 )
-from osmosis_ai.platform.http.body_limits import BodyLimit
 from osmosis_ai.platform.http.errors import ErrorEdge, install_error_handlers
-from osmosis_ai.platform.http.page_shell import load_templates
-from osmosis_ai.platform.http.request_metering import RequestMeter
+from osmosis_ai.platform.http.middleware import BodyLimit, ClientVersions, RequestMeter
 from osmosis_ai.platform.http.routing import RawPath
-from osmosis_ai.platform.http.versioning import ClientVersions
+from osmosis_ai.platform.pages import runs as run_pages
+from osmosis_ai.platform.pages import sign_in, workspace
+from osmosis_ai.platform.pages.shell import load_templates
 from osmosis_ai.platform.services import PlatformServices, build_services
 from osmosis_ai.viewer.live import LiveHub
 from osmosis_ai.viewer.live_routes import live_hub
@@ -54,11 +47,9 @@ _THREADS = 32
 _IN_ORDER = (
     *(
         eval_runs,
-        eval_retries,
         training_runs,
         datasets,
-        tokens,
-        workspaces,
+        accounts,
         blobs,
         secrets,
         rollouts,
@@ -68,7 +59,7 @@ _IN_ORDER = (
         hosted_only,
         inference,
     ),
-    *(sign_in_pages, workspace_pages, access_pages, run_actions, run_pages),
+    *(sign_in, workspace, run_pages),
 )
 
 

@@ -8,16 +8,18 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
+from osmosis_ai.api.platform_url import is_loopback, is_secure, normalize_platform_url
 from osmosis_ai.controller.remote_agents import NETWORKS_ENV, allowed_networks
 from osmosis_ai.errors import ConflictError, OsmosisError
-from osmosis_ai.files import expanded
-from osmosis_ai.platform.ray_cluster import RayCluster, ray_cluster, ray_warnings
+from osmosis_ai.files import expanded, is_read_by_all
 from osmosis_ai.platform.s3_address import parse_s3_address
 from osmosis_ai.sandbox.isolation import IsolationSetting, isolation_setting
 from osmosis_ai.sandbox.network import Network, network_setting
@@ -27,10 +29,57 @@ DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8733
 LOCAL_SLOTS = 2
 RAY_SLOTS = 100
-"""Jobs that may wait in a cluster or run there: it has room for them or not."""
+"""Maximum number of waiting and running jobs of a Ray cluster."""
+EXECUTOR_ENV = "OSMOSIS_EXECUTOR"
+RAY_ADDRESS_ENV = "OSMOSIS_RAY_ADDRESS"
+RAY_TOKEN_FILE_ENV = "OSMOSIS_RAY_TOKEN_FILE"
+RAY_ALLOW_OPEN_ENV = "OSMOSIS_RAY_ALLOW_OPEN"
+_LONGEST_RAY_TOKEN = 4096
 RESTORE_NOTE = "restoring.json"
-"""A file that is in the data directory while a backup is restored into it."""
+"""Exists in the data directory while a backup is restored into it."""
 _EVERY_INTERFACE = ("0.0.0.0", "::", "")
+
+
+@dataclass(frozen=True, slots=True)
+class RayCluster:
+    """A Ray cluster whose Jobs API takes runs."""
+
+    address: str
+    token_file: Path | None = None
+    allow_open: bool = False
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is reached on this machine, be it by a tunnel."""
+        return is_loopback(urlsplit(self.address).hostname)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it for another process of this machine; the token stays in its file."""
+        file = str(self.token_file) if self.token_file is not None else None
+        return {"address": self.address, "token_file": file, "allow_open": self.allow_open}
+
+    @classmethod
+    def from_json(cls, written: Mapping[str, Any]) -> RayCluster:
+        """Return the result of :meth:`to_json` as an object."""
+        file = written["token_file"]
+        return cls(written["address"], Path(file) if file else None, written["allow_open"])
+
+    def token(self) -> str | None:
+        """Return the cluster's token, read again each time; None if there is none."""
+        if self.token_file is None:
+            return None
+        try:
+            with self.token_file.open("rb") as file:
+                token = file.read(_LONGEST_RAY_TOKEN + 1).strip().decode("ascii")
+        except OSError as error:
+            raise OsmosisError(
+                f"the Ray cluster's token cannot be read from {self.token_file}: {error.strerror or error}."
+            ) from error
+        except UnicodeDecodeError:
+            token = ""
+        if not token.isprintable() or " " in token or not 0 < len(token) <= _LONGEST_RAY_TOKEN:
+            raise OsmosisError(f"{self.token_file} holds no token: it must be one line without spaces.")
+        return token
 
 
 @dataclass(frozen=True)
@@ -63,17 +112,17 @@ class PlatformConfig:
 
     @property
     def lease_term(self) -> timedelta:
-        """How long a lease lasts from each renewal on."""
+        """How long a lease lasts after each renewal."""
         return timedelta(seconds=self.lease_s)
 
     @property
     def run_upload_bytes(self) -> int:
-        """How much the workers of a run may send in all."""
+        """Maximum size of all uploads of a run."""
         return self.run_upload_gb * 10**9
 
     @property
     def base_url(self) -> str:
-        """How clients reach the platform, without a trailing slash."""
+        """The URL for clients, without a trailing slash."""
         if self.public_url:
             return self.public_url.rstrip("/")
         host = DEFAULT_HOST if self.host in _EVERY_INTERFACE else self.host
@@ -97,17 +146,17 @@ class PlatformConfig:
 
     @property
     def blob_copies_dir(self) -> Path:
-        """Where copies of blobs lie that are in a bucket."""
+        """Where copies of blobs of a bucket are stored."""
         return self.home / "blob-copies"
 
     @property
     def git_dir(self) -> Path:
-        """Where the mirrors of connected repositories lie."""
+        """Where the mirrors of connected repositories are stored."""
         return self.home / "git"
 
     @property
     def keys_dir(self) -> Path:
-        """Where encryption and signing keys lie."""
+        """Where encryption and signing keys are stored."""
         return self.home / "keys"
 
     @property
@@ -143,16 +192,17 @@ class PlatformConfig:
 
 def from_environment(env: Mapping[str, str] | None = None) -> PlatformConfig:
     """Return the configuration that the environment describes."""
-    read = _Variables(os.environ if env is None else env)
+    variables = os.environ if env is None else env
+    read = _Variables(variables)
     ray = read.setting(ray_cluster, None)
     config = PlatformConfig(
         home=read.home(),
         database_url=read.text("OSMOSIS_DATABASE_URL"),
         metrics_token=read.token("OSMOSIS_METRICS_TOKEN"),
-        blobs_url=read.bucket("OSMOSIS_BLOBS_URL"),
+        blobs_url=read.accepted("OSMOSIS_BLOBS_URL", _bucket_url),
         host=read.text("OSMOSIS_PLATFORM_HOST", DEFAULT_HOST),
         port=read.number("OSMOSIS_PLATFORM_PORT", DEFAULT_PORT, 0, 65535),
-        public_url=read.url("OSMOSIS_PUBLIC_URL"),
+        public_url=read.accepted("OSMOSIS_PUBLIC_URL", normalize_platform_url),
         trusted_proxies=read.addresses("OSMOSIS_TRUSTED_PROXIES"),
         max_connections=read.number("OSMOSIS_MAX_CONNECTIONS", 4096, 8, 1_000_000),
         executor_slots=read.number("OSMOSIS_EXECUTOR_SLOTS", RAY_SLOTS if ray else LOCAL_SLOTS, 0, 1024),
@@ -163,11 +213,79 @@ def from_environment(env: Mapping[str, str] | None = None) -> PlatformConfig:
         recommended_cli_version=read.version("OSMOSIS_RECOMMENDED_CLI_VERSION"),
         isolation=read.setting(isolation_setting, "auto"),
         network=read.setting(network_setting, None),
-        warnings=tuple(ray_warnings(os.environ if env is None else env, ray)),
+        warnings=tuple(ray_warnings(variables, ray)),
     )
-    if problems := read.problems + _network_problems(read.text(NETWORKS_ENV)):
-        raise OsmosisError("; ".join(problems) + ".", details={"issues": problems})
+    read.setting(lambda _: allowed_networks(read.text(NETWORKS_ENV)), None)
+    if read.problems:
+        raise OsmosisError("; ".join(read.problems) + ".", details={"issues": read.problems})
     return config
+
+
+def ray_cluster(env: Mapping[str, str]) -> RayCluster | None:
+    """Return the cluster that executes runs; None if this machine does."""
+    executor = env.get(EXECUTOR_ENV, "").strip() or "local"
+    if executor == "local":
+        return None
+    if executor != "ray":
+        raise OsmosisError(f"{EXECUTOR_ENV} must be local or ray, and is '{executor}'.")
+    allow_open = env.get(RAY_ALLOW_OPEN_ENV, "").strip() or "0"
+    if allow_open not in ("0", "1"):
+        raise OsmosisError(f"{RAY_ALLOW_OPEN_ENV} must be 1 or 0, and is '{allow_open}'.")
+    file = env.get(RAY_TOKEN_FILE_ENV, "").strip()
+    cluster = RayCluster(
+        _ray_address(env.get(RAY_ADDRESS_ENV, "").strip()),
+        expanded(file).absolute() if file else None,
+        allow_open == "1",
+    )
+    if cluster.token_file is None and not cluster.allow_open:
+        raise OsmosisError(
+            f"{RAY_TOKEN_FILE_ENV} must name the file with the Ray cluster's token (on a network you trust, "
+            f"{RAY_ALLOW_OPEN_ENV}=1 takes a cluster without one)."
+        )
+    return cluster
+
+
+def ray_warnings(env: Mapping[str, str], cluster: RayCluster | None) -> Iterator[str]:
+    """Yield warnings about valid but probably unintended settings."""
+    if cluster is None:
+        named = [name for name in (RAY_ADDRESS_ENV, RAY_TOKEN_FILE_ENV) if env.get(name, "").strip()]
+        if named and not env.get(EXECUTOR_ENV, "").strip():
+            are = "are" if len(named) > 1 else "is"
+            yield (
+                f"{' and '.join(named)} {are} set and {EXECUTOR_ENV} is not: runs execute on this machine "
+                f"({EXECUTOR_ENV}=ray gives them to the cluster)."
+            )
+    elif (file := cluster.token_file) is not None:
+        with suppress(OSError):  # an unreadable file is reported where it is needed
+            if is_read_by_all(file.stat()):
+                yield f"every user of this machine can read {file}, and the Ray cluster is theirs with it: chmod 600 {file}"
+
+
+def require_usable_cluster(cluster: RayCluster, platform_url: str) -> None:
+    """Refuse a cluster whose token cannot be read, or whose nodes could not find the platform."""
+    cluster.token()
+    if is_loopback(urlsplit(platform_url).hostname) and not cluster.is_here:
+        raise OsmosisError(
+            f"the nodes of the Ray cluster at {cluster.address} cannot reach the platform at {platform_url}.",
+            hint="start with --public-url https://NAME, the address that they and clients reach it at",
+        )
+
+
+def _ray_address(value: str) -> str:
+    example = "such as http://127.0.0.1:8265 or https://ray.example.com"
+    if not value:
+        raise OsmosisError(f"{RAY_ADDRESS_ENV} must say where the Ray cluster's dashboard is, {example}.")
+    try:
+        address = normalize_platform_url(value)
+    except OsmosisError:
+        # The value may contain a password.
+        raise OsmosisError(f"{RAY_ADDRESS_ENV} is not the address of a Ray dashboard, {example}.") from None
+    if not is_secure(address):
+        raise OsmosisError(
+            f"{RAY_ADDRESS_ENV} is plain http beyond this machine, and the cluster's token does not travel in the clear: "
+            "give an https address, or the near end of a tunnel."
+        )
+    return address
 
 
 def data_of_environment(env: Mapping[str, str] | None = None) -> PlatformConfig:
@@ -177,7 +295,7 @@ def data_of_environment(env: Mapping[str, str] | None = None) -> PlatformConfig:
 
 
 class _Variables:
-    """Variables of an environment as values; what is none is a problem, and its default is returned."""
+    """Parses environment variables; an invalid one is recorded as a problem, and its default is returned."""
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         self._variables = variables
@@ -206,18 +324,6 @@ class _Variables:
             self.problems.append(f"{name} must be a version such as 0.3.0, and is '{value}'")
             return default
 
-    def url(self, name: str) -> str:
-        from osmosis_ai.api.platform_url import normalize_platform_url
-
-        return self._accepted(name, normalize_platform_url)
-
-    def bucket(self, name: str) -> str:
-        def checked(url: str) -> str:
-            parse_s3_address(url)
-            return url
-
-        return self._accepted(name, checked)
-
     def token(self, name: str) -> str:
         value = self.text(name)
         if value and not re.fullmatch(r"[!-~]{16,256}", value):
@@ -243,7 +349,7 @@ class _Variables:
             self.problems.append(error.message.rstrip("."))
             return otherwise
 
-    def _accepted(self, name: str, accept: Callable[[str], str]) -> str:
+    def accepted(self, name: str, accept: Callable[[str], str]) -> str:
         value = self.text(name)
         try:
             return accept(value) if value else ""
@@ -253,12 +359,9 @@ class _Variables:
             return ""
 
 
-def _network_problems(networks: str) -> list[str]:
-    try:
-        allowed_networks(networks)
-    except OsmosisError as error:
-        return [error.message.rstrip(".")]
-    return []
+def _bucket_url(url: str) -> str:
+    parse_s3_address(url)
+    return url
 
 
 def _default_home() -> Path:

@@ -32,10 +32,8 @@ class LogStore:
         self, subject_id: str, lines: Iterable[LogLine], *, redactor: Redactor = _NOTHING_SECRET
     ) -> None:
         """Add lines to the log of a dataset or run, all or none."""
-        rows = self._rows(subject_id, lines, redactor)
-        if rows:
-            with self._db.transaction() as session:
-                session.execute(insert(DbLogLine), rows)
+        with self._db.transaction() as session:
+            self.add(session, subject_id, lines, redactor=redactor)
 
     def add(
         self,

@@ -1,4 +1,4 @@
-"""The machines that execute runs: what runs require of them, what they have, and why none fits a run that waits.
+"""The machines that execute runs: requirements, known machines, and why no machine fits a pending run.
 
 A machine is identified by its description and token, so a restart does not change it. What is known of machines is
 informational: a claim decides whether a worker gets a shard.
@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import orjson
-from sqlalchemy import and_, delete, func, select, update
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
 from osmosis_ai.api.wire.workers import ClaimRequest
@@ -25,7 +25,7 @@ from osmosis_ai.platform.db.engine import Database, DatabaseBusyError, StorageFu
 from osmosis_ai.platform.db.tables import DbKnownWorker, DbRunShard, DbWorkerToken
 
 KEPT = timedelta(days=7)
-"""How long a machine is known after it last asked for a run, or executed one."""
+"""How long a machine is known after its last claim or run."""
 _MOST_KEPT = 5000
 _MOST_OF_TOKEN = 500
 """Maximum number of machines per token, since its holder can invent descriptions."""
@@ -51,7 +51,7 @@ class Demands:
         return cls(no_network=config.network == "none", sandbox=config.isolation == "required")
 
     def read(self, request: Mapping[str, Any]) -> ExecutionSection:
-        """Return everything that a run, as submitted, requires."""
+        """Return all requirements of a run, as submitted."""
         asked = read_execution(request.get("advanced_config"))
         more: dict[str, Any] = {}
         if self.no_network:
@@ -63,7 +63,7 @@ class Demands:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a worker has for each run; what is None is assumed to be enough."""
+    """What a worker offers to each run; None is assumed to be enough."""
 
     labels: frozenset[str] = frozenset()
     cpus: float | None = None
@@ -76,7 +76,7 @@ class Machine:
         return cls(frozenset(known.labels), known.cpus, known.gpus, known.memory_gb, known.sandbox)
 
     def lacks(self, asks: ExecutionSection) -> Iterator[str]:
-        """Yield what a run requires and the machine does not have; nothing if it fits."""
+        """Yield the requirements of a run that the machine does not meet."""
         for label in asks.labels or ():
             if label not in self.labels:
                 yield f"the label `{label}`"
@@ -92,7 +92,7 @@ class Machine:
 
 
 def needs_key(asks: ExecutionSection) -> str | None:
-    """Return a text that is the same for all runs that the same machines fit; None if every machine does."""
+    """Return a key that runs with the same requirements share; None without requirements."""
     asked = {
         "labels": sorted(set(asks.labels or ())),
         "cpus": asks.cpus,
@@ -116,7 +116,7 @@ class KnownWorkers:
         self._noted: dict[str, datetime] = {}
 
     def note(self, request: ClaimRequest, token: DbWorkerToken) -> str:
-        """Record a claim's machine, at most once a minute and never at the price of the claim; return its id."""
+        """Record a claim's machine, at most once a minute, and return its id; never fails the claim."""
         described, now = _described(request, token), self._clock.now()
         known = _id_of(described)
         if known in self._noted and abs(now - self._noted[known]) < _NOTED_EVERY:
@@ -137,7 +137,7 @@ class KnownWorkers:
         return known
 
     def note_left(self, request: ClaimRequest, token: DbWorkerToken) -> None:
-        """Record that a machine claims no more; its next claim undoes that."""
+        """Record that a machine has left, until its next claim."""
         known = _id_of(_described(request, token))
         self._noted.pop(known, None)
         with self._db.transaction() as session:
@@ -154,11 +154,16 @@ class KnownWorkers:
                 .where(DbWorkerToken.revoked_at.is_(None))
                 .order_by(DbKnownWorker.pool, DbKnownWorker.machine, DbKnownWorker.seen_at.desc())
             )
-            heard = {row[0]: row[1] for row in session.execute(_last_heartbeats())}
+            owned = DbRunShard.worker_id.is_not(None), DbRunShard.heartbeat_at.is_not(None)
+            last = select(DbRunShard.worker_id, func.max(DbRunShard.heartbeat_at)).where(*owned)
+            found: Any = session.execute(last.group_by(DbRunShard.worker_id))
+            heartbeats: dict[Any, datetime] = {row[0]: row[1] for row in found}
             return [
-                (row, active.get(row.id, 0), max(row.seen_at, heard.get(row.id, row.seen_at)))
+                (row, active.get(row.id, 0), max(row.seen_at, heartbeats.get(row.id, row.seen_at)))
                 for row in rows
-                if row.left_at is None or row.id in active or heard.get(row.id, row.left_at) > row.left_at
+                if row.left_at is None
+                or row.id in active
+                or heartbeats.get(row.id, row.left_at) > row.left_at
             ]
 
     def forget_old(self) -> None:
@@ -192,27 +197,17 @@ def _id_of(described: dict[str, Any]) -> str:
 
 
 def _active(session: Session, now: datetime) -> dict[str, int]:
-    live = and_(DbRunShard.status == "running", DbRunShard.lease_expires_at > now)
-    counted = (
-        select(DbRunShard.worker_id, func.count(DbRunShard.run_id.distinct()))
-        .where(live)
-        .group_by(DbRunShard.worker_id)
-    )
-    return {worker: runs for worker, runs in session.execute(counted) if worker is not None}
-
-
-def _last_heartbeats() -> Any:
-    """Return the query for when machines last reported about a shard (``worker_id``, ``moment``)."""
-    owned = DbRunShard.worker_id.is_not(None), DbRunShard.heartbeat_at.is_not(None)
-    last = func.max(DbRunShard.heartbeat_at).label("moment")
-    return select(DbRunShard.worker_id, last).where(*owned).group_by(DbRunShard.worker_id)
+    live = DbRunShard.status == "running", DbRunShard.lease_expires_at > now
+    counted = select(DbRunShard.worker_id, func.count(DbRunShard.run_id.distinct())).where(*live)
+    found = session.execute(counted.group_by(DbRunShard.worker_id))
+    return {worker: runs for worker, runs in found if worker is not None}
 
 
 # -- why a run of a pool waits -------------------------------------------------------------------------
 
 
 class PoolWaits:
-    """Explains why runs of pools wait; machines are read once for a whole list of runs."""
+    """Explains why runs of pools wait; reads the machines once for a whole list of runs."""
 
     def __init__(self, db: Database, demands: Demands) -> None:
         self._db = db
@@ -221,7 +216,7 @@ class PoolWaits:
         self._explained: dict[tuple[str, str, str | None], str | None] = {}
 
     def why(self, workspace_id: str, pool: str, request: Mapping[str, Any]) -> str | None:
-        """Return why no known worker of the pool may execute a run, in a sentence; None if one may."""
+        """Return why no known worker of the pool can execute a run; None if one can."""
         asks = self._demands.read(request)
         alike = workspace_id, pool, needs_key(asks)
         if alike not in self._explained:
@@ -247,23 +242,15 @@ class PoolWaits:
         return _why_none_fits(pool, asks, workers)
 
     def _read(self) -> list[tuple[DbWorkerToken, DbKnownWorker | None]]:
-        """Return the valid tokens, each with every machine that claims with it, in one statement."""
-        heard = _last_heartbeats().subquery()
-        asked = (
-            select(DbWorkerToken, DbKnownWorker, heard.c.moment)
+        """Return the valid tokens, each with every machine that claims with it, recently seen ones first."""
+        known = (
+            select(DbWorkerToken, DbKnownWorker)
             .outerjoin(DbKnownWorker, DbKnownWorker.token_id == DbWorkerToken.id)
-            .outerjoin(heard, heard.c.worker_id == DbKnownWorker.id)
             .where(DbWorkerToken.revoked_at.is_(None))
-            .order_by(DbKnownWorker.machine, DbKnownWorker.id)
+            .order_by(DbKnownWorker.seen_at.desc(), DbKnownWorker.machine, DbKnownWorker.id)
         )
         with self._db.session() as session:
-            found = sorted(session.execute(asked), key=lambda row: _latest(row[1], row[2]), reverse=True)
-        return [(token, worker) for token, worker, _ in found]
-
-
-def _latest(worker: DbKnownWorker | None, heartbeat: datetime | None) -> float:
-    moments = (worker.seen_at if worker is not None else None, heartbeat)
-    return max((moment.timestamp() for moment in moments if moment is not None), default=0.0)
+            return [(token, worker) for token, worker in session.execute(known)]
 
 
 def _why_none_fits(pool: str, asks: ExecutionSection, workers: Sequence[DbKnownWorker]) -> str | None:

@@ -15,27 +15,26 @@ from osmosis_ai.platform.db.engine import DatabaseBusyError, StorageFullError
 logger = logging.getLogger("osmosis_ai.platform.maintenance")
 
 EVERY_S = 600.0
-"""Between two rounds, unless something else is said."""
+"""The time between two rounds."""
 
 
 class Maintenance:
-    """Does chores in a thread of its own: all at once, and again when some time has passed."""
+    """Does all chores in a thread, and again every :data:`EVERY_S` seconds."""
 
-    def __init__(self, chores: Mapping[str, Callable[[], None]], *, every_s: float = EVERY_S) -> None:
-        self._chores = dict(chores)
-        self._every_s = every_s
-        self._said: dict[str, str] = {}
+    def __init__(self, chores: Mapping[str, Callable[[], None]]) -> None:
+        self._chores = chores
+        self._logged: dict[str, str] = {}
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._stopping.clear()
         self._thread = threading.Thread(target=self._work, name="osmosis-maintenance", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """End; a chore under way is waited for."""
+        """Stop, after the chore under way."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()
@@ -46,16 +45,16 @@ class Maintenance:
             for name, chore in self._chores.items():
                 if not self._stopping.is_set():
                     self._do(name, chore)
-            self._stopping.wait(self._every_s)
+            self._stopping.wait(EVERY_S)
 
     def _do(self, name: str, chore: Callable[[], None]) -> None:
-        said = self._said.pop(name, None)
+        logged = self._logged.pop(name, None)
         try:
             chore()
         except (BlobStoreError, DatabaseBusyError, StorageFullError, OSError) as error:
-            self._said[name] = str(error)
-            if str(error) != said:
+            self._logged[name] = str(error)
+            if str(error) != logged:
                 logger.error("%s could not be tidied up now: %s", name, error)
         except Exception:
-            # The edge of this thread, which the next round needs.
+            # A bug in one chore must not end the thread.
             logger.exception("%s could not be tidied up now", name)

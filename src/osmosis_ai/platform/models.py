@@ -1,4 +1,4 @@
-"""Adapters of a workspace: deployable checkpoints of its training runs.
+"""Adapters of a workspace (the deployable checkpoints of its training runs), and the servers of models.
 
 A deployed adapter is served until it is undeployed. At most :data:`MAX_ACTIVE_DEPLOYMENTS` of a workspace are deployed
 at a time, even with concurrent requests.
@@ -6,34 +6,58 @@ at a time, even with concurrent requests.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Select, and_, func, select
 from sqlalchemy.orm import Session
 
+from osmosis_ai.api.wire.models import ModelFile
 from osmosis_ai.datasets import file_digest
-from osmosis_ai.errors import ConflictError, OsmosisError
+from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError, reason_of
+from osmosis_ai.inference.catalog import BUILT_IN_PREFIX, served_models
+from osmosis_ai.inference.process import InferenceServer
+from osmosis_ai.platform.accounts import display_name
 from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.keyed_lists import newest_page
+from osmosis_ai.platform.db.keyset import newest_page
 from osmosis_ai.platform.db.tables import DbLoraModel, DbMembership, DbRun, DbUser, DbWorkspace
-from osmosis_ai.platform.name_lookup import row_named
+from osmosis_ai.platform.workspaces import row_named
 from osmosis_ai.viewer.source import ItemPage
+
+if TYPE_CHECKING:
+    import aiohttp
+
+logger = logging.getLogger(__name__)
 
 MAX_ACTIVE_DEPLOYMENTS = 8
 """Per workspace: each served adapter holds memory."""
 LINK_TTL = timedelta(hours=1)
-"""How long the URLs of an adapter's files are good: one of a large model takes a while to fetch."""
+"""How long the URLs of an adapter's files work."""
+MAX_REQUESTS = 128
+MAX_REQUESTS_PER_KEY = MAX_REQUESTS // 2
+REQUEST_TIMEOUT_S = 600.0
+RESTART_AFTER_S = 10.0
+"""How long after a failed start a model is started again."""
+MAX_ADAPTERS = 8
+"""Maximum number of adapter processes."""
+ADAPTER_IDLE_S = 600.0
+"""How long an adapter's process waits for its next request."""
 
 
 class DeploymentLimitError(ConflictError):
-    """As many adapters are deployed as the workspace may have."""
+    """The workspace has the maximum number of deployments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +70,8 @@ class FoundLoraModel:
 
     @property
     def inference_name(self) -> str:
-        """What a client that wants it served calls it."""
+        """The model name for clients of the served adapter."""
         return f"{self.model.base_model}:{self.model.name}"
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterFile:
-    """A file of an adapter; ``size`` in bytes."""
-
-    path: str
-    size: int
-    sha256: str
-    url: str = field(repr=False)
 
 
 class LoraModelStore:
@@ -69,7 +83,7 @@ class LoraModelStore:
         self._clock = clock
 
     def page(self, workspace_id: str, *, limit: int, cursor: str | None) -> ItemPage[FoundLoraModel]:
-        """Return a workspace's adapters from a place on, the newest first."""
+        """Return a page of a workspace's adapters, the newest first."""
         with self._db.session() as session:
 
             def entries(ids: Sequence[str]) -> dict[str, FoundLoraModel]:
@@ -81,17 +95,11 @@ class LoraModelStore:
     def offset_page(
         self, workspace_id: str, *, limit: int, offset: int
     ) -> tuple[list[FoundLoraModel], int, int]:
-        """Return one page of a workspace's adapters, the newest first; how many there are, and how many deployed."""
-        newest_first = (DbLoraModel.created_at.desc(), DbLoraModel.id.desc())
-        asked = (
-            _models(DbLoraModel.workspace_id == workspace_id)
-            .order_by(*newest_first)
-            .limit(limit)
-            .offset(offset)
-        )
+        """Return a page of these adapters by offset, their number, and how many of them are deployed."""
         mine = DbLoraModel.workspace_id == workspace_id
+        newest_first = _models(mine).order_by(DbLoraModel.created_at.desc(), DbLoraModel.id.desc())
         with self._db.session() as session:
-            found = [_found(row) for row in session.execute(asked)]
+            found = [_found(row) for row in session.execute(newest_first.limit(limit).offset(offset))]
             total = session.scalar(select(func.count()).select_from(DbLoraModel).where(mine)) or 0
             return found, total, _active(session, workspace_id)
 
@@ -101,20 +109,19 @@ class LoraModelStore:
             return _get(session, workspace_id, name)
 
     def of_run(self, run_id: str) -> Sequence[DbLoraModel]:
-        """Return the adapters that a run has saved, the earliest first."""
+        """Return the adapters of a run, the earliest first."""
+        saved = select(DbLoraModel).where(DbLoraModel.run_id == run_id).order_by(DbLoraModel.step)
         with self._db.session() as session:
-            return session.scalars(
-                select(DbLoraModel).where(DbLoraModel.run_id == run_id).order_by(DbLoraModel.step)
-            ).all()
+            return session.scalars(saved).all()
 
-    def files(self, model: DbLoraModel) -> list[AdapterFile]:
-        """Return an adapter's files, by name, each with a URL that is good for :data:`LINK_TTL`."""
+    def files(self, model: DbLoraModel) -> list[ModelFile]:
+        """Return an adapter's files by name, each with a URL that works for :data:`LINK_TTL`."""
         return [
-            AdapterFile(
-                name,
-                known["size"],
-                known["sha256"],
-                self._blobs.signed_get_url(known["blob_key"], filename=name, ttl=LINK_TTL),
+            ModelFile(
+                path=name,
+                size=known["size"],
+                sha256=known["sha256"],
+                url=self._blobs.signed_get_url(known["blob_key"], filename=name, ttl=LINK_TTL),
             )
             for name, known in sorted(model.files.items())
         ]
@@ -122,11 +129,9 @@ class LoraModelStore:
     def deployed(
         self, user_id: str, workspace_id: str | None, name: str | None = None
     ) -> list[FoundLoraModel]:
-        """Return the deployed adapters that a user may ask, the latest deployed first."""
-        query = _models(DbLoraModel.deployment_status == "active").join(
-            DbMembership,
-            and_(DbMembership.workspace_id == DbLoraModel.workspace_id, DbMembership.user_id == user_id),
-        )
+        """Return the deployed adapters that a user may use, the latest deployed first."""
+        of_user = and_(DbMembership.workspace_id == DbLoraModel.workspace_id, DbMembership.user_id == user_id)
+        query = _models(DbLoraModel.deployment_status == "active").join(DbMembership, of_user)
         if workspace_id is not None:
             query = query.where(DbLoraModel.workspace_id == workspace_id)
         if name is not None:
@@ -137,14 +142,14 @@ class LoraModelStore:
             return [_found(row) for row in session.execute(query.order_by(*latest_first))]
 
     def deployers(self, workspace_id: str) -> dict[str, str | None]:
-        """Return who has deployed the adapters that are served, by the adapter's name."""
+        """Return who deployed each deployed adapter, by the adapter's name."""
         active = (DbLoraModel.workspace_id == workspace_id, DbLoraModel.deployment_status == "active")
         with self._db.session() as session:
             found = session.execute(select(DbLoraModel.name, DbLoraModel.deployer_id).where(*active))
             return {row.name: row.deployer_id for row in found}
 
     def deploy(self, workspace_id: str, name: str, user: DbUser) -> DbLoraModel:
-        """Have an adapter served from now on; one that is already stays as it is."""
+        """Deploy an adapter; harmless if it is deployed already."""
         with self._db.transaction() as session:
             # Two deployments at once, on an engine with several writers, must not both be the last one allowed.
             session.get_one(DbWorkspace, workspace_id, with_for_update=True)
@@ -153,8 +158,8 @@ class LoraModelStore:
                 return model
             if _active(session, workspace_id) >= MAX_ACTIVE_DEPLOYMENTS:
                 raise DeploymentLimitError(
-                    f"{MAX_ACTIVE_DEPLOYMENTS} models are deployed, as many as a workspace may have; take one "
-                    "back first with `osmosis model undeploy NAME`."
+                    f"{MAX_ACTIVE_DEPLOYMENTS} models are deployed, which is the maximum of a workspace; undeploy one "
+                    "first with `osmosis model undeploy NAME`."
                 )
             model.deployment_status = "active"
             model.deployed_at = self._clock.now()
@@ -162,7 +167,7 @@ class LoraModelStore:
             return model
 
     def undeploy(self, workspace_id: str, name: str) -> DbLoraModel:
-        """Have an adapter served no longer; one that is not stays as it is."""
+        """Undeploy an adapter; harmless if it is not deployed."""
         with self._db.transaction() as session:
             model = _get(session, workspace_id, name).model
             if model.deployment_status == "active":
@@ -171,12 +176,12 @@ class LoraModelStore:
 
 
 def adapter_size(model: DbLoraModel) -> int | None:
-    """Return how many bytes an adapter's files have; None where it has none."""
+    """Return the total size of an adapter's files in bytes; None without files."""
     return sum(int(known["size"]) for known in model.files.values()) if model.files else None
 
 
 def copy_adapter(blobs: BlobStore, model: DbLoraModel, directory: Path) -> None:
-    """Write an adapter's files into ``directory``, which is made."""
+    """Write an adapter's files into a new directory."""
     directory.mkdir(parents=True, mode=0o700)
     for name, known in model.files.items():
         with blobs.open(known["blob_key"]) as source, (directory / name).open("wb") as target:
@@ -189,12 +194,10 @@ def copy_adapter(blobs: BlobStore, model: DbLoraModel, directory: Path) -> None:
             )
 
 
-_COLUMNS: tuple[Any, ...] = (DbLoraModel, DbRun.name, DbUser.name, DbUser.email)
-
-
 def _models(*which: Any) -> Select[Any]:
+    columns: tuple[Any, ...] = (DbLoraModel, DbRun.name, DbUser)
     return (
-        select(*_COLUMNS)
+        select(*columns)
         .join(DbRun, DbRun.id == DbLoraModel.run_id)
         .outerjoin(DbUser, DbUser.id == DbLoraModel.deployer_id)
         .where(*which)
@@ -202,8 +205,8 @@ def _models(*which: Any) -> Select[Any]:
 
 
 def _found(row: Any) -> FoundLoraModel:
-    model, run_name, deployer_name, deployer_email = row
-    return FoundLoraModel(model, run_name, deployer_name or deployer_email)
+    model, run_name, deployer = row
+    return FoundLoraModel(model, run_name, display_name(deployer))
 
 
 def _get(session: Session, workspace_id: str, name: str) -> FoundLoraModel:
@@ -218,14 +221,244 @@ def _active(session: Session, workspace_id: str) -> int:
 
 
 def find_adapter(db: Database, workspace_id: str, model_path: str) -> DbLoraModel | None:
-    """Return the adapter of a workspace that ``model_path`` means, if it means one."""
+    """Return the adapter of a workspace that ``model_path`` names, if any."""
     base, colon, name = model_path.rpartition(":")
     if not colon:
         return None
-    named = (
-        DbLoraModel.workspace_id == workspace_id,
-        DbLoraModel.name == name,
-        DbLoraModel.base_model == base,
-    )
+    mine = DbLoraModel.workspace_id == workspace_id
+    named = (DbLoraModel.name == name, DbLoraModel.base_model == base)
     with db.session() as session:
-        return session.scalar(select(DbLoraModel).where(*named))
+        return session.scalar(select(DbLoraModel).where(mine, *named))
+
+
+# -- serving -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ServableModel:
+    """A built-in model, or an adapter."""
+
+    name: str
+    adapter_id: str | None = None
+
+
+class ModelUnavailableError(OsmosisError):
+    """A served model cannot answer now."""
+
+    default_code = "PLATFORM_ERROR"
+
+
+class TooManyRequestsError(OsmosisError):
+    """The platform or the key has the maximum number of requests."""
+
+    default_code = "RATE_LIMITED"
+
+
+async def start_model_server(db: Database, blobs: BlobStore, model: ServableModel) -> InferenceServer:
+    """Start the server of a model."""
+    if model.adapter_id is None:
+        server = InferenceServer(model.name)
+        await server.start()
+        return server
+    with tempfile.TemporaryDirectory(prefix="osmosis-adapter-") as directory:
+        files = Path(directory) / "adapter"
+        base_model = await asyncio.to_thread(_fetch_adapter, db, blobs, model, files)
+        server = InferenceServer(base_model, adapter=files, served_as=model.name)
+        await server.start()
+    return server
+
+
+def _fetch_adapter(db: Database, blobs: BlobStore, model: ServableModel, directory: Path) -> str:
+    """Write an adapter's files; return the name of its base model."""
+    with db.session() as session:
+        adapter = session.get(DbLoraModel, model.adapter_id)
+    if adapter is None:
+        raise NotFoundError(f"the adapter of `{model.name}` was deleted.")
+    try:
+        copy_adapter(blobs, adapter, directory)
+    except OSError as error:
+        raise OsmosisError(f"its files could not be fetched: {error.strerror or error}.") from error
+    return adapter.base_model
+
+
+class ModelServerPool:
+    """The servers of one platform's models; to be used from one event loop."""
+
+    def __init__(self, start: Callable[[ServableModel], Awaitable[InferenceServer]]) -> None:
+        self.models: tuple[str, ...] = served_models()
+        self.created = int(time.time())
+        # Clients may drop the prefix.
+        self._names = {
+            name: ServableModel(model)
+            for model in self.models
+            for name in (model, model.removeprefix(BUILT_IN_PREFIX))
+        }
+        self._start = start
+        self._servers: dict[ServableModel, asyncio.Task[InferenceServer]] = {}
+        self._session: aiohttp.ClientSession | None = None
+        self._requests: Counter[str] = Counter()
+        self._in_use: Counter[ServableModel] = Counter()
+        # Unused adapters, least recently used first, with the timers that end them.
+        self._idle: dict[ServableModel, asyncio.TimerHandle] = {}
+        self._ends: set[asyncio.Task[None]] = set()
+        # Undeployed adapters that are still answering.
+        self._withdrawn: set[ServableModel] = set()
+        self._closed = False
+
+    def find(self, name: str) -> ServableModel | None:
+        """Return the built-in model with this name, or None."""
+        return self._names.get(name)
+
+    @contextlib.contextmanager
+    def place(self, key_id: str, model: ServableModel) -> Iterator[None]:
+        """Count a request, and keep the model's process, while the block lasts."""
+        if self._requests.total() >= MAX_REQUESTS:
+            raise TooManyRequestsError("too many concurrent requests; try again in a moment.")
+        if self._requests[key_id] >= MAX_REQUESTS_PER_KEY:
+            raise TooManyRequestsError(
+                f"this key has {MAX_REQUESTS_PER_KEY} concurrent requests, which is the maximum."
+            )
+        self._requests[key_id] += 1
+        self._in_use[model] += 1
+        # A new request means that the adapter was deployed again.
+        self._withdrawn.discard(model)
+        if (timer := self._idle.pop(model, None)) is not None:
+            timer.cancel()
+        try:
+            yield
+        finally:
+            self._end_use(model)
+            self._requests[key_id] -= 1
+            if not self._requests[key_id]:
+                del self._requests[key_id]
+
+    async def post(self, model: ServableModel, path: str, body: bytes) -> aiohttp.ClientResponse:
+        """Send a JSON body to the server of a model and return its reply, whose content is not read yet."""
+        import aiohttp
+
+        for last_try in (False, True):
+            serving = await self._serving(model)
+            server = serving.result()
+            try:
+                return await self._open_session().post(
+                    f"{server.base_url}{path}",
+                    data=body,
+                    headers={"Authorization": f"Bearer {server.api_key}", "Content-Type": "application/json"},
+                )
+            except asyncio.TimeoutError:
+                raise ModelUnavailableError(
+                    f"`{model.name}` did not answer within {REQUEST_TIMEOUT_S:g} s."
+                ) from None
+            except (aiohttp.ClientConnectionError, OsmosisError) as error:
+                logger.warning("the server of %s is gone (%s)", model.name, error)
+                await self._discard(model, serving)
+                if last_try:
+                    raise ModelUnavailableError(f"`{model.name}` ended before it answered.") from error
+        raise AssertionError("unreachable")
+
+    def withdraw(self, adapter_id: str) -> None:
+        """End the process of an adapter after its current requests; harmless without a process."""
+        for model in [model for model in self._servers if model.adapter_id == adapter_id]:
+            if model in self._in_use:
+                self._withdrawn.add(model)
+            else:
+                self._end(model)
+
+    async def close(self) -> None:
+        """Stop every server; later requests are refused."""
+        self._closed = True
+        for timer in self._idle.values():
+            timer.cancel()
+        self._idle.clear()
+        await asyncio.gather(*self._ends, return_exceptions=True)
+        for model, serving in list(self._servers.items()):
+            serving.cancel()
+            with contextlib.suppress(asyncio.CancelledError, OsmosisError):
+                await serving
+            await self._discard(model, serving)
+        if self._session is not None:
+            await self._session.close()
+
+    async def _serving(self, model: ServableModel) -> asyncio.Task[InferenceServer]:
+        """Return the task that starts the model's server; concurrent callers share it."""
+        if self._closed:
+            raise ModelUnavailableError("the platform is stopping.")
+        serving = self._servers.get(model)
+        if serving is None:
+            self._make_room(model)
+            serving = asyncio.create_task(self._started(model))
+            self._servers[model] = serving
+        try:
+            # The first caller may be cancelled; the others still need the server.
+            await asyncio.shield(serving)
+        except asyncio.CancelledError:
+            if not serving.cancelled():
+                raise
+            raise ModelUnavailableError("the platform is stopping.") from None
+        except OsmosisError as error:
+            raise ModelUnavailableError(f"`{model.name}` cannot be served: {error.message}") from error
+        return serving
+
+    async def _started(self, model: ServableModel) -> InferenceServer:
+        try:
+            return await self._start(model)
+        except Exception as error:  # reported to concurrent callers only
+            start = asyncio.current_task()
+
+            def allow_restart() -> None:
+                if self._servers.get(model) is start:
+                    self._servers.pop(model, None)
+
+            asyncio.get_running_loop().call_later(RESTART_AFTER_S, allow_restart)
+            if isinstance(error, OsmosisError):
+                logger.error("%s", error.message)
+                raise
+            logger.exception("the server of %s was not started", model.name)
+            raise ModelUnavailableError(f"its server was not started: {reason_of(error)}") from error
+
+    async def _discard(self, model: ServableModel, serving: asyncio.Task[InferenceServer]) -> None:
+        if self._servers.get(model) is serving:
+            del self._servers[model]
+        if not serving.cancelled() and serving.exception() is None:
+            await serving.result().stop()
+
+    # -- processes of adapters --------------------------------------------------------------------
+
+    def _end_use(self, model: ServableModel) -> None:
+        self._in_use[model] -= 1
+        if self._in_use[model]:
+            return
+        del self._in_use[model]
+        if model in self._withdrawn:
+            self._withdrawn.discard(model)
+            self._end(model)
+        elif model.adapter_id is not None and model in self._servers:
+            loop = asyncio.get_running_loop()
+            self._idle[model] = loop.call_later(ADAPTER_IDLE_S, self._end, model)
+
+    def _make_room(self, model: ServableModel) -> None:
+        """Make room for one more process of an adapter."""
+        adapters = sum(one.adapter_id is not None for one in self._servers)
+        if model.adapter_id is None or adapters < MAX_ADAPTERS:
+            return
+        if not self._idle:
+            raise ModelUnavailableError(
+                f"{MAX_ADAPTERS} other adapters are answering requests, which is the maximum; try again in a moment."
+            )
+        self._end(next(iter(self._idle)))
+
+    def _end(self, model: ServableModel) -> None:
+        if (timer := self._idle.pop(model, None)) is not None:
+            timer.cancel()
+        serving = self._servers.pop(model, None)
+        if serving is not None:
+            end = asyncio.ensure_future(self._discard(model, serving))
+            self._ends.add(end)
+            end.add_done_callback(self._ends.discard)
+
+    def _open_session(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            from osmosis_ai.llm.transport import open_session
+
+            self._session = open_session(timeout_s=REQUEST_TIMEOUT_S)
+        return self._session

@@ -9,7 +9,7 @@ administrator who can sign in.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from osmosis_ai.errors import ConflictError, NotFoundError
 from osmosis_ai.platform.accounts import AccountStore
 from osmosis_ai.platform.clock import Clock
-from osmosis_ai.platform.datasets.pending_uploads import PendingUpload
+from osmosis_ai.platform.datasets.uploads import PendingUpload
 from osmosis_ai.platform.db.base import rows_changed
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbDataset, DbMembership, DbRun, DbSecret, DbUser, DbWorkspace
@@ -29,7 +29,7 @@ from osmosis_ai.platform.runs.lifecycle import OPEN
 
 @dataclass(frozen=True, slots=True)
 class OffboardingReport:
-    """What became of somebody's affairs."""
+    """What a change of an account affected."""
 
     user: DbUser
     changed: bool = True
@@ -41,7 +41,7 @@ class OffboardingReport:
 
 
 class Offboarding:
-    """Sends people away, and lets them in again; for commands on the platform's machine."""
+    """Disables, enables and removes users, for commands on the platform's machine."""
 
     def __init__(self, db: Database, clock: Clock, accounts: AccountStore) -> None:
         self._db = db
@@ -51,7 +51,7 @@ class Offboarding:
         self._queue = RunPhases(db, clock, self._logs)
 
     def disable(self, email: str, *, stop_runs: bool = False) -> OffboardingReport:
-        """Let nobody in as this user from now on."""
+        """Disable a user; end their sessions, and on request stop their runs."""
         with self._db.transaction() as session:
             user = self._user_for_update(session, email)
             changed = user.disabled_at is None
@@ -65,7 +65,7 @@ class Offboarding:
         return OffboardingReport(user, changed, ended, stopped, still_open)
 
     def enable(self, email: str) -> OffboardingReport:
-        """Let a disabled user in again, with the tokens and keys they had."""
+        """Enable a disabled user, with the tokens and keys they had."""
         with self._db.transaction() as session:
             user = self._user_for_update(session, email)
             changed = user.disabled_at is not None
@@ -88,7 +88,7 @@ class Offboarding:
         return OffboardingReport(user, True, ended, stopped, (), secrets, ownerless)
 
     def _user_for_update(self, session: Session, email: str) -> DbUser:
-        # On an engine with several writers, two administrators must not send each other away.
+        # On an engine with several writers, two administrators must not disable each other.
         admins = select(DbUser.id).where(DbUser.is_admin).order_by(DbUser.id).with_for_update()
         session.execute(admins).all()
         user = session.get(DbUser, self._accounts.find_user(email).id, with_for_update=True)
@@ -106,35 +106,28 @@ class Offboarding:
         return [run.name for run in runs]
 
     def _forget_uploads(self, session: Session, user: DbUser) -> None:
-        """Give up what they were uploading; the store clears away the bytes nobody refers to."""
+        """Abort the user's uploads; the store deletes unreferenced bytes later."""
+        line = LogLine(f"aborted with the account of {user.email}", "warning", "upload")
         for row in session.scalars(select(DbDataset).where(DbDataset.upload.is_not(None))):
             pending = PendingUpload.of(row)
             if pending is None or pending.creator_id != user.id:
                 continue
-            if pending.etags is not None:
-                row.upload = pending.without_sender().to_json()  # all bytes are here: it becomes a dataset
+            if pending.etags is not None:  # all bytes are here, so it becomes a dataset
+                row.upload = replace(pending, creator_id=None).to_json()
                 continue
             row.upload = None
             row.status = "uploaded" if row.blob_key is not None else "cancelled"
-            self._logs.add(
-                session, row.id, [LogLine(f"given up with the account of {user.email}", "warning", "upload")]
-            )
+            self._logs.add(session, row.id, [line])
 
 
 def _open_runs(session: Session, user: DbUser) -> Sequence[DbRun]:
-    theirs = (
-        select(DbRun).where(DbRun.creator_id == user.id, DbRun.status.in_(OPEN)).order_by(DbRun.created_at)
-    )
-    return session.scalars(theirs.with_for_update()).all()
+    theirs = select(DbRun).where(DbRun.creator_id == user.id, DbRun.status.in_(OPEN))
+    return session.scalars(theirs.order_by(DbRun.created_at).with_for_update()).all()
 
 
 def _require_another_admin(session: Session, user: DbUser) -> None:
-    if not user.is_admin:
-        return
-    others = (
-        select(DbUser.id).where(DbUser.is_admin, DbUser.disabled_at.is_(None), DbUser.id != user.id).limit(1)
-    )
-    if session.scalar(others) is None:
+    others = select(DbUser.id).where(DbUser.is_admin, DbUser.disabled_at.is_(None), DbUser.id != user.id)
+    if user.is_admin and session.scalar(others.limit(1)) is None:
         raise ConflictError(
             f"{user.email} is the last administrator of this platform.",
             hint="add another first: osmosis platform user add EMAIL --admin",
@@ -142,11 +135,8 @@ def _require_another_admin(session: Session, user: DbUser) -> None:
 
 
 def _left_without_owner(session: Session, user: DbUser) -> list[str]:
-    owned = select(DbMembership.workspace_id).where(
-        DbMembership.user_id == user.id, DbMembership.role == "owner"
-    )
-    others = select(DbMembership.workspace_id).where(
-        DbMembership.user_id != user.id, DbMembership.role == "owner", DbMembership.workspace_id.in_(owned)
-    )
+    owners = select(DbMembership.workspace_id).where(DbMembership.role == "owner")
+    owned = owners.where(DbMembership.user_id == user.id)
+    others = owners.where(DbMembership.user_id != user.id)
     left = select(DbWorkspace.name).where(DbWorkspace.id.in_(owned), DbWorkspace.id.not_in(others))
     return list(session.scalars(left.order_by(DbWorkspace.name)))

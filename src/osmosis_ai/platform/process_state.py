@@ -24,15 +24,14 @@ from osmosis_ai.files import write_json
 
 LOCK_NAME = "platform.lock"
 STATE_NAME = "platform.json"
-_A_FILE = "sqlite:"
-# A status query holds the lock for a moment, too.
+# A status query also holds the lock for a moment.
 _LOCK_WAIT_S = 1.0
 _POLL_S = 0.05
 
 
 @dataclass(frozen=True)
 class PlatformProcess:
-    """A platform that runs."""
+    """A running platform."""
 
     pid: int
     started_at: str
@@ -50,12 +49,15 @@ class PlatformProcess:
 
 @contextmanager
 def only_platform_of(home: Path) -> Iterator[Callable[[PlatformProcess], None]]:
-    """Be the one platform of ``home`` while the block lasts; yields what notes down who that is."""
+    """Be the one platform of ``home`` while the block lasts; yields the function that records its process."""
     descriptor = _open_lock(home)
     try:
-        if not _locked_in_time(descriptor, _LOCK_WAIT_S):
-            raise _runs_already(home)
-        # What a killed platform has noted must not pass for ours.
+        deadline = time.monotonic() + _LOCK_WAIT_S
+        while not _try_lock(descriptor, fcntl.LOCK_EX):
+            if time.monotonic() >= deadline:
+                raise _runs_already(home)
+            time.sleep(_POLL_S)
+        # The file of a killed platform must not be taken for ours.
         (home / STATE_NAME).unlink(missing_ok=True)
         try:
             yield lambda process: write_json(home / STATE_NAME, asdict(process))
@@ -66,7 +68,7 @@ def only_platform_of(home: Path) -> Iterator[Callable[[PlatformProcess], None]]:
 
 
 def running_platform(home: Path) -> PlatformProcess | None:
-    """Return the platform that runs in ``home``, or None."""
+    """Return the running platform of ``home``, or None."""
     if not (home / LOCK_NAME).exists():
         return None
     deadline = time.monotonic() + _LOCK_WAIT_S
@@ -76,7 +78,7 @@ def running_platform(home: Path) -> PlatformProcess | None:
             # Ignore unknown fields, so that the process of a newer release can be shown and stopped.
             names = {each.name for each in fields(PlatformProcess)}
             return PlatformProcess(**{name: value for name, value in written.items() if name in names})
-        # It has the lock and is about to say who it is, or is about to be gone.
+        # It holds the lock and is about to record itself or to end.
         if time.monotonic() >= deadline:
             raise OsmosisError(
                 f"a process holds {home / LOCK_NAME}, and does not say which.",
@@ -92,7 +94,7 @@ def require_same_database(home: Path, shown: str) -> None:
     process = running_platform(home)
     if process is None or process.database is None:
         return
-    if process.database.startswith(_A_FILE) != shown.startswith(_A_FILE):
+    if process.database.startswith("sqlite:") != shown.startswith("sqlite:"):
         raise ConflictError(
             f"the platform that runs in {home} has its rows in {process.database}, and this would open {shown}.",
             hint="set OSMOSIS_DATABASE_URL as it is where the platform was started",
@@ -100,7 +102,7 @@ def require_same_database(home: Path, shown: str) -> None:
 
 
 def stop_platform(home: Path, *, timeout_s: float) -> PlatformProcess | None:
-    """Ask the platform of ``home`` to end and wait until it has; return which it was, None when none ran."""
+    """Stop the platform of ``home`` and wait until it has ended; return it, or None if none was running."""
     process = running_platform(home)
     if process is None:
         return None
@@ -123,33 +125,25 @@ def stop_platform(home: Path, *, timeout_s: float) -> PlatformProcess | None:
 
 
 def _open_lock(home: Path) -> int:
-    # Never removed: a lock on a file that has lost its name would lock nobody out.
+    # Never removed: a lock on an unlinked file excludes no other process.
     return os.open(home / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
-def _locked_in_time(descriptor: int, timeout_s: float) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(_POLL_S)
-        else:
-            return True
+def _try_lock(descriptor: int, operation: int) -> bool:
+    try:
+        fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _is_held(home: Path) -> bool:
-    """Tell whether somebody has the lock; those who ask share it and so do not see each other."""
+    """Return whether a platform holds the lock; status queries share it, so they do not see each other."""
     descriptor = _open_lock(home)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not _try_lock(descriptor, fcntl.LOCK_SH)
     finally:
         os.close(descriptor)
-    return False
 
 
 def _runs_already(home: Path) -> ConflictError:

@@ -1,4 +1,4 @@
-"""Starts hosts on a Ray cluster, over its Jobs REST API: a job with a one-time ticket for each shard that waits.
+"""Starts workers on a Ray cluster, over its Jobs REST API: a job with a one-time ticket for each pending shard.
 
 Ray itself is not imported: it would bind the platform to the cluster's versions of Ray and Python. As of Ray 2.60:
 
@@ -20,14 +20,19 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import AliasPath, BaseModel, Field, TypeAdapter, ValidationError
 
 from osmosis_ai.api.connections import open_http, reason
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.ray_cluster import ADDRESS_ENV, ALLOW_OPEN_ENV, TOKEN_FILE_ENV, RayCluster
+from osmosis_ai.platform.config import (
+    RAY_ADDRESS_ENV,
+    RAY_ALLOW_OPEN_ENV,
+    RAY_TOKEN_FILE_ENV,
+    RayCluster,
+)
 from osmosis_ai.redaction import Redactor
 
 if TYPE_CHECKING:
@@ -40,41 +45,38 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TICKET_VARIABLE = "OSMOSIS_WORKER_TICKET"
-"""The variable of a job's environment that holds its ticket."""
 TIMEOUT_S = 10.0
 SUBMIT_TIMEOUT_S = 30.0
-"""A head that has just got a node may take more than ten seconds to accept a job."""
+"""A head that has just added a node may take more than ten seconds to accept a job."""
 ANSWER_WITHIN_S = 3.0
 """Timeout of status queries to the cluster."""
 WAITS_LONG_S = 60.0
-"""After this a run's log says what its job waits for."""
-_LOOKED_AT_FOR_S = 60.0
+"""How long a job or the cluster may keep a run waiting before the run's log says why."""
+_CHECKED_FOR_S = 60.0
 _LARGEST_REPLY_BYTES = 64 << 20
 _LONGEST_QUOTE = 300
 _PREFIX = "osm-"
 _ROUND_S = 2.0
 _STOP_WITHIN_S = 120.0
-"""How long the job of a run that must stop may take to end before the cluster ends it."""
+"""How long after its run has stopped the cluster ends a job."""
 _MOST_EXPLAINED = 1000
 _LEAST_CPUS = 0.1
-"""The smallest number of processors that `osmosis platform worker --cpus` takes."""
+"""The minimum of `osmosis platform worker --cpus`."""
 _GIB = 1 << 30
 _LOST_NODE = "because its node has died"
 _NEVER_STARTED = ("JOB_SUPERVISOR_ACTOR_START_TIMEOUT", "JOB_SUPERVISOR_ACTOR_UNSCHEDULABLE")
-_NOT_FOUND = 127
+_COMMAND_NOT_FOUND = 127
 _AGENT_HINT = (
     "if two clusters run on one machine, start one with another `ray start --dashboard-agent-listen-port`"
 )
-
-_AWAY_HINT = f"start it, or the tunnel to it, or name another with {ADDRESS_ENV}; its runs continue when it answers again"
+_AWAY_HINT = f"start it, or the tunnel to it, or name another with {RAY_ADDRESS_ENV}; its runs continue when it answers again"
 
 AnswerT = TypeVar("AnswerT")
-Phase = Literal["waiting", "running", "ended"]
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A host that is wanted for a shard, and the resources that its run requires."""
+    """A worker for one shard, with the resources that its run requires."""
 
     id: str
     shard_id: str
@@ -89,7 +91,7 @@ class JobState:
     """The state of a job; ``is_failure``: its end counts as a failed attempt of the shard."""
 
     id: str
-    phase: Phase
+    phase: Literal["waiting", "running", "ended"]
     message: str = ""
     is_failure: bool = False
 
@@ -101,26 +103,17 @@ def shard_of(job_id: str) -> str | None:
 
 
 class RayError(OsmosisError):
-    """The cluster could not be asked, or did not do what it was asked."""
+    """The cluster could not be reached, or refused a request."""
 
 
 class RayUnreachableError(RayError):
-    """There was no answer."""
+    """The cluster did not answer."""
 
     def __init__(self, cluster: str, reason: str) -> None:
         super().__init__(
             f"{cluster} cannot be reached: {reason}.", hint="its runs continue when it answers again"
         )
         self.reason = reason
-
-
-@dataclass
-class _Wait:
-    """A job that waits: since when, when the cluster was last asked what for, and what it said (monotonic seconds)."""
-
-    since: float
-    asked_at: float | None = None
-    message: str = ""
 
 
 class RayJobs:
@@ -139,11 +132,9 @@ class RayJobs:
         self._transport = transport
         self._monotonic = monotonic
         self._client: httpx.Client | None = None
-        self._looked_at: float | None = None
-        self._known: set[str] = set()
-        self._waits: dict[str, _Wait] = {}
+        self._checked_at: float | None = None
 
-    def start(self, job: Job, ticket: str) -> str:
+    def start(self, job: Job, ticket: str) -> None:
         """Submit a job to the cluster; harmless if it has it already."""
         body = {
             "entrypoint": self._entrypoint(job),
@@ -157,11 +148,9 @@ class RayJobs:
         try:
             status, text = self._ask("POST", "/api/jobs/", body)
             if status == 200:
-                self._known.add(job.id)
-                return f"submitted to the Ray cluster as {job.id}"
+                return
             failure = RayError(f"{self._name} did not take a job: {self._quoted(status, text, ticket)}.")
         except RayUnreachableError as error:
-            # Where it does not say either whether it has the job, that is raised.
             failure = RayError(
                 f"{self._name} answers, but did not take a job ({error.reason}): the agent of its head may not be "
                 "running; the head's `dashboard_agent.log` says why.",
@@ -169,85 +158,56 @@ class RayJobs:
             )
         except RayError as error:
             failure = error
+        # An unreachable cluster raises its own error here.
         if self.state(job) is None:
             raise failure
-        return f"submitted to the Ray cluster as {job.id}"
 
     def state(self, job: Job) -> JobState | None:
-        """Return a job's state and, after a long wait, what it waits for; None if the cluster never had it."""
+        """Return a job's state; None if the cluster does not know the job."""
         status, text = self._ask("GET", f"/api/jobs/{job.id}")
-        if status == 404:
-            return self._forgotten(job)
-        state = self._read(status, text, _JOB).state()
-        self._known.add(job.id)
-        if state.phase == "waiting":
-            return replace(state, message=self._waits_for(job))
-        self._waits.pop(job.id, None)
-        return state
+        return None if status == 404 else self._read(status, text, _JobAnswer).state()
 
     def stop(self, job: Job) -> None:
         """End a job, by force after some seconds; harmless when it has ended."""
-        self._waits.pop(job.id, None)
         status, text = self._ask("POST", f"/api/jobs/{job.id}/stop")
         if status not in (200, 404):
             raise RayError(f"{self._name} did not stop a job: {self._quoted(status, text)}.")
 
     def list(self) -> list[JobState]:
         """Return all jobs of platforms."""
-        found = self._read(*self._ask("GET", "/api/jobs/"), _JOBS)
-        states = [job.state() for job in found if shard_of(job.submission_id or "")]
-        self._known.update(state.id for state in states if state.phase != "ended")
-        return states
+        found = self._read(*self._ask("GET", "/api/jobs/"), list[_JobAnswer])
+        return [job.state() for job in found if shard_of(job.submission_id or "")]
 
     def shortage(self, job: Job) -> str:
-        """Return what a job with these needs waits for, in a few words."""
-        needs = _needs(job)
-        answer = self._read(*self._ask("GET", "/api/v0/nodes?limit=10000&detail=true"), _NODES)
-        nodes = [node.resources_total for node in answer.data.result.result if node.state == "ALIVE"]
+        """Return what a job with these requirements waits for, in a few words."""
+        needs = {"CPU": job.cpus, "GPU": float(job.gpus), "memory": (job.memory_gb or 0.0) * _GIB}
+        needs = {name: amount for name, amount in needs.items() if amount or name == "CPU"}
+        answer = self._read(*self._ask("GET", "/api/v0/nodes?limit=10000&detail=true"), _NodeAnswer)
+        nodes = [node.resources_total for node in answer.nodes if node.state == "ALIVE"]
         for name, amount in needs.items():
             total = sum(node.get(name, 0.0) for node in nodes)
             largest = max((node.get(name, 0.0) for node in nodes), default=0.0)
             if amount > total:
-                return (
-                    f"waits for {_amount(name, amount)}, the cluster has {_amount(name, total, short=True)}"
-                )
+                has = _amount(name, total, short=True)
+                return f"waits for {_amount(name, amount)}, the cluster has {has}"
             if amount > largest:
-                return (
-                    f"waits for a node with {_amount(name, amount)}, the largest has "
-                    f"{_amount(name, largest, short=True)}"
-                )
+                has = _amount(name, largest, short=True)
+                return f"waits for a node with {_amount(name, amount)}, the largest has {has}"
         if not any(all(node.get(name, 0.0) >= amount for name, amount in needs.items()) for node in nodes):
             asked = " and ".join(_amount(name, amount) for name, amount in needs.items())
             return f"waits for a node with {asked}, and none has all of it"
         return "waits for a node of the Ray cluster to have room"
 
     def require_usable(self) -> None:
-        """Check that the cluster asks for a token, and takes the one that is known."""
+        """Check that the cluster requires a token, and accepts the configured one."""
         status, text = self._ask("GET", "/api/version")
         if status != 200:
-            raise self._no_ray(status, text)
+            raise self._error_reply(status, text)
 
     def close(self) -> None:
-        """Close the connections; the jobs go on."""
+        """Close the connections; the jobs continue."""
         if self._client is not None:
             self._client.close()
-
-    def _forgotten(self, job: Job) -> JobState | None:
-        self._waits.pop(job.id, None)
-        if job.id not in self._known:
-            return None  # it never got there
-        self._known.discard(job.id)
-        why = "is not known to the cluster any more: it was deleted, or the head was restarted"
-        return JobState(job.id, "ended", f"the Ray job {job.id} {why}")
-
-    def _waits_for(self, job: Job) -> str:
-        """Return what a job waits for, asked once in a while when it has waited long; empty before."""
-        now = self._monotonic()
-        wait = self._waits.setdefault(job.id, _Wait(now))
-        if now - (wait.since if wait.asked_at is None else wait.asked_at) >= WAITS_LONG_S:
-            wait.asked_at = now
-            wait.message = f"the Ray job {job.id} {self.shortage(job)}"
-        return wait.message
 
     # -- exchanges -----------------------------------------------------------------------------
 
@@ -256,11 +216,11 @@ class RayJobs:
         return f"the Ray cluster at {self._cluster.address}"
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, str]:
-        """Return status and body of a reply, from a cluster that asks for a token."""
+        """Return status and body of a reply, from a cluster that requires a token."""
         try:
-            if self._looked_at is None or self._monotonic() - self._looked_at > _LOOKED_AT_FOR_S:
-                self._require_closed()
-                self._looked_at = self._monotonic()
+            if self._checked_at is None or self._monotonic() - self._checked_at > _CHECKED_FOR_S:
+                self._require_protected()
+                self._checked_at = self._monotonic()
             token = self._cluster.token()
             status, text = self._exchange(method, path, body, token)
             if status in (401, 403):
@@ -268,14 +228,14 @@ class RayJobs:
                     f"{self._name} refuses the token in {self._cluster.token_file}."
                     if token
                     else f"{self._name} asks for a token.",
-                    hint=f"{TOKEN_FILE_ENV} names the file with the token that the cluster was started with",
+                    hint=f"{RAY_TOKEN_FILE_ENV} names the file with the token that the cluster was started with",
                 )
         except OsmosisError as error:
-            self._looked_at = None
+            self._checked_at = None
             raise error if isinstance(error, RayError) else RayError(error.message) from error
         return status, text
 
-    def _require_closed(self) -> None:
+    def _require_protected(self) -> None:
         """Send a request without a token and refuse a cluster that answers it."""
         status, text = self._exchange("GET", "/api/version", None, None)
         if status in (401, 403) or (status == 200 and self._cluster.allow_open):
@@ -284,9 +244,9 @@ class RayJobs:
             raise RayError(
                 f"{self._name} answers without a token, so nothing is sent to it.",
                 hint="start it with RAY_AUTH_MODE=token (Ray 2.52 and later), or on a network you trust set "
-                f"{ALLOW_OPEN_ENV}=1",
+                f"{RAY_ALLOW_OPEN_ENV}=1",
             )
-        raise self._no_ray(status, text)
+        raise self._error_reply(status, text)
 
     def _exchange(
         self, method: str, path: str, body: dict[str, Any] | None, token: str | None
@@ -311,7 +271,7 @@ class RayJobs:
             raise RayUnreachableError(self._name, reason(error)) from None
 
     def _bounded(self, reply: httpx.Response) -> Iterator[bytes]:
-        """Yield a body, as long as it is neither too large nor too slow."""
+        """Yield a body; refuse one that is too large or too slow."""
         size, began = 0, time.monotonic()
         for part in reply.iter_bytes():
             size += len(part)
@@ -319,15 +279,15 @@ class RayJobs:
                 raise RayError(f"{self._name} returned a reply that is too large or too slow.")
             yield part
 
-    def _read(self, status: int, text: str, shape: TypeAdapter[AnswerT]) -> AnswerT:
+    def _read(self, status: int, text: str, shape: type[AnswerT]) -> AnswerT:
         if status != 200:
-            raise self._no_ray(status, text)
+            raise self._error_reply(status, text)
         try:
-            return shape.validate_json(text)
+            return TypeAdapter(shape).validate_json(text)
         except ValidationError:
             raise RayError(f"{self._name} does not answer like Ray's Jobs API.") from None
 
-    def _no_ray(self, status: int, text: str) -> RayError:
+    def _error_reply(self, status: int, text: str) -> RayError:
         return RayError(f"{self._name} returned an error: {self._quoted(status, text)}.")
 
     def _quoted(self, status: int, text: str, secret: str = "") -> str:
@@ -341,7 +301,7 @@ def cluster_problem(cluster: RayCluster, *, within_s: float = ANSWER_WITHIN_S) -
     """Return why a cluster cannot accept jobs now, with a fix; None if no problem is found."""
     found: list[str | None] = []
 
-    def look() -> None:
+    def check() -> None:
         jobs = RayJobs(cluster, str)
         try:
             jobs.require_usable()
@@ -353,15 +313,15 @@ def cluster_problem(cluster: RayCluster, *, within_s: float = ANSWER_WITHIN_S) -
         finally:
             jobs.close()
 
-    looking = threading.Thread(target=look, name="osmosis-ray-look", daemon=True)
-    looking.start()
-    looking.join(within_s)
+    checking = threading.Thread(target=check, name="osmosis-ray-check", daemon=True)
+    checking.start()
+    checking.join(within_s)
     silent = f"the Ray cluster at {cluster.address} has not answered within {within_s:g} s. ({_AWAY_HINT})"
     return found[0] if found else silent
 
 
 def worker_entrypoint(job: Job, platform_url: str) -> str:
-    """Return a node's command for a run. `exec` leaves no shell in between, so the cluster ends the worker itself."""
+    """Return a job's command. With `exec` there is no shell in between, so the cluster ends the worker itself."""
     command = ["osmosis", "platform", "worker", "--run", job.run_id, "--url", platform_url]
     granted = f"{max(job.cpus, _LEAST_CPUS):.12g}"
     return shlex.join(["exec", *command, "--token-env", TICKET_VARIABLE, "--cpus", granted])
@@ -369,17 +329,24 @@ def worker_entrypoint(job: Job, platform_url: str) -> str:
 
 @dataclass
 class _Started:
-    """A job that has not ended, as far as is known; ``attempt`` is the shard's when the job was started."""
+    """A job that has not ended, as far as is known.
+
+    ``attempt`` is the shard's when the job was started. ``was_seen``: the cluster has had the job. ``waits_since``:
+    when the job began to wait, or when the cluster was last asked what for.
+    """
 
     job: Job
     attempt: int
-    message: str = ""
+    was_seen: bool = False
     is_running: bool = False
+    waits_since: float | None = None
+    waits_for: str = ""
+    explained: str = ""
     stop_by: float | None = None
 
 
 class RayLauncher:
-    """Starts a job for every shard that waits for the platform's own machines, and watches it; in a thread."""
+    """Starts and watches a job for every shard that waits for the platform's own machines; in a thread."""
 
     def __init__(
         self,
@@ -416,7 +383,7 @@ class RayLauncher:
         self._jobs.close()
 
     def round(self) -> None:
-        """Watch the jobs, and start those that are missing."""
+        """Watch the jobs, and start missing ones."""
         try:
             if not self._has_listed:
                 self._find_jobs()
@@ -440,40 +407,57 @@ class RayLauncher:
                 logger.exception("the launcher of Ray jobs had an unexpected error and continues")
 
     def _find_jobs(self) -> None:
-        """Watch the jobs that an earlier process of this platform has started."""
+        """Watch the jobs that an earlier process of this platform started."""
         for state in self._jobs.list():
             shard_id = shard_of(state.id)
             if state.phase == "ended" or shard_id is None:
                 continue
             if (shard := self._queue.open_shard(shard_id)) is not None:
                 job = Job(state.id, shard_id, shard.run_id)
-                self._started[shard_id] = _Started(job, shard.attempt - (shard.status == "running"))
+                attempt = shard.attempt - (shard.status == "running")
+                self._started[shard_id] = _Started(job, attempt, was_seen=True)
         self._has_listed = True
 
     def _watch(self, shard_id: str, started: _Started) -> None:
         state, shard = self._jobs.state(started.job), self._queue.open_shard(shard_id)
+        if state is None and started.was_seen:
+            why = "is not known to the cluster any more: it was deleted, or the head was restarted"
+            state = JobState(started.job.id, "ended", f"the Ray job {started.job.id} {why}")
         if state is None or state.phase == "ended":
             self._access.withdraw(shard_id)
             if shard is not None and state is not None:
                 self._handle_end(shard, started, state)
             del self._started[shard_id]
             return
+        started.was_seen = True
         if state.phase == "running" and not started.is_running:
             started.is_running = True
             self._access.note_running(shard_id)
-        if state.message != started.message:
-            started.message = state.message
-            self._queue.explain([shard_id], state.message)
+        self._explain_wait(shard_id, started)
         if shard is None or self._queue.must_stop(shard.run_id):
             self._stop(shard_id, started)
 
+    def _explain_wait(self, shard_id: str, started: _Started) -> None:
+        """Record what a job waits for, once it has waited long; ask the cluster again only once in a while."""
+        now = self._monotonic()
+        if started.is_running:
+            started.waits_for = ""
+        elif started.waits_since is None:
+            started.waits_since = now
+        elif now - started.waits_since >= WAITS_LONG_S:
+            started.waits_since = now
+            started.waits_for = f"the Ray job {started.job.id} {self._jobs.shortage(started.job)}"
+        if started.waits_for != started.explained:
+            started.explained = started.waits_for
+            self._queue.explain([shard_id], started.waits_for)
+
     def _handle_end(self, shard: DbRunShard, started: _Started, state: JobState) -> None:
-        """Return a shard whose worker ended with its job, or that the job never claimed."""
+        """Return a shard that the job's worker still had, or never claimed."""
         is_unclaimed = shard.status == "pending" and shard.attempt == started.attempt
         is_owned = shard.status == "running" and shard.attempt == started.attempt + 1
         if is_unclaimed or is_owned:
-            # A claim that the platform could not answer, because its store is unavailable, is no failure of the run.
-            is_unanswered = is_unclaimed and self._access.has_used_ticket(shard.id, started.attempt + 1)
+            # A claim that the platform could not answer, without its file store, is no failure of the run.
+            is_unanswered = is_unclaimed and shard.ticket_claim_id is not None
             self._queue.give_back(shard.id, state.message, counts=state.is_failure and not is_unanswered)
 
     def _stop(self, shard_id: str, started: _Started) -> None:
@@ -497,12 +481,14 @@ class RayLauncher:
             job_id = f"{_PREFIX}{shard.id}-{secrets.token_hex(4)}"
             job = Job(job_id, shard.id, shard.run_id, asked.cpus or 1.0, asked.gpus or 0, asked.memory_gb)
             ticket = self._access.issue_ticket(shard.id)
-            # Noted first: if it is unknown whether it was started, the next round asks.
-            self._started[shard.id] = _Started(job, shard.attempt)
-            self._queue.log(shard.run_id, self._jobs.start(job, ticket))
+            # Recorded first: if it is unknown whether it was started, the next round asks.
+            started = self._started[shard.id] = _Started(job, shard.attempt)
+            self._jobs.start(job, ticket)
+            started.was_seen = True
+            self._queue.log(shard.run_id, f"submitted to the Ray cluster as {job_id}")
 
     def _explain_outage(self, error: RayError) -> None:
-        """Log once, and after a while explain on the runs that wait, why the cluster executes nothing."""
+        """Log once why the cluster executes nothing, and after a while explain it on waiting runs."""
         now = self._monotonic()
         if self._away != error.message:
             logger.warning("the launcher of Ray jobs waits: %s", error.with_hint)
@@ -515,7 +501,7 @@ class RayLauncher:
     def _end_outage(self) -> None:
         self._queue.explain(list(self._explained), "")
         for started in self._started.values():
-            started.message = ""  # the next round explains again what its job waits for
+            started.explained = ""  # the next round explains again what its job waits for
         self._explained.clear()
         self._away_since, self._away = None, ""
 
@@ -545,7 +531,7 @@ class _JobAnswer(BaseModel):
             return "no node had room for it in time"
         if self.status == "STOPPED":
             return "it was stopped"
-        if self.driver_exit_code == _NOT_FOUND:
+        if self.driver_exit_code == _COMMAND_NOT_FOUND:
             return "the node has no command `osmosis` on the PATH of its Ray"
         if self.driver_exit_code is not None:
             return f"its worker ended with {self.driver_exit_code}"
@@ -558,27 +544,8 @@ class _Node(BaseModel):
     resources_total: dict[str, float] = {}
 
 
-class _NodePage(BaseModel):
-    result: list[_Node]
-
-
-class _NodeData(BaseModel):
-    result: _NodePage
-
-
 class _NodeAnswer(BaseModel):
-    data: _NodeData
-
-
-_JOB = TypeAdapter(_JobAnswer)
-_JOBS = TypeAdapter(list[_JobAnswer])
-_NODES = TypeAdapter(_NodeAnswer)
-
-
-def _needs(job: Job) -> dict[str, float]:
-    """Return the resources that a job asks for, by Ray's names."""
-    memory = {"memory": job.memory_gb * _GIB} if job.memory_gb else {}
-    return {"CPU": job.cpus, **({"GPU": float(job.gpus)} if job.gpus else {}), **memory}
+    nodes: list[_Node] = Field(validation_alias=AliasPath("data", "result", "result"))
 
 
 def _amount(name: str, amount: float, *, short: bool = False) -> str:

@@ -1,12 +1,16 @@
-"""Rollouts of a repository, as of its last sync.
+"""Rollouts of connected repositories, and remote agents.
 
-A rollout keeps its row and id while the repository is connected. It becomes inactive when it disappears from
-the default branch, and active when it reappears. A sync waits for a remote machine, so it
-never runs inside a database session. A failed sync is noted on the repository and changes nothing else.
+A rollout keeps its row and id while its repository is connected. It becomes inactive when it disappears from the
+default branch, and active when it reappears. A sync waits for a remote machine, so it never runs inside a database
+session. A failed sync is recorded on the repository and changes nothing else.
+
+A remote agent is registered by name; the newest registration of a name is used, including by active runs. The agent's
+key is sealed in the database and used only to call the agent; it is never shown.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import Iterable, Sequence
@@ -15,22 +19,41 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from sqlalchemy import func, select
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.api.wire.rollout_servers import HealthCheckResult
+from osmosis_ai.controller.remote_agents import (
+    PROBE_TIMEOUT_S,
+    AgentAddress,
+    AgentAddressError,
+    open_agent_session,
+    probe_agent,
+    unregistered_agent,
+)
+from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
+from osmosis_ai.platform.accounts import display_name
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import DbRepository, DbRollout, new_id
+from osmosis_ai.platform.db.tables import DbRepository, DbRollout, DbRolloutServer, DbUser, new_id
 from osmosis_ai.platform.gitsync.mirror import MirrorStore
-from osmosis_ai.platform.gitsync.rollouts import RolloutDirectory
+from osmosis_ai.platform.gitsync.tree import RolloutDirectory
+from osmosis_ai.platform.vault import Vault, sealing_context
 
 logger = logging.getLogger(__name__)
 
 FRESH_S = 3.0
-"""How old a sync may be for a list to be content with it, in seconds."""
+"""Maximum age of a sync that a list may use."""
+MAX_SERVERS = 500
+"""Remote agents per workspace."""
+MAX_PROBES = 8
+"""Maximum number of concurrent probes: one of a silent agent holds a thread that requests need."""
 _PARALLEL_SYNCS = 4
-# Syncs that found nothing new are noted this seldom, so that reading does not become writing.
+# Syncs that found nothing new are recorded this seldom, so that reading does not become writing.
 _NOTED_EVERY = timedelta(minutes=1)
+_LONGEST_NAME = 255
+_LONGEST_KEY = 1024
+_probes = threading.BoundedSemaphore(MAX_PROBES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,26 +77,26 @@ class RolloutStore:
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """End the syncs that run and start no more."""
+        """End running syncs and start no more."""
         self._mirrors.close()
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def start_sync(self, repository_id: str) -> Future[DbRepository]:
-        """Sync in the background unless that was done moments ago; who asks meanwhile gets the same future."""
+        """Sync in the background, unless that was done moments ago; concurrent callers share the future."""
         with self._lock:
             running = self._syncing.get(repository_id)
             if running is None:
                 running = self._threads.submit(self.sync, repository_id, max_age_s=FRESH_S)
                 self._syncing[repository_id] = running
-                running.add_done_callback(lambda _: self._forget(repository_id))
+                running.add_done_callback(lambda _: self._syncing.pop(repository_id, None))
         return running
 
     def sync(self, repository_id: str, *, max_age_s: float = 0.0) -> DbRepository:
-        """Fetch a repository and record the rollouts of its default branch; blocks while it does."""
+        """Fetch a repository and record the rollouts of its default branch (blocking)."""
         with self._db.session() as session:
             repository = _repository(session, repository_id)
         try:
-            sha = self._mirrors.sync(repository, max_age_s=max_age_s).sha
+            sha = self._mirrors.sync(repository, max_age_s=max_age_s)
             if self._is_known(repository, sha):
                 return repository
             found = self._mirrors.list_rollouts(repository, sha) if sha else []
@@ -81,17 +104,19 @@ class RolloutStore:
             problem = error.with_hint
             if problem != repository.sync_error:
                 logger.warning("%s", problem)
-            return self._note_failure(repository_id, problem)
+            with self._db.transaction() as session:
+                repository = _repository(session, repository_id)
+                repository.sync_error = problem
+            return repository
         return self._record(repository_id, sha, found)
 
     def page(self, repository_id: str, *, limit: int, offset: int) -> tuple[list[RolloutAt], int]:
-        """Return one page of the rollouts, active ones first, then by name, and how many there are in all."""
+        """Return a page of the rollouts, active ones first, then by name, and their number."""
         rollouts = select(DbRollout).where(DbRollout.repository_id == repository_id)
         with self._db.session() as session:
             total = session.scalar(select(func.count()).select_from(rollouts.subquery())) or 0
-            rows = session.scalars(
-                rollouts.order_by(DbRollout.is_active.desc(), DbRollout.name).limit(limit).offset(offset)
-            ).all()
+            ordered = rollouts.order_by(DbRollout.is_active.desc(), DbRollout.name)
+            rows = session.scalars(ordered.limit(limit).offset(offset)).all()
         return [RolloutAt(row, row.last_synced_commit_sha, row.is_active) for row in rows], total
 
     def on_branch(self, repository: DbRepository, branch: str) -> list[RolloutAt]:
@@ -110,10 +135,6 @@ class RolloutStore:
                 rows.update({rollout.name: rollout for rollout in new})
         return [RolloutAt(rows[name], sha, True) for name in names]
 
-    def _forget(self, repository_id: str) -> None:
-        with self._lock:
-            self._syncing.pop(repository_id, None)
-
     def _is_known(self, repository: DbRepository, sha: str | None) -> bool:
         noted = repository.last_synced_at
         return (
@@ -122,12 +143,6 @@ class RolloutStore:
             and noted is not None
             and abs(self._clock.now() - noted) < _NOTED_EVERY
         )
-
-    def _note_failure(self, repository_id: str, problem: str) -> DbRepository:
-        with self._db.transaction() as session:
-            repository = _repository(session, repository_id)
-            repository.sync_error = problem
-        return repository
 
     def _record(self, repository_id: str, sha: str | None, found: Sequence[RolloutDirectory]) -> DbRepository:
         now = self._clock.now()
@@ -142,11 +157,8 @@ class RolloutStore:
                 entry = by_name.get(row.name)
                 row.is_active = entry is not None
                 if entry is not None:
-                    row.description, row.last_synced_commit_sha, row.last_synced_at = (
-                        entry.description,
-                        sha,
-                        now,
-                    )
+                    row.description = entry.description
+                    row.last_synced_commit_sha, row.last_synced_at = sha, now
         return repository
 
     def _new_row(self, repository: DbRepository, entry: RolloutDirectory) -> DbRollout:
@@ -162,7 +174,7 @@ class RolloutStore:
 
 
 def _repository(session: Session, repository_id: str, *, lock: bool = False) -> DbRepository:
-    """Return the row; ``lock`` keeps others from recording rollouts of it until the transaction ends."""
+    """Return the row; ``lock`` blocks other syncs from recording its rollouts until the transaction ends."""
     repository = session.get(DbRepository, repository_id, with_for_update=lock)
     if repository is None:
         raise NotFoundError(f"there is no repository '{repository_id}'.")
@@ -174,3 +186,163 @@ def _rows(session: Session, repository_id: str, names: Iterable[str] | None = No
     if names is not None:
         query = query.where(DbRollout.name.in_(names))
     return {row.name: row for row in session.scalars(query)}
+
+
+# -- remote agents -------------------------------------------------------------------------------------
+
+
+class RolloutServerStore:
+    """The remote agents of all workspaces."""
+
+    def __init__(self, db: Database, vault: Vault, clock: Clock) -> None:
+        self._db = db
+        self._vault = vault
+        self._clock = clock
+
+    def register(
+        self, workspace_id: str, user_id: str, *, name: str, address: AgentAddress
+    ) -> tuple[DbRolloutServer, HealthCheckResult]:
+        """Register an agent in place of an earlier one of its name, and probe it (blocking)."""
+        if not name.strip() or name != name.strip() or not name.isprintable() or len(name) > _LONGEST_NAME:
+            raise OsmosisError(
+                "the name of a served agent must be printable, without spaces around it, and of "
+                f"{_LONGEST_NAME} characters at most."
+            )
+        _check_key(address.api_key)
+        health = probe(address)
+        try:
+            return self._put(workspace_id, user_id, name, address, health), health
+        except IntegrityError:
+            # Another process registered it a moment ago.
+            return self._put(workspace_id, user_id, name, address, health), health
+
+    def page(
+        self, workspace_id: str, *, limit: int, offset: int
+    ) -> tuple[list[tuple[DbRolloutServer, str | None]], int]:
+        """Return a page of the agents of a workspace by name, each with who registered it, and their number."""
+        mine = DbRolloutServer.workspace_id == workspace_id
+        servers = select(DbRolloutServer, DbUser).outerjoin(DbUser, DbUser.id == DbRolloutServer.creator_id)
+        ordered = servers.where(mine).order_by(DbRolloutServer.name)
+        with self._db.session() as session:
+            total = session.scalar(select(func.count()).select_from(DbRolloutServer).where(mine)) or 0
+            rows = session.execute(ordered.limit(limit).offset(offset)).all()
+        return [(server, display_name(user)) for server, user in rows], total
+
+    def probe(self, workspace_id: str, name: str) -> tuple[DbRolloutServer, HealthCheckResult]:
+        """Probe an agent and record the result (blocking)."""
+        health = probe(locate_server(self._db, self._vault, workspace_id, name))
+        with self._db.transaction() as session:
+            server = _registered(session, workspace_id, name)
+            _record_health(server, health, self._clock)
+        return server, health
+
+    def remove(self, workspace_id: str, name: str) -> None:
+        """Delete an agent's registration and key. The agent itself keeps running."""
+        with self._db.transaction() as session:
+            session.delete(_registered(session, workspace_id, name))
+
+    def _put(
+        self, workspace_id: str, user_id: str, name: str, address: AgentAddress, health: HealthCheckResult
+    ) -> DbRolloutServer:
+        now = self._clock.now()
+        with self._db.transaction() as session:
+            server = _server(session, workspace_id, name)
+            if server is None:
+                _require_room(session, workspace_id)
+                server = DbRolloutServer(
+                    id=new_id("srv"), workspace_id=workspace_id, name=name, created_at=now
+                )
+                session.add(server)
+            server.host, server.port, server.creator_id = address.host, address.port, user_id
+            server.sealed = None
+            if address.api_key is not None:
+                server.sealed = self._vault.seal(address.api_key.encode(), context=sealing_context(server))
+            server.updated_at = now
+            _record_health(server, health, self._clock)
+        return server
+
+
+def probe(address: AgentAddress) -> HealthCheckResult:
+    """Probe an agent (blocking); refused while too many probes are running."""
+
+    async def ask() -> HealthCheckResult:
+        async with open_agent_session(PROBE_TIMEOUT_S) as http:
+            return await probe_agent(http, address)
+
+    if not _probes.acquire(blocking=False):
+        return HealthCheckResult(error="too many agents are being probed: try again in a few seconds")
+    try:
+        return asyncio.run(ask())
+    finally:
+        _probes.release()
+
+
+def find_server(db: Database, workspace_id: str, agent: str) -> DbRolloutServer | None:
+    """Return the agent that a config names: by its name, or else by its `HOST:PORT`."""
+    with db.session() as session:
+        named = _server(session, workspace_id, agent)
+        if named is not None:
+            return named
+        try:
+            address = AgentAddress.parse(agent)
+        except AgentAddressError:
+            return None
+        at = (DbRolloutServer.host == address.host, DbRolloutServer.port == address.port)
+        newest = select(DbRolloutServer).where(DbRolloutServer.workspace_id == workspace_id, *at)
+        return session.scalars(newest.order_by(DbRolloutServer.updated_at.desc()).limit(1)).first()
+
+
+def server_names(db: Database, workspace_id: str) -> Sequence[str]:
+    """Return the names of a workspace's agents."""
+    names = select(DbRolloutServer.name).where(DbRolloutServer.workspace_id == workspace_id)
+    with db.session() as session:
+        return session.scalars(names).all()
+
+
+def locate_server(db: Database, vault: Vault, workspace_id: str, agent: str) -> AgentAddress:
+    """Return the current address of an agent, with its key."""
+    server = find_server(db, workspace_id, agent)
+    if server is None:
+        raise unregistered_agent(agent)
+    key = None
+    if server.sealed is not None:
+        key = vault.open(server.sealed, context=sealing_context(server)).decode()
+    return AgentAddress(server.host, server.port, key)
+
+
+def _server(session: Session, workspace_id: str, name: str) -> DbRolloutServer | None:
+    if "\0" in name or len(name) > _LONGEST_NAME:
+        return None
+    named = (DbRolloutServer.workspace_id == workspace_id, DbRolloutServer.name == name)
+    return session.scalar(select(DbRolloutServer).where(*named))
+
+
+def _registered(session: Session, workspace_id: str, name: str) -> DbRolloutServer:
+    server = _server(session, workspace_id, name)
+    if server is None:
+        raise unregistered_agent(name)
+    return server
+
+
+def _require_room(session: Session, workspace_id: str) -> None:
+    mine = DbRolloutServer.workspace_id == workspace_id
+    count = session.scalar(select(func.count()).select_from(DbRolloutServer).where(mine)) or 0
+    if count >= MAX_SERVERS:
+        raise ConflictError(
+            f"this workspace has {MAX_SERVERS} registered agents, which is the maximum.",
+            hint="remove unused ones: osmosis rollout server remove NAME",
+        )
+
+
+def _record_health(server: DbRolloutServer, health: HealthCheckResult, clock: Clock) -> None:
+    server.status = "healthy" if health.error is None else "unhealthy"
+    server.error = health.error
+    server.probed_at = clock.now()
+
+
+def _check_key(key: str | None) -> None:
+    is_valid = key is None or (0 < len(key) <= _LONGEST_KEY and key.isascii() and key.isprintable())
+    if not is_valid:
+        raise OsmosisError(
+            f"the key of a served agent must be of 1 to {_LONGEST_KEY} printable ASCII characters."
+        )

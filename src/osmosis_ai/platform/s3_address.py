@@ -1,6 +1,6 @@
 """Parse and validate bucket addresses: ``s3://BUCKET/PREFIX?endpoint=…&region=…&path_style=…&public_endpoint=…``.
 
-An address must not contain credentials. A refused address is never repeated, since it may contain one.
+An address must not contain credentials. An invalid address is never repeated, since it may contain one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from urllib.parse import parse_qsl, urlsplit
 from osmosis_ai.api.platform_url import is_loopback
 from osmosis_ai.errors import OsmosisError
 
-_EXAMPLE = "s3://my-bucket/osmosis?endpoint=https://s3.example.com&region=eu-central-1"
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _PREFIX = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*")
 _MAX_PREFIX_CHARS = 200
@@ -34,49 +33,49 @@ class S3Address:
 
     @property
     def shown(self) -> str:
-        """What messages call the store."""
+        """The store's name in messages."""
         return f"the bucket '{self.bucket}' at {self.endpoint or 'Amazon S3'}"
 
     def key_of(self, key: str) -> str:
-        """Return what the store calls a blob."""
+        """Return the store's key of a blob."""
         return f"{self.prefix}/{key}" if self.prefix else key
 
 
 def parse_s3_address(url: str) -> S3Address:
-    """Return what a URL says."""
+    """Return the address that a URL names."""
     try:
         parts = urlsplit(url)
         settings = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
     except ValueError:
-        raise _refused("it is no URL") from None
+        raise _invalid("it is no URL") from None
     if parts.scheme != "s3":
-        raise _refused("it does not begin with s3://")
+        raise _invalid("it does not begin with s3://")
     if "@" in parts.netloc:
         raise OsmosisError(
             "credentials do not belong into the address of a bucket.",
             hint="give them as boto3 finds them: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or a role",
         )
     if not parts.netloc or parts.fragment:
-        raise _refused("it names no bucket")
+        raise _invalid("it names no bucket")
     if not _BUCKET.fullmatch(parts.netloc):
-        raise _refused("a bucket's name has 3 to 63 lower-case letters, digits, '-' and '.'")
+        raise _invalid("a bucket's name has 3 to 63 lower-case letters, digits, '-' and '.'")
     prefix = parts.path.strip("/")
     if len(prefix) > _MAX_PREFIX_CHARS or (prefix and not _PREFIX.fullmatch(prefix)):
-        raise _refused("its path may hold letters, digits, '.', '_' and '-' between slashes")
+        raise _invalid("its path may hold letters, digits, '.', '_' and '-' between slashes")
     found = dict(settings)
     if len(found) < len(settings):
-        raise _refused("it gives a setting twice")
+        raise _invalid("it gives a setting twice")
     if unknown := sorted(found.keys() - set(_SETTINGS)):
-        # Of a name that is no word, nothing is shown: it may be half a secret.
+        # A name that is no word may be half a secret.
         named = ", ".join(name if name.isidentifier() and len(name) < 20 else "…" for name in unknown)
-        raise _refused(f"it has no setting {named}; it takes {', '.join(_SETTINGS)}")
+        raise _invalid(f"it has no setting {named}; it takes {', '.join(_SETTINGS)}")
     endpoint = _endpoint("endpoint", found.get("endpoint", ""))
     region = found.get("region", "")
     if region and not _REGION.fullmatch(region):
-        raise _refused("its region is none")
+        raise _invalid("its region is none")
     style = found.get("path_style", "1" if endpoint else "0").lower()
     if style not in _BOOLEANS:
-        raise _refused("path_style is 1 or 0")
+        raise _invalid("path_style is 1 or 0")
     public = _endpoint("public_endpoint", found.get("public_endpoint", ""))
     return S3Address(parts.netloc, prefix, endpoint, region, _BOOLEANS[style], public)
 
@@ -90,9 +89,9 @@ def _endpoint(name: str, url: str) -> str:
     except ValueError:
         host = None
     if not host or parts.scheme not in ("http", "https") or parts.query or parts.fragment:
-        raise _refused(f"its {name} is not an address such as https://s3.example.com")
+        raise _invalid(f"its {name} is not an address such as https://s3.example.com")
     if "@" in parts.netloc or parts.path.strip("/") or re.search(r"[\s\x00-\x1f]", url):
-        raise _refused(f"its {name} is scheme, host and port, and nothing else")
+        raise _invalid(f"its {name} is scheme, host and port, and nothing else")
     if parts.scheme != "https" and not is_loopback(host):
         raise OsmosisError(
             f"the {name} {host} is plain http beyond this machine, and data does not travel in the clear.",
@@ -101,5 +100,6 @@ def _endpoint(name: str, url: str) -> str:
     return f"{parts.scheme}://{parts.netloc}"
 
 
-def _refused(problem: str) -> OsmosisError:
-    return OsmosisError(f"this is not the address of a bucket: {problem}.", hint=f"such as {_EXAMPLE}")
+def _invalid(problem: str) -> OsmosisError:
+    example = "s3://my-bucket/osmosis?endpoint=https://s3.example.com&region=eu-central-1"
+    return OsmosisError(f"this is not the address of a bucket: {problem}.", hint=f"such as {example}")

@@ -10,17 +10,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
-from sqlalchemy import ColumnElement, Select, and_, func, or_, select, update
+from sqlalchemy import ColumnElement, Select, and_, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import aliased
 
 from osmosis_ai.config.checks import LONGEST_SECRET_NAME, SECRET_NAME, is_secret_name
 from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.platform.accounts import display_name
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.keyed_lists import keyed_page
-from osmosis_ai.platform.db.tables import DbSecret, DbUser, new_id
-from osmosis_ai.platform.vault import Vault
+from osmosis_ai.platform.db.keyset import keyed_page, newest_page
+from osmosis_ai.platform.db.tables import DbSecret, DbSecretAccess, DbUser, new_id
+from osmosis_ai.platform.vault import Vault, sealing_context
 from osmosis_ai.viewer.source import ItemPage
 
 SecretScope = Literal["workspace", "user"]
@@ -43,7 +44,7 @@ class MissingSecretsError(NotFoundError):
 
 
 class ResolvedSecret(NamedTuple):
-    """A value for a run, and where it comes from; printing it shows the latter alone."""
+    """A value for a run and its scope; its repr has only the scope."""
 
     value: str
     scope: ResolvedScope
@@ -72,7 +73,7 @@ class SecretStore:
     def page(
         self, workspace_id: str, user_id: str, *, limit: int, cursor: str | None
     ) -> ItemPage[ListedSecret]:
-        """Return the secrets that a user may know of from a place on, by name."""
+        """Return a page of the secrets that a user may see, by name."""
         with self._db.session() as session:
 
             def entries(ids: Sequence[str]) -> dict[str, ListedSecret]:
@@ -91,27 +92,43 @@ class SecretStore:
     def offset_page(
         self, workspace_id: str, user_id: str, scopes: Iterable[SecretScope], *, limit: int, offset: int
     ) -> tuple[Sequence[ListedSecret], int]:
-        """Return one page of the secrets that a user may know of, by name, and how many there are in all."""
+        """Return a page of these secrets by offset, and their number."""
         visible = _visible(workspace_id, user_id, scopes)
+        rows = _listing().where(visible).order_by(DbSecret.name, DbSecret.scope, DbSecret.id)
         with self._db.session() as session:
             total = session.scalar(select(func.count()).select_from(DbSecret).where(visible)) or 0
-            rows = session.execute(
-                _listing()
-                .where(visible)
-                .order_by(DbSecret.name, DbSecret.scope, DbSecret.id)
-                .limit(limit)
-                .offset(offset)
-            ).all()
-        return [_listed(row) for row in rows], total
+            found = session.execute(rows.limit(limit).offset(offset))
+            return [_listed(row) for row in found], total
+
+    def accesses(self, workspace_id: str, *, limit: int, cursor: str | None) -> ItemPage[DbSecretAccess]:
+        """Return a page of the secret access log, newest first."""
+        with self._db.session() as session:
+
+            def entries(ids: Sequence[str]) -> dict[str, DbSecretAccess]:
+                found = session.scalars(select(DbSecretAccess).where(DbSecretAccess.id.in_(ids)))
+                return {each.id: each for each in found}
+
+            return newest_page(session, DbSecretAccess, workspace_id, entries, limit=limit, cursor=cursor)
+
+    def accesses_by_offset(
+        self, workspace_id: str, *, limit: int, offset: int
+    ) -> tuple[Sequence[DbSecretAccess], int]:
+        """Return a page of these entries by offset, and their number."""
+        mine = DbSecretAccess.workspace_id == workspace_id
+        newest = DbSecretAccess.created_at.desc(), DbSecretAccess.id.desc()
+        with self._db.session() as session:
+            total = session.scalar(select(func.count()).select_from(DbSecretAccess).where(mine)) or 0
+            rows = select(DbSecretAccess).where(mine).order_by(*newest).limit(limit).offset(offset)
+            return session.scalars(rows).all(), total
 
     def put(self, workspace_id: str, user_id: str, name: str, value: str, scope: SecretScope) -> ListedSecret:
-        """Store a value, in place of an earlier one of the same name and scope."""
-        check_name(name)
+        """Store a secret, or replace its value."""
+        _check_name(name)
         plaintext = _checked_value(value)
         try:
             return self._put(workspace_id, user_id, name, plaintext, scope)
         except IntegrityError:
-            # Another process created it a moment ago: now it is there to be changed.
+            # Another process created it a moment ago.
             return self._put(workspace_id, user_id, name, plaintext, scope)
 
     def _put(
@@ -131,18 +148,18 @@ class SecretStore:
                     created_at=now,
                 )
                 session.add(secret)
-            secret.sealed = self._vault.seal(plaintext, context=_context(secret))
+            secret.sealed = self._vault.seal(plaintext, context=sealing_context(secret))
             secret.updater_id = user_id
             secret.updated_at = now
             creator = session.get(DbUser, secret.creator_id) if secret.creator_id else None
             updater = session.get(DbUser, user_id)
-        return ListedSecret(secret, _name_of(creator), _name_of(updater))
+        return ListedSecret(secret, display_name(creator), display_name(updater))
 
     def delete(self, workspace_id: str, user_id: str, name: str, scope: SecretScope) -> None:
-        """Forget a secret."""
+        """Delete a secret."""
         wanted = select(DbSecret).where(_one(workspace_id, user_id, name, scope))
         with self._db.transaction() as session:
-            # What is no name is not looked up: not every database takes every text.
+            # Not every database accepts every text, so only valid names are looked up.
             secret = session.scalar(wanted) if is_secret_name(name) else None
             if secret is None:
                 kind = "personal" if scope == "user" else "workspace"
@@ -160,23 +177,16 @@ def resolve_scopes(
 def resolve_secrets(
     db: Database, vault: Vault, workspace_id: str, user_id: str, names: Sequence[str]
 ) -> dict[str, ResolvedSecret]:
-    """Return the value of each secret of a run; a member's own goes before the workspace's."""
-    resolved: dict[str, ResolvedSecret] = {}
-    stale: list[tuple[DbSecret, bytes]] = []
-    for name, (secret, scope) in _find(db, workspace_id, user_id, names).items():
-        plaintext = vault.open(secret.sealed, context=_context(secret))
-        if vault.is_stale(secret.sealed):
-            stale.append((secret, plaintext))
-        resolved[name] = ResolvedSecret(plaintext.decode("utf-8"), scope)
-    if stale:
-        _reseal_with_new_key(db, vault, stale)
-    return resolved
+    """Return the value of each secret of a run; a member's own overrides the workspace's."""
+    return {
+        name: ResolvedSecret(vault.open(secret.sealed, context=sealing_context(secret)).decode(), scope)
+        for name, (secret, scope) in _find(db, workspace_id, user_id, names).items()
+    }
 
 
-def check_name(name: str) -> None:
-    """Refuse what cannot be a secret's name."""
+def _check_name(name: str) -> None:
     if not is_secret_name(name):
-        # A value is easily put in the place of the name, so the name is not repeated.
+        # Users may confuse name and value, so the name is not repeated.
         raise OsmosisError(
             f"the name of a secret must match ^{SECRET_NAME.pattern}$ and have at most "
             f"{LONGEST_SECRET_NAME} characters.",
@@ -212,28 +222,19 @@ def _find(
         found.setdefault(secret.name, {})[secret.scope] = secret
     if missing := [name for name in dict.fromkeys(names) if name not in found]:
         raise MissingSecretsError(missing)
-    return {name: _preferred(found[name]) for name in names}
-
-
-def _preferred(by_scope: dict[str, DbSecret]) -> tuple[DbSecret, ResolvedScope]:
-    personal = by_scope.get("user")
-    if personal is None:
-        return by_scope["workspace"], "workspace"
-    return personal, "user_override" if "workspace" in by_scope else "user"
-
-
-def _reseal_with_new_key(db: Database, vault: Vault, stale: Iterable[tuple[DbSecret, bytes]]) -> None:
-    with db.transaction() as session:
-        for secret, plaintext in stale:
-            # A value that was set meanwhile stays.
-            unchanged = and_(DbSecret.id == secret.id, DbSecret.sealed == secret.sealed)
-            sealed = vault.seal(plaintext, context=_context(secret))
-            session.execute(update(DbSecret).where(unchanged).values(sealed=sealed))
+    resolved: dict[str, tuple[DbSecret, ResolvedScope]] = {}
+    for name in names:
+        personal, shared = found[name].get("user"), found[name].get("workspace")
+        if personal is not None:
+            resolved[name] = personal, "user_override" if shared is not None else "user"
+        elif shared is not None:
+            resolved[name] = shared, "workspace"
+    return resolved
 
 
 def _visible(workspace_id: str, user_id: str, scopes: Iterable[SecretScope]) -> ColumnElement[bool]:
-    owned = [and_(DbSecret.scope == scope, DbSecret.owner_id == _owner(user_id, scope)) for scope in scopes]
-    return and_(DbSecret.workspace_id == workspace_id, or_(*owned))
+    owners = [_owner(user_id, scope) for scope in scopes]
+    return and_(DbSecret.workspace_id == workspace_id, DbSecret.owner_id.in_(owners))
 
 
 def _listing() -> Select[Any]:
@@ -248,7 +249,7 @@ def _listing() -> Select[Any]:
 
 def _listed(row: Any) -> ListedSecret:
     secret, creator, updater = row
-    return ListedSecret(secret, _name_of(creator), _name_of(updater))
+    return ListedSecret(secret, display_name(creator), display_name(updater))
 
 
 def _one(workspace_id: str, user_id: str, name: str, scope: SecretScope) -> ColumnElement[bool]:
@@ -257,16 +258,3 @@ def _one(workspace_id: str, user_id: str, name: str, scope: SecretScope) -> Colu
 
 def _owner(user_id: str, scope: SecretScope) -> str:
     return user_id if scope == "user" else ""
-
-
-def secret_context(secret_id: str) -> str:
-    """Return what the value of a secret is sealed for."""
-    return f"secrets:{secret_id}"
-
-
-def _context(secret: DbSecret) -> str:
-    return secret_context(secret.id)
-
-
-def _name_of(user: DbUser | None) -> str | None:
-    return (user.name or user.email) if user is not None else None

@@ -27,16 +27,15 @@ from osmosis_ai.api.platform_url import ALLOW_INSECURE_ENV, ensure_secure, is_lo
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.accounts import FirstLogin, bootstrap
 from osmosis_ai.platform.app import create_app, create_worker_app
-from osmosis_ai.platform.blobs.missing_files import missing_files
 from osmosis_ai.platform.blobs.s3 import S3BlobStore
 from osmosis_ai.platform.blobs.store import BlobStoreBusy
 from osmosis_ai.platform.clock import SystemClock
-from osmosis_ai.platform.config import PlatformConfig
+from osmosis_ai.platform.config import PlatformConfig, require_usable_cluster
 from osmosis_ai.platform.http.connection_limits import ConnectionLimits, limited_protocol
 from osmosis_ai.platform.isolation import look_at_isolation, why_not_shared
 from osmosis_ai.platform.process_state import PlatformProcess, only_platform_of
-from osmosis_ai.platform.ray_cluster import require_usable_cluster
 from osmosis_ai.platform.ray_jobs import RayJobs, RayLauncher, worker_entrypoint
+from osmosis_ai.platform.readiness import missing_files
 from osmosis_ai.platform.services import PlatformServices, build_services
 from osmosis_ai.platform.worker.client import WorkerClient
 from osmosis_ai.platform.worker.host import Host, HostOptions
@@ -47,27 +46,26 @@ from osmosis_ai.viewer.live_routes import LiveServer
 
 logger = logging.getLogger(__name__)
 
-# Connections that wait to be accepted: a team's CI comes all at once.
-# Proxies keep idle connections for 60 s; who closes first must not be the one that is written to.
+# Proxies keep idle connections for 60 s and must close them first, or their next request fails.
 _KEEP_ALIVE_S = 75
-# Requests under way when the platform stops; an upload that is cut off is resumed by its client.
+# How long requests may take when the platform stops; clients resume interrupted uploads.
 _DRAIN_S = 10
 _WORKERS_DRAIN_S = 2
 _HOST_ENDS_WITHIN_S = 10.0
 HEADERS_WITHIN_S = 20.0
-"""How long a request's headers may take; an ordinary client sends them at once."""
+"""How long a request's headers may take."""
 READ_WITHIN_S = 120.0
-"""How long a client may take nothing of its reply; as long as it may pause within an upload."""
-# Files, databases, workers and the models that are served need descriptors, too.
+"""How long a client may read nothing of its reply, or pause within an upload."""
+# File descriptors for files, databases, workers and model servers.
 _OTHER_DESCRIPTORS = 200
 _API_ENDED = "the API has ended"
-# A signal that comes between the interpreter's last look and the wait itself does not wake it: it looks again.
+# A signal just before a wait does not interrupt it, so waits are short.
 _SIGNAL_POLL_S = 0.5
 
 
 @dataclass(frozen=True)
 class RunningPlatform:
-    """A platform that answers and executes."""
+    """A platform that serves requests and executes runs."""
 
     config: PlatformConfig
     process: PlatformProcess
@@ -87,38 +85,44 @@ class RunningPlatform:
 
 
 class StartEndedError(KeyboardInterrupt):
-    """A platform was told to end while it started, before there was anything to say of it."""
+    """A signal ended the platform while it started."""
 
 
 @contextmanager
 def run_platform(config: PlatformConfig) -> Iterator[RunningPlatform]:
-    """Run a platform in this process while the block lasts; for the main thread, which gets the signals."""
+    """Run a platform in this process while the block lasts; for the main thread, which receives the signals."""
     disable_inspection(os.environ)
     require_safe_address(config)
     ends: queue.SimpleQueue[str] = queue.SimpleQueue()
     with ExitStack() as stack:
-        go_on = stack.enter_context(_signals_to(ends))
+        end_startup = stack.enter_context(_signals_to(ends))
         if config.ray is not None:
             require_usable_cluster(config.ray, config.base_url)
         config.prepare_home()
-        note = stack.enter_context(only_platform_of(config.home))
+        record = stack.enter_context(only_platform_of(config.home))
         process = PlatformProcess(os.getpid(), SystemClock().now().isoformat(timespec="seconds"), __version__)
         # The rest takes time, so record the process first for status queries.
-        note(process)
+        record(process)
         listener = stack.enter_context(_listen(config.host, config.port))
         host, port = listener.getsockname()[:2]
         bound = replace(config, port=port)
-        # What holds rollouts back on a cluster, its nodes say of each run.
+        # On a cluster, each node reports its own isolation.
         isolation, executes = look_at_isolation(bound) if bound.ray is None else (None, True)
         if not executes:
             bound = replace(bound, executes_nothing=isolation)
         services = build_services(bound)
         stack.callback(services.db.dispose)
-        if isolation is not None and executes and (why := _why_not_shared(services)) is not None:
-            isolation, executes = why, False
-            bound = replace(bound, executes_nothing=why)
-            services = replace(services, config=bound)
-        _check_blobs(services)
+        if isolation is not None and executes:
+            shared_problem = why_not_shared(bound, len(services.workspaces.all()))
+            if shared_problem is not None:
+                isolation, executes = shared_problem, False
+                bound = replace(bound, executes_nothing=shared_problem)
+                services = replace(services, config=bound)
+        try:
+            services.blobs.check()
+        except BlobStoreBusy as error:
+            logger.warning("%s", error.message)
+        missing = missing_files(services.db, services.blobs, bound.blobs_shown)
         process = replace(
             process,
             isolation=isolation,
@@ -127,36 +131,20 @@ def run_platform(config: PlatformConfig) -> Iterator[RunningPlatform]:
             database=services.db.shown,
             executor=bound.executor_shown,
             ray=bound.ray.to_json() if bound.ray is not None else None,
-            warnings=[*bound.warnings, *filter(None, [_missing_files(services)])],
+            warnings=[*bound.warnings, *([missing] if missing is not None else [])],
         )
         for warning in process.warnings:
             logger.warning("%s", warning)
-        note(process)
+        record(process)
         # The start must be reported from here on, since the first password is shown only once.
-        go_on()
+        end_startup()
         first_login = bootstrap(services.db, services.clock)
         stack.enter_context(_serving_api(create_app(services), bound, listener, ends))
         if executes:
             stack.enter_context(_executing(services, bound))
         process = replace(process, url=bound.base_url, local_url=_local_url(host, port))
-        note(process)
+        record(process)
         yield RunningPlatform(bound, process, services, first_login, ends)
-
-
-def _check_blobs(services: PlatformServices) -> None:
-    """Refuse to start if files cannot be stored; a store that is busy only causes a warning."""
-    try:
-        services.blobs.check()
-    except BlobStoreBusy as error:
-        logger.warning("%s", error.message)
-
-
-def _why_not_shared(services: PlatformServices) -> str | None:
-    return why_not_shared(services.config, len(services.workspaces.all()))
-
-
-def _missing_files(services: PlatformServices) -> str | None:
-    return missing_files(services.db, services.blobs, services.config.blobs_shown)
 
 
 @contextmanager
@@ -175,7 +163,7 @@ def _signals_to(ends: queue.SimpleQueue[str]) -> Iterator[Callable[[], None]]:
         if is_starting:
             raise StartEndedError
 
-    def go_on() -> None:
+    def end_startup() -> None:
         nonlocal is_starting
         is_starting = False
         # An exception raised in a finalizer or C callback is swallowed, so check the queue.
@@ -184,13 +172,13 @@ def _signals_to(ends: queue.SimpleQueue[str]) -> Iterator[Callable[[], None]]:
 
     former = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield go_on
+        yield end_startup
     finally:
         restore()
 
 
 def require_safe_address(config: PlatformConfig) -> None:
-    """Refuse to listen where tokens and secrets would travel in the clear."""
+    """Refuse an address at which tokens and secrets would not be encrypted."""
     if config.public_url:
         ensure_secure(config.public_url)
     elif not is_loopback(config.host):
@@ -213,7 +201,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 class _Api(LiveServer):
-    """Says when it answers, or that it never will."""
+    """Sets an event when it answers, or has failed to start."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -240,7 +228,7 @@ def _serving_api(
             http=limited_protocol(
                 ConnectionLimits(HEADERS_WITHIN_S, READ_WITHIN_S, _most_connections(config))
             ),
-            # What anybody may write into a header is believed of a named proxy alone.
+            # Any client can send these headers, so only configured proxies are trusted.
             proxy_headers=bool(config.trusted_proxies),
             forwarded_allow_ips=list(config.trusted_proxies),
             timeout_keep_alive=_KEEP_ALIVE_S,
@@ -322,7 +310,7 @@ def _host(host: Host) -> None:
 
 @contextmanager
 def _worker_socket(services: PlatformServices) -> Iterator[str]:
-    """Serve the worker protocol on a private socket, in a thread; gives its address."""
+    """Serve the worker protocol on a private socket, in a thread; yields its address."""
     listener = PrivateSocket()
     server = LiveServer(
         uvicorn.Config(
@@ -347,19 +335,18 @@ def _worker_socket(services: PlatformServices) -> Iterator[str]:
 
 
 def _most_connections(config: PlatformConfig) -> int:
-    """Return how many connections may be open: as many as are wanted, as far as the process may open files."""
+    """Return the maximum number of connections: the configured one, limited by the process's open files."""
     import resource
 
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    possible = config.max_connections
-    if allowed != resource.RLIM_INFINITY:
-        possible = min(possible, max(8, allowed - _OTHER_DESCRIPTORS))
-    if possible < config.max_connections:
-        logger.info(
-            "at most %d connections at a time: the process may open %d files (LimitNOFILE, ulimit -n)",
-            possible,
-            allowed,
-        )
+    possible = max(8, allowed - _OTHER_DESCRIPTORS)
+    if allowed == resource.RLIM_INFINITY or possible >= config.max_connections:
+        return config.max_connections
+    logger.info(
+        "at most %d connections at a time: the process may open %d files (LimitNOFILE, ulimit -n)",
+        possible,
+        allowed,
+    )
     return possible
 
 

@@ -1,58 +1,54 @@
-"""The parts a platform is made of, built once and shared by everything that serves a request or a run."""
+"""The parts of a platform, built once and shared by requests and runs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import get_args
+from functools import partial
 
 from osmosis_ai.platform.accounts import AccountStore
-from osmosis_ai.platform.blobs.opening import open_blob_store
+from osmosis_ai.platform.blobs import open_blob_store
 from osmosis_ai.platform.blobs.signing import UrlSigner, url_signer
 from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.platform.clock import Clock, SystemClock
 from osmosis_ai.platform.config import PlatformConfig
-from osmosis_ai.platform.datasets import DatasetStore
+from osmosis_ai.platform.datasets.store import DatasetStore
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.device_logins import DeviceLoginStore
+from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.gitsync.mirror import MirrorStore
 from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.machines import Demands
 from osmosis_ai.platform.maintenance import Maintenance
-from osmosis_ai.platform.model_serving import ModelServerFactory, ModelServerPool
-from osmosis_ai.platform.models import LoraModelStore
+from osmosis_ai.platform.metrics import PlatformMetrics
+from osmosis_ai.platform.models import LoraModelStore, ModelServerPool, start_model_server
 from osmosis_ai.platform.queue.access import WorkerAccess
 from osmosis_ai.platform.queue.assignment import Assignments
 from osmosis_ai.platform.queue.finalize import PlatformShards
 from osmosis_ai.platform.queue.queue import RunQueue
-from osmosis_ai.platform.queue.secret_access import SecretAccessLog
 from osmosis_ai.platform.queue.uploads import RunUploads
-from osmosis_ai.platform.queue.waiting import DatabaseClock, RunWaits, WaitingRun
 from osmosis_ai.platform.readiness import Readiness
-from osmosis_ai.platform.request_counts import RequestCounts
-from osmosis_ai.platform.rollout_servers import RolloutServerStore
-from osmosis_ai.platform.rollouts import RolloutStore
+from osmosis_ai.platform.rollouts import RolloutServerStore, RolloutStore
 from osmosis_ai.platform.runs.deleting import RunDeletion
+from osmosis_ai.platform.runs.downloads import Downloads
 from osmosis_ai.platform.runs.files import RunFiles
-from osmosis_ai.platform.runs.imports.sessions import EvalImportStore
 from osmosis_ai.platform.runs.lifecycle import RunKind
-from osmosis_ai.platform.runs.read.downloads import Downloads
-from osmosis_ai.platform.runs.read.run_counts import RunCounts
-from osmosis_ai.platform.runs.read.run_store import RunStore
-from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
+from osmosis_ai.platform.runs.resuming import TrainingResumption
+from osmosis_ai.platform.runs.retrying import EvalRetries
+from osmosis_ai.platform.runs.run_imports import EvalImportStore
+from osmosis_ai.platform.runs.run_store import RunCounts, RunStore
 from osmosis_ai.platform.runs.source_archives import SourceArchives
-from osmosis_ai.platform.runs.submit.resuming import TrainingResumption
-from osmosis_ai.platform.runs.submit.retrying import EvalRetries
-from osmosis_ai.platform.runs.submit.submitter import RunSubmitter
+from osmosis_ai.platform.runs.submitter import RunSubmitter
+from osmosis_ai.platform.runs.waiting import RunWaits
 from osmosis_ai.platform.secrets import SecretStore
-from osmosis_ai.platform.sign_in import SignIns
+from osmosis_ai.platform.sign_in import DeviceLoginStore, SignIns
 from osmosis_ai.platform.vault import Vault, open_vault
 from osmosis_ai.platform.workspaces import WorkspaceStore
+from osmosis_ai.viewer.shared_reads import SharedReads
 
 
 @dataclass(frozen=True)
 class PlatformServices:
-    """What routes and workers are given."""
+    """The parts of a platform."""
 
     config: PlatformConfig
     clock: Clock
@@ -67,7 +63,6 @@ class PlatformServices:
     datasets: DatasetStore
     vault: Vault
     secrets: SecretStore
-    secret_access: SecretAccessLog
     mirrors: MirrorStore
     rollouts: RolloutStore
     rollout_servers: RolloutServerStore
@@ -84,24 +79,20 @@ class PlatformServices:
     run_files: RunFiles
     downloads: Downloads
     maintenance: Maintenance
-    sample_counts: SampleCounts
+    sample_counts: SharedReads
     readiness: Readiness
-    request_counts: RequestCounts
+    metrics: PlatformMetrics
     worker_access: WorkerAccess
     queue: RunQueue
     platform_shards: PlatformShards
-    lease_clock: DatabaseClock
 
     def runs_of(self, kind: RunKind) -> RunStore:
         """Return the runs of one kind."""
         return self.eval_runs if kind == "eval" else self.training_runs
 
-    def run_waits(self, runs: Iterable[WaitingRun] = ()) -> RunWaits:
+    def run_waits(self, runs: Iterable[DbRun] = ()) -> RunWaits:
         """Return what explains why runs wait, for one list of runs."""
-        config = self.config
-        waits = RunWaits(
-            self.db, self.lease_clock, Demands.of(config), self.queue.term, config.executes_nothing
-        )
+        waits = RunWaits(self.db, self.queue, Demands.of(self.config), self.config.executes_nothing)
         if runs := list(runs):
             with self.db.session() as session:
                 waits.read(session, runs)
@@ -118,20 +109,20 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
     mirrors, logs = MirrorStore(config.git_dir), LogStore(db, used_clock)
     blobs, signer = open_blob_store(config, used_clock), url_signer(config, used_clock)
     rollouts, datasets = RolloutStore(db, mirrors, used_clock), DatasetStore(db, blobs, used_clock, logs)
-    counts: dict[RunKind, RunCounts] = {kind: RunCounts(kind, used_clock) for kind in get_args(RunKind)}
+    counts = RunCounts(used_clock)
     sources, demands = SourceArchives(db, blobs, used_clock, mirrors), Demands.of(config)
     assignments = Assignments(db, vault, blobs, signer, sources, config.lease_term, demands)
     uploads = RunUploads(db, blobs, signer, config.run_upload_bytes)
     queue = RunQueue(db, used_clock, logs, demands, config.lease_term, assignments, uploads)
     shards = PlatformShards(db, used_clock, blobs, queue, uploads, sources, assignments)
     submitter = RunSubmitter(config, db, used_clock, vault, mirrors, rollouts, counts, sources, queue)
-    eval_runs = RunStore("eval", db, logs, counts["eval"], queue)
-    training_runs = RunStore("training", db, logs, counts["training"], queue)
+    eval_runs = RunStore("eval", db, logs, counts, queue)
+    training_runs = RunStore("training", db, logs, counts, queue)
     resuming = TrainingResumption(db, blobs, used_clock, logs, training_runs, queue)
-    imports = EvalImportStore(db, blobs, used_clock, logs, counts["eval"])
+    imports = EvalImportStore(db, blobs, used_clock, logs, counts)
     access = WorkerAccess(db, used_clock, logs, demands)
     deletion = RunDeletion(db, used_clock, blobs, counts)
-    run_files = RunFiles(db, blobs, signer)
+    run_files, readiness = RunFiles(db, blobs, signer), Readiness(db, blobs, used_clock)
     return PlatformServices(
         config=config,
         clock=used_clock,
@@ -146,14 +137,13 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
         datasets=datasets,
         vault=vault,
         secrets=SecretStore(db, vault, used_clock),
-        secret_access=SecretAccessLog(db),
         mirrors=mirrors,
         rollouts=rollouts,
         rollout_servers=RolloutServerStore(db, vault, used_clock),
-        model_servers=ModelServerPool(ModelServerFactory(db, blobs)),
+        model_servers=ModelServerPool(partial(start_model_server, db, blobs)),
         sources=sources,
         submitter=submitter,
-        eval_retries=EvalRetries(db, blobs, vault, used_clock, logs, eval_runs, submitter, queue),
+        eval_retries=EvalRetries(db, blobs, vault, used_clock, logs, submitter, queue),
         eval_runs=eval_runs,
         eval_imports=imports,
         training_runs=training_runs,
@@ -175,11 +165,10 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
                 "free space of the database": db.reclaim_space,
             }
         ),
-        sample_counts=SampleCounts(),
-        readiness=Readiness(db, blobs, used_clock),
-        request_counts=RequestCounts(),
+        sample_counts=SharedReads(most=500),
+        readiness=readiness,
+        metrics=PlatformMetrics(config, db, used_clock, readiness),
         worker_access=access,
         queue=queue,
         platform_shards=shards,
-        lease_clock=DatabaseClock(db, used_clock),
     )

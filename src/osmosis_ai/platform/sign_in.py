@@ -1,33 +1,60 @@
-"""Rate limit sign-in attempts by source, never by account.
+"""Sign-in with a password, and device login (RFC 8628), both protected against guessing and flooding.
 
-A source with several failures at one account is blocked from it for a while. A source with failures at many accounts is
-blocked from all accounts it never signed in to. Users therefore can sign in from their usual source, whatever
-attackers do. State is in bounded memory, and the least recently used entries are dropped; attackers cannot
-gain from that, nor cause a restart.
+Attempts are limited by source, never by account. A source with several failures at one account is blocked from it
+for a while. A source with failures at many accounts is blocked from all accounts it never signed in to. Users can
+therefore sign in from their usual source, whatever attackers do. The limits are in bounded memory, and the least
+recently used entries are dropped.
+
+A device login moves ``pending -> approved -> used`` or ``pending -> denied``, and stays unchanged once it has expired.
+The device receives its token exactly once, in exchange for its secret code. The short code that a user compares is
+worthless without a sign-in.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import secrets
 import threading
 from collections import deque
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Literal, TypeVar
+
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.accounts import AccountStore
+from osmosis_ai.platform.accounts import AccountStore, Principal, bearer_hash
 from osmosis_ai.platform.clock import Clock
-from osmosis_ai.platform.db.tables import DbUser
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.tables import DbDeviceLogin, DbUser, new_id
+
+T = TypeVar("T")
+PollCode = Literal["authorization_pending", "slow_down", "expired_token", "access_denied"]
+
+LIFETIME = timedelta(minutes=15)
+POLL_INTERVAL_S = 5.0
+MAX_OPEN = 1000
+"""Pending device logins of all sources; a further one replaces the oldest."""
+MAX_OF_SOURCE = 20
+"""Pending device logins of one source, so that it cannot push out those of others."""
 
 _WINDOW_S = 15 * 60.0
 _PER_ACCOUNT = 10
 _PER_SOURCE = 50
 _CODES_PER_SOURCE = 20
-# Passwords are typed once in a session's half day; a month of not coming makes a source new again.
 _KNOWN_S = 30 * 86_400.0
 _MAX_KEYS = 10_000
+_SLOWER_BY_S = 5.0
+_SLOWEST_S = 30.0
+# The network delivers two polls that were sent an interval apart a little closer together.
+_EARLY_S = 0.5
+# No vowels (no words), no letters that are taken for digits or for one another (RFC 8628, 6.1).
+_LETTERS = "BCDFGHJKMPQRTVWXYZ"
 
 
 class TooManyAttempts(OsmosisError):
-    """Somebody has to wait ``wait_s`` seconds before the next try."""
+    """The source has to wait ``wait_s`` seconds before its next attempt."""
 
     default_code = "RATE_LIMITED"
 
@@ -40,48 +67,86 @@ class TooManyAttempts(OsmosisError):
 
 
 class SignIns:
-    """Sign-ins with address and password, and other guesses at what only the right person knows."""
+    """Checks passwords and counts wrong guesses, by source."""
 
     def __init__(self, accounts: AccountStore, clock: Clock) -> None:
         self._accounts = accounts
-        self._by_account = AttemptLimit(clock, allowed=_PER_ACCOUNT, window_s=_WINDOW_S)
-        self._by_source = AttemptLimit(clock, allowed=_PER_SOURCE, window_s=_WINDOW_S)
-        self._codes = AttemptLimit(clock, allowed=_CODES_PER_SOURCE, window_s=_WINDOW_S)
-        self._known = _RecentSignIns(clock, remembered_s=_KNOWN_S)
+        self._by_account = RecentEvents(clock, _PER_ACCOUNT, _WINDOW_S)
+        self._by_source = RecentEvents(clock, _PER_SOURCE, _WINDOW_S)
+        self._codes = RecentEvents(clock, _CODES_PER_SOURCE, _WINDOW_S)
+        self._known = RecentEvents(clock, 1, _KNOWN_S)
 
     def check(self, email: str, password: str, *, source: str) -> DbUser | None:
-        """Return the user whom address and password name, or None."""
+        """Return the user with this address and password, or None."""
         network = network_of(source)
         pair = f"{network} {email.strip().lower()}"
-        self._refuse(self._by_account.wait_s(pair))
-        if pair not in self._known:
-            self._refuse(self._by_source.wait_s(network))
+        self._by_account.refuse_too_many(pair)
+        if not self._known.wait_s(pair):
+            self._by_source.refuse_too_many(network)
         user = self._accounts.check_password(email, password)
         if user is None:
-            self._by_account.failed(pair)
-            self._by_source.failed(network)
+            self._by_account.record(pair)
+            self._by_source.record(network)
         else:
             # Keep the source's failures: an attacker may have an account of their own.
-            self._by_account.succeeded(pair)
-            self._known.add(pair)
+            self._by_account.forget(pair)
+            self._known.record(pair)
         return user
 
     def refuse_guessing(self, source: str) -> None:
-        """Raise :class:`TooManyAttempts` when ``source`` has named too many codes that nothing waits under."""
-        self._refuse(self._codes.wait_s(network_of(source)))
+        """Raise :class:`TooManyAttempts` if ``source`` has tried too many unknown codes of device logins."""
+        self._codes.refuse_too_many(network_of(source))
 
     def record_wrong_guess(self, source: str) -> None:
-        """Count a code of ``source`` that nothing waits under."""
-        self._codes.failed(network_of(source))
+        """Count an unknown code of a device login."""
+        self._codes.record(network_of(source))
 
-    @staticmethod
-    def _refuse(wait_s: float) -> None:
-        if wait_s > 0:
+
+class RecentEvents:
+    """Counts events by key; ``allowed`` of them within ``window_s`` seconds are too many."""
+
+    def __init__(self, clock: Clock, allowed: int, window_s: float) -> None:
+        self._clock = clock
+        self._allowed = allowed
+        self._window_s = window_s
+        self._events: dict[str, deque[float]] = {}
+        self._lock = threading.Lock()
+
+    def wait_s(self, key: str) -> float:
+        """Return how many seconds ``key`` has to wait; 0 if it has fewer events than allowed."""
+        with self._lock:
+            recent = self._events.get(key)
+            if recent is None or len(recent) < self._allowed:
+                return 0.0
+            return max(0.0, recent[0] + self._window_s - self._clock.monotonic())
+
+    def refuse_too_many(self, key: str) -> None:
+        """Raise :class:`TooManyAttempts` if ``key`` has to wait."""
+        if (wait_s := self.wait_s(key)) > 0:
             raise TooManyAttempts(wait_s)
+
+    def record(self, key: str) -> None:
+        """Count one event of ``key``; only the latest ``allowed`` ones matter."""
+        with self._lock:
+            recent = self._events.pop(key, None) or deque(maxlen=self._allowed)
+            recent.append(self._clock.monotonic())
+            _add_newest(self._events, key, recent)
+
+    def forget(self, key: str) -> None:
+        """Forget the events of ``key``."""
+        with self._lock:
+            self._events.pop(key, None)
+
+
+def _add_newest(by_key: dict[str, deque[T]], key: str, value: deque[T]) -> None:
+    """Add a key at the end and drop the least recently used ones."""
+    by_key[key] = value
+    while len(by_key) > _MAX_KEYS:
+        by_key.pop(next(iter(by_key)))
 
 
 def network_of(source: str) -> str:
-    """Return what one guesser can be told from the next by: with IPv6, a household has 2^64 addresses."""
+    """Return the network of an address; with IPv6, one household has 2^64 addresses."""
     try:
         address = ipaddress.ip_address(source.partition("%")[0])
     except ValueError:
@@ -92,67 +157,130 @@ def network_of(source: str) -> str:
     return str(mapped) if mapped else str(ipaddress.ip_network((address, 64), strict=False))
 
 
-class AttemptLimit:
-    """At most ``allowed`` failures per key within ``window_s`` seconds."""
+# -- device logins ---------------------------------------------------------------------------------------
 
-    def __init__(self, clock: Clock, *, allowed: int, window_s: float) -> None:
+
+class PollRefused(Exception):
+    """A poll gets no token; ``code`` is the error code of RFC 8628."""
+
+    def __init__(self, code: PollCode) -> None:
+        super().__init__(code)
+        self.code: PollCode = code
+
+
+class DeviceLoginStore:
+    """The device logins of one platform."""
+
+    def __init__(self, db: Database, clock: Clock, accounts: AccountStore) -> None:
+        self._db = db
         self._clock = clock
-        self._allowed = allowed
-        self._window_s = window_s
-        self._failures: dict[str, deque[float]] = {}
+        self._accounts = accounts
+        self._by_source: dict[str, deque[str]] = {}
         self._lock = threading.Lock()
 
-    def wait_s(self, key: str) -> float:
-        """Return for how many seconds ``key`` is refused; 0 when it is not."""
+    def start(self, device_name: str, *, source: str = "") -> tuple[DbDeviceLogin, str]:
+        """Start a login; return it and the secret code of the device."""
+        now = self._clock.now()
+        device_code = secrets.token_urlsafe(32)
+        name = "".join(c for c in device_name if c.isprintable()).strip()[:100]
+        with self._db.transaction() as session:
+            session.execute(delete(DbDeviceLogin).where(DbDeviceLogin.expires_at <= now))
+            waiting = select(DbDeviceLogin.id).where(DbDeviceLogin.status == "pending")
+            oldest = waiting.order_by(DbDeviceLogin.created_at.desc(), DbDeviceLogin.id).offset(MAX_OPEN - 1)
+            _drop_pending(session, session.scalars(oldest).all())
+            login = DbDeviceLogin(
+                id=new_id("dev"),
+                device_code_hash=bearer_hash(device_code),
+                user_code=_fresh_user_code(session),
+                device_name=name or "Unknown",
+                status="pending",
+                interval_s=POLL_INTERVAL_S,
+                created_at=now,
+                expires_at=now + LIFETIME,
+            )
+            session.add(login)
+            _drop_pending(session, self._surplus(network_of(source), login.id))
+        return login, device_code
+
+    def poll(self, device_code: str) -> tuple[Principal, str]:
+        """Return the user with a new token once the login is approved; it is issued once."""
+        refused: PollCode
+        now = self._clock.now()
+        with self._db.transaction() as session:
+            login = session.scalar(
+                select(DbDeviceLogin)
+                .where(DbDeviceLogin.device_code_hash == bearer_hash(device_code))
+                .with_for_update()
+            )
+            if login is None or login.expires_at <= now or login.status == "used":
+                raise PollRefused("expired_token")
+            if login.status == "denied":
+                raise PollRefused("access_denied")
+            if login.status == "approved" and login.user_id is not None:
+                return self._issue_token(session, login)
+            waited = (now - login.last_poll_at).total_seconds() if login.last_poll_at else None
+            # A clock that was set back must not make every client too fast.
+            too_fast = waited is not None and 0 <= waited < login.interval_s - _EARLY_S
+            if too_fast:
+                login.interval_s = min(_SLOWEST_S, login.interval_s + _SLOWER_BY_S)
+            login.last_poll_at = now
+            refused = "slow_down" if too_fast else "authorization_pending"
+        raise PollRefused(refused)
+
+    def find(self, user_code: str) -> DbDeviceLogin | None:
+        """Return the pending login with this code, in any spelling."""
+        with self._db.session() as session:
+            return self._pending(session, user_code)
+
+    def decide(self, user_code: str, user_id: str, *, approve: bool) -> bool:
+        """Approve or deny a login as this user; False if no login is pending under the code."""
+        with self._db.transaction() as session:
+            login = self._pending(session, user_code, lock=True)
+            if login is None:
+                return False
+            login.status = "approved" if approve else "denied"
+            login.user_id = user_id
+        return True
+
+    def _surplus(self, source: str, login_id: str) -> list[str]:
+        """Record a login of ``source``, and return its earlier ones above the limit."""
         with self._lock:
-            recent = self._recent(key)
-            if len(recent) < self._allowed:
-                return 0.0
-            return recent[-self._allowed] + self._window_s - self._clock.monotonic()
+            started = self._by_source.pop(source, None) or deque()
+            started.append(login_id)
+            _add_newest(self._by_source, source, started)
+            return [started.popleft() for _ in range(len(started) - MAX_OF_SOURCE)]
 
-    def failed(self, key: str) -> None:
-        """Count one failure of ``key``."""
-        with self._lock:
-            recent = self._recent(key)
-            recent.append(self._clock.monotonic())
-            # The key moves to the end; what has been quiet longest is forgotten first.
-            self._failures.pop(key, None)
-            self._failures[key] = recent
-            while len(self._failures) > _MAX_KEYS:
-                self._failures.pop(next(iter(self._failures)))
+    def _issue_token(self, session: Session, login: DbDeviceLogin) -> tuple[Principal, str]:
+        user = session.get(DbUser, login.user_id)
+        if user is None or user.disabled_at is not None:
+            raise PollRefused("access_denied")
+        login.status = "used"
+        token, plain = self._accounts.create_token(user.id, name=login.device_name, session=session)
+        return Principal(user, token), plain
 
-    def succeeded(self, key: str) -> None:
-        """Forget the failures of ``key``."""
-        with self._lock:
-            self._failures.pop(key, None)
-
-    def _recent(self, key: str) -> deque[float]:
-        recent = self._failures.get(key)
-        if recent is None:
-            return deque(maxlen=self._allowed)
-        oldest = self._clock.monotonic() - self._window_s
-        while recent and recent[0] <= oldest:
-            recent.popleft()
-        return recent
+    def _pending(self, session: Session, user_code: str, *, lock: bool = False) -> DbDeviceLogin | None:
+        query = select(DbDeviceLogin).where(
+            DbDeviceLogin.user_code == _normal_user_code(user_code),
+            DbDeviceLogin.status == "pending",
+            DbDeviceLogin.expires_at > self._clock.now(),
+        )
+        return session.scalar(query.with_for_update() if lock else query)
 
 
-class _RecentSignIns:
-    """From where which accounts were signed in to lately."""
+def _drop_pending(session: Session, login_ids: Sequence[str]) -> None:
+    if login_ids:
+        pending = (DbDeviceLogin.id.in_(login_ids), DbDeviceLogin.status == "pending")
+        session.execute(delete(DbDeviceLogin).where(*pending))
 
-    def __init__(self, clock: Clock, *, remembered_s: float) -> None:
-        self._clock = clock
-        self._remembered_s = remembered_s
-        self._at: dict[str, float] = {}
-        self._lock = threading.Lock()
 
-    def __contains__(self, pair: str) -> bool:
-        with self._lock:
-            at = self._at.get(pair)
-            return at is not None and self._clock.monotonic() - at < self._remembered_s
+def _normal_user_code(text: str) -> str:
+    """Return a code as it is stored: ``abcd efgh`` and ``ABCDEFGH`` become ``ABCD-EFGH``."""
+    letters = "".join(c for c in text.upper() if c.isascii() and c.isalnum())[:16]
+    return f"{letters[:4]}-{letters[4:]}"
 
-    def add(self, pair: str) -> None:
-        with self._lock:
-            self._at.pop(pair, None)
-            self._at[pair] = self._clock.monotonic()
-            while len(self._at) > _MAX_KEYS:
-                self._at.pop(next(iter(self._at)))
+
+def _fresh_user_code(session: Session) -> str:
+    while True:
+        code = _normal_user_code("".join(secrets.choice(_LETTERS) for _ in range(8)))
+        if session.scalar(select(DbDeviceLogin.id).where(DbDeviceLogin.user_code == code)) is None:
+            return code

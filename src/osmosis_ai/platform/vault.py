@@ -1,9 +1,8 @@
-"""Seal secrets for the database with keys in a separate file.
+"""Seal secrets for the database with keys in a separate file, and rotate the key.
 
 A sealed value is bound to its row (its *context*) and does not open in another one. It contains its key's id,
 so keys can be rotated: new values use the active key, and old values open with their own key until they are sealed
-again. A replaced key is kept for a day, for backups and requests that started before. Neither the database nor the key
-file alone reveals a secret.
+again. Neither the database nor the key file alone reveals a secret.
 
 Layout of a sealed value: version (1 byte), key id (8), nonce (12), AES-256-GCM ciphertext and tag.
 """
@@ -13,16 +12,24 @@ from __future__ import annotations
 import base64
 import json
 import secrets
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from osmosis_ai.errors import OsmosisError
+from sqlalchemy import select
+
+from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.files import is_disk_full, write_json
+from osmosis_ai.platform.clock import Clock, SystemClock
 from osmosis_ai.platform.config import PlatformConfig
-from osmosis_ai.platform.db.engine import StorageFullError
+from osmosis_ai.platform.db.engine import Database, StorageFullError
+from osmosis_ai.platform.db.tables import DbRolloutServer, DbRun, DbSecret
+
+KEPT_FOR = timedelta(hours=24)
+"""How long a replaced key is kept, for backups and requests that started before; longer while it seals something."""
 
 _VERSION = b"\x01"
 _KEY_ID_BYTES = 8
@@ -30,30 +37,28 @@ _KEY_BYTES = 32
 _NONCE_BYTES = 12
 _HEADER_BYTES = len(_VERSION) + _KEY_ID_BYTES
 _LOCK_TIMEOUT_S = 30.0
+_BATCH = 100
+_SEALED_COLUMNS: Sequence[Any] = (DbSecret.sealed, DbRun.sealed_secrets, DbRolloutServer.sealed)
 _Identity = tuple[int, int, int]
 
 
 class VaultError(OsmosisError):
-    """The keys cannot be read, or do not open what they should."""
+    """The keys cannot be read, or do not open a value."""
 
     default_code = "INTERNAL"
 
 
 @dataclass(frozen=True)
 class _KeyRing:
-    """The keys by id, which of them seals, and since when the others do not."""
+    """The keys by id, the id of the active one, and when the others were replaced."""
 
-    active: bytes
-    keys: Mapping[bytes, bytes] = field(repr=False)
+    active: bytes = b""
+    keys: Mapping[bytes, bytes] = field(default_factory=dict, repr=False)
     replaced: Mapping[bytes, datetime] = field(default_factory=dict)
 
-    @classmethod
-    def new(cls) -> _KeyRing:
-        return cls(b"", {}).with_new_key()
-
-    def with_new_key(self, now: datetime | None = None) -> _KeyRing:
+    def with_new_key(self, now: datetime) -> _KeyRing:
         key_id = secrets.token_bytes(_KEY_ID_BYTES)
-        replaced = {} if now is None else {id: self.replaced.get(id, now) for id in self.keys}
+        replaced = {id: self.replaced.get(id, now) for id in self.keys}
         return _KeyRing(key_id, {**self.keys, key_id: secrets.token_bytes(_KEY_BYTES)}, replaced)
 
     def without(self, key_ids: Collection[bytes]) -> _KeyRing:
@@ -66,8 +71,7 @@ class Vault:
 
     def __init__(self, key_file: Path) -> None:
         self.key_file = key_file
-        # With which file it was read from: another process may rotate at any time, and other threads read here, too.
-        # So the two are only ever set together.
+        # Other processes may rotate and other threads read here, so the ring and the file's identity are set together.
         self._known: tuple[_KeyRing, _Identity | None] | None = None
 
     def __repr__(self) -> str:
@@ -77,26 +81,27 @@ class Vault:
         """Return ``plaintext`` encrypted under the active key."""
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-        ring = self._newest_keys()
+        ring = self._keys()
         header, nonce = _VERSION + ring.active, secrets.token_bytes(_NONCE_BYTES)
-        sealed = AESGCM(ring.keys[ring.active]).encrypt(nonce, plaintext, _associated_data(header, context))
+        sealed = AESGCM(ring.keys[ring.active]).encrypt(nonce, plaintext, header + context.encode())
         return header + nonce + sealed
 
     def open(self, sealed: bytes, *, context: str) -> bytes:
-        """Return what :meth:`seal` was given."""
+        """Return the plaintext of a value that was sealed with this context."""
         from cryptography.exceptions import InvalidTag
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         header, rest = sealed[:_HEADER_BYTES], sealed[_HEADER_BYTES:]
         if header[:1] != _VERSION or len(rest) < _NONCE_BYTES:
+            raise VaultError(f"the sealed value of `{context}` is damaged: its format is unknown.")
+        key_id = header[1:]
+        if (key := self._keys().keys.get(key_id)) is None:
             raise VaultError(
-                f"the sealed value of `{context}` is damaged: it is not one this version writes."
+                f"`{context}` was sealed with the key {key_id.hex()}, which is not in {self.key_file}.",
+                hint="restore that file from the backup that belongs to this database, or set the secrets again",
             )
-        key = self._key(header[1:], context)
         try:
-            return AESGCM(key).decrypt(
-                rest[:_NONCE_BYTES], rest[_NONCE_BYTES:], _associated_data(header, context)
-            )
+            return AESGCM(key).decrypt(rest[:_NONCE_BYTES], rest[_NONCE_BYTES:], header + context.encode())
         except InvalidTag:
             raise VaultError(
                 f"the sealed value of `{context}` is damaged, or was made for another row.",
@@ -104,60 +109,47 @@ class Vault:
             ) from None
 
     def is_stale(self, sealed: bytes) -> bool:
-        """Tell whether a value was sealed with a key that has been replaced since."""
-        return key_id_of(sealed) != self._newest_keys().active
+        """Return whether a value was sealed with a key that has been replaced since."""
+        return key_id_of(sealed) != self._keys().active
 
     def rotate(self, now: datetime) -> None:
-        """Make a new key the active one, also for processes that run; values sealed before stay readable."""
-        self._update(lambda ring: ring.with_new_key(now) if ring else _KeyRing.new())
+        """Create a new active key, also for other processes; values sealed before stay readable."""
+        self._update(lambda ring: ring.with_new_key(now))
 
     def forget_replaced_keys(self, *, before: datetime, in_use: Collection[bytes] = ()) -> int:
-        """Forget keys for good: what one of them has sealed can never be opened again."""
-        replaced = self._newest_keys().replaced
+        """Delete keys that were replaced before a moment; what they sealed can never be opened again."""
+        replaced = self._keys().replaced
         unneeded = {id for id, at in replaced.items() if at < before and id not in in_use}
         if unneeded:
-            self._update(lambda ring: ring.without(unneeded) if ring else _KeyRing.new())
+            self._update(lambda ring: ring.without(unneeded))
         return len(unneeded)
 
     def _keys(self) -> _KeyRing:
-        if self._known is not None:
-            return self._known[0]
-        return self._read() or self._update(lambda ring: ring or _KeyRing.new())
-
-    def _newest_keys(self) -> _KeyRing:
-        """Return the keys as the file has them now: what is sealed must never take one that was replaced."""
-        if self._known is not None and self._identity() != self._known[1] and (ring := self._read()):
+        """Return the keys as the file has them now; create the first one if there is no file."""
+        known = self._known
+        if known is not None and known[1] == self._identity():
+            return known[0]
+        if (ring := self._read()) is not None:
             return ring
-        return self._keys()
+        if known is not None:
+            return known[0]
+        return self._update(lambda ring: ring if ring.keys else ring.with_new_key(SystemClock().now()))
 
     def _identity(self) -> _Identity | None:
-        """Return what tells one version of the key file from the next; it is only ever replaced as a whole."""
+        """Return what differs between versions of the key file, which is only replaced as a whole."""
         try:
             found = self.key_file.stat()
         except OSError:
             return None
         return found.st_ino, found.st_mtime_ns, found.st_size
 
-    def _key(self, key_id: bytes, context: str) -> bytes:
-        ring = self._keys()
-        if key_id not in ring.keys:
-            # Another process may have rotated since this one read the file.
-            ring = self._read() or ring
-        try:
-            return ring.keys[key_id]
-        except KeyError:
-            raise VaultError(
-                f"`{context}` was sealed with the key {key_id.hex()}, which is not in {self.key_file}.",
-                hint="restore that file from the backup that belongs to this database, or set the secrets again",
-            ) from None
-
-    def _update(self, change: Callable[[_KeyRing | None], _KeyRing]) -> _KeyRing:
+    def _update(self, change: Callable[[_KeyRing], _KeyRing]) -> _KeyRing:
         from filelock import FileLock, Timeout
 
         try:
             self.key_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with FileLock(f"{self.key_file}.lock", timeout=_LOCK_TIMEOUT_S, mode=0o600):
-                ring = change(self._read())
+                ring = change(self._read() or _KeyRing())
                 write_json(self.key_file, _to_json(ring))
                 self._known = (ring, self._identity())
                 return ring
@@ -178,7 +170,7 @@ class Vault:
                     f"every user of this machine can reach the keys in {self.key_file}.",
                     hint=f"chmod 600 {self.key_file}",
                 )
-            # Noted before it is read: what is replaced in between is read once more next time.
+            # Taken before the file is read: a file that is replaced in between is read again next time.
             identity = self._identity()
             ring = _from_json(json.loads(self.key_file.read_bytes()))
             self._known = (ring, identity)
@@ -195,17 +187,18 @@ class Vault:
 
 
 def open_vault(config: PlatformConfig) -> Vault:
-    """Return the vault that the platform of ``config`` seals its secrets with."""
+    """Return the vault of a platform."""
     return Vault(config.keys_dir / "vault.json")
+
+
+def sealing_context(row: DbSecret | DbRun | DbRolloutServer) -> str:
+    """Return the context of the sealed value of a row."""
+    return f"{row.__tablename__}:{row.id}"
 
 
 def key_id_of(sealed: bytes) -> bytes:
     """Return the id of the key that a value was sealed with."""
     return sealed[len(_VERSION) : _HEADER_BYTES]
-
-
-def _associated_data(header: bytes, context: str) -> bytes:
-    return header + context.encode("utf-8")
 
 
 def _to_json(ring: _KeyRing) -> dict[str, object]:
@@ -216,15 +209,81 @@ def _to_json(ring: _KeyRing) -> dict[str, object]:
 
 def _from_json(document: dict[str, Any]) -> _KeyRing:
     """Raises ValueError, KeyError, TypeError or AttributeError when the document is not a key ring."""
-    keys = {
-        bytes.fromhex(key_id): base64.b64decode(key, validate=True)
-        for key_id, key in document["keys"].items()
-    }
-    replaced = {
-        bytes.fromhex(key_id): datetime.fromisoformat(at) for key_id, at in document["replaced"].items()
-    }
+    encoded = document["keys"].items()
+    keys = {bytes.fromhex(key_id): base64.b64decode(key, validate=True) for key_id, key in encoded}
+    moments = document["replaced"].items()
+    replaced = {bytes.fromhex(key_id): datetime.fromisoformat(at) for key_id, at in moments}
     ring = _KeyRing(bytes.fromhex(document["active"]), keys, replaced)
     lengths_fit = all(len(key_id) == _KEY_ID_BYTES and len(key) == _KEY_BYTES for key_id, key in keys.items())
     if document["version"] != 1 or ring.active not in keys or not lengths_fit:
         raise ValueError("not a key ring")
     return ring
+
+
+# -- rotation ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """The result of a rotation; ``damaged`` are the contexts of values that could not be opened."""
+
+    resealed: int
+    forgotten: int
+    damaged: Sequence[str]
+
+
+def rotate_secret_key(db: Database, vault: Vault, clock: Clock) -> Rotation:
+    """Create a new key and seal every value with it, while the platform may be running.
+
+    Values stay readable throughout. An interrupted rotation loses nothing, and the next one finishes it.
+    """
+    with _exclusively(vault.key_file):
+        vault.rotate(clock.now())
+        resealed, damaged = 0, []
+        for column in _SEALED_COLUMNS:
+            with db.session() as session:
+                ids = session.scalars(select(column.class_.id).where(column.is_not(None))).all()
+            for start in range(0, len(ids), _BATCH):
+                done, failed = _reseal(db, vault, column, ids[start : start + _BATCH])
+                resealed += done
+                damaged += failed
+        in_use = {key for column in _SEALED_COLUMNS for key in _keys_in_use(db, column)}
+        forgotten = vault.forget_replaced_keys(before=clock.now() - KEPT_FOR, in_use=in_use)
+        return Rotation(resealed, forgotten, damaged)
+
+
+@contextmanager
+def _exclusively(key_file: Path) -> Iterator[None]:
+    from filelock import FileLock, Timeout
+
+    key_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        with FileLock(f"{key_file}.rotation.lock", timeout=0, mode=0o600):
+            yield
+    except Timeout:
+        raise ConflictError("another rotation of the secret key is running; wait until it ends.") from None
+
+
+def _reseal(db: Database, vault: Vault, column: Any, ids: Sequence[str]) -> tuple[int, list[str]]:
+    done, damaged = 0, []
+    table = column.class_
+    with db.transaction() as session:
+        for row in session.scalars(select(table).where(table.id.in_(ids)).with_for_update()):
+            sealed, context = getattr(row, column.key), sealing_context(row)
+            # A run may have ended meanwhile, and its values are gone.
+            if sealed is None or not vault.is_stale(sealed):
+                continue
+            try:
+                plaintext = vault.open(sealed, context=context)
+            except VaultError:
+                damaged.append(context)
+                continue
+            setattr(row, column.key, vault.seal(plaintext, context=context))
+            done += 1
+    return done, damaged
+
+
+def _keys_in_use(db: Database, column: Any) -> set[bytes]:
+    with db.session() as session:
+        rows = session.scalars(select(column).where(column.is_not(None)))
+        return {key_id_of(sealed) for sealed in rows.yield_per(_BATCH)}

@@ -1,4 +1,4 @@
-"""Workspaces, their members and connected repositories.
+"""Workspaces, their members and connected repositories; and the search for what a workspace has, by name.
 
 A repository belongs to exactly one workspace, and an identity (the clients' ``X-Osmosis-Git``) means one repository on
 the whole platform. A repository may have several identities, because clients derive them from their origin. A request
@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
-from sqlalchemy import bindparam, delete, func, select
+from sqlalchemy import ColumnElement, Select, bindparam, delete, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from osmosis_ai.api.git_identity import identify_origin, parse_identity
-from osmosis_ai.config.issues import closest
+from osmosis_ai.config.issues import closest, nearest
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
@@ -29,14 +29,17 @@ from osmosis_ai.platform.db.tables import (
     DbWorkspace,
     new_id,
 )
-from osmosis_ai.platform.gitsync.clone_url import parse_clone_url
+from osmosis_ai.platform.gitsync.remote import parse_clone_url
 
 Role = Literal["owner", "admin", "member"]
 ROLES: tuple[Role, ...] = get_args(Role)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-# A workspace has its pages at `/<name>/…`, beside these.
+# The pages of a workspace are at `/<name>/…`, next to these.
 _TAKEN_PATHS = frozenset({"api", "blobs", "cli-auth", "device", "health", "login", "logout", "static", "v1"})
+
+# A wrong name is compared with so many, and so many similar ones are suggested.
+_COMPARED, _SUGGESTED = 1000, 3
 
 _OF_USER = (
     select(DbWorkspace, DbMembership.role, DbRepository)
@@ -62,24 +65,21 @@ class WorkspaceStore:
                 hint="use up to 64 letters, digits, `-`, `_` and `.`, beginning with a letter or digit",
             )
         workspace = DbWorkspace(id=new_id("wsp"), name=name, created_at=self._clock.now())
+        taken = ConflictError(f"the workspace '{name}' exists already.")
         try:
             with self._db.transaction() as session:
-                taken = select(DbWorkspace.name).where(func.lower(DbWorkspace.name) == name.lower())
-                if session.scalar(taken) is not None:
-                    raise ConflictError(f"there is a workspace '{name}' already.")
+                if session.scalar(select(DbWorkspace).where(_is_named(name))) is not None:
+                    raise taken
                 session.add(workspace)
-        except IntegrityError as error:
-            raise ConflictError(f"there is a workspace '{name}' already.") from error
+        except IntegrityError:
+            raise taken from None
         return workspace
 
     def find(self, name_or_id: str) -> DbWorkspace:
         """Return a workspace by its name or id."""
+        meant = (DbWorkspace.id == name_or_id) | _is_named(name_or_id)
         with self._db.session() as session:
-            workspace = session.scalar(
-                select(DbWorkspace).where(
-                    (DbWorkspace.id == name_or_id) | (func.lower(DbWorkspace.name) == name_or_id.lower())
-                )
-            )
+            workspace = session.scalar(select(DbWorkspace).where(meant))
         if workspace is None:
             raise NotFoundError(
                 f"there is no workspace '{name_or_id}'.",
@@ -93,7 +93,7 @@ class WorkspaceStore:
             return list(session.scalars(select(DbWorkspace).order_by(DbWorkspace.name)))
 
     def add_member(self, workspace_id: str, user_id: str, role: Role = "member") -> DbMembership:
-        """Let a user in, or change the role of one who is."""
+        """Add a member, or change a member's role."""
         with self._db.transaction() as session:
             membership = session.get(DbMembership, (workspace_id, user_id))
             if membership is None:
@@ -105,22 +105,18 @@ class WorkspaceStore:
         return membership
 
     def remove_member(self, workspace_id: str, user_id: str) -> None:
-        """Take a user out; one who is not in is out already."""
+        """Remove a member; harmless for other users."""
+        membership = (DbMembership.workspace_id == workspace_id, DbMembership.user_id == user_id)
         with self._db.transaction() as session:
-            session.execute(
-                delete(DbMembership).where(
-                    DbMembership.workspace_id == workspace_id, DbMembership.user_id == user_id
-                )
-            )
+            session.execute(delete(DbMembership).where(*membership))
 
     def require_member(self, workspace: DbWorkspace, user: DbUser) -> None:
-        """Check that a user is in a workspace."""
-        with self._db.session() as session:
-            if session.get(DbMembership, (workspace.id, user.id)) is None:
-                raise NotFoundError(
-                    f"{user.email} is not a member of {workspace.name}.",
-                    hint=f"let them in with `osmosis platform member add {workspace.name} {user.email}`",
-                )
+        """Check that a user is a member."""
+        if not self.has_member(user.id, workspace.id):
+            raise NotFoundError(
+                f"{user.email} is not a member of {workspace.name}.",
+                hint=f"add them with `osmosis platform member add {workspace.name} {user.email}`",
+            )
 
     def quickstart_intent(self, workspace_id: str, user_id: str) -> str | None:
         """Return what a member chose to do first; None before."""
@@ -129,45 +125,39 @@ class WorkspaceStore:
             return membership.quickstart_intent if membership is not None else None
 
     def record_quickstart(self, workspace_id: str, user_id: str, intent: str) -> None:
-        """Note what a member does first."""
+        """Record what a member chose to do first."""
         with self._db.transaction() as session:
             membership = session.get(DbMembership, (workspace_id, user_id))
             if membership is not None:
                 membership.quickstart_intent = intent
 
     def has_member(self, user_id: str, workspace_id: str | None) -> bool:
-        """Tell whether a user is in a workspace; in any at all, when none is named."""
+        """Return whether a user is a member of a workspace; of any one, if none is named."""
+        memberships = select(DbMembership.user_id).where(DbMembership.user_id == user_id)
+        if workspace_id is not None:
+            memberships = memberships.where(DbMembership.workspace_id == workspace_id)
         with self._db.session() as session:
-            of_user = select(DbMembership.user_id).where(DbMembership.user_id == user_id)
-            asked = (
-                of_user if workspace_id is None else of_user.where(DbMembership.workspace_id == workspace_id)
-            )
-            return session.scalar(asked.limit(1)) is not None
+            return session.scalar(memberships.limit(1)) is not None
 
     def members(self, workspace_id: str) -> list[tuple[DbUser, Role]]:
-        """Return who is in a workspace, by address."""
+        """Return the members of a workspace with their roles, by address."""
+        members = (
+            select(DbUser, DbMembership.role)
+            .join(DbMembership, DbMembership.user_id == DbUser.id)
+            .where(DbMembership.workspace_id == workspace_id)
+            .order_by(DbUser.email)
+        )
         with self._db.session() as session:
-            rows = session.execute(
-                select(DbUser, DbMembership.role)
-                .join(DbMembership, DbMembership.user_id == DbUser.id)
-                .where(DbMembership.workspace_id == workspace_id)
-                .order_by(DbUser.email)
-            )
-            return [(user, cast(Role, role)) for user, role in rows]
+            return [(user, cast(Role, role)) for user, role in session.execute(members)]
 
     def repositories(self, workspace_id: str) -> list[DbRepository]:
         """Return the repositories of a workspace, the first connected first."""
+        found = select(DbRepository).where(DbRepository.workspace_id == workspace_id)
         with self._db.session() as session:
-            return list(
-                session.scalars(
-                    select(DbRepository)
-                    .where(DbRepository.workspace_id == workspace_id)
-                    .order_by(DbRepository.created_at, DbRepository.id)
-                )
-            )
+            return list(session.scalars(found.order_by(DbRepository.created_at, DbRepository.id)))
 
     def of_user(self, user_id: str) -> list[tuple[DbWorkspace, Role, list[DbRepository]]]:
-        """Return where a user is a member, by name: the workspace, the role, the repositories connected."""
+        """Return the workspaces of a user by name, each with the user's role and the connected repositories."""
         found: dict[str, tuple[DbWorkspace, Role, list[DbRepository]]] = {}
         with self._db.session() as session:
             for workspace, role, repository in session.execute(_OF_USER, {"user_id": user_id}):
@@ -177,18 +167,14 @@ class WorkspaceStore:
         return list(found.values())
 
     def identities(self, repository_id: str) -> list[str]:
-        """Return every identity under which clients reach a repository, in alphabetical order."""
+        """Return the identities of a repository, in alphabetical order."""
+        identity = DbRepositoryIdentity.identity
+        found = select(identity).where(DbRepositoryIdentity.repository_id == repository_id)
         with self._db.session() as session:
-            return list(
-                session.scalars(
-                    select(DbRepositoryIdentity.identity)
-                    .where(DbRepositoryIdentity.repository_id == repository_id)
-                    .order_by(DbRepositoryIdentity.identity)
-                )
-            )
+            return list(session.scalars(found.order_by(identity)))
 
     def find_repository(self, name: str) -> DbRepository:
-        """Return a repository by any of its identities, its id or what it is cloned from."""
+        """Return a repository by any of its identities, its id or its clone URL."""
         with self._db.session() as session:
             by_identity = (
                 select(DbRepository)
@@ -208,15 +194,13 @@ class WorkspaceStore:
         return found
 
     def waiting_runs(self, repository_id: str) -> list[str]:
-        """Return the names of runs of a repository that have not begun, and so still need its code."""
+        """Return the names of the pending runs of a repository, which still need its code."""
+        waiting = select(DbRun.name).where(DbRun.repository_id == repository_id, DbRun.status == "pending")
         with self._db.session() as session:
-            waiting = select(DbRun.name).where(
-                DbRun.repository_id == repository_id, DbRun.status == "pending"
-            )
             return list(session.scalars(waiting.order_by(DbRun.created_at, DbRun.id)))
 
     def disconnect_repository(self, repository_id: str) -> None:
-        """Take a repository out of its workspace, with its identities and rollouts; its runs stay."""
+        """Delete a repository with its identities and rollouts; its runs stay."""
         with self._db.transaction() as session:
             session.execute(delete(DbRepository).where(DbRepository.id == repository_id))
 
@@ -229,7 +213,7 @@ class WorkspaceStore:
         also_known_as: Sequence[str] = (),
         default_branch: str | None = None,
     ) -> DbRepository:
-        """Connect a repository, or tell what one that is connected is called and cloned from now."""
+        """Connect a repository, or change the identity and clone URL of a connected one."""
         known_as = parse_identity(identity)
         source = checked_clone_url(clone_url)
         names = {known_as, *also_known_as, *_identities_of(source)}
@@ -237,8 +221,9 @@ class WorkspaceStore:
             owners = _owners(session, names)
             repository = owners.get(known_as)
             if repository is None:
-                same = (owners.get(name) for name in sorted(names))
-                repository = next((it for it in same if it and _is_of(it, workspace_id, source)), None)
+                same = (owners[name] for name in sorted(owners))
+                mine = (it for it in same if (it.workspace_id, it.clone_url) == (workspace_id, source))
+                repository = next(mine, None)
             if repository is None:
                 repository = DbRepository(
                     id=new_id("rep"), workspace_id=workspace_id, created_at=self._clock.now()
@@ -262,8 +247,12 @@ class WorkspaceStore:
         return repository
 
 
+def _is_named(name: str) -> ColumnElement[bool]:
+    return func.lower(DbWorkspace.name) == name.lower()
+
+
 def _owners(session: Session, identities: Iterable[str]) -> dict[str, DbRepository]:
-    """Return which repository is reached under each of the identities that are taken."""
+    """Return the repositories of those identities that are taken."""
     rows = session.execute(
         select(DbRepositoryIdentity.identity, DbRepository)
         .join(DbRepository, DbRepository.id == DbRepositoryIdentity.repository_id)
@@ -272,12 +261,8 @@ def _owners(session: Session, identities: Iterable[str]) -> dict[str, DbReposito
     return {row[0]: row[1] for row in rows}
 
 
-def _is_of(repository: DbRepository, workspace_id: str, clone_url: str) -> bool:
-    return repository.workspace_id == workspace_id and repository.clone_url == clone_url
-
-
 def _identities_of(clone_url: str) -> list[str]:
-    """Return what clients send whose origin is the clone URL itself; nothing where it cannot be an origin."""
+    """Return the identity that clients derive from this clone URL, if it can be an origin."""
     try:
         return [identify_origin(clone_url).identity]
     except OsmosisError:
@@ -285,7 +270,7 @@ def _identities_of(clone_url: str) -> list[str]:
 
 
 def checked_clone_url(clone_url: str) -> str:
-    """Return what Git will be given; credentials would lie readable in the database."""
+    """Return the address for Git; refuse credentials, which would be stored readable in the database."""
     parsed = parse_clone_url(clone_url, allow_local=True)
     if parsed.username or parsed.password:
         raise OsmosisError(
@@ -293,3 +278,38 @@ def checked_clone_url(clone_url: str) -> str:
             hint="connect over SSH, or name a Git credential helper in `git/config` of the platform's data directory",
         )
     return parsed.address
+
+
+# -- by name -------------------------------------------------------------------------------------------
+
+
+class NoSuchNameError(NotFoundError):
+    """A workspace has nothing of this name; ``nearest`` are similar names."""
+
+    def __init__(
+        self, message: str, *, nearest: Sequence[str], meant: str | None = None, otherwise: str | None = None
+    ) -> None:
+        details = {"suggestion": meant} if meant else None
+        super().__init__(message, details=details, hint=f"did you mean {meant}?" if meant else otherwise)
+        self.nearest = nearest
+
+
+def row_named(
+    session: Session, rows: Select[Any], table: Any, name_or_id: str, *, called: str, otherwise: str
+) -> Any:
+    """Return the one of ``rows`` with this name, or else this id."""
+    for column in (table.name, table.id):
+        row = session.execute(rows.where(column == name_or_id)).first()
+        if row is not None:
+            return row
+    names = rows.with_only_columns(table.name).order_by(table.created_at.desc())
+    raise no_such_name(session, called, name_or_id, names, otherwise)
+
+
+def no_such_name(
+    session: Session, called: str, wanted: str, names: Select[str], otherwise: str | None
+) -> NoSuchNameError:
+    """Return the error about an unknown name."""
+    near = nearest(wanted[:255], session.scalars(names.limit(_COMPARED)), most=_SUGGESTED, cutoff=0)
+    message = f"there is no {called} '{wanted[:200]}' in this workspace."
+    return NoSuchNameError(message, nearest=near, meant=closest(wanted[:255], near), otherwise=otherwise)

@@ -25,16 +25,16 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from osmosis_ai.processes.privacy import PRIVATE_VARIABLES_ENV, private_end
+from osmosis_ai.processes.reaper import LIFELINE_ENV
 
-LIFELINE_ENV = "_OSMOSIS_LIFELINE_FD"
 TERMINATION_GRACE_S = 5.0
 BACKGROUND_NICENESS = 10
 _POLL_S = 0.05
 _ENDING_POLL_S = 0.005  # people wait for it
 _SHELL_SIGNALS = 128
 _MAX_STRING_PAGES = 32
-_MAX_EXEC_BYTES = 6 << 20  # three quarters of the kernel's own stack limit, whatever RLIMIT_STACK is
-_MIN_EXEC_BYTES = 128 << 10
+# The kernel allows a quarter of RLIMIT_STACK within these bounds.
+_MIN_EXEC_BYTES, _MAX_EXEC_BYTES = 128 << 10, 6 << 20
 # For what a sandbox sets itself, the program's path, and what a program adds for its own children.
 _RESERVED_EXEC_BYTES = 4096
 
@@ -133,13 +133,13 @@ def _check_sizes(env: Mapping[str, str], arguments: Sequence[str]) -> None:
     """Check execve(2), "Limits on size of arguments and environment"."""
     # Each variable has a `=` and a closing zero byte.
     sizes = {name: len(os.fsencode(name)) + len(os.fsencode(value)) + 2 for name, value in env.items()}
+    names = sorted(sizes, key=lambda name: sizes[name], reverse=True)[:3]
     longest = _MAX_STRING_PAGES * os.sysconf("SC_PAGE_SIZE")
-    for name, size in sizes.items():
-        if size > longest:
-            raise OSError(
-                errno.E2BIG,
-                f"the variable {name} has {size:,} bytes with its name, and Linux gives a program none of more than {longest:,}",
-            )
+    if names and sizes[names[0]] > longest:
+        raise OSError(
+            errno.E2BIG,
+            f"the variable {names[0]} is too long: {sizes[names[0]]:,} bytes with its name (the limit is {longest:,})",
+        )
     total = sum(sizes.values())
     needed = total + sum(len(os.fsencode(argument)) + 1 for argument in arguments)
     needed += struct.calcsize("P") * (len(env) + len(arguments)) + _RESERVED_EXEC_BYTES
@@ -147,12 +147,11 @@ def _check_sizes(env: Mapping[str, str], arguments: Sequence[str]) -> None:
     quarter = _MAX_EXEC_BYTES if stack == resource.RLIM_INFINITY else stack // 4
     most = max(_MIN_EXEC_BYTES, min(quarter, _MAX_EXEC_BYTES))
     if needed > most:
-        largest = sorted(sizes, key=lambda name: sizes[name], reverse=True)[:3]
+        largest = ", ".join(f"{name} ({sizes[name]:,})" for name in names)
         raise OSError(
             errno.E2BIG,
-            f"the {len(env):,} variables have {total:,} bytes together, and with its words Linux gives a program "
-            f"none of more than {most:,} here; the largest are "
-            f"{', '.join(f'{name} ({sizes[name]:,})' for name in largest)}: what is long goes into a file",
+            f"the {len(env):,} variables are too long: {total:,} bytes together (the limit is {most:,} with the "
+            f"arguments; the largest are {largest}); move long values to a file",
         )
 
 
@@ -173,6 +172,7 @@ class ChildProcess:
         cwd: Path,
         stdout: IO[bytes] | int | Path | None,
         stderr: IO[bytes] | int | None = subprocess.STDOUT,
+        stdin: IO[bytes] | int = subprocess.DEVNULL,
         outlives: bool = False,
         pass_fds: Sequence[int] = (),
         private_env: Mapping[str, str] | None = None,
@@ -199,14 +199,14 @@ class ChildProcess:
                     list(start.command),
                     env=dict(start.env),
                     cwd=cwd,
-                    stdin=subprocess.DEVNULL,
+                    stdin=stdin,
                     stdout=stdout,
                     stderr=stderr,
                     start_new_session=True,
                     pass_fds=[*pass_fds, *ends.values(), *start.fds],
                 )
             except BaseException:
-                self._close_lifeline()
+                self.close_lifeline()
                 raise
         _share_niceness(self._process.pid)
 
@@ -251,7 +251,7 @@ class ChildProcess:
         try:
             if self._process.poll() is None:
                 if self._contained:
-                    self._close_lifeline()
+                    self.close_lifeline()
                 else:
                     self._signal(signal.SIGTERM)
                 with contextlib.suppress(asyncio.TimeoutError):
@@ -261,19 +261,20 @@ class ChildProcess:
         finally:
             # The child's own children may still run in its group.
             self._signal(signal.SIGKILL)
-            self._close_lifeline()
+            self.close_lifeline()
 
     def kill(self) -> None:
         """Kill the child's process group."""
         self._signal(signal.SIGKILL)
         self._process.wait()
-        self._close_lifeline()
+        self.close_lifeline()
 
     def _signal(self, number: signal.Signals) -> None:
         # macOS answers "not permitted" where only zombies are left in the group.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
 
-    def _close_lifeline(self) -> None:
+    def close_lifeline(self) -> None:
+        """End a child that watches its lifeline."""
         if self._lifeline is not None:
             self._lifeline.close()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from osmosis_ai.processes import reaper
+from osmosis_ai.processes.child_process import ChildProcess
 
 TAIL_BYTES = 64 * 1024
 """How much of the end of each output is returned."""
@@ -61,44 +61,19 @@ async def run_program(
                 if left < 0 and not exceeded.done():
                     exceeded.set_result(None)
 
-    process, our_end = _start(command, env, cwd, stdin, grace_s)
-    with os.fdopen(our_end, "wb", 0) as lifeline:
-        assert process.stdout is not None and process.stderr is not None
-        reading = asyncio.gather(read(process.stdout, tails[0]), read(process.stderr, tails[1]))
-        try:
-            await asyncio.wait((reading, exceeded), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            lifeline.close()
-            await asyncio.wait((reading,), timeout=grace_s + _LAST_WAIT_S)
-            reading.cancel()
-            process.poll()
-        while (status := process.poll()) is None:  # noqa: ASYNC110 - its lifeline is closed, so it ends now
-            await asyncio.sleep(_POLL_S)
+    reaping = [sys.executable, "-I", "-S", reaper.__file__, str(grace_s), str(cwd)]
+    pipe = subprocess.PIPE
+    with stdin.open("rb") as prompt:
+        process = ChildProcess([*reaping, *command], env=env, cwd=cwd, stdin=prompt, stdout=pipe, stderr=pipe)
+    assert process.stdout is not None and process.stderr is not None
+    reading = asyncio.gather(read(process.stdout, tails[0]), read(process.stderr, tails[1]))
+    try:
+        await asyncio.wait((reading, exceeded), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        process.close_lifeline()
+        await asyncio.wait((reading,), timeout=grace_s + _LAST_WAIT_S)
+        reading.cancel()
+        process.poll()
+    status = await process.wait(_POLL_S)
     stdout, stderr = (tail.decode("utf-8", "replace") for tail in tails)
     return FinishedProgram(status, stdout, stderr, exceeded.done())
-
-
-def _start(
-    command: Sequence[str], env: Mapping[str, str], cwd: Path, stdin: Path, grace_s: float
-) -> tuple[subprocess.Popen[bytes], int]:
-    """Start a reaper with the program; return it and the lifeline's write end."""
-    reaper_end, our_end = os.pipe()
-    reaping = [sys.executable, "-I", "-S", reaper.__file__, str(reaper_end), str(grace_s), str(cwd)]
-    try:
-        with stdin.open("rb") as prompt:
-            process = subprocess.Popen(
-                [*reaping, *command],
-                env=dict(env),
-                cwd=cwd,
-                stdin=prompt,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-                pass_fds=[reaper_end],
-            )
-    except BaseException:
-        os.close(our_end)
-        raise
-    finally:
-        os.close(reaper_end)
-    return process, our_end

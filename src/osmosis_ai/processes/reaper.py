@@ -4,7 +4,7 @@ Orphans belong to their nearest ancestor that is a subreaper (`PR_SET_CHILD_SUBR
 is. All descendants end when the program has ended, on SIGTERM, and when the lifeline closes, as it does when the
 starter is killed. Without subreaper support, only the program's group ends.
 
-    python -I -S reaper.py LIFELINE_FD GRACE_S SCRATCH PROGRAM ARGUMENT ...
+    python -I -S reaper.py GRACE_S SCRATCH PROGRAM ARGUMENT ...
 
 It is run by path and imports little, because one is started per program.
 """
@@ -17,21 +17,26 @@ import signal
 import sys
 import time
 
+LIFELINE_ENV = "_OSMOSIS_LIFELINE_FD"
 _PR_SET_CHILD_SUBREAPER = 36
 _LAST_EFFORT_S = 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
 CANNOT_START = 127
 
 
-def main(lifeline: int, grace_s: float, scratch: str, command: list[str]) -> int:
+def main(grace_s: float, scratch: str, command: list[str]) -> int:
     """Run ``command``; return its exit status as :func:`os.waitstatus_to_exitcode` gives it."""
+    lifeline = int(os.environ.pop(LIFELINE_ENV))
     os.set_inheritable(lifeline, False)
     wake_reader, wake_writer = os.pipe()
     os.set_blocking(wake_writer, False)
     signal.set_wakeup_fd(wake_writer)
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
-    _become_subreaper()
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
         program = os.posix_spawnp(
             command[0],
@@ -56,13 +61,6 @@ def main(lifeline: int, grace_s: float, scratch: str, command: list[str]) -> int
 
         shutil.rmtree(scratch, ignore_errors=True)
     return -signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status)
-
-
-def _become_subreaper() -> None:
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _terminate(program: int, wake_reader: int, grace_s: float) -> int | None:
@@ -99,9 +97,9 @@ def _end_all(program: int) -> None:
                 os.kill(pid, signal.SIGKILL)
             except OSError:  # ended, or another user's
                 continue
-        _reap(program)
         try:
-            os.waitpid(-1, os.WNOHANG)
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
         except ChildProcessError:
             return
         time.sleep(pause_s)
@@ -151,4 +149,4 @@ def end_as(status: int) -> None:
 
 
 if __name__ == "__main__":
-    end_as(main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3], sys.argv[4:]))
+    end_as(main(float(sys.argv[1]), sys.argv[2], sys.argv[3:]))

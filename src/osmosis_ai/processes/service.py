@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 LOG_CHECK_S = 30.0
-"""How often the size of a service's log is checked."""
 LOG_TAIL_LINES = 30
 MAX_LOG_BYTES = 64 * 1024 * 1024
 LOG_REMAINDER_BYTES = 16 * 1024 * 1024
@@ -343,19 +342,17 @@ class Service:
         return self._process
 
 
-def shorten_log(
-    path: Path, *, most_bytes: int = MAX_LOG_BYTES, kept_bytes: int = LOG_REMAINDER_BYTES
-) -> bool:
-    """Keep the last lines of a log larger than ``most_bytes``; return whether it was.
+def shorten_log(path: Path) -> bool:
+    """Keep the last lines of a log that has grown too large; return whether it had.
 
     Another process appends to it (O_APPEND); what it writes meanwhile can be lost.
     """
     with path.open("r+b") as log:
         size = log.seek(0, os.SEEK_END)
-        if size <= most_bytes:
+        if size <= MAX_LOG_BYTES:
             return False
-        log.seek(size - kept_bytes)
-        log.readline(kept_bytes)  # the rest of a line
+        log.seek(size - LOG_REMAINDER_BYTES)
+        log.readline(LOG_REMAINDER_BYTES)  # the rest of a line
         tail = log.read()
         log.seek(0)
         log.write(f"[{size - len(tail)} bytes were left out here: the log had grown too large]\n".encode())

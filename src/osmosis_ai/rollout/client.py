@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
 
-from osmosis_ai.llm.errors import beginning
+from osmosis_ai.llm.errors import beginning, message_in, redact
 from osmosis_ai.llm.replies import ToolCalls, dumps, is_completion, loads, reported_failure
 from osmosis_ai.llm.transport import join_url
 
@@ -43,9 +44,8 @@ COMPLETED_PATH = "/v1/rollout/completed"
 CONNECT_TIMEOUT_S = 10.0
 MAX_REPLY_BYTES = 64 * 1024 * 1024
 BRIDGE_RETRIES = 2
+# Number of earlier attempts at a call. The endpoint answers a retry from the record of the first attempt.
 RETRY_HEADER = "x-stainless-retry-count"
-"""Number of earlier attempts at a call. The endpoint answers a retry from the record of the first attempt."""
-
 _EXCERPT_CHARACTERS = 200
 _MESSAGE_CHARACTERS = 2000
 
@@ -214,7 +214,7 @@ class OsmosisLLMClient:
     async def _post_once(self, path: str, body: dict[str, Any], attempt: int) -> bytes:
         address = f"{self.server_url}{path}"
         url, headers = join_url(self.server_url, path), _headers(self.api_key, attempt)
-        try:
+        with _http_errors(address, self.timeout_seconds):
             if self._shares_connections:
                 from .model_client import post_shared
 
@@ -232,15 +232,6 @@ class OsmosisLLMClient:
                     self._open().post(url, json=body, headers=headers), self.timeout_seconds
                 )
                 status, content = reply.status_code, reply.content
-        except (httpx.TimeoutException, asyncio.TimeoutError) as error:
-            raise OsmosisTimeoutError(
-                f"{address} did not answer within {self.timeout_seconds:g} s"
-            ) from error
-        except httpx.DecodingError as error:
-            raise OsmosisServerError(f"the reply of {address} cannot be decoded: {error}", 200) from error
-        except httpx.RequestError as error:
-            reason = str(error) or type(error).__name__
-            raise OsmosisTransportError(f"{address} cannot be reached: {reason}") from error
         if 200 <= status < 300:
             return content
         raise _status_error(f"{address} answered {status}: {_excerpt(content, self.api_key)}", status)
@@ -264,13 +255,14 @@ class BridgeLLMClient:
 
     def __init__(self, rollout: RolloutContext, tools: Sequence[Any] = ()) -> None:
         self._rollout = rollout
-        self._tools = [tool_payload(tool) for tool in tools]
+        self._tools = tools
         self._metrics = RolloutMetrics()
 
     async def chat_completions(self, messages: list[dict[str, Any]], **kwargs: Any) -> CompletionsResult:
         """Return the model's reply. None arguments are omitted. Raises like OsmosisLLMClient."""
         body: dict[str, Any] = {"model": "default", "messages": messages, "tools": self._tools}
-        body |= {name: _plain(value) for name, value in kwargs.items() if value is not None}
+        body |= {name: value for name, value in kwargs.items() if value is not None}
+        body["tools"] = [tool_payload(tool) for tool in body["tools"]]
         if not body["tools"]:
             # Most endpoints reject an empty list.
             del body["tools"]
@@ -300,17 +292,34 @@ class BridgeLLMClient:
         while True:
             headers = _headers(self._rollout.api_key, attempt)
             try:
-                status, reply = await post_shared(url, content, headers, read_timeout_s=CALL_TIMEOUT_S)
+                with _http_errors("the model", CALL_TIMEOUT_S):
+                    status, reply = await post_shared(url, content, headers, read_timeout_s=CALL_TIMEOUT_S)
                 break
-            except httpx.TimeoutException as error:
-                raise OsmosisTimeoutError(f"the model did not answer within {CALL_TIMEOUT_S:g}s") from error
-            except httpx.RequestError as error:
+            except OsmosisTransportError:
                 if attempt == BRIDGE_RETRIES:
-                    raise OsmosisTransportError(f"the model could not be reached: {error}") from error
+                    raise
             attempt += 1
         if status == 200:
             return reply
-        raise _status_error(f"the model answered HTTP {status}: {_error_message(reply)}", status)
+        payload: Any = reply
+        with suppress(ValueError):
+            payload = loads(reply)
+        reason = redact(message_in(payload), self._rollout.api_key)[:_MESSAGE_CHARACTERS]
+        raise _status_error(f"the model answered HTTP {status}: {reason}", status)
+
+
+@contextmanager
+def _http_errors(server: str, timeout_s: float) -> Iterator[None]:
+    """Convert the errors of a call to ``server`` to the public ones."""
+    try:
+        yield
+    except (httpx.TimeoutException, asyncio.TimeoutError) as error:
+        raise OsmosisTimeoutError(f"{server} did not answer within {timeout_s:g} s") from error
+    except httpx.DecodingError as error:
+        raise OsmosisServerError(f"the reply of {server} cannot be decoded: {error}", 200) from error
+    except httpx.RequestError as error:
+        reason = str(error) or type(error).__name__
+        raise OsmosisTransportError(f"{server} cannot be reached: {reason}") from error
 
 
 def read_completion(
@@ -346,7 +355,7 @@ def read_completion(
 
 
 def _status_error(message: str, status: int) -> OsmosisServerError | OsmosisValidationError:
-    return OsmosisServerError(message, status) if status >= 500 else OsmosisValidationError(message, status)
+    return (OsmosisServerError if status >= 500 else OsmosisValidationError)(message, status)
 
 
 def _headers(api_key: str | None, attempt: int) -> dict[str, str]:
@@ -363,25 +372,9 @@ def _count(metrics: RolloutMetrics, started: float, result: CompletionsResult | 
     metrics.response_tokens += response_tokens if isinstance(response_tokens, int) else 0
 
 
-def _plain(value: Any) -> Any:
-    """Convert schemas, also in lists, to JSON types."""
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return tool_payload(value) if hasattr(value, "model_dump") else value
-
-
 def _excerpt(content: bytes, secret: str | None) -> str:
     text = beginning(content, secret)
     return text if len(text) <= _EXCERPT_CHARACTERS else f"{text[:_EXCERPT_CHARACTERS]}…"
-
-
-def _error_message(content: bytes) -> str:
-    """Return the error message of an OpenAI-compatible endpoint, or else the body."""
-    try:
-        message = loads(content)["error"]["message"]
-    except (ValueError, LookupError, TypeError):
-        message = None
-    return (message if isinstance(message, str) else content.decode("utf-8", "replace"))[:_MESSAGE_CHARACTERS]
 
 
 async def _read_within_bounds(reply: httpx.Response) -> None:

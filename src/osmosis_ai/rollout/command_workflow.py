@@ -1,8 +1,7 @@
 """Workflow that runs any program with an OpenAI client as an agent.
 
-Each rollout starts a new process with the rollout's model as its OpenAI endpoint and no other key. The controller's
-endpoint records the conversation, so the program does not report it. All descendant processes end with the
-rollout (:mod:`osmosis_ai.processes.reaper`).
+The controller's endpoint records the conversation, so the program does not report it. All descendant processes end
+with the rollout (:mod:`osmosis_ai.processes.reaper`).
 """
 
 from __future__ import annotations
@@ -28,13 +27,7 @@ from .context import AgentWorkflowContext, RolloutContext, SampleSource, get_rol
 from .types.config import AgentWorkflowConfig
 from .types.sample import Messages, RolloutSample
 
-MAX_OUTPUT_BYTES = 16 * 1024 * 1024
-COMMAND_KEY = "command"
-"""Key of the program's exit status and output in the sample's ``extra_fields``."""
-
 _RECORDED = "/recorded"
-_PROMPT_FILE, _PROMPT_TEXT = "prompt.json", "prompt.txt"
-_PYTHONS = ("python", "python3")
 _MOST_STDERR_CHARS = 8 * 1024
 _MOST_QUOTED_CHARS = 400
 _MOST_SHOWN_CHARS = 80
@@ -68,7 +61,7 @@ class CommandWorkflow(AgentWorkflow[AgentWorkflowConfig]):
         *,
         env: Mapping[str, str] | None = None,
         directory: Path | None = None,
-        max_output_bytes: int = MAX_OUTPUT_BYTES,
+        max_output_bytes: int = 16 * 1024 * 1024,
     ) -> None:
         super().__init__()
         if isinstance(command, str) or not all(isinstance(word, str) for word in command):
@@ -89,16 +82,16 @@ class CommandWorkflow(AgentWorkflow[AgentWorkflowConfig]):
         redact = Redactor([*filter(None, [rollout.api_key]), *self._env.values()])
         try:
             with TemporaryDirectory(prefix="osmosis-agent-", ignore_cleanup_errors=True) as name:
-                place = Path(name)
+                prompt_file, prompt_text = Path(name, "prompt.json"), Path(name, "prompt.txt")
                 prompt = {"messages": ctx.prompt, "metadata": ctx.metadata}
-                (place / _PROMPT_FILE).write_text(json.dumps(prompt, default=str), encoding="utf-8")
+                prompt_file.write_text(json.dumps(prompt, default=str), encoding="utf-8")
                 text = "\n\n".join(filter(None, map(_text, ctx.prompt)))
-                (place / _PROMPT_TEXT).write_text(text, encoding="utf-8", errors="replace")
+                prompt_text.write_text(text, encoding="utf-8", errors="replace")
                 finished = await run_program(
                     self._command,
-                    env=self._environment(rollout, ctx, place),
-                    cwd=place,
-                    stdin=place / _PROMPT_TEXT,
+                    env=self._environment(rollout, ctx, prompt_file),
+                    cwd=Path(name),
+                    stdin=prompt_text,
                     max_output_bytes=self._max_output_bytes,
                 )
         except OSError as error:  # out of processes, files or disk space
@@ -106,21 +99,21 @@ class CommandWorkflow(AgentWorkflow[AgentWorkflowConfig]):
                 f"`{self._shown}` cannot be started: {error.strerror or error}"
             ) from error
         stdout, stderr = redact.text(finished.stdout), redact.text(finished.stderr)
-        messages: Messages | None = None
-        problem = None
+        messages: Messages = []
         if finished.flooded:
             problem = f"wrote more than {self._max_output_bytes:,} bytes, and was ended"
         elif finished.status:
             problem = f"ended with {describe_exit(finished.status)}"
-        elif not (messages := await _recorded(rollout)):
+        else:
             problem = "ended without an answer of the model"
-        if messages is None or problem is not None:
+            messages = await _recorded(rollout)
+        if not messages:
             raise CommandFailedError(f"`{self._shown}` {problem}{_quoted(stderr or stdout)}")
-        written = {"stdout": stdout, "stderr": stderr[-_MOST_STDERR_CHARS:]}
-        rollout.set_sample_source(_Recorded(messages, {"exit_status": finished.status, **written}))
+        ended = {"exit_status": 0, "stdout": stdout, "stderr": stderr[-_MOST_STDERR_CHARS:]}
+        rollout.set_sample_source(_Recorded(messages, ended))
 
     def _environment(
-        self, rollout: RolloutContext, ctx: AgentWorkflowContext[AgentWorkflowConfig], place: Path
+        self, rollout: RolloutContext, ctx: AgentWorkflowContext[AgentWorkflowConfig], prompt_file: Path
     ) -> dict[str, str]:
         env = program_environment(os.environ)
         env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
@@ -134,7 +127,7 @@ class CommandWorkflow(AgentWorkflow[AgentWorkflowConfig]):
         return {
             **env,
             **self._env,
-            "OSMOSIS_PROMPT_FILE": str(place / _PROMPT_FILE),
+            "OSMOSIS_PROMPT_FILE": str(prompt_file),
             "OSMOSIS_ROLLOUT_ID": rollout.rollout_id,
             "OPENAI_BASE_URL": address,
             "OPENAI_API_BASE": address,  # the name some clients use
@@ -144,7 +137,7 @@ class CommandWorkflow(AgentWorkflow[AgentWorkflowConfig]):
 
 class _Recorded(SampleSource):
     def __init__(self, messages: Messages, ended: dict[str, Any]) -> None:
-        self._sample = RolloutSample(messages=messages, extra_fields={COMMAND_KEY: ended})
+        self._sample = RolloutSample(messages=messages, extra_fields={"command": ended})
 
     async def get_sample(self) -> RolloutSample:
         return self._sample
@@ -155,7 +148,7 @@ def _resolved(command: list[str], directory: Path) -> list[str]:
     if not command or not command[0]:
         raise ValueError('`command` names no program; it is a list such as ["python", "agent.py"]')
     program, *arguments = command
-    if program in _PYTHONS:
+    if program in ("python", "python3"):
         script = arguments[0] if arguments else ""
         if script.endswith(".py") and not (directory / script).is_file():
             raise ValueError(f"`command`: there is no `{script}` in {directory}")
@@ -175,13 +168,12 @@ def _text(message: Mapping[str, Any]) -> str:
     return content if isinstance(content, str) else ""
 
 
-async def _recorded(rollout: RolloutContext) -> Messages | None:
-    """Return the conversation recorded by the controller."""
+async def _recorded(rollout: RolloutContext) -> Messages:
+    """Return the conversation recorded by the controller; empty if the model was not called."""
     reply = await rollout.http().get(_RECORDED)
     if reply.status_code != 200:
         raise RuntimeError(f"the controller has no record of the conversation (HTTP {reply.status_code})")
-    messages: Messages | None = reply.json()["messages"]
-    return messages
+    return reply.json()["messages"] or []
 
 
 def _quoted(text: str) -> str:

@@ -23,13 +23,8 @@ class _FromEnvironment(BaseModel):
     def _read_environment(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        variables = _environment()
-        names = {cls._variable(name): name for name in cls.model_fields}
-        return {names[key]: value for key, value in variables.items() if key in names} | given
-
-    @classmethod
-    def _variable(cls, field: str) -> str:
-        return f"{cls.env_prefix}{field}".upper()
+        fields = {f"{cls.env_prefix}{name}".upper(): name for name in cls.model_fields}
+        return {fields[key]: value for key, value in _environment().items() if key in fields} | given
 
 
 class RolloutClientSettings(_FromEnvironment):
@@ -100,31 +95,27 @@ def reset_settings() -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Return the variables of agent loops with uppercase names. The environment overrides ``.env``."""
+    """Return all variables with uppercase names. The environment overrides ``.env``."""
     from dotenv import dotenv_values
 
     path = Path.cwd() / ".env"
     try:
         in_file = dotenv_values(path, verbose=False)
     except (OSError, UnicodeDecodeError) as error:
-        raise OsmosisError(
-            f"`{path}` cannot be read: {error}",
-            hint="it is a text file in UTF-8, with NAME=VALUE in each line",
-        ) from None
-    return {
-        name.upper(): value
-        for name, value in [*in_file.items(), *os.environ.items()]
-        if value is not None and name.upper().startswith("OSMOSIS_ROLLOUT_")
-    }
+        hint = "it must be a UTF-8 text file with lines NAME=VALUE"
+        raise OsmosisError(f"'{path}' cannot be read: {error}", hint=hint) from None
+    variables = [*in_file.items(), *os.environ.items()]
+    return {name.upper(): value for name, value in variables if value is not None}
 
 
 def _bad_variable(error: ValidationError) -> OsmosisError:
     """Return an error that names the invalid variable; ``RolloutSettings()`` has no other source."""
     first = error.errors()[0]
-    models: tuple[type[_FromEnvironment], ...] = (RolloutClientSettings, RolloutServerSettings)
-    model = next((model for model in models if model.__name__ == error.title), RolloutSettings)
-    variable = model._variable(str(first["loc"][-1]))
+    prefix = _FromEnvironment.env_prefix
+    for model in (RolloutClientSettings, RolloutServerSettings):
+        prefix = model.env_prefix if model.__name__ == error.title else prefix
+    variable = f"{prefix}{first['loc'][-1]}".upper()
     return OsmosisError(
         f"{variable}={first['input']!r} cannot be used: {first['msg'][0].lower()}{first['msg'][1:]}",
-        hint="correct it in the environment or in `.env` of the working directory",
+        hint="correct it in the environment or in '.env'",
     )

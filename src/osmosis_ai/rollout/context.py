@@ -1,7 +1,4 @@
-"""Contexts of workflows and graders, and access to the active rollout.
-
-The active rollout is a context variable, inherited by tasks that an agent starts.
-"""
+"""Contexts of workflows and graders, and access to the active rollout: a context variable that tasks inherit."""
 
 from __future__ import annotations
 
@@ -189,8 +186,7 @@ class RolloutContext(_AlsoOfAgentLoops, metaclass=ABCMeta):
     def _model_url(self) -> str:
         if not self.chat_completions_url:
             raise RuntimeError(
-                "this rollout has no model: its `chat_completions_url` is empty "
-                f"(outside of a rollout server, set {CHAT_COMPLETIONS_URL_ENV})"
+                f"this rollout has no model: `chat_completions_url` and {CHAT_COMPLETIONS_URL_ENV} are empty"
             )
         return self.chat_completions_url
 
@@ -198,7 +194,7 @@ class RolloutContext(_AlsoOfAgentLoops, metaclass=ABCMeta):
         """Register the sample source. Raises ValueError if the rollout already has one."""
         if self.sample_source is not None:
             raise ValueError(
-                "this rollout already has a sample source; make one session, or one agent, per rollout"
+                "this rollout already has a sample source: create one session or agent per rollout"
             )
         self.sample_source = source
 

@@ -30,9 +30,7 @@ logger = logging.getLogger(__name__)
 EvalFnMode = Literal["simple", "full"]
 Messages = list[dict[str, Any]]
 
-AGENT_SCORE = "agent"
-"""Name of the score that holds the agent's own reward."""
-
+AGENT_SCORE = "agent"  # the score that holds the agent's own reward
 _MODES: dict[str, EvalFnMode] = {"solution_str": "simple", "messages": "full"}
 _REASON_CHARS = 500
 
@@ -235,14 +233,4 @@ async def _in_thread(work: Callable[[], Any]) -> Any:
             outcome.set_exception(error)
 
     threading.Thread(target=run, name="osmosis-eval-fn", daemon=True).start()
-    try:
-        return await asyncio.wrap_future(outcome)
-    except asyncio.CancelledError:
-        # A coroutine that arrives too late must be closed, because Python warns about unawaited ones.
-        outcome.add_done_callback(_close_result)
-        raise
-
-
-def _close_result(outcome: Future[Any]) -> None:
-    if outcome.exception() is None and inspect.iscoroutine(value := outcome.result()):
-        value.close()
+    return await asyncio.wrap_future(outcome)

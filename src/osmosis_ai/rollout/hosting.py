@@ -47,8 +47,7 @@ from .types.sample import RolloutSample
 if TYPE_CHECKING:
     from .context import RolloutContext
 
-SETTINGS_ENV = "_OSMOSIS_AGENT_LOOP"
-"""Variable that passes :class:`HostedLoopSettings` to a rollout's server as JSON."""
+SETTINGS_ENV = "_OSMOSIS_AGENT_LOOP"  # HostedLoopSettings as JSON
 
 
 class HostedLoopSettings(BaseModel):
@@ -68,14 +67,6 @@ class HostedLoopSettings(BaseModel):
     rollout_ids: str | None = None
     debug_dir: str | None = None
     needs_reward: bool = True
-
-
-class AgentFailedError(Exception):
-    """The agent raised an exception or returned ``ctx.error``; has its message."""
-
-
-class GradingFailedError(Exception):
-    """The eval function that gives the reward raised an exception."""
 
 
 class AgentLoopBackend(InProcessBackend):
@@ -111,7 +102,7 @@ class AgentLoopBackend(InProcessBackend):
             except (TimeoutError, asyncio.TimeoutError):
                 raise
             except Exception as error:  # any error of the user's code is the agent's failure
-                raise AgentFailedError(describe(error)) from error
+                raise RuntimeError(describe(error)) from error
             return _sample(result, request.label)
 
     def _request(self, request: ExecutionRequest, rollout: RolloutContext) -> RolloutRequest:
@@ -142,7 +133,7 @@ class AgentLoopBackend(InProcessBackend):
         except InvalidToolError as error:
             raise ValueError(f"Tool validation error: {error.message}") from error
         except (Exception, SystemExit) as error:  # the user's code
-            raise AgentFailedError(f"`get_tools` failed: {describe(error)}") from error
+            raise RuntimeError(f"`get_tools` failed: {describe(error)}") from error
 
     async def judge(self, request: ExecutionRequest, sample: RolloutSample | None) -> None:
         """Score a sample with all eval functions concurrently and set its reward.
@@ -174,7 +165,7 @@ class AgentLoopBackend(InProcessBackend):
             message = f"eval function '{reward_name}': {scores[0].reason}"
             if isinstance(scores[0].error, DeadlineExceededError):
                 raise TimeoutError(message)
-            raise (ValueError if isinstance(scores[0].error, EvalFnError) else GradingFailedError)(message)
+            raise (ValueError if isinstance(scores[0].error, EvalFnError) else RuntimeError)(message)
 
     def ungradable(self, request: ExecutionRequest, sample: RolloutSample | None) -> str | None:
         outcome = read_outcome(sample.extra_fields if sample is not None else {})
@@ -215,7 +206,7 @@ def _sample(result: Any, label: str | None) -> RolloutSample:
         )
     status = getattr(result.status, "value", result.status)
     if status == "ERROR":
-        raise AgentFailedError(result.error_message or "the agent ended with an error without a message")
+        raise RuntimeError(result.error_message or "the agent ended with an error without a message")
     if status != "COMPLETED":
         raise ValueError(f"the status of a RolloutResult is COMPLETED or ERROR, not {status!r}")
     outcome = LoopOutcome(str(result.finish_reason))

@@ -1,9 +1,8 @@
 """httpx and OpenAI clients for a rollout's model, over connections shared by all rollouts.
 
-Many rollouts of one process call concurrently, each with its own address and key. A client is cheap. Connections, a TLS
-context (40 ms each) and httpx's connection pool, which scans its list on every event, are expensive. So every rollout
-has its own client, and all clients send over one aiohttp session per event loop, which no client can close. The key is
-sent only to the rollout's own address, whatever URL the client calls.
+A client is cheap; connections, a TLS context (40 ms each) and httpx's connection pool, which scans its list on every
+event, are expensive. So every rollout has its own client, and all clients send over one aiohttp session per event loop.
+The key is sent only to the rollout's own address, whatever URL the client calls.
 """
 
 from __future__ import annotations
@@ -25,20 +24,11 @@ from osmosis_ai.llm.transport import KEEP_ALIVE, connection_failure, environment
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
-CALL_TIMEOUT_S = 900.0
-"""Read timeout of a model call in seconds; the agent's own timeout is usually shorter."""
-
-CONNECT_TIMEOUT_S = 60.0
-"""Connect timeout in seconds, long enough for a busy machine."""
-
+CALL_TIMEOUT_S = 900.0  # the agent's own timeout is usually shorter
+CONNECT_TIMEOUT_S = 60.0  # long enough for a busy machine
+# The bridge answers a retry from the record of the first call, and marks other errors as not retryable.
 OPENAI_RETRIES = 2
-"""Retries of the OpenAI client after a broken connection. The bridge answers them from the record of the first call
-and marks other errors as not retryable.
-"""
-
-MAX_REPLY_BYTES = 256 * 1024 * 1024
-"""Maximum reply size in bytes. The longest replies with many log-probabilities have tens of millions."""
-
+MAX_REPLY_BYTES = 256 * 1024 * 1024  # the longest replies, with log-probabilities, have tens of millions
 
 _shared: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str | None, AiohttpTransport]] = (
     weakref.WeakKeyDictionary()
@@ -152,6 +142,8 @@ def _httpx_error(error: Exception) -> httpx.RequestError:
     cause = error.__cause__
     if isinstance(cause, aiohttp.http_exceptions.ContentEncodingError):
         return httpx.DecodingError(cause.message)
+    if isinstance(error, (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError)):
+        return httpx.UnsupportedProtocol(repr(error))
     kind = httpx.ConnectError if isinstance(error, aiohttp.ClientConnectorError) else httpx.ReadError
     return kind(connection_failure(error))
 

@@ -20,13 +20,10 @@ _BY_PRODUCTS = {
     *("__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache"),
     *(".git", ".venv", "venv", "uv.lock", "node_modules", "dist", "build"),
 }
-_DECORATORS = frozenset({"osmosis_reward", "osmosis_rubric"})
 _COMPUTED_IMPORTS = frozenset({"__import__", "import_module", "exec", "eval", "globals", "vars"})
 _READS_BY_NAME = re.compile(
     rb"""(?:\benviron(?:\.get\(|\[)|\bgetenv\()\s*(?:"[^"{]*"|'[^'{]*')\s*(?=[\]),])"""
 )
-_PROJECT = "pyproject.toml"
-_IGNORED_PROJECT_KEYS = ("name", "version", "description")
 
 
 def digest_files(files: Iterable[tuple[str, Path]]) -> str:
@@ -59,8 +56,8 @@ def grader_digest(
     """
     files = {name: path.read_bytes() for name, path in source_files(directory, output_root)}
     sources = {name: files.pop(name) for name in list(files) if name.endswith(".py")}
-    if _PROJECT in files:
-        files[_PROJECT] = _without_ignored_keys(files[_PROJECT])
+    if "pyproject.toml" in files:
+        files["pyproject.toml"] = _without_ignored_keys(files["pyproject.toml"])
     grading = _grading_code(sources)
     digest = hashlib.sha256()
     for name, content in sorted({**files, **grading}.items()):
@@ -93,11 +90,11 @@ def source_files(rollout_dir: Path, output_root: Path | None) -> list[tuple[str,
 def _without_ignored_keys(content: bytes) -> bytes:
     """Return a ``pyproject.toml`` without the keys that do not count; unchanged if it is invalid."""
     try:
-        document = parse_toml(content.decode(), _PROJECT)
+        document = parse_toml(content.decode(), "pyproject.toml")
     except (OsmosisError, UnicodeDecodeError):
         return content
     if isinstance(project := document.get("project"), dict):
-        for key in _IGNORED_PROJECT_KEYS:
+        for key in ("name", "version", "description"):
             project.pop(key, None)
     return json.dumps(document, sort_keys=True, separators=(",", ":"), default=str).encode()
 
@@ -107,8 +104,8 @@ def _grading_variables(env: Mapping[str, str], grading: bytes, code: bytes) -> d
     computed = _READS_BY_NAME.sub(b"", grading)
     if b"environ" in computed or b"getenv" in computed:
         return dict(env)
-    quoted = {name: (f'"{name}"'.encode() in code or f"'{name}'".encode() in code) for name in env}
-    return {name: env[name] for name in env if name.encode() in grading or not quoted[name]}
+    quoted = {name for name in env if any(f"{quote}{name}{quote}".encode() in code for quote in "'\"")}
+    return {name: env[name] for name in env if name.encode() in grading or name not in quoted}
 
 
 def _grading_code(sources: Mapping[str, bytes]) -> Mapping[str, bytes]:
@@ -141,6 +138,8 @@ def _grading_statements(tree: ast.Module) -> list[ast.stmt]:
     if binds_eval_fns(tree) or is_agent_loop_module(tree):
         return tree.body
     graders = [node for node in tree.body if any(map(_is_grader, ast.walk(node)))]
+    if not graders:
+        return []
     bound: dict[str, list[ast.stmt]] = {}
     acting = []
     for statement in tree.body:
@@ -150,8 +149,7 @@ def _grading_statements(tree: ast.Module) -> list[ast.stmt]:
         if names is None:
             acting.append(statement)
     found: set[ast.stmt] = set()
-    for roots, skips_workflows in ((graders, False), (acting if graders else [], True)):
-        pending = list(roots)
+    for pending, skips_workflows in ((graders, False), (acting, True)):
         while pending:
             statement = pending.pop()
             if statement in found or (skips_workflows and _is_class(statement, "Workflow")):
@@ -164,9 +162,8 @@ def _grading_statements(tree: ast.Module) -> list[ast.stmt]:
 
 
 def _is_grader(node: ast.AST) -> bool:
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        return any(last_name(decorator) in _DECORATORS for decorator in node.decorator_list)
-    return _is_class(node, "Grader")
+    decorators = [last_name(each) for each in getattr(node, "decorator_list", ())]
+    return _is_class(node, "Grader") or not {"osmosis_reward", "osmosis_rubric"}.isdisjoint(decorators)
 
 
 def _is_class(node: ast.AST, base_suffix: str) -> bool:
@@ -182,8 +179,9 @@ def _bound_names(statement: ast.stmt) -> list[str] | None:
         return None if "*" in names else names
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
         return []  # a docstring
-    targets = statement.targets if isinstance(statement, ast.Assign) else []
-    targets = [statement.target] if isinstance(statement, ast.AnnAssign) else targets
+    if not isinstance(statement, (ast.Assign, ast.AnnAssign)):
+        return None
+    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
     names = [target.id for target in targets if isinstance(target, ast.Name)]
     return names if names and len(names) == len(targets) else None
 
@@ -193,9 +191,8 @@ def _source_lines(source: bytes, statements: Iterable[ast.stmt]) -> bytes:
     lines = source.splitlines()
     found: list[bytes] = []
     for statement in statements:
-        decorators = getattr(statement, "decorator_list", [])
-        first = min([statement.lineno, *(decorator.lineno for decorator in decorators)])
-        found += lines[first - 1 : statement.end_lineno]
+        starts = [statement, *getattr(statement, "decorator_list", [])]
+        found += lines[min(each.lineno for each in starts) - 1 : statement.end_lineno]
     return b"\n".join(found)
 
 

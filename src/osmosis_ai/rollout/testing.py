@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .utils.imports import needs_extra
+
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
@@ -15,7 +17,6 @@ if TYPE_CHECKING:
 ToolCallGenerator = Callable[[dict[str, Any]], "list[dict[str, Any]] | None"]
 """Returns the tool calls that answer a message; None or an empty list for a text answer."""
 
-_WORDS_OF_A_CALCULATION = ("calculate", "add", "sum", "plus", "subtract", "multiply", "divide")
 _COMPLETIONS_PATH = "/v1/chat/completions"
 _COMPLETED_PATH = "/v1/rollout/completed"
 
@@ -60,12 +61,8 @@ def create_mock_trainer_app(
 
     ``tracker`` receives every finished rollout. ``tool_call_generator`` chooses the tool calls for the last message.
     """
-    try:
+    with needs_extra("server", "the mock controller"):
         from fastapi import FastAPI
-    except ModuleNotFoundError as error:
-        from osmosis_ai.errors import MissingExtraError
-
-        raise MissingExtraError("server", "fastapi") from error
     app = FastAPI(title="mock trainer")
     ended: dict[str, dict[str, Any]] = {}
 
@@ -119,8 +116,7 @@ def _completion(body: dict[str, Any], generate: ToolCallGenerator) -> dict[str, 
         message["content"] = "The calculation is complete."
     elif calls := generate(messages[-1]):
         message |= {"content": "I will calculate that.", "tool_calls": calls}
-    token_ids = fake_token_ids(message["content"])
-    prompt_token_ids = fake_prompt_token_ids(messages)
+    token_ids, prompt_token_ids = fake_token_ids(message["content"]), fake_prompt_token_ids(messages)
     return {
         "id": body.get("rollout_id") or "mock",
         "object": "chat.completion",
@@ -140,7 +136,8 @@ def _completion(body: dict[str, Any], generate: ToolCallGenerator) -> dict[str, 
 
 def _calculation(message: MessageDict) -> list[dict[str, Any]] | None:
     text = str(message.get("content") or "").lower()
-    if message.get("role") != "user" or not any(word in text for word in _WORDS_OF_A_CALCULATION):
+    words = ("calculate", "add", "sum", "plus", "subtract", "multiply", "divide")
+    if message.get("role") != "user" or not any(word in text for word in words):
         return None
     function = {"name": "add", "arguments": '{"a": 5, "b": 3}'}
     return [{"id": "call_mock_add", "type": "function", "function": function}]

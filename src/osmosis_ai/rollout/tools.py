@@ -142,22 +142,19 @@ def tool_payloads(tools: Sequence[object]) -> list[dict[str, Any]]:
     return [tool_payload(tool) for tool in check_tools(list(tools))]
 
 
-def tool_payload(tool: object) -> dict[str, Any]:
-    """Convert one tool to the JSON sent to a model, without checking it."""
-    payload: dict[str, Any] = _set_fields(tool if isinstance(tool, BaseModel) else dict(tool))  # type: ignore[call-overload]
-    return payload
+def tool_payload(tool: Any) -> Any:
+    """Convert a tool, or a part of one, to the JSON sent to a model, without checking it.
 
-
-def _set_fields(value: Any) -> Any:
-    """Convert schemas to dicts without declared fields that are None. Other nulls are part of the user's JSON Schema."""
-    if isinstance(value, BaseModel):
-        declared = type(value).model_fields
-        return {name: _set_fields(item) for name, item in value if item is not None or name not in declared}
-    if isinstance(value, dict):
-        return {key: _set_fields(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_set_fields(item) for item in value]
-    return value
+    Declared fields that are None are left out. Other nulls are part of the user's JSON Schema.
+    """
+    if isinstance(tool, BaseModel):
+        declared = type(tool).model_fields
+        return {name: tool_payload(item) for name, item in tool if item is not None or name not in declared}
+    if isinstance(tool, Mapping):
+        return {key: tool_payload(item) for key, item in tool.items()}
+    if isinstance(tool, (list, tuple)):
+        return [tool_payload(item) for item in tool]
+    return tool
 
 
 def _as_schema(payload: dict[str, Any]) -> OpenAIFunctionToolSchema:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,15 +61,53 @@ def validate_agent_loop(agent_loop: Any, *, request: RolloutRequest | None = Non
         agent_loop: An object of any type.
         request: Argument for ``get_tools`` (default: a request with a greeting).
     """
-    tools, tool_errors = _tools(agent_loop, request or _example_request())
-    errors = [*_name_errors(agent_loop), *tool_errors]
+    errors: list[ValidationError] = []
     warnings: list[ValidationError] = []
+    tools: list[Any] = []
+
+    def add(field: str, code: str, message: str) -> None:
+        errors.append(ValidationError(code, message, field))
+
+    name = getattr(agent_loop, "name", None)
+    if name is None:
+        add("name", "MISSING_NAME", "the agent loop has no 'name'")
+    elif not isinstance(name, str):
+        add("name", "INVALID_NAME_TYPE", f"the name is a text, not {type(name).__name__}")
+    elif not name.strip():
+        add("name", "EMPTY_NAME", "the name is empty")
+    example = RolloutRequest(
+        rollout_id="validation-test-rollout",
+        server_url="http://localhost:8080",
+        messages=[{"role": "user", "content": "Hello"}],
+        completion_params={},
+        metadata={"_validation": True},
+    )
+    try:
+        found = agent_loop.get_tools(request or example)
+    except (Exception, SystemExit) as error:
+        add("get_tools", "GET_TOOLS_EXCEPTION", f"get_tools raised {describe_failure(error)}")
+    else:
+        if isinstance(found, list):
+            tools = found
+        elif found is None:
+            message = "get_tools returned None; return [] when there are no tools"
+            add("get_tools", "GET_TOOLS_RETURNS_NONE", message)
+        else:
+            message = f"get_tools returns a list, not {type(found).__name__}"
+            add("get_tools", "GET_TOOLS_INVALID_TYPE", message)
+        if inspect.iscoroutine(found):
+            found.close()
     for index, tool in enumerate(tools):
         for problem in tool_problems(tool, f"tools[{index}]"):
-            found = ValidationError(problem.code, problem.message, problem.field, {"tool_index": index})
-            (errors if problem.is_error else warnings).append(found)
-    errors += _run_errors(agent_loop)
-    name = getattr(agent_loop, "name", None)
+            described = ValidationError(problem.code, problem.message, problem.field, {"tool_index": index})
+            (errors if problem.is_error else warnings).append(described)
+    run = getattr(agent_loop, "run", None)
+    if run is None:
+        add("run", "MISSING_RUN_METHOD", "the agent loop has no 'run' method")
+    elif not callable(run):
+        add("run", "RUN_NOT_CALLABLE", f"'run' is {type(run).__name__}, no method")
+    elif not inspect.iscoroutinefunction(run) and not inspect.iscoroutinefunction(type(run).__call__):
+        add("run", "RUN_NOT_ASYNC", "'run' is not async: write `async def run(self, ctx)`")
     return ValidationResult(
         valid=not errors,
         errors=errors,
@@ -78,51 +115,3 @@ def validate_agent_loop(agent_loop: Any, *, request: RolloutRequest | None = Non
         agent_name=name if isinstance(name, str) else None,
         tool_count=len(tools),
     )
-
-
-def _example_request() -> RolloutRequest:
-    return RolloutRequest(
-        rollout_id="validation-test-rollout",
-        server_url="http://localhost:8080",
-        messages=[{"role": "user", "content": "Hello"}],
-        completion_params={},
-        metadata={"_validation": True},
-    )
-
-
-def _name_errors(agent_loop: Any) -> Iterator[ValidationError]:
-    name = getattr(agent_loop, "name", None)
-    if name is None:
-        yield ValidationError("MISSING_NAME", "the agent loop has no 'name'", "name")
-    elif not isinstance(name, str):
-        yield ValidationError("INVALID_NAME_TYPE", f"the name is a text, not {type(name).__name__}", "name")
-    elif not name.strip():
-        yield ValidationError("EMPTY_NAME", "the name is empty", "name")
-
-
-def _tools(agent_loop: Any, request: RolloutRequest) -> tuple[list[Any], list[ValidationError]]:
-    """Return the agent's tools, or the problem that prevents reading them."""
-    try:
-        tools = agent_loop.get_tools(request)
-    except (Exception, SystemExit) as error:
-        code, message = "GET_TOOLS_EXCEPTION", f"get_tools raised {describe_failure(error)}"
-    else:
-        if isinstance(tools, list):
-            return tools, []
-        code, message = "GET_TOOLS_INVALID_TYPE", f"get_tools returns a list, not {type(tools).__name__}"
-        if tools is None:
-            code = "GET_TOOLS_RETURNS_NONE"
-            message = "get_tools returned None; return [] when there are no tools"
-        if inspect.iscoroutine(tools):
-            tools.close()
-    return [], [ValidationError(code, message, "get_tools")]
-
-
-def _run_errors(agent_loop: Any) -> Iterator[ValidationError]:
-    run = getattr(agent_loop, "run", None)
-    if run is None:
-        yield ValidationError("MISSING_RUN_METHOD", "the agent loop has no 'run' method", "run")
-    elif not callable(run):
-        yield ValidationError("RUN_NOT_CALLABLE", f"'run' is {type(run).__name__}, no method", "run")
-    elif not inspect.iscoroutinefunction(run) and not inspect.iscoroutinefunction(type(run).__call__):
-        yield ValidationError("RUN_NOT_ASYNC", "'run' is not async: write `async def run(self, ctx)`", "run")

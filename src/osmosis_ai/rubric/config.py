@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from osmosis_ai.errors import NotFoundError, OsmosisError, reason_of
@@ -32,18 +33,29 @@ class RubricItem(NamedTuple):
     defaults: Mapping[str, Any]
 
 
-class RubricConfig(NamedTuple):
-    """A complete rubric."""
+class Rubric(NamedTuple):
+    """A rubric: the criteria, and what its YAML file says of the judge and the scale.
+
+    Attributes:
+        rubric_id: its id, the name of its file, or a name made from its text.
+        text: the criteria.
+        source: where it comes from, for display.
+        path: its YAML file, if it is from one.
+        model_info: the judge that the file names.
+        note: what the user should know about the choice.
+    """
 
     rubric_id: str
-    rubric_text: str
-    model_info: dict[str, Any] | None
-    score_min: float | None
-    score_max: float | None
-    system_prompt: str | None
-    original_input: str | None
-    ground_truth: str | None
-    source_label: str
+    text: str
+    source: str
+    path: Path | None = None
+    model_info: Mapping[str, Any] = MappingProxyType({})
+    score_min: float | None = None
+    score_max: float | None = None
+    system_prompt: str | None = None
+    original_input: str | None = None
+    ground_truth: str | None = None
+    note: str | None = None
 
 
 def discover_config(given: Path | None, data_path: Path) -> Path:
@@ -52,13 +64,13 @@ def discover_config(given: Path | None, data_path: Path) -> Path:
         require_file(given, "Rubric config")
         return given
     candidates = candidate_configs(data_path)
-    for candidate in candidates:
-        if candidate.is_file():
-            return candidate
-    raise NotFoundError(
-        f"There is no {CONFIG_NAME}. Looked for: {', '.join(map(str, candidates))}",
-        hint="name the file with `--config FILE`",
-    )
+    found = next((path for path in candidates if path.is_file()), None)
+    if found is None:
+        raise NotFoundError(
+            f"There is no {CONFIG_NAME}. Looked for: {', '.join(map(str, candidates))}",
+            hint="name the file with `--config FILE`",
+        )
+    return found
 
 
 def candidate_configs(data_path: Path) -> list[Path]:
@@ -68,7 +80,7 @@ def candidate_configs(data_path: Path) -> list[Path]:
     return list(dict.fromkeys(place / CONFIG_NAME for place in places))
 
 
-def find_rubric(path: Path, rubric_id: str, *, need_model: bool = True, strict: bool = False) -> RubricConfig:
+def find_rubric(path: Path, rubric_id: str, *, need_model: bool = True, strict: bool = False) -> Rubric:
     """Return one rubric of a file, after checking all of them."""
     rubrics = load_rubrics(path, need_model=need_model, strict=strict)
     if rubric_id not in rubrics:
@@ -80,7 +92,7 @@ def find_rubric(path: Path, rubric_id: str, *, need_model: bool = True, strict: 
     return rubrics[rubric_id]
 
 
-def load_rubrics(path: Path, *, need_model: bool = True, strict: bool = False) -> dict[str, RubricConfig]:
+def load_rubrics(path: Path, *, need_model: bool = True, strict: bool = False) -> dict[str, Rubric]:
     """Return the rubrics of a file by id; ``strict`` rejects unknown keys, which the 0.2 SDK ignores."""
     found = {}
     for item in find_items(path):
@@ -100,18 +112,25 @@ def find_items(path: Path) -> list[RubricItem]:
     """Return every rubric of a file as written, complete or not."""
     documents = _read_documents(path)
     _check_version(path, documents)
-    items = list(_items(path, documents))
-    seen: dict[str, str] = {}
-    for item in items:
-        name = _text(item.payload.get("id"))
-        if name in seen:
-            raise OsmosisError(f"Duplicate rubric id '{name}' in '{path}': at {seen[name]} and {item.label}.")
-        if name is not None:
-            seen[name] = item.label
-        if _unfolded(item.payload, {}) > _MAX_NODES:
-            raise OsmosisError(
-                f"The rubric in '{path}' at {item.label} unfolds to more than {_MAX_NODES:,} values."
-            )
+    items: list[RubricItem] = []
+    labels: dict[str, str] = {}
+    for position, document in enumerate(documents):
+        defaults = _defaults(path, document)
+        start = f"document[{position}]"
+        for label, payload in _walk(path, document, start if isinstance(document, list) else "", set()):
+            item = RubricItem(label or start, payload, defaults)
+            items.append(item)
+            name = _text(payload.get("id"))
+            if name in labels:
+                raise OsmosisError(
+                    f"Duplicate rubric id '{name}' in '{path}': at {labels[name]} and {item.label}."
+                )
+            if name is not None:
+                labels[name] = item.label
+            if _unfolded(payload, {}) > _MAX_NODES:
+                raise OsmosisError(
+                    f"The rubric in '{path}' at {item.label} unfolds to more than {_MAX_NODES:,} values."
+                )
     return items
 
 
@@ -155,15 +174,6 @@ def _check_version(path: Path, documents: Iterable[Any]) -> None:
             raise OsmosisError(f"'{path}' has version {version!r}; this release reads version 1.")
     if len(set(stated)) > 1:
         raise OsmosisError(f"The documents of '{path}' state different versions: {sorted(set(stated))}.")
-
-
-def _items(path: Path, documents: Iterable[Any]) -> Iterator[RubricItem]:
-    for position, document in enumerate(documents):
-        defaults = _defaults(path, document)
-        seen: set[int] = set()
-        start = f"document[{position}]"
-        for label, payload in _walk(path, document, start if isinstance(document, list) else "", seen):
-            yield RubricItem(label or start, payload, defaults)
 
 
 def _walk(path: Path, node: Any, label: str, seen: set[int]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -215,7 +225,7 @@ def _require_known_keys(path: Path, item: RubricItem) -> None:
                 raise OsmosisError(f"Unknown key '{start}{key}' in '{path}' at {item.label}.", hint=hint)
 
 
-def _config(path: Path, item: RubricItem, *, need_model: bool) -> RubricConfig:
+def _config(path: Path, item: RubricItem, *, need_model: bool) -> Rubric:
     where, payload = f"'{path}' at {item.label}", item.payload
     if "extra_info" in payload:
         raise OsmosisError(
@@ -239,16 +249,19 @@ def _config(path: Path, item: RubricItem, *, need_model: bool) -> RubricConfig:
         raise OsmosisError(
             f"The rubric in {where} has 'score_max' {score_max:g}, which is not greater than 'score_min' {score_min:g}."
         )
-    return RubricConfig(
+    judge = model_info or {}
+    prompts = (values.get("system_prompt"), judge.get("system_prompt"))
+    return Rubric(
         rubric_id=rubric_id.strip(),
-        rubric_text=payload["rubric"].strip(),
-        model_info=dict(model_info) if model_info is not None else None,
+        text=payload["rubric"].strip(),
+        source=f"{path}:{item.label}",
+        path=path,
+        model_info=judge,
         score_min=score_min,
         score_max=score_max,
-        system_prompt=_text(values.get("system_prompt")),
-        original_input=_text(values.get("original_input")),
+        system_prompt="\n\n".join(text for prompt in prompts if (text := _text(prompt))) or None,
+        original_input=_text(values.get("original_input")) or _text(judge.get("original_input")),
         ground_truth=_text(values.get("ground_truth")),
-        source_label=f"{path}:{item.label}",
     )
 
 

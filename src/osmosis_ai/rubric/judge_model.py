@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,6 +22,7 @@ from osmosis_ai.llm.providers import (
     ModelEndpoint,
     address_variables_of,
     compatible_base_url,
+    http_address,
     is_provider,
     key_variables,
     openai_base_url,
@@ -32,7 +33,9 @@ from osmosis_ai.rubric.types import (
     JudgeArgumentError,
     JudgeValueError,
     MissingAPIKeyError,
+    ModelInfo,
     ProviderRequestError,
+    check_bounds,
 )
 
 DEFAULT_REQUEST_TIMEOUT_SECONDS = 30.0
@@ -72,29 +75,13 @@ _CLOUD_CREDENTIALS = {
 _SAME_PROVIDER = {"google": "gemini"}
 
 
-@dataclass(frozen=True, slots=True)
-class JudgeModel:
-    """One judge: model, address and options."""
+@dataclass(frozen=True)
+class JudgeModel(ModelEndpoint):
+    """One judge: model, address and options; ``written`` is the model as error messages show it."""
 
-    provider: str
-    model: str
-    name: str
-    api_base: str | None
-    api_key: str | None = field(repr=False)
-    timeout_s: float
+    timeout_s: float = DEFAULT_REQUEST_TIMEOUT_SECONDS
     reasoning_effort: str | None = None
-
-    @property
-    def endpoint(self) -> ModelEndpoint:
-        """The endpoint for :class:`osmosis_ai.llm.client.ModelClient`."""
-        return ModelEndpoint(
-            model_path=self.name,
-            provider=self.provider,
-            model=self.model,
-            transport="litellm" if self.api_base is None else "openai",
-            base_url=self.api_base,
-            api_key=self.api_key,
-        )
+    written: str = ""
 
 
 def resolve_judge(
@@ -109,34 +96,32 @@ def resolve_judge(
     overrides = {"api_base": api_base, "api_key": api_key}
     info.update({name: value for name, value in overrides.items() if value is not None})
     provider, model = provider_and_model(info)
+    name = f"{provider}/{model}"
     key = find_api_key(provider, info, env)
     base = _base_of(provider, model, info, env)
     if _text(info, "api_base") is None:
         refuse_redirect(address_variables_of(provider), env, key)
-    _require_reachable(f"{provider}/{model}", base, env)
+    only = env.get(ONLY_ADDRESS_ENV)
+    if only is not None and (base is None or urlsplit(base).netloc != only):
+        raise JudgeArgumentError(
+            f'The judge `{name}` cannot be asked: rollouts of this run have `network = "none"` and reach the run\'s '
+            "own model alone.",
+            hint="judge with that model (`api_base=` and `api_key=` of the rollout's context), or give the run "
+            '`network = "host"`',
+        )
     known = OPENAI_COMPATIBLE.get(provider)
     if known and known.model_prefix and "/" not in model and base == known.base_url:
         model = known.model_prefix + model
     return JudgeModel(
+        model_path=f"{provider}/{model}",
         provider=provider,
         model=model,
-        name=f"{provider}/{model}",
-        api_base=base,
+        transport="litellm" if base is None else "openai",
+        base_url=base,
         api_key=key,
         timeout_s=_timeout(provider, model, info, timeout_s),
         reasoning_effort=_text(info, "reasoning_effort"),
-    )
-
-
-def _require_reachable(name: str, base: str | None, env: Mapping[str, str]) -> None:
-    only = env.get(ONLY_ADDRESS_ENV)
-    if only is None or (base is not None and urlsplit(base).netloc == only):
-        return
-    raise JudgeArgumentError(
-        f'The judge `{name}` cannot be asked: rollouts of this run have `network = "none"` and reach the run\'s own '
-        "model alone.",
-        hint="judge with that model (`api_base=` and `api_key=` of the rollout's context), or give the run "
-        '`network = "host"`',
+        written=model,
     )
 
 
@@ -161,38 +146,47 @@ def find_api_key(provider: str, model_info: Mapping[str, Any], env: Mapping[str,
         return inline
     clouds = _CLOUD_CREDENTIALS.get(provider, ())
     if named := _text(model_info, "api_key_env"):
-        if not is_variable_name(named):
+        if not _is_variable_name(named):
             raise JudgeArgumentError(
                 "`api_key_env` must be the name of an environment variable, such as `MY_API_KEY`."
             )
         value = env.get(named, "").strip()
         if not value:
-            raise MissingAPIKeyError(
-                f"Environment variable '{named}' is not set. "
-                f'It should hold the key of `{provider}`: export {named}="..."'
-            )
+            raise missing_key(provider, named)
         return None if named in clouds else value
-    usual = DEFAULT_API_KEY_ENV.get(provider)
-    variables = dict.fromkeys([*([usual] if usual else []), *key_variables(provider)])
-    if not variables and (guessed := guessed_key_variable(provider)):
-        variables = {guessed: None}
-    found = next((name for name in variables if env.get(name, "").strip()), None)
+    found = next((name for name in key_names(provider) if env.get(name, "").strip()), None)
     if found is not None:
         return None if found in clouds else env[found].strip()
     if any(env.get(name, "").strip() for name in clouds) or not _needs_key(provider, model_info, env):
         return None
-    raise _missing_key(provider)
+    if provider in DEFAULT_API_KEY_ENV or key_variables(provider):
+        otherwise = " (or name another variable as `api_key_env` in the model configuration)."
+        raise missing_key(provider, key_names(provider)[0], otherwise)
+    exports = "".join(f'\n  export {name}="..."' for name in dict.fromkeys(DEFAULT_API_KEY_ENV.values()))
+    raise MissingAPIKeyError(
+        f"{_unknown_provider(provider)} To use it with a key of yours, name its variable as `api_key_env` in the model configuration; "
+        f"the known ones are:{exports}"
+    )
 
 
-def is_variable_name(name: str) -> bool:
+def missing_key(provider: str, variable: str, otherwise: str = "") -> MissingAPIKeyError:
+    """Return the error for a key that is not set, with the line that sets it."""
+    return MissingAPIKeyError(
+        f"Environment variable '{variable}' is not set. It should hold the key of `{provider}`: "
+        f'export {variable}="..."{otherwise}'
+    )
+
+
+def key_names(provider: str) -> list[str]:
+    """Return the variables that may hold the provider's key, the usual one first; a guess if none is known."""
+    known = [name for name in (DEFAULT_API_KEY_ENV.get(provider), *key_variables(provider)) if name]
+    guess = f"{provider.upper()}_API_KEY"
+    return known or ([guess] if _is_variable_name(guess) else [])
+
+
+def _is_variable_name(name: str) -> bool:
     """Return whether a shell could set a variable of this name."""
     return name.isascii() and name.isidentifier()
-
-
-def guessed_key_variable(provider: str) -> str | None:
-    """Return the likely key variable of an unknown provider, or None if its name cannot form one."""
-    name = f"{provider.upper()}_API_KEY"
-    return name if is_variable_name(name) else None
 
 
 def _needs_key(provider: str, model_info: Mapping[str, Any], env: Mapping[str, str]) -> bool:
@@ -203,20 +197,6 @@ def _needs_key(provider: str, model_info: Mapping[str, Any], env: Mapping[str, s
         return not known.is_local and compatible_base_url(provider, env) == known.base_url
     # For providers whose key is unknown here, LiteLLM may find credentials in other ways.
     return provider in DEFAULT_API_KEY_ENV or bool(key_variables(provider)) or not is_provider(provider)
-
-
-def _missing_key(provider: str) -> MissingAPIKeyError:
-    usual = DEFAULT_API_KEY_ENV.get(provider) or next(iter(key_variables(provider)), None)
-    if usual is not None:
-        return MissingAPIKeyError(
-            f"Environment variable '{usual}' is not set. It should hold the key of `{provider}`: "
-            f'export {usual}="..." (or name another variable as `api_key_env` in the model configuration).'
-        )
-    exports = "".join(f'\n  export {name}="..."' for name in dict.fromkeys(DEFAULT_API_KEY_ENV.values()))
-    return MissingAPIKeyError(
-        f"{_unknown_provider(provider)} To use it with a key of yours, name its variable as `api_key_env` in the model configuration; "
-        f"the known ones are:{exports}"
-    )
 
 
 def _unknown_provider(provider: str) -> str:
@@ -251,8 +231,8 @@ def _base_of(provider: str, model: str, info: Mapping[str, Any], env: Mapping[st
 
 
 def _checked_address(value: str) -> str:
-    parts = urlsplit(value)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    parts = http_address(value)
+    if parts is None:
         raise JudgeArgumentError(
             "`api_base` must be an http(s) address, for instance `http://localhost:8000/v1`."
         )
@@ -281,7 +261,14 @@ def _with_name(path: str, api_base: str | None) -> dict[str, Any]:
 
 
 def _timeout(provider: str, model: str, info: Mapping[str, Any], given: float | None) -> float:
-    value = given if given is not None else info.get("timeout") or _default_timeout(provider, model)
+    usual = (
+        seconds
+        for known, start, seconds in _TIMEOUTS_S
+        if provider == known and model.lower().startswith(start)
+    )
+    value = (
+        given if given is not None else info.get("timeout") or next(usual, DEFAULT_REQUEST_TIMEOUT_SECONDS)
+    )
     try:
         seconds = float(value)
     except (TypeError, ValueError):
@@ -289,13 +276,6 @@ def _timeout(provider: str, model: str, info: Mapping[str, Any], given: float | 
     if not math.isfinite(seconds) or seconds < 0:
         raise JudgeValueError(f"`timeout` must be a finite number of seconds, 0 or more, not {value!r}.")
     return seconds
-
-
-def _default_timeout(provider: str, model: str) -> float:
-    for known, start, seconds in _TIMEOUTS_S:
-        if provider == known and model.lower().startswith(start):
-            return seconds
-    return DEFAULT_REQUEST_TIMEOUT_SECONDS
 
 
 def _required(info: Mapping[str, Any], name: str, examples: str) -> str:
@@ -313,90 +293,71 @@ def _text(info: Mapping[str, Any], name: str) -> str | None:
     return value.strip() or None if value else None
 
 
-_REQUIRED = {
+_MEANINGS = {
     "provider": "the judge's provider, for instance 'openai'",
     "model": "the provider's model, for instance 'gpt-5-mini'",
     "rubric": "the instructions to judge by",
 }
-_OPTIONAL_TEXTS = ("api_key", "api_key_env", "api_base", "system_prompt", "original_input")
-# Keys of `extra_info` that configure the judge; the function itself uses the rest.
-_OF_THE_JUDGE = (
-    *("provider", "model", *_OPTIONAL_TEXTS),
-    *("score_min", "score_max", "timeout", "reasoning_effort"),
-)
+_TEXTS = (*_MEANINGS, "api_key", "api_key_env", "api_base", "system_prompt", "original_input")
+_NUMBERS = ("score_min", "score_max", "timeout")
 _NAME_A_JUDGE = ("provider", "model", "api_key", "api_key_env", "api_base", "model_info_overrides")
 
 
 def with_model_info(extra_info: Mapping[str, Any], *, function: str) -> dict[str, Any]:
     """Return a copy of ``extra_info`` with ``model_info``, the judge's configuration with overrides merged in."""
     where = f"`{function}`: `extra_info"
-    named = any(extra_info.get(name) is not None for name in _NAME_A_JUDGE)
-    for name, meaning in _REQUIRED.items():
+    is_named = any(extra_info.get(name) is not None for name in _NAME_A_JUDGE)
+    for name, meaning in _MEANINGS.items():
         value = extra_info.get(name)
-        if value is None and not named:
-            continue
-        if not isinstance(value, str) or not value.strip():
+        if (is_named or value is not None) and (not isinstance(value, str) or not value.strip()):
             raise JudgeArgumentError(
-                f"{where}['{name}']` must be a non-empty string: {meaning}; it is {_shown(extra_info, name)}."
+                f"{where}['{name}']` must be a non-empty string: {meaning}; it is {_shown(value)}."
             )
     overrides = extra_info.get("model_info_overrides")
-    if overrides is not None and not isinstance(overrides, dict):
+    overrides = {} if overrides is None else overrides
+    if not isinstance(overrides, dict):
         raise JudgeArgumentError(
-            f"{where}['model_info_overrides']` must be a dict; it is {_shown(extra_info, 'model_info_overrides')}."
+            f"{where}['model_info_overrides']` must be a dict; it is {_shown(overrides)}."
         )
-    _check_values(extra_info, where)
-    _check_values(overrides or {}, f"{where}['model_info_overrides']")
-    if not named:
-        _check_bounds(extra_info, where)
-        return dict(extra_info)
+    _check_types(extra_info, where)
+    _check_types(overrides, f"{where}['model_info_overrides']")
     given = extra_info.get("model_info")
     model_info = {
-        **(given if isinstance(given, dict) else {}),
-        **{name: extra_info[name] for name in _OF_THE_JUDGE if extra_info.get(name) is not None},
-        **(overrides or {}),
+        **(given if isinstance(given, dict) and is_named else {}),
+        **{name: extra_info[name] for name in ModelInfo.__annotations__ if extra_info.get(name) is not None},
+        **overrides,
     }
-    _check_key(model_info, where)
-    _check_bounds(model_info, where)
+    bounds = (model_info.get("score_min"), model_info.get("score_max"))
+    try:
+        check_bounds(
+            *(end if value is None else value for value, end in zip(bounds, (0.0, 1.0), strict=True))
+        )
+    except JudgeValueError as error:
+        raise JudgeValueError(f"{where}`: {error.message}") from None
+    if not is_named:
+        return dict(extra_info)
+    if not any(str(model_info.get(name) or "").strip() for name in ("api_key", "api_key_env", "api_base")):
+        usual = DEFAULT_API_KEY_ENV.get(model_info["provider"].strip().lower(), "MY_API_KEY")
+        raise JudgeArgumentError(
+            f'{where}` needs `api_key` or `api_key_env`, for instance "api_key_env": "{usual}" '
+            "(here or in `model_info_overrides`)."
+        )
     return {**extra_info, "model_info": model_info}
 
 
-def _check_values(entries: Mapping[str, Any], where: str) -> None:
-    for name in (*_OPTIONAL_TEXTS, "provider", "model"):
+def _check_types(entries: Mapping[str, Any], where: str) -> None:
+    for name in (*_TEXTS, *_NUMBERS):
         value = entries.get(name)
-        if value is not None and not isinstance(value, str):
-            raise JudgeArgumentError(f"{where}['{name}']` must be a string; it is {_shown(entries, name)}.")
-    for name in ("score_min", "score_max", "timeout"):
-        value = entries.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, Real)):
-            raise JudgeArgumentError(f"{where}['{name}']` must be a number; it is {_shown(entries, name)}.")
+        if value is None:
+            continue
+        is_number = isinstance(value, Real) and not isinstance(value, bool)
+        if not (isinstance(value, str) if name in _TEXTS else is_number):
+            expected = "a string" if name in _TEXTS else "a number"
+            raise JudgeArgumentError(f"{where}['{name}']` must be {expected}; it is {_shown(value)}.")
 
 
-def _check_key(model_info: Mapping[str, Any], where: str) -> None:
-    if any(str(model_info.get(name) or "").strip() for name in ("api_key", "api_key_env", "api_base")):
-        return
-    usual = DEFAULT_API_KEY_ENV.get(str(model_info["provider"]).strip().lower(), "MY_API_KEY")
-    raise JudgeArgumentError(
-        f'{where}` needs `api_key` or `api_key_env`, for instance "api_key_env": "{usual}" '
-        "(here or in `model_info_overrides`)."
-    )
-
-
-def _check_bounds(model_info: Mapping[str, Any], where: str) -> None:
-    lowest, highest = (
-        default if model_info.get(name) is None else model_info[name]
-        for name, default in (("score_min", 0.0), ("score_max", 1.0))
-    )
-    if not (math.isfinite(lowest) and math.isfinite(highest)) or highest <= lowest:
-        raise JudgeValueError(
-            f"{where}`: `score_max` ({highest}) must be greater than `score_min` ({lowest}), and both finite."
-        )
-
-
-def _shown(entries: Mapping[str, Any], name: str) -> str:
+def _shown(value: object) -> str:
     """Return only the type of a value, which may be a key."""
-    if name not in entries:
-        return "missing"
-    value = entries[name]
     if value is None:
-        return "None"
+        return "missing"
     return "blank" if isinstance(value, str) and not value.strip() else f"of type {type(value).__name__}"

@@ -1,7 +1,7 @@
 """Read a session's records from JSON Lines one at a time, keeping a few hundred bytes of each in memory.
 
-Each line is one record: a conversation (``messages``, whose last assistant turn is judged) or a text
-(``solution_str``). Errors name their line. The whole file is checked before the first paid call.
+Each line is a conversation (``messages``, whose last assistant turn is judged) or a text (``solution_str``). Errors
+name their line. The whole file is checked before the first paid call.
 """
 
 from __future__ import annotations
@@ -71,11 +71,23 @@ class RubricRecord:
 
 
 class RecordRules(NamedTuple):
-    """Selects and interprets the lines of a file that are records of a session."""
+    """Selects and interprets the lines of a file that are records of a session.
+
+    ``classic`` are the rules of `osmosis eval-rubric`: only records that name the rubric, and metadata of two sources.
+    """
 
     rubric_id: str | None = None
-    tagged_only: bool = False
-    wrap_metadata: bool = False
+    classic: bool = False
+
+    def select(self, source: dict[str, Any]) -> bool:
+        """Return whether a record is judged by this rubric."""
+        named = _text(source.get("rubric_id"))
+        if self.rubric_id is None or named is None:
+            return self.rubric_id is None or not self.classic
+        return named.strip().casefold() == self.rubric_id.casefold()
+
+
+ALL_RECORDS = RecordRules()
 
 
 class _Line:
@@ -140,18 +152,17 @@ class _Line:
         if human is None and source.get("human_score") is not None:
             raise self.problem(f"{self}: 'human_score' must be a number, true or false.")
         metadata = source.get("metadata") if isinstance(source.get("metadata"), dict) else None
-        if rules.wrap_metadata:
+        if rules.classic:
             own = {"dataset_metadata": metadata} if metadata else {}
             metadata = {**own, **as_table(extra.get("metadata"))} or None
-        names = ("conversation_id", "id") if rules.wrap_metadata else ("id", "conversation_id")
-        original_input = _text(source.get("original_input")) or _text(extra.get("original_input"))
+        names = ("conversation_id", "id") if rules.classic else ("id", "conversation_id")
         return RubricRecord(
             index=index,
             line=self.number,
             label=_first_text(source, *names) or f"record[{index}]",
             solution_str=text,
             ground_truth=_text(source.get("ground_truth")),
-            original_input=original_input,
+            original_input=_text(source.get("original_input")) or _text(extra.get("original_input")),
             metadata=metadata,
             score_min=self._bound(source, "score_min"),
             score_max=self._bound(source, "score_max"),
@@ -162,35 +173,32 @@ class _Line:
 
     def _bound(self, source: dict[str, Any], name: str) -> float | None:
         value = source.get(name)
-        if value is None:
-            return None
-        if not _is_number(value):
-            raise self.problem(f"{self}: '{name}' must be a number, not {name_of_type(value)}.")
-        return float(value)
+        if value is None or _is_number(value):
+            return None if value is None else float(value)
+        raise self.problem(f"{self}: '{name}' must be a number, not {name_of_type(value)}.")
 
 
-def iter_records(path: Path, rules: RecordRules | None = None) -> Iterator[RubricRecord]:
+def iter_records(path: Path, rules: RecordRules = ALL_RECORDS) -> Iterator[RubricRecord]:
     """Yield the records of a file, checking every line, including those of other rubrics."""
-    rules = rules or RecordRules()
-    index, seen = 0, False
-    for line in _lines(path):
-        seen = True
-        source = line.decode()
+    index = 0
+    for line, source in _objects(path):
         text = line.judged_text(source)
-        if _is_of(source, rules):
+        if rules.select(source):
             index += 1
             yield line.record(index, source, text, rules)
-    if not seen:
-        raise OsmosisError(f"No JSON records found in '{path}'.")
     if not index:
         raise OsmosisError(f"No records in '{path}' reference rubric '{rules.rubric_id}'.")
 
 
 def iter_objects(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the object of every line that is not blank."""
+    return (source for _, source in _objects(path))
+
+
+def _objects(path: Path) -> Iterator[tuple[_Line, dict[str, Any]]]:
     line = None
     for line in _lines(path):
-        yield line.decode()
+        yield line, line.decode()
     if line is None:
         raise OsmosisError(f"No JSON records found in '{path}'.")
 
@@ -253,15 +261,6 @@ def _text_of(content: object) -> str:
     return "\n".join(part for part in parts if isinstance(part, str))
 
 
-def _is_of(source: dict[str, Any], rules: RecordRules) -> bool:
-    if rules.rubric_id is None:
-        return True
-    named = _text(source.get("rubric_id"))
-    if named is None:
-        return not rules.tagged_only
-    return named.strip().casefold() == rules.rubric_id.casefold()
-
-
 def _is_number(value: object, *, allow_bool: bool = False) -> bool:
     if isinstance(value, bool):
         return allow_bool
@@ -284,47 +283,44 @@ def _text(value: object) -> str | None:
 
 
 class RecordIndex:
-    """What is kept in memory of a session's records; made by :meth:`scan`."""
+    """What is kept in memory of a session's records, after reading the whole file once.
 
-    def __init__(self, path: Path, rules: RecordRules, bounds: tuple[float, float]) -> None:
-        self.path = path
-        self.rules = rules
-        self.bounds = bounds
-        self.digest = ""
-        self.labels: list[str] = []
-        self.lengths = array("Q")
-        self.lows, self.highs, self.human = array("d"), array("d"), array("d")
-        self.bare_line: int | None = None
-        self.ignored_labels = 0
-        self.copy_of = array("Q")
-        self._first_places: dict[str, int] = {}
-        self._stamp = (0, 0)
+    Attributes:
+        digest: the digest of the file.
+        lows, highs, human: the scale of each record, and its human score or NaN.
+        bare_line: the first line whose record has nothing but the text to judge.
+        ignored_labels: records with a number as ``label`` that is outside the scale.
+        copy_of: for each record, the index of the first one that a judge cannot tell apart.
+    """
 
-    @classmethod
-    def scan(
-        cls,
+    def __init__(
+        self,
         path: Path,
         rules: RecordRules,
         bounds: tuple[float, float],
         *,
         progress: Callable[[int], None] = lambda _: None,
-    ) -> RecordIndex:
-        """Read the whole file once."""
+    ) -> None:
         if path.exists() and not path.is_file():
             raise OsmosisError(
                 f"Data path '{path}' is not a regular file, and records are read more than once.",
                 hint="write them to a file first",
             )
-        index = cls(path, rules, bounds)
-        index._stamp = _stamp(path)
+        self.path, self.rules, self.bounds = path, rules, bounds
+        self.labels: list[str] = []
+        self.lengths, self.copy_of = array("Q"), array("Q")
+        self.lows, self.highs, self.human = array("d"), array("d"), array("d")
+        self.bare_line: int | None = None
+        self.ignored_labels = 0
+        self._stamp = _stamp(path)
+        first_places: dict[str, int] = {}
         for record in iter_records(path, rules):
-            index._add(record)
+            self.copy_of.append(first_places.setdefault(record.digest, len(self)))
+            self._add(record)
             if record.index % 1000 == 0:
                 progress(record.index)
-        index._first_places.clear()
-        index.digest = file_digest(path)
-        index._require_unchanged()
-        return index
+        self.digest = file_digest(path)
+        self._require_unchanged()
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -348,7 +344,6 @@ class RecordIndex:
             raise line.problem(f"{line}: 'score_max' ({high:g}) must be greater than 'score_min' ({low:g}).")
         if self.bare_line is None and not (record.ground_truth or record.original_input or record.metadata):
             self.bare_line = record.line
-        self.copy_of.append(self._first_places.setdefault(record.digest, len(self)))
         self.labels.append(record.label.encode("utf-8", "replace").decode())
         self.lengths.append(len(record.solution_str))
         self.lows.append(low)

@@ -1,13 +1,12 @@
 """A judging session: every record is judged by every judge, some times, and each call is an attempt of the engine.
 
-A call is a row (the record) and an attempt on it (judge and run); its journal, limits and progress are those of an
-evaluation. Every judge processes the records independently, so that a slow provider does not delay another. Records are
-read when needed and not kept. If a user, a budget or a failing judge ends the session, finished calls are kept and the
-rest stay pending.
+A call is a row (the record) and an attempt on it (judge and run). Every judge processes the records independently, so
+that a slow provider does not delay another. If a user, a budget or a failing judge ends the session, finished calls are
+kept and the rest stay pending.
 
 The journal lies next to the results until every call has a score. Its first line stores the inputs, and only a session
-with equal inputs continues it. A call has a score, or a reason for a missing one: *unscored* if the judge's answer had no
-readable score, *failed* if the judge could not be asked.
+with equal inputs continues it. A call without a score is *unscored* if the judge's answer had no readable score, and
+*failed* if the judge could not be asked.
 """
 
 from __future__ import annotations
@@ -16,14 +15,12 @@ import asyncio
 import hashlib
 import math
 import re
-import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from functools import cached_property
-from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -46,10 +43,13 @@ from osmosis_ai.evaluation.results import FAILED, PENDING, SUCCESS, AttemptTable
 from osmosis_ai.evaluation.spec import Budget, Spending, Spent
 from osmosis_ai.files import write_atomic
 from osmosis_ai.redaction import Redactor
+from osmosis_ai.rubric.config import Rubric
 from osmosis_ai.rubric.documents import (
     CallStatus,
     JudgedRecord,
+    ScoredRecord,
     facts_of,
+    input_differences,
     json_bytes,
     statistics,
     text_digest,
@@ -57,7 +57,7 @@ from osmosis_ai.rubric.documents import (
 from osmosis_ai.rubric.judge import Judge
 from osmosis_ai.rubric.judge_model import JudgeModel
 from osmosis_ai.rubric.records import RecordIndex, RubricRecord
-from osmosis_ai.rubric.types import Judgement, JudgeTask, ProviderRequestError, UnscoredError
+from osmosis_ai.rubric.types import JudgeResult, JudgeTask, ProviderRequestError, UnscoredError
 from osmosis_ai.statistics.estimates import load_distributions
 
 if TYPE_CHECKING:
@@ -69,7 +69,6 @@ if TYPE_CHECKING:
 RUNS_PER_SEED = 10_000
 DEFAULT_CONCURRENCY = 256
 SUFFIX = ".partial.jsonl"
-_SCHEMA = 2
 # With a budget, this many calls measure the cost of one before the rest start.
 _PROBES = 8
 # A judge that has refused this many calls in a row will refuse the next: a wrong key at once, other trouble later.
@@ -82,32 +81,16 @@ _PROGRESS_S = 0.2
 _FIRST_CALLS_S = 0.1
 _DAMAGED_HINT = "leave out `--resume` to start over; the damaged journal is kept"
 _FULL_HINT = "free some space and run the same command with `--resume`: it continues where it stopped"
-_EDITED = {"data": "the file's content changed", "rubric": "its text changed"}
-# Inputs whose values are shown if they changed, with their names in messages.
-_SHOWN = {
-    "models": "models",
-    "api_base": "addresses of the models",
-    "reasoning_effort": "reasoning effort",
-    "runs": "calls per record (`-n`)",
-    "seed": "seed",
-    "swap": "swap",
-    "bounds": "score bounds",
-    "rubric_id": "rubric id",
-}
 
 
 @dataclass(frozen=True)
 class SessionSpec:
     """What is judged, by whom and how: everything that determines the scores."""
 
-    rubric_id: str
-    rubric: str
+    rubric: Rubric
     judges: tuple[JudgeModel, ...]
     runs: int
     bounds: tuple[float, float] = (0.0, 1.0)
-    system_prompt: str | None = None
-    original_input: str | None = None
-    ground_truth: str | None = None
     keep_raw: bool = False
     seed: int = 0
     swap: bool = False
@@ -118,20 +101,20 @@ class SessionSpec:
 
     @property
     def model_names(self) -> list[str]:
-        return [judge.name for judge in self.judges]
+        return [judge.model_path for judge in self.judges]
 
     def task(self, record: RubricRecord, run: int) -> JudgeTask:
         """Return the question about a record for a run, counted from 0."""
         low, high = self.bounds
         return JudgeTask(
-            rubric=self.rubric,
+            rubric=self.rubric.text,
             solution_str=record.solution_str,
-            ground_truth=record.ground_truth or self.ground_truth,
-            original_input=record.original_input or self.original_input,
+            ground_truth=record.ground_truth or self.rubric.ground_truth,
+            original_input=record.original_input or self.rubric.original_input,
             metadata=record.metadata,
             score_min=low if record.score_min is None else record.score_min,
             score_max=high if record.score_max is None else record.score_max,
-            system_prompt=self.system_prompt,
+            system_prompt=self.rubric.system_prompt,
             reverse_blocks=self.swap and run % 2 == 1,
         )
 
@@ -139,47 +122,26 @@ class SessionSpec:
         """Return the inputs that determine the scores, without texts and keys."""
         return {
             "data": index.digest,
-            "rubric": text_digest(self.rubric),
-            "rubric_id": self.rubric_id,
+            "rubric": text_digest(self.rubric.text),
+            "rubric_id": self.rubric.rubric_id,
             "models": self.model_names,
             # Without query strings, which may hold keys.
-            "api_base": _unless_none(
-                (judge.api_base or "").partition("?")[0] or None for judge in self.judges
-            ),
+            "api_base": _unless_none((judge.base_url or "").partition("?")[0] for judge in self.judges),
             "reasoning_effort": _unless_none(judge.reasoning_effort for judge in self.judges),
             "runs": self.runs,
             "seed": self.seed,
             "swap": self.swap,
             "bounds": list(self.bounds),
-            "system_prompt": text_digest(self.system_prompt),
-            "original_input": text_digest(self.original_input),
-            "ground_truth": text_digest(self.ground_truth),
+            "system_prompt": text_digest(self.rubric.system_prompt),
+            "original_input": text_digest(self.rubric.original_input),
+            "ground_truth": text_digest(self.rubric.ground_truth),
             "reading": list(index.rules),
         }
 
 
-def input_differences(
-    changed: Iterable[str], before: Mapping[str, Any], now: Mapping[str, Any]
-) -> Iterator[str]:
-    """Yield a line for each changed input, with both values if they are short and not texts."""
-    for key in changed:
-        if key in _SHOWN:
-            yield f"{_SHOWN[key]}: was {_shown(before.get(key))}, now {_shown(now.get(key))}"
-        else:
-            yield f"{key.replace('_', ' ')}: {_EDITED.get(key, 'changed')}"
-
-
 def _unless_none(values: Iterable[str | None]) -> list[str | None] | None:
-    found = list(values)
+    found = [value or None for value in values]
     return found if any(found) else None
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, list):
-        return ", ".join(map(_shown, value)) or "none"
-    return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)
 
 
 def journal_of(output: Path) -> Path:
@@ -189,9 +151,10 @@ def journal_of(output: Path) -> Path:
 
 def free_name(output: Path, suffix: str) -> Path:
     """Return an unused name for what a new session replaces: ``<output>.previous<suffix>``, ``.previous-2`` and so on."""
-    numbers = chain([""], (f"-{number}" for number in count(2)))
-    paths = (output.with_name(f"{output.name}.previous{number}{suffix}") for number in numbers)
-    return next(path for path in paths if not path.exists())
+    path, number = output.with_name(f"{output.name}.previous{suffix}"), 2
+    while path.exists():
+        path, number = output.with_name(f"{output.name}.previous-{number}{suffix}"), number + 1
+    return path
 
 
 def find_output(output: Path, inputs: dict[str, Any], *, fixed: bool) -> Path:
@@ -222,18 +185,11 @@ def _read_inputs(path: Path) -> tuple[dict[str, Any], int]:
     """Return the inputs stored in a journal, and where its calls start."""
     try:
         line = next(line for _, line in committed_lines(path))
-        header = orjson.loads(line)
-        version, inputs = header["schema_version"], dict(header["inputs"])
+        return dict(orjson.loads(line)["inputs"]), len(line)
     except (StopIteration, ValueError, KeyError, TypeError):
         raise OsmosisError(
             f"'{path}' is not the journal of a judging session.", hint="remove it to start over"
         ) from None
-    if version != _SCHEMA:
-        raise OsmosisError(
-            f"'{path}' has schema version {version!r}; this release knows {_SCHEMA}.",
-            hint="leave out `--resume` to start over",
-        )
-    return inputs, len(line)
 
 
 @dataclass(slots=True)
@@ -263,7 +219,7 @@ class JudgingSession:
     Attributes:
         calls: the status of every call.
         stop: why calls are pending, if the session was stopped.
-        put_aside: the journal of an earlier session that this one replaced.
+        archived: the journal of an earlier session that this one replaced.
         resumed: scores of earlier sessions.
         ended: calls that ended in this session.
     """
@@ -284,22 +240,20 @@ class JudgingSession:
         self._id = hashlib.sha256(json_bytes(spec.inputs(index))).hexdigest()[:12]
         self.usage = [JudgeUsage() for _ in spec.judges]
         self.stop: Stop | None = None
-        self.put_aside: Path | None = None
+        self.archived: Path | None = None
         self.resumed = self.ended = 0
         self._budget = budget or Budget()
         self._concurrency = concurrency or DEFAULT_CONCURRENCY
         self._hooks = hooks or RunHooks()
-        self._redact = Redactor(judge.api_key for judge in spec.judges if judge.api_key)
+        self._redact = Redactor(secret for judge in spec.judges for secret in judge.secrets)
         self._spending = Spending(self._budget)
         self._measured = asyncio.Event()
-        self._flying = 0
+        self._in_flight = 0
         self._recordings: set[asyncio.Task[None]] = set()
         self._judges: list[Judge] = []
         self._dispatchers: list[Dispatcher[tuple[RubricRecord, int]]] = []
         self._failures = [0] * len(spec.judges)
-        self._interrupted = False
-        self._started: float | None = None
-        self._finished: float | None = None
+        self._elapsed_s: float | None = None
 
     @asynccontextmanager
     async def opened(self, *, resume: bool) -> AsyncIterator[None]:
@@ -315,10 +269,9 @@ class JudgingSession:
                     self._load(path)
                 else:
                     if path.stat().st_size:
-                        self.put_aside = free_name(self.output, SUFFIX)
-                        path.replace(self.put_aside)
-                    header = {"schema_version": _SCHEMA, "inputs": self.spec.inputs(self.index)}
-                    write_atomic(path, json_bytes(header) + b"\n")
+                        self.archived = free_name(self.output, SUFFIX)
+                        path.replace(self.archived)
+                    write_atomic(path, json_bytes({"inputs": self.spec.inputs(self.index)}) + b"\n")
                     locks.enter_context(file_lock(path, refusal))  # that is another file now
                 self._journal = Journal(path, full_hint=_FULL_HINT)
                 try:
@@ -332,24 +285,12 @@ class JudgingSession:
 
     def _load(self, path: Path) -> None:
         def add(call: TerminalRecord) -> None:
-            facts = facts_of(call)
-            types = {
-                "retries": int,
-                "elapsed_s": int | float,
-                "explanation": str,
-                "stated_score": int | float,
-            }
-            low, high = self.index.lows[call.row_index], self.index.highs[call.row_index]
-            if (
-                not call.rollout_id.startswith(f"{self._id}-")
-                or not all(isinstance(facts[name], kind) for name, kind in types.items() if name in facts)
-                or (call.reward is not None and not ("explanation" in facts and low <= call.reward <= high))
-            ):
+            if not call.rollout_id.startswith(f"{self._id}-"):
                 raise JournalCorruptionError(
                     f"The journal '{path}' is damaged: a call of record {call.row_index + 1} is not of this session.",
                 )
             self._count(call)
-            self._spending.earlier_s = max(self._spending.earlier_s, facts.get("elapsed_s", 0.0))
+            self._spending.earlier_s = max(self._spending.earlier_s, facts_of(call).get("elapsed_s", 0.0))
 
         try:
             load_results(path, self.calls, start=_read_inputs(path)[1], each=add)
@@ -361,55 +302,42 @@ class JudgingSession:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds of work, including earlier sessions."""
-        return self._spending.earlier_s + self.session_s
-
-    @property
-    def session_s(self) -> float:
-        """Seconds of work in this session, up to its last call."""
-        if self._started is None:
-            return 0.0
-        return (self._finished or time.monotonic()) - self._started
+        """Seconds of work up to the last call, including earlier sessions."""
+        return self._spending.elapsed_s if self._elapsed_s is None else self._elapsed_s
 
     async def run(self) -> None:
         """Make the pending calls."""
+        self._judges = [
+            Judge(model, max_in_flight=self._concurrency, keep_raw=self.spec.keep_raw)
+            for model in self.spec.judges
+        ]
+        self._dispatchers = [self._dispatcher(number, judge) for number, judge in enumerate(self._judges)]
         self._spending.start_clock()
-        self._started = time.monotonic()
         self._hooks.started(self.interrupt)
         loading = asyncio.create_task(_load_statistics())
         try:
             async with AsyncExitStack() as stack, self._reporting():
-                judges = (
-                    Judge(model, max_in_flight=self._concurrency, keep_raw=self.spec.keep_raw)
-                    for model in self.spec.judges
-                )
-                self._judges = [await stack.enter_async_context(judge) for judge in judges]
+                for judge in self._judges:
+                    stack.push_async_callback(judge.aclose)
                 try:
-                    await self._dispatch()
+                    stops = await asyncio.gather(*(dispatcher.run() for dispatcher in self._dispatchers))
                 finally:  # the last progress report includes calls that are still being written
                     await asyncio.gather(*self._recordings, return_exceptions=True)
         finally:
             self._hooks.ended()
-            self._finished = time.monotonic()
+            self._elapsed_s = self._spending.elapsed_s
             loading.cancel()
-
-    def interrupt(self) -> None:
-        """Start no further calls and cancel those in flight."""
-        self._interrupted = True
-        for dispatcher in self._dispatchers:
-            dispatcher.halt(Stop("interrupted", "interrupted"))
-
-    async def _dispatch(self) -> None:
-        self._dispatchers = [self._dispatcher(number, judge) for number, judge in enumerate(self._judges)]
-        if self._interrupted:
-            self.interrupt()
-        stops = await asyncio.gather(*(dispatcher.run() for dispatcher in self._dispatchers))
         # The most informative reason: the user's action, then a spent budget, then a failure.
         order = ("interrupted", "budget", "fault")
         self.stop = min(filter(None, stops), key=lambda stop: order.index(stop.kind), default=None)
         broken = next((stop.error for stop in stops if stop is not None and stop.error is not None), None)
         if broken is not None:
             raise broken
+
+    def interrupt(self) -> None:
+        """Start no further calls and cancel those in flight."""
+        for dispatcher in self._dispatchers:
+            dispatcher.halt(Stop("interrupted", "interrupted"))
 
     def _dispatcher(self, number: int, judge: Judge) -> Dispatcher[tuple[RubricRecord, int]]:
         async def attempt(call: tuple[RubricRecord, int]) -> bool:
@@ -418,7 +346,7 @@ class JudgingSession:
             except Exception:
                 # Results can no longer be stored, so the other judges must stop spending.
                 for other in self._dispatchers[:number] + self._dispatchers[number + 1 :]:
-                    other.halt(Stop("fault", "the session cannot go on"))
+                    other.halt(Stop("fault", "the results can no longer be stored"))
                 raise
 
         # While some calls are being written to disk, others must be ready to start.
@@ -438,8 +366,8 @@ class JudgingSession:
             return False
         started_at = _now()
         # Counts until it is recorded, so that a budget includes calls that are being written.
-        self._flying += 1
-        found: Judgement | ProviderRequestError
+        self._in_flight += 1
+        found: JudgeResult | ProviderRequestError
         try:
             found = await judge.score(
                 self.spec.task(record, run), call_index=self.spec.seed * RUNS_PER_SEED + run
@@ -449,7 +377,7 @@ class JudgingSession:
             found = error
             self._count_failure(number, error)
         except BaseException:
-            self._flying -= 1
+            self._in_flight -= 1
             raise
         call = self._call(record, number * self.spec.runs + run, found, started_at)
         # A separate task stores paid results even if the session is being cancelled.
@@ -460,42 +388,40 @@ class JudgingSession:
         return True
 
     def _call(
-        self, record: RubricRecord, run_index: int, found: Judgement | ProviderRequestError, started_at: str
+        self, record: RubricRecord, run_index: int, found: JudgeResult | ProviderRequestError, started_at: str
     ) -> TerminalRecord:
-        scored, raw = isinstance(found, Judgement), getattr(found, "raw", None)
-        facts: dict[str, Any] = {}
-        ended: dict[str, Any] = {}
-        if isinstance(found, Judgement):
-            facts = {"explanation": self._text(found.explanation), "stated_score": found.stated_score}
-            ended = {"reward": found.score}
-        else:
-            ended = {"error_type": found.category or "provider", "boundary": "provider"}
-            if isinstance(found, UnscoredError):
-                ended = {"error_type": found.reason, "boundary": "grader"}
-            ended["error"] = self._text(str(found))
-        facts |= {
+        raw, tokens = getattr(found, "raw", None), found.input_tokens + found.output_tokens
+        facts: dict[str, Any] = {
             "retries": found.retries or None,
             "started_at": started_at,
             "completed_at": _now(),
             "elapsed_s": round(self.elapsed_s, 3),
             "raw": orjson.loads(json_bytes(self._redact.tree(raw))) if raw else None,
         }
-        tokens = found.input_tokens + found.output_tokens
+        outcome: dict[str, Any]
+        if isinstance(found, JudgeResult):
+            facts["explanation"] = self._text(found.explanation)
+            facts["stated_score"] = found.stated_score if found.is_clamped else None
+            outcome = {"reward": found.score, "judge_outside_scale": 1 if found.is_clamped else None}
+        elif isinstance(found, UnscoredError):
+            outcome = {"error_type": found.reason, "boundary": "grader", "error": self._text(str(found))}
+        else:
+            reason = found.category or "provider"
+            outcome = {"error_type": reason, "boundary": "provider", "error": self._text(str(found))}
         return TerminalRecord(
             row_index=record.index - 1,
             run_index=run_index,
             rollout_id=f"{self._id}-{record.index}-{run_index + 1}",
-            status="success" if scored else "failed",
+            status="success" if isinstance(found, JudgeResult) else "failed",
             duration_ms=round(found.duration_s * 1000),
             tokens=tokens or None,
             # A call that failed before an answer cost nothing and does not affect the estimate.
-            model_calls=1 if tokens or ended.get("boundary") != "provider" else 0,
+            model_calls=1 if tokens or outcome.get("boundary") != "provider" else 0,
             prompt_tokens=found.input_tokens,
             completion_tokens=found.output_tokens,
             cost_usd=found.cost_usd,
-            judge_outside_scale=1 if facts.get("stated_score") is not None else None,
             judgements=[{key: value for key, value in facts.items() if value is not None}],
-            **ended,
+            **outcome,
         )
 
     def _text(self, text: str) -> str:
@@ -508,7 +434,7 @@ class JudgingSession:
             self._count(call)
             self.ended += 1
         finally:
-            self._flying -= 1
+            self._in_flight -= 1
 
     def _count(self, call: TerminalRecord) -> None:
         self.usage[call.run_index // self.spec.runs].add(call)
@@ -532,14 +458,14 @@ class JudgingSession:
     async def _may_start(self) -> bool:
         """With a budget, wait until the first calls show the cost of one; return False if it is spent."""
         limited = self._budget.max_cost_usd is not None or self._budget.max_tokens is not None
-        if limited and not self._measured.is_set() and self._flying >= _PROBES:
+        if limited and not self._measured.is_set() and self._in_flight >= _PROBES:
             await self._measured.wait()
             return self._closed() is None
         return True
 
     def _spent_in_flight(self) -> Spent:
         """Estimate the cost of the calls in flight from the mean of finished ones."""
-        share = self._flying / max(1, sum(usage.calls for usage in self.usage))
+        share = self._in_flight / max(1, sum(usage.calls for usage in self.usage))
         return Spent(round(self._spending.tokens * share), self._spending.cost_usd * share)
 
     @asynccontextmanager
@@ -559,14 +485,14 @@ class JudgingSession:
 
     def snapshot(self) -> ProgressSnapshot:
         """Return the progress; provider accounts, which judges may share, count once."""
-        in_flight = {judge.model.endpoint.limiter_key: judge.limiter.in_flight for judge in self._judges}
+        in_flight = {judge.model.limiter_key: judge.limiter.in_flight for judge in self._judges}
         return ProgressSnapshot.of(
             self.calls,
             math.inf,
             tokens=self._spending.tokens,
             cost_usd=self.cost_usd,
             in_flight=sum(in_flight.values()),
-            elapsed_s=self.session_s,
+            elapsed_s=self.elapsed_s - self._spending.earlier_s,
             finished=self.ended,
         )
 
@@ -643,6 +569,14 @@ class JudgingSession:
                     record, [journal.record(offset) if offset >= 0 else None for offset in offsets]
                 )
 
+    def scored_records(self) -> list[ScoredRecord]:
+        """Return the records with a score, and the consensus of their judges."""
+        return [
+            ScoredRecord(float(score), record.digest, record.question_digest)
+            for record, score in zip(self.index.records(), self.table.consensus(), strict=True)
+            if not math.isnan(score)
+        ]
+
     @property
     def statistics(self) -> dict[str, float]:
         """Statistics of all scores, on the session's scale."""
@@ -666,13 +600,12 @@ class JudgingSession:
 
     def usage_document(self) -> dict[str, Any]:
         """Return the session's usage, in total and by judge."""
-        judges = []
+        judges: list[dict[str, Any]] = []
         for name, used in zip(self.spec.model_names, self.usage, strict=True):
-            known = asdict(used)
-            uncounted = known.pop("uncounted")
-            judges.append(
-                {"model": name, **known, **({"calls_without_tokens": uncounted} if uncounted else {})}
-            )
+            judges.append({"model": name, **asdict(used)})
+            uncounted = judges[-1].pop("uncounted")
+            if uncounted:
+                judges[-1]["calls_without_tokens"] = uncounted
         return {
             "input_tokens": sum(used.input_tokens for used in self.usage),
             "output_tokens": sum(used.output_tokens for used in self.usage),

@@ -1,15 +1,6 @@
 """Input, output and error types of judges.
 
-    OsmosisError
-    ├── JudgeArgumentError (TypeError)    an argument is missing, blank or of the wrong type
-    ├── JudgeValueError (ValueError)      the bounds or another number are invalid
-    ├── MissingAPIKeyError (RuntimeError) the provider's key is missing; the message has the line that sets it
-    └── ProviderRequestError (RuntimeError)
-        ├── ModelNotFoundError            the provider does not know the model
-        └── UnscoredError                 the judge's answer has no readable score
-
-A missing score always raises one of these errors. The error carries the usage so far, so that a budget includes failed
-calls.
+A missing score always raises an error. It carries the usage so far, so that a budget includes failed calls.
 """
 
 from __future__ import annotations
@@ -17,16 +8,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict
 
-from typing_extensions import NotRequired, Self
+from typing_extensions import NotRequired
 
 from osmosis_ai.errors import ErrorCode, OsmosisError
 
 UnscoredReason = Literal["unparsable", "refused", "no_score", "not_finite", "empty"]
 
 _LARGEST_BOUND = 1e9
-_NO_DETAIL = "the provider gave no reason."
 
 
 class JudgeArgumentError(OsmosisError, TypeError):
@@ -46,7 +36,7 @@ class ProviderRequestError(OsmosisError, RuntimeError):
 
     Args:
         provider: The provider.
-        model: The provider's model.
+        model: The model, as the caller wrote it.
         detail: The problem, in the provider's words if available. Never contains a key.
         code: Machine-readable class of the error.
         hint: An additional line with a fix.
@@ -54,14 +44,19 @@ class ProviderRequestError(OsmosisError, RuntimeError):
     Attributes:
         category: Kind of failure as in :mod:`osmosis_ai.llm.errors` ("rate_limit", "auth" ...); None
             if the call succeeded or was never made.
-        input_tokens: Tokens read by the judge before the failure.
-        output_tokens: Tokens produced before the failure.
+        input_tokens, output_tokens: Tokens used before the failure.
         cost_usd: Cost of those tokens in USD; None if unknown.
         retries: Number of retries.
         duration_s: Seconds spent in answered calls.
     """
 
     default_code: ErrorCode = "NETWORK"
+    category: str | None = None
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost_usd: float | None = None
+    retries: int = 0
+    duration_s: float = 0.0
 
     def __init__(
         self,
@@ -74,31 +69,13 @@ class ProviderRequestError(OsmosisError, RuntimeError):
     ) -> None:
         self.provider = provider
         self.model = model
-        self.detail = detail.strip() or _NO_DETAIL
+        self.detail = detail.strip() or "the provider gave no reason."
         super().__init__(
             f"Provider '{provider}' request for model '{model}' failed. {self.detail}",
             code=code,
             details={"provider": provider, "model": model, "detail": self.detail},
             hint=hint,
         )
-        self.category: str | None = None
-        self.input_tokens = 0
-        self.output_tokens = 0
-        self.cost_usd: float | None = None
-        self.retries = 0
-        self.duration_s = 0.0
-
-    def naming(self, model: str) -> Self:
-        """Return the same error with ``model`` as the caller wrote it."""
-        renamed = type(self)(self.provider, model, self.detail)
-        kept = {
-            name: value
-            for name, value in self.__dict__.items()
-            if name not in ("model", "message", "details")
-        }
-        renamed.__dict__.update(kept)
-        renamed.details = {**self.details, "model": model}
-        return renamed
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Reward functions run in process pools, and an exception that cannot be pickled breaks the pool.
@@ -234,19 +211,23 @@ class JudgeTask:
         check_bounds(self.score_min, self.score_max)
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """The judge's answer."""
+class JudgeResult(NamedTuple):
+    """The judge's answer; the fields are the keys of :class:`RewardRubricRunResult`."""
 
     score: float
     explanation: str
     raw: Any
+    stated_score: float
     input_tokens: int
     output_tokens: int
     cost_usd: float | None
     duration_s: float
     retries: int
-    stated_score: float | None = None
+
+    @property
+    def is_clamped(self) -> bool:
+        """Whether the judge's own number was outside the bounds."""
+        return self.stated_score != self.score
 
 
 def check_bounds(score_min: object, score_max: object) -> tuple[float, float]:

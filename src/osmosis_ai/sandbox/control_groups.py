@@ -7,15 +7,13 @@ several processes, and do not limit the number of root's processes.
 A process may manage only a delegated subtree (Linux, admin-guide/cgroup-v2, "Delegation"; systemd.io,
 CGROUP_DELEGATION): a service with `Delegate=yes`, a container with a writable hierarchy, or root on a machine
 without systemd. A group with managed children must not contain processes, so its processes move to a leaf next to the
-runs' groups, and only if all of them are our own. Without a delegated group, systemd may start each worker in a
-delegated scope (`systemd-run --scope -p Delegate=yes`): the system's for root, otherwise the user's.
+runs' groups, if all of them are our own. Without a delegated group, systemd may start each worker in a delegated scope.
 
     <delegated>/osmosis-run-<run>.<process>.<since>/            memory.max, pids.max, cpu.max of the run
     <delegated>/osmosis-run-<run>.<process>.<since>/server-1/   one part; out of memory, only this part ends, as a whole
 
-A program moves itself to its leaf before it becomes the sandbox, so no process of the run ever runs outside. If the
-move fails, the program does not run. The name contains the creating process and its start time in kernel ticks, so that
-the next process can clean up after one that was killed.
+A program moves itself to its leaf before it becomes the sandbox, or does not run. The name contains the creating
+process and its start time in kernel ticks, so that the next process can clean up after one that was killed.
 """
 
 from __future__ import annotations
@@ -29,18 +27,17 @@ import signal
 import subprocess
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 logger = logging.getLogger(__name__)
 
 Resource = Literal["memory", "processes", "CPU"]
+# By the kernel's controllers.
 RESOURCE_OF: dict[str, Resource] = {"memory": "memory", "pids": "processes", "cpu": "CPU"}
-RESOURCES = tuple(RESOURCE_OF.values())
 CONTROLLERS = tuple(RESOURCE_OF)
-"""The kernel's names of the limited resources."""
 CGROUP_ENV = "OSMOSIS_CGROUP"
 """``off``: control groups are not used."""
 LEAF = "osmosis-main"
@@ -81,9 +78,9 @@ class RunLimits:
 
     def shell(self, limited: Collection[Resource] = ()) -> str:
         """Return a POSIX shell command that limits the shell and its children, except by the resources in ``limited``."""
-        # `-u` is bash's option, `-p` that of dash and busybox.
         words = ["ulimit -c 0"]
         if "processes" not in limited:
+            # `-u` is bash's option, `-p` that of dash and busybox.
             words.append(f"{{ ulimit -u {self.processes} || ulimit -p {self.processes}; }}")
         if self.memory_gb is not None and "memory" not in limited:
             words.append(f"ulimit -d {max(1, int(self.memory_gb * _GIB // 1024))}")
@@ -102,8 +99,7 @@ def processors_for(cpus: float | None) -> tuple[int, ...]:
     return tuple(sorted(random.SystemRandom().sample(available, count))) if count < len(available) else ()
 
 
-@dataclass(frozen=True)
-class MetLimit:
+class MetLimit(NamedTuple):
     words: str
     remedy: str
 
@@ -122,12 +118,10 @@ class ProcessLimits:
         return limit_words(self.holds, by="cgroup", user=self.user)
 
     def command(self, program: Sequence[str], part: str) -> list[str]:
-        """Return ``program`` itself."""
         return list(program)
 
     def end_of(self, part: str) -> MetLimit | None:
-        """Return None: it is unknown."""
-        return None
+        return None  # unknown
 
     def close(self) -> None: ...
 
@@ -135,16 +129,16 @@ class ProcessLimits:
 def limit_words(held: frozenset[Resource], *, by: str, user: int | None = None) -> str:
     """Describe what limits a run whose group limits the resources ``held``."""
     user = os.geteuid() if user is None and hasattr(os, "geteuid") else user
-    by_group = [name for name in RESOURCES if name in held]
-    by_process = [] if "memory" in held else ["memory of each process"]
-    if "processes" not in held and user != 0:
-        by_process.append("processes")
-    absent = [] if "memory" in held else ["memory of the run"]
-    absent += [name for name in RESOURCES[1:] if name not in by_group and name not in by_process]
-    limits = [
-        *([f"{by} ({', '.join(by_group)})"] if by_group else []),
-        *([f"rlimits ({', '.join(by_process)})"] if by_process else []),
-    ]
+    by_group = [name for name in RESOURCE_OF.values() if name in held]
+    by_process, absent = [], []
+    if "memory" not in held:
+        by_process.append("memory of each process")
+        absent.append("memory of the run")
+    if "processes" not in held:
+        (absent if user == 0 else by_process).append("processes")
+    if "CPU" not in held:
+        absent.append("CPU")
+    limits = [f"{how} ({', '.join(what)})" for how, what in ((by, by_group), ("rlimits", by_process)) if what]
     unlimited = f"; unlimited: {', '.join(absent)}" if absent else ""
     return f"limits: {', '.join(limits)}{unlimited}"
 
@@ -352,22 +346,20 @@ class RunGroup:
         """Create the group of a run; raises OSError."""
         assert place.path is not None
         own = os.getpid()
-        group = cls(place.path / f"{PREFIX}{run}.{own}.{_start_ticks(own)}", place.controllers, limits)
-        group.path.mkdir(exist_ok=True)
-        written: dict[str, str] = {}
-        if "memory" in group.controllers and limits.memory_gb is not None:
-            written["memory.max"] = str(int(limits.memory_gb * _GIB))
-            if (group.path / "memory.swap.max").exists():  # absent without an account of swap
-                written["memory.swap.max"] = "0"
-        if "pids" in group.controllers:
-            written["pids.max"] = str(limits.processes)
-        if "cpu" in group.controllers and limits.cpus is not None:
-            written["cpu.max"] = f"{max(1000, int(limits.cpus * _CPU_PERIOD_US))} {_CPU_PERIOD_US}"
-        for name, value in written.items():
-            (group.path / name).write_text(value)
-        if "memory" in group.controllers:
-            enable(group.path, "memory")
-        return group
+        path = place.path / f"{PREFIX}{run}.{own}.{_start_ticks(own)}"
+        path.mkdir(exist_ok=True)
+        if "memory" in place.controllers and limits.memory_gb is not None:
+            (path / "memory.max").write_text(str(int(limits.memory_gb * _GIB)))
+            if (path / "memory.swap.max").exists():  # absent without an account of swap
+                (path / "memory.swap.max").write_text("0")
+        if "pids" in place.controllers:
+            (path / "pids.max").write_text(str(limits.processes))
+        if "cpu" in place.controllers and limits.cpus is not None:
+            share_us = max(1000, int(limits.cpus * _CPU_PERIOD_US))
+            (path / "cpu.max").write_text(f"{share_us} {_CPU_PERIOD_US}")
+        if "memory" in place.controllers:
+            enable(path, "memory")
+        return cls(path, place.controllers, limits)
 
     @property
     def holds(self) -> frozenset[Resource]:
@@ -389,17 +381,14 @@ class RunGroup:
 
     def end_of(self, part: str) -> MetLimit | None:
         """Return the limit that an ended part met since its last start, if known."""
-        met, killed, refused = (
-            now - before
-            for now, before in zip(self._met(part), self._before.get(part, (0, 0, 0)), strict=True)
-        )
+        before = self._before.get(part, (0, 0, 0))
+        met, killed, refused = (now - then for now, then in zip(self._met(part), before, strict=True))
         if met and killed:
             words = f"killed for memory: the run's limit is {self.limits.memory_gb or 0:g} GB"
             return MetLimit(words, _MORE_MEMORY)
         if refused:
-            return MetLimit(
-                f"refused a process: the run's limit is {self.limits.processes}", _FEWER_PROCESSES
-            )
+            words = f"refused a process: the run's limit is {self.limits.processes}"
+            return MetLimit(words, _FEWER_PROCESSES)
         return None
 
     @property
@@ -445,8 +434,7 @@ def end_group(group: Path, timeout_s: float = _ENDING_S) -> bool:
 
 def _kill(group: Path) -> None:
     try:
-        kill = os.open(group / "cgroup.kill", os.O_WRONLY)
-        with closing(os.fdopen(kill, "w")) as file:
+        with os.fdopen(os.open(group / "cgroup.kill", os.O_WRONLY), "w") as file:
             file.write("1")
     except OSError:  # Linux before 5.14, or the group is gone
         for folder, _, _ in os.walk(group):
@@ -494,8 +482,8 @@ class MachineControl:
     @property
     def words(self) -> str:
         controllers = self.by_scope if self.starter else self.delegation.controllers
-        by = SCOPE if self.starter else "cgroup"
-        words = limit_words(frozenset(RESOURCE_OF[name] for name in controllers), by=by)
+        held = frozenset(RESOURCE_OF[name] for name in controllers)
+        words = limit_words(held, by=SCOPE if self.starter else "cgroup")
         return words if controllers else f"{words}; no cgroup: {self.delegation.problem}"
 
 

@@ -18,8 +18,6 @@ from pathlib import Path
 VISIBLE_ENV = "CUDA_VISIBLE_DEVICES"
 DRIVER = Path("/proc/driver/nvidia")
 _FOR_ALL = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
-# Gives access to parts of GPUs (MIG).
-_PARTS = "nvidia-caps"
 
 
 @dataclass(frozen=True)
@@ -62,13 +60,9 @@ def grant_gpus(
     # The GPU of a part (MIG) is unknown, and numbers need all files.
     if len(granted) < len(visible) or any(gpu.uuid is None for gpu in granted):
         granted = present
-    return GpuGrant(
-        visible=tuple(visible),
-        nodes=tuple((root / node.relative_to("/"), node) for node in _nodes(granted, visible, root)),
-        driver=(driver, DRIVER) if driver.is_dir() else None,
-        shared=max(0, len(visible) - len(free)),
-        _held=held,
-    )
+    nodes = tuple((root / node.relative_to("/"), node) for node in _nodes(granted, visible, root))
+    shared = max(0, len(visible) - len(free))
+    return GpuGrant(tuple(visible), nodes, (driver, DRIVER) if driver.is_dir() else None, shared, held)
 
 
 def visible_gpus(environ: Mapping[str, str] | None = None, *, root: Path = Path("/")) -> list[str]:
@@ -124,7 +118,7 @@ def _nodes(granted: list[Gpu], visible: list[str], root: Path) -> Iterator[Path]
     """Yield the existing device files of GPUs."""
     names = [*(f"nvidia{gpu.minor}" for gpu in granted), *_FOR_ALL]
     if any(name.startswith("MIG-") for name in visible):
-        names.append(_PARTS)
+        names.append("nvidia-caps")  # gives access to parts of GPUs
     addresses = {gpu.address for gpu in granted if gpu.address}
     for device in sorted((root / "sys/class/drm").glob("renderD*/device")):
         if device.resolve().name in addresses:

@@ -1,8 +1,7 @@
 """Check whether this machine can sandbox programs; if not, report the reason and the fix.
 
-The self-test runs the real command line with two canaries: one in a directory, one in the parent's environment. The
-sandbox counts as working only if neither canary is reachable, the environment is the given one, the source is
-read-only and the writable directories are writable.
+The self-test runs the real command line with two canaries, which a sandboxed program must not reach: one in a
+directory, one in the parent's environment.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from osmosis_ai.sandbox.network import Network
 TIMEOUT_S = 60.0
 _PREFIX = ".osmosis-canary-"
 _OWN_NAME = re.compile(re.escape(_PREFIX) + r"[a-z0-9_]{8}")  # as tempfile makes them
+# Older directories belong to killed self-tests.
 _LEFT_AFTER_S = 5 * TIMEOUT_S
-"""Older directories are of trials that were killed."""
 _PASSED = "nothing was within reach"
 # $1 the canary's file, $2 what is in it and in the parent's environment, $3 a writable directory.
 # LEFT is in bubblewrap's own environment, which its first process shows to the program.
@@ -170,7 +169,7 @@ def _try(bwrap: Path, overlays: bool, data: Path | None) -> str | None:
         (source / "kept").write_text("kept")
         canary.write_text(value)
         sandbox = SandboxCapability(bwrap, overlays).sandbox(source, hidden=(data,) if data else ())
-        found = _run(sandbox, place, [str(canary), value, str(writable)], value)
+        found = _run(sandbox, canary, value, writable)
         if found is None and (source / "kept").read_text() != "kept":
             return "changes to the source persist"
         return found
@@ -183,8 +182,8 @@ def _try(bwrap: Path, overlays: bool, data: Path | None) -> str | None:
 
 
 def _remove_left(parent: Path) -> None:
-    """Remove old directories of killed trials of this user; links are not followed."""
-    with suppress(OSError):  # the next trial tries again
+    """Remove old directories of killed self-tests of this user; links are not followed."""
+    with suppress(OSError):  # the next self-test tries again
         for entry in os.scandir(parent):
             if _OWN_NAME.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
                 about = entry.stat(follow_symlinks=False)
@@ -192,17 +191,16 @@ def _remove_left(parent: Path) -> None:
                     shutil.rmtree(entry.path, ignore_errors=True)
 
 
-def _run(sandbox: Sandbox, place: Path, arguments: list[str], value: str) -> str | None:
-    probe = sandbox.command(
-        ["/bin/sh", "-c", _PROBE, "probe", *arguments], cwd=sandbox.source, writable=[place / "writable"]
-    )
+def _run(sandbox: Sandbox, canary: Path, value: str, writable: Path) -> str | None:
+    words = ["/bin/sh", "-c", _PROBE, "probe", str(canary), value, str(writable)]
+    probe = sandbox.command(words, cwd=sandbox.source, writable=[writable])
     try:
         with probe.start({**program_environment(os.environ), "GIVEN": "given"}) as start:
             ended = subprocess.run(
                 ["/bin/sh", "-c", _PARENT, "parent", *start.command],
                 env={**start.env, "CANARY": value, "LEFT": "left"},
                 pass_fds=start.fds,
-                cwd=place,
+                cwd=writable.parent,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

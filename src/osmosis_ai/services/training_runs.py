@@ -333,7 +333,7 @@ class LocalTraining:
     @property
     def validation(self) -> ValidationHeadline | None:
         """The newest validation; None before the first one."""
-        return self.curves.headline()
+        return self.curves.headline
 
     def data(self) -> dict[str, Any]:
         from osmosis_ai.services.eval_runs.local_runs import local_item
@@ -735,7 +735,7 @@ def _detail(described: DescribedTraining) -> RunDetail:
 
 def curves_of(described: DescribedTraining) -> TrainingCurves:
     """Convert a platform's metrics, checkpoints and marks for the viewer's charts."""
-    from osmosis_ai.training.runs.curves import reward_at, viewed_curves
+    from osmosis_ai.training.runs.curves import reward_at
     from osmosis_ai.training.runs.metrics import TITLES
 
     series = described.metrics.metrics if described.metrics is not None else []
@@ -754,13 +754,8 @@ def curves_of(described: DescribedTraining) -> TrainingCurves:
         for each in described.checkpoints
         if each.checkpoint_step is not None
     ]
-    marks = [CurveMark(adapter.step, "checkpoint", adapter.name) for adapter in saved]
-    marks += _marks(described.metrics.marks if described.metrics is not None else ())
-    return TrainingCurves(
-        viewed_curves({key: points for key, points in values.items() if points}, titles),
-        sorted(marks, key=lambda mark: mark.step),
-        saved,
-    )
+    marks = _marks(described.metrics.marks if described.metrics is not None else ())
+    return TrainingCurves.of(values, titles, marks, saved)
 
 
 def _marks(told: Iterable[TrainingMark]) -> Iterator[CurveMark]:

@@ -17,7 +17,7 @@ from osmosis_ai.viewer.source import RunDetail, RunEntry
 def read_session(path: Path, name: str) -> tuple[RunEntry, Mapping[str, Any], str | None]:
     """Return a session's list entry, its document (empty if unreadable), and the read error."""
     try:
-        document = read_result(path).document
+        document = read_result(path)
     except (OSError, ValueError, RecursionError) as error:
         problem = f"`{path}` is not a readable result of a judging session ({reason_of(error)})."
         return RunEntry("rubric", name, id=str(path), status="incomplete", error=problem), {}, problem

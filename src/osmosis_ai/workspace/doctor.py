@@ -77,7 +77,7 @@ def guide_text(name: str) -> str:
     text = (Path(__file__).parent / "templates" / "guides" / name).read_text(encoding="utf-8")
     if "{{keys}}" not in text:
         return text
-    from osmosis_ai.config.reference import keys_by_section
+    from osmosis_ai.config.checks import keys_by_section
 
     return text.replace("{{keys}}", keys_by_section())
 

@@ -187,7 +187,7 @@ def _check_name(name: str) -> None:
 
 def _render(template: str, name: str) -> str:
     # A text template, because no TOML library writes the comments that explain each key.
-    from osmosis_ai.config.reference import commented_keys
+    from osmosis_ai.config.checks import commented_keys
 
     text = (Path(__file__).parent / "templates" / "rollout" / template).read_text(encoding="utf-8")
     text = text.replace("{{rollout}}", name)

@@ -6,8 +6,9 @@ import asyncio
 import json
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from tests.cli.outcome import Outcome
 from tests.standin_model import StandInModel
 from tests.warm_osmosis import warm_osmosis
 
@@ -88,19 +89,6 @@ def sleeper(solution_str, ground_truth, extra_info):
 
 value = 3
 """
-
-
-class Outcome(NamedTuple):
-    """What a user sees of one command."""
-
-    status: int
-    out: str
-    err: str
-
-    @property
-    def document(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.out)
-        return found
 
 
 class Project:

@@ -34,9 +34,7 @@ def project(tmp_path: Path, model: StandInModel) -> Project:
     return project_with(tmp_path, model)
 
 
-async def test_eval_functions_get_numbers_as_the_file_has_them_and_none_for_a_missing_answer(
-    project: Project, model: StandInModel
-) -> None:
+async def test_eval_functions_receive_numbers_unchanged(project: Project, model: StandInModel) -> None:
     import pyarrow as pa
     from pyarrow.parquet import write_table
 
@@ -68,9 +66,7 @@ def orders(*words: str) -> list[dict[str, Any]]:
     return [{"user_prompt": word} for word in words]
 
 
-async def test_the_documented_file_and_our_numbers_of_runs_that_go_well_and_wrong(
-    project: Project, model: StandInModel
-) -> None:
+async def test_results_file_of_passing_and_failing_runs(project: Project, model: StandInModel) -> None:
     project.rows(
         {"user_prompt": "one", "bonus": 2}, *orders("reward", "unscored", "raise", "error", "nothing")
     )
@@ -99,30 +95,22 @@ async def test_the_documented_file_and_our_numbers_of_runs_that_go_well_and_wron
     assert (length["scored"], length["unscored"]) == (9, 9)
     assert length["estimate"]["value"] == pytest.approx(11 / 3)
     assert length["estimate"]["n"] == 9 and length["estimate"]["stderr"] > 0
-    assert [(k, e["value"]) for k, e in length["pass_at_k_estimates"].items()] == [
-        ("1", 1.0),
-        ("2", 1.0),
-        ("3", 1.0),
-    ]
+    rates = {k: estimate["value"] for k, estimate in length["pass_at_k_estimates"].items()}
+    assert rates == {"1": 1.0, "2": 1.0, "3": 1.0}
     assert (summary["succeeded_runs"], summary["failed_runs"], summary["pending_runs"]) == (9, 9, 0)
 
     runs = {row["row_index"]: row["runs"] for row in found["rows"]}
     assert [run["run_index"] for run in runs[0]] == [0, 1, 2]
     first = runs[0][0]
-    assert first["success"] and first["scores"] == {
-        "rewards:exact": 1.0,
-        "rewards:length": 5.0,
-        "rewards:picky": 0.5,
-    }
+    assert first["success"] and list(first["scores"].items()) == list(
+        zip(names, (1.0, 5.0, 0.5), strict=True)
+    )
     assert set(runs[1][0]["scores"]) == {"rewards:exact", "rewards:length"}
     assert runs[1][0]["reward"] == 0.25
     assert runs[1][0]["unscored"] == {"rewards:picky": "the function must return a number, not None"}
     assert "no such thing" in runs[2][0]["unscored"]["rewards:picky"]
-    for index, error in (
-        (3, "no[/bold] answer"),
-        (4, "the agent gave up"),
-        (5, "must return a RolloutResult"),
-    ):
+    errors = {3: "no[/bold] answer", 4: "the agent gave up", 5: "must return a RolloutResult"}
+    for index, error in errors.items():
         assert not runs[index][0]["success"] and runs[index][0]["scores"] == {}
         assert error in runs[index][0]["error"]
     # A failed run's tokens were spent all the same.
@@ -141,7 +129,7 @@ async def test_the_documented_file_and_our_numbers_of_runs_that_go_well_and_wron
     assert (project.root / ".osmosis" / ".gitignore").read_text() == "*\n"
 
 
-async def test_what_hangs_ends_with_the_time_limit_and_harms_nothing_else(project: Project) -> None:
+async def test_timeouts(project: Project) -> None:
     project.rows(*orders("hang", "sleep", "nan", "one"))
     outcome = await project.eval("--timeout", "5", "--batch-size", "4", "--json", fns=("sleeper", "no_truth"))
     assert outcome.status == 0, outcome.err
@@ -152,16 +140,14 @@ async def test_what_hangs_ends_with_the_time_limit_and_harms_nothing_else(projec
     assert records[3]["scores"] == {"rewards:sleeper": 1.0}
     # A function that lacks a parameter that it is given scores nothing.
     assert "ground_truth" in records[3]["unscored"]["rewards:no_truth"]
-    document = outcome.document
+    document = outcome.json
     assert (document["operation"], document["status"]) == ("eval.classic", "success")
     assert document["resource"]["summary"]["eval_fns"]["rewards:no_truth"]["scored"] == 0
     (failed,) = document["resource"]["failed_rows"]
     assert (failed["row_index"], failed["error"]) == (0, records[0]["error"])
 
 
-async def test_ctrl_c_keeps_what_is_finished_and_the_same_command_goes_on(
-    project: Project, model: StandInModel
-) -> None:
+async def test_ctrl_c_and_resume(project: Project, model: StandInModel) -> None:
     held = asyncio.Event()
     project.rows(*orders("one", "two", "held", "four"))
 
@@ -197,26 +183,20 @@ async def test_ctrl_c_keeps_what_is_finished_and_the_same_command_goes_on(
     assert named.status == 1 and "its files were edited" in named.err
 
 
-async def test_weakness_8_a_failed_run_passes_no_threshold_and_a_run_of_failures_ends_with_1_and_can_be_redone(
-    project: Project, model: StandInModel
-) -> None:
+async def test_weakness_8_failed_runs_pass_no_threshold(project: Project, model: StandInModel) -> None:
     model.respond = lambda body: error_reply(400, "the prompt is not allowed")
     outcome = await project.eval("-q", "--no-probe", "--name", "r", "--pass-threshold", "0", "-o", "out.json")
     assert outcome.status == 1
     assert "none of 2 runs succeeded" in outcome.out
-    summary = json.loads((project.root / "out.json").read_text())["summary"]
-    exact = summary["eval_fns"]["rewards:exact"]
+    found = json.loads((project.root / "out.json").read_text())
+    exact = found["summary"]["eval_fns"]["rewards:exact"]
     assert not exact["pass_at_k_estimates"]
     assert (exact["mean"], exact["scored"], exact["estimate"]) == (0.0, 0, None)
-    assert (
-        "the prompt is not allowed"
-        in json.loads((project.root / "out.json").read_text())["rows"][0]["runs"][0]["error"]
-    )
+    assert "the prompt is not allowed" in found["rows"][0]["runs"][0]["error"]
 
     model.respond = lambda body: Reply("ok")
-    again = await project.eval(
-        "-q", "--name", "r", "--pass-threshold", "0", "--retry-failed", "-o", "out.json"
-    )
+    redo = ("-q", "--name", "r", "--pass-threshold", "0", "--retry-failed", "-o", "out.json")
+    again = await project.eval(*redo)
     # Quiet means quiet, once all is well; what the user's own code prints is not for us to keep back.
     assert again == (0, "", "this module prints\n")
     assert json.loads((project.root / "out.json").read_text())["summary"]["succeeded_runs"] == 2
@@ -231,16 +211,14 @@ async def test_weakness_8_a_failed_run_passes_no_threshold_and_a_run_of_failures
     late = await project.eval("--name", "b", "--max-time", "0.01", "--plain")
     assert late.status == 1 and "passed of '--max-time 0.01'" in late.out
     assert "1 of 2 runs are pending" in late.out
-    anew = await project.eval("--name", "b", "--fresh", "--json")
-    assert anew.status == 0, anew.err
-    assert anew.document["resource"]["summary"]["succeeded_runs"] == 2
-    (aside,) = (
-        path for path in (project.root / ".osmosis" / "evals").iterdir() if path.name.startswith("b.")
-    )
+    fresh = await project.eval("--name", "b", "--fresh", "--json")
+    assert fresh.status == 0, fresh.err
+    assert fresh.resource["summary"]["succeeded_runs"] == 2
+    (aside,) = (project.root / ".osmosis" / "evals").glob("b.*")
     assert len((aside / "events.jsonl").read_text().splitlines()) == 1
 
 
-async def test_a_key_is_used_and_written_nowhere_and_a_rejected_one_is_found_before_the_first_row(
+async def test_api_key_is_never_written(
     tmp_path: Path,
 ) -> None:
     key = "sk-classic-0123456789"
@@ -262,7 +240,7 @@ async def test_a_key_is_used_and_written_nowhere_and_a_rejected_one_is_found_bef
         assert key not in said.out + said.err
 
 
-async def test_a_model_of_our_own_needs_no_address_and_parquet_rows_no_answer(project: Project) -> None:
+async def test_built_in_model_and_parquet_rows(project: Project) -> None:
     rows = [{"system_prompt": "Be brief.", "User_Prompt": word} for word in ("reward", "one", "two")]
     write_rows(project.root, "parquet", rows)
     words = ("eval", "-m", "server:Echo", "-d", "rows.parquet", "--model", "osmosis/tiny", "--json")
@@ -275,7 +253,7 @@ async def test_a_model_of_our_own_needs_no_address_and_parquet_rows_no_answer(pr
     assert project.journal()[0]["source_row_index"] == 1
 
 
-async def test_a_damaged_journal_is_refused_and_salvaged_as_the_hint_says(project: Project) -> None:
+async def test_salvage_of_a_damaged_journal(project: Project) -> None:
     assert (await project.eval("--name", "kept", "-q")).status == 0
     (run,) = project.runs
     journal = run / "events.jsonl"
@@ -294,7 +272,7 @@ class Screen(io.StringIO):
         return True
 
 
-def test_weakness_6_scores_in_brackets_are_shown_as_they_are() -> None:
+def test_weakness_6_brackets_in_scores() -> None:
     scores = {"rewards:exact": 1.0, "rewards:style": 0.25}
     unscored = {"agent": "KeyError: [red]no[/red]"}
     record = TerminalRecord(1, 2, "r", "success", 450, tokens=1200, scores=scores, unscored=unscored)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,7 +46,7 @@ def refusal(cli: Cli, *words: str) -> str:
         ("--max-total-tokens 0", "'--max-total-tokens' must be a positive number, not 0."),
     ],
 )
-def test_a_range_error_is_one_line_before_any_file_is_touched(
+def test_number_out_of_range(
     cli: Cli, options: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -57,7 +56,7 @@ def test_a_range_error_is_one_line_before_any_file_is_touched(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_line_that_is_neither_form_or_both_says_which_two_there_are(cli: Cli, project: Project) -> None:
+def test_mixed_command_forms(cli: Cli, project: Project) -> None:
     for words, said in (
         (("run", "x.toml", "-m", "a:b"), "'osmosis eval run' has no -m."),
         (("-m", "a:b", "run", "x.toml"), "'osmosis eval -m' has no subcommand 'run'."),
@@ -67,7 +66,7 @@ def test_a_line_that_is_neither_form_or_both_says_which_two_there_are(cli: Cli, 
         assert (found.status, found.out) == (2, "")
         assert f"Error: {said} An agent loop is evaluated by `osmosis eval -m MODULE:AGENT" in found.err
         assert "a config file by `osmosis eval run CONFIG`" in found.err
-        assert json.loads(cli("eval", *words, "--json").err)["error"]["message"].startswith(said)
+        assert cli("eval", *words, "--json").error["message"].startswith(said)
     found = cli(*project.words("further"))
     assert found.status == 2 and "'osmosis eval -m' takes no argument 'further'" in found.err
     assert cli("eval", "-m", "server:agent_loop").err.startswith("Error: Missing option '--dataset' / '-d'.")
@@ -76,7 +75,7 @@ def test_a_line_that_is_neither_form_or_both_says_which_two_there_are(cli: Cli, 
     assert cli("eval").out == cli("eval", "--help").out
 
 
-def test_parts_are_checked_in_order_and_what_is_wrong_is_named(cli: Cli, project: Project) -> None:
+def test_invalid_module_dataset_or_function(cli: Cli, project: Project) -> None:
     (project.root / "broken.py").write_text("import json\nraise RuntimeError('not today')\n")
 
     def said(
@@ -113,7 +112,7 @@ def test_parts_are_checked_in_order_and_what_is_wrong_is_named(cli: Cli, project
         ("a.jsonl", b'{"system_prompt": "s", "user_prompt": "u"}\n{"user_prompt": "u"}\n', "", "Row 1: Missing"),
     ],
 )  # fmt: skip
-def test_weakness_11_a_dataset_that_cannot_be_used_is_refused_with_the_place(
+def test_weakness_11_invalid_dataset(
     cli: Cli, project: Project, name: str, content: bytes, options: str, said: str
 ) -> None:
     (project.root / name).write_bytes(content)
@@ -122,17 +121,18 @@ def test_weakness_11_a_dataset_that_cannot_be_used_is_refused_with_the_place(
     assert project.runs == []
 
 
-def test_models_and_results_files_that_cannot_work_are_found_before_the_run(
-    cli: Cli, project: Project
-) -> None:
+def test_invalid_model_or_results_file(cli: Cli, project: Project) -> None:
     classic = ("eval", "-m", "server:agent_loop", "-d", "data.jsonl", "--eval-fn", "rewards:exact")
-    assert "needs a key, and `OPENAI_API_KEY` is not set" in refusal(
-        cli, *classic, "--model", "openai/gpt-5-mini"
-    )
-    assert "no built-in model `osmosis/tinny`" in refusal(cli, *classic, "--model", "osmosis/tinny")
+
+    def refused(model: str, address: str = "", *options: str) -> str:
+        where = ("--base-url", address) if address else ()
+        return refusal(cli, *classic, "--model", model, *where, *options)
+
+    assert "OPENAI_API_KEY is not set (required by openai/gpt-5-mini)" in refused("openai/gpt-5-mini")
+    assert "no built-in model `osmosis/tinny`" in refused("osmosis/tinny")
     trained = cli(*classic, "--model", "osmosis/tiny:calm-fern-1-step-40")
     assert trained.status == 1 and "hint: a trained model answers at its platform" in trained.err
-    assert "not an http(s) address" in refusal(cli, *classic, "--model", "m", "--base-url", "localhost:8000")
+    assert "not an http(s) address" in refused("m", "localhost:8000")
     for address in (
         "http://sk-secret@models.invalid/v1",
         "http://u:sk-secret@models.invalid/v1",
@@ -141,16 +141,12 @@ def test_models_and_results_files_that_cannot_work_are_found_before_the_run(
         "ftp://sk-secret@models.invalid",
         "http://[::1?sk-secret",
     ):
-        # Whatever is wrong with it, a key in it is not said, and the run that would keep it is not made.
-        found = refusal(cli, *classic, "--model", "m", "--base-url", address)
-        assert "holds more than an address" in found and "sk-secret" not in found
-    assert "is not an http(s) address" in refusal(
-        cli, *classic, "--model", "m", "--base-url", "http://x:99999"
-    )
-    assert "\x1b" not in refusal(cli, *classic, "--model", "m", "--base-url", "http://x/\x1b[2J")
-    assert "the price of `m`" in refusal(
-        cli, *classic, "--model", "m", "--base-url", "https://models.invalid/v1", "--max-cost", "1"
-    )
+        # A key in an invalid address is not printed, and no run is created that would store it.
+        found = refused("m", address)
+        assert "`--base-url` must not contain" in found and "sk-secret" not in found
+    assert "is not an http(s) address" in refused("m", "http://x:99999")
+    assert "\x1b" not in refused("m", "http://x/\x1b[2J")
+    assert "the price of `m`" in refused("m", "https://models.invalid/v1", "--max-cost", "1")
 
     (project.root / "file").write_text("")
     for path in (".", "file/results.json"):
@@ -158,9 +154,7 @@ def test_models_and_results_files_that_cannot_work_are_found_before_the_run(
     assert project.runs == []
 
 
-def test_an_agent_without_usable_tools_for_any_row_is_refused_before_the_first(
-    cli: Cli, project: Project
-) -> None:
+def test_invalid_tools(cli: Cli, project: Project) -> None:
     written = 0
 
     def tools(body: str) -> None:
@@ -172,15 +166,12 @@ def test_an_agent_without_usable_tools_for_any_row_is_refused_before_the_first(
         written += 1
         (project.root / "server.py").write_text(agent + "#" * 100 * written)
 
-    for body, said in (
-        ("return None", "get_tools of 'echo' returned None; it must return a list"),
-        ("return [{}]", "tools[0]"),
-        (
-            "raise KeyError('no such tool')",
-            "get_tools of 'echo' failed: KeyError: 'no such tool' (server.py:",
-        ),
-        ("raise SystemExit(3)", "get_tools of 'echo' failed: SystemExit: 3 (server.py:"),
-    ):
+    for body, said in {
+        "return None": "get_tools of 'echo' returned None; it must return a list",
+        "return [{}]": "tools[0]",
+        "raise KeyError('no such tool')": "get_tools of 'echo' failed: KeyError: 'no such tool' (server.py:",
+        "raise SystemExit(3)": "get_tools of 'echo' failed: SystemExit: 3 (server.py:",
+    }.items():
         tools(body)
         assert said in refusal(cli, *project.words())
     assert project.runs == []
@@ -190,7 +181,7 @@ def test_an_agent_without_usable_tools_for_any_row_is_refused_before_the_first(
     assert "127.0.0.1:9" in cli(*project.words()).err
 
 
-def test_a_sandbox_is_refused_with_what_gives_one(cli: Cli, project: Project) -> None:
+def test_isolate_is_rejected(cli: Cli, project: Project) -> None:
     for words in (("eval", "-m", "server:agent_loop", "--isolate"), project.words("--isolate")):
         found = cli(*words)
         assert (found.status, found.out) == (2, "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -14,32 +13,26 @@ from tests.cli.agent_loops.conftest import WriteModule
 from tests.cli.conftest import Cli
 from tests.logins import FERN, save_login, use_platform
 
-LOCAL = ("--host", "127.0.0.1", "--port", "0")
 
-
-def test_a_server_that_would_register_needs_a_login_or_the_word_that_it_should_not(
-    cli: Cli, write_agent: WriteModule
-) -> None:
-    status, out, err = cli("serve", "-m", write_agent(""), *LOCAL)
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ([], "registering needs a login: "),
+        (["--local", "--api-key", "k"], "--local and --api-key cannot be combined\n"),
+        *(
+            (["--skip-register", "--api-key", key], "an API key consists of printable ASCII characters")
+            for key in ("", " ", "k\u00e9y", "a\nb")
+        ),
+    ],
+)
+def test_invalid_options(cli: Cli, write_agent: WriteModule, options: list[str], error: str) -> None:
+    status, out, err = cli("serve", "-m", write_agent(""), *options, "--host", "127.0.0.1", "--port", "0")
     assert (status, out) == (1, "")
-    assert err.startswith("Error: registering needs a login: ")
-    assert "--skip-register" in err
+    assert err.startswith(f"Error: {error}")
+    assert options or "--skip-register" in err
 
 
-def test_a_server_that_lets_everybody_in_takes_no_key(cli: Cli, write_agent: WriteModule) -> None:
-    status, out, err = cli("serve", "-m", write_agent(""), "--local", "--api-key", "k", *LOCAL)
-    assert (status, out) == (1, "")
-    assert err == "Error: --local and --api-key cannot be combined\n"
-
-
-@pytest.mark.parametrize("key", ["", " ", "k\u00e9y", "a\nb"])
-def test_a_key_that_no_header_carries_is_refused(cli: Cli, write_agent: WriteModule, key: str) -> None:
-    status, _, err = cli("serve", "-m", write_agent(""), "--skip-register", "--api-key", key, *LOCAL)
-    assert status == 1
-    assert err.startswith("Error: an API key consists of printable ASCII characters")
-
-
-def test_a_port_in_use_is_told_in_one_line(cli: Cli, write_agent: WriteModule) -> None:
+def test_port_in_use(cli: Cli, write_agent: WriteModule) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         status, out, err = cli(
@@ -66,7 +59,7 @@ class Caller:
             client = TestClient(server.app(say))
             for key in (None, "of-mine", server.options.api_key):
                 headers = {"Authorization": f"Bearer {key}"} if key else {}
-                # No request at all: who is let in is told what it lacks.
+                # An empty request: an authorized caller gets the missing fields reported.
                 self.lets_in[key] = client.post("/v1/rollout/init", headers=headers).status_code == 422
             self.health = client.get("/platform/health", headers=headers).status_code
 
@@ -96,7 +89,7 @@ SERVED = {
 
 
 @pytest.mark.parametrize("options", SERVED)
-def test_who_is_let_in_and_what_is_told_is_as_the_options_say(
+def test_access_and_output_by_options(
     cli: Cli, write_agent: WriteModule, caller: Caller, options: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, needed, registers = SERVED[options]
@@ -159,38 +152,32 @@ WARNINGS = {
 
 
 @pytest.mark.parametrize(("added", "code"), ERRORS.items(), ids=ERRORS.values())
-def test_an_error_is_told_with_its_code(cli: Cli, write_agent: WriteModule, added: str, code: str) -> None:
+def test_validate_errors(cli: Cli, write_agent: WriteModule, added: str, code: str) -> None:
     module = write_agent(added)
-    status, out, err = cli("validate", "-m", module)
-    assert (status, out) == (1, "")
-    assert err.startswith("Error: agent loop ")
-    assert f"[{code}]" in err
-    details = json.loads(cli("validate", "-m", module, "--json").err)["error"]["details"]
+    err = cli("validate", "-m", module).err
+    assert err.startswith("Error: agent loop ") and f"[{code}]" in err
+    details = cli("validate", "-m", module, "--json").error["details"]
     assert [each["code"] for each in details["errors"]] == [code]
 
 
 @pytest.mark.parametrize(("added", "code"), WARNINGS.items(), ids=WARNINGS.values())
-def test_a_warning_is_counted_and_listed_when_asked_for(
-    cli: Cli, write_agent: WriteModule, added: str, code: str
-) -> None:
+def test_validate_warnings(cli: Cli, write_agent: WriteModule, added: str, code: str) -> None:
     module = write_agent(added)
     brief = cli("validate", "-m", module, "--plain")
     assert (brief.status, brief.err) == (0, "")
     assert code not in brief.out
     assert "Warnings" in brief.out
     assert code in cli("validate", "-m", module, "--verbose", "--plain").out
-    data = json.loads(cli("validate", "-m", module, "--json").out)["data"]
+    data = cli("validate", "-m", module, "--json").data
     assert (data["valid"], data["tool_count"]) == (True, 1)
     assert [each["code"] for each in data["warnings"]] == [code]
 
 
 @pytest.mark.integration
-def test_a_run_asks_the_built_in_model_and_one_that_fails_is_not_valid(
-    cli: Cli, write_agent: WriteModule
-) -> None:
+def test_validate_run(cli: Cli, write_agent: WriteModule) -> None:
     ran = cli("validate", "-m", write_agent(""), "--run", "--json")
     assert (ran.status, ran.err) == (0, "")
-    run = json.loads(ran.out)["data"]["run"]
+    run = ran.data["run"]
     assert (run["model"], run["model_calls"], run["finish_reason"]) == ("osmosis/tiny", 1, "stop")
 
     broken = write_agent(
@@ -201,8 +188,8 @@ def test_a_run_asks_the_built_in_model_and_one_that_fails_is_not_valid(
         """
     )
     assert cli("validate", "-m", broken).status == 0
-    status, out, err = cli("validate", "-m", broken, "--run")
-    assert (status, out) == (1, "")
-    assert err.startswith(
+    failed = cli("validate", "-m", broken, "--run")
+    assert (failed.status, failed.out) == (1, "")
+    assert failed.err.startswith(
         "Error: agent loop 'calculator' looks valid, but its run failed: LookupError: no such tool ("
     )

@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Cli, Outcome
+from tests.cli.conftest import Cli
+from tests.cli.outcome import Outcome
 from tests.cli.terminal import Terminal, terminal
 from tests.rubric.serving import serving
 from tests.standin_model import Reply, StandInModel, error_reply
@@ -95,7 +96,7 @@ def results(path: str = "out/results.json") -> dict[str, Any]:
     return found
 
 
-def test_rows_are_run_and_the_documented_results_written(loop: Loop) -> None:
+def test_results_file(loop: Loop) -> None:
     outcome = loop.test(
         "-o", "out/results.json", "--temperature", "0.5", "--max-tokens", "9", "--offset", "1"
     )
@@ -122,7 +123,7 @@ def test_rows_are_run_and_the_documented_results_written(loop: Loop) -> None:
     }
 
 
-def test_failed_rows_say_why_as_it_is_and_count_their_tokens(loop: Loop) -> None:
+def test_failed_rows(loop: Loop) -> None:
     loop.rows("raise", "ctx.error", "nothing", "tools raise", "tools none", "fine", "hang")
     outcome = loop.test("-o", "out/results.json", "--batch-size", "3", "--no-probe", "--limit", "6")
     assert outcome.status == 1
@@ -151,7 +152,7 @@ def test_failed_rows_say_why_as_it_is_and_count_their_tokens(loop: Loop) -> None
     assert "the agent did not finish within 0.05 s." in hung.err
 
 
-def test_tokens_that_the_model_does_not_report_are_unknown(loop: Loop) -> None:
+def test_unreported_tokens(loop: Loop) -> None:
     usages = iter([True, True, False, False])  # the first call is the probe
     loop.model.respond = lambda _: Reply(usage=next(usages) and USAGE)
     outcome = loop.test("--batch-size", "1", "--plain", "-o", "out/results.json")
@@ -162,7 +163,7 @@ def test_tokens_that_the_model_does_not_report_are_unknown(loop: Loop) -> None:
     assert "Total tokens\t7 (1 of 3 rows)" in outcome.out
 
 
-def test_rows_go_on_beside_each_other_and_are_told_in_order(loop: Loop) -> None:
+def test_concurrent_rows_are_printed_in_order(loop: Loop) -> None:
     loop.rows(*(str(number) for number in range(6)))
     last_asked = asyncio.Event()
 
@@ -178,9 +179,7 @@ def test_rows_go_on_beside_each_other_and_are_told_in_order(loop: Loop) -> None:
     assert told == [f"[{number + 1}/6] Row {number}" for number in range(6)]
 
 
-def test_an_agent_that_blocks_the_event_loop_fails_its_row_alone(
-    loop: Loop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocking_agent_fails_only_its_row(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     loop.rows("block", "fine")
     alarms: list[float] = []
 
@@ -198,50 +197,46 @@ def test_an_agent_that_blocks_the_event_loop_fails_its_row_alone(
         ringing.join()
     assert alarms[0] == 0.5 and alarms[-1] == 0
     assert outcome.status == 1
-    rows = json.loads(outcome.out)["resource"]["results"]  # what the agent printed is not in it
+    rows = outcome.resource["results"]  # what the agent printed is not in it
     assert "blocked the event loop for 0.5 s" in rows[0]["error"]
     assert "blocking" in outcome.err
     assert loop.test("--no-probe", "--offset", "1").status == 0
 
 
-def test_ctrl_c_keeps_the_rows_that_had_ended(loop: Loop) -> None:
+def start_process(loop: Loop, *options: str) -> subprocess.Popen[str]:
+    where = ("--base-url", loop.model.base_url, "--model", "m", "--no-probe", "-d", "rows.jsonl")
+    command = [*warm_osmosis(), "test", "-m", "tried_agent:agent_loop", *where, *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_line(process: subprocess.Popen[str], text: str) -> None:
+    assert process.stderr is not None
+    assert any(text in line for line in process.stderr)
+
+
+def test_ctrl_c_keeps_finished_rows(loop: Loop) -> None:
     never = asyncio.Event()
     loop.model.respond = lambda body: Reply(
         wait_for=never if body["messages"][-1]["content"] == "b" else None
     )
-    words = ["test", "-m", "tried_agent:agent_loop", "-d", "rows.jsonl", "--no-probe", "-o", "kept.json"]
-    process = subprocess.Popen(
-        [*warm_osmosis(), *words, "--base-url", loop.model.base_url, "--model", "m"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
-    assert any("[1/3] Row 0: OK" in line for line in process.stderr)
+    process = start_process(loop, "-o", "kept.json")
+    wait_for_line(process, "[1/3] Row 0: OK")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 1
-    assert "1 of 1 rows passed, 2 not run." in out
-    assert "Traceback" not in err
+    assert "1 of 1 rows passed, 2 not run." in out and "Traceback" not in err
     assert [row["row_index"] for row in results("kept.json")["results"]] == [0]
 
 
-def test_a_second_ctrl_c_ends_the_process_though_the_agent_blocks_it(loop: Loop) -> None:
+def test_second_ctrl_c_kills_a_blocking_agent(loop: Loop) -> None:
     loop.rows("block")
-    words = ["test", "-m", "tried_agent:agent_loop", "-d", "rows.jsonl", "--no-probe"]
-    process = subprocess.Popen(
-        [*warm_osmosis(), *words, "--base-url", loop.model.base_url, "--model", "m"],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
-    assert any("blocking" in line for line in process.stderr)
-    process.send_signal(signal.SIGINT)
+    process = start_process(loop)
+    wait_for_line(process, "blocking")
     while process.poll() is None:
         process.send_signal(signal.SIGINT)
         select.select([], [], [], 0.05)
-    assert process.stderr.read().splitlines()[-1] == "Error: Interrupted."
-    assert process.returncode == 1
+    _, err = process.communicate(timeout=120)
+    assert (process.returncode, err.splitlines()[-1]) == (1, "Error: Interrupted.")
 
 
 @pytest.mark.parametrize(
@@ -258,9 +253,7 @@ def test_a_second_ctrl_c_ends_the_process_though_the_agent_blocks_it(loop: Loop)
         (["--base-url", "http://127.0.0.1:1/v1"], "could not be reached"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line_before_any_row(
-    loop: Loop, arguments: list[str], said: str
-) -> None:
+def test_invalid_arguments(loop: Loop, arguments: list[str], said: str) -> None:
     outcome = loop.test(*arguments)
     assert (outcome.status, outcome.out) == (1, "")
     (line,) = (line for line in outcome.err.splitlines() if line.startswith("Error: "))
@@ -276,7 +269,7 @@ def test_what_is_wrong_is_said_in_one_line_before_any_row(
         (error_reply(404, "the model `org/name` does not exist"), "does not exist"),
     ],
 )
-def test_a_model_that_cannot_be_called_is_found_by_one_probe(loop: Loop, refusal: Reply, said: str) -> None:
+def test_failing_probe(loop: Loop, refusal: Reply, said: str) -> None:
     loop.model.respond = lambda _: refusal
     outcome = loop.test("-o", "out/results.json")
     assert outcome.status == 1
@@ -331,7 +324,7 @@ def answer(screen: Terminal, keys: str, until: str) -> str:
 
 
 @pytest.mark.e2e
-def test_every_key_does_what_the_help_says_and_the_results_are_written() -> None:
+def test_interactive_keys() -> None:
     replies = iter(range(1, 100))
     with (
         serving(StandInModel(lambda _: Reply(content=f"reply [red]{next(replies)}"))) as model,
@@ -369,22 +362,25 @@ def test_every_key_does_what_the_help_says_and_the_results_are_written() -> None
 
 
 @pytest.mark.e2e
-def test_ctrl_c_leaves_cleanly_at_a_prompt_and_while_the_model_thinks() -> None:
+def test_ctrl_c_in_interactive_mode() -> None:
     with serving(StandInModel()) as model, session(model, "--row", "1") as screen:
         screen.until(STEP_PROMPT)
-        screen.type("\x03")
-        assert "Traceback" not in screen.until("0 of 1 rows passed.")
-        assert screen.process.wait(120) == 0
+        ctrl_c(screen, "0 of 1 rows passed.", status=0)
     with serving(StandInModel(latency_s=300)) as model, session(model) as screen:
-        while not model.calls:  # the probe, before anything was asked
-            select.select([], [], [], 0.01)
-        screen.type("\x03")
-        assert "Traceback" not in screen.until("Interrupted")
-        assert screen.process.wait(120) == 130
+        wait_for_call(model)  # the probe, before any prompt
+        ctrl_c(screen, "Interrupted", status=130)
     with serving(StandInModel(latency_s=300)) as model, session(model, "--no-probe", "--row", "1") as screen:
         screen.until("question 1")
-        while not model.calls:
-            select.select([], [], [], 0.01)
-        screen.type("\x03")
-        assert "Traceback" not in screen.until("0 of 1 rows passed.")
-        assert screen.process.wait(120) == 0
+        wait_for_call(model)
+        ctrl_c(screen, "0 of 1 rows passed.", status=0)
+
+
+def wait_for_call(model: StandInModel) -> None:
+    while not model.calls:
+        select.select([], [], [], 0.01)
+
+
+def ctrl_c(screen: Terminal, last: str, *, status: int) -> None:
+    screen.type("\x03")
+    assert "Traceback" not in screen.until(last)
+    assert screen.process.wait(120) == status

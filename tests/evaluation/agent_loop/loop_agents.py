@@ -1,4 +1,4 @@
-"""Agent loops and a model for the tests of what runs them in this process."""
+"""Agent loops and a model for tests that run them in this process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def row(question: str = "1 + 1?", **more: Any) -> dict[str, Any]:
 
 
 class ScriptedClient:
-    """A model that answers what it was asked, and remembers what was done with it."""
+    """A model that repeats the question, and records how it is used."""
 
     def __init__(self) -> None:
         self.tools: list[Any] | None = None
@@ -53,7 +53,7 @@ class ScriptedClient:
 
 
 async def answer(ctx: Any) -> RolloutResult:
-    """Ask once and end."""
+    """Ask the model once and complete."""
     messages = list(ctx.request.messages)
     reply = await ctx.chat(messages, **ctx.request.completion_params)
     ended: RolloutResult = ctx.complete([*messages, reply.message], reward=0.5)
@@ -61,7 +61,7 @@ async def answer(ctx: Any) -> RolloutResult:
 
 
 class Agent(RolloutAgentLoop):
-    """An agent that does what a test says, and remembers its requests."""
+    """An agent whose ``run`` is given, and which records its requests."""
 
     name = "tried"
 
@@ -71,8 +71,6 @@ class Agent(RolloutAgentLoop):
         self.requests: list[Any] = []
 
     def get_tools(self, request: Any) -> Any:
-        if isinstance(self._tools, BaseException):
-            raise self._tools
         return self._tools
 
     async def run(self, ctx: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Which endpoint `--model`, `--base-url` and `--api-key` select."""
+"""The endpoint selected by `--model`, `--base-url` and `--api-key`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.standin_model import Reply, StandInModel, error_reply
 HERE = "http://127.0.0.1:8000/v1"
 
 
-def test_an_address_takes_the_whole_name_and_needs_no_key() -> None:
+def test_endpoint_of_base_url() -> None:
     endpoint = choose_endpoint("org/name", {}, base_url=f"{HERE}/chat/completions/")
     assert (endpoint.model, endpoint.base_url, endpoint.transport) == ("org/name", HERE, "openai")
     assert endpoint.api_key
@@ -30,14 +30,14 @@ def test_an_address_takes_the_whole_name_and_needs_no_key() -> None:
     assert choose_endpoint("m", {}, base_url=gateway).base_url == gateway
 
 
-def test_the_key_given_wins_over_the_variable() -> None:
+def test_api_key_option_overrides_environment() -> None:
     env = {"OPENAI_API_KEY": "from-env"}
     assert choose_endpoint("m", env, base_url=HERE).api_key == "from-env"
     assert choose_endpoint("m", env, base_url=HERE, api_key="given").api_key == "given"
     assert choose_endpoint("anthropic/claude-x", {}, api_key="given").api_key == "given"
 
 
-def test_a_bare_name_is_openais_unless_it_is_plainly_anothers() -> None:
+def test_provider_of_bare_model_name() -> None:
     assert choose_endpoint("my-tune", {"OPENAI_API_KEY": "k"}).model_path == "openai/my-tune"
     assert choose_endpoint("claude-sonnet-4-5", {"ANTHROPIC_API_KEY": "k"}).provider == "anthropic"
     with pytest.raises(OsmosisError, match="OPENAI_API_KEY"):
@@ -48,14 +48,14 @@ def test_a_bare_name_is_openais_unless_it_is_plainly_anothers() -> None:
     "address",
     ["localhost:8000", "ftp://here/v1", "http://me:secret@here/v1", "https://here/sk-proj-secret-4711/v1"],
 )
-def test_an_address_that_is_none_is_refused_without_showing_a_password(address: str) -> None:
+def test_invalid_base_url_is_refused_without_its_password(address: str) -> None:
     with pytest.raises(OsmosisError) as caught:
         choose_endpoint("m", {}, base_url=address)
     assert "--base-url" in caught.value.message
     assert "secret" not in caught.value.message
 
 
-async def test_a_model_registered_with_the_protocol_in_its_name_is_found_by_asking() -> None:
+async def test_model_name_with_protocol_prefix_is_probed() -> None:
     def only(body: dict[str, Any]) -> Reply:
         known = body["model"] == "openai/gpt-oss"
         return Reply() if known else error_reply(404, f"no model {body['model']}")

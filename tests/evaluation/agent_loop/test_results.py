@@ -1,4 +1,4 @@
-"""The documented results file of an agent loop, its numbers, and the rows that it reads."""
+"""The results file of an agent loop, its statistics, and its dataset rows."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def results_of(run: Path, table: AttemptTable) -> ClassicResults:
     return summarize_runs(summary, table, eval_fns=["a:fn"], pass_threshold=1.0)
 
 
-def test_the_results_file_has_the_documented_keys_and_further_ones(tmp_path: Path) -> None:
+def test_results_file(tmp_path: Path) -> None:
     records = [
         record(0, 0, scores={"a:fn": 1.0}, tokens=3, cost_usd=0.5, finish_reason="stop"),
         record(0, 1, "failed", error="said\n“no”", tokens=2),
@@ -71,49 +71,26 @@ def test_the_results_file_has_the_documented_keys_and_further_ones(tmp_path: Pat
     # A lone surrogate is written as its JSON escape.
     assert "\\ud83d" in path.read_text(encoding="utf-8")
     found = json.loads(path.read_bytes())
-    assert found["rows"] == [
-        {
-            "row_index": 7,
-            "runs": [
-                {
-                    "run_index": 0,
-                    "success": True,
-                    "scores": {"a:fn": 1.0},
-                    "duration_ms": 10,
-                    "tokens": 3,
-                    "finish_reason": "stop",
-                    "cost_usd": 0.5,
-                },
-                {
-                    "run_index": 1,
-                    "success": False,
-                    "scores": {},
-                    "duration_ms": 10,
-                    "tokens": 2,
-                    "error": "said\n“no”",
-                },
-            ],
-        },
-        {
-            "row_index": 9,
-            "runs": [
-                {
-                    "run_index": 0,
-                    "success": True,
-                    "scores": {},
-                    "duration_ms": 10,
-                    "tokens": 0,
-                    "unscored": {"a:fn": "why"},
-                }
-            ],
-        },
-    ]
+    places = [(row["row_index"], [run["run_index"] for run in row["runs"]]) for row in found["rows"]]
+    assert places == [(7, [0, 1]), (9, [0])]
+    scored, failed, unscored = (run for row in found["rows"] for run in row["runs"])
+    assert scored == {
+        "run_index": 0,
+        "success": True,
+        "scores": {"a:fn": 1.0},
+        "duration_ms": 10,
+        "tokens": 3,
+        "finish_reason": "stop",
+        "cost_usd": 0.5,
+    }
+    assert (failed["success"], failed["scores"], failed["error"]) == (False, {}, "said\n“no”")
+    assert (unscored["success"], unscored["tokens"], unscored["unscored"]) == (True, 0, {"a:fn": "why"})
     summary = found["summary"]
     assert (summary["total_rows"], summary["total_runs"], summary["pending_runs"]) == (2, 3, 3)
     assert (summary["total_tokens"], summary["cost_usd"], summary["total_duration_ms"]) == (5, 0.5, 5.0)
 
 
-def test_the_agents_own_reward_is_summarized_over_the_runs_that_have_one(tmp_path: Path) -> None:
+def test_agent_reward_summary(tmp_path: Path) -> None:
     records = [
         record(0, 0, scores={"a:fn": 0.0}),
         record(0, 1, scores={"a:fn": 0.0, "agent": 1.0}),
@@ -126,7 +103,7 @@ def test_the_agents_own_reward_is_summarized_over_the_runs_that_have_one(tmp_pat
     assert agent.estimate is not None and (agent.estimate.value, agent.estimate.n) == (1.0, 1)
 
 
-def test_duplicate_rows_of_a_run_count_as_one_in_its_intervals(tmp_path: Path) -> None:
+def test_duplicate_rows_count_once_in_intervals(tmp_path: Path) -> None:
     records = [
         record(row, 0, scores={"a:fn": row % 2}, row_digest=f"{row // 2 + 1:016x}" * 2) for row in range(8)
     ]
@@ -134,7 +111,7 @@ def test_duplicate_rows_of_a_run_count_as_one_in_its_intervals(tmp_path: Path) -
     assert estimate is not None and (estimate.n, estimate.clusters) == (8, 4)
 
 
-def test_the_latest_record_of_a_run_counts(tmp_path: Path) -> None:
+def test_latest_record_counts(tmp_path: Path) -> None:
     assert results_of(tmp_path, AttemptTable(1, 2)).rows == []
     lines = [record(0, 1), record(0, 0, "failed"), record(0, 0, scores={"a:fn": 1.0})]
     table = table_of(tmp_path, lines, 1, 2)
@@ -142,51 +119,37 @@ def test_the_latest_record_of_a_run_counts(tmp_path: Path) -> None:
     assert [(each.run_index, each.status) for each in runs] == [(0, "success"), (1, "success")]
 
 
-def test_documented_statistics_count_a_missing_score_as_zero_and_estimates_leave_it_out() -> None:
-    found = summarize_scores([[1.0, None], [0.5, 0.5]], n_runs=2, pass_threshold=1.0)
+def test_missing_scores_count_as_zero_but_not_in_estimates() -> None:
+    found = summarize_scores([[1.0, None], [0.5, 0.5]], n_runs=2, pass_threshold=1.0, ks=(2,))
     assert (found.mean, found.min, found.max) == (0.5, 0.0, 1.0)
-    assert found.std == pytest.approx(0.125**0.5)  # the population's
-    assert found.pass_at_k == {1: 0.25}  # 2 is no documented k
-    asked = summarize_scores([[1.0, None], [0.5, 0.5]], n_runs=2, pass_threshold=1.0, ks=(2,))
-    assert (asked.pass_at_k, asked.to_json()["pass_at_2"]) == ({1: 0.25, 2: 0.5}, 0.5)
+    assert found.std == pytest.approx(0.125**0.5)  # of the population
+    assert (found.pass_at_k, found.to_json()["pass_at_2"]) == ({1: 0.25, 2: 0.5}, 0.5)
     assert (found.scored, found.unscored) == (3, 1)
     assert found.estimate is not None
     assert (found.estimate.value, found.estimate.n) == (0.75, 3)  # every row weighs the same
-    assert set(found.pass_at_k_estimates) == {1, 2}
-    assert found.pass_at_k_estimates[1].value == 0.5
+    assert summarize_scores([], n_runs=3, pass_threshold=1.0).estimate is None
 
 
-def test_a_missing_score_passes_no_threshold() -> None:
-    found = summarize_scores([[None, None], [-1.0, -2.0]], n_runs=2, pass_threshold=-5.0)
-    assert found.pass_at_k == {1: 0.5}
-    assert found.pass_at_k_estimates[2].value == 1.0
-    empty = summarize_scores([], n_runs=3, pass_threshold=1.0)
-    assert (empty.mean, empty.std, empty.pass_at_k, empty.scored, empty.estimate) == (0.0, 0.0, {}, 0, None)
+@pytest.mark.parametrize(
+    ("n", "ks", "documented", "estimated"),
+    [
+        (10, (7, 99), [1, 3, 5, 7, 10], [1, 2, 3, 4, 5, 7, 8, 10]),
+        (2, (), [1], [1, 2]),
+        (1, (), [], [1]),
+    ],
+)
+def test_values_of_k(n: int, ks: tuple[int, ...], documented: list[int], estimated: list[int]) -> None:
+    found = summarize_scores([[1.0] * n], n_runs=n, pass_threshold=1.0, ks=ks)
+    assert (list(found.pass_at_k), list(found.pass_at_k_estimates)) == (documented, estimated)
     assert pass_at_k(10, 7, 3) == pytest.approx(0.99167, abs=1e-5)
     assert pass_at_k(2, 1, 5) == 1
-
-
-def test_one_run_per_row_has_no_documented_pass_at_k_but_a_pass_rate() -> None:
-    found = summarize_scores([[1.0], [0.0]], n_runs=1, pass_threshold=1.0)
-    assert found.pass_at_k == {}
-    assert {k: estimate.value for k, estimate in found.pass_at_k_estimates.items()} == {1: 0.5}
-    assert list(found.to_json())[:5] == ["mean", "std", "min", "max", "scored"]
-
-
-def test_estimates_cover_documented_ks_powers_of_two_and_additional_ks() -> None:
-    def ks(n: int, *further: int) -> list[int]:
-        found = summarize_scores([[1.0] * n], n_runs=n, pass_threshold=1.0, ks=further)
-        return list(found.pass_at_k_estimates)
-
-    assert ks(10, 7, 99) == [1, 2, 3, 4, 5, 7, 8, 10]
-    assert ks(1) == [1]
 
 
 def question(number: int, **more: Any) -> dict[str, Any]:
     return {"system_prompt": "Be brief.", "user_prompt": f"{number}?", "ground_truth": str(number), **more}
 
 
-def test_known_columns_are_found_in_any_case_and_ground_truth_is_optional(tmp_path: Path) -> None:
+def test_column_names_ignore_case(tmp_path: Path) -> None:
     lines = [
         '{"System_Prompt": "s", "USER_PROMPT": "u", "Ground_Truth": "g", "Answer": 1}',
         "",
@@ -214,13 +177,13 @@ def test_known_columns_are_found_in_any_case_and_ground_truth_is_optional(tmp_pa
         (question(1, ground_truth=[4]), "Row 7: 'ground_truth' must be a string, found an array."),
     ],
 )
-def test_an_invalid_row_is_rejected_with_its_index(record: object, words: str) -> None:
+def test_invalid_row(record: object, words: str) -> None:
     with pytest.raises(DatasetValidationError) as caught:
         loop_row(record, 7)
     assert caught.value.message == words
 
 
-def test_a_row_becomes_the_agents_request() -> None:
+def test_request_of_a_row() -> None:
     row = question(3, Level=2)
     request = dataset_row_to_request(row, 5)
     assert request.rollout_id == "local-5"
@@ -246,7 +209,7 @@ def test_a_row_becomes_the_agents_request() -> None:
     assert (request.completion_params, request.max_turns) == ({"temperature": 0.5}, 2)
 
 
-def test_a_row_too_large_for_a_request_is_rejected_with_its_index() -> None:
+def test_row_larger_than_a_request() -> None:
     row = {"system_prompt": "s", "user_prompt": "u", "blob": "x" * 1_100_000}
     with pytest.raises(DatasetValidationError, match=r"^Row 4: .*exceeds maximum of 1048576 bytes"):
         dataset_row_to_request(row, 4)

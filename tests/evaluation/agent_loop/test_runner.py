@@ -1,4 +1,4 @@
-"""Rows through an agent loop and its eval functions in this process: each ends with one result."""
+"""Agent loops and eval functions that run in this process."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def run(agent: Agent, **options: Any) -> LocalRunResult:
     return await LocalTestRunner(agent, ScriptedClient(), **options).run_single(row(), 3)
 
 
-async def test_each_row_has_its_own_rollout_id_and_token_usage() -> None:
+async def test_batch_of_rows() -> None:
     agent, client = Agent(), ScriptedClient()
     assert isinstance(client, LocalLLMClientProtocol)
     runner = LocalTestRunner(agent, client)
@@ -76,7 +76,7 @@ async def test_each_row_has_its_own_rollout_id_and_token_usage() -> None:
     }
 
 
-async def test_tools_are_set_for_the_run_and_cleared_after_success_and_error() -> None:
+async def test_tools_are_cleared_after_success_and_error() -> None:
     async def fail(ctx: Any) -> Any:
         await ctx.chat([{"role": "user", "content": "x"}])
         raise ValueError("boom")
@@ -123,14 +123,14 @@ async def _key_error(ctx: Any) -> Any:
         (_key_error, "answer", 0),
     ],
 )
-async def test_any_failure_of_the_agent_fails_only_its_row(run_: Any, message: str, tokens: int) -> None:
+async def test_agent_failure_fails_only_its_row(run_: Any, message: str, tokens: int) -> None:
     result = await run(Agent(run_))
     assert not result.success
     assert message in (result.error or "")
     assert result.token_usage["total_tokens"] == tokens
 
 
-async def test_a_run_method_that_is_not_async_fails_the_row() -> None:
+async def test_synchronous_run_method() -> None:
     class Synchronous(Agent):
         def run(self, ctx: Any) -> Any:
             return ctx.complete([])
@@ -138,7 +138,7 @@ async def test_a_run_method_that_is_not_async_fails_the_row() -> None:
     assert (await run(Synchronous())).error == "`run` must be `async def`; it returned RolloutResult"
 
 
-async def test_an_agent_is_stopped_at_the_time_limit_and_its_own_timeout_is_reported() -> None:
+async def test_timeouts() -> None:
     async def hang(ctx: Any) -> Any:
         await asyncio.Event().wait()
 
@@ -152,7 +152,7 @@ async def test_an_agent_is_stopped_at_the_time_limit_and_its_own_timeout_is_repo
     assert (await run(Agent(own), timeout_s=60)).error == "the search took too long"
 
 
-async def test_debugging_writes_an_event_file_per_row(tmp_path: Path) -> None:
+async def test_debug_event_files(tmp_path: Path) -> None:
     async def logs(ctx: Any) -> Any:
         ctx.log_event("thought", depth=2)
         return await answer(ctx)
@@ -190,7 +190,7 @@ def evaluator(agent: Agent, *functions: Any, **options: Any) -> EvalRunner:
     )
 
 
-async def test_every_run_has_its_own_id_and_is_scored_by_every_function() -> None:
+async def test_eval_runs_and_scores() -> None:
     agent = Agent(without_reward)
     progress: list[tuple[int, int, int]] = []
     result = await evaluator(agent, exact, long_enough).run_eval(
@@ -215,7 +215,7 @@ async def test_every_run_has_its_own_id_and_is_scored_by_every_function() -> Non
     assert (summary.mean, summary.std, summary.pass_at_k) == (0.5, 0.5, {1: 0.5})
 
 
-async def test_a_failed_run_has_no_scores_counts_as_zero_and_never_passes() -> None:
+async def test_failed_run_scores_zero_and_never_passes() -> None:
     async def fails_on_three(ctx: Any) -> Any:
         if "3" in ctx.request.messages[-1]["content"]:
             raise RuntimeError("cannot count to three")
@@ -232,7 +232,7 @@ async def test_a_failed_run_has_no_scores_counts_as_zero_and_never_passes() -> N
     assert (summary.estimate.value, summary.scored, summary.unscored) == (1.0, 3, 3)
 
 
-async def test_a_function_that_returns_no_finite_number_leaves_a_reason_instead_of_a_score() -> None:
+async def test_eval_function_without_a_finite_number() -> None:
     result = await evaluator(Agent(without_reward), exact, broken, not_a_number).run_eval([row("is it 2")])
     (run,) = result.rows[0].runs
     assert run.success
@@ -242,7 +242,7 @@ async def test_a_function_that_returns_no_finite_number_leaves_a_reason_instead_
     assert result.eval_summaries["broken"].unscored == 1
 
 
-async def test_concurrent_runs_have_their_own_clients_and_ordered_results() -> None:
+async def test_concurrent_runs() -> None:
     clients: list[ScriptedClient] = []
     together = asyncio.Event()
     waiting = 0
@@ -275,7 +275,7 @@ async def test_concurrent_runs_have_their_own_clients_and_ordered_results() -> N
     assert [each.runs[0].scores["exact"] for each in result.rows] == [0, 0, 1, 0, 0]
 
 
-async def test_without_a_client_factory_runs_are_sequential(caplog: pytest.LogCaptureFixture) -> None:
+async def test_batches_without_client_factory_are_sequential(caplog: pytest.LogCaptureFixture) -> None:
     running = most = 0
 
     async def counts_the_others(ctx: Any) -> Any:
@@ -295,7 +295,7 @@ async def test_without_a_client_factory_runs_are_sequential(caplog: pytest.LogCa
 HELLO = [{"role": "user", "content": "hello"}]
 
 
-async def test_a_paused_model_stops_after_each_reply() -> None:
+async def test_interactive_client_pauses_after_each_reply() -> None:
     steps: list[InteractiveStep] = []
 
     async def on_step(step: InteractiveStep) -> None:
@@ -317,7 +317,7 @@ async def test_a_paused_model_stops_after_each_reply() -> None:
     assert client.get_metrics().num_llm_calls == 2
 
 
-async def test_a_session_reads_standard_input_by_default(
+async def test_interactive_session_on_stdin(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answers = iter(["1", "t", "q", "0", "c", ""])
@@ -346,7 +346,7 @@ async def test_a_session_reads_standard_input_by_default(
     assert [request.rollout_id for request in agent.requests] == ["test-1", "test-0"]
 
 
-async def test_a_call_sends_tools_and_arguments_and_counts_tokens() -> None:
+async def test_chat_request_and_token_counts() -> None:
     schema = OpenAIFunctionToolSchema(
         type="function", function=OpenAIFunctionSchema(name="look", description="Look.")
     )
@@ -380,7 +380,7 @@ async def test_a_call_sends_tools_and_arguments_and_counts_tokens() -> None:
     assert "tools" not in second
 
 
-async def test_a_shared_client_calls_the_same_endpoint_from_another_event_loop() -> None:
+async def test_shared_client_in_another_event_loop() -> None:
     async with StandInModel() as model:
         endpoint = ModelEndpoint("m", "openai", "m", "openai", model.base_url, "no-key")
         async with ModelClient(endpoint) as shared:
@@ -390,14 +390,12 @@ async def test_a_shared_client_calls_the_same_endpoint_from_another_event_loop()
         assert model.calls == 2
 
 
-async def test_a_missing_key_is_reported_at_the_first_call() -> None:
+async def test_missing_api_key() -> None:
     with pytest.raises(ProviderError, match=r"Authentication failed: .*OPENAI_API_KEY"):
         await ExternalLLMClient().chat_completions(HELLO)
 
 
-def test_only_existing_files_of_the_user_are_part_of_the_source(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_imported_files(monkeypatch: pytest.MonkeyPatch) -> None:
     here = Path.cwd()
     own = here / "own_agent.py"
     own.write_text("")
@@ -408,7 +406,7 @@ def test_only_existing_files_of_the_user_are_part_of_the_source(
     assert imported_files(here.resolve(), "own_agent:agent_loop") == (own.resolve(),)
 
 
-async def test_the_report_is_plain_text_with_any_console() -> None:
+async def test_eval_report_text() -> None:
     result = await evaluator(Agent(without_reward), exact).run_eval([row("is it 2"), row("x")], n_runs=3)
     text = format_eval_report(result)
     assert "Evaluation Results:" in text
@@ -436,9 +434,7 @@ async def test_the_report_is_plain_text_with_any_console() -> None:
 @pytest.mark.parametrize(
     "reward, written", [(np.float32(0.5), 0.5), (float("nan"), None), ("good", None), (True, 1.0)]
 )
-async def test_a_reward_that_is_not_a_finite_number_is_written_as_null(
-    reward: Any, written: float | None
-) -> None:
+async def test_non_finite_reward_is_null(reward: Any, written: float | None) -> None:
     async def rewarded(ctx: Any) -> Any:
         return ctx.complete([], reward=reward)
 
@@ -468,7 +464,7 @@ def _schema(name: str = "add", kind: str = "object") -> OpenAIFunctionToolSchema
         ([_schema(kind="array")], "parameters.type must be 'object'"),
     ],
 )
-async def test_invalid_tools_fail_the_row_with_the_reason(tools: Any, message: str) -> None:
+async def test_invalid_tools(tools: Any, message: str) -> None:
     with pytest.raises(ToolValidationError, match=message):
         validate_tools(tools)
     result = await run(Agent(tools=tools))

@@ -18,11 +18,10 @@ from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.platform.blobs.parted_upload import UPLOAD_TTL
 from osmosis_ai.platform.blobs.store import BlobStoreBusy, BlobUpload
 from osmosis_ai.platform.config import PlatformConfig
-from osmosis_ai.platform.datasets import DatasetLimits, find_dataset, open_dataset
 from osmosis_ai.platform.datasets import check as checking
 from osmosis_ai.platform.datasets.check import Check, check_dataset, check_in_process
-from osmosis_ai.platform.datasets.pending_uploads import PendingUpload
-from osmosis_ai.platform.datasets.upload_request import UploadRequest
+from osmosis_ai.platform.datasets.store import DatasetLimits, find_dataset, open_dataset
+from osmosis_ai.platform.datasets.uploads import PendingUpload, UploadRequest
 from osmosis_ai.platform.db.tables import DbDataset
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member
@@ -38,8 +37,8 @@ class Shop:
         self.workspace, self.user = member.workspace.id, member.user.id
 
     def begin(self, name: str, data: bytes, overwrite_id: str | None = None) -> DbDataset:
-        announced = UploadRequest.checked(name, "jsonl", len(data))
-        return self.datasets.create(self.workspace, self.user, announced, overwrite_id=overwrite_id)[0].row
+        announced = UploadRequest.checked(name, "jsonl", len(data), overwrite_id=overwrite_id)
+        return self.datasets.create(self.workspace, self.user, announced)[0].row
 
     def send(self, row: DbDataset, data: bytes) -> list[CompletedPart]:
         pending = self.pending(row)
@@ -110,17 +109,11 @@ def test_what_a_store_that_is_away_interrupts_is_checked_when_it_is_back(
         raise BlobStoreBusy("the bucket 'models' answered 503; it is asked again later.")
 
     row = shop.received("multiply", rows())
+    assert row.status == "processing"
     with monkeypatch.context() as patch:
         patch.setattr(services.blobs, step, away)
         shop.work()
     assert shop.get(row.id).status == "processing"
-    shop.work()
-    assert shop.get(row.id).status == "uploaded"
-
-
-def test_what_was_received_before_a_kill_is_checked_after_the_restart(shop: Shop) -> None:
-    row = shop.received("multiply", rows())
-    assert row.status == "processing"
     shop.work()
     assert shop.get(row.id).status == "uploaded"
 
@@ -173,59 +166,40 @@ def test_what_a_killed_request_left_in_the_store_is_removed_and_nothing_else(
     assert shop.services.blobs.size("runs/elsewhere.json") == 1
 
 
-def test_an_overwrite_removes_the_former_bytes(shop: Shop) -> None:
+def test_neither_overwritten_nor_refused_bytes_are_kept(shop: Shop) -> None:
     before = shop.upload("multiply", rows())
     after = shop.upload("multiply", rows(5), before.id)
-    assert shop.blob_keys() == {after.blob_key} != {before.blob_key}
-
-
-def test_refused_bytes_are_not_kept(shop: Shop) -> None:
     assert shop.upload("bad", b"nonsense\n").status == "error"
-    assert shop.blob_keys() == set() and shop.sessions() == []
+    assert shop.blob_keys() == {after.blob_key} != {before.blob_key}
+    assert shop.sessions() == []
 
 
-@pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
-    """Set when a check has begun, and to be set for it to go on."""
-    begun, go_on = threading.Event(), threading.Event()
+@pytest.mark.parametrize("is_aborted", [True, False])
+def test_an_abort_or_a_newer_upload_during_a_check_wins(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, is_aborted: bool
+) -> None:
+    has_begun, may_end = threading.Event(), threading.Event()
 
-    def slow(path: Path, *, stopping: threading.Event) -> Check:
-        begun.set()
-        assert go_on.wait(300)
+    def check_slowly(path: Path, *, stopping: threading.Event) -> Check:
+        has_begun.set()
+        assert may_end.wait(300)
         return check_in_process(path)
 
-    monkeypatch.setattr("osmosis_ai.platform.datasets.ingest.check_dataset", slow)
-    return begun, go_on
-
-
-def test_a_check_that_a_newer_upload_overtakes_changes_nothing(
-    shop: Shop, held: tuple[threading.Event, threading.Event]
-) -> None:
-    begun, go_on = held
-    before = shop.received("multiply", rows(10))
+    monkeypatch.setattr("osmosis_ai.platform.datasets.ingest.check_dataset", check_slowly)
+    row = shop.received("multiply", rows(10))
     shop.datasets.ingest.start()
     shop.datasets.ingest.recover()
-    assert begun.wait(300)
-    newer = shop.received("multiply", rows(20), before.id)
-    go_on.set()
+    assert has_begun.wait(300)
+    if is_aborted:
+        shop.datasets.abort(shop.workspace, row.id)
+    else:
+        assert shop.received("multiply", rows(20), row.id).id == row.id
+    may_end.set()
     assert shop.datasets.ingest.wait_idle(300)
 
-    after = shop.get("multiply")
-    assert (after.status, after.row_count) == ("uploaded", 20)
-    assert newer.id == before.id and shop.blob_keys() == {after.blob_key} and shop.sessions() == []
-
-
-def test_an_abort_during_the_check_wins(shop: Shop, held: tuple[threading.Event, threading.Event]) -> None:
-    begun, go_on = held
-    row = shop.received("multiply", rows())
-    shop.datasets.ingest.start()
-    shop.datasets.ingest.recover()
-    assert begun.wait(300)
-    shop.datasets.abort(shop.workspace, row.id)
-    go_on.set()
-    assert shop.datasets.ingest.wait_idle(300)
-    assert shop.get(row.id).status == "cancelled"
-    assert shop.blob_keys() == set()
+    after = shop.get(row.id)
+    assert (after.status, after.row_count) == (("cancelled", None) if is_aborted else ("uploaded", 20))
+    assert shop.blob_keys() == ({after.blob_key} - {None}) and shop.sessions() == []
 
 
 # Two at once
@@ -326,7 +300,7 @@ from pathlib import Path
 from fastapi.testclient import TestClient
 from osmosis_ai.platform.app import create_app
 from osmosis_ai.platform.config import PlatformConfig
-from osmosis_ai.platform.datasets import DatasetLimits
+from osmosis_ai.platform.datasets.store import DatasetLimits
 from osmosis_ai.platform.services import build_services
 from tests.platform.conftest import World
 from tests.platform.datasets_world import Uploads, rows

@@ -37,7 +37,7 @@ from pathlib import Path
 import uvicorn
 from osmosis_ai.platform.app import create_app
 from osmosis_ai.platform.config import PlatformConfig
-from osmosis_ai.platform.datasets import DatasetLimits
+from osmosis_ai.platform.datasets.store import DatasetLimits
 from osmosis_ai.platform.services import build_services
 from osmosis_ai.processes import ChildProcess
 from tests.platform.conftest import World

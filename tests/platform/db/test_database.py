@@ -5,10 +5,9 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, TimeoutError
 from pathlib import Path
-from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -19,7 +18,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.db import engine
-from osmosis_ai.platform.db.engine import Database, DatabaseBusyError, StorageFullError
+from osmosis_ai.platform.db.engine import Database, DatabaseBusyError, StorageFullError, opened_database
 from osmosis_ai.platform.db.migrations import newest_revision
 from osmosis_ai.platform.db.tables import Base, DbLogLine, DbSample, DbToken, DbWorkspace, new_id
 from tests.full_disk import files_of_at_most
@@ -59,10 +58,9 @@ def any_url(request: pytest.FixtureRequest, url: str) -> Iterator[str]:
 
 @pytest.fixture
 def any_db(any_url: str) -> Iterator[Database]:
-    opened = Database(any_url)
-    opened.migrate()
-    yield opened
-    opened.dispose()
+    with opened_database(any_url) as opened:
+        opened.migrate()
+        yield opened
 
 
 @pytest.mark.integration
@@ -92,11 +90,10 @@ def test_several_processes_migrate_an_empty_database_at_once(any_url: str) -> No
     ]
     outcomes = [(process.communicate(timeout=300)[1], process.returncode) for process in started]
     assert [status for _, status in outcomes] == [0, 0, 0], outcomes
-    db = Database(any_url)
-    with db.transaction() as session:
-        session.add(workspace("fern"))
-    assert names(db) == ["fern"]
-    db.dispose()
+    with opened_database(any_url) as db:
+        with db.transaction() as session:
+            session.add(workspace("fern"))
+        assert names(db) == ["fern"]
 
 
 @pytest.mark.parametrize("revision", ["0001", "0024", "9999"])
@@ -146,53 +143,28 @@ connection.execute("COMMIT")
 """
 
 
-@pytest.fixture
-def holder(db: Database):
-    """Another process that holds the write lock until it is told to let go."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(db.sqlite_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None and process.stdout.readline() == "held\n"
-    yield process
-    process.kill()
-    process.wait()
-
-
 @pytest.mark.integration
-def test_a_lock_held_by_another_process_delays_a_write_and_no_read(
-    db: Database, holder: subprocess.Popen[str]
-) -> None:
-    done = threading.Event()
-
-    def write() -> None:
-        with db.transaction() as session:
+def test_a_lock_held_by_another_process_delays_a_write_for_a_while_and_no_read(db: Database) -> None:
+    def write(wait_s: float) -> None:
+        with db.transaction(wait_s=wait_s) as session:
             session.add(workspace("fern"))
-        done.set()
 
-    writer = threading.Thread(target=write)
-    writer.start()
-    assert names(db) == []
-    assert not done.wait(0.2)
-    assert holder.stdin is not None
-    holder.stdin.write("go\n")
-    holder.stdin.flush()
-    writer.join(60)
-    assert done.is_set()
+    command = [sys.executable, "-c", HOLDER, str(db.sqlite_path)]
+    with (
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        assert holder.stdin is not None and holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(DatabaseBusyError, match="busy"):
+            write(0.05)
+        writing = pool.submit(write, 60)
+        assert names(db) == []
+        with pytest.raises(TimeoutError):
+            writing.result(0.2)
+        holder.communicate("go\n")
+        writing.result(60)
     assert names(db) == ["fern"]
-
-
-@pytest.mark.integration
-def test_a_lock_held_for_too_long_is_said_in_a_sentence(db: Database, holder: subprocess.Popen[str]) -> None:
-    with pytest.raises(DatabaseBusyError, match="busy"), db.transaction(wait_s=0.05) as session:
-        session.add(workspace("fern"))
-    assert holder.stdin is not None
-    holder.stdin.write("go\n")
-    holder.stdin.flush()
-    with db.transaction() as session:
-        session.add(workspace("fern"))
 
 
 def test_a_full_disk_leaves_nothing_half_written(db: Database) -> None:
@@ -230,11 +202,23 @@ def test_what_rows_hold_is_not_in_the_text_of_an_error(any_db: Database) -> None
     assert "canary-4711" not in str(caught.value)
 
 
-def test_a_url_of_another_database_is_refused_without_its_password() -> None:
-    for url in ("mysql://root:hunter2@host/db", "no url: hunter2"):
-        with pytest.raises(OsmosisError) as caught:
-            Database(url)
-        assert "hunter2" not in f"{caught.value} {caught.value.hint}"
+@pytest.mark.parametrize(
+    ("url", "says", "hint"),
+    [
+        ("mysql://root:hunter2@host/db", "not on 'mysql'", "write it as sqlite:////"),
+        ("no url: hunter2", "is not a database URL", "write it as sqlite:////"),
+        (
+            "postgres://u:hunter2@host/db",
+            "not on 'postgres'",
+            "a URL of PostgreSQL begins with postgresql://",
+        ),
+    ],
+)
+def test_a_url_of_another_database_is_refused_without_its_password(url: str, says: str, hint: str) -> None:
+    with pytest.raises(OsmosisError, match=says) as caught:
+        Database(url)
+    assert (caught.value.hint or "").startswith(hint)
+    assert "hunter2" not in f"{caught.value} {caught.value.hint}"
 
 
 @pytest.mark.parametrize("column", ["reward", "duration_ms", "tokens", "cost_usd"])
@@ -248,30 +232,24 @@ def test_samples_in_each_order_are_read_from_an_index(db: Database, column: str,
         .order_by(*(each.desc() for each in order))
     )
     with db.session() as session:
-        plan = session.execute(text(f"EXPLAIN QUERY PLAN {_literal(asked, db)}")).all()
-    steps = [step[-1] for step in plan]
+        literal = asked.compile(session.get_bind(), compile_kwargs={"literal_binds": True})
+        steps = [step[-1] for step in session.execute(text(f"EXPLAIN QUERY PLAN {literal}"))]
     assert any("ix_samples_run_" in step for step in steps)
     assert not any("TEMP B-TREE" in step for step in steps)
 
 
-def _literal(statement: Any, db: Database) -> str:
-    with db.session() as session:
-        return str(statement.compile(session.get_bind(), compile_kwargs={"literal_binds": True}))
-
-
 def test_who_gets_no_connection_because_all_are_in_use_is_told_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("_POOL_SIZE", 1), ("_POOL_OVERFLOW", 0), ("BUSY_TIMEOUT_S", 0.01)):
         monkeypatch.setattr(engine, name, value)
-    db = Database(f"sqlite:///{tmp_path / 'platform.db'}")
-    with db.session() as held:
-        held.execute(text("SELECT 1"))
-        with (
-            pytest.raises(DatabaseBusyError, match="1 connections to its database are all in use"),
-            db.session() as more,
-        ):
-            more.execute(text("SELECT 1"))
-    with db.session() as session:
-        assert session.scalar(text("SELECT 1")) == 1
-    db.dispose()
+    with opened_database(url) as db:
+        with db.session() as held:
+            held.execute(text("SELECT 1"))
+            with (
+                pytest.raises(DatabaseBusyError, match="1 connections to its database are all in use"),
+                db.session() as more,
+            ):
+                more.execute(text("SELECT 1"))
+        with db.session() as session:
+            assert session.scalar(text("SELECT 1")) == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from osmosis_ai.errors import NotFoundError
-from osmosis_ai.platform.gitsync import export, tree
+from osmosis_ai.platform.gitsync import tree
 from osmosis_ai.platform.gitsync.git import GitError
 from osmosis_ai.platform.gitsync.mirror import MirrorStore
 from tests.full_disk import files_of_at_most
@@ -34,16 +34,16 @@ def test_an_export_has_exactly_the_files_of_the_commit(
     repository.commit("later")
     mirrors.sync(repository.source)
 
-    exported = mirrors.export(repository.source, sha, tmp_path / "deep" / "out")
+    out = tmp_path / "deep" / "out"
+    mirrors.export(repository.source, sha, out)
 
-    assert (exported.path, exported.sha, exported.left_out) == (tmp_path / "deep" / "out", sha, ())
-    assert _files(exported.path) == {
+    assert _files(out) == {
         *("bin/run", "crlf.txt", "ignored.txt", ".gitattributes", "ä ö\n\t.bin", "empty", "link")
     }
-    assert (exported.path / "ä ö\n\t.bin").read_bytes() == bytes(range(256)) * 9000
-    assert (exported.path / "link").read_text() == "#!/bin/sh\n"
-    assert stat.S_IMODE((exported.path / "bin/run").stat().st_mode) & 0o111
-    assert not stat.S_IMODE((exported.path / "empty").stat().st_mode) & 0o111
+    assert (out / "ä ö\n\t.bin").read_bytes() == bytes(range(256)) * 9000
+    assert (out / "link").read_text() == "#!/bin/sh\n"
+    assert stat.S_IMODE((out / "bin/run").stat().st_mode) & 0o111
+    assert not stat.S_IMODE((out / "empty").stat().st_mode) & 0o111
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["out"]
 
 
@@ -70,14 +70,20 @@ def test_links_that_lead_out_are_left_out_and_named(
     sha = repository.commit()
     mirrors.sync(repository.source)
 
-    exported = mirrors.export(repository.source, sha, tmp_path / "out")
+    out = tmp_path / "out"
+    mirrors.export(repository.source, sha, out)
 
-    refused = {sentence.split(":")[0] for sentence in exported.left_out}
-    assert refused == {"absolute", "upwards", "rollouts/a/upwards", "rollouts/a/chain"}
-    assert (exported.path / "inside").read_text() == "inside"
-    for file in _files(exported.path):
-        if (exported.path / file).is_file():
-            assert "canary" not in (exported.path / file).read_text()
+    refused = {"absolute", "upwards", "rollouts/a/upwards", "rollouts/a/chain"}
+    assert _files(out) == {"docs/page", "rollouts/a/main.py", *links} - refused
+    assert (out / "inside").read_text() == "inside"
+
+    crafted = (
+        ("120000", name, to) for name, to in ((b"nul", b"f\0"), (b"empty", b""), (b"long", b"f" * 5000))
+    )
+    sha = repository.commit_tree(("100644", b"f", b"x"), *crafted)
+    mirrors.sync(repository.source)
+    mirrors.export(repository.source, sha, tmp_path / "crafted")
+    assert _files(tmp_path / "crafted") == {"f"}
 
 
 def test_a_link_followed_by_a_file_inside_of_it_writes_nothing_outside(
@@ -116,44 +122,46 @@ def test_a_file_that_is_deeper_than_programs_can_follow_is_refused(
     good, bad = repository.commit("d/" * 256 + "f"), repository.commit("d/" * 257 + "f")
     mirrors.sync(repository.source)
 
-    assert (mirrors.export(repository.source, good, tmp_path / "good").path / ("d/" * 256) / "f").exists()
+    mirrors.export(repository.source, good, tmp_path / "good")
+    assert (tmp_path / "good" / ("d/" * 256) / "f").exists()
     with pytest.raises(GitError, match="below more than 256 directories"):
         mirrors.export(repository.source, bad, tmp_path / "bad")
     assert not (tmp_path / "bad").exists()
 
 
-def test_an_export_never_replaces_what_is_there(
+def test_only_a_commit_of_the_mirror_is_exported_and_nothing_replaced(
     mirrors: MirrorStore, repository: Repository, tmp_path: Path
 ) -> None:
     sha = repository.commit("a")
     mirrors.sync(repository.source)
+    for other in ("HEAD", "main", "--output=x", "a" * 39, "0" * 40):
+        with pytest.raises(GitError, match=r"is not a full commit id|cannot be read"):
+            mirrors.export(repository.source, other, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
     (tmp_path / "out").symlink_to(tmp_path / "elsewhere")
-
     with pytest.raises(GitError, match="already exists"):
         mirrors.export(repository.source, sha, tmp_path / "out")
 
 
-@pytest.mark.parametrize("sha", ["HEAD", "main", "--output=x", "a" * 39, "0" * 40])
-def test_only_a_commit_of_the_mirror_is_exported(
-    mirrors: MirrorStore, repository: Repository, tmp_path: Path, sha: str
-) -> None:
-    repository.commit("a")
-    mirrors.sync(repository.source)
-
-    with pytest.raises(GitError):
-        mirrors.export(repository.source, sha, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_tree_that_is_too_large_is_refused_before_anything_is_written(
-    mirrors: MirrorStore, repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("limit", "most", "problem"),
+    [("MAX_EXPORT_BYTES", 999, "is the most a run can take"), ("MOST_FILES", 2, "more than 2 files")],
+)
+def test_a_commit_that_is_too_large_is_refused_before_anything_is_written(
+    mirrors: MirrorStore,
+    repository: Repository,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    limit: str,
+    most: int,
+    problem: str,
 ) -> None:
     repository.write("a", b"x" * 1000)
-    sha = repository.commit()
+    sha = repository.commit("b", "c")
     mirrors.sync(repository.source)
-    monkeypatch.setattr(export, "MAX_EXPORT_BYTES", 999)
+    monkeypatch.setattr(tree, limit, most)
 
-    with pytest.raises(GitError, match="is the most a run can take"):
+    with pytest.raises(GitError, match=problem):
         mirrors.export(repository.source, sha, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -175,17 +183,6 @@ def test_a_few_objects_that_are_a_billion_files_are_refused(
     with pytest.raises(GitError, match="cannot be listed"):
         mirrors.list_rollouts(repository.source, sha)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_commit_of_too_many_files_is_refused(
-    mirrors: MirrorStore, repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sha = repository.commit("a", "b", "c")
-    mirrors.sync(repository.source)
-    monkeypatch.setattr(tree, "MOST_FILES", 2)
-
-    with pytest.raises(GitError, match="more than 2 files, which is the most"):
-        mirrors.export(repository.source, sha, tmp_path / "out")
 
 
 def test_a_full_disk_leaves_nothing_behind(

@@ -20,7 +20,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 
 from osmosis_ai.platform import app, server
 from osmosis_ai.platform.config import PlatformConfig, from_environment
-from osmosis_ai.platform.http import body_limits, connection_limits
+from osmosis_ai.platform.http import connection_limits, middleware
 from osmosis_ai.platform.server import RunningPlatform, run_platform
 from osmosis_ai.viewer.live import MAX_STREAMS, LiveHub
 from tests.platform.conftest import Member, World
@@ -38,7 +38,7 @@ POST = b"POST /api/cli/device/authorize HTTP/1.1\r\nHost: x\r\nContent-Type: app
 def allow(seconds: float, patch: pytest.MonkeyPatch) -> None:
     """Set how long the platform waits for the head of a request, and for its body."""
     patch.setattr(server, "HEADERS_WITHIN_S", seconds)
-    patch.setattr(body_limits, "BODY_WITHIN_S", seconds)
+    patch.setattr(middleware, "BODY_WITHIN_S", seconds)
 
 
 @pytest.fixture
@@ -170,7 +170,7 @@ def test_a_request_that_arrives_too_slowly_is_refused(
     config: PlatformConfig, connections: Connections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The only awaited body never arrives, so its limit can be short.
-    monkeypatch.setattr(body_limits, "BODY_WITHIN_S", WITHIN_S)
+    monkeypatch.setattr(middleware, "BODY_WITHIN_S", WITHIN_S)
     with run_platform(config) as platform:
         with connected(platform) as silent:
             wait_until(lambda: connections.protocols)

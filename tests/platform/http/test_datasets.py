@@ -11,7 +11,7 @@ from urllib.parse import quote
 import pytest
 from fastapi.testclient import TestClient
 
-from osmosis_ai.platform.datasets import DatasetLimits
+from osmosis_ai.platform.datasets.store import DatasetLimits
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
 from tests.platform.datasets_world import DATASETS, Uploads, rows
@@ -380,10 +380,8 @@ def test_parts_that_are_missing_wrong_or_out_of_order_are_refused(
     good = [{"PartNumber": 1, "ETag": reply.headers["ETag"]}, *late]
 
     assert "`parts` is missing" in refusal(None)
-    assert "does not name part 1" in refusal(late)
-    assert "ascending" in refusal(good[::-1])
-    assert "twice" in refusal([good[0], *good])
-    assert f"there is no part {len(good) + 1}" in refusal([*good, {"PartNumber": len(good) + 1, "ETag": "a"}])
+    for named in (late, good[::-1], [good[0], *good], [*good, {"PartNumber": len(good) + 1, "ETag": "a"}]):
+        assert "must name each of the" in refusal(named)
     assert "part 2 arrived with another ETag" in refusal([good[0], {**good[1], "ETag": "0" * 64}, *good[2:]])
     assert uploads.get("multiply")["status"] == "pending"
     assert uploads.complete(dataset["id"], good).status_code == 200

@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select
 
 from osmosis_ai.platform.db.tables import DbSample
-from osmosis_ai.platform.runs.imports.announcement import ImportLimits
+from osmosis_ai.platform.runs.imported_run import ImportLimits
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, assert_flat_error
 from tests.platform.local_runs import IMPORTS, LocalRun, rollout_id, started, trajectory
@@ -194,25 +194,29 @@ def test_an_upload_that_was_cut_off_goes_on_with_what_is_missing(api: TestClient
     assert api.post(f"{IMPORTS}/{session}/finalize", json={}).json()["status"] == "finalized"
 
 
-def test_files_that_changed_before_the_end_are_sent_again_and_the_others_are_not(
-    api: TestClient, run: LocalRun
-) -> None:
+def test_changed_files(api: TestClient, run: LocalRun) -> None:
     session = started(api, run)["session_id"]
     run.send(api, session)
     artifact = f"rollout_trials/{rollout_id(1)}/artifacts/maps/path.txt"
     run.files[artifact] = b"S S W"
-    again = started(api, run)
+    hostile = {"sdk_version": "9" * 256, "git_head": "a\nb", "git_branch": ""}
+    again = api.post(IMPORTS, json=run.start(provenance=hostile)).json()
     assert again["session_id"] == session
     assert [file["path"] for file in again["files"] if file["state"] == "pending"] == [artifact]
     run.send(api, session)
     assert api.post(f"{IMPORTS}/{session}/finalize", json={}).status_code == 200
+    (listed,) = api.get("/api/cli/eval-runs").json()["eval_runs"]
+    assert not {*hostile} & listed["imported"].keys()
+    run.files[artifact] = b"E E W"
+    refused = assert_flat_error(api.post(IMPORTS, json=run.start()), 409, "CONFLICT")
+    assert "with other files" in refused["error"]
 
 
 def test_a_large_file_arrives_in_parts_with_the_names_of_this_part_of_the_wire(
     api: TestClient, run: LocalRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, size in (("MULTIPART_FROM_BYTES", 1000), ("PART_BYTES", 700)):
-        monkeypatch.setattr(f"osmosis_ai.platform.runs.imports.sessions.{name}", size)
+        monkeypatch.setattr(f"osmosis_ai.platform.runs.run_imports.{name}", size)
     artifact = f"rollout_trials/{rollout_id(0)}/artifacts/large.bin"
     run.files[artifact] = bytes(range(256)) * 5
     session = started(api, run)["session_id"]

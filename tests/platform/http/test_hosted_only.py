@@ -52,7 +52,9 @@ def test_what_would_make_one_is_refused_with_what_to_do_instead(
 ) -> None:
     reply = api.post(f"/api/cli{path}", json={"experiment_config": {"benchmark": "hle"}})
     assert_flat_error(reply, 403, "NOT_OFFERED")
-    assert "only the hosted platform has" in reply.json()["error"] and instead in reply.json()["error"]
+    assert (
+        "a self-hosted platform does not offer" in reply.json()["error"] and instead in reply.json()["error"]
+    )
 
 
 def test_a_stranger_learns_nothing_of_it(client: TestClient) -> None:

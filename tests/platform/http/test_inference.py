@@ -13,9 +13,9 @@ import pytest
 from aiohttp import web
 from fastapi.testclient import TestClient
 
-from osmosis_ai.platform import model_serving as served_module
+from osmosis_ai.platform import models as served_module
 from osmosis_ai.platform.db.tables import DbLoraModel
-from osmosis_ai.platform.model_serving import (
+from osmosis_ai.platform.models import (
     ModelServerPool,
     ModelUnavailableError,
     ServableModel,
@@ -361,11 +361,14 @@ def test_places_are_limited_in_all_and_for_each_key(monkeypatch: pytest.MonkeyPa
     served = ModelServerPool(Starts())
 
     with served.place("a", TINY), served.place("a", TINY):
-        with pytest.raises(TooManyRequestsError, match="this key has 2 requests"), served.place("a", TINY):
+        with (
+            pytest.raises(TooManyRequestsError, match="this key has 2 concurrent requests"),
+            served.place("a", TINY),
+        ):
             pass
         with (
             served.place("b", TINY),
-            pytest.raises(TooManyRequestsError, match="too many requests"),
+            pytest.raises(TooManyRequestsError, match="too many concurrent requests"),
             served.place("c", TINY),
         ):
             pass
@@ -411,7 +414,7 @@ async def test_an_adapter_that_is_answering_is_not_ended_for_another(monkeypatch
     served = ModelServerPool(Starts(of=servers))
     with served.place("key", first):
         (await served.post(first, "/chat/completions", b"{}")).close()
-        with pytest.raises(ModelUnavailableError, match="as many as this platform serves at a time"):
+        with pytest.raises(ModelUnavailableError, match="which is the maximum"):
             await _ask_adapter(served, second)
     await _ask_adapter(served, second)
     assert (servers[first].stopped, servers[second].stopped) == (1, 0)

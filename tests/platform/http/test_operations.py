@@ -115,8 +115,8 @@ def test_metrics_cover_runs_requests_and_the_machine(
     monitored: OneHopClient, services: PlatformServices, member: Member
 ) -> None:
     add_run(services, member, "planted-run")
-    services.request_counts.replied("GET", 200, 0.01)
-    services.request_counts.replied("PLANTED", 503, 99.0)
+    services.metrics.replied("GET", 200, 0.01)
+    services.metrics.replied("PLANTED", 503, 99.0)
     found = read(monitored)
     runs = {(s.labels["kind"], s.labels["status"]): s.value for s in found["osmosis_runs"]}
     assert sum(runs.values()) == 1

@@ -10,10 +10,9 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select, text
 
 from osmosis_ai.platform.db.tables import DbRolloutServer
-from osmosis_ai.platform.key_rotation import rotate_secret_key
-from osmosis_ai.platform.rollout_servers import locate_server
+from osmosis_ai.platform.rollouts import locate_server
 from osmosis_ai.platform.services import PlatformServices
-from osmosis_ai.platform.vault import key_id_of
+from osmosis_ai.platform.vault import key_id_of, rotate_secret_key
 from tests.controller.served_loop import LoopProcess
 from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
 

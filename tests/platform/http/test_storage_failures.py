@@ -15,7 +15,7 @@ from osmosis_ai.platform.db.engine import Database, DatabaseUnreachableError
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import Member, World, assert_flat_error
 from tests.platform.evaluations import add_dataset
-from tests.platform.http.pages.browsing import PASSWORD, sign_in
+from tests.platform.pages.browsing import PASSWORD, sign_in
 from tests.platform.viewer.runs_world import add_file, add_run, add_samples
 
 PLACE = "planted-host"
@@ -112,7 +112,7 @@ def test_pages_and_routes_answer_without_the_database_and_hide_its_location(
     for path in PAGES:
         page = client.get(path)
         assert page.status_code == 503 and page.headers["retry-after"] == "5"
-        assert "database cannot be used now; its log says why" in text_of(page) and PLACE not in page.text
+        assert "database is unavailable; its log has the reason" in text_of(page) and PLACE not in page.text
     client.headers["accept"] = "application/json"
     for path in ("/health", "/api/cli/eval-runs", "/api/cli/datasets", "/api/cli/whoami"):
         reply = client.get(path, headers=member.headers)

@@ -21,7 +21,7 @@ from osmosis_ai.api.wire.workers import (
 )
 from osmosis_ai.platform import machines
 from osmosis_ai.platform.machines import Machine
-from osmosis_ai.platform.runs import own_machine
+from osmosis_ai.platform.runs import submitter
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.sandbox import SandboxCapability
 from tests.platform.conftest import assert_flat_error
@@ -102,7 +102,7 @@ def test_a_shard_is_claimed_reported_and_finished(
     [
         ("", 401, "TOKEN_MISSING"),
         ("osmw_none", 401, "TOKEN_INVALID"),
-        ("osmt_none", 401, "TOKEN_INVALID"),
+        ("osmt_none", 401, "TICKET_VOID"),
         ("user", 403, "WORKER_TOKEN_REQUIRED"),
         ("lease", 401, "TOKEN_INVALID"),
         ("revoked", 401, "TOKEN_REVOKED"),
@@ -274,7 +274,7 @@ def test_a_sandbox_that_the_platforms_machine_lacks_is_refused_at_submit(
 def test_resources_that_the_platforms_machine_lacks_are_refused_at_submit(
     api: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(own_machine, "own_machine", lambda: Machine(gpus=1, memory_gb=16))
+    monkeypatch.setattr(submitter, "own_machine", lambda: Machine(gpus=1, memory_gb=16))
     asks = {"gpus": 2, "memory_gb": 64}
     [issue] = issues(api, advanced_config={"execution": asks})
     assert issue["key"] == "advanced.execution.gpus"
@@ -286,12 +286,12 @@ def test_resources_that_the_platforms_machine_lacks_are_refused_at_submit(
 def test_the_machine_counts_the_gpus_that_it_may_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     root = make_gpus(tmp_path)
-    assert own_machine.own_machine(root).gpus == 2
-    assert (own_machine.own_machine(root).memory_gb or 0) > 0.1
+    assert submitter.own_machine(root).gpus == 2
+    assert (submitter.own_machine(root).memory_gb or 0) > 0.1
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert own_machine.own_machine(root).gpus == 1
+    assert submitter.own_machine(root).gpus == 1
     (root / "dev" / "kfd").touch()  # another driver, whose GPUs cannot be counted
-    assert own_machine.own_machine(root).gpus is None
+    assert submitter.own_machine(root).gpus is None
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ def test_the_machine_counts_the_gpus_that_it_may_use(tmp_path: Path, monkeypatch
 def test_the_machine_has_the_memory_that_its_control_groups_grant(
     tmp_path: Path, files: dict[str, str], membership: str, gb: float | None
 ) -> None:
-    bare = own_machine.own_machine(tmp_path).memory_gb
+    bare = submitter.own_machine(tmp_path).memory_gb
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text(membership)
     for name, text in files.items():
@@ -317,4 +317,4 @@ def test_the_machine_has_the_memory_that_its_control_groups_grant(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     assert bare is not None and bare > 0.3, "all that the machine has"
-    assert own_machine.own_machine(tmp_path).memory_gb == (gb if gb is not None else bare)
+    assert submitter.own_machine(tmp_path).memory_gb == (gb if gb is not None else bare)

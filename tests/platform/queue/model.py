@@ -6,22 +6,21 @@ answer, or raises :class:`Refusal` and changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from osmosis_ai.api.wire.workers import JOURNAL_DIVERGED, JOURNAL_OFFSET, LEASE_LOST
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.evaluation.attempt_files import item_name
+from tests.platform.fake_worker import journal_of
 
 TERM = timedelta(seconds=30)
 MOST_FAILURES = 3
 FIRST_PAUSE = timedelta(seconds=0.5)
 SAME_REASON_PAUSE = timedelta(seconds=10)
 LONGEST_PAUSE = timedelta(minutes=5)
-UNFIT_FOR = timedelta(minutes=1)
 CLOCK_SLACK = timedelta(seconds=1)
-CONFLICT = "CONFLICT"
 Attempt = tuple[int, int]
 """Row and number of the attempt."""
 
@@ -40,8 +39,6 @@ class Shard:
     status: str = "pending"
     token: str | None = None
     claim_id: str | None = None
-    machine: str | None = None
-    unfit: str | None = None
     expires: datetime | None = None
     not_before: datetime | None = None
     failures: int = 0
@@ -55,25 +52,21 @@ class Shard:
         return self.status in ("pending", "running")
 
     def is_free(self, now: datetime) -> bool:
-        if self.status == "running":
-            return self.expires is None or is_over(self.expires, now, TERM)
-        return self.status == "pending"
+        return self.is_open and is_over(self.expires, now, TERM)
 
-    def is_due(self, now: datetime) -> bool:
-        return self.not_before is None or is_over(self.not_before, now, LONGEST_PAUSE)
+    def is_claimable(self, now: datetime) -> bool:
+        return self.is_free(now) and is_over(self.not_before, now, LONGEST_PAUSE)
 
-    def put_back(self, now: datetime, *, has_reason: bool, counts: bool = False) -> None:
+    def end(self, status: str) -> None:
+        self.status, self.expires = status, None
+
+    def put_back(self, now: datetime, *, has_reason: bool, counts: bool) -> None:
         """Make the shard pending; a reason delays its next claim."""
-        pause = FIRST_PAUSE * 2 ** max(0, self.failures - 1) if has_reason else timedelta()
-        if has_reason and self.has_reason and not counts:
+        pause = FIRST_PAUSE * 2 ** max(0, self.failures - 1)
+        if self.has_reason and not counts:
             pause = SAME_REASON_PAUSE
-        if self.unfit is not None:
-            pause = max(pause, FIRST_PAUSE)
-        self.status, self.expires, self.has_reason = "pending", None, has_reason
-        self.not_before = now + pause if pause else None
-
-    def is_owned_with(self, token: str) -> bool:
-        return self.status == "running" and self.token == token
+        self.end("pending")
+        self.has_reason, self.not_before = has_reason, now + pause if has_reason else None
 
 
 @dataclass
@@ -100,7 +93,6 @@ class RunModel:
     """The journal of the run before it was retried."""
     logged: list[str] = field(default_factory=list)
     endings: int = 0
-    is_interrupted: bool = False
 
     @property
     def is_ended(self) -> bool:
@@ -116,28 +108,26 @@ class RunModel:
         return self.former + b"".join(shard.journal for shard in self.shards)
 
     @property
+    def attempts(self) -> list[Attempt]:
+        return [(row, number) for row in range(self.rows) for number in range(self.n)]
+
+    @property
     def unscored(self) -> list[Attempt]:
         """The attempts that a retry repeats."""
-        every = ((row, number) for row in range(self.rows) for number in range(self.n))
-        return [each for each in every if each not in self.samples or not is_done(self.samples[each][1])]
-
-    def work(self) -> list[Shard]:
-        return [shard for shard in self.shards if shard.kind == "work"]
+        done = {attempt for attempt, (_, each) in self.samples.items() if is_done(each)}
+        return [attempt for attempt in self.attempts if attempt not in done]
 
     # -- calls of workers ------------------------------------------------------------------------------
 
-    def claim(self, claim_id: str, machine: str, now: datetime) -> Shard | None:
-        repeated = [shard for shard in self.shards if shard.claim_id == claim_id]
-        # A claim that finds nothing writes nothing, so it does not extend the leases after an outage.
-        if repeated or any(self._may_claim(shard, machine, now) for shard in self.work()):
-            self.write(now)
-        for shard in repeated:
-            if shard.status != "running" or shard.token is None:
-                raise Refusal(CONFLICT)
-            shard.expires = now + TERM
-            return shard
-        for shard in self.work():
-            if not self._may_claim(shard, machine, now):
+    def claim(self, claim_id: str, now: datetime) -> Shard | None:
+        for shard in self.shards:
+            if shard.claim_id == claim_id:
+                if shard.status != "running":
+                    raise Refusal("CONFLICT")
+                shard.expires = now + TERM
+                return shard
+        for shard in self.shards:
+            if shard.kind != "work" or self.is_ending or not shard.is_claimable(now):
                 continue
             if shard.status == "running":
                 shard.failures += 1
@@ -146,7 +136,7 @@ class RunModel:
                     continue
             self.status = "running"
             self._own(shard, now)
-            shard.claim_id, shard.machine = claim_id, machine
+            shard.claim_id = claim_id
             return shard
         return None
 
@@ -154,23 +144,21 @@ class RunModel:
         self,
         shard_id: str,
         token: str,
-        now: datetime,
-        *,
         offset: int,
-        records: Iterable[TerminalRecord],
+        written: Sequence[TerminalRecord],
         files: Mapping[str, bytes],
         logs: tuple[int, list[str]],
+        now: datetime,
     ) -> Shard:
-        self.write(now)
-        shard = self._owned(shard_id, token)
-        written = list(records)
+        shard = self._known(shard_id, token)
+        if shard.status != "running":
+            raise Refusal(LEASE_LOST)
         if any((each.row_index, each.run_index) not in shard.attempts for each in written):
-            raise Refusal(CONFLICT)
+            raise Refusal("CONFLICT")
         if offset > len(shard.journal):
             raise Refusal(JOURNAL_OFFSET)
-        sent = b"".join(each.to_line() for each in written)
-        known = shard.journal[offset : offset + len(sent)]
-        if not sent.startswith(known):
+        sent = journal_of(written)
+        if not sent.startswith(shard.journal[offset : offset + len(sent)]):
             raise Refusal(JOURNAL_DIVERGED)
         end = offset
         for each in written:
@@ -188,25 +176,20 @@ class RunModel:
         return shard
 
     def finish(self, shard_id: str, token: str, outcome: str, now: datetime) -> str:
-        self.write(now)
         shard = self._known(shard_id, token)
-        if shard.is_open:
-            shard = self._owned(shard_id, token)
+        if shard.status == "pending":
+            raise Refusal(LEASE_LOST)
+        if shard.status == "running":
             self._end(shard, "stopped" if self.stops else outcome, now)
         return shard.status
 
-    def release(
-        self, shard_id: str, token: str, now: datetime, *, has_reason: bool, counts: bool, unfit: bool
-    ) -> str:
-        self.write(now)
+    def release(self, shard_id: str, token: str, has_reason: bool, counts: bool, now: datetime) -> str:
         shard = self._known(shard_id, token)
-        if shard.is_owned_with(token):
+        if shard.status == "running":
             shard.failures += counts
             if counts and shard.failures >= MOST_FAILURES:
                 self._end(shard, "failed", now)
                 return shard.status
-            if unfit:
-                shard.unfit = shard.machine
             shard.put_back(now, has_reason=has_reason, counts=counts)
             self._advance(now)
         return shard.status
@@ -226,12 +209,6 @@ class RunModel:
 
     # -- the platform ----------------------------------------------------------------------------------
 
-    def write(self, now: datetime) -> None:
-        """Extend all leases with the first write after an outage of the database."""
-        if self.is_interrupted:
-            self.extend_all(now)
-            self.is_interrupted = False
-
     def extend_all(self, now: datetime) -> None:
         for shard in self.shards:
             if shard.status == "running":
@@ -239,17 +216,15 @@ class RunModel:
 
     def take(self, now: datetime) -> Shard | None:
         """Return the shard that the platform takes for itself."""
-        for shard in [each for each in self.shards if each.kind != "work"]:
-            if shard.is_free(now) and shard.is_due(now):
-                self.write(now)
-                if shard.is_free(now) and (shard.kind == "finalize" or not self.is_ending):
-                    self._own(shard, now)
-                    return shard
+        for shard in self.shards:
+            is_ready = shard.kind == "finalize" or (shard.kind == "prepare" and not self.is_ending)
+            if is_ready and shard.is_claimable(now):
+                self._own(shard, now)
+                return shard
         return None
 
     def close_stopped(self, now: datetime) -> None:
         if self.is_ending and any(each.kind != "finalize" and each.is_free(now) for each in self.shards):
-            self.write(now)
             self._advance(now)
 
     def settle(self, now: datetime) -> None:
@@ -263,26 +238,12 @@ class RunModel:
         if shard.kind == "prepare":
             self._end(shard, "stopped" if self.stops else "finished", now)
             return
-        shard.status, shard.expires = "finished", None
-        if self.revision:
-            repeated = {item_name(*each) for each, (at, _) in self.samples.items() if at > self.reopened_at}
-            self.files = {
-                path: (content, revision)
-                for path, (content, revision) in self.files.items()
-                if revision == self.revision or path.split("/")[1].removesuffix(".json") not in repeated
-            }
+        shard.end("finished")
+        repeated = {item_name(*each) for each, (at, _) in self.samples.items() if at > self.reopened_at}
+        for path, (_, revision) in list(self.files.items()):
+            if revision < self.revision and path.split("/")[1].removesuffix(".json") in repeated:
+                del self.files[path]
         self._end_run()
-
-    def _may_claim(self, shard: Shard, machine: str, now: datetime) -> bool:
-        if self.is_ended or self.is_ending or not shard.is_free(now) or not shard.is_due(now):
-            return False
-        return shard.unfit != machine or shard.is_due(now - UNFIT_FOR)
-
-    def _owned(self, shard_id: str, token: str) -> Shard:
-        shard = self._known(shard_id, token)
-        if not shard.is_owned_with(token):
-            raise Refusal(LEASE_LOST)
-        return shard
 
     def _known(self, shard_id: str, token: str) -> Shard:
         for shard in self.shards:
@@ -292,24 +253,22 @@ class RunModel:
 
     def _own(self, shard: Shard, now: datetime) -> None:
         shard.status, shard.expires, shard.not_before = "running", now + TERM, None
-        shard.token, shard.unfit, shard.log_lines = None, None, 0
+        shard.token, shard.log_lines = None, 0
 
     def _end(self, shard: Shard, status: str, now: datetime) -> None:
-        shard.status, shard.expires = status, None
-        if status == "failed" and not self.stops:
-            self.fails = True
+        shard.end(status)
+        self.fails |= status == "failed" and not self.stops
         self._advance(now)
 
     def _advance(self, now: datetime) -> None:
         if self.is_ended:
             return
-        if self.is_ending:
-            for shard in self.shards:
-                if shard.kind != "finalize" and shard.is_free(now):
-                    shard.status, shard.expires = "stopped", None
+        for shard in self.shards:
+            if self.is_ending and shard.kind != "finalize" and shard.is_free(now):
+                shard.end("stopped")
         if any(shard.is_open for shard in self.shards):
             return
-        if len(self.shards) == 1 and self.shards[0].status == "finished":
+        if [shard.status for shard in self.shards] == ["finished"]:
             self.shards += self._work_shards()
         elif self.status == "pending":
             self._end_run()
@@ -317,23 +276,20 @@ class RunModel:
             self.shards.append(Shard("finalize"))
 
     def _work_shards(self) -> list[Shard]:
-        every = [(row, number) for row in range(self.rows) for number in range(self.n)]
-        listed = every if self.listed is None else self.listed
+        listed = self.attempts if self.listed is None else self.listed
         rows = list(dict.fromkeys(row for row, _ in listed))
         count = min(self.workers, len(rows))
-        return [
-            Shard("work", frozenset(each for each in listed if each[0] in rows[number::count]))
-            for number in range(count)
-        ]
+        parts = [rows[number::count] for number in range(count)]
+        return [Shard("work", frozenset(each for each in listed if each[0] in part)) for part in parts]
 
     def _end_run(self) -> None:
         self.status = "stopped" if self.stops else "failed" if self.fails else "finished"
         self.endings += 1
 
 
-def is_over(until: datetime, now: datetime, longest: timedelta) -> bool:
+def is_over(until: datetime | None, now: datetime, longest: timedelta) -> bool:
     """Whether a moment has passed, or lies further ahead than it was ever set because the clock was set back."""
-    return until <= now or until > now + longest + CLOCK_SLACK
+    return until is None or until <= now or until > now + longest + CLOCK_SLACK
 
 
 def is_done(record: TerminalRecord) -> bool:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
-from typing import Any, NoReturn
+from typing import Any
 
 import orjson
 import pytest
@@ -14,17 +13,17 @@ from tests.platform.conftest import ManualClock
 from tests.platform.fake_worker import (
     EVALS,
     GPU,
-    TERM_S,
     TRAININGS,
     FakeWorker,
     Refused,
     claim,
+    downloaded,
     expire_leases,
     pool_token,
+    raising,
     settle,
 )
 from tests.platform.platform_parts import BlobStoreBusy, DbRunUpload, PlatformServices
-from tests.platform.queue.test_sync import downloaded
 
 DIED = "the worker died (signal 9)"
 SECRET = "sk-one-two-three"
@@ -39,10 +38,6 @@ def workers_of(api: TestClient, services: PlatformServices, count: int) -> list[
     """Submit an evaluation of 3 rows that is split between so many workers, and let each of them claim."""
     EVALS.taken(api, advanced_config={"execution": {"pool": "gpu", "workers": count}})
     return [FakeWorker.claims(services, "gpu") for _ in range(count)]
-
-
-def stop(api: TestClient, run_id: str) -> None:
-    assert api.post(f"{EVALS.route}/{run_id}/stop", json={}).status_code == 200
 
 
 def no_shard_is_free(services: PlatformServices) -> bool:
@@ -75,18 +70,6 @@ def test_a_finished_run_keeps_its_journal_without_secrets(
     assert b"it said " in kept and SECRET.encode() not in kept
 
 
-def test_a_run_ends_after_its_last_shard(api: TestClient, services: PlatformServices) -> None:
-    first, second = workers_of(api, services, 2)
-    first.records(1)
-    second.records(1)
-    first.finishes()
-    assert detail(api, first.run_id)["status"] == "running"
-    second.finishes()
-    assert detail(api, first.run_id)["status"] == "finished"
-    assert kept_rows(api, first.run_id) == [0, 1]
-    assert no_shard_is_free(services)
-
-
 def test_one_failed_shard_ends_its_run_after_the_others_have_sent_what_they_have(
     api: TestClient, services: PlatformServices
 ) -> None:
@@ -113,57 +96,6 @@ def test_the_error_of_a_worker_is_shown_as_it_can_be_stored(
     settle(worker.services)
     found = detail(api, worker.run_id)
     assert found["error"].startswith(shown) and len(found["error"]) < 17_000
-
-
-# -- stop ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("reached", "kept"),
-    [
-        ("submitted", None),
-        ("prepared", None),
-        ("released", [0]),
-        ("silent", [0]),
-        ("set ahead", [0]),
-        ("set back", [0]),
-        ("finishes", [0, 1]),
-        ("fails", [0, 1]),
-        ("releases", [0, 1]),
-    ],
-)
-def test_a_stop_request_ends_a_run_wherever_it_is(
-    api: TestClient, services: PlatformServices, clock: ManualClock, reached: str, kept: list[int] | None
-) -> None:
-    run_id = EVALS.taken(api, advanced_config=GPU)["id"]
-    if reached != "submitted":
-        settle(services)
-    if kept is not None:
-        worker = FakeWorker.claims(services, "gpu")
-        worker.records(1)
-    if reached == "released":
-        worker.releases()
-    stop(api, run_id)
-    if reached in ("silent", "set ahead", "set back"):
-        settle(services)
-        assert detail(api, run_id)["status"] == "running", "its worker may still report something"
-        clock.jump({"silent": TERM_S, "set ahead": 3600, "set back": -86_400}[reached])
-    elif kept == [0, 1]:
-        assert worker.sync().stop
-        worker.records(1)
-        if reached == "releases":
-            assert worker.releases("the machine is going down").status == "stopped"
-        else:
-            outcome = "failed" if reached == "fails" else "finished"
-            assert worker.finishes(outcome, settles=False, error="it broke").status == "stopped"
-    settle(services)
-    run = detail(api, run_id)
-    assert (run["status"], run.get("error")) == ("stopped", None)
-    assert no_shard_is_free(services)
-    if kept is not None:
-        assert kept_rows(api, run_id) == kept
-        with pytest.raises(Refused, match="409 LEASE_LOST"):
-            worker.sync()
 
 
 # -- release and failed attempts -------------------------------------------------------------------
@@ -203,38 +135,6 @@ def test_failed_attempts_in_a_row_fail_a_run(
     )
 
 
-@pytest.mark.parametrize("dies", ["silent", "reported"])
-def test_only_attempts_without_progress_are_counted_and_per_shard(
-    api: TestClient, services: PlatformServices, clock: ManualClock, dies: str
-) -> None:
-    workers = workers_of(api, services, 2)
-    other = workers.pop()
-
-    def dies_next(*, with_progress: bool) -> FakeWorker:
-        worker = workers.pop() if workers else FakeWorker.claims(services, "gpu")
-        if with_progress:
-            worker.records(1)
-        if dies == "reported":
-            worker.releases(DIED, counts=True)
-        clock.advance(TERM_S + 1)
-        other.sync()
-        return worker
-
-    dies_next(with_progress=False)
-    worker = dies_next(with_progress=True)
-    dies_next(with_progress=False)
-    assert (worker.run.status, other.shard.failed_attempts) == ("running", 0)
-    dies_next(with_progress=False)
-    if dies == "silent":
-        assert no_shard_is_free(services)
-    settle(services)
-    assert worker.shard.status == "failed"
-    assert other.sync().stop
-    other.finishes()
-    assert (worker.run.status, worker.run.accepted) == ("failed", 1)
-    assert "3 workers in a row failed without progress" in str(worker.run.error)
-
-
 def test_releases_that_do_not_count_end_no_run_and_are_logged_once(
     worker: FakeWorker, clock: ManualClock
 ) -> None:
@@ -265,17 +165,15 @@ def is_left(worker: FakeWorker) -> tuple[int, int]:
     return known, sum(upload.key.startswith(prefix) for upload, _ in services.blobs.unfinished_uploads())
 
 
-def away(*_: Any, **__: Any) -> NoReturn:
-    raise BlobStoreBusy("the bucket cannot be reached.")
-
-
 def test_a_run_is_finalized_as_soon_as_the_store_is_back(
     api: TestClient, worker: FakeWorker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker.records(2)
     worker.sync(files=[worker.conversation(0)])
     with monkeypatch.context() as patch:
-        patch.setattr(type(worker.services.blobs), "put", away)
+        patch.setattr(
+            type(worker.services.blobs), "put", raising(BlobStoreBusy("the bucket cannot be reached."))
+        )
         worker.finishes()
         for _ in range(300):
             clock.advance(1)
@@ -299,15 +197,12 @@ def test_an_unexpected_error_of_the_platform_ends_the_run_with_a_sentence(
     monkeypatch: pytest.MonkeyPatch,
     phase: str,
 ) -> None:
-    def fails(*_: Any) -> NoReturn:
-        raise ValueError("a bug")
-
     run_id = EVALS.taken(api, advanced_config=GPU)["id"]
     if phase == "_finalize":
         worker = FakeWorker.claims(services, "gpu")
         worker.records(2)
         worker.finishes(settles=False)
-    monkeypatch.setattr(services.platform_shards, phase, fails)
+    monkeypatch.setattr(services.platform_shards, phase, raising(ValueError("a bug")))
     for _ in range(4):
         settle(services)
         clock.advance(5)
@@ -322,36 +217,22 @@ class Killed(BaseException):
     """The process ends here."""
 
 
-@pytest.mark.parametrize("killed_at", ["put", "delete_file", "abort_upload", "nowhere"])
-def test_a_platform_that_is_killed_while_it_finalizes_completes_it_later(
-    api: TestClient, worker: FakeWorker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, killed_at: str
+def test_uploads_of_an_ended_run_are_deleted_also_after_the_platform_was_killed(
+    worker: FakeWorker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def killed(*_: Any, **__: Any) -> NoReturn:
-        raise Killed
-
     services, blobs = worker.services, worker.services.blobs
-    worker.records(3)
-    worker.sync(files=[worker.conversation(row, content=b"%d" % row) for row in range(3)])
     worker.sync(sent=[worker.uploads("files/unnamed", b"hello")])
     worker.wants("files/begun", b"never")
-    assert is_left(worker) == (2, 1)
     services.platform_shards.clear_ended()
     assert is_left(worker) == (2, 1), "an active run keeps what it sends"
     worker.finishes(settles=False)
-    if killed_at != "nowhere":
-        with monkeypatch.context() as patch:
-            patch.setattr(blobs, killed_at.replace("delete_file", "delete"), killed)
-            with pytest.raises(Killed):
-                settle(services)
+    with monkeypatch.context() as patch:
+        patch.setattr(blobs, "abort_upload", raising(Killed()))
+        with pytest.raises(Killed):
+            settle(services)
     expire_leases(clock)
     settle(services)
     services.platform_shards.clear_ended()
     assert worker.run.status == "finished"
     assert is_left(worker) == (0, 0)
-    assert kept_rows(api, worker.run_id) == [0, 1, 2]
-    for row in range(3):
-        assert downloaded(api, worker.run_id, f"trajectories/row_{row}_run_0.json") == b"%d" % row
     assert not [key for key in blobs.keys(f"runs/{worker.run_id}") if "/files/" in key]
-    assert worker.run.journal_blob is not None
-    with blobs.open(worker.run.journal_blob) as packed, gzip.open(packed) as journal:
-        assert journal.read() == worker.journal

@@ -11,9 +11,8 @@ from fastapi.testclient import TestClient
 from osmosis_ai.platform.runs.journals import journal_details
 from tests.evaluation.builders import MeasuredResults, record
 from tests.platform.conftest import ManualClock
-from tests.platform.fake_worker import EVALS, FakeWorker, expire_leases, settle
+from tests.platform.fake_worker import EVALS, FakeWorker, downloaded, expire_leases, settle
 from tests.platform.platform_parts import PlatformServices
-from tests.platform.queue.test_sync import downloaded
 
 ROWS, N = 5, 3
 RECORDS = [
@@ -73,10 +72,8 @@ def test_live_numbers_and_those_of_the_ended_run_are_those_of_the_engine(
     services: PlatformServices,
     workers: list[FakeWorker],
     clock: ManualClock,
-    monkeypatch: pytest.MonkeyPatch,
     ending: str,
 ) -> None:
-    monkeypatch.setattr("osmosis_ai.platform.queue.finalize._COUNTED_EVERY_S", 0.0)
     first = workers[0]
     settle(services)
     for end in (2, 5, len(RECORDS)):

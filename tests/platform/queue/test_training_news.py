@@ -9,9 +9,20 @@ import pytest
 from fastapi.testclient import TestClient
 
 from osmosis_ai.platform.queue.training import ROLLOUTS
+from osmosis_ai.platform.runs.training_names import version_of
 from osmosis_ai.training.runs.metrics import TRAINING_REWARD
 from tests.platform.conftest import ManualClock
-from tests.platform.fake_worker import GPU, TRAININGS, FakeTrainer, Refused, expire_leases
+from tests.platform.fake_worker import (
+    GPU,
+    TERM_S,
+    TRAININGS,
+    FakeTrainer,
+    FakeWorker,
+    Refused,
+    claim,
+    expire_leases,
+    pool_token,
+)
 from tests.platform.platform_parts import DbRunShard, PlatformServices
 from tests.platform.queue.test_sync import refused
 
@@ -208,3 +219,20 @@ def test_what_a_worker_makes_up_is_refused_and_changes_nothing(
         == 400
     )
     assert points(api, trainer) == {}
+
+
+def test_the_errors_of_one_worker_keep_no_lease_of_another(
+    services: PlatformServices, worker: FakeWorker, trainer: FakeTrainer, clock: ManualClock
+) -> None:
+    version = version_of(1, b"rows")
+    sent = trainer.uploads(name := f"validation/{version}/a-samples.jsonl", b"rows")
+    file = {"path": "validation/samples.jsonl", "kind": "validation", "size": 4, "blob": name}
+    trainer.sync(sent=[sent])
+    for _ in range(2):
+        clock.advance(TERM_S - 5)
+        with pytest.raises(Refused) as refused:
+            trainer.sync(training={"validation": {"version": version, "files": [file, file]}})
+        assert refused.value.status == 400
+        trainer.sync()
+    found = claim(services, pool_token(services))
+    assert found is not None and found.run.id == worker.run_id, "its worker has been silent for a lease"

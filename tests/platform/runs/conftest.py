@@ -7,12 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi.testclient import TestClient
 
+from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.worker.host import Host
 from tests.e2e.turnstile import Turnstile
-from tests.platform.conftest import Member, World
-from tests.platform.evaluations import Code, add_dataset, executing, put_mirror, read_commits_once
+from tests.platform.conftest import ManualClock, Member, World
+from tests.platform.evaluations import (
+    Code,
+    add_dataset,
+    executing,
+    put_mirror,
+    read_commits_once,
+    wait_until,
+)
 
 
 @pytest.fixture
@@ -63,3 +72,21 @@ def unsandboxed(services: PlatformServices) -> Iterator[Host]:
     """One whose rollouts write where they like, for tests that have them tell what they see."""
     with executing(services, isolation="off") as started:
         yield started
+
+
+@pytest.fixture
+def clock(request: pytest.FixtureRequest) -> ManualClock | SystemClock:
+    """A clock that tests advance, or that of this machine if workers are other processes."""
+    return SystemClock() if request.node.get_closest_marker("e2e") else ManualClock()
+
+
+def ended(api: TestClient, route: str, name: str) -> dict[str, Any]:
+    """Wait for a run to end, and return its detail."""
+
+    def look() -> dict[str, Any] | None:
+        detail: dict[str, Any] = api.get(f"{route}/{name}").json()
+        run = detail.get("eval_run") or detail["training_run"]
+        return detail if run["status"] in ("finished", "failed", "stopped") else None
+
+    found: dict[str, Any] = wait_until(look)
+    return found

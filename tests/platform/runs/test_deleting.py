@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select, update
 
-from osmosis_ai.platform.db.tables import DbConversation, DbJournalChunk, DbWorkerTicket
+from osmosis_ai.platform.db.tables import DbConversation, DbJournalChunk
 from tests.platform import fake_worker
-from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
-from tests.platform.evaluations import Code, Submits, add_dataset, submit_body
+from tests.platform.conftest import Member, World, assert_flat_error
+from tests.platform.evaluations import add_dataset, submit_body
 from tests.platform.fake_worker import FakeWorker
 from tests.platform.platform_parts import (
     Base,
@@ -33,7 +34,7 @@ from tests.platform.viewer import runs_world
 
 EVALS, TRAININGS, DATASETS = "/api/cli/eval-runs", "/api/cli/training-runs", "/api/cli/datasets"
 _TABLES: tuple[type[Base], ...] = (
-    *(DbRun, DbRunShard, DbJournalChunk, DbWorkerTicket, DbConversation, DbRunUpload),
+    *(DbRun, DbRunShard, DbJournalChunk, DbConversation, DbRunUpload),
     *(DbSample, DbRunFile, DbMetricPoint, DbLogLine, DbLoraModel),
 )
 
@@ -53,7 +54,6 @@ def add_run(
         session.add(DbConversation(**of_run, path="artifacts/row_0_run_0/x", content=b"small"))
         session.add(DbRunUpload(**of_run, name="x", upload_id="u", size=1, sha256="0" * 64))
         session.add(DbJournalChunk(**of_shard, offset=0, content=b"{}"))
-        session.add(DbWorkerTicket(**of_shard, id=shard.id, attempt=1, token_hash=shard.id, created_at=now))
         services.logs.add(session, run.id, [LogLine("said", step="run")])
     return run
 
@@ -85,10 +85,10 @@ def left(services: PlatformServices) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(("kind", "route"), [("eval", EVALS), ("training", TRAININGS)])
-def test_a_deleted_run_leaves_nothing_and_others_are_as_they_were(
+def test_a_deleted_run_leaves_nothing(
     kind: str, route: str, api: TestClient, services: PlatformServices, member: Member
 ) -> None:
-    add_run(services, member, "kept-one", kind)
+    add_run(services, member, "kept-one", kind, created_at=services.clock.now() + timedelta(hours=1))
     before = left(services)
     run = add_run(services, member, "copper-finch", kind)
     if kind == "training":
@@ -96,10 +96,9 @@ def test_a_deleted_run_leaves_nothing_and_others_are_as_they_were(
     assert api.get(route).json()["total_count"] == 2
     assert api.delete(f"{route}/copper-finch").json() == {}
     assert left(services) == before
-    assert [
-        row["name"] for row in api.get(route).json()["training_runs" if kind == "training" else "eval_runs"]
-    ] == ["kept-one"]
-    assert api.get(route).json()["total_count"] == 1
+    listed = api.get(route).json()
+    assert [row["name"] for row in listed[f"{kind}_runs"]] == ["kept-one"]
+    assert listed["total_count"] == 1
     assert_flat_error(api.delete(f"{route}/copper-finch"), 404, "NOT_FOUND")
     assert_flat_error(api.delete(f"{route}/{run.id}"), 404, "NOT_FOUND")
 
@@ -112,27 +111,22 @@ def test_nothing_is_left_of_what_several_workers_reported(
     for row in range(3):
         worker = FakeWorker.claims(services)
         sent = [worker.uploads(f"files/{row}", b"large")]
-        artifact = {
-            "path": f"artifacts/row_{row}_run_0/x",
-            "kind": "artifacts",
-            "size": 5,
-            "blob": f"files/{row}",
-        }
+        path = f"artifacts/row_{row}_run_0/x"
+        artifact = {"path": path, "kind": "artifacts", "size": 5, "blob": f"files/{row}"}
         worker.sync(sent=sent, files=[worker.conversation(row), artifact])
         worker.wants("files/never-sent", b"x")
         worker.records(1)
         worker.logs("done")
         worker.finishes()
-    found = api.get(
-        f"{EVALS}/{run['id']}/samples/manifest", params={"types": "artifacts,trajectories,journal"}
-    )
+    types = {"types": "artifacts,trajectories,journal"}
+    found = api.get(f"{EVALS}/{run['id']}/samples/manifest", params=types)
     assert len(found.json()["files"]) == 8, "summary.jsonl, the journal, and two files of each row"
     assert left(services)["blobs"] >= 5
     assert api.delete(f"{EVALS}/{run['id']}").json() == {}
     assert left(services) == before
 
 
-def test_files_that_a_killed_platform_left_are_gone_after_its_next_start(
+def test_a_start_finishes_interrupted_deletions(
     api: TestClient, services: PlatformServices, member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = left(services)
@@ -151,7 +145,7 @@ def test_files_that_a_killed_platform_left_are_gone_after_its_next_start(
         assert left(services) == before
 
 
-def test_files_that_the_store_did_not_let_go_are_deleted_while_the_platform_runs_and_keep_no_others(
+def test_maintenance_retries_failed_deletions(
     api: TestClient, services: PlatformServices, member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = left(services)
@@ -177,19 +171,17 @@ def test_files_that_the_store_did_not_let_go_are_deleted_while_the_platform_runs
 
 
 @pytest.mark.parametrize("status", ["pending", "running"])
-def test_a_run_that_has_not_ended_is_to_be_stopped_first(
+def test_open_runs_are_not_deleted(
     status: str, api: TestClient, services: PlatformServices, member: Member
 ) -> None:
     add_run(services, member, "copper-finch", status=status)
     refused = assert_flat_error(api.delete(f"{EVALS}/copper-finch"), 409, "CONFLICT")
-    assert (
-        f"'copper-finch' is {status}" in refused["error"]
-        and "osmosis eval stop copper-finch" in refused["error"]
-    )
+    for words in (f"'copper-finch' is {status}", "osmosis eval stop copper-finch"):
+        assert words in refused["error"]
     assert api.get(f"{EVALS}/copper-finch").status_code == 200
 
 
-def test_a_model_in_use_is_kept(api: TestClient, services: PlatformServices, member: Member) -> None:
+def test_models_in_use(api: TestClient, services: PlatformServices, member: Member) -> None:
     run = add_run(services, member, "copper-finch", "training")
     model = add_adapter(services, run)
     user = add_run(services, member, "amber", status="running", model_path=f"osmosis/tiny:{model.name}")
@@ -206,36 +198,27 @@ def test_a_model_in_use_is_kept(api: TestClient, services: PlatformServices, mem
     assert api.get(f"{EVALS}/amber").json()["config"]["model_path"] == f"osmosis/tiny:{model.name}"
 
 
-def test_members_delete_what_is_theirs_and_admins_everything(
-    client: TestClient, services: PlatformServices, world: World, member: Member
+def test_permissions(
+    client: TestClient, services: PlatformServices, world: World, member: Member, stranger: Member
 ) -> None:
     joined = world.member("ivo", role="member", identity="fern/more")
-    add_run(services, member, "maras")
+    run = add_run(services, member, "maras")
     add_run(services, joined, "ivos")
+    with services.db.session() as session:
+        dataset = session.scalars(select(DbDataset)).one()
+    for path in (f"{EVALS}/{run.id}", f"{TRAININGS}/{run.id}", f"{DATASETS}/{dataset.id}"):
+        assert_flat_error(client.delete(path, headers=stranger.headers), 404, "NOT_FOUND")
     for path in (f"{EVALS}/maras", f"{DATASETS}/multiply"):
         told = assert_flat_error(client.delete(path, headers=joined.headers), 403, "ROLE_REQUIRED")
-        assert "of somebody else can only be deleted by an admin of the workspace 'fern'" in told["error"]
+        assert "of another user can only be deleted by an admin of the workspace 'fern'" in told["error"]
     assert client.delete(f"{EVALS}/ivos", headers=joined.headers).status_code == 200
     add_run(services, joined, "ivos")
     for path in (f"{EVALS}/ivos", f"{EVALS}/maras", f"{DATASETS}/multiply"):
         assert client.delete(path, headers=member.headers).status_code == 200
 
 
-def test_what_is_another_workspaces_is_not_there(
-    client: TestClient, services: PlatformServices, member: Member, stranger: Member
-) -> None:
-    run = add_run(services, member, "copper-finch")
-    with services.db.session() as session:
-        dataset = session.scalars(select(DbDataset)).one()
-    for path in (f"{EVALS}/{run.id}", f"{TRAININGS}/{run.id}", f"{DATASETS}/{dataset.id}"):
-        assert_flat_error(client.delete(path, headers=stranger.headers), 404, "NOT_FOUND")
-    assert client.get(f"{EVALS}/{run.id}", headers=member.headers).status_code == 200
-
-
-def test_a_dataset_goes_when_no_run_needs_it_and_runs_keep_its_name(
-    api: TestClient, services: PlatformServices, member: Member, code: Code, clock: ManualClock
-) -> None:
-    run = Submits(EVALS, submit_body).taken(api)
+def test_datasets(api: TestClient, services: PlatformServices, member: Member) -> None:
+    run = fake_worker.EVALS.taken(api)
     told = assert_flat_error(api.delete(f"{DATASETS}/multiply"), 409, "CONFLICT")["error"]
     assert f"the evaluation run '{run['name']}', which is pending, uses it" in told
     assert api.post(f"{EVALS}/{run['id']}/stop", json={}).status_code == 200

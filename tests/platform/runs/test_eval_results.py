@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import update
 
 from tests.evaluation.builders import record
-from tests.platform.conftest import ManualClock, Member, assert_flat_error
+from tests.platform.conftest import ManualClock, assert_flat_error
 from tests.platform.evaluations import Samples, end_with
 from tests.platform.fake_worker import EVALS, FakeWorker, expire_leases, settle
 from tests.platform.platform_parts import DbRun, DbSample, LogLine, PlatformServices
@@ -74,7 +74,7 @@ def fetched(api: TestClient, url: str) -> bytes:
     return bytes(api.get(url, headers={"Authorization": ""}).content)
 
 
-def test_a_manifest_has_exactly_the_types_and_rows_asked_for(api: TestClient, finished: DbRun) -> None:
+def test_manifest_types_and_rows(api: TestClient, finished: DbRun) -> None:
     assert paths(api, finished, types="metrics") == ["metrics.json"]
     assert paths(api, finished, types="logs") == ["logs.txt"]
     trajectories = [f"trajectories/row_{row}_run_{run}.json" for row in (0, 1) for run in (0, 1)]
@@ -90,7 +90,7 @@ def test_a_manifest_has_exactly_the_types_and_rows_asked_for(api: TestClient, fi
 
 
 @pytest.mark.parametrize("harm", ["changed", "cut", "gone"])
-def test_a_kept_manifest_that_was_harmed_is_made_again(
+def test_damaged_manifest_is_stored_again(
     api: TestClient, services: PlatformServices, finished: DbRun, harm: str
 ) -> None:
     before = paths(api, finished)
@@ -108,13 +108,10 @@ def test_a_kept_manifest_that_was_harmed_is_made_again(
 
 
 @pytest.mark.parametrize("asked", [{"types": "everything"}, {"rows": "a"}, {"rows": "5-3"}, {"rows": "1,,2"}])
-def test_a_manifest_of_nonsense_is_refused(api: TestClient, finished: DbRun, asked: dict[str, str]) -> None:
+def test_invalid_manifest_requests(api: TestClient, finished: DbRun, asked: dict[str, str]) -> None:
     assert_flat_error(api.get(f"{RUNS}/{finished.name}/samples/manifest", params=asked), 400, "VALIDATION")
-
-
-def test_a_pending_run_has_nothing_to_download(api: TestClient) -> None:
-    reply = api.get(f"{RUNS}/{submitted(api)['name']}/samples/manifest")
-    assert_flat_error(reply, 409, "CONFLICT")
+    pending = submitted(api)["name"]
+    assert_flat_error(api.get(f"{RUNS}/{pending}/samples/manifest"), 409, "CONFLICT")
 
 
 def test_downloads_match_their_manifest(api: TestClient, services: PlatformServices, finished: DbRun) -> None:
@@ -134,7 +131,9 @@ def test_downloads_match_their_manifest(api: TestClient, services: PlatformServi
     }
 
 
-def test_a_lost_derived_file_is_remade(api: TestClient, services: PlatformServices, finished: DbRun) -> None:
+def test_lost_derived_file_is_stored_again(
+    api: TestClient, services: PlatformServices, finished: DbRun
+) -> None:
     wanted = [file for file in manifest(api, finished) if file["path"] in ("metrics.json", "summary.jsonl")]
     for file in wanted:
         services.blobs.delete(f"runs/{finished.id}/derived/{file['token']}/{file['path']}")
@@ -145,7 +144,7 @@ def test_a_lost_derived_file_is_remade(api: TestClient, services: PlatformServic
         assert hashlib.sha256(fetched(api, found[file["path"]])).hexdigest() == file["sha256"]
 
 
-def test_a_file_that_has_changed_is_fetched_as_announced(api: TestClient, worker: FakeWorker) -> None:
+def test_changed_file_is_served_as_announced(api: TestClient, worker: FakeWorker) -> None:
     settle(worker.services)
     (early,) = manifest(api, worker.run, types="metrics")
     worker.sync(worked_s=5e6)
@@ -158,15 +157,13 @@ def test_a_file_that_has_changed_is_fetched_as_announced(api: TestClient, worker
 
 
 @pytest.mark.parametrize("count", [0, 501])
-def test_urls_are_given_for_1_to_500_files(api: TestClient, finished: DbRun, count: int) -> None:
+def test_number_of_urls(api: TestClient, finished: DbRun, count: int) -> None:
     body = {"items": [{"path": "metrics.json"}] * count}
     reply = api.post(f"{RUNS}/{finished.name}/samples/download-urls", json=body)
     assert_flat_error(reply, 400, "VALIDATION_FAILED")
 
 
-def test_the_journal_is_downloaded_alone(
-    api: TestClient, services: PlatformServices, finished: DbRun
-) -> None:
+def test_journal_download(api: TestClient, services: PlatformServices, finished: DbRun) -> None:
     assert "events.jsonl" not in paths(api, finished, types="metrics,trajectories,artifacts,logs")
     (file,) = manifest(api, finished, types="journal", rows="0")
     for item in (file, {"path": "events.jsonl"}):
@@ -184,7 +181,7 @@ def test_the_journal_is_downloaded_alone(
         assert "damaged" in assert_flat_error(reply, 409, "CONFLICT")["error"]
 
 
-def test_duration_is_time_worked_on(api: TestClient, services: PlatformServices, clock: ManualClock) -> None:
+def test_duration(api: TestClient, services: PlatformServices, clock: ManualClock) -> None:
     run = submitted(api)
 
     def duration() -> float | None:
@@ -219,26 +216,7 @@ def sampled(api: TestClient, services: PlatformServices) -> dict[str, Any]:
     return made
 
 
-def pages(api: TestClient, name: str, limit: int, **asked: str) -> list[dict[str, Any]]:
-    """Return the samples of all pages, following the cursors."""
-    found: list[dict[str, Any]] = []
-    cursor = None
-    while True:
-        query = {"limit": limit, **asked, **({"cursor": cursor} if cursor else {})}
-        page = api.get(f"{RUNS}/{name}/samples", params=query).json()
-        assert page["samples"]
-        found += page["samples"]
-        cursor = page.get("next_cursor")
-        if cursor is None:
-            return found
-        assert len(page["samples"]) == limit
-
-
-def places(samples: list[dict[str, Any]]) -> list[tuple[int, int]]:
-    return [(sample["row"], sample["attempt"]) for sample in samples]
-
-
-def test_an_attempt_in_full(api: TestClient, services: PlatformServices, sampled: dict[str, Any]) -> None:
+def test_sample_details(api: TestClient, services: PlatformServices, sampled: dict[str, Any]) -> None:
     values = {"tokens": 12, "cost_usd": 0.5, "model_latency_ms": 3.0}
     noted: dict[str, Any] = {"input": "2 * 3?", "output": "6", "notes": "Nearly.", "parts": {"format": 1.0}}
     first = DbSample.row_index == 0, DbSample.run_index == 0
@@ -262,22 +240,23 @@ def test_an_attempt_in_full(api: TestClient, services: PlatformServices, sampled
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5])
-def test_the_pages_hold_every_attempt_once(api: TestClient, sampled: dict[str, Any], limit: int) -> None:
-    assert places(pages(api, sampled["id"], limit)) == sorted(SAMPLES)
+def test_sample_pages(api: TestClient, sampled: dict[str, Any], limit: int) -> None:
+    query: dict[str, Any] = {"limit": limit}
+    found: list[tuple[int, int]] = []
+    while len(found) < len(SAMPLES):
+        page = api.get(f"{RUNS}/{sampled['id']}/samples", params=query).json()
+        found += [(sample["row"], sample["attempt"]) for sample in page["samples"]]
+        query["cursor"] = page.get("next_cursor")
+        assert len(page["samples"]) == limit or query["cursor"] is None
+    assert found == sorted(SAMPLES) and query["cursor"] is None
 
 
 @pytest.mark.parametrize("cursor", ["x", "-1-2", "1-2-3", "٣-٣", "9" * 60])
-def test_a_cursor_that_is_none_is_refused(api: TestClient, sampled: dict[str, Any], cursor: str) -> None:
+def test_invalid_sample_cursors(api: TestClient, sampled: dict[str, Any], cursor: str) -> None:
     reply = api.get(f"{RUNS}/{sampled['name']}/samples", params={"cursor": cursor})
     assert "`cursor` did not come from a page" in assert_flat_error(reply, 400, "VALIDATION")["error"]
 
 
 @pytest.mark.parametrize("limit", ["0", "5001", "many"])
-def test_a_page_has_1_to_5000_samples(api: TestClient, sampled: dict[str, Any], limit: str) -> None:
+def test_invalid_sample_limits(api: TestClient, sampled: dict[str, Any], limit: str) -> None:
     assert api.get(f"{RUNS}/{sampled['name']}/samples", params={"limit": limit}).status_code == 400
-
-
-def test_another_workspace_has_none(client: TestClient, sampled: dict[str, Any], stranger: Member) -> None:
-    path = f"{RUNS}/{sampled['name']}/samples"
-    assert_flat_error(client.get(path, headers=stranger.headers), 404, "NOT_FOUND")
-    assert client.get(path, headers={"Authorization": "Bearer wrong"}).status_code == 401

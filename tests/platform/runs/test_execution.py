@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import os
@@ -23,15 +22,9 @@ from sqlalchemy import select
 
 from osmosis_ai.api.wire.workers import Assignment
 from osmosis_ai.controller.record import TerminalRecord
-from osmosis_ai.datasets import file_digest, select_rows
-from osmosis_ai.evaluation.hooks import RunHooks
-from osmosis_ai.evaluation.runner import EvalRunner
-from osmosis_ai.evaluation.sources import ProjectSource, open_policy
-from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions
-from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.tables import DbLogLine, DbRun, DbRunFile, DbSample
-from osmosis_ai.platform.http.browser_sessions import begin_session
+from osmosis_ai.platform.pages.sessions import begin_session
 from osmosis_ai.platform.queue.finalize import PlatformShards
 from osmosis_ai.platform.runs.journals import stored_lines
 from osmosis_ai.platform.server import local_host
@@ -41,29 +34,22 @@ from osmosis_ai.platform.worker.host import Host
 from osmosis_ai.platform.worker.process import WorkerStarter
 from tests.controller.served_loop import LoopProcess
 from tests.e2e.turnstile import Turnstile
-from tests.evaluation.builders import spec
 from tests.platform.conftest import Member
 from tests.platform.evaluations import (
     ROLLOUT,
-    ROWS,
     Code,
     executing,
     experiment,
     submit_body,
     wait_until,
 )
-from tests.platform.fake_worker import FakeWorker, settle
+from tests.platform.fake_worker import EVALS, FakeWorker, settle
+from tests.platform.runs.conftest import ended
 from tests.processes import stop_process
 from tests.warm_osmosis import process_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("warm_children_without_torch")]
-RUNS = "/api/cli/eval-runs"
-
-
-@pytest.fixture
-def clock() -> SystemClock:
-    """The clock of this machine, because workers are other processes."""
-    return SystemClock()
+RUNS, submit = EVALS.route, EVALS.taken
 
 
 @pytest.fixture
@@ -106,24 +92,6 @@ def hold_at(turnstile: Turnstile, services: PlatformServices, run: dict[str, Any
     wait_until(lambda: recorded(services, run) >= count)
 
 
-def submit(api: TestClient, **changes: Any) -> dict[str, Any]:
-    reply = api.post(RUNS, json=submit_body(**changes))
-    assert reply.status_code == 200, reply.text
-    body: dict[str, Any] = reply.json()
-    return body
-
-
-def ended(api: TestClient, name: str) -> dict[str, Any]:
-    """Wait for the run to end and return its detail."""
-
-    def look() -> dict[str, Any] | None:
-        detail: dict[str, Any] = api.get(f"{RUNS}/{name}").json()
-        return detail if detail["eval_run"]["status"] in ("finished", "failed", "stopped") else None
-
-    found: dict[str, Any] = wait_until(look)
-    return found
-
-
 def fetched(api: TestClient, name: str, types: str, rows: str | None = None) -> dict[str, bytes]:
     """Download files the way a client does."""
     asked = {"types": types} if rows is None else {"types": types, "rows": rows}
@@ -133,6 +101,24 @@ def fetched(api: TestClient, name: str, types: str, rows: str | None = None) -> 
     contents = {item["path"]: api.get(item["url"]).content for item in urls["items"]}
     assert {path: len(content) for path, content in contents.items()} == sizes
     return contents
+
+
+def change_agent(code: Code, old: str, new: str) -> None:
+    """Commit another agent."""
+    source = (ROLLOUT / "main.py").read_text()
+    assert old in source
+    code.write("rollouts/multiply/main.py", source.replace(old, new))
+    code.commit("change the agent")
+
+
+def kinds_of_files(services: PlatformServices, run_id: str) -> list[str]:
+    with services.db.session() as session:
+        return list(session.scalars(select(DbRunFile.kind).where(DbRunFile.run_id == run_id)))
+
+
+def assert_not_stored(services: PlatformServices, canary: str) -> None:
+    for path in services.config.home.rglob("*"):
+        assert not path.is_file() or canary.encode() not in path.read_bytes(), path
 
 
 def wait_for_removal(services: PlatformServices) -> None:
@@ -172,121 +158,48 @@ def recorded(services: PlatformServices, run: dict[str, Any]) -> int:
     return max(lines, len(samples_of(services, run["id"])))
 
 
-def test_a_run_has_the_samples_of_a_local_evaluation(
-    api: TestClient, services: PlatformServices, host: Host, tmp_path: Path
+def test_samples_have_previews_and_the_log_has_each_stage(
+    api: TestClient, services: PlatformServices, host: Host
 ) -> None:
-    submitted = submit(api)
-    detail = ended(api, submitted["name"])
+    run = submit(api)
+    detail = ended(api, RUNS, run["name"])
     assert detail["eval_run"]["status"] == "finished", detail
-
-    local = EvalRunner(
-        spec=spec(model_path="osmosis/tiny", n=2, batch_size=4),
-        options=EvalRunOptions(name="local"),
-        dataset=DatasetInput(ROWS, "multiply", file_digest(ROWS), "workspace"),
-        selection=select_rows(200, limit=3, rows=None),
-        rollout=ProjectSource(ROLLOUT),
-        output_root=tmp_path / "evals",
-        hooks=RunHooks(),
-        open_model=lambda env, lost: open_policy("osmosis/tiny", env, lost),
-    )
-    summary = asyncio.run(local.run())
-    assert summary is not None
-    assert detail["environment"] == (summary.run_dir / "environment.txt").read_text().strip()
     assert "which meets `multiply/pyproject.toml`" in detail["environment"]
-
-    def essence(lines: bytes) -> list[tuple[Any, ...]]:
-        keys = ("row_index", "run_index", "status", "reward", "tokens", "trajectory_filename")
-        return [tuple(json.loads(line).get(key) for key in keys) for line in lines.splitlines()]
-
-    files = fetched(api, submitted["name"], "metrics,trajectories")
-    assert essence(files["summary.jsonl"]) == essence((summary.run_dir / "summary.jsonl").read_bytes())
-    metrics = json.loads(files["metrics.json"])
-    assert metrics["summary"] == summary.metrics.summary
-    assert metrics["eval_run"]["id"] == submitted["id"]
-    assert metrics["eval_run"]["status"] == "finished"
-    assert {p for p in files if p.startswith("trajectories/")} == {
-        f"trajectories/row_{row}_run_{run}.json" for row in range(3) for run in range(2)
-    }
-    assert detail["results"]["total_runs"] == 6
-    assert detail["results"]["score"] == pytest.approx(summary.metrics.summary["reward_stats"]["mean"])
-
-    only = fetched(api, submitted["name"], "trajectories", rows="1")
-    assert sorted(only) == ["summary.jsonl", "trajectories/row_1_run_0.json", "trajectories/row_1_run_1.json"]
     with services.db.session() as session:
         shown = {
             (sample.row_index, sample.run_index): (sample.input, sample.output, sample.parts)
-            for sample in session.scalars(select(DbSample).where(DbSample.run_id == submitted["id"]))
+            for sample in session.scalars(select(DbSample).where(DbSample.run_id == run["id"]))
         }
-    records = packed_journal(services, submitted["id"])
+    records = packed_journal(services, run["id"])
     assert shown == {item: (each.input, each.output, each.parts) for item, each in records.items()}
     assert len(shown) == 6 and all(asked and answered for asked, answered, _ in shown.values())
     wait_for_removal(services)
-    steps = " ".join(log_of(services, submitted["id"]))
+    steps = " ".join(log_of(services, run["id"]))
     for stage in ("checking the model", "preparing the rollout's environment", "starting the rollout's"):
         assert stage in steps
 
 
-def test_a_stopped_run_keeps_what_was_finished(
-    api: TestClient, services: PlatformServices, host: Host, turnstile: Turnstile
-) -> None:
-    turnstile.hold()
-    run = submit(api, evaluation_config={"limit": 100, "n": 20, "batch_size": 1})
-    hold_at(turnstile, services, run, 3)
-    wait_until(lambda: samples_of(services, run["id"]))
-    assert api.post(f"{RUNS}/{run['name']}/stop", json={}).json() == {"id": run["id"], "status": "stopping"}
-    detail = ended(api, run["name"])
-    assert detail["eval_run"]["status"] == "stopped"
-    assert "error" not in detail["eval_run"]
-    kept = samples_of(services, run["id"])
-    assert 0 < len(kept) < 2000
-    assert packed_journal(services, run["id"]).keys() == kept.keys()
-    assert detail["results"]["total_runs"] == len(kept)
-    files = fetched(api, run["name"], "metrics,trajectories,logs")
-    assert len(files["summary.jsonl"].splitlines()) == len(kept)
-    assert json.loads(files["metrics.json"])["eval_run"]["status"] == "stopped"
-    assert b"stop" in files["logs.txt"]
-    again = api.post(f"{RUNS}/{run['id']}/stop", json={})
-    assert (again.status_code, again.json()["status"]) == (409, "stopped")
-
-
-@pytest.mark.parametrize("workers", [1, 2])
 def test_a_retry_repeats_the_attempts_without_a_score(
-    api: TestClient,
-    services: PlatformServices,
-    unsandboxed: Host,
-    code: Code,
-    tmp_path: Path,
-    workers: int,
+    api: TestClient, services: PlatformServices, unsandboxed: Host, code: Code, tmp_path: Path
 ) -> None:
     is_fixed = tmp_path / "fixed"
     first_line = "        messages: list[dict[str, Any]] = [INSTRUCTIONS, *ctx.prompt]\n"
     failing = (
-        (ROLLOUT / "main.py")
-        .read_text()
-        .replace(
-            first_line,
-            f"{first_line}        if sum(map(ord, str(ctx.prompt))) % 2 and not os.path.exists({str(is_fixed)!r}):\n"
-            "            raise RuntimeError('the search index is being rebuilt')\n",
-        )
+        f"{first_line}        if sum(map(ord, str(ctx.prompt))) % 2 and not os.path.exists({str(is_fixed)!r}):\n"
+        "            raise RuntimeError('the search index is being rebuilt')\n"
     )
-    code.write("rollouts/multiply/main.py", failing)
-    code.commit("fail now and then")
-    run = submit(
-        api,
-        evaluation_config={"limit": 8, "n": 2, "batch_size": 4},
-        advanced_config={"execution": {"workers": workers}},
-    )
-    ended(api, run["name"])
+    change_agent(code, first_line, failing)
+    settings = {"limit": 8, "n": 2, "batch_size": 4}
+    run = submit(api, evaluation_config=settings, advanced_config={"execution": {"workers": 2}})
+    ended(api, RUNS, run["name"])
     first, first_records = samples_of(services, run["id"]), packed_journal(services, run["id"])
     failed = {item for item, (_, status, *_) in first.items() if status == "failed"}
-    with services.db.session() as session:
-        kinds = session.scalars(select(DbRunFile.kind).where(DbRunFile.run_id == run["id"])).all()
-    assert kinds.count("diagnostics") == len(failed)
+    assert kinds_of_files(services, run["id"]).count("diagnostics") == len(failed)
     assert failed and failed != first.keys(), first
     wait_for_removal(services)
     is_fixed.touch()
     assert api.post(f"{RUNS}/{run['name']}/retry", json={}).json()["id"] == run["id"]
-    detail = ended(api, run["name"])
+    detail = ended(api, RUNS, run["name"])
     assert (detail["eval_run"]["status"], detail["eval_run"]["revision"]) == ("finished", 1), detail
     samples, records = samples_of(services, run["id"]), packed_journal(services, run["id"])
     assert samples.keys() == first.keys() and all(status == "success" for _, status, *_ in samples.values())
@@ -298,9 +211,7 @@ def test_a_retry_repeats_the_attempts_without_a_score(
     assert len(files["summary.jsonl"].splitlines()) == 16
     assert len(files["events.jsonl"].splitlines()) == 16 + len(failed)
     assert len([path for path in files if path.startswith("trajectories/")]) == 16
-    with services.db.session() as session:
-        kinds = session.scalars(select(DbRunFile.kind).where(DbRunFile.run_id == run["id"])).all()
-    assert "diagnostics" not in kinds, "the files of replaced failures are deleted"
+    assert "diagnostics" not in kinds_of_files(services, run["id"]), "replaced failures leave no files"
     assert "nothing to retry" in api.post(f"{RUNS}/{run['name']}/retry", json={}).json()["error"]
 
 
@@ -320,27 +231,34 @@ def test_a_run_whose_worker_hangs_can_be_stopped(
     [worker] = host.processes()
     stop_process(process_of(worker.pid))
     api.post(f"{RUNS}/{run['name']}/stop", json={})
-    assert ended(api, run["name"])["eval_run"]["status"] == "stopped", "its lease expired"
+    assert ended(api, RUNS, run["name"])["eval_run"]["status"] == "stopped", "its lease expired"
     assert len(samples_of(services, run["id"])) > 0
     os.kill(process_of(worker.pid), signal.SIGKILL)
 
 
-def test_runs_continue_after_the_platform_was_closed(
-    api: TestClient, services: PlatformServices, turnstile: Turnstile
+@pytest.mark.parametrize("is_damaged", [False, True], ids=["intact", "damaged"])
+def test_a_closed_platform_continues_its_runs(
+    api: TestClient, services: PlatformServices, turnstile: Turnstile, is_damaged: bool
 ) -> None:
     turnstile.hold()
     run = submit(api, evaluation_config={"limit": 20, "n": 4, "batch_size": 2})
     with executing(services):
-        hold_at(turnstile, services, run, 1)
+        hold_at(turnstile, services, run, 3)
     turnstile.open()
+    if is_damaged:
+        [journal] = services.config.runs_dir.glob("*/evaluation/*/events.jsonl")
+        first, second, *rest = journal.read_bytes().splitlines(keepends=True)
+        journal.write_bytes(first + second.replace(b":", b"!", 1) + b"".join(rest))
     before = samples_of(services, run["id"])
     assert api.get(f"{RUNS}/{run['name']}").json()["eval_run"]["status"] == "running"
     assert 0 < len(before) < 80
     with executing(services):
-        assert ended(api, run["name"])["eval_run"]["status"] == "finished"
+        detail = ended(api, RUNS, run["name"])["eval_run"]
+    assert detail["status"] == "finished", detail
     after = samples_of(services, run["id"])
-    assert len(after) == 80
-    assert before.items() <= after.items()
+    assert len(after) == 80 and before.items() <= after.items()
+    log = "".join(log_of(services, run["id"]))
+    assert ("is kept as events.jsonl.diverged" in log) == is_damaged
 
 
 @pytest.mark.parametrize("lease_s", [3600.0])
@@ -350,26 +268,7 @@ def test_a_restarted_platform_continues_the_runs_of_its_killed_workers_at_once(
     run = submit(api)
     FakeWorker.claims(services, run_id=run["id"])
     with executing(services):
-        assert ended(api, run["name"])["eval_run"]["status"] == "finished"
-
-
-def test_a_run_whose_journal_was_damaged_continues_from_the_platforms(
-    api: TestClient, services: PlatformServices, turnstile: Turnstile
-) -> None:
-    turnstile.hold()
-    run = submit(api, evaluation_config={"limit": 20, "n": 4, "batch_size": 2})
-    with executing(services):
-        hold_at(turnstile, services, run, 3)
-    turnstile.open()
-    [journal] = services.config.runs_dir.glob("*/evaluation/*/events.jsonl")
-    first, second, *rest = journal.read_bytes().splitlines(keepends=True)
-    journal.write_bytes(first + second.replace(b":", b"!", 1) + b"".join(rest))
-    reported = samples_of(services, run["id"])
-    with executing(services):
-        detail = ended(api, run["name"])["eval_run"]
-    assert detail["status"] == "finished", detail
-    assert "is kept as events.jsonl.diverged" in "".join(log_of(services, run["id"]))
-    assert reported.items() <= samples_of(services, run["id"]).items()
+        assert ended(api, RUNS, run["name"])["eval_run"]["status"] == "finished"
 
 
 def test_a_run_whose_workers_always_die_fails(api: TestClient, services: PlatformServices) -> None:
@@ -382,7 +281,7 @@ def test_a_run_whose_workers_always_die_fails(api: TestClient, services: Platfor
     PlatformShards.start(services.platform_shards)
     with local_host(services, services.config, start_dying):
         run = submit(api)
-        detail = ended(api, run["name"])["eval_run"]
+        detail = ended(api, RUNS, run["name"])["eval_run"]
     services.platform_shards.close()
     assert detail["status"] == "failed"
     assert detail["error"].startswith("the worker died (signal 9")
@@ -398,7 +297,7 @@ def test_a_refused_key_fails_the_run_with_the_providers_message(
         env_config={"OPENAI_BASE_URL": provider},
         secrets={"required": ["OPENAI_API_KEY"], "provided": {"OPENAI_API_KEY": "sk-canary-7291"}},
     )
-    detail = ended(api, run["name"])
+    detail = ended(api, RUNS, run["name"])
     assert detail["eval_run"]["status"] == "failed"
     assert "the key was revoked in May" in detail["eval_run"]["error"]
     assert "\n" not in detail["eval_run"]["error"]
@@ -408,9 +307,7 @@ def test_a_refused_key_fails_the_run_with_the_providers_message(
     with services.db.session() as session:
         assert session.get_one(DbRun, run["id"]).sealed_secrets is None
     wait_for_removal(services)
-    for path in services.config.home.rglob("*"):
-        if path.is_file():
-            assert b"sk-canary-7291" not in path.read_bytes(), path
+    assert_not_stored(services, "sk-canary-7291")
 
 
 def test_an_environment_that_does_not_build_fails_the_run_with_the_reason_of_uv(
@@ -419,13 +316,11 @@ def test_an_environment_that_does_not_build_fails_the_run_with_the_reason_of_uv(
     needed = '"osmosis-ai[server]>=0.3.0rc1,<0.4"'
     project = (ROLLOUT / "pyproject.toml").read_text()
     assert needed in project
-    code.write(
-        "rollouts/multiply/pyproject.toml",
-        project.replace(needed, f'{needed}, "no-such-package-of-osmosis==9"'),
-    )
+    project = project.replace(needed, f'{needed}, "no-such-package-of-osmosis==9"')
+    code.write("rollouts/multiply/pyproject.toml", project)
     code.commit("add a dependency that does not exist")
     run = submit(api)
-    detail = ended(api, run["name"])
+    detail = ended(api, RUNS, run["name"])
     assert detail["eval_run"]["status"] == "failed"
     assert "no-such-package-of-osmosis" in detail["eval_run"]["error"]
     assert "\n" not in detail["eval_run"]["error"]
@@ -434,16 +329,11 @@ def test_an_environment_that_does_not_build_fails_the_run_with_the_reason_of_uv(
     assert metrics["summary"]["total_samples"] == 0
 
 
-def test_a_commit_may_have_files_with_any_name(
-    api: TestClient, services: PlatformServices, host: Host, code: Code
+def test_a_damaged_source_archive_is_packed_again(
+    api: TestClient, services: PlatformServices, code: Code
 ) -> None:
     code.write(os.fsdecode(b"rollouts/multiply/caf\xe9/caf\xe9.txt"), "x")
     code.commit("add a file whose name is not UTF-8")
-    run = submit(api)
-    assert ended(api, run["name"])["eval_run"]["status"] == "finished"
-
-
-def test_a_damaged_source_archive_is_packed_again(api: TestClient, services: PlatformServices) -> None:
     run = submit(api)
     settle(services)
     (key,) = services.blobs.keys("sources")
@@ -451,7 +341,7 @@ def test_a_damaged_source_archive_is_packed_again(api: TestClient, services: Pla
     services.blobs.delete(key)
     services.blobs.put(key, io.BytesIO(bytes(size)))
     with executing(services):
-        assert ended(api, run["name"])["eval_run"]["status"] == "finished"
+        assert ended(api, RUNS, run["name"])["eval_run"]["status"] == "finished"
     assert "has other bytes than announced" in "".join(log_of(services, run["id"]))
     assert len(set(services.blobs.keys("sources")) - {key}) == 1
 
@@ -465,41 +355,27 @@ def test_an_agent_sees_its_own_secrets_and_not_the_environment_of_the_platform(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    services.secrets.put(
-        member.workspace.id, member.user.id, "AGENT_KEY", "canary-of-the-workspace", "workspace"
-    )
-    services.secrets.put(
-        member.workspace.id, member.user.id, "OTHER_KEY", "canary-not-asked-for", "workspace"
-    )
     # These values occur everywhere in JSON, so they cannot be redacted, and the run's log says so.
     harmless = {"FLAG": "true", "NOTHING": "null", "COUNT": "1", "LIMIT": "100000"}
-    for name, value in harmless.items():
+    keys = {"AGENT_KEY": "canary-of-the-workspace", "OTHER_KEY": "canary-not-asked-for"}
+    for name, value in {**harmless, **keys}.items():
         services.secrets.put(member.workspace.id, member.user.id, name, value, "workspace")
     monkeypatch.setenv("OSMOSIS_TOKEN", "canary-of-the-shell")
     monkeypatch.setenv("OPENAI_API_KEY", "canary-of-the-operator")
     seen_at = tmp_path / "environment.txt"
-    source = (ROLLOUT / "main.py").read_text()
-    spying = source.replace(
-        'if __name__ == "__main__":',
+    main = 'if __name__ == "__main__":'
+    spying = (
         "import os\nfrom pathlib import Path\n"
         f'Path({str(seen_at)!r}).write_text("\\n".join(f"{{k}}={{v}}" for k, v in os.environ.items()))\n'
         'print("my key is", os.environ["AGENT_KEY"], flush=True)\n'
-        'if __name__ == "__main__":',
     )
-    code.write("rollouts/multiply/main.py", spying)
-    code.commit("look around")
+    change_agent(code, main, spying + main)
     run = submit(api, secrets={"required": ["AGENT_KEY", *harmless]}, env_config={"LOG_LEVEL": "DEBUG"})
-    detail = ended(api, run["name"])
+    detail = ended(api, RUNS, run["name"])
     assert detail["eval_run"]["status"] == "finished", detail
     seen = seen_at.read_text()
-    assert "AGENT_KEY=canary-of-the-workspace" in seen
-    assert "LOG_LEVEL=DEBUG" in seen
-    for canary in (
-        "canary-not-asked-for",
-        "canary-of-the-shell",
-        "canary-of-the-operator",
-        "OSMOSIS_DATABASE_URL",
-    ):
+    assert "AGENT_KEY=canary-of-the-workspace" in seen and "LOG_LEVEL=DEBUG" in seen
+    for canary in ("not-asked-for", "of-the-shell", "of-the-operator", "OSMOSIS_DATABASE_URL"):
         assert canary not in seen
     assert detail["resolved_secret_scopes"] == dict.fromkeys(["AGENT_KEY", *harmless], "workspace")
     wait_for_removal(services)
@@ -507,9 +383,7 @@ def test_an_agent_sees_its_own_secrets_and_not_the_environment_of_the_platform(
     for name in harmless:
         assert sum(f"the value of {name} cannot be hidden" in line for line in log) == 1, log
     assert any(line.startswith("[run] session ends") for line in log), log
-    for path in services.config.home.rglob("*"):
-        if path.is_file():
-            assert b"canary-of-the-workspace" not in path.read_bytes(), path
+    assert_not_stored(services, "canary-of-the-workspace")
 
 
 BREAKS = """\
@@ -524,16 +398,10 @@ LOOP = "        for _ in range(MAX_TURNS):\n"
 def test_the_page_of_a_failed_attempt_has_its_model_calls_without_secrets(
     api: TestClient, services: PlatformServices, member: Member, code: Code, host: Host
 ) -> None:
-    source = (ROLLOUT / "main.py").read_text()
-    assert LOOP in source
-    code.write("rollouts/multiply/main.py", source.replace(LOOP, BREAKS + LOOP))
-    code.commit("break")
+    change_agent(code, LOOP, BREAKS + LOOP)
     services.secrets.put(member.workspace.id, member.user.id, "AGENT_KEY", "canary-of-the-agent", "workspace")
-    run = api.post("/api/cli/eval-runs", json=submit_body(secrets={"required": ["AGENT_KEY"]})).json()
-    wait_until(
-        lambda: api.get(f"/api/cli/eval-runs/{run['name']}").json()["eval_run"]["status"] == "finished"
-    )
-
+    run = submit(api, secrets={"required": ["AGENT_KEY"]})
+    assert ended(api, RUNS, run["name"])["eval_run"]["status"] == "finished"
     session = begin_session(services, member.user, "/").headers["set-cookie"].partition(";")[0]
     address = f"/{member.workspace.name}/evals/{run['name']}/samples"
     browser = {"Accept": "text/html", "Cookie": session}
@@ -546,8 +414,7 @@ def test_the_page_of_a_failed_attempt_has_its_model_calls_without_secrets(
     assert len(re.findall(r"tokens read, \d+ written", shown)) == 2
     found = api.get(f"{address}?q=are+you+sure&in=conversations", headers=browser)
     assert f"{address}/0.0" in found.text
-    for path in services.config.home.rglob("*"):
-        assert not path.is_file() or b"canary-of-the-agent" not in path.read_bytes(), path
+    assert_not_stored(services, "canary-of-the-agent")
 
 
 SERVED_KEY = "osm_rollout_canary-4711"
@@ -556,33 +423,32 @@ SERVED_KEY = "osm_rollout_canary-4711"
 def test_a_remote_agent_is_killed_and_started_again(
     api: TestClient, services: PlatformServices, host: Host
 ) -> None:
-    served = {"rollout": "no-such-directory", "entrypoint": "server://calculater"}
-    with LoopProcess(SERVED_KEY, works_on=20) as agent:
+    def register(agent: LoopProcess, key: str) -> None:
         registration = {
             "host": "127.0.0.1",
             "port": agent.port,
             "agent_loop_name": "calculator",
-            "api_key": SERVED_KEY,
+            "api_key": key,
         }
-        assert api.post("/api/cli/rollout-server/register", json=registration).json()["status"] == "healthy"
+        reply = api.post("/api/cli/rollout-server/register", json=registration)
+        assert reply.json()["status"] == "healthy"
+
+    served = {"rollout": "no-such-directory", "entrypoint": "server://calculater"}
+    with LoopProcess(SERVED_KEY, works_on=20) as agent:
+        register(agent, SERVED_KEY)
         refused = api.post(f"{RUNS}/check", json=submit_body(experiment_config=experiment(**served)))
         assert refused.status_code == 400
         assert "no served agent 'calculater' is registered" in refused.text
         assert "server://calculator" in refused.text
         served["entrypoint"] = "server://calculator"
-        body = submit_body(
-            experiment_config=experiment(**served), evaluation_config={"limit": 50, "n": 2, "batch_size": 16}
-        )
-        run = api.post(RUNS, json=body).json()
+        settings = {"limit": 50, "n": 2, "batch_size": 16}
+        run = submit(api, experiment_config=experiment(**served), evaluation_config=settings)
         wait_until(lambda: recorded(services, run) >= 10)
         agent.kill()
         # `osmosis serve` registers with a new key each time.
-        with LoopProcess(f"{SERVED_KEY}-2", agent.port):
-            registration["api_key"] = f"{SERVED_KEY}-2"
-            assert (
-                api.post("/api/cli/rollout-server/register", json=registration).json()["status"] == "healthy"
-            )
-            detail = ended(api, run["name"])
+        with LoopProcess(f"{SERVED_KEY}-2", agent.port) as restarted:
+            register(restarted, f"{SERVED_KEY}-2")
+            detail = ended(api, RUNS, run["name"])
     log = log_of(services, run["id"])
     assert detail["eval_run"]["status"] == "finished", log
     samples = samples_of(services, run["id"])

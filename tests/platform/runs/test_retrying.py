@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import select, update
+from sqlalchemy import update
 
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.errors import ConflictError
 from osmosis_ai.platform.runs.journals import stored_lines
 from tests.evaluation.builders import record
 from tests.platform.conftest import ManualClock, Member, assert_flat_error
-from tests.platform.evaluations import Code, Samples, add_dataset
+from tests.platform.evaluations import Code, Samples, add_dataset, experiment
 from tests.platform.fake_worker import EVALS, FakeWorker
-from tests.platform.platform_parts import DbDataset, DbRepository, DbRun, PlatformServices
+from tests.platform.platform_parts import DbRun, PlatformServices
 
 RUNS = EVALS.route
 PASSED: dict[str, Any] = {"status": "success", "reward": 1.0}
@@ -64,10 +64,15 @@ def row_of(services: PlatformServices, run_id: str) -> DbRun:
         return session.get_one(DbRun, run_id)
 
 
+def change(services: PlatformServices, run: dict[str, Any], **values: Any) -> None:
+    with services.db.transaction() as session:
+        session.execute(update(DbRun).where(DbRun.id == run["id"]).values(**values))
+
+
 def test_a_retry_repeats_the_attempts_without_a_score(
     api: TestClient, services: PlatformServices, clock: ManualClock, code: Code
 ) -> None:
-    run = ended(api, services)
+    run = ended(api, services, experiment_config=experiment(branch="main"))
     told = api.post(f"{RUNS}/{run['name']}/retry/check", json={}).json()
     assert told == {
         "eval_run": {"id": run["id"], "name": run["name"]},
@@ -133,9 +138,7 @@ def test_a_retry_is_split_among_the_workers_of_the_run(api: TestClient, services
     assert (found.status, found.progress) == ("finished", {"completed": 6, "total": 6})
 
 
-def test_a_run_is_retried_by_one_of_two_users_who_ask(
-    api: TestClient, services: PlatformServices, member: Member
-) -> None:
+def test_concurrent_retries(api: TestClient, services: PlatformServices, member: Member) -> None:
     run = ended(api, services)
     row = row_of(services, run["id"])
     first, second = (services.eval_retries.plan(row, member.user, {}, {}) for _ in range(2))
@@ -148,7 +151,7 @@ def test_a_run_is_retried_by_one_of_two_users_who_ask(
     assert row_of(services, run["id"]).revision == 1
 
 
-def test_a_run_whose_journal_is_gone_keeps_its_scores(api: TestClient, services: PlatformServices) -> None:
+def test_damaged_journal(api: TestClient, services: PlatformServices) -> None:
     run = ended(api, services)
     key = row_of(services, run["id"]).journal_blob
     assert key is not None
@@ -157,15 +160,12 @@ def test_a_run_whose_journal_is_gone_keeps_its_scores(api: TestClient, services:
     for damaged in (b"no journal", packed[:-20], packed[:30] + b"\xff\xff" + packed[32:], gzip.compress(b"")):
         services.blobs.put(key, io.BytesIO(damaged))
         assert "its journal is damaged or was not kept" in refused(api, run["id"], 409, "CONFLICT")
-    with services.db.transaction() as session:
-        session.execute(update(DbRun).where(DbRun.id == run["id"]).values(journal_blob=None))
+    change(services, run, journal_blob=None)
     assert "its journal is damaged or was not kept" in refused(api, run["id"], 409, "CONFLICT")
     assert row_of(services, run["id"]).revision == 0
 
 
-def test_a_retry_that_is_stopped_before_it_starts_can_be_retried(
-    api: TestClient, services: PlatformServices
-) -> None:
+def test_repeated_retries(api: TestClient, services: PlatformServices) -> None:
     run = ended(api, services)
     for revision in (1, 2, 3):
         retry(api, run["id"])
@@ -175,17 +175,7 @@ def test_a_retry_that_is_stopped_before_it_starts_can_be_retried(
         assert api.get(RUNS).json()["eval_runs"][0]["status"] == "stopped"
 
 
-def test_a_dataset_that_was_uploaded_again_is_found(
-    api: TestClient, services: PlatformServices, member: Member
-) -> None:
-    run = ended(api, services)
-    assert api.delete("/api/cli/datasets/multiply").status_code == 200
-    again = add_dataset(services, member)
-    retry(api, run["id"])
-    assert row_of(services, run["id"]).dataset_id == again.id
-
-
-def test_another_member_does_not_spend_personal_secrets(
+def test_personal_secrets_of_another_member(
     api: TestClient, services: PlatformServices, member: Member, stranger: Member
 ) -> None:
     services.secrets.put(member.workspace.id, member.user.id, "SEARCH_KEY", "sk-of-mara", "user")
@@ -198,7 +188,7 @@ def test_another_member_does_not_spend_personal_secrets(
     assert services.eval_retries.plan(row, member.user, {}, {}).checked.scopes == {"SEARCH_KEY": "user"}
 
 
-def test_what_cannot_be_retried_is_refused_with_the_reason(
+def test_refusals(
     api: TestClient, services: PlatformServices, member: Member, stranger: Member, code: Code
 ) -> None:
     assert "it is pending" in refused(api, EVALS.taken(api)["name"], 409, "CONFLICT")
@@ -207,33 +197,32 @@ def test_what_cannot_be_retried_is_refused_with_the_reason(
     refused(api, "nobody", 404, "NOT_FOUND")
     foreign = api.post(f"{RUNS}/{run['id']}/retry", json={}, headers=stranger.headers)
     assert_flat_error(foreign, 404, "NOT_FOUND")
-    imported = ended(api, services)
-    with services.db.transaction() as session:
-        session.execute(
-            update(DbRun).where(DbRun.id == imported["id"]).values(imported={"sdk_version": "0.3"})
-        )
-    refusal = refused(api, imported["id"], 409, "CONFLICT")
-    assert "was imported" in refusal and f"osmosis eval delete {imported['name']}" in refusal
+    for body in ([], {"secrets": {"provided": {"A": 3}}}, {"secrets": "x"}):
+        assert api.post(f"{RUNS}/{run['id']}/retry", json=body).status_code == 400
+    change(services, run, imported={"sdk_version": "0.3"})
+    refusal = refused(api, run["id"], 409, "CONFLICT")
+    assert "was imported" in refusal and f"osmosis eval delete {run['name']}" in refusal
 
 
-def test_what_a_retry_needs_is_gone(api: TestClient, services: PlatformServices, member: Member) -> None:
+def test_missing_inputs(api: TestClient, services: PlatformServices, member: Member) -> None:
     run = ended(api, services)
     assert api.delete("/api/cli/datasets/multiply").status_code == 200
     assert "its dataset 'multiply' was deleted" in refused(api, run["id"], 409, "CONFLICT")
     add_dataset(services, member, rows=[{"user_prompt": "2 x 3", "ground_truth": "6"}] * 5)
     assert "its dataset 'multiply' was replaced" in refused(api, run["id"], 409, "CONFLICT")
-    with services.db.transaction() as session:
-        session.execute(update(DbDataset).values(sha256=row_of(services, run["id"]).selection["sha256"]))  # type: ignore[index]
-        session.execute(update(DbRun).where(DbRun.id == run["id"]).values(commit_sha="f" * 40))
+    assert api.delete("/api/cli/datasets/multiply").status_code == 200
+    again = add_dataset(services, member)
+    retry(api, run["id"])
+    assert row_of(services, run["id"]).dataset_id == again.id, "the same bytes were uploaded again"
+    assert api.post(f"{RUNS}/{run['id']}/stop", json={}).status_code == 200
+    change(services, run, commit_sha="f" * 40)
     told = refused(api, run["id"], 400, "INVALID_CONFIG")
     assert told.startswith("this run cannot be submitted")
-    with services.db.transaction() as session:
-        session.execute(update(DbRun).where(DbRun.id == run["id"]).values(repository_id=None))
-        assert session.scalars(select(DbRepository)).all()
+    change(services, run, repository_id=None)
     assert "its repository is not connected" in refused(api, run["id"], 409, "CONFLICT")
 
 
-def test_a_retry_needs_the_secrets_of_its_original(api: TestClient, services: PlatformServices) -> None:
+def test_secrets(api: TestClient, services: PlatformServices) -> None:
     given = {"required": ["SEARCH_KEY"], "provided": {"SEARCH_KEY": "sk-only-for-this"}}
     run = ended(api, services, secrets=given)
     assert "SEARCH_KEY" in refused(api, run["id"], 404, "SECRETS_NOT_FOUND")
@@ -244,9 +233,3 @@ def test_a_retry_needs_the_secrets_of_its_original(api: TestClient, services: Pl
     api.post(f"{RUNS}/{run['id']}/stop", json={})
     unlisted = {"secrets": {"provided": {"OTHER": "sk-canary"}}}
     assert "sk-canary" not in refused(api, run["id"], 400, "INVALID_CONFIG", unlisted)
-
-
-@pytest.mark.parametrize("body", [[], {"secrets": {"provided": {"A": 3}}}, {"secrets": "x"}])
-def test_a_body_that_is_none_is_refused(body: Any, api: TestClient, services: PlatformServices) -> None:
-    run = ended(api, services)
-    assert api.post(f"{RUNS}/{run['id']}/retry", json=body).status_code == 400

@@ -5,24 +5,18 @@ from __future__ import annotations
 import re
 from html import unescape
 
-import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import delete, func, select
 
+from osmosis_ai.platform.pages.sessions import begin_session
 from tests.platform.conftest import ManualClock, Member
 from tests.platform.fake_worker import EVALS, GPU, FakeWorker, claim, claim_request, pool_token, settle
 from tests.platform.platform_parts import DbSecretAccess, DbWorkspace, PlatformServices, new_id
 
 RUNS, submitted = EVALS.route, EVALS.taken
 AUDIT = "/api/cli/environment-secrets/audit"
-PASSWORD = "correct horse battery"
 CANARY = "sk-canary-4711"
 SECRETS = {"required": ["B_KEY", "A_KEY"], "provided": {"A_KEY": CANARY, "B_KEY": CANARY}}
-
-
-@pytest.fixture
-def password() -> str:
-    return PASSWORD
 
 
 def test_each_answer_to_a_claim_has_an_entry(
@@ -70,7 +64,7 @@ def test_another_workspace_sees_none(api: TestClient, services: PlatformServices
     FakeWorker.claims(services)
     theirs = api.get(AUDIT, headers=stranger.headers)
     assert theirs.status_code == 200 and theirs.json()["handouts"] == []
-    page = services.secret_access.page(stranger.workspace.id, limit=10, cursor=None)
+    page = services.secrets.accesses(stranger.workspace.id, limit=10, cursor=None)
     assert list(page.items) == []
 
 
@@ -93,10 +87,8 @@ def test_the_page_shows_newest_first(client: TestClient, services: PlatformServi
             )
             for number in range(40)
         )
-    csrf = re.search(r'name="csrf" value="([^"]+)"', browser.get("/login").text)
-    assert csrf is not None
-    form = {"csrf": csrf[1], "email": "mara@fern.example", "password": PASSWORD, "next": "/"}
-    browser.post("/login", data=form)
+    cookie = begin_session(services, member.user, "/").headers["set-cookie"].partition(";")[0]
+    browser.headers["cookie"] = cookie
     first = browser.get("/fern/secrets")
     assert first.status_code == 200 and "Secret access log" in first.text and "<b>" not in first.text
     assert "A_KEY, &lt;b&gt;" in first.text and "basement" in first.text

@@ -8,19 +8,19 @@ import io
 import shutil
 import tarfile
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
+from osmosis_ai.platform.blobs.store import BlobInfo
 from osmosis_ai.platform.db.tables import DbSourceArchive
 from osmosis_ai.platform.gitsync.git import GitError
-from osmosis_ai.platform.queue.waiting import PACKING
 from osmosis_ai.platform.runs.source_archives import WANTED_FOR
+from osmosis_ai.platform.runs.waiting import PACKING
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.worker import source_archive
 from osmosis_ai.platform.worker.source_archive import SourceArchiveError, unpack_source
@@ -28,28 +28,27 @@ from tests.platform.conftest import ManualClock
 from tests.platform.evaluations import Code, submit_body, wait_until
 from tests.platform.fake_worker import EVALS, FakeWorker
 
-Export = Callable[..., Any]
-
 
 class Exports:
-    """The exports of the platform's mirrors: how many there were, and whether they may go on."""
+    """Counts the exports of the platform's mirrors, and delays them while ``may_continue`` is clear."""
 
-    def __init__(self, services: PlatformServices, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, services: PlatformServices) -> None:
         self.count = 0
-        self.go_on = threading.Event()
-        self.go_on.set()
-        self._export: Export = services.mirrors.export
-        monkeypatch.setattr(services.mirrors, "export", self)
+        self.may_continue = threading.Event()
+        self.may_continue.set()
+        self._export = services.mirrors.export
 
     def __call__(self, *arguments: Any) -> Any:
         self.count += 1
-        assert self.go_on.wait(120)
+        assert self.may_continue.wait(120)
         return self._export(*arguments)
 
 
 @pytest.fixture
 def exports(services: PlatformServices, monkeypatch: pytest.MonkeyPatch) -> Exports:
-    return Exports(services, monkeypatch)
+    counting = Exports(services)
+    monkeypatch.setattr(services.mirrors, "export", counting)
+    return counting
 
 
 def archives(services: PlatformServices) -> list[DbSourceArchive]:
@@ -73,7 +72,7 @@ def test_a_mirror_lost_after_the_submit(api: TestClient, services: PlatformServi
 
 @pytest.mark.parametrize("when", ["before the submit", "before the claim"])
 @pytest.mark.parametrize("what", ["lost", "cut short"])
-def test_an_archive_whose_bytes_are_gone_is_made_again(
+def test_lost_archive_is_packed_again(
     api: TestClient, services: PlatformServices, code: Code, when: str, what: str
 ) -> None:
     EVALS.taken(api)
@@ -92,36 +91,33 @@ def test_an_archive_whose_bytes_are_gone_is_made_again(
     assert hashlib.sha256(given.download(source.url)).hexdigest() == archive.sha256
 
 
-def test_submits_at_once_pack_their_commit_once(
+def test_concurrent_submits_pack_their_commit_once(
     api: TestClient, services: PlatformServices, exports: Exports, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepare, prepared = services.sources.prepare, threading.Semaphore(0)
+    prepare, prepared = services.sources.prepare, threading.Barrier(7)
 
-    def counted(*arguments: Any) -> Any:
+    def wait_for_all(*arguments: Any) -> Any:
         packing = prepare(*arguments)
-        prepared.release()
+        prepared.wait(120)
         return packing
 
-    monkeypatch.setattr(services.sources, "prepare", counted)
-    exports.go_on.clear()
-    with ThreadPoolExecutor(6) as threads:
+    with monkeypatch.context() as patched, ThreadPoolExecutor(6) as threads:
+        patched.setattr(services.sources, "prepare", wait_for_all)
+        exports.may_continue.clear()
         replies = [threads.submit(api.post, EVALS.route, json=submit_body()) for _ in range(6)]
-        try:
-            for _ in replies:
-                assert prepared.acquire(timeout=120)
-        finally:
-            exports.go_on.set()
+        prepared.wait(120)
+        exports.may_continue.set()
         assert [reply.result(timeout=120).status_code for reply in replies] == [200] * 6
     assert exports.count == 1
     EVALS.taken(api)
     assert exports.count == 1, "nor afterwards"
 
 
-def test_a_run_waits_for_its_commit_to_be_packed_and_its_submit_does_not(
+def test_a_submit_does_not_wait_for_packing(
     api: TestClient, services: PlatformServices, exports: Exports, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("osmosis_ai.platform.runs.submit.submitter.PACK_WAIT_S", 0.01)
-    exports.go_on.clear()
+    monkeypatch.setattr("osmosis_ai.platform.runs.submitter.PACK_WAIT_S", 0.01)
+    exports.may_continue.clear()
     run = api.post(EVALS.route, json=submit_body()).json()
     path = f"{EVALS.route}/{run['name']}"
     assert run["status"] == "pending"
@@ -132,12 +128,12 @@ def test_a_run_waits_for_its_commit_to_be_packed_and_its_submit_does_not(
             assert api.get(path).json()["waits"] == PACKING
             assert not claiming.done()
         finally:
-            exports.go_on.set()
+            exports.may_continue.set()
         assert claiming.result(timeout=120).assignment.source is not None
     assert "waits" not in api.get(path).json()
 
 
-def test_a_commit_that_no_run_can_take_is_refused_in_a_sentence(
+def test_unusable_commit(
     api: TestClient, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def export(*_: object) -> None:
@@ -150,10 +146,24 @@ def test_a_commit_that_no_run_can_take_is_refused_in_a_sentence(
     assert api.get(EVALS.route).json()["total_count"] == 0
 
 
-def test_archives_go_when_no_run_that_could_be_executed_refers_to_them(
-    api: TestClient, services: PlatformServices, exports: Exports, clock: ManualClock, code: Code
+def test_sweep(
+    api: TestClient,
+    services: PlatformServices,
+    exports: Exports,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    EVALS.taken(api)
+    put = services.blobs.put
+
+    def put_and_sweep(key: str, stream: BinaryIO) -> BlobInfo:
+        info = put(key, stream)
+        services.sources.sweep()
+        return info
+
+    with monkeypatch.context() as patched:
+        patched.setattr(services.blobs, "put", put_and_sweep)
+        EVALS.taken(api)
+    put("sources/wsp_1/left-by-a-crash.tar.gz", io.BytesIO(b"packed"))
     worker = FakeWorker.claims(services)
     clock.advance(2 * WANTED_FOR.total_seconds())
     services.sources.sweep()
@@ -161,23 +171,15 @@ def test_archives_go_when_no_run_that_could_be_executed_refers_to_them(
     worker.finishes()
     services.sources.sweep()
     assert (archives(services), stored(services)) == ([], [])
-    # Who goes on later has it made again, under another key.
+    # A later run has it packed again, under another key.
     EVALS.taken(api)
     assert exports.count == 2 and len(stored(services)) == 1
     services.sources.sweep()
     assert len(archives(services)) == 1
 
 
-def test_what_a_crash_left_of_an_archive_is_swept(services: PlatformServices, tmp_path: Path) -> None:
-    (tmp_path / "left").write_bytes(b"packed")
-    with (tmp_path / "left").open("rb") as file:
-        services.blobs.put("sources/wsp_1/left.tar.gz", file)
-    services.sources.sweep()
-    assert stored(services) == []
-
-
-def archive_of(path: Path, *entries: tuple[str, str, str | bytes]) -> Path:
-    """Write an archive of (kind, name, content or destination)."""
+def archive_of(path: Path, *entries: tuple[str, bytes | str, str]) -> Path:
+    """Write an archive of (name, content or link's destination, kind)."""
     kinds = {
         "link": tarfile.SYMTYPE,
         "hard": tarfile.LNKTYPE,
@@ -185,14 +187,14 @@ def archive_of(path: Path, *entries: tuple[str, str, str | bytes]) -> Path:
         "device": tarfile.CHRTYPE,
     }
     with tarfile.open(path, "w:gz", format=tarfile.PAX_FORMAT) as archive:
-        for kind, name, content in entries:
+        for name, content, kind in entries:
             entry = tarfile.TarInfo(name)
-            if isinstance(content, bytes):
+            if isinstance(content, str):
+                entry.type, entry.linkname = kinds[kind], content
+                archive.addfile(entry)
+            else:
                 entry.size, entry.mode = len(content), 0o755 if kind == "program" else 0o4644
                 archive.addfile(entry, io.BytesIO(content))
-                continue
-            entry.type, entry.linkname = kinds[kind], content
-            archive.addfile(entry)
     return path
 
 
@@ -201,15 +203,15 @@ def target(tmp_path: Path) -> Path:
     return tmp_path / "run" / "source"
 
 
-def test_an_archive_replaces_what_was_there(tmp_path: Path, target: Path) -> None:
+def test_unpack_replaces_the_directory(tmp_path: Path, target: Path) -> None:
     target.mkdir(parents=True)
     (target / "left.txt").write_text("of an agent")
     archive = archive_of(
         tmp_path / "a.tar.gz",
-        ("link", "rollouts/a/shared", "../../shared"),
-        ("file", "rollouts/a/main.py", b"print()"),
-        ("program", "run.sh", b"#!/bin/sh"),
-        ("file", "shared/x.txt", b"x"),
+        ("rollouts/a/shared", "../../shared", "link"),
+        ("rollouts/a/main.py", b"print()", "file"),
+        ("run.sh", b"#!/bin/sh", "program"),
+        ("shared/x.txt", b"x", "file"),
     )
     unpack_source(archive, target)
     assert sorted(path.name for path in target.rglob("*") if path.is_file()) == ["main.py", "run.sh", "x.txt"]
@@ -218,46 +220,37 @@ def test_an_archive_replaces_what_was_there(tmp_path: Path, target: Path) -> Non
     assert (target / "shared/x.txt").stat().st_mode & 0o7111 == 0
 
 
-@pytest.mark.parametrize(
-    "entry",
-    [
-        ("file", "../out.txt", b"x"),
-        ("file", "/tmp/out.txt", b"x"),
-        ("file", "a/../../out.txt", b"x"),
-        ("file", "a//b", b"x"),
-        ("link", "out", "/etc"),
-        ("link", "out", "../.."),
-        ("hard", "passwd", "/etc/passwd"),
-        ("pipe", "pipe", ""),
-        ("device", "null", ""),
-    ],
-)
-def test_a_hostile_entry_is_refused(
-    tmp_path: Path, target: Path, entry: tuple[str, str, str | bytes]
-) -> None:
+OUTSIDE = [
+    [("../out.txt", b"x", "file")],
+    [("/tmp/out.txt", b"x", "file")],
+    [("a/../../out.txt", b"x", "file")],
+    [("a//b", b"x", "file")],
+    [("out", "/etc", "link")],
+    [("out", "../..", "link")],
+    [("passwd", "/etc/passwd", "hard")],
+    [("pipe", "", "pipe")],
+    [("null", "", "device")],
+    [("d", "..", "link"), ("d/out.txt", b"x", "file")],
+    [("fine", b"y", "file")],
+]
+
+
+@pytest.mark.parametrize("entries", OUTSIDE)
+def test_hostile_archives(tmp_path: Path, target: Path, entries: list[tuple[str, bytes | str, str]]) -> None:
     target.mkdir(parents=True)
     (target / "before").touch()
-    archive = archive_of(tmp_path / "a.tar.gz", ("file", "fine", b"x"), entry)
+    archive = archive_of(tmp_path / "a.tar.gz", ("fine", b"x", "file"), *entries)
     with pytest.raises(SourceArchiveError):
         unpack_source(archive, target)
     assert [path.name for path in target.iterdir()] == ["before"]
-    assert not (tmp_path / "out.txt").exists() and not (target.parent / "out.txt").exists()
+    assert not list(tmp_path.rglob("out.txt"))
 
 
-def test_no_file_goes_through_a_link_and_no_path_is_there_twice(tmp_path: Path, target: Path) -> None:
-    through = archive_of(tmp_path / "a.tar.gz", ("link", "d", ".."), ("file", "d/out.txt", b"x"))
-    twice = archive_of(tmp_path / "b.tar.gz", ("file", "a", b"x"), ("file", "a", b"y"))
-    for archive in (through, twice):
-        with pytest.raises(SourceArchiveError):
-            unpack_source(archive, target)
-        assert not target.exists() and not (tmp_path / "run" / "out.txt").exists()
-
-
-def test_no_archive_or_too_much(tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_and_large_archives(tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.tar.gz").write_bytes(b"no archive")
     (tmp_path / "b.tar.gz").write_bytes(gzip.compress(b"x" * 5000)[:-20])
     monkeypatch.setattr(source_archive, "MAX_SOURCE_BYTES", 1000)
-    archive_of(tmp_path / "c.tar.gz", ("file", "a", b"x" * 600), ("file", "b", b"x" * 600))
+    archive_of(tmp_path / "c.tar.gz", ("a", b"x" * 600, "file"), ("b", b"x" * 600, "file"))
     for name in "abc":
         with pytest.raises(SourceArchiveError):
             unpack_source(tmp_path / f"{name}.tar.gz", target)

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.worker.host import Host
 from osmosis_ai.training.learner.checkpoints import checkpoints_in
@@ -26,14 +25,15 @@ from tests.platform.evaluations import (
     executing,
     experiment,
     submit_body,
-    training_body,
     wait_until,
 )
+from tests.platform.fake_worker import TRAININGS
+from tests.platform.runs.conftest import ended
 from tests.warm_osmosis import process_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.usefixtures("warm_children")]
 
-RUNS = "/api/cli/training-runs"
+RUNS = TRAININGS.route
 TRAINING_ROWS = ROOT / "data" / "multiply_train.jsonl"
 STEPS = 4
 # A step of 16 rollouts; everything else as in configs/training/multiply.toml.
@@ -51,34 +51,13 @@ SMALL = {
 
 
 @pytest.fixture
-def clock() -> SystemClock:
-    """The clock of this machine, because workers are other processes."""
-    return SystemClock()
-
-
-@pytest.fixture
 def rows() -> list[dict[str, Any]]:
     """A few rows, so that a validation is quick."""
     return [json.loads(line) for line in TRAINING_ROWS.read_text().splitlines()[:120]]
 
 
 def submit(api: TestClient, **changes: Any) -> dict[str, Any]:
-    reply = api.post(RUNS, json=training_body(**{**SMALL, **changes}))
-    assert reply.status_code == 200, reply.text
-    body: dict[str, Any] = reply.json()
-    return body
-
-
-def ended(api: TestClient, name: str, runs: str = RUNS) -> dict[str, Any]:
-    """Wait for the run to end and return its own fields."""
-    of_kind = "eval_run" if "eval" in runs else "training_run"
-
-    def look() -> dict[str, Any] | None:
-        run: dict[str, Any] = api.get(f"{runs}/{name}").json()[of_kind]
-        return run if run["status"] in ("finished", "failed", "stopped") else None
-
-    found: dict[str, Any] = wait_until(look)
-    return found
+    return TRAININGS.taken(api, **{**SMALL, **changes})
 
 
 def messages(api: TestClient, name: str) -> list[str]:
@@ -106,7 +85,7 @@ def test_a_deployed_checkpoint_answers_is_evaluated_and_is_trained_on(
     api: TestClient, services: PlatformServices, host: Host, member: Member
 ) -> None:
     run = submit(api, advanced_config={"max_steps": 2})
-    assert ended(api, run["name"])["status"] == "finished"
+    assert ended(api, RUNS, run["name"])["training_run"]["status"] == "finished"
     (saved,) = checkpoints(api, run["name"])
     name = saved["checkpoint_name"]
     assert api.post(f"/api/cli/models/{name}/deploy", json={}).json()["status"] == "active"
@@ -131,12 +110,12 @@ def test_a_deployed_checkpoint_answers_is_evaluated_and_is_trained_on(
     refused = api.post("/v1/chat/completions", json={**question, "model": called}, headers=bearer)
     assert refused.status_code == 404
     further = submit(api, experiment_config=experiment_config, advanced_config={"max_steps": 3})
-    measured = ended(api, evaluated["name"], "/api/cli/eval-runs")
+    measured = ended(api, "/api/cli/eval-runs", evaluated["name"])["eval_run"]
     assert measured["status"] == "finished", measured
     detail = api.get(f"/api/cli/eval-runs/{evaluated['name']}").json()
     assert (detail["config"]["model_path"], detail["results"]["graded"]) == (called, 6)
 
-    found = ended(api, further["name"])
+    found = ended(api, RUNS, further["name"])["training_run"]
     assert found["status"] == "finished", (found, messages(api, further["name"]))
     # The second run begins with the policy that the first one ended with, on the same held-out rows.
     before, after = curves(api, run["name"]), curves(api, further["name"])
@@ -201,7 +180,7 @@ def test_a_run_that_is_killed_stopped_and_resumed_elsewhere_has_the_curve_of_an_
 
     with executing(services) as host:
         undisturbed = submit(api)
-        found = ended(api, undisturbed["name"])
+        found = ended(api, RUNS, undisturbed["name"])["training_run"]
         assert found["status"] == "finished", (found, messages(api, undisturbed["name"]))
         check_finished_run(api, services, code, undisturbed)
         turnstile.hold()
@@ -211,7 +190,7 @@ def test_a_run_that_is_killed_stopped_and_resumed_elsewhere_has_the_curve_of_an_
         os.kill(process_of(worker.pid), signal.SIGKILL)
         hold_at_step(2)
         assert api.post(f"{RUNS}/{disturbed['name']}/stop", json={}).status_code == 200
-        stopped = ended(api, disturbed["name"])
+        stopped = ended(api, RUNS, disturbed["name"])["training_run"]
     assert (stopped["status"], stopped["resumable"]) == ("stopped", True)
     assert stopped["current_step"] < STEPS, "there is something left to do"
     turnstile.open()
@@ -221,7 +200,7 @@ def test_a_run_that_is_killed_stopped_and_resumed_elsewhere_has_the_curve_of_an_
     with executing(services, home=elsewhere):
         resumed = api.post(f"{RUNS}/{disturbed['name']}/resume", json={}).json()
         assert (resumed["id"], resumed["step"]) == (disturbed["id"], stopped["current_step"])
-        found = ended(api, disturbed["name"])
+        found = ended(api, RUNS, disturbed["name"])["training_run"]
     assert found["status"] == "finished", messages(api, disturbed["name"])
     took_over = f"resumed on another machine from the checkpoint of step {resumed['step']}"
     assert took_over in messages(api, disturbed["name"])

@@ -8,7 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from osmosis_ai.platform.runs.submit import resuming
+from osmosis_ai.platform.runs import resuming
 from tests.lazily import needs
 from tests.platform.conftest import ManualClock, assert_flat_error
 from tests.platform.fake_worker import TRAININGS, FakeTrainer, Refused
@@ -52,7 +52,7 @@ def archives(services: PlatformServices, run: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("outcome", ["failed", "stopped"])
-def test_a_resumed_run_is_the_same_run(api: TestClient, services: PlatformServices, outcome: str) -> None:
+def test_resume(api: TestClient, services: PlatformServices, outcome: str) -> None:
     run = ended(api, services, outcome)
     assert api.get(RUNS).json()["training_runs"][0]["status"] == outcome
     assert detail(api, run)["resumable"] is True
@@ -93,7 +93,7 @@ def test_runs_that_cannot_be_resumed(api: TestClient, services: PlatformServices
 
 
 @pytest.mark.parametrize("change", ["replaced", "deleted"])
-def test_a_resume_requires_the_dataset(api: TestClient, services: PlatformServices, change: str) -> None:
+def test_missing_dataset(api: TestClient, services: PlatformServices, change: str) -> None:
     run = ended(api, services)
     with services.db.transaction() as session:
         dataset = session.scalars(select(DbDataset)).one()
@@ -113,7 +113,7 @@ def test_a_resume_requires_the_dataset(api: TestClient, services: PlatformServic
         assert resume(api, run).status_code == 200
 
 
-def test_a_resume_names_missing_secrets(api: TestClient, services: PlatformServices) -> None:
+def test_missing_secrets(api: TestClient, services: PlatformServices) -> None:
     secrets = {"required": ["HF_TOKEN"], "provided": {"HF_TOKEN": "hf_0123456789"}}
     run = ended(api, services, secrets=secrets)
     body = assert_flat_error(resume(api, run), 404, "SECRETS_NOT_FOUND")
@@ -133,7 +133,7 @@ def test_archives_are_kept_for_a_month(
     assert not detail(api, failed).get("resumable")
 
 
-def test_a_run_whose_archive_is_deleted_during_the_resume_stays_ended(
+def test_archive_deleted_during_a_resume(
     api: TestClient, services: PlatformServices, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = ended(api, services)
@@ -150,7 +150,7 @@ def test_a_run_whose_archive_is_deleted_during_the_resume_stays_ended(
         assert session.get_one(DbRun, run["id"]).status == "failed"
 
 
-def test_an_archive_that_cannot_be_deleted_delays_no_other_run(
+def test_failed_deletion_of_an_archive(
     api: TestClient, services: PlatformServices, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = [ended(api, services) for _ in range(2)]
@@ -171,7 +171,7 @@ def test_an_archive_that_cannot_be_deleted_delays_no_other_run(
     assert [archives(services, run) for run in runs] == [0, 0]
 
 
-def test_files_of_a_replaced_validation_are_deleted_even_if_the_store_was_unavailable(
+def test_files_of_a_replaced_validation(
     api: TestClient, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unavailable(*_: Any) -> NoReturn:

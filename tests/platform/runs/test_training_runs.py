@@ -24,9 +24,7 @@ ROLLOUTS = "rollout/samples"
 needs("torch")
 
 
-def test_a_submitted_run_can_be_read_by_name_and_id_at_once(
-    api: TestClient, code: Code, member: Member, services: PlatformServices
-) -> None:
+def test_detail(api: TestClient, code: Code, member: Member, services: PlatformServices) -> None:
     run = submitted(api, advanced_config={"seed": 7}, env_config={"LOG_LEVEL": "DEBUG"})
     assert set(run) == {"id", "name", "status", "created_at", "platform_url"}
     assert run["platform_url"] == f"http://127.0.0.1:8733/fern/training/{run['name']}"
@@ -62,11 +60,10 @@ def test_a_submitted_run_can_be_read_by_name_and_id_at_once(
     assert (row.kind, row.seed, row.selection and row.selection["limit"]) == ("training", 7, 200)
 
 
-def test_a_list_row_says_what_a_detail_says_in_other_keys(
-    api: TestClient, services: PlatformServices, member: Member
-) -> None:
+def test_list(api: TestClient, services: PlatformServices, member: Member) -> None:
     run = submitted(api)
     settle(services)
+    detail = api.get(f"{RUNS}/{run['id']}").json()
     assert api.get(RUNS).json() == {
         "training_runs": [
             {
@@ -78,11 +75,8 @@ def test_a_list_row_says_what_a_detail_says_in_other_keys(
                 "creator_email": member.user.email,
                 "platform_url": run["platform_url"],
                 "model": {"id": "osmosis/tiny", "model_name": "osmosis/tiny"},
-                "dataset": {
-                    "id": api.get(f"{RUNS}/{run['id']}").json()["dataset"]["id"],
-                    "file_name": "multiply",
-                },
-                "rollout": {"id": api.get(f"{RUNS}/{run['id']}").json()["rollout"]["id"], "name": "multiply"},
+                "dataset": {"id": detail["dataset"]["id"], "file_name": "multiply"},
+                "rollout": {"id": detail["rollout"]["id"], "name": "multiply"},
             }
         ],
         "total_count": 1,
@@ -91,7 +85,7 @@ def test_a_list_row_says_what_a_detail_says_in_other_keys(
     }
 
 
-def test_everything_that_is_wrong_with_a_submit_is_said_at_once(api: TestClient) -> None:
+def test_all_issues_are_reported_at_once(api: TestClient) -> None:
     body = refused(
         api,
         400,
@@ -143,7 +137,7 @@ def test_everything_that_is_wrong_with_a_submit_is_said_at_once(api: TestClient)
     assert said == "there is no built-in model `osmosis/tinny` (did you mean 'osmosis/tiny'?)"
 
 
-def test_a_minimal_submit_trains_with_defaults_and_says_what_may_not_be_meant(api: TestClient) -> None:
+def test_minimal_submit_uses_defaults_and_notes_unknown_keys(api: TestClient) -> None:
     body = {"experiment_config": experiment(), "advanced_config": {"of_another_trainer": 1}}
     run = api.post(RUNS, json=body).json()
     detail = api.get(f"{RUNS}/{run['name']}").json()
@@ -153,7 +147,7 @@ def test_a_minimal_submit_trains_with_defaults_and_says_what_may_not_be_meant(ap
     )
 
 
-def test_runs_of_one_kind_are_not_there_for_the_other(api: TestClient) -> None:
+def test_kinds_are_separate(api: TestClient) -> None:
     training, evaluation = submitted(api), api.post("/api/cli/eval-runs", json=submit_body()).json()
     assert api.get(RUNS).json()["total_count"] == 1
     assert api.get("/api/cli/eval-runs").json()["total_count"] == 1
@@ -162,17 +156,7 @@ def test_runs_of_one_kind_are_not_there_for_the_other(api: TestClient) -> None:
     assert_flat_error(api.get(f"/api/cli/eval-runs/{training['name']}"), 404, "NOT_FOUND")
 
 
-def test_another_workspace_sees_nothing(client: TestClient, member: Member, stranger: Member) -> None:
-    client.headers.update(member.headers)
-    run = submitted(client)
-    client.headers.update(stranger.headers)
-    assert client.get(RUNS).json()["training_runs"] == []
-    for path in ("", "/metrics", "/logs", "/checkpoints"):
-        assert_flat_error(client.get(f"{RUNS}/{run['id']}{path}"), 404, "NOT_FOUND")
-    assert_flat_error(client.post(f"{RUNS}/{run['id']}/stop", json={}), 404, "NOT_FOUND")
-
-
-def test_all_points_can_be_read(api: TestClient, services: PlatformServices, clock: ManualClock) -> None:
+def test_metrics(api: TestClient, services: PlatformServices, clock: ManualClock) -> None:
     run = submitted(api)
     trainer = FakeTrainer.claims(services)
     trainer.begins(total_steps=40)
@@ -218,7 +202,7 @@ def test_all_points_can_be_read(api: TestClient, services: PlatformServices, clo
     assert (row["current_step"], row["total_steps"], row["reward"]) == (3, 40, 0.75)
 
 
-def test_a_run_that_has_not_begun_has_no_metrics(api: TestClient) -> None:
+def test_metrics_of_a_pending_run(api: TestClient) -> None:
     run = submitted(api)
     assert api.get(f"{RUNS}/{run['name']}/metrics").json() == {
         "status": "pending",
@@ -252,48 +236,38 @@ def test_the_newest_validation(api: TestClient, services: PlatformServices, cloc
     assert told() is None
 
 
-def test_a_repeated_step(api: TestClient, services: PlatformServices, clock: ManualClock) -> None:
+def test_steps_after_a_checkpoint_are_replaced(api: TestClient, services: PlatformServices) -> None:
     run = submitted(api)
     trainer = FakeTrainer.claims(services)
     trainer.begins(total_steps=4)
     for step in (1, 2, 3):
-        values = {TRAINING_REWARD: step / 10, ROLLOUTS: 8, "gone": 1.0}
-        trainer.step(step, values)
-    before = api.get(f"{RUNS}/{run['name']}/metrics").json()
-    trainer.step(3, {TRAINING_REWARD: 0.3, ROLLOUTS: 8, "gone": 1.0})
-    assert api.get(f"{RUNS}/{run['name']}/metrics").json() == before
-    # Continued from the checkpoint of step 1: what came after it is computed anew.
+        trainer.step(step, {TRAINING_REWARD: step / 10, ROLLOUTS: 8, "gone": 1.0})
     trainer.releases()
     trainer = FakeTrainer.claims(services)
     trainer.begins(total_steps=4, steps_done=1)
-    standing = api.get(f"{RUNS}/{run['name']}").json()["training_run"]
-    assert (standing["current_step"], standing["reward"], standing["examples_processed_count"]) == (1, 0.1, 8)
+    found = api.get(f"{RUNS}/{run['name']}").json()["training_run"]
+    assert (found["current_step"], found["reward"], found["examples_processed_count"]) == (1, 0.1, 8)
     trainer.step(2, {TRAINING_REWARD: 0.2, ROLLOUTS: 8})
     series = api.get(f"{RUNS}/{run['name']}/metrics").json()["metrics"]
-    assert {each["metric_key"]: len(each["data_points"]) for each in series} == {
-        TRAINING_REWARD: 2,
-        ROLLOUTS: 2,
-        "gone": 1,
-    }
+    points = {each["metric_key"]: len(each["data_points"]) for each in series}
+    assert points == {TRAINING_REWARD: 2, ROLLOUTS: 2, "gone": 1}
 
 
-def test_checkpoints_are_listed_by_step_and_kept_once(api: TestClient, services: PlatformServices) -> None:
+def test_checkpoints(api: TestClient, services: PlatformServices) -> None:
     run = submitted(api)
     trainer = FakeTrainer.claims(services)
     assert trainer.add_checkpoint(10, reward=0.5) == f"{run['name']}-step-10"
     trainer.add_checkpoint(5)
-    first = api.get(f"{RUNS}/{run['name']}/checkpoints").json()
+    listed = api.get(f"{RUNS}/{run['name']}/checkpoints").json()
+    assert (listed["training_run_name"], listed["training_run_id"]) == (run["name"], run["id"])
+    found = [(one["checkpoint_step"], one["status"], one["size"]) for one in listed["checkpoints"]]
+    assert found == [(5, "uploaded", len(b"{}weights")), (10, "uploaded", len(b"{}weights"))]
     trainer.add_checkpoint(10, b"others", reward=0.75)
-    again = api.get(f"{RUNS}/{run['name']}/checkpoints").json()
-    sizes = [[one.pop("size") for one in each["checkpoints"]] for each in (first, again)]
-    config, before, after = (len(content) for content in (b"{}", b"weights", b"others"))
-    assert sizes == [[config + before, config + before], [config + before, config + after]]
-    assert again == first
-    assert (again["training_run_name"], again["training_run_id"]) == (run["name"], run["id"])
-    assert [(one["checkpoint_step"], one["status"]) for one in again["checkpoints"]] == [
-        (5, "uploaded"),
-        (10, "uploaded"),
-    ]
+    stored = list(services.blobs.keys(f"runs/{run['id']}/checkpoints"))
+    trainer.add_checkpoint(10, b"others", reward=0.75)
+    assert list(services.blobs.keys(f"runs/{run['id']}/checkpoints")) == stored
+    listed["checkpoints"][1]["size"] = len(b"{}others")
+    assert api.get(f"{RUNS}/{run['name']}/checkpoints").json() == listed
     path = f"/api/cli/models/{run['name']}-step-10"
     assert api.get(path).json()["reward"] == 0.75
     download = {file["path"]: file["url"] for file in api.get(f"{path}/download").json()["files"]}
@@ -301,9 +275,6 @@ def test_checkpoints_are_listed_by_step_and_kept_once(api: TestClient, services:
         "adapter_config.json": b"{}",
         "adapter_model.safetensors": b"others",
     }
-    stored = list(services.blobs.keys(f"runs/{run['id']}/checkpoints"))
-    trainer.add_checkpoint(10, b"others", reward=0.75)
-    assert list(services.blobs.keys(f"runs/{run['id']}/checkpoints")) == stored, "nothing is left behind"
 
 
 def test_marks_on_the_curves(api: TestClient, services: PlatformServices, clock: ManualClock) -> None:
@@ -323,18 +294,6 @@ def test_marks_on_the_curves(api: TestClient, services: PlatformServices, clock:
         {"step": 1, "kind": "restart", "text": "resumed after step 1"},
         {"step": 2, "kind": "warning", "text": "rewards <are> the same"},
     ]
-
-
-def test_a_running_run_is_asked_to_stop(api: TestClient, services: PlatformServices) -> None:
-    waiting, running = submitted(api), submitted(api)
-    FakeTrainer.claims(services, run_id=running["id"])
-    assert api.post(f"{RUNS}/{waiting['name']}/stop", json={}).json() == {
-        "id": waiting["id"],
-        "status": "stopped",
-    }
-    assert api.post(f"{RUNS}/{running['name']}/stop", json={}).json()["status"] == "stopping"
-    lines = api.get(f"{RUNS}/{running['name']}/logs").json()["logs"]
-    assert "asked for the run to stop" in lines[-1]["message"]
 
 
 @pytest.fixture
@@ -359,7 +318,7 @@ def page(api: TestClient, run: str, **query: Any) -> dict[str, Any]:
     return found
 
 
-def test_validation_samples_page_by_page(api: TestClient, trainer: FakeTrainer) -> None:
+def test_validation_pages(api: TestClient, trainer: FakeTrainer) -> None:
     assert page(api, trainer.run.name) == {}
     validate(trainer, 4)
     first = page(api, trainer.run.name, limit=2)
@@ -368,18 +327,10 @@ def test_validation_samples_page_by_page(api: TestClient, trainer: FakeTrainer) 
     assert (first["step"], first["total"], first["pass_threshold"]) == (4, 3, 1.0)
     assert (first["samples"][1]["notes"], first["samples"][0]["error"]) == ("Nearly.", "no")
     assert "next_cursor" not in rest
-
-
-def test_a_cursor_of_an_older_validation(api: TestClient, trainer: FakeTrainer) -> None:
-    validate(trainer, 4)
-    cursor = page(api, trainer.run_id, limit=1)["next_cursor"]
     validate(trainer, 8)
-    assert_flat_error(
-        api.get(f"{RUNS}/{trainer.run.name}/validation", params={"cursor": cursor}), 409, "CONFLICT"
-    )
-    assert_flat_error(
-        api.get(f"{RUNS}/{trainer.run.name}/validation", params={"cursor": "x"}), 400, "VALIDATION"
-    )
+    for cursor, status, code in ((first["next_cursor"], 409, "CONFLICT"), ("x", 400, "VALIDATION")):
+        reply = api.get(f"{RUNS}/{trainer.run_id}/validation", params={"cursor": cursor})
+        assert_flat_error(reply, status, code)
 
 
 def test_a_validation_conversation(api: TestClient, trainer: FakeTrainer) -> None:
@@ -396,8 +347,12 @@ def test_a_validation_conversation(api: TestClient, trainer: FakeTrainer) -> Non
     assert api.get(f"{RUNS}/{trainer.run.name}/validation/x/0").status_code in (400, 404, 422)
 
 
-def test_a_stranger_finds_no_such_run(api: TestClient, trainer: FakeTrainer, stranger: Member) -> None:
+def test_another_workspace_sees_nothing(api: TestClient, trainer: FakeTrainer, stranger: Member) -> None:
     validate(trainer, 4)
+    api.headers.update(stranger.headers)
+    assert api.get(RUNS).json()["training_runs"] == []
     for run in (trainer.run.name, trainer.run_id):
-        for path in ("validation", "validation/1/0"):
-            assert_flat_error(api.get(f"{RUNS}/{run}/{path}", headers=stranger.headers), 404, "NOT_FOUND")
+        for path in ("", "/metrics", "/logs", "/checkpoints", "/validation", "/validation/1/0"):
+            assert_flat_error(api.get(f"{RUNS}/{run}{path}"), 404, "NOT_FOUND")
+        for action in ("stop", "resume"):
+            assert_flat_error(api.post(f"{RUNS}/{run}/{action}", json={}), 404, "NOT_FOUND")

@@ -18,14 +18,14 @@ from osmosis_ai.platform.db.base import upsert
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbRunShard, DbSample, new_id
 from osmosis_ai.platform.runs.journals import pack_journal, read_lines
-from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.source import PlatformSource
 from osmosis_ai.platform.worker.client import OutgoingBlob
 from osmosis_ai.platform.worker.directory import WorkingDirectory
-from osmosis_ai.platform.worker.training_reports import TrainingLink, TrainingReports
+from osmosis_ai.platform.worker.training import TrainingReports
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.training.runs.run_directory import ValidationSamples
+from osmosis_ai.viewer.shared_reads import SharedReads
 from osmosis_ai.viewer.source import SampleEntry, SampleQuery
 from tests.platform.conftest import Member
 from tests.platform.fake_worker import FakeTrainer, journal_of
@@ -142,7 +142,7 @@ def keep_journal(services: PlatformServices, run: DbRun, *records: TerminalRecor
 
 def source_of(services: PlatformServices, member: Member) -> PlatformSource:
     """Return the runs of a member's workspace, as one visitor sees them."""
-    return PlatformSource(services, member.workspace.id, SampleCounts())
+    return PlatformSource(services, member.workspace.id, SharedReads(most=500))
 
 
 _BACKGROUND = ("osmosis-maintenance", "platform-shards")
@@ -196,8 +196,8 @@ def publish_validation(
     """Report a validation from a trainer's directory, twice, as a worker does."""
     directory = WorkingDirectory(worker.services.config.runs_dir, worker.shard_id).training
     leave_validation(directory, samples, conversations)
-    link = TrainingLink(_ReporterOf(worker))  # type: ignore[arg-type]
-    reports = TrainingReports(directory, link, Redactor(), print, base_model="osmosis/tiny", save_freq=1)
+    reporter: Any = _ReporterOf(worker)
+    reports = TrainingReports(directory, reporter, base_model="osmosis/tiny", save_freq=1)
     reports.keep_validation()
     reports.keep_validation()
 
@@ -259,6 +259,8 @@ class _ReporterOf:
     def __init__(self, worker: FakeTrainer) -> None:
         self.assignment = worker.assignment
         self.sync = worker.sync
+        self.redactor = Redactor()
+        self.log = print
         self._worker = worker
 
     def upload(self, blobs: Sequence[OutgoingBlob]) -> list[SentUpload]:

@@ -19,7 +19,7 @@ from tests.lazily import needs
 from tests.platform.conftest import ManualClock, Member, World
 from tests.platform.evaluations import Code, add_dataset, end_with, submit_body, training_body
 from tests.platform.fake_worker import FakeWorker, settle
-from tests.platform.http.pages.browsing import PASSWORD, csrf_of, sign_in, submitted, text_of
+from tests.platform.pages.browsing import PASSWORD, csrf_of, sign_in, submitted, text_of
 from tests.platform.viewer.runs_world import (
     add_run,
     add_samples,
@@ -74,7 +74,7 @@ def log_of(services: PlatformServices, member: Member, name: str) -> str:
 
 
 def runs_of(services: PlatformServices, member: Member) -> list[str]:
-    return [run.name for run in services.eval_runs.page(member.workspace.id, limit=50, offset=0)[0]]
+    return [found.run.name for found in services.eval_runs.page(member.workspace.id, limit=50, offset=0)[0]]
 
 
 def test_a_run_that_goes_on_is_stopped_after_asking_and_a_second_click_is_harmless(
@@ -157,7 +157,7 @@ def test_a_training_that_ended_early_is_resumed_after_asking_and_one_that_finish
     needs("torch")  # without it no training run is accepted
     run = submitted(browser, TRAININGS, training_body(), member)
     page = f"/fern/training/{run['name']}"
-    assert "from its last checkpoint, if it has stored one by then." in text_of(browser.get(f"{page}/stop"))
+    assert "from its last checkpoint, if it has stored one." in text_of(browser.get(f"{page}/stop"))
 
     def end(status: str) -> None:
         with services.db.transaction() as session:
@@ -169,11 +169,11 @@ def test_a_training_that_ended_early_is_resumed_after_asking_and_one_that_finish
     assert refused.status_code == 409 and "has finished: there is nothing left to do" in refused.text
     end("failed")
     refused = browser.get(f"{page}/resume")
-    assert refused.status_code == 409 and "has no checkpoint to go on from" in refused.text
+    assert refused.status_code == 409 and "has no checkpoint to resume from" in refused.text
     shown = browser.get(page)
     assert f'href="{page}/resume"' not in shown.text
     answer = resumed_by_api(browser, member, run["name"])
-    assert answer.status_code == 409 and "has no checkpoint to go on from" in text_of(shown)
+    assert answer.status_code == 409 and "has no checkpoint to resume from" in text_of(shown)
     assert str(answer.json()["error"]).partition(";")[0] in text_of(shown)
     with services.db.transaction() as session:
         session.get_one(DbRun, run["id"]).training_state = {"resume": {"step": 7}}
@@ -197,7 +197,7 @@ def test_submitting_a_training_again_shows_its_steps_and_samples(
     shown = text_of(browser.get(f"/fern/training/{name}/resubmit"))
     assert "Rows 200 of 200" in shown
     assert "Steps, at most 14" in shown and "Samples to train on, at most 1,792" in shown
-    assert "Cost not known" in shown
+    assert "Cost unknown" in shown
 
 
 def test_a_model_is_deployed_and_taken_back_by_who_may(
@@ -224,10 +224,10 @@ def test_a_model_is_deployed_and_taken_back_by_who_may(
     browser.cookies.clear()
     sign_in(browser, "noa@fern.example")
     theirs = browser.get("/fern/training/trained")
-    assert "disabled" in theirs.text and "that needs the role" in theirs.text
+    assert "disabled" in theirs.text and "requires the role" in theirs.text
     form = {"csrf": csrf_of(theirs)}
     refused = browser.post("/fern/models/trained-5/undeploy", data=form)
-    assert refused.status_code == 403 and "needs the role &#39;admin&#39;" in refused.text
+    assert refused.status_code == 403 and "requires the role &#39;admin&#39;" in refused.text
     assert services.lora_models.get(member.workspace.id, "trained-5").model.deployment_status == "active"
 
 
@@ -309,7 +309,7 @@ def test_a_run_of_three_workers_is_one_run_on_its_pages(
     clock.advance(20)
     for number in (0, 2):
         workers[number].sync()
-    assert re.search("worker 2 of 3: its worker .* 20 s; in 10 s another worker of the pool 'gpu'", shown())
+    assert re.search("worker 2 of 3: its worker .* 20 s; another worker may continue it in 10 s", shown())
     workers[1].records(1)
     for worker in workers:
         worker.finishes(settles=False)

@@ -121,6 +121,14 @@ class FakePlatform:
         """Return the calls of one kind."""
         return [each for each in self.asked if each.call.endswith(name)]
 
+    @property
+    def messages(self) -> list[str]:
+        """Return the messages of all log lines that were received."""
+        logs = [
+            asked.body["log"]["lines"] for asked in self.calls("sync") if asked.body and "log" in asked.body
+        ]
+        return [line["message"] for lines in logs for line in lines]
+
     async def _call(self, request: Request) -> Response:
         body = await request.body()
         if request.headers.get("content-encoding") == "gzip":

@@ -52,11 +52,12 @@ TOKEN = SecretStr(LEASE)
 ROWS = InputDownload(url="/blobs/rows", size=4, sha256=hashlib.sha256(b"rows").hexdigest())
 TAGGED = {"ETag": '"tag"'}
 Call = Callable[[WorkerClient], Any]
+ENDS: dict[str, Any] = {"finish": FinishRequest(outcome="finished"), "release": ReleaseRequest()}
 CALLS: dict[str, Call] = {
     "claim": lambda client: client.claim(CLAIM),
     "sync": lambda client: client.sync("shd_1", TOKEN, SyncRequest()),
-    "finish": lambda client: client.finish("shd_1", TOKEN, FinishRequest(outcome="finished"), lasting_s=0),
-    "release": lambda client: client.release("shd_1", TOKEN, ReleaseRequest(), lasting_s=0),
+    "finish": lambda client: client.end("shd_1", TOKEN, ENDS["finish"], lasting_s=0),
+    "release": lambda client: client.end("shd_1", TOKEN, ENDS["release"], lasting_s=0),
 }
 
 
@@ -69,7 +70,6 @@ def client(worker_client: WorkerClient) -> WorkerClient:
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is tried three times, without a pause."""
     monkeypatch.setattr(client_module, "_WAITS", Waits((0.0, 0.0)))
-    monkeypatch.setitem(WorkerClient._post.__kwdefaults__, "waits", Waits((0.0, 0.0)))
     monkeypatch.setattr(client_module, "_BLOB_WAITS", Waits((0.0, 0.0)))
 
 
@@ -158,28 +158,16 @@ def test_a_server_that_is_no_platform(client: WorkerClient, platform: FakePlatfo
     assert {each.call for each in platform.asked} == {"claim"}, "a redirect is not followed"
 
 
-def test_what_is_busy_for_a_moment_is_asked_again(client: WorkerClient, platform: FakePlatform) -> None:
-    platform.replies = [refusal(503), refusal(429)]
-    assert client.claim(CLAIM).next_poll_s == 1.0
-    assert len(platform.asked) == 3
-
-
 @pytest.mark.parametrize("call", ["finish", "release"])
 def test_the_last_call_is_repeated_for_a_lease(
     client: WorkerClient, platform: FakePlatform, call: str
 ) -> None:
-    def close(lasting_s: float) -> str:
-        if call == "finish":
-            request = FinishRequest(outcome="finished")
-            return client.finish("shd_1", TOKEN, request, lasting_s=lasting_s).status
-        return client.release("shd_1", TOKEN, ReleaseRequest(), lasting_s=lasting_s).status
-
-    platform.replies = [refusal(503) for _ in range(20)]
-    assert close(60) == "finished"
+    platform.replies = [refusal(503 if number % 2 else 429) for number in range(20)]
+    assert client.end("shd_1", TOKEN, ENDS[call], lasting_s=60).status == "finished"
     assert len(platform.asked) == 21
     platform.replies = [refusal(503) for _ in range(20)]
     with pytest.raises(PlatformUnreachableError):
-        close(0)
+        CALLS[call](client)
     assert len(platform.asked) == 24
 
 
@@ -200,11 +188,6 @@ def test_a_platform_that_does_not_answer_is_unreachable_in_time(tmp_path: Path) 
             client.claim(CLAIM)
         assert caught.value.is_infrastructure and "canary" not in repr(caught.value)
         client.close()
-
-
-def test_no_token_travels_in_clear_text() -> None:
-    with pytest.raises(OsmosisError, match="insecure"):
-        WorkerClient("http://platform.example", "token-canary")
 
 
 def test_a_large_body_is_packed(client: WorkerClient, platform: FakePlatform) -> None:
@@ -310,58 +293,48 @@ def test_uploads_go_where_they_are_granted_without_a_token(
 
 
 @pytest.mark.parametrize(
-    ("answer", "error", "tries"),
+    ("way", "answer", "error", "tries"),
     [
-        (Response(status_code=403), PlatformUnreachableError, 3),
-        (Response(status_code=500), StoreAwayError, 3),
-        (HTMLResponse("<p>We are back soon.</p>"), StoreAwayError, 3),
-        (Response(b"ro", headers=TAGGED), StoredBytesError, 1),
-        (Response(b"sowr", headers=TAGGED), StoredBytesError, 1),
-        (Response(status_code=404), StoredBytesError, 1),
+        ("fetch", Response(status_code=403), PlatformUnreachableError, 3),
+        ("fetch", Response(status_code=500), StoreAwayError, 3),
+        ("fetch", HTMLResponse("<p>We are back soon.</p>"), StoreAwayError, 3),
+        ("fetch", Response(b"ro", headers=TAGGED), StoredBytesError, 1),
+        ("fetch", Response(b"sowr", headers=TAGGED), StoredBytesError, 1),
+        ("fetch", Response(status_code=404), StoredBytesError, 1),
+        ("send", Response(status_code=403), PlatformUnreachableError, 1),
+        ("send", Response(status_code=410), PlatformUnreachableError, 1),
+        ("send", Response(status_code=503), StoreAwayError, 3),
+        ("send", HTMLResponse("<p>no store</p>"), StoreAwayError, 3),
+        ("send", Response(status_code=413), TransferError, 1),
     ],
-    ids=["refused", "broken", "a page", "too few", "others", "missing"],
 )
-def test_a_download_waits_for_the_store_unless_it_has_other_bytes(
+def test_a_transfer_that_fails_is_repeated_if_the_store_may_recover(
     client: WorkerClient,
     platform: FakePlatform,
     tmp_path: Path,
+    way: str,
     answer: Response,
     error: type[OsmosisError],
     tries: int,
 ) -> None:
+    blob, grant = OutgoingBlob.of("a", BytesIO(b"rows")), UploadGrant(name="a", id="u", url="/blobs/rows")
+
+    def transfer() -> None:
+        if way == "fetch":
+            client.fetch(ROWS, tmp_path / "rows", lasting_s=0)
+        else:
+            assert client.send_all([(blob, grant)], lasting_s=0)[0].etag == "tag"
+
     platform.stored = [answer]
     with pytest.raises(error) as failed:
-        client.fetch(ROWS, tmp_path / "rows", lasting_s=0)
-    assert type(failed.value) is error and failed.value.is_infrastructure
-    assert failed.value.hint is None, "the hint is about a command"
-    assert len(platform.asked) == tries and list(tmp_path.iterdir()) == []
-    platform.stored = [Response(b"rows", headers=TAGGED)]
-    if tries > 1:
-        platform.stored = [answer, answer, *platform.stored]
-    client.fetch(ROWS, tmp_path / "rows", lasting_s=0)
-    assert (tmp_path / "rows").read_bytes() == b"rows"
-
-
-@pytest.mark.parametrize(
-    ("answer", "error", "tries"),
-    [
-        (Response(status_code=403), PlatformUnreachableError, 1),
-        (Response(status_code=410), PlatformUnreachableError, 1),
-        (Response(status_code=503), StoreAwayError, 3),
-        (HTMLResponse("<p>no store</p>"), StoreAwayError, 3),
-        (Response(status_code=413), TransferError, 1),
-    ],
-    ids=["refused", "expired", "busy", "no store", "too large"],
-)
-def test_an_upload_that_the_store_refuses(
-    client: WorkerClient, platform: FakePlatform, answer: Response, error: type[OsmosisError], tries: int
-) -> None:
-    blob = OutgoingBlob.of("a", BytesIO(b"sent"))
-    grant = UploadGrant(name="a", id="u", url="/blobs/sent")
-    platform.stored = [answer]
-    with pytest.raises(error) as failed:
-        client.send_all([(blob, grant)], lasting_s=0)
+        transfer()
     assert type(failed.value) is error and len(platform.asked) == tries
-    platform.stored = []
-    assert client.send_all([(blob, grant)], lasting_s=0)[0].etag == "tag"
-    assert platform.blobs["sent"] == b"sent"
+    assert list(tmp_path.iterdir()) == []
+    if way == "fetch":
+        assert failed.value.is_infrastructure and failed.value.hint is None, "the hint is about a command"
+    platform.stored = [*[answer] * (tries - 1), Response(b"rows", headers=TAGGED)]
+    transfer()
+    if way == "fetch":
+        assert (tmp_path / "rows").read_bytes() == b"rows"
+    else:
+        assert platform.asked[-1].body == b"rows"

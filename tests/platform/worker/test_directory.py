@@ -7,8 +7,6 @@ import stat
 import time
 from pathlib import Path
 
-import pytest
-
 from osmosis_ai.platform.worker.directory import KEPT_S, WorkingDirectory, remove_old
 from tests.deep_directories import deep_directories
 
@@ -48,7 +46,7 @@ def test_only_directories_without_a_worker_for_a_day_are_removed(tmp_path: Path)
     ]
 
 
-def test_hostile_content_is_removed_and_links_are_not_followed(tmp_path: Path) -> None:
+def test_hostile_and_damaged_directories_are_removed_and_links_are_not_followed(tmp_path: Path) -> None:
     runs, elsewhere = tmp_path / "runs", tmp_path / "elsewhere"
     kept = worked_on(elsewhere, "kept", age_s=OLD_S)
     before = sorted(kept.path.rglob("*"))
@@ -58,24 +56,14 @@ def test_hostile_content_is_removed_and_links_are_not_followed(tmp_path: Path) -
     (hostile.source / "loop").symlink_to(".")
     os.mkfifo(hostile.source / "fifo")
     (runs / "shd_link").symlink_to(kept.path)
-    (runs / "file").write_bytes(b"x")
+    (runs / "a_file").write_bytes(b"x")
+    (runs / "a_damaged" / "worker.lock").mkdir(parents=True)
+    os.utime(runs / "a_damaged", (0, 0))
     with deep_directories(hostile.source):
         os.utime(hostile.path, (time.time() - OLD_S,) * 2)
         remove_old(runs)
-        assert sorted(path.name for path in runs.iterdir()) == ["file", "shd_link"]
+        assert sorted(path.name for path in runs.iterdir()) == ["a_damaged", "a_file", "shd_link"]
     assert sorted(kept.path.rglob("*")) == before, "not even a lock was created there"
-
-
-@pytest.mark.parametrize("damage", ["directory", "file"])
-def test_a_damaged_directory_disturbs_no_other(tmp_path: Path, damage: str) -> None:
-    if damage == "directory":
-        (tmp_path / "shd_1" / "worker.lock").mkdir(parents=True)
-        os.utime(tmp_path / "shd_1", (0, 0))
-    else:
-        (tmp_path / "shd_1").write_bytes(b"")
-    worked_on(tmp_path, "shd_2", age_s=OLD_S)
-    remove_old(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["shd_1"]
 
 
 def test_it_is_private_and_says_once_why_a_worker_gave_up(tmp_path: Path) -> None:

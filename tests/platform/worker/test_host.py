@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ from tests.platform.conftest import ManualClock
 from tests.platform.evaluations import executing, wait_until
 from tests.platform.fake_worker import EVALS, FakeWorker
 from tests.platform.worker.fake_platform import assignment
+from tests.processes import alive
 
 AWAY = PlatformUnreachableError("the platform is unreachable: connection refused.")
 ANSWERED = PlatformError("this claim has been answered.", status=409, code="CONFLICT")
@@ -66,8 +68,8 @@ class Process:
     def poll(self) -> int | None:
         return self.status
 
-    def kill(self) -> None:
-        self.status = -signal.SIGKILL if self.status is None else self.status
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        self.status = -number if self.status is None else self.status
 
 
 class Platform:
@@ -76,6 +78,7 @@ class Platform:
     Attributes:
         answers: to claims: an assignment, an error, or the seconds until the next claim. Then the host is asked to end.
         statuses: with which workers end; None if they end when they are asked to.
+        events: what happens at which time.
     """
 
     def __init__(self, answers: list[Answer], statuses: list[int | Exception | None]) -> None:
@@ -88,7 +91,8 @@ class Platform:
         self.processes: list[Process] = []
         self.signals: list[int] = []
         self.said: list[str] = []
-        self.now = 0.0
+        self.now, self.tick = 0.0, 0.25
+        self.events: list[tuple[float, Callable[[], None]]] = []
         self.host: Host
 
     def claim(self, request: ClaimRequest) -> ClaimReply:
@@ -107,7 +111,7 @@ class Platform:
             return ClaimReply(assignment=answer)
         return ClaimReply(next_poll_s=answer)
 
-    def release(self, shard_id: str, lease: Any, request: ReleaseRequest, *, lasting_s: float) -> ShardClosed:
+    def end(self, shard_id: str, lease: Any, request: ReleaseRequest, *, lasting_s: float) -> ShardClosed:
         self.released.append((shard_id, lease.get_secret_value(), request))
         return ShardClosed(status="pending")
 
@@ -124,13 +128,21 @@ class Platform:
 
     def monotonic(self) -> float:
         """Time passes when it is looked at."""
-        self.now += 0.25
+        self.now += self.tick
+        while self.events and self.events[0][0] <= self.now:
+            self.events.pop(0)[1]()
         return self.now
 
-    def kill(self, pid: int, number: int) -> None:
+    def kill(self, pid: int = 0, number: int = 0) -> None:
+        """Let all workers end by themselves."""
         self.signals.append(number)
         for process in self.processes:
             process.status = ENDED if process.status is None else process.status
+
+    @property
+    def waits(self) -> list[float]:
+        """Return the seconds between claims."""
+        return [later - earlier for earlier, later in pairwise(self.claimed_at)]
 
     @property
     def reasons(self) -> list[tuple[str, str | None, bool, bool]]:
@@ -172,31 +184,21 @@ def endings(executed: list[ExecutedShard]) -> list[str | None]:
     return [shard.ending for shard in executed]
 
 
-def test_a_host_claims_again_after_each_worker_and_as_often_as_the_platform_says(play: Play) -> None:
+def test_poll_interval_and_claim_ids(play: Play) -> None:
     platform, host = play([assignment("a"), 40.0, 5.0, assignment("b")], [ENDED, ENDED], gpus=2)
     assert endings(host.run()) == ["ended", "ended"]
     first, second, third, fourth, *_ = platform.claims
     assert (first.pool, first.gpus, first.run_id) == ("gpu", 2, None)
     assert first.claim_id != second.claim_id == third.claim_id == fourth.claim_id
-    waited = [later - earlier for earlier, later in pairwise(platform.claimed_at[1:])]
-    assert waited[0] >= 40 and 5 <= waited[1] < 40
+    assert platform.waits[1] >= 40 and 5 <= platform.waits[2] < 40
     assert platform.released == [], "workers release and finish themselves"
     assert len(platform.left) == 1
     assert platform.said[0] == "executes runs of https://platform.example"
 
 
-def test_a_host_has_as_many_workers_as_slots(play: Play) -> None:
+def test_slots_limit_the_workers(play: Play) -> None:
     platform, host = play([assignment(name) for name in "abc"], [None] * 3, slots=2)
-
-    asks = iter([host.ask_to_end])
-
-    def monotonic() -> float:
-        platform.now += 0.25
-        if platform.now > 100:
-            next(asks, lambda: None)()
-        return platform.now
-
-    host._monotonic = monotonic
+    platform.events = [(100, host.ask_to_end)]
     assert len(host.run()) == len(platform.claims) == 2
     assert platform.signals[0] == signal.SIGTERM and host.processes() == []
 
@@ -245,59 +247,41 @@ def test_each_exit_status(
     assert "canary" not in "".join(platform.said)
 
 
-def test_deaths_are_followed_by_growing_pauses(play: Play) -> None:
-    platform, host = play([assignment(name) for name in "abcd"], [1] * 4)
-    assert endings(host.run()) == ["died"] * 4
-    waited = [later - earlier for earlier, later in pairwise(platform.claimed_at)]
-    assert waited == sorted(waited) and waited[3] >= 8
-
-
-def test_a_machine_that_cannot_start_a_worker_is_unfit(play: Play) -> None:
+def test_pauses_grow_after_each_death(play: Play) -> None:
     full = OSError(28, "No space left on device")
-    platform, host = play([assignment("a"), assignment("b")], [full, ENDED])
-    assert endings(host.run()) == ["died", "ended"]
-    ((shard_id, reason, counts, unfit),) = platform.reasons
-    assert (shard_id, counts, unfit) == ("shd_a", True, True)
+    platform, host = play([assignment(name) for name in "abcd"], [1, 1, 1, full])
+    assert endings(host.run()) == ["died"] * 4
+    assert platform.waits == sorted(platform.waits) and platform.waits[3] >= 8
+    shard_id, reason, counts, unfit = platform.reasons[-1]
+    assert (shard_id, counts, unfit) == ("shd_d", True, True), "a machine that starts no worker is unfit"
     assert reason is not None and reason.endswith("could not start a worker: No space left on device")
 
 
-def test_the_lease_of_a_worker_that_is_slow_to_start_is_kept(play: Play) -> None:
+def test_lease_of_a_worker_that_is_slow_to_start(play: Play) -> None:
     platform, host = play([assignment("a"), *[1.0] * 400], [None], slots=2, once=True)
-
-    def end_later() -> float:
-        platform.now += 1.0
-        if platform.now > 100 and platform.processes:
-            platform.processes[0].status = ENDED
-        return platform.now
-
-    host._monotonic = end_later
+    platform.tick, platform.events = 1.0, [(101, platform.kill)]
     assert endings(host.run()) == ["ended"]
     assert 4 <= len(platform.kept) <= 6 and set(platform.kept) == {"shd_a"}, "a third of the lease, for 60 s"
 
 
-def test_a_worker_that_does_not_respond_any_more_is_killed(play: Play, tmp_path: Path) -> None:
+def test_unresponsive_worker_is_killed(play: Play, tmp_path: Path) -> None:
     platform, host = play([assignment("a"), *[1.0] * 900], [None], slots=2, once=True)
     directory = WorkingDirectory(tmp_path, "shd_a")
     assert directory.lock()
 
-    def touch_until_200() -> float:
-        platform.now += 1.0
-        if platform.now < 200:
-            os.utime(tmp_path / "shd_a" / "worker.lock", (platform.now, platform.now))
-        return platform.now
+    def touch() -> None:
+        os.utime(tmp_path / "shd_a" / "worker.lock", (platform.now, platform.now))
 
-    host._monotonic = touch_until_200
+    platform.tick, platform.events = 1.0, [(second, touch) for second in range(200)]
     assert endings(host.run()) == ["died"]
     assert 320 <= platform.now <= 340, "four leases after it responded last"
     ((_, reason, counts, _),) = platform.reasons
     assert counts and reason is not None and reason.startswith("the worker died (it did not respond)")
 
 
-def test_asked_twice_it_kills_its_workers_and_releases_their_shards(
-    play: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_second_request_to_end_kills_the_workers(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     platform, host = play([assignment("a")], [None], slots=2)
-    monkeypatch.setattr(os, "kill", lambda pid, number: host.ask_to_end())
+    monkeypatch.setattr(os, "kill", lambda *_: host.ask_to_end())
     monkeypatch.setattr(host_module, "_LAST_CALLS_S", math.inf)
     with pytest.raises(KeyboardInterrupt):
         host.run()
@@ -307,20 +291,16 @@ def test_asked_twice_it_kills_its_workers_and_releases_their_shards(
     assert len(platform.left) == 1
 
 
-def test_a_worker_that_is_asked_before_it_listens_is_released(
+def test_worker_ended_before_it_handles_signals_is_released(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     platform, host = play([assignment("a")], [None], slots=2)
-
-    def killed(pid: int, number: int) -> None:
-        platform.processes[0].status = -number
-
-    monkeypatch.setattr(os, "kill", killed)
+    monkeypatch.setattr(os, "kill", lambda *_: platform.processes[0].kill(signal.SIGTERM))
     assert endings(host.run()) == ["left"]
     assert platform.reasons == [("shd_a", None, False, False)]
 
 
-def test_an_assignment_that_arrives_too_late_is_released(play: Play) -> None:
+def test_late_assignment_is_released(play: Play) -> None:
     platform, host = play([])
 
     def late(request: ClaimRequest) -> ClaimReply:
@@ -332,7 +312,7 @@ def test_an_assignment_that_arrives_too_late_is_released(play: Play) -> None:
     assert platform.reasons == [("shd_late", None, False, False)]
 
 
-def test_a_named_run_is_released_with_its_job(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_named_run_is_released_when_its_job_ends(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     platform, host = play([assignment("a")], [None], pool=None, run_id="run_a")
     parent = os.getppid()
     monkeypatch.setattr(os, "getppid", lambda: 1 if platform.processes else parent)
@@ -343,28 +323,20 @@ def test_a_named_run_is_released_with_its_job(play: Play, monkeypatch: pytest.Mo
 # -- a platform that refuses or is unreachable -------------------------------------------------------
 
 
-def test_an_unreachable_platform_gets_the_same_claim_with_growing_pauses(play: Play) -> None:
-    platform, host = play([AWAY, AWAY, AWAY, assignment("a")], [ENDED], once=True)
+@pytest.mark.parametrize(("error", "claims"), [(AWAY, 1), (ANSWERED, 4)])
+def test_failed_claims_are_repeated_with_growing_pauses(play: Play, error: OsmosisError, claims: int) -> None:
+    platform, host = play([error, error, error, assignment("a")], [ENDED], once=True)
     assert endings(host.run()) == ["ended"]
-    assert len({each.claim_id for each in platform.claims}) == 1
-    assert platform.said.count(f"trying again: {AWAY.message}") == 1
-    waited = [later - earlier for earlier, later in pairwise(platform.claimed_at)]
-    assert waited == sorted(waited) and waited[-1] >= 4
-
-
-def test_a_claim_that_was_answered_is_replaced(play: Play) -> None:
-    platform, host = play([ANSWERED, assignment("a")], [ENDED], once=True)
-    assert endings(host.run()) == ["ended"]
-    assert len({each.claim_id for each in platform.claims}) == 2
+    assert len({each.claim_id for each in platform.claims}) == claims
+    assert platform.said.count(f"trying again: {error.message}") == 1
+    assert platform.waits == sorted(platform.waits) and platform.waits[-1] >= 4
 
 
 @pytest.mark.parametrize("outage", [[], [AWAY]])
 @pytest.mark.parametrize(
     "error", [CredentialRefusedError("This token has been revoked."), NoPlatformError()], ids=repr
 )
-def test_a_refusal_ends_the_host_with_the_platforms_sentence(
-    play: Play, error: OsmosisError, outage: list[Exception]
-) -> None:
+def test_refusal_ends_the_host(play: Play, error: OsmosisError, outage: list[Exception]) -> None:
     platform, host = play([assignment("a"), *outage, error], [None], slots=2)
     with pytest.raises(type(error)) as caught:
         host.run()
@@ -377,7 +349,7 @@ def test_a_refusal_ends_the_host_with_the_platforms_sentence(
     ]
 
 
-def test_a_ticket_that_expires_while_the_store_is_unavailable_ends_with_the_stores_error(play: Play) -> None:
+def test_expired_ticket_during_a_store_outage(play: Play) -> None:
     away = StoreAwayError("the bucket does not answer.")
     _, host = play([away, CredentialRefusedError("expired.")], pool=None, run_id="run_a")
     with pytest.raises(StoreAwayError):
@@ -387,7 +359,7 @@ def test_a_ticket_that_expires_while_the_store_is_unavailable_ends_with_the_stor
 @pytest.mark.parametrize(
     "only", [{"idle_exit_s": 30}, {"idle_exit_s": 30, "once": True}, {"run_id": "run_a"}]
 )
-def test_patience_ends(play: Play, only: dict[str, Any]) -> None:
+def test_idle_exit_and_claim_timeout(play: Play, only: dict[str, Any]) -> None:
     _, host = play([AWAY] * 1000, **only)
     with pytest.raises(PlatformUnreachableError):
         host.run()
@@ -401,7 +373,7 @@ def test_patience_ends(play: Play, only: dict[str, Any]) -> None:
     assert len(platform.left) == 1
 
 
-def test_what_a_machine_says_about_itself() -> None:
+def test_claim_describes_the_machine() -> None:
     broken = SandboxCapability(problem="bubblewrap is\nnot installed", remedy="x" * 600)
     options = HostOptions(machine="box-1", labels=("a100",), gpus=2, memory_gb=64.0, cpus=8, sandbox=broken)
     request = options.request("0" * 32)
@@ -413,45 +385,34 @@ def test_what_a_machine_says_about_itself() -> None:
     assert (works.sandbox, works.sandbox_problem) == (True, None)
 
 
-def test_a_worker_gets_what_makes_programs_run_and_no_secret() -> None:
+def test_worker_environment_has_no_secrets() -> None:
     shell = {"PATH": "/bin", "LC_ALL": "C", "UV_OFFLINE": "1", "OSMOSIS_CACHE_DIR": "/c", "HF_HOME": "/m"}
-    secret = {"OPENAI_API_KEY": "sk", "OSMOSIS_TOKEN": "osm", "HF_TOKEN": "hf"}
+    secret = {"OPENAI_API_KEY": "sk", "OSMOSIS_TOKEN": "osm", "HF_TOKEN": "hf", "AWS_ACCESS_KEY_ID": "AKIA"}
     assert program_environment({**shell, **secret}) == {"PATH": "/bin", "LC_ALL": "C"}
-    config = PlatformConfig(home=Path("/h"), database_url="postgresql://u:password@h/d")
+    config = PlatformConfig(
+        home=Path("/h"), database_url="postgresql://u:password@h/d", blobs_url="s3://bucket/x"
+    )
     worker = worker_environment({**shell, **secret}, config)
     assert (worker["UV_OFFLINE"], worker["OSMOSIS_HOME"], worker["HF_HOME"]) == ("1", "/h", "/m")
-    assert not secret.keys() & worker.keys() and "password" not in str(worker)
+    assert not secret.keys() & worker.keys() and "password" not in str(worker) and "s3:" not in str(worker)
 
 
 # -- real processes ------------------------------------------------------------------------------------
 
 
-def descendants(pid: int) -> dict[int, tuple[bytes, bytes]]:
+def shown_by_descendants(pid: int) -> dict[int, tuple[bytes, bytes]]:
     """Return the command lines and environments of a process and everything below it."""
-    found: dict[int, tuple[bytes, bytes]] = {}
-    waiting = [pid]
-    while waiting:
-        process = waiting.pop()
-        try:
+    found, shown = [pid], {}
+    for process in found:
+        with suppress(OSError):
             place = Path("/proc", str(process))
-            shown = ((place / "cmdline").read_bytes(), (place / "environ").read_bytes())
-            tasks = list((place / "task").iterdir())
-            below = [each for task in tasks for each in (task / "children").read_text().split()]
-        except OSError:
-            continue
-        found[process] = shown
-        waiting += [int(each) for each in below]
-    return found
+            shown[process] = (place / "cmdline").read_bytes(), (place / "environ").read_bytes()
+            for children in place.glob("task/*/children"):
+                found += map(int, children.read_text().split())
+    return shown
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def test_a_killed_worker_takes_its_children_along_and_no_recorded_attempt_runs_again(
+def test_killed_worker_ends_its_children_and_recorded_attempts_stay(
     api: TestClient, services: PlatformServices, turnstile: Turnstile, clock: ManualClock
 ) -> None:
     begun = threading.Event()
@@ -464,7 +425,7 @@ def test_a_killed_worker_takes_its_children_along_and_no_recorded_attempt_runs_a
     with executing(services, isolation="off") as host:
         worker = wait_until(lambda: next(iter(host.processes()), None))
         assert begun.wait(300)
-        processes = descendants(worker.pid)
+        processes = shown_by_descendants(worker.pid)
         assert len(processes) >= 2
         lease = (elsewhere.shard.lease_token or "").encode()
         assert lease and lease != elsewhere.lease.encode()
@@ -473,7 +434,7 @@ def test_a_killed_worker_takes_its_children_along_and_no_recorded_attempt_runs_a
             assert b"secret-canary" not in command and lease not in command + environment
         wait_until(lambda: any("continues from the 2 records" in message for message in elsewhere.messages()))
         os.kill(worker.pid, signal.SIGKILL)
-        wait_until(lambda: not any(map(is_alive, processes)))
+        wait_until(lambda: not any(map(alive, processes)))
         turnstile.open()
         wait_until(lambda: any("trying again" in message for message in elsewhere.messages()))
         clock.advance(1)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import threading
 import tracemalloc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from pydantic import SecretStr
 from starlette.responses import JSONResponse, Response
 
 from osmosis_ai.api.http_errors import PlatformError
@@ -28,16 +29,15 @@ from osmosis_ai.platform.worker.client import (
     StoreAwayError,
     WorkerClient,
 )
-from osmosis_ai.platform.worker.reporter import Reporter
+from osmosis_ai.platform.worker.reporter import Event, Reporter
 from osmosis_ai.redaction import Redactor
 from tests.evaluation.builders import record
 from tests.platform.conftest import ManualClock
 from tests.platform.evaluations import wait_until
-from tests.platform.fake_worker import EVALS, FakeWorker
+from tests.platform.fake_worker import EVALS, FakeWorker, downloaded, file_url
 from tests.platform.worker.fake_platform import OFFSET_AT_7, Asked, FakePlatform, assignment, refusal
 
 SECRETS = ("s3cret-value", "schlüssel-of-the-run", "123456", "true")
-RUNS = "/api/cli/eval-runs"
 
 
 class Reporting:
@@ -52,24 +52,18 @@ class Reporting:
         self.directory = RunDirectory(path / "run")
         self.directory.create()
         self.exchanges: list[tuple[int, SyncRequest]] = []
-        self.events: list[str] = []
+        self.events: list[Event] = []
         self.heard = threading.Condition()
         self._sync, client.sync = client.sync, self._noted  # type: ignore[method-assign]
-        self.begin()
-
-    def begin(self) -> None:
-        """Begin as the next worker of the shard."""
-        told = {f"on_{name}": self._event(name) for name in ("stop", "lost", "refused", "cut_off")}
-        self.reporter = Reporter(self.client, self.assigned, Redactor(SECRETS), self.clock, **told)
+        assigned = assigned.model_copy(update={"secrets": {each: SecretStr(each) for each in SECRETS}})
+        self.reporter = Reporter(self.client, assigned, self.clock, self._happened)
         self.reporter.follow(self.directory)
 
-    def _event(self, name: str) -> Callable[[], None]:
-        def happened() -> None:
+    def _happened(self, event: Event) -> None:
+        if event != "round":
             with self.heard:
-                self.events.append(name)
+                self.events.append(event)
                 self.heard.notify_all()
-
-        return happened
 
     def await_events(self, *names: str) -> None:
         with self.heard:
@@ -113,10 +107,7 @@ class Run(Reporting):
         super().__init__(client, self.worker.assignment, path, services.clock)
 
     def read(self, path: str) -> bytes | None:
-        """Return a file of the run as a page downloads it."""
-        asked = {"items": [{"path": path}]}
-        found = self.api.post(f"{RUNS}/{self.id}/samples/download-urls", json=asked).json()["items"]
-        return self.api.get(found[0]["url"], headers={"Authorization": ""}).content if found else None
+        return downloaded(self.api, self.id, path) if file_url(self.api, self.id, path) else None
 
     def conversation(self, row: int) -> Any:
         content = self.read(f"trajectories/row_{row}_run_0.json")
@@ -137,7 +128,7 @@ def fake(
     worker_client: WorkerClient, platform: FakePlatform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Reporting]:
     """A reporter of the fake platform, in real time; a lease lasts 0.3 s."""
-    monkeypatch.setattr(reporter, "_WAITS", Waits((0.0,)))
+    monkeypatch.setattr(reporter, "_WAITS", Waits((0.01,)))
     platform.sync = {"stop": False, "term_s": 0.3, "next_poll_s": 0.02}
     assigned = assignment(lease={"token": "osml_lease-canary", "attempt": 1, "term_s": 0.3}, next_poll_s=0.02)
     made = Reporting(worker_client, assigned, tmp_path, SystemClock())
@@ -181,7 +172,7 @@ def test_an_attempt_arrives_with_its_files_and_without_secrets(run: Run, clock: 
 
 
 def test_conversations_are_sent_again_when_they_change(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporter, "_MOST_PARCEL_BYTES", 1500)
+    monkeypatch.setattr(reporter, "_MOST_LINES_AT_ONCE", 3)
     for row in range(20):
         run.finish(row)
     run.reporter.flush()
@@ -203,8 +194,26 @@ def test_conversations_are_sent_again_when_they_change(run: Run, monkeypatch: py
     assert run.rows[-1] == 20, "a conversation that cannot be stored stops nothing"
 
 
+def test_diagnostics_that_a_server_writes_last_are_reported_before_they_are_deleted(run: Run) -> None:
+    run.finish(0)
+    sync, trial = run._sync, run.directory.trial(record(0).rollout_id)
+
+    def writing(*args: Any, **options: Any) -> SyncReply:
+        run._sync = sync
+        reply = sync(*args, **options)
+        trial.mkdir(parents=True)
+        (trial / "diagnostics.json").write_text('{"traceback": "late"}')
+        return reply
+
+    run._sync = writing
+    run.reporter.flush()
+    assert run.read("diagnostics/row_0_run_0.json") == b'{"traceback": "late"}'
+    assert not trial.exists()
+
+
 def test_exchanges_stay_below_the_limits(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reporter, "_MOST_EXCHANGE_FILES", 10)
+    monkeypatch.setattr(reporter, "_MOST_ARTIFACTS_AT_ONCE", 8)
     run.finish(0, artifacts={f"{'x' * 100}/{number}.txt": b"1" for number in range(25)})
     # Quotes and backslashes grow twice: in the record, and in the exchange.
     for row in range(1, 100):
@@ -241,18 +250,6 @@ def test_an_exchange_that_failed_is_repeated_without_doubles(run: Run, loses_rep
     assert run.worker.stored_journal() == run.directory.events.read_bytes()
 
 
-def test_the_next_worker_here_reports_what_is_missing(run: Run) -> None:
-    run.finish(0)
-    run.reporter.flush()
-    run.finish(1)
-    stored = len(run.worker.stored_journal())
-    shard = run.assigned.shard.model_copy(update={"journal_bytes": stored})
-    run.assigned = run.assigned.model_copy(update={"shard": shard})
-    run.begin()
-    run.reporter.flush()
-    assert run.rows == [0, 1] and run.conversation(1) == {"of": 1}
-
-
 def test_an_upload_that_the_platform_has_lost_is_sent_again(run: Run) -> None:
     run.finish(0, artifacts={"a.txt": b"an artifact"})
     sync = run._sync
@@ -267,6 +264,12 @@ def test_an_upload_that_the_platform_has_lost_is_sent_again(run: Run) -> None:
     run._sync = lost
     run.reporter.flush()
     assert run.rows == [0] and run.read("artifacts/row_0_run_0/a.txt") == b"an artifact"
+    run.finish(1)
+    newer = {"said": "".join(map(hex, range(50_000)))}
+    run.converse(0, newer)
+    run._sync = lost
+    run.reporter.flush()
+    assert run.rows == [0, 1] and run.conversation(0) == newer
 
 
 def test_a_run_at_its_upload_limit_continues_without_files(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,6 +378,15 @@ def test_silence_for_a_lease_is_noticed_each_time(fake: Reporting, platform: Fak
     assert fake.events == ["cut_off"] * 2
 
 
+def test_the_first_record_is_reported_at_once(fake: Reporting, platform: FakePlatform) -> None:
+    platform.sync |= {"term_s": 36_000, "next_poll_s": 3600}
+    fake.reporter.start()
+    wait_until(lambda: platform.asked)
+    fake.finish(0)
+    fake.reporter.recorded()
+    wait_until(lambda: any(asked.body.get("journal") for asked in platform.asked), within_s=60)
+
+
 def test_a_stop_is_noticed_once(fake: Reporting, platform: FakePlatform) -> None:
     platform.sync["stop"] = True
     fake.reporter.start()
@@ -433,15 +445,10 @@ def test_the_log_explains_once_why_attempts_are_not_counted(
     platform.answer = lambda asked: refusal(503, store_away=True) if asked.body.get("wanted") else None
     fake.finish(0, artifacts={"a.txt": b"1"})
     fake.reporter.start()
-
-    def lines() -> list[str]:
-        logs = [asked.body["log"]["lines"] for asked in platform.asked if asked.body and "log" in asked.body]
-        return [line["message"] for each in logs for line in each]
-
-    wait_until(lines)
+    wait_until(lambda: platform.messages)
     tries = len(platform.asked)
     wait_until(lambda: len(platform.asked) > tries + 10)
-    assert lines() == ["finished attempts are counted later, once their files are stored: busy"]
+    assert platform.messages == ["finished attempts are counted later, once their files are stored: busy"]
     assert not any(asked.body.get("journal") for asked in platform.asked), "a line waits for its files"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import math
 import os
 import subprocess
 import sys
@@ -18,24 +19,23 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from osmosis_ai.api.wire.workers import FinishRequest, ReleaseRequest
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.platform.db.tables import DbRun
-from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.source import PlatformSource
 from osmosis_ai.platform.worker.client import WorkerClient
 from osmosis_ai.platform.worker.directory import WorkingDirectory
-from osmosis_ai.platform.worker.inputs import RunInputs
 from osmosis_ai.platform.worker.process import LEARNER_LOST
 from osmosis_ai.platform.worker.reporter import Reporter
-from osmosis_ai.platform.worker.training import PreparedTraining, TrainingWork
-from osmosis_ai.platform.worker.work import Interrupt, WorkResult
+from osmosis_ai.platform.worker.training import TrainingWork
+from osmosis_ai.platform.worker.work import Interrupt, ShardEnd
 from osmosis_ai.training.learner.checkpoints import checkpoints_in
 from osmosis_ai.training.learner.ranks import LearnerProcessLostError
 from osmosis_ai.training.runs import trainer
-from osmosis_ai.training.runs.loop import Ending, SavedCheckpoint, TrainingHooks, TrainingPlan
+from osmosis_ai.training.runs.loop import StopReason, TrainingHooks, TrainingPlan
 from osmosis_ai.training.runs.metrics import (
     TRAINING_REWARD,
     VALIDATION_PLANNED,
@@ -46,9 +46,11 @@ from osmosis_ai.training.runs.metrics import (
 from osmosis_ai.training.runs.run_directory import TrainingDirectory, ValidationSamples
 from osmosis_ai.training.runs.spec import TrainingSpec
 from osmosis_ai.training.runs.trainer import TrainingSummary
+from osmosis_ai.viewer.shared_reads import SharedReads
 from tests.lazily import needs
 from tests.platform.evaluations import wait_until
 from tests.platform.fake_worker import TRAININGS, FakeWorker, settle
+from tests.training.samples import write_checkpoint
 
 needs("torch")
 RUNS = "/api/cli/training-runs"
@@ -59,7 +61,7 @@ STEPS = 8
 class FakeTrainer:
     """Takes steps without learning anything, and ends as the test says."""
 
-    train: Callable[[FakeTrainer], Ending]
+    train: Callable[[FakeTrainer], StopReason]
 
     def __init__(
         self,
@@ -93,8 +95,10 @@ class FakeTrainer:
             taken = StepRecord(step, 1000 * step, {TRAINING_REWARD: step / 10})
             history.append(taken)
             self.hooks.step(taken, STEPS)
-            saved = save_checkpoint(self.directory, step, self.provenance)
-            self.hooks.checkpoint(SavedCheckpoint(step, saved, step % 5 == 0))
+            described = {**self.provenance, "step": step, "metrics": taken.metrics}
+            self.hooks.checkpoint(
+                write_checkpoint(self.directory, step, provenance=described, keep=step % 5 == 0)
+            )
         self.done = last
 
     def validate(self, step: int, said: str) -> None:
@@ -110,20 +114,6 @@ class FakeTrainer:
         taken = StepRecord(step, 1000 * step, {VALIDATION_PLANNED: 2.0})
         MetricsHistory(self.directory.metrics).append(taken)
         self.hooks.step(taken, STEPS)
-
-
-def save_checkpoint(directory: TrainingDirectory, step: int, provenance: Any) -> Path:
-    writing, saved = directory.path / "writing", directory.checkpoints / f"step-{step:08d}"
-    (writing / "adapter").mkdir(parents=True)
-    (writing / "adapter" / "adapter_config.json").write_text("{}")
-    (writing / "adapter" / "adapter_model.safetensors").write_bytes(f"weights {step}".encode())
-    described = {**provenance, "step": step, "metrics": {TRAINING_REWARD: step / 10}}
-    (writing / "provenance.json").write_text(json.dumps(described))
-    (writing / "trainer_state.json").write_text(json.dumps({"step": step}))
-    if step % 5 == 0:
-        (writing / "keep").touch()
-    writing.rename(saved)
-    return saved
 
 
 class Machine:
@@ -146,29 +136,24 @@ class Machine:
         self.config = replace(self.services.config, home=home)
         self.config.prepare_home()
 
-    def work(self, train: Callable[[FakeTrainer], Ending], *, must_stop: bool = False) -> WorkResult:
+    def work(self, train: Callable[[FakeTrainer], StopReason], *, must_stop: bool = False) -> ShardEnd:
         """Let a worker execute the run once, and release it."""
         self.patch.setattr(FakeTrainer, "train", train, raising=False)
         self.owner = FakeWorker.claims(self.services, run_id=self.id)
         self.directory = WorkingDirectory(self.config.runs_dir, self.owner.shard_id)
         self.directory.create()
-        inputs = RunInputs(self.config, self.owner.assignment, self.directory)
-        ignored: dict[str, Any] = dict.fromkeys(
-            ("on_stop", "on_lost", "on_refused", "on_cut_off"), lambda: None
-        )
-        self.reporter = inputs.reporter = Reporter(
-            self.client, self.owner.assignment, inputs.redactor, self.services.clock, **ignored
-        )
+        assigned, clock = self.owner.assignment, self.services.clock
+        self.reporter = Reporter(self.client, assigned, clock, lambda _: None)
         self.interrupt = Interrupt()
-        work = TrainingWork(inputs, self.reporter, self.directory)
-        self.prepared: PreparedTraining = work.prepare()
+        work = TrainingWork(self.config, self.reporter, self.directory)
+        work.prepare()
         if must_stop:
             self.api.post(f"{RUNS}/{self.name}/stop", json={})
             self.interrupt.set()
         self.reporter.sync()  # the answer says whether the run must stop
         self.reporter.start()
         try:
-            result = asyncio.run(work.execute(self.prepared, self.interrupt))
+            result = asyncio.run(work.execute(self.interrupt))
         finally:
             self.reporter.flush()
             self.reporter.close()
@@ -189,15 +174,15 @@ class Machine:
         return "\n".join(self.owner.messages())
 
 
-def finishes(fake: FakeTrainer) -> Ending:
+def finishes(fake: FakeTrainer) -> StopReason:
     fake.take_steps(STEPS)
-    return Ending("finished", f"all {STEPS} steps are done.")
+    return StopReason("finished", f"all {STEPS} steps are done.")
 
 
-def stops_at(step: int) -> Callable[[FakeTrainer], Ending]:
-    def train(fake: FakeTrainer) -> Ending:
+def stops_at(step: int) -> Callable[[FakeTrainer], StopReason]:
+    def train(fake: FakeTrainer) -> StopReason:
         fake.take_steps(step)
-        return Ending("stopped", f"stopped after step {step}.")
+        return StopReason("stopped", f"stopped after step {step}.")
 
     return train
 
@@ -209,9 +194,9 @@ def machine(
     return Machine(api, services, real, monkeypatch)
 
 
-def test_a_machine_that_leaves_hands_over_its_last_step(machine: Machine, tmp_path: Path) -> None:
+def test_run_moves_between_machines(machine: Machine, tmp_path: Path) -> None:
     machine.submit()
-    assert machine.work(stops_at(7)) == WorkResult(None)
+    assert machine.work(stops_at(7)) == ReleaseRequest()
     assert machine.checkpoints() == [5], "the run does not end at step 7"
     first = machine.config
     machine.move(tmp_path / "elsewhere")
@@ -219,14 +204,14 @@ def test_a_machine_that_leaves_hands_over_its_last_step(machine: Machine, tmp_pa
     assert "resumed on another machine from the checkpoint of step 7" in machine.log
     assert [each.step for each in checkpoints_in(machine.directory.training.checkpoints)] == [7, 8]
     machine.config = first
-    assert machine.work(finishes) == WorkResult("finished")
+    assert machine.work(finishes) == FinishRequest(outcome="finished")
     assert "from the checkpoint of step 8" in machine.log
     assert machine.steps() == list(range(1, STEPS + 1))
     assert [each.step for each in read_history(machine.directory.training.metrics)] == machine.steps()
     assert machine.checkpoints() == [5, 8]
 
 
-def test_a_damaged_archive_changes_nothing(machine: Machine, tmp_path: Path) -> None:
+def test_damaged_archive(machine: Machine, tmp_path: Path) -> None:
     machine.submit().work(stops_at(7))
     (key,) = machine.services.blobs.keys(f"runs/{machine.id}/resume")
     machine.services.blobs.put(key, BytesIO(b"something else"))
@@ -234,52 +219,6 @@ def test_a_damaged_archive_changes_nothing(machine: Machine, tmp_path: Path) -> 
     with pytest.raises(OsmosisError):
         machine.work(finishes)
     assert list(machine.directory.training.path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("ending", "result", "kept"),
-    [
-        (Ending("finished", "done."), WorkResult("finished"), [3]),
-        (Ending("nothing_to_learn", "equal rewards: ended."), WorkResult("finished"), [3]),
-        (Ending("stopped", "stopped."), WorkResult(None), []),
-        (OsmosisError("the GPU has no memory left."), None, [3]),
-    ],
-    ids=["finished", "nothing to learn", "stopped", "failed"],
-)
-def test_the_last_checkpoint_is_kept_if_the_run_ends_there(
-    machine: Machine, ending: Ending | Exception, result: WorkResult | None, kept: list[int]
-) -> None:
-    def train(fake: FakeTrainer) -> Ending:
-        fake.take_steps(3)
-        if isinstance(ending, Exception):
-            raise ending
-        return ending
-
-    machine.submit()
-    if result is None:
-        with pytest.raises(OsmosisError, match="no memory left"):
-            machine.work(train)
-    else:
-        assert machine.work(train) == result
-    assert (machine.checkpoints(), machine.steps()) == (kept, [1, 2, 3])
-    is_note = isinstance(ending, Ending) and ending.because == "nothing_to_learn"
-    assert machine.note == ("equal rewards: ended." if is_note else None)
-
-
-def test_a_stopped_run_keeps_what_a_killed_worker_did_without_training(machine: Machine) -> None:
-    machine.submit()
-    settle(machine.services)
-    shard = FakeWorker.claims(machine.services, run_id=machine.id)
-    shard.releases()
-    directory = WorkingDirectory(machine.config.runs_dir, shard.shard_id).training
-    directory.checkpoints.mkdir(parents=True)
-    for step in (1, 2):
-        MetricsHistory(directory.metrics).append(StepRecord(step, 1000, {TRAINING_REWARD: 0.5}))
-    save_checkpoint(directory, 2, {})
-    Manifest("training", {}, {}).write(directory.manifest)
-    assert machine.work(lambda _: pytest.fail("it trains"), must_stop=True) == WorkResult(None)
-    assert (machine.steps(), machine.checkpoints()) == ([1, 2], [2])
-    assert any(machine.services.blobs.keys(f"runs/{machine.id}/resume"))
 
 
 def breaks(machine: Machine, times: float, *, only: str = "") -> threading.Event:
@@ -297,49 +236,101 @@ def breaks(machine: Machine, times: float, *, only: str = "") -> threading.Event
     return failed
 
 
-def test_a_checkpoint_that_cannot_be_stored_is_tried_with_the_next(machine: Machine) -> None:
-    failed = breaks(machine.submit(), 1)
-
-    def train(fake: FakeTrainer) -> Ending:
-        fake.take_steps(5)
-        assert failed.wait(60)
-        return finishes(fake)
-
-    assert machine.work(train) == WorkResult("finished")
-    assert machine.checkpoints() == [5, STEPS]
-    assert "the checkpoint of step 5 could not be stored: [Errno 28] No space left" in machine.log
+ENDED = FinishRequest(outcome="finished")
 
 
-def test_a_run_without_its_last_checkpoint_fails(machine: Machine) -> None:
-    breaks(machine.submit(), float("inf"))
-    result = machine.work(finishes)
-    assert result.outcome == "failed" and "last checkpoint could not be stored" in (result.error or "")
-    assert machine.steps() == list(range(1, STEPS + 1))
+@pytest.mark.parametrize(
+    ("steps", "failures", "ending", "result", "kept", "logged"),
+    [
+        (3, 0, StopReason("finished", "done."), ENDED, [3], ""),
+        (3, 0, StopReason("nothing_to_learn", "equal rewards: ended."), ENDED, [3], ""),
+        (3, 0, StopReason("stopped", "stopped."), ReleaseRequest(), [], ""),
+        (3, 0, OsmosisError("the GPU has no memory left."), "no memory left", [3], ""),
+        # A checkpoint that cannot be stored is tried again with the next one.
+        (
+            8,
+            1,
+            StopReason("finished", "done."),
+            ENDED,
+            [5, 8],
+            "step 5 could not be stored: [Errno 28] No space left",
+        ),
+        (8, math.inf, StopReason("finished", "done."), "last checkpoint could not be stored", [], ""),
+    ],
+    ids=["finished", "nothing to learn", "stopped", "failed", "one full disk", "full disk"],
+)
+def test_last_checkpoint_is_kept_if_the_run_ends(
+    machine: Machine,
+    steps: int,
+    failures: float,
+    ending: StopReason | Exception,
+    result: ShardEnd | str,
+    kept: list[int],
+    logged: str,
+) -> None:
+    failed = breaks(machine.submit(), failures)
+
+    def train(fake: FakeTrainer) -> StopReason:
+        fake.take_steps(min(steps, 5))
+        assert not failures or failed.wait(60)
+        fake.take_steps(steps)
+        if isinstance(ending, Exception):
+            raise ending
+        return ending
+
+    if isinstance(ending, Exception):
+        with pytest.raises(OsmosisError, match=str(result)):
+            machine.work(train)
+    elif isinstance(result, str):
+        end = machine.work(train)
+        assert isinstance(end, FinishRequest) and end.outcome == "failed" and result in (end.error or "")
+    else:
+        assert machine.work(train) == result
+    assert (machine.checkpoints(), machine.steps()) == (kept, list(range(1, steps + 1)))
+    is_note = isinstance(ending, StopReason) and ending.because == "nothing_to_learn"
+    assert machine.note == ("equal rewards: ended." if is_note else None)
+    assert logged in machine.log
 
 
-def test_a_run_at_its_upload_limit_ends_at_the_checkpoint(machine: Machine) -> None:
+def test_stopped_run_reports_the_steps_of_a_killed_worker(machine: Machine) -> None:
+    machine.submit()
+    settle(machine.services)
+    shard = FakeWorker.claims(machine.services, run_id=machine.id)
+    shard.releases()
+    directory = WorkingDirectory(machine.config.runs_dir, shard.shard_id).training
+    directory.checkpoints.mkdir(parents=True)
+    for step in (1, 2):
+        MetricsHistory(directory.metrics).append(StepRecord(step, 1000, {TRAINING_REWARD: 0.5}))
+    write_checkpoint(directory, 2, keep=False)
+    Manifest("training", {}, {}).write(directory.manifest)
+    assert machine.work(lambda _: pytest.fail("it trains"), must_stop=True) == ReleaseRequest()
+    assert (machine.steps(), machine.checkpoints()) == ([1, 2], [2])
+    assert any(machine.services.blobs.keys(f"runs/{machine.id}/resume"))
+
+
+def test_upload_limit_ends_the_run(machine: Machine) -> None:
     machine.submit()
     machine.patch.setattr(machine.services.queue._uploads, "_most_bytes", 10)
 
-    def train(fake: FakeTrainer) -> Ending:
+    def train(fake: FakeTrainer) -> StopReason:
         fake.take_steps(7)
         wait_until(lambda: machine.interrupt)
-        return Ending("stopped", "stopped after step 7.")
+        return StopReason("stopped", "stopped after step 7.")
 
     result = machine.work(train)
-    assert result.outcome == "failed" and result.error is not None
+    assert isinstance(result, FinishRequest) and result.outcome == "failed" and result.error is not None
     assert result.error.startswith("the checkpoint of step 5 could not be stored: a run may upload at most")
     assert machine.checkpoints() == [] and machine.log.count("step 5 could not be stored") == 1
 
 
-def test_a_lost_learner_process_ends_the_worker_as_if_killed(machine: Machine) -> None:
+def test_lost_learner_process_ends_the_worker(machine: Machine) -> None:
     class Died(BaseException):
         pass
 
     def die(status: int) -> None:
         raise Died(status)
 
-    def train(fake: FakeTrainer) -> Ending:
+    def train(fake: FakeTrainer) -> StopReason:
         fake.take_steps(3)
         raise LearnerProcessLostError("process 1 of the learner ended (signal 9).", hint="")
 
@@ -350,11 +341,11 @@ def test_a_lost_learner_process_ends_the_worker_as_if_killed(machine: Machine) -
     assert "process 1 of the learner ended (signal 9)." in machine.log
 
 
-def test_what_a_trainer_is_given(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trainer_arguments(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "of-the-operator")
     seen: list[FakeTrainer] = []
 
-    def train(fake: FakeTrainer) -> Ending:
+    def train(fake: FakeTrainer) -> StopReason:
         seen.append(fake)
         assert os.environ["HF_TOKEN"] == "hf-canary", "models are loaded with the run's own token"
         fake.hooks.note("the agent printed canary-7291")
@@ -362,7 +353,7 @@ def test_what_a_trainer_is_given(machine: Machine, monkeypatch: pytest.MonkeyPat
 
     given = {"AGENT_KEY": "canary-7291", "HF_TOKEN": "hf-canary"}
     machine.submit(secrets={"required": sorted(given), "provided": given})
-    assert machine.work(train) == WorkResult("finished")
+    assert machine.work(train) == FinishRequest(outcome="finished")
     spec, provenance = seen[0].spec, seen[0].provenance
     assert (spec.model_path, spec.adapter, spec.entrypoint) == ("osmosis/tiny", None, "main.py")
     assert (spec.rollout_dir / "main.py").is_file()
@@ -370,23 +361,23 @@ def test_what_a_trainer_is_given(machine: Machine, monkeypatch: pytest.MonkeyPat
     assert (spec.settings.n_samples_per_prompt, spec.settings.checkpoint_save_freq) == (4, 5)
     assert (provenance["run"], provenance["git_head"]) == (machine.name, machine.owner.run.commit_sha)
     assert dict(spec.secret_values) == given and "HF_TOKEN" not in seen[0].environ
-    assert "canary" not in repr([spec, seen[0].environ, provenance, machine.prepared])
+    assert "canary" not in repr([spec, seen[0].environ, provenance])
     assert "the agent printed [REDACTED]" in machine.log
 
 
-def test_the_newest_complete_validation_is_kept_without_secrets(
+def test_newest_complete_validation_is_kept_without_secrets(
     machine: Machine, services: PlatformServices
 ) -> None:
     given = {"AGENT_KEY": "canary-7291"}
     machine.submit(secrets={"required": list(given), "provided": given})
     with services.db.session() as session:
         workspace_id = session.get_one(DbRun, machine.id).workspace_id
-    source = PlatformSource(services, workspace_id, SampleCounts())
+    source = PlatformSource(services, workspace_id, SharedReads(most=500))
 
-    def validates(step: int) -> Callable[[FakeTrainer], Ending]:
-        def train(fake: FakeTrainer) -> Ending:
+    def validates(step: int) -> Callable[[FakeTrainer], StopReason]:
+        def train(fake: FakeTrainer) -> StopReason:
             fake.validate(step, "it is canary-7291")
-            return Ending("stopped", "stopped.")
+            return StopReason("stopped", "stopped.")
 
         return train
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from osmosis_ai.api.wire.workers import Assignment
+from osmosis_ai.api.wire.workers import Assignment, FinishRequest, ReleaseRequest
 from osmosis_ai.controller.dispatcher import Stop
 from osmosis_ai.controller.environments import UvInterruptedError
 from osmosis_ai.errors import OsmosisError
@@ -32,7 +32,6 @@ from osmosis_ai.platform.worker.client import StoreAwayError, StoredBytesError, 
 from osmosis_ai.platform.worker.containment import RunContainment
 from osmosis_ai.platform.worker.directory import WorkingDirectory
 from osmosis_ai.platform.worker.evaluation import EvalWork
-from osmosis_ai.platform.worker.inputs import RunInputs
 from osmosis_ai.platform.worker.process import (
     ASSIGNMENT,
     BUSY,
@@ -43,7 +42,7 @@ from osmosis_ai.platform.worker.process import (
     WorkerStarter,
 )
 from osmosis_ai.platform.worker.training import TrainingWork
-from osmosis_ai.platform.worker.work import Interrupt, Prepared, WorkResult, one_sentence
+from osmosis_ai.platform.worker.work import Interrupt, ShardEnd, one_sentence
 from osmosis_ai.platform.worker.worker import Worker
 from osmosis_ai.processes import ChildProcess
 from osmosis_ai.sandbox import Isolation, RunLimits, Sandbox
@@ -54,7 +53,7 @@ from tests.platform.evaluations import wait_until
 from tests.platform.fake_worker import EVALS, GPU, TRAININGS, FakeWorker, journal_of
 from tests.platform.worker.fake_platform import Asked, FakePlatform, assignment, refusal
 
-Execute = Callable[[Interrupt], WorkResult]
+Execute = Callable[[Interrupt], ShardEnd]
 
 
 @pytest.fixture(autouse=True)
@@ -67,15 +66,16 @@ def unchanged_signals() -> Iterator[None]:
 class Work:
     """Executes shards in this process, with work that does what the test says."""
 
-    def __init__(self, client: WorkerClient, assigned: Assignment, config: PlatformConfig) -> None:
+    def __init__(
+        self, client: WorkerClient, assigned: Assignment, config: PlatformConfig, patch: pytest.MonkeyPatch
+    ) -> None:
+        self.patch = patch
         self.directory = WorkingDirectory(config.runs_dir, assigned.shard.id)
         self.directory.create()
-        inputs = RunInputs(config, assigned, self.directory)
-        self.worker = Worker(client, assigned, inputs, self.directory)
+        self.worker = Worker(client, assigned, config, self.directory)
 
     def run(
         self,
-        patch: pytest.MonkeyPatch,
         execute: Execute | None = None,
         *,
         failure: Exception | None = None,
@@ -83,32 +83,37 @@ class Work:
     ) -> int:
         """Return the exit status of a worker whose work prepares nothing, or fails."""
 
-        def prepare(_: Any) -> Prepared:
+        def prepare(work: Any) -> None:
             if failure is not None:
                 raise failure
-            return Prepared(containment=containment)
+            work.containment = containment
 
-        async def executing(_: Any, prepared: Prepared, interrupt: Interrupt) -> WorkResult:
+        async def executing(_: Any, interrupt: Interrupt) -> ShardEnd:
             assert execute is not None
             return await asyncio.to_thread(execute, interrupt)
 
         for kind in (EvalWork, TrainingWork):
-            patch.setattr(kind, "prepare", prepare)
-            patch.setattr(kind, "execute", executing)
+            self.patch.setattr(kind, "prepare", prepare)
+            self.patch.setattr(kind, "execute", executing)
         return self.worker.run()
 
 
 class Claimed(Work):
     """The worker of a shard of the real platform."""
 
-    def __init__(self, api: TestClient, services: PlatformServices, client: WorkerClient) -> None:
-        self.api, self.services, self.client = api, services, client
+    def __init__(
+        self, api: TestClient, services: PlatformServices, client: WorkerClient, patch: pytest.MonkeyPatch
+    ) -> None:
+        self.api, self.services, self.client, self.patch = api, services, client, patch
 
     def claim(self, kind: str = "eval", pool: str | None = None) -> Claimed:
         config = {} if pool is None else {"advanced_config": GPU}
         (EVALS if kind == "eval" else TRAININGS).taken(self.api, **config)
-        self.owner = FakeWorker.claims(self.services, pool)
-        super().__init__(self.client, self.owner.assignment, self.services.config)
+        return self.continues(FakeWorker.claims(self.services, pool))
+
+    def continues(self, owner: FakeWorker) -> Claimed:
+        self.owner = owner
+        super().__init__(self.client, owner.assignment, self.services.config, self.patch)
         return self
 
     @property
@@ -119,20 +124,22 @@ class Claimed(Work):
 
 
 @pytest.fixture
-def claimed(api: TestClient, services: PlatformServices, real: WorkerClient) -> Claimed:
-    return Claimed(api, services, real)
+def claimed(
+    api: TestClient, services: PlatformServices, real: WorkerClient, monkeypatch: pytest.MonkeyPatch
+) -> Claimed:
+    return Claimed(api, services, real, monkeypatch)
+
+
+def until_interrupted(interrupt: Interrupt) -> ShardEnd:
+    wait_until(lambda: interrupt)
+    return ReleaseRequest()
 
 
 def no_room() -> OsmosisError:
     """Return the error of a download that finds no room."""
-    try:
-        try:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        except OSError as error:
-            problem = f"cannot write source.tar.gz: {error.strerror}."
-            raise OsmosisError(problem, hint="run the command again") from None
-    except OsmosisError as refused:
-        return refused
+    error = OsmosisError("cannot write source.tar.gz: No space left on device.", hint="run the command again")
+    error.__context__ = OSError(errno.ENOSPC, "No space left on device")
+    return error
 
 
 FULL = f"the disk of the worker's machine ({socket.gethostname()}) is full: "
@@ -152,15 +159,10 @@ FULL = f"the disk of the worker's machine ({socket.gethostname()}) is full: "
     ],
     ids=["interrupted", "busy", "store", "full", "too large", "fault", "unexpected"],
 )
-def test_the_cause_of_a_failure_decides_who_tries_again(
-    claimed: Claimed,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
-    failure: Exception,
-    failed: int | None,
-    said: str,
+def test_preparation_failures(
+    claimed: Claimed, kind: str, failure: Exception, failed: int | None, said: str
 ) -> None:
-    assert claimed.claim(kind).run(monkeypatch, failure=failure) == ENDED
+    assert claimed.claim(kind).run(failure=failure) == ENDED
     run, shard, attempts, error = claimed.state
     messages = claimed.owner.messages()
     if failed is None:
@@ -174,31 +176,30 @@ def test_the_cause_of_a_failure_decides_who_tries_again(
         assert claimed.directory.take_failure().startswith(said)
 
 
-@pytest.mark.parametrize("outcome", ["finished", None, "failed"])
-def test_a_run_with_a_stop_request_is_stopped_whatever_happened(
-    claimed: Claimed, monkeypatch: pytest.MonkeyPatch, outcome: Any
-) -> None:
+@pytest.mark.parametrize(
+    "end",
+    [FinishRequest(outcome="finished"), ReleaseRequest(), ReleaseRequest(reason="the database is busy.")],
+    ids=["finished", "left", "failed"],
+)
+def test_a_run_with_a_stop_request_is_stopped(claimed: Claimed, end: ShardEnd) -> None:
     claimed.claim()
     claimed.api.post(f"/api/cli/eval-runs/{claimed.owner.run_id}/stop", json={})
 
-    def execute(interrupt: Interrupt) -> WorkResult:
+    def execute(interrupt: Interrupt) -> ShardEnd:
         wait_until(lambda: interrupt)
-        return WorkResult(outcome, "the database is busy." if outcome else None, is_infrastructure=True)
+        return end
 
-    assert claimed.run(monkeypatch, execute) == ENDED
+    assert claimed.run(execute) == ENDED
     assert claimed.state[1] == "stopped"
 
 
 @pytest.mark.parametrize("pool", [None, "gpu"])
-def test_a_worker_that_is_asked_to_end_releases_its_shard(
-    claimed: Claimed, monkeypatch: pytest.MonkeyPatch, pool: str | None
-) -> None:
-    def execute(interrupt: Interrupt) -> WorkResult:
+def test_a_signal_releases_the_shard(claimed: Claimed, pool: str | None) -> None:
+    def execute(interrupt: Interrupt) -> ShardEnd:
         os.kill(os.getpid(), signal.SIGTERM)
-        wait_until(lambda: interrupt)
-        return WorkResult(None)
+        return until_interrupted(interrupt)
 
-    assert claimed.claim(pool=pool).run(monkeypatch, execute) == ENDED
+    assert claimed.claim(pool=pool).run(execute) == ENDED
     assert claimed.state == ("running", "pending", 0, None)
     whose = " of the pool 'gpu'" if pool else ""
     assert claimed.owner.messages()[-1] == (
@@ -206,7 +207,7 @@ def test_a_worker_that_is_asked_to_end_releases_its_shard(
     )
 
 
-def test_refused_processes_are_counted_in_the_log(
+def test_log_counts_refused_processes(
     claimed: Claimed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     group = RunGroup.make(Delegation(tmp_path, ("pids",)), "r1", RunLimits())
@@ -214,8 +215,8 @@ def test_refused_processes_are_counted_in_the_log(
     monkeypatch.setattr(RunGroup, "close", lambda _: None)
     sandbox = Sandbox(Path("/bin/bwrap"), tmp_path, control=group)
     containment = RunContainment(Isolation("bubblewrap"), sandbox, tmp_path)
-    work = claimed.claim()
-    assert work.run(monkeypatch, lambda _: WorkResult("finished"), containment=containment) == ENDED
+    end = FinishRequest(outcome="finished")
+    assert claimed.claim().run(lambda _: end, containment=containment) == ENDED
     assert any("4096 processes and threads 7 times" in line for line in claimed.owner.messages())
     assert claimed.owner.run.isolation.startswith("bubblewrap, network host")
 
@@ -235,10 +236,10 @@ def work(
     monkeypatch.setattr(worker, "_KNOCK_S", 0.01)
     platform.sync = {"stop": False, "term_s": 0.3, "next_poll_s": 0.02}
     assigned = assignment(lease={"token": "osml_lease-canary", "attempt": 1, "term_s": 0.3}, next_poll_s=0.02)
-    return Work(worker_client, assigned, config)
+    return Work(worker_client, assigned, config, monkeypatch)
 
 
-def test_a_refused_worker_prepares_nothing(
+def test_refused_worker_prepares_nothing(
     work: Work, platform: FakePlatform, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     platform.answer = lambda _: refusal(401, "TOKEN_REVOKED")
@@ -249,66 +250,53 @@ def test_a_refused_worker_prepares_nothing(
         wait_until(lambda: work.worker._is_refused)
 
     monkeypatch.setattr(work.worker._reporter, "start", started)
-    assert work.run(monkeypatch, failure=AssertionError("it is prepared")) == LEASE_LOST
+    assert work.run(failure=AssertionError("it is prepared")) == LEASE_LOST
     assert "refuses this worker" in capsys.readouterr().err
     assert not platform.calls("finish") + platform.calls("release")
 
 
-def test_a_shard_that_cannot_be_closed_is_left_with_the_reason(
-    work: Work, platform: FakePlatform, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shard_that_cannot_be_closed_is_left_with_the_reason(work: Work, platform: FakePlatform) -> None:
     platform.answer = lambda _: refusal(503)
-    assert work.run(monkeypatch, failure=OsmosisError("main.py has an error.")) == UNREACHABLE
+    assert work.run(failure=OsmosisError("main.py has an error.")) == UNREACHABLE
     assert work.directory.take_failure()
 
 
-def test_a_report_that_the_platform_refuses_for_good_releases_the_shard_with_the_reason(
-    work: Work, platform: FakePlatform, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rejected_report_releases_the_shard_with_the_reason(work: Work, platform: FakePlatform) -> None:
     platform.answer = lambda asked: (
         refusal(400, "VALIDATION") if "log" in (asked.body or {}) else None  # every report with a log line
     )
-
-    def execute(interrupt: Interrupt) -> WorkResult:
-        wait_until(lambda: interrupt)
-        return WorkResult(None)
-
-    assert work.run(monkeypatch, execute) == ENDED
+    assert work.run(until_interrupted) == ENDED
     (released,) = platform.calls("release")
     assert released.body == {"reason": "validation.", "counts": True, "unfit": False}
 
 
-def test_work_begins_again_when_the_platform_is_back(
-    work: Work, platform: FakePlatform, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_work_begins_again_when_the_platform_is_back(work: Work, platform: FakePlatform) -> None:
     times: list[bool] = []
 
-    def execute(interrupt: Interrupt) -> WorkResult:
+    def execute(interrupt: Interrupt) -> ShardEnd:
         times.append(bool(interrupt))
         if len(times) == 2:
-            return WorkResult("finished")
+            return FinishRequest(outcome="finished")
         platform.answer = lambda _: refusal(503)
         wait_until(lambda: interrupt)
         platform.answer = lambda _: None
-        return WorkResult(None)
+        return ReleaseRequest()
 
-    assert work.run(monkeypatch, execute) == ENDED
+    assert work.run(execute) == ENDED
     assert times == [False, False]
-    logs = [asked.body["log"]["lines"] for asked in platform.calls("sync") if "log" in asked.body]
-    messages = [line["message"] for lines in logs for line in lines]
-    assert [line for line in messages if "unavailable" in line] == [
+    assert [line for line in platform.messages if "unavailable" in line] == [
         "the platform was unavailable for 0 s; the run continues"
     ]
-    assert platform.calls("finish")[0].body == {"outcome": "finished"} | {"error": None, "note": None}
+    assert platform.calls("finish")[0].body == {"outcome": "finished", "error": None, "note": None}
 
 
 @pytest.mark.parametrize("end", ["back", "silent", "leave", "stop"])
-def test_what_stands_still_continues_only_if_the_platform_is_back_within_a_lease(
-    work: Work, platform: FakePlatform, monkeypatch: pytest.MonkeyPatch, end: str
+def test_paused_work_continues_only_if_the_platform_is_back_within_a_lease(
+    work: Work, platform: FakePlatform, end: str
 ) -> None:
     outlasted: list[bool] = []
 
-    def execute(interrupt: Interrupt) -> WorkResult:
+    def execute(interrupt: Interrupt) -> ShardEnd:
         platform.answer = lambda _: refusal(503)
         wait_until(lambda: interrupt)
         if end == "leave":
@@ -320,13 +308,13 @@ def test_what_stands_still_continues_only_if_the_platform_is_back_within_a_lease
         assert bool(interrupt) == (end != "back"), "it can be requested again"
         platform.answer = lambda _: None
         work.worker.leave()
-        return WorkResult(None)
+        return ReleaseRequest()
 
-    assert work.run(monkeypatch, execute) == ENDED
+    assert work.run(execute) == ENDED
     assert outlasted == [end == "back"]
 
 
-def test_a_stop_of_work_that_does_not_end_is_forced_and_one_that_has_ended_is_not(
+def test_a_stop_is_forced_if_the_work_does_not_end(
     work: Work, platform: FakePlatform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exits: list[int] = []
@@ -339,12 +327,12 @@ def test_a_stop_of_work_that_does_not_end_is_forced_and_one_that_has_ended_is_no
     monkeypatch.setattr(worker.os, "_exit", end)
     monkeypatch.setitem(worker._STOP_WITHIN_S, "eval", 0.01)
 
-    def execute(interrupt: Interrupt) -> WorkResult:
+    def execute(interrupt: Interrupt) -> ShardEnd:
         work.worker.leave()
         assert forced.wait(60)
-        return WorkResult(None)
+        return ReleaseRequest()
 
-    work.run(monkeypatch, execute)
+    work.run(execute)
     assert exits == [ENDED] and platform.calls("release")
     work.worker._end_by_force()
     assert exits == [ENDED]
@@ -365,17 +353,15 @@ def test_a_stop_of_work_that_does_not_end_is_forced_and_one_that_has_ended_is_no
     ],
     ids=["empty disk", "ahead", "equal", "behind", "diverged", "link"],
 )
-def test_the_journal_of_this_machine_is_continued_if_it_begins_with_the_platforms(
+def test_the_local_journal_is_continued_if_it_begins_with_the_platforms(
     claimed: Claimed, tmp_path: Path, own: Any, kept: str | None, fetched: bool
 ) -> None:
     EVALS.taken(claimed.api, evaluation_config={"limit": 10, "n": 1})
     earlier = FakeWorker.claims(claimed.services)
     earlier.records(3)
     earlier.releases()
-    claimed.owner = FakeWorker.claims(claimed.services)
-    assigned = claimed.owner.assignment
-    Work.__init__(claimed, claimed.client, assigned, claimed.services.config)
-    events = claimed.directory.evaluation(assigned.run.name).events
+    claimed.continues(FakeWorker.claims(claimed.services))
+    events = claimed.directory.evaluation(earlier.assignment.run.name).events
     events.parent.mkdir(parents=True)
     stored, written = earlier.journal, b""
     if own == "link":
@@ -398,10 +384,13 @@ def test_the_journal_of_this_machine_is_continued_if_it_begins_with_the_platform
 
 
 def test_a_journal_that_was_changed_on_its_way_is_downloaded_again(
-    platform: FakePlatform, worker_client: WorkerClient, config: PlatformConfig
+    platform: FakePlatform,
+    worker_client: WorkerClient,
+    config: PlatformConfig,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shard = {"id": "shd_1", "journal_bytes": 5, "journal_sha256": "0" * 64}
-    changed = Work(worker_client, assignment(shard=shard), config)
+    changed = Work(worker_client, assignment(shard=shard), config, monkeypatch)
     platform.blobs["journal"] = b"other"
     with pytest.raises(StoredBytesError) as caught:
         changed.worker._work._adopt_journal()  # type: ignore[attr-defined]
@@ -409,7 +398,7 @@ def test_a_journal_that_was_changed_on_its_way_is_downloaded_again(
     assert not changed.directory.evaluation("1").events.exists()
 
 
-def test_a_journal_that_this_disk_does_not_take_is_left_to_another_machine(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_shard_to_another_machine(tmp_path: Path) -> None:
     async def recorded() -> None:
         journal = Journal(tmp_path / "events.jsonl")
         with files_of_at_most(0):
@@ -418,12 +407,12 @@ def test_a_journal_that_this_disk_does_not_take_is_left_to_another_machine(tmp_p
     with pytest.raises(JournalWriteError) as full:
         asyncio.run(recorded())
     halted: Any = SimpleNamespace(complete=False, stop=Stop("fault", str(full.value), full.value))
-    result = evaluation._result(halted)
-    assert (result.outcome, result.is_infrastructure, result.is_unfit) == ("failed", True, True)
-    assert result.error is not None and "the disk is full" in result.error
+    end = evaluation._end(halted)
+    assert isinstance(end, ReleaseRequest) and end.unfit
+    assert end.reason is not None and "the disk is full" in end.reason
 
 
-def test_an_error_is_one_line_that_keeps_its_end_and_its_hint() -> None:
+def test_one_sentence() -> None:
     assert one_sentence(OsmosisError("it broke.\n  Badly.", hint="fix it")) == "it broke. Badly; fix it."
     long = one_sentence(OsmosisError("first " + "x" * 5000 + " last", hint="fix it"))
     assert len(long) <= 600 and long.startswith("first") and long.endswith("last; fix it.")
@@ -432,7 +421,7 @@ def test_an_error_is_one_line_that_keeps_its_end_and_its_hint() -> None:
 # -- real processes ------------------------------------------------------------------------------------------
 
 
-def test_a_process_gets_its_assignment_through_a_pipe_and_releases_within_moments(
+def test_assignment_through_a_pipe_and_release_after_a_signal(
     port: str, platform: FakePlatform, config: PlatformConfig
 ) -> None:
     fetching, go_on = threading.Event(), threading.Event()
@@ -461,7 +450,7 @@ def test_a_process_gets_its_assignment_through_a_pipe_and_releases_within_moment
     assert len(platform.calls("release") + platform.calls("finish")) == 1
 
 
-def test_a_second_worker_of_a_shard_leaves(
+def test_second_worker_of_a_shard_is_busy(
     port: str, platform: FakePlatform, config: PlatformConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     private = {ASSIGNMENT: assignment().model_dump_json(exclude_unset=True), PLATFORM_URL: port}
@@ -476,7 +465,7 @@ def test_a_second_worker_of_a_shard_leaves(
     assert platform.asked == []
 
 
-def test_a_signal_at_the_very_end_does_not_change_the_status() -> None:
+def test_late_signal_does_not_change_the_exit_status() -> None:
     code = """
 import os, signal
 from osmosis_ai.platform.worker import worker

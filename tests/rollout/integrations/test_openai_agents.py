@@ -50,16 +50,17 @@ def calculator(**changes: Any) -> ours.OsmosisAgent[Any]:
     )
 
 
-async def test_a_tool_call_reaches_the_model_as_openai_clients_send_it(model: StandInModel) -> None:
+async def test_a_rollout_with_a_tool_call(model: StandInModel) -> None:
     model.script(CALL, Reply(content="42"))
     settings = agents.ModelSettings(temperature=0.5, include_usage=True)
 
-    with rollout(model):
+    with rollout(model) as context:
         result = await agents.Runner.run(
             calculator(instructions="Be short.", model_settings=settings),
             PROMPT,
             session=ours.OsmosisMemorySession(),
         )
+        sample = await context.get_sample()
 
     assert result.final_output == "42"
     assert result.context_wrapper.usage.requests == 2
@@ -71,26 +72,9 @@ async def test_a_tool_call_reaches_the_model_as_openai_clients_send_it(model: St
     assert second["messages"][-1] == {"role": "tool", "tool_call_id": "call_0", "content": "42"}
     assert not [name for name in model.requests[0].headers if name.lower().startswith("x-osmosis")]
 
-
-async def test_the_session_is_the_sample_in_the_frameworks_shape_and_as_chat_messages(
-    model: StandInModel,
-) -> None:
-    model.script(CALL, Reply(content="42"))
-
-    with rollout(model) as context:
-        await agents.Runner.run(
-            calculator(instructions="Be short."), PROMPT, session=ours.OsmosisMemorySession()
-        )
-        sample = await context.get_sample()
-
     assert sample is not None
-    assert [item.get("type", item.get("role")) for item in sample.messages] == [
-        "system",
-        "user",
-        "function_call",
-        "function_call_output",
-        "message",
-    ]
+    kinds = [item.get("type", item.get("role")) for item in sample.messages]
+    assert kinds == ["system", "user", "function_call", "function_call_output", "message"]
     assert sample.messages[2]["arguments"] == '{"a": 6, "b": 7}'
     assert sample.messages[-1]["content"][0]["type"] == "output_text"
     assert sample.messages[-1]["content"][0]["text"] == "42"
@@ -109,7 +93,7 @@ async def test_the_session_is_the_sample_in_the_frameworks_shape_and_as_chat_mes
     assert sample.label is None and sample.reward is None
 
 
-async def test_rollouts_that_run_at_once_share_a_configuration_and_no_conversation(
+async def test_concurrent_rollouts_share_only_the_configuration(
     model: StandInModel,
 ) -> None:
     class Config(AgentWorkflowConfig):
@@ -131,8 +115,8 @@ async def test_rollouts_that_run_at_once_share_a_configuration_and_no_conversati
 
     async def attempt(word: str) -> float | None:
         with RolloutContext(model.base_url, "K2", word):
-            asked = request(word, prompt=[{"role": "user", "content": word}], label=word)
-            _, graded = await execute(backend, asked)
+            attempted = request(word, prompt=[{"role": "user", "content": word}], label=word)
+            _, graded = await execute(backend, attempted)
         assert graded.sample is not None, graded.err_message
         return graded.sample.reward
 
@@ -140,7 +124,7 @@ async def test_rollouts_that_run_at_once_share_a_configuration_and_no_conversati
     assert isinstance(config.model, ours.OsmosisRolloutModel)
 
 
-def test_a_placeholder_survives_deep_copies_with_its_arguments() -> None:
+def test_deep_copy_of_the_model() -> None:
     class Config(AgentWorkflowConfig):
         model: interface.Model
 
@@ -151,7 +135,7 @@ def test_a_placeholder_survives_deep_copies_with_its_arguments() -> None:
     assert copied.litellm_kwargs == {"should_replay_reasoning_content": None}
 
 
-async def test_a_rollout_without_a_key_never_shows_that_of_another_service(
+async def test_a_rollout_without_a_key_sends_no_other_key(
     model: StandInModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-judge")
@@ -163,7 +147,7 @@ async def test_a_rollout_without_a_key_never_shows_that_of_another_service(
     assert "sk-of-the-judge" not in json.dumps([sent.headers for sent in model.requests])
 
 
-async def test_a_model_of_another_rollout_refuses_every_call(model: StandInModel) -> None:
+async def test_a_model_of_another_rollout(model: StandInModel) -> None:
     with rollout(model):
         ours.OsmosisMemorySession()
         agent = calculator()
@@ -172,7 +156,7 @@ async def test_a_model_of_another_rollout_refuses_every_call(model: StandInModel
     assert model.calls == 0
 
 
-async def test_a_second_session_is_refused(model: StandInModel) -> None:
+async def test_a_second_session(model: StandInModel) -> None:
     with rollout(model) as context:
         ours.OsmosisMemorySession()
         with pytest.raises(ValueError, match="already has a sample source"):
@@ -180,7 +164,7 @@ async def test_a_second_session_is_refused(model: StandInModel) -> None:
         assert isinstance(context.sample_source, ours.SessionSampleSource)
 
 
-async def test_items_without_a_chat_form_cost_the_trajectory_and_not_the_sample(
+async def test_items_without_a_chat_form(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with RolloutContext("http://host/v1", "K2", "r1") as context:
@@ -194,7 +178,7 @@ async def test_items_without_a_chat_form_cost_the_trajectory_and_not_the_sample(
     assert "no trajectory is archived" in caplog.text
 
 
-async def test_what_the_model_refuses_fails_the_attempt_in_the_models_words(model: StandInModel) -> None:
+async def test_an_error_of_the_model(model: StandInModel) -> None:
     model.script(error_reply(404, "no such model"))
 
     async def run(ctx: Any) -> None:
@@ -207,20 +191,20 @@ async def test_what_the_model_refuses_fails_the_attempt_in_the_models_words(mode
     assert "no such model" in str(completion.err_message)
 
 
-def test_an_agent_made_outside_of_a_rollout_says_where_to_make_it() -> None:
+def test_an_agent_outside_of_a_rollout() -> None:
     with pytest.raises(RuntimeError, match=r"OsmosisAgent was made outside of a rollout context.*`run`"):
         calculator()
     with pytest.raises(RuntimeError, match="outside of a rollout context"):
         ours.OsmosisLitellmModel()
 
 
-async def test_a_model_without_a_session_refuses_every_call(model: StandInModel) -> None:
+async def test_a_model_without_a_session(model: StandInModel) -> None:
     with rollout(model), pytest.raises(RuntimeError, match="OsmosisMemorySession"):
         await agents.Runner.run(calculator(), "hi")
     assert model.calls == 0
 
 
-async def test_a_session_made_outside_and_used_inside_says_so(model: StandInModel) -> None:
+async def test_a_session_of_another_context(model: StandInModel) -> None:
     session = ours.OsmosisMemorySession()
 
     with rollout(model) as context:
@@ -236,7 +220,7 @@ async def test_a_session_made_outside_and_used_inside_says_so(model: StandInMode
         await of_one.get_items()
 
 
-async def test_outside_of_a_rollout_a_session_is_plain_memory() -> None:
+async def test_a_session_outside_of_a_rollout() -> None:
     session = ours.OsmosisMemorySession()
     said = [{"role": "user", "content": word} for word in ("one", "two", "three")]
     await session.add_items(list(said))

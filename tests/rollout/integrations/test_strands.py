@@ -48,7 +48,7 @@ def text(words: str) -> list[dict[str, str]]:
     return [{"text": words, "type": "text"}]
 
 
-async def test_the_agent_is_the_sample_in_blocks_and_as_the_model_was_sent_it(model: StandInModel) -> None:
+async def test_a_rollout_with_a_tool_call(model: StandInModel) -> None:
     model.script(CALL, Reply(content="42"))
 
     with rollout(model) as context:
@@ -87,7 +87,7 @@ async def test_the_agent_is_the_sample_in_blocks_and_as_the_model_was_sent_it(mo
     assert PROMPT[1]["content"] == "6 * 7?"
 
 
-async def test_an_answer_cut_off_at_its_limit_fails_the_attempt_unless_the_workflow_takes_it(
+async def test_a_truncated_answer(
     model: StandInModel,
 ) -> None:
     model.respond = lambda body: Reply(content="the product is", finish_reason="length")
@@ -116,7 +116,7 @@ async def test_an_answer_cut_off_at_its_limit_fails_the_attempt_unless_the_workf
     assert graded.sample.trajectory_messages is not None
 
 
-def test_a_placeholder_survives_deep_copies_with_its_parameters() -> None:
+def test_deep_copy_of_the_model() -> None:
     class Config(AgentWorkflowConfig):
         model: models.Model
 
@@ -128,7 +128,7 @@ def test_a_placeholder_survives_deep_copies_with_its_parameters() -> None:
     assert made.get_config() == {"params": {"temperature": 0.5}}
 
 
-async def test_a_rollout_without_a_key_never_shows_that_of_another_service(
+async def test_a_rollout_without_a_key_sends_no_other_key(
     model: StandInModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-judge")
@@ -140,9 +140,7 @@ async def test_a_rollout_without_a_key_never_shows_that_of_another_service(
     assert "sk-of-the-judge" not in json.dumps([sent.headers for sent in model.requests])
 
 
-async def test_messages_without_a_chat_form_cost_the_trajectory_and_not_the_sample(
-    model: StandInModel, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_messages_without_a_chat_form(model: StandInModel, caplog: pytest.LogCaptureFixture) -> None:
     odd = [{"role": "user", "content": [{"of_another_world": 1}]}]
     with rollout(model) as context:
         calculator(messages=odd)

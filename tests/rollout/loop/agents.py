@@ -22,7 +22,7 @@ class Echo(RolloutAgentLoop):
 
 
 class CannedModel:
-    """Answers "hello", and keeps what it was asked."""
+    """Answers "hello" and records the calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[list[dict[str, Any]], dict[str, Any]]] = []

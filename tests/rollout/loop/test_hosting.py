@@ -1,4 +1,4 @@
-"""An agent loop hosted as a rollout: what it is asked, how it is scored, and how it ends."""
+"""An agent loop hosted as a rollout: its request, scores and failures."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ import re
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
-from aiohttp import web
 
 from osmosis_ai import osmosis_reward
 from osmosis_ai.rollout import ExecutionResult, RolloutContext, create_app
@@ -26,12 +24,6 @@ from osmosis_ai.rollout.core.exceptions import (
     OsmosisRolloutError,
     OsmosisServerError,
     OsmosisValidationError,
-)
-from osmosis_ai.rollout.core.schemas import (
-    OpenAIFunctionParametersSchema,
-    OpenAIFunctionPropertySchema,
-    OpenAIFunctionSchema,
-    OpenAIFunctionToolSchema,
 )
 from osmosis_ai.rollout.eval_functions import (
     EvalFnError,
@@ -51,34 +43,16 @@ from osmosis_ai.rollout.hosting import (
     read_settings,
 )
 from osmosis_ai.rollout.model_client import close_shared_connections
+from osmosis_ai.rollout.tools import normalize_tools
 from osmosis_ai.rollout.types import RolloutErrorCategory, RolloutStatus
-from tests.rollout.local_rollouts import execute, request
-from tests.rollout.world import Controller, listening, serving
+from tests.rollout.local_rollouts import execute, hang, request
+from tests.rollout.world import Controller, serving
+from tests.standin_model import Reply, StandInModel, error_reply
 
-SUM = OpenAIFunctionToolSchema(
-    type="function",
-    function=OpenAIFunctionSchema(
-        name="add",
-        description="Add numbers.",
-        parameters=OpenAIFunctionParametersSchema(
-            properties={"terms": OpenAIFunctionPropertySchema(type="array", items={"type": "number"})},
-            required=["terms"],
-        ),
-    ),
-)
-SUM_PAYLOAD = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "description": "Add numbers.",
-        "parameters": {
-            "type": "object",
-            "properties": {"terms": {"type": "array", "items": {"type": "number"}}},
-            "required": ["terms"],
-        },
-        "strict": False,
-    },
-}
+from .server.agents import ADD
+
+SUM = normalize_tools([ADD])[0]
+SUM_PAYLOAD = {**ADD, "function": {**ADD["function"], "strict": False}}
 
 
 def agent(run: Callable[[Any], Any], tools: Any = ()) -> RolloutAgentLoop:
@@ -121,15 +95,6 @@ def backend(loop: RolloutAgentLoop, *functions: Callable[..., Any], **settings: 
     return AgentLoopBackend(loop, [EvalFnWrapper(each) for each in functions], HostedLoopSettings(**settings))
 
 
-@asynccontextmanager
-async def serve_chat(chat: Callable[[web.Request], Awaitable[web.Response]]) -> AsyncIterator[str]:
-    """Serve a model of one function; yield its base URL."""
-    app = web.Application()
-    app.router.add_post("/chat/completions", chat)
-    async with listening(app) as url:
-        yield url
-
-
 async def host(
     loop: RolloutAgentLoop, *functions: Callable[..., Any], settings: Any = None, **changes: Any
 ) -> tuple[ExecutionResult, ExecutionResult]:
@@ -139,7 +104,7 @@ async def host(
         return await execute(hosted, request(**changes))
 
 
-async def test_the_agent_is_asked_with_the_row_and_the_settings_in_either_mode_of_datasets() -> None:
+async def test_request_of_a_dataset_row() -> None:
     seen: list[Any] = []
 
     async def look(ctx: Any) -> RolloutResult:
@@ -171,7 +136,7 @@ async def test_the_agent_is_asked_with_the_row_and_the_settings_in_either_mode_o
     assert second.metadata == {"ground_truth": "9", "table": [1]}
 
 
-async def test_the_functions_get_the_row_as_its_dataset_has_it_and_the_first_gives_the_reward() -> None:
+async def test_eval_functions_score_the_row() -> None:
     rows: list[Any] = []
 
     def whole(messages: Any, ground_truth: str, metadata: dict[str, Any]) -> float:
@@ -198,12 +163,9 @@ async def test_the_functions_get_the_row_as_its_dataset_has_it_and_the_first_giv
     ]
 
 
-async def test_without_functions_the_agents_own_reward_counts_and_without_either_nothing_is_graded() -> None:
+async def test_reward_of_the_agent() -> None:
     def rewards(reward: Any) -> RolloutAgentLoop:
-        async def run(ctx: Any) -> RolloutResult:
-            return ctx.complete([], reward=reward)
-
-        return agent(run)
+        return ending(lambda ctx: ctx.complete([], reward=reward))
 
     _, graded = await host(rewards(0.75), label=None)
     assert graded.sample is not None
@@ -233,58 +195,43 @@ async def test_without_functions_the_agents_own_reward_counts_and_without_either
         (lambda solution_str, **_: asyncio.sleep(3600), RolloutErrorCategory.TIMEOUT, "within 0.25s"),
     ],
 )
-async def test_a_reward_that_cannot_be_determined_fails_a_rollout_but_not_a_classic_run(
-    function: Any, category: RolloutErrorCategory, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def other(messages: Any, **_: Any) -> float:
-        return 1.0
-
+async def test_a_failing_eval_function(function: Any, category: RolloutErrorCategory, words: str) -> None:
     limit_s = 0.25 if category is RolloutErrorCategory.TIMEOUT else 60.0
-    score = EvalFnWrapper.score
-
-    def score_patiently(self: EvalFnWrapper, *given: Any, timeout_s: float) -> Any:
-        assert timeout_s == limit_s
-        # A busy machine takes its time to begin a thread: only what never returns is to run into the limit.
-        return score(self, *given, timeout_s=60.0 if self.name == "other" else limit_s)
-
-    monkeypatch.setattr(EvalFnWrapper, "score", score_patiently)
-    _, graded = await host(agent(done), function, other, grader_timeout_sec=limit_s)
+    _, graded = await host(agent(done), function, grader_timeout_sec=limit_s)
     assert (graded.status, graded.err_category) == (RolloutStatus.FAILURE, category)
     assert graded.err_message is not None
     assert graded.err_message.startswith("eval function '<lambda>': ")
     assert words in graded.err_message
-    _, graded = await host(
-        agent(done), function, other, settings={"needs_reward": False}, grader_timeout_sec=limit_s
-    )
+
+
+async def test_a_classic_run_needs_no_reward() -> None:
+    def fails(solution_str: str, **_: Any) -> float:
+        raise ValueError
+
+    def half(messages: Any, **_: Any) -> float:
+        return 0.5
+
+    _, graded = await host(agent(done), fails, half, settings={"needs_reward": False})
     assert graded.status is RolloutStatus.SUCCESS
     assert graded.sample is not None
     assert graded.sample.reward is None
     outcome = read_outcome(graded.sample.extra_fields)
-    assert (outcome.scores, list(outcome.unscored)) == ({"other": 1.0}, ["<lambda>"])
+    assert (outcome.scores, list(outcome.unscored)) == ({"half": 0.5}, ["fails"])
 
 
 async def raises(ctx: Any) -> Any:
     raise ValueError("no such city")
 
 
-async def gives_up(ctx: Any) -> Any:
-    return ctx.error("the shop is closed", [{"role": "user", "content": "hi"}])
-
-
-async def returns_nothing(ctx: Any) -> Any:
-    return None
-
-
-async def ends_oddly(ctx: Any) -> Any:
-    return RolloutResult("DONE", [], "stop")
-
-
 async def leaves(ctx: Any) -> Any:
     sys.exit(2)
 
 
-async def hangs(ctx: Any) -> Any:
-    await asyncio.Event().wait()
+def ending(end: Callable[[Any], Any]) -> RolloutAgentLoop:
+    async def run(ctx: Any) -> Any:
+        return end(ctx)
+
+    return agent(run)
 
 
 async def blocks(ctx: Any) -> Any:
@@ -299,15 +246,15 @@ async def blocks(ctx: Any) -> Any:
     ("loop", "category", "words"),
     [
         (agent(raises), "agent_error", "no such city"),
-        (agent(gives_up), "agent_error", "the shop is closed"),
+        (ending(lambda ctx: ctx.error("the shop is closed")), "agent_error", "the shop is closed"),
+        (ending(lambda _: None), "validation_error", "must return a RolloutResult .* it returned NoneType"),
         (
-            agent(returns_nothing),
+            ending(lambda _: RolloutResult("DONE", [], "stop")),
             "validation_error",
-            "must return a RolloutResult .* but it returned NoneType",
+            "COMPLETED or ERROR, not 'DONE'",
         ),
-        (agent(ends_oddly), "validation_error", "COMPLETED or ERROR, not 'DONE'"),
         (agent(leaves), "agent_error", "tried to exit the process"),
-        (agent(hangs), "timeout", "the agent did not finish within its 0.05s deadline"),
+        (agent(hang), "timeout", "the agent did not finish within its 0.05s deadline"),
         (agent(blocks), "timeout", "the agent did not finish within its 0.05s deadline"),
         (agent(done, tools=None), "validation_error", "Tool validation error: .* returned None"),
         (agent(done, tools=({"type": "function"},)), "validation_error", "missing 'function'"),
@@ -316,9 +263,7 @@ async def blocks(ctx: Any) -> Any:
         (Synchronous(lambda: {}["catalogue"]), "agent_error", "catalogue"),
     ],
 )
-async def test_an_agent_that_fails_is_a_failure_in_its_own_words(
-    loop: RolloutAgentLoop, category: str, words: str
-) -> None:
+async def test_a_failing_agent(loop: RolloutAgentLoop, category: str, words: str) -> None:
     timeout_s = 0.05 if category == "timeout" else 60.0
     completion, graded = await host(loop, correct, agent_timeout_sec=timeout_s)
     for result in (completion, graded):
@@ -329,33 +274,8 @@ async def test_an_agent_that_fails_is_a_failure_in_its_own_words(
         assert re.search(words, result.err_message), result.err_message
 
 
-async def test_every_argument_of_a_call_reaches_the_model_and_its_answer_comes_back_whole() -> None:
-    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
-    answers = [
-        {
-            "choices": [
-                {
-                    "finish_reason": "tool_calls",
-                    "message": {"role": "assistant", "content": None, "tool_calls": [call]},
-                    "token_ids": [5, 6],
-                    "logprobs": {
-                        "content": [{"token": "a", "logprob": -0.5}, {"token": "b", "logprob": -1.5}]
-                    },
-                }
-            ],
-            "usage": {"prompt_tokens": 7, "completion_tokens": 2},
-        },
-        {"choices": []},
-        {"error": {"message": "no such model"}, "status": 404},
-        {"error": {"message": "try later"}, "status": 503},
-    ]
-    asked: list[dict[str, Any]] = []
+async def test_chat_requests_and_replies_of_a_hosted_agent() -> None:
     heard: list[Any] = []
-
-    async def chat(incoming: web.Request) -> web.Response:
-        asked.append({**await incoming.json(), "authorization": incoming.headers["Authorization"]})
-        answer = dict(answers[len(asked) - 1])
-        return web.json_response(answer, status=answer.pop("status", 200))
 
     async def talk(ctx: Any) -> RolloutResult:
         arguments = {"temperature": 0.5, "seed": 3, "stop": ["END"], "logprobs": None}
@@ -368,22 +288,35 @@ async def test_every_argument_of_a_call_reaches_the_model_and_its_answer_comes_b
         heard.append(ctx.llm.get_metrics())
         return await done(ctx)
 
-    async with serve_chat(chat) as base_url:
-        with RolloutContext(base_url, "K", "r1"):
+    async with StandInModel() as model:
+        logprobs = {"content": [{"token": "a", "logprob": -0.5}, {"token": "b", "logprob": -1.5}]}
+        model.script(
+            Reply(
+                content=None,
+                tool_calls=[("add", {})],
+                choice_extra={"token_ids": [5, 6], "logprobs": logprobs},
+                usage={"prompt_tokens": 7, "completion_tokens": 2},
+            ),
+            Reply(body={"choices": []}),
+            error_reply(404, "no such model"),
+            error_reply(503, "try later"),
+        )
+        with RolloutContext(model.base_url, "K", "r1"):
             completion, _ = await execute(backend(agent(talk, tools=(SUM,)), correct), request())
     assert completion.status is RolloutStatus.SUCCESS, completion.err_message
     reply, unreadable, refused, failed, metrics = heard
-    messages = [{"role": "user", "content": "say ok"}]
-    assert asked[0] == {
+    first, *others = [sent.body for sent in model.requests]
+    assert model.requests[0].headers["Authorization"] == "Bearer K"
+    assert first == {
         "model": "default",
-        "messages": messages,
+        "messages": [{"role": "user", "content": "say ok"}],
         "tools": [SUM_PAYLOAD],
         "temperature": 0.5,
         "seed": 3,
         "stop": ["END"],
-        "authorization": "Bearer K",
     }
-    assert [each.get("tools") for each in asked[1:]] == [None, [SUM_PAYLOAD], [SUM_PAYLOAD]]
+    assert [body.get("tools") for body in others] == [None, [SUM_PAYLOAD], [SUM_PAYLOAD]]
+    call = {"id": "call_0", "type": "function", "function": {"name": "add", "arguments": "{}"}}
     assert reply.message == {"role": "assistant", "tool_calls": [call]}
     assert (reply.finish_reason, reply.token_ids, reply.logprobs) == ("tool_calls", [5, 6], [-0.5, -1.5])
     assert isinstance(unreadable, OsmosisServerError)
@@ -391,36 +324,28 @@ async def test_every_argument_of_a_call_reaches_the_model_and_its_answer_comes_b
     assert (refused.status_code, str(refused)) == (404, "the model answered HTTP 404: no such model")
     assert isinstance(failed, OsmosisServerError)
     assert (metrics.num_llm_calls, metrics.prompt_tokens, metrics.response_tokens) == (4, 7, 2)
+    await close_shared_connections()
 
 
-async def test_a_model_that_cannot_be_reached_or_that_breaks_off_is_asked_again_before_it_is_a_failure() -> (
-    None
-):
-    asked: list[str | None] = []
-
-    async def chat(incoming: web.Request) -> web.Response:
-        asked.append(incoming.headers.get("x-stainless-retry-count"))
-        if len(asked) < 3:
-            assert incoming.transport is not None
-            incoming.transport.close()
-        return web.json_response({"choices": [{"message": {"role": "assistant", "content": "ok"}}]})
-
+async def test_broken_connections_to_the_model_are_retried() -> None:
     async def ask(ctx: Any) -> RolloutResult:
         reply = await ctx.chat(ctx.request.messages)
         return ctx.complete([reply.message])
 
-    async with serve_chat(chat) as base_url:
-        with RolloutContext(base_url, "K", "r1"):
+    async with StandInModel() as model:
+        model.script(Reply(disconnect=True), Reply(disconnect=True))
+        with RolloutContext(model.base_url, "K", "r1"):
             completion, _ = await execute(backend(agent(ask), correct), request())
     assert completion.status is RolloutStatus.SUCCESS, completion.err_message
-    assert asked == [None, "1", "2"]
+    retries = [sent.headers.get("x-stainless-retry-count") for sent in model.requests]
+    assert retries == [None, "1", "2"]
     completion, _ = await host(agent(ask), correct)
     assert completion.err_message is not None
-    assert completion.err_message.startswith("the model could not be reached: cannot connect to 127.0.0.1:1")
+    assert completion.err_message.startswith("the model cannot be reached: cannot connect to 127.0.0.1:1")
     await close_shared_connections()
 
 
-async def test_a_conversation_without_a_json_form_leaves_every_score_and_every_reason() -> None:
+async def test_a_conversation_without_json_form_keeps_its_scores() -> None:
     async def circular(ctx: Any) -> RolloutResult:
         message: dict[str, Any] = {"role": "assistant"}
         message["content"] = [message]
@@ -440,7 +365,7 @@ async def test_a_conversation_without_a_json_form_leaves_every_score_and_every_r
     assert set(outcome.scores) | set(outcome.unscored) == {"half", "correct"}
 
 
-def test_the_agent_is_the_one_bound_or_the_one_its_app_was_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_agent_of_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
     made = agent(done)
     module = ModuleType("entry")
     monkeypatch.setitem(sys.modules, "entry", module)
@@ -482,7 +407,7 @@ class Later:
         return 0.25
 
 
-def handed_out(solution_str, **_):
+def returns_coroutine(solution_str, **_):
     async def later():
         return 0.75
 
@@ -507,13 +432,15 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("project")
-async def test_functions_are_called_by_their_first_parameter_with_all_three_arguments_by_name() -> None:
-    functions = load_eval_fns([f"rewards_here:{name}" for name in ("exact", "whole", "later", "handed_out")])
+async def test_modes_of_eval_functions() -> None:
+    functions = load_eval_fns(
+        [f"rewards_here:{name}" for name in ("exact", "whole", "later", "returns_coroutine")]
+    )
     assert [(each.name, each.mode) for each in functions] == [
         ("rewards_here:exact", "simple"),
         ("rewards_here:whole", "full"),
         ("rewards_here:later", "full"),
-        ("rewards_here:handed_out", "simple"),
+        ("rewards_here:returns_coroutine", "simple"),
     ]
     row = {"user_prompt": "6 * 7?", "hard": True}
     scores = [await each.score(CONVERSATION, "it is 42", row, timeout_s=60) for each in functions]
@@ -536,7 +463,7 @@ async def test_functions_are_called_by_their_first_parameter_with_all_three_argu
         ("rewards_here:Later", "must be a function, not type"),
     ],
 )
-def test_what_is_no_eval_function_is_refused_in_one_line(path: str, words: str) -> None:
+def test_invalid_eval_functions(path: str, words: str) -> None:
     pattern = words if ".*" in words else "".join(f"[{c}]" if c in "()[]" else c for c in words)
     with pytest.raises(EvalFnError, match=pattern) as caught:
         load_eval_fn(path)
@@ -548,16 +475,8 @@ def whole_number(solution_str: str, ground_truth: str, extra_info: dict = {}) ->
     return 1
 
 
-def exits(solution_str: str, **_: Any) -> float:
-    sys.exit(3)
-
-
 def lacks(solution_str: str, ground_truth: str) -> float:
     return 1.0
-
-
-def runs_out(solution_str: str, **_: Any) -> float:
-    return next(iter(()))
 
 
 async def cancels(solution_str: str, **_: Any) -> float:
@@ -575,25 +494,28 @@ async def cancels(solution_str: str, **_: Any) -> float:
         (lambda solution_str, **_: 1 / 0, "ZeroDivisionError: division by zero"),
         (whole_number, "`whole_number` must return a float, and returned int: 1."),
         (lacks, "TypeError: lacks() got an unexpected keyword argument 'extra_info'"),
-        (exits, "RuntimeError: the function raised SystemExit: 3"),
-        (runs_out, "RuntimeError: the function raised StopIteration"),
+        (lambda solution_str, **_: sys.exit(3), "RuntimeError: the function raised SystemExit: 3"),
+        (lambda solution_str, **_: next(iter(())), "RuntimeError: the function raised StopIteration"),
         (cancels, "RuntimeError: the code cancelled its own task"),
     ],
 )
-async def test_a_call_without_a_finite_number_is_unscored_and_says_why(function: Any, reason: str) -> None:
+async def test_results_that_are_not_scores(function: Any, reason: str) -> None:
     score = await EvalFnWrapper(function).score(CONVERSATION, "42", {})
     assert score.value is None
     assert score.reason is not None
     assert score.reason.startswith(reason)
 
 
-async def test_numbers_of_every_kind_are_scores() -> None:
+async def test_numeric_types_and_last_answers() -> None:
     for value in (1, True, 0.5, np.float32(0.5), np.int64(3)):
         score = await EvalFnWrapper(lambda solution_str, value=value, **_: value).score(CONVERSATION)
         assert score.value == float(value)
+    parts = [{"type": "text", "text": "42"}]
+    assert last_answer([{"role": "assistant", "content": parts}]) == str(parts)
+    assert last_answer(CONVERSATION[:1]) == ""
 
 
-async def test_what_a_function_does_to_what_it_is_given_reaches_no_other_and_is_not_kept() -> None:
+async def test_an_eval_function_cannot_change_its_arguments() -> None:
     def careless(messages: Any, ground_truth: str, metadata: Any) -> float:
         messages[0].clear()
         messages[:] = ["junk"]
@@ -606,18 +528,18 @@ async def test_what_a_function_does_to_what_it_is_given_reaches_no_other_and_is_
     assert (messages, row) == ([{"role": "assistant", "content": "42"}], {"nested": {"a": 1}})
 
 
-async def test_a_function_that_hangs_is_left_after_its_time_and_hurts_no_other() -> None:
+async def test_hanging_eval_functions_time_out() -> None:
     released = threading.Event()
+
+    def blocks(solution_str: str, **_: Any) -> float:
+        released.wait()
+        return 1.0
+
+    async def waits(messages: Any, **_: Any) -> float:
+        await asyncio.Event().wait()
+        return 1.0
+
     try:
-
-        def blocks(solution_str: str, **_: Any) -> float:
-            released.wait()
-            return 1.0
-
-        async def waits(messages: Any, **_: Any) -> float:
-            await asyncio.Event().wait()
-            return 1.0
-
         hanging = [EvalFnWrapper(blocks), EvalFnWrapper(waits)] * 20
         scores = await asyncio.gather(*(each.score(CONVERSATION, timeout_s=0.05) for each in hanging))
         assert {score.reason for score in scores} == {"the function did not return within 0.05s"}
@@ -627,15 +549,8 @@ async def test_a_function_that_hangs_is_left_after_its_time_and_hurts_no_other()
         released.set()
 
 
-def test_the_answer_is_the_last_assistant_message_that_has_content() -> None:
-    assert last_answer(CONVERSATION) == "it is 42"
-    assert last_answer(CONVERSATION[:1]) == ""
-    parts = [{"type": "text", "text": "42"}]
-    assert last_answer([{"role": "assistant", "content": parts}]) == str(parts)
-
-
 @pytest.mark.usefixtures("project")
-def test_the_same_function_is_not_taken_twice_nor_is_a_name() -> None:
+def test_duplicate_eval_functions() -> None:
     with pytest.raises(EvalFnError, match="Duplicate eval function path: 'rewards_here:exact'"):
         load_eval_fns(["rewards_here:exact", "rewards_here:whole", "rewards_here:exact"])
 
@@ -653,7 +568,7 @@ def test_the_same_function_is_not_taken_twice_nor_is_a_name() -> None:
     ]
 
 
-def test_settings_are_read_from_one_variable_and_refused_in_one_line() -> None:
+def test_hosting_settings() -> None:
     assert read_settings({}) == HostedLoopSettings()
     said = json.dumps({"eval_fns": ["rewards:exact"], "max_turns": 4})
     assert read_settings({SETTINGS_ENV: said}).max_turns == 4

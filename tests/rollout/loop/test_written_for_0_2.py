@@ -10,14 +10,12 @@ from unittest.mock import AsyncMock, MagicMock, patch
 import httpx
 import pytest
 from fastapi.testclient import TestClient
-from pydantic import ValidationError
 
-from osmosis_ai import cli
 from osmosis_ai.rollout.client import OsmosisLLMClient
 from osmosis_ai.rollout.config import RolloutClientSettings, RolloutSettings
 from osmosis_ai.rollout.core.base import CompletionsResult, RolloutResult
 from osmosis_ai.rollout.core.exceptions import OsmosisTransportError
-from osmosis_ai.rollout.core.schemas import RolloutMetrics, RolloutRequest
+from osmosis_ai.rollout.core.schemas import RolloutMetrics
 from osmosis_ai.rollout.eval.common.errors import ToolValidationError
 from osmosis_ai.rollout.eval.common.runner import LocalRolloutRunner, validate_tools
 from osmosis_ai.rollout.eval.evaluation import EvalFnWrapper
@@ -63,7 +61,7 @@ class OwnClient:
         self.ended.set()
 
 
-def test_a_served_agent_uses_the_client_that_a_test_puts_in_its_place(
+def test_a_patched_client_of_a_served_agent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     OwnClient.made, OwnClient.ended = [], threading.Event()
@@ -71,24 +69,23 @@ def test_a_served_agent_uses_the_client_that_a_test_puts_in_its_place(
     with TestClient(create_app(Echo())) as server:
         assert server.post("/v1/rollout/init", json=INIT).status_code == 202
         assert OwnClient.ended.wait(60)
-    told = {"server_url": "http://controller", "rollout_id": "R1", "api_key": "CB", "status": "COMPLETED"}
-    assert OwnClient.made == [told]
+    expected = {"server_url": "http://controller", "rollout_id": "R1", "api_key": "CB", "status": "COMPLETED"}
+    assert OwnClient.made == [expected]
 
 
-@pytest.mark.parametrize("where", ["osmosis_ai.rollout.server.app", "osmosis_ai.rollout.client"])
-def test_the_client_of_a_served_agent_has_the_settings_that_its_app_was_given(where: str) -> None:
+def test_settings_of_the_client() -> None:
     settings = RolloutSettings(client=RolloutClientSettings(max_retries=7))
     controller = MagicMock()
     controller.return_value.__aenter__.side_effect = RuntimeError("no further")
     with (
-        patch(f"{where}.OsmosisLLMClient", controller),
+        patch("osmosis_ai.rollout.server.app.OsmosisLLMClient", controller),
         TestClient(create_app(Echo(), settings=settings)) as server,
     ):
         server.post("/v1/rollout/init", json=INIT)
     assert controller.call_args.kwargs["settings"].max_retries == 7
 
 
-def test_what_serve_calls_can_be_replaced_where_it_is_called() -> None:
+def test_patches_of_serve_agent_loop(capsys: pytest.CaptureFixture[str]) -> None:
     with (
         patch("osmosis_ai.rollout.server.serve.validate_agent_loop") as validate,
         patch("osmosis_ai.rollout.server.serve.create_app") as create,
@@ -97,9 +94,10 @@ def test_what_serve_calls_can_be_replaced_where_it_is_called() -> None:
         validate.return_value = ValidationResult(True)
         serve_agent_loop(Echo(), host="127.0.0.1", port=0, skip_register=True, api_key="K")
     assert validate.called and create.call_args.kwargs["api_key"] == "K"
+    assert "API key: (provided)" in capsys.readouterr().err
 
 
-def test_a_validation_says_what_is_valid_on_stdout_and_errors_on_stderr(
+def test_validate_and_report(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert validate_and_report(Echo(), True)
@@ -108,12 +106,7 @@ def test_a_validation_says_what_is_valid_on_stdout_and_errors_on_stderr(
     assert "error: [MISSING_RUN_METHOD]" in capsys.readouterr().err
 
 
-def test_the_program_is_called_by_the_name_of_its_package(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["--version"]) == 0
-    assert capsys.readouterr().out.startswith("osmosis-ai ")
-
-
-async def test_any_failure_to_ask_is_one_of_transport() -> None:
+async def test_transport_errors() -> None:
     client = OsmosisLLMClient("http://controller", "R1", max_retries=0)
     with (
         patch("httpx.AsyncClient.post", AsyncMock(side_effect=httpx.RequestError("no way"))),
@@ -122,13 +115,8 @@ async def test_any_failure_to_ask_is_one_of_transport() -> None:
         await client.chat_completions([])
 
 
-def test_an_empty_id_is_refused_as_too_short_and_as_a_blank_one_is() -> None:
-    with pytest.raises(ValidationError, match=r"cannot be empty or whitespace.*string_too_short"):
-        RolloutRequest(rollout_id="", server_url="http://h", messages=[], completion_params={})
-
-
 @pytest.mark.parametrize("tool", [{}, {"name": "add"}])
-def test_of_a_tool_that_lacks_several_things_each_is_told(tool: dict[str, Any]) -> None:
+def test_all_problems_of_a_tool_are_reported(tool: dict[str, Any]) -> None:
     with pytest.raises(ToolValidationError, match=r"missing 'type'.*missing 'function'"):
         validate_tools([tool])
 
@@ -145,7 +133,7 @@ class CountsItself(Echo):
         return RolloutResult("COMPLETED", [], "stop", metrics=metrics)
 
 
-async def test_a_client_that_counts_nothing_leaves_the_counts_to_the_agent() -> None:
+async def test_metrics_of_the_agent() -> None:
     runner = LocalRolloutRunner(CountsItself(), MagicMock())
     ok, failed = [await runner.run_single(ROW, index) for index in range(2)]
     assert (ok.success, ok.token_usage["total_tokens"], ok.token_usage["num_llm_calls"]) == (True, 150, 2)
@@ -167,7 +155,7 @@ class TwoMethods:
         return self.counted.model_copy()
 
 
-async def test_a_client_of_two_methods_will_do_and_each_row_has_its_own_tokens() -> None:
+async def test_a_client_with_two_methods() -> None:
     runner = LocalRolloutRunner(Echo(), TwoMethods())  # type: ignore[arg-type]
     rows = [await runner.run_single(ROW, index) for index in range(2)]
     usage = {"prompt_tokens": 10, "completion_tokens": 0, "total_tokens": 10, "num_llm_calls": 1}
@@ -179,26 +167,10 @@ def _exact(solution_str: str, ground_truth: str, extra_info: Any) -> float:
 
 
 @pytest.mark.parametrize("given", [(_exact, "m:exact"), ("m:exact", _exact)])
-async def test_an_eval_function_and_its_name_are_told_apart(given: tuple[Any, Any]) -> None:
+async def test_arguments_of_eval_fn_wrapper(given: tuple[Any, Any]) -> None:
     wrapped = EvalFnWrapper(*given)
     assert (wrapped.name, wrapped.mode) == ("m:exact", "simple")
     assert await wrapped([{"role": "assistant", "content": "1"}], "1", {}) == 1.0
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"local_debug": True}, "API key: disabled"),
-        ({"skip_register": True, "api_key": "K"}, "API key: (provided)"),
-        ({"skip_register": True}, "API key: osm_rollout_"),
-    ],
-)
-def test_serve_tells_which_key_it_wants(
-    options: dict[str, Any], told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with patch("uvicorn.Server.run"):
-        serve_agent_loop(Echo(), host="127.0.0.1", port=0, **options)
-    assert told in capsys.readouterr().err
 
 
 class Waits(Echo):
@@ -217,7 +189,7 @@ class Waits(Echo):
         raise AssertionError
 
 
-async def test_a_rollout_ends_with_its_event_loop_as_requests_without_a_lifespan_have_one_each(
+async def test_a_rollout_ends_with_its_event_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     OwnClient.made, OwnClient.ended = [], threading.Event()

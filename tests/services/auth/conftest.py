@@ -1,17 +1,15 @@
-"""A platform that answers what a test writes down, a keyring, and what the user is warned of."""
+"""A platform with replies written by hand, a keyring, and recorded warnings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
-import keyring
-import keyring.core
 import pytest
 import respx
 
 from osmosis_ai.api.credentials import CredentialStore
-from tests.api.keyrings import LockableKeyring, MemoryKeyring
+from tests.api.keyrings import use_keyring as use_keyring
+from tests.api.keyrings import working as working
 from tests.logins import FERN, use_platform
 
 
@@ -34,20 +32,6 @@ def platform(monkeypatch: pytest.MonkeyPatch) -> Iterator[respx.MockRouter]:
 @pytest.fixture
 def warn() -> Warnings:
     return Warnings()
-
-
-@pytest.fixture
-def use_keyring() -> Iterator[Callable[[Any], None]]:
-    former = keyring.core._keyring_backend
-    yield keyring.set_keyring
-    keyring.core._keyring_backend = former
-
-
-@pytest.fixture
-def working(use_keyring: Callable[[Any], None]) -> MemoryKeyring:
-    backend = LockableKeyring()
-    use_keyring(backend)
-    return backend
 
 
 def saved() -> str | None:

@@ -1,4 +1,4 @@
-"""Logging in and out, and who one is: what is saved, what is revoked, in which order, and what a user sees."""
+"""Login, logout and whoami: which tokens are saved and revoked, and in which order."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SLOW_DOWN = httpx.Response(400, json={"error": "slow_down"})
 
 
 class FakeTime:
-    """Time that passes only when somebody sleeps."""
+    """Time that passes only during ``sleep``."""
 
     def __init__(self) -> None:
         self.slept: list[float] = []
@@ -56,9 +56,7 @@ class FakeTime:
 # With a token
 
 
-def test_a_token_is_verified_saved_and_never_in_plain_sight(
-    platform: respx.MockRouter, working: MemoryKeyring, home: Path, warn: Warnings
-) -> None:
+def test_token_login(platform: respx.MockRouter, working: MemoryKeyring, home: Path, warn: Warnings) -> None:
     verify = platform.get("/api/cli/verify").respond(json=VERIFIED)
     login = login_with_token(TOKEN, warn=warn)
     assert "x-osmosis-git" not in verify.calls.last.request.headers
@@ -79,7 +77,7 @@ def test_a_token_is_verified_saved_and_never_in_plain_sight(
     assert warn == []
 
 
-def test_a_keyring_that_is_demanded_and_missing_is_found_out_before_the_platform_is_asked(
+def test_required_keyring_is_checked_first(
     platform: respx.MockRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OSMOSIS_TOKEN_STORE", "keyring")
@@ -103,9 +101,7 @@ def test_a_keyring_that_is_demanded_and_missing_is_found_out_before_the_platform
         ({"expires_at": LATER}, "PLATFORM_ERROR"),
     ],
 )
-def test_a_reply_that_vouches_for_nobody_is_no_login(
-    platform: respx.MockRouter, reply: dict[str, Any], code: str
-) -> None:
+def test_invalid_verification(platform: respx.MockRouter, reply: dict[str, Any], code: str) -> None:
     platform.get("/api/cli/verify").respond(json=reply)
     with pytest.raises(OsmosisError) as caught:
         login_with_token(TOKEN)
@@ -114,16 +110,14 @@ def test_a_reply_that_vouches_for_nobody_is_no_login(
 
 
 @pytest.mark.parametrize("token", ["osm canary", "osm_cänary", "osm\ncanary", "osm_\x7f"])
-def test_what_can_be_no_token_is_not_sent(platform: respx.MockRouter, token: str) -> None:
+def test_malformed_token_is_not_sent(platform: respx.MockRouter, token: str) -> None:
     with pytest.raises(OsmosisError) as caught:
         login_with_token(token)
     assert "canary" not in str(caught.value.message)
     assert platform.calls.call_count == 0
 
 
-def test_the_token_it_replaces_is_revoked_after_the_new_one_is_safe(
-    platform: respx.MockRouter, warn: Warnings
-) -> None:
+def test_previous_token_is_revoked_after_saving(platform: respx.MockRouter, warn: Warnings) -> None:
     save_login(token_id="ct_OLD")
     platform.get("/api/cli/verify").respond(json={**VERIFIED, "token_id": "ct_NEW"})
     saved_when_revoked: list[str | None] = []
@@ -148,16 +142,14 @@ def test_the_token_it_replaces_is_revoked_after_the_new_one_is_safe(
         {"expires_at": datetime(2020, 1, 1, tzinfo=timezone.utc), "token_id": "ct_OLD"},
     ],
 )
-def test_the_same_token_and_an_expired_one_are_not_revoked(
-    platform: respx.MockRouter, former: dict[str, Any]
-) -> None:
+def test_same_or_expired_token_is_not_revoked(platform: respx.MockRouter, former: dict[str, Any]) -> None:
     save_login(**former)
     platform.get("/api/cli/verify").respond(json={**VERIFIED, "token_id": "ct_NEW"})
     login_with_token(NEW_TOKEN)
     assert saved() == NEW_TOKEN
 
 
-def test_damaged_logins_are_moved_aside(platform: respx.MockRouter, home: Path, warn: Warnings) -> None:
+def test_damaged_logins_are_backed_up(platform: respx.MockRouter, home: Path, warn: Warnings) -> None:
     path = home / ".config/osmosis/credentials.json"
     path.parent.mkdir(parents=True)
     path.write_text('{"version": 1, "active_workspace": "fern-lab"}')
@@ -176,7 +168,7 @@ def _polls(platform: respx.MockRouter, *replies: Any, **authorized: Any) -> resp
     return platform.post("/api/cli/device/token").mock(side_effect=list(replies))
 
 
-def test_asking_slows_down_to_half_a_minute_and_ends_when_the_code_does(platform: respx.MockRouter) -> None:
+def test_poll_interval_and_expiry(platform: respx.MockRouter) -> None:
     _polls(platform, *[SLOW_DOWN] * 100, expires_in=5000, interval=0)
     time = FakeTime()
     with pytest.raises(OsmosisError) as caught:
@@ -186,7 +178,7 @@ def test_asking_slows_down_to_half_a_minute_and_ends_when_the_code_does(platform
     assert sum(time.slept) == 900
 
 
-def test_a_moment_without_the_platform_does_not_end_the_login(platform: respx.MockRouter) -> None:
+def test_short_outage_during_device_login(platform: respx.MockRouter) -> None:
     trouble = [httpx.ConnectError("down"), httpx.Response(503)]
     _polls(platform, *trouble, PENDING, *trouble, httpx.Response(200, json=ISSUED))
     login_with_device(lambda _: None, clock=FakeTime())
@@ -203,7 +195,7 @@ def test_a_moment_without_the_platform_does_not_end_the_login(platform: respx.Mo
         (httpx.Response(400, json={"error": "something new"}), 1, "VALIDATION"),
     ],
 )
-def test_a_platform_that_goes_on_failing_ends_it(
+def test_persistent_failure_of_device_login(
     platform: respx.MockRouter, reply: httpx.Response, polls: int, code: str
 ) -> None:
     route = _polls(platform, *[reply] * 5)
@@ -224,7 +216,7 @@ DISK_FULL = OsmosisError("the disk is full.", code="CREDENTIALS_UNAVAILABLE")
 
 
 @pytest.mark.parametrize("error", [DISK_FULL, KeyboardInterrupt()])
-def test_a_new_token_that_cannot_be_saved_is_revoked_and_the_old_one_kept(
+def test_unsaved_device_token_is_revoked(
     platform: respx.MockRouter, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     save_login(token_id="ct_OLD")
@@ -237,7 +229,7 @@ def test_a_new_token_that_cannot_be_saved_is_revoked_and_the_old_one_kept(
     assert saved() == TOKEN
 
 
-def test_a_new_token_that_can_be_neither_saved_nor_revoked_is_told_of(
+def test_unsaved_and_unrevoked_device_token(
     platform: respx.MockRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _polls(platform, httpx.Response(200, json=ISSUED))
@@ -250,7 +242,7 @@ def test_a_new_token_that_can_be_neither_saved_nor_revoked_is_told_of(
     assert NEW_TOKEN not in f"{caught.value.message} {caught.value.details}"
 
 
-def test_a_token_of_the_users_own_is_not_revoked_when_it_cannot_be_saved(
+def test_unsaved_user_token_is_not_revoked(
     platform: respx.MockRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     platform.get("/api/cli/verify").respond(json=VERIFIED)
@@ -264,9 +256,7 @@ def test_a_token_of_the_users_own_is_not_revoked_when_it_cannot_be_saved(
 
 
 @pytest.mark.parametrize("reply", [httpx.Response(500), httpx.Response(404), httpx.ConnectError("down")])
-def test_a_platform_that_does_not_revoke_does_not_keep_anyone_logged_in(
-    platform: respx.MockRouter, warn: Warnings, reply: Any
-) -> None:
+def test_failed_revocation_still_logs_out(platform: respx.MockRouter, warn: Warnings, reply: Any) -> None:
     save_login()
     platform.delete("/api/cli/tokens/ct_01J8").mock(side_effect=[reply])
     assert logout(plan_logout(), warn=warn) is False
@@ -274,9 +264,7 @@ def test_a_platform_that_does_not_revoke_does_not_keep_anyone_logged_in(
     assert saved() is None
 
 
-def test_a_login_that_lost_its_token_is_forgotten_with_a_warning(
-    working: MemoryKeyring, warn: Warnings
-) -> None:
+def test_logout_without_stored_token(working: MemoryKeyring, warn: Warnings) -> None:
     save_login()
     working.kept.clear()
     logout(plan_logout(), warn=warn)
@@ -284,7 +272,7 @@ def test_a_login_that_lost_its_token_is_forgotten_with_a_warning(
     assert CredentialStore().all() == ()
 
 
-def test_only_the_active_platform_is_left_unless_all_are(platform: respx.MockRouter) -> None:
+def test_logout_everywhere(platform: respx.MockRouter) -> None:
     other = "https://other.example"
     save_login()
     save_login(other, token="osm_other", token_id="ct_OTHER")
@@ -298,7 +286,7 @@ def test_only_the_active_platform_is_left_unless_all_are(platform: respx.MockRou
     assert CredentialStore().all() == ()
 
 
-def test_damaged_logins_can_be_left_behind(home: Path, warn: Warnings) -> None:
+def test_logout_with_damaged_logins(home: Path, warn: Warnings) -> None:
     path = home / ".config/osmosis/credentials.json"
     path.parent.mkdir(parents=True)
     path.write_text("{")
@@ -310,9 +298,7 @@ def test_damaged_logins_can_be_left_behind(home: Path, warn: Warnings) -> None:
 
 
 @pytest.mark.parametrize("status", [400, 403, 404, 500])
-def test_a_repository_that_is_refused_is_left_out(
-    platform: respx.MockRouter, tmp_path: Path, status: int
-) -> None:
+def test_whoami_in_refused_repository(platform: respx.MockRouter, tmp_path: Path, status: int) -> None:
     save_login()
 
     def verify(request: httpx.Request) -> httpx.Response:
@@ -325,9 +311,7 @@ def test_a_repository_that_is_refused_is_left_out(
     assert whoami(make_checkout(tmp_path).root).data()["workspace"] is None
 
 
-def test_a_platform_that_is_not_reached_is_not_asked_twice(
-    platform: respx.MockRouter, tmp_path: Path
-) -> None:
+def test_whoami_of_unreachable_platform(platform: respx.MockRouter, tmp_path: Path) -> None:
     save_login()
     verify = platform.get("/api/cli/verify").mock(side_effect=httpx.ReadTimeout("slow"))
     with pytest.raises(OsmosisError) as caught:
@@ -336,9 +320,7 @@ def test_a_platform_that_is_not_reached_is_not_asked_twice(
     assert verify.call_count == 1
 
 
-def test_a_token_in_the_environment_comes_first_and_says_what_it_shadows(
-    platform: respx.MockRouter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whoami_with_environment_token(platform: respx.MockRouter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OSMOSIS_TOKEN", NEW_TOKEN)
     monkeypatch.setenv("OSMOSIS_TOKEN_PLATFORM_URL", FERN)
     verify = platform.get("/api/cli/verify").respond(json=VERIFIED)
@@ -350,7 +332,7 @@ def test_a_token_in_the_environment_comes_first_and_says_what_it_shadows(
     assert verify.calls.last.request.headers["authorization"] == f"Bearer {NEW_TOKEN}"
 
 
-def test_an_expired_login_is_forgotten_without_a_call(platform: respx.MockRouter) -> None:
+def test_logout_with_expired_login(platform: respx.MockRouter) -> None:
     save_login(expires_at=datetime(2020, 1, 1, tzinfo=timezone.utc))
     assert logout(plan_logout()) is False
     assert platform.calls.call_count == 0

@@ -1,4 +1,4 @@
-"""Which run a name means, here and on the platform, and a platform's run as comparisons read it."""
+"""Lookup of runs by name on this machine and the platform, and samples of platform runs."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import respx
 
 from osmosis_ai.api.client import PlatformClient
 from osmosis_ai.api.http_errors import PlatformError
+from osmosis_ai.datasets import file_digest
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError, WorkspaceRequiredError
 from osmosis_ai.services.eval_runs.platform_samples import read_platform_samples
 from osmosis_ai.services.eval_runs.resolver import find_local_run, find_run_samples, resolve_run
@@ -44,23 +45,18 @@ def workspace(tmp_path: Path) -> WorkspaceDirectory:
 
 
 @pytest.mark.parametrize(
-    ("word", "name", "place"),
+    ("word", "name"),
     [
-        ("amber-owl", "amber-owl", "local"),
-        ("blue", "blue-hen", "local"),
-        ("local:blue-hen", "blue-hen", "local"),
-        ("@last", "blue-hen", "local"),
-        ("local:@last", "blue-hen", "local"),
+        ("amber-owl", "amber-owl"),
+        *((word, "blue-hen") for word in ("blue", "local:blue-hen", "@last", "local:@last")),
     ],
 )
-def test_a_name_its_beginning_and_the_newest_are_found_here_without_a_login(
-    workspace: WorkspaceDirectory, word: str, name: str, place: str
-) -> None:
+def test_local_run_by_name_prefix_or_last(workspace: WorkspaceDirectory, word: str, name: str) -> None:
     found = resolve_run(word, client=nobody, start=workspace.data_dir)
-    assert (found.place, found.name, found.directory) == (place, name, workspace.evals_dir / name)
+    assert (found.place, found.name, found.directory) == ("local", name, workspace.evals_dir / name)
 
 
-def test_a_beginning_of_several_runs_lists_them(workspace: WorkspaceDirectory) -> None:
+def test_ambiguous_prefix(workspace: WorkspaceDirectory) -> None:
     with pytest.raises(ConflictError, match="`amber` matches 2 runs: amber-owl, amber-fox") as caught:
         resolve_run("amber", client=nobody, start=workspace.root)
     assert caught.value.details["candidates"] == ["amber-owl", "amber-fox"]
@@ -79,24 +75,20 @@ NO_NAMES = (
 
 
 @pytest.mark.parametrize("word", NO_NAMES, ids=range(len(NO_NAMES)))
-def test_what_neither_a_file_nor_a_run_of_a_platform_can_be_called_is_no_run(
-    workspace: WorkspaceDirectory, word: str
-) -> None:
+def test_invalid_run_names(workspace: WorkspaceDirectory, word: str) -> None:
     with pytest.raises(NotFoundError, match="invalid run name: `") as caught:
         resolve_run(word, client=nobody, start=workspace.root)
     assert len(caught.value.message) < 100
 
 
-def test_an_archived_run_is_found_by_its_whole_name_alone(workspace: WorkspaceDirectory) -> None:
+def test_archived_run_needs_its_full_name(workspace: WorkspaceDirectory) -> None:
     write_journalled_run(workspace.evals_dir / "red-cat.archive-1", [[1.0]])
     assert find_local_run("red-cat.archive-1", start=workspace.root).name == "red-cat.archive-1"
     with pytest.raises(NotFoundError):
         find_local_run("red-cat", start=workspace.root)
 
 
-def test_a_download_is_refused_with_the_name_that_serves(
-    workspace: WorkspaceDirectory, tmp_path: Path
-) -> None:
+def test_downloaded_run_is_refused(workspace: WorkspaceDirectory, tmp_path: Path) -> None:
     (tmp_path / "fetched").mkdir()
     (tmp_path / "fetched" / "summary.jsonl").write_text("{}\n")
     with pytest.raises(OsmosisError, match="download of a platform's run") as caught:
@@ -130,9 +122,7 @@ class TestOfACommit:
         )
         os.utime(directory / "manifest.json", ns=(2 * 10**18 - age, 2 * 10**18 - age))
 
-    def test_it_is_the_newest_that_is_finished_and_clean(
-        self, workspace: WorkspaceDirectory, head: str
-    ) -> None:
+    def test_newest_finished_clean_run(self, workspace: WorkspaceDirectory, head: str) -> None:
         self.run(workspace, "dirty", head, 0, git_dirty=True)
         self.run(workspace, "unfinished", head, 1)
         (workspace.evals_dir / "unfinished" / "events.jsonl").write_bytes(b"")
@@ -142,9 +132,7 @@ class TestOfACommit:
         found = find_run_samples("git:HEAD", client=nobody, start=workspace.root)
         assert found.name == "good"
 
-    def test_of_several_configs_it_is_the_one_that_is_compared_with(
-        self, workspace: WorkspaceDirectory, head: str
-    ) -> None:
+    def test_run_of_the_compared_config(self, workspace: WorkspaceDirectory, head: str) -> None:
         self.run(workspace, "other", head, 0, config="configs/eval/b.toml")
         self.run(workspace, "mine", head, 1)
         like = find_run_samples("mine", client=nobody, start=workspace.root).inputs
@@ -154,9 +142,7 @@ class TestOfACommit:
         ):
             resolve_run("git:HEAD", client=nobody, start=workspace.root)
 
-    def test_an_unknown_ref_and_a_commit_without_a_run_are_said(
-        self, workspace: WorkspaceDirectory, head: str
-    ) -> None:
+    def test_unknown_ref_and_commit_without_run(self, workspace: WorkspaceDirectory, head: str) -> None:
         with pytest.raises(NotFoundError, match="has no commit `no-such`"):
             resolve_run("git:no-such", client=nobody, start=workspace.root)
         with pytest.raises(NotFoundError, match="no finished run of the commit `HEAD`") as caught:
@@ -192,7 +178,7 @@ def client() -> Iterator[PlatformClient]:
 
 
 class Replies:
-    """What the platform says, with the capabilities of ours or, without, of the hosted service."""
+    """Replies of the platform, with the capabilities of ours or without, as the hosted service."""
 
     def __init__(self, router: respx.MockRouter, headers: dict[str, str]) -> None:
         self._router = router
@@ -220,9 +206,7 @@ def hosted() -> Iterator[Replies]:
         yield Replies(router, {})
 
 
-def test_every_page_is_read_and_rows_are_known_by_their_digests(
-    ours: Replies, client: PlatformClient
-) -> None:
+def test_samples_of_all_pages(ours: Replies, client: PlatformClient) -> None:
     ours.run()
     second = {"row": 1, "attempt": 0, "status": "failed", "source_row_index": 3, "row_digest": "b" * 32}
     copy = {**second, "attempt": 1, "status": "success", "reward": 0.25, "cost_usd": 0.5, "tokens": 9}
@@ -250,9 +234,7 @@ def test_every_page_is_read_and_rows_are_known_by_their_digests(
     assert (run.unfinished, run.imported, run.summary, run.notes) == (None, None, None, ())
 
 
-def test_an_imported_run_is_marked_and_its_rows_are_known_by_dataset_and_place(
-    ours: Replies, client: PlatformClient
-) -> None:
+def test_imported_run(ours: Replies, client: PlatformClient) -> None:
     origin = {"local_run_id": "0f" * 16, "sdk_version": "0.3.11", "git_head": "1a2b3c4", "git_dirty": True}
     ours.run({**FINISHED, "eval_run": {**OWN, "status": "finished", "imported": origin}})
     bare = {name: value for name, value in FIRST.items() if name != "row_digest"}
@@ -269,26 +251,22 @@ def test_an_imported_run_is_marked_and_its_rows_are_known_by_dataset_and_place(
 @pytest.mark.parametrize(
     "change", [{"row": 2}, {"attempt": 2}, {"row": 10**12}, {"status": "invented", "row": 5}]
 )
-def test_an_attempt_that_the_run_does_not_have_is_refused(
-    ours: Replies, client: PlatformClient, change: dict[str, Any]
-) -> None:
+def test_attempt_outside_the_run(ours: Replies, client: PlatformClient, change: dict[str, Any]) -> None:
     ours.run()
     ours.get("/eval-runs/er_8/samples", {"samples": [{**FIRST, **change}]})
     with pytest.raises(OsmosisError, match="which the run amber-otter-42 does not have"):
         read_platform_samples(client, "amber-otter-42")
 
 
-def test_a_platform_that_never_ends_its_pages_is_left(ours: Replies, client: PlatformClient) -> None:
+def test_repeated_page_cursor(ours: Replies, client: PlatformClient) -> None:
     ours.run()
     ours.get("/eval-runs/er_8/samples", {"samples": [FIRST], "next_cursor": "0-0"})
     assert read_platform_samples(client, "amber-otter-42").samples.size == 1
 
 
 @pytest.mark.parametrize("answer", [{"samples": [FIRST], "next_cursor": "{}"}, {"samples": [FIRST] * 5}])
-def test_a_platform_that_tells_more_attempts_than_there_are_is_left(
-    client: PlatformClient, answer: dict[str, Any]
-) -> None:
-    """Whatever it calls its pages: one that turns in a circle, or gives each page a new name."""
+def test_more_attempts_than_the_run_has(client: PlatformClient, answer: dict[str, Any]) -> None:
+    """Its pages are circular, or each has a new cursor."""
     asked: list[str | None] = []
 
     def page(request: httpx.Request) -> httpx.Response:
@@ -299,44 +277,38 @@ def test_a_platform_that_tells_more_attempts_than_there_are_is_left(
     with respx.mock(assert_all_called=False) as router:
         Replies(router, OURS).run()
         router.get(f"{BASE}/api/cli/eval-runs/er_8/samples").mock(side_effect=page)
-        with pytest.raises(OsmosisError, match="tells of more attempts than the run amber-otter-42 has"):
+        with pytest.raises(OsmosisError, match="reports more attempts than the run amber-otter-42 has"):
             read_platform_samples(client, "amber-otter-42")
     assert len(asked) <= 5
 
 
 @pytest.mark.parametrize(
-    "change", [{"source_row_index": 10**30}, {"tokens": 10**400}, {"tokens": -5}, {"row": -1}]
+    "change, cursor",
+    [
+        *(({name: number}, "0-0") for name, number in (("source_row_index", 10**30), ("tokens", 10**400))),
+        *(({name: number}, "0-0") for name, number in (("tokens", -5), ("row", -1))),
+        ({}, "x" * 10**6),
+    ],
 )
-def test_numbers_that_no_attempt_has_are_no_reply(
-    ours: Replies, client: PlatformClient, change: dict[str, Any]
+def test_invalid_numbers_and_cursors_of_samples(
+    ours: Replies, client: PlatformClient, change: dict[str, Any], cursor: str
 ) -> None:
     ours.run()
-    ours.get("/eval-runs/er_8/samples", {"samples": [{**FIRST, **change}], "next_cursor": "0-0"})
-    with pytest.raises(PlatformError, match="cannot be read"):
-        read_platform_samples(client, "amber-otter-42")
-
-
-def test_a_cursor_of_any_length_is_no_reply(ours: Replies, client: PlatformClient) -> None:
-    ours.run()
-    ours.get("/eval-runs/er_8/samples", {"samples": [FIRST], "next_cursor": "x" * 10**6})
+    ours.get("/eval-runs/er_8/samples", {"samples": [{**FIRST, **change}], "next_cursor": cursor})
     with pytest.raises(PlatformError, match="cannot be read"):
         read_platform_samples(client, "amber-otter-42")
 
 
 @pytest.mark.parametrize("other", [[], [{**FIRST, "row": 1}]])
-def test_rows_of_which_the_platform_tells_nothing_are_not_taken_for_others(
-    ours: Replies, client: PlatformClient, other: list[dict[str, Any]]
-) -> None:
+def test_rows_without_identity(ours: Replies, client: PlatformClient, other: list[dict[str, Any]]) -> None:
     ours.run()
     unknown = {"row": 0, "attempt": 0, "status": "success", "reward": 1}
     ours.get("/eval-runs/er_8/samples", {"samples": [unknown, *other]})
-    with pytest.raises(OsmosisError, match="does not tell what the rows of amber-otter-42 are"):
+    with pytest.raises(OsmosisError, match="does not report what the rows of amber-otter-42 are"):
         read_platform_samples(client, "amber-otter-42")
 
 
-def test_a_run_of_the_platform_is_found_by_name_beginning_newest_and_commit(
-    ours: Replies, client: PlatformClient, tmp_path: Path
-) -> None:
+def test_platform_run_by_name_prefix_or_last(ours: Replies, client: PlatformClient, tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path / "workspace")
     ours.run()
     ours.get("/eval-runs/amber", {"error": "there is no run 'amber'"}, status=404)
@@ -362,10 +334,7 @@ def test_a_run_of_the_platform_is_found_by_name_beginning_newest_and_commit(
     assert (caught.value.hint or "").startswith("did you mean amber-otter-42?; ")
 
 
-def test_a_dataset_of_the_workspace_is_used_when_its_bytes_are_those_of_then(tmp_path: Path) -> None:
-    from osmosis_ai.datasets import file_digest
-    from osmosis_ai.services.eval_runs.resolver import find_run_samples
-
+def test_dataset_must_be_unchanged(tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path / "workspace")
     file = workspace.data_dir / "rows.jsonl"
     file.write_text(
@@ -379,9 +348,6 @@ def test_a_dataset_of_the_workspace_is_used_when_its_bytes_are_those_of_then(tmp
         directory, [[1.0], [0.0]], inputs={"dataset": dataset}, provenance={"dataset_name": "rows"}
     )
 
-    def logged_out() -> PlatformClient:
-        raise OsmosisError("nobody is logged in.", code="AUTH_REQUIRED")
-
     run = find_run_samples("amber", client=logged_out, start=workspace.root)
     assert run.slice_values("level") == ["1", "2"]
     file.write_text(file.read_text() + "\n")
@@ -392,16 +358,14 @@ def test_a_dataset_of_the_workspace_is_used_when_its_bytes_are_those_of_then(tmp
         run.slice_values("level")
 
 
-def test_a_run_that_has_not_begun_has_no_row_yet(ours: Replies, client: PlatformClient) -> None:
+def test_pending_run(ours: Replies, client: PlatformClient) -> None:
     ours.run({**FINISHED, "eval_run": {**OWN, "status": "pending"}, "results": None})
     with pytest.raises(ConflictError, match="is pending: it has no row yet"):
         read_platform_samples(client, "amber-otter-42")
 
 
 @pytest.mark.parametrize("file", ["", "events.jsonl", "metrics.json", "results of a classic evaluation"])
-def test_a_directory_and_a_file_in_it_are_found_from_anywhere(
-    workspace: WorkspaceDirectory, tmp_path: Path, file: str
-) -> None:
+def test_run_by_path(workspace: WorkspaceDirectory, tmp_path: Path, file: str) -> None:
     directory = workspace.evals_dir / "blue-hen"
     (directory / "metrics.json").write_text("{}")
     given = directory / file
@@ -412,7 +376,7 @@ def test_a_directory_and_a_file_in_it_are_found_from_anywhere(
     assert (found.place, found.directory) == ("file", directory)
 
 
-def test_a_classic_run_is_found_by_name_outside_of_a_repository(tmp_path: Path) -> None:
+def test_classic_run_outside_a_repository(tmp_path: Path) -> None:
     with pytest.raises(WorkspaceRequiredError):
         resolve_run("amber", client=nobody, start=tmp_path)
     directory = write_journalled_run(tmp_path / ".osmosis" / "evals" / "amber", [[1.0]])

@@ -1,4 +1,4 @@
-"""`eval run`: its options, what a sandboxed rollout sees of the workspace, and how a running one is watched."""
+"""`eval run`: its options, the sandbox of its rollout, and watching."""
 
 from __future__ import annotations
 
@@ -45,9 +45,7 @@ def configure(workspace: WorkspaceDirectory, text: str) -> None:
     (workspace.root / CONFIG).write_text(text)
 
 
-def test_previews_are_kept_unless_the_command_the_decide_file_or_the_config_says_no(
-    workspace: WorkspaceDirectory,
-) -> None:
+def test_previews_setting(workspace: WorkspaceDirectory) -> None:
     assert prepare(workspace).options.previews
     assert not prepare(workspace, run=EvalRunOptions(previews=False)).options.previews
     decided = workspace.root / CONFIG.with_name("multiply.decide.toml")
@@ -59,7 +57,7 @@ def test_previews_are_kept_unless_the_command_the_decide_file_or_the_config_says
     assert (prepared.options.previews, prepared.notes) == (False, ())
 
 
-def test_an_explicit_file_wins_over_the_one_in_data(workspace: WorkspaceDirectory, tmp_path: Path) -> None:
+def test_dataset_file_option(workspace: WorkspaceDirectory, tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "mine.jsonl", ["5 * 5"])
     prepared = prepare(workspace, dataset_file=rows)
     assert (prepared.dataset.source, len(prepared.selection)) == ("explicit", 1)
@@ -67,23 +65,16 @@ def test_an_explicit_file_wins_over_the_one_in_data(workspace: WorkspaceDirector
         prepare(workspace, dataset_file=tmp_path / "none.jsonl")
 
 
-def test_a_threshold_of_zero_is_honoured(workspace: WorkspaceDirectory) -> None:
-    configure(workspace, MINIMAL_EVAL.replace("[secrets]", "[evaluation]\npass_threshold = 0.0\n\n[secrets]"))
-    assert prepare(workspace).spec.evaluation.pass_threshold == 0.0
-
-
-def test_a_missing_key_is_noticed_unless_it_is_a_secret_still_to_be_given(
-    workspace: WorkspaceDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_api_key(workspace: WorkspaceDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY")
-    with pytest.raises(OsmosisError, match="`OPENAI_API_KEY` is not set"):
+    with pytest.raises(OsmosisError, match="OPENAI_API_KEY is not set"):
         prepare(workspace)
     prepare(workspace, secret_values={"OPENAI_API_KEY": "sk-file"})
     configure(workspace, MINIMAL_EVAL.replace("required = []", 'required = ["OPENAI_API_KEY"]'))
     prepare(workspace)
 
 
-def test_a_cost_limit_needs_a_known_price(workspace: WorkspaceDirectory) -> None:
+def test_cost_limit_needs_a_price(workspace: WorkspaceDirectory) -> None:
     budget = Budget(max_cost_usd=1.0)
     prepare(workspace, run=EvalRunOptions(budget=budget))
     configure(workspace, MINIMAL_EVAL.replace("gpt-5-mini", "no-such-model-9"))
@@ -92,14 +83,12 @@ def test_a_cost_limit_needs_a_known_price(workspace: WorkspaceDirectory) -> None
         prepare(workspace, run=EvalRunOptions(budget=budget))
 
 
-def test_an_origin_is_shown_without_its_password(workspace: WorkspaceDirectory) -> None:
+def test_origin_without_password(workspace: WorkspaceDirectory) -> None:
     git(workspace.root, "remote", "add", "origin", "https://me:secret@example.org/a/b.git")
     assert prepare(workspace).origin == "https://example.org/a/b.git"
 
 
-def test_slices_are_those_asked_for_and_those_of_decide_toml_and_a_typo_is_found_before_the_run(
-    workspace: WorkspaceDirectory,
-) -> None:
+def test_slices(workspace: WorkspaceDirectory) -> None:
     (workspace.root / "configs/eval/multiply.decide.toml").write_text('[decide]\nslices = ["ground_truth"]\n')
     assert prepare(workspace, slices=("user_prompt", "ground_truth")).slices == (
         "user_prompt",
@@ -108,9 +97,6 @@ def test_slices_are_those_asked_for_and_those_of_decide_toml_and_a_typo_is_found
     with pytest.raises(OsmosisError, match="has no column 'ground_thruth'") as refused:
         prepare(workspace, slices=("ground_thruth",))
     assert refused.value.hint == "did you mean 'ground_truth'?"
-
-
-__all__ = ["workspace"]
 
 
 @pytest.fixture
@@ -124,9 +110,7 @@ def works(monkeypatch: pytest.MonkeyPatch) -> None:
     ("asked", "network"),
     [({}, None), ({"isolate": True}, "host"), ({"network": "none"}, "none")],
 )
-def test_a_rollout_runs_in_a_sandbox_where_the_user_says_so(
-    workspace: WorkspaceDirectory, asked: dict[str, Any], network: str | None
-) -> None:
+def test_isolation_options(workspace: WorkspaceDirectory, asked: dict[str, Any], network: str | None) -> None:
     prepared = prepare(workspace, **asked)
     sandbox = prepared.rollout.sandbox
     assert (sandbox and sandbox.network) == network
@@ -134,9 +118,7 @@ def test_a_rollout_runs_in_a_sandbox_where_the_user_says_so(
 
 
 @pytest.mark.usefixtures("works")
-def test_options_that_do_not_go_together_and_agents_elsewhere_are_refused(
-    workspace: WorkspaceDirectory,
-) -> None:
+def test_isolation_conflicts(workspace: WorkspaceDirectory) -> None:
     with pytest.raises(OsmosisError, match="`--rollout-port` and `--network none` are mutually exclusive"):
         prepare(workspace, network="none", run=EvalRunOptions(rollout_port=9000))
     configure(workspace, MINIMAL_EVAL.replace('"main.py"', '"server://127.0.0.1:9000"'))
@@ -146,9 +128,7 @@ def test_options_that_do_not_go_together_and_agents_elsewhere_are_refused(
         prepare(workspace, isolate=True)
 
 
-def test_a_machine_that_can_hold_nothing_back_says_why(
-    workspace: WorkspaceDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_isolation_unavailable(workspace: WorkspaceDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     absent = SandboxCapability(problem="bubblewrap is not installed", remedy="install it")
     monkeypatch.setattr("osmosis_ai.sandbox.check_sandbox", lambda: absent)
     with pytest.raises(IsolationUnavailableError, match="isolation is required, and rollouts cannot be"):
@@ -157,9 +137,7 @@ def test_a_machine_that_can_hold_nothing_back_says_why(
 
 
 @pytest.mark.usefixtures("works")
-def test_what_a_config_asks_a_platform_for_names_the_option_that_gives_it_here(
-    workspace: WorkspaceDirectory,
-) -> None:
+def test_execution_settings_note(workspace: WorkspaceDirectory) -> None:
     configure(workspace, MINIMAL_EVAL + '\n[advanced.execution]\nisolation = "required"\nnetwork = "none"\n')
     (note,) = prepare(workspace).notes
     assert "`--isolate` is for its `isolation` and `--network none` is for its `network`" in note
@@ -168,7 +146,7 @@ def test_what_a_config_asks_a_platform_for_names_the_option_that_gives_it_here(
 
 
 @pytest.mark.integration
-def test_it_sees_the_workspace_without_what_is_hidden_and_changes_nothing_of_it(tmp_path: Path) -> None:
+def test_sandbox_view_of_the_workspace(tmp_path: Path) -> None:
     if not (found := check_sandbox()).works:
         pytest.skip(found.said)
     outside, root = tmp_path / "outside", tmp_path / "workspace"
@@ -206,7 +184,7 @@ def run_dir(tmp_path: Path) -> Path:
     return directory
 
 
-def test_a_half_written_line_is_read_when_it_is_whole(run_dir: Path) -> None:
+def test_half_written_line(run_dir: Path) -> None:
     line = journal_of([record(0, 0)])
     (run_dir / "events.jsonl").write_bytes(line[:20])
     watcher = RunWatcher(run_dir)
@@ -215,7 +193,7 @@ def test_a_half_written_line_is_read_when_it_is_whole(run_dir: Path) -> None:
     assert watcher.look().progress.completed == 1
 
 
-def test_watching_follows_the_journal_until_the_lock_is_free(run_dir: Path) -> None:
+def test_watching_until_the_lock_is_free(run_dir: Path) -> None:
     seen = []
     lock = run_lock(run_dir.parent, "mine")
     lock.__enter__()
@@ -243,16 +221,7 @@ def test_watching_follows_the_journal_until_the_lock_is_free(run_dir: Path) -> N
     assert (progress.scored, progress.passed, progress.tokens) == (5, 4, 42)
 
 
-def test_a_dataset_that_is_nowhere_is_named_with_what_would_mend_it(workspace: WorkspaceDirectory) -> None:
-    (workspace.data_dir / "multiply.jsonl").unlink()
-    with pytest.raises(NotFoundError, match=r"`data/multiply\.jsonl`") as missing:
-        prepare(workspace)
-    assert "--dataset-file" in (missing.value.hint or "")
-
-
-def test_pins_that_differ_from_the_checkout_and_advanced_settings_are_said(
-    workspace: WorkspaceDirectory,
-) -> None:
+def test_pinned_commit_and_advanced_notes(workspace: WorkspaceDirectory) -> None:
     git(workspace.root, "add", ".")
     git(workspace.root, "commit", "--quiet", "-m", "first")
     pinned = MINIMAL_EVAL.replace("[secrets]", 'commit_sha = "0123456789"\n\n[advanced]\nx = 1\n\n[secrets]')

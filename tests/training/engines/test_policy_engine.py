@@ -28,12 +28,19 @@ from osmosis_ai.training.engines.logprob_check import (
 )
 from osmosis_ai.training.engines.policy_engine import InProcessPolicyEngine, PolicyEngine
 from osmosis_ai.training.engines.recording import Recording
-from osmosis_ai.training.engines.vllm_engine import VllmEngine
 from osmosis_ai.training.objective.sequences import TokenSequence
 from tests.inference.call_templates import TEMPLATES, UNKNOWN_CALLS, template
 from tests.lazily import lazily
-from tests.training.policy_world import END, MODEL_DIR, MULTIPLY, PolicyWorld, policy_world, question
-from tests.training.standin_vllm import KEY, ServingStandIn, StandInVllm, standing_in
+from tests.training.policy_world import (
+    END,
+    MODEL_DIR,
+    MULTIPLY,
+    PolicyWorld,
+    chat_with_template,
+    policy_world,
+    question,
+)
+from tests.training.standin_vllm import ServingStandIn, connect, standing_in
 from tests.training.truncating_model import QWEN25, TruncatingModel
 
 with lazily("torch"):
@@ -163,12 +170,6 @@ def test_rounding_that_leans_to_one_side_is_no_truncation() -> None:
         Probe(mean_abs_gap=1e-2, mean_gap=9e-3, gap_stderr=1e-3, **fair).require_agreement(float32=False)
 
 
-def connect(server: StandInVllm, adapters: Path) -> VllmEngine:
-    return VllmEngine(
-        server.url, end_token_ids=frozenset({END}), adapters_dir=adapters, model="base", api_key=KEY
-    )
-
-
 async def test_what_a_model_would_have_a_server_fill_in_changes_nothing(
     learner: Learner, tmp_path: Path
 ) -> None:
@@ -244,6 +245,8 @@ REPLIES = {
     "pythonic": ("[multiply(a=12, b=34)]", "[multiply(b = 34, a = 12)]"),
 }
 
+LLAMA = REPLIES["llama3_json"][0]
+
 
 class Accepted:
     def cancel(self) -> None:
@@ -252,27 +255,18 @@ class Accepted:
 
 @asynccontextmanager
 async def scripted(style: str, replies: Sequence[str], *, source: str = "") -> AsyncIterator[PolicyWorld]:
-    """A policy that says what it is told to, under one of the templates."""
-    from transformers import AutoTokenizer
-
-    from osmosis_ai.inference.torch_engine import PretrainedChat
-
-    tokenizer = AutoTokenizer.from_pretrained(MODEL_DIR)
-    tokenizer.chat_template = source or TEMPLATES[style][1]
-    chat = PretrainedChat(tokenizer)
+    """A policy that gives scripted replies, under one of the templates."""
     said = iter(replies)
 
     def submit(generations: Sequence[Generation], listener: Listener) -> Accepted:
         world.engine.asked += generations
         for generation in generations:
-            ids = sampled_ids(world, next(said))
-            for token in ids:
-                listener.emitted(
-                    Emission(generation, SampledToken(token, -0.5), "stop" if token == END else None)
-                )
+            for token in sampled_ids(world, next(said)):
+                end = "stop" if token == END else None
+                listener.emitted(Emission(generation, SampledToken(token, -0.5), end))
         return Accepted()
 
-    async with policy_world(chat=chat) as world:
+    async with policy_world(chat=chat_with_template(source or TEMPLATES[style][1])) as world:
         world.engine.submit = submit  # type: ignore[method-assign]
         yield world
 
@@ -326,46 +320,36 @@ def assert_one_sequence_of_what_was_sampled(world: PolicyWorld, replies: Sequenc
     return recorded.realigned
 
 
-# The template of DeepSeek V3 writes a call only beside a content of null, which transformers keeps from it.
+AS_WRITTEN = [(style, spelled[0]) for style, spelled in REPLIES.items()]
+# Templates, an assistant's turn, its content, and how many turns the template writes differently (None: either).
+TURNS: list[tuple[str, str, str | None, int | None]] = [
+    # The template of DeepSeek V3 writes a call only beside a content of null, which transformers keeps from it.
+    *((style, text, None, 0) for style, text in AS_WRITTEN if style != "deepseek_v3"),
+    *((style, spelled[1], None, 1) for style, spelled in REPLIES.items()),
+    *((style, f"Let me see.\n{text}", "Let me see.\n", None) for style, text in AS_WRITTEN),
+    # The template of Llama 3 has no room for a second call.
+    ("llama3_json", f"{LLAMA}; {LLAMA}", f" {LLAMA}", None),
+]
+
+
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("style", sorted(TEMPLATES.keys() - {"deepseek_v3"}))
-async def test_a_turn_as_the_template_writes_it_is_extended(style: str, stream: bool) -> None:
-    replies = [REPLIES[style][0], "It is 408."]
+@pytest.mark.parametrize(
+    ("style", "text", "content", "realigned"),
+    TURNS,
+    ids=[f"{turn[0]}-{number}" for number, turn in enumerate(TURNS)],
+)
+async def test_a_turn_is_extended_in_every_template(
+    style: str, text: str, content: str | None, realigned: int | None, stream: bool
+) -> None:
+    replies = [text, "It is 408."]
     async with scripted(style, replies) as world:
         first, second = await two_turns(world, stream=stream)
         [call] = first["tool_calls"]
         assert call["function"]["name"] == "multiply"
         assert json.loads(call["function"]["arguments"]) == ARGUMENTS
-        assert (first["content"], second["content"]) == (None, "It is 408.")
-        assert assert_one_sequence_of_what_was_sampled(world, replies) == 0
-
-
-@pytest.mark.parametrize("style", TEMPLATES)
-async def test_a_turn_in_another_spelling_is_realigned_and_never_forks(style: str) -> None:
-    replies = [REPLIES[style][1], "It is 408."]
-    async with scripted(style, replies) as world:
-        first, _ = await two_turns(world)
-        assert json.loads(first["tool_calls"][0]["function"]["arguments"]) == ARGUMENTS
-        assert assert_one_sequence_of_what_was_sampled(world, replies) == 1
-
-
-@pytest.mark.parametrize("style", TEMPLATES)
-async def test_text_before_a_call_which_some_templates_drop_does_not_fork(style: str) -> None:
-    replies = [f"Let me see.\n{REPLIES[style][0]}", "It is 408."]
-    async with scripted(style, replies) as world:
-        first, _ = await two_turns(world)
-        assert first["content"] == "Let me see.\n"
-        assert_one_sequence_of_what_was_sampled(world, replies)
-
-
-async def test_a_second_call_that_the_template_has_no_room_for_does_not_end_the_rollout() -> None:
-    one = REPLIES["llama3_json"][0]
-    replies = [f"{one}; {one}", "It is 408."]
-    async with scripted("llama3_json", replies) as world:
-        first, _ = await two_turns(world)
-        assert len(first["tool_calls"]) == 1
-        assert first["content"] == f" {one}"
-        assert_one_sequence_of_what_was_sampled(world, replies)
+        assert (first["content"], second["content"]) == (content, "It is 408.")
+        found = assert_one_sequence_of_what_was_sampled(world, replies)
+        assert realigned is None or found == realigned
 
 
 async def test_several_calls_and_their_results_are_one_sequence() -> None:

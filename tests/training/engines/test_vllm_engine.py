@@ -17,18 +17,13 @@ from osmosis_ai.inference.model import Model
 from osmosis_ai.inference.openai_api import TokenFeed
 from osmosis_ai.training.engines.vllm_engine import VllmEngine
 from tests.training.policy_world import END, MODEL_DIR
-from tests.training.standin_vllm import KEY, StandInVllm, sample, standing_in
+from tests.training.standin_vllm import connect, sample, standing_in
 
 
 @pytest.fixture(autouse=True)
 def _no_waiting_between_retries() -> Iterator[None]:
     with stamina.set_testing(True, attempts=3, cap=True):
         yield
-
-
-def connect(server: StandInVllm, adapters: Path, **changes: Any) -> VllmEngine:
-    settings: dict[str, Any] = {"model": "base", "api_key": KEY, "run": "r", **changes}
-    return VllmEngine(server.url, end_token_ids=frozenset({END}), adapters_dir=adapters, **settings)
 
 
 @dataclass

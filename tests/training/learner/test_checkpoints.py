@@ -87,14 +87,6 @@ def test_the_last_one_is_there_to_go_on_from_and_every_nth_is_kept(tmp_path):
     assert store.latest().step == 7
 
 
-def test_the_same_step_is_replaced(tmp_path):
-    store = CheckpointStore(tmp_path, keep_every=10)
-    save(store, 2, number=20)
-    assert_whole(save(store, 2, number=21, keep=True), 21)
-    assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
-    assert store.latest().kept
-
-
 def test_steps_are_ordered_by_number_not_by_name(tmp_path):
     store = CheckpointStore(tmp_path, keep_every=1)
     for step in (99_999_999, 100_000_000, 5):

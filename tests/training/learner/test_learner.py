@@ -73,14 +73,6 @@ def test_logprobs_are_those_of_a_plain_forward_pass_and_zero_where_nothing_was_s
             assert value == 0.0
 
 
-def test_logprobs_do_not_depend_on_what_else_is_in_the_batch():
-    learner = tiny_learner()
-    sequences = made_up_sequences(5)
-    together = learner.logprobs(sequences)
-    for sequence, logprobs in zip(sequences, together, strict=True):
-        assert learner.logprobs([sequence])[0] == pytest.approx(logprobs, abs=1e-5)
-
-
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo", "gspo"])
 def test_one_big_batch_and_micro_batches_are_the_same_update(loss_type):
     # A step of plain gradient size, not of Adam's sign: the gradients themselves are compared.
@@ -168,39 +160,27 @@ def test_measuring_the_divergence_does_not_change_the_update():
     assert_same_state(*states)
 
 
-def test_nothing_to_learn_from_is_no_step():
-    learner = tiny_learner()
-    before = learner.state_dict()
-    metrics = learner.step([], [])
-    assert (metrics.learned, metrics.updates, metrics.tokens, metrics.loss) == (False, 0, 0, None)
-    assert_same_state(learner.state_dict(), before)
-
-
 def test_a_rate_that_destroys_the_policy_ends_the_run_at_the_update_that_did_it():
     learner = tiny_learner(lr=1e30)
     with pytest.raises(DivergedError, match=r"update 1 made .* \(lr = 1e\+30\): the policy is lost"):
         learner.step(*batch_for(learner))
 
 
-@pytest.mark.parametrize("poison", [math.nan, math.inf])
-def test_a_loss_that_is_no_number_refuses_the_step_and_changes_nothing(poison):
+def test_a_loss_or_gradient_that_is_no_number_refuses_the_step_and_changes_nothing():
     learner = tiny_learner()
+    before = learner.state_dict()
+    nothing = learner.step([], [])
+    assert (nothing.learned, nothing.updates, nothing.tokens, nothing.loss) == (False, 0, 0, None)
+    assert_same_state(learner.state_dict(), before)
     sequences, advantages = batch_for(learner)
     learner.step(sequences, advantages)
     before = learner.state_dict()
-    with pytest.raises(
-        StepRefusedError, match="update 2 was refused: its loss is not a finite number"
-    ) as caught:
-        learner.step(sequences, [poison, *advantages[1:]])
-    assert "the policy is unchanged" in str(caught.value)
-    assert_same_state(learner.state_dict(), before)
-    learner.step(as_sampled_by(learner, sequences), advantages)
-
-
-def test_a_gradient_that_is_no_number_refuses_the_step_and_changes_nothing():
-    learner = tiny_learner()
-    sequences, advantages = batch_for(learner)
-    before = learner.state_dict()
+    sequences = as_sampled_by(learner, sequences)
+    for poison in (math.nan, math.inf):
+        refused = "update 2 was refused: its loss is not a finite number; the policy is unchanged"
+        with pytest.raises(StepRefusedError, match=refused):
+            learner.step(sequences, [poison, *advantages[1:]])
+        assert_same_state(learner.state_dict(), before)
     hook = learner._parameters[0].register_hook(lambda gradient: gradient * math.inf)
     with pytest.raises(StepRefusedError, match="its gradient is not a finite number"):
         learner.step(sequences, advantages)
@@ -314,6 +294,9 @@ def test_out_of_memory_twice_is_a_clear_error_and_changes_nothing(monkeypatch):
         learner.step(sequences, advantages)
     assert "max_response_length" in caught.value.hint
     assert_same_state(state_without_rng(learner), before)
+    out_of_memory_above(monkeypatch, 0, RuntimeError("size mismatch"))
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        learner.step(sequences, advantages)
 
 
 @pytest.mark.e2e
@@ -373,46 +356,37 @@ def test_training_goes_on_from_an_adapter(tmp_path):
     assert second.step(*batch_for(second)).learned
 
 
-def test_layers_that_the_model_does_not_have_are_said_plainly():
+def test_an_adapter_or_a_state_that_does_not_fit_the_model_is_refused(tmp_path):
+    with pytest.raises(OsmosisError, match=r"the model `.*nothing` cannot be loaded"):
+        Learner(str(tmp_path / "nothing"), TrainingSettings(), "cpu")
     with pytest.raises(OsmosisError, match="`osmosis/tiny` cannot take an adapter on"):
         tiny_learner(lora_targets=["no_such_layer"])
-
-
-def test_a_state_of_another_rank_is_refused():
-    with pytest.raises(OsmosisError, match="does not fit the settings"):
-        tiny_learner(lora_rank=4).load_state_dict(tiny_learner().state_dict())
+    state = tiny_learner().state_dict()
+    for settings, message in (
+        ({"lora_rank": 4}, "does not fit the settings"),
+        ({"lora_targets": ["q_proj"]}, "on other layers"),
+    ):
+        with pytest.raises(OsmosisError, match=message):
+            tiny_learner(**settings).load_state_dict(state)
 
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The Hugging Face cache of this machine, empty; the network is switched off."""
+def test_a_model_comes_from_this_machine_and_is_fetched_only_if_the_user_allows_it(tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    return tmp_path
-
-
-def test_a_name_is_looked_up_in_the_cache_of_this_machine(cache):
-    snapshot = cache / "models--some--model" / "snapshots" / COMMIT
-    snapshot.mkdir(parents=True)
-    (snapshot / "config.json").write_text("{}")
-    (cache / "models--some--model" / "refs").mkdir()
-    (cache / "models--some--model" / "refs" / "main").write_text(COMMIT)
-    assert model_source("some/model") == str(snapshot)
-
-
-def test_a_model_that_is_not_on_this_machine_is_fetched_only_when_the_user_says_so(cache):
-    with pytest.raises(
-        OsmosisError, match=r"`some/model` cannot be loaded: it is not on this machine"
-    ) as found:
+    with pytest.raises(OsmosisError, match="`some/model` cannot be loaded: it is not on this machine") as e:
         model_source("some/model")
-    assert (
-        found.value.hint == "fetch it with `hf download some/model`, or set [advanced].allow_download = true"
-    )
+    assert e.value.hint == "fetch it with `hf download some/model`, or set [advanced].allow_download = true"
     with pytest.raises(OsmosisError, match=r"`some/model` cannot be (loaded: it could not be )?fetched"):
         model_source("some/model", allow_download=True)
+    cached = tmp_path / "models--some--model"
+    (cached / "snapshots" / COMMIT).mkdir(parents=True)
+    (cached / "snapshots" / COMMIT / "config.json").write_text("{}")
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text(COMMIT)
+    assert model_source("some/model") == str(cached / "snapshots" / COMMIT)
 
 
 ROOT = Path(__file__).parents[3]
@@ -473,21 +447,3 @@ def test_one_rank_that_runs_out_of_memory_makes_both_try_again(tmp_path):
     found = run_two_ranks(tmp_path / "result.pt", fails_on="1")
     assert found["metrics"][0]["micro_batch_tokens"] == 20
     assert found["metrics"][0]["learned"]
-
-
-def test_another_runtime_error_is_not_taken_for_a_lack_of_memory(monkeypatch):
-    learner = tiny_learner()
-    batch = batch_for(learner)
-    out_of_memory_above(monkeypatch, 0, RuntimeError("size mismatch"))
-    with pytest.raises(RuntimeError, match="size mismatch"):
-        learner.step(*batch)
-
-
-def test_a_model_that_is_not_there_is_said_plainly(tmp_path):
-    with pytest.raises(OsmosisError, match=r"the model `.*nothing` cannot be loaded"):
-        Learner(str(tmp_path / "nothing"), TrainingSettings(), "cpu")
-
-
-def test_a_state_on_other_layers_is_refused():
-    with pytest.raises(OsmosisError, match="on other layers"):
-        tiny_learner(lora_targets=["q_proj"]).load_state_dict(tiny_learner().state_dict())

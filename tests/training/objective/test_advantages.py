@@ -21,25 +21,16 @@ def test_an_advantage_is_the_distance_from_the_groups_mean_in_standard_deviation
     result = group_advantages([[1.0, 0.0, 0.0, 0.0]])
     # mean 1/4; sample variance (9/16 + 3 * 1/16) / 3 = 1/4, so the standard deviation is 1/2.
     assert result.advantages_PG == [pytest.approx([0.75 / 0.5001, *[-0.25 / 0.5001] * 3])]
+    dr_grpo = group_advantages([[1.0, 0.0, 0.0, 0.0]], normalise=False)
+    assert dr_grpo.advantages_PG == [[0.75, -0.25, -0.25, -0.25]]
 
 
-def test_dr_grpo_leaves_the_spread_in():
-    assert group_advantages([[1.0, 0.0, 0.0, 0.0]], normalise=False).advantages_PG == [
-        [0.75, -0.25, -0.25, -0.25]
-    ]
-
-
-def test_a_sample_without_a_reward_is_excluded_and_counted_never_a_zero():
-    result = group_advantages([[1.0, None, 0.0, None]], normalise=False)
+@pytest.mark.parametrize("missing", [(None, None), (math.nan, math.inf)])
+def test_a_sample_without_a_finite_reward_is_excluded_and_counted_never_a_zero(missing):
+    result = group_advantages([[1.0, missing[0], 0.0, missing[1]]], normalise=False)
     assert result.advantages_PG == [[0.5, None, -0.5, None]]
     assert (result.statistics.samples, result.statistics.samples_unscored) == (4, 2)
     assert result.statistics.reward_mean == 0.5
-
-
-def test_a_reward_that_is_no_finite_number_counts_as_none():
-    result = group_advantages([[1.0, math.nan, 0.0, math.inf]], normalise=False)
-    assert result.advantages_PG == [[0.5, None, -0.5, None]]
-    assert result.statistics.samples_unscored == 2
 
 
 def test_a_group_of_equal_rewards_is_dropped_and_counted():
@@ -48,18 +39,11 @@ def test_a_group_of_equal_rewards_is_dropped_and_counted():
     assert result.statistics.groups_zero_variance == 2
     assert result.statistics.zero_variance_fraction == pytest.approx(2 / 3)
     assert result.statistics.samples_used == 2
-
-
-def test_a_group_with_one_score_has_nothing_to_compare():
-    statistics = group_advantages([[1.0, None], [None, None]]).statistics
-    assert (statistics.groups_too_few_scores, statistics.groups_zero_variance) == (2, 0)
-    assert statistics.zero_variance_fraction == 1
-    assert statistics.samples_used == 0
-
-
-def test_a_batch_without_any_reward_has_no_mean():
-    statistics = group_advantages([[None, None]]).statistics
-    assert (statistics.reward_mean, statistics.reward_std, statistics.reward_min) == (None, None, None)
+    few = group_advantages([[1.0, None], [None, None]]).statistics
+    assert (few.groups_too_few_scores, few.groups_zero_variance) == (2, 0)
+    assert (few.zero_variance_fraction, few.samples_used) == (1, 0)
+    none = group_advantages([[None, None]]).statistics
+    assert (none.reward_mean, none.reward_std, none.reward_min) == (None, None, None)
 
 
 @given(groups)
@@ -105,27 +89,17 @@ def test_turns_that_continue_each_other_are_one_sequence() -> None:
     assert sequence.logprobs == pytest.approx([0, 0, 0, -0.4, -0.5, 0, -0.7, -0.8])
     assert sequence.versions == [NOT_SAMPLED] * 3 + [0, 0, NOT_SAMPLED, 1, 1]
     assert forks == 0
-
-
-def test_two_turns_behind_the_same_one_fork_and_its_tokens_are_trained_on_once() -> None:
-    first = turn(None, [1], [2])
-    left, right = turn(first, [3], [4]), turn(first, [5], [6])
-    sequences, forks = merge_turns([first, left, right])
-    assert [sequence.ids for sequence in sequences] == [[1, 2, 3, 4], [1, 2, 5, 6]]
-    assert [sequence.mask for sequence in sequences] == [[0, 1, 0, 1], [0, 0, 0, 1]]
-    assert sequences[1].versions == [NOT_SAMPLED] * 3 + [0]
-    assert forks == 1
-
-
-def test_a_rewritten_history_is_a_sequence_of_its_own() -> None:
-    first, anew = turn(None, [1], [2]), turn(None, [1, 9], [3])
-    sequences, forks = merge_turns([first, anew])
-    assert [sequence.ids for sequence in sequences] == [[1, 2], [1, 9, 3]]
-    assert forks == 1
-
-
-def test_a_rollout_that_sampled_nothing_has_no_sequence() -> None:
     assert merge_turns([]) == ([], 0)
+
+
+def test_a_branch_or_a_rewritten_history_forks_and_its_tokens_are_trained_on_once() -> None:
+    first = turn(None, [1], [2])
+    turns = [first, turn(first, [3], [4]), turn(first, [5], [6]), turn(None, [1, 9], [3])]
+    sequences, forks = merge_turns(turns)
+    assert [sequence.ids for sequence in sequences] == [[1, 2, 3, 4], [1, 2, 5, 6], [1, 9, 3]]
+    assert [sequence.mask for sequence in sequences] == [[0, 1, 0, 1], [0, 0, 0, 1], [0, 0, 1]]
+    assert sequences[1].versions == [NOT_SAMPLED] * 3 + [0]
+    assert forks == 2
 
 
 @given(st.lists(st.tuples(st.integers(-1, 5), st.integers(0, 3), st.integers(1, 3)), max_size=12))

@@ -34,7 +34,7 @@ with lazily("torch"):
         sampled_logprobs,
         truncated_importance,
     )
-    from tests.training.learner_builders import Sequence
+    from osmosis_ai.training.objective.sequences import TokenSequence
 
 LOSS_TYPES = ["grpo", "dapo", "dr_grpo", "gspo"]
 LOW, HIGH = 0.2, 0.28
@@ -78,16 +78,12 @@ SECOND = -2 - 0.9
         ("grpo", -(FIRST / 3 + SECOND / 2) / 2),  # mean over tokens, then over sequences
         ("dapo", -(FIRST + SECOND) / 5),  # mean over all five tokens
         ("dr_grpo", -(FIRST + SECOND) / (2 * 4)),  # two sequences, four tokens allowed to each
+        # s_1 = (1 * 1.5 * 0.5)^(1/3) = 0.9086, inside the clip; s_2 = (2 * 0.9)^(1/2) = 1.3416, A < 0: not clipped.
+        ("gspo", -(0.75 ** (1 / 3) * 1 + 1.8**0.5 * -1) / 2),
     ],
 )
-def test_a_token_level_loss_is_what_its_equation_gives_by_hand(loss_type, by_hand):
+def test_a_loss_is_what_its_equation_gives_by_hand(loss_type, by_hand):
     assert float(loss_of(loss_type)) == pytest.approx(by_hand, abs=1e-12)
-
-
-def test_gspo_is_what_its_equation_gives_by_hand():
-    # s_1 = (1 * 1.5 * 0.5)^(1/3) = 0.9086, inside the clip; s_2 = (2 * 0.9)^(1/2) = 1.3416, A < 0: not clipped.
-    by_hand = -(0.75 ** (1 / 3) * 1 + 1.8**0.5 * -1) / 2
-    assert float(loss_of("gspo")) == pytest.approx(by_hand, abs=1e-12)
 
 
 def test_the_gradient_of_a_token_is_its_weighted_ratio_times_advantage_and_zero_where_clipped():
@@ -119,11 +115,6 @@ def test_the_gradient_agrees_with_finite_differences(loss_type):
 
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_no_advantage_means_no_gradient(loss_type):
-    assert gradient(loss_type, advantages=torch.zeros(2, dtype=torch.float64)).abs().max() == 0
-
-
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
 @pytest.mark.parametrize("garbage", [123.0, math.inf, -math.inf, math.nan])
 def test_a_masked_token_has_no_gradient_and_no_say_whatever_stands_there(loss_type, garbage):
     logprobs, old = LOGPROBS.clone(), OLD.clone()
@@ -135,20 +126,12 @@ def test_a_masked_token_has_no_gradient_and_no_say_whatever_stands_there(loss_ty
 
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_flipping_the_advantages_reverses_the_gradient_on_policy(loss_type):
+def test_flipping_the_advantages_reverses_the_gradient_on_policy_and_none_removes_it(loss_type):
+    assert gradient(loss_type, advantages=torch.zeros(2, dtype=torch.float64)).abs().max() == 0
     on_policy = gradient(loss_type, logprobs=OLD)
     torch.testing.assert_close(gradient(loss_type, logprobs=OLD, advantages=-ADVANTAGES), -on_policy)
     assert (on_policy[0] < 0).all(), "what was better than its group becomes likelier"
     assert (on_policy[1, :2] > 0).all(), "what was worse becomes less likely"
-
-
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_the_losses_of_micro_batches_add_up_to_the_loss_of_the_batch(loss_type):
-    parts = [
-        loss_of(loss_type, LOGPROBS[i : i + 1], OLD[i : i + 1], ADVANTAGES[i : i + 1], MASK[i : i + 1])
-        for i in range(2)
-    ]
-    assert float(sum(parts)) == pytest.approx(float(loss_of(loss_type)), abs=1e-15)
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
@@ -172,6 +155,8 @@ def test_the_divergence_from_the_base_is_the_k3_estimate():
     k3 = [math.exp(d) - d - 1 for d in (0.5, -0.25, 0.0, 0.1, 0.0)]
     measured = k3_divergence(LOGPROBS, base, MASK)
     assert measured.flatten().tolist() == pytest.approx([*k3, 0.0])
+    with pytest.raises(ValueError, match="base model"):
+        loss_of("dapo", kl_coef=0.2)
     with_kl = loss_of("dapo", base_logprobs_BT=base, kl_coef=0.2)
     assert float(with_kl) == pytest.approx(float(loss_of("dapo")) + 0.2 * sum(k3) / 5)
 
@@ -181,11 +166,6 @@ def test_k3_is_unbiased_for_the_true_divergence():
     q = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
     estimates = k3_divergence(p.log()[None], q.log()[None], torch.ones(1, 3))[0]
     assert float((p * estimates).sum()) == pytest.approx(float((p * (p / q).log()).sum()))
-
-
-def test_a_kl_weight_without_base_logprobs_is_refused():
-    with pytest.raises(ValueError, match="base model"):
-        loss_of("grpo", kl_coef=0.1)
 
 
 def test_importance_weights_of_another_engine_are_truncated_and_carry_no_gradient():
@@ -225,7 +205,7 @@ def test_entropy_has_no_gradient_and_half_precision_is_widened():
 
 def sequence(ids, mask, rollout_id="r"):
     logprobs = [-0.1 * number if sampled else 0.0 for number, sampled in enumerate(mask)]
-    return Sequence(ids, mask, logprobs, [3] * len(ids), rollout_id)
+    return TokenSequence(rollout_id, ids, mask, logprobs, [3] * len(ids))
 
 
 def test_targets_are_the_tokens_after_the_columns_and_carry_their_own_logprobs():
@@ -258,21 +238,22 @@ def test_a_sequence_in_which_nothing_was_sampled_is_left_out():
     assert (rows, rollouts) == ([], 0)
 
 
-@pytest.mark.parametrize("broken", [([1, 2], [0], [0.0, 0.0], [0, 0], "r"), ([1], [0], [0.0], [], "r")])
-def test_lists_of_different_lengths_are_refused(broken):
-    with pytest.raises(ValueError, match="differ in length"):
-        training_rows([Sequence(*broken)], [1.0])
-
-
-def test_as_many_advantages_as_sequences_are_needed():
-    with pytest.raises(ValueError, match="1 sequences but 2 advantages"):
-        training_rows([sequence([1, 2], [0, 1])], [1.0, 2.0])
-
-
-def test_a_mask_that_covers_what_nobody_sampled_is_refused():
-    dropped = Sequence([5, 6, 7, 8], [1, 1, 1, 1], [0.0, 0.0, -0.1, -0.2], [-1, -1, 3, 3], "r-7")
-    with pytest.raises(UnsampledTokenError, match="2 of 4 tokens of rollout r-7 are marked as sampled"):
-        training_rows([dropped], [1.0])
+@pytest.mark.parametrize(
+    ("sequences", "advantages", "message"),
+    [
+        ([([1, 2], [0], [0.0, 0.0], [0, 0])], 1, "differ in length"),
+        ([([1], [0], [0.0], [])], 1, "differ in length"),
+        ([([1, 2], [0, 1], [0.0, -0.1], [3, 3])], 2, "1 sequences but 2 advantages"),
+        (
+            [([5, 6, 7, 8], [1, 1, 1, 1], [0.0, 0.0, -0.1, -0.2], [-1, -1, 3, 3])],
+            1,
+            "2 of 4 tokens of rollout r are marked as sampled",
+        ),
+    ],
+)
+def test_lists_that_do_not_fit_together_are_refused(sequences, advantages, message):
+    with pytest.raises((ValueError, UnsampledTokenError), match=message):
+        training_rows([TokenSequence("r", *each) for each in sequences], [1.0] * advantages)
 
 
 def test_a_micro_batch_may_have_exactly_as_many_tokens_as_the_limit():

@@ -21,7 +21,6 @@ from osmosis_ai.training.runs.metrics import (
     StepRecord,
     finite,
     read_history,
-    series,
 )
 from osmosis_ai.training.runs.rollouts import (
     RolloutBatch,
@@ -34,7 +33,7 @@ from osmosis_ai.training.runs.rollouts import (
 )
 from osmosis_ai.training.runs.spec import DataOrder
 from tests.full_disk import files_of_at_most
-from tests.training.samples import dataset_row, failed, recorded, sample, scored
+from tests.training.samples import dataset_row, failed, recorded, sample, scored, series
 
 
 def record(step: int, **metrics: float) -> StepRecord:
@@ -48,9 +47,10 @@ def history(path: Path, *steps: int) -> MetricsHistory:
     return written
 
 
-def test_what_was_recorded_is_read_back(tmp_path):
+def test_a_history_is_empty_or_read_back_as_it_was_recorded(tmp_path):
     whole = StepRecord(1, 5, {"train/loss": -0.5}, {"callback_timeout": 2}, ["look at this"], {"a" * 32: 0.5})
     written = MetricsHistory(tmp_path / "metrics.jsonl")
+    assert list(read_history(written.path)) == written.rewind(3) == []
     written.append(whole)
     assert list(read_history(written.path)) == [whole]
 
@@ -117,19 +117,10 @@ def test_every_epoch_visits_every_row_once_in_an_order_of_its_own():
     first, second = [row for step in steps[:3] for row in step], [row for step in steps[3:] for row in step]
     assert sorted(first) == sorted(second) == list(range(10))
     assert first != second
-
-
-def test_a_batch_is_a_function_of_the_seed_and_the_step_alone():
-    def order(seed: int) -> DataOrder:
-        return DataOrder(tuple(range(50)), batch_size=8, epochs=3, seed=seed)
-
-    assert order(1).batch(9) == order(1).batch(9)
-    assert order(1).batch(9) != order(2).batch(9)
-
-
-def test_max_steps_ends_a_run_before_its_epochs_do():
-    assert DataOrder(tuple(range(10)), 4, 5, 0, max_steps=7).total_steps == 7
-    assert DataOrder(tuple(range(10)), 4, 1, 0, max_steps=7).total_steps == 3
+    again, other = (DataOrder(tuple(range(10)), batch_size=4, epochs=2, seed=seed) for seed in (3, 4))
+    assert again.batch(5) == order.batch(5) != other.batch(5)
+    for epochs, total in ((5, 7), (1, 3)):
+        assert DataOrder(tuple(range(10)), 4, epochs, 0, max_steps=7).total_steps == total
 
 
 def test_attempts_of_two_steps_on_a_row_draw_different_seeds():
@@ -205,45 +196,30 @@ def test_the_interval_of_a_reward_ends_at_the_rewards_observed():
     assert (metrics["rollout/reward_low"], metrics["rollout/reward_high"]) == (0.0, 0.9)
 
 
-def test_a_step_without_rewards_has_no_reward_metrics_rather_than_zeros():
-    batch = RolloutBatch(1, [[failed("workflow_failed"), failed("workflow_failed")]], sampling_s=1.0)
-    metrics = rollout_metrics(batch, learner_batch(batch, normalise=True).statistics, version=0)
-    assert "rollout/raw_reward" not in metrics
-    assert "rollout/response_lengths" not in metrics
-    assert metrics["rollout/zero_variance_fraction"] == 1.0
-
-
-def test_a_reward_beside_a_failure_does_not_count():
-    assert sample(Verdict("failed", reward=1.0, error_type="agent_timeout")).reward is None
-
-
 def late(grader_reward: float | None = None, source: Any = "agent") -> Sample:
     verdict = Verdict("failed", error_type="timeout", boundary=source, error="did not finish")
     return replace(sample(verdict), grader_reward=grader_reward)
 
 
-def cut_short(reward: float | None) -> Sample:
-    verdict = Verdict("success", reward=reward) if reward is not None else Verdict("failed", error_type="x")
-    return sample(verdict, replace(recorded(), truncated=True))
+TRUNCATED = sample(Verdict("success", reward=0.5), replace(recorded(), truncated=True))
 
 
 @pytest.mark.parametrize(
-    ("rule", "reward", "why"),
-    [("grade", 0.5, None), ("zero", 0.0, None), ("exclude", None, "truncated")],
+    ("unfinished", "settings", "reward", "why"),
+    [
+        (TRUNCATED, {"on_truncation": "grade"}, 0.5, None),
+        (TRUNCATED, {"on_truncation": "zero"}, 0.0, None),
+        (TRUNCATED, {"on_truncation": "exclude"}, None, "truncated"),
+        (late(1.0), {"on_timeout": "exclude"}, None, "timeout"),
+        (late(), {"on_timeout": "zero"}, 0.0, None),
+        (late(), {"on_timeout": "grade"}, None, "timeout"),
+        (late(0.7), {"on_timeout": "grade"}, 0.7, None),
+    ],
 )
-def test_a_truncated_rollout_counts_as_the_run_says(rule, reward, why):
-    found = with_truncation_rule(cut_short(0.5), TrainingSettings(on_truncation=rule))
+def test_an_unfinished_rollout_counts_as_the_settings_say(unfinished, settings, reward, why):
+    found = with_truncation_rule(unfinished, TrainingSettings(**settings))
     assert (found.reward, found.unscored_because) == (reward, why)
-    assert found.recorded.truncated
-
-
-@pytest.mark.parametrize(
-    ("rule", "graded", "reward"),
-    [("exclude", 1.0, None), ("zero", None, 0.0), ("grade", None, None), ("grade", 0.7, 0.7)],
-)
-def test_a_rollout_whose_agent_ran_out_of_time_counts_as_the_run_says(rule, graded, reward):
-    found = with_truncation_rule(late(graded), TrainingSettings(on_timeout=rule))
-    assert (found.reward, found.unscored_because) == (reward, "timeout" if reward is None else None)
+    assert found.recorded.truncated == unfinished.recorded.truncated
 
 
 def test_a_rollout_that_was_not_cut_off_or_was_removed_or_met_a_slow_grader_is_left_as_it_is():
@@ -251,15 +227,6 @@ def test_a_rollout_that_was_not_cut_off_or_was_removed_or_met_a_slow_grader_is_l
     removed = sample(Verdict("skipped"), replace(recorded(), truncated=True))
     for kept in (scored(1.0), failed("agent_error"), removed, late(source="grader")):
         assert with_truncation_rule(kept, strict) is kept
-
-
-def test_a_rollout_that_never_called_the_model_has_no_length():
-    silent = sample(Verdict("success", reward=0.0), RecordedRollout([]))
-    spoken = scored(1.0)
-    batch = RolloutBatch(1, [[silent, spoken]], sampling_s=1.0)
-    learnable = learner_batch(batch, normalise=True)
-    assert [type(sequence) for sequence in learnable.sequences] == [TokenSequence]
-    assert rollout_metrics(batch, learnable.statistics, version=0)["rollout/response_lengths"] == 2
 
 
 REWARD, LOW, HIGH = (f"eval/validation/{name}" for name in ("reward", "reward_low", "reward_high"))
@@ -282,12 +249,21 @@ def test_numbers_of_an_older_validation_do_not_stand_in_for_what_the_newest_lack
     assert found.warnings
 
 
-def test_a_history_that_does_not_exist_yet_is_empty(tmp_path):
-    assert list(read_history(tmp_path / "metrics.jsonl")) == []
-    assert MetricsHistory(tmp_path / "metrics.jsonl").rewind(3) == []
+def test_a_step_of_failed_or_silent_rollouts_has_no_reward_or_length_instead_of_zeros():
+    broken = RolloutBatch(1, [[failed("workflow_failed"), failed("workflow_failed")]], sampling_s=1.0)
+    metrics = rollout_metrics(broken, learner_batch(broken, normalise=True).statistics, version=0)
+    assert "rollout/raw_reward" not in metrics and "rollout/response_lengths" not in metrics
+    assert metrics["rollout/zero_variance_fraction"] == 1.0
+    # One rollout never called the model.
+    silent = sample(Verdict("success", reward=0.0), RecordedRollout([]))
+    batch = RolloutBatch(1, [[silent, scored(1.0)]], sampling_s=1.0)
+    learnable = learner_batch(batch, normalise=True)
+    assert [type(sequence) for sequence in learnable.sequences] == [TokenSequence]
+    assert rollout_metrics(batch, learnable.statistics, version=0)["rollout/response_lengths"] == 2
 
 
 def test_a_sample_without_a_reward_says_why():
+    assert sample(Verdict("failed", reward=1.0, error_type="agent_timeout")).reward is None
     assert sample(Verdict("skipped")).unscored_because == "removed"
     assert sample(Verdict("success")).unscored_because == "no_reward"
     assert failed("callback_timeout").unscored_because == "callback_timeout"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import io
-import json
 import os
 import shutil
 import tarfile
@@ -23,7 +22,7 @@ from osmosis_ai.errors import ConflictError, OsmosisError, ResumeRefusedError
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.spec import DatasetInput
 from osmosis_ai.redaction import Redactor
-from osmosis_ai.training.learner.checkpoints import CheckpointDirectory, checkpoints_in
+from osmosis_ai.training.learner.checkpoints import checkpoints_in
 from osmosis_ai.training.runs.metrics import MetricsHistory, StepRecord, read_history
 from osmosis_ai.training.runs.run_directory import (
     DamagedArchiveError,
@@ -35,6 +34,7 @@ from osmosis_ai.training.runs.run_directory import (
 from osmosis_ai.training.runs.spec import TrainingSpec
 from tests.deep_directories import deep_directories
 from tests.evaluation.rollouts import write_rollout, write_rows
+from tests.training.samples import write_checkpoint
 
 
 def validated(rollout_id: str, row: int, reward: float) -> TerminalRecord:
@@ -79,14 +79,10 @@ def test_a_directory_is_held_by_one_process_at_a_time(tmp_path):
         assert not directory.is_running()
 
 
-def test_a_run_goes_on_with_the_same_inputs(directory, tmp_path):
+@pytest.mark.parametrize("changed", [{"total_epochs": 7}, {"max_steps": 9}, {"eval_interval": 3}])
+def test_a_run_resumes_with_equal_inputs_of_which_its_length_may_change(directory, tmp_path, changed):
     first = directory.claim(spec(tmp_path).inputs(), {"commit_sha": "4be1"})
     assert directory.claim(spec(tmp_path).inputs(), {}) == first
-
-
-@pytest.mark.parametrize("changed", [{"total_epochs": 7}, {"max_steps": 9}, {"eval_interval": 3}])
-def test_how_long_and_how_often_may_change(directory, tmp_path, changed):
-    directory.claim(spec(tmp_path).inputs(), {})
     directory.claim(spec(tmp_path, **changed).inputs(), {})
 
 
@@ -97,12 +93,12 @@ def test_what_would_bend_the_curve_is_refused_and_named(directory, tmp_path, cha
     directory.claim(spec(tmp_path).inputs(), {})
     with pytest.raises(ResumeRefusedError, match=named):
         directory.claim(spec(tmp_path, **changed).inputs(), {})
-
-
-def test_an_edited_rollout_is_refused(directory, tmp_path):
-    directory.claim(spec(tmp_path).inputs(), {})
     (tmp_path / "agent" / "main.py").write_text("other")
     with pytest.raises(ResumeRefusedError, match="its files were edited"):
+        directory.claim(spec(tmp_path).inputs(), {})
+    directory.manifest.unlink()
+    directory.metrics.write_text("{}\n")
+    with pytest.raises(OsmosisError, match="no manifest"):
         directory.claim(spec(tmp_path).inputs(), {})
 
 
@@ -115,18 +111,11 @@ def test_no_secret_is_written(directory, tmp_path):
 def test_trajectories_of_the_last_steps_stay_and_older_ones_go(directory):
     for name in ("train-000001-row-0-0-a", "valid-000001-row-0-0-b", "train-000003-row-0-0-c", "other"):
         (directory.trials / name).mkdir()
-    directory.sweep_trials(3)
+    with deep_directories(directory.trials / "train-000001-row-0-0-a"):
+        directory.sweep_trials(3)
     assert sorted(path.name for path in directory.trials.iterdir()) == [
         "other", "train-000003-row-0-0-c"
     ]  # fmt: skip
-
-
-def test_what_a_rollout_left_goes_with_its_step_however_deep_it_is(directory):
-    deep = directory.trials / "train-000001-row-0-0-a"
-    deep.mkdir()
-    with deep_directories(deep):
-        directory.sweep_trials(3)
-        assert list(directory.trials.iterdir()) == []
 
 
 def test_trajectories_of_the_newest_validation_stay_until_the_next_ones_are_there(directory):
@@ -159,17 +148,6 @@ def test_a_validation_after_the_step_that_a_run_goes_on_from_is_forgotten(tmp_pa
 STEP = 3
 
 
-def checkpoint(directory: TrainingDirectory, step: int) -> CheckpointDirectory:
-    path = directory.checkpoints / f"step-{step:08d}"
-    (path / "adapter").mkdir(parents=True)
-    (path / "adapter" / "adapter_model.safetensors").write_bytes(bytes([step]) * 1000)
-    (path / "learner.pt").write_bytes(os.urandom(3000))
-    (path / "trainer_state.json").write_text(json.dumps({"step": step, "silent": 0}))
-    (path / "provenance.json").write_text("{}")
-    (path / "keep").touch()
-    return CheckpointDirectory(step, path)
-
-
 @pytest.fixture
 def first(tmp_path: Path) -> TrainingDirectory:
     """A run that has gone on behind its kept checkpoint."""
@@ -182,7 +160,7 @@ def first(tmp_path: Path) -> TrainingDirectory:
         history.append(StepRecord(step, step, {"reward": step / 7}, {"none": 1}, warnings, {"row": 0.1}))
     record = TerminalRecord(0, 0, "valid-000003-row-0-0", "success", 1, reward=0.5)
     directory.write_validation(ValidationSamples.of([record], step=STEP, pass_threshold=1.0))
-    checkpoint(directory, STEP)
+    write_checkpoint(directory, STEP)
     return directory
 
 
@@ -232,7 +210,7 @@ def test_a_validation_after_the_checkpoint_stays_behind(first, second, tmp_path)
 
 
 def test_what_a_machine_had_of_an_earlier_turn_gives_way(second, archive):
-    checkpoint(second, 1)
+    write_checkpoint(second, 1)
     MetricsHistory(second.metrics).append(StepRecord(1, 99, {"reward": 9.0}))
     (second.checkpoints / f"step-{STEP:08d}").mkdir()
     unpack(archive, second, STEP)
@@ -242,7 +220,7 @@ def test_what_a_machine_had_of_an_earlier_turn_gives_way(second, archive):
 
 
 def test_a_full_disk_leaves_the_run_as_it_was(second, archive, monkeypatch):
-    checkpoint(second, 1)
+    write_checkpoint(second, 1)
     before = contents(second.path)
 
     def full(*_: object) -> None:
@@ -254,63 +232,34 @@ def test_a_full_disk_leaves_the_run_as_it_was(second, archive, monkeypatch):
     assert contents(second.path) == before
 
 
-def entry(name: str, content: bytes = b"x", **changes: object) -> tuple[tarfile.TarInfo, bytes]:
-    info = tarfile.TarInfo(name)
-    info.size = len(content)
-    for key, value in changes.items():
-        setattr(info, key, value)
-    return info, content
+Change = Callable[[Path], object]
 
 
-def sparse() -> tuple[tarfile.TarInfo, bytes]:
-    """A file of a terabyte in a block, as GNU tar writes it."""
-    info, content = entry("checkpoint/learner.pt", b"x" * 512)
-    info.pax_headers = {
-        "GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.size": str(1 << 40),
-        "GNU.sparse.map": f"0,512,{(1 << 40) - 1},0", "GNU.sparse.numblocks": "2",
-    }  # fmt: skip
-    return info, content
+def entry(name: str, content: bytes = b"x", pax_headers: Any = None, **changes: object) -> Change:
+    """Return a change that appends an entry to an archive."""
+
+    def append(archive: Path) -> None:
+        info = tarfile.TarInfo(name)
+        info.size, info.pax_headers = len(content), pax_headers or {}
+        for key, value in changes.items():
+            setattr(info, key, value)
+        with tarfile.open(archive, "a") as file:
+            file.addfile(info, io.BytesIO(content))
+
+    return append
 
 
-@pytest.mark.parametrize(
-    "hostile",
-    [
-        entry("../../escaped"),
-        entry("/tmp/escaped"),
-        entry("checkpoint/../../escaped"),
-        entry("checkpoint/a/b/c/d"),
-        entry("checkpoint/.hidden"),
-        entry("checkpoint/", type=tarfile.DIRTYPE),
-        entry("logs.txt"),
-        entry("checkpoint/link", b"", type=tarfile.SYMTYPE, linkname="/etc/passwd"),
-        entry("checkpoint/hard", b"", type=tarfile.LNKTYPE, linkname="metrics.jsonl"),
-        entry("checkpoint/fifo", b"", type=tarfile.FIFOTYPE),
-        entry("checkpoint/keep"),
-        entry("checkpoint/learner.pt/inside"),
-        sparse(),
-    ],
-    ids=lambda made: made[0].name,
-)
-def test_an_archive_with_what_no_checkpoint_has_is_refused_and_leaves_nothing(
-    second, archive, tmp_path, hostile
-):
-    info, content = hostile
-    with tarfile.open(archive, "a") as file:
-        file.addfile(info, io.BytesIO(content))
-    with pytest.raises(DamagedArchiveError, match="cannot be used"):
-        unpack(archive, second, STEP)
-    assert list(second.path.rglob("*")) == [] and not (tmp_path / "escaped").exists()
+# A file of a terabyte in a block, as GNU tar writes it.
+SPARSE = {
+    "GNU.sparse.major": "0",
+    "GNU.sparse.minor": "1",
+    "GNU.sparse.size": str(1 << 40),
+    "GNU.sparse.map": f"0,512,{(1 << 40) - 1},0",
+    "GNU.sparse.numblocks": "2",
+}
 
 
-def cut(archive: Path) -> None:
-    os.truncate(archive, 2500)
-
-
-def is_text(archive: Path) -> None:
-    archive.write_text("<html>not found</html>")
-
-
-def without(name: str) -> Callable[[Path], None]:
+def without(name: str) -> Change:
     def change(archive: Path) -> None:
         with tarfile.open(archive) as old, tarfile.open(archive.with_name("new"), "w") as new:
             for info in old:
@@ -321,22 +270,36 @@ def without(name: str) -> Callable[[Path], None]:
     return change
 
 
-@pytest.mark.parametrize(
-    "damage", [cut, is_text, without("manifest.json"), without("checkpoint/trainer_state.json")]
-)
-def test_a_damaged_archive_is_refused_and_leaves_nothing(second, archive, damage):
-    damage(archive)
-    with pytest.raises(DamagedArchiveError) as refused:
+DAMAGE: dict[str, Change] = {
+    "escaped": entry("../../escaped"),
+    "absolute": entry("/tmp/escaped"),
+    "escaped below": entry("checkpoint/../../escaped"),
+    "too deep": entry("checkpoint/a/b/c/d"),
+    "hidden": entry("checkpoint/.hidden"),
+    "directory": entry("checkpoint/", type=tarfile.DIRTYPE),
+    "other file": entry("logs.txt"),
+    "link": entry("checkpoint/link", b"", type=tarfile.SYMTYPE, linkname="/etc/passwd"),
+    "hard link": entry("checkpoint/hard", b"", type=tarfile.LNKTYPE, linkname="metrics.jsonl"),
+    "fifo": entry("checkpoint/fifo", b"", type=tarfile.FIFOTYPE),
+    "duplicate": entry("checkpoint/keep"),
+    "file as directory": entry("checkpoint/learner.pt/inside"),
+    "sparse": entry("checkpoint/learner.pt", b"x" * 512, SPARSE),
+    "cut": lambda archive: os.truncate(archive, 2500),
+    "text": lambda archive: archive.write_text("<html>not found</html>"),
+    "no manifest": without("manifest.json"),
+    "no trainer state": without("checkpoint/trainer_state.json"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_or_hostile_archive_is_refused_and_leaves_nothing(second, archive, tmp_path, damage):
+    DAMAGE[damage](archive)
+    with pytest.raises(DamagedArchiveError, match="cannot be used") as refused:
         unpack(archive, second, STEP)
-    assert list(second.path.rglob("*")) == [] and "submit the run again" in str(refused.value.hint)
+    assert "submit the run again" in str(refused.value.hint)
+    assert list(second.path.rglob("*")) == [] and not (tmp_path / "escaped").exists()
 
 
 def test_an_archive_of_another_step_is_refused(second, archive):
     with pytest.raises(DamagedArchiveError, match="of step 3 and not of step 4"):
         unpack(archive, second, STEP + 1)
-
-
-def test_a_directory_with_steps_but_no_manifest_is_left_alone(directory, tmp_path):
-    directory.metrics.write_text("{}\n")
-    with pytest.raises(OsmosisError, match="no manifest"):
-        directory.claim(spec(tmp_path).inputs(), {})

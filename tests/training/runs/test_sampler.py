@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from osmosis_ai.config.training import TrainingSettings
-from osmosis_ai.controller.attempt import MAX_LOSSES
+from osmosis_ai.controller.attempt import MAX_LOSSES, RolloutRunner
 from osmosis_ai.controller.callbacks import AttemptTimeouts
-from osmosis_ai.controller.dispatcher import RolloutRunner
 from osmosis_ai.controller.server_process import prepare_server
 from osmosis_ai.datasets import DatasetRow
 from osmosis_ai.evaluation.conversation import read_conversation
@@ -86,11 +85,9 @@ def sampled(sample: Sample) -> list[list[int]]:
 
 async def test_every_attempt_becomes_a_sample_whatever_happened_to_it(tmp_path):
     prompts = rows("What is 2 * 3?", "raise", "remove", "no reward", "nan", "number")
-    told: list[Sample] = []
     async with sampling(tmp_path) as (sampler, _):
-        samples = await sampler.sample(attempts_of_step(1, prompts, 2, seed=0), finished=told.append)
+        samples = await sampler.sample(attempts_of_step(1, prompts, 2, seed=0))
     assert [sample.record.source_row_index for sample in samples] == [i for i in range(6) for _ in "12"]
-    assert sorted(map(id, told)) == sorted(map(id, samples))
     first_of_row = samples[::2]
     assert first_of_row[0].reward == 0.0
     assert [sample.reward for sample in first_of_row[1:]] == [None] * 5
@@ -119,14 +116,6 @@ async def test_samples_hold_the_very_tokens_and_two_attempts_on_a_row_differ(tmp
         assert sample.record.completion_tokens == sample.recorded.sampled_tokens
 
 
-async def test_attempts_that_went_down_with_their_server_are_made_again(tmp_path):
-    prompts = rows("What is 2 * 3?", f"die once {tmp_path / 'died'}", "What is 4 * 5?")
-    async with sampling(tmp_path) as (sampler, notes):
-        samples = await sampler.sample(attempts_of_step(1, prompts, 2, seed=0))
-    assert [sample.reward for sample in samples] == [0.0] * 6
-    assert any("Starting it again" in note for note in notes)
-
-
 async def test_a_row_that_kills_its_server_again_and_again_is_given_up_with_the_servers_last_words(tmp_path):
     async with sampling(tmp_path) as (sampler, notes):
         samples = await sampler.sample(attempts_of_step(1, rows("die"), 2, seed=0))
@@ -146,8 +135,8 @@ async def test_validation_makes_the_same_attempts_each_time_and_counts_what_it_c
     plan = ValidationPlan(attempts=2)
     held_out = rows("What is 2 * 3?", "raise", "What is 4 * 5?")
     async with sampling(tmp_path) as (sampler, _):
-        first = await validate(sampler, held_out, plan, seed=0, step=0, finished=lambda _: None)
-        second = await validate(sampler, held_out, plan, seed=0, step=5, finished=lambda _: None)
+        first = await validate(sampler, held_out, plan, seed=0, step=0)
+        second = await validate(sampler, held_out, plan, seed=0, step=5)
     assert first.metrics.estimates.tokens == second.metrics.estimates.tokens
     assert first.rewards == second.rewards == [0.0, None, 0.0]
     counts = first.metrics.estimates.counts
@@ -166,7 +155,7 @@ async def test_what_an_agent_said_before_it_broke_is_kept_of_training_and_valida
     async with sampling(tmp_path, source=breaks) as (sampler, _):
         [sample] = await sampler.sample(attempts_of_step(1, rows("What is 2 * 3?"), 1, seed=0))
         plan = ValidationPlan(attempts=1)
-        found = await validate(sampler, rows("What is 2 * 3?"), plan, seed=0, step=1, finished=lambda _: None)
+        found = await validate(sampler, rows("What is 2 * 3?"), plan, seed=0, step=1)
     assert sample.unscored_because == found.records[0].error_type == "agent_error"
     kept = sorted((tmp_path / "trials").glob("*/trajectory.json"))
     assert [path.parent.name[:5] for path in kept] == ["train", "valid"]

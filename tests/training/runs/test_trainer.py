@@ -17,13 +17,14 @@ from osmosis_ai.training.runs.loop import (
     SILENT_STEPS_END,
     SILENT_STEPS_WARNING,
     UNSCORED_STEPS_END,
-    Ending,
     NoRewardsError,
     NothingToLearnError,
+    StopReason,
 )
-from osmosis_ai.training.runs.metrics import read_history, series
+from osmosis_ai.training.runs.metrics import read_history
 from osmosis_ai.training.runs.run_directory import ValidationSamples
 from tests.lazily import lazily
+from tests.training.samples import series
 
 with lazily("torch"):
     from osmosis_ai.training.learner.learner import OutOfMemoryError, StepRefusedError
@@ -62,7 +63,7 @@ async def undisturbed_in(tmp_path: Path, **settings: Any) -> LoopWorld:
     return world
 
 
-async def stop_where_it_hangs(world: LoopWorld, hang_at: int, hang_in: str = "train") -> Ending:
+async def stop_where_it_hangs(world: LoopWorld, hang_at: int, hang_in: str = "train") -> StopReason:
     world.runner.hang_at, world.runner.hang_in = hang_at, hang_in
     running = asyncio.create_task(world.run())
     await world.runner.hanging.wait()
@@ -70,7 +71,7 @@ async def stop_where_it_hangs(world: LoopWorld, hang_at: int, hang_in: str = "tr
     return await running
 
 
-async def test_a_run_validates_the_base_and_takes_every_step(tmp_path):
+async def test_a_run_validates_the_base_and_takes_every_step_on_policy(tmp_path):
     world = LoopWorld(tmp_path, eval_interval=2)
     ending = await world.run()
     assert (ending.because, world.loop.state.step) == ("finished", 4)
@@ -79,6 +80,9 @@ async def test_a_run_validates_the_base_and_takes_every_step(tmp_path):
     assert world.runner.asked == [
         "valid 0", "train 1", "train 2", "valid 2", "train 3", "train 4", "valid 4"
     ]  # fmt: skip
+    assert world.runner.begun_at == {1: 0, 2: 1, 3: 2, 4: 3}
+    learned = [(updates, versions) for updates, _, versions in world.learner.seen]
+    assert learned == [(0, (0,)), (1, (1,)), (2, (2,)), (3, (3,))]
 
 
 async def test_each_validation_leaves_what_became_of_its_samples_and_a_full_disk_ends_no_run(tmp_path):
@@ -97,15 +101,6 @@ async def test_each_validation_leaves_what_became_of_its_samples_and_a_full_disk
     # The only held-out row is the first of them, and the dataset's seventh.
     assert (record.row_index, record.source_row_index, record.rollout_id) == (0, 6, "valid-000004-row-6-0")
     assert [note for note in world.told.notes if "No space left" in note and "conversations" in note]
-
-
-async def test_on_policy_every_batch_is_sampled_by_the_policy_that_learns_from_it(tmp_path):
-    world = LoopWorld(tmp_path)
-    await world.run()
-    assert world.runner.begun_at == {1: 0, 2: 1, 3: 2, 4: 3}
-    assert [(updates, versions) for updates, _, versions in world.learner.seen] == [
-        (0, (0,)), (1, (1,)), (2, (2,)), (3, (3,))
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("max_staleness", [1, 2])
@@ -137,15 +132,6 @@ async def test_a_checkpoint_follows_every_step_and_only_those_due_are_kept(tmp_p
     assert provenance["metrics"]["rollout/raw_reward"] == 0.5
 
 
-async def test_a_stop_while_sampling_cancels_the_rollouts_and_leaves_a_kept_checkpoint(tmp_path):
-    world = LoopWorld(tmp_path)
-    ending = await stop_where_it_hangs(world, 3)
-    assert (ending.because, world.loop.state.step) == ("stopped", 2)
-    assert world.runner.cancelled
-    latest = latest_of(world)
-    assert (latest.step, latest.kept) == (2, True)
-
-
 async def test_a_stop_while_learning_keeps_the_update_that_has_begun(tmp_path):
     world = LoopWorld(tmp_path)
     world.learner.go_on.clear()
@@ -158,14 +144,24 @@ async def test_a_stop_while_learning_keeps_the_update_that_has_begun(tmp_path):
     assert latest_of(world).step == 1
 
 
-async def test_a_stopped_run_goes_on_to_the_history_of_an_undisturbed_one(tmp_path):
-    undisturbed = await undisturbed_in(tmp_path)
-    world = LoopWorld(tmp_path / "stopped")
-    await stop_where_it_hangs(world, 3)
+@pytest.mark.parametrize(("hang_in", "hang_at"), [("train", 3), ("valid", 2)])
+async def test_later_sessions_continue_a_stopped_run_as_if_undisturbed(tmp_path, hang_in, hang_at):
+    undisturbed = await undisturbed_in(tmp_path, eval_interval=2)
+    world = LoopWorld(tmp_path / "stopped", eval_interval=2)
+    ending = await stop_where_it_hangs(world, hang_at, hang_in)
+    assert (ending.because, world.loop.state.step) == ("stopped", 2), "the update before a validation counts"
+    assert world.runner.cancelled
+    assert (latest_of(world).step, latest_of(world).kept) == (2, True)
     world.runner.hang_at = None
-    world.resume()
-    assert (await world.run()).because == "finished"
-    assert steps(world) == steps(undisturbed)
+    for _ in range(2):  # the second session is ended right after the validation
+        world.resume()
+        world.told.on_step = lambda record: world.loop.stop() if record.step == 2 else None
+        ending = await world.run()
+        world.told.on_step = lambda record: None
+    assert ending.because == "finished"
+    if hang_in == "train":  # a validation that is made later has a record of its own
+        assert steps(world) == steps(undisturbed)
+    assert validations(world) == validations(undisturbed)
     assert world.learner.seen == undisturbed.learner.seen
 
 
@@ -193,21 +189,6 @@ async def test_a_run_that_is_let_go_on_behind_a_stop_does_so_with_what_is_loaded
     )
     assert validations(world) == validations(undisturbed)
     assert max_staleness or world.learner.seen == undisturbed.learner.seen
-
-
-async def test_a_validation_that_a_stop_cut_off_is_made_by_who_goes_on_and_stands_once(tmp_path):
-    undisturbed = await undisturbed_in(tmp_path, eval_interval=2)
-    world = LoopWorld(tmp_path / "stopped", eval_interval=2)
-    assert (await stop_where_it_hangs(world, 2, "valid")).because == "stopped"
-    assert world.loop.state.step == 2, "the update that had been made counts"
-    world.runner.hang_at = None
-    for _ in range(2):  # the second session is ended right behind the validation
-        world.resume()
-        world.told.on_step = lambda record: world.loop.stop() if record.step == 2 else None
-        await world.run()
-        world.told.on_step = lambda record: None
-    assert validations(world) == validations(undisturbed)
-    assert world.learner.seen == undisturbed.learner.seen
 
 
 async def test_a_step_whose_checkpoint_was_not_written_is_computed_again_and_stands_once(tmp_path):
@@ -238,16 +219,24 @@ async def test_a_task_that_is_solved_ends_the_run_with_what_was_learned(tmp_path
     assert latest_of(world).kept
 
 
-async def test_rollouts_that_never_get_a_reward_end_the_run_with_the_first_failures_words(tmp_path):
-    world = LoopWorld(tmp_path, rewards=never, held_out=0, max_steps=30)
-    with pytest.raises(NoRewardsError, match=r"4 x agent_error.*the agent broke"):
+@pytest.mark.parametrize(
+    ("max_steps", "last", "message"),
+    [
+        (30, UNSCORED_STEPS_END - 1, r"4 x agent_error.*the agent broke"),
+        (1, 1, "no rollout got a reward in its one step, so nothing was learned"),
+    ],
+    ids=["long", "one step"],
+)
+async def test_a_run_without_any_reward_fails(tmp_path, max_steps, last, message):
+    world = LoopWorld(tmp_path, rewards=never, held_out=0, max_steps=max_steps)
+    with pytest.raises(NoRewardsError, match=message):
         await world.run()
-    assert steps(world) == list(range(1, UNSCORED_STEPS_END))
+    assert steps(world) == list(range(1, last + 1))
     assert world.told.records[0].unscored == {"agent_error": 4}
 
 
 def world_whose_validation(path: Any, rewards_by_validation: list[Any], **settings: Any) -> LoopWorld:
-    """Learning goes on as ever; the held-out rows get what is said, validation by validation."""
+    """Learning is as usual; the held-out rows get the given rewards, validation by validation."""
     world = LoopWorld(path, **{"held_out": 12, "eval_interval": 2, **settings})
     rewards = iter(rewards_by_validation)
     made, current = world.runner._made, {}
@@ -309,18 +298,6 @@ async def test_at_most_one_run_in_twenty_that_stays_flat_is_warned_of(tmp_path):
     assert warned <= 2
 
 
-async def test_samples_without_a_reward_are_left_out_of_the_lesson_and_counted(tmp_path):
-    def third_fails(step: int, index: int) -> float | None:
-        return None if index == 2 else float(index)
-
-    world = LoopWorld(tmp_path, rewards=third_fails, n_samples_per_prompt=3, max_steps=1)
-    await world.run()
-    ((_, advantages, _),) = world.learner.seen
-    assert len(advantages) == 4
-    assert world.told.records[1].unscored == {"agent_error": 2}
-    assert world.told.records[1].metrics["rollout/unscored"] == 2
-
-
 async def test_a_refused_step_leaves_the_policy_and_the_run_goes_on(tmp_path):
     world = LoopWorld(tmp_path, learner=NumberLearner(refuse=[2]))
     await world.run()
@@ -352,50 +329,36 @@ async def test_an_engine_that_failed_ends_the_run_at_once_with_its_own_words(tmp
     assert (world.loop.state.step, steps(world)[-1]) == (2, 2)
 
 
-async def test_a_step_that_does_not_fit_into_memory_ends_the_run_and_a_later_session_goes_on(tmp_path):
-    world = LoopWorld(tmp_path)
-    learner, step = world.learner, world.learner.step
-
-    def step_without_memory(*arguments, **options):
-        if learner.updates == 2:
-            raise OutOfMemoryError("the memory of cuda:0 does not suffice.")
-        return step(*arguments, **options)
-
-    learner.step = step_without_memory
-    with pytest.raises(OutOfMemoryError, match="does not suffice"):
-        await world.run()
-    assert steps(world) == [0, 1, 2]
-    assert latest_of(world).step == 2
-    learner.step = step
-    world.resume()
-    assert (await world.run()).because == "finished"
-    assert steps(world) == [0, 1, 2, 3, 4]
-
-
-async def test_a_full_disk_ends_the_run_with_what_is_intact_and_a_later_session_goes_on(
-    tmp_path, monkeypatch
+@pytest.mark.parametrize(
+    ("method", "error", "message"),
+    [
+        ("step", lambda: OutOfMemoryError("the memory of cuda:0 does not suffice."), "does not suffice"),
+        (
+            "save_adapter",
+            lambda: OSError(errno.ENOSPC, "No space left on device"),
+            "the disk is full; the one of step 2 is intact",
+        ),
+    ],
+)
+async def test_lack_of_memory_or_disk_ends_the_run_and_a_later_session_continues(
+    tmp_path, monkeypatch, method, error, message
 ):
     world = LoopWorld(tmp_path)
+    work = getattr(world.learner, method)
 
-    def save_on_a_full_disk(directory):
-        if world.learner.updates == 3:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        NumberLearner.save_adapter(world.learner, directory)
+    def fail_in_step_3(*arguments, **options):
+        if world.learner.updates == (2 if method == "step" else 3):
+            raise error()
+        return work(*arguments, **options)
 
-    monkeypatch.setattr(world.learner, "save_adapter", save_on_a_full_disk)
-    with pytest.raises(OsmosisError, match="the disk is full; the one of step 2 is intact") as caught:
+    monkeypatch.setattr(world.learner, method, fail_in_step_3)
+    with pytest.raises(OsmosisError, match=message) as caught:
         await world.run()
-    assert caught.value.hint == "make room there, then start the run again"
+    if method == "save_adapter":
+        assert caught.value.hint == "make room there, then start the run again"
+    assert latest_of(world).step == 2
     monkeypatch.undo()
     world.resume()
+    assert steps(world) == [0, 1, 2]
     assert (await world.run()).because == "finished"
     assert steps(world) == [0, 1, 2, 3, 4]
-
-
-async def test_a_run_too_short_to_be_ended_for_it_is_not_finished_without_a_single_reward(tmp_path):
-    world = LoopWorld(tmp_path, rewards=never, held_out=0, max_steps=1)
-    with pytest.raises(
-        NoRewardsError, match="no rollout got a reward in its one step, so nothing was learned"
-    ):
-        await world.run()
-    assert steps(world) == [1]

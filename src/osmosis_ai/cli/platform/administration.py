@@ -121,15 +121,15 @@ def connect(
 def _require_clone(git_dir: Path, identity: str, clone_url: str, branch: str | None) -> None:
     """Ask the repository what it has."""
     from osmosis_ai.config.issues import closest
-    from osmosis_ai.platform.gitsync.mirror import MirrorStore, Source
+    from osmosis_ai.platform.gitsync.mirror import MirrorStore
     from osmosis_ai.platform.workspaces import checked_clone_url
 
     # A password in the URL is refused before it could reach Git.
-    source = Source(identity, checked_clone_url(clone_url))
+    clone_url = checked_clone_url(clone_url)
     mirrors = MirrorStore(git_dir)
     try:
-        with current().status(f"Asking {source.clone_url}"):
-            refs = mirrors.probe(source)
+        with current().status(f"Asking {clone_url}"):
+            refs = mirrors.probe(identity, clone_url)
     except OsmosisError as error:
         error.hint = f"{error.hint}; " if error.hint else ""
         error.hint += "or connect it all the same with --no-check"
@@ -140,13 +140,13 @@ def _require_clone(git_dir: Path, identity: str, clone_url: str, branch: str | N
     if branch is not None and branch not in branches:
         near = closest(branch, branches)
         raise NotFoundError(
-            f"{source.clone_url} has no branch '{branch}'.",
+            f"{clone_url} has no branch '{branch}'.",
             hint=f"did you mean {near}?"
             if near
             else f"it has {', '.join(sorted(branches)[:5]) or 'none yet'}",
         )
     if not branches:
-        current().warn(f"{source.clone_url} has no commit yet; a run needs one.")
+        current().warn(f"{clone_url} has no commit yet; a run needs one.")
 
 
 @dataclass(frozen=True)

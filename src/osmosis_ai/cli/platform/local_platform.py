@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from osmosis_ai.platform.config import PlatformConfig
     from osmosis_ai.platform.db.engine import Database
     from osmosis_ai.platform.db.tables import DbUser, DbWorkspace
-    from osmosis_ai.platform.key_rotation import Rotation
     from osmosis_ai.platform.offboarding import Offboarding
     from osmosis_ai.platform.queue.access import WorkerAccess
+    from osmosis_ai.platform.vault import Rotation
     from osmosis_ai.platform.workspaces import WorkspaceStore
 
 T = TypeVar("T")
@@ -63,8 +63,7 @@ class LocalPlatform:
 
     def rotate_secret_key(self) -> Rotation:
         """Seal everything with a new key."""
-        from osmosis_ai.platform.key_rotation import rotate_secret_key
-        from osmosis_ai.platform.vault import open_vault
+        from osmosis_ai.platform.vault import open_vault, rotate_secret_key
 
         return rotate_secret_key(self.db, open_vault(self.config), self.clock)
 

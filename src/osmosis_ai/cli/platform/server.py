@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 _NOT_READY = "Stopped before it was ready; the next start begins where this one was."
-_STEPS, _REQUESTS = "steps", "http.request_metering"
+_STEPS, _REQUESTS = "steps", "http.requests"
 
 
 def start(
@@ -240,7 +240,7 @@ class _JsonToStderr(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         from datetime import datetime, timezone
 
-        from osmosis_ai.platform.http.request_metering import REQUEST_ID
+        from osmosis_ai.platform.http.middleware import REQUEST_ID
 
         moment = datetime.fromtimestamp(record.created, timezone.utc)
         line = {
@@ -345,7 +345,7 @@ def _cluster(written: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Return where the Ray cluster of a platform is, and what keeps it from taking runs; None where there is none."""
     if written is None:
         return None
-    from osmosis_ai.platform.ray_cluster import RayCluster
+    from osmosis_ai.platform.config import RayCluster
     from osmosis_ai.platform.ray_jobs import cluster_problem
 
     cluster = RayCluster.from_json(written)
@@ -569,7 +569,7 @@ def _with_database(config: PlatformConfig, file: Path) -> PlatformConfig:
     return replace(config, database_url=words[0])
 
 
-_LATER = re.compile(r"[;.] it is asked again later\.$", re.IGNORECASE)
+_LATER = re.compile(r"[;.] the platform retries later\.$", re.IGNORECASE)
 
 
 @contextmanager

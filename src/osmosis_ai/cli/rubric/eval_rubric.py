@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 JUDGE, RESULTS, PACE, LIMITS = "Judges", "Results", "Execution", "Budget"
 SHOWN_RECORDS = 20
-_TOLD_EVERY = 100_000
+_REPORT_EVERY = 100_000
 COMPLETED = "Rubric evaluation completed."
 WITH_ERRORS = "Rubric evaluation completed with errors."
 
@@ -215,10 +215,10 @@ def judge(request: RubricRequest, words: list[str]) -> RubricOutcome:
 
     with LiveSession(shown, words) as live:
         outcome = event_loop.run(run_rubric(prepared, live, keep=keep))
-    if (aside := outcome.session.put_aside) is not None:
-        shown.note(f"the unfinished session that was there is kept as {aside}")
-    if outcome.kept is not None:
-        shown.note(f"the result that was there is kept as {outcome.kept}")
+    if (archived := outcome.session.archived) is not None:
+        shown.note(f"the unfinished session that was there is kept as {archived}")
+    if outcome.archived is not None:
+        shown.note(f"the result that was there is kept as {outcome.archived}")
     return outcome
 
 
@@ -263,14 +263,14 @@ def resource(outcome: RubricOutcome, *, with_records: bool) -> dict[str, Any]:
         "record_count": len(session.index),
         "error_count": session.count("failed"),
         "unscored_count": session.count("unscored"),
-        "output_path": str(outcome.output_path),
-        "rubric_id": session.spec.rubric_id,
-        "rubric_source": prepared.chosen.source,
+        "output_path": str(session.output),
+        "rubric_id": session.spec.rubric.rubric_id,
+        "rubric_source": prepared.spec.rubric.source,
         "models": session.spec.model_names,
         **{key: same[key] for key in ("complete", "counts", "usage", "trust")},
     }
     optional = {
-        "report_path": str(outcome.report_path) if outcome.report_path else None,
+        "report_path": str(prepared.report) if prepared.report else None,
         "journal_path": str(outcome.journal_path) if outcome.journal_path else None,
         "baseline_comparison": outcome.comparison.data() if outcome.comparison is not None else None,
         "stopped": same["stopped"],
@@ -284,13 +284,13 @@ def _prepare(request: RubricRequest) -> PreparedRubric:
     from osmosis_ai.services.rubric.inputs import JudgeRequiredError
 
     try:
-        return prepare_rubric(request, env=environment_with_file(), reading=_tell_reading)
+        return prepare_rubric(request, env=environment_with_file(), reading=_report_reading)
     except JudgeRequiredError as error:
         raise typer.BadParameter(
             "who should judge? For instance `--model openai/gpt-5-mini`.", param_hint="'--model'"
         ) from error
 
 
-def _tell_reading(records: int) -> None:
-    if records % _TOLD_EVERY == 0:
+def _report_reading(records: int) -> None:
+    if records % _REPORT_EVERY == 0:
         current().note(f"read and checked {records:,} records …")

@@ -14,11 +14,11 @@ from osmosis_ai.cli.output.results import Block, Column, Row, Styled, Table, Tex
 from osmosis_ai.cli.runs.view import spent
 from osmosis_ai.evaluation.hooks import ProgressSnapshot, RunHooks
 from osmosis_ai.rubric.documents import describe_outside_scale
+from osmosis_ai.ui.numbers import amount
 
 if TYPE_CHECKING:
     from osmosis_ai.rubric.agreement import AgreementReport
-    from osmosis_ai.rubric.baseline import SessionComparison
-    from osmosis_ai.rubric.documents import CallStatus
+    from osmosis_ai.rubric.documents import CallStatus, SessionComparison
     from osmosis_ai.rubric.session import JudgingSession
     from osmosis_ai.services.rubric.eval_rubric import RubricOutcome
 
@@ -95,7 +95,7 @@ def blocks(outcome: RubricOutcome) -> list[Block]:
     shown += [Text("\n".join(_record_lines(entry)), in_plain=True) for entry in listed]
     more = len(session.index) - len(listed)
     if more > 0:
-        rest = f"… {_number(more, 'more record')} in {shown_path(outcome.output_path)}"
+        rest = f"… {amount(more, 'more record')} in {shown_path(outcome.session.output)}"
         shown.append(Text(rest, tone="dim", in_plain=True))
     return [*shown, *_conclusions(outcome)]
 
@@ -115,7 +115,9 @@ def scores(outcome: RubricOutcome) -> list[Block]:
 
 def _conclusions(outcome: RubricOutcome) -> Iterator[Block]:
     yield Table(("", ""), [*_overall(outcome)], title="Overall Statistics", in_plain=True)
-    yield from agreement_blocks(outcome.agreement, in_plain=True, with_page=outcome.report_path is not None)
+    yield from agreement_blocks(
+        outcome.agreement, in_plain=True, with_page=outcome.prepared.report is not None
+    )
     if outcome.comparison is not None:
         yield baseline_table(outcome.comparison, in_plain=True)
 
@@ -123,14 +125,14 @@ def _conclusions(outcome: RubricOutcome) -> Iterator[Block]:
 def _head(outcome: RubricOutcome) -> Iterator[str]:
     session = outcome.session
     yield f"Model: {', '.join(session.spec.model_names)}"
-    yield f"Evaluated {_number(len(session.index), 'record')} from {outcome.prepared.request.data}"
+    yield f"Evaluated {amount(len(session.index), 'record')} from {outcome.prepared.request.data}"
     runs = "Calls per record and judge" if len(session.spec.judges) > 1 else "Runs per record"
     yield f"{runs}: {session.spec.runs}"
 
 
 def _classic_head(outcome: RubricOutcome) -> Iterator[str]:
     prepared, session = outcome.prepared, outcome.session
-    yield f"Rubric: {session.spec.rubric_id} ({prepared.chosen.source})"
+    yield f"Rubric: {session.spec.rubric.rubric_id} ({prepared.spec.rubric.source})"
     yield f"Provider: {prepared.provider_shown}"
     yield f"Model: {prepared.model_shown}"
     yield f"Loaded {formats.count(len(session.index))} matching record(s) from {prepared.request.data}"
@@ -153,7 +155,7 @@ def what_is_missing(outcome: RubricOutcome) -> str:
     parts = [f"{count} {status} ({reasons})" for status, count, reasons in _without_score(session)]
     if pending := session.count("pending"):
         parts.append(f"{formats.count(pending)} not asked")
-    missing = f"Of {_number(len(session.calls), 'call')}: {', '.join(parts)}."
+    missing = f"Of {amount(len(session.calls), 'call')}: {', '.join(parts)}."
     first = session.stop.reason if session.stop is not None else _first_error(outcome)
     return f"{missing} {first}".rstrip()
 
@@ -163,16 +165,16 @@ def _without_score(session: JudgingSession) -> Iterator[tuple[CallStatus, str, s
     statuses: tuple[CallStatus, ...] = ("failed", "unscored")
     for status in statuses:
         if reasons := session.reasons(status):
-            told = ", ".join(f"{formats.count(count)} {reason}" for reason, count in reasons.items())
-            yield status, formats.count(sum(reasons.values())), told
+            listed = ", ".join(f"{formats.count(count)} {reason}" for reason, count in reasons.items())
+            yield status, formats.count(sum(reasons.values())), listed
 
 
 def next_steps(outcome: RubricOutcome) -> list[str]:
     """Return where everything is, and how to go on."""
     what = "evaluation results" if outcome.prepared.request.classic else "results"
-    steps = [f"Wrote {what} to {shown_path(outcome.output_path)}"]
-    if outcome.report_path is not None:
-        steps.append(f"Report: {shown_path(outcome.report_path)}")
+    steps = [f"Wrote {what} to {shown_path(outcome.session.output)}"]
+    if outcome.prepared.report is not None:
+        steps.append(f"Report: {shown_path(outcome.prepared.report)}")
     if outcome.journal_path is not None:
         steps.append(f"Resume: {resume_command(outcome)}")
     return steps
@@ -229,7 +231,7 @@ def baseline_table(comparison: SessionComparison, *, in_plain: bool) -> Block:
     """Return the verdict, the records it is over, what differs, and the shift of the statistics."""
     lines = [f"Baseline comparison (source: {comparison.baseline.source_path}):", f"  {comparison.verdict}"]
     if comparison.paired_by:
-        lines.append(f"  Paired by {comparison.paired_by}: {_number(comparison.common, 'record')} in both")
+        lines.append(f"  Paired by {comparison.paired_by}: {amount(comparison.common, 'record')} in both")
     lines += [f"  {_short(change)}" for change in comparison.changes]
     lines += [f"  warning: {warning}" for warning in comparison.warnings]
     before = comparison.baseline.statistics
@@ -310,7 +312,7 @@ def _overall(outcome: RubricOutcome) -> Iterator[Row]:
     yield "min / max", f"{numbers['min']:.4f} / {numbers['max']:.4f}" if scored else None
     yield "scored", _scored(outcome)
     if copies := outcome.agreement.counts.copied_records:
-        yield "duplicates", f"{_number(copies, 'record')}, not counted again below"
+        yield "duplicates", f"{amount(copies, 'record')}, not counted again below"
     for status, count, reasons in reversed([*_without_score(session)]):
         yield status, Styled(f"{count}: {reasons}", "bad" if status == "failed" else "warn")
     if pending := session.count("pending"):
@@ -325,8 +327,8 @@ def _overall(outcome: RubricOutcome) -> Iterator[Row]:
 def _scored(outcome: RubricOutcome) -> str:
     """How many calls gave the scores that the numbers are over, and how many records have one."""
     counts = outcome.agreement.counts
-    calls = f"{formats.count(counts.scored_calls)} of {_number(counts.calls, 'call')}"
-    return f"{calls}, in {formats.count(counts.scored_records)} of {_number(counts.records, 'record')}"
+    calls = f"{formats.count(counts.scored_calls)} of {amount(counts.calls, 'call')}"
+    return f"{calls}, in {formats.count(counts.scored_records)} of {amount(counts.records, 'record')}"
 
 
 def _first_error(outcome: RubricOutcome) -> str:
@@ -340,7 +342,3 @@ def _first_error(outcome: RubricOutcome) -> str:
 def _short(text: str | None) -> str:
     line = formats.one_line(text or "")
     return line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"
-
-
-def _number(count: int, noun: str) -> str:
-    return f"{formats.count(count)} {noun}" + ("" if count == 1 else "s")

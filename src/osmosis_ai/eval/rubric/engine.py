@@ -1,4 +1,4 @@
-"""The path under which 0.3 users know the judge itself; it lives in :mod:`osmosis_ai.rubric.api`."""
+"""The judge at its path of 0.3; see :mod:`osmosis_ai.rubric`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The path under which 0.3 users know the judge's result and errors; they live in :mod:`osmosis_ai.rubric`."""
+"""The judge's result and errors at their path of 0.3; see :mod:`osmosis_ai.rubric`."""
 
 from __future__ import annotations
 

@@ -11,26 +11,30 @@ every backup would hold them all again.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import shutil
 import tempfile
 from pathlib import Path
 
 from osmosis_ai.errors import ConflictError, OsmosisError
-from osmosis_ai.platform.backup.archive import DATABASE, OBJECTS, BackupReport, write
-from osmosis_ai.platform.backup.collection import STAGE_PREFIX, Collection, stage_in
+from osmosis_ai.platform.backup.archive import DATABASE, OBJECTS, BackupReport, stage_in, write
 from osmosis_ai.platform.backup.databases import copy_database, missing_blobs, require_platform, sqlite_file
-from osmosis_ai.platform.backup.restore import restore_backup
-from osmosis_ai.platform.backup.stores import stored_keys
-from osmosis_ai.platform.blobs.opening import open_blob_store
+from osmosis_ai.platform.backup.restore import restore_backup, stored_keys
+from osmosis_ai.platform.blobs import open_blob_store
 from osmosis_ai.platform.blobs.store import BlobNotFound
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.config import PlatformConfig
+from osmosis_ai.platform.process_state import LOCK_NAME, STATE_NAME
 
 __all__ = ["BackupReport", "create_backup", "restore_backup"]
 
-# Files that a platform has lost are missing at every moment.
-_MORE_MOMENTS = 4
+STAGE_PREFIX = ".backup-"
+# Files that a platform has lost are missing from every copy.
+_COPIES = 5
 _OTHER_ARCHIVES = (".zip", ".7z", ".bz2", ".xz", ".zst")
+_CANNOT_LINK = (errno.EPERM, errno.EACCES, errno.EXDEV, errno.EMLINK, errno.ENOTSUP)
 
 
 def create_backup(
@@ -38,6 +42,23 @@ def create_backup(
 ) -> BackupReport:
     """Write a backup of a platform, which may be running."""
     require_platform(config)
+    _require_writable(target, overwrite=overwrite)
+    has_blobs = with_bucket or not config.blobs_url
+    with stage_in(config.home, STAGE_PREFIX) as stage:
+        _link_files(config, stage)
+        for _ in range(_COPIES):
+            (stage / DATABASE).unlink(missing_ok=True)
+            copy_database(config, stage / DATABASE)
+            _link_files(config, stage)
+            if with_bucket and config.blobs_url:
+                _fetch_bucket(config, stage)
+            missing = missing_blobs(stage) if has_blobs else 0
+            if not missing:
+                break
+        return write(stage, target.absolute(), missing_blobs=missing)
+
+
+def _require_writable(target: Path, *, overwrite: bool) -> None:
     if target.is_dir():
         raise OsmosisError(f"{target} is a directory.", hint="name a file, such as osmosis.tar.gz in it")
     if target.suffix in _OTHER_ARCHIVES:
@@ -47,27 +68,9 @@ def create_backup(
         )
     if target.exists() and not overwrite:
         raise ConflictError(f"{target} already exists.", hint="name another file, or replace it with --force")
-    _require_a_place(target.absolute())
-    counts = with_bucket or not config.blobs_url
-    with stage_in(config.home, STAGE_PREFIX) as stage:
-        collection = Collection(
-            config.home,
-            stage,
-            sqlite_file(config) or config.home / DATABASE,
-            holds_blobs=not config.blobs_url,
-        )
-        collection.gather()
-        for _ in range(_MORE_MOMENTS + 1):
-            missing = _collect_snapshot(config, collection, stage, with_bucket=with_bucket)
-            if not missing or not counts:
-                break
-        return write(stage, target.absolute(), missing_blobs=missing if counts else 0)
-
-
-def _require_a_place(target: Path) -> None:
-    # Tried before the platform is copied, which may take minutes.
+    # Checked before the platform is copied, which may take minutes.
     try:
-        tempfile.TemporaryFile(dir=target.parent).close()
+        tempfile.TemporaryFile(dir=target.absolute().parent).close()
     except OSError as error:
         raise OsmosisError(
             f"{target} cannot be written: {error.strerror or error}.",
@@ -75,20 +78,60 @@ def _require_a_place(target: Path) -> None:
         ) from error
 
 
-def _collect_snapshot(
-    config: PlatformConfig, collection: Collection, stage: Path, *, with_bucket: bool
-) -> int:
-    """Copy the database, and collect what has been stored by then; return how many files it knows that are not there."""
-    (stage / DATABASE).unlink(missing_ok=True)
-    copy_database(config, stage / DATABASE)
-    collection.gather()
-    if with_bucket and config.blobs_url:
-        _fetch_bucket(config, stage)
-    return missing_blobs(stage)
+def _link_files(config: PlatformConfig, stage: Path) -> None:
+    """Link the files of a data directory, but for the database, and link replaced ones again."""
+    home = config.home.resolve()
+    database = sqlite_file(config) or home / DATABASE
+    ends = ("", "-wal", "-shm", "-journal", ".lock")
+    database_files = {database.with_name(f"{database.name}{end}") for end in ends}
+
+    def is_transient(path: str) -> bool:
+        name = path.rpartition("/")[2]
+        return (
+            path in (LOCK_NAME, STATE_NAME, DATABASE, "blobs/incoming", "blob-copies")
+            or path.startswith(STAGE_PREFIX)
+            or (path == "blobs" and bool(config.blobs_url))
+            or home / path in database_files
+            or (path.startswith("git/") and name.endswith(".lock"))
+            or (path.startswith("runs/") and name == "worker.lock")
+        )
+
+    def link_below(below: str) -> None:
+        (stage / below).mkdir(mode=0o700, exist_ok=True)
+        # Last names first: uploads before the objects they become, refs before the commits they name.
+        for entry in sorted(os.scandir(home / below), key=lambda entry: entry.name, reverse=True):
+            path = f"{below}{entry.name}"
+            if is_transient(path):
+                continue
+            # What disappears now has another name at the next pass, or no reference.
+            with contextlib.suppress(FileNotFoundError):
+                if entry.is_dir(follow_symlinks=False):
+                    link_below(f"{path}/")
+                elif entry.is_symlink() or entry.is_file():
+                    _link(Path(entry.path), stage / path)
+
+    link_below("")
+
+
+def _link(source: Path, target: Path) -> None:
+    if source.is_symlink():
+        target.unlink(missing_ok=True)
+        target.symlink_to(source.readlink())
+        return
+    if target.is_symlink() or target.exists():
+        if source.samefile(target):
+            return
+        target.unlink()
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in _CANNOT_LINK:
+            raise
+        shutil.copy2(source, target)
 
 
 def _fetch_bucket(config: PlatformConfig, stage: Path) -> None:
-    """Put the files of a bucket where those of a data directory lie."""
+    """Put the files of a bucket where a data directory has its files."""
     store = open_blob_store(config, SystemClock())
     for key in stored_keys(store):
         path = stage / OBJECTS / key

@@ -7,6 +7,8 @@ seal.json     file count and digest; a backup without it is truncated
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import hashlib
 import io
 import json
@@ -15,14 +17,16 @@ import shutil
 import tarfile
 import tempfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
 from osmosis_ai._version import __version__
-from osmosis_ai.errors import OsmosisError
-from osmosis_ai.files import sync_directory
+from osmosis_ai.errors import ConflictError, OsmosisError
+from osmosis_ai.files import replacing
 
 HOME = "home"
 DATABASE = "platform.db"
@@ -46,8 +50,28 @@ class BackupReport:
     missing_blobs: int
 
     def facts(self) -> dict[str, Any]:
-        """Return what it holds, wherever it lies."""
+        """Return everything but the path."""
         return {name: value for name, value in asdict(self).items() if name != "path"}
+
+
+@contextmanager
+def stage_in(directory: Path, prefix: str) -> Iterator[Path]:
+    """Create a temporary directory inside ``directory``, and remove those that killed processes left."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConflictError(f"another backup or restore is running in {directory}.") from None
+        for abandoned in directory.glob(f"{glob.escape(prefix)}*"):
+            shutil.rmtree(abandoned, ignore_errors=True)
+        stage = Path(tempfile.mkdtemp(prefix=prefix, dir=directory))
+        try:
+            yield stage
+        finally:
+            shutil.rmtree(stage, ignore_errors=True)
+    finally:
+        os.close(descriptor)
 
 
 class _Digest:
@@ -55,53 +79,51 @@ class _Digest:
 
     def __init__(self) -> None:
         self._digest = hashlib.sha256()
-        self.files = 0
-        self.size_bytes = 0
+        self._files = 0
+        self._size_bytes = 0
 
     def begin(self, entry: tarfile.TarInfo) -> None:
-        """Take note of an entry."""
+        """Add an entry without its content."""
         described = (entry.name, entry.linkname, entry.size)
         self._digest.update(json.dumps(described).encode())
-        self.files += entry.isreg()
-        self.size_bytes += entry.size
+        self._files += entry.isreg()
+        self._size_bytes += entry.size
 
     def reading(self, stream: IO[bytes]) -> IO[bytes]:
-        """Return ``stream`` so that whatever is read of it is taken note of."""
+        """Return a stream that adds everything that is read of ``stream``."""
         digest = self._digest
 
-        class Noted(io.RawIOBase):
+        class Hashed(io.RawIOBase):
             def read(self, size: int = -1) -> bytes:
                 block = stream.read(size)
                 digest.update(block)
                 return block
 
-        return cast("IO[bytes]", Noted())
+        return cast("IO[bytes]", Hashed())
 
     def seal(self) -> dict[str, Any]:
-        """Return what the backup ends with."""
-        return {"files": self.files, "size_bytes": self.size_bytes, "sha256": self._digest.hexdigest()}
+        """Return the content of the archive's last entry."""
+        return {"files": self._files, "size_bytes": self._size_bytes, "sha256": self._digest.hexdigest()}
 
 
 def write(stage: Path, target: Path, *, missing_blobs: int) -> BackupReport:
     """Write what was collected in ``stage`` to ``target``, in one step."""
     created_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
-    temporary, digest = Path(name), _Digest()
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            compressed = target.suffix in (".gz", ".tgz")
-            with tarfile.open(fileobj=stream, mode="w|gz" if compressed else "w|") as archive:
-                about = {"format": FORMAT, "version": __version__, "created_at": created_at}
-                _add_json(archive, _ABOUT, about)
-                _add_tree(archive, stage, HOME, digest)
-                _add_json(archive, _SEAL, digest.seal())
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(target)
-        sync_directory(target.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return BackupReport(target, created_at, __version__, digest.files, digest.size_bytes, missing_blobs)
+    digest = _Digest()
+    with replacing(target) as stream:
+        compressed = target.suffix in (".gz", ".tgz")
+        with tarfile.open(fileobj=stream, mode="w|gz" if compressed else "w|") as archive:
+            about = {"format": FORMAT, "version": __version__, "created_at": created_at}
+            _add_json(archive, _ABOUT, about)
+            _add_tree(archive, stage, HOME, digest)
+            _add_json(archive, _SEAL, digest.seal())
+    return _report(target, about, digest.seal(), missing_blobs)
+
+
+def _report(path: Path, about: dict[str, Any], seal: dict[str, Any], missing_blobs: int = 0) -> BackupReport:
+    return BackupReport(
+        path, about["created_at"], about["version"], seal["files"], seal["size_bytes"], missing_blobs
+    )
 
 
 def _add_tree(archive: tarfile.TarFile, directory: Path, name: str, digest: _Digest) -> None:
@@ -115,7 +137,7 @@ def _add_tree(archive: tarfile.TarFile, directory: Path, name: str, digest: _Dig
         else:
             with Path(found.path).open("rb") as stream:
                 status = os.fstat(stream.fileno())
-                # Of a journal that is appended to meanwhile, as much as there is now.
+                # A journal may grow meanwhile; the backup has its current size.
                 entry.size, entry.mtime = status.st_size, int(status.st_mtime)
                 entry.mode |= status.st_mode & 0o100
                 digest.begin(entry)
@@ -135,14 +157,14 @@ def _add_json(archive: tarfile.TarFile, name: str, value: dict[str, Any]) -> Non
 
 
 def extract(source: Path, stage: Path) -> BackupReport:
-    """Unpack a backup into ``stage`` and check that it is whole."""
+    """Unpack a backup into ``stage`` and verify it."""
     try:
         with tarfile.open(source, "r|*") as archive:
             return _unpack(archive, source, stage)
     except (tarfile.TarError, zlib.error, EOFError) as error:
         raise damaged(str(error)) from error
     except OSError as error:
-        # What a broken compressed file raises has no number; a full disk's has.
+        # The error of a damaged compressed file has no number; that of a full disk has one.
         if error.errno is None:
             raise damaged(str(error)) from error
         raise
@@ -172,7 +194,12 @@ def _unpack(archive: tarfile.TarFile, source: Path, stage: Path) -> BackupReport
             elif entry.issym():
                 links.append((path, entry.linkname))
             elif entry.isreg():
-                _unpack_file(archive, entry, path, digest)
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                mode = 0o600 | (entry.mode & 0o100)
+                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+                with os.fdopen(descriptor, "wb") as handle:
+                    content = cast("IO[bytes]", archive.extractfile(entry))
+                    shutil.copyfileobj(digest.reading(content), handle, _BLOCK_BYTES)
             else:
                 raise damaged(f"it holds something that is not a file: {entry.name}")
     if about is None:
@@ -185,16 +212,7 @@ def _unpack(archive: tarfile.TarFile, source: Path, stage: Path) -> BackupReport
     # Last, so that nothing is ever written through one.
     for path, leads_to in links:
         path.symlink_to(leads_to)
-    return BackupReport(source, about["created_at"], about["version"], digest.files, digest.size_bytes, 0)
-
-
-def _unpack_file(archive: tarfile.TarFile, entry: tarfile.TarInfo, path: Path, digest: _Digest) -> None:
-    content = archive.extractfile(entry)
-    assert content is not None
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 | (entry.mode & 0o100))
-    with os.fdopen(descriptor, "wb") as handle:
-        shutil.copyfileobj(digest.reading(content), handle, _BLOCK_BYTES)
+    return _report(source, about, digest.seal())
 
 
 def _read_json(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> dict[str, Any]:

@@ -1,41 +1,60 @@
-"""Database copy of a backup: one SQLite file, whichever engine the platform uses.
+"""Database copy of a backup: one SQLite file with the rows of either engine, to restore to either engine.
 
-For PostgreSQL it holds the rows, so that a backup can be restored to either engine.
+Tables are those of the schema, parents first. A row is compared as read: JSON as values, times in UTC, so that both
+engines agree. A table's digest is the SHA-256 over its rows in primary key order, with text compared by bytes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import orjson
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    LargeBinary,
+    Row,
+    Select,
+    String,
+    Table,
+    collate,
+    func,
+    insert,
+    inspect,
+    literal,
+    select,
+)
+from sqlalchemy.exc import DataError, IntegrityError
 from sqlalchemy.orm import Session
 
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.platform.backup.archive import DATABASE, OBJECTS, damaged
-from osmosis_ai.platform.backup.rows import (
-    copy_all,
-    digests,
-    require_this_schema,
-    schema_step,
-    what_is_in,
-)
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.engine import Database, opened_database
-from osmosis_ai.platform.db.migrations import revisions, unknown_schema
+from osmosis_ai.platform.db.migrations import current_revision, newest_revision, revisions, unknown_schema
+from osmosis_ai.platform.db.tables import Base
 from osmosis_ai.platform.process_state import require_same_database
 
 _NEW_DATABASE = "name a new database in OSMOSIS_DATABASE_URL or --database-file"
+_BATCH_ROWS = 500
+# Rows with bytes may be large pieces of a journal.
+_BATCH_ROWS_OF_BYTES = 8
+_TABLES: Sequence[Table] = Base.metadata.sorted_tables
 
 
 def sqlite_file(config: PlatformConfig) -> Path | None:
-    """Return where the platform's database lies; None where it is on a server."""
+    """Return the path of the platform's database; None if it is on a server."""
     path = Database(config.database_url).sqlite_path
     return None if path is None else path.absolute().parent.resolve() / path.name
 
 
 def require_platform(config: PlatformConfig) -> None:
-    """Refuse to back up what is not there."""
+    """Refuse to back up a platform that does not exist."""
     path = sqlite_file(config)
     config.require_restored()
     if config.home.is_dir():
@@ -46,22 +65,35 @@ def require_platform(config: PlatformConfig) -> None:
         )
     if path is None:
         with opened_database(config.database_url) as database:
-            require_this_schema(database)
+            revision = _revision(database)
+            if revision is None:
+                raise NotFoundError(f"there is no platform in {database.shown}.")
+            if revision != newest_revision():
+                raise unknown_schema(database.shown, revision)
 
 
 def copy_database(config: PlatformConfig, target: Path) -> None:
     """Copy a database that may be written to meanwhile, and check the copy."""
     path = sqlite_file(config)
     if path is None:
-        _copy_rows(config.database_url, target)
-    else:
-        _copy_sqlite(path, target)
+        with opened_database(config.database_url) as database, opened_database(f"sqlite:///{target}") as copy:
+            copy.migrate()
+            with database.session() as rows, copy.transaction() as arriving:
+                _copy_all(rows, arriving)
+        target.with_name(f"{target.name}.lock").unlink(missing_ok=True)
+    with contextlib.closing(sqlite3.connect(target)) as copied:
+        if path is not None:
+            with contextlib.closing(sqlite3.connect(path, timeout=30)) as live:
+                # In one step, which reads a snapshot and is not restarted by writers.
+                live.backup(copied, pages=-1)
+        # One file, without a log next to it.
+        copied.execute("PRAGMA journal_mode=DELETE")
     target.chmod(0o600)
     check_database(target)
 
 
 def check_database(path: Path) -> None:
-    """Refuse a database that is damaged."""
+    """Refuse a damaged database."""
     try:
         if not path.is_file():
             raise damaged("it holds no database")
@@ -76,28 +108,27 @@ def check_database(path: Path) -> None:
 
 
 def missing_blobs(home: Path) -> int:
-    """Count the stored files that the database of an unpacked backup refers to, in any table, and that are not there."""
+    """Count the missing files among those that any table of an unpacked backup refers to."""
     with contextlib.closing(sqlite3.connect(home / DATABASE)) as connection:
         tables = connection.execute(
             "SELECT t.name FROM sqlite_master t, pragma_table_info(t.name) c "
             "WHERE t.type = 'table' AND c.name = 'blob_key'"
         ).fetchall()
-        keys = [
-            key
+        return sum(
+            not (home / OBJECTS / key).is_file()
             for (table,) in tables
             for (key,) in connection.execute(f'SELECT blob_key FROM "{table}" WHERE blob_key IS NOT NULL')
-        ]
-    return sum(not (home / OBJECTS / key).is_file() for key in keys)
+        )
 
 
 def require_known_schema(path: Path) -> None:
     """Refuse the database of a backup that a release with another schema wrote."""
     with opened_database(f"sqlite:///{path}") as database:
-        step = schema_step(database)
-    if step is None:
+        revision = _revision(database)
+    if revision is None:
         raise damaged("its database has no schema")
-    if step not in revisions():
-        raise unknown_schema("the backup", step)
+    if revision not in revisions():
+        raise unknown_schema("the backup", revision)
 
 
 def require_empty(config: PlatformConfig) -> None:
@@ -119,39 +150,94 @@ def restore_rows(path: Path, url: str, *, again: bool) -> None:
         backup.migrate()
         database.migrate()
         with backup.session() as rows, database.transaction() as arriving:
-            if again and digests(rows) == digests(arriving):
+            if again and _digests(rows) == _digests(arriving):
                 return
             _require_no_rows(database, arriving)
-            copy_all(rows, arriving)
+            _copy_all(rows, arriving)
+
+
+def _copy_all(source: Session, target: Session) -> None:
+    """Copy every row into empty tables and compare; nothing else may write to either side."""
+    for table in _TABLES:
+        for rows in _batches(source, table, select(table)):
+            values = [dict(zip(table.columns.keys(), _values(row), strict=True)) for row in rows]
+            _insert(target, table, values)
+    _set_sequences(target)
+    if _digests(source) != _digests(target):
+        raise OsmosisError("the copied rows are not those of the database.", code="INTERNAL")
+
+
+def _set_sequences(session: Session) -> None:
+    """Let PostgreSQL number new rows after the copied ones; SQLite does so by itself."""
+    if session.get_bind().dialect.name == "sqlite":
+        return
+    for table in _TABLES:
+        column = table.autoincrement_column
+        if column is not None:
+            last = select(func.max(column)).scalar_subquery()
+            sequence = func.pg_get_serial_sequence(table.name, column.name)
+            session.execute(select(func.setval(sequence, func.coalesce(last, 1), last.is_not(None))))
+
+
+def _revision(database: Database) -> str | None:
+    with database.session() as session:
+        return current_revision(session.connection())
 
 
 def _require_no_rows(database: Database, session: Session) -> None:
-    if (table := what_is_in(session)) is not None:
-        raise ConflictError(
-            f"{database.shown} is not empty: it contains the table {table}.", hint=_NEW_DATABASE
+    """Refuse a database with a row, or with a table that is not the platform's."""
+    ours = {table.name: table for table in _TABLES}
+    for name in sorted(set(inspect(session.connection()).get_table_names()) - {"alembic_version"}):
+        if name not in ours or session.scalar(select(literal(1)).select_from(ours[name]).limit(1)):
+            raise ConflictError(
+                f"{database.shown} is not empty: it contains the table {name}.", hint=_NEW_DATABASE
+            )
+
+
+def _insert(session: Session, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
+    try:
+        session.execute(insert(table), rows)
+    except (DataError, IntegrityError) as error:
+        first, last = (
+            "/".join(str(row[column.name])[:64] for column in table.primary_key)
+            for row in (rows[0], rows[-1])
         )
+        said = str(error.orig).splitlines()[0] if isinstance(error, DataError) else "it violates the schema"
+        raise OsmosisError(
+            f"a row of table '{table.name}' between {first} and {last} cannot be stored: {said}.",
+            code="INTERNAL",
+            hint="correct or delete that row on the platform, then make another backup",
+        ) from None
 
 
-def _copy_sqlite(source: Path, target: Path) -> None:
-    with (
-        contextlib.closing(sqlite3.connect(source, timeout=30)) as live,
-        contextlib.closing(sqlite3.connect(target)) as copy,
-    ):
-        # In one step: it reads a snapshot, writers go on beside it, and none makes it begin again.
-        live.backup(copy, pages=-1)
-        _one_file(copy)
+def _digests(session: Session) -> dict[str, tuple[int, str]]:
+    """Return the number and the digest of the rows of every table, by its name."""
+    return {table.name: _digest(session, table) for table in _TABLES}
 
 
-def _copy_rows(url: str, target: Path) -> None:
-    with opened_database(url) as database, opened_database(f"sqlite:///{target}") as copy:
-        copy.migrate()
-        with database.session() as rows, copy.transaction() as arriving:
-            copy_all(rows, arriving)
-    with contextlib.closing(sqlite3.connect(target)) as connection:
-        _one_file(connection)
-    target.with_name(f"{target.name}.lock").unlink(missing_ok=True)
+def _digest(session: Session, table: Table) -> tuple[int, str]:
+    is_sqlite = session.get_bind().dialect.name == "sqlite"
+
+    def by_bytes(column: Column[Any]) -> ColumnElement[Any]:
+        # PostgreSQL may order text by the rules of a language.
+        return column if is_sqlite or not isinstance(column.type, String) else collate(column, "C")
+
+    hashed, count = hashlib.sha256(), 0
+    for rows in _batches(session, table, select(table).order_by(*map(by_bytes, table.primary_key))):
+        for row in rows:
+            hashed.update(orjson.dumps(_values(row), default=bytes.hex, option=orjson.OPT_SORT_KEYS))
+            hashed.update(b"\n")
+        count += len(rows)
+    return count, hashed.hexdigest()
 
 
-def _one_file(connection: sqlite3.Connection) -> None:
-    """Let a database be one file, without a log beside it."""
-    connection.execute("PRAGMA journal_mode=DELETE")
+def _batches(session: Session, table: Table, query: Select[Any]) -> Iterator[Sequence[Row[Any]]]:
+    has_bytes = any(isinstance(column.type, LargeBinary) for column in table.columns)
+    size = _BATCH_ROWS_OF_BYTES if has_bytes else _BATCH_ROWS
+    found = session.execute(query, execution_options={"stream_results": True, "yield_per": size})
+    yield from found.partitions()
+
+
+def _values(row: Row[Any]) -> list[Any]:
+    """Return the values of a row that both engines accept: PostgreSQL has no text with the character NUL."""
+    return [value.replace("\0", "\ufffd") if isinstance(value, str) else value for value in row]

@@ -15,37 +15,38 @@ from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
-from osmosis_ai.platform.blobs.incoming import IncomingFile, make_directories, sweep
+from osmosis_ai.platform.blobs.local import IncomingFile, make_directories, sweep
 
 LIMIT_BYTES = 8 << 30
-"""How much of the disk copies take (8 GiB); one that is larger than all of it stays while it is read."""
+"""The size of the cache (8 GiB); a larger copy stays while it is read."""
 _TRIES = 5
-_NOTED_EVERY_S = 300.0
-"""How often it is noted that a copy is used: each time its file is changed, for those who know a file by its times."""
+# Recording each use would change the file's times, which other programs identify it by.
+_USE_RECORDED_EVERY_S = 300.0
 
 
 class BlobCopies:
     """The copies in a directory."""
 
-    def __init__(
-        self, root: Path, *, limit_bytes: int = LIMIT_BYTES, now: Callable[[], float] = time.time
-    ) -> None:
-        self._kept = root / "copies"
+    def __init__(self, root: Path, *, limit_bytes: int = LIMIT_BYTES) -> None:
+        self._copies = root / "copies"
         self._incoming = root / "incoming"
         self._limit = limit_bytes
-        self._now = now
 
     @contextmanager
     def open(self, name: str, fetch: Callable[[IncomingFile], None]) -> Iterator[tuple[Path, BinaryIO]]:
-        """Give the copy ``name``, which stays while the block lasts, and its open file."""
-        path = self._kept / name
-        handle = self._hold(path)
+        """Provide the copy ``name`` and its open file; it is not removed within the block."""
+        path = self._copies / name
         for _ in range(_TRIES):
+            handle = _open_locked(path)
             if handle is not None:
                 break
-            self._make(path, fetch)
-            handle = self._hold(path)
-        if handle is None:
+            make_directories(path.parent)
+            with IncomingFile(self._incoming) as incoming:
+                fetch(incoming)
+                incoming.seal()
+                # A copy that another process made has the same bytes, and may be in use.
+                incoming.move_to_free(path)
+        else:
             raise OSError(f"the copy {path} is removed as often as it is made")
         with handle:
             self.trim()
@@ -53,10 +54,10 @@ class BlobCopies:
         self.trim()
 
     def trim(self) -> None:
-        """Remove the copies that were not used for longest until the rest is small enough."""
+        """Remove the least recently used copies until the rest is small enough."""
         found: list[tuple[int, int, Path]] = []
         with suppress(FileNotFoundError):
-            for path in self._kept.iterdir():
+            for path in self._copies.iterdir():
                 with suppress(FileNotFoundError):
                     status = path.stat()
                     found.append((status.st_mtime_ns, status.st_size, path))
@@ -68,39 +69,29 @@ class BlobCopies:
                 excess -= size
 
     def sweep(self, now: datetime) -> None:
-        """Remove what killed processes left, and what is too much."""
+        """Remove the leftovers of killed processes, and trim."""
         sweep(self._incoming, now=now)
         self.trim()
 
-    def _hold(self, path: Path) -> BinaryIO | None:
-        """Open a copy so that nobody removes it; None when there is none."""
-        while True:
-            try:
-                handle = path.open("rb")
-            except FileNotFoundError:
-                return None
-            fcntl.flock(handle, fcntl.LOCK_SH)
-            if _is_at(handle, path):
-                self._note_use(handle)
-                return handle
-            handle.close()
 
-    def _note_use(self, handle: BinaryIO) -> None:
-        # A time that lies ahead is of a clock that was set back since: it is no use either.
-        if abs(self._now() - os.fstat(handle.fileno()).st_mtime) >= _NOTED_EVERY_S:
-            os.utime(handle.fileno())
-
-    def _make(self, path: Path, fetch: Callable[[IncomingFile], None]) -> None:
-        make_directories(path.parent)
-        with IncomingFile(self._incoming) as incoming:
-            fetch(incoming)
-            incoming.seal()
-            # Another's copy has the same bytes, and may be in use.
-            incoming.move_to_free(path)
+def _open_locked(path: Path) -> BinaryIO | None:
+    """Open a copy so that it is not removed; None if there is none."""
+    while True:
+        try:
+            handle = path.open("rb")
+        except FileNotFoundError:
+            return None
+        fcntl.flock(handle, fcntl.LOCK_SH)
+        if _is_at(handle, path):
+            # A time in the future is from a clock that was set back since.
+            if abs(time.time() - os.fstat(handle.fileno()).st_mtime) >= _USE_RECORDED_EVERY_S:
+                os.utime(handle.fileno())
+            return handle
+        handle.close()
 
 
 def _removed(path: Path) -> bool:
-    """Remove a copy that nobody uses; whether it is gone."""
+    """Remove a copy unless it is in use; return whether it is gone."""
     try:
         with path.open("rb") as handle:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -116,7 +107,6 @@ def _removed(path: Path) -> bool:
 
 
 def _is_at(handle: BinaryIO, path: Path) -> bool:
-    """Whether an open file is the one that ``path`` names."""
     try:
         return os.path.samestat(os.fstat(handle.fileno()), path.stat())
     except FileNotFoundError:

@@ -2,20 +2,7 @@
 
 A blob is complete or absent and never changes: new bytes get a new key. Clients send bytes as an
 *upload* of one or more parts, each PUT to a signed URL of its exact size. Completing the upload creates the blob, and
-an incomplete upload leaves nothing. A single-piece upload has one part, so late data cannot change a blob. All
-methods block and must not be called inside a database transaction.
-
-    BlobError
-    ├── BlobNotFound      no blob has the key
-    ├── UploadNotFound    the upload was completed, aborted, or never begun
-    ├── PartsMismatch     the named parts differ from the received ones
-    ├── BodyTooLarge      more bytes than announced
-    ├── BodyTooSmall      fewer bytes than announced
-    ├── DigestMismatch    other bytes than announced
-    ├── UrlRefused        a signed URL was altered or has expired
-    └── BlobStoreError    the store refuses the platform, or is misconfigured
-        └── BlobStoreBusy     the store is temporarily unavailable
-            └── BlobStoreSilent   the store does not answer
+an incomplete upload leaves nothing. All methods block and must not be called inside a database transaction.
 """
 
 from __future__ import annotations
@@ -35,7 +22,7 @@ _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*")
 
 
 class BlobError(OsmosisError):
-    """Bytes did not get where they belong."""
+    """Base class of the errors of blobs."""
 
 
 class BlobNotFound(BlobError):
@@ -45,7 +32,7 @@ class BlobNotFound(BlobError):
 
 
 class UploadNotFound(BlobError):
-    """The upload was completed, given up, or never begun."""
+    """The upload was completed, aborted, or never begun."""
 
     default_code = "NOT_FOUND"
 
@@ -59,35 +46,24 @@ class PartsMismatch(BlobError):
     """The parts named at the end of an upload are not those received."""
 
 
-class BodyTooLarge(BlobError):
-    """More bytes came than the URL was made for."""
+class TransferRefused(BlobError):
+    """A signed URL does not permit a request or its body. ``status`` and ``reason`` are the HTTP reply's."""
 
-
-class BodyTooSmall(BlobError):
-    """Fewer bytes came than the URL was made for."""
-
-
-class DigestMismatch(BlobError):
-    """Other bytes came than the sender meant."""
-
-
-class UrlRefused(BlobError):
-    """A signed URL that is not one of ours, or no longer valid."""
-
-    def __init__(self, message: str, *, expired: bool) -> None:
+    def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(message)
-        self.expired = expired
+        self.status = status
+        self.reason = reason
 
 
 class BlobStoreError(BlobError):
-    """The store refuses the platform itself, is full, or holds other bytes than were put there."""
+    """The store refuses the platform itself, is full, or holds other bytes than were stored."""
 
     default_code = "PLATFORM_ERROR"
     is_infrastructure = True
 
 
 class BlobStoreBusy(BlobStoreError):
-    """The store does not do what it is asked now."""
+    """The store is temporarily unavailable."""
 
 
 class BlobStoreSilent(BlobStoreBusy):
@@ -119,75 +95,58 @@ class Part:
 
 
 class BlobStore(Protocol):
-    """Bytes by key."""
+    """Bytes by key. A prefix is a key without its last segments."""
 
     def check(self) -> None:
         """Find out whether blobs can be written, read and removed."""
-        ...
 
     def put(self, key: str, stream: BinaryIO) -> BlobInfo:
         """Store everything ``stream`` has; an existing blob is replaced in one step."""
-        ...
 
     def open(self, key: str) -> BinaryIO:
-        """Open a blob for reading; what was opened stays readable when the blob is deleted."""
-        ...
+        """Open a blob for reading; an open blob stays readable when it is deleted."""
 
     def read(self, key: str, offset: int, length: int) -> bytes:
-        """Return ``length`` bytes from ``offset`` on; fewer where the blob ends before."""
-        ...
+        """Return ``length`` bytes from ``offset`` on; fewer if the blob ends before."""
 
     def size(self, key: str) -> int:
         """Return a blob's size in bytes."""
-        ...
 
     def delete(self, key: str) -> None:
-        """Remove a blob; one that is not there is no error."""
-        ...
+        """Remove a blob; a missing one is no error."""
 
     def delete_below(self, prefix: str) -> None:
-        """Remove every blob below ``prefix``, a key without its last segments; that there are none is no error."""
-        ...
+        """Remove every blob below ``prefix``."""
 
     def keys(self, prefix: str) -> Iterator[str]:
-        """Yield the keys below ``prefix``, a key without its last segments, in no order; below ``""`` are all."""
-        ...
+        """Yield the keys below ``prefix`` in no order; all keys if it is empty."""
 
     def local_copy(self, key: str) -> AbstractContextManager[Path]:
-        """Give a file with the blob's bytes and the key's extension, to be read and not changed."""
-        ...
+        """Provide a read-only file with the blob's bytes and the key's extension."""
 
     def signed_get_url(self, key: str, *, filename: str, ttl: timedelta) -> str:
         """Return a URL that serves the blob, as a download named ``filename``, until ``ttl`` has passed."""
-        ...
 
     def begin_upload(self, key: str) -> BlobUpload:
         """Begin an upload of a new blob."""
-        ...
 
     def signed_part_url(self, upload: BlobUpload, part_number: int, *, size: int, ttl: timedelta) -> str:
         """Return a URL that takes exactly ``size`` bytes by PUT as a part, numbered from 1."""
-        ...
 
     def parts(self, upload: BlobUpload) -> Mapping[int, Part]:
         """Return the parts received so far, by number."""
-        ...
 
     def complete_upload(self, upload: BlobUpload, etags: Sequence[str]) -> BlobInfo:
         """Make the blob of parts 1, 2 … with these ETags; may be repeated, also after a crash."""
-        ...
 
     def abort_upload(self, upload: BlobUpload) -> None:
-        """Give an upload up and forget its parts; one that has ended is no error."""
-        ...
+        """Abort an upload and forget its parts; one that has ended is no error."""
 
     def unfinished_uploads(self) -> Iterator[tuple[BlobUpload, datetime]]:
-        """Yield the uploads that have not ended, each with the moment it began."""
-        ...
+        """Yield the uploads that have not ended, each with the time it began."""
 
     def sweep(self) -> None:
-        """Remove what processes that were killed have left half-written."""
-        ...
+        """Remove the leftovers of killed processes."""
 
 
 def check_key(key: str) -> str:

@@ -1,20 +1,4 @@
-"""Datasets of a workspace: upload, check, preview and use by runs.
+"""Datasets of a workspace: ``store`` handles requests, ``uploads`` describes uploads, and ``ingest`` checks them.
 
-``store`` handles requests, ``pending_uploads`` uploads in progress, ``ingest`` background checks, ``check`` one file's
-check, and ``lookup`` finds a dataset and its rows for a run.
+``check`` checks one file, usually in a separate process; so this package imports nothing.
 """
-
-from __future__ import annotations
-
-from osmosis_ai.platform.datasets.lookup import find_dataset, open_dataset
-from osmosis_ai.platform.datasets.store import DatasetLimits, DatasetRecord, DatasetStore
-from osmosis_ai.platform.datasets.upload_request import DatasetRejected
-
-__all__ = [
-    "DatasetLimits",
-    "DatasetRecord",
-    "DatasetRejected",
-    "DatasetStore",
-    "find_dataset",
-    "open_dataset",
-]

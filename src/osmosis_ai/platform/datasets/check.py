@@ -12,7 +12,9 @@ import os
 import sys
 import tempfile
 import threading
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +25,14 @@ PREVIEW_ROWS = 50
 PREVIEW_BYTES = 128 * 1024
 _MAX_TEXT_CHARS = 4096
 _MAX_DEPTH = 16
-# A process of its own takes half a second; text up to this size takes less.
+# A separate process takes half a second; smaller text files take less.
 _SMALL_BYTES = 4 << 20
 _TIME_LIMIT_S = 3600.0
 
 
 @dataclass(frozen=True)
 class Check:
-    """What was found in a file; it is good when there are no errors."""
+    """The result of a check; the file is valid if there are no errors."""
 
     row_count: int = 0
     mode: str | None = None
@@ -40,7 +42,7 @@ class Check:
 
 
 class CheckCancelled(Exception):
-    """The platform is stopping; the file will be checked when it starts again."""
+    """The platform is stopping; the next start checks the file."""
 
 
 def check_dataset(path: Path, *, stopping: threading.Event) -> Check:
@@ -66,41 +68,34 @@ def preview(path: Path) -> list[dict[str, Any]]:
     """Return the first rows as JSON values: as many as fit, long texts cut."""
     rows: list[dict[str, Any]] = []
     left = PREVIEW_BYTES
-    try:
-        for index, record in iter_records(path):
-            if index == PREVIEW_ROWS:
-                break
-            row = {name: _presentable(value, _MAX_TEXT_CHARS) for name, value in record.items()}
+    # A column that runs ignore may be unreadable in a valid dataset.
+    with suppress(OsmosisError, RecursionError):
+        for _, record in islice(iter_records(path), PREVIEW_ROWS):
+            row = {name: _presentable(value) for name, value in record.items()}
             left -= len(json.dumps(row, ensure_ascii=False).encode())
             if left < 0:
                 break
             rows.append(row)
-    except (OsmosisError, RecursionError):
-        # A column that no run looks at may be unreadable in a dataset that is good.
-        return rows
     return rows
 
 
-def _presentable(value: Any, max_chars: int, depth: int = 0) -> Any:
+def _presentable(value: Any, depth: int = 0) -> Any:
     if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, float):
-        # As text, a number keeps the digits that an answer has and JSON's readers drop: 1.10.
+        # JSON readers would drop digits of such numbers, so they become text.
         return value if math.isfinite(value) and str(value) == repr(value) else str(value)
     if depth < _MAX_DEPTH and isinstance(value, dict):
-        return {
-            _text(str(key), max_chars): _presentable(item, max_chars, depth + 1)
-            for key, item in value.items()
-        }
+        return {_text(str(key)): _presentable(item, depth + 1) for key, item in value.items()}
     if depth < _MAX_DEPTH and isinstance(value, (list, tuple)):
-        return [_presentable(item, max_chars, depth + 1) for item in value]
-    return _text(value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value), max_chars)
+        return [_presentable(item, depth + 1) for item in value]
+    return _text(value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value))
 
 
-def _text(text: str, max_chars: int) -> str:
+def _text(text: str) -> str:
     # Databases refuse NUL inside JSON.
-    kept = text[:max_chars].replace("\0", "\N{REPLACEMENT CHARACTER}")
-    return kept if len(text) <= max_chars else f"{kept}…"
+    kept = text[:_MAX_TEXT_CHARS].replace("\0", "\N{REPLACEMENT CHARACTER}")
+    return kept if len(text) <= _MAX_TEXT_CHARS else f"{kept}…"
 
 
 def _check_in_subprocess(path: Path, stopping: threading.Event) -> Check:
@@ -109,7 +104,7 @@ def _check_in_subprocess(path: Path, stopping: threading.Event) -> Check:
 
     with tempfile.TemporaryDirectory(prefix="osmosis-check-") as directory:
         result = Path(directory) / "result.json"
-        command = [sys.executable, "-m", "osmosis_ai.platform.datasets", str(path), str(result)]
+        command = [sys.executable, "-m", "osmosis_ai.platform.datasets.check", str(path), str(result)]
         output = Path(directory) / "output"
         child = ChildProcess(command, env=python_environment(os.environ), cwd=Path(directory), stdout=output)
         status = child.finish(_TIME_LIMIT_S, stopping)
@@ -127,10 +122,14 @@ def _check_in_subprocess(path: Path, stopping: threading.Event) -> Check:
 
 
 def main(arguments: list[str]) -> None:
-    """Check the file of the first argument, write what was found to the second."""
+    """Check the file of the first argument, and write the result to the second."""
     from osmosis_ai.processes import watch_parent
 
     watch_parent()
     os.nice(10)
     source, result = map(Path, arguments)
     result.write_text(json.dumps(asdict(check_in_process(source))), "utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

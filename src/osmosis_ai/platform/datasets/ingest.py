@@ -19,7 +19,7 @@ from osmosis_ai.platform.blobs.parted_upload import old_uploads
 from osmosis_ai.platform.blobs.store import BlobInfo, BlobStore, BlobStoreError, PartsMismatch, UploadNotFound
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.datasets.check import Check, CheckCancelled, check_dataset
-from osmosis_ai.platform.datasets.pending_uploads import PendingUpload
+from osmosis_ai.platform.datasets.uploads import PendingUpload
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbDataset
 from osmosis_ai.platform.log_lines import LogLine
@@ -28,7 +28,7 @@ from osmosis_ai.platform.logs import LogStore
 logger = logging.getLogger("osmosis_ai.platform.datasets")
 
 BLOB_PREFIX = "datasets"
-# On the wire, a moment has milliseconds; clients tell versions of a dataset by it.
+# The wire has milliseconds, and clients recognise a new version of a dataset by them.
 _TICK = timedelta(milliseconds=1)
 
 
@@ -51,17 +51,17 @@ class Ingest:
         self._again: set[str] = set()
 
     def start(self) -> None:
-        """Take new work from now on; :meth:`recover` finds what an earlier process left."""
+        """Accept work; :meth:`recover` finds that of an earlier process."""
         self._stopping.clear()
         self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="osmosis-dataset-check")
 
     def close(self) -> None:
-        """Stop; what is not done is picked up at the next start."""
+        """Stop; the next start continues."""
         self._stopping.set()
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
             self._pool = None
-        # What was cancelled before it began has not removed itself.
+        # Cancelled work that had not begun has not removed itself.
         self._running.clear()
         self._again.clear()
 
@@ -73,10 +73,10 @@ class Ingest:
             if dataset_id in self._running:
                 self._again.add(dataset_id)
             else:
-                self._launch(self._pool, dataset_id)
+                self._running[dataset_id] = self._pool.submit(self._run, dataset_id)
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until nothing is being checked; whether that was so in time."""
+        """Wait until no check is running; return whether that was in time."""
         while True:
             with self._lock:
                 running = list(self._running.values())
@@ -86,7 +86,7 @@ class Ingest:
                 return False
 
     def recover(self) -> None:
-        """Check what is ``processing``, end uploads whose time is over, remove what nobody refers to."""
+        """Check datasets in ``processing``, end expired uploads, and remove unreferenced uploads and blobs."""
         with self._db.session() as session:
             waiting = list(session.scalars(select(DbDataset.id).where(DbDataset.status == "processing")))
             uploading = list(session.scalars(select(DbDataset).where(DbDataset.upload.is_not(None))))
@@ -95,10 +95,10 @@ class Ingest:
         for row in uploading:
             pending = PendingUpload.of(row)
             if pending is not None and pending.etags is None and pending.expires_at <= self._clock.now():
-                self.give_up(row.id, pending, "the upload was not completed in time")
+                self.end_upload(row.id, pending, "the upload was not completed in time")
         self._remove_orphans()
 
-    def give_up(self, dataset_id: str, pending: PendingUpload, reason: str) -> None:
+    def end_upload(self, dataset_id: str, pending: PendingUpload, reason: str) -> None:
         """End an upload that will not become a dataset, if the row still waits for it."""
         with self._db.transaction() as session:
             row = session.get(DbDataset, dataset_id, with_for_update=True)
@@ -109,10 +109,6 @@ class Ingest:
                 row.updated_at = later_than(row, self._clock) if row.blob_key is None else row.updated_at
                 self._logs.add(session, dataset_id, [LogLine(reason, "warning", "upload")])
         self._blobs.abort_upload(pending.upload)
-
-    def _launch(self, pool: ThreadPoolExecutor, dataset_id: str) -> None:
-        future = pool.submit(self._run, dataset_id)
-        self._running[dataset_id] = future
 
     def _run(self, dataset_id: str) -> None:
         try:
@@ -130,7 +126,7 @@ class Ingest:
                 again = dataset_id in self._again
                 self._again.discard(dataset_id)
                 if again and self._pool is not None and not self._stopping.is_set():
-                    self._launch(self._pool, dataset_id)
+                    self._running[dataset_id] = self._pool.submit(self._run, dataset_id)
 
     def _work_on(self, dataset_id: str) -> None:
         with self._db.session() as session:
@@ -151,7 +147,7 @@ class Ingest:
         except (UploadNotFound, PartsMismatch):
             info, check = None, Check(errors=["the bytes received are gone; upload the file again"])
         except BlobStoreError:
-            # The bytes are where they were: checked when the store can be used again.
+            # The bytes are unchanged, and are checked when the store is available again.
             raise
         except (OSError, OsmosisError) as error:
             logger.exception("dataset %s could not be checked", dataset_id)
@@ -160,7 +156,7 @@ class Ingest:
         self._finish(dataset_id, pending, info, check)
 
     def _finish(self, dataset_id: str, pending: PendingUpload, info: BlobInfo | None, check: Check) -> None:
-        """Write down what was found, unless a later upload has taken the place of this one."""
+        """Record the result, unless a later upload has replaced this one."""
         unneeded: str | None = pending.upload.key
         good = info is not None and not check.errors
         with self._db.transaction() as session:
@@ -181,8 +177,8 @@ class Ingest:
         self._blobs.abort_upload(pending.upload)
 
     def _remove_orphans(self) -> None:
-        """Remove uploads and blobs that no row refers to: their request or their process ended too early."""
-        # Listed before the rows are read: what a row refers to by then is no orphan.
+        """Remove uploads and blobs that no row refers to, because their request or process ended too early."""
+        # Listed before the rows are read, so that new uploads are not taken for orphans.
         keys = set(self._blobs.keys(BLOB_PREFIX))
         uploads = old_uploads(self._blobs, BLOB_PREFIX, now=self._clock.now())
         if not keys and not uploads:
@@ -199,7 +195,7 @@ class Ingest:
 
 
 def later_than(row: DbDataset, clock: Clock) -> datetime:
-    """Return the moment of a change to ``row``: later than the one before, even if the clock was set back."""
+    """Return the time of a change to ``row``: later than the previous one, even if the clock was set back."""
     return max(clock.now(), row.updated_at + _TICK)
 
 
@@ -217,12 +213,12 @@ def _accept(row: DbDataset, pending: PendingUpload, info: BlobInfo, check: Check
 
 def _lines(row: DbDataset, check: Check) -> list[LogLine]:
     lines = [LogLine(problem, "error", "validate") for problem in check.errors]
-    lines += [LogLine(remark, "warning", "validate") for remark in check.warnings]
+    lines += [LogLine(warning, "warning", "validate") for warning in check.warnings]
     if not check.errors:
         details = {"row_count": check.row_count, "mode": check.mode, "sha256": row.sha256}
-        lines.append(LogLine(f"the dataset is ready: {check.row_count:,} rows", "info", "validate", details))
-    elif row.blob_key is not None:
-        lines.append(LogLine("the file was refused; the dataset keeps its former rows", "error", "validate"))
-    else:
-        lines.append(LogLine("the file was refused", "error", "validate"))
-    return lines
+        return [
+            *lines,
+            LogLine(f"the dataset is ready: {check.row_count:,} rows", "info", "validate", details),
+        ]
+    keeps = "; the dataset keeps its former rows" if row.blob_key is not None else ""
+    return [*lines, LogLine(f"the file was refused{keeps}", "error", "validate")]

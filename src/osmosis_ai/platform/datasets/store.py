@@ -1,8 +1,9 @@
-"""Requests on the datasets of a workspace.
+"""The datasets of a workspace: requests, and the rows of a dataset for a run.
 
 A name belongs to one dataset of its workspace. A dataset is ``uploaded`` once it has checked bytes, and an overwriting
 upload changes nothing until it has been checked as well. Sending bytes has three repeatable steps: announce them, send
-them to the blob store, and complete the upload.
+them to the blob store, and complete the upload. A run that starts while its dataset is overwritten gets either the old
+or the new bytes completely.
 """
 
 from __future__ import annotations
@@ -10,30 +11,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 from secrets import token_hex
-from typing import Literal
 
-from sqlalchemy import bindparam, func, select
+from sqlalchemy import bindparam, delete, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, defer
 
-from osmosis_ai.api.wire.base import LogPage
-from osmosis_ai.api.wire.datasets import CompletedPart, UploadInstructions, UploadIntent
+from osmosis_ai.api.wire.datasets import CompletedPart, UploadInstructions
+from osmosis_ai.datasets import file_digest
 from osmosis_ai.datasets.validation import MAX_FILE_BYTES
-from osmosis_ai.errors import ConflictError, NotFoundError
+from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
+from osmosis_ai.platform.accounts import display_name
+from osmosis_ai.platform.blobs.local import BLOCK_BYTES, IncomingFile
 from osmosis_ai.platform.blobs.parted_upload import MULTIPART_FROM_BYTES, PART_BYTES, UPLOAD_TTL
-from osmosis_ai.platform.blobs.store import BlobStore, BlobUpload, UploadNotFound
+from osmosis_ai.platform.blobs.store import BlobNotFound, BlobStore, BlobUpload, UploadNotFound
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.datasets.ingest import BLOB_PREFIX, Ingest
-from osmosis_ai.platform.datasets.lookup import find_dataset
-from osmosis_ai.platform.datasets.pending_uploads import PendingUpload
-from osmosis_ai.platform.datasets.upload_request import DatasetRejected, UploadRequest, normal_extension
+from osmosis_ai.platform.datasets.uploads import (
+    DatasetRejected,
+    PendingUpload,
+    UploadRequest,
+    normal_extension,
+    normal_name,
+)
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.keyed_lists import newest_page
-from osmosis_ai.platform.db.tables import DbDataset, DbUser, new_id
+from osmosis_ai.platform.db.keyset import newest_page
+from osmosis_ai.platform.db.tables import DbDataset, DbLogLine, DbRun, DbUser, new_id
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.logs import LogStore
-from osmosis_ai.platform.name_lookup import no_such_name
+from osmosis_ai.platform.runs.lifecycle import COMMAND_GROUPS, KIND_NAMES, OPEN
+from osmosis_ai.platform.workspaces import no_such_name
 from osmosis_ai.viewer.source import ItemPage
 
 DOWNLOAD_TTL = timedelta(hours=1)
@@ -43,7 +51,7 @@ DOWNLOAD_TTL = timedelta(hours=1)
 _MINE = DbDataset.workspace_id == bindparam("workspace_id")
 _COUNT = select(func.count()).select_from(DbDataset).where(_MINE)
 _RECORDS = (
-    select(DbDataset, DbUser.name, DbUser.email)
+    select(DbDataset, DbUser)
     .outerjoin(DbUser, DbUser.id == DbDataset.creator_id)
     .options(defer(DbDataset.preview, raiseload=True))
 )
@@ -57,7 +65,7 @@ _PAGE = (
 
 @dataclass(frozen=True, slots=True)
 class DatasetLimits:
-    """How large a file may be, and from where on it is sent in parts; in bytes."""
+    """Maximum size of a file, minimum size of a multipart upload, and size of its parts; in bytes."""
 
     max_bytes: int = MAX_FILE_BYTES
     multipart_from_bytes: int = MULTIPART_FROM_BYTES
@@ -75,41 +83,35 @@ class DatasetRecord:
 class DatasetStore:
     """The datasets of one platform."""
 
-    def __init__(
-        self,
-        db: Database,
-        blobs: BlobStore,
-        clock: Clock,
-        logs: LogStore,
-        *,
-        limits: DatasetLimits | None = None,
-    ) -> None:
+    def __init__(self, db: Database, blobs: BlobStore, clock: Clock, logs: LogStore) -> None:
         self._db = db
         self._blobs = blobs
         self._clock = clock
         self._logs = logs
-        self.limits = limits or DatasetLimits()
+        self.limits = DatasetLimits()
         self.ingest = Ingest(db, blobs, clock, logs)
 
     def create(
-        self,
-        workspace_id: str,
-        creator_id: str,
-        request: UploadRequest,
-        *,
-        overwrite_id: str | None = None,
-        intent: UploadIntent | None = None,
+        self, workspace_id: str, creator_id: str, request: UploadRequest
     ) -> tuple[DatasetRecord, UploadInstructions]:
-        """Announce bytes; returns the dataset and where to send them."""
-        if intent is not None:
-            handed_back = self._resume_upload(workspace_id, creator_id, request, overwrite_id, intent)
-            if handed_back is not None:
-                return handed_back
+        """Announce bytes; return the dataset and where to send them."""
+        resumed = self._resume_upload(workspace_id, creator_id, request)
+        if resumed is not None:
+            return resumed
         with self._db.session() as session:
-            self._replaceable(session, workspace_id, request, overwrite_id)
-        pending = self._begin(request, creator_id, intent)
+            self._replaceable(session, workspace_id, request)
+        in_parts = request.size >= self.limits.multipart_from_bytes
+        pending = PendingUpload(
+            upload=self._blobs.begin_upload(f"{BLOB_PREFIX}/{token_hex(16)}.{request.extension}"),
+            extension=request.extension,
+            size=request.size,
+            part_size=self.limits.part_bytes if in_parts else request.size,
+            creator_id=creator_id,
+            expires_at=self._clock.now() + UPLOAD_TTL,
+            intent=request.intent,
+        )
         try:
-            row, former = self._register(workspace_id, request, overwrite_id, pending)
+            row, former = self._register(workspace_id, request, pending)
         except BaseException:
             self._blobs.abort_upload(pending.upload)
             raise
@@ -124,7 +126,7 @@ class DatasetStore:
         extension: str,
         parts: Sequence[CompletedPart] | None = None,
     ) -> DatasetRecord:
-        """Say that all bytes have been sent; they are checked from then on."""
+        """Complete an upload: all bytes have been sent, and can be checked."""
         row = self._find(workspace_id, name_or_id)
         pending = PendingUpload.of(row)
         if pending is not None and pending.etags is None:
@@ -132,45 +134,69 @@ class DatasetStore:
                 raise DatasetRejected(
                     [("file_extension", f"the upload was announced as {pending.extension}, not {extension}")]
                 )
-            self._note_complete(row.id, pending, self._received(row, pending, parts))
+            self._record_complete(row.id, pending, self._received(row, pending, parts))
         elif pending is None:
             _require_no_abort(row)
         self.ingest.submit(row.id)
         return self.get(workspace_id, row.id)
 
     def abort(self, workspace_id: str, name_or_id: str) -> DatasetRecord:
-        """Give an upload up; a dataset that had bytes before keeps them."""
+        """Abort an upload; a dataset keeps its former bytes."""
         row = self._find(workspace_id, name_or_id)
         pending = PendingUpload.of(row)
         if pending is not None:
-            self.ingest.give_up(row.id, pending, "the upload was aborted")
+            self.ingest.end_upload(row.id, pending, "the upload was aborted")
         return self.get(workspace_id, row.id)
 
     def get(self, workspace_id: str, name_or_id: str) -> DatasetRecord:
         """Return a dataset."""
         with self._db.session() as session:
             row = find_dataset(session, workspace_id, name_or_id)
-            creator = session.get(DbUser, row.creator_id) if row is not None and row.creator_id else None
             if row is None:
                 raise _unknown(session, workspace_id, name_or_id)
-        return DatasetRecord(row, _display_name(creator))
+            creator = session.get(DbUser, row.creator_id) if row.creator_id else None
+        return DatasetRecord(row, display_name(creator))
+
+    def delete(self, dataset: DbDataset) -> None:
+        """Delete a dataset; runs that used it keep its name and their results.
+
+        The bytes go after the row; a crash in between leaves them to :meth:`Ingest.recover`.
+        """
+        with self._db.transaction() as session:
+            row = session.get(DbDataset, dataset.id, with_for_update=True)
+            if row is None:
+                return
+            open_runs = select(DbRun).where(DbRun.dataset_id == row.id, DbRun.status.in_(OPEN))
+            run = session.scalars(open_runs.order_by(DbRun.created_at)).first()
+            if run is not None:
+                raise ConflictError(
+                    f"the dataset '{row.name}' cannot be deleted: the {KIND_NAMES[run.kind]} run '{run.name}', which is "
+                    f"{run.status}, uses it.",
+                    hint=f"wait for the run, or stop it with `{COMMAND_GROUPS[run.kind]} stop {run.name}`",
+                )
+            key, pending = row.blob_key, PendingUpload.of(row)
+            session.execute(delete(DbLogLine).where(DbLogLine.subject_id == row.id))
+            session.delete(row)
+        if key is not None:
+            self._blobs.delete(key)
+        if pending is not None:
+            self._blobs.abort_upload(pending.upload)
 
     def list(self, workspace_id: str, *, limit: int, offset: int) -> tuple[Sequence[DatasetRecord], int]:
-        """Return a page of datasets, the newest first and without their previews, and how many there are."""
+        """Return a page of datasets by offset, newest first and without their previews, and their number."""
         asked = {"workspace_id": workspace_id, "limit": limit, "offset": offset}
         with self._db.session() as session:
             total = session.scalar(_COUNT, {"workspace_id": workspace_id}) or 0
-            return [
-                DatasetRecord(row, name or email) for row, name, email in session.execute(_PAGE, asked)
-            ], total
+            found = session.execute(_PAGE, asked)
+            return [DatasetRecord(row, display_name(user)) for row, user in found], total
 
     def page(self, workspace_id: str, *, limit: int, cursor: str | None) -> ItemPage[DatasetRecord]:
-        """Return datasets from a place on, the newest first and without their previews."""
+        """Return a page of datasets, newest first and without their previews."""
         with self._db.session() as session:
 
             def entries(ids: Sequence[str]) -> dict[str, DatasetRecord]:
                 rows = session.execute(_RECORDS.where(DbDataset.id.in_(ids)))
-                return {row.id: DatasetRecord(row, name or email) for row, name, email in rows}
+                return {row.id: DatasetRecord(row, display_name(user)) for row, user in rows}
 
             return newest_page(session, DbDataset, workspace_id, entries, limit=limit, cursor=cursor)
 
@@ -183,40 +209,26 @@ class DatasetStore:
         url = self._blobs.signed_get_url(row.blob_key, filename=filename, ttl=DOWNLOAD_TTL)
         return url, DOWNLOAD_TTL, filename
 
-    def logs(
-        self,
-        workspace_id: str,
-        name_or_id: str,
-        *,
-        limit: int,
-        direction: Literal["older", "newer"],
-        cursor: str | None,
-    ) -> LogPage:
-        """Return a page of what was said about a dataset."""
-        row = self._find(workspace_id, name_or_id)
-        return self._logs.page(row.id, limit=limit, direction=direction, cursor=cursor)
-
     def _find(self, workspace_id: str, name_or_id: str) -> DbDataset:
         return self.get(workspace_id, name_or_id).row
 
     def _resume_upload(
-        self,
-        workspace_id: str,
-        creator_id: str,
-        request: UploadRequest,
-        overwrite_id: str | None,
-        intent: UploadIntent,
+        self, workspace_id: str, creator_id: str, request: UploadRequest
     ) -> tuple[DatasetRecord, UploadInstructions] | None:
-        """Hand back the open upload of the same user and bytes, with fresh URLs; None when there is none."""
+        """Return the open upload of the same user and bytes with fresh URLs, or None."""
+        if request.intent is None:
+            return None
         with self._db.session() as session:
-            row = find_dataset(session, workspace_id, overwrite_id or request.name)
+            row = find_dataset(session, workspace_id, request.overwrite_id or request.name)
         pending = PendingUpload.of(row)
         if row is None or pending is None or row.name != request.name:
             return None
-        # What would replace bytes has to say so, each time.
-        may_replace = overwrite_id is not None or row.blob_key is None
-        same = pending.is_of(creator_id, request.extension, request.size, intent)
-        if not (same and may_replace) or pending.expires_at <= self._clock.now():
+        # A request that would replace bytes must say so each time.
+        may_replace = request.overwrite_id is not None or row.blob_key is None
+        if (
+            not (may_replace and pending.is_of(creator_id, request))
+            or pending.expires_at <= self._clock.now()
+        ):
             return None
         try:
             received = self._blobs.parts(pending.upload)
@@ -233,33 +245,24 @@ class DatasetStore:
             self._logs.add(session, row.id, [LogLine(message, "info", "upload")])
         return self.get(workspace_id, row.id), pending.instructions(self._blobs, received)
 
-    def _begin(self, request: UploadRequest, creator_id: str, intent: UploadIntent | None) -> PendingUpload:
-        in_parts = request.size >= self.limits.multipart_from_bytes
-        return PendingUpload(
-            upload=self._blobs.begin_upload(f"{BLOB_PREFIX}/{token_hex(16)}.{request.extension}"),
-            extension=request.extension,
-            size=request.size,
-            part_size=self.limits.part_bytes if in_parts else request.size,
-            creator_id=creator_id,
-            expires_at=self._clock.now() + UPLOAD_TTL,
-            intent=intent,
-        )
-
     def _register(
-        self, workspace_id: str, request: UploadRequest, overwrite_id: str | None, pending: PendingUpload
+        self, workspace_id: str, request: UploadRequest, pending: PendingUpload
     ) -> tuple[DbDataset, BlobUpload | None]:
-        """Make the row wait for an upload; returns it and the upload it waited for before."""
+        """Make the row wait for an upload; return it and its former upload."""
         now = self._clock.now()
         try:
             with self._db.transaction() as session:
-                row = self._replaceable(session, workspace_id, request, overwrite_id, lock=True)
+                row = self._replaceable(session, workspace_id, request, lock=True)
                 former = PendingUpload.of(row)
                 if row is None:
                     row = DbDataset(id=new_id("ds"), workspace_id=workspace_id, name=request.name)
                     row.created_at = now
                     session.add(row)
                 if row.blob_key is None:
-                    _start_upload(row, request, pending)
+                    row.status = "pending"
+                    row.extension, row.file_size = request.extension, request.size
+                    row.row_count = row.sha256 = row.preview = None
+                    row.creator_id = pending.creator_id
                     row.created_at = row.updated_at = now
                 else:
                     row.status = "uploaded"
@@ -269,26 +272,20 @@ class DatasetStore:
                 session.flush()
                 self._logs.add(session, row.id, [LogLine(message, "info", "upload")])
         except IntegrityError:
-            # Two at once on a database that lets both look first.
+            # Two concurrent requests on a database that lets both read first.
             with self._db.session() as session:
                 existing = find_dataset(session, workspace_id, request.name)
             raise _name_taken(existing, request) from None
         return row, former.upload if former is not None else None
 
     def _replaceable(
-        self,
-        session: Session,
-        workspace_id: str,
-        request: UploadRequest,
-        overwrite_id: str | None,
-        *,
-        lock: bool = False,
+        self, session: Session, workspace_id: str, request: UploadRequest, *, lock: bool = False
     ) -> DbDataset | None:
-        """Return the row that the announced bytes are for, or None when there is none of that name."""
-        if overwrite_id is not None:
-            row = find_dataset(session, workspace_id, overwrite_id, lock=lock)
+        """Return the row that the announced bytes are for, or None for a new name."""
+        if request.overwrite_id is not None:
+            row = find_dataset(session, workspace_id, request.overwrite_id, lock=lock)
             if row is None:
-                raise _unknown(session, workspace_id, overwrite_id)
+                raise _unknown(session, workspace_id, request.overwrite_id)
             if row.name != request.name:
                 problem = f"the dataset to overwrite is called '{row.name}', not '{request.name}'"
                 raise DatasetRejected([("overwrite_dataset_id", problem)])
@@ -297,12 +294,12 @@ class DatasetStore:
             DbDataset.workspace_id == workspace_id, DbDataset.name == request.name
         )
         row = session.scalar(named.with_for_update() if lock else named)
-        if row is not None and not self._holds_nothing(row):
+        if row is not None and not self._is_empty(row):
             raise _name_taken(row, request)
         return row
 
-    def _holds_nothing(self, row: DbDataset) -> bool:
-        """Whether a dataset has nothing that could be lost: no bytes, and none on their way."""
+    def _is_empty(self, row: DbDataset) -> bool:
+        """Return whether a dataset has neither bytes nor an open upload."""
         pending = PendingUpload.of(row)
         if row.blob_key is not None or row.status == "processing":
             return False
@@ -311,23 +308,23 @@ class DatasetStore:
     def _received(
         self, row: DbDataset, pending: PendingUpload, parts: Sequence[CompletedPart] | None
     ) -> Sequence[str]:
-        """Return the ETags of the parts that are here, or nothing where the upload has ended meanwhile."""
+        """Return the ETags of the received parts; empty if the upload has ended meanwhile."""
         try:
             return pending.match(self._blobs.parts(pending.upload), parts)
         except UploadNotFound:
             return []
         except DatasetRejected:
-            # The same was said at the same time: a check that has begun takes the parts away as it goes.
+            # A concurrent request may have completed it: a running check consumes the parts.
             if self._find(row.workspace_id, row.id).upload == row.upload:
                 raise
             return []
 
-    def _note_complete(self, dataset_id: str, pending: PendingUpload, etags: Sequence[str]) -> None:
+    def _record_complete(self, dataset_id: str, pending: PendingUpload, etags: Sequence[str]) -> None:
         with self._db.transaction() as session:
             row = session.get(DbDataset, dataset_id, with_for_update=True)
             current = PendingUpload.of(row)
             if row is not None and current is None:
-                # The same was said at the same time, and the bytes have been checked since.
+                # A concurrent request completed it, and the bytes have been checked since.
                 _require_no_abort(row)
                 return
             if row is None or current is None or current.upload != pending.upload:
@@ -336,23 +333,34 @@ class DatasetStore:
                 return
             if not etags:
                 raise ConflictError("the bytes of this upload are gone; upload the file again.")
-            row.upload = pending.completed(etags).to_json()
+            row.upload = replace(pending, etags=tuple(etags)).to_json()
             row.status = "processing"
-            self._logs.add(
-                session, dataset_id, [LogLine("all bytes are here; checking the file", "info", "upload")]
-            )
+            line = LogLine("all bytes are here; checking the file", "info", "upload")
+            self._logs.add(session, dataset_id, [line])
 
 
-def _start_upload(row: DbDataset, request: UploadRequest, pending: PendingUpload) -> None:
-    row.status = "pending"
-    row.extension = request.extension
-    row.file_size = request.size
-    row.row_count = row.sha256 = row.preview = None
-    row.creator_id = pending.creator_id
+def find_dataset(
+    session: Session, workspace_id: str, name_or_id: str, *, lock: bool = False
+) -> DbDataset | None:
+    """Return a dataset of a workspace by its id, or else its name."""
+    for column, value in ((DbDataset.id, name_or_id), (DbDataset.name, normal_name(name_or_id))):
+        query = select(DbDataset).where(DbDataset.workspace_id == workspace_id, column == value)
+        row = session.scalar(query.with_for_update() if lock else query)
+        if row is not None:
+            return row
+    return None
 
 
-def _display_name(user: DbUser | None) -> str | None:
-    return None if user is None else user.name or user.email
+def open_dataset(db: Database, blobs: BlobStore, dataset_id: str, target: Path) -> DbDataset:
+    """Copy a dataset's checked bytes to ``target`` and return the row they belong to."""
+    row = _with_bytes(db, dataset_id)
+    try:
+        _copy(blobs, row, target)
+    except BlobNotFound:
+        # Overwritten since the row was read.
+        row = _with_bytes(db, dataset_id)
+        _copy(blobs, row, target)
+    return row
 
 
 def _require_no_abort(row: DbDataset) -> None:
@@ -361,11 +369,8 @@ def _require_no_abort(row: DbDataset) -> None:
 
 
 def _unknown(session: Session, workspace_id: str, name_or_id: str) -> NotFoundError:
-    newest = (
-        select(DbDataset.name)
-        .where(DbDataset.workspace_id == workspace_id)
-        .order_by(DbDataset.created_at.desc())
-    )
+    names = select(DbDataset.name).where(DbDataset.workspace_id == workspace_id)
+    newest = names.order_by(DbDataset.created_at.desc())
     return no_such_name(session, "dataset", name_or_id, newest, "see `osmosis dataset list`")
 
 
@@ -386,3 +391,30 @@ def _why_not_ready(row: DbDataset) -> str:
     if row.status == "error":
         return f"the dataset '{row.name}' was refused: {row.error}."
     return f"the upload of the dataset '{row.name}' was given up; upload it again."
+
+
+def _with_bytes(db: Database, dataset_id: str) -> DbDataset:
+    with db.session() as session:
+        row = session.get(DbDataset, dataset_id)
+    if row is None:
+        raise NotFoundError("the dataset of this run has been removed.")
+    if row.blob_key is None:
+        raise NotFoundError(f"the dataset '{row.name}' has no checked rows (status `{row.status}`).")
+    return row
+
+
+def _copy(blobs: BlobStore, row: DbDataset, target: Path) -> None:
+    if row.blob_key is None:
+        raise BlobNotFound(f"the dataset '{row.name}' has no bytes.")
+    if target.is_file() and target.stat().st_size == row.file_size and file_digest(target) == row.sha256:
+        return
+    with blobs.open(row.blob_key) as source, IncomingFile(target.parent) as copy:
+        while block := source.read(BLOCK_BYTES):
+            copy.write(block)
+        if copy.seal().sha256 != row.sha256:
+            raise OsmosisError(
+                f"the stored bytes of the dataset '{row.name}' are damaged: their SHA-256 has changed.",
+                code="PLATFORM_ERROR",
+                hint=f"upload it again with `osmosis dataset upload {row.name}.{row.extension} --overwrite`",
+            )
+        copy.move_to(target)

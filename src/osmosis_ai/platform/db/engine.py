@@ -1,7 +1,7 @@
 """Database engine: many readers, one writer, short transactions.
 
 On SQLite a write takes its lock at the start (``BEGIN IMMEDIATE``), because SQLite fails a transaction at once that
-reads first and then waits for a writer. Writers of this process queue at their own lock first, since
+reads first and then waits for a writer. Writers of this process wait for its lock first, since
 SQLite's waiting is unordered polling. Between processes the busy timeout waits. Reads never wait, because WAL
 gives them a snapshot.
 
@@ -14,7 +14,7 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -34,28 +34,28 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.db.connection_failures import PATIENCE, TEXT, connection_failure
+from osmosis_ai.platform.db.postgres import PATIENCE, TEXT, connection_failure
 from osmosis_ai.sqlite_text import teach_holds
 
 Read = TypeVar("Read")
 
 BUSY_TIMEOUT_S = 30.0
-"""How long a write waits for another process before it gives up."""
+"""How long a write waits for another process."""
 
 # Every thread that serves a request may hold one connection.
 _POOL_SIZE = 16
 _POOL_OVERFLOW = 64
 # After a burst of writes the log file shrinks back to this (64 MiB) instead of keeping its peak.
 _WAL_SIZE_LIMIT = 64 * 1024 * 1024
-# Other writers wait for no longer than a few milliseconds.
+# Few enough that other writers wait for milliseconds only.
 _PAGES_AT_ONCE = 200
 _MOST_VACUUMS = 5000
 _WAIT_OPTION = "osmosis_write_wait_s"
-# By itself PostgreSQL gives every statement a snapshot of its own.
+# By default, PostgreSQL gives every statement its own snapshot.
 _POSTGRESQL_SNAPSHOT = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
 _MODE = "osmosis_mode"
 _IDLE_SINCE = "osmosis_idle_since"
-# A connection that was in use just now is taken to live; to ask each time costs a round trip of every transaction.
+# A connection used within this time needs no ping, which costs every transaction a round trip.
 _TRUSTED_S = 1.0
 _FORMS = "write it as sqlite:////path/to/platform.db or postgresql://user:password@host/database"
 
@@ -72,7 +72,7 @@ class DatabaseUnreachableError(DatabaseBusyError):
 
 
 class StorageFullError(OsmosisError):
-    """The disk is full, or failed; what was being written was taken back."""
+    """The disk is full or failing; the write was rolled back."""
 
     default_code = "PLATFORM_ERROR"
     is_infrastructure = True
@@ -100,13 +100,13 @@ class Database:
         user = f"{url.username}@" if url.username else ""
         port = f":{url.port}" if url.port else ""
         shown = f"postgresql://{user}{url.host or ''}{port}/{url.database or ''}"
-        # A directory with the server's socket does not stand where a host does.
-        directory = None if url.host else _first(url.query.get("host"))
-        return f"{shown}?host={directory}" if directory else shown
+        # The directory of the server's socket is a parameter.
+        directories = url.normalized_query.get("host")
+        return f"{shown}?host={directories[0]}" if directories and not url.host else shown
 
     @property
     def sqlite_path(self) -> Path | None:
-        """The database's file, when it is SQLite."""
+        """The database's file, if it is SQLite."""
         return Path(self._url.database) if self.is_sqlite and self._url.database else None
 
     @contextmanager
@@ -122,7 +122,7 @@ class Database:
 
     @contextmanager
     def transaction(self, *, wait_s: float = BUSY_TIMEOUT_S) -> Iterator[Session]:
-        """Write: everything inside is committed together, or nothing when it raises."""
+        """Commit everything that the block writes, or nothing if it raises."""
         with (
             self._translated(),
             self._turn_to_write(wait_s) as left_s,
@@ -133,7 +133,7 @@ class Database:
             session.commit()
 
     async def read(self, query: Callable[[Session], Read]) -> Read:
-        """Return what a short ``query`` finds, from a coroutine."""
+        """Return the result of a short ``query``, from a coroutine."""
 
         def ask() -> Read:
             with self.session() as session:
@@ -153,7 +153,7 @@ class Database:
             upgrade(self._url, self.sqlite_path, self.shown)
 
     def reclaim_space(self) -> None:
-        """Return free pages of SQLite's file to the file system, some in each transaction; other engines do so themselves."""
+        """Return free pages of SQLite's file to the file system, some in each transaction."""
         if not self.is_sqlite:
             return
         for _ in range(_MOST_VACUUMS):
@@ -171,12 +171,12 @@ class Database:
 
     @contextmanager
     def _turn_to_write(self, wait_s: float) -> Iterator[float]:
-        """Wait for this process's other writers; gives the seconds that are left for other processes."""
+        """Wait for this process's other writers; yield the seconds left to wait for other processes."""
         if not self.is_sqlite:
             yield wait_s
             return
         if self._writer == threading.get_ident():
-            raise RuntimeError("a transaction inside a transaction would wait for itself")
+            raise RuntimeError("a nested transaction would wait for itself")
         deadline = time.monotonic() + wait_s
         if not self._writing.acquire(timeout=wait_s):
             raise _busy()
@@ -189,13 +189,13 @@ class Database:
 
     @contextmanager
     def _translated(self, *, writes: bool = True) -> Iterator[None]:
-        """Convert temporary failures and those that an operator can fix to error messages."""
+        """Translate temporary failures and those that an operator can fix."""
         try:
             yield
         except NoConnectionFree:
             raise DatabaseBusyError(
                 f"the platform's {_POOL_SIZE + _POOL_OVERFLOW} connections to its database are all in use.",
-                hint="try again; a database that answers slowly makes all wait",
+                hint="try again; the database may be slow",
             ) from None
         except (DBAPIError, sqlite3.OperationalError) as error:
             does = None
@@ -204,7 +204,7 @@ class Database:
             if does is not None:
                 raise DatabaseUnreachableError(
                     f"the database {self.shown} {does}.",
-                    hint="see to it that its server runs and takes this connection, then try again",
+                    hint="check that its server runs and accepts this connection, then try again",
                 ) from None
             text = str(error.orig if isinstance(error, DBAPIError) else error).lower()
             if "database is locked" in text or "database table is locked" in text:
@@ -228,11 +228,6 @@ def opened_database(url: str) -> Iterator[Database]:
         database.dispose()
 
 
-def _first(value: str | Sequence[str] | None) -> str | None:
-    """Return the first of the values that a URL gives for a name."""
-    return value if value is None or isinstance(value, str) else next(iter(value), None)
-
-
 def _busy() -> DatabaseBusyError:
     return DatabaseBusyError(
         "the platform's database is busy: another process has been writing to it for too long.",
@@ -244,11 +239,8 @@ def _parse(url: str, named: str) -> URL:
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
-        # The text may hold a password, so it is not repeated.
-        raise OsmosisError(
-            f"{named} is not a database URL.",
-            hint=_FORMS,
-        ) from None
+        # The text may contain a password.
+        raise OsmosisError(f"{named} is not a database URL.", hint=_FORMS) from None
     backend = parsed.get_backend_name()
     if backend not in ("sqlite", "postgresql"):
         raise OsmosisError(
@@ -267,11 +259,11 @@ def _create_engine(url: URL, is_sqlite: bool) -> Engine:
             pool_size=_POOL_SIZE,
             max_overflow=_POOL_OVERFLOW,
             pool_timeout=BUSY_TIMEOUT_S,
-            # What rows hold never gets into an exception's text, and so not into a log.
+            # Keeps the contents of rows out of exceptions, and so out of logs.
             hide_parameters=True,
-            # Lists read the JSON of every run they show.
+            # Faster, for lists that read the JSON of every run.
             json_deserializer=orjson.loads,
-            # What could not be read again is not written.
+            # orjson could not read NaN again.
             json_serializer=partial(json.dumps, allow_nan=False),
         )
     except (ImportError, NoSuchModuleError) as error:
@@ -284,17 +276,17 @@ def _create_engine(url: URL, is_sqlite: bool) -> Engine:
         event.listen(engine, "connect", _on_sqlite_connect)
         event.listen(engine, "begin", _on_sqlite_begin)
     else:
-        event.listen(engine, "checkin", _on_given_back)
-        event.listen(engine, "checkout", partial(_on_taken, engine.dialect))
+        event.listen(engine, "checkin", _on_checkin)
+        event.listen(engine, "checkout", partial(_on_checkout, engine.dialect))
     return engine
 
 
-def _on_given_back(_connection: object, record: ConnectionPoolEntry) -> None:
+def _on_checkin(_connection: object, record: ConnectionPoolEntry) -> None:
     record.info[_IDLE_SINCE] = time.monotonic()
 
 
-def _on_taken(dialect: Dialect, connection: Any, record: ConnectionPoolEntry, _proxy: object) -> None:
-    """Ask a connection that lay idle whether it still lives; where not, the pool opens another."""
+def _on_checkout(dialect: Dialect, connection: Any, record: ConnectionPoolEntry, _proxy: object) -> None:
+    """Ping a connection that was idle; if it was cut, the pool opens another."""
     idle_since = record.info.get(_IDLE_SINCE)
     if idle_since is None or time.monotonic() - idle_since < _TRUSTED_S:
         return
@@ -305,9 +297,9 @@ def _on_taken(dialect: Dialect, connection: Any, record: ConnectionPoolEntry, _p
 
 
 def _on_sqlite_connect(connection: sqlite3.Connection, _record: object) -> None:
-    # The driver's own idea of when a transaction begins is switched off: `_on_sqlite_begin` says it.
+    # `_on_sqlite_begin` begins transactions, not the driver.
     connection.isolation_level = None
-    # A commit survives a crash of the process; a power cut may take the last ones back, whole.
+    # A commit survives a crash of the process; a power cut may undo whole recent commits.
     connection.execute("PRAGMA synchronous=NORMAL")
     connection.execute("PRAGMA foreign_keys=ON")
     connection.execute(f"PRAGMA journal_size_limit={_WAL_SIZE_LIMIT}")
@@ -319,7 +311,7 @@ def _on_sqlite_begin(connection: Connection) -> None:
     driver: Any = connection.connection.driver_connection
     busy_ms = int((BUSY_TIMEOUT_S if wait_s is None else wait_s) * 1000)
     mode = (busy_ms, "ON" if wait_s is None else "OFF")
-    # Most connections are used the same way over and over.
+    # Most connections are used the same way again.
     if connection.info.get(_MODE) != mode:
         driver.execute(f"PRAGMA busy_timeout={mode[0]}")
         driver.execute(f"PRAGMA query_only={mode[1]}")

@@ -1,4 +1,7 @@
-"""Keyset pagination in index order, without sorting or skipping rows.
+"""Keyset pagination in index order, without sorting or skipping rows, and text search in lists.
+
+A page starts after the values of a row and not at an offset. A reader therefore sees each remaining row once despite
+concurrent changes, and late pages cost no more than early ones.
 
 An order has two parts in either direction, rows with a value and then rows without one: SQLite and PostgreSQL put NULL
 at opposite ends, and each part is a range of the same index. Several ranges (two parts, two kinds of runs) are read
@@ -7,21 +10,41 @@ in one statement.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ARRAY, ColumnElement, Select, String, and_, func, literal, select, tuple_, union_all
+from sqlalchemy import (
+    ARRAY,
+    ColumnElement,
+    DateTime,
+    Select,
+    String,
+    and_,
+    func,
+    literal,
+    or_,
+    select,
+    tuple_,
+    union_all,
+)
 from sqlalchemy.orm import Session
 
-# A merge joins sorted rows from their beginning on; what is materialized is a join's inner side, gone through for each row.
-_WAYS_TO_SORT = ("enable_sort", "enable_incremental_sort", "enable_mergejoin", "enable_material")
+from osmosis_ai.platform.log_lines import storable
+from osmosis_ai.sqlite_text import ESCAPE, HOLDS, like_pattern
+from osmosis_ai.viewer.cursors import Scalar, decode, encode, item_page, refused
+from osmosis_ai.viewer.source import ItemPage, ItemT
+
+# PostgreSQL's plans that do not walk the index: a merge joins sorted rows from their beginning on, and what is
+# materialized is a join's inner side, read for each row.
+_OTHER_PLANS = ("enable_sort", "enable_incremental_sort", "enable_mergejoin", "enable_material")
 
 
 @dataclass(frozen=True, slots=True)
 class KeysetOrder:
-    """An order of rows."""
+    """An order of rows. If ``few`` rows match, PostgreSQL chooses its own plan."""
 
     value: Any | None
     ties: tuple[Any, ...]
@@ -39,23 +62,93 @@ class KeysetPlace:
     backward: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """One range of an index: the rows with a value, or those without, from a place on."""
+def newest_page(
+    session: Session,
+    table: Any,
+    workspace_id: str,
+    entries: Callable[[Sequence[str]], Mapping[str, ItemT]],
+    *,
+    limit: int,
+    cursor: str | None,
+) -> ItemPage[ItemT]:
+    """Return a page of a workspace's rows, newest first; ``entries`` reads them by their ids."""
+    mine = [[table.workspace_id == workspace_id]]
+    columns = (table.created_at, table.id)
+    return keyed_page(session, columns, mine, entries, descending=True, limit=limit, cursor=cursor)
 
-    conditions: tuple[ColumnElement[bool], ...]
-    columns: tuple[Any, ...]
-    descending: bool
-    missing: tuple[Any, ...] = ()
 
-    def of(self, rows: Select[Any], tag: int, limit: int) -> Select[Any]:
-        """Return its first rows, each with ``tag`` before its columns."""
-        columns = (*self.missing, *self.columns)
-        order = [column.desc() if self.descending else column for column in columns]
-        piece = (
-            rows.where(*self.conditions).add_columns(literal(tag).label("part")).order_by(*order).limit(limit)
-        )
-        return select(piece.subquery())
+def keyed_page(
+    session: Session,
+    columns: Sequence[Any],
+    ranges: Sequence[Sequence[ColumnElement[bool]]],
+    entries: Callable[[Sequence[str]], Mapping[str, ItemT]],
+    *,
+    descending: bool = False,
+    limit: int,
+    cursor: str | None,
+) -> ItemPage[ItemT]:
+    """Return a page of a table's rows in the order of ``columns``; ``entries`` reads them by their ids."""
+    order = KeysetOrder(None, tuple(columns), descending)
+    table = columns[0].class_
+    name = ":".join((table.__tablename__, *(column.key for column in columns)))
+    place = None
+    if cursor:
+        key, backward = decode(cursor, name, parts=len(columns))
+        ties = tuple(_from_cursor(column, part, cursor) for column, part in zip(columns, key, strict=True))
+        place = KeysetPlace(None, ties, backward)
+    rows = select(*dict.fromkeys((*columns, table.id)))
+    found = read_page(session, [rows.where(*each) for each in ranges], order, place, limit=limit + 1)
+    known = entries([row.id for row in found])
+
+    def cursor_of(row: Any, backward: bool) -> str:
+        values = [getattr(row, column.key) for column in columns]
+        key = [value.isoformat() if isinstance(value, datetime) else value for value in values]
+        return encode(name, key, backward=backward)
+
+    return item_page(
+        # A row that was deleted between the two statements is not on the page.
+        [row for row in found if row.id in known],
+        place.backward if place is not None else None,
+        limit=limit,
+        entry=lambda row: known[row.id],
+        cursor=cursor_of,
+    )
+
+
+def moment_of(value: Scalar, cursor: str) -> datetime:
+    """Return the time in a part of a cursor's key."""
+    try:
+        if isinstance(value, str) and (moment := datetime.fromisoformat(value)).tzinfo is not None:
+            return moment
+    except ValueError:
+        pass
+    raise refused(cursor)
+
+
+def text_of(value: Scalar, cursor: str) -> str:
+    """Return the text in a part of a cursor's key."""
+    if not isinstance(value, str) or storable(value) != value:
+        raise refused(cursor)
+    return value
+
+
+def _from_cursor(column: Any, part: Scalar, cursor: str) -> datetime | str:
+    if isinstance(getattr(column.type, "impl", column.type), DateTime):
+        return moment_of(part, cursor)
+    return text_of(part, cursor)
+
+
+def one_holds(session: Session, columns: Iterable[Any], text: str) -> ColumnElement[bool]:
+    """Return the condition that a text is in one of some columns, in any case.
+
+    PostgreSQL folds case by its database's locale. SQLite uses a function that :mod:`osmosis_ai.platform.db.engine`
+    adds to every connection.
+    """
+    wanted = storable(text)
+    if session.get_bind().dialect.name != "sqlite":
+        return or_(*(column.icontains(wanted, autoescape=True) for column in columns))
+    pattern, holds = like_pattern(wanted), getattr(func, HOLDS)
+    return or_(*(and_(column.like(pattern, escape=ESCAPE), holds(column, wanted) == 1) for column in columns))
 
 
 def read_page(
@@ -66,7 +159,7 @@ def read_page(
     *,
     limit: int,
 ) -> list[Any]:
-    """Return the first rows behind (or before) a place, the nearest first; one statement."""
+    """Return the first rows behind (or before) a place, nearest first, in one statement."""
     return read_pages(session, ranges, order, [place], limit=limit)[0]
 
 
@@ -79,12 +172,12 @@ def read_pages(
     limit: int,
     is_last: bool = False,
 ) -> list[list[Any]]:
-    """As :func:`read_page` for each of some places, in one statement."""
+    """Return the rows of :func:`read_page` for each of some places, in one statement."""
     parts = [(number, part) for number, place in enumerate(places) for part in _parts(order, place)]
     pieces = [part.of(rows, tag, limit) for tag, (_, part) in enumerate(parts) for rows in ranges]
     found: list[list[Any]] = [[] for _ in parts]
     if pieces:
-        with nullcontext() if order.few else _walking(session, is_last=is_last):
+        with nullcontext() if order.few else _index_walk(session, is_last=is_last):
             for row in session.execute(union_all(*pieces) if len(pieces) > 1 else pieces[0]):
                 found[row.part].append(row)
     pages: list[list[Any]] = [[] for _ in places]
@@ -100,36 +193,55 @@ def read_pages(
     return [page[:limit] for page in pages]
 
 
+def reversed_place(place: KeysetPlace) -> KeysetPlace:
+    """Return the same place, in the other direction."""
+    return replace(place, backward=not place.backward)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One range of an index: the rows with a value, or those without, from a place on."""
+
+    conditions: tuple[ColumnElement[bool], ...]
+    columns: tuple[Any, ...]
+    descending: bool
+    missing: tuple[Any, ...] = ()
+
+    def of(self, rows: Select[Any], tag: int, limit: int) -> Select[Any]:
+        """Select its first rows, each with ``tag`` before its columns."""
+        columns = (*self.missing, *self.columns)
+        order = [column.desc() if self.descending else column for column in columns]
+        piece = (
+            rows.where(*self.conditions).add_columns(literal(tag).label("part")).order_by(*order).limit(limit)
+        )
+        return select(piece.subquery())
+
+
 @contextmanager
-def _walking(session: Session, *, is_last: bool) -> Iterator[None]:
+def _index_walk(session: Session, *, is_last: bool) -> Iterator[None]:
     """Force PostgreSQL to scan the order's index, whatever its cost estimate."""
     if session.get_bind().dialect.name == "sqlite":
         yield
         return
-    before = [func.current_setting(name) for name in _WAYS_TO_SORT]
-    found = session.execute(select(*before, *_set(["off"] * len(before)))).one()
+
+    def setting(values: Iterable[str]) -> list[ColumnElement[str]]:
+        # For the rest of the transaction.
+        return [func.set_config(name, value, True) for name, value in zip(_OTHER_PLANS, values, strict=True)]
+
+    before = [func.current_setting(name) for name in _OTHER_PLANS]
+    found = session.execute(select(*before, *setting(["off"] * len(before)))).one()
     yield
     if not is_last:
-        session.execute(select(*_set(found[: len(before)])))
-
-
-def _set(values: Sequence[str]) -> list[ColumnElement[str]]:
-    """Return what sets the planner's ways, for as long as the transaction lasts."""
-    return [func.set_config(name, value, True) for name, value in zip(_WAYS_TO_SORT, values, strict=True)]
+        session.execute(select(*setting(found[: len(before)])))
 
 
 def _ranks(session: Session, values: Collection[Any]) -> Mapping[Any, Any]:
-    """Return what orders values as the database does: texts by the rules of its language, where it has one."""
+    """Return keys that sort values as the database does, which may follow the rules of a language."""
     is_bytewise = session.get_bind().dialect.name == "sqlite"
     if is_bytewise or not any(isinstance(value, str) for value in values):
         return {value: value for value in values}
     listed = func.unnest(literal(list(values), ARRAY(String))).column_valued("listed")
     return {value: rank for rank, value in enumerate(session.scalars(select(listed).order_by(listed)))}
-
-
-def reversed_place(place: KeysetPlace) -> KeysetPlace:
-    """Return the same place, looked back from."""
-    return replace(place, backward=not place.backward)
 
 
 def _parts(order: KeysetOrder, place: KeysetPlace | None) -> list[_Part]:

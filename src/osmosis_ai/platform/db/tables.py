@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from datetime import datetime
 from typing import Any
@@ -16,12 +17,12 @@ from sqlalchemy import (
     String,
     Text,
     UniqueConstraint,
+    event,
     text,
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
 from osmosis_ai.platform.db.base import Base as Base
-from osmosis_ai.platform.db.run_numbers import CONFIG_COLUMNS, SORT_COLUMNS, RunNumbers
 from osmosis_ai.platform.log_lines import PLAN, WARNED
 
 
@@ -31,7 +32,7 @@ def new_id(prefix: str) -> str:
 
 
 class DbUser(Base):
-    """Somebody; from ``disabled_at`` on, until it is taken back, nothing of theirs lets anybody in."""
+    """A user; while ``disabled_at`` is set, the password and tokens are refused."""
 
     __tablename__ = "users"
 
@@ -101,7 +102,7 @@ class DbMembership(Base):
 
 
 class DbRepository(Base):
-    """A connected repository: what it is called, and where it is really cloned from."""
+    """A connected repository: its name, and the URL that it is cloned from."""
 
     __tablename__ = "repositories"
 
@@ -117,7 +118,7 @@ class DbRepository(Base):
 
 
 class DbRepositoryIdentity(Base):
-    """An identity that clients send for a repository; what it is called is always one of them."""
+    """An identity that clients send for a repository; its name is always one of them."""
 
     __tablename__ = "repository_identities"
 
@@ -175,7 +176,7 @@ class DbSecret(Base):
     id: Mapped[str] = mapped_column(String(40), primary_key=True)
     workspace_id: Mapped[str] = mapped_column(ForeignKey("workspaces.id", ondelete="CASCADE"))
     scope: Mapped[str] = mapped_column(String(16))
-    # An empty string, not NULL: unique constraints do not see NULLs.
+    # An empty string instead of NULL, which unique constraints ignore.
     owner_id: Mapped[str] = mapped_column(String(40), default="")
     name: Mapped[str] = mapped_column(String(255))
     sealed: Mapped[bytes] = mapped_column(LargeBinary)
@@ -205,7 +206,7 @@ class DbRolloutServer(Base):
     updated_at: Mapped[datetime]
 
 
-class DbRun(RunNumbers, Base):
+class DbRun(Base):
     """An evaluation or training run; ``run_shards`` has what its workers execute."""
 
     __tablename__ = "runs"
@@ -214,10 +215,19 @@ class DbRun(RunNumbers, Base):
         Index("ix_runs_workspace_kind_created", "workspace_id", "kind", "created_at", "id"),
         Index("ix_runs_status", "status"),
         *(
-            Index(f"ix_runs_workspace_{sort}", "workspace_id", "kind", column, "id")
-            for sort, column in SORT_COLUMNS.items()
+            Index(f"ix_runs_workspace_{name}", "workspace_id", "kind", column, "id")
+            for name, column in (
+                ("status", "status"),
+                ("reward", "reward"),
+                ("pass_rate", "pass_rate"),
+                ("cost", "cost_usd"),
+                ("duration", "duration_ms"),
+            )
         ),
-        Index("ix_runs_workspace_config", *CONFIG_COLUMNS, "created_at", "id"),
+        Index(
+            "ix_runs_workspace_config",
+            *("workspace_id", "kind", "rollout_name", "dataset_name", "created_at", "id"),
+        ),
     )
 
     id: Mapped[str] = mapped_column(String(40), primary_key=True)
@@ -268,13 +278,50 @@ class DbRun(RunNumbers, Base):
     imported: Mapped[dict[str, Any] | None]
     journal_blob: Mapped[str | None] = mapped_column(String(255))
 
+    # Sort columns, computed from results and metrics: values inside JSON have no index on both engines.
+    reward: Mapped[float | None] = mapped_column(Float)
+    pass_rate: Mapped[float | None] = mapped_column(Float)
+    cost_usd: Mapped[float | None] = mapped_column(Float)
+    duration_ms: Mapped[float | None] = mapped_column(Float)
+
+
+@event.listens_for(DbRun, "before_insert")
+@event.listens_for(DbRun, "before_update")
+def _compute_sort_columns(_mapper: object, _connection: object, run: DbRun) -> None:
+    results, metrics = run.results or {}, run.metrics or {}
+    stats, headline = results.get("reward_stats") or {}, results.get("headline") or {}
+    graded, passed = results.get("graded"), results.get("passed")
+    took = None
+    if run.started_at and run.completed_at:
+        took = (run.completed_at - run.started_at).total_seconds() * 1000
+    found: dict[str, Any] = {
+        "reward": results.get("reward", results.get("score", stats.get("mean"))),
+        "pass_rate": headline.get("pass_rate", passed / graded if graded and passed is not None else None),
+        "cost_usd": ((metrics.get("estimates") or {}).get("cost_usd") or {}).get("total"),
+        "duration_ms": metrics.get("duration_ms", took),
+    }
+    for name, value in found.items():
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        number = float(value) if is_number else None
+        if getattr(run, name) != number:
+            setattr(run, name, number)
+
+
+def duration_ms(run: Any, now: datetime) -> float | None:
+    """Return how long a run has taken in milliseconds; None before it begins."""
+    if run.duration_ms is not None:
+        return float(run.duration_ms)
+    if run.started_at is None:
+        return None
+    return max(0.0, float((now - run.started_at).total_seconds() * 1000))
+
 
 class DbRunShard(Base):
     """A part of an open run that one worker executes at a time, and its lease.
 
     ``kind``: ``prepare``, ``work`` or ``finalize``. ``status``: ``pending``, ``running``, ``finished``, ``failed`` or
     ``stopped``. ``attempts`` lists the rows and attempts of a retry; otherwise the shard has every ``count``-th row.
-    ``waits``: why no worker executes it now.
+    ``waits``: why no worker executes it now. ``ticket_...``: what lets one worker claim attempt ``ticket_attempt``.
     """
 
     __tablename__ = "run_shards"
@@ -304,6 +351,12 @@ class DbRunShard(Base):
     attempt: Mapped[int] = mapped_column(Integer, default=0)
     failed_attempts: Mapped[int] = mapped_column(Integer, default=0)
     not_before: Mapped[datetime | None]
+
+    ticket_hash: Mapped[str | None] = mapped_column(String(64), index=True)
+    ticket_attempt: Mapped[int] = mapped_column(Integer, default=0)
+    ticket_claim_id: Mapped[str | None] = mapped_column(String(32))
+    ticket_running_at: Mapped[datetime | None]
+    ticket_refused_at: Mapped[datetime | None]
 
     journal_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
     log_lines: Mapped[int] = mapped_column(Integer, default=0)
@@ -447,7 +500,7 @@ class DbLoraModel(Base):
 
 
 class DbEvalImport(Base):
-    """The upload of an evaluation that ran elsewhere."""
+    """The upload of an evaluation that ran on another machine."""
 
     __tablename__ = "eval_imports"
     __table_args__ = (UniqueConstraint("workspace_id", "local_run_id", "manifest_digest"),)
@@ -482,7 +535,7 @@ class DbEvalImportFile(Base):
 
 
 OF_MARKS = f"step IN ('{PLAN}', '{WARNED}')"
-"""Which lines of a log are marks on a run's curves: a few among hundreds of thousands, which have an index of their own."""
+"""The lines of a log that are marks on a run's curves: a few of hundreds of thousands, so they have an index."""
 
 
 class DbLogLine(Base):
@@ -511,7 +564,7 @@ class DbLogLine(Base):
 
 
 class DbWorkerToken(Base):
-    """What lets a machine take the runs of a pool, of some workspaces or (null) of all; only its SHA-256 is stored."""
+    """A token to claim the runs of a pool, of some workspaces or (null) of all; only its SHA-256 is stored."""
 
     __tablename__ = "worker_tokens"
 
@@ -523,22 +576,6 @@ class DbWorkerToken(Base):
     created_at: Mapped[datetime]
     last_used_at: Mapped[datetime | None]
     revoked_at: Mapped[datetime | None]
-
-
-class DbWorkerTicket(Base):
-    """What lets one worker claim one attempt of a shard; only its SHA-256 is stored."""
-
-    __tablename__ = "worker_tickets"
-
-    id: Mapped[str] = mapped_column(String(40), primary_key=True)
-    shard_id: Mapped[str] = mapped_column(ForeignKey("run_shards.id", ondelete="CASCADE"), index=True)
-    attempt: Mapped[int] = mapped_column(Integer)
-    token_hash: Mapped[str] = mapped_column(String(64), unique=True)
-    claim_id: Mapped[str | None] = mapped_column(String(32))
-    created_at: Mapped[datetime]
-    running_at: Mapped[datetime | None]
-    withdrawn_at: Mapped[datetime | None]
-    refused_at: Mapped[datetime | None]
 
 
 class DbKnownWorker(Base):

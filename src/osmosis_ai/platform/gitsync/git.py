@@ -26,7 +26,9 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.process_environment import chosen
 
 LOCAL_TIMEOUT_S = 60.0
-"""How long a command that only reads a mirror may take."""
+"""Timeout of commands that only read a mirror."""
+_MOST_BYTES = 256 << 20
+_MOST_ERROR_BYTES = 1 << 20
 
 _OPTIONS = (
     *("-c", "protocol.ext.allow=never"),
@@ -53,14 +55,14 @@ _REASON = re.compile(r"^(fatal|error|remote|ERROR|ssh): *|^(?=Host key|Permissio
 
 
 class GitError(OsmosisError):
-    """Git could not do what it was asked."""
+    """A Git command failed."""
 
     default_code = "PLATFORM_ERROR"
 
 
 @dataclass(frozen=True)
 class GitResult:
-    """How a command ended."""
+    """The result of a command."""
 
     exit_status: int
     output: bytes
@@ -68,11 +70,12 @@ class GitResult:
 
     @property
     def reason(self) -> str:
-        """What Git said went wrong, in one line and without credentials."""
+        """Git's error message in one line, without users and passwords of URLs."""
         lines = [line.strip() for line in self.errors.splitlines() if line.strip()]
-        told = [line for line in lines if _REASON.search(line)] or lines[-1:]
-        text = "; ".join(dict.fromkeys(_REASON.sub("", line).strip().rstrip(".") for line in told))
-        return without_credentials(text) or f"Git ended with exit status {self.exit_status}"
+        reasons = [line for line in lines if _REASON.search(line)] or lines[-1:]
+        text = "; ".join(dict.fromkeys(_REASON.sub("", line).strip().rstrip(".") for line in reasons))
+        shown = _CREDENTIALS_IN_URL.sub("[REDACTED]@", text)
+        return shown or f"Git ended with exit status {self.exit_status}"
 
 
 class Git:
@@ -91,64 +94,39 @@ class Git:
         timeout_s: float = LOCAL_TIMEOUT_S,
         environment: Mapping[str, str] | None = None,
         keep_open: Sequence[int] = (),
+        most_bytes: int = _MOST_BYTES,
     ) -> GitResult:
-        """Run one command to its end, whatever its exit status."""
-        started = self._started(arguments, environment or {}, stdin=subprocess.DEVNULL, keep_open=keep_open)
-        with started as process:
-            try:
-                output, errors = process.communicate(timeout=timeout_s)
-            except subprocess.TimeoutExpired:
-                raise GitError(
-                    f"`git {_subcommand(arguments)}` did not finish within {timeout_s:g} s."
-                ) from None
-        return GitResult(process.returncode, output, errors.decode("utf-8", "replace"))
+        """Run one command to its end, whatever its exit status.
 
-    def listing(
-        self, arguments: Sequence[str], *, most_bytes: int, timeout_s: float = LOCAL_TIMEOUT_S
-    ) -> GitResult:
-        """Run with an output limit, for untrusted sizes: a few objects can form a tree of billions of files."""
+        The output is limited because its size is untrusted: a few objects can form a tree of billions of files.
+        """
+        shown = f"`git {next((argument for argument in arguments if not argument.startswith('-')), '')}`"
         with (
             tempfile.TemporaryFile() as errors,
-            self._started(arguments, {}, stdin=subprocess.DEVNULL, stderr=errors.fileno()) as process,
+            self._started(
+                arguments, timeout_s, environment or {}, stderr=errors.fileno(), keep_open=keep_open
+            ) as (process, is_late),
         ):
             assert process.stdout is not None
-            is_late = threading.Event()
-
-            def give_up() -> None:
-                is_late.set()
-                _end(process)
-
-            deadline = threading.Timer(timeout_s, give_up)
-            deadline.daemon = True
-            deadline.start()
-            try:
-                output = process.stdout.read(most_bytes + 1)
-                if len(output) > most_bytes:
-                    raise GitError(f"`git {_subcommand(arguments)}` says more than can be read.")
-                status = process.wait()
-            finally:
-                deadline.cancel()
+            output = process.stdout.read(most_bytes + 1)
+            if len(output) > most_bytes:
+                raise GitError(f"{shown} says more than can be read.")
+            status = process.wait()
             if is_late.is_set():
-                raise GitError(f"`git {_subcommand(arguments)}` did not finish within {timeout_s:g} s.")
+                raise GitError(f"{shown} did not finish within {timeout_s:g} s.")
             errors.seek(0)
-            return GitResult(status, output, errors.read().decode("utf-8", "replace"))
+            return GitResult(status, output, errors.read(_MOST_ERROR_BYTES).decode("utf-8", "replace"))
 
     @contextlib.contextmanager
     def conversation(
         self, arguments: Sequence[str], *, timeout_s: float = LOCAL_TIMEOUT_S
     ) -> Iterator[subprocess.Popen[bytes]]:
-        """Run a command that answers on its output what it is asked on its input, while the block lasts."""
-        with self._started(arguments, {}, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-            deadline = threading.Timer(timeout_s, _end, [process])
-            deadline.daemon = True
-            deadline.start()
-            try:
-                yield process
-            finally:
-                deadline.cancel()
+        """Run a command that reads requests from its input and writes replies, while the block lasts."""
+        with self._started(arguments, timeout_s, {}, stdin=subprocess.PIPE) as (process, _):
+            yield process
 
     def close(self) -> None:
-        """End what runs and start nothing more."""
+        """End running commands and start no more."""
         with self._lock:
             self._closed = True
             for process in self._running:
@@ -158,13 +136,15 @@ class Git:
     def _started(
         self,
         arguments: Sequence[str],
+        timeout_s: float,
         environment: Mapping[str, str],
         *,
-        stdin: int,
-        stderr: int = subprocess.PIPE,
+        stdin: int = subprocess.DEVNULL,
+        stderr: int = subprocess.DEVNULL,
         keep_open: Sequence[int] = (),
-    ) -> Iterator[subprocess.Popen[bytes]]:
-        """Start Git in a process group of its own; when the block ends, the whole group does."""
+    ) -> Iterator[tuple[subprocess.Popen[bytes], threading.Event]]:
+        """Start Git in its own process group, which ends with the block or the timeout, which sets the event."""
+        is_late = threading.Event()
         with self._lock:
             if self._closed:
                 raise GitError("the platform is stopping.")
@@ -182,11 +162,20 @@ class Git:
             except FileNotFoundError:
                 raise GitError("Git is not installed: no `git` was found on PATH.") from None
             self._running.add(process)
+
+        def give_up() -> None:
+            is_late.set()
+            _end(process)
+
+        deadline = threading.Timer(timeout_s, give_up)
+        deadline.daemon = True
         try:
             with process:
                 try:
-                    yield process
+                    deadline.start()
+                    yield process, is_late
                 finally:
+                    deadline.cancel()
                     _end(process)
         finally:
             with self._lock:
@@ -210,16 +199,7 @@ class Git:
         }
 
 
-def without_credentials(text: str) -> str:
-    """Return ``text`` with the user and password of every URL in it taken out."""
-    return _CREDENTIALS_IN_URL.sub("[REDACTED]@", text)
-
-
 def _end(process: subprocess.Popen[bytes]) -> None:
     # The group outlives its leader while a transport helper hangs; macOS forbids signalling zombies.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-
-
-def _subcommand(arguments: Sequence[str]) -> str:
-    return next((argument for argument in arguments if not argument.startswith("-")), "")

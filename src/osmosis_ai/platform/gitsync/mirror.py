@@ -9,52 +9,46 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import fcntl
+import os
 import re
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from osmosis_ai.errors import ErrorCode, NotFoundError, OsmosisError
-from osmosis_ai.platform.gitsync.clone_url import parse_clone_url
-from osmosis_ai.platform.gitsync.export import ExportedTree, export_commit
+from osmosis_ai.platform.db.tables import DbRepository
 from osmosis_ai.platform.gitsync.git import Git, GitError
-from osmosis_ai.platform.gitsync.mirror_lock import exclusive_fetch, remove_stale_locks
-from osmosis_ai.platform.gitsync.remote import QUERY_TIMEOUT_S, Remote, RemoteRefs, SyncError
-from osmosis_ai.platform.gitsync.rollouts import RolloutDirectory, find_rollouts
-from osmosis_ai.platform.gitsync.tree import REGULAR, list_tree, read_objects
+from osmosis_ai.platform.gitsync.remote import (
+    QUERY_TIMEOUT_S,
+    Remote,
+    RemoteRefs,
+    SyncError,
+    parse_clone_url,
+)
+from osmosis_ai.platform.gitsync.tree import (
+    REGULAR,
+    RolloutDirectory,
+    export_commit,
+    find_rollouts,
+    list_tree,
+    read_objects,
+)
 
 FETCH_TIMEOUT_S = 300.0
 MAX_READ_BYTES = 8 * 1024 * 1024
 
 _STAMP = "osmosis-fetched"
-
+_LOCK_POLL_S = 0.05
 _REPOSITORY_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _COMMIT = re.compile(r"[0-9a-fA-F]{7,40}|[0-9a-fA-F]{64}")
 
 
-class RepositorySource(Protocol):
-    """What a mirror needs to know of a connected repository; its row has it."""
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def identity(self) -> str: ...
-
-    @property
-    def clone_url(self) -> str: ...
-
-    @property
-    def default_branch(self) -> str | None: ...
-
-
 class RevisionError(OsmosisError):
-    """A branch or commit that was asked for is not there."""
+    """The repository does not have a branch or commit."""
 
     def __init__(
         self,
@@ -70,80 +64,62 @@ class RevisionError(OsmosisError):
         self.suggestion = suggestion
 
 
-@dataclass(frozen=True)
-class Source:
-    """A repository that is not connected yet, as :class:`RepositorySource`."""
-
-    identity: str
-    clone_url: str
-    id: str = ""
-    default_branch: str | None = None
-
-
-@dataclass(frozen=True)
-class MirrorHead:
-    """The default branch as last fetched; both are None while the repository is empty."""
-
-    branch: str | None
-    sha: str | None
-
-
 class MirrorStore:
     """The mirrors under one directory."""
 
-    def __init__(self, root: Path, *, fetch_timeout_s: float = FETCH_TIMEOUT_S) -> None:
+    def __init__(self, root: Path) -> None:
         self.root = root
         self._git = Git(root)
-        self._fetch_timeout_s = fetch_timeout_s
-
-    def __repr__(self) -> str:
-        return f"MirrorStore({str(self.root)!r})"
 
     def close(self) -> None:
-        """End what Git still does; nothing can be asked afterwards."""
+        """End running commands; later calls fail."""
         self._git.close()
 
-    def probe(self, repository: RepositorySource) -> RemoteRefs:
-        """Ask the place a repository is cloned from what it has; nothing is fetched, and nothing written."""
+    def probe(self, identity: str, clone_url: str) -> RemoteRefs:
+        """Return the branches and tags of a remote repository, without a fetch."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return self._remote(repository).refs()
+        return self._remote(identity, clone_url).refs()
 
-    def sync(self, repository: RepositorySource, *, max_age_s: float = 0.0) -> MirrorHead:
-        """Fetch what is new; blocks while it does, and while another thread or process fetches the same."""
+    def sync(self, repository: DbRepository, *, max_age_s: float = 0.0) -> str | None:
+        """Fetch changes and return the head of the default branch; None if the repository is empty.
+
+        Blocks, also while another thread or process fetches the same repository.
+        """
         mirror = self._path(repository)
-        with self._only_one(repository) as lock:
+        with self._locked(repository) as lock:
             if max_age_s > 0 and _age_s(mirror) <= max_age_s:
                 return self.head(repository)
-            remote = self._remote(repository)
+            remote = self._remote(repository.identity, repository.clone_url)
             refs = remote.refs()
             if mirror.is_dir():
-                remove_stale_locks(mirror)
+                # Only the holder of the mirror's lock may do this: they belong to a killed Git.
+                for stale in (*mirror.glob("*.lock"), *(mirror / "refs").rglob("*.lock")):
+                    stale.unlink(missing_ok=True)
                 self._fetch(remote, mirror, refs, lock)
             else:
                 self._clone(remote, mirror, refs, lock)
             (mirror / _STAMP).touch()
         return self.head(repository)
 
-    def head(self, repository: RepositorySource) -> MirrorHead:
-        """Return the default branch as last fetched."""
+    def head(self, repository: DbRepository) -> str | None:
+        """Return the head of the default branch as last fetched."""
         branches, checked_out = self._branches(repository)
         branch = repository.default_branch or checked_out
-        sha = branches.get(branch) if branch else None
-        return MirrorHead(branch if sha else None, sha)
+        return branches.get(branch) if branch else None
 
-    def branches(self, repository: RepositorySource) -> dict[str, str]:
+    def branches(self, repository: DbRepository) -> dict[str, str]:
         """Return the commit of every branch, by the branch's name."""
         return self._branches(repository)[0]
 
     def resolve(
-        self, repository: RepositorySource, *, branch: str | None = None, commit: str | None = None
+        self, repository: DbRepository, *, branch: str | None = None, commit: str | None = None
     ) -> str:
-        """Return the full id of the commit meant: a pinned one, a branch's, else the default branch's."""
+        """Return the full id of a commit: the given one, a branch's, or else the default branch's."""
         if commit is not None:
             return self._commit(repository, commit)
         if branch is not None:
             return self._branch(repository, branch)
-        sha = self.head(repository).sha
+        sha = self.head(repository)
         if sha is None:
             if repository.default_branch is not None:
                 return self._branch(repository, repository.default_branch)
@@ -154,15 +130,15 @@ class MirrorStore:
             )
         return sha
 
-    def export(self, repository: RepositorySource, sha: str, target: Path) -> ExportedTree:
+    def export(self, repository: DbRepository, sha: str, target: Path) -> None:
         """Write the files of a commit to ``target``, which must not exist yet."""
-        return export_commit(self._git, self._existing(repository), sha, target)
+        export_commit(self._git, self._existing(repository), sha, target)
 
-    def list_rollouts(self, repository: RepositorySource, sha: str) -> list[RolloutDirectory]:
+    def list_rollouts(self, repository: DbRepository, sha: str) -> list[RolloutDirectory]:
         """Return the rollouts of a commit, by name."""
         return find_rollouts(self._git, self._existing(repository), sha)
 
-    def read_file(self, repository: RepositorySource, sha: str, path: str) -> bytes:
+    def read_file(self, repository: DbRepository, sha: str, path: str) -> bytes:
         """Return the content of one file of a commit."""
         mirror = self._existing(repository)
         is_path = not {"", ".", ".."} & set(path.split("/")) and "\0" not in path
@@ -175,14 +151,13 @@ class MirrorStore:
         with read_objects(self._git, mirror) as reader:
             return reader.read(entry)
 
-    def remove(self, repository: RepositorySource) -> None:
-        """Delete the mirror, to be called when its repository is disconnected; harmless when there is none."""
-        with self._only_one(repository):
+    def remove(self, repository: DbRepository) -> None:
+        """Delete the mirror of a disconnected repository; harmless without one."""
+        with self._locked(repository):
             shutil.rmtree(self._path(repository), ignore_errors=True)
 
-    def _branches(self, repository: RepositorySource) -> tuple[dict[str, str], str | None]:
-        """Return the commit of every branch, and the branch that is the remote's own."""
-        # One process tells both: a submit asks several times, and starting Git is what takes the time.
+    def _branches(self, repository: DbRepository) -> tuple[dict[str, str], str | None]:
+        """Return the commit of every branch, and the remote's default branch."""
         listed = self._read(
             self._existing(repository),
             "for-each-ref",
@@ -198,7 +173,7 @@ class MirrorStore:
                 checked_out = name
         return branches, checked_out
 
-    def _commit(self, repository: RepositorySource, commit: str) -> str:
+    def _commit(self, repository: DbRepository, commit: str) -> str:
         if not _COMMIT.fullmatch(commit):
             raise RevisionError(
                 f"'{commit[:80]}' is not a commit: write 7 to 40 hexadecimal digits.",
@@ -221,7 +196,7 @@ class MirrorStore:
             other = "; something else has that id" if objects else ""
             raise RevisionError(
                 f"there is no commit '{commit}' in {repository.identity}, as fetched from "
-                f"{self._remote(repository).url.address}{other}.",
+                f"{self._remote(repository.identity, repository.clone_url).url.address}{other}.",
                 field="commit_sha",
                 hint="if it exists on your machine, `git push` it; a commit must be on a branch or tag",
             )
@@ -230,7 +205,7 @@ class MirrorStore:
     def _is_commit(self, mirror: Path, sha: str) -> bool:
         return self._read(mirror, "cat-file", "-t", sha).strip() == "commit"
 
-    def _branch(self, repository: RepositorySource, branch: str) -> str:
+    def _branch(self, repository: DbRepository, branch: str) -> str:
         branches = self.branches(repository)
         if branch in branches:
             return branches[branch]
@@ -244,17 +219,16 @@ class MirrorStore:
             hint="if it exists on your machine, `git push` it",
         )
 
-    def _remote(self, repository: RepositorySource) -> Remote:
-        # Only an administrator connects repositories, so a path on this machine is one they chose.
-        url = parse_clone_url(repository.clone_url, allow_local=True)
-        return Remote(self._git, repository.identity, url)
+    def _remote(self, identity: str, clone_url: str) -> Remote:
+        # Only administrators connect repositories, so local paths are allowed.
+        return Remote(self._git, identity, parse_clone_url(clone_url, allow_local=True))
 
-    def _path(self, repository: RepositorySource) -> Path:
+    def _path(self, repository: DbRepository) -> Path:
         if not _REPOSITORY_ID.fullmatch(repository.id):
             raise GitError(f"'{repository.id}' is not a repository id.")
         return self.root / f"{repository.id}.git"
 
-    def _existing(self, repository: RepositorySource) -> Path:
+    def _existing(self, repository: DbRepository) -> Path:
         mirror = self._path(repository)
         if not mirror.is_dir():
             raise SyncError(f"{repository.identity} was not fetched yet.")
@@ -267,11 +241,11 @@ class MirrorStore:
         return result.output.decode("utf-8", "surrogateescape")
 
     @contextlib.contextmanager
-    def _only_one(self, repository: RepositorySource) -> Iterator[int]:
+    def _locked(self, repository: DbRepository) -> Iterator[int]:
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = self._path(repository).with_suffix(".lock")
         try:
-            with exclusive_fetch(lock, timeout_s=self._fetch_timeout_s + QUERY_TIMEOUT_S) as descriptor:
+            with exclusive_fetch(lock, timeout_s=FETCH_TIMEOUT_S + QUERY_TIMEOUT_S) as descriptor:
                 yield descriptor
         except TimeoutError:
             raise SyncError(
@@ -295,7 +269,7 @@ class MirrorStore:
         if refs.commits != known:
             if refs.default and (gone := known.keys() - refs.commits.keys()):
                 self._leave_default(remote, mirror, refs.default, gone, lock)
-            remote.fetch(mirror, timeout_s=self._fetch_timeout_s, lock=lock)
+            remote.fetch(mirror, timeout_s=FETCH_TIMEOUT_S, lock=lock)
         if refs.default:
             self._read(mirror, "symbolic-ref", "HEAD", refs.default)
 
@@ -305,9 +279,9 @@ class MirrorStore:
         """Switch to another default branch before the old one is pruned, so that readers always find one."""
         if self._read(mirror, "symbolic-ref", "HEAD").strip() not in gone:
             return
-        # Beside `main` there can be no `main/next`: what is renamed so comes when the former is gone.
+        # `main/next` cannot exist next to `main`; it is fetched after `main` was pruned.
         with contextlib.suppress(SyncError):
-            remote.fetch(mirror, timeout_s=self._fetch_timeout_s, lock=lock, only=default)
+            remote.fetch(mirror, timeout_s=FETCH_TIMEOUT_S, lock=lock, only=default)
             self._read(mirror, "symbolic-ref", "HEAD", default)
 
     def _known_refs(self, mirror: Path) -> dict[str, str]:
@@ -324,3 +298,25 @@ def _age_s(mirror: Path) -> float:
     except OSError:
         return float("inf")
     return age if age >= 0 else float("inf")
+
+
+@contextlib.contextmanager
+def exclusive_fetch(path: Path, *, timeout_s: float) -> Iterator[int]:
+    """Hold the lock of ``path`` while the block lasts; yields its descriptor for Git to inherit.
+
+    If the platform is killed, its Git may continue for a while, and other fetches wait for it as well.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise TimeoutError from None
+                time.sleep(_LOCK_POLL_S)
+        yield descriptor
+    finally:
+        os.close(descriptor)

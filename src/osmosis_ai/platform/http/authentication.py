@@ -1,4 +1,4 @@
-"""Who asks, and for which workspace: decided before a route runs, in the order of the contract."""
+"""Authentication and authorization: the user and workspace of a request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 
 from osmosis_ai.api.git_identity import parse_identity
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.accounts import Principal, TokenRejected
+from osmosis_ai.platform.accounts import Principal, TokenRejected, note_use, should_note_use
 from osmosis_ai.platform.db.tables import (
     DbMembership,
     DbRepository,
@@ -29,7 +29,7 @@ _BEARER = HTTPBearer(
     auto_error=False, description="A token of `osmosis login` or `osmosis platform token create`."
 )
 
-# Every request asks this; a statement that is built once is also compiled once.
+# Built once, because every request executes it.
 _REPOSITORY_AND_ROLE = (
     select(DbRepository, DbWorkspace, DbMembership.role)
     .join(DbRepositoryIdentity, DbRepositoryIdentity.repository_id == DbRepository.id)
@@ -53,12 +53,11 @@ class Scope:
 
     @property
     def workspace_id(self) -> str:
-        """The workspace that every query is filtered by."""
+        """The workspace by which every query is filtered."""
         return self.workspace.id
 
     @property
     def user(self) -> DbUser:
-        """Who asks."""
         return self.principal.user
 
     def require_role(self, lowest: Role) -> None:
@@ -67,22 +66,22 @@ class Scope:
             raise ApiError(
                 403,
                 "ROLE_REQUIRED",
-                f"this needs the role '{lowest}' in the workspace '{self.workspace.name}'.",
+                f"this requires the role '{lowest}' in the workspace '{self.workspace.name}'.",
             )
 
     def require_maker(self, creator_id: str | None, what: str) -> None:
-        """Refuse with 403 unless the user made ``what`` (a noun with its article), or is at least an admin here."""
+        """Refuse with 403 unless the user created ``what`` (a noun with its article) or is an admin."""
         if creator_id != self.user.id and ROLES.index(self.role) > ROLES.index("admin"):
             raise ApiError(
                 403,
                 "ROLE_REQUIRED",
-                f"{what} of somebody else can only be deleted by an admin of the workspace "
+                f"{what} of another user can only be deleted by an admin of the workspace "
                 f"'{self.workspace.name}'.",
             )
 
 
 async def get_services(request: Request) -> PlatformServices:
-    """Return the platform's parts (a dependency)."""
+    """Return the platform's services (a dependency)."""
     services: PlatformServices = request.app.state.services
     return services
 
@@ -95,7 +94,7 @@ _Bearer = Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]
 
 
 async def require_principal(request: Request, services: Services, _bearer: _Bearer = None) -> Principal:
-    """Return who asks (a dependency)."""
+    """Return the user and token of a request (a dependency)."""
     plain = bearer_token(request)
     try:
         principal = await services.db.read(lambda session: services.accounts.principal(session, plain))
@@ -108,7 +107,7 @@ async def require_principal(request: Request, services: Services, _bearer: _Bear
 async def require_scope(
     request: Request, services: Services, git: GitHeader = None, _bearer: _Bearer = None
 ) -> Scope:
-    """Return who asks, and for which workspace (a dependency)."""
+    """Return the user and workspace of a request (a dependency)."""
     plain = bearer_token(request)
 
     def resolve(session: Session) -> Scope:
@@ -123,19 +122,19 @@ async def require_scope(
 
 
 async def _note_use(services: PlatformServices, principal: Principal) -> None:
-    if services.accounts.should_note_use(principal.token):
-        await run_in_threadpool(services.accounts.note_use, principal.token)
+    if should_note_use(services.clock, principal.token):
+        await run_in_threadpool(note_use, services.db, services.clock, principal.token)
 
 
 Authenticated = Annotated[Principal, Depends(require_principal)]
-"""Who asks; any valid token of the command line."""
+"""The user and token of a request, with any valid token of the command line."""
 
 WorkspaceScope = Annotated[Scope, Depends(require_scope)]
-"""Who asks, and for which workspace."""
+"""The user and workspace of a request."""
 
 
 def resolve_scope(session: Session, principal: Principal, git: str | None) -> Scope:
-    """Return what ``X-Osmosis-Git`` gives ``principal`` access to."""
+    """Return the user's view of the workspace of the repository in ``X-Osmosis-Git``."""
     if git is None or not git.strip():
         raise ApiError(
             400, "GIT_SCOPE_HEADER_REQUIRED", "this request needs the X-Osmosis-Git header (owner/repo)."
@@ -163,7 +162,9 @@ def resolve_scope(session: Session, principal: Principal, git: str | None) -> Sc
         )
     if principal.token.workspace_id not in (None, workspace.id):
         raise ApiError(
-            403, "GIT_SCOPE_HEADER_ACCESS_DENIED", f"this token belongs to another workspace than {identity}."
+            403,
+            "GIT_SCOPE_HEADER_ACCESS_DENIED",
+            f"this token is for another workspace than that of {identity}.",
         )
     return Scope(principal, workspace, repository, cast(Role, role))
 

@@ -1,4 +1,4 @@
-"""Connections that wait for nothing do not keep others out: headers have a deadline, and there is a most of connections."""
+"""Limits on connections: headers have a deadline, and idle connections are closed when there are too many."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from osmosis_ai.platform.blobs.signing import BLOBS_PATH
 
 _MAX_HEADER_BYTES = 64 * 1024
-# Who waits longest: the time of an event loop stands still while it takes a burst of connections.
+# Orders waiting connections; the loop's time does not advance during a burst of connections.
 _turns = itertools.count(1)
 
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """What connections may take."""
+    """Deadlines and the maximum number of connections."""
 
     headers_within_s: float = 20.0
     read_within_s: float = 120.0
@@ -27,7 +27,7 @@ class ConnectionLimits:
 
 
 def limited_protocol(limits: ConnectionLimits) -> type[asyncio.Protocol]:
-    """Return uvicorn's HTTP protocol, held to ``limits``."""
+    """Return uvicorn's HTTP protocol with ``limits``."""
     return type("LimitedHttp", (_LimitedHttp,), {"limits": limits})
 
 
@@ -81,10 +81,10 @@ class _LimitedHttp(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
         return self.cycle is not None and not self.cycle.response_complete
 
     def _waits_for_client(self) -> bool:
-        """Whether it is its client's turn; not so for files, whose URLs only members get."""
+        """Whether the client must act next; downloads do not count, since only members get their URLs."""
         if not self._is_serving():
             return True
-        # The cycle is that of the last request of several that were sent at once; the reply, of an earlier one.
+        # With pipelining, the cycle is that of the last request and the reply that of an earlier one.
         several = bool(getattr(self, "pipeline", ()))
         is_file = not several and self.cycle.scope["path"].startswith(BLOBS_PATH)
         return not is_file and (self.cycle.more_body or self.flow.write_paused)
@@ -125,17 +125,17 @@ class _LimitedHttp(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
             self.transport.close()
 
     def _make_room(self) -> bool:
-        """End the connection that has let us wait longest; false when none does."""
+        """Close the connection that has waited longest; False if none waits."""
         waiting = [other for other in self.connections if other is not self and other._can_be_closed()]
         if not waiting:
             return False
         longest = min(waiting, key=lambda other: other._waits_since)
-        # What is still to be written would keep it open.
+        # Unsent data would keep it open.
         longest.transport.abort()
         return True
 
     def _can_be_closed(self) -> bool:
-        # One that is closing is about to go, unless its client does not read what comes before the end.
+        # A closing connection ends by itself, unless its client does not read the rest.
         is_leaving = self.transport.is_closing() and not self.transport.get_write_buffer_size()
         return self._waits_for_client() and not is_leaving
 

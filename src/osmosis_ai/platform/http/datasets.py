@@ -1,4 +1,4 @@
-"""Datasets, in the order of their life: announced, completed, listed, read."""
+"""Datasets: upload, list, read, delete."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from fastapi import Header
 
 from osmosis_ai.api.wire import datasets as wire
 from osmosis_ai.api.wire.base import LogPage
-from osmosis_ai.platform.dataset_deletion import delete_dataset
-from osmosis_ai.platform.datasets import DatasetRecord, DatasetRejected
-from osmosis_ai.platform.datasets.upload_request import UploadRequest
+from osmosis_ai.platform.datasets.store import DatasetRecord
+from osmosis_ai.platform.datasets.uploads import DatasetRejected, UploadRequest
+from osmosis_ai.platform.http.addresses import page_url
 from osmosis_ai.platform.http.authentication import Services, WorkspaceScope
 from osmosis_ai.platform.http.errors import ApiError
-from osmosis_ai.platform.http.page_links import page_url
 from osmosis_ai.platform.http.paging import LogPaging, Paging
 from osmosis_ai.platform.http.routing import api_router, quick_read
 from osmosis_ai.platform.http.runs import present
@@ -24,7 +23,7 @@ IntentHeader = Annotated[
     str | None,
     Header(
         alias=wire.UPLOAD_INTENT_HEADER,
-        description="`ID; sha256=DIGEST` of the file, to go on with its upload.",
+        description="`ID; sha256=DIGEST` of the file, to resume its upload.",
     ),
 ]
 
@@ -33,19 +32,18 @@ IntentHeader = Annotated[
 def create_dataset(
     services: Services, scope: WorkspaceScope, request: wire.DatasetCreateRequest, intent: IntentHeader = None
 ) -> wire.Dataset:
-    """Announce a file; the reply says where to send its bytes."""
+    """Begin the upload of a file; the reply contains the upload URLs."""
     datasets = services.datasets
     try:
         announced = UploadRequest.checked(
-            request.file_name, request.extension, request.file_size, max_bytes=datasets.limits.max_bytes
-        )
-        record, instructions = datasets.create(
-            scope.workspace_id,
-            scope.user.id,
-            announced,
+            request.file_name,
+            request.extension,
+            request.file_size,
             overwrite_id=request.overwrite_dataset_id,
             intent=wire.UploadIntent.of(intent),
+            max_bytes=datasets.limits.max_bytes,
         )
+        record, instructions = datasets.create(scope.workspace_id, scope.user.id, announced)
     except DatasetRejected as error:
         raise _rejected(error) from None
     return _wire(services, scope, record, upload=instructions)
@@ -55,7 +53,7 @@ def create_dataset(
 def complete_dataset(
     services: Services, scope: WorkspaceScope, dataset_id: str, request: wire.DatasetCompleteRequest
 ) -> wire.Dataset:
-    """Say that all bytes have been sent; asking again changes nothing."""
+    """Complete an upload; may be repeated."""
     try:
         record = services.datasets.complete(
             scope.workspace_id, dataset_id, request.file_extension, request.parts
@@ -67,14 +65,14 @@ def complete_dataset(
 
 @router.post("/{dataset_id}/abort")
 def abort_dataset(services: Services, scope: WorkspaceScope, dataset_id: str) -> wire.Dataset:
-    """Give an upload up; asking again changes nothing."""
+    """Abort an upload; may be repeated."""
     return _wire(services, scope, services.datasets.abort(scope.workspace_id, dataset_id))
 
 
 @router.get("")
 @quick_read
 def list_datasets(services: Services, scope: WorkspaceScope, page: Paging) -> wire.DatasetList:
-    """List datasets, the newest first."""
+    """List datasets, newest first."""
     records, total = services.datasets.list(scope.workspace_id, limit=page.limit, offset=page.offset)
     return wire.DatasetList(
         datasets=[_wire(services, scope, record) for record in records], **page.keys(total, len(records))
@@ -92,7 +90,7 @@ def get_dataset(services: Services, scope: WorkspaceScope, name_or_id: str) -> w
 
 @router.get("/{name_or_id}/download")
 def download_dataset(services: Services, scope: WorkspaceScope, name_or_id: str) -> wire.DatasetDownload:
-    """Return where the bytes can be had for a while."""
+    """Return a download URL."""
     url, ttl, filename = services.datasets.download_url(scope.workspace_id, name_or_id)
     return wire.DatasetDownload(presigned_url=url, expires_in=int(ttl.total_seconds()), file_name=filename)
 
@@ -100,18 +98,17 @@ def download_dataset(services: Services, scope: WorkspaceScope, name_or_id: str)
 @router.get("/{name_or_id}/logs")
 @quick_read
 def dataset_logs(services: Services, scope: WorkspaceScope, name_or_id: str, page: LogPaging) -> LogPage:
-    """Return a page of what was said while the dataset was uploaded and checked."""
-    return services.datasets.logs(
-        scope.workspace_id, name_or_id, limit=page.limit, direction=page.direction, cursor=page.cursor
-    )
+    """Return a page of the log of the upload and validation."""
+    row = services.datasets.get(scope.workspace_id, name_or_id).row
+    return services.logs.page(row.id, limit=page.limit, direction=page.direction, cursor=page.cursor)
 
 
 @router.delete("/{name_or_id}")
 def remove_dataset(services: Services, scope: WorkspaceScope, name_or_id: str) -> dict[str, Any]:
-    """Delete a dataset; somebody else's needs an admin or owner, and none may be used by a run that has not ended."""
+    """Delete a dataset that no active run uses; another user's dataset requires an admin or owner."""
     row = services.datasets.get(scope.workspace_id, name_or_id).row
     scope.require_maker(row.creator_id, "a dataset")
-    delete_dataset(services.db, services.blobs, row)
+    services.datasets.delete(row)
     return {}
 
 

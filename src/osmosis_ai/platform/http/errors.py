@@ -1,4 +1,4 @@
-"""Every failed request gets one flat JSON object: ``error`` for people, ``code`` for programs."""
+"""Errors of requests: one flat JSON object with ``error`` for users and ``code`` for programs."""
 
 from __future__ import annotations
 
@@ -36,15 +36,13 @@ _STATUS_OF_CODE = {
 }
 _SECRET_KEYS = frozenset({"value", "password", "provided", "token", "device_code", "lease"})
 _INSTALLED = installed_state()
-_CHANGED = (
-    "Osmosis was reinstalled after this platform started, and its parts no longer match: start it again"
-)
+_CHANGED = "Osmosis was reinstalled after this platform started: restart the platform"
 JSON_BODY = "osmosis.json"
-"""Where a request's scope keeps a list with its parsed JSON body, once there is one."""
+"""The key of a request's scope with a list of its parsed JSON body."""
 
 
 class ApiError(Exception):
-    """A refusal that the client can act on."""
+    """An error reply."""
 
     def __init__(
         self,
@@ -77,7 +75,7 @@ class ApiError(Exception):
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Make ``app`` answer every exception with a flat error."""
+    """Make ``app`` reply to every exception with a flat error."""
     app.add_exception_handler(ApiError, _on_error)
     app.add_exception_handler(OsmosisError, _on_error)
     app.add_exception_handler(RequestValidationError, _on_error)
@@ -86,7 +84,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 class ErrorEdge:
-    """The outermost layer: no exception gets past it, and none is shown."""
+    """Turns exceptions of inner layers into replies."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -97,7 +95,7 @@ class ErrorEdge:
             await self.app(scope, receive, send)
             return
         started = False
-        # Layers inside hand on copies of the scope; the list is the same in all of them.
+        # Inner layers copy the scope, but share this list.
         scope[JSON_BODY] = []
 
         async def send_and_note(message: Message) -> None:
@@ -122,7 +120,7 @@ async def _on_error(request: Request, error: Exception) -> JSONResponse:
 
 
 def as_api_error(error: Exception, request: Request) -> ApiError:
-    """Return what the client may know of ``error``; what it may not goes to the log."""
+    """Return the reply to an exception; what clients must not see goes to the log."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestValidationError):
@@ -130,7 +128,7 @@ def as_api_error(error: Exception, request: Request) -> ApiError:
     if isinstance(error, HTTPException):
         return _http_error(error, request)
     if isinstance(error, DatabaseUnreachableError):
-        # Where it is, and as whom it is asked, is the operator's alone.
+        # Only the operator may see the database's address and user.
         logger.error("%s", error.message)
         return _no_database()
     if isinstance(error, DatabaseBusyError):
@@ -150,7 +148,7 @@ def as_api_error(error: Exception, request: Request) -> ApiError:
 
 
 def as_sentence(error: OsmosisError) -> str:
-    """Return what happened and what to do, as replies say it."""
+    """Return an error with its hint, in one sentence."""
     if not error.hint:
         return error.message
     end = "" if error.hint.endswith("?") else "."
@@ -170,17 +168,17 @@ def _no_database() -> ApiError:
     return ApiError(
         503,
         "DATABASE_BUSY",
-        "the platform's database cannot be used now; its log says why. Try again a little later.",
+        "the platform's database is unavailable; its log has the reason. Try again later.",
         headers={"Retry-After": "5"},
     )
 
 
 def _no_blobs(*, is_away: bool) -> ApiError:
-    """Return what is said where the store gives no bytes; ``is_away``: it refuses nothing, and may be waited for."""
+    """``is_away``: the store is unavailable for now, so workers may wait for it."""
     refusal = ApiError(
         503,
         "BLOBS_UNAVAILABLE",
-        "the platform cannot get at its stored files now; its log says why. Try again a little later.",
+        "the platform's file store is unavailable; its log has the reason. Try again later.",
         headers={"Retry-After": "5"},
     )
     if is_away:
@@ -190,7 +188,7 @@ def _no_blobs(*, is_away: bool) -> ApiError:
 
 def _http_error(error: HTTPException, request: Request) -> ApiError:
     if isinstance(error.__cause__, ApiError):
-        # The web framework hides what went wrong while it read a body.
+        # FastAPI wraps errors that occur while it reads a body.
         return error.__cause__
     path = request.url.path
     if error.status_code == 404:
@@ -221,7 +219,7 @@ def _invalid_request(error: RequestValidationError) -> ApiError:
             "INVALID_JSON",
             "the body of the request is not valid JSON (NaN and Infinity are not allowed).",
         )
-    # What was sent is not repeated: it may be a secret.
+    # The input is not repeated, since it may be a secret.
     issues = [{"key": _key(problem["loc"]), "message": str(problem["msg"])} for problem in problems]
     first = issues[0] if issues else {"key": "", "message": "the request is not valid"}
     named = f"{first['key']}: " if first["key"] else ""
@@ -244,14 +242,14 @@ def _unexpected(error: Exception, request: Request) -> ApiError:
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     redactor = ReplyRedactor(_secrets_of(request))
     logger.error("%s %s failed (%s)\n%s", request.method, request.url.path, reference, redactor.text(text))
-    # What a function imports may be of a newer release by now.
+    # Functions import modules late, which may belong to a newer release by then.
     what = "the platform met an unexpected error" if installed_state() == _INSTALLED else _CHANGED
-    message = f"{what}; its log tells more under {reference}."
+    message = f"{what}; its log has the details under {reference}."
     return ApiError(500, "INTERNAL_ERROR", message, reference=reference)
 
 
 def _secrets_of(request: Request) -> list[str]:
-    """Return the values of a request that must not get into a log."""
+    """Return the secrets of a request, for redaction."""
     found = [request.headers.get("authorization", "").partition(" ")[2].strip()]
 
     waiting: list[tuple[Any, bool]] = [(request.scope.get(JSON_BODY), False)]

@@ -1,14 +1,14 @@
-"""Evaluations that ran elsewhere, in the order of their upload: announced, sent file by file, made a run."""
+"""Uploads of evaluations that ran elsewhere."""
 
 from __future__ import annotations
 
 from osmosis_ai.api.wire import eval_imports as wire
 from osmosis_ai.api.wire.base import WireModel
 from osmosis_ai.api.wire.datasets import CompletedPart
+from osmosis_ai.platform.http.addresses import run_url
 from osmosis_ai.platform.http.authentication import Scope, Services, WorkspaceScope
-from osmosis_ai.platform.http.page_links import run_url
 from osmosis_ai.platform.http.routing import api_router
-from osmosis_ai.platform.runs.imports.sessions import ImportState
+from osmosis_ai.platform.runs.run_imports import ImportState
 from osmosis_ai.platform.services import PlatformServices
 
 router = api_router("/api/cli/eval-runs/imports")
@@ -27,7 +27,7 @@ def start_import(
 def import_uploads(
     services: Services, scope: WorkspaceScope, session_id: str, body: wire.ImportUploadsRequest
 ) -> wire.ImportUploads:
-    """Return where to send those of the named files, 1 to 100, that are missing."""
+    """Return upload URLs for the missing ones of the named files (1 to 100)."""
     found = services.eval_imports.upload_instructions(scope.workspace_id, session_id, body.paths)
     return wire.ImportUploads(
         files=[
@@ -41,7 +41,7 @@ def import_uploads(
 def complete_import_upload(
     services: Services, scope: WorkspaceScope, session_id: str, body: wire.ImportUploadComplete
 ) -> WireModel:
-    """Say that all bytes of a file have been sent; they must be those that were announced."""
+    """Complete the upload of a file; its bytes must match the announced digest."""
     parts = None
     if body.parts is not None:
         parts = [CompletedPart(PartNumber=part.part_number, ETag=part.etag) for part in body.parts]
@@ -51,7 +51,7 @@ def complete_import_upload(
 
 @router.post("/{session_id}/finalize")
 def finalize_import(services: Services, scope: WorkspaceScope, session_id: str) -> wire.EvalImportSession:
-    """Make a run of what was sent; asking again changes nothing."""
+    """Create a run from the uploaded files; may be repeated."""
     return _session(services, scope, services.eval_imports.finalize(scope.workspace_id, session_id))
 
 
@@ -75,5 +75,5 @@ def _session(services: PlatformServices, scope: Scope, state: ImportState) -> wi
         session.expires_at = state.row.expires_at
         return session
     session.eval_run_id, session.eval_run_name = state.run.id, state.run.name
-    session.platform_url = run_url(services, scope.workspace, state.run)
+    session.platform_url = run_url(services, scope.workspace, state.run.kind, state.run.name)
     return session

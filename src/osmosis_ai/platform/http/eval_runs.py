@@ -1,7 +1,8 @@
-"""Evaluation runs, in the order of their life: submitted, listed, followed, stopped, downloaded."""
+"""Evaluation runs: submit, list, follow, stop, retry, download."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import asdict
 from functools import lru_cache
 from typing import Annotated, Any
@@ -10,22 +11,24 @@ from fastapi import Query
 from fastapi.responses import StreamingResponse
 
 from osmosis_ai.api.wire import eval_runs as wire
+from osmosis_ai.api.wire.base import Named
+from osmosis_ai.api.wire.runs import EvalRetry, SubmittedRun
 from osmosis_ai.config.checks import EVAL
 from osmosis_ai.platform.clock import Clock
-from osmosis_ai.platform.db.run_numbers import duration_ms
-from osmosis_ai.platform.db.tables import DbRun
+from osmosis_ai.platform.db.tables import DbRun, duration_ms
 from osmosis_ai.platform.http import runs
-from osmosis_ai.platform.http.authentication import Services, WorkspaceScope
+from osmosis_ai.platform.http.addresses import run_url
+from osmosis_ai.platform.http.authentication import Scope, Services, WorkspaceScope
 from osmosis_ai.platform.http.errors import ApiError
-from osmosis_ai.platform.http.page_links import runs_url
 from osmosis_ai.platform.http.paging import Paging, SamplePaging
 from osmosis_ai.platform.http.routing import quick_read
+from osmosis_ai.platform.runs.downloads import LINK_TTL, WantedFile, parse_types
 from osmosis_ai.platform.runs.eval_results import headline_of, rows_of
-from osmosis_ai.platform.runs.read.downloads import LINK_TTL, WantedFile, parse_types
-from osmosis_ai.platform.runs.read.run_store import ListedRun
-from osmosis_ai.platform.runs.read.sample_pages import sample_page
-from osmosis_ai.platform.runs.submit.eval_request import effective_eval_settings
-from osmosis_ai.platform.runs.submit.row_selection import RowSelection
+from osmosis_ai.platform.runs.requests import RowSelection, effective_eval_settings
+from osmosis_ai.platform.runs.retrying import PlannedRetry
+from osmosis_ai.platform.runs.run_store import FoundRun
+from osmosis_ai.platform.runs.sample_pages import sample_page
+from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.ui.run_numbers import score_json
 
 MAX_URLS = 500
@@ -36,12 +39,14 @@ router = runs.run_router("/api/cli/eval-runs", "eval", EVAL)
 @router.get("")
 @quick_read
 def list_eval_runs(services: Services, scope: WorkspaceScope, page: Paging) -> wire.EvalRunList:
-    """List runs, the newest first."""
+    """List runs, newest first."""
     listed, total = services.eval_runs.page(scope.workspace_id, limit=page.limit, offset=page.offset)
-    why = services.run_waits(listed).why
-    below = runs_url(services, scope.workspace, "eval")
+    why = services.run_waits(found.run for found in listed).why
     return wire.EvalRunList(
-        eval_runs=[_row(run, below, why(run)) for run in listed],
+        eval_runs=[
+            _row(found, run_url(services, scope.workspace, "eval", found.run.name), why(found.run))
+            for found in listed
+        ],
         **page.keys(total, len(listed)),
     )
 
@@ -53,7 +58,9 @@ def get_eval_run(services: Services, scope: WorkspaceScope, name_or_id: str) -> 
     found = services.eval_runs.get(scope.workspace_id, name_or_id)
     run = found.run
     return wire.EvalRunDetail(
-        eval_run=wire.EvalRun(**runs.detail_fields(services, scope, found), **_origin(run)),
+        eval_run=wire.EvalRun(
+            **runs.run_fields(found, run_url(services, scope.workspace, "eval", run.name)), **_origin(run)
+        ),
         config=_config(run),
         results=_results(run),
         dataset=runs.named(run.dataset_id, run.dataset_name),
@@ -66,7 +73,7 @@ def get_eval_run(services: Services, scope: WorkspaceScope, name_or_id: str) -> 
 @router.get("/{name_or_id}/metrics")
 @quick_read
 def eval_run_metrics(services: Services, scope: WorkspaceScope, name_or_id: str) -> wire.EvalMetrics:
-    """Return a run's numbers so far; `estimates` are ours, over scored samples and with intervals."""
+    """Return a run's metrics so far; `estimates` covers scored samples and has intervals."""
     run = services.eval_runs.get(scope.workspace_id, name_or_id).run
     results, metrics = run.results or {}, run.metrics or {}
     stats = dict(results.get("reward_stats") or {})
@@ -88,9 +95,9 @@ def eval_run_samples(
     scope: WorkspaceScope,
     name_or_id: str,
     page: SamplePaging,
-    details: Annotated[bool, Query(description="With previews, errors and what graders noted.")] = False,
+    details: Annotated[bool, Query(description="Include previews, errors and graders' notes.")] = False,
 ) -> wire.EvalSamplePage:
-    """Return what the attempts of a run came to, by row and attempt."""
+    """Return the samples of a run, by row and attempt."""
     run = services.eval_runs.get(scope.workspace_id, name_or_id).run
     return sample_page(services.db, run.id, limit=page.limit, cursor=page.cursor, details=details)
 
@@ -105,11 +112,12 @@ def sample_manifest(
     scope: WorkspaceScope,
     name_or_id: str,
     types: Annotated[
-        str | None, Query(description="Out of `metrics,trajectories,artifacts,logs,journal`.")
+        str | None,
+        Query(description="Comma-separated: `metrics`, `trajectories`, `artifacts`, `logs`, `journal`."),
     ] = None,
     rows: Annotated[str | None, Query(description="Rows of the dataset, such as `3,7,10-20`.")] = None,
 ) -> StreamingResponse:
-    """List the files of a run, of the asked types and rows."""
+    """List the files of a run, optionally of some types and rows."""
     run = services.eval_runs.get(scope.workspace_id, name_or_id).run
     pieces = services.downloads.manifest(run, parse_types(types), rows or None)
     return StreamingResponse(pieces, media_type="application/json")
@@ -119,7 +127,7 @@ def sample_manifest(
 def download_urls(
     services: Services, scope: WorkspaceScope, name_or_id: str, request: wire.DownloadUrlsRequest
 ) -> wire.DownloadUrls:
-    """Return where files of a manifest can be had for a while; unknown ones are left out."""
+    """Return download URLs for files of a manifest; unknown files are left out."""
     if not 1 <= len(request.items) <= MAX_URLS:
         raise ApiError(400, "VALIDATION_FAILED", f"`items` takes 1 to {MAX_URLS} files.", field="items")
     run = services.eval_runs.get(scope.workspace_id, name_or_id).run
@@ -133,30 +141,71 @@ def download_urls(
     )
 
 
-# The summary of an ended run is always the same object; those of others are soon crowded out.
+@router.post("/{name_or_id}/retry/check")
+async def check_retry(
+    services: Services, scope: WorkspaceScope, name_or_id: str, again: EvalRetry
+) -> wire.RetryCheck:
+    """Return what a retry would repeat, and change nothing."""
+    planning = services.submitter.in_thread(lambda: plan_retry(services, scope, name_or_id, again))
+    with runs.refusals(services, scope):
+        planned = await asyncio.wrap_future(planning)
+    return wire.RetryCheck(
+        eval_run=Named(id=planned.run.id, name=planned.run.name),
+        samples=planned.count,
+        planned=planned.planned,
+        failed=dict(planned.failed),
+        no_reward=planned.no_reward,
+        missing=planned.missing,
+        commit_sha=planned.run.commit_sha,
+        resolved_secret_scopes=dict(planned.checked.scopes),
+    )
+
+
+@router.post("/{name_or_id}/retry")
+async def retry(services: Services, scope: WorkspaceScope, name_or_id: str, again: EvalRetry) -> SubmittedRun:
+    """Reopen a run: its failed and unscored attempts run again, on the same commit and rows."""
+    reopening = services.submitter.in_thread(
+        lambda: services.eval_retries.reopen(
+            plan_retry(services, scope, name_or_id, again), by=scope.user.email
+        )
+    )
+    with runs.refusals(services, scope):
+        return runs.submitted(services, scope, await asyncio.wrap_future(reopening))
+
+
+def plan_retry(services: PlatformServices, scope: Scope, name_or_id: str, again: EvalRetry) -> PlannedRetry:
+    """Return what a retry of a run would repeat."""
+    run = services.eval_runs.get(scope.workspace_id, name_or_id).run
+    provided = again.secrets.provided if again.secrets is not None else {}
+    budget = again.model_dump(include={"max_cost", "max_tokens"}, exclude_none=True)
+    return services.eval_retries.plan(run, scope.user, provided, budget)
+
+
+# A list has the same object for an ended run each time.
 @lru_cache(maxsize=1024)
-def _row(run: ListedRun, below: str, waits: str | None) -> wire.EvalRunRow:
+def _row(found: FoundRun, url: str, waits: str | None) -> wire.EvalRunRow:
+    run = found.run
     return wire.EvalRunRow(
-        **runs.summary_fields(run, below, waits),
+        **runs.run_fields(found, url),
         **_origin(run),
         model=runs.named(run.model_path, run.model_path),
         dataset=runs.named(run.dataset_id, run.dataset_name),
         rollout=runs.named(run.rollout_id, run.rollout_name),
         results=_results(run),
         config=_config(run),
-        **runs.present({"commit_sha": run.commit_sha}),
+        **runs.present({"commit_sha": run.commit_sha, "waits": waits}),
     )
 
 
-def _origin(run: DbRun | ListedRun) -> dict[str, Any]:
-    """Return the mark of a run that was executed elsewhere, or retried."""
+def _origin(run: DbRun) -> dict[str, Any]:
+    """Return the origin of an imported run, or the revision of a retried one."""
     if run.imported is not None:
         return {"imported": wire.RunOrigin.model_validate(run.imported)}
     return {"revision": run.revision, "retried_at": run.retried_at} if run.revision else {}
 
 
-def _config(run: DbRun | ListedRun) -> dict[str, Any]:
-    """Return the effective settings; with the seeds, the run could be repeated from them."""
+def _config(run: DbRun) -> dict[str, Any]:
+    """Return the effective settings, with seeds."""
     config = {"model_path": run.model_path, **effective_eval_settings(run.request)}
     if run.imported is not None:
         return config
@@ -165,7 +214,7 @@ def _config(run: DbRun | ListedRun) -> dict[str, Any]:
     return config if draw_seed is None else {**config, "row_draw_seed": draw_seed}
 
 
-def _results(run: DbRun | ListedRun) -> wire.EvalResults:
+def _results(run: DbRun) -> wire.EvalResults:
     headline, rows = headline_of(run), rows_of(run)
     ours = {
         "headline": score_json(headline),

@@ -1,4 +1,4 @@
-"""Benchmarks and development servers, of which a self-hosted platform has none: both need infrastructure it lacks."""
+"""Benchmarks and development servers, which a self-hosted platform does not offer."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from osmosis_ai.platform.http.paging import Paging
 from osmosis_ai.platform.http.routing import api_router
 
 _BENCHMARKS = (
-    "a self-hosted platform has no benchmarks yet: their tasks run on machines that only the hosted platform has. "
-    "Evaluate the agent on a dataset of yours: `osmosis eval submit CONFIG`."
+    "a self-hosted platform does not offer benchmarks. "
+    "Evaluate the agent on your own dataset: `osmosis eval submit CONFIG`."
 )
 _DEV_SERVERS = (
-    "a self-hosted platform has no development servers yet: they run on machines that only the hosted platform has. "
-    "Try the agent on your own: `osmosis eval run CONFIG`."
+    "a self-hosted platform does not offer development servers. "
+    "Run the agent on your machine: `osmosis eval run CONFIG`."
 )
 _OF_A_RUN = (
     ("GET", ""),
@@ -52,19 +52,19 @@ def list_dev_servers(page: Paging) -> DevServerList:
 
 @router.post("/benchmark-runs")
 def submit_benchmark_run() -> dict[str, Any]:
-    """Refuse: nothing here could run it."""
+    """Refuse."""
     raise ApiError(403, "NOT_OFFERED", _BENCHMARKS)
 
 
 @router.post("/dev-rollout-server")
 def start_dev_server() -> dict[str, Any]:
-    """Refuse: nothing here could serve it."""
+    """Refuse."""
     raise ApiError(403, "NOT_OFFERED", _DEV_SERVERS)
 
 
 def _unknown(what: str) -> Callable[..., dict[str, Any]]:
     def refuse(name: str) -> dict[str, Any]:
-        """Refuse: there is none of any name."""
+        """Refuse."""
         raise ApiError(
             404, "NOT_FOUND", f"there is no {what} '{name}': self-hosted platforms do not support {what}s."
         )

@@ -23,8 +23,12 @@ from osmosis_ai.platform.accounts import Principal, TokenRejected
 from osmosis_ai.platform.http.authentication import Services, bearer_token
 from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.routing import api_router
-from osmosis_ai.platform.model_serving import ModelUnavailableError, ServableModel, TooManyRequestsError
-from osmosis_ai.platform.models import FoundLoraModel
+from osmosis_ai.platform.models import (
+    FoundLoraModel,
+    ModelUnavailableError,
+    ServableModel,
+    TooManyRequestsError,
+)
 from osmosis_ai.platform.services import PlatformServices
 
 if TYPE_CHECKING:
@@ -56,7 +60,7 @@ async def get_model(request: Request, services: Services, name: str) -> Response
 
 @router.api_route("/{path:path}", methods=["GET", "POST", "PUT", "PATCH", "DELETE"], include_in_schema=False)
 async def no_such_route(request: Request, path: str) -> Response:
-    """Refuse in the shape that these clients read."""
+    """Refuse in OpenAI's format."""
     return _refusal(
         OpenAIError(404, f"there is nothing at {request.method} /v1/{path[:200]}.", code="unknown_url")
     )
@@ -115,7 +119,7 @@ async def _authenticate(request: Request, services: PlatformServices) -> Princip
     if not await run_in_threadpool(services.workspaces.has_member, key.user.id, key.token.workspace_id):
         where = "that workspace" if key.token.workspace_id is not None else "any workspace"
         raise OpenAIError(
-            403, f"the user of this API key is not a member of {where} any more.", code="not_a_member"
+            403, f"the user of this API key is no longer a member of {where}.", code="not_a_member"
         )
     return key
 
@@ -162,10 +166,10 @@ async def _content(upstream: aiohttp.ClientResponse) -> bytes:
 
 
 class _Relay(StreamingResponse):
-    """The events of a stream as they come; everything ``held`` for it is let go when it ends, however it does."""
+    """Forwards a stream of events; ``held`` is closed when it ends."""
 
     def __init__(self, upstream: aiohttp.ClientResponse, held: ExitStack) -> None:
-        # Without the second one, proxies collect a stream before they pass it on.
+        # Without the second header, proxies buffer the stream.
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         super().__init__(_events(upstream), upstream.status, headers, _EVENTS)
         self._held = held
@@ -182,13 +186,13 @@ async def _events(upstream: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         async for chunk in upstream.content.iter_any():
             yield chunk
     except (aiohttp.ClientError, asyncio.TimeoutError):
-        # The status line is out: the error is an event.
+        # The status line has been sent, so the error is an event.
         error = OpenAIError(503, "the model ended before its answer was complete.", type="server_error")
         yield b"\n\ndata: " + orjson.dumps(error.body()) + b"\n\n"
 
 
 async def _unless_disconnected(request: Request, work: Awaitable[_T]) -> _T:
-    """Await ``work``, and cancel it when the client goes away meanwhile."""
+    """Await ``work``; cancel it if the client disconnects."""
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_disconnect(request))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -212,7 +216,7 @@ async def _openai_shaped(reply: Awaitable[Response]) -> Response:
     except OpenAIError as error:
         return _refusal(error)
     except TokenRejected as error:
-        message = f"{error.message} API keys are made with `osmosis platform token create --kind api_key`."
+        message = f"{error.message} create an API key with `osmosis platform token create --kind api_key`."
         return _refusal(OpenAIError(401, message, code="invalid_api_key"))
     except ApiError as error:
         code = "invalid_api_key" if error.status == 401 else error.code.lower()

@@ -1,4 +1,4 @@
-"""Models: the base models this platform itself runs, and the LoRA adapters trained here."""
+"""Models: base models that the platform serves, and LoRA adapters that were trained on it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from anyio import from_thread
 
 from osmosis_ai.api.wire import models as wire
 from osmosis_ai.errors import NotFoundError
+from osmosis_ai.platform.http.addresses import page_url
 from osmosis_ai.platform.http.authentication import Scope, Services, WorkspaceScope
 from osmosis_ai.platform.http.errors import ApiError, as_sentence
-from osmosis_ai.platform.http.page_links import page_url
 from osmosis_ai.platform.http.paging import Paging
 from osmosis_ai.platform.http.routing import api_router
 from osmosis_ai.platform.http.runs import present
 from osmosis_ai.platform.models import LINK_TTL, MAX_ACTIVE_DEPLOYMENTS, DeploymentLimitError, FoundLoraModel
-from osmosis_ai.platform.runs.submit.model_path import is_servable
+from osmosis_ai.platform.runs.requests import is_servable
 from osmosis_ai.platform.services import PlatformServices
 
 router = api_router("/api/cli/models")
@@ -23,7 +23,7 @@ router = api_router("/api/cli/models")
 
 @router.get("/base")
 def list_base_models(services: Services, _scope: WorkspaceScope, page: Paging) -> wire.BaseModelList:
-    """List the models that need no provider and no key."""
+    """List the built-in models, which need no API key."""
     names = services.model_servers.models
     shown = names[page.offset : page.offset + page.limit]
     return wire.BaseModelList(
@@ -37,7 +37,7 @@ def list_base_models(services: Services, _scope: WorkspaceScope, page: Paging) -
 
 @router.get("/lora")
 def list_lora_models(services: Services, scope: WorkspaceScope, page: Paging) -> wire.LoraModelList:
-    """List the adapters of the workspace, the newest first."""
+    """List the adapters of the workspace, newest first."""
     found, total, active = services.lora_models.offset_page(
         scope.workspace_id, limit=page.limit, offset=page.offset
     )
@@ -64,22 +64,19 @@ def get_lora_model(services: Services, scope: WorkspaceScope, name: str) -> wire
 
 @router.get("/{name}/download")
 def download_lora_model(services: Services, scope: WorkspaceScope, name: str) -> wire.ModelDownload:
-    """Return where the files of an adapter can be had for a while."""
+    """Return download URLs for the files of an adapter."""
     model = _find(services, scope, name).model
     return wire.ModelDownload(
         model_name=model.name,
         base_model=model.base_model,
-        files=[
-            wire.ModelFile(path=file.path, size=file.size, sha256=file.sha256, url=file.url)
-            for file in services.lora_models.files(model)
-        ],
+        files=services.lora_models.files(model),
         expires_in=int(LINK_TTL.total_seconds()),
     )
 
 
 @router.post("/{name}/deploy")
 def deploy_lora_model(services: Services, scope: WorkspaceScope, name: str) -> wire.DeploymentChange:
-    """Start serving an adapter; every member may."""
+    """Start serving an adapter."""
     found = _find(services, scope, name)
     if not _can_be_served(found):
         raise ApiError(
@@ -98,7 +95,7 @@ def deploy_lora_model(services: Services, scope: WorkspaceScope, name: str) -> w
 
 @router.post("/{name}/undeploy")
 def undeploy_lora_model(services: Services, scope: WorkspaceScope, name: str) -> wire.DeploymentChange:
-    """Stop serving an adapter; what others have deployed needs an admin or owner."""
+    """Stop serving an adapter; another user's deployment requires an admin or owner."""
     model = _find(services, scope, name).model
     if model.deployment_status == "active" and model.deployer_id != scope.user.id:
         scope.require_role("admin")
@@ -134,7 +131,7 @@ def _fields(found: FoundLoraModel) -> dict[str, Any]:
         }
     )
     if _can_be_served(found):
-        # Null says "never deployed"; only a missing key says "not here".
+        # Null means "never deployed"; a missing key means "cannot be served here".
         fields["deployment_status"] = model.deployment_status
         fields |= present({"deployed_at": model.deployed_at, "deployed_by": found.deployed_by})
     return fields

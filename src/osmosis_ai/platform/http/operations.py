@@ -1,4 +1,4 @@
-"""What supervisors, proxies and monitoring ask: whether it lives, whether it can work, and how much it does."""
+"""Health, readiness and metrics, for supervisors, proxies and monitoring."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from osmosis_ai._version import __version__
 from osmosis_ai.platform.http.authentication import Services
 from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.routing import api_router
-from osmosis_ai.platform.metrics import CONTENT_TYPE, metrics_text
+from osmosis_ai.platform.metrics import CONTENT_TYPE
 
 router = api_router()
 
 
 @router.get("/health")
 async def health(services: Services) -> dict[str, str]:
-    """Answer when the database can be read: for `osmosis platform status`, proxies and supervisors."""
+    """Return 200 if the database can be read."""
     # On SQLite without one of the few threads that requests have: a store that does not answer may hold them all.
     # PostgreSQL is asked from one of them.
     await services.db.read(lambda session: session.execute(text("SELECT 1")))
@@ -29,7 +29,7 @@ async def health(services: Services) -> dict[str, str]:
 
 @router.get("/ready", response_class=JSONResponse)
 def ready(services: Services) -> Response:
-    """Answer 200 if database, schema and stored files are usable, else 503 with the reasons."""
+    """Return 200 if database, schema and file store are usable, else 503 with the reasons."""
     problems = services.readiness.problems()
     is_ready = not any(problems.values())
     return JSONResponse(
@@ -48,14 +48,14 @@ def metrics(services: Services, authorization: Annotated[str, Header()] = "") ->
     wanted = services.config.metrics_token
     if not wanted:
         raise ApiError(
-            404, "METRICS_OFF", "this platform measures for nobody: its operator sets OSMOSIS_METRICS_TOKEN."
+            404, "METRICS_OFF", "metrics are off: the operator enables them with OSMOSIS_METRICS_TOKEN."
         )
     given = authorization.partition(" ")[2].strip()
     if not hmac.compare_digest(given.encode(), wanted.encode()):
         raise ApiError(
             401,
             "METRICS_TOKEN_REQUIRED",
-            "this needs the operator's OSMOSIS_METRICS_TOKEN as a bearer token.",
+            "metrics require OSMOSIS_METRICS_TOKEN as a bearer token.",
             headers={"WWW-Authenticate": "Bearer"},
         )
-    return Response(metrics_text(services), media_type=CONTENT_TYPE)
+    return Response(services.metrics.text(), media_type=CONTENT_TYPE)

@@ -1,4 +1,4 @@
-"""Lists come in pages: how the client asks for one, and the keys that stand beside its items."""
+"""Query parameters of list pages, and the keys of a page in addition to its items."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from fastapi import Depends, Query
 MAX_PAGE = 50
 MAX_LOG_PAGE = 200
 MAX_SAMPLE_PAGE = 5_000
-# An offset far beyond any table, and within what every database takes as a number.
+# Beyond any table, and a valid number for every database.
 _MAX_OFFSET = 10**12
 
 
 @dataclass(frozen=True, slots=True)
 class PageParams:
-    """Which page: ``limit`` items from ``offset`` on."""
+    """``limit`` items from ``offset`` on."""
 
     limit: int
     offset: int
 
     def keys(self, total: int, shown: int) -> dict[str, Any]:
-        """Return the keys beside the ``shown`` items of a list of ``total``."""
+        """Return the keys of a page with ``shown`` items of ``total``."""
         end = self.offset + shown
         has_more = shown > 0 and end < total
         return {"total_count": total, "has_more": has_more, "next_offset": end if has_more else None}
@@ -30,7 +30,7 @@ class PageParams:
 
 @dataclass(frozen=True, slots=True)
 class LogPageParams:
-    """Which lines of a log: ``limit`` of them, ``older`` or ``newer`` than ``cursor``."""
+    """``limit`` lines of a log, ``older`` or ``newer`` than ``cursor``."""
 
     limit: int
     direction: Literal["older", "newer"]
@@ -39,7 +39,7 @@ class LogPageParams:
 
 @dataclass(frozen=True, slots=True)
 class SamplePageParams:
-    """Which samples of a run: ``limit`` of them behind ``cursor``."""
+    """``limit`` samples of a run after ``cursor``."""
 
     limit: int
     cursor: str | None
@@ -68,10 +68,10 @@ async def _sample_page_params(
 
 
 Paging = Annotated[PageParams, Depends(_page_params)]
-"""The page that the query asks for; a limit above 50 is refused with 400."""
+"""The requested page; a limit above 50 is refused with 400."""
 
 LogPaging = Annotated[LogPageParams, Depends(_log_page_params)]
-"""The page of a log that the query asks for; a limit above 200 is refused with 400."""
+"""The requested page of a log; a limit above 200 is refused with 400."""
 
 SamplePaging = Annotated[SamplePageParams, Depends(_sample_page_params)]
-"""The page of samples that the query asks for; a limit above 5,000 is refused with 400."""
+"""The requested page of samples; a limit above 5,000 is refused with 400."""

@@ -8,6 +8,7 @@ from fastapi import Depends
 
 from osmosis_ai.api.wire import rollout_servers as wire
 from osmosis_ai.controller.remote_agents import AgentAddress
+from osmosis_ai.platform.db.tables import DbRolloutServer
 from osmosis_ai.platform.http.authentication import (
     Authenticated,
     GitHeader,
@@ -17,7 +18,6 @@ from osmosis_ai.platform.http.authentication import (
 from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.paging import Paging
 from osmosis_ai.platform.http.routing import api_router
-from osmosis_ai.platform.rollout_servers import RegisteredServer
 
 router = api_router("/api/cli")
 
@@ -59,13 +59,13 @@ def register(
     body: wire.RolloutServerRegistration,
 ) -> wire.RegisteredRolloutServer:
     """Register a served agent in place of an earlier one of its name, and return the result of a probe."""
-    registered = services.rollout_servers.register(
+    server, health = services.rollout_servers.register(
         workspace_id,
         principal.user.id,
         name=body.agent_loop_name,
         address=AgentAddress(body.host, body.port, body.api_key),
     )
-    return _probed(registered)
+    return _probed(server, health)
 
 
 @router.get("/rollout-servers")
@@ -73,14 +73,15 @@ def list_servers(services: Services, workspace_id: ServerWorkspace, page: Paging
     """List the served agents of the workspace."""
     listed, total = services.rollout_servers.page(workspace_id, limit=page.limit, offset=page.offset)
     return wire.RolloutServerList(
-        rollout_servers=[_wire_server(item) for item in listed], **page.keys(total, len(listed))
+        rollout_servers=[_wire_server(server, creator) for server, creator in listed],
+        **page.keys(total, len(listed)),
     )
 
 
 @router.post("/rollout-servers/{name}/probe")
 def probe(services: Services, workspace_id: ServerWorkspace, name: str) -> wire.RegisteredRolloutServer:
     """Probe a served agent."""
-    return _probed(services.rollout_servers.probe(workspace_id, name))
+    return _probed(*services.rollout_servers.probe(workspace_id, name))
 
 
 @router.delete("/rollout-servers/{name}")
@@ -90,16 +91,13 @@ def remove(services: Services, workspace_id: ServerWorkspace, name: str) -> dict
     return {}
 
 
-def _probed(found: RegisteredServer) -> wire.RegisteredRolloutServer:
-    health, server = found.health, found.server
-    result = health or wire.HealthCheckResult(error=server.error)
+def _probed(server: DbRolloutServer, health: wire.HealthCheckResult) -> wire.RegisteredRolloutServer:
     return wire.RegisteredRolloutServer(
-        id=server.id, status=server.status, health_check_result=result, name=server.name
+        id=server.id, status=server.status, health_check_result=health, name=server.name
     )
 
 
-def _wire_server(found: RegisteredServer) -> wire.ListedRolloutServer:
-    server = found.server
+def _wire_server(server: DbRolloutServer, creator_name: str | None) -> wire.ListedRolloutServer:
     return wire.ListedRolloutServer(
         id=server.id,
         name=server.name,
@@ -111,5 +109,5 @@ def _wire_server(found: RegisteredServer) -> wire.ListedRolloutServer:
         probed_at=server.probed_at,
         created_at=server.created_at,
         updated_at=server.updated_at,
-        creator_name=found.creator,
+        creator_name=creator_name,
     )

@@ -1,4 +1,4 @@
-"""Rollouts: what the connected repository has under ``rollouts/``, synced when somebody looks."""
+"""Rollouts of a connected repository, synced when they are listed."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ async def list_rollouts(
     page: Paging,
     branch: Annotated[str | None, Query(max_length=255, description="Default: the default branch.")] = None,
 ) -> wire.RolloutList:
-    """List the rollouts of the repository, at the head of its default branch or of another one."""
+    """List the rollouts of the repository on its default branch or another one."""
     problem = await _sync(services, scope.repository.id)
     return await run_in_threadpool(_list, services, scope, page, branch, problem)
 
 
 async def _sync(services: PlatformServices, repository_id: str) -> str | None:
-    """Wait for the latest sync, within reason; return what keeps the list from being up to date."""
+    """Wait for a sync; return why the list may be out of date."""
     syncing = asyncio.wrap_future(services.rollouts.start_sync(repository_id))
     done, _ = await asyncio.wait({syncing}, timeout=SYNC_WAIT_S)
     if done:
@@ -68,7 +68,7 @@ def _list(
 
 
 def _not_synced(problem: str) -> ApiError:
-    # Not a failure of this server, and nothing the request could say otherwise.
+    # The failure is neither this server's nor the request's.
     return ApiError(424, "GIT_SYNC_FAILED", problem)
 
 

@@ -1,4 +1,4 @@
-"""A path is read as it was sent: ``%2F`` inside a segment is part of a name, not a border."""
+"""Routes: paths are split before they are decoded, so ``%2F`` is part of a name, and JSON is parsed strictly."""
 
 from __future__ import annotations
 
@@ -26,26 +26,25 @@ _READERS: RunVar[CapacityLimiter] = RunVar("osmosis_readers")
 
 
 def api_router(prefix: str = "", *, checks: Sequence[Callable[..., Any]] = ()) -> APIRouter:
-    """Return a router whose routes follow the rules of this module; every resource starts with one."""
+    """Return a router of :class:`ApiRoute`."""
     return APIRouter(
         prefix=prefix, route_class=ApiRoute, redirect_slashes=False, dependencies=[*map(Depends, checks)]
     )
 
 
 def quick_read(endpoint: Endpoint) -> Endpoint:
-    """Mark a route that reads a page or a row by its index, and nothing else; it takes ``services``."""
+    """Mark a route that only reads a page or a row by an index; it takes ``services``."""
     setattr(endpoint, _QUICK_READ, True)
     return endpoint
 
 
 class RawPath:
-    """Hand the routes the path as it was sent."""
+    """Passes the undecoded path to the routes."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one connection."""
         raw = scope.get("raw_path")
         if scope["type"] == "http" and raw and b"%" in raw:
             scope = {**scope, "path": raw.partition(b"?")[0].decode("latin-1")}
@@ -54,7 +53,7 @@ class RawPath:
 
 class _ApiRequest(Request):
     async def json(self) -> Any:
-        """Parse the body strictly: no NaN, no infinities, no text that is not Unicode."""
+        """Parse the body: NaN, infinities and invalid Unicode are refused."""
         kept = self.scope.setdefault(JSON_BODY, [])
         if not kept:
             kept.append(orjson.loads(await self.body()))

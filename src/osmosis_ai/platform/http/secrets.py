@@ -1,4 +1,4 @@
-"""Environment secrets: they can be listed, set and deleted, and no reply ever holds a value."""
+"""Environment secrets: list, set and delete them. No reply contains a value."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from fastapi import Query
 
 from osmosis_ai.api.wire import secrets as wire
 from osmosis_ai.platform.db.tables import DbSecretAccess
+from osmosis_ai.platform.http.addresses import page_url
 from osmosis_ai.platform.http.authentication import Scope, Services, WorkspaceScope
-from osmosis_ai.platform.http.page_links import page_url
 from osmosis_ai.platform.http.paging import Paging
 from osmosis_ai.platform.http.routing import api_router
 from osmosis_ai.platform.secrets import SECRET_SCOPES, ListedSecret, SecretScope
@@ -24,7 +24,7 @@ class SetRequest(wire.SecretSetRequest):
 
 
 class DeleteRequest(wire.SecretDeleteRequest):
-    """A secret to be forgotten."""
+    """A secret to be deleted."""
 
     scope: SecretScope
 
@@ -50,8 +50,8 @@ def list_secrets(
 
 @router.get("/audit")
 def list_handouts(services: Services, scope: WorkspaceScope, page: Paging) -> wire.SecretHandoutList:
-    """List which runs of the workspace were handed which secrets, by name, and on which machine; the newest first."""
-    found, total = services.secret_access.offset_page(
+    """List the secret access log: which workers received which secrets, by name, newest first."""
+    found, total = services.secrets.accesses_by_offset(
         scope.workspace_id, limit=page.limit, offset=page.offset
     )
     return wire.SecretHandoutList(
@@ -63,7 +63,7 @@ def list_handouts(services: Services, scope: WorkspaceScope, page: Paging) -> wi
 
 @router.post("")
 def set_secret(services: Services, scope: WorkspaceScope, request: SetRequest) -> wire.Secret:
-    """Store a secret, or replace its value; one of the workspace needs an admin or owner."""
+    """Store a secret or replace its value; a workspace secret requires an admin or owner."""
     _require_write_access(scope, request.scope)
     stored = services.secrets.put(
         scope.workspace_id, scope.user.id, request.name, request.value, request.scope
@@ -73,7 +73,7 @@ def set_secret(services: Services, scope: WorkspaceScope, request: SetRequest) -
 
 @router.delete("")
 def delete_secret(services: Services, scope: WorkspaceScope, request: DeleteRequest) -> dict[str, Any]:
-    """Forget a secret; one of the workspace needs an admin or owner."""
+    """Delete a secret; a workspace secret requires an admin or owner."""
     _require_write_access(scope, request.scope)
     services.secrets.delete(scope.workspace_id, scope.user.id, request.name, request.scope)
     return {}

@@ -1,7 +1,8 @@
-"""Training runs, in the order of their life: submitted, listed, followed, stopped, resumed."""
+"""Training runs: submit, list, follow, stop, resume."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -10,25 +11,26 @@ from osmosis_ai.config.checks import TRAINING
 from osmosis_ai.evaluation.conversation import LARGEST_CONVERSATION_BYTES
 from osmosis_ai.inference.catalog import base_model_of
 from osmosis_ai.platform.clock import Clock
-from osmosis_ai.platform.db.run_numbers import duration_ms
-from osmosis_ai.platform.db.tables import DbRun
+from osmosis_ai.platform.db.tables import DbRun, duration_ms
 from osmosis_ai.platform.http import runs
+from osmosis_ai.platform.http.addresses import run_url
 from osmosis_ai.platform.http.authentication import Scope, Services, WorkspaceScope
-from osmosis_ai.platform.http.page_links import runs_url
 from osmosis_ai.platform.http.paging import Paging, SamplePaging
 from osmosis_ai.platform.http.routing import quick_read
 from osmosis_ai.platform.models import adapter_size
-from osmosis_ai.platform.runs.read.sample_pages import validation_page
-from osmosis_ai.platform.runs.read.training_curves import (
+from osmosis_ai.platform.runs.requests import effective_training_config, read_training_request
+from osmosis_ai.platform.runs.sample_pages import validation_page
+from osmosis_ai.platform.runs.training_curves import (
     VALIDATION,
-    MetricCurve,
+    CurvePoint,
+    Curves,
     logged_marks,
     read_curves,
 )
-from osmosis_ai.platform.runs.submit.training_request import effective_training_config, read_training_request
 from osmosis_ai.platform.secrets import MissingSecretsError
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.source import PlatformSource
+from osmosis_ai.training.runs.metrics import TITLES
 
 router = runs.run_router("/api/cli/training-runs", "training", TRAINING)
 
@@ -36,20 +38,21 @@ router = runs.run_router("/api/cli/training-runs", "training", TRAINING)
 @router.get("")
 @quick_read
 def list_training_runs(services: Services, scope: WorkspaceScope, page: Paging) -> wire.TrainingRunList:
-    """List runs, the newest first."""
+    """List runs, newest first."""
     listed, total = services.training_runs.page(scope.workspace_id, limit=page.limit, offset=page.offset)
-    why = services.run_waits(listed).why
-    below = runs_url(services, scope.workspace, "training")
+    why = services.run_waits(found.run for found in listed).why
     return wire.TrainingRunList(
         training_runs=[
             wire.TrainingRunRow(
-                **runs.summary_fields(run, below, why(run)),
+                **runs.run_fields(found, run_url(services, scope.workspace, run.kind, run.name)),
+                **runs.present({"waits": why(run)}),
                 **_standing(run.results),
                 model=wire.NamedModel(id=run.model_path, model_name=run.model_path),
                 dataset=wire.NamedFile(**runs.present({"id": run.dataset_id, "file_name": run.dataset_name})),
                 rollout=runs.named(run.rollout_id, run.rollout_name),
             )
-            for run in listed
+            for found in listed
+            for run in (found.run,)
         ],
         **page.keys(total, len(listed)),
     )
@@ -58,7 +61,7 @@ def list_training_runs(services: Services, scope: WorkspaceScope, page: Paging) 
 @router.get("/{name_or_id}")
 @quick_read
 def get_training_run(services: Services, scope: WorkspaceScope, name_or_id: str) -> wire.TrainingRunDetail:
-    """Return one run; its notes are what may not be meant in its config, and why it ended early."""
+    """Return one run; `notes` are warnings about its config and why it ended early."""
     found = services.training_runs.get(scope.workspace_id, name_or_id)
     run = found.run
     request = read_training_request(run.request)
@@ -68,7 +71,7 @@ def get_training_run(services: Services, scope: WorkspaceScope, name_or_id: str)
     )
     return wire.TrainingRunDetail(
         training_run=wire.DescribedTrainingRun(
-            **runs.detail_fields(services, scope, found),
+            **runs.run_fields(found, run_url(services, scope.workspace, run.kind, run.name)),
             **_standing(run.results),
             **runs.present(
                 {
@@ -88,7 +91,7 @@ def get_training_run(services: Services, scope: WorkspaceScope, name_or_id: str)
 
 @router.get("/{name_or_id}/metrics")
 def training_run_metrics(services: Services, scope: WorkspaceScope, name_or_id: str) -> wire.TrainingMetrics:
-    """Return every point of every metric so far, each metric in a line, and what happened at which steps."""
+    """Return the points of every metric so far, and marks of events at their steps."""
     run = services.training_runs.get(scope.workspace_id, name_or_id).run
     curves = read_curves(services.db, run.id)
     validation = wire.ValidatedRows(**run.metrics[VALIDATION]) if run.metrics else None
@@ -96,7 +99,7 @@ def training_run_metrics(services: Services, scope: WorkspaceScope, name_or_id: 
     return wire.TrainingMetrics(
         status=run.status,
         overview=_overview(run, curves, services.clock),
-        metrics=[_series(curve) for curve in curves],
+        metrics=[_series(key, points) for key, points in curves.items()],
         training_run_id=run.id,
         **runs.present({"validation": validation, "marks": marks or None}),
     )
@@ -106,7 +109,7 @@ def training_run_metrics(services: Services, scope: WorkspaceScope, name_or_id: 
 def training_run_checkpoints(
     services: Services, scope: WorkspaceScope, name_or_id: str
 ) -> wire.CheckpointList:
-    """Return the adapters that a run has saved, the earliest first."""
+    """Return the adapters that a run has saved, earliest first."""
     run = services.training_runs.get(scope.workspace_id, name_or_id).run
     return wire.CheckpointList(
         training_run_name=run.name,
@@ -129,7 +132,7 @@ def training_run_checkpoints(
 def training_run_validation(
     services: Services, scope: WorkspaceScope, name_or_id: str, page: SamplePaging
 ) -> wire.ValidationPage:
-    """Return what became of the samples of a run's newest validation: those that are kept, the worst first."""
+    """Return the stored samples of a run's newest validation, worst first."""
     run = services.training_runs.get(scope.workspace_id, name_or_id).run
     samples = _source(services, scope).validation(run.name)
     return validation_page(samples, limit=page.limit, cursor=page.cursor)
@@ -139,7 +142,7 @@ def training_run_validation(
 def training_run_conversation(
     services: Services, scope: WorkspaceScope, name_or_id: str, row: int, attempt: int
 ) -> wire.ValidationConversation:
-    """Return what was said in one of these samples."""
+    """Return the conversation of a validation sample."""
     run = services.training_runs.get(scope.workspace_id, name_or_id).run
     stored = _source(services, scope).validation_conversation(
         run.name, row, attempt, max_bytes=LARGEST_CONVERSATION_BYTES
@@ -152,7 +155,7 @@ def training_run_conversation(
 
 @router.post("/{name_or_id}/resume")
 def resume_training_run(services: Services, scope: WorkspaceScope, name_or_id: str) -> wire.ResumeReply:
-    """Let a run that failed or was stopped go on from its last checkpoint."""
+    """Resume a failed or stopped run from its last checkpoint."""
     try:
         resumed = services.resumption.resume(scope.workspace_id, name_or_id, by=scope.user.email)
     except MissingSecretsError as error:
@@ -166,7 +169,7 @@ def _source(services: PlatformServices, scope: Scope) -> PlatformSource:
 
 
 def _standing(results: dict[str, Any] | None) -> dict[str, Any]:
-    """Return how far a run is."""
+    """Return the progress of a run."""
     known = results or {}
     return {key: known[key] for key in ("current_step", "total_steps", "reward") if key in known}
 
@@ -175,7 +178,7 @@ def _examples(run: DbRun) -> int | None:
     return (run.results or {}).get("examples_processed_count")
 
 
-def _overview(run: DbRun, curves: list[MetricCurve], clock: Clock) -> wire.TrainingMetricsOverview:
+def _overview(run: DbRun, curves: Curves, clock: Clock) -> wire.TrainingMetricsOverview:
     results = run.results or {}
     known = {
         "duration_ms": duration_ms(run, clock.now()),
@@ -183,29 +186,31 @@ def _overview(run: DbRun, curves: list[MetricCurve], clock: Clock) -> wire.Train
         "latest_step": results.get("current_step"),
         "total_steps": results.get("total_steps"),
     }
-    summaries = [
-        wire.MetricSummary(
-            key=curve.key,
-            title=curve.title,
-            initial=curve.initial,
-            latest=curve.latest,
-            delta=curve.latest - curve.initial,
-            min=curve.lowest,
-            max=curve.highest,
+    summaries = []
+    for key, points in curves.items():
+        values = [point.value for point in points]
+        summaries.append(
+            wire.MetricSummary(
+                key=key,
+                title=TITLES.get(key, key),
+                initial=values[0],
+                latest=values[-1],
+                delta=values[-1] - values[0],
+                min=min(values),
+                max=max(values),
+            )
         )
-        for curve in curves
-    ]
     return wire.TrainingMetricsOverview(**runs.present(known), metric_summaries=summaries)
 
 
-def _series(curve: MetricCurve) -> wire.MetricSeries:
+def _series(key: str, points: Sequence[CurvePoint]) -> wire.MetricSeries:
     return wire.MetricSeries(
-        metric_key=curve.key,
-        title=curve.title,
+        metric_key=key,
+        title=TITLES.get(key, key),
         data_points=[
             wire.MetricPoint(
                 step=point.step, value=point.value, timestamp=round(point.timestamp.timestamp() * 1000)
             )
-            for point in curve.points
+            for point in points
         ],
     )

@@ -6,6 +6,7 @@ others and through no router, whose cost would be that of a call itself.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -36,7 +37,6 @@ from osmosis_ai.api.wire.workers import (
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.platform.http.authentication import bearer_token
 from osmosis_ai.platform.http.errors import JSON_BODY, ApiError, as_sentence
-from osmosis_ai.platform.http.packed_bodies import unpacked_body
 from osmosis_ai.platform.queue.access import WorkerRefused
 from osmosis_ai.platform.runs.journals import JournalDivergedError, read_journal
 from osmosis_ai.platform.runs.lifecycle import (
@@ -52,6 +52,7 @@ Done = TypeVar("Done")
 _TOO_LARGE = (
     f"a call has at most {LARGEST_EXCHANGE_BYTES >> 20} MiB, unpacked; send the rest with the next call."
 )
+_CLOSE = {"Connection": "close"}
 _CODES: dict[type[OsmosisError], str] = {
     LeaseLostError: LEASE_LOST,
     UploadGoneError: UPLOAD_GONE,
@@ -140,8 +141,30 @@ async def _do(work: Callable[..., Done], *arguments: Any) -> Done:
         raise ApiError(409, _CODES[type(error)], as_sentence(error), details=error.details) from None
 
 
+async def _body(request: Request) -> bytes:
+    """Return a request's body, unpacked as it arrives, so that it never becomes too large."""
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("gzip", "identity"):
+        raise ApiError(415, "ENCODING_UNKNOWN", "the Content-Encoding of a request must be gzip or identity.")
+    unpacking = zlib.decompressobj(16 + zlib.MAX_WBITS) if encoding == "gzip" else None
+    body = bytearray()
+    async for chunk in request.stream():
+        left = LARGEST_EXCHANGE_BYTES + 1 - len(body)
+        try:
+            body += unpacking.decompress(chunk, left) if unpacking is not None else chunk
+        except zlib.error:
+            raise ApiError(
+                400, "INVALID_BODY", "the body of the request is not gzip.", headers=_CLOSE
+            ) from None
+        if len(body) > LARGEST_EXCHANGE_BYTES:
+            raise ApiError(413, "BODY_TOO_LARGE", _TOO_LARGE, headers=_CLOSE)
+    if unpacking is not None and not unpacking.eof:
+        raise ApiError(400, "INVALID_BODY", "the body of the request is cut off.")
+    return bytes(body)
+
+
 async def _read(request: Request, model: type[M]) -> M:
-    body = await unpacked_body(request, most_bytes=LARGEST_EXCHANGE_BYTES, refusal=_TOO_LARGE)
+    body = await _body(request)
     try:
         content = orjson.loads(body)
     except ValueError:

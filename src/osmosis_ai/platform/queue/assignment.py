@@ -30,11 +30,11 @@ from osmosis_ai.platform.db.tables import DbDataset, DbRepository, DbRun, DbRunS
 from osmosis_ai.platform.machines import Demands
 from osmosis_ai.platform.models import find_adapter
 from osmosis_ai.platform.queue.training import stored_training
-from osmosis_ai.platform.rollout_servers import locate_server
+from osmosis_ai.platform.rollouts import locate_server
 from osmosis_ai.platform.runs.journals import journal_digest
+from osmosis_ai.platform.runs.requests import RowSelection
 from osmosis_ai.platform.runs.source_archives import SourceArchives
-from osmosis_ai.platform.runs.submit.row_selection import RowSelection
-from osmosis_ai.platform.runs.submit.submitter import secret_values_of
+from osmosis_ai.platform.runs.submitter import secret_values_of
 from osmosis_ai.platform.vault import Vault
 
 _LINK_TTL = timedelta(hours=1)
@@ -66,19 +66,15 @@ class Assignments:
         """Return the assignment of a shard's present owner."""
         run, shard = self._find(shard_id)
         asked = self._demands.read(run.request)
+        described = {name: getattr(run, name) for name in AssignedRun.model_fields}
+        part = AssignedShard.model_validate(shard, from_attributes=True)
+        if shard.journal_bytes:
+            part.journal_sha256 = journal_digest(self._db, shard.id)
         return Assignment(
-            run=assigned_run(run),
-            shard=AssignedShard(
-                id=shard.id,
-                number=shard.number,
-                count=shard.count,
-                attempts=None
-                if shard.attempts is None
-                else [(row, number) for row, number in shard.attempts],
-                journal_bytes=shard.journal_bytes,
-                journal_sha256=journal_digest(self._db, shard.id) if shard.journal_bytes else None,
-                worked_s=shard.worked_s,
+            run=AssignedRun(
+                **{**described, "commit_sha": run.commit_sha or "", "selection": run.selection or {}}
             ),
+            shard=part,
             lease=AssignedLease(
                 token=SecretStr(shard.lease_token or ""),
                 attempt=shard.attempt,
@@ -177,24 +173,6 @@ class Assignments:
         # A worker knows the platform's address better than the platform.
         url = self._blobs.signed_get_url(key, filename=filename, ttl=_LINK_TTL)
         return url.removeprefix(self._own_address)
-
-
-def assigned_run(run: DbRun) -> AssignedRun:
-    """Return a run as its workers see it."""
-    return AssignedRun(
-        id=run.id,
-        name=run.name,
-        kind="training" if run.kind == "training" else "eval",
-        workspace_id=run.workspace_id,
-        request=run.request,
-        commit_sha=run.commit_sha or "",
-        branch=run.branch,
-        rollout_name=run.rollout_name,
-        dataset_name=run.dataset_name,
-        model_path=run.model_path,
-        seed=run.seed,
-        selection=run.selection or {},
-    )
 
 
 def _gone(shard: DbRunShard, problem: str, hint: str) -> InputDownload:

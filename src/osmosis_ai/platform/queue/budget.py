@@ -15,13 +15,10 @@ from osmosis_ai.config.execution import ExecutionSection
 from osmosis_ai.platform.db.tables import DbRun, DbSample
 
 
-def has_budget(asked: ExecutionSection) -> bool:
-    """Return whether a run has any budget."""
-    return asked.max_cost is not None or asked.max_tokens is not None
-
-
 def used_up(session: Session, run_id: str, limits: ExecutionSection, planned: int) -> str | None:
     """Return why a run of ``planned`` attempts must end, as a sentence with what to do; None if it may go on, or is done."""
+    if limits.max_cost is None and limits.max_tokens is None:
+        return None
     name = session.scalar(select(DbRun.name).where(DbRun.id == run_id))
     problem = _problem(session, run_id, limits, f"osmosis eval retry {name}")
     if problem is None:

@@ -24,7 +24,7 @@ from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.machines import Demands
 from osmosis_ai.platform.runs.lifecycle import OPEN, Outcome
-from osmosis_ai.platform.runs.resume_state import forget_resume, resume_step
+from osmosis_ai.platform.runs.resuming import forget_resume, resume_archive_of
 
 TERM = timedelta(seconds=30)
 """How long a lease lasts from each renewal, unless the platform's settings say otherwise."""
@@ -71,10 +71,9 @@ class RunPhases:
     def close_stopped(self) -> None:
         """Stop the shards without a worker of runs that must end, since no worker claims them any more."""
         with self._db.session() as session:
-            free = is_free(self._now(session), self.term)
             ending = or_(DbRun.stop_requested_at.is_not(None), DbRun.error.is_not(None))
-            asked = select(DbRun.id).join(DbRunShard).where(DbRun.status.in_(OPEN), ending, free).distinct()
-            found = list(session.scalars(asked.where(DbRunShard.kind != "finalize")))
+            asked = select(DbRun.id).join(DbRunShard).where(DbRun.status.in_(OPEN), ending).distinct()
+            found = list(session.scalars(asked.where(DbRunShard.kind != "finalize", self._is_free())))
         for run_id in found:
             with self._writing() as session:
                 run = session.get(DbRun, run_id, with_for_update=True)
@@ -84,31 +83,25 @@ class RunPhases:
     def extend_all(self) -> None:
         """Give every owner a whole term from now on: none could renew its lease while the platform was away."""
         with self._db.transaction() as session:
-            owned = DbRunShard.status == "running", DbRunShard.lease_expires_at.is_not(None)
-            session.execute(
-                update(DbRunShard).where(*owned).values(lease_expires_at=self._now(session) + self.term)
-            )
+            owned = update(DbRunShard).where(DbRunShard.status == "running")
+            session.execute(owned.values(lease_expires_at=self._now + self.term))
 
     def _advance(self, session: Session, run: DbRun) -> None:
         """Stop the idle shards of a run that must end, and begin its next phase once no shard is open."""
-        session.flush()
-        mine = select(DbRunShard).where(DbRunShard.run_id == run.id).order_by(DbRunShard.number)
-        shards = session.scalars(mine.with_for_update()).all()
-        now = self._now(session)
         if run.stop_requested_at is not None or run.error is not None:
-            for shard in shards:
-                if shard.kind != "finalize" and shard.status in OPEN and is_idle(shard, now, self.term):
-                    shard.status, shard.lease_expires_at = "stopped", None
+            idle = DbRunShard.run_id == run.id, DbRunShard.kind != "finalize", self._is_free()
+            session.execute(update(DbRunShard).where(*idle).values(status="stopped", lease_expires_at=None))
+        mine = select(DbRunShard).where(DbRunShard.run_id == run.id).order_by(DbRunShard.number)
+        mine = mine.with_for_update().execution_options(populate_existing=True)
+        shards = session.scalars(mine).all()
         if any(shard.status in OPEN for shard in shards):
             return
-        kinds = {shard.kind for shard in shards}
         if run.status not in OPEN:
             return
-        prepared = next((shard for shard in shards if shard.kind == "prepare"), None)
-        if kinds == {"prepare"} and prepared is not None and prepared.status == "finished":
-            session.add_all(self._work_shards(run, prepared.attempts))
+        if [(shard.kind, shard.status) for shard in shards] == [("prepare", "finished")]:
+            session.add_all(self._work_shards(run, shards[0].attempts))
             self.claimable.set()
-        elif run.status == "pending" or "finalize" in kinds:
+        elif run.status == "pending" or any(shard.kind == "finalize" for shard in shards):
             # No worker has begun with it, or it cannot be finalized.
             self.end_run(session, run)
         else:
@@ -118,19 +111,18 @@ class RunPhases:
     def _work_shards(self, run: DbRun, attempts: list[Any] | None) -> list[DbRunShard]:
         workers = self._demands.read(run.request).workers or 1
         rows = int((run.results or {}).get("sampled_rows") or 1) if run.kind == "eval" else 1
+        parts: list[list[Any] | None]
         if attempts is None:
-            count = min(workers, rows)
-            parts: list[list[Any] | None] = [None] * count
+            parts = [None] * min(workers, rows)
         else:
-            by_row: dict[int, list[Any]] = {}
-            for row, number in attempts:
-                by_row.setdefault(row, []).append([row, number])
-            groups = list(by_row.values())
-            count = min(workers, len(groups))
-            parts = [[each for group in groups[number::count] for each in group] for number in range(count)]
+            place = {row: place for place, row in enumerate(dict.fromkeys(row for row, _ in attempts))}
+            count = min(workers, len(place))
+            parts = [
+                [each for each in attempts if place[each[0]] % count == number] for number in range(count)
+            ]
         return [
             DbRunShard(
-                id=new_id("shd"), run_id=run.id, kind="work", number=number, count=count, attempts=part
+                id=new_id("shd"), run_id=run.id, kind="work", number=number, count=len(parts), attempts=part
             )
             for number, part in enumerate(parts)
         ]
@@ -145,9 +137,10 @@ class RunPhases:
         if run.kind == "training":
             if outcome == "finished":
                 forget_resume(run)
-            elif run.error is not None and (step := resume_step(run)) is not None:
+            elif run.error is not None and (archive := resume_archive_of(run)) is not None:
                 run.error += (
-                    f" Resume it from the checkpoint of step {step}: `osmosis train resume {run.name}`."
+                    f" Resume it from the checkpoint of step {archive['step']}: "
+                    f"`osmosis train resume {run.name}`."
                 )
         run.status, run.completed_at, run.sealed_secrets = outcome, self._clock.now(), None
         line = LogLine(run.error or outcome, level="error" if run.error else "info", step="run")
@@ -168,44 +161,39 @@ class RunPhases:
             raise
 
     @property
-    def _uses_database_clock(self) -> bool:
-        return not self._db.is_sqlite and isinstance(self._clock, SystemClock)
+    def _now(self) -> Any:
+        """The present moment by the clock of leases; on PostgreSQL, an expression for its statements."""
+        # `now()` would be the start of the transaction.
+        return func.clock_timestamp() if has_own_clock(self._db, self._clock) else self._clock.now()
 
-    def _now(self, session: Session) -> datetime:
-        if not self._uses_database_clock:
-            return self._clock.now()
-        # `now()` is the start of the transaction.
-        moment: datetime = session.scalars(select(func.clock_timestamp())).one()
-        return moment
+    def time(self, session: Session) -> datetime:
+        """Return the present moment by the clock of leases."""
+        now = self._now
+        return now if isinstance(now, datetime) else session.scalars(select(now)).one()
 
-    def _extend(self, shard: DbRunShard, now: datetime) -> None:
-        shard.heartbeat_at, shard.lease_expires_at = now, now + self.term
+    def _extend(self, shard: DbRunShard) -> None:
+        shard.heartbeat_at, shard.lease_expires_at = self._now, self._now + self.term
 
+    def _is_free(self) -> ColumnElement[bool]:
+        """Return the condition that no worker owns a shard."""
+        return and_(DbRunShard.status.in_(OPEN), is_over(DbRunShard.lease_expires_at, self._now, self.term))
 
-def is_idle(shard: DbRunShard, now: datetime, term: timedelta) -> bool:
-    return (
-        shard.status == "pending"
-        or shard.lease_expires_at is None
-        or is_over(shard.lease_expires_at, now, term)
-    )
-
-
-def is_free(now: datetime, term: timedelta) -> ColumnElement[bool]:
-    """Return the condition that no worker owns a shard."""
-    expired = _are_over(DbRunShard.lease_expires_at, now, term)
-    return or_(DbRunShard.status == "pending", and_(DbRunShard.status == "running", expired))
+    def _is_claimable(self, kind: str) -> ColumnElement[bool]:
+        """Return the condition that a shard of a kind may be claimed now."""
+        due = is_over(DbRunShard.not_before, self._now, LONGEST_PAUSE)
+        ready = and_(DbRunShard.kind == kind, self._is_free(), due, DbRun.status.in_(OPEN))
+        if kind == "finalize":
+            return ready
+        return and_(ready, DbRun.stop_requested_at.is_(None), DbRun.error.is_(None))
 
 
-def is_due(now: datetime) -> ColumnElement[bool]:
-    return _are_over(DbRunShard.not_before, now, LONGEST_PAUSE)
+def has_own_clock(db: Database, clock: Clock) -> bool:
+    """Whether leases use the database's clock instead of the platform's."""
+    return not db.is_sqlite and isinstance(clock, SystemClock)
 
 
-def is_over(until: datetime, now: datetime, longest: timedelta) -> bool:
-    # If the clock was set back, a moment may lie further ahead than it was ever set.
-    return until <= now or until > now + longest + _CLOCK_SLACK
-
-
-def _are_over(
-    until: InstrumentedAttribute[datetime | None], now: datetime, longest: timedelta
+def is_over(
+    until: InstrumentedAttribute[datetime | None], now: Any, longest: timedelta
 ) -> ColumnElement[bool]:
+    """Return the condition that a moment has passed, or lies further ahead than it was ever set: the clock was set back."""
     return or_(until.is_(None), until <= now, until > now + longest + _CLOCK_SLACK)

@@ -14,21 +14,21 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from functools import cache
+from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Interval, bindparam, func, or_, select, update
+from sqlalchemy import ColumnElement, bindparam, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from osmosis_ai.api.wire.workers import (
     Assignment,
     ClaimRequest,
     FinishRequest,
+    LogPart,
     ReleaseRequest,
     ShardClosed,
     SyncReply,
@@ -44,12 +44,13 @@ from osmosis_ai.platform.log_lines import LogLine, bounded, bounded_details, sto
 from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.machines import Demands, Machine
 from osmosis_ai.platform.queue.assignment import Assignments
-from osmosis_ai.platform.queue.budget import has_budget, used_up
-from osmosis_ai.platform.queue.phases import LONGEST_PAUSE, RunPhases, is_due, is_free, is_over
+from osmosis_ai.platform.queue.budget import used_up
+from osmosis_ai.platform.queue.phases import LONGEST_PAUSE, RunPhases, is_over
 from osmosis_ai.platform.queue.training import apply_training
 from osmosis_ai.platform.queue.uploads import BegunUpload, RunUploads, take_files
 from osmosis_ai.platform.runs.journals import NewLines, append_lines, read_lines
 from osmosis_ai.platform.runs.lifecycle import OPEN, LeaseLostError, Outcome, UploadLimitError
+from osmosis_ai.platform.runs.requests import RowSelection, read_eval_request
 from osmosis_ai.redaction import Redactor
 
 MAX_FAILED_ATTEMPTS = {"eval": 3, "training": 12}
@@ -59,9 +60,25 @@ _FIRST_PAUSE = timedelta(seconds=0.5)
 _INPUTS_PAUSE = timedelta(seconds=10)
 _UNFIT_FOR = timedelta(minutes=1)
 """For how long a shard that a machine could not execute is left to other machines."""
-_OLDEST_OF_KIND, _MOST_OF_WORKSPACE = 5, 50
+_MOST_CANDIDATES = 250
+"""Shards of a workspace with the same needs that a claim considers."""
 _MOST_EXTENTS = 4096
 _FACTS = {"environment": 4096, "isolation": 255, "grader_digest": 64}
+_OWNED: Any = (
+    select(
+        *(DbRunShard.number, DbRunShard.count, DbRunShard.attempt),
+        *(DbRunShard.journal_bytes, DbRunShard.log_lines, DbRunShard.worked_s),
+        *(DbRun.id.label("run_id"), DbRun.revision, DbRun.accepted, DbRun.stop_requested_at, DbRun.error),
+    )
+    .join(DbRun)
+    .where(DbRunShard.id == bindparam("shard_id"), DbRunShard.lease_token == bindparam("token"))
+    .where(DbRunShard.status == "running")
+    .with_for_update()
+)
+"""What a sync reads."""
+# A sync uses no objects of SQLAlchemy's ORM, which would take three times as long.
+_CHANGED_RUN: Any = update(DbRun.__table__).where(DbRun.id == bindparam("row"))  # type: ignore[arg-type]
+_CHANGED_SHARD: Any = update(DbRunShard.__table__).where(DbRunShard.id == bindparam("row"))  # type: ignore[arg-type]
 
 
 LOCAL = "local"
@@ -77,12 +94,6 @@ class ClaimScope:
     shard_id: str | None = None
     token_id: str | None = None
     worker_id: str | None = None
-
-    def includes(self, run: DbRun, shard: DbRunShard) -> bool:
-        """Whether a shard may be claimed, as far as the credential decides it."""
-        if self.shard_id is not None:
-            return shard.id == self.shard_id
-        return run.pool == self.pool and (self.workspaces is None or run.workspace_id in self.workspaces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +144,7 @@ class RunQueue(RunPhases):
         self._uploads = uploads
         self._claims = Pace(clock, term, shortest_s=1.0)
         self._syncs = Pace(clock, term, shortest_s=min(2.0, term.total_seconds() / 6))
-        self._extents: OrderedDict[str, _Extent] = OrderedDict()
+        self._extents: dict[str, _Extent] = {}
         self._reported: set[tuple[str, type[OsmosisError]]] = set()
 
     # -- claim ---------------------------------------------------------------------------------------
@@ -147,14 +158,12 @@ class RunQueue(RunPhases):
                 )
             except OsmosisError as error:
                 if error.is_infrastructure:
-                    self._return(
-                        lease,
-                        f"it waits for {'the store' if isinstance(error, BlobError) else 'its inputs'}: {error.message}",
-                    )
+                    what = "the store" if isinstance(error, BlobError) else "its inputs"
+                    self._return(lease, f"it waits for {what}: {error.message}")
                     raise
-                hint = f"; {error.hint.rstrip('.')}" if error.hint else ""
-                sentence = f"{error.message.rstrip('.')}{hint}."
-                self._fail(lease, sentence)
+                with self.writing(lease.shard_id, lease.token) as (session, run, shard):
+                    shard.claim_id = None  # the same claim may get another shard
+                    self._end_shard(session, run, shard, "failed", sentence_of(error))
                 continue
             except BaseException:
                 self._return(lease, None)
@@ -174,54 +183,55 @@ class RunQueue(RunPhases):
     def take(self, kind: str) -> Lease | None:
         """Assign a ``prepare`` or ``finalize`` shard to the platform itself."""
         with self._db.session() as session:
-            now = self._now(session)
-            asked = select(DbRunShard.id).where(DbRunShard.kind == kind, is_free(now, self.term), is_due(now))
-            ids = session.scalars(asked.order_by(DbRunShard.id).limit(_MOST_OF_WORKSPACE)).all()
-        if not ids:
-            return None
+            # Most calls find nothing, and need not write.
+            claimable = select(DbRunShard.id).join(DbRun).where(self._is_claimable(kind)).limit(1)
+            if session.scalar(claimable) is None:
+                return None
         with self._writing() as session:
-            now = self._now(session)
-            for shard_id in ids:
-                found = _locked(session, shard_id, skip_locked=True)
-                if found is not None and self._can_own(*found, now):
-                    return self._own(*found, now)
-        return None
+            found = lock_shard(session, self._is_claimable(kind), skip_locked=True)
+            return self._own(*found) if found is not None else None
 
     def renew(self, lease: Lease) -> None:
         """Keep a lease of the platform itself."""
-        with self._writing() as session:
-            self._extend(_owned(session, lease.shard_id, lease.token)[1], self._now(session))
+        with self.writing(lease.shard_id, lease.token):
+            pass
 
     @contextmanager
-    def writing(self, lease: Lease) -> Iterator[tuple[Session, DbRun]]:
-        """Write under a lease of the platform itself."""
+    def writing(self, shard_id: str, token: str) -> Iterator[tuple[Session, DbRun, DbRunShard]]:
+        """Write as the owner of a shard, and extend its lease."""
         with self._writing() as session:
-            run, shard = _owned(session, lease.shard_id, lease.token)
-            self._extend(shard, self._now(session))
-            yield session, run
+            run, shard = _leased(session, shard_id, token)
+            if shard.status != "running":
+                raise _lost(shard_id)
+            self._extend(shard)
+            yield session, run, shard
 
     def _take(self, request: ClaimRequest, scope: ClaimScope) -> Lease | None:
-        machine, is_repeated = Machine.of(request), DbRunShard.claim_id == request.claim_id
+        is_repeated = DbRunShard.claim_id == request.claim_id
         with self._db.session() as session:
             # Most claims find nothing, and need not write.
-            if session.scalar(select(DbRunShard.id).where(is_repeated)) is None and not self._candidates(
-                session, machine, scope, self._now(session), request.run_id
-            ):
+            is_new = session.scalar(select(DbRunShard.id).where(is_repeated)) is None
+            if is_new and not self._candidates(session, request, scope):
                 return None
         with self._writing() as session:
             if not self._db.is_sqlite:
                 # A claim that arrives twice at the same time must not get two shards.
                 session.execute(select(func.pg_advisory_xact_lock(int(request.claim_id[:15], 16))))
-            now = self._now(session)
-            repeated = session.scalar(select(DbRunShard.id).where(is_repeated))
-            if repeated is not None:
-                return self._repeat(session, repeated, request, scope, now)
-            for shard_id in self._candidates(session, machine, scope, now, request.run_id):
-                found = _locked(session, shard_id, skip_locked=True)
-                if found is None or not self._can_own(*found, now):
+            if (found := lock_shard(session, is_repeated)) is not None:
+                run, shard = found
+                is_its_own = shard.token_id == scope.token_id and scope.shard_id in (None, shard.id)
+                if shard.status != "running" or not is_its_own:
+                    raise ConflictError("this claim has been answered; a new claim needs an id of its own.")
+                self._extend(shard)
+                return Lease(shard.id, shard.lease_token or "", run.id)
+            if not _is_valid(session, scope.token_id):
+                return None
+            for shard_id in self._candidates(session, request, scope):
+                found = lock_shard(
+                    session, DbRunShard.id == shard_id, self._is_claimable("work"), skip_locked=True
+                )
+                if found is None:
                     continue
-                if not _is_valid(session, scope.token_id):
-                    return None
                 run, shard = found
                 if shard.status == "running":
                     # Its owner fell silent.
@@ -229,48 +239,16 @@ class RunQueue(RunPhases):
                     if shard.failed_attempts >= MAX_FAILED_ATTEMPTS[run.kind]:
                         self._end_shard(session, run, shard, "failed", _hopeless(shard.failed_attempts))
                         continue
-                shard.claim_id, shard.token_id, shard.worker_id = (
-                    request.claim_id,
-                    scope.token_id,
-                    scope.worker_id,
-                )
+                shard.claim_id, shard.token_id = request.claim_id, scope.token_id
+                shard.worker_id = scope.worker_id
                 if run.status == "pending":
                     run.status, run.started_at = "running", run.started_at or self._clock.now()
-                return self._own(run, shard, now)
+                return self._own(run, shard)
         return None
 
-    def _repeat(
-        self, session: Session, shard_id: str, request: ClaimRequest, scope: ClaimScope, now: datetime
-    ) -> Lease:
-        found = _locked(session, shard_id)
-        if found is not None:
-            run, shard = found
-            is_live = shard.status == "running" and shard.lease_token is not None
-            is_its_own = shard.claim_id == request.claim_id and shard.token_id == scope.token_id
-            if is_live and is_its_own and scope.includes(run, shard):
-                self._extend(shard, now)
-                return Lease(shard.id, shard.lease_token or "", run.id)
-        raise ConflictError("this claim has been answered; a new claim needs an id of its own.")
-
-    def _candidates(
-        self,
-        session: Session,
-        machine: Machine,
-        scope: ClaimScope,
-        now: datetime,
-        run_id: str | None = None,
-    ) -> list[str]:
+    def _candidates(self, session: Session, request: ClaimRequest | None, scope: ClaimScope) -> list[str]:
         """Return the shards that a machine can execute, those of the workspace with the fewest active ones first."""
-        age = (DbRun.created_at, DbRun.id, DbRunShard.number)
-        place = func.row_number().over(partition_by=(DbRun.workspace_id, DbRun.needs), order_by=age)
-        conditions = [
-            DbRunShard.kind == "work",
-            is_free(now, self.term),
-            is_due(now),
-            DbRun.status.in_(OPEN),
-            DbRun.stop_requested_at.is_(None),
-            DbRun.error.is_(None),
-        ]
+        conditions = [self._is_claimable("work")]
         if scope.shard_id is not None:
             conditions.append(DbRunShard.id == scope.shard_id)
         else:
@@ -278,76 +256,46 @@ class RunQueue(RunPhases):
             if scope.workspaces is not None:
                 conditions.append(DbRun.workspace_id.in_(scope.workspaces))
             if scope.worker_id is not None:
+                fits = func.coalesce(DbRunShard.unfit_worker_id, "") != scope.worker_id
                 conditions.append(
-                    or_(
-                        DbRunShard.unfit_worker_id.is_(None),
-                        DbRunShard.unfit_worker_id != scope.worker_id,
-                        is_due(now - _UNFIT_FOR),
-                    )
+                    or_(fits, is_over(DbRunShard.not_before, self._now - _UNFIT_FOR, LONGEST_PAUSE))
                 )
-        if run_id is not None:
-            conditions.append(DbRun.id == run_id)
-        ids = select(DbRunShard.id, place.label("place")).join(DbRun).where(*conditions).subquery()
-        columns = (
-            DbRunShard.id,
-            DbRunShard.number,
-            DbRun.id,
-            DbRun.workspace_id,
-            DbRun.created_at,
-            DbRun.request,
-        )
-        asked = (
-            select(*columns).join(DbRun, DbRun.id == DbRunShard.run_id).join(ids, ids.c.id == DbRunShard.id)
-        )
-        found = session.execute(asked.where(ids.c.place <= _OLDEST_OF_KIND * _MOST_OF_WORKSPACE)).all()
-        fitting = [
-            row
-            for row in found
-            if scope.shard_id is not None
-            or next(machine.lacks(self._demands.read(row.request)), None) is None
-        ]
-        if len(fitting) < 2:
-            return [row[0] for row in fitting]
-        active = select(DbRun.workspace_id, func.count()).join(DbRunShard)
-        live = DbRunShard.kind == "work", DbRunShard.status == "running", DbRunShard.lease_expires_at > now
-        by_workspace = session.execute(active.where(*live).group_by(DbRun.workspace_id))
-        counted = Counter({row[0]: row[1] for row in by_workspace})
-        fitting.sort(key=lambda row: (counted[row[3]], row[4], row[2], row[1]))
-        return [row[0] for row in fitting]
+        if request is not None and request.run_id is not None:
+            conditions.append(DbRun.id == request.run_id)
+        age = DbRun.created_at, DbRun.id, DbRunShard.number
+        place = func.row_number().over(partition_by=(DbRun.workspace_id, DbRun.needs), order_by=age)
+        placed = select(DbRunShard.id, place.label("place")).join(DbRun).where(*conditions).subquery()
+        oldest = select(placed.c.id).where(placed.c.place <= _MOST_CANDIDATES)
+        asked = select(DbRunShard.id, DbRun.workspace_id, DbRun.request).join(DbRun).order_by(*age)
+        found = session.execute(asked.where(DbRunShard.id.in_(oldest))).all()
+        if scope.shard_id is None and request is not None:
+            machine = Machine.of(request)
+            found = [row for row in found if not any(machine.lacks(self._demands.read(row.request)))]
+        if len(found) > 1:
+            live = (
+                DbRunShard.kind == "work",
+                DbRunShard.status == "running",
+                DbRunShard.lease_expires_at > self._now,
+            )
+            counted = select(DbRun.workspace_id, func.count()).join(DbRunShard).where(*live)
+            active = dict(session.execute(counted.group_by(DbRun.workspace_id)).all())
+            found = sorted(found, key=lambda row: active.get(row.workspace_id, 0))
+        return [row.id for row in found]
 
-    def _can_own(self, run: DbRun, shard: DbRunShard, now: datetime) -> bool:
-        """Whether a shard that was read before its rows were locked may still be claimed."""
-        is_free = shard.status == "pending" or (
-            shard.status == "running"
-            and (shard.lease_expires_at is None or is_over(shard.lease_expires_at, now, self.term))
-        )
-        is_ending = run.stop_requested_at is not None or run.error is not None
-        return run.status in OPEN and is_free and (shard.kind == "finalize" or not is_ending)
-
-    def _own(self, run: DbRun, shard: DbRunShard, now: datetime) -> Lease:
+    def _own(self, run: DbRun, shard: DbRunShard) -> Lease:
         shard.status, shard.lease_token = "running", f"osml_{secrets.token_urlsafe(24)}"
         shard.attempt += 1
         shard.log_lines, shard.not_before, shard.unfit_worker_id = 0, None, None
-        self._extend(shard, now)
+        self._extend(shard)
         return Lease(shard.id, shard.lease_token, run.id)
 
     def _return(self, lease: Lease, waits: str | None) -> None:
         """Undo a claim that could not be answered; others go first for a while."""
-        with self._writing() as session:
-            run, shard = _owned(session, lease.shard_id, lease.token)
+        with self.writing(lease.shard_id, lease.token) as (session, _, shard):
             shard.attempt -= 1
             shard.claim_id = shard.lease_token = None
-            self._make_pending(shard, self._now(session) + _INPUTS_PAUSE)
-            if waits is not None and shard.waits != waits:
-                self._logs.add(session, run.id, [LogLine(waits, level="warning", step="queue")])
-            shard.waits = waits
-
-    def _fail(self, lease: Lease, error: str) -> None:
-        """Fail the shard of a claim that can never be answered; the same claim may get another shard."""
-        with self._writing() as session:
-            run, shard = _owned(session, lease.shard_id, lease.token)
-            shard.claim_id = None
-            self._end_shard(session, run, shard, "failed", error)
+            self._make_pending(shard, _INPUTS_PAUSE)
+            self._explain(session, shard, waits)
 
     def _log_secrets(self, assignment: Assignment, request: ClaimRequest, scope: ClaimScope) -> None:
         """Record which secrets a claim is answered with, before it is: for the workspace, and in the run's log."""
@@ -376,12 +324,13 @@ class RunQueue(RunPhases):
     def waiting_shards(self, besides: Collection[str] = ()) -> list[tuple[DbRunShard, ExecutionSection]]:
         """Return the shards that wait for the platform's own machines, with what their runs require."""
         with self._db.session() as session:
-            ids = self._candidates(session, Machine(), ClaimScope(), self._now(session))
+            ids = self._candidates(session, None, ClaimScope())
             wanted = [shard_id for shard_id in ids if shard_id not in besides]
             asked = select(DbRunShard, DbRun.request).join(DbRun).where(DbRunShard.id.in_(wanted))
-            found = {shard.id: (shard, request) for shard, request in session.execute(asked)}
-        ordered = [found[shard_id] for shard_id in wanted if shard_id in found]
-        return [(shard, self._demands.read(request)) for shard, request in ordered]
+            found = {
+                shard.id: (shard, self._demands.read(request)) for shard, request in session.execute(asked)
+            }
+        return [found[shard_id] for shard_id in wanted]
 
     def open_shard(self, shard_id: str) -> DbRunShard | None:
         """Return a shard that has not ended."""
@@ -398,7 +347,8 @@ class RunQueue(RunPhases):
     def give_back(self, shard_id: str, reason: str, *, counts: bool) -> None:
         """Return a shard whose job has ended without doing so."""
         with self._writing() as session:
-            if (found := _locked(session, shard_id)) is not None and found[1].status in OPEN:
+            found = lock_shard(session, DbRunShard.id == shard_id, DbRunShard.status.in_(OPEN))
+            if found is not None:
                 self._release(session, *found, ReleaseRequest(reason=reason, counts=counts))
 
     def give_back_local(self) -> None:
@@ -412,12 +362,15 @@ class RunQueue(RunPhases):
     def explain(self, shard_ids: Sequence[str], reason: str) -> None:
         """Record why shards wait; an empty reason removes the former one."""
         waits = f"{reason.rstrip('.')}." if reason else None
+        pending = DbRunShard.id.in_(shard_ids), DbRunShard.status == "pending"
         with self._writing() as session:
-            for shard in session.scalars(select(DbRunShard).where(DbRunShard.id.in_(shard_ids))):
-                if shard.status == "pending" and shard.waits != waits:
-                    shard.waits = waits
-                    if waits is not None:
-                        self._logs.add(session, shard.run_id, [LogLine(waits, level="warning", step="queue")])
+            for shard in session.scalars(select(DbRunShard).where(*pending)):
+                self._explain(session, shard, waits)
+
+    def _explain(self, session: Session, shard: DbRunShard, waits: str | None) -> None:
+        if waits is not None and waits != shard.waits:
+            self._logs.add(session, shard.run_id, [LogLine(waits, level="warning", step="queue")])
+        shard.waits = waits
 
     def log(self, run_id: str, message: str) -> None:
         """Add a line to the log of a run."""
@@ -443,7 +396,7 @@ class RunQueue(RunPhases):
             raise
         self._uploads.clear(replaced, obsolete)
         if begun:
-            reply.uploads = self._uploads.grants(run_id, begun)
+            reply.uploads = [self._uploads.grant(run_id, each) for each in begun]
         if request.find_agent:
             reply.agent = self._assignments.agent_of(shard_id)
         return reply
@@ -457,70 +410,60 @@ class RunQueue(RunPhases):
         begun: Sequence[BegunUpload],
     ) -> tuple[SyncReply, Sequence[Any], Sequence[str]]:
         with self._writing() as session:
-            held = _find_held(session, shard_id, token)
+            owned = {"shard_id": shard_id, "token": token}
+            held = session.connection().execute(_OWNED, owned).one_or_none()
+            if held is None:
+                raise _lost(shard_id)
+            run_id, error = held.run_id, held.error
             changes: dict[str, Any] = {}
             run_changes: dict[str, Any] = {}
-            accepted, extent = False, None
+            has_progress, extent = False, None
             if lines is not None:
                 if lines.samples and (extent := self._extent(session, shard_id)) is not None:
                     extent.require_own(lines)
-                accepted = append_lines(session, held, lines)
-                changes["journal_bytes"] = held.journal_bytes
-                if accepted:
-                    changes |= {"failed_attempts": 0, "waits": None}
-                    run_changes["accepted"] = held.accepted
-            replaced = self._uploads.note_wanted(session, held.run_id, begun)
+                end, accepted = append_lines(
+                    session, run_id, shard_id, lines, held.journal_bytes, held.accepted
+                )
+                has_progress, changes["journal_bytes"] = end > held.journal_bytes, end
+                run_changes["accepted"] = accepted
+            replaced = self._uploads.note_wanted(session, run_id, begun)
             if request.files:
-                take_files(session, held.run_id, held.revision, request.files)
+                take_files(session, run_id, held.revision, request.files)
             if request.log is not None:
-                changes["log_lines"] = self._take_log(session, held, request)
+                changes["log_lines"] = self._take_log(session, held, request.log)
             if request.worked_s is not None:
                 changes["worked_s"] = max(held.worked_s, request.worked_s)
             if request.limited_by is not None:
                 changes["limited_by"] = bounded_details(request.limited_by, Redactor(()))
             for name, most in _FACTS.items():
-                if (said := getattr(request, name)) is not None:
-                    run_changes[name] = storable(said)[:most]
+                if (fact := getattr(request, name)) is not None:
+                    run_changes[name] = storable(fact)[:most]
+            if has_progress and extent is not None and error is None:
+                error = run_changes["error"] = used_up(session, run_id, extent.limits, extent.rows * extent.n)
             checkpoints: dict[int, str] = {}
             obsolete: Sequence[str] = ()
-            if accepted and extent is not None and extent.limits is not None and held.error is None:
-                planned = extent.rows * extent.n
-                held.error = run_changes["error"] = used_up(session, held.run_id, extent.limits, planned)
             if request.training is not None:
-                run = session.get_one(DbRun, held.run_id)
+                run = session.get_one(DbRun, run_id)
                 applied = apply_training(session, run, held.attempt, request.training, self._clock.now())
                 checkpoints, obsolete = applied.checkpoints, applied.obsolete
-                if applied.has_progress:
-                    changes |= {"failed_attempts": 0, "waits": None}
-                session.flush()
+                has_progress |= applied.has_progress
+            if has_progress:
+                changes |= {"failed_attempts": 0, "waits": None}
             if run_changes:
-                mine = update(DbRun).where(DbRun.id == held.run_id)
-                # Through the session, each update would also search the objects that it has loaded.
-                session.connection().execute(mine.values(run_changes))
-            self._keep(session, shard_id, changes)
+                session.connection().execute(_CHANGED_RUN, {"row": run_id, **run_changes})
+            renewed = _CHANGED_SHARD.values(heartbeat_at=self._now, lease_expires_at=self._now + self.term)
+            session.connection().execute(renewed, {"row": shard_id, **changes})
             reply = SyncReply(
-                stop=held.stop_requested_at is not None or held.error is not None,
+                stop=held.stop_requested_at is not None or error is not None,
                 term_s=self.term.total_seconds(),
                 next_poll_s=self._syncs.next_s(shard_id),
-                journal_bytes=held.journal_bytes,
+                journal_bytes=changes.get("journal_bytes", held.journal_bytes),
                 log_lines=changes.get("log_lines", held.log_lines),
                 checkpoints=checkpoints,
             )
         return reply, replaced, obsolete
 
-    def _keep(self, session: Session, shard_id: str, changes: dict[str, Any]) -> None:
-        """Write a shard's changes, and extend its lease by the database's clock."""
-        if self._uses_database_clock:
-            parameters = {"shard": shard_id, "term": self.term, **changes}
-        else:
-            now = self._clock.now()
-            parameters = {"shard": shard_id, "now": now, "expiry": now + self.term, **changes}
-        statement = _update_shard(tuple(sorted(changes)), by_database=self._uses_database_clock)
-        session.connection().execute(statement, parameters)
-
-    def _take_log(self, session: Session, held: _Held, request: SyncRequest) -> int:
-        part = request.log
-        assert part is not None
+    def _take_log(self, session: Session, held: Any, part: LogPart) -> int:
         # An older state of the database knows fewer lines; those between are lost.
         new = part.lines[max(0, held.log_lines - part.first) :]
         prefix = f"worker {held.number + 1}: " if held.count > 1 else ""
@@ -531,46 +474,45 @@ class RunQueue(RunPhases):
             for line in new
         ]
         self._logs.add(session, held.run_id, lines)
-        return max(held.log_lines, part.first + len(part.lines))
+        known: int = held.log_lines
+        return max(known, part.first + len(part.lines))
 
     def require_owner(self, shard_id: str, token: str) -> str:
         """Check a lease by reading; return the run's id."""
+        is_owned = DbRunShard.lease_token == token, DbRunShard.status == "running"
         with self._db.session() as session:
-            shard = session.get(DbRunShard, shard_id)
-        if shard is None or not _is_owner(shard, token):
+            run_id = session.scalar(select(DbRunShard.run_id).where(DbRunShard.id == shard_id, *is_owned))
+        if run_id is None:
             raise _lost(shard_id)
-        return shard.run_id
+        return run_id
 
     def _extent(self, session: Session, shard_id: str) -> _Extent | None:
         extent = self._extents.get(shard_id)
         if extent is None:
-            asked = select(DbRunShard, DbRun).join(DbRun).where(DbRunShard.id == shard_id)
-            shard, run = session.execute(asked).one()
+            shard, run = session.execute(
+                select(DbRunShard, DbRun).join(DbRun).where(DbRunShard.id == shard_id)
+            ).one()
             if (extent := _Extent.of(run, shard)) is not None:
+                if len(self._extents) >= _MOST_EXTENTS:
+                    self._extents.clear()
                 self._extents[shard_id] = extent
-                while len(self._extents) > _MOST_EXTENTS:
-                    self._extents.popitem(last=False)
         return extent
 
     def _report_once(self, run_id: str, error: OsmosisError) -> None:
         # A message may name anything that the worker has sent.
         if (known := (run_id, type(error))) not in self._reported:
             self._reported.add(known)
-            hint = f" ({error.hint})" if error.hint else ""
-            self._logs.append(run_id, [LogLine(error.message + hint, level="warning", step="queue")])
+            self._logs.append(run_id, [LogLine(error.with_hint, level="warning", step="queue")])
 
     # -- finish and release --------------------------------------------------------------------------
 
     def finish(self, shard_id: str, token: str, request: FinishRequest) -> ShardClosed:
         """End a shard. A run with a stop request is stopped, whatever else happened."""
         with self._writing() as session:
-            found = _locked(session, shard_id)
-            if found is None or found[1].lease_token != token:
+            run, shard = _leased(session, shard_id, token)
+            if shard.status == "pending":
                 raise _lost(shard_id)
-            run, shard = found
-            if shard.status in OPEN:
-                if not _is_owner(shard, token):
-                    raise _lost(shard_id)
+            if shard.status == "running":
                 if request.note is not None:
                     run.results = {**(run.results or {}), "ending": bounded(storable(request.note))}
                 status: Outcome = "stopped" if run.stop_requested_at is not None else request.outcome
@@ -580,11 +522,8 @@ class RunQueue(RunPhases):
     def release(self, shard_id: str, token: str, request: ReleaseRequest) -> ShardClosed:
         """Return a shard for another worker, which continues from what was reported."""
         with self._writing() as session:
-            found = _locked(session, shard_id)
-            if found is None or found[1].lease_token != token:
-                raise _lost(shard_id)
-            run, shard = found
-            if _is_owner(shard, token):
+            run, shard = _leased(session, shard_id, token)
+            if shard.status == "running":
                 self._release(session, run, shard, request)
             status = shard.status
         if request.counts:
@@ -599,7 +538,6 @@ class RunQueue(RunPhases):
                 why = f"{reason}; " if reason else ""
                 self._end_shard(session, run, shard, "failed", f"{why}{_hopeless(shard.failed_attempts)}")
                 return
-        now = self._now(session)
         pause, waits = timedelta(), None
         if reason is not None:
             waits = f"it waits for a worker: {reason}." if shard.kind == "work" else f"{reason}."
@@ -613,12 +551,13 @@ class RunQueue(RunPhases):
             self._logs.add(session, run.id, [LogLine(again, level="warning", step="queue")])
         if request.unfit:
             shard.unfit_worker_id, pause = shard.worker_id, max(pause, _FIRST_PAUSE)
-        self._make_pending(shard, now + pause if pause else None)
+        self._make_pending(shard, pause)
         shard.waits = waits
         self._advance(session, run)
 
-    def _make_pending(self, shard: DbRunShard, not_before: datetime | None) -> None:
-        shard.status, shard.lease_expires_at, shard.not_before = "pending", None, not_before
+    def _make_pending(self, shard: DbRunShard, pause: timedelta) -> None:
+        shard.status, shard.lease_expires_at = "pending", None
+        shard.not_before = self._now + pause if pause else None
         self.claimable.set()
 
     def _end_shard(
@@ -641,30 +580,23 @@ class _ForeignAttemptError(ConflictError):
 class _Extent:
     """The attempts that belong to a shard of an evaluation."""
 
-    run_id: str
     rows: int
     n: int
     dataset_rows: int
     number: int
     count: int
     attempts: frozenset[tuple[int, int]] | None
-    limits: ExecutionSection | None
+    limits: ExecutionSection
 
     @classmethod
     def of(cls, run: DbRun, shard: DbRunShard) -> _Extent | None:
-        from osmosis_ai.platform.runs.submit.eval_request import read_eval_request
-        from osmosis_ai.platform.runs.submit.row_selection import RowSelection
-
         if run.kind != "eval" or not run.selection:
             return None
         rows = RowSelection.read(run.selection)
-        listed = (
-            None if shard.attempts is None else frozenset((row, number) for row, number in shard.attempts)
-        )
+        listed = None if shard.attempts is None else frozenset(map(tuple, shard.attempts))
         n = read_eval_request(run.request).evaluation.n
-        asked = read_execution(run.request.get("advanced_config"))
-        limits = asked if has_budget(asked) else None
-        return cls(run.id, len(rows.rows()), n, rows.total_rows, shard.number, shard.count, listed, limits)
+        limits = read_execution(run.request.get("advanced_config"))
+        return cls(len(rows.rows()), n, rows.total_rows, shard.number, shard.count, listed, limits)
 
     def require_own(self, lines: NewLines) -> None:
         """Refuse records of attempts that are not part of the shard."""
@@ -684,67 +616,22 @@ class _Extent:
         return None if is_own else f"row {row}, attempt {number} is executed by another worker"
 
 
-@dataclass(slots=True)
-class _Held:
-    """What a sync reads of its shard and run, whose rows are locked."""
-
-    shard_id: str
-    number: int
-    count: int
-    status: str
-    lease_token: str | None
-    lease_expires_at: datetime | None
-    attempt: int
-    journal_bytes: int
-    log_lines: int
-    worked_s: float
-    run_id: str
-    revision: int
-    accepted: int
-    stop_requested_at: datetime | None
-    error: str | None
-
-
-@cache
-def _select_held() -> Any:
-    shard: Any = DbRunShard.__table__
-    run: Any = DbRun.__table__
-    of_shard = (
-        *("id", "number", "count", "status", "lease_token", "lease_expires_at", "attempt"),
-        *("journal_bytes", "log_lines", "worked_s"),
-    )
-    columns = [shard.c[name] for name in of_shard]
-    of_run = ("id", "revision", "accepted", "stop_requested_at", "error")
-    columns += [run.c[name] for name in of_run]
-    joined = run.join(shard, shard.c.run_id == run.c.id)
-    return select(*columns).select_from(joined).where(shard.c.id == bindparam("shard")).with_for_update()
-
-
-def _find_held(session: Session, shard_id: str, token: str) -> _Held:
-    found = session.connection().execute(_select_held(), {"shard": shard_id}).one_or_none()
-    if found is None or not _is_owner(held := _Held(*found), token):
-        raise _lost(shard_id)
-    return held
-
-
-@cache
-def _update_shard(columns: tuple[str, ...], *, by_database: bool) -> Any:
-    table: Any = DbRunShard.__table__
-    values: dict[str, Any] = {name: bindparam(name, type_=table.c[name].type) for name in columns}
-    if by_database:
-        values["heartbeat_at"] = func.clock_timestamp()
-        values["lease_expires_at"] = func.clock_timestamp() + bindparam("term", type_=Interval)
-    else:
-        values["heartbeat_at"], values["lease_expires_at"] = bindparam("now"), bindparam("expiry")
-    return update(table).where(table.c.id == bindparam("shard")).values(values)
-
-
-def _locked(session: Session, shard_id: str, *, skip_locked: bool = False) -> tuple[DbRun, DbRunShard] | None:
-    """Return a run and its shard, which nobody else writes until the transaction ends."""
-    asked = select(DbRun, DbRunShard).join(DbRunShard, DbRunShard.run_id == DbRun.id)
-    asked = asked.where(DbRunShard.id == shard_id).with_for_update(skip_locked=skip_locked)
+def lock_shard(
+    session: Session, *conditions: ColumnElement[bool], skip_locked: bool = False
+) -> tuple[DbRun, DbRunShard] | None:
+    """Return the first such shard and its run, which nobody else writes until the transaction ends."""
+    asked = select(DbRun, DbRunShard).join(DbRunShard).where(*conditions).order_by(DbRunShard.id).limit(1)
+    asked = asked.with_for_update(skip_locked=skip_locked)
     found = session.execute(asked.execution_options(populate_existing=True)).one_or_none()
     return None if found is None else (found[0], found[1])
+
+
+def _leased(session: Session, shard_id: str, token: str) -> tuple[DbRun, DbRunShard]:
+    """Return a run and the shard with this lease, which it keeps after its end, to recognize repeated calls."""
+    found = lock_shard(session, DbRunShard.id == shard_id, DbRunShard.lease_token == token)
+    if found is None:
+        raise _lost(shard_id)
+    return found
 
 
 def _is_valid(session: Session, token_id: str | None) -> bool:
@@ -755,21 +642,15 @@ def _is_valid(session: Session, token_id: str | None) -> bool:
     return session.scalar(asked.with_for_update(read=True)) is not None
 
 
-def _owned(session: Session, shard_id: str, token: str) -> tuple[DbRun, DbRunShard]:
-    found = _locked(session, shard_id)
-    if found is None or not _is_owner(found[1], token):
-        raise _lost(shard_id)
-    return found
-
-
-def _is_owner(shard: DbRunShard | _Held, token: str) -> bool:
-    # A shard that has been released or has ended keeps its token, to recognize repeated calls.
-    return shard.status == "running" and shard.lease_token == token and shard.lease_expires_at is not None
-
-
 def _lost(shard_id: str) -> LeaseLostError:
     return LeaseLostError(f"the lease on {shard_id} has ended: another worker has it, or the run has ended.")
 
 
 def _hopeless(failed_attempts: int) -> str:
     return f"{failed_attempts} workers in a row failed without progress. See the run's log, then submit it again."
+
+
+def sentence_of(error: OsmosisError) -> str:
+    """Return the error of a run that an error of the platform ends."""
+    hint = f"; {error.hint.rstrip('.')}" if error.hint else ""
+    return f"{error.message.rstrip('.')}{hint}."

@@ -32,8 +32,8 @@ from osmosis_ai.platform.blobs.store import BlobInfo
 from osmosis_ai.platform.db.base import upsert
 from osmosis_ai.platform.db.tables import DbLoraModel, DbMetricPoint, DbRun, DbRunFile, new_id
 from osmosis_ai.platform.queue.uploads import blob_key, file_row, stored_blobs
-from osmosis_ai.platform.runs.read.training_curves import VALIDATION
-from osmosis_ai.platform.runs.resume_state import folder_of, resume_archive_of
+from osmosis_ai.platform.runs.resuming import resume_archive_of
+from osmosis_ai.platform.runs.training_curves import VALIDATION
 from osmosis_ai.platform.runs.training_names import (
     CHECKPOINTS,
     KIND,
@@ -88,19 +88,12 @@ def apply_training(
 def stored_training(session: Session, run: DbRun, sign: Callable[[str, str], str]) -> StoredTraining:
     """Return the stored state of ``run`` for the worker that continues it."""
     kept = session.scalars(select(DbLoraModel.step).where(DbLoraModel.run_id == run.id))
-    resume = resume_archive_of(run)
-    return StoredTraining(
-        checkpoint_steps=sorted(kept),
-        validation=_stored_validation(session, run),
-        resume_step=resume["step"] if resume else None,
-        resume=(
-            InputDownload(
-                url=sign(resume["blob_key"], RESUME_FILE), size=resume["size"], sha256=resume["sha256"]
-            )
-            if resume
-            else None
-        ),
-    )
+    stored = StoredTraining(checkpoint_steps=sorted(kept), validation=_stored_validation(session, run))
+    if (resume := resume_archive_of(run)) is not None:
+        url = sign(resume["blob_key"], RESUME_FILE)
+        stored.resume = InputDownload(url=url, size=resume["size"], sha256=resume["sha256"])
+        stored.resume_step = resume["step"]
+    return stored
 
 
 def _furthest(run: DbRun) -> int:
@@ -117,7 +110,7 @@ def _begin(session: Session, run: DbRun, attempt: int, start: TrainingStart) -> 
     if state.get("begun") == attempt:
         return
     run.training_state = {**state, "begun": attempt}
-    later = (DbMetricPoint.run_id == run.id, DbMetricPoint.step > start.steps_done)
+    later = DbMetricPoint.run_id == run.id, DbMetricPoint.step > start.steps_done
     session.execute(delete(DbMetricPoint).where(*later))
     run.results = _results(session, run.id, current_step=start.steps_done, total_steps=start.total_steps)
     if _validated_step(run) > start.steps_done:
@@ -141,22 +134,16 @@ def _append_steps(session: Session, run: DbRun, steps: Sequence[TrainingStep]) -
         if key != ROLLOUTS or 0 <= value < _MOST_ROLLOUTS
     ]
     upsert(session, DbMetricPoint, points)
-    validated = max((step for step in steps if step.validation_rewards), key=_step, default=None)
+    validated = max(
+        (step for step in steps if step.validation_rewards), key=lambda step: step.step, default=None
+    )
     if validated is not None and validated.step >= _validated_step(run):
         run.metrics = {VALIDATION: {"step": validated.step, "rewards": finite(validated.validation_rewards)}}
     known, latest = run.results or {}, max(step.step for step in steps)
-    run.results = _results(
-        session,
-        run.id,
-        current_step=max(known.get("current_step", 0), latest),
-        total_steps=known.get("total_steps"),
-    )
+    reached = max(known.get("current_step", 0), latest)
+    run.results = _results(session, run.id, current_step=reached, total_steps=known.get("total_steps"))
     if latest > _furthest(run):
         run.training_state = {**(run.training_state or {}), "furthest": latest}
-
-
-def _step(step: TrainingStep) -> int:
-    return step.step
 
 
 def _validated_step(run: DbRun) -> int:
@@ -167,15 +154,10 @@ def _validated_step(run: DbRun) -> int:
 def _results(session: Session, run_id: str, *, current_step: int, total_steps: int | None) -> dict[str, Any]:
     """Return what lists show of a run; derived from its points, so that repeating a step changes nothing."""
     mine = DbMetricPoint.run_id == run_id
-    reward = session.scalar(
-        select(DbMetricPoint.value)
-        .where(mine, DbMetricPoint.key == TRAINING_REWARD)
-        .order_by(DbMetricPoint.step.desc())
-        .limit(1)
-    )
-    rollouts = session.scalar(
-        select(func.sum(DbMetricPoint.value)).where(mine, DbMetricPoint.key == ROLLOUTS)
-    )
+    rewards = select(DbMetricPoint.value).where(mine, DbMetricPoint.key == TRAINING_REWARD)
+    reward = session.scalar(rewards.order_by(DbMetricPoint.step.desc()).limit(1))
+    counts = select(func.sum(DbMetricPoint.value)).where(mine, DbMetricPoint.key == ROLLOUTS)
+    rollouts = session.scalar(counts)
     known = {
         "current_step": current_step,
         "total_steps": total_steps,
@@ -256,13 +238,17 @@ def _keep_resume(run: DbRun, part: CheckpointPart, sent: Mapping[str, BlobInfo])
     if list(part.files) != [RESUME_FILE]:
         raise _refused("a resume archive that is not one file")
     stored, before = _file(run, RESUME_FILE, part.files[RESUME_FILE], RESUME, sent), resume_archive_of(run)
-    is_kept = before is None or part.step >= before["step"]
-    if is_kept:
+    if before is None or part.step >= before["step"]:
         run.training_state = {**(run.training_state or {}), "resume": {"step": part.step, **stored}}
     # If a worker names two archives in one folder, the kept one stays.
-    folders = {folder_of(each["blob_key"]) for each in (before, stored) if each is not None}
-    kept = resume_archive_of(run)
-    return sorted(folders - {folder_of(kept["blob_key"])} if kept is not None else folders)
+    kept = resume_archive_of(run) or stored
+    folders = {_folder(each) for each in (before, stored) if each is not None}
+    return sorted(folders - {_folder(kept)})
+
+
+def _folder(archive: Mapping[str, Any]) -> str:
+    """Return the prefix below which an archive is the only blob."""
+    return str(archive["blob_key"]).rpartition("/")[0]
 
 
 def _file(run: DbRun, name: str, upload: str, below: str, sent: Mapping[str, BlobInfo]) -> dict[str, Any]:

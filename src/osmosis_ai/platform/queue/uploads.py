@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from osmosis_ai.api.wire.workers import LARGEST_FILE_BYTES, RunFilePart, SentUpload, UploadGrant, WantedUpload
@@ -111,10 +111,6 @@ class RunUploads:
             )
         return replaced
 
-    def grants(self, run_id: str, begun: Sequence[BegunUpload]) -> list[UploadGrant]:
-        """Return where to send uploads."""
-        return [self._grant(run_id, each) for each in begun]
-
     def give_up(self, run_id: str, begun: Sequence[BegunUpload]) -> None:
         """Abort uploads that were begun and not recorded; maintenance does if the store is unavailable."""
         self._abort(
@@ -148,7 +144,8 @@ class RunUploads:
             with suppress(OSError, OsmosisError):
                 self._blobs.abort_upload(upload)
 
-    def _grant(self, run_id: str, begun: BegunUpload) -> UploadGrant:
+    def grant(self, run_id: str, begun: BegunUpload) -> UploadGrant:
+        """Return where to send an upload."""
         name, size = begun.wanted.name, begun.wanted.size
         if begun.is_stored:
             return UploadGrant(name=name, id=begun.id, url="")
@@ -218,19 +215,16 @@ def take_files(session: Session, run_id: str, revision: int, parts: Sequence[Run
     """Write the rows of a run's files, in the transaction that holds the run."""
     blobs = stored_blobs(session, run_id, {part.blob for part in parts if part.blob is not None})
     upsert(session, DbRunFile, [file_row(run_id, revision, part, blobs) for part in parts])
+    newest = {part.path: part.content for part in parts}
+    replaced = DbConversation.run_id == run_id, DbConversation.path.in_(newest)
+    session.execute(delete(DbConversation).where(*replaced))
     inline = [
-        {"run_id": run_id, "path": part.path, "content": part.content}
-        for part in parts
-        if part.content is not None
+        {"run_id": run_id, "path": path, "content": content}
+        for path, content in newest.items()
+        if content is not None
     ]
-    if session.get_bind().dialect.name == "sqlite":
-        upsert(session, DbConversation, inline)
-    else:
-        _upsert_bytes(session, inline)
-    if uploaded := [part.path for part in parts if part.content is None]:
-        session.execute(
-            delete(DbConversation).where(DbConversation.run_id == run_id, DbConversation.path.in_(uploaded))
-        )
+    if inline:
+        session.execute(insert(DbConversation), inline)
 
 
 def file_row(run_id: str, revision: int, part: RunFilePart, blobs: Mapping[str, BlobInfo]) -> dict[str, Any]:
@@ -296,27 +290,13 @@ def _record(session: Session, run_id: str, new: BegunUpload) -> BlobUpload | Non
     name = new.wanted.name
     row = session.get(DbRunUpload, (run_id, name))
     if row is not None and row.is_stored:
-        raise ConflictError(
-            f"`{name}` was stored by another call; repeat this one.", details={"upload": name}
-        )
+        details = {"upload": name}
+        raise ConflictError(f"`{name}` was stored by another call; repeat this one.", details=details)
     former = None if row is None else BlobUpload(row.upload_id, blob_key(run_id, name))
     described = {"size": new.wanted.size, "sha256": new.wanted.sha256, "upload_id": new.id}
     session.merge(DbRunUpload(run_id=run_id, name=name, **described, is_stored=False))
     session.flush()
     return former
-
-
-def _upsert_bytes(session: Session, rows: Sequence[dict[str, Any]]) -> None:
-    from sqlalchemy.dialects import postgresql
-
-    if not rows:
-        return
-    newest = {row["path"]: row for row in rows}
-    statement = postgresql.insert(DbConversation)
-    statement = statement.on_conflict_do_update(
-        index_elements=["run_id", "path"], set_={"content": statement.excluded.content}
-    )
-    session.connection().execute(statement, list(newest.values()))
 
 
 def _gone(name: str) -> UploadGoneError:

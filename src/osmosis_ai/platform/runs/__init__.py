@@ -1,5 +1,1 @@
-"""Runs: submitted as rows, executed by workers under leases, and readable while running.
-
-``submit`` creates the row, ``leases`` controls write access, ``execute`` starts workers, ``work`` runs in a worker
-and ``read`` shows results. ``lifecycle`` defines statuses, and ``working_directory`` the files.
-"""
+"""Runs: submitted, retried and resumed as rows, executed by workers (``platform/queue``), and readable while running."""

@@ -7,7 +7,6 @@ finishes an interrupted deletion. References by name to the run or its adapters 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
@@ -24,8 +23,8 @@ from osmosis_ai.platform.db.tables import (
     DbRun,
     DbWorkspace,
 )
-from osmosis_ai.platform.runs.lifecycle import COMMAND_GROUPS, KIND_NAMES, OPEN, RunKind
-from osmosis_ai.platform.runs.read.run_counts import RunCounts
+from osmosis_ai.platform.runs.lifecycle import COMMAND_GROUPS, KIND_NAMES, OPEN
+from osmosis_ai.platform.runs.run_store import RunCounts
 
 logger = logging.getLogger("osmosis_ai.platform.runs")
 
@@ -33,58 +32,54 @@ logger = logging.getLogger("osmosis_ai.platform.runs")
 class RunDeletion:
     """Deletes runs."""
 
-    def __init__(
-        self,
-        db: Database,
-        clock: Clock,
-        blobs: BlobStore,
-        counts: Mapping[RunKind, RunCounts],
-    ) -> None:
+    def __init__(self, db: Database, clock: Clock, blobs: BlobStore, counts: RunCounts) -> None:
         self._db = db
         self._clock = clock
         self._blobs = blobs
         self._counts = counts
 
     def delete(self, run: DbRun) -> None:
-        """Delete a run that was found, with its samples, curves, adapters, log and files."""
+        """Delete a run, with its samples, curves, adapters, log and files."""
         with self._db.transaction() as session:
-            # Who deploys an adapter holds this row: none is deployed while its run goes.
+            # A deployment locks the workspace's row too, so no adapter is deployed in between.
             session.get_one(DbWorkspace, run.workspace_id, with_for_update=True)
             current = session.get(DbRun, run.id, with_for_update=True)
             if current is None:
                 return
-            _require_ended(current)
+            if current.status in OPEN:
+                group = COMMAND_GROUPS[current.kind]
+                raise ConflictError(
+                    f"the {KIND_NAMES[current.kind]} run '{current.name}' is {current.status}: only a run that has ended "
+                    "can be deleted.",
+                    hint=f"stop it first with `{group} stop {current.name}`",
+                )
             _require_unneeded(session, current)
             session.add(DbDeletedRun(id=current.id, deleted_at=self._clock.now()))
             session.execute(delete(DbLogLine).where(DbLogLine.subject_id == current.id))
-            # The same evaluation may be uploaded again.
+            # Without this row, the same evaluation may be uploaded again.
             session.execute(delete(DbEvalImport).where(DbEvalImport.run_id == current.id))
-            # Samples, files, curves and adapters go with the row.
+            # Samples, files, curves and adapters are deleted with the row.
             session.execute(delete(DbRun).where(DbRun.id == current.id))
-        for count in self._counts.values():
-            count.forget(run.workspace_id)
+        self._counts.forget(run.workspace_id)
         try:
             self._remove_files(run.id)
         except (OSError, OsmosisError) as error:
             logger.warning("the files of the deleted run %s are deleted later: %s", run.id, error)
 
     def finish(self) -> None:
-        """Delete the files of runs that are deleted already, as far as a crash, or a store that was away, has left some."""
+        """Delete the files that an interruption or an unavailable store has left of deleted runs."""
         try:
             with self._db.session() as session:
                 left = list(session.scalars(select(DbDeletedRun.id)))
             for run_id in left:
-                self._finish(run_id)
+                try:
+                    self._remove_files(run_id)
+                except BlobStoreSilent:
+                    raise
+                except (OSError, BlobError) as error:  # the files of other runs are deleted all the same
+                    logger.warning("the files of the deleted run %s stay for now: %s", run_id, error)
         except OsmosisError as error:
             logger.warning("files of deleted runs stay for now: %s", error)
-
-    def _finish(self, run_id: str) -> None:
-        try:
-            self._remove_files(run_id)
-        except BlobStoreSilent:
-            raise
-        except (OSError, BlobError) as error:  # what is wrong with one run's files is no matter of the others
-            logger.warning("the files of the deleted run %s stay for now: %s", run_id, error)
 
     def _remove_files(self, run_id: str) -> None:
         self._blobs.delete_below(f"runs/{run_id}")
@@ -92,32 +87,22 @@ class RunDeletion:
             session.execute(delete(DbDeletedRun).where(DbDeletedRun.id == run_id))
 
 
-def _require_ended(run: DbRun) -> None:
-    if run.status in OPEN:
-        name, group = run.name, COMMAND_GROUPS[run.kind]
-        raise ConflictError(
-            f"the {KIND_NAMES[run.kind]} run '{name}' is {run.status}: only a run that has ended can be deleted.",
-            hint=f"stop it first with `{group} stop {name}`",
-        )
-
-
 def _require_unneeded(session: Session, run: DbRun) -> None:
-    """Check that no adapter of the run is served, or about to be read by another run."""
-    models = session.scalars(
-        select(DbLoraModel).where(DbLoraModel.run_id == run.id).order_by(DbLoraModel.step)
-    ).all()
+    """Check that no adapter of the run is deployed or used by an open run."""
+    of_run = select(DbLoraModel).where(DbLoraModel.run_id == run.id)
+    models = session.scalars(of_run.order_by(DbLoraModel.step)).all()
     for model in models:
         if model.deployment_status == "active":
             raise ConflictError(
                 f"the run '{run.name}' cannot be deleted: its model '{model.name}' is deployed.",
-                hint=f"take it back first with `osmosis model undeploy {model.name}`",
+                hint=f"undeploy it first with `osmosis model undeploy {model.name}`",
             )
-    called = {f"{model.base_model}:{model.name}": model.name for model in models}
-    mine = (DbRun.workspace_id == run.workspace_id, DbRun.status.in_(OPEN), DbRun.model_path.in_(called))
-    user = session.scalars(select(DbRun).where(*mine).order_by(DbRun.created_at)).first()
+    names = {f"{model.base_model}:{model.name}": model.name for model in models}
+    users = (DbRun.workspace_id == run.workspace_id, DbRun.status.in_(OPEN), DbRun.model_path.in_(names))
+    user = session.scalars(select(DbRun).where(*users).order_by(DbRun.created_at)).first()
     if user is not None:
         raise ConflictError(
-            f"the run '{run.name}' cannot be deleted: its model '{called[user.model_path]}' is that of the "
+            f"the run '{run.name}' cannot be deleted: its model '{names[user.model_path]}' is that of the "
             f"{KIND_NAMES[user.kind]} run '{user.name}', which is {user.status}.",
             hint=f"wait for it, or stop it with `{COMMAND_GROUPS[user.kind]} stop {user.name}`",
         )

@@ -1,8 +1,7 @@
 """The files of runs: where their bytes are, and packing small ones into a blob when the run has ended.
 
-A file is a blob of its own, a compressed range of a blob, or, while its run is open, a compressed row of
-``conversations``. Packing writes a blob first and then moves the files to it, some in each transaction, so it may be
-interrupted at any moment.
+A file is a blob, a compressed range of a blob, or, while its run is open, a compressed row of ``conversations``. Packing
+writes a blob first and then moves the files to it, some in each transaction, so it may be interrupted at any moment.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from io import BytesIO
-from typing import BinaryIO, Protocol, cast
+from typing import BinaryIO, cast
 
 from sqlalchemy import delete, select, update
 
@@ -22,36 +21,11 @@ from osmosis_ai.platform.blobs.store import BlobError, BlobNotFound, BlobStore
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbConversation, DbRunFile
 
-"""The maximum size of a compressed file: it is unpacked in memory."""
 PACK_FOLDER = "packs"
-"""The prefix of packs, after that of their run."""
+"""The folder of packs among the blobs of a run."""
 _MOST_OF_A_PACK = 64 << 20
 _BATCH = 500
 _IN_MEMORY_BYTES = 8 << 20
-
-
-class StoredFile(Protocol):
-    """The columns of ``run_files`` that reading a file needs."""
-
-    @property
-    def run_id(self) -> str: ...
-    @property
-    def path(self) -> str: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def blob_key(self) -> str | None: ...
-    @property
-    def offset(self) -> int | None: ...
-    @property
-    def length(self) -> int | None: ...
-
-
-FILE_COLUMNS = (
-    *(DbRunFile.run_id, DbRunFile.path, DbRunFile.size),
-    *(DbRunFile.blob_key, DbRunFile.offset, DbRunFile.length),
-)
-"""The columns of a :class:`StoredFile`."""
 
 
 class RunFiles:
@@ -62,7 +36,7 @@ class RunFiles:
         self._blobs = blobs
         self._signer = signer
 
-    def open(self, file: StoredFile) -> BinaryIO:
+    def open(self, file: DbRunFile) -> BinaryIO:
         """Open a file for reading; the caller closes it."""
         if file.blob_key is None:
             return self._open_row(file)
@@ -78,19 +52,19 @@ class RunFiles:
             raise BlobNotFound("this file was replaced or removed.")
         return self.open(file)
 
-    def url(self, file: StoredFile, *, filename: str, ttl: timedelta) -> str:
+    def url(self, file: DbRunFile, *, filename: str, ttl: timedelta) -> str:
         """Return a URL that serves a file as a download named ``filename``."""
         if file.blob_key is not None and file.offset is None:
             return self._blobs.signed_get_url(file.blob_key, filename=filename, ttl=ttl)
         return self._signer.sign(DownloadGrant(file.run_id, filename, path=file.path), ttl=ttl)
 
-    def _open_row(self, file: StoredFile) -> BinaryIO:
+    def _open_row(self, file: DbRunFile) -> BinaryIO:
         with self._db.session() as session:
             row = session.get(DbConversation, (file.run_id, file.path))
-            # Between two reads it may have been packed.
             current = session.get(DbRunFile, (file.run_id, file.path)) if row is None else None
         if row is not None:
             return BytesIO(_unpacked(row.content, file))
+        # It may have been packed since it was found.
         if current is None or current.blob_key is None:
             raise BlobNotFound("this file was replaced or removed.")
         return self.open(current)
@@ -98,16 +72,22 @@ class RunFiles:
 
 def pack_files(db: Database, blobs: BlobStore, run_id: str, keep_lease: Callable[[], None]) -> None:
     """Move the small files of a run from the database into blobs."""
-    while paths := _next_paths(db, run_id):
+    mine = DbConversation.run_id == run_id
+    asked = select(DbConversation.path).where(mine).order_by(DbConversation.path).limit(100_000)
+    while True:
+        with db.session() as session:
+            paths = session.scalars(asked).all()
+        if not paths:
+            return
         key, packed = f"runs/{run_id}/{PACK_FOLDER}/{secrets.token_hex(16)}", list[tuple[str, int, int]]()
         with tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY_BYTES) as pack:
             for start in range(0, len(paths), _BATCH):
                 keep_lease()
-                mine = DbConversation.run_id == run_id, DbConversation.path.in_(paths[start : start + _BATCH])
+                some = select(DbConversation).where(
+                    mine, DbConversation.path.in_(paths[start : start + _BATCH])
+                )
                 with db.session() as session:
-                    for row in session.scalars(
-                        select(DbConversation).where(*mine).order_by(DbConversation.path)
-                    ):
+                    for row in session.scalars(some.order_by(DbConversation.path)):
                         packed.append((row.path, pack.tell(), len(row.content)))
                         pack.write(row.content)
                 if pack.tell() >= _MOST_OF_A_PACK:
@@ -119,28 +99,18 @@ def pack_files(db: Database, blobs: BlobStore, run_id: str, keep_lease: Callable
             _move(db, run_id, key, packed[start : start + _BATCH])
 
 
-def _next_paths(db: Database, run_id: str) -> Sequence[str]:
-    asked = select(DbConversation.path).where(DbConversation.run_id == run_id).order_by(DbConversation.path)
-    with db.session() as session:
-        return session.scalars(asked.limit(100_000)).all()
-
-
 def _move(db: Database, run_id: str, key: str, packed: Sequence[tuple[str, int, int]]) -> None:
+    rows = [
+        {"run_id": run_id, "path": path, "blob_key": key, "offset": offset, "length": length}
+        for path, offset, length in packed
+    ]
+    moved = DbConversation.run_id == run_id, DbConversation.path.in_([path for path, _, _ in packed])
     with db.transaction() as session:
-        session.execute(
-            update(DbRunFile),
-            [
-                {"run_id": run_id, "path": path, "blob_key": key, "offset": offset, "length": length}
-                for path, offset, length in packed
-            ],
-        )
-        paths = [path for path, _, _ in packed]
-        session.execute(
-            delete(DbConversation).where(DbConversation.run_id == run_id, DbConversation.path.in_(paths))
-        )
+        session.execute(update(DbRunFile), rows)
+        session.execute(delete(DbConversation).where(*moved))
 
 
-def _unpacked(packed: bytes, file: StoredFile) -> bytes:
+def _unpacked(packed: bytes, file: DbRunFile) -> bytes:
     unpacking = zlib.decompressobj()
     try:
         content = unpacking.decompress(packed, file.size + 1)

@@ -13,12 +13,11 @@ import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, cast
 
 import msgspec
 import orjson
-from sqlalchemy import bindparam, func, insert, select
+from sqlalchemy import func, insert, select
 from sqlalchemy.orm import Session
 
 from osmosis_ai.api.wire.workers import MOST_JOURNAL_LINES, JournalPart
@@ -70,15 +69,6 @@ class NewLines:
     samples: list[dict[str, Any]]
 
 
-class _Holder(Protocol):
-    """The columns of a shard and its run that accepting lines reads and changes."""
-
-    shard_id: str
-    run_id: str
-    journal_bytes: int
-    accepted: int
-
-
 def read_lines(part: JournalPart) -> NewLines:
     """Parse a part of a journal."""
     content, samples = part.lines.encode(), []
@@ -101,32 +91,30 @@ def read_lines(part: JournalPart) -> NewLines:
     return NewLines(part.offset, content, samples)
 
 
-def append_lines(session: Session, held: _Holder, lines: NewLines) -> bool:
-    """Accept the lines that are new, in the transaction that has locked ``held``; return whether there are any.
+def append_lines(
+    session: Session, run_id: str, shard_id: str, lines: NewLines, stored: int, accepted: int
+) -> tuple[int, int]:
+    """Accept the lines that are new, in the transaction that has locked the shard; repeated bytes are compared.
 
-    Repeated bytes are compared with the stored ones. Updates ``journal_bytes`` and ``accepted`` of ``held``.
+    Takes and returns the number of stored bytes of the shard's journal, and of accepted records of the run.
     """
-    stored = held.journal_bytes
     if lines.offset > stored:
         raise JournalOffsetError(stored)
     repeated = lines.content[: stored - lines.offset]
     if repeated:
-        _compare(session, held.shard_id, lines.offset, repeated)
+        _compare(session, shard_id, lines.offset, repeated)
     new = lines.content[len(repeated) :]
     if not new:
-        return False
-    session.connection().execute(
-        _insert_chunk(), {"shard_id": held.shard_id, "offset": stored, "content": new}
-    )
+        return stored, accepted
+    chunk = {"shard_id": shard_id, "offset": stored, "content": new}
+    session.connection().execute(insert(DbJournalChunk), chunk)
     samples = [sample for sample in lines.samples if sample["position"] > stored]
     rows = [
-        {**sample, "run_id": held.run_id, "position": position}
-        for position, sample in enumerate(samples, held.accepted + 1)
+        {**sample, "run_id": run_id, "position": position}
+        for position, sample in enumerate(samples, accepted + 1)
     ]
     upsert(session, DbSample, rows)
-    held.journal_bytes += len(new)
-    held.accepted += len(rows)
-    return True
+    return stored + len(new), accepted + len(rows)
 
 
 def read_journal(db: Database, shard_id: str) -> Iterator[bytes]:
@@ -256,12 +244,6 @@ def _compare(session: Session, shard_id: str, offset: int, repeated: bytes) -> N
                 place for place, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]
             )
             raise JournalDivergedError(first + same)
-
-
-@cache
-def _insert_chunk() -> Any:
-    table: Any = DbJournalChunk.__table__
-    return insert(table).values({name: bindparam(name) for name in ("shard_id", "offset", "content")})
 
 
 def _without_secrets(line: bytes, redactor: Redactor) -> bytes:

@@ -1,8 +1,8 @@
 """Kinds of runs and their status transitions.
 
 ``pending -> running -> finished | failed | stopped``, and ``pending -> failed | stopped`` for a run that never
-started. A terminal run never changes, unless it is reopened: a training run is resumed (``submit.resuming``), an
-evaluation retried (``submit.retrying``). The phases between are in ``platform/queue/phases.py``.
+started. A terminal run never changes, unless it is reopened: a training run is resumed (``resuming``), an evaluation
+retried (``retrying``). The phases between are in ``platform/queue/phases.py``.
 """
 
 from __future__ import annotations

@@ -17,22 +17,22 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from datetime import timedelta
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from sqlalchemy import ColumnElement, and_, delete, exists, or_, select, update
+from sqlalchemy import and_, delete, exists, or_, select, update
 
 from osmosis_ai.datasets import file_digest
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.blobs.store import BlobError, BlobNotFound, BlobStore
 from osmosis_ai.platform.clock import Clock
-from osmosis_ai.platform.db.base import rows_changed, upsert
+from osmosis_ai.platform.db.base import upsert
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRepository, DbRun, DbSourceArchive
 from osmosis_ai.platform.gitsync.mirror import MirrorStore
 from osmosis_ai.platform.runs.lifecycle import CHECKPOINT_KEPT, OPEN, UNFINISHED
 
 WANTED_FOR = timedelta(hours=1)
-"""How long an archive stays that was asked for by a submit, whose run may be on its way."""
+"""How long an archive is kept for a submit whose run may not exist yet."""
 FOUND_WITHIN_S = 5.0
 """How long a thread waits for an archive being packed: some commits take minutes, and threads are few."""
 _PACKED_AT_ONCE = 2
@@ -41,7 +41,7 @@ _BLOCK_BYTES = 1 << 20
 
 
 class StillPackingError(OsmosisError):
-    """The archive of a commit is being made, which takes longer than anybody waits for."""
+    """The archive of a commit is still being made."""
 
     default_code = "PLATFORM_ERROR"
     is_infrastructure = True
@@ -57,7 +57,6 @@ class SourceArchives:
         self._mirrors = mirrors
         self._lock = threading.Lock()
         self._making: dict[tuple[str, str], Future[DbSourceArchive]] = {}
-        self._stored: set[str] = set()
         self._doubted: set[tuple[str, str]] = set()
         self._threads = ThreadPoolExecutor(_PACKED_AT_ONCE, thread_name_prefix="source-archive")
 
@@ -67,25 +66,24 @@ class SourceArchives:
 
     def prepare(self, repository: DbRepository, sha: str) -> Future[DbSourceArchive]:
         """Return a commit's archive for a run about to be submitted; it is kept for :data:`WANTED_FOR`."""
-        known = (repository.workspace_id, sha)
-        wanted = update(DbSourceArchive).where(*_is(known)).values(created_at=self._clock.now())
+        key = (repository.workspace_id, sha)
+        mine = (DbSourceArchive.workspace_id == key[0], DbSourceArchive.commit_sha == sha)
         with self._db.transaction() as session:
-            is_there = rows_changed(session, wanted) > 0
-        archive = self._known(known) if is_there else None
-        if archive is None or known in self._doubted:
+            session.execute(update(DbSourceArchive).where(*mine).values(created_at=self._clock.now()))
+        archive = self._known(key)
+        if archive is None or key in self._doubted:
             return self._make(repository, sha)
         done: Future[DbSourceArchive] = Future()
         done.set_result(archive)
         return done
 
     def find(self, workspace_id: str, repository: DbRepository | None, sha: str) -> DbSourceArchive | None:
-        """Return the archive of a commit, made now if there is none; None where its repository is gone, too."""
+        """Return the archive of a commit, made now if there is none; None if its repository is gone as well."""
         known = self._known((workspace_id, sha))
         if repository is None or (known is not None and (workspace_id, sha) not in self._doubted):
             return known
-        making = self._make(repository, sha)
         try:
-            return making.result(timeout=FOUND_WITHIN_S)
+            return self._make(repository, sha).result(timeout=FOUND_WITHIN_S)
         except FutureTimeout:
             raise StillPackingError(f"the commit {sha[:12]} is still being packed for workers.") from None
 
@@ -99,50 +97,38 @@ class SourceArchives:
 
     def sweep(self) -> None:
         """Delete archives that no run which could still be executed refers to, and what a crash has left of others."""
-        stored, within_reach = list(self._blobs.keys(_FOLDER)), self._clock.now() - CHECKPOINT_KEPT
-        with self._lock:
-            being_stored = set(self._stored)
-        goes_on = or_(
-            DbRun.status.in_(OPEN),
-            and_(
-                DbRun.kind == "training",
-                DbRun.status.in_(UNFINISHED),
-                DbRun.completed_at > within_reach,
-            ),
-        )
+        stored, now = list(self._blobs.keys(_FOLDER)), self._clock.now()
+        resumable = (DbRun.kind == "training", DbRun.status.in_(UNFINISHED))
         of_archive = (
             DbRun.workspace_id == DbSourceArchive.workspace_id,
             DbRun.commit_sha == DbSourceArchive.commit_sha,
+            or_(DbRun.status.in_(OPEN), and_(*resumable, DbRun.completed_at > now - CHECKPOINT_KEPT)),
         )
         with self._db.transaction() as session:
             # A single statement: a concurrent submit either moves the date first or finds no archive.
-            session.execute(
-                delete(DbSourceArchive).where(
-                    DbSourceArchive.created_at < self._clock.now() - WANTED_FOR,
-                    ~exists().where(*of_archive, goes_on),
-                )
-            )
+            old = DbSourceArchive.created_at < now - WANTED_FOR
+            session.execute(delete(DbSourceArchive).where(old, ~exists().where(*of_archive)))
             kept = set(session.scalars(select(DbSourceArchive.blob_key)))
         for key in stored:
-            if key not in kept | being_stored:
+            if key not in kept:
                 self._blobs.delete(key)
 
-    def _known(self, known: tuple[str, str]) -> DbSourceArchive | None:
-        """Return the archive of a commit, unless its bytes were lost or cut short behind us: the mirror has them still."""
+    def _known(self, key: tuple[str, str]) -> DbSourceArchive | None:
+        """Return the archive of a commit, unless the store has lost its bytes."""
         with self._db.session() as session:
-            archive = session.get(DbSourceArchive, known)
+            archive = session.get(DbSourceArchive, key)
         try:
             is_whole = archive is not None and self._blobs.size(archive.blob_key) == archive.size
         except BlobNotFound:
             return None
         except BlobError:
-            return archive  # which its worker fetches when the store is back
+            return archive  # a worker fetches it when the store is back
         return archive if is_whole else None
 
     def _is_right(self, archive: DbSourceArchive) -> bool:
-        """Tell whether an archive has the bytes it was made with; only of a doubted one they are read."""
-        known = (archive.workspace_id, archive.commit_sha)
-        if known not in self._doubted:
+        """Return whether a doubted archive still has the bytes that were stored; others are not read."""
+        key = (archive.workspace_id, archive.commit_sha)
+        if key not in self._doubted:
             return True
         digest = hashlib.sha256()
         try:
@@ -152,31 +138,27 @@ class SourceArchives:
         except BlobNotFound:
             return False
         except BlobError:
-            return True  # and doubted still, when the store is back
-        is_right = digest.hexdigest() == archive.sha256
-        if is_right:
-            self._doubted.discard(known)
-        return is_right
+            return True  # read when the store is back: it remains doubted
+        if digest.hexdigest() != archive.sha256:
+            return False
+        self._doubted.discard(key)
+        return True
 
     def _make(self, repository: DbRepository, sha: str) -> Future[DbSourceArchive]:
-        """Begin to make an archive; who asks while it is made gets the same one."""
-        known = (repository.workspace_id, sha)
+        """Begin to make an archive, unless it is being made."""
+        key = (repository.workspace_id, sha)
         with self._lock:
-            made = self._making.get(known)
-            if made is None:
-                made = self._making[known] = self._threads.submit(self._pack, repository, sha)
-                is_mine = True
-            else:
-                is_mine = False
-        if is_mine:
-            made.add_done_callback(lambda _: self._making.pop(known, None))
+            if key in self._making:
+                return self._making[key]
+            made = self._making[key] = self._threads.submit(self._pack, repository, sha)
+        made.add_done_callback(lambda _: self._making.pop(key, None))
         return made
 
     def _pack(self, repository: DbRepository, sha: str) -> DbSourceArchive:
         workspace_id = repository.workspace_id
         before = self._known((workspace_id, sha))
         if before is not None and self._is_right(before):
-            return before  # made between two looks, or doubted without reason
+            return before
         self._mirrors.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".source.", dir=self._mirrors.root) as scratch:
             source, packed = Path(scratch, "source"), Path(scratch, "source.tar.gz")
@@ -184,35 +166,22 @@ class SourceArchives:
             with packed.open("wb") as file:
                 pack(source, file)
             # The same bytes may be stored again after they were swept: a key is used once.
-            key = f"{_FOLDER}/{workspace_id}/{file_digest(packed)}.{secrets.token_hex(4)}.tar.gz"
-            made = self._keep(workspace_id, sha, packed, key)
-        self._doubted.discard((workspace_id, sha))
-        return made
-
-    def _keep(self, workspace_id: str, sha: str, packed: Path, key: str) -> DbSourceArchive:
-        with self._lock:
-            self._stored.add(key)
-        try:
-            with packed.open("rb") as file:
-                info = self._blobs.put(key, file)
-            made = {
+            digest, suffix = file_digest(packed), f"{secrets.token_hex(4)}.tar.gz"
+            made: dict[str, Any] = {
                 "workspace_id": workspace_id,
                 "commit_sha": sha,
-                "blob_key": key,
-                "size": info.size,
-                "sha256": info.sha256,
+                "blob_key": f"{_FOLDER}/{workspace_id}/{digest}.{suffix}",
+                "size": packed.stat().st_size,
+                "sha256": digest,
                 "created_at": self._clock.now(),
             }
+            # The row is written first, because a sweep deletes archives without a row.
             with self._db.transaction() as session:
                 upsert(session, DbSourceArchive, [made])
-        finally:
-            with self._lock:
-                self._stored.discard(key)
+            with packed.open("rb") as file:
+                self._blobs.put(made["blob_key"], file)
+        self._doubted.discard((workspace_id, sha))
         return DbSourceArchive(**made)
-
-
-def _is(known: tuple[str, str]) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
-    return DbSourceArchive.workspace_id == known[0], DbSourceArchive.commit_sha == known[1]
 
 
 def pack(source: Path, target: BinaryIO) -> None:

@@ -10,8 +10,8 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from osmosis_ai.platform.db.tables import DbLogLine, DbRun, DbSample
-from osmosis_ai.platform.queue.waiting import RunWaits
 from osmosis_ai.platform.runs.eval_results import headline_of
+from osmosis_ai.platform.runs.waiting import RunWaits
 from osmosis_ai.platform.viewer.found_runs import no_such_run, of_runs
 from osmosis_ai.viewer.cursors import changes_cursor, positions_in
 from osmosis_ai.viewer.local_runs import RunKind

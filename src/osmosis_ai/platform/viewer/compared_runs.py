@@ -9,7 +9,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from osmosis_ai.api.wire.eval_runs import RunOrigin
-from osmosis_ai.decisions.samples import SAMPLE_FIELDS, ComparedInputs, RunSamples, ToldSamples
+from osmosis_ai.decisions.samples import SAMPLE_FIELDS, ComparedInputs, RunSamples, SampleCollector
 from osmosis_ai.errors import ConflictError
 from osmosis_ai.platform.db.tables import DbRun, DbSample
 from osmosis_ai.platform.runs.lifecycle import OPEN
@@ -41,16 +41,17 @@ _COLUMNS = (
 
 def compared_runs(session: Session, runs: Sequence[DbRun]) -> list[RunSamples]:
     """Return evaluations, in one statement however many they are."""
-    told: dict[str, ToldSamples] = {}
+    collectors: dict[str, SampleCollector] = {}
     for run in runs:
         rows, n = sampled_rows(run), evaluation_settings(run).n
         if not rows:
             raise ConflictError(f"the run {run.name} is {run.status}: it has no row yet.")
-        told[run.id] = ToldSamples(_without_samples(run), rows=rows, n=n, teller="the platform")
-    asked = select(*_COLUMNS).where(DbSample.run_id.in_(told))
-    for sample in session.execute(asked.execution_options(yield_per=_BATCH)):
-        told[sample.run_id].add(sample)
-    return [told[run.id].run() for run in runs]
+        empty = _without_samples(run)
+        collectors[run.id] = SampleCollector(empty, rows=rows, n=n, source="the platform")
+    samples = select(*_COLUMNS).where(DbSample.run_id.in_(collectors))
+    for sample in session.execute(samples.execution_options(yield_per=_BATCH)):
+        collectors[sample.run_id].add(sample)
+    return [collectors[run.id].run() for run in runs]
 
 
 def samples_of_row(

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.datasets import find_dataset, open_dataset
+from osmosis_ai.platform.datasets.store import find_dataset, open_dataset
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.ui.numbers import size
 

@@ -15,18 +15,22 @@ from osmosis_ai.platform.db.tables import DbLoraModel, DbRun
 from osmosis_ai.platform.models import adapter_size
 from osmosis_ai.platform.runs.eval_results import rows_of
 from osmosis_ai.platform.runs.lifecycle import COMMAND_GROUPS
-from osmosis_ai.platform.runs.read.training_curves import VALIDATION, MetricCurve, validation_of
-from osmosis_ai.platform.runs.submit.eval_request import effective_eval_settings
-from osmosis_ai.platform.runs.submit.row_selection import RowSelection
-from osmosis_ai.platform.runs.submit.training_request import effective_training_config, read_training_request
+from osmosis_ai.platform.runs.requests import (
+    RowSelection,
+    effective_eval_settings,
+    effective_training_config,
+    read_training_request,
+)
+from osmosis_ai.platform.runs.training_curves import VALIDATION, Curves, values_of
 from osmosis_ai.platform.viewer.run_lists import run_entry
 from osmosis_ai.platform.viewer.sample_lists import SampleLists
 from osmosis_ai.training.runs.curves import (
     CurveMark,
     SavedAdapter,
     TrainingCurves,
-    viewed_curves,
+    ValidationHeadline,
 )
+from osmosis_ai.training.runs.metrics import TITLES
 from osmosis_ai.ui.numbers import amount, date
 from osmosis_ai.viewer.source import RunDetail, RunEntry
 
@@ -58,7 +62,7 @@ def eval_detail(
 def training_detail(
     entry: RunEntry,
     run: DbRun,
-    curves: Sequence[MetricCurve],
+    curves: Curves,
     *,
     previous: RunEntry | None,
     waits: str | None,
@@ -81,9 +85,7 @@ def training_detail(
     )
 
 
-def compared_training(
-    run: DbRun, curves: Sequence[MetricCurve], *, now: datetime
-) -> tuple[RunDetail, TrainingCurves]:
+def compared_training(run: DbRun, curves: Curves, *, now: datetime) -> tuple[RunDetail, TrainingCurves]:
     """Return a training run's settings and curves, which is what a comparison reads of it."""
     settings = effective_training_config(read_training_request(run.request))
     entry = run_entry(run, None, None, now=now)
@@ -92,16 +94,15 @@ def compared_training(
 
 def viewed_training(
     run: DbRun,
-    curves: Sequence[MetricCurve],
+    curves: Curves,
     models: Sequence[DbLoraModel],
     happened: Sequence[CurveMark] = (),
 ) -> TrainingCurves:
     """Return the curves of a run, its checkpoints and its newest validation."""
-    marks = [*happened, *(CurveMark(model.step, "checkpoint", model.name) for model in models)]
-    metrics = {curve.key: [(point.step, point.value) for point in curve.points] for curve in curves}
-    return TrainingCurves(
-        viewed_curves(metrics, {curve.key: curve.title for curve in curves}),
-        sorted(marks, key=lambda mark: mark.step),
+    return TrainingCurves.of(
+        values_of(curves),
+        {key: TITLES.get(key, key) for key in curves},
+        happened,
         [saved_adapter(model) for model in models],
         ValidatedRows(**run.metrics[VALIDATION]) if run.metrics and VALIDATION in run.metrics else None,
     )
@@ -122,11 +123,11 @@ def _eval_facts(run: DbRun) -> Iterator[tuple[str, str]]:
     yield "Grader", run.grader_digest or ""
 
 
-def _training_facts(run: DbRun, curves: Sequence[MetricCurve]) -> Iterator[tuple[str, str]]:
+def _training_facts(run: DbRun, curves: Curves) -> Iterator[tuple[str, str]]:
     results = run.results or {}
     if "current_step" in results:
         yield "Step", f"{results['current_step']:,} of {results.get('total_steps') or 0:,}"
-    validation = validation_of(curves)
+    validation = ValidationHeadline.of(values_of(curves))
     if validation is not None:
         yield from validation.facts()
     yield from _common_facts(run)

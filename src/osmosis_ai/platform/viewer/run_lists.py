@@ -13,14 +13,18 @@ from sqlalchemy import ColumnElement, Select, and_, bindparam, case, func, or_, 
 from sqlalchemy.orm import Session, aliased
 
 from osmosis_ai.evaluation.metrics import Estimates
-from osmosis_ai.platform.db.keyed_lists import moment_of, text_of
-from osmosis_ai.platform.db.keyset import KeysetOrder, KeysetPlace, read_page
-from osmosis_ai.platform.db.run_numbers import duration_ms
-from osmosis_ai.platform.db.tables import DbRun, DbUser
-from osmosis_ai.platform.db.text_search import one_holds
-from osmosis_ai.platform.queue.waiting import STOPPING, RunWaits
+from osmosis_ai.platform.db.keyset import (
+    KeysetOrder,
+    KeysetPlace,
+    moment_of,
+    one_holds,
+    read_page,
+    text_of,
+)
+from osmosis_ai.platform.db.tables import DbRun, DbUser, duration_ms
 from osmosis_ai.platform.runs.eval_results import headline_of
 from osmosis_ai.platform.runs.lifecycle import OPEN, RunKind
+from osmosis_ai.platform.runs.waiting import STOPPING, RunWaits
 from osmosis_ai.viewer.cursors import Scalar, decode, encode, item_page, order_of, refused
 from osmosis_ai.viewer.source import ItemPage, RunEntry, RunQuery
 

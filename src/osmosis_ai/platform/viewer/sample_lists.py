@@ -27,15 +27,15 @@ from osmosis_ai.config.sections import EvaluationSettings
 from osmosis_ai.platform.db.keyset import (
     KeysetOrder,
     KeysetPlace,
+    one_holds,
     read_page,
     read_pages,
     reversed_place,
 )
 from osmosis_ai.platform.db.tables import DbRun, DbSample
-from osmosis_ai.platform.db.text_search import one_holds
-from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
-from osmosis_ai.platform.runs.submit.eval_request import effective_eval_settings
+from osmosis_ai.platform.runs.requests import effective_eval_settings
 from osmosis_ai.viewer.cursors import SamplePosition, item_page, sample_cursor, sample_position
+from osmosis_ai.viewer.shared_reads import SharedReads
 from osmosis_ai.viewer.source import FailureCount, Histogram, ItemPage, SampleEntry, SampleQuery
 
 CountedT = TypeVar("CountedT")
@@ -103,7 +103,7 @@ class SampleLists:
 
     session: Session
     run: DbRun
-    counts: SampleCounts
+    counts: SharedReads
 
     @cached_property
     def _settings(self) -> EvaluationSettings:

@@ -25,8 +25,7 @@ from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample
 from osmosis_ai.platform.log_lines import storable
 from osmosis_ai.platform.runs.journals import journal_details
 from osmosis_ai.platform.runs.lifecycle import OPEN
-from osmosis_ai.platform.runs.read.sample_counts import SampleCounts
-from osmosis_ai.platform.runs.read.training_curves import logged_marks, read_curves, read_curves_of
+from osmosis_ai.platform.runs.training_curves import logged_marks, read_curves, read_curves_of
 from osmosis_ai.platform.runs.training_names import SAMPLES_PATH, conversation_path
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.changes import read_changes
@@ -48,6 +47,7 @@ from osmosis_ai.platform.viewer.sample_lists import (
 from osmosis_ai.training.runs.curves import TrainingCurves
 from osmosis_ai.training.runs.run_directory import LARGEST_BYTES, ValidationSamples
 from osmosis_ai.viewer.local_runs import RunKind
+from osmosis_ai.viewer.shared_reads import SharedReads
 from osmosis_ai.viewer.source import (
     Capability,
     Changes,
@@ -94,7 +94,7 @@ class PlatformSource:
 
     services: PlatformServices
     workspace_id: str
-    counts: SampleCounts
+    counts: SharedReads
     capabilities: frozenset[Capability] = field(
         default=frozenset(get_args(Capability)) - {"rubrics"}, init=False
     )

@@ -9,11 +9,11 @@ import contextlib
 import gzip
 import hashlib
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import IO, Any, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
@@ -114,12 +114,12 @@ class OutgoingBlob:
     """Bytes to upload under a name within the run; ``content`` is read from its beginning."""
 
     name: str
-    content: BinaryIO
+    content: IO[bytes]
     size: int
     sha256: str
 
     @classmethod
-    def of(cls, name: str, content: BinaryIO) -> OutgoingBlob:
+    def of(cls, name: str, content: IO[bytes]) -> OutgoingBlob:
         """Return everything that ``content`` has, measured."""
         content.seek(0)
         digest, size = hashlib.sha256(), 0
@@ -167,7 +167,7 @@ class WorkerClient:
     def claim(self, request: ClaimRequest) -> ClaimReply:
         """Ask for a shard."""
         try:
-            reply = self._post(CLAIM, self._token, request)
+            content = self._ask("POST", CLAIM, self._token, _WAITS, request)
         except _ForeignRefusal:
             raise self._no_platform() from None
         except PlatformError as error:
@@ -176,9 +176,9 @@ class WorkerClient:
                 raise self._no_platform() from None
             raise
         try:
-            found = decode(reply.content, ClaimReply, "the claim")
+            found = decode(content, ClaimReply, "the claim")
         except UnreadableReply:
-            if b'"lease"' in reply.content:
+            if b'"lease"' in content:
                 raise
             raise self._no_platform() from None
         if "next_poll_s" not in found.model_fields_set and found.assignment is None and not request.leaves:
@@ -190,40 +190,25 @@ class WorkerClient:
         self, shard_id: str, lease: SecretStr, request: SyncRequest, *, timeout_s: float = _TIMEOUT_S
     ) -> SyncReply:
         """Keep a lease and report what is new; tried once."""
-        return self._call(shard_route(shard_id, "sync"), lease, request, SyncReply, timeout_s, Waits())
+        content = self._ask("POST", shard_route(shard_id, "sync"), lease, Waits(), request, timeout_s)
+        return _decoded(content, SyncReply, "the sync")
 
-    def finish(
-        self, shard_id: str, lease: SecretStr, request: FinishRequest, *, lasting_s: float
+    def end(
+        self, shard_id: str, lease: SecretStr, request: FinishRequest | ReleaseRequest, *, lasting_s: float
     ) -> ShardClosed:
-        """End a shard; retried for ``lasting_s`` seconds while the platform is unreachable."""
-        route, waits = shard_route(shard_id, "finish"), _WAITS.lasting(lasting_s)
-        return self._call(route, lease, request, ShardClosed, _last_call_s(lasting_s), waits)
-
-    def release(
-        self, shard_id: str, lease: SecretStr, request: ReleaseRequest, *, lasting_s: float
-    ) -> ShardClosed:
-        """Return a shard for another worker; retried like :meth:`finish`."""
-        route, waits = shard_route(shard_id, "release"), _WAITS.lasting(lasting_s)
-        return self._call(route, lease, request, ShardClosed, _last_call_s(lasting_s), waits)
+        """Finish or release a shard; retried for ``lasting_s`` seconds while the platform is unreachable."""
+        route = shard_route(shard_id, "finish" if isinstance(request, FinishRequest) else "release")
+        waits, timeout_s = _WAITS.lasting(lasting_s), _last_call_s(lasting_s)
+        content = self._ask("POST", route, lease, waits, request, timeout_s)
+        return _decoded(content, ShardClosed, "the end of the shard")
 
     def journal(self, shard_id: str, lease: SecretStr, target: Path, *, most_bytes: int) -> None:
         """Download the stored journal of a shard to a file."""
-
-        def attempt() -> bytes:
-            url = f"{self._base}{shard_route(shard_id, 'journal')}"
-            try:
-                with self._http.stream("GET", url, headers=_authorization(lease)) as reply:
-                    # A refusal may be longer than the journal.
-                    most = most_bytes if reply.is_success else _LARGEST_REPLY_BYTES
-                    content = self._content(reply, most)
-            except (httpx.HTTPError, httpx.StreamError) as error:
-                raise Transient(self._unreachable(error)) from None
-            if not reply.is_success:
-                raise self._refusal(Reply(reply.status_code, reply.headers, content), lease)
-            return content
-
+        content = self._ask(
+            "GET", shard_route(shard_id, "journal"), lease, _BLOB_WAITS, most_bytes=most_bytes
+        )
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(target, _BLOB_WAITS.run(attempt))
+        write_atomic(target, content)
 
     # -- bytes -----------------------------------------------------------------------------------------
 
@@ -247,11 +232,9 @@ class WorkerClient:
             raise StoredBytesError(error.message) from None
 
     def send_all(
-        self, blobs: list[tuple[OutgoingBlob, UploadGrant]], *, lasting_s: float
+        self, blobs: Sequence[tuple[OutgoingBlob, UploadGrant]], *, lasting_s: float
     ) -> list[SentUpload]:
         """Upload blobs where they were granted, several at a time."""
-        if len(blobs) == 1:
-            return [self._send(blobs[0][0], blobs[0][1], lasting_s)]
         return list(self._uploads.map(lambda pair: self._send(pair[0], pair[1], lasting_s), blobs))
 
     def _send(self, blob: OutgoingBlob, grant: UploadGrant, lasting_s: float) -> SentUpload:
@@ -265,10 +248,9 @@ class WorkerClient:
             size = min(grant.part_size or blob.size, blob.size - offset)
             etags.append(self._put(url, blob.content, offset, size, lasting_s))
         first, *further = etags or [""]
-        more: dict[str, Any] = {"further_etags": further} if further else {}
-        return SentUpload(name=blob.name, id=grant.id, etag=first, **more)
+        return SentUpload(name=blob.name, id=grant.id, etag=first, further_etags=further)
 
-    def _put(self, url: str, content: BinaryIO, offset: int, size: int, lasting_s: float) -> str:
+    def _put(self, url: str, content: IO[bytes], offset: int, size: int, lasting_s: float) -> str:
         place, blobs = self._place(url)
 
         def stream() -> Iterator[bytes]:
@@ -298,52 +280,40 @@ class WorkerClient:
 
     # -- requests --------------------------------------------------------------------------------------
 
-    def _call(
+    def _ask(
         self,
-        route: str,
-        lease: SecretStr,
-        request: WireModel,
-        model: type[M],
-        timeout_s: float,
-        waits: Waits,
-    ) -> M:
-        content = self._post(route, lease, request, timeout_s=timeout_s, waits=waits).content
-        try:
-            return decode(content, model, f"POST {route}")
-        except UnreadableReply as error:
-            raise PlatformUnreachableError(error.message, hint=error.hint) from None
-
-    def _post(
-        self,
+        method: str,
         route: str,
         token: SecretStr,
-        request: WireModel,
-        *,
+        waits: Waits,
+        request: WireModel | None = None,
         timeout_s: float = _TIMEOUT_S,
-        waits: Waits = _WAITS,
-    ) -> Reply:
-        body = request.model_dump_json(by_alias=True, exclude_unset=True).encode()
-        headers = {**_authorization(token), "Content-Type": "application/json"}
+        *,
+        most_bytes: int | None = None,
+    ) -> bytes:
+        """Return the body of a reply; any other reply than a success is an error."""
+        headers = {"Authorization": f"Bearer {token.get_secret_value()}"}
+        body = b""
+        if request is not None:
+            body = request.model_dump_json(by_alias=True, exclude_unset=True).encode()
+            headers["Content-Type"] = "application/json"
         if len(body) > _WORTH_PACKING_BYTES and not self._is_local:
             body, headers["Content-Encoding"] = gzip.compress(body, _PACKING_LEVEL, mtime=0), "gzip"
 
-        def attempt() -> Reply:
+        def attempt() -> bytes:
             asked: dict[str, Any] = {"content": body, "headers": headers, "timeout": httpx.Timeout(timeout_s)}
             try:
-                with self._http.stream("POST", f"{self._base}{route}", **asked) as reply:
-                    said = Reply(reply.status_code, reply.headers, self._content(reply, _LARGEST_REPLY_BYTES))
+                with self._http.stream(method, f"{self._base}{route}", **asked) as reply:
+                    content = _content(reply, most_bytes)
             except (httpx.HTTPError, httpx.StreamError) as error:
-                raise Transient(self._unreachable(error)) from None
+                message = f"the platform is unreachable: {reason(error)}."
+                hint = connection_hint(self._base, error)
+                raise Transient(PlatformUnreachableError(message, hint=hint)) from None
             if reply.is_success:
-                return said
-            raise self._refusal(said, token)
+                return content
+            raise self._refusal(Reply(reply.status_code, reply.headers, content), token)
 
         return waits.run(attempt)
-
-    def _unreachable(self, error: Exception) -> OsmosisError:
-        return PlatformUnreachableError(
-            f"the platform is unreachable: {reason(error)}.", hint=connection_hint(self._base, error)
-        )
 
     def _no_platform(self) -> OsmosisError:
         if self._was_here:
@@ -352,20 +322,16 @@ class WorkerClient:
             )
         return NoPlatformError()
 
-    def _content(self, reply: httpx.Response, most_bytes: int) -> bytes:
-        body, began = bytearray(), time.monotonic()
-        for block in reply.iter_bytes():
-            body += block
-            if len(body) > most_bytes or time.monotonic() - began > _LONGEST_REPLY_S:
-                raise PlatformUnreachableError("the platform's reply is too long.")
-        return bytes(body)
-
     def _refusal(self, reply: Reply, token: SecretStr) -> Exception:
         """Return the error for a reply that is no success."""
         redactor = ReplyRedactor([token.get_secret_value()])
         error = http_error(reply, RequestInfo(self._base, "given"), redactor)
+        if error.platform_code == JOURNAL_OFFSET:
+            details = error.body.get("details")
+            stored = details.get("bytes") if isinstance(details, dict) else None
+            return JournalOffsetError(stored if isinstance(stored, int) and stored >= 0 else 0)
         if error.platform_code in _ERRORS:
-            return _ERRORS[error.platform_code](error)
+            return _ERRORS[error.platform_code](error.message)
         if reply.status in (401, 403, 426):
             kind = CredentialRefusedError if error.body else _ForeignRefusal
             return kind(error.message, hint=error.hint)
@@ -380,27 +346,34 @@ class _ForeignRefusal(CredentialRefusedError):
     """A refusal by a proxy or another server."""
 
 
-_ERRORS: Mapping[str | None, Callable[[PlatformError], OsmosisError]] = {
-    LEASE_LOST: lambda error: LeaseLostError(error.message),
-    JOURNAL_OFFSET: lambda error: JournalOffsetError(_stored_bytes(error)),
-    UPLOAD_GONE: lambda error: UploadGoneError(error.message),
-    UPLOAD_LIMIT: lambda error: UploadLimitError(error.message),
+_ERRORS: Mapping[str | None, type[OsmosisError]] = {
+    LEASE_LOST: LeaseLostError,
+    UPLOAD_GONE: UploadGoneError,
+    UPLOAD_LIMIT: UploadLimitError,
 }
 
 
-def _authorization(token: SecretStr) -> dict[str, str]:
-    return {"Authorization": f"Bearer {token.get_secret_value()}"}
+def _content(reply: httpx.Response, most_bytes: int | None) -> bytes:
+    if most_bytes is None or not reply.is_success:  # a refusal may be longer than what was asked for
+        most_bytes = _LARGEST_REPLY_BYTES
+    body, began = bytearray(), time.monotonic()
+    for block in reply.iter_bytes():
+        body += block
+        if len(body) > most_bytes or time.monotonic() - began > _LONGEST_REPLY_S:
+            raise PlatformUnreachableError("the platform's reply is too long.")
+    return bytes(body)
+
+
+def _decoded(content: bytes, model: type[M], call: str) -> M:
+    try:
+        return decode(content, model, call)
+    except UnreadableReply as error:
+        raise PlatformUnreachableError(error.message, hint=error.hint) from None
 
 
 def _last_call_s(lasting_s: float) -> float:
     """Return the timeout of a call that must succeed within ``lasting_s``: there is time to repeat it."""
     return min(_TIMEOUT_S, max(1.0, lasting_s / 6))
-
-
-def _stored_bytes(error: PlatformError) -> int:
-    details = error.body.get("details")
-    stored = details.get("bytes") if isinstance(details, dict) else error.body.get("bytes")
-    return stored if isinstance(stored, int) and stored >= 0 else 0
 
 
 @contextlib.contextmanager

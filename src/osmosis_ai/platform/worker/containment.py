@@ -30,7 +30,7 @@ from osmosis_ai.sandbox import (
 )
 
 GPU_LOCKS = "gpus"
-"""Of the data directory: which of the machine's GPUs a run here has."""
+"""Its directory has a lock for each of the machine's GPUs that a run uses."""
 _GUARDED = (
     "because the metadata address of this machine gives the credentials of the platform's bucket to every program; "
     "OSMOSIS_NETWORK=host permits rollouts to reach it"
@@ -49,27 +49,26 @@ class RunContainment:
 
     @property
     def words(self) -> str:
-        """What the run's row says of it."""
-        words = self.isolation.words
+        """The description in the run's row."""
         if self.sandbox is None:
-            return words
-        return f"{words}, network {self.sandbox.network}; {self.sandbox.control.words}"
+            return self.isolation.words
+        return f"{self.isolation.words}, network {self.sandbox.network}; {self.sandbox.control.words}"
 
     @property
     def line(self) -> LogLine:
-        """What the run's log says of it."""
+        """The description in the run's log."""
         if self.isolation.warning is not None:
             return LogLine(self.isolation.warning, level="warning", step="isolation")
-        how = "in a sandbox (bubblewrap)" if self.sandbox else "without a sandbox (OSMOSIS_ISOLATION=off)"
-        reach = " and reach only the run's model" if self.sandbox and self.sandbox.network == "none" else ""
+        if self.sandbox is None:
+            return LogLine("rollouts run without a sandbox (OSMOSIS_ISOLATION=off)", step="isolation")
+        reach = " and reach only the run's model" if self.sandbox.network == "none" else ""
         because = f", {self.because}" if self.because else ""
-        limits = f"; {self.sandbox.control.words}" if self.sandbox else ""
-        gpus = f"; {self.gpus}" if self.gpus else ""
-        return LogLine(f"rollouts run {how}{reach}{because}{limits}{gpus}", step="isolation")
+        more = f"{reach}{because}; {self.sandbox.control.words}{self.gpus}"
+        return LogLine(f"rollouts run in a sandbox (bubblewrap){more}", step="isolation")
 
     @property
     def refusals(self) -> LogLine | None:
-        """What the run's log says in the end of processes that were refused; None where none was."""
+        """The log line about processes that were refused, if there were any."""
         if self.sandbox is None or not (often := self.sandbox.control.refused):
             return None
         times = "once" if often == 1 else f"{often} times"
@@ -77,7 +76,7 @@ class RunContainment:
         return LogLine(words, level="warning", step="isolation")
 
     def close(self) -> None:
-        """End whatever the run's programs left here."""
+        """End whatever the run's programs left on this machine."""
         if self.sandbox is not None:
             self.sandbox.control.close()
             if self.sandbox.gpus is not None:
@@ -100,7 +99,7 @@ def contain(
         return RunContainment(Isolation("none"), None, cache_dir())
     capability = check_sandbox(config.home)
     try:
-        # It is read on the run's page, and the machine may be any node of a cluster.
+        # The message is read on the run's page, and the machine may be any node of a cluster.
         machine = f"on the machine '{socket.gethostname()}'"
         isolation = choose_isolation(wanted, capability, network, where=machine)
     except IsolationUnavailableError as error:
@@ -119,20 +118,15 @@ def contain(
         gpus=granted,
         network=network,
     )
+    cache = cache_dir() / "workspaces" / workspace_id
     because = _GUARDED if is_guarded else ""
-    return RunContainment(
-        isolation,
-        sandbox,
-        cache_dir() / "workspaces" / workspace_id,
-        because,
-        _gpu_words(asked.gpus, granted),
-    )
+    return RunContainment(isolation, sandbox, cache, because, _gpu_words(asked.gpus, granted))
 
 
 def _gpu_words(asked: int | None, granted: GpuGrant | None) -> str:
     if not asked:
         return ""
     if granted is None:
-        return f"it asks for GPUs ({asked}), and this machine shows none"
+        return f"; it asks for GPUs ({asked}), and this machine shows none"
     shared = f", {granted.shared} of them shared with other runs" if granted.shared else ""
-    return f"GPUs: {len(granted.visible)} of {asked}{shared}"
+    return f"; GPUs: {len(granted.visible)} of {asked}{shared}"

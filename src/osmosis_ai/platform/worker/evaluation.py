@@ -5,148 +5,132 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from osmosis_ai._version import __version__
-from osmosis_ai.api.wire.workers import AssignedRun, AssignedShard
-from osmosis_ai.config.sections import previews_enabled
+from osmosis_ai.api.wire.workers import AssignedShard, FinishRequest, ReleaseRequest
+from osmosis_ai.config.sections import previews_enabled, served_agent
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.hooks import ProgressSnapshot, RunHooks, RunSummary
-from osmosis_ai.evaluation.journal import JournalWriteError
+from osmosis_ai.evaluation.journal import committed_lines
 from osmosis_ai.evaluation.manifest import Manifest
-from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_log import Level as EngineLevel
 from osmosis_ai.evaluation.run_log import LogEvent
 from osmosis_ai.evaluation.runner import EvalRunner
-from osmosis_ai.evaluation.sources import RolloutSource, TrainedAdapter, open_policy
-from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions
+from osmosis_ai.evaluation.sources import ProjectSource, RolloutSource, TrainedAdapter, open_policy
+from osmosis_ai.evaluation.spec import EvalRunOptions
 from osmosis_ai.files import open_regular
 from osmosis_ai.platform.log_lines import Level, LogLine
-from osmosis_ai.platform.runs.submit.eval_request import EvalRequest, read_eval_request
-from osmosis_ai.platform.runs.submit.row_selection import RowSelection
+from osmosis_ai.platform.runs.requests import read_eval_request
 from osmosis_ai.platform.worker.client import StoredBytesError
 from osmosis_ai.platform.worker.reporter import Reporter
-from osmosis_ai.platform.worker.work import Interrupt, Prepared, Work, WorkResult, one_sentence
+from osmosis_ai.platform.worker.work import Interrupt, ShardEnd, Work, failed
 from osmosis_ai.process_environment import program_environment
 
 _LEVELS: dict[EngineLevel, Level] = {"INFO": "info", "WARNING": "warning", "ERROR": "error"}
 _BLOCK_BYTES = 1 << 20
 
 
-@dataclass(frozen=True, kw_only=True)
-class PreparedEval(Prepared):
-    """An evaluation whose inputs are on this machine."""
-
-    request: EvalRequest
-    rollout: RolloutSource
-    dataset: DatasetInput
-    rows: RowSelection
-    adapter: TrainedAdapter | None
-    secret_values: Mapping[str, str] = field(repr=False)
-
-
-class EvalWork(Work[PreparedEval]):
+class EvalWork(Work):
     """The work on a shard of an evaluation."""
 
-    def prepare(self) -> PreparedEval:
+    def prepare(self) -> None:
         """Fetch the inputs, and send what an earlier worker on this machine has recorded."""
-        inputs = self._inputs
         self._adopt_journal()
-        request = read_eval_request(inputs.run.request)
-        secret_values, policy = inputs.secret_values(request.secrets), inputs.policy()
-        containment = inputs.containment(request)
-        return PreparedEval(
-            containment=containment,
-            request=request,
-            rollout=inputs.rollout(request.experiment.entrypoint, containment),
-            dataset=inputs.dataset(),
-            rows=inputs.rows,
-            adapter=TrainedAdapter(policy.base_model, policy.adapter) if policy.adapter else None,
-            secret_values=secret_values,
-        )
+        self._request = read_eval_request(self._run.request)
+        self.secret_values(self._request.secrets)
+        policy = self.policy()
+        self.contain(self._request)
+        self._rollout = self._rollout_source()
+        self._rows_file = self.dataset()
+        self._adapter = TrainedAdapter(policy.base_model, policy.adapter) if policy.adapter else None
 
-    async def execute(self, prepared: PreparedEval, interrupt: Interrupt) -> WorkResult:
+    async def execute(self, interrupt: Interrupt) -> ShardEnd:
         """Run the attempts of the shard that are pending."""
-        run, shard, reporter = self._inputs.run, self._reporter.assignment.shard, self._reporter
+        run, shard, reporter = self._run, self._assignment.shard, self._reporter
         if interrupt:
-            return WorkResult(None)
-        hooks = _Hooks(reporter, interrupt, prepared.secret_values, shard)
+            return ReleaseRequest()
+        experiment, advanced = self._request.experiment, run.request.get("advanced_config")
         runner = EvalRunner(
-            spec=prepared.request.spec(commit_sha=run.commit_sha),
+            spec=self._request.spec(commit_sha=run.commit_sha),
             options=EvalRunOptions(
                 name=run.name,
                 seed=run.seed,
-                servers=self._inputs.servers(prepared.request),
+                servers=self.servers(self._request),
                 verbose=True,
-                previews=previews_enabled(run.request.get("advanced_config")),
+                previews=previews_enabled(advanced),
                 only=_assigned(shard),
                 worked_before_s=shard.worked_s,
             ),
-            dataset=prepared.dataset,
-            selection=prepared.rows.rows(),
-            rollout=prepared.rollout,
+            dataset=self._rows_file,
+            selection=self._rows.rows(),
+            rollout=self._rollout,
             output_root=self._directory.output_root,
-            hooks=hooks,
-            open_model=lambda env, lost: open_policy(run.model_path, env, lost, adapter=prepared.adapter),
-            provenance=_provenance(run, prepared),
+            hooks=_Hooks(self, reporter, interrupt),
+            open_model=lambda env, lost: open_policy(run.model_path, env, lost, adapter=self._adapter),
+            provenance={
+                "sdk_version": __version__,
+                "git_head": run.commit_sha,
+                "config_branch": experiment.branch,
+                "config_commit_sha": experiment.commit_sha,
+                "advanced": advanced,
+            },
             environ=program_environment(os.environ),
-            cache_dir=None if prepared.containment is None else prepared.containment.cache,
+            cache_dir=None if self.containment is None else self.containment.cache,
         )
         summary = await runner.run()
-        self._report_directory(self._directory.evaluation(run.name))
+        manifest = self._directory.evaluation(run.name).manifest
+        if manifest.exists() and (digest := Manifest.load(manifest).grader_digest):
+            reporter.know(grader_digest=digest)
         if summary is not None and (limited := summary.metrics.estimates.limited_by) is not None:
             reporter.know(limited_by=limited.model_dump(mode="json"))
-        return _result(summary)
+        return _end(summary)
+
+    def _rollout_source(self) -> RolloutSource:
+        """Return the agent: a directory of the commit, or a remote one."""
+        agent = served_agent(self._request.experiment.entrypoint)
+        if agent is not None:
+            return self.served(agent)
+        sandbox = self.containment.sandbox if self.containment is not None else None
+        return ProjectSource(self.source() / "rollouts" / self._run.rollout_name, sandbox)
 
     def _adopt_journal(self) -> None:
         """Continue the journal of this machine if it begins with the platform's; otherwise download the latter."""
-        directory, reporter = self._directory.evaluation(self._inputs.run.name), self._reporter
-        stored = reporter.assignment.shard
-        if not _begins_with(directory.events, stored.journal_bytes, stored.journal_sha256):
-            if directory.events.exists():
-                kept = _free_name(directory.events)
-                directory.events.rename(kept)
-                reporter.log(
-                    LogLine(
-                        f"this machine's journal differs from the platform's and is kept as {kept.name}",
-                        level="warning",
-                        step="run",
-                    )
-                )
+        directory, reporter = self._directory.evaluation(self._run.name), self._reporter
+        events, stored = directory.events, self._assignment.shard
+        if not _begins_with(events, stored):
+            if events.exists():
+                kept = _free_name(events)
+                events.rename(kept)
+                message = f"this machine's journal differs from the platform's and is kept as {kept.name}"
+                reporter.log(LogLine(message, level="warning", step="run"))
             if stored.journal_bytes:
-                reporter.fetch_journal(directory.events)
-                if not _begins_with(directory.events, stored.journal_bytes, stored.journal_sha256):
-                    directory.events.unlink()
+                reporter.fetch_journal(events)
+                if not _begins_with(events, stored):
+                    events.unlink()
                     raise StoredBytesError("the downloaded journal differs from the platform's.")
-                message = f"continues from the {_lines(directory.events)} records of the platform's journal"
+                records = sum(1 for _ in committed_lines(events))
+                message = f"continues from the {records} records of the platform's journal"
                 reporter.log(LogLine(f"{message}; other attempts run with the same seeds", step="run"))
         reporter.follow(directory)
 
-    def _report_directory(self, directory: RunDirectory) -> None:
-        if directory.manifest.exists() and (digest := Manifest.load(directory.manifest).grader_digest):
-            self._reporter.know(grader_digest=digest)
-
 
 class _Hooks(RunHooks):
-    """Passes what the engine says to the reporter, and stop requests to the engine."""
+    """Passes the engine's messages to the reporter, and stop requests to the engine."""
 
-    def __init__(
-        self, reporter: Reporter, interrupt: Interrupt, secret_values: Mapping[str, str], shard: AssignedShard
-    ) -> None:
+    def __init__(self, work: EvalWork, reporter: Reporter, interrupt: Interrupt) -> None:
+        self._work = work
         self._reporter = reporter
         self._interrupt = interrupt
-        self._secret_values = secret_values
-        self._shard = shard
+        self._worked_before_s = reporter.assignment.shard.worked_s
         self._logged = ""
 
     def note(self, message: str) -> None:
         # The engine has just logged some of its notes.
         if " ".join(message.split()) != self._logged:
-            self._reporter.log(LogLine(message, step="run"))
+            self.stage(message)
 
     def stage(self, message: str) -> None:
         self._reporter.log(LogLine(message, step="run"))
@@ -166,19 +150,15 @@ class _Hooks(RunHooks):
         self._reporter.recorded()
 
     def progress(self, snapshot: ProgressSnapshot) -> None:
-        self._reporter.know(worked_s=round(self._shard.worked_s + snapshot.elapsed_s, 1))
+        self._reporter.know(worked_s=round(self._worked_before_s + snapshot.elapsed_s, 1))
 
     def resolve_secrets(self, names: Sequence[str]) -> dict[str, str]:
-        return {name: self._secret_values[name] for name in names}
+        return self._work.secret_values(names)
 
     def started(self, interrupt: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
-
-        def end() -> None:
-            # By the loop, so that what is about to be started can be interrupted.
-            loop.call_soon_threadsafe(interrupt)
-
-        self._interrupt.listen(end)
+        # By the loop, so that what is about to be started can be interrupted.
+        self._interrupt.listen(lambda: loop.call_soon_threadsafe(interrupt))
 
     def ended(self) -> None:
         self._interrupt.listen(lambda: None)
@@ -192,27 +172,23 @@ def _assigned(shard: AssignedShard) -> Callable[[int, int], bool]:
     return lambda row, number: (row, number) in listed
 
 
-def _result(summary: RunSummary | None) -> WorkResult:
+def _end(summary: RunSummary | None) -> ShardEnd:
     assert summary is not None  # dispatch is never declined here
-    if summary.complete:
-        return WorkResult("finished")
     stop = summary.stop
-    if stop is not None and stop.kind == "interrupted":
-        return WorkResult(None)
-    if stop is not None and isinstance(stop.error, OsmosisError):
-        # A failed write is this machine's fault: another worker continues from the platform's journal.
-        is_unfit = isinstance(stop.error, JournalWriteError)
-        is_infrastructure = stop.error.is_infrastructure or is_unfit
-        return WorkResult("failed", one_sentence(stop.error), is_infrastructure, is_unfit)
-    reason = stop.reason if stop is not None else f"{summary.pending} attempts are pending"
-    return WorkResult("failed", one_sentence(OsmosisError(reason)))
+    if summary.complete:
+        return FinishRequest(outcome="finished")
+    if stop is None:
+        return failed(OsmosisError(f"{summary.pending} attempts are pending"))
+    if stop.kind == "interrupted":
+        return ReleaseRequest()
+    return failed(stop.error if isinstance(stop.error, OsmosisError) else OsmosisError(stop.reason))
 
 
-def _begins_with(events: Path, size: int, sha256: str | None) -> bool:
+def _begins_with(events: Path, stored: AssignedShard) -> bool:
     """Whether a journal begins with the bytes that the platform has."""
-    if not size:
+    digest, left = hashlib.sha256(), stored.journal_bytes
+    if not left:
         return True
-    digest, left = hashlib.sha256(), size
     try:
         with open_regular(events) as file:
             while left and (block := file.read(min(left, _BLOCK_BYTES))):
@@ -220,12 +196,7 @@ def _begins_with(events: Path, size: int, sha256: str | None) -> bool:
                 left -= len(block)
     except OSError:
         return False
-    return not left and digest.hexdigest() == sha256
-
-
-def _lines(events: Path) -> int:
-    with open_regular(events) as file:
-        return sum(block.count(b"\n") for block in iter(lambda: file.read(_BLOCK_BYTES), b""))
+    return not left and digest.hexdigest() == stored.journal_sha256
 
 
 def _free_name(events: Path) -> Path:
@@ -234,14 +205,3 @@ def _free_name(events: Path) -> Path:
         number += 1
         name = events.with_name(f"{events.name}.diverged-{number}")
     return name
-
-
-def _provenance(run: AssignedRun, prepared: PreparedEval) -> dict[str, Any]:
-    experiment = prepared.request.experiment
-    return {
-        "sdk_version": __version__,
-        "git_head": run.commit_sha,
-        "config_branch": experiment.branch,
-        "config_commit_sha": experiment.commit_sha,
-        "advanced": run.request.get("advanced_config"),
-    }

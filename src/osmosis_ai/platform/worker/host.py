@@ -34,10 +34,9 @@ from osmosis_ai.platform.worker.process import (
     LEASE_LOST,
     UNREACHABLE,
     StartWorker,
-    WorkerProcess,
     WorkerStarter,
 )
-from osmosis_ai.processes import describe_exit, disable_inspection
+from osmosis_ai.processes import ChildProcess, describe_exit, disable_inspection
 from osmosis_ai.processes.addresses import on_stop_signals
 from osmosis_ai.sandbox import IsolationSetting, SandboxCapability, check_sandbox, choose_isolation
 from osmosis_ai.sandbox.gpus import VISIBLE_ENV, counted_gpus
@@ -94,22 +93,6 @@ class HostOptions:
         """Whether the host ends after one shard."""
         return self.once or self.run_id is not None
 
-    @property
-    def cpus_of_worker(self) -> float | None:
-        """The processors of each worker, which all slots share; None if they are not limited."""
-        return None if self.cpus is None else min(self.cpus, granted_cores() / self.slots)
-
-    @property
-    def gpu_warning(self) -> str | None:
-        """Warn if the machine shows fewer GPUs than it offers; they may be hidden in a container."""
-        seen = counted_gpus()
-        if seen is None or seen >= self.gpus:
-            return None
-        return (
-            f"--gpus {self.gpus}, but this machine shows {seen or 'none'} (/dev/nvidia*, {VISIBLE_ENV}); runs that "
-            "require GPUs are executed all the same"
-        )
-
     def request(self, claim_id: str) -> ClaimRequest:
         """Return a claim."""
         problem = None
@@ -144,14 +127,16 @@ class ExecutedShard:
 
 @dataclass
 class _Hosted:
+    """A worker process; ``touched_at`` is its last sign of life, which changed last at ``seen_at``."""
+
     shard: ExecutedShard
     assignment: Assignment
-    process: WorkerProcess
+    directory: WorkingDirectory
+    process: ChildProcess
     started_at: float
     kept_at: float
+    seen_at: float
     touched_at: float = 0.0
-    """What the worker has written to show that it responds, and ``seen_at``: when that changed last."""
-    seen_at: float = 0.0
     is_asked_to_end: bool = False
     is_hung: bool = False
 
@@ -163,7 +148,9 @@ def host_runs(
     disable_inspection(os.environ)
     config = from_environment()
     client = WorkerClient(address, token)
-    start = WorkerStarter(config, address, cpus=options.cpus_of_worker)
+    # The workers in all slots share the processors.
+    cpus = None if options.cpus is None else min(options.cpus, granted_cores() / options.slots)
+    start = WorkerStarter(config, address, cpus=cpus)
     config.prepare_home()
     sandbox = check_sandbox(config.home)
     if config.isolation == "required" or config.network == "none":
@@ -172,8 +159,13 @@ def host_runs(
     options = replace(options, machine=machine, sandbox=sandbox, isolation=config.isolation)
     host = Host(client, start, options, config.runs_dir, address=address, say=say)
     with contextlib.closing(client), on_stop_signals(host.ask_to_end):
-        if (warning := options.gpu_warning) is not None:
-            say(warning)
+        seen = counted_gpus()
+        if seen is not None and seen < options.gpus:
+            # They may be hidden in a container.
+            say(
+                f"--gpus {options.gpus}, but this machine shows {seen or 'none'} (/dev/nvidia*, {VISIBLE_ENV}); runs "
+                "that require GPUs are executed all the same"
+            )
         return host.run()
 
 
@@ -233,7 +225,7 @@ class Host:
         finally:
             self._wait_for(self._leave(), unless_asked=2)
 
-    def processes(self) -> Sequence[WorkerProcess]:
+    def processes(self) -> Sequence[ChildProcess]:
         """Return the worker processes that run now."""
         return [hosted.process for hosted in self._hosted]
 
@@ -259,8 +251,8 @@ class Host:
         for call in self._calls:
             call.join()
         if self._refused is not None:
-            if self._executed:
-                self._say(f"executed {_amount(len({shard.run_id for shard in self._executed}))}")
+            if runs := len({shard.run_id for shard in self._executed}):
+                self._say(f"executed {runs} run{'' if runs == 1 else 's'}")
             raise self._refused
         return self._executed
 
@@ -310,6 +302,7 @@ class Host:
         """Claim in a thread, because signals and workers cannot wait for the answer."""
         request = self._options.request(self._claim_id)
         self._claimable.clear()
+        self._is_claiming = True
 
         def ask() -> None:
             try:
@@ -317,30 +310,14 @@ class Host:
             except Exception as error:  # the edge of this thread; the main one handles it
                 self._answers.put(error)
 
+        threading.Thread(target=ask, name="claim", daemon=True).start()
         if (now := self._monotonic()) >= self._sweep_at:
             self._sweep_at = now + _SWEPT_EVERY_S
-            self._in_thread("sweep", lambda: remove_old(self._runs_dir))
-        self._is_claiming = True
-        threading.Thread(target=ask, name="claim", daemon=True).start()
+            self._call(lambda: remove_old(self._runs_dir))
 
     def _answered(self, answer: ClaimReply | Exception) -> None:
         self._is_claiming = False
-        if isinstance(answer, PlatformUnreachableError):
-            # The same claim again: it may have been answered.
-            self._waits_for = answer
-            self._pause(self._unanswered, f"trying again: {answer.message}")
-            self._unanswered += 1
-        elif isinstance(answer, OsmosisError) and answer.code == "CONFLICT" and self._options.run_id is None:
-            self._claim_id = secrets.token_hex(16)
-            self._pause(self._unanswered, f"trying again: {answer.message}")
-            self._unanswered += 1
-        elif isinstance(answer, Exception):
-            # A ticket may expire while its run waits for the store.
-            is_ticket = self._options.run_id is not None and isinstance(self._waits_for, StoreAwayError)
-            self._refused = self._waits_for if is_ticket else answer
-            if self._hosted:
-                self._say(f"no more runs are claimed: {answer}")
-        else:
+        if isinstance(answer, ClaimReply):
             self._waits_for, self._unanswered = None, 0
             self._greet()
             if answer.assignment is None:
@@ -349,6 +326,26 @@ class Host:
             else:
                 self._claim_id = secrets.token_hex(16)
                 self._begin(answer.assignment)
+        elif isinstance(answer, PlatformUnreachableError):
+            # The same claim again: it may have been answered.
+            self._waits_for = answer
+            self._claim_later(answer)
+        elif isinstance(answer, OsmosisError) and answer.code == "CONFLICT" and self._options.run_id is None:
+            self._claim_id = secrets.token_hex(16)
+            self._claim_later(answer)
+        else:
+            # A ticket may expire while its run waits for the store.
+            is_ticket = self._options.run_id is not None and isinstance(self._waits_for, StoreAwayError)
+            self._refused = self._waits_for if is_ticket else answer
+            if self._hosted:
+                self._say(f"no more runs are claimed: {answer}")
+
+    def _claim_later(self, error: OsmosisError) -> None:
+        self._pause(self._unanswered)
+        self._unanswered += 1
+        if error.message != self._said:
+            self._said = error.message
+            self._say(f"trying again: {error.message}")
 
     def _greet(self) -> None:
         if self._has_greeted or self._is_leaving or not self._address:
@@ -364,7 +361,7 @@ class Host:
 
     def _begin(self, assignment: Assignment) -> None:
         if self._is_leaving:
-            self._release(assignment, None)
+            self._release(assignment, ReleaseRequest())
             return
         shard = ExecutedShard(assignment.run.id, assignment.run.name, assignment.lease.attempt)
         self._executed.append(shard)
@@ -372,14 +369,14 @@ class Host:
         try:
             process = self._start_worker(assignment)
         except OSError as error:
-            shard.ending = "died"
-            reason = f"the machine {socket.gethostname()} could not start a worker: {error.strerror or error}"
-            self._release(assignment, reason, counts=True, unfit=True)
-            self._count_failure(shard, reason)
+            problem = (
+                f"the machine {socket.gethostname()} could not start a worker: {error.strerror or error}"
+            )
+            self._give_up(shard, assignment, ReleaseRequest(reason=problem, counts=True, unfit=True))
             return
-        now = self._monotonic()
-        self._hosted.append(_Hosted(shard, assignment, process, now, now, seen_at=now))
-        part = assignment.shard
+        now, part = self._monotonic(), assignment.shard
+        directory = WorkingDirectory(self._runs_dir, part.id)
+        self._hosted.append(_Hosted(shard, assignment, directory, process, now, now, now))
         which = f", worker {part.number + 1} of {part.count}" if part.count > 1 else ""
         self._say(f"executing the run {shard.run_name} (attempt {shard.attempt}{which})")
 
@@ -403,73 +400,61 @@ class Host:
 
     def _keep_lease(self, hosted: _Hosted) -> None:
         """Keep the lease of a worker whose start may take longer."""
-        now, lease = self._monotonic(), hosted.assignment.lease
-        if now - hosted.started_at > _YOUNG_S or now - hosted.kept_at < lease.term_s / 3:
-            return
-        hosted.kept_at = now
-
-        def keep() -> None:
-            with contextlib.suppress(OsmosisError, RuntimeError):
-                self._client.sync(hosted.assignment.shard.id, lease.token, SyncRequest())
-
-        threading.Thread(target=keep, name="keep lease", daemon=True).start()
+        now, lease, shard_id = self._monotonic(), hosted.assignment.lease, hosted.assignment.shard.id
+        if now - hosted.started_at <= _YOUNG_S and now - hosted.kept_at >= lease.term_s / 3:
+            hosted.kept_at = now
+            self._call(lambda: self._client.sync(shard_id, lease.token, SyncRequest()))
 
     def _end_if_hung(self, hosted: _Hosted) -> None:
         """Kill a worker that has not responded for long: it would keep its place for ever."""
-        now, term_s = self._monotonic(), hosted.assignment.lease.term_s
-        touched_at = WorkingDirectory(self._runs_dir, hosted.assignment.shard.id).touched_at()
+        now, touched_at = self._monotonic(), hosted.directory.touched_at()
         if touched_at != hosted.touched_at:
             hosted.touched_at, hosted.seen_at = touched_at, now
-        elif now - hosted.seen_at > _HUNG_TERMS * term_s:
+        elif now - hosted.seen_at > _HUNG_TERMS * hosted.assignment.lease.term_s:
             hosted.is_hung = True
             hosted.process.kill()
 
     def _handle_exit(self, hosted: _Hosted, status: int) -> None:
         """Return a shard whose worker could not."""
         shard, assignment = hosted.shard, hosted.assignment
-        if hosted.is_asked_to_end and status == -signal.SIGTERM:
-            shard.ending = "left"  # it was asked before it could listen
-            self._release(assignment, None)
-        elif status == ENDED:
+        if status == ENDED:
             shard.ending = "left" if hosted.is_asked_to_end else "ended"
             self._failures = 0
         elif status == LEASE_LOST:
             shard.ending = "lease_lost"
+        elif hosted.is_asked_to_end and status == -signal.SIGTERM:
+            shard.ending = "left"  # it was asked before it could listen
+            self._release(assignment, ReleaseRequest())
         elif status == BUSY:
-            shard.ending = "died"
             reason = "an earlier worker on the same machine has not ended yet"
-            self._release(assignment, reason)
-            self._count_failure(shard, reason)
+            self._give_up(shard, assignment, ReleaseRequest(reason=reason))
         elif status == UNREACHABLE:
-            shard.ending = "unreachable"
-            reason = WorkingDirectory(self._runs_dir, assignment.shard.id).take_failure()
-            self._release(assignment, reason or "the platform was unreachable")
-            self._count_failure(shard, reason or "the platform was unreachable")
+            reason = hosted.directory.take_failure() or "the platform was unreachable"
+            self._give_up(shard, assignment, ReleaseRequest(reason=reason), "unreachable")
         else:
-            shard.ending = "died"
             how = "a process of its learner died" if status == LEARNER_LOST else describe_exit(status)
             how = "it did not respond" if hosted.is_hung else how
-            log = WorkingDirectory(self._runs_dir, assignment.shard.id).log
-            reason = f"the worker died ({how}); its output is in {log} on the machine {socket.gethostname()}"
-            self._release(assignment, reason, counts=True)
+            where = f"{hosted.directory.log} on the machine {socket.gethostname()}"
+            reason = f"the worker died ({how}); its output is in {where}"
             if self._monotonic() - hosted.started_at >= _LONGEST_PAUSE_S:
                 self._failures = 0
-            self._count_failure(shard, reason)
+            self._give_up(shard, assignment, ReleaseRequest(reason=reason, counts=True))
         if shard.ending in _MESSAGES:
             self._say(_MESSAGES[shard.ending].format(shard.run_name))
         self._claimable.set()
 
-    def _count_failure(self, shard: ExecutedShard, reason: str) -> None:
-        """Pause before the next claim, which may be of the same shard."""
-        self._say(f"released the run {shard.run_name}: {reason}")
+    def _give_up(
+        self, shard: ExecutedShard, assignment: Assignment, request: ReleaseRequest, ending: Ending = "died"
+    ) -> None:
+        """Release a shard with a reason, and pause before the next claim, which may be of the same shard."""
+        shard.ending = ending
+        self._release(assignment, request)
+        self._say(f"released the run {shard.run_name}: {request.reason}")
         self._pause(self._failures)
         self._failures += 1
 
-    def _pause(self, times: int, message: str = "") -> None:
+    def _pause(self, times: int) -> None:
         self._claim_at = self._monotonic() + min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(times, 16))
-        if message and message != self._said:
-            self._say(message)
-            self._said = message
 
     # -- last calls ------------------------------------------------------------------------------------
 
@@ -477,7 +462,7 @@ class Host:
         """End the workers and release their shards, within a moment."""
         for hosted in self._hosted:
             hosted.process.kill()
-        calls = [self._release(hosted.assignment, None) for hosted in self._hosted]
+        calls = [self._release(hosted.assignment, ReleaseRequest()) for hosted in self._hosted]
         self._wait_for([*calls, *self._leave()], unless_asked=3)
         left = [(hosted.shard.run_name, hosted.assignment.shard.id) for hosted in self._hosted]
         again = "attempts that were not reported run again"
@@ -495,31 +480,28 @@ class Host:
             return []
         self._has_left = True
         request = self._options.request(self._claim_id).model_copy(update={"leaves": True})
+        return [self._call(lambda: self._client.claim(request))]
 
-        def leave() -> None:
-            # If this fails, the platform notices the silence.
-            with contextlib.suppress(OsmosisError, RuntimeError):
-                self._client.claim(request)
-
-        return [self._in_thread("leave", leave)]
-
-    def _release(
-        self, assignment: Assignment, reason: str | None, *, counts: bool = False, unfit: bool = False
-    ) -> threading.Thread:
-        request = ReleaseRequest(reason=reason, counts=counts, unfit=unfit)
+    def _release(self, assignment: Assignment, request: ReleaseRequest) -> threading.Thread:
         shard_id, lease = assignment.shard.id, assignment.lease
 
         def release() -> None:
-            # A shard that cannot be released is claimed by others when its lease has expired.
+            self._client.end(shard_id, lease.token, request, lasting_s=lease.term_s)
+            self._released.add(shard_id)
+
+        return self._call(release)
+
+    def _call(self, call: Callable[[], object]) -> threading.Thread:
+        """Make a call in a thread that is waited for before the host ends by itself.
+
+        The platform notices a failed call by the host's silence or an expired lease.
+        """
+
+        def run() -> None:
             with contextlib.suppress(OsmosisError, RuntimeError):
-                self._client.release(shard_id, lease.token, request, lasting_s=lease.term_s)
-                self._released.add(shard_id)
+                call()
 
-        return self._in_thread("release", release)
-
-    def _in_thread(self, name: str, call: Callable[[], None]) -> threading.Thread:
-        """Call something in a thread that is waited for before the host ends by itself."""
-        thread = threading.Thread(target=call, name=name, daemon=True)
+        thread = threading.Thread(target=run, name="call", daemon=True)
         thread.start()
         self._calls.append(thread)
         return thread
@@ -532,14 +514,10 @@ class Host:
             running[0].join(_LOOK_S)
 
 
-def _duration(seconds: float) -> str:
-    return f"{seconds / 60:g} min" if seconds >= 60 and seconds % 60 == 0 else f"{seconds:g} s"
-
-
-def _amount(runs: int) -> str:
-    return f"{runs} run{'' if runs == 1 else 's'}"
-
-
 def _named(runs: Sequence[str]) -> str:
     further = f" and {len(runs) - _MOST_NAMED} more" if len(runs) > _MOST_NAMED else ""
     return f"the run{'' if len(runs) == 1 else 's'} {', '.join(runs[:_MOST_NAMED])}{further}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:g} min" if seconds >= 60 and seconds % 60 == 0 else f"{seconds:g} s"

@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping
 
 from osmosis_ai.api.wire.workers import Assignment
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.worker.directory import WorkingDirectory
-from osmosis_ai.process_environment import (
-    PACKAGE_PREFIXES,
-    chosen,
-    python_environment,
-)
+from osmosis_ai.process_environment import PACKAGE_PREFIXES, chosen, python_environment
 from osmosis_ai.processes import ChildProcess
 from osmosis_ai.processes.privacy import DEBUGGABLE_ENV
 from osmosis_ai.sandbox import CGROUP_ENV, ISOLATION_ENV, NETWORK_ENV, prepare_control
 
+StartWorker = Callable[[Assignment], ChildProcess]
 PLATFORM_URL, ASSIGNMENT = "platform_url", "assignment"
 """What a worker receives through a pipe."""
 HAS_BUCKET_KEYS = "_OSMOSIS_HAS_BUCKET_KEYS"
@@ -41,23 +37,6 @@ LEARNER_LOST = 77
 """A process of a distributed training died."""
 UNREACHABLE = 78
 """The platform was unreachable when the shard was to be closed."""
-
-
-class WorkerProcess(Protocol):
-    """A worker that was started (:class:`~osmosis_ai.processes.ChildProcess`)."""
-
-    @property
-    def pid(self) -> int: ...
-
-    def poll(self) -> int | None: ...
-
-    def kill(self) -> None: ...
-
-
-class StartWorker(Protocol):
-    """Starts the worker of a claimed shard."""
-
-    def __call__(self, assignment: Assignment) -> WorkerProcess: ...
 
 
 class WorkerStarter:
@@ -79,7 +58,7 @@ class WorkerStarter:
         if cpus is not None:
             self._more[CPUS] = str(cpus)
 
-    def __call__(self, assignment: Assignment) -> WorkerProcess:
+    def __call__(self, assignment: Assignment) -> ChildProcess:
         """Start the worker of a claimed shard."""
         directory = WorkingDirectory(self._config.runs_dir, assignment.shard.id)
         directory.create()

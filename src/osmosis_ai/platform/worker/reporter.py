@@ -2,7 +2,7 @@
 
 One thread calls ``sync``: at the interval that the platform sets, and at once when the first record or the end is to be
 reported. Another thread prepares what is sent. It reads the engine's journal and adds each attempt's files: a small
-conversation travels with the lines, larger files and artifacts are uploaded first. So every accepted line has its files,
+conversation travels with the line, larger files and artifacts are uploaded first. So every accepted line has its files,
 and while the store is unavailable the lease is kept all the same. Lines are repeated until the platform has acknowledged
 them.
 """
@@ -13,16 +13,16 @@ import hashlib
 import math
 import os
 import threading
-import time
 import traceback
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from io import BytesIO
+from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TypeVar
+from typing import IO, Any, Literal, NamedTuple, TypeVar
 
 import orjson
 from pydantic import SecretStr
@@ -33,7 +33,6 @@ from osmosis_ai.api.wire.workers import (
     LARGEST_FILE_BYTES,
     LARGEST_INLINE_BYTES,
     MOST_FILES,
-    MOST_WANTED,
     AgentPlace,
     Assignment,
     FinishRequest,
@@ -58,7 +57,7 @@ from osmosis_ai.evaluation.attempt_files import (
     read_diagnostics,
     stored_conversations,
 )
-from osmosis_ai.evaluation.journal import JournalCorruptionError, committed_lines, replay
+from osmosis_ai.evaluation.journal import JournalCorruptionError, replay
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.files import open_regular, remove_tree
 from osmosis_ai.platform.clock import Clock
@@ -78,10 +77,12 @@ from osmosis_ai.platform.worker.client import (
 )
 from osmosis_ai.redaction import Redactor, clean_json
 
+Event = Literal["round", "stop", "lost", "refused", "cut_off"]
+"""An exchange begins; the shard must end; another worker has the shard, or the run has ended; the platform refuses the
+worker's lease or release; or it has not answered for the term of the lease."""
 Answer = TypeVar("Answer")
 _ROUND_S = 0.1
-_MOST_PARCEL_LINES = 200
-_MOST_PARCEL_BYTES = 1 << 20
+_MOST_LINES_AT_ONCE = 200
 _MOST_WAITING_BYTES = 16 << 20
 """Of parcels that wait to be sent: everything else waits on the disk."""
 _MOST_EXCHANGE_BYTES = 3 << 20
@@ -92,115 +93,93 @@ _MOST_LOG_LINES, _MOST_LOG_BYTES = 500, 160 << 10
 _MOST_ARTIFACTS_AT_ONCE = 32
 _PATIENCE_S = 60.0
 """How long the end of a shard waits at least for an unreachable platform."""
-_LONGEST_PAUSE_S = 5.0
 _EXPLAINED_AFTER_S = 10.0
 """After this the run's log says why its samples are not counted yet."""
 _TRIAL_KEPT_S = 3.0
 """How long an attempt's directory is kept after it was reported: its server may still write a version of its own."""
-_WAITS = Waits((0.25, 1.0))
+_WAITS = Waits((0.25, 0.5, 1.0, 2.0))
 _INTERRUPTED = (LeaseLostError, CredentialRefusedError)
+
+
+class _Attempt(NamedTuple):
+    rollout_id: str
+    row_index: int
+    run_index: int
+    source_row_index: int | None
+
+    @property
+    def name(self) -> str:
+        return item_name(self.row_index, self.run_index)
 
 
 @dataclass
 class _Parcel:
-    """Lines of the journal, with the files of their attempts; without lines, files that replace earlier ones."""
+    """What is reported at once: files of an attempt, and its line of the journal unless it has been reported before.
+
+    ``size`` is roughly its bytes in the body of an exchange.
+    """
 
     offset: int
-    end: int
-    lines: str = ""
+    line: bytes = b""
+    attempt: _Attempt | None = None
     files: list[RunFilePart] = field(default_factory=list)
     sent: list[SentUpload] = field(default_factory=list)
-    trials: list[str] = field(default_factory=list)
     size: int = 0
-    """Roughly its bytes in the body of an exchange."""
-
-
-@dataclass
-class _Message:
-    """What one exchange reports."""
-
-    fields: dict[str, Any]
-    parcels: int = 0
-    log_lines: int = 0
-    is_full: bool = False
 
 
 class Reporter:
-    """Reports about one shard.
-
-    Args:
-        on_stop: Called when the shard must end.
-        on_lost: Called when another worker has the shard, or the run has ended.
-        on_refused: Called when the platform refuses the worker's lease or release.
-        on_cut_off: Called when the platform has not answered for the term of the lease.
-        on_round: Called before each exchange.
-    """
+    """Reports about one shard; ``notify`` is called with events."""
 
     def __init__(
-        self,
-        client: WorkerClient,
-        assignment: Assignment,
-        redactor: Redactor,
-        clock: Clock,
-        *,
-        on_stop: Callable[[], None],
-        on_lost: Callable[[], None],
-        on_refused: Callable[[], None],
-        on_cut_off: Callable[[], None],
-        on_round: Callable[[], None] = lambda: None,
+        self, client: WorkerClient, assignment: Assignment, clock: Clock, notify: Callable[[Event], None]
     ) -> None:
         self._client = client
         self.assignment = assignment
-        self.redactor = redactor
+        self.redactor = Redactor([value.get_secret_value() for value in assignment.secrets.values()])
         self._clock = clock
-        self._on_stop, self._on_lost = on_stop, on_lost
-        self._on_refused, self._on_cut_off, self._on_round = on_refused, on_cut_off, on_round
+        self._notify = notify
         self._lock = threading.Lock()
         self._exchanging = threading.Lock()
         """Held from choosing what is reported until it is acknowledged: the end of a shard reports next to the thread."""
         self._answered_at = clock.monotonic()
-        self._term_s = assignment.lease.term_s
+        self.term_s = assignment.lease.term_s
+        """How long the lease lasts from each answer, in seconds."""
         self._next_poll_s = assignment.next_poll_s
         self.stop_requested = False
-        self._is_cut_off = False
-        # What is to be reported; lines of the log are removed when they have been accepted.
+        self._is_cut_off = self._has_asked_to_stop = False
+        # To be reported, and removed when it has been accepted.
         self._log: deque[LogLine] = deque()
         self._log_sent = 0
         self._facts: dict[str, Any] = {}
-        self._facts_sent: dict[str, Any] = {}
         self._parcels: deque[_Parcel] = deque()
+        self._waiting_bytes = 0
         self._tasks: deque[Callable[[], None]] = deque()
-        # The engine's files, and how far they have been read.
+        # The engine's files, and how far the collecting thread has read them.
         self._directory: RunDirectory | None = None
         self._keeps_files = True
         self._read_to = assignment.shard.journal_bytes
+        self._rewind_to: int | None = None
         self._conversations_read = 0
         self._conversations: dict[str, tuple[int, int]] = {}
-        self._reported: dict[str, TerminalRecord] = {}
+        self._reported: dict[str, _Attempt] = {}
+        # Reported attempts with a newer conversation or with diagnostics, which their server may write last.
         self._late: dict[str, None] = {}
-        # Rollouts that were reported without diagnostics, which their server may write last.
         self._undiagnosed: set[str] = set()
-        self._rewinds = 0
         self._trials: deque[tuple[float, str]] = deque()
-        self._waiting_since: float | None = None
-        self._has_explained = False
         self.damage: JournalCorruptionError | None = None
         self.failure: Exception | None = None
-        self.refusal: PlatformError | None = None
         self._is_closing = self._has_ended = False
         self._sync_now, self._collect_now = threading.Event(), threading.Event()
-        self._threads = [
-            threading.Thread(target=self._keep_syncing, name="sync", daemon=True),
-            threading.Thread(target=self._keep_collecting, name="collect", daemon=True),
-        ]
+        self._syncing = threading.Thread(target=self._keep_syncing, name="sync", daemon=True)
+        self._collecting = threading.Thread(target=self._keep_collecting, name="collect", daemon=True)
 
     # -- what the worker reports -----------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin: the first exchange tells whether the shard must end."""
         self._sync_now.set()
-        for thread in self._threads:
-            thread.start()
+        self._syncing.start()
+        self._collecting.start()
 
     def follow(self, directory: RunDirectory) -> None:
         """Report the engine's journal and the files of its attempts from now on."""
@@ -218,8 +197,9 @@ class Reporter:
 
     def know(self, **facts: Any) -> None:
         """Report facts of the run: fields of a :class:`SyncRequest`."""
-        for name, value in facts.items():
-            self._facts[name] = storable(self.redactor.text(value)) if isinstance(value, str) else value
+        with self._lock:
+            for name, value in facts.items():
+                self._facts[name] = storable(self.redactor.text(value)) if isinstance(value, str) else value
 
     def later(self, task: Callable[[], None]) -> None:
         """Call ``task`` in the collecting thread, after those before it."""
@@ -230,13 +210,11 @@ class Reporter:
         """Report everything there is, and stop collecting; blocking. Raises what keeps it from being reported."""
         self._is_closing = True
         self._collect_now.set()
-        collecting = self._threads[1]
-        if collecting.is_alive() and collecting is not threading.current_thread():
-            collecting.join()
+        if self._collecting.is_alive() and self._collecting is not threading.current_thread():
+            self._collecting.join()
         if isinstance(self.failure, _INTERRUPTED):
             raise self.failure
-        self._patiently(self._collect_all)
-        while self._patiently(self._flush_some):
+        while self.insist(self._flush_some, lasting_s=max(_PATIENCE_S, 4 * self.term_s)):
             pass
 
     def close(self) -> None:
@@ -244,26 +222,12 @@ class Reporter:
         self._has_ended = True
         self._sync_now.set()
 
-    def finish(
-        self, outcome: Literal["finished", "failed"], error: str | None = None, note: str | None = None
-    ) -> ShardClosed:
-        """End the shard."""
+    def end(self, request: FinishRequest | ReleaseRequest) -> ShardClosed:
+        """Finish the shard, or release it for another worker."""
         self.close()
-        request = FinishRequest(outcome=outcome, error=error, note=note)
-        return self._client.finish(self._shard_id, self._lease, request, lasting_s=self._term_s)
-
-    def release(self, reason: str | None = None, *, counts: bool = False, unfit: bool = False) -> ShardClosed:
-        """Return the shard for another worker."""
-        self.close()
-        request = ReleaseRequest(reason=reason, counts=counts, unfit=unfit)
-        return self._client.release(self._shard_id, self._lease, request, lasting_s=self._term_s)
+        return self._client.end(*self._shard, request, lasting_s=self.term_s)
 
     # -- the lease -------------------------------------------------------------------------------------
-
-    @property
-    def term_s(self) -> float:
-        """How long the lease lasts from each answer, in seconds."""
-        return self._term_s
 
     def silence_s(self) -> float:
         """Return for how long the platform has not answered, in seconds."""
@@ -271,44 +235,47 @@ class Reporter:
 
     def has_expired(self) -> bool:
         """Whether the lease has expired, as far as this machine knows."""
-        return self.silence_s() >= self._term_s
+        return self.silence_s() >= self.term_s
 
     @property
-    def _shard_id(self) -> str:
-        return self.assignment.shard.id
-
-    @property
-    def _lease(self) -> SecretStr:
-        return self.assignment.lease.token
+    def _shard(self) -> tuple[str, SecretStr]:
+        return self.assignment.shard.id, self.assignment.lease.token
 
     def sync(self, **fields: Any) -> SyncReply:
         """Exchange these fields of a :class:`SyncRequest`; tried once."""
         asked_at = self._clock.monotonic()
         # There is time to try again before the lease expires.
-        left_s = self._term_s - self.silence_s()
-        timeout_s = min(self._term_s / 3, max(1.0, left_s)) if left_s > 0 else max(1.0, self._term_s / 6)
-        reply = self._client.sync(self._shard_id, self._lease, SyncRequest(**fields), timeout_s=timeout_s)
+        left_s = self.term_s - self.silence_s()
+        timeout_s = min(self.term_s / 3, max(1.0, left_s)) if left_s > 0 else max(1.0, self.term_s / 6)
+        reply = self._client.sync(*self._shard, SyncRequest(**fields), timeout_s=timeout_s)
         with self._lock:
             # A lease counts from when it was asked for: the reply may have taken long.
             self._answered_at = max(self._answered_at, asked_at)
-            self._term_s, self._next_poll_s = reply.term_s, min(reply.next_poll_s, reply.term_s / 3)
+            self.term_s, self._next_poll_s = reply.term_s, min(reply.next_poll_s, reply.term_s / 3)
             self._is_cut_off = False
-            is_new = reply.stop and not self.stop_requested
             self.stop_requested = self.stop_requested or reply.stop
-        if is_new:
-            self._on_stop()
+        if reply.stop:
+            self._ask_to_stop()
         return reply
 
-    def insist(self, call: Callable[[], Answer]) -> Answer:
-        """Return what ``call`` does, repeated while the platform is unreachable for less than a lease."""
+    def _ask_to_stop(self) -> None:
+        with self._lock:
+            is_new, self._has_asked_to_stop = not self._has_asked_to_stop, True
+        if is_new:
+            self._notify("stop")
+
+    def insist(self, call: Callable[[], Answer], *, lasting_s: float | None = None) -> Answer:
+        """Return what ``call`` does, repeated while the platform is unreachable, by default for less than a lease."""
 
         def attempt() -> Answer:
             try:
                 return call()
-            except PlatformUnreachableError as error:
-                raise Transient(error) from None
+            except OsmosisError as error:
+                if error.is_infrastructure or isinstance(error, (JournalOffsetError, UploadGoneError)):
+                    raise Transient(error) from None
+                raise
 
-        return _WAITS.lasting(self._term_s).run(attempt)
+        return _WAITS.lasting(self.term_s if lasting_s is None else lasting_s).run(attempt)
 
     def find_agent(self) -> AgentPlace | None:
         """Return where the run's remote agent is served now."""
@@ -316,25 +283,22 @@ class Reporter:
 
     def fetch(self, download: InputDownload, target: Path) -> None:
         """Download an input to a file."""
-        self._client.fetch(download, target, lasting_s=self._term_s)
+        self._client.fetch(download, target, lasting_s=self.term_s)
 
     def fetch_journal(self, target: Path) -> None:
         """Download the stored journal of the shard."""
-        most = self.assignment.shard.journal_bytes
-        self._client.journal(self._shard_id, self._lease, target, most_bytes=most)
+        self._client.journal(*self._shard, target, most_bytes=self.assignment.shard.journal_bytes)
 
     def upload(self, blobs: Sequence[OutgoingBlob]) -> list[SentUpload]:
-        """Upload blobs; the result belongs into ``sent`` of the exchange that names them."""
-        sent: list[SentUpload] = []
-        for start in range(0, len(blobs), MOST_WANTED):
-            some = blobs[start : start + MOST_WANTED]
-            wanted = [WantedUpload(name=each.name, size=each.size, sha256=each.sha256) for each in some]
-            granted = {grant.name: grant for grant in self.sync(wanted=wanted).uploads}
-            if missing := [each.name for each in some if each.name not in granted]:
-                raise PlatformUnreachableError(f"the platform did not say where to upload `{missing[0]}`.")
-            pairs = [(each, granted[each.name]) for each in some]
-            sent += self._client.send_all(pairs, lasting_s=self._term_s)
-        return sent
+        """Upload blobs, at most :data:`MOST_WANTED`; the exchange that names them has the result in ``sent``."""
+        wanted = [WantedUpload(name=each.name, size=each.size, sha256=each.sha256) for each in blobs]
+        granted = {grant.name: grant for grant in self.sync(wanted=wanted).uploads}
+        if missing := [each.name for each in blobs if each.name not in granted]:
+            raise PlatformUnreachableError(f"the platform did not return where to upload `{missing[0]}`.")
+        pairs = [(each, granted[each.name]) for each in blobs]
+        return self._client.send_all(pairs, lasting_s=self.term_s)
+
+    # -- exchanges -------------------------------------------------------------------------------------
 
     def _keep_syncing(self) -> None:
         next_at = 0.0
@@ -343,85 +307,80 @@ class Reporter:
             self._sync_now.clear()
             if self._has_ended:
                 return
-            self._on_round()
+            self._notify("round")
             try:
-                with self._exchanging:
-                    message = self._next_message()
-                    self._exchange(message)
-                next_at = self._clock.monotonic() + (0.0 if message.is_full else self._next_poll_s)
+                is_full = self._exchange()
+                next_at = self._clock.monotonic() + (0.0 if is_full else self._next_poll_s)
             except LeaseLostError:
                 if not self._has_ended:
                     self._has_ended = True
-                    self._on_lost()
+                    self._notify("lost")
             except CredentialRefusedError as error:
                 self._has_ended, self.failure = True, error
-                self._on_refused()
+                self._notify("refused")
             except Exception as error:  # the edge of this thread, without which the lease would expire
                 self._note_failure(error)
                 if isinstance(error, PlatformError) and error.platform_code is not None:
-                    self._end_refused(error)
-                next_at = self._clock.monotonic() + min(1.0, self._term_s / 6)
+                    # What the platform refuses, it refuses again: the work ends, and the lease is kept until then.
+                    with suppress(OsmosisError):
+                        self.sync()
+                    self._ask_to_stop()
+                next_at = self._clock.monotonic() + min(1.0, self.term_s / 6)
             if self.has_expired() and not self._is_cut_off:
                 self._is_cut_off = True
-                self._on_cut_off()
+                self._notify("cut_off")
 
-    def _end_refused(self, error: PlatformError) -> None:
-        """End the work, because a report that the platform refuses is refused again; the lease is kept until then."""
-        with suppress(OsmosisError):
-            self.sync()
-        if self.refusal is None:
-            self.refusal = error
-            self._on_stop()
-
-    def _exchange(self, message: _Message) -> None:
-        try:
-            self.sync(**message.fields)
-        except JournalOffsetError as error:
-            self._rewind(error.stored)
-            raise
-        except UploadGoneError:
-            self._rewind(self._parcels[0].offset if self._parcels else self._read_to)
-            raise
-        with self._lock:
-            self._log_sent += message.log_lines
-            for _ in range(message.log_lines):
-                self._log.popleft()
-            self._facts_sent |= {name: message.fields[name] for name in self._facts if name in message.fields}
-            done = [self._parcels.popleft() for _ in range(min(message.parcels, len(self._parcels)))]
+    def _exchange(self) -> bool:
+        """Report what is new; return whether it did not all fit."""
+        with self._exchanging:
+            log = self._next_log()
+            with self._lock:
+                parcels, facts = self._next_parcels(), dict(self._facts)
+                is_full = len(parcels) < len(self._parcels) or len(log) == _MOST_LOG_LINES
+            fields = dict(facts)
+            if log:
+                fields["log"] = LogPart(first=self._log_sent, lines=log)
+            if parcels:
+                fields["files"] = [part for parcel in parcels for part in parcel.files]
+                fields["sent"] = [each for parcel in parcels for each in parcel.sent]
+            if lines := [parcel for parcel in parcels if parcel.line]:
+                content = b"".join(parcel.line for parcel in lines).decode()
+                fields["journal"] = JournalPart(offset=lines[0].offset, lines=content)
+            try:
+                self.sync(**fields)
+            except JournalOffsetError as error:
+                self._rewind(error.stored)
+                raise
+            except UploadGoneError:
+                self._rewind(parcels[0].offset if parcels else self._read_to)
+                raise
             now = self._clock.monotonic()
-            self._trials.extend((now, trial) for parcel in done for trial in parcel.trials)
-            if done:
-                self._waiting_since = now if self._parcels else None
-        if done:
-            self._collect_now.set()
-
-    def _next_message(self) -> _Message:
-        message = _Message({})
-        fields = message.fields
-        with self._lock:
-            parcels, size, files = list[_Parcel](), 0, 0
-            for parcel in self._parcels:
-                size += parcel.size
-                files += max(len(parcel.files), len(parcel.sent))
-                if parcels and (size > _MOST_EXCHANGE_BYTES or files > _MOST_EXCHANGE_FILES):
-                    message.is_full = True
-                    break
-                parcels.append(parcel)
+            with self._lock:
+                for _ in log:
+                    self._log.popleft()
+                self._log_sent += len(log)
+                for name, value in facts.items():
+                    if self._facts[name] == value:
+                        del self._facts[name]
+                for parcel in parcels:
+                    self._parcels.popleft()
+                    self._waiting_bytes -= parcel.size
+                    if parcel.attempt is not None:
+                        self._trials.append((now, parcel.attempt.rollout_id))
         if parcels:
-            message.parcels = len(parcels)
-            with_lines = [parcel for parcel in parcels if parcel.lines]
-            if with_lines:
-                lines = "".join(parcel.lines for parcel in with_lines)
-                fields["journal"] = JournalPart(offset=with_lines[0].offset, lines=lines)
-            fields["files"] = [part for parcel in parcels for part in parcel.files]
-            fields["sent"] = [each for parcel in parcels for each in parcel.sent]
-        if lines_of_log := self._next_log():
-            message.log_lines = len(lines_of_log)
-            message.is_full = message.is_full or len(lines_of_log) == _MOST_LOG_LINES
-            fields["log"] = LogPart(first=self._log_sent, lines=lines_of_log)
-        known = dict(self._facts)
-        fields |= {name: value for name, value in known.items() if self._facts_sent.get(name) != value}
-        return message
+            self._collect_now.set()
+        return is_full
+
+    def _next_parcels(self) -> list[_Parcel]:
+        """Return the parcels that fit into an exchange, at least one."""
+        parcels, size, files = list[_Parcel](), 0, 0
+        for parcel in self._parcels:
+            size += parcel.size
+            files += max(1, len(parcel.files), len(parcel.sent))
+            if parcels and (size > _MOST_EXCHANGE_BYTES or files > _MOST_EXCHANGE_FILES):
+                break
+            parcels.append(parcel)
+        return parcels
 
     def _next_log(self) -> list[WorkerLogLine]:
         lines: list[WorkerLogLine] = []
@@ -444,333 +403,235 @@ class Reporter:
             lines.append(sent)
         return lines
 
+    def _rewind(self, stored: int) -> None:
+        """Report again from byte ``stored`` of the journal; the collecting thread reads from there."""
+        with self._lock:
+            for parcel in self._parcels:
+                if not parcel.line and parcel.attempt is not None:
+                    self._late[parcel.attempt.rollout_id] = None
+            self._parcels.clear()
+            self._waiting_bytes = 0
+            self._rewind_to = stored
+        self._collect_now.set()
+
     # -- collecting ------------------------------------------------------------------------------------
 
     def _keep_collecting(self) -> None:
+        failing_since: float | None = None
+        has_explained = False
         while not self._is_closing:
+            began = self._clock.monotonic()
+            is_busy = False
             try:
                 is_busy = self._collect_some()
+                failing_since = None
             except _INTERRUPTED as error:
                 self.failure = error
                 return
             except Exception as error:  # the edge of this thread: everything is tried again, nothing is lost
                 self._note_failure(error)
-                self._explain_wait(error)
-                is_busy = False
+                failing_since = began if failing_since is None else failing_since
+                has_records = self._directory is not None and self._directory.events.exists()
+                is_long = self._clock.monotonic() - failing_since >= _EXPLAINED_AFTER_S
+                if has_records and is_long and not has_explained:
+                    has_explained = True
+                    message = f"finished attempts are counted later, once their files are stored: {error}"
+                    self.log(LogLine(message, level="warning", step="files"))
             if not is_busy:
                 self._collect_now.wait(_ROUND_S if self._directory is not None else 1.0)
                 self._collect_now.clear()
-
-    def _collect_some(self) -> bool:
-        """Prepare some of what is new; return whether there may be more."""
-        while self._tasks:
-            self._tasks[0]()
-            self._tasks.popleft()
-        if self._remove_trials():
-            return True
-        with self._lock:
-            waiting = sum(parcel.size for parcel in self._parcels)
-        if self._directory is None or self.damage is not None or waiting > _MOST_WAITING_BYTES:
-            return False
-        parcel = self._next_parcel(self._directory)
-        if parcel is None:
-            return False
-        with self._lock:
-            is_first = parcel.offset == self.assignment.shard.journal_bytes
-            self._parcels.extend(_split(parcel))
-            self._waiting_since = self._waiting_since or self._clock.monotonic()
-        if is_first and parcel.lines:
-            self._sync_now.set()
-        return True
-
-    def _collect_all(self) -> bool:
-        while self._collect_some():
-            if sum(parcel.size for parcel in self._parcels) > _MOST_WAITING_BYTES:
-                self._flush_some()
-        return False
-
-    def _flush_some(self) -> bool:
-        with self._exchanging:
-            message = self._next_message()
-            if message.fields:
-                self._exchange(message)
-        return bool(message.fields) or self._collect_some()
-
-    def _patiently(self, call: Callable[[], bool]) -> bool:
-        """Return what ``call`` does, repeated until the platform has been away for long."""
-        pause_s, waiting = 0.25, threading.Event()
-        until = time.monotonic() + max(_PATIENCE_S, 4 * self._term_s)
-        while True:
-            try:
-                return call()
-            except _INTERRUPTED:
-                raise
-            except OsmosisError as error:
-                is_passing = error.is_infrastructure or isinstance(
-                    error, (JournalOffsetError, UploadGoneError)
-                )
-                if not is_passing or time.monotonic() >= until:
-                    raise
-            waiting.wait(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-
-    def _rewind(self, stored: int) -> None:
-        """Report again from byte ``stored`` of the journal."""
-        with self._lock:
-            self._parcels.clear()
-            self._read_to = stored
-            # The conversations of lines that are read again.
-            self._conversations_read = 0
-            self._conversations.clear()
-            self._rewinds += 1
-            self._waiting_since = None
-        self._collect_now.set()
-
-    def _next_parcel(self, directory: RunDirectory) -> _Parcel | None:
-        rewinds, read_to = self._rewinds, self._read_to
-        parcel = _Parcel(read_to, read_to)
-        lines, records = self._read_lines(directory, parcel)
-        # A conversation is on the disk before its line.
-        self._read_conversations(directory, {record.rollout_id for record in records})
-        late, kept = list[str](), 0
-        for record in records:
-            self._add_files(directory, record, parcel)
-            kept += 1
-            if parcel.size >= _MOST_PARCEL_BYTES and kept < len(records):
-                # The rest is for the next parcel.
-                parcel.end -= sum(map(len, lines[kept:]))
-                break
-        for rollout_id in list(self._late):
-            if parcel.size >= _MOST_PARCEL_BYTES:
-                break
-            self._add_files(directory, self._reported[rollout_id], parcel, is_late=True)
-            late.append(rollout_id)
-        if not kept and not parcel.files:
-            return None
-        with self._lock:
-            if self._rewinds != rewinds:
-                return None
-            self._read_to = parcel.end
-            for record in records[:kept]:
-                self._reported[record.rollout_id] = record
-                self._conversations.pop(record.rollout_id, None)
-                parcel.trials.append(record.rollout_id)
-            for rollout_id in late:
-                self._conversations.pop(rollout_id, None)
-                self._late.pop(rollout_id, None)
-        parcel.lines = b"".join(lines[:kept]).decode()
-        return parcel
-
-    def _read_lines(
-        self, directory: RunDirectory, parcel: _Parcel
-    ) -> tuple[list[bytes], list[TerminalRecord]]:
-        """Read the next lines of the journal; adds their length to ``end`` of the parcel."""
-        lines: list[bytes] = []
-        records: list[TerminalRecord] = []
-        if directory.events.exists():
-            for offset, line in committed_lines(directory.events, parcel.offset):
-                try:
-                    records.append(TerminalRecord.from_line(line))
-                except ValueError:
-                    self.damage = _damage(directory, offset)
-                    break
-                lines.append(line)
-                parcel.end += len(line)
-                # JSON in a JSON string: its quotes and backslashes are escaped.
-                parcel.size += len(line) + line.count(b'"') + line.count(b"\\")
-                if len(lines) >= _MOST_PARCEL_LINES or parcel.size >= _MOST_PARCEL_BYTES:
-                    break
-        return lines, records
-
-    def _read_conversations(self, directory: RunDirectory, expected: set[str]) -> None:
-        """Index the conversations that were stored since the last time; those of reported attempts are late versions."""
-        stored = stored_conversations(directory.conversations, self._conversations_read)
-        for rollout_id, content, end in stored:
-            # A line ends with `}` and a newline after the conversation.
-            self._conversations[rollout_id] = (end - 2 - len(content), len(content))
-            self._conversations_read = end
-            if rollout_id in self._reported and rollout_id not in expected:
-                self._late[rollout_id] = None
-
-    def _add_files(
-        self, directory: RunDirectory, record: TerminalRecord, parcel: _Parcel, *, is_late: bool = False
-    ) -> None:
-        """Add the files of an attempt, or only its conversation if that is late; those that are too large are uploaded."""
-        if not self._keeps_files:
-            return
-        try:
-            self._add_conversation(directory, record, parcel)
-            if is_late:
-                return
-            self._add_artifacts(directory, record, parcel)
-            if not self._add_diagnostics(directory, record, parcel):
-                self._undiagnosed.add(record.rollout_id)
-        except UploadLimitError:
-            # The platform has said so on the run, whose records continue without files.
-            self._keeps_files = False
-
-    def _add_diagnostics(self, directory: RunDirectory, record: TerminalRecord, parcel: _Parcel) -> bool:
-        """Add the diagnostics of an attempt; return whether there are any."""
-        if not (diagnostics := read_diagnostics(directory, record.rollout_id)):
-            return False
-        path = diagnostics_path(record.row_index, record.run_index)
-        with suppress(ValueError):  # incomplete, or not JSON
-            self._add(parcel, path, "diagnostics", clean_json(diagnostics, self.redactor), record)
-        return True
-
-    def _add_conversation(self, directory: RunDirectory, record: TerminalRecord, parcel: _Parcel) -> None:
-        place = self._conversations.get(record.rollout_id)
-        if place is None:
-            return
-        with open_regular(directory.conversations) as file:
-            file.seek(place[0])
-            content = file.read(place[1])
-        try:
-            text = content.decode()
-            if self.redactor.text(text) != text:
-                content = clean_json(content, self.redactor)
-        except ValueError:
-            return
-        name = item_name(record.row_index, record.run_index)
-        self._add(parcel, f"trajectories/{name}.json", "trajectories", content, record)
-
-    def _add(self, parcel: _Parcel, path: str, kind: str, content: bytes, record: TerminalRecord) -> None:
-        part: dict[str, Any] = {
-            "path": path,
-            "kind": kind,
-            "size": len(content),
-            "source_row_index": record.source_row_index,
-        }
-        packed = zlib.compress(content, 6)
-        parcel.size += len(path) + _FILE_BYTES
-        if len(packed) <= LARGEST_INLINE_BYTES and len(content) <= LARGEST_FILE_BYTES:
-            parcel.files.append(RunFilePart(content=packed, **part))
-            parcel.size += len(packed) * 4 // 3
-            return
-        blob = _named(path, BytesIO(content))
-        parcel.sent += self.upload([blob])
-        parcel.files.append(RunFilePart(blob=blob.name, **part))
-
-    def _add_artifacts(self, directory: RunDirectory, record: TerminalRecord, parcel: _Parcel) -> None:
-        name = item_name(record.row_index, record.run_index)
-        trial = directory.trial(record.rollout_id)
-        # A rollout may have put a link in the place of its directory.
-        if trial.is_symlink() or not (trial / "artifacts").is_dir():
-            return
-        directory.artifacts.mkdir(parents=True, exist_ok=True)
-        copied = directory.artifacts / name
-        descriptor = os.open(trial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            left_out = copy_artifacts(directory.artifacts, name, dir_fd=descriptor)
-        finally:
-            os.close(descriptor)
-        if left_out:
-            shown = ", ".join(left_out[:5]) + (f" and {len(left_out) - 5} more" if len(left_out) > 5 else "")
-            where = f"row {record.row_index}, attempt {record.run_index}"
-            self.log(LogLine(f"{where}: artifacts left out: {shown}", level="warning", step="artifacts"))
-        found = [Path(folder, file) for folder, _, files in os.walk(copied) for file in sorted(files)]
-        for start in range(0, len(found), _MOST_ARTIFACTS_AT_ONCE):
-            self._upload_artifacts(
-                found[start : start + _MOST_ARTIFACTS_AT_ONCE], copied, name, record, parcel
-            )
-        remove_tree(copied)
-
-    def _upload_artifacts(
-        self, files: Sequence[Path], root: Path, name: str, record: TerminalRecord, parcel: _Parcel
-    ) -> None:
-        with ExitStack() as opened:
-            blobs: list[tuple[str, OutgoingBlob]] = []
-            for file in files:
-                raw = opened.enter_context(open_regular(file))
-                clean = opened.enter_context(clean_artifact(raw, self.redactor))
-                path = f"artifacts/{name}/{file.relative_to(root).as_posix()}"
-                blobs.append((path, _named(path, clean)))
-            parcel.sent += self.upload([blob for _, blob in blobs])
-        for path, blob in blobs:
-            parcel.files.append(
-                RunFilePart(
-                    path=path,
-                    kind="artifacts",
-                    size=blob.size,
-                    blob=blob.name,
-                    source_row_index=record.source_row_index,
-                )
-            )
-            parcel.size += len(path) + _FILE_BYTES
-
-    def _remove_trials(self) -> bool:
-        """Delete the directories of attempts that the platform has; return whether one has a late file to report first."""
-        directory = self._directory
-        if directory is None:
-            return False
-        # At the end of the shard, no server writes any more.
-        until = math.inf if self._is_closing else self._clock.monotonic() - _TRIAL_KEPT_S
-        while self._trials and self._trials[0][0] <= until:
-            rollout_id = self._trials[0][1]
-            late = _Parcel(self._read_to, self._read_to, trials=[rollout_id])
-            if rollout_id in self._undiagnosed and self._keeps_files:
-                with suppress(UploadLimitError):
-                    self._add_diagnostics(directory, self._reported[rollout_id], late)
-            self._undiagnosed.discard(rollout_id)
-            self._trials.popleft()
-            if late.files:
-                with self._lock:
-                    self._parcels.append(late)
-                return True
-            remove_tree(directory.trial(rollout_id))
-        return False
-
-    # -- failures --------------------------------------------------------------------------------------
 
     def _note_failure(self, error: Exception) -> None:
         if not isinstance(error, (OsmosisError, OSError)) and type(error) is not type(self.failure):
             traceback.print_exception(error)
         self.failure = error
 
-    def _explain_wait(self, error: Exception) -> None:
-        """Say once in the run's log why finished attempts are not counted yet."""
+    def _flush_some(self) -> bool:
+        """Report some of what there is; return whether there was anything."""
+        while self._collect_some():
+            pass
+        if not (self._parcels or self._log or self._facts):
+            return False
+        self._exchange()
+        return True
+
+    def _collect_some(self) -> bool:
+        """Prepare some of what is new; return whether there may be more."""
+        while self._tasks:
+            self._tasks[0]()
+            self._tasks.popleft()
         directory = self._directory
-        if self._has_explained or directory is None or not directory.events.exists():
-            return
-        now = self._clock.monotonic()
-        self._waiting_since = self._waiting_since or now
-        if now - self._waiting_since >= _EXPLAINED_AFTER_S:
-            self._has_explained = True
-            problem = error.message if isinstance(error, OsmosisError) else str(error)
-            message = f"finished attempts are counted later, once their files are stored: {problem}"
-            self.log(LogLine(message, level="warning", step="files"))
+        if directory is None:
+            return False
+        with self._lock:
+            if self._rewind_to is not None:
+                self._read_to, self._rewind_to = self._rewind_to, None
+        self._remove_trials(directory)
+        self._read_conversations(directory)
+        is_busy = False
+        for line, record in self._next_records(directory.events):
+            attempt = _Attempt(record.rollout_id, record.row_index, record.run_index, record.source_row_index)
+            if attempt.rollout_id not in self._conversations:
+                # A conversation is on the disk before its line.
+                self._read_conversations(directory)
+            if not self._add(self._parcels_of(directory, attempt, line)):
+                return True
+            is_busy = True
+        with self._lock:
+            late = [self._reported[rollout_id] for rollout_id in self._late]
+        for attempt in late:
+            if self._waiting_bytes > _MOST_WAITING_BYTES:
+                break
+            if not self._add(self._parcels_of(directory, attempt)):
+                return True
+            is_busy = True
+        return is_busy
 
-
-def _split(parcel: _Parcel) -> list[_Parcel]:
-    """Return a parcel in pieces that go into an exchange: completed uploads and files first, the lines last."""
-    pieces: list[_Parcel] = []
-    while max(len(parcel.files), len(parcel.sent)) > _MOST_EXCHANGE_FILES:
-        piece = _Parcel(parcel.offset, parcel.offset)
-        # Uploads before the files that name them.
-        if parcel.sent:
-            piece.sent, parcel.sent = parcel.sent[:_MOST_EXCHANGE_FILES], parcel.sent[_MOST_EXCHANGE_FILES:]
-        else:
-            piece.files, parcel.files = (
-                parcel.files[:_MOST_EXCHANGE_FILES],
-                parcel.files[_MOST_EXCHANGE_FILES:],
+    def _add(self, parcels: list[_Parcel]) -> bool:
+        """Let parcels be sent; return False if the journal must be read from another place first."""
+        for parcel in parcels:
+            # JSON in JSON escapes quotes and backslashes; Base64 is a third longer.
+            parcel.size = len(parcel.line) + parcel.line.count(b'"') + parcel.line.count(b"\\")
+            parcel.size += sum(
+                _FILE_BYTES + len(file.path) + len(file.content or b"") * 4 // 3 for file in parcel.files
             )
-        piece.size = sum(len(file.path) + _FILE_BYTES for file in piece.files)
-        parcel.size -= piece.size
-        pieces.append(piece)
-    return [*pieces, parcel]
+        last = parcels[-1]
+        assert last.attempt is not None
+        with self._lock:
+            if self._rewind_to is not None:
+                return False
+            is_first = bool(last.line) and self._read_to == self.assignment.shard.journal_bytes
+            self._read_to += len(last.line)
+            self._reported[last.attempt.rollout_id] = last.attempt
+            if not last.line:
+                self._late.pop(last.attempt.rollout_id)
+            self._parcels.extend(parcels)
+            self._waiting_bytes += sum(parcel.size for parcel in parcels)
+        if is_first:
+            self._sync_now.set()
+        return True
+
+    def _next_records(self, events: Path) -> Iterator[tuple[bytes, TerminalRecord]]:
+        """Yield the next lines of the journal while there is room for them."""
+        if self.damage is not None or not events.exists():
+            return
+        try:
+            for entry in islice(replay(events, self._read_to), _MOST_LINES_AT_ONCE):
+                if self._waiting_bytes > _MOST_WAITING_BYTES:
+                    return
+                yield entry.line, entry.record
+        except JournalCorruptionError as damage:
+            self.damage = damage
+
+    def _read_conversations(self, directory: RunDirectory) -> None:
+        """Find the conversations that were stored since the last time; those of reported attempts are late."""
+        stored = stored_conversations(directory.conversations, self._conversations_read)
+        for rollout_id, content, end in stored:
+            # A line ends with `}` and a newline after the conversation.
+            self._conversations[rollout_id] = (end - 2 - len(content), len(content))
+            self._conversations_read = end
+            if rollout_id in self._reported:
+                self._late[rollout_id] = None
+
+    def _remove_trials(self, directory: RunDirectory) -> None:
+        """Delete the directories of attempts that the platform has; late diagnostics are reported first."""
+        # At the end of the shard, no server writes any more.
+        until = math.inf if self._is_closing else self._clock.monotonic() - _TRIAL_KEPT_S
+        while self._trials and self._trials[0][0] <= until:
+            rollout_id = self._trials.popleft()[1]
+            if rollout_id in self._undiagnosed and read_diagnostics(directory, rollout_id):
+                self._late[rollout_id] = None
+            else:
+                remove_tree(directory.trial(rollout_id))
+            self._undiagnosed.discard(rollout_id)
+
+    # -- files -----------------------------------------------------------------------------------------
+
+    def _parcels_of(self, directory: RunDirectory, attempt: _Attempt, line: bytes = b"") -> list[_Parcel]:
+        """Return an attempt's files, and at last its line; without a line, only the files that may come late."""
+        parcel = _Parcel(self._read_to, line, attempt)
+        pieces: list[_Parcel] = []
+        if self._keeps_files:
+            try:
+                self._add_conversation(directory, attempt, parcel)
+                self._add_diagnostics(directory, attempt, parcel)
+                if line:
+                    self._add_artifacts(directory, attempt, pieces)
+            except UploadLimitError:
+                # The platform has reported this on the run, whose records continue without files.
+                self._keeps_files = False
+        return [*pieces, parcel]
+
+    def _add_conversation(self, directory: RunDirectory, attempt: _Attempt, parcel: _Parcel) -> None:
+        place = self._conversations.get(attempt.rollout_id)
+        if place is None:
+            return
+        with open_regular(directory.conversations) as file:
+            file.seek(place[0])
+            content = file.read(place[1])
+        with suppress(ValueError):  # not JSON
+            text = content.decode()
+            if self.redactor.text(text) != text:
+                content = clean_json(content, self.redactor)
+            self._add_file(parcel, attempt, f"trajectories/{attempt.name}.json", content)
+
+    def _add_diagnostics(self, directory: RunDirectory, attempt: _Attempt, parcel: _Parcel) -> None:
+        if diagnostics := read_diagnostics(directory, attempt.rollout_id):
+            path = diagnostics_path(attempt.row_index, attempt.run_index)
+            with suppress(ValueError):  # incomplete, or not JSON
+                self._add_file(parcel, attempt, path, clean_json(diagnostics, self.redactor))
+        elif parcel.line:
+            self._undiagnosed.add(attempt.rollout_id)
+
+    def _add_file(self, parcel: _Parcel, attempt: _Attempt, path: str, content: bytes) -> None:
+        """Add a file to a parcel, or upload it if it is too large; its kind is the first part of its path."""
+        packed = zlib.compress(content, 6)
+        if len(packed) > LARGEST_INLINE_BYTES or len(content) > LARGEST_FILE_BYTES:
+            self._upload_files(parcel, attempt, {path: BytesIO(content)})
+            return
+        self._add_part(parcel, attempt, path, len(content), content=packed)
+
+    def _upload_files(self, parcel: _Parcel, attempt: _Attempt, contents: Mapping[str, IO[bytes]]) -> None:
+        blobs = {path: _named(path, content) for path, content in contents.items()}
+        parcel.sent += self.upload(list(blobs.values()))
+        for path, blob in blobs.items():
+            self._add_part(parcel, attempt, path, blob.size, blob=blob.name)
+
+    def _add_part(self, parcel: _Parcel, attempt: _Attempt, path: str, size: int, **where: Any) -> None:
+        kind, row = path.partition("/")[0], attempt.source_row_index
+        parcel.files.append(RunFilePart(path=path, kind=kind, size=size, source_row_index=row, **where))
+
+    def _add_artifacts(self, directory: RunDirectory, attempt: _Attempt, pieces: list[_Parcel]) -> None:
+        trial = directory.trial(attempt.rollout_id)
+        # A rollout may have put a link in the place of its directory.
+        if trial.is_symlink() or not (trial / "artifacts").is_dir():
+            return
+        directory.artifacts.mkdir(parents=True, exist_ok=True)
+        copied = directory.artifacts / attempt.name
+        descriptor = os.open(trial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            left_out = copy_artifacts(directory.artifacts, attempt.name, dir_fd=descriptor)
+        finally:
+            os.close(descriptor)
+        if left_out:
+            shown = ", ".join(left_out[:5]) + (f" and {len(left_out) - 5} more" if len(left_out) > 5 else "")
+            where = f"row {attempt.row_index}, attempt {attempt.run_index}"
+            self.log(LogLine(f"{where}: artifacts left out: {shown}", level="warning", step="artifacts"))
+        found = [Path(folder, file) for folder, _, files in os.walk(copied) for file in sorted(files)]
+        for start in range(0, len(found), _MOST_ARTIFACTS_AT_ONCE):
+            pieces.append(_Parcel(self._read_to))
+            with ExitStack() as opened:
+                contents: dict[str, IO[bytes]] = {}
+                for file in found[start : start + _MOST_ARTIFACTS_AT_ONCE]:
+                    raw = opened.enter_context(open_regular(file))
+                    path = f"artifacts/{file.relative_to(directory.artifacts).as_posix()}"
+                    contents[path] = opened.enter_context(clean_artifact(raw, self.redactor))
+                self._upload_files(pieces[-1], attempt, contents)
+        remove_tree(copied)
 
 
-def _named(path: str, content: BinaryIO) -> OutgoingBlob:
+def _named(path: str, content: IO[bytes]) -> OutgoingBlob:
     """Return a file as a blob whose name is derived from its path and content."""
     measured = OutgoingBlob.of("", content)
     digest = hashlib.sha256(f"{path}\0{measured.sha256}".encode()).hexdigest()
     return replace(measured, name=f"files/{digest}")
-
-
-def _damage(directory: RunDirectory, offset: int) -> JournalCorruptionError:
-    try:
-        for _ in replay(directory.events, offset):
-            pass
-    except JournalCorruptionError as error:
-        return error
-    return JournalCorruptionError(f"'{directory.events}' has a line that is not a record.")

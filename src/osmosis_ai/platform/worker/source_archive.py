@@ -18,11 +18,11 @@ _MOST_ENTRIES = 1_000_000
 
 
 class SourceArchiveError(OsmosisError):
-    """The archive of a commit is none, or holds what no checkout may have."""
+    """The archive of a commit is invalid."""
 
 
 def unpack_source(archive: Path, target: Path) -> None:
-    """Replace ``target`` by what an archive (tar, gzip) holds, whole or not at all."""
+    """Replace ``target`` by the files of an archive (tar, gzip), all or none."""
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -30,19 +30,17 @@ def unpack_source(archive: Path, target: Path) -> None:
         with tarfile.open(archive, "r:gz") as files:
             _unpack(files, partial)
     except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
         name = os.path.relpath(error.filename or target, partial)
         raise SourceArchiveError(
             f"two paths of the commit are the same file on this machine: {name!r}."
         ) from None
     except (tarfile.TarError, EOFError, UnicodeError, ValueError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
         raise SourceArchiveError(f"the archive of the run's commit cannot be read: {error}.") from None
-    except BaseException:
+    else:
+        shutil.rmtree(target, ignore_errors=True)
+        partial.rename(target)
+    finally:
         shutil.rmtree(partial, ignore_errors=True)
-        raise
-    shutil.rmtree(target, ignore_errors=True)
-    partial.rename(target)
 
 
 def _unpack(files: tarfile.TarFile, root: Path) -> None:
@@ -72,7 +70,7 @@ def _write(files: tarfile.TarFile, entry: tarfile.TarInfo, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     mode = 0o755 if entry.mode & 0o100 else 0o644
     content = files.extractfile(entry)
-    assert content is not None  # of a regular file there is
+    assert content is not None  # a regular file has content
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     with os.fdopen(descriptor, "wb") as file:
         shutil.copyfileobj(content, file)

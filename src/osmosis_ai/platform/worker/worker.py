@@ -16,29 +16,22 @@ import socket
 import sys
 import threading
 import traceback
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from osmosis_ai import event_loop
 from osmosis_ai.api.http_errors import PlatformError
-from osmosis_ai.api.wire.workers import Assignment
+from osmosis_ai.api.wire.workers import Assignment, FinishRequest, ReleaseRequest
 from osmosis_ai.config.execution import read_execution
-from osmosis_ai.errors import OsmosisError
+from osmosis_ai.errors import OsmosisError, with_causes
 from osmosis_ai.evaluation.journal import JournalCorruptionError
 from osmosis_ai.files import is_disk_full
 from osmosis_ai.platform.clock import SystemClock
-from osmosis_ai.platform.config import from_environment
+from osmosis_ai.platform.config import PlatformConfig, from_environment
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.runs.lifecycle import LeaseLostError
-from osmosis_ai.platform.worker.client import (
-    CredentialRefusedError,
-    PlatformUnreachableError,
-    StoreAwayError,
-    WorkerClient,
-)
-from osmosis_ai.platform.worker.containment import RunContainment
+from osmosis_ai.platform.worker.client import CredentialRefusedError, PlatformUnreachableError, WorkerClient
 from osmosis_ai.platform.worker.directory import WorkingDirectory
 from osmosis_ai.platform.worker.evaluation import EvalWork
-from osmosis_ai.platform.worker.inputs import RunInputs
 from osmosis_ai.platform.worker.process import (
     ASSIGNMENT,
     BUSY,
@@ -49,9 +42,9 @@ from osmosis_ai.platform.worker.process import (
     PLATFORM_URL,
     UNREACHABLE,
 )
-from osmosis_ai.platform.worker.reporter import Reporter
+from osmosis_ai.platform.worker.reporter import Event, Reporter
 from osmosis_ai.platform.worker.training import TrainingWork
-from osmosis_ai.platform.worker.work import Interrupt, Prepared, Work, WorkResult, one_sentence
+from osmosis_ai.platform.worker.work import Interrupt, ShardEnd, Work, failed, one_sentence
 from osmosis_ai.processes import disable_inspection, lower_priority, take_private_variables, watch_parent
 
 _LOCK_WAIT_S = 10.0
@@ -69,29 +62,20 @@ class Worker:
         self,
         client: WorkerClient,
         assignment: Assignment,
-        inputs: RunInputs,
+        config: PlatformConfig,
         directory: WorkingDirectory,
+        *,
+        has_bucket_keys: bool = False,
+        cpus: float | None = None,
     ) -> None:
         self._directory = directory
+        self._run = assignment.run
         self._interrupt = Interrupt(self._outlast)
         self._is_leaving = self._is_refused = self._was_cut_off = self._is_done = False
         self._away_s = 0.0
-        self._reporter = inputs.reporter = Reporter(
-            client,
-            assignment,
-            inputs.redactor,
-            SystemClock(),
-            on_stop=self._stop,
-            on_lost=_end_at_once,
-            on_refused=self._refuse,
-            on_cut_off=self._cut_off,
-            on_round=directory.touch,
-        )
-        works: dict[str, type[Work[Any]]] = {"eval": EvalWork, "training": TrainingWork}
-        self._run = assignment.run
-        self._work = works[assignment.run.kind](inputs, self._reporter, directory)
-        self._dataset = directory.dataset(assignment.dataset_extension)
-        self._containment: RunContainment | None = None
+        self._reporter = Reporter(client, assignment, SystemClock(), self._handle)
+        work = EvalWork if self._run.kind == "eval" else TrainingWork
+        self._work: Work = work(config, self._reporter, directory, has_bucket_keys=has_bucket_keys, cpus=cpus)
         self._closing = threading.Lock()
 
     def leave(self) -> None:
@@ -106,19 +90,20 @@ class Worker:
         reporter.start()
         try:
             try:
-                result = self._result()
+                end = self._do_work()
             finally:
                 self._is_done = True
-            if self._containment is not None and (line := self._containment.refusals) is not None:
+            containment = self._work.containment
+            if containment is not None and (line := containment.refusals) is not None:
                 reporter.log(line)
             try:
                 reporter.flush()
             except PlatformError as refusal:
                 # The run is not at fault; another worker continues from what was accepted.
-                result = WorkResult("failed", one_sentence(refusal), is_infrastructure=True)
+                end = ReleaseRequest(reason=one_sentence(refusal), counts=True)
             if reporter.damage is not None:
-                result = _failed(_DamagedJournalError(reporter.damage))
-            return self._close(result)
+                end = failed(_DamagedJournalError(reporter.damage))
+            return self._close(end)
         except LeaseLostError:
             return LEASE_LOST
         except CredentialRefusedError as error:
@@ -130,8 +115,23 @@ class Worker:
             return UNREACHABLE
         finally:
             reporter.close()
-            if self._containment is not None:
-                self._containment.close()
+            if self._work.containment is not None:
+                self._work.containment.close()
+
+    def _handle(self, event: Event) -> None:
+        """React to an event of the reporter, in its thread."""
+        if event == "round":
+            self._directory.touch()
+        elif event == "stop":
+            self._stop()
+        elif event == "lost":
+            os._exit(LEASE_LOST)  # the children of this process follow
+        elif event == "refused":
+            self._is_refused = True
+            self.leave()
+        else:
+            self._was_cut_off, self._away_s = True, self._reporter.silence_s()
+            self._interrupt.set()
 
     def _stop(self) -> None:
         self._interrupt.set()
@@ -149,68 +149,68 @@ class Worker:
                 LogLine("the worker did not stop in time and was killed", level="warning", step="run")
             )
             self._reporter.flush()
-            status = self._close(WorkResult(None))
+            status = self._close(ReleaseRequest())
         os._exit(status)
-
-    def _refuse(self) -> None:
-        self._is_refused = True
-        self.leave()
 
     def _require_credential(self) -> None:
         """Fail before something that takes long, if nothing could be reported."""
         if self._is_refused:
             raise CredentialRefusedError("the platform refuses this worker, so the shard is left.")
 
-    def _result(self) -> WorkResult:
-        prepared: Prepared | None = None
+    def _do_work(self) -> ShardEnd:
+        is_prepared = False
         try:
             self._require_credential()
-            prepared = self._work.prepare()
-            self._report_start(prepared)
+            self._work.prepare()
+            is_prepared = True
+            self._report_start()
             self._require_credential()
-            return self._execute(prepared)
+            return self._execute()
         except (LeaseLostError, CredentialRefusedError):
             raise
         except Exception as caught:  # the edge of this process: every end of a shard is explained on its run
             error = _DamagedJournalError(caught) if isinstance(caught, JournalCorruptionError) else caught
             if isinstance(error, OsmosisError):
                 # Users know the dataset by its name, not the worker's copy of it.
+                dataset = self._directory.dataset(self._reporter.assignment.dataset_extension)
                 name = f"dataset '{self._run.dataset_name}'"
-                error.message = error.message.replace(str(self._dataset), name)
+                error.message = error.message.replace(str(dataset), name)
             # A training run without room for a checkpoint fails; the next worker would need the same room.
-            if _met_full_disk(error) and (prepared is None or self._run.kind == "eval"):
-                return _unfit(error)
+            if _met_full_disk(error) and (not is_prepared or self._run.kind == "eval"):
+                problem = error.message if isinstance(error, OsmosisError) else str(error)
+                full = f"the disk of the worker's machine ({socket.gethostname()}) is full: {problem}"
+                return ReleaseRequest(reason=one_sentence(OsmosisError(full)), counts=True, unfit=True)
             if details := _log_details(error):
                 self._reporter.log(LogLine(details, level="error", step="run"))
-            return _failed(error)
+            if isinstance(error, OsmosisError):
+                return failed(error)
+            kind = type(error).__name__
+            message = f"the worker met an unexpected error ({kind}); the run's log has the details."
+            return FinishRequest(outcome="failed", error=message)
 
-    def _report_start(self, prepared: Prepared) -> None:
-        reporter, attempt = self._reporter, self._reporter.assignment.lease.attempt
+    def _report_start(self) -> None:
+        reporter, containment = self._reporter, self._work.containment
         commit = f" on commit {self._run.commit_sha[:12]}" if self._run.commit_sha else ""
-        reporter.log(LogLine(f"attempt {attempt}{commit}", step="run"))
-        self._containment = prepared.containment
-        if prepared.containment is not None:
-            reporter.log(prepared.containment.line)
-            reporter.know(isolation=prepared.containment.words[:_LONGEST_ISOLATION])
+        reporter.log(LogLine(f"attempt {reporter.assignment.lease.attempt}{commit}", step="run"))
+        if containment is not None:
+            reporter.log(containment.line)
+            reporter.know(isolation=containment.words[:_LONGEST_ISOLATION])
 
-    def _execute(self, prepared: Prepared) -> WorkResult:
+    def _execute(self) -> ShardEnd:
         """Execute the shard, again each time after the platform was unreachable."""
         while True:
-            result = event_loop.run(self._work.execute(prepared, self._interrupt))
-            is_over = result.outcome is not None or self._is_leaving or self._reporter.stop_requested
+            end = event_loop.run(self._work.execute(self._interrupt))
+            has_ended = isinstance(end, FinishRequest) or end.reason is not None
+            is_over = has_ended or self._is_leaving or self._reporter.stop_requested
             if is_over or not self._was_cut_off or not self._wait_for_platform():
-                return result
-
-    def _cut_off(self) -> None:
-        self._was_cut_off, self._away_s = True, self._reporter.silence_s()
-        self._interrupt.set()
+                return end
 
     def _outlast(self) -> bool:
-        """Wait for the platform while the work stands still: for one more term, then its rollout servers must end."""
+        """Wait for the platform while the work is paused, for one more term; then its rollout servers must end."""
         return self._wait_for_platform(terms=2) and not self._interrupt
 
     def _wait_for_platform(self, *, terms: float = math.inf) -> bool:
-        """Wait until the platform answers again; False if the shard is left, or nothing was heard for ``terms``."""
+        """Wait until the platform answers again; False if the shard is left, or after ``terms`` without an answer."""
         reporter, was_cut_off, is_withdrawn = self._reporter, self._was_cut_off, False
         waiting = threading.Event()
         # Checked again afterwards: a lease that expired just before was reported to an interrupt that was set.
@@ -231,33 +231,28 @@ class Worker:
             reporter.log(LogLine(message, level="warning", step="run"))
         return True
 
-    def _close(self, result: WorkResult) -> int:
+    def _close(self, end: ShardEnd) -> int:
         """Finish or release the shard; return the exit status. A run with a stop request is stopped in any case."""
         with self._closing:
-            reporter, is_stopped = self._reporter, self._reporter.stop_requested
-            error = reporter.redactor.text(result.error) if result.error is not None else None
-            if result.outcome == "failed" and result.is_infrastructure and not is_stopped:
-                self._directory.note_failure(error or "")
-                reporter.release(error, counts=not result.is_store_away, unfit=result.is_unfit)
-                return ENDED
-            if result.outcome is None and not is_stopped:
-                reporter.log(LogLine(self._farewell(), step="run"))
+            reporter = self._reporter
+            if isinstance(end, ReleaseRequest) and reporter.stop_requested:
+                end = FinishRequest(outcome="failed" if end.reason else "finished", error=end.reason)
+            if isinstance(end, FinishRequest):
+                error = reporter.redactor.text(end.error) if end.error else None
+                reporter.end(FinishRequest(outcome=end.outcome, error=error, note=self._work.note))
+                self._directory.remove()
+            elif end.reason:
+                reason = reporter.redactor.text(end.reason)
+                self._directory.note_failure(reason)
+                reporter.end(ReleaseRequest(reason=reason, counts=end.counts, unfit=end.unfit))
+            else:
+                pool = read_execution(self._run.request.get("advanced_config")).pool
+                whose = f" of the pool '{pool}'" if pool is not None else ""
+                message = f"the worker was asked to end; the next one{whose} continues the run"
+                reporter.log(LogLine(message, step="run"))
                 reporter.flush()
-                reporter.release()
-                return ENDED
-            reporter.finish(result.outcome or "finished", error, self._work.note)
-            self._directory.remove()
+                reporter.end(end)
             return ENDED
-
-    def _farewell(self) -> str:
-        pool = read_execution(self._run.request.get("advanced_config")).pool
-        whose = f" of the pool '{pool}'" if pool is not None else ""
-        return f"the worker was asked to end; the next one{whose} continues the run"
-
-
-def _end_at_once() -> None:
-    """End this process; its children follow."""
-    os._exit(LEASE_LOST)
 
 
 class _DamagedJournalError(OsmosisError):
@@ -271,29 +266,8 @@ class _DamagedJournalError(OsmosisError):
         )
 
 
-def _failed(error: Exception) -> WorkResult:
-    if isinstance(error, OsmosisError):
-        is_away = isinstance(error, StoreAwayError)
-        return WorkResult("failed", one_sentence(error), error.is_infrastructure, is_store_away=is_away)
-    return WorkResult(
-        "failed",
-        f"the worker met an unexpected error ({type(error).__name__}); the run's log has the details.",
-    )
-
-
-def _unfit(error: Exception) -> WorkResult:
-    """Return that this machine has no room: another one may have, or this one later."""
-    problem = error.message if isinstance(error, OsmosisError) else str(error)
-    explained = OsmosisError(f"the disk of the worker's machine ({socket.gethostname()}) is full: {problem}")
-    return WorkResult("failed", one_sentence(explained), is_infrastructure=True, is_unfit=True)
-
-
-def _met_full_disk(error: BaseException | None) -> bool:
-    while error is not None:
-        if isinstance(error, OSError) and is_disk_full(error):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+def _met_full_disk(error: Exception) -> bool:
+    return any(isinstance(cause, OSError) and is_disk_full(cause) for cause in with_causes(error))
 
 
 def _log_details(error: Exception) -> str | None:
@@ -317,14 +291,9 @@ def main() -> int:
     if not directory.lock(timeout_s=_LOCK_WAIT_S):
         return BUSY
     cpus = float(os.environ[CPUS]) if CPUS in os.environ else None
-    inputs = RunInputs(
-        config, assignment, directory, has_bucket_keys=HAS_BUCKET_KEYS in os.environ, cpus=cpus
-    )
-    client = WorkerClient(private[PLATFORM_URL])
-    try:
-        return Worker(client, assignment, inputs, directory).run()
-    finally:
-        client.close()
+    has_keys = HAS_BUCKET_KEYS in os.environ
+    with contextlib.closing(WorkerClient(private[PLATFORM_URL])) as client:
+        return Worker(client, assignment, config, directory, has_bucket_keys=has_keys, cpus=cpus).run()
 
 
 def end_process(status: int) -> NoReturn:

@@ -57,11 +57,9 @@ class LLMClientProtocol(Protocol):
 
     async def chat_completions(self, messages: list[MessageDict], **kwargs: Any) -> CompletionsResult:
         """Return the model's reply to ``messages``."""
-        ...
 
     def get_metrics(self) -> RolloutMetrics:
         """Return the metrics of the calls so far."""
-        ...
 
 
 @dataclass

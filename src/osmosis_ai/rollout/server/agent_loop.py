@@ -1,7 +1,6 @@
 """HTTP application of a served agent loop. ``POST /v1/rollout/init`` starts a rollout; a callback reports its outcome.
 
-Every rollout has exactly one outcome, whatever the agent does. It is offered until the controller accepts or refuses it,
-or the time is up. A delivery failure never changes a completed rollout into a failed one.
+Every rollout has exactly one outcome, whatever the agent does. A delivery failure never changes it.
 """
 
 # The route handlers are defined where FastAPI is imported, so their annotations must not be strings.
@@ -12,7 +11,6 @@ import json
 import logging
 import math
 import time
-import unicodedata
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -26,7 +24,7 @@ from pydantic import ValidationError
 
 from osmosis_ai.errors import install_command
 
-from ..backend.local.backend import run_within, text_of
+from ..backend.local.backend import awaitable, run_within, text_of
 from ..config import RolloutSettings
 from ..core.base import AgentLoopContext, RolloutAgentLoop, RolloutResult
 from ..core.exceptions import (
@@ -46,7 +44,7 @@ from ..extra_fields import CANCELLED
 from ..tools import normalize_tools
 from .api_key import validate_api_key
 from .callback_delivery import DeliveryError, RetryableError, deliver_with_retries
-from .registration import Registration, start_registering
+from .registration import Registration, registered
 from .state import AppState
 
 if TYPE_CHECKING:
@@ -58,34 +56,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MOST_BODY_BYTES = 16 * 1024 * 1024
-"""Maximum request size in bytes, not counting metadata, which have their own limit."""
-
-RETRY_AFTER_S = 5
-
-COMPLETION_WINDOW_S = 600.0
-"""Seconds for which an outcome is offered to a controller that does not accept it."""
-
-SHUTDOWN_WINDOW_S = 10.0
-"""Seconds for which a server that is shutting down offers an outcome to a reachable controller."""
-
-SHUTDOWN_CONNECT_TIMEOUT_S = 1.5
-"""Connect timeout in seconds during shutdown, long enough to resend one lost packet."""
-
+MOST_BODY_BYTES = 16 * 1024 * 1024  # not counting metadata, which have their own limit
+# How long an outcome is offered to a controller that does not accept it, normally and during shutdown.
+COMPLETION_WINDOW_S, SHUTDOWN_WINDOW_S = 600.0, 10.0
+SHUTDOWN_CONNECT_TIMEOUT_S = 1.5  # long enough to resend one lost packet
 LONGEST_ERROR_MESSAGE = 4000
-"""Maximum number of characters of an error sent to the controller."""
 
 _LONGEST_KEY = 256
+_RETRY_AFTER = {"Retry-After": "5"}
 _RETRIED_STATUSES = frozenset({408, 425, 429})
 _BODY = {"content": {"application/json": {"schema": RolloutRequest.model_json_schema()}}, "required": True}
-_RESPONSES: dict[int | str, dict[str, Any]] = {
-    202: {"model": InitResponse, "description": "The rollout is running or has ended; its tools."},
-    401: {"description": "The key is missing or wrong."},
-    413: {"description": "The request is too large."},
-    422: {"description": "The request is invalid."},
-    429: {"description": "The server is full; see `Retry-After`."},
-    500: {"description": "The agent's tools are invalid."},
-}
 
 Hook = Callable[[], Awaitable[None] | None]
 
@@ -146,16 +126,13 @@ def create_app(
             stack.push_async_callback(_call, on_shutdown)
             stack.push_async_callback(close_shared_connections)
             await _call(on_startup)
-            endings: list[Callable[[], Awaitable[None]]] = [state.cancel_all]
             if credentials is not None and server_host is not None and server_port is not None:
-                registration = Registration(
+                server = Registration(
                     credentials, server_host, server_port, agent_loop.name, api_key, public_host
                 )
-                endings.append(start_registering(registration, state.settings, say))
-            try:
-                yield
-            finally:
-                await asyncio.gather(*(end() for end in endings))
+                await stack.enter_async_context(registered(server, state.settings, say))
+            stack.push_async_callback(state.cancel_all)
+            yield
 
     app = FastAPI(title=f"Osmosis agent loop: {agent_loop.name}", lifespan=life)
     app.state.rollouts = state
@@ -186,35 +163,35 @@ def create_app(
         check_key(request)
         return await health()
 
-    @app.post("/v1/rollout/init", status_code=202, responses=_RESPONSES, openapi_extra={"requestBody": _BODY})
+    @app.post(
+        "/v1/rollout/init",
+        status_code=202,
+        response_model=InitResponse,
+        openapi_extra={"requestBody": _BODY},
+    )
     async def init(request: Request) -> Response:
         check_key(request)
-        body = bytearray()
+        limit_s = state.settings.request_timeout_seconds
         try:
-            await asyncio.wait_for(read(request, body), state.settings.request_timeout_seconds)
-            return Response(start(parse(bytes(body)), len(body)), 202, media_type="application/json")
+            body = await asyncio.wait_for(read(request), limit_s)
         except asyncio.TimeoutError:
-            limit_s = state.settings.request_timeout_seconds
             raise HTTPException(408, f"the request did not arrive within {limit_s:g} seconds") from None
         except ClientDisconnect:
             raise HTTPException(400, "the request is incomplete") from None
-        finally:
-            state.held_bytes -= len(body)
+        return Response(start(parse(body), len(body)), 202, media_type="application/json")
 
-    async def read(request: Request, body: bytearray) -> None:
-        """Append the request's body to ``body``, counting its bytes."""
+    async def read(request: Request) -> bytes:
         most = MOST_BODY_BYTES + get_max_metadata_size_bytes()
         too_large = HTTPException(413, f"the request has more than {most} bytes")
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > most:
             raise too_large
+        body = bytearray()
         async for part in request.stream():
             body += part
-            fits = state.hold(len(part))
             if len(body) > most:
                 raise too_large
-            if not fits:
-                raise later(429, "the server holds too many waiting requests; try again later")
+        return bytes(body)
 
     def parse(body: bytes) -> RolloutRequest:
         try:
@@ -228,9 +205,6 @@ def create_app(
             raise HTTPException(422, [{"type": "value_error", "loc": ("body", field), "msg": problem}])
         return request
 
-    def later(status: int, detail: str) -> HTTPException:
-        return HTTPException(status, detail, {"Retry-After": str(RETRY_AFTER_S)})
-
     def start(request: RolloutRequest, size_bytes: int) -> bytes:
         """Start a rollout unless its key is known, and return the reply. A refused request leaves no state.
 
@@ -242,9 +216,9 @@ def create_app(
         if (known := state.reply_to(key)) is not None:
             return known
         if state.closing:
-            raise later(503, "the server is shutting down")
-        if not state.has_room():
-            raise later(429, "too many rollouts are waiting; try again later")
+            raise HTTPException(503, "the server is shutting down", _RETRY_AFTER)
+        if not state.has_room(size_bytes):
+            raise HTTPException(429, "too many rollouts are waiting; try again later", _RETRY_AFTER)
         try:
             tools = normalize_tools(agent_loop.get_tools(request), agent_loop.name)
             reply = InitResponse(rollout_id=request.rollout_id, tools=tools).model_dump_json().encode()
@@ -253,7 +227,7 @@ def create_app(
             raise HTTPException(
                 500, f"the agent's tools are unavailable: {type(error).__name__}: {error}"
             ) from error
-        state.hold(size_bytes)
+        state.held_bytes += size_bytes
         state.mark_started(key, asyncio.ensure_future(run(key, request, tools, size_bytes)), reply)
         return reply
 
@@ -281,17 +255,13 @@ async def _call(hook: Hook | None) -> None:
 
 def _unusable(request: RolloutRequest) -> Iterator[tuple[str, str]]:
     """Yield the fields with which a rollout could never be reported, and the problem."""
-    name = request.rollout_id
-    has_control = any(unicodedata.category(character) in ("Cc", "Cs") for character in name)
-    if name in (".", "..") or "/" in name or "\\" in name or has_control:
-        yield (
-            "rollout_id",
-            "an id has no slashes, no backslashes and no control characters, and is neither '.' nor '..'",
-        )
-    if not _is_plain_address(request.server_url):
+    name, url = request.rollout_id, request.server_url
+    if name in (".", "..") or "/" in name or "\\" in name or not name.isprintable():
+        yield "rollout_id", "an id is printable, has no slashes or backslashes, and is neither '.' nor '..'"
+    if not _is_plain_address(url):
         yield (
             "server_url",
-            "the controller's address is http(s)://HOST[:PORT][/PATH], without a user name, query or fragment",
+            "the address is http(s)://HOST[:PORT][/PATH], without a user name, query or fragment",
         )
     key = request.api_key
     if key is not None and not (key.isascii() and key.isprintable()):
@@ -359,8 +329,7 @@ async def _run_agent(agent: RolloutAgentLoop, context: AgentLoopContext) -> Roll
 
 
 async def _result_of(agent: RolloutAgentLoop, context: AgentLoopContext) -> RolloutResult:
-    running: Any = agent.run(context)  # type: ignore[arg-type]  # one public name for both contexts
-    result = await running
+    result: Any = await awaitable(agent.run(context), "run")  # type: ignore[arg-type]  # one name for both contexts
     if not isinstance(result, RolloutResult):
         raise TypeError(f"the agent's run returned {type(result).__name__}, no RolloutResult")
     return result
@@ -372,21 +341,21 @@ def _failure(context: AgentLoopContext, message: str) -> RolloutResult:
 
 def _sendable(context: AgentLoopContext, result: RolloutResult) -> RolloutResult:
     """Return the result in JSON types. A result that cannot be sent becomes a failure with the reason."""
-    if isinstance(result.reward, float) and not math.isfinite(result.reward):
-        return _failure(context, f"the agent's reward is {result.reward}, which is not a finite number")
     status = getattr(result.status, "value", result.status)
     fields = {**vars(result), "rollout_id": context.request.rollout_id, "status": status}
     if not isinstance(result.metrics, RolloutMetrics):
         fields["metrics"] = None
     try:
         checked = RolloutResponse.model_validate(fields)
+        if checked.reward is not None and not math.isfinite(checked.reward):
+            raise ValueError(f"the reward {checked.reward} is not a finite number")
         sent = checked.model_dump(mode="json")
         json.dumps(sent, ensure_ascii=False, allow_nan=False).encode()
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         return _failure(context, f"the agent's result cannot be reported: {where}: {first['msg']}")
-    except (ValueError, RecursionError) as error:  # not representable in JSON
+    except (ValueError, RecursionError) as error:
         return _failure(context, f"the agent's result cannot be reported: {error}")
     return replace(
         result,
@@ -425,20 +394,11 @@ async def _report(
             raise RetryableError(str(error)) from error
         except asyncio.TimeoutError as error:
             raise RetryableError("the controller did not answer in time") from error
-        except Exception as error:  # retrying would fail again
-            raise DeliveryError(
-                f"it cannot be sent: {type(error).__name__}: {error}", refused=True
-            ) from error
 
     request = context.request
     try:
         await deliver_with_retries(send, request.server_url, patience_s=window_s)
     except DeliveryError as error:
-        what = "refused" if error.refused else "did not accept"
-        logger.error(
-            "rollout %s: its outcome (%s) is lost: the controller %s it: %s",
-            request.rollout_id,
-            result.status,
-            what,
-            error,
-        )
+        verb = "refused" if error.refused else "did not accept"
+        lost = f"rollout {request.rollout_id}: its outcome ({result.status}) is lost"
+        logger.error("%s: the controller %s it: %s", lost, verb, error)

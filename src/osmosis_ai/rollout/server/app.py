@@ -1,36 +1,34 @@
 """HTTP application of the rollout server: runs the rollouts of a backend and reports them to their controllers.
 
-A repeated request does not start a second rollout, since a controller may have missed the 202. Each rollout sends exactly
-one terminal report per channel, the workflow's first. An unreachable controller delays reports but never turns a reward
-into a failure. Unless the controller stores the conversation, it is on disk before the final report is sent.
+A repeated request does not start a second rollout. Each rollout sends exactly one terminal report per channel, the
+workflow's first. Unless the controller stores the conversation, it is on disk before the final report is sent.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import inspect
 import json
 import logging
 import os
-import sys
 import uuid
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
-from fastapi import FastAPI, Request, Response
-from pydantic import ValidationError
+from fastapi import FastAPI, HTTPException, Request, Response
+from pydantic import BaseModel, ValidationError
 
 from osmosis_ai.event_loop import LoopMonitor
 
 from ..backend import ExecutionBackend
+from ..client import OsmosisLLMClient as OsmosisLLMClient
 from ..context import RolloutContext
 from ..extra_fields import LOOP_KEY, read_grader_notes, read_judge_calls, read_outcome
+from ..model_client import close_shared_connections
 from ..trajectory import RolloutArchive, TrajectoryReport, report_from_response
 from ..types.protocol import (
     CancelRolloutsRequest,
@@ -43,25 +41,19 @@ from ..types.protocol import (
     RolloutStatusResponse,
 )
 from ..types.sample import RolloutSample
-from .callback_delivery import ATTEMPTS, CallbackDelivery, DeliveryError
+from .agent_loop import create_app as create_app
+from .callback_delivery import ATTEMPTS, DeliveryError, deliver
+from .state import AppState as AppState
 
 logger = logging.getLogger(__name__)
 
-# Names of the 0.2 SDK that agent loops import from this module, by defining module.
-_NAMES_OF_AGENT_LOOPS = {
-    "AppState": "osmosis_ai.rollout.server.state",
-    "OsmosisLLMClient": "osmosis_ai.rollout.client",
-    "create_app": "osmosis_ai.rollout.server.agent_loop",
-}
+T = TypeVar("T", bound=BaseModel)
 
 INSTANCE_ID_ENV = "_OSMOSIS_ROLLOUT_INSTANCE_ID"
-RETRY_AFTER_S = 5
+RETRY_AFTER = {"Retry-After": "5"}
 
-DRAIN_S = 10.0
-"""Seconds that rollouts have to finish at shutdown."""
-
-REMEMBERED_IDS = 65_536
-"""How many ids of finished rollouts are remembered."""
+DRAIN_S = 10.0  # for rollouts to finish at shutdown
+REMEMBERED_IDS = 65_536  # of finished rollouts
 
 _CANCELLED = b"cancelled"
 _BACKEND_FAILED = ExecutionResult(status=RolloutStatus.FAILURE, err_message="Internal server error")
@@ -91,7 +83,7 @@ def create_rollout_server(
 ) -> FastAPI:
     """Return the application that serves ``backend`` to a controller.
 
-    At shutdown, rollouts have :data:`DRAIN_S` seconds to finish and are then cancelled. ``lifespan`` exits last.
+    At shutdown, rollouts have 10 seconds to finish and are then cancelled. ``lifespan`` exits last.
 
     Args:
         backend: Executes the rollouts.
@@ -101,7 +93,6 @@ def create_rollout_server(
     """
     if configure_logging and not logging.getLogger().handlers:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    delivery = CallbackDelivery()
     lag = LoopMonitor()
     instance_id = os.environ.get(INSTANCE_ID_ENV)
     # Digest of each request, by rollout id; _CANCELLED after a cancellation.
@@ -115,28 +106,22 @@ def create_rollout_server(
         if configure_logging:
             # Set it here, because uvicorn sets its own levels when it starts.
             logging.getLogger("uvicorn.access").setLevel(logging.WARNING)
-        # Import aiohttp now, so that the first rollouts do not wait for it.
-        import aiohttp  # noqa: F401
-
-        async with AsyncExitStack() as stack:
-            lag.start()
-            stack.callback(lag.stop)
-            state = await stack.enter_async_context(lifespan(app)) if lifespan is not None else None
-            try:
-                yield state
-            finally:
-                closing = True
-                await _drain([task for _, task in running.values()])
-                await delivery.close()
-                # Close the rollouts' shared connections, if any were used.
-                if model_client := sys.modules.get("osmosis_ai.rollout.model_client"):
-                    await model_client.close_shared_connections()
+        lag.start()
+        try:
+            async with lifespan(app) if lifespan is not None else nullcontext() as state:
+                try:
+                    yield state
+                finally:
+                    closing = True
+                    await _drain([task for _, task in running.values()])
+                    await close_shared_connections()
+        finally:
+            lag.stop()
 
     app = FastAPI(title="Osmosis rollout server", lifespan=life)
 
-    # The handlers read and write JSON themselves: FastAPI's own validation costs more than the rollout's
-    # admission, and cannot render an error about a number that is not finite. For the same reason the busiest route
-    # is one of Starlette's.
+    # The handlers read and write JSON themselves: FastAPI's validation costs more than the rest of the request, and
+    # cannot render an error about a number that is not finite. The busiest route is one of Starlette's.
 
     @app.get("/health")
     async def health() -> Response:
@@ -144,30 +129,29 @@ def create_rollout_server(
         # Controllers limit concurrency by how busy this process is.
         busy = {"lag_ms": round(loop.lag_s * 1000, 1), "busy": round(loop.busy, 3)}
         identity = {"instance_id": instance_id} if instance_id else {}
-        return _reply(200, {**backend.health(), "event_loop": busy, **identity})
+        return _reply({**backend.health(), "event_loop": busy, **identity})
 
     async def start(request: Request) -> Response:
-        init = _read(RolloutInitRequest, await request.body())
-        if isinstance(init, Response):
-            return init
+        body = await request.body()
+        init = _read(RolloutInitRequest, body)
         rollout_id = init.rollout_id or uuid.uuid4().hex
-        digest = _digest(init) if init.rollout_id is not None else b""
+        digest = hashlib.blake2b(body, digest_size=16).digest()
         known = running[rollout_id][0] if rollout_id in running else ended.get(rollout_id)
         if known == _CANCELLED:
-            return _refuse(409, "the rollout with this id was cancelled; start it again under a new id")
+            raise HTTPException(409, "the rollout with this id was cancelled; start it again under a new id")
         if known is not None and known != digest:
-            return _refuse(409, "a rollout with this id was started by another request; give each its own id")
+            raise HTTPException(409, "a rollout with this id was started by another request; use another id")
         if known is None:
             if closing:
-                return _refuse(503, "the server is shutting down")
+                raise HTTPException(503, "the server is shutting down", RETRY_AFTER)
             if not backend.has_capacity():
-                return _refuse(429, "the server has as many rollouts as it can hold; ask again later")
+                raise HTTPException(429, "the server has too many rollouts; try again later", RETRY_AFTER)
             running[rollout_id] = digest, asyncio.ensure_future(run(rollout_id, init, digest))
-        return _reply(202, {})
+        return _reply({}, 202)
 
     async def run(rollout_id: str, init: RolloutInitRequest, digest: bytes) -> None:
         try:
-            await RolloutExecution(rollout_id, init, backend, delivery).run()
+            await RolloutExecution(rollout_id, init, backend).run()
         except asyncio.CancelledError:
             # The canceller knows the outcome, so nothing is reported.
             digest = _CANCELLED
@@ -183,25 +167,23 @@ def create_rollout_server(
 
     @app.get("/rollout/{rollout_id}/status")
     async def status(rollout_id: str) -> Response:
-        told = await _settled(backend.rollout_status(rollout_id))
-        if told is None:
-            told = {"status": RolloutStatus.RUNNING if rollout_id in running else RolloutStatus.UNKNOWN}
-        checked = RolloutStatusResponse.model_validate({**told, "rollout_id": rollout_id})
-        return _reply(200, checked.model_dump())
+        known = backend.rollout_status(rollout_id)
+        if known is None:
+            known = {"status": RolloutStatus.RUNNING if rollout_id in running else RolloutStatus.UNKNOWN}
+        checked = RolloutStatusResponse.model_validate({**known, "rollout_id": rollout_id})
+        return _reply(checked.model_dump())
 
     @app.post("/rollout/cancel")
     async def cancel(request: Request) -> Response:
         selection = _read(CancelRolloutsRequest, await request.body())
-        if isinstance(selection, Response):
-            return selection
-        outcome = backend.cancel_rollouts(selection.ids, selection.prefix, selection.all)
-        return _reply(200, CancelRolloutsResponse(dispositions=await _settled(outcome)).model_dump())
+        dispositions = backend.cancel_rollouts(selection.ids, selection.prefix, selection.all)
+        return _reply(CancelRolloutsResponse(dispositions=dispositions).model_dump())
 
     return app
 
 
 async def _drain(tasks: Collection[asyncio.Task[None]]) -> None:
-    """Give rollouts :data:`DRAIN_S` seconds to finish, then cancel them."""
+    """Give rollouts DRAIN_S seconds to finish, then cancel them."""
     if not tasks:
         return
     _, unfinished = await asyncio.wait(tasks, timeout=DRAIN_S)
@@ -212,8 +194,8 @@ async def _drain(tasks: Collection[asyncio.Task[None]]) -> None:
     await asyncio.gather(*unfinished, return_exceptions=True)
 
 
-def _read(model: type[Any], body: bytes) -> Any:
-    """Parse the body as a ``model``, or return the 422 that describes the error."""
+def _read(model: type[T], body: bytes) -> T:
+    """Parse the body as a ``model``. Raises an HTTPException with status 422."""
     try:
         try:
             content = orjson.loads(body)
@@ -223,47 +205,23 @@ def _read(model: type[Any], body: bytes) -> Any:
         return model.model_validate(content)
     except ValidationError as error:
         problems = error.errors(include_url=False, include_context=False, include_input=False)
-        return _reply(422, {"detail": problems})
+        raise HTTPException(422, problems) from error
     except (ValueError, RecursionError) as error:
-        return _reply(422, {"detail": f"the body is no JSON: {error}"})
+        raise HTTPException(422, f"the body is not JSON: {error}") from error
 
 
-def _refuse(status: int, reason: str) -> Response:
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if status in (429, 503) else None
-    return _reply(status, {"detail": reason}, headers)
-
-
-def _reply(status: int, content: Any, headers: dict[str, str] | None = None) -> Response:
-    return Response(orjson.dumps(content), status, headers, "application/json")
-
-
-async def _settled(value: Any) -> Any:
-    """Return a backend's answer, awaiting it if necessary."""
-    return await value if inspect.isawaitable(value) else value
-
-
-def _digest(init: RolloutInitRequest) -> bytes:
-    """Return a digest of a request's content, independent of its formatting."""
-    fields = dict(init)
-    try:
-        content = orjson.dumps(fields, option=orjson.OPT_SORT_KEYS)
-    except TypeError:
-        # Integers beyond 64 bits and lone surrogates.
-        content = json.dumps(fields, sort_keys=True).encode()
-    return hashlib.blake2b(content, digest_size=16).digest()
+def _reply(content: Any, status: int = 200) -> Response:
+    return Response(orjson.dumps(content), status, media_type="application/json")
 
 
 class RolloutExecution:
     """Runs one rollout on a backend, reports it and archives it."""
 
-    def __init__(
-        self, rollout_id: str, init: RolloutInitRequest, backend: ExecutionBackend, delivery: CallbackDelivery
-    ) -> None:
+    def __init__(self, rollout_id: str, init: RolloutInitRequest, backend: ExecutionBackend) -> None:
         self.rollout_id = rollout_id
         self._init = init
         self._backend = backend
-        self._delivery = delivery
-        self._headers = ControllerAuth(init.controller_api_key).as_bearer_headers()
+        self._headers = ControllerAuth(init.controller_api_key).as_bearer_headers() or {}
         self._completed = self._graded = False
         self._owed_completion: bytes | None = None
         self._best: ExecutionResult | None = None
@@ -340,7 +298,7 @@ class RolloutExecution:
     async def _deliver(self, url: str, body: bytes, *, attempts: int | None = None) -> bool:
         """Deliver a callback. Return False if it can still be delivered after ``attempts`` tries."""
         try:
-            answer = await self._delivery.deliver(url, body, self._headers, attempts=attempts)
+            answer = await deliver(url, body, self._headers, attempts=attempts)
         except DeliveryError as error:
             lost = error.refused or attempts is None
             what = "its outcome is lost: " if lost else ""
@@ -372,14 +330,15 @@ class RolloutExecution:
 
 def completion_body(rollout_id: str, result: ExecutionResult) -> bytes:
     """Encode a RolloutCompleteRequest: the workflow's result without its sample."""
-    payload = {
-        "status": result.status,
-        "rollout_id": rollout_id,
-        "extra_fields": None,
-        "err_message": result.err_message,
-        "err_category": result.err_category,
-    }
-    return _encode(payload)
+    return _encode(
+        {
+            "status": result.status,
+            "rollout_id": rollout_id,
+            "extra_fields": None,
+            "err_message": result.err_message,
+            "err_category": result.err_category,
+        }
+    )
 
 
 def grader_body(rollout_id: str, result: ExecutionResult) -> bytes:
@@ -435,10 +394,3 @@ def _encode(payload: dict[str, Any], sample: RolloutSample | None = None) -> byt
         # Models produce lone surrogates, which are invalid UTF-8 and would be refused by the receiver.
         text = json.dumps(payload, ensure_ascii=False, allow_nan=False)
         return text.encode("utf-8", errors="replace")
-
-
-def __getattr__(name: str) -> Any:
-    home = _NAMES_OF_AGENT_LOOPS.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(home), name)

@@ -1,13 +1,12 @@
-"""Register a served agent with a platform once it answers, and unregister it at shutdown.
-
-Failures do not stop the server.
-"""
+"""Register a served agent with a platform once it answers, and unregister it at shutdown. Failures do not stop the server."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -23,9 +22,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-REGISTRATION_TIMEOUT_S = 15.0
-"""Seconds for the platform to answer. It connects back to this server meanwhile."""
-
+REGISTRATION_TIMEOUT_S = 15.0  # for the platform to answer; it connects back to this server meanwhile
 EVERY_ADDRESS = ("0.0.0.0", "::", "")
 _READY_TIMEOUT_S = 5.0
 _UNREGISTER_CONNECT_TIMEOUT_S = 1.0
@@ -43,37 +40,37 @@ class Registration:
     public_host: str | None = None
 
 
-def start_registering(
-    registration: Registration, settings: RolloutServerSettings, say: Callable[[str], None]
-) -> Callable[[], Awaitable[None]]:
-    """Register in the background and return a function that unregisters the server. ``say`` receives the outcome."""
-    task = asyncio.ensure_future(_register(registration, settings, say))
-
-    async def unregister() -> None:
+@asynccontextmanager
+async def registered(
+    server: Registration, settings: RolloutServerSettings, say: Callable[[str], None]
+) -> AsyncIterator[None]:
+    """Register a server in the background, and unregister it at the end. ``say`` receives the outcome."""
+    task = asyncio.ensure_future(_register(server, settings, say))
+    try:
+        yield
+    finally:
         timeout_s = settings.registration_shutdown_timeout_seconds
         await asyncio.wait({task}, timeout=timeout_s)
         task.cancel()
         (host,) = await asyncio.gather(task, return_exceptions=True)
-        if not isinstance(host, str):
-            return
-        try:
-            await asyncio.wait_for(asyncio.to_thread(_unregister, registration, host), timeout_s)
-        except (OsmosisError, asyncio.TimeoutError) as error:
-            logger.debug("the agent was not unregistered", exc_info=error)
-            name, platform_url = registration.agent_loop_name, registration.credentials.platform_url
-            say(f"[WARNING] Still registered with {platform_url}: osmosis rollout server remove {name}")
-
-    return unregister
+        if isinstance(host, str):
+            try:
+                await asyncio.wait_for(asyncio.to_thread(_unregister, server, host), timeout_s)
+            except (OsmosisError, asyncio.TimeoutError) as error:
+                logger.debug("the agent was not unregistered", exc_info=error)
+                name, platform_url = server.agent_loop_name, server.credentials.platform_url
+                say(f"[WARNING] Still registered with {platform_url}: osmosis rollout server remove {name}")
 
 
 async def _register(
-    registration: Registration, settings: RolloutServerSettings, say: Callable[[str], None]
+    server: Registration, settings: RolloutServerSettings, say: Callable[[str], None]
 ) -> str | None:
     """Register and return the registered host, or None if that failed."""
-    platform_url = registration.credentials.platform_url
+    platform_url = server.credentials.platform_url
     try:
-        await _until_it_answers(registration, settings)
-        host, reply = await asyncio.to_thread(_send, registration)
+        await _wait_until_healthy(server, settings)
+        host = await asyncio.to_thread(reachable_host, server)
+        reply = await asyncio.to_thread(_send, server, host)
     except Exception as error:  # the edge of this task: nothing awaits it
         logger.debug("registration failed", exc_info=True)
         reason = f"{type(error).__name__}: {error}"
@@ -81,7 +78,7 @@ async def _register(
             reason = error.message + (f" ({error.hint})" if error.hint else "")
         say(f"[WARNING] Failed to register with {platform_url}: {reason}")
         return None
-    address, health = f"{host}:{registration.port}", reply.health_check_result
+    address, health = f"{host}:{server.port}", reply.health_check_result
     if reply.status == "healthy":
         active = health.server_info.active_rollouts if health.server_info is not None else 0
         say(f"[OK] Registered with {platform_url} as {address} ({active} active rollouts)")
@@ -91,59 +88,36 @@ async def _register(
     return host
 
 
-def _unregister(registration: Registration, host: str) -> None:
-    """Remove the agent, unless another server has since registered its name."""
-    from osmosis_ai.api.paging import iterate_pages
-
-    ours = (registration.agent_loop_name, host, registration.port)
-    with _client(registration, connect_timeout_s=_UNREGISTER_CONNECT_TIMEOUT_S) as client:
-        pages = iterate_pages(
-            lambda limit, offset: client.rollout_servers.list(limit=limit, offset=offset),
-            lambda page: page.rollout_servers,
-        )
-        listed = (server for page in pages for server in page.rollout_servers)
-        if any((server.name, server.host, server.port) == ours for server in listed):
-            client.rollout_servers.remove(registration.agent_loop_name)
-
-
-async def _until_it_answers(registration: Registration, settings: RolloutServerSettings) -> None:
+async def _wait_until_healthy(server: Registration, settings: RolloutServerSettings) -> None:
     """Wait, for a limited time, until the server answers its own health check."""
-    import aiohttp
+    import httpx
 
-    from osmosis_ai.llm.transport import open_session
-
-    host = "127.0.0.1" if registration.host in EVERY_ADDRESS else registration.host
-    url = f"http://{f'[{host}]' if ':' in host else host}:{registration.port}/health"
-    loop = asyncio.get_running_loop()
-    give_up_at = loop.time() + settings.registration_readiness_timeout_seconds
-    async with open_session(timeout_s=_READY_TIMEOUT_S) as session:
-        while loop.time() < give_up_at:
-            try:
-                async with session.get(url) as reply:
-                    if reply.status == 200:
-                        return
-            except (aiohttp.ClientError, OSError, asyncio.TimeoutError):
-                pass  # not yet
+    host = "127.0.0.1" if server.host in EVERY_ADDRESS else server.host
+    url = f"http://{f'[{host}]' if ':' in host else host}:{server.port}/health"
+    give_up_at = time.monotonic() + settings.registration_readiness_timeout_seconds
+    # The address is plain HTTP; loading the certificates would block the event loop.
+    async with httpx.AsyncClient(timeout=_READY_TIMEOUT_S, trust_env=False, verify=False) as client:
+        while time.monotonic() < give_up_at:
+            with suppress(httpx.HTTPError):
+                if (await client.get(url)).status_code == 200:
+                    return
             await asyncio.sleep(settings.registration_readiness_poll_interval_seconds)
 
 
-def reachable_host(registration: Registration) -> str:
+def reachable_host(server: Registration) -> str:
     """Return the address under which the platform reaches the server.
 
     The network is queried only if the server binds to every address, no public host is configured, and the platform is
     on another machine. Raises OsmosisError if the public address is unknown.
     """
-    if registration.public_host:
-        return registration.public_host
-    if registration.host not in EVERY_ADDRESS:
-        return registration.host
     from osmosis_ai.api.platform_url import is_loopback
 
     from ..network import PublicIPDetectionError, detect_public_ip
 
-    if is_loopback(urlsplit(registration.credentials.platform_url).hostname):
+    if server.public_host or server.host not in EVERY_ADDRESS:
+        return server.public_host or server.host
+    if is_loopback(urlsplit(server.credentials.platform_url).hostname):
         return "127.0.0.1"  # on the same machine, where the public address may not lead back
-
     try:
         return detect_public_ip()
     except PublicIPDetectionError as error:
@@ -152,37 +126,46 @@ def reachable_host(registration: Registration) -> str:
         ) from error
 
 
-def _send(registration: Registration) -> tuple[str, RegisteredRolloutServer]:
+def _send(server: Registration, host: str) -> RegisteredRolloutServer:
     from osmosis_ai.api.wire.rollout_servers import RolloutServerRegistration
 
-    host, name = reachable_host(registration), registration.agent_loop_name
     request = RolloutServerRegistration(
-        host=host, port=registration.port, agent_loop_name=name, api_key=registration.api_key
+        host=host, port=server.port, agent_loop_name=server.agent_loop_name, api_key=server.api_key
     )
-    with _client(registration) as client:
-        return host, client.rollout_servers.register(request)
+    with _client(server) as client:
+        return client.rollout_servers.register(request)
 
 
-def _client(registration: Registration, *, connect_timeout_s: float | None = None) -> PlatformClient:
+def _unregister(server: Registration, host: str) -> None:
+    """Remove the agent, unless another server has since registered its name."""
+    from osmosis_ai.api.paging import iterate_pages
+
+    ours = (server.agent_loop_name, host, server.port)
+    with _client(server, connect_timeout_s=_UNREGISTER_CONNECT_TIMEOUT_S) as client:
+        pages = iterate_pages(
+            lambda limit, offset: client.rollout_servers.list(limit=limit, offset=offset),
+            lambda page: page.rollout_servers,
+        )
+        listed = (each for page in pages for each in page.rollout_servers)
+        if any((each.name, each.host, each.port) == ours for each in listed):
+            client.rollout_servers.remove(server.agent_loop_name)
+
+
+def _client(server: Registration, *, connect_timeout_s: float | None = None) -> PlatformClient:
     from osmosis_ai.api.client import PlatformClient
-
-    return PlatformClient.from_credentials(
-        registration.credentials,
-        git_identity=_git_identity(),
-        timeout_s=REGISTRATION_TIMEOUT_S,
-        connect_timeout_s=connect_timeout_s,
-    )
-
-
-def _git_identity() -> str | None:
-    """Return the Git repository that the agent is served from, which can identify the workspace."""
     from osmosis_ai.api.git_identity import identify_origin
     from osmosis_ai.workspace.git import read_origin
     from osmosis_ai.workspace.layout import find_workspace
 
-    try:
+    identity = None
+    # The agent's Git repository can identify the workspace.
+    with suppress(OsmosisError):
         root = find_workspace(None, require_scaffold=False).root
         origin = read_origin(root)
-        return None if origin is None else identify_origin(origin, base=root).identity
-    except OsmosisError:
-        return None  # not in a repository
+        identity = None if origin is None else identify_origin(origin, base=root).identity
+    return PlatformClient.from_credentials(
+        server.credentials,
+        git_identity=identity,
+        timeout_s=REGISTRATION_TIMEOUT_S,
+        connect_timeout_s=connect_timeout_s,
+    )

@@ -1,7 +1,4 @@
-"""Serve an agent loop, reporting every configuration error in one line before the first request.
-
-The port is bound before the address is printed, so the printed address is reachable.
-"""
+"""Serve an agent loop, reporting every configuration error in one line before the first request."""
 
 from __future__ import annotations
 
@@ -40,9 +37,7 @@ if TYPE_CHECKING:
 DEFAULT_HOST = "0.0.0.0"
 DEFAULT_PORT = 9000
 
-_SHUTDOWN_S = 15
-"""Seconds that open requests may take at shutdown."""
-
+_SHUTDOWN_S = 15  # for open requests at shutdown
 _AGENT_ENV, _OPTIONS_ENV = "_OSMOSIS_SERVED_AGENT", "_OSMOSIS_SERVED_OPTIONS"
 
 
@@ -70,7 +65,8 @@ class ServeOptions(BaseModel):
 class AgentServer:
     """An agent that is ready to be served, with its port bound. A ``module`` is reloaded when a file changes.
 
-    ``options`` has the final port, key (None disables authentication) and directory of events.
+    ``options`` has the final port, key (None disables authentication) and directory of events. A process that was started
+    for a reload inherits its ``listener``.
     """
 
     agent: RolloutAgentLoop
@@ -78,7 +74,7 @@ class AgentServer:
     options: ServeOptions
     generated_key: bool
     credentials: Credentials | None = field(repr=False)
-    listener: socket.socket = field(repr=False)
+    listener: socket.socket | None = field(repr=False)
 
     @property
     def url(self) -> str:
@@ -102,6 +98,7 @@ class AgentServer:
         """Serve until a signal stops the server. ``say`` is called with the outcome of the registration."""
         import uvicorn
 
+        assert self.listener is not None
         if self.module is None:
             server = uvicorn.Server(self._config(self.app(say)))
             with stop_on_signals(server), self.listener:
@@ -117,7 +114,18 @@ class AgentServer:
 
     def app(self, say: Callable[[str], None]) -> FastAPI:
         """Return the application."""
-        return _app(self.agent, self.options, self.credentials, say)
+        options = self.options
+        return create_app(
+            self.agent,
+            settings=options.settings,
+            credentials=self.credentials,
+            server_host=options.host,
+            server_port=options.port,
+            api_key=options.api_key,
+            debug_dir=options.debug_dir,
+            public_host=options.public_host,
+            say=say,
+        )
 
     def _config(self, app: Any, **options: Any) -> Config:
         import uvicorn
@@ -254,8 +262,7 @@ def reloaded_app() -> FastAPI:
     """Load the agent again in the process that restarts on file changes, and return its application."""
     from osmosis_ai.api.credentials import require_credentials
 
-    parent = multiprocessing.parent_process()
-    if parent is not None:
+    if (parent := multiprocessing.parent_process()) is not None:
 
         def watch() -> None:
             parent.join()
@@ -271,26 +278,7 @@ def reloaded_app() -> FastAPI:
         _print(f"Error: {error.message}")
         _print("hint: it is loaded again when a file changes")
         raise SystemExit(1) from None
-    return _app(agent, options, credentials, _print)
-
-
-def _app(
-    agent: RolloutAgentLoop,
-    options: ServeOptions,
-    credentials: Credentials | None,
-    say: Callable[[str], None],
-) -> FastAPI:
-    return create_app(
-        agent,
-        settings=options.settings,
-        credentials=credentials,
-        server_host=options.host,
-        server_port=options.port,
-        api_key=options.api_key,
-        debug_dir=options.debug_dir,
-        public_host=options.public_host,
-        say=say,
-    )
+    return AgentServer(agent, None, options, False, credentials, None).app(_print)
 
 
 def validate_and_report(agent_loop: RolloutAgentLoop, verbose: bool = False) -> ValidationResult:

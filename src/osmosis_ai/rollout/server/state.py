@@ -1,7 +1,4 @@
-"""Table of a served agent's rollouts, by id or idempotency key.
-
-Each key is admitted once and forgotten some time after its rollout ended.
-"""
+"""Table of a served agent's rollouts, by id or idempotency key."""
 
 from __future__ import annotations
 
@@ -15,17 +12,9 @@ from ..config import RolloutServerSettings, RolloutSettings, get_settings
 
 logger = logging.getLogger(__name__)
 
-REMEMBERED_KEYS = 65_536
-"""Maximum number of finished rollouts that are remembered, whatever their time to live."""
-
-REMEMBERED_BYTES = 64 * 1024 * 1024
-"""Maximum bytes of the remembered replies. The oldest finished rollouts are forgotten first."""
-
-HELD_BYTES = 128 * 1024 * 1024
-"""Maximum bytes of the requests of all unfinished rollouts."""
-
-CANCEL_WAIT_S = 30.0
-"""Seconds that cancelled rollouts have to report and end."""
+REMEMBERED_KEYS = 16_384  # of finished rollouts, with their replies; the oldest are forgotten first
+HELD_BYTES = 128 * 1024 * 1024  # of the requests of all unfinished rollouts
+CANCEL_WAIT_S = 30.0  # for cancelled rollouts to report and end
 
 
 class AppState:
@@ -61,7 +50,6 @@ class AppState:
         self.held_bytes = 0
         self.closing = False
         self._replies: dict[str, bytes] = {}
-        self._reply_bytes = 0
         self._cleanup: asyncio.Task[None] | None = None
 
     @property
@@ -83,28 +71,23 @@ class AppState:
         """Return the reply to the first request with this key, or None."""
         return self._replies.get(key) if self.is_duplicate(key) else None
 
-    def has_room(self) -> bool:
-        """Return whether another rollout may run or wait."""
-        return len(self.rollout_tasks) < self.max_concurrent + self.settings.max_queued_rollouts
-
-    def hold(self, size_bytes: int) -> bool:
-        """Count bytes of a request until they are subtracted again, and return whether they fit."""
-        self.held_bytes += size_bytes
-        return self.held_bytes <= HELD_BYTES
+    def has_room(self, size_bytes: int) -> bool:
+        """Return whether another rollout, with a request of this size, may run or wait."""
+        most = self.max_concurrent + self.settings.max_queued_rollouts
+        return len(self.rollout_tasks) < most and self.held_bytes + size_bytes <= HELD_BYTES
 
     def mark_started(self, key: str, task: asyncio.Task[Any], reply: bytes = b"") -> None:
         """Add the task of a rollout, and the reply to repeated requests."""
         self._forget(key)
         self.rollout_tasks[key] = task
         self._replies[key] = reply
-        self._reply_bytes += len(reply)
 
     def mark_completed(self, key: str) -> None:
         """Record that a rollout has ended and been reported."""
         self.rollout_tasks.pop(key, None)
         self.completed_rollouts.pop(key, None)
         self.completed_rollouts[key] = time.monotonic()
-        while len(self.completed_rollouts) > (1 if self._reply_bytes > REMEMBERED_BYTES else REMEMBERED_KEYS):
+        if len(self.completed_rollouts) > REMEMBERED_KEYS:
             self._forget(next(iter(self.completed_rollouts)))
 
     def start_cleanup_task(self) -> None:
@@ -144,4 +127,4 @@ class AppState:
 
     def _forget(self, key: str) -> None:
         self.completed_rollouts.pop(key, None)
-        self._reply_bytes -= len(self._replies.pop(key, b""))
+        self._replies.pop(key, None)

@@ -1,11 +1,8 @@
 """Archive of a rollout: its conversation as an ATIF trajectory, combined with the controller's report.
 
-The conversion from OpenAI chat format is lossless: data without a field in the format is kept under ``extra``. A
-controller returns its report in the acknowledgement of a callback; an unreadable report is ignored with a warning.
-
-``trajectory.json`` and ``diagnostics.json`` are written atomically, and errors never affect the rollout. The conversation is
-written before the result is reported, so a crash after the acknowledgement loses nothing. It gets its final name by a
-rename when the rollout is over. Files are not flushed to disk; the controller's journal makes a result durable.
+The conversion from OpenAI chat format is lossless: data without a field in the format is kept under ``extra``. The
+conversation is written before the result is reported, so a crash after the acknowledgement loses nothing, and gets its
+final name when the rollout is over. Files are not flushed to disk; the controller's journal makes a result durable.
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ import contextlib
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +21,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from osmosis_ai._version import __version__
+from osmosis_ai.files import write_atomic
 
 from ..artifacts import DIAGNOSTICS_FILE, PENDING_TRAJECTORY_FILE
 from ..artifacts import artifact_root as default_artifact_root
@@ -49,22 +47,11 @@ logger = logging.getLogger(__name__)
 _NON_ASCII = re.compile(r"[^\x00-\x7f]")
 _NUMBER_ARRAY = re.compile(r"\[\n *-?\d[-+.eE\d,\s]*\]")
 
-TRAJECTORY_FILE = "trajectory.json"
-
-
-AGENT_NAME = "osmosis-rollout-sdk"
-
-_SOURCES: dict[str, Literal["system", "user", "agent"]] = {
+_SOURCES: dict[Any, Literal["system", "user", "agent"]] = {
     "system": "system",
     "developer": "system",
     "assistant": "agent",
     "user": "user",
-}
-_TOTALS = {
-    "total_prompt_tokens": "prompt_tokens",
-    "total_completion_tokens": "completion_tokens",
-    "total_cached_tokens": "cached_tokens",
-    "total_cost_usd": "cost_usd",
 }
 
 
@@ -79,8 +66,6 @@ class LlmCallMetrics(Metrics):
 class SampleReport(BaseModel):
     """The calls of one sample."""
 
-    model_config = ConfigDict(extra="ignore")
-
     model_name: str | None = None
     llm_call_metrics: list[LlmCallMetrics] = Field(default_factory=list)
     final_metrics: dict[str, Any] = Field(default_factory=dict)
@@ -89,24 +74,17 @@ class SampleReport(BaseModel):
 class TrajectoryReport(BaseModel):
     """Value of ``trajectory`` in an acknowledgement."""
 
-    model_config = ConfigDict(extra="ignore")
-
     model_name: str | None = None
     samples: dict[str, SampleReport] = Field(default_factory=dict)
 
 
 def report_from_response(response: Any) -> TrajectoryReport | None:
-    """Parse the report in an acknowledgement: bytes, text, a mapping or an object with ``json()``.
+    """Parse the report in an acknowledgement: a mapping, or an object with ``json()``.
 
     Returns None if it is missing or malformed.
     """
     try:
-        if isinstance(response, (bytes, str)):
-            content = response.encode() if isinstance(response, str) else response
-            # Most acknowledgements have no report, and a search is cheaper than parsing.
-            body = orjson.loads(content) if b'"trajectory"' in content else None
-        else:
-            body = response if isinstance(response, Mapping) or response is None else response.json()
+        body = response if isinstance(response, Mapping) or response is None else response.json()
         carried = body.get("trajectory") if isinstance(body, Mapping) else None
         return None if carried is None else TrajectoryReport.model_validate(carried)
     except (ValidationError, ValueError, AttributeError) as error:
@@ -131,86 +109,87 @@ def convert_sample_to_trajectory(
     """
     steps = _steps(sample.trajectory_messages or [])
     report = report or TrajectoryReport()
-    applied = next(iter(report.samples.values())) if len(report.samples) == 1 else SampleReport()
-    calls = applied.llm_call_metrics
+    several = report.samples if len(report.samples) > 1 else {}
+    applied = SampleReport() if several else next(iter(report.samples.values()), SampleReport())
+    model_name, calls = applied.model_name or report.model_name, applied.llm_call_metrics
     agent_steps = [step for step in steps if step.source == "agent"]
-    matched = len(calls) == len(agent_steps)
-    if matched:
-        for step, call in zip(agent_steps, calls, strict=True):
-            _merge_call(step, call)
-    counted = [step.metrics for step in agent_steps if step.metrics] if matched or not calls else calls
-    osmosis = {
-        "rollout_id": rollout_id,
-        "from_model_calls": from_model_calls or None,
-        "label": sample.label if sample.label is not None else request_label,
-        "reward": sample.reward,
-        "sample_metrics": json_safe(sample.metrics) or None,
-        "sample_extra_fields": json_safe(sample.extra_fields) or None,
-        "request_metadata": json_safe(request_metadata),
-        "request_extra_fields": json_safe(request_extra_fields),
-        "unmatched_llm_call_metrics": None if matched or not calls else [_plain(call) for call in calls],
-        "unmatched_sample_reports": (
-            {key: _plain(value) for key, value in report.samples.items()} if len(report.samples) > 1 else None
-        ),
-    }
+    unmatched = calls if len(calls) != len(agent_steps) else []
+    for step, call in zip(agent_steps, [] if unmatched else calls, strict=False):  # may have no calls at all
+        _merge_call(step, call)
+    facts = _extra(
+        rollout_id=rollout_id,
+        from_model_calls=from_model_calls or None,
+        label=sample.label if sample.label is not None else request_label,
+        reward=sample.reward,
+        sample_metrics=json_safe(sample.metrics) or None,
+        sample_extra_fields=json_safe(sample.extra_fields) or None,
+        request_metadata=request_metadata,
+        request_extra_fields=request_extra_fields,
+        unmatched_llm_call_metrics=[call.model_dump(exclude_none=True) for call in unmatched] or None,
+        unmatched_sample_reports={key: _plain(each) for key, each in several.items()} or None,
+    )
     return Trajectory(
         session_id=rollout_id,
         trajectory_id=rollout_id,
-        agent=Agent(name=AGENT_NAME, version=__version__, model_name=applied.model_name or report.model_name),
+        agent=Agent(name="osmosis-rollout-sdk", version=__version__, model_name=model_name),
         steps=steps,
-        final_metrics=_final_metrics(counted, applied, len(steps)),
-        extra={"osmosis": {key: value for key, value in osmosis.items() if value is not None}},
+        final_metrics=_final_metrics(
+            unmatched or [step.metrics for step in agent_steps if step.metrics],
+            applied.final_metrics,
+            len(steps),
+        ),
+        extra={"osmosis": facts},
     )
+
+
+def _plain(report: SampleReport) -> dict[str, Any]:
+    return report.model_dump(exclude_none=True, exclude=None if report.final_metrics else {"final_metrics"})
 
 
 def _steps(messages: list[dict[str, Any]]) -> list[Step]:
     steps: list[Step] = []
     latest_agent: Step | None = None
     for message in messages:
-        role = message.get("role")
-        if role in ("tool", "function") and latest_agent is not None:
-            _observe(latest_agent, message)
-            continue
-        step = _step(message, len(steps) + 1)
-        steps.append(step)
-        if step.source == "agent":
-            latest_agent = step
+        is_result = message.get("role") in ("tool", "function")
+        if not is_result or latest_agent is None:
+            steps.append(_step(message, len(steps) + 1, is_result=is_result))
+        if is_result:
+            _observe(latest_agent or steps[-1], message)
+        elif steps[-1].source == "agent":
+            latest_agent = steps[-1]
     return steps
 
 
-def _step(message: Mapping[str, Any], step_id: int) -> Step:
+def _step(message: Mapping[str, Any], step_id: int, *, is_result: bool) -> Step:
     role = message.get("role")
     source = _SOURCES.get(role) if isinstance(role, str) else None
-    if source != "agent":
-        orphan = role in ("tool", "function")
-        step = Step(
+    if source == "agent":
+        response = _table(_table(message.get("extra")).get("response"))
+        metrics = _usage_metrics(_table(message.get("usage")) or _table(response.get("usage")))
+        tool_calls, others = _tool_calls(message, step_id)
+        return Step(
             step_id=step_id,
             timestamp=_timestamp(message),
-            source="system" if orphan else source or "user",
-            # An item of another API, such as a tool call of the Responses API, has no role and is kept whole.
-            message="" if orphan else _text(message.get("content", None if role else message)),
-            extra=_extra(
-                original_role=None if source else role,
-                reasoning_content=_reasoning(message),
-                tool_calls=message.get("tool_calls") or message.get("function_call"),
-            ),
+            source="agent",
+            model_name=_first(str, message.get("model"), message.get("model_name"), response.get("model")),
+            message=_text(message.get("content")),
+            reasoning_content=_reasoning(message),
+            tool_calls=tool_calls or None,
+            metrics=metrics,
+            llm_call_count=None if metrics is None else 1,
+            extra=_extra(tool_calls=others or None),
         )
-        if orphan:
-            _observe(step, message)
-        return step
-    tool_calls, no_place = _tool_calls(message, step_id)
-    metrics = _inline_metrics(message)
     return Step(
         step_id=step_id,
         timestamp=_timestamp(message),
-        source="agent",
-        model_name=_model_name(message),
-        message=_text(message.get("content")),
-        reasoning_content=_reasoning(message),
-        tool_calls=tool_calls or None,
-        metrics=metrics,
-        llm_call_count=None if metrics is None else 1,
-        extra=_extra(tool_calls=no_place or None),
+        source="system" if is_result else source or "user",
+        # An item of another API, such as a tool call of the Responses API, has no role and is kept whole.
+        message="" if is_result else _text(message.get("content", None if role else message)),
+        extra=_extra(
+            original_role=None if source else role,
+            reasoning_content=_reasoning(message),
+            tool_calls=message.get("tool_calls") or message.get("function_call"),
+        ),
     )
 
 
@@ -222,31 +201,25 @@ def _extra(**fields: Any) -> dict[str, Any] | None:
 def _observe(step: Step, message: Mapping[str, Any]) -> None:
     """Add a tool's answer to the observation of a step."""
     call_id = message.get("tool_call_id")
-    known = {call.tool_call_id for call in step.tool_calls or ()}
-    answers = isinstance(call_id, str) and call_id in known
+    answers = isinstance(call_id, str) and call_id in {call.tool_call_id for call in step.tool_calls or ()}
     result = ObservationResult(
         source_call_id=call_id if answers else None,
         content=_text(message.get("content")),
         extra=None if answers else _extra(tool_call_id=call_id, tool_name=message.get("name")),
     )
     if step.observation is None:
-        step.observation = Observation(results=[result])
-    else:
-        step.observation.results.append(result)
+        step.observation = Observation(results=[])
+    step.observation.results.append(result)
 
 
 def _text(content: Any) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     if isinstance(content, list) and content:
-        texts = [
-            part["text"]
-            for part in content
-            if isinstance(part, Mapping)
-            and part.get("type", "text") in ("text", "input_text", "output_text")
-            and isinstance(part.get("text"), str)
-        ]
-        if len(texts) == len(content):
+        kinds = ("text", "input_text", "output_text")
+        parts = map(_table, content)
+        texts: list[Any] = [part.get("text") if part.get("type", "text") in kinds else None for part in parts]
+        if all(isinstance(text, str) for text in texts):
             return "\n".join(texts)
     return _json_text(content)
 
@@ -255,7 +228,7 @@ def _json_text(value: Any) -> str:
     try:
         return orjson.dumps(value).decode()
     except TypeError:
-        return json.dumps(json_safe(value), separators=(",", ":"), default=repr)
+        return json.dumps(json_safe(value), separators=(",", ":"))
 
 
 def _reasoning(message: Mapping[str, Any]) -> str | None:
@@ -273,8 +246,8 @@ def _tool_calls(message: Mapping[str, Any], step_id: int) -> tuple[list[ToolCall
         calls = [{"function": legacy}] if isinstance(legacy, Mapping) else []
     converted, others = [], []
     for index, call in enumerate(calls):
-        function = call.get("function") if isinstance(call, Mapping) else None
-        if not isinstance(call, Mapping) or not isinstance(function, Mapping):
+        function = _table(_table(call).get("function"))
+        if not function:
             others.append(call)
             continue
         converted.append(
@@ -295,52 +268,40 @@ def _arguments(value: Any) -> dict[str, Any]:
     try:
         parsed = orjson.loads(value)
     except (TypeError, ValueError):
-        return {"_raw": value if isinstance(value, str) else _json_text(value)}
-    return parsed if isinstance(parsed, dict) else {"_raw": value}
+        parsed = None
+    if isinstance(parsed, dict):
+        return parsed
+    return {"_raw": value if isinstance(value, str) else _json_text(value)}
 
 
-def _inline_metrics(message: Mapping[str, Any]) -> Metrics | None:
-    usage = message.get("usage")
-    if not isinstance(usage, Mapping):
-        usage = _response(message).get("usage")
-    if not isinstance(usage, Mapping):
-        return None
-    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
-    metrics = Metrics(
-        prompt_tokens=_count(usage.get("prompt_tokens"), usage.get("input_tokens")),
-        completion_tokens=_count(usage.get("completion_tokens"), usage.get("output_tokens")),
-        cached_tokens=_count(details.get("cached_tokens")) if isinstance(details, Mapping) else None,
-    )
-    return metrics if any(value is not None for _, value in metrics) else None
+def _usage_metrics(usage: Mapping[str, Any]) -> Metrics | None:
+    details = _table(usage.get("prompt_tokens_details")) or _table(usage.get("input_tokens_details"))
+    counts = {
+        "prompt_tokens": _first(int, usage.get("prompt_tokens"), usage.get("input_tokens")),
+        "completion_tokens": _first(int, usage.get("completion_tokens"), usage.get("output_tokens")),
+        "cached_tokens": _first(int, details.get("cached_tokens")),
+    }
+    return None if set(counts.values()) == {None} else Metrics(**counts)
 
 
-def _count(*candidates: Any) -> int | None:
-    return next((value for value in candidates if type(value) is int), None)
+def _table(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
-def _response(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    extra = message.get("extra")
-    response = extra.get("response") if isinstance(extra, Mapping) else None
-    return response if isinstance(response, Mapping) else {}
-
-
-def _model_name(message: Mapping[str, Any]) -> str | None:
-    candidates = (message.get("model"), message.get("model_name"), _response(message).get("model"))
-    return next((value for value in candidates if isinstance(value, str)), None)
+def _first(kind: type, *candidates: Any) -> Any:
+    return next((value for value in candidates if type(value) is kind), None)
 
 
 def _timestamp(message: Mapping[str, Any]) -> str | None:
-    extra = message.get("extra")
-    late = extra.get("timestamp") if isinstance(extra, Mapping) else None
+    late = _table(message.get("extra")).get("timestamp")
     for value in (message.get("created_at"), message.get("timestamp"), message.get("completed_at"), late):
         try:
-            if isinstance(value, str) and value:
+            if isinstance(value, str):
                 value = parse_timestamp(value)
             elif isinstance(value, (int, float)) and not isinstance(value, bool):
                 value = datetime.fromtimestamp(value, tz=timezone.utc)
             if isinstance(value, datetime):
-                zoned = value if value.tzinfo else value.replace(tzinfo=timezone.utc)
-                return zoned.astimezone(timezone.utc).isoformat()
+                return value.replace(tzinfo=value.tzinfo or timezone.utc).astimezone(timezone.utc).isoformat()
         except (ValueError, OverflowError, OSError):
             continue
     return None
@@ -349,9 +310,7 @@ def _timestamp(message: Mapping[str, Any]) -> str | None:
 def _merge_call(step: Step, call: LlmCallMetrics) -> None:
     """Merge the controller's metrics into a step; they take precedence over the message's."""
     reported = call.model_dump(exclude_none=True)
-    model_name = reported.pop("model_name", None)
-    if model_name is not None:
-        step.model_name = model_name
+    step.model_name = reported.pop("model_name", step.model_name)
     extra = call.extra or {}
     step.timestamp = _timestamp({"timestamp": extra.get("started_at")}) or step.timestamp
     if type(latency_ms := extra.get("latency_ms")) in (int, float):
@@ -361,24 +320,13 @@ def _merge_call(step: Step, call: LlmCallMetrics) -> None:
         step.metrics = Metrics(**{**inline, **reported})
 
 
-def _final_metrics(
-    calls: list[Metrics] | list[LlmCallMetrics], applied: SampleReport, step_count: int
-) -> FinalMetrics:
+def _final_metrics(calls: Sequence[Metrics], stated: Mapping[str, Any], step_count: int) -> FinalMetrics:
     totals: dict[str, Any] = {}
-    for total, part in _TOTALS.items():
-        values = [value for call in calls if (value := getattr(call, part)) is not None]
-        if values:
-            totals[total] = sum(values)
-    stated = {name: value for name, value in applied.final_metrics.items() if value is not None}
-    known = {name: stated[name] for name in FinalMetrics.model_fields if name in stated}
+    for part in ("prompt_tokens", "completion_tokens", "cached_tokens", "cost_usd"):
+        if values := [value for call in calls if (value := getattr(call, part)) is not None]:
+            totals[f"total_{part}"] = sum(values)
+    known = {name: stated[name] for name in FinalMetrics.model_fields if stated.get(name) is not None}
     return FinalMetrics.model_validate({**totals, **known, "total_steps": step_count})
-
-
-def _plain(model: LlmCallMetrics | SampleReport) -> dict[str, Any]:
-    plain = dict(json_safe(model.model_dump(exclude_none=True)))
-    if not plain.get("final_metrics", True):
-        del plain["final_metrics"]
-    return plain
 
 
 class RolloutArchive:
@@ -392,7 +340,7 @@ class RolloutArchive:
 
     def keep(self, result: ExecutionResult | None, report: TrajectoryReport | None) -> None:
         """Write the best result so far under a temporary name."""
-        if result is None or (self._kept and self._kept[0] is result and self._kept[1] == report):
+        if result is None or self._kept == (result, report):
             return
         with self._logged():
             pending = self._home / PENDING_TRAJECTORY_FILE
@@ -403,9 +351,7 @@ class RolloutArchive:
                 trajectory = convert_sample_to_trajectory(
                     result.sample, rollout_id=self._rollout_id, report=report, **self._request
                 )
-                # Nothing acknowledged depends on the first version yet, so a torn file does no harm.
-                write = _write if self._kept is None else _write_whole
-                write(pending, encode_trajectory(trajectory).encode("ascii"))
+                write_atomic(pending, encode_trajectory(trajectory), mode=0o644, durable=False)
             self._kept = result, report
 
     def publish(
@@ -419,11 +365,11 @@ class RolloutArchive:
         with self._logged():
             if diagnostics:
                 text = json.dumps(diagnostics, indent=2, sort_keys=True, ensure_ascii=False, default=repr)
-                _write_whole(self._home / DIAGNOSTICS_FILE, text.encode(errors="replace"))
-        if self._kept is None:
-            return
-        with self._logged(), contextlib.suppress(FileNotFoundError):
-            (self._home / PENDING_TRAJECTORY_FILE).replace(self._home / TRAJECTORY_FILE)
+                content = text.encode(errors="replace")
+                write_atomic(self._home / DIAGNOSTICS_FILE, content, mode=0o644, durable=False)
+        if self._kept is not None:
+            with self._logged(), contextlib.suppress(FileNotFoundError):
+                (self._home / PENDING_TRAJECTORY_FILE).replace(self._home / "trajectory.json")
 
     @cached_property
     def _home(self) -> Path:
@@ -474,20 +420,3 @@ def encode_trajectory(trajectory: Trajectory | Mapping[str, Any]) -> str:
     if not text.isascii():
         text = _NON_ASCII.sub(lambda match: json.dumps(match[0])[1:-1], text)
     return _NUMBER_ARRAY.sub(lambda match: f"[{' '.join(match[0][1:-1].split())}]", text)
-
-
-def _write_whole(target: Path, data: bytes) -> None:
-    temporary = target.with_name(f".{target.name}.tmp")
-    _write(temporary, data)
-    temporary.replace(target)
-
-
-def _write(target: Path, data: bytes) -> None:
-    try:
-        target.write_bytes(data)
-    except FileNotFoundError:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(data)
-    except OSError:
-        target.unlink(missing_ok=True)
-        raise

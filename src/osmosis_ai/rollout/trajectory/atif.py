@@ -12,11 +12,6 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-SchemaVersion = Literal[
-    "ATIF-v1.0", "ATIF-v1.1", "ATIF-v1.2", "ATIF-v1.3", "ATIF-v1.4", "ATIF-v1.5", "ATIF-v1.6", "ATIF-v1.7"
-]
-AGENT_ONLY_FIELDS = ("model_name", "reasoning_effort", "reasoning_content", "tool_calls", "metrics")
-
 
 def parse_timestamp(text: str) -> datetime:
     """Parse an ISO 8601 timestamp; accepts ``Z`` on every Python version."""
@@ -139,8 +134,8 @@ class Step(AtifModel):
     @model_validator(mode="after")
     def _is_consistent(self) -> Step:
         if self.source != "agent":
-            present = [name for name in AGENT_ONLY_FIELDS if getattr(self, name) is not None]
-            if present:
+            agent_only = ("model_name", "reasoning_effort", "reasoning_content", "tool_calls", "metrics")
+            if present := [name for name in agent_only if getattr(self, name) is not None]:
                 raise ValueError(f"only agent steps may have {', '.join(present)}")
         if self.llm_call_count == 0 and (self.metrics is not None or self.reasoning_content is not None):
             raise ValueError("a step without model calls has neither metrics nor reasoning")
@@ -153,7 +148,7 @@ class Step(AtifModel):
 
 
 class Trajectory(AtifModel):
-    schema_version: SchemaVersion = "ATIF-v1.7"
+    schema_version: str = Field(default="ATIF-v1.7", pattern=r"^ATIF-v1\.[0-7]$")
     session_id: str | None = None
     trajectory_id: str | None = None
     agent: Agent
@@ -179,18 +174,11 @@ def trajectory_identity(document: Any) -> str | None:
     """Return the rollout id in an ATIF trajectory; None without one."""
     if not isinstance(document, dict):
         return None
-    extra = document.get("extra")
-    osmosis = extra.get("osmosis") if isinstance(extra, dict) else None
-    stated = osmosis.get("rollout_id") if isinstance(osmosis, dict) else None
-    if isinstance(stated, str):
-        return stated
-    session = document.get("session_id")
-    if isinstance(session, str):
-        return session
-    trajectory = document.get("trajectory_id")
-    if isinstance(trajectory, str) and "/" in trajectory:
-        return trajectory.partition("/")[0]
-    return None
+    for stated in (_osmosis_facts(document).get("rollout_id"), document.get("session_id")):
+        if isinstance(stated, str):
+            return stated
+    combined = document.get("trajectory_id")
+    return combined.partition("/")[0] if isinstance(combined, str) and "/" in combined else None
 
 
 def trajectory_problem(content: bytes, rollout_id: str, row_index: int, run_index: int) -> str | None:
@@ -205,9 +193,14 @@ def trajectory_problem(content: bytes, rollout_id: str, row_index: int, run_inde
         return "no valid JSON"
     if trajectory_identity(document) != rollout_id:
         return "the trajectory of another rollout"
-    osmosis = (document.get("extra") or {}).get("osmosis")
-    stated = osmosis.get("request_extra_fields") if isinstance(osmosis, dict) else None
+    stated = _osmosis_facts(document).get("request_extra_fields")
     expected = {"row_index": row_index, "run_index": run_index}
     if isinstance(stated, dict) and any(stated.get(name, value) != value for name, value in expected.items()):
         return "the trajectory of another row or attempt"
     return None
+
+
+def _osmosis_facts(document: dict[str, Any]) -> dict[str, Any]:
+    extra = document.get("extra")
+    facts = extra.get("osmosis") if isinstance(extra, dict) else None
+    return facts if isinstance(facts, dict) else {}

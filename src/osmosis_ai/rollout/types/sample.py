@@ -99,9 +99,7 @@ def json_safe(value: Any) -> Any:
 def _json_safe(value: Any, path: str, dropped: list[str]) -> Any:
     """Return ``value`` itself if it is clean, or else a cleaned copy; ``_DROPPED`` if nothing is left."""
     kind = type(value)
-    if kind is float and math.isfinite(value):
-        return value
-    if kind is not float and kind in _ATOMS:
+    if kind in _ATOMS and (kind is not float or math.isfinite(value)):
         return value
     if isinstance(value, dict):
         return _safe_dict(value, path, dropped)
@@ -110,13 +108,11 @@ def _json_safe(value: Any, path: str, dropped: list[str]) -> Any:
         if kind is list and all(new is old for new, old in zip(items, value, strict=True)):
             return value
         return [item for item in items if item is not _DROPPED]
-    if isinstance(value, str):
-        return str(value)
-    number = _plain_number(value)
-    if number is None:
+    safe = str(value) if isinstance(value, str) else _plain_number(value)
+    if safe is None:
         dropped.append(path)
         return _DROPPED
-    return number
+    return safe
 
 
 def _safe_dict(value: dict[Any, Any], path: str, dropped: list[str]) -> dict[str, Any]:
@@ -126,9 +122,9 @@ def _safe_dict(value: dict[Any, Any], path: str, dropped: list[str]) -> dict[str
         name = key if isinstance(key, str) else _plain_number(key)
         if name is None:
             dropped.append(f"{path}.{key!r:.40}")
-            clean = False
-            continue
-        new = _json_safe(item, f"{path}.{name}", dropped)
+            new = _DROPPED
+        else:
+            new = _json_safe(item, f"{path}.{name}", dropped)
         clean = clean and new is item and type(key) is str
         if new is not _DROPPED:
             safe[str(name)] = new
@@ -139,7 +135,5 @@ def _plain_number(value: Any) -> int | float | None:
     """Return a registered numeric scalar (such as NumPy's) as int or float, or None if it is not finite."""
     if isinstance(value, numbers.Integral):
         return int(value)
-    if isinstance(value, numbers.Real):
-        number = float(value)
-        return number if math.isfinite(number) else None
-    return None
+    number = float(value) if isinstance(value, numbers.Real) else math.nan
+    return number if math.isfinite(number) else None

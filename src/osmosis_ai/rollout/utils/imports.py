@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-EXTRA_MODULES = {
+_EXTRA_MODULES = {
     "server": frozenset({"fastapi", "starlette", "uvicorn"}),
     "openai-agents": frozenset({"agents"}),
     "strands": frozenset({"strands"}),
@@ -56,14 +56,13 @@ def needs_extra(extra: str, purpose: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         top = (error.name or "").partition(".")[0]
-        if top not in EXTRA_MODULES[extra]:
+        if top not in _EXTRA_MODULES[extra]:
             raise
         found = sys.modules.get(top)
         if error.name != top and found is not None:
             raise ImportError(
-                f"{purpose} needs the package `{top}` of the `{extra}` extra, and `{top}` is "
-                f"{getattr(found, '__file__', None)} here, which has no `{error.name}`: "
-                "a file of yours needs another name",
+                f"{purpose} needs the package `{top}` of the `{extra}` extra, but `{top}` is "
+                f"{getattr(found, '__file__', None)}: a file of yours needs another name",
                 name=top,
             ) from error
         from osmosis_ai.errors import install_command

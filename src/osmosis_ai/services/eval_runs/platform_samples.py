@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from osmosis_ai.api.paging import iterate_samples
-from osmosis_ai.decisions.samples import ComparedInputs, CountsOnly, RunSamples, with_told_samples
+from osmosis_ai.decisions.samples import ComparedInputs, CountsOnly, RunSamples, SampleCollector
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.services.runs.finite import finite
 
@@ -78,8 +78,10 @@ def _tried(results: EvalResults | None) -> int | None:
 def _with_samples(client: PlatformClient, found: DescribedEvaluation) -> RunSamples:
     rows, n = _size(found.detail)
     run_id = found.detail.eval_run.id
-    told = iterate_samples(lambda cursor: client.eval_runs.samples(run_id, cursor=cursor))
-    return with_told_samples(_without_samples(found), told, rows=rows, n=n, teller=client.platform_url)
+    collector = SampleCollector(_without_samples(found), rows=rows, n=n, source=client.platform_url)
+    for sample in iterate_samples(lambda cursor: client.eval_runs.samples(run_id, cursor=cursor)):
+        collector.add(sample)
+    return collector.run()
 
 
 def _without_samples(found: DescribedEvaluation) -> RunSamples:

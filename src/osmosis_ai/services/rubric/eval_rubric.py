@@ -12,9 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.files import replacing
-from osmosis_ai.rubric.documents import JudgedRecord, classic_record, judged_record, write_document
+from osmosis_ai.rubric.documents import (
+    Baseline,
+    JudgedRecord,
+    SessionComparison,
+    classic_record,
+    compare_sessions,
+    describe_change,
+    judged_record,
+    read_baseline,
+    write_document,
+)
 from osmosis_ai.services.rubric.inputs import (
-    ChosenRubric,
     PreparedRubric,
     RubricRequest,
     check_bounds,
@@ -31,8 +40,6 @@ from osmosis_ai.ui import numbers
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.hooks import RunHooks
     from osmosis_ai.rubric.agreement import AgreementReport
-    from osmosis_ai.rubric.baseline import Baseline, SessionComparison
-    from osmosis_ai.rubric.judge_model import JudgeModel
     from osmosis_ai.rubric.records import RecordIndex
     from osmosis_ai.rubric.session import JudgingSession, SessionSpec
 
@@ -44,11 +51,9 @@ class RubricOutcome:
     Attributes:
         agreement: the agreement of the judges.
         comparison: with the baseline.
-        output_path: the result file.
         journal_path: the journal to resume from; None if no calls are pending.
-        report_path: the report, if requested.
         records: the entries of the result file, up to the requested number.
-        kept: the earlier result, which an incomplete one did not replace.
+        archived: the earlier result, which an incomplete one did not replace.
     """
 
     prepared: PreparedRubric
@@ -56,15 +61,7 @@ class RubricOutcome:
     agreement: AgreementReport
     comparison: SessionComparison | None
     records: list[dict[str, Any]]
-    kept: Path | None = None
-
-    @property
-    def output_path(self) -> Path:
-        return self.session.output
-
-    @property
-    def report_path(self) -> Path | None:
-        return self.prepared.report
+    archived: Path | None = None
 
     @property
     def journal_path(self) -> Path | None:
@@ -72,6 +69,8 @@ class RubricOutcome:
 
     def numbers(self) -> dict[str, Any]:
         """Return what every document of the session contains."""
+        import msgspec
+
         session = self.session
         return {
             "complete": session.complete,
@@ -85,7 +84,7 @@ class RubricOutcome:
             },
             "counts": session.counts(),
             "usage": session.usage_document(),
-            "trust": self.agreement.to_json(),
+            "trust": msgspec.to_builtins(self.agreement),
         }
 
     @property
@@ -117,64 +116,41 @@ def prepare_rubric(
     Raises:
         OsmosisError: an input is missing or invalid; the error says which and how to fix it.
     """
-    from osmosis_ai.rubric.baseline import read_baseline
     from osmosis_ai.rubric.records import RecordIndex, RecordRules, require_file
-    from osmosis_ai.rubric.session import RUNS_PER_SEED
+    from osmosis_ai.rubric.session import RUNS_PER_SEED, SessionSpec
 
     if request.number < 1:
         raise OsmosisError("--number must be at least 1.")
     if request.number > RUNS_PER_SEED:
         raise OsmosisError(f"--number must be at most {RUNS_PER_SEED}.")
     require_file(request.data, "Data path")
-    chosen = choose_rubric(request)
-    bounds = check_bounds(request.score_min, request.score_max, chosen)
-    judges = choose_judges(request, chosen, os.environ if env is None else env)
+    rubric = choose_rubric(request)
+    bounds = check_bounds(request.score_min, request.score_max, rubric)
+    judges = choose_judges(request, rubric, os.environ if env is None else env)
     require_prices(judges, request.budget)
     baseline = read_baseline(request.baseline) if request.baseline is not None else None
     rules = RecordRules(
-        rubric_id=chosen.rubric_id if chosen.config is not None else None,
-        tagged_only=request.classic,
-        wrap_metadata=request.classic,
+        rubric_id=rubric.rubric_id if rubric.path is not None else None, classic=request.classic
     )
-    index = RecordIndex.scan(request.data, rules, bounds, progress=reading)
+    index = RecordIndex(request.data, rules, bounds, progress=reading)
     report = plan_report(request.report, overwrite=request.overwrite_report)
-    output = plan_output(request.output, chosen.rubric_id, classic=request.classic)
-    require_apart(written=[output.path, report], read=[request.data, chosen.config_path, request.baseline])
-    spec = _session_spec(request, chosen, judges, bounds)
+    output = plan_output(request.output, rubric.rubric_id, classic=request.classic)
+    require_apart(written=[output.path, report], read=[request.data, rubric.path, request.baseline])
+    spec = SessionSpec(
+        rubric, judges, request.number, bounds, keep_raw=request.classic, seed=request.seed, swap=request.swap
+    )
     if request.swap:
         require_swappable(spec, index)
     return PreparedRubric(
         request=request,
-        chosen=chosen,
         spec=spec,
         index=index,
         output=output,
         report=report,
         baseline=baseline,
-        model_shown=", ".join(request.models) or str(chosen.model_info.get("model") or "<unspecified>"),
+        model_shown=", ".join(request.models) or str(rubric.model_info.get("model") or "<unspecified>"),
         provider_shown=", ".join(dict.fromkeys(judge.provider for judge in judges)),
-        notes=tuple(_notes(chosen, index, spec, baseline)),
-    )
-
-
-def _session_spec(
-    request: RubricRequest, chosen: ChosenRubric, judges: tuple[JudgeModel, ...], bounds: tuple[float, float]
-) -> SessionSpec:
-    from osmosis_ai.rubric.session import SessionSpec
-
-    config = chosen.config
-    return SessionSpec(
-        rubric_id=chosen.rubric_id,
-        rubric=chosen.text,
-        judges=judges,
-        runs=request.number,
-        bounds=bounds,
-        system_prompt=chosen.system_prompt,
-        original_input=(config.original_input if config else None) or chosen.model_info.get("original_input"),
-        ground_truth=config.ground_truth if config else None,
-        keep_raw=request.classic,
-        seed=request.seed,
-        swap=request.swap,
+        notes=tuple(_notes(index, spec, baseline)),
     )
 
 
@@ -219,14 +195,20 @@ async def run_rubric(prepared: PreparedRubric, hooks: RunHooks, *, keep: int | N
 def _write(prepared: PreparedRubric, session: JudgingSession, keep: int | None) -> RubricOutcome:
     """Write the result file and the report; keep the first entries of the file (all if ``keep`` is None)."""
     from osmosis_ai.rubric.agreement import measure_agreement
-    from osmosis_ai.rubric.baseline import compare_sessions
     from osmosis_ai.rubric.session import free_name
 
     pending = session.count("pending")
     agreement = measure_agreement(session.table, seed=prepared.spec.seed, pending_calls=pending)
     outcome = RubricOutcome(prepared, session, agreement, None, [])
     if prepared.baseline is not None:
-        outcome.comparison = compare_sessions(prepared.baseline, session, outcome.totals)
+        outcome.comparison = compare_sessions(
+            prepared.baseline,
+            session.scored_records(),
+            session.spec.inputs(session.index),
+            outcome.totals,
+            bounds=session.spec.bounds,
+            seed=session.spec.seed,
+        )
     classic, path = prepared.request.classic, session.output
     compared = {} if outcome.comparison is None else {"baseline_comparison": outcome.comparison.data()}
     identified = classic and not prepared.output.fixed
@@ -248,8 +230,8 @@ def _write(prepared: PreparedRubric, session: JudgingSession, keep: int | None) 
     try:
         if not (session.complete or prepared.request.resume) and path.exists():
             # An incomplete result does not replace another one.
-            outcome.kept = free_name(path, path.suffix)
-            path.replace(outcome.kept)
+            outcome.archived = free_name(path, path.suffix)
+            path.replace(outcome.archived)
         write_document(path, head, entries(), {**tail, **compared} if classic else None)
         if prepared.report is not None:
             path = prepared.report
@@ -267,14 +249,14 @@ def _write(prepared: PreparedRubric, session: JudgingSession, keep: int | None) 
 def _head(outcome: RubricOutcome) -> dict[str, Any]:
     """Return the document without its records; its first keys are those of the public SDKs."""
     prepared, spec = outcome.prepared, outcome.session.spec
-    request, chosen = prepared.request, prepared.chosen
-    config_path = str(chosen.config_path) if chosen.config_path else None
+    request, rubric = prepared.request, spec.rubric
+    config_path = str(rubric.path) if rubric.path else None
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     if request.classic:
         head = {
             "generated_at": now,
-            "rubric_id": spec.rubric_id,
-            "rubric_source": chosen.source,
+            "rubric_id": rubric.rubric_id,
+            "rubric_source": rubric.source,
             "provider": prepared.provider_shown,
             "model": prepared.model_shown,
             "number": spec.runs,
@@ -286,12 +268,12 @@ def _head(outcome: RubricOutcome) -> dict[str, Any]:
         head = {
             "generated_at": now,
             "model": prepared.model_shown,
-            "rubric": spec.rubric,
+            "rubric": rubric.text,
             "data_path": str(request.data),
             "number": spec.runs,
             "overall_statistics": outcome.session.statistics,
-            "rubric_id": spec.rubric_id,
-            "rubric_source": chosen.source,
+            "rubric_id": rubric.rubric_id,
+            "rubric_source": rubric.source,
             "config_path": config_path,
             "models": spec.model_names,
         }
@@ -311,9 +293,11 @@ def _write_report(path: Path, outcome: RubricOutcome) -> None:
         if judged.record.index - 1 in wanted
     ]
     document = {**_head(outcome), "records": records}
-    entry = session_entry(document, f"Judges on {request.data.name}: {session.spec.rubric_id}", str(results))
+    entry = session_entry(
+        document, f"Judges on {request.data.name}: {session.spec.rubric.rubric_id}", str(results)
+    )
     detail = replace(
-        session_detail(entry, document, None, **_facts(session)), config_written=session.spec.rubric
+        session_detail(entry, document, None, **_facts(session)), config_written=session.spec.rubric.text
     )
     more = len(session.index) - len(records)
     left_out = f"; {more:,} on which scores differ least are only in {results.name}" if more else ""
@@ -325,9 +309,9 @@ def _write_report(path: Path, outcome: RubricOutcome) -> None:
 def _texts(spec: SessionSpec, judged: JudgedRecord) -> dict[str, str | None]:
     record = judged.record
     return {
-        "Input": record.original_input or spec.original_input,
+        "Input": record.original_input or spec.rubric.original_input,
         "Judged text": record.solution_str,
-        "Reference answer": record.ground_truth or spec.ground_truth,
+        "Reference answer": record.ground_truth or spec.rubric.ground_truth,
     }
 
 
@@ -356,13 +340,9 @@ def token_count(session: JudgingSession) -> str:
     return numbers.partial_count(total, uncounted, sum(judge.calls for judge in session.usage), "calls")
 
 
-def _notes(
-    chosen: ChosenRubric, index: RecordIndex, spec: SessionSpec, baseline: Baseline | None
-) -> Iterator[str]:
-    from osmosis_ai.rubric.baseline import describe_change
-
-    if chosen.note:
-        yield chosen.note
+def _notes(index: RecordIndex, spec: SessionSpec, baseline: Baseline | None) -> Iterator[str]:
+    if spec.rubric.note:
+        yield spec.rubric.note
     changed = baseline.changed_inputs(spec.inputs(index)) if baseline is not None else ()
     if "bounds" in changed:
         yield "the baseline's scores are on another scale: they will not be compared."

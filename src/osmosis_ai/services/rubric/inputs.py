@@ -19,8 +19,8 @@ from osmosis_ai.services.report_files import ReportFile
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.spec import Budget
-    from osmosis_ai.rubric.baseline import Baseline
-    from osmosis_ai.rubric.config import RubricConfig
+    from osmosis_ai.rubric.config import Rubric
+    from osmosis_ai.rubric.documents import Baseline
     from osmosis_ai.rubric.judge_model import JudgeModel
     from osmosis_ai.rubric.records import RecordIndex
     from osmosis_ai.rubric.session import SessionSpec
@@ -78,41 +78,6 @@ class RubricRequest:
     classic: bool = False
 
 
-@dataclass(frozen=True)
-class ChosenRubric:
-    """The rubric of a session.
-
-    Attributes:
-        rubric_id: its id, the name of its file, or a name made from its text.
-        text: the criteria.
-        source: where it comes from, for display.
-        config: its entry in a YAML file, if it has one.
-        config_path: that file.
-        note: what the user should know about the choice.
-    """
-
-    rubric_id: str
-    text: str
-    source: str
-    config: RubricConfig | None = None
-    config_path: Path | None = None
-    note: str | None = None
-
-    @property
-    def model_info(self) -> dict[str, Any]:
-        """The judge that the YAML file names."""
-        return (self.config.model_info if self.config else None) or {}
-
-    @property
-    def system_prompt(self) -> str | None:
-        """The rubric's system prompt followed by the judge's."""
-        own = self.config.system_prompt if self.config else None
-        parts = [
-            text for text in (own, self.model_info.get("system_prompt")) if isinstance(text, str) and text
-        ]
-        return "\n\n".join(parts) or None
-
-
 class OutputPlan(NamedTuple):
     """The result file; ``fixed`` if the user named it, otherwise it is a new name in a directory."""
 
@@ -130,7 +95,6 @@ class PreparedRubric:
     """
 
     request: RubricRequest
-    chosen: ChosenRubric
     spec: SessionSpec
     index: RecordIndex
     output: OutputPlan
@@ -141,31 +105,31 @@ class PreparedRubric:
     notes: tuple[str, ...]
 
 
-def choose_rubric(request: RubricRequest) -> ChosenRubric:
+def choose_rubric(request: RubricRequest) -> Rubric:
     """Find the rubric: ``@file``, the id of one in a YAML file, or the text itself.
 
     A single word counts as an id if there is a YAML file that could contain it.
     """
-    from osmosis_ai.rubric.config import candidate_configs, discover_config, find_rubric
+    from osmosis_ai.rubric.config import Rubric, candidate_configs, discover_config, find_rubric
 
     text, config, data = request.rubric.strip(), request.config, request.data
     if not text:
         raise OsmosisError("Rubric text must not be empty.")
     if text.startswith("@"):
-        return _rubric_of_file(expanded(text[1:]))
+        path = expanded(text[1:])
+        return Rubric(path.stem, _text_of_file(path), str(path))
     looks_like_id = _ID_LIKE.fullmatch(text) is not None
-    found = next((path for path in candidate_configs(data) if path.is_file()), None)
-    if config is not None or (looks_like_id and found is not None):
+    is_configured = any(path.is_file() for path in candidate_configs(data))
+    if config is not None or (looks_like_id and is_configured):
         path = discover_config(config, data)
-        chosen = find_rubric(path, text, need_model=not request.models, strict=not request.classic)
-        return ChosenRubric(text, chosen.rubric_text, chosen.source_label, chosen, path)
+        return find_rubric(path, text, need_model=not request.models, strict=not request.classic)
     note = (
         f"`{text}` is taken as the text of the rubric: there is no rubric_configs.yaml that could define it."
         if looks_like_id
         else None
     )
     digest = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:8]
-    return ChosenRubric(f"inline-{digest}", text, "inline", note=note)
+    return Rubric(f"inline-{digest}", text, "inline", note=note)
 
 
 def require_configured(data: Path, config: Path | None) -> Path:
@@ -181,35 +145,30 @@ def require_configured(data: Path, config: Path | None) -> Path:
     return discover_config(config, data)
 
 
-def check_bounds(
-    score_min: float | None, score_max: float | None, chosen: ChosenRubric
-) -> tuple[float, float]:
+def check_bounds(score_min: float | None, score_max: float | None, rubric: Rubric) -> tuple[float, float]:
     """Return the scale: the user's, otherwise the rubric's, the judge's, or 0 to 1."""
     from osmosis_ai.rubric import types
 
-    config, info = chosen.config, chosen.model_info
-    lowest = (score_min, config.score_min if config else None, info.get("score_min"), 0.0)
-    highest = (score_max, config.score_max if config else None, info.get("score_max"), 1.0)
+    lowest = (score_min, rubric.score_min, rubric.model_info.get("score_min"), 0.0)
+    highest = (score_max, rubric.score_max, rubric.model_info.get("score_max"), 1.0)
     return types.check_bounds(
         next(value for value in lowest if value is not None),
         next(value for value in highest if value is not None),
     )
 
 
-def choose_judges(
-    request: RubricRequest, chosen: ChosenRubric, env: Mapping[str, str]
-) -> tuple[JudgeModel, ...]:
+def choose_judges(request: RubricRequest, rubric: Rubric, env: Mapping[str, str]) -> tuple[JudgeModel, ...]:
     """Choose the judges and their keys."""
     from osmosis_ai.rubric.judge_model import resolve_judge
 
-    if not request.models and not chosen.model_info:
+    if not request.models and not rubric.model_info:
         raise JudgeRequiredError("nobody is named to judge.", hint="add `--model provider/model`")
-    timeout_s = request.timeout_s if request.timeout_s is not None else chosen.model_info.get("timeout")
+    timeout_s = request.timeout_s if request.timeout_s is not None else rubric.model_info.get("timeout")
     judges = tuple(
         resolve_judge(judge, env=env, api_base=request.api_base, api_key=request.api_key, timeout_s=timeout_s)
-        for judge in request.models or (chosen.model_info,)
+        for judge in request.models or (rubric.model_info,)
     )
-    names = [judge.name for judge in judges]
+    names = [judge.model_path for judge in judges]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise OsmosisError(
@@ -226,9 +185,9 @@ def require_prices(judges: Sequence[JudgeModel], budget: Budget | None) -> None:
     from osmosis_ai.llm.prices import price_of
 
     for judge in judges:
-        if price_of(judge.endpoint) is None:
+        if price_of(judge) is None:
             raise OsmosisError(
-                f"`--max-cost` needs the price of `{judge.name}`, and it is not known.",
+                f"`--max-cost` needs the price of `{judge.model_path}`, and it is not known.",
                 hint="limit the session with `--max-tokens` or `--max-time` instead",
             )
 
@@ -270,7 +229,7 @@ def require_swappable(spec: SessionSpec, index: RecordIndex) -> None:
     """Check that every record quotes at least two texts, whose order can be reversed."""
     if spec.runs < 2:
         raise OsmosisError("--swap compares calls with each other.", hint="ask twice or more: `--number 2`")
-    if index.bare_line is not None and not (spec.original_input or spec.ground_truth):
+    if index.bare_line is not None and not (spec.rubric.original_input or spec.rubric.ground_truth):
         raise OsmosisError(
             f"Line {index.bare_line} of '{index.path}' has nothing but the text that is judged: there is no "
             "order to reverse.",
@@ -295,7 +254,7 @@ def folder_of(rubric_id: str) -> str:
     return kept.strip("_").lower()[:_LONGEST_FOLDER] or "rubric"
 
 
-def _rubric_of_file(path: Path) -> ChosenRubric:
+def _text_of_file(path: Path) -> str:
     if path.is_dir():
         raise OsmosisError(f"Rubric file '{path}' is a directory.")
     if not path.exists():
@@ -306,7 +265,7 @@ def _rubric_of_file(path: Path) -> ChosenRubric:
         raise OsmosisError(f"Rubric file '{path}' is not UTF-8 text.") from None
     if not text:
         raise OsmosisError(f"Rubric file '{path}' is empty.")
-    return ChosenRubric(path.stem, text, str(path))
+    return text
 
 
 def _fresh(directory: Path) -> OutputPlan:

@@ -6,16 +6,9 @@ every request, and its prefix cache identifies adapters by name. A call keeps it
 unloaded when its last call ends. A restarted server gets its adapter again.
 
 A wrong option would only show as a policy that learns worse, so its samples are checked before the first step
-(:mod:`.logprob_check`). A server is started with:
-
-    VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve MODEL --enable-lora --max-loras 2 \\
-        --max-lora-rank RANK --logprobs-mode processed_logprobs --generation-config vllm
-
-vLLM fills omitted parameters from the model's ``generation_config.json`` (Qwen3 samples from the 20 likeliest
-tokens at temperature 0.6), so every request sets all parameters.
-
-The trainer's own server (:class:`VllmServer`) is started with these options and restarted if it dies. SGLang is not
-supported: its documentation does not state the temperature of its log-probabilities.
+(:mod:`.logprob_check`). vLLM fills omitted parameters from the model's ``generation_config.json`` (Qwen3 samples from
+the 20 likeliest tokens at temperature 0.6), so every request sets all parameters. SGLang is not supported: its
+documentation does not state the temperature of its log-probabilities.
 """
 
 from __future__ import annotations
@@ -64,11 +57,7 @@ _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 class VllmServer(Service):
-    """A vLLM server of the trainer, in its own environment.
-
-    It listens on the loopback interface and requires a generated key. It can be restarted after a crash, because its
-    adapter is on disk.
-    """
+    """A vLLM server of the trainer, in its own environment, on the loopback interface with a generated key."""
 
     def __init__(
         self,
@@ -99,27 +88,24 @@ class VllmServer(Service):
             "--generation-config": "vllm",
         }
         env = {name: value for name, value in environ.items() if name not in _NOT_INHERITED}
-        env |= {
-            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
-            "VLLM_API_KEY": self.api_key,
-            "PYTHONUNBUFFERED": "1",
-            "HF_HUB_OFFLINE": "1",
-        }
+        env |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_API_KEY": self.api_key}
+        env |= {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
         ours = [part for option in options.items() for part in option]
-        spec = ServiceSpec(
-            name="the vLLM server",
-            command=[*program, "serve", model, "--enable-lora", *ours, *settings.vllm_args],
-            env=env,
-            cwd=Path.cwd(),
-            log_path=log_path,
-            addresses=[self.url],
-            start_timeout_s=settings.vllm_start_timeout_s,
-            late_hint="[advanced].vllm_start_timeout_s gives it longer",
-            stop_grace_s=STOP_GRACE_S,
-            restarts=RESTARTS,
-            guarded=True,
+        super().__init__(
+            ServiceSpec(
+                name="the vLLM server",
+                command=[*program, "serve", model, "--enable-lora", *ours, *settings.vllm_args],
+                env=env,
+                cwd=Path.cwd(),
+                log_path=log_path,
+                addresses=[self.url],
+                start_timeout_s=settings.vllm_start_timeout_s,
+                late_hint="[advanced].vllm_start_timeout_s gives it longer",
+                stop_grace_s=STOP_GRACE_S,
+                restarts=RESTARTS,
+                guarded=True,
+            )
         )
-        super().__init__(spec)
 
 
 logger = logging.getLogger(__name__)
@@ -173,6 +159,9 @@ class _Request:
 class VllmEngine:
     """Serves the policy with a running vLLM server; an async context manager."""
 
+    model: _Served
+    _http: aiohttp.ClientSession
+
     def __init__(
         self,
         base_url: str,
@@ -192,19 +181,19 @@ class VllmEngine:
         self._adapters_dir = adapters_dir
         key = server.api_key if server is not None else api_key
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._failure: OsmosisError | None = None
+        # The server does not describe its weights.
+        self.fingerprint = hashlib.sha256(model.encode()).hexdigest()
+        self.failure: OsmosisError | None = None
         self._loading = asyncio.Lock()
         self._run = run
         self._version = 0
-        self._model: _Served | None = None
-        self._http: aiohttp.ClientSession | None = None
         self._calls: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> VllmEngine:
         self._http = open_session(timeout_s=REQUEST_TIMEOUT_S, headers=self._headers)
         try:
-            self._model = _Served(Dimensions(await self._context_length(), self._end_tokens))
+            self.model = _Served(Dimensions(await self._context_length(), self._end_tokens))
         except BaseException:
             await self._http.close()
             raise
@@ -216,22 +205,7 @@ class VllmEngine:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._serving != self._base_model:
             await self._unload(self._serving)
-        if self._http is not None:
-            await self._http.close()
-
-    @property
-    def model(self) -> _Served:
-        assert self._model is not None, "the engine is used outside of `async with`"
-        return self._model
-
-    @property
-    def fingerprint(self) -> str:
-        """Digest of the model's name, since the server does not describe its weights."""
-        return hashlib.sha256(self._base_model.encode()).hexdigest()
-
-    @property
-    def failure(self) -> OsmosisError | None:
-        return self._failure
+        await self._http.close()
 
     def submit(self, generations: Sequence[Generation], listener: Listener) -> _Request:
         if any(generation.top_p < 1.0 for generation in generations):
@@ -239,12 +213,9 @@ class VllmEngine:
                 "vLLM gives log-probabilities after `top_p`, which no policy gradient can be computed from.",
                 hint="set `rollout_top_p = 1.0`",
             )
-        tasks = [
-            asyncio.get_running_loop().create_task(self._answer(generation, listener))
-            for generation in generations
-        ]
+        tasks = [asyncio.create_task(self._answer(generation, listener)) for generation in generations]
+        self._tasks.update(tasks)
         for task in tasks:
-            self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         return _Request(tasks)
 
@@ -326,12 +297,11 @@ class VllmEngine:
         try:
             return await self._try(path, body)
         except _TransientError as error:
-            self._failure = NetworkError(f"vLLM at {self._url} cannot be reached: {error}")
-            raise self._failure from error
+            self.failure = NetworkError(f"vLLM at {self._url} cannot be reached: {error}")
+            raise self.failure from error
 
     @stamina.retry(on=_TransientError, attempts=ATTEMPTS, timeout=None)
     async def _try(self, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
-        assert self._http is not None, "the engine is used outside of `async with`"
         method = "GET" if body is None else "POST"
         try:
             async with self._http.request(method, self._url + path, json=body) as response:
@@ -352,7 +322,7 @@ class VllmEngine:
                 try:
                     await self._server.revive(self._note)
                 except OsmosisError as lost:
-                    self._failure = lost
+                    self.failure = lost
                     raise
             raise _TransientError(str(error) or type(error).__name__) from error
         return reply if isinstance(reply, dict) else {}

@@ -25,7 +25,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.errors import OsmosisError
+from osmosis_ai.errors import OsmosisError, with_causes
 from osmosis_ai.files import is_disk_full, replacing, sync_directory, write_atomic, write_json
 
 if TYPE_CHECKING:
@@ -202,12 +202,7 @@ def _put_in_place(written: Path, final: Path) -> None:
 
 def _disk_error(error: Exception) -> Exception:
     """Return the disk's error: torch reports a refused write as an unexpected position."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, OSError):
-            return cause
-        cause = cause.__cause__ or cause.__context__
-    return error
+    return next((cause for cause in with_causes(error) if isinstance(cause, OSError)), error)
 
 
 def _flush(directory: Path) -> None:

@@ -121,13 +121,12 @@ class ValidationHeadline(BaseModel):
     @classmethod
     def of(cls, curves: Mapping[str, Sequence[tuple[int, float]]]) -> ValidationHeadline | None:
         """Return the headline of the newest validation; None before the first one."""
-        last = [points[-1][0] for key in CURVES if (points := curves.get(key))]
-        if not last:
+        last = [curves[key][-1] if curves.get(key) else (-1, 0.0) for key in CURVES]
+        step = max(at for at, _ in last)
+        if step < 0:
             return None
-        step = max(last)
         # What this validation did not measure is absent; an older validation's number must not replace it.
-        values = {key: value for key in CURVES for at, value in curves.get(key, ())[-1:] if at == step}
-        reward, low, high, scored, planned = (values.get(key) for key in CURVES)
+        reward, low, high, scored, planned = (value if at == step else None for at, value in last)
         return cls(
             step=step, reward=reward, low=low, high=high, scored=_whole(scored), planned=_whole(planned)
         )
@@ -171,6 +170,22 @@ class TrainingCurves:
     marks: Sequence[CurveMark] = ()
     checkpoints: Sequence[SavedAdapter] = ()
     validation: ValidatedRows | None = None
+    headline: ValidationHeadline | None = None
+
+    @classmethod
+    def of(
+        cls,
+        metrics: Mapping[str, Sequence[tuple[int, float]]],
+        titles: Mapping[str, str],
+        marks: Iterable[CurveMark],
+        checkpoints: Sequence[SavedAdapter],
+        validation: ValidatedRows | None = None,
+    ) -> TrainingCurves:
+        """Return the curves of metrics, with a mark for each checkpoint."""
+        saved = [CurveMark(adapter.step, "checkpoint", adapter.name) for adapter in checkpoints]
+        by_step = sorted([*marks, *saved], key=lambda mark: mark.step)
+        curves, headline = viewed_curves(metrics, titles), ValidationHeadline.of(metrics)
+        return cls(curves, by_step, checkpoints, validation, headline)
 
     def points(self, key: str) -> Sequence[CurveValue]:
         return next((curve.points for curve in self.curves if curve.key == key), ())
@@ -178,21 +193,6 @@ class TrainingCurves:
     def hollow_validations(self) -> list[int]:
         """Return the steps after which too few samples of the validation had a score."""
         return [point.step for point in self.points(VALIDATION_REWARD) if point.is_hollow]
-
-    def headline(self) -> ValidationHeadline | None:
-        """Return the summary of the newest validation; None before the first one."""
-        points = self.points(VALIDATION_REWARD)
-        if not points:
-            return None
-        last = points[-1]
-        return ValidationHeadline(
-            step=last.step,
-            reward=last.value,
-            low=last.low,
-            high=last.high,
-            scored=last.over,
-            planned=last.of,
-        )
 
 
 def after_steps(steps: Sequence[int]) -> str:
@@ -211,7 +211,7 @@ def viewed_curves(
     order = [*(key for key in titles if key in metrics), *(key for key in metrics if key not in titles)]
     curves = []
     for key in order:
-        if key in _QUALIFIERS:
+        if key in _QUALIFIERS or not metrics[key]:
             continue
         low, high = (dict(metrics.get(end, ())) for end in _INTERVALS.get(key, ("", "")))
         over, of = (scored, planned) if key in (VALIDATION_REWARD, VALIDATION_PASS_RATE) else ({}, {})
@@ -290,9 +290,7 @@ class RecordedTraining:
             for checkpoint in checkpoints_in(self.directory.checkpoints)
             if (size := _size(checkpoint.adapter_dir)) is not None
         ]
-        marks += [CurveMark(adapter.step, "checkpoint", adapter.name) for adapter in saved]
-        marks.sort(key=lambda mark: mark.step)
-        return TrainingCurves(viewed_curves(metrics), marks, saved, validation=validation)
+        return TrainingCurves.of(metrics, TITLES, marks, saved, validation)
 
 
 def restarts(sessions: Iterable[Mapping[str, Any]]) -> Iterator[CurveMark]:

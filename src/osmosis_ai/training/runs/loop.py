@@ -48,13 +48,12 @@ from osmosis_ai.training.runs.run_directory import ValidationSamples
 
 if TYPE_CHECKING:
     from osmosis_ai.config.training import TrainingSettings
-    from osmosis_ai.controller.record import TerminalRecord
     from osmosis_ai.evaluation.run_log import RunLog
     from osmosis_ai.redaction import Redactor
     from osmosis_ai.training.engines.policy_engine import PolicyEngine
-    from osmosis_ai.training.learner.checkpoints import CheckpointStore
+    from osmosis_ai.training.learner.checkpoints import CheckpointDirectory, CheckpointStore
     from osmosis_ai.training.learner.learner import Learner
-    from osmosis_ai.training.runs.rollouts import RolloutSampler, Sample
+    from osmosis_ai.training.runs.rollouts import RolloutSampler
     from osmosis_ai.training.runs.spec import DataOrder, SplitRows, ValidationPlan
 
 T = TypeVar("T")
@@ -74,24 +73,6 @@ class TrainingPlan:
     device: str
 
 
-@dataclass(frozen=True)
-class SamplingProgress:
-    step: int
-    kind: str
-    finished: int
-    total: int
-    reward_mean: float | None
-
-
-@dataclass(frozen=True)
-class SavedCheckpoint:
-    """A durable checkpoint; ``kept`` if later ones do not replace it."""
-
-    step: int
-    directory: Path
-    kept: bool
-
-
 class TrainingHooks:
     """Callbacks to the run's caller, on the run's event loop. The defaults show nothing."""
 
@@ -108,13 +89,10 @@ class TrainingHooks:
     def environment(self, words: str) -> None:
         """Take the description of the agent's environment; not called for a remote agent."""
 
-    def progress(self, progress: SamplingProgress) -> None:
-        """Take the state of a step's rollouts, after each of them."""
-
     def step(self, record: StepRecord, total_steps: int) -> None:
         """Take a durable step; step 0 is the validation before the first."""
 
-    def checkpoint(self, saved: SavedCheckpoint) -> None: ...
+    def checkpoint(self, saved: CheckpointDirectory) -> None: ...
 
     def started(self, stop: Callable[[], None]) -> None:
         """Take the function that stops the run gracefully; it may be called from any thread."""
@@ -131,7 +109,6 @@ class LoggedHooks(TrainingHooks):
         self._hooks = hooks
         self._log = log
         # These are not logged.
-        self.progress = hooks.progress  # type: ignore[method-assign]
         self.started = hooks.started  # type: ignore[method-assign]
         self.goes_on = hooks.goes_on  # type: ignore[method-assign]
 
@@ -161,7 +138,7 @@ class LoggedHooks(TrainingHooks):
         self._log.write("step", f"step {record.step} of {total_steps}", metrics=record.metrics)
         self._hooks.step(record, total_steps)
 
-    def checkpoint(self, saved: SavedCheckpoint) -> None:
+    def checkpoint(self, saved: CheckpointDirectory) -> None:
         if saved.kept:
             self._log.write("checkpoint", f"step {saved.step}", path=str(saved.directory))
         self._hooks.checkpoint(saved)
@@ -187,7 +164,7 @@ class NothingToLearnError(OsmosisError):
 
 
 @dataclass(frozen=True)
-class Ending:
+class StopReason:
     """Why a session ended; ``warning`` is about the policy."""
 
     because: Literal["finished", "stopped", "nothing_to_learn"]
@@ -236,7 +213,7 @@ class TrainingLoopState:
             return None
         return f"{self.reward_dropped}: the policy gets worse at rows that it does not learn from."
 
-    def end_without_signal(self, updates: int) -> Ending | None:
+    def end_without_signal(self, updates: int) -> StopReason | None:
         if self.silent < SILENT_STEPS_END:
             return None
         what = f"in {self.silent} steps in a row all attempts on each prompt got equal rewards"
@@ -248,7 +225,7 @@ class TrainingLoopState:
                 hint="the task is too hard or too easy for this model, or the grader is too coarse; look at "
                 "some samples with `osmosis eval run`",
             )
-        return Ending("nothing_to_learn", f"{what}: ended after step {self.step}.")
+        return StopReason("nothing_to_learn", f"{what}: ended after step {self.step}.")
 
     def require_a_reward(self) -> None:
         """Fail a finished run that got no reward in any step, even if it had too few steps to stop early."""
@@ -304,7 +281,7 @@ class TrainingLoop:
         """Stop after uninterruptible work: an update that has begun is finished and kept."""
         self._stop.set()
 
-    async def run(self) -> Ending:
+    async def run(self) -> StopReason:
         """Train to the end of the data, to a stop, or to where nothing is left to learn."""
         try:
             ending = await self._run()
@@ -321,7 +298,7 @@ class TrainingLoop:
             await asyncio.to_thread(self._learner_thread.shutdown)
             await self._cleaned_up()
 
-    async def _run(self) -> Ending:
+    async def _run(self) -> StopReason:
         last = self.order.total_steps
         is_running = True
         while is_running:
@@ -335,11 +312,11 @@ class TrainingLoop:
                 self._stop.clear()
                 is_running = await self.hooks.goes_on()
                 if not is_running and self.state.step < last:
-                    return Ending("stopped", f"stopped after step {self.state.step} of {last}.")
+                    return StopReason("stopped", f"stopped after step {self.state.step} of {last}.")
         self.state.require_a_reward()
-        return Ending("finished", f"all {last} steps are done.")
+        return StopReason("finished", f"all {last} steps are done.")
 
-    async def _take_steps(self, last: int) -> Ending | None:
+    async def _take_steps(self, last: int) -> StopReason | None:
         if self._stop.is_set():
             raise _Stopped
         if await asyncio.to_thread(self._lacks_validation):
@@ -415,27 +392,12 @@ class TrainingLoop:
         settings, started = self.settings, time.monotonic()
         rows = [self.rows.training[index] for index in self.order.batch(step)]
         attempts = attempts_of_step(step, rows, settings.n_samples_per_prompt, settings.seed)
-        progress = self._progress(step, "training", len(attempts))
-        samples = await self.sampler.sample(attempts, finished=progress)
+        samples = await self.sampler.sample(attempts)
         late = sum(map(timed_out, samples))
         samples = [with_truncation_rule(sample, settings) for sample in samples]
         size = settings.n_samples_per_prompt
         samples_PG = [samples[start : start + size] for start in range(0, len(samples), size)]
         return RolloutBatch(step, samples_PG, time.monotonic() - started, timed_out=late)
-
-    def _progress(self, step: int, kind: str, total: int) -> Callable[[Sample | TerminalRecord], None]:
-        rewards: list[float] = []
-        finished = 0
-
-        def tell(sample: Sample | TerminalRecord) -> None:
-            nonlocal finished
-            finished += 1
-            if sample.reward is not None:
-                rewards.append(sample.reward)
-            mean = sum(rewards) / len(rewards) if rewards else None
-            self.hooks.progress(SamplingProgress(step, kind, finished, total, mean))
-
-        return tell
 
     async def _abandon_batches(self) -> None:
         for batch in self._batches.values():
@@ -465,18 +427,12 @@ class TrainingLoop:
 
     async def _validate(self, step: int) -> Validated:
         started = time.monotonic()
-        total = len(self.rows.held_out) * self.validation.attempts
+        seed = self.settings.seed
         validation = await validate(
-            self.sampler,
-            self.rows.held_out,
-            self.validation,
-            seed=self.settings.seed,
-            step=step,
-            finished=self._progress(step, "validation", total),
-            redact=self.redact,
+            self.sampler, self.rows.held_out, self.validation, seed=seed, step=step, redact=self.redact
         )
         numbers = validation_metrics(validation.metrics) | {"time/validation_s": time.monotonic() - started}
-        # Every due step after the start, the last step included.
+        # Every due step after the start, including the last one.
         validations = math.ceil(self.order.total_steps / self.settings.eval_interval)
         warnings = [
             few_scored(validation.metrics),
@@ -506,7 +462,7 @@ class TrainingLoop:
             lambda: self.checkpoints.save(step, self.learner, state, provenance, keep=keep)
         )
         self._checkpoint_s = time.monotonic() - started
-        self.hooks.checkpoint(SavedCheckpoint(step, saved.directory, saved.kept))
+        self.hooks.checkpoint(saved)
 
     async def _cleaned_up(self) -> None:
         """Wait for the cleanup between steps: removing files can take longer than a step."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -187,10 +187,6 @@ def learning_metrics(learned: StepMetrics, learning_s: float) -> dict[str, float
     known = {key: getattr(learned, key.removeprefix("train/")) for key in TITLES if key.startswith("train/")}
     speed = learned.tokens / learning_s if learning_s else None
     return finite({**known, "speed/learning_tokens_per_s": speed, **times})
-
-
-def series(records: Sequence[StepRecord], key: str) -> list[tuple[int, float]]:
-    return [(record.step, record.metrics[key]) for record in records if key in record.metrics]
 
 
 def _refused(path: Path, error: OSError) -> HistoryError:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -36,7 +36,7 @@ from osmosis_ai.training.runs.metrics import finite
 
 if TYPE_CHECKING:
     from osmosis_ai.config.training import TrainingSettings
-    from osmosis_ai.controller.dispatcher import RolloutRunner
+    from osmosis_ai.controller.attempt import RolloutRunner
     from osmosis_ai.controller.model_proxy import RolloutUsage
     from osmosis_ai.training.engines.policy_bridge import PolicyBridge
     from osmosis_ai.training.engines.recording import RecordedRollout
@@ -77,9 +77,7 @@ class RolloutSampler:
     runner: RolloutRunner
     bridge: PolicyBridge
 
-    async def sample(
-        self, attempts: Sequence[Attempt], *, finished: Callable[[Sample], None] = lambda _: None
-    ) -> list[Sample]:
+    async def sample(self, attempts: Sequence[Attempt]) -> list[Sample]:
         samples: dict[Attempt, Sample] = {}
         bridge = self.bridge
 
@@ -92,9 +90,7 @@ class RolloutSampler:
                     reward = grader.sample.reward
                 if reward is not None and not math.isfinite(reward):
                     reward = None
-                sample = Sample(record, bridge.take(record.rollout_id), reward)
-                samples[running.attempt] = sample
-                finished(sample)
+                samples[running.attempt] = Sample(record, bridge.take(record.rollout_id), reward)
 
             def unrecorded(self, rollout_id: str, usage: RolloutUsage) -> None:
                 bridge.discard(rollout_id)
@@ -262,7 +258,6 @@ async def validate(
     *,
     seed: int,
     step: int,
-    finished: Callable[[TerminalRecord], None],
     redact: Redactor | None = None,
 ) -> MeasuredRows:
     attempts = []
@@ -286,7 +281,6 @@ async def validate(
             table.set_result(record)
             records.append(record)
             sampler.bridge.discard(record.rollout_id)
-            finished(record)
 
         def unrecorded(self, rollout_id: str, usage: RolloutUsage) -> None:
             sampler.bridge.discard(rollout_id)

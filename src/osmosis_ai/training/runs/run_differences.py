@@ -197,13 +197,10 @@ def _with_unscored(
         return verdict
     found = next(metric for metric in metrics if metric.key == verdict.metric)
     step = found.last_step or 0
-    told: list[Mapping[str, float | None]] = [
-        run.validation.rewards if run.validation is not None and run.validation.step == step else {}
-        for run in (a, b)
-    ]
-    rows = sorted({*told[0], *told[1]})
+    known = [_rewards_by_row(run, step) for run in (a, b)]
+    rows = sorted({*known[0], *known[1]})
     missing, in_whole_rows = 0.0, found.method == "paired-rows"
-    for run, rewards in zip((a, b), told, strict=True):
+    for run, rewards in zip((a, b), known, strict=True):
         scored, planned = (
             run.curves.get(key, {}).get(step) for key in (VALIDATION_SCORED, VALIDATION_PLANNED)
         )
@@ -213,7 +210,7 @@ def _with_unscored(
         lost = sum(rewards.get(row) is None for row in rows)
         missing += planned - scored
         in_whole_rows &= bool(rows) and abs(planned - scored - lost * planned / len(rows)) < 0.5
-    if not missing or (in_whole_rows and _holds_at_worst(verdict, rows, told)):
+    if not missing or (in_whole_rows and _holds_at_worst(verdict, rows, known)):
         return verdict
     attempts = "1 attempt" if missing == 1 else f"{missing:,.0f} attempts"
     doubt = f"No verdict: {attempts} without a score in the validations at step {step} could change it."
@@ -222,16 +219,21 @@ def _with_unscored(
     )
 
 
+def _rewards_by_row(run: ComparedTraining, step: int) -> Mapping[str, float | None]:
+    validation = run.validation
+    return validation.rewards if validation is not None and validation.step == step else {}
+
+
 def _holds_at_worst(
-    verdict: TrainingVerdict, rows: Sequence[str], told: Sequence[Mapping[str, float | None]]
+    verdict: TrainingVerdict, rows: Sequence[str], known: Sequence[Mapping[str, float | None]]
 ) -> bool:
-    """Tell whether a verdict is the same with the rows without a reward counted against it."""
+    """Return whether a verdict is the same with the rows without a reward counted against it."""
     from osmosis_ai.decisions.differences import rewards_difference, scale_of_rewards
 
     is_better = verdict.direction == "better"
     worst_a, worst_b = (
-        {row: least_favourable if (known := rewards.get(row)) is None else known for row in rows}
-        for rewards, least_favourable in zip(told, (1.0, 0.0) if is_better else (0.0, 1.0), strict=True)
+        {row: least_favourable if (reward := rewards.get(row)) is None else reward for row in rows}
+        for rewards, least_favourable in zip(known, (1.0, 0.0) if is_better else (0.0, 1.0), strict=True)
     )
     worst = rewards_difference(worst_a, worst_b)
     if worst is None or scale_of_rewards([*worst_a.values()], [*worst_b.values()]) is None:
@@ -266,16 +268,10 @@ def _by_validated_row(
     """Compare a validation row by row; None if a run has no rewards by row for that step, or no row is in both."""
     from osmosis_ai.decisions.differences import rewards_difference
 
-    known_a, known_b = (
-        {}
-        if told is None or told.step != step
-        else {row: reward for row, reward in told.rewards.items() if reward is not None}
-        for told in (a.validation, b.validation)
-    )
-    common = known_a.keys() & known_b.keys()
-    estimated = rewards_difference(
-        {row: known_a[row] for row in common}, {row: known_b[row] for row in common}
-    )
+    known_a, known_b = (_rewards_by_row(run, step) for run in (a, b))
+    pairs = {row: (reward, known_b.get(row)) for row, reward in known_a.items()}
+    both = {row: (of_a, of_b) for row, (of_a, of_b) in pairs.items() if of_a is not None and of_b is not None}
+    estimated = rewards_difference(*({row: pair[side] for row, pair in both.items()} for side in (0, 1)))
     if estimated is None:
         return None
     return replace(

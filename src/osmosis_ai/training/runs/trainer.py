@@ -1,8 +1,7 @@
 """Run a training on this machine: open all resources in order and close them in reverse.
 
 The learner, the policy engine and the agents' endpoint live in this process. The rollout runs in its own process and
-environment. A run directory belongs to one run: with the same inputs the trainer resumes from the last checkpoint, and
-with other inputs it refuses.
+environment. With the same inputs the trainer resumes from the last checkpoint, and with other inputs it refuses.
 
 With several learner processes, this one leads and starts the others (:mod:`osmosis_ai.training.learner.ranks`).
 Under `torchrun`, rank 0 runs a :class:`Trainer` and the other ranks call :func:`follow_leader`.
@@ -29,7 +28,13 @@ from osmosis_ai.redaction import Redactor, exposure_warnings
 from osmosis_ai.training import require_train_extra
 from osmosis_ai.training.engines.policy_engine import InProcessPolicyEngine, PolicyEngine
 from osmosis_ai.training.learner.ranks import LearnerRanks
-from osmosis_ai.training.runs.loop import Ending, LoggedHooks, TrainingHooks, TrainingLoopState, TrainingPlan
+from osmosis_ai.training.runs.loop import (
+    LoggedHooks,
+    StopReason,
+    TrainingHooks,
+    TrainingLoopState,
+    TrainingPlan,
+)
 from osmosis_ai.training.runs.metrics import MetricsHistory, StepRecord, read_history
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.training.runs.spec import DataOrder, SplitRows, TrainingSpec, split_rows
@@ -54,7 +59,7 @@ SERVER_KEY_ENV = "VLLM_API_KEY"
 @dataclass(frozen=True)
 class TrainingSummary:
     run_dir: Path
-    ending: Ending
+    ending: StopReason
     steps_done: int
     total_steps: int
     records: list[StepRecord]
@@ -303,8 +308,8 @@ class Trainer:
         chat: ChatFormat,
         server: RolloutServer | RemoteAgent,
     ) -> RolloutSampler:
+        from osmosis_ai.controller.attempt import RolloutRunner
         from osmosis_ai.controller.callbacks import AttemptTimeouts
-        from osmosis_ai.controller.dispatcher import RolloutRunner
         from osmosis_ai.training.engines.policy_bridge import PolicyBridge
         from osmosis_ai.training.runs.rollouts import RolloutSampler
 

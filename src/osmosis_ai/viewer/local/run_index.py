@@ -191,9 +191,9 @@ class RunIndex:
         """Take over the journal's lines, up to what is damaged of them; tell whether there was time for all."""
         lines, end = list[_Line](), self.read
         try:
-            for offset, line_end, record in replay(self.directory.events, end):
-                lines.append((offset, *self._values(record)))
-                end = line_end
+            for entry in replay(self.directory.events, end):
+                lines.append((entry.offset, *self._values(entry.record)))
+                end = entry.end
                 if len(lines) >= _BATCH:
                     self._write(lines, end, size)
                     lines = []

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.rubric.documents import ReadResult
+from osmosis_ai.rubric.documents import ReadRecord, describe_result, read_records
 from osmosis_ai.ui.charts.bars import histograms
 from osmosis_ai.ui.charts.comparisons import scatter
 from osmosis_ai.ui.charts.drawing import ChartPoint, ChartSeries, SvgChart
@@ -20,7 +20,7 @@ from osmosis_ai.viewer.source import ItemPage, RunDetail
 
 if TYPE_CHECKING:
     from osmosis_ai.rubric.agreement import AgreementReport, JudgeAgreement
-    from osmosis_ai.rubric.figures import Floats
+    from osmosis_ai.statistics.estimates import Floats
 
     JudgeScores = Sequence[tuple[str, Floats]]
 
@@ -59,26 +59,33 @@ def shown(
     detail: RunDetail, start: int, end: int | None, *, text: bool = True, scores: JudgeScores | None = None
 ) -> dict[str, Any]:
     """Return what is shown of a judging session wherever it is shown; ``scores`` are those of its records by default."""
-    result = ReadResult(detail.summary_numbers)
-    records = result.records[start:end]
-    measured = _measured(result, scores, {record.number for record in records}, text=text)
+    document = detail.summary_numbers
+    everything = read_records(document)
+    records = everything[start:end]
+    linked = {record.number for record in records}
+    measured = _measured(document, everything, scores, linked, text=text)
     return {
         "title": detail.summary.name,
         "run": detail.summary,
-        "sentence": result.sentence,
-        "problems": [*detail.problems, *([_UNREADABLE] if measured is None and result.document else [])],
+        "sentence": describe_result(document, everything),
+        "problems": [*detail.problems, *([_UNREADABLE] if measured is None and document else [])],
         "facts": detail.facts,
         "rubric": detail.config_written,
         "measured": measured,
         "text": text,
         "start": start,
         "records": records,
-        "total": len(result.records),
+        "total": len(everything),
     }
 
 
 def _measured(
-    result: ReadResult, scores: JudgeScores | None, linked: set[int], *, text: bool
+    document: Mapping[str, Any],
+    records: Sequence[ReadRecord],
+    scores: JudgeScores | None,
+    linked: set[int],
+    *,
+    text: bool,
 ) -> Markup | None:
     """Return the agreement of the judges as a piece of a page with these records; None if the file lacks it."""
     import msgspec
@@ -86,8 +93,8 @@ def _measured(
     from osmosis_ai.rubric.agreement import AgreementReport, ScoreFormat, agreement_tables, not_measured
 
     try:
-        report = msgspec.convert(result.document.get("trust"), AgreementReport)
-        charts = {"scores": _histograms(result, report, scores), "calibration": _calibration(report)}
+        report = msgspec.convert(document.get("trust"), AgreementReport)
+        charts = {"scores": _histograms(records, report, scores), "calibration": _calibration(report)}
         values = {
             "counts": report.counts,
             "tables": agreement_tables(report),
@@ -103,13 +110,15 @@ def _measured(
         return None  # its numbers are not what this release writes
 
 
-def _histograms(result: ReadResult, report: AgreementReport, scores: JudgeScores | None) -> SvgChart | None:
+def _histograms(
+    records: Sequence[ReadRecord], report: AgreementReport, scores: JudgeScores | None
+) -> SvgChart | None:
     """Return a histogram of every judge's scores, one above the other on the same scales."""
     import numpy as np
 
     if scores is None:
         found: dict[str, list[float]] = {judge.model: [] for judge in report.judges}
-        for call in (call for record in result.records for call in record.calls):
+        for call in (call for record in records for call in record.calls):
             if call.score is not None:
                 # The public 0.2 form has one judge and does not name it.
                 found.get(call.model, next(iter(found.values()))).append(call.score)

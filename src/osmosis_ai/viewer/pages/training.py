@@ -69,7 +69,7 @@ def shown(
         "title": detail.summary.name,
         "run": detail.summary,
         "detail": detail,
-        "validation": curves.headline(),
+        "validation": curves.headline,
         "rewards": curves.points("rollout/raw_reward"),
         "hollow": after_steps(curves.hollow_validations()),
         "least": LEAST_WORDS,

@@ -23,7 +23,7 @@ ADD = {
 
 
 class Calculator(RolloutAgentLoop):
-    """Asks its model once and gives itself a reward; counts how often it was asked for its tools."""
+    """Calls its model once and gives itself a reward; counts the calls of `get_tools`."""
 
     name = "calculator"
 
@@ -44,31 +44,31 @@ class Calculator(RolloutAgentLoop):
 
 
 class Unready(Calculator):
-    """Cannot say which tools it has the first time it is asked."""
+    """Fails to list its tools the first time."""
 
     def get_tools(self, request: RolloutRequest) -> list[Any]:
         if not self.asked_for_tools:
             self.asked_for_tools += 1
-            raise LookupError("the tool server is away")
+            raise LookupError("the tool server is unavailable")
         return super().get_tools(request)
 
 
 class Held(Calculator):
-    """Runs until it is let go."""
+    """Runs until it is released."""
 
     def __init__(self) -> None:
         super().__init__()
         self.started = asyncio.Event()
-        self.let_go = asyncio.Event()
+        self.released = asyncio.Event()
 
     async def run(self, ctx: Any) -> RolloutResult:
         self.started.set()
-        await self.let_go.wait()
+        await self.released.wait()
         return ctx.complete([])
 
 
 class Does(Calculator):
-    """Does as it is told."""
+    """Calls a function with its context."""
 
     def __init__(self, what: Any) -> None:
         super().__init__()

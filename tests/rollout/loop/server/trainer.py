@@ -1,9 +1,9 @@
-"""The other end of a served agent, in the test's own process: a trainer that keeps what it is sent."""
+"""The controller of a served agent, in the test's own process, which records what it receives."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,39 +13,25 @@ from aiohttp import web
 from osmosis_ai.rollout.server.agent_loop import create_app
 from tests.rollout.world import client_of, listening
 
-Answer = Callable[[dict[str, Any]], web.Response]
-
-
-def model_reply(body: dict[str, Any]) -> web.Response:
-    """The model's reply to one call: the example's answer, or a call of its tool."""
-    message: dict[str, Any] = {"role": "assistant", "content": "#### 42"}
-    return web.json_response(
-        {
-            "id": body["rollout_id"],
-            "object": "chat.completion",
-            "created": 1,
-            "model": "default",
-            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
-            "usage": {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8},
-        }
-    )
+REPLY = {
+    "choices": [
+        {"index": 0, "message": {"role": "assistant", "content": "#### 42"}, "finish_reason": "stop"}
+    ],
+    "usage": {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8},
+}
 
 
 class Trainer:
-    """Answers chat calls, takes completions.
+    """Answers chat calls and accepts completions.
 
     Attributes:
-        on_chat: answers a chat call.
-        refusals: statuses of the next completions; 200 when there are none left.
-        elsewhere: where a completion that is redirected should go.
-        chats, completions: what came, oldest first, each with its ``authorization``.
+        refusals: statuses of the next completions; then 200.
+        chats, offers, completions: calls, offered and accepted completions, each with its ``authorization``.
     """
 
     def __init__(self) -> None:
         self.url = ""
-        self.on_chat: Answer = model_reply
         self.refusals: list[int] = []
-        self.elsewhere = ""
         self.chats: list[dict[str, Any]] = []
         self.offers: list[dict[str, Any]] = []
         self.completions: list[dict[str, Any]] = []
@@ -67,15 +53,15 @@ class Trainer:
         return {**body, **changes}
 
     async def completed(self, count: int = 1) -> list[dict[str, Any]]:
-        """Return the completions once so many were taken."""
+        """Wait for accepted completions."""
         return await self._wait(self.completions, count)
 
     async def offered(self, count: int = 1) -> list[dict[str, Any]]:
-        """Return the completions once so many came, taken or refused."""
+        """Wait for offered completions."""
         return await self._wait(self.offers, count)
 
     async def asked(self, count: int = 1) -> list[dict[str, Any]]:
-        """Return the chat calls once so many came."""
+        """Wait for chat calls."""
         return await self._wait(self.chats, count)
 
     async def _wait(self, kept: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
@@ -91,15 +77,15 @@ class Trainer:
         return body
 
     async def _chat(self, request: web.Request) -> web.Response:
-        return self.on_chat(await self._keep(self.chats, request))
+        await self._keep(self.chats, request)
+        return web.json_response(REPLY)
 
     async def _completed(self, request: web.Request) -> web.Response:
         await self._keep(self.offers, request)
         status = self.refusals.pop(0) if self.refusals else 200
         if status < 300:
             await self._keep(self.completions, request)
-        headers = {"Location": f"{self.elsewhere}/v1/rollout/completed"} if 300 <= status < 400 else {}
-        return web.json_response({"detail": "as it was told to answer"}, status=status, headers=headers)
+        return web.json_response({"detail": "scripted"}, status=status)
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[Trainer]:

@@ -15,8 +15,7 @@ from sqlalchemy import URL, Connection, create_engine, event, inspect, text
 from sqlalchemy.pool import NullPool
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.db.connection_failures import TEXT
-from osmosis_ai.platform.db.postgres_demands import permitted, require_unicode
+from osmosis_ai.platform.db.postgres import TEXT, permitted, require_unicode
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -30,7 +29,7 @@ _ADVISORY_LOCK = 7_023_641_190
 def upgrade(url: URL, sqlite_path: Path | None, shown: str) -> None:
     """Bring the database at ``url``, printed as ``shown``, to the newest revision, under a lock."""
     with _locked(url, sqlite_path, shown) as connection:
-        version = _version(connection)
+        version = current_revision(connection)
         # Usually there is nothing to do, and importing Alembic takes longer than finding that out.
         if version == newest_revision():
             return
@@ -59,7 +58,8 @@ def unknown_schema(shown: str, version: str) -> OsmosisError:
     )
 
 
-def _version(connection: Connection) -> str | None:
+def current_revision(connection: Connection) -> str | None:
+    """Return the revision of a database, None if it has no schema."""
     if not inspect(connection).has_table("alembic_version"):
         return None
     version: str | None = connection.scalar(text("SELECT version_num FROM alembic_version"))

@@ -15,7 +15,6 @@ import traceback
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Awaitable, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import ValidationError
@@ -25,7 +24,13 @@ from ...artifacts import ArtifactsOnDemand, artifact_root
 from ...context import AgentWorkflowContext, GraderContext, RolloutContext, rollout_contextvar
 from ...extra_fields import counting_judge_calls
 from ...types.output import coerce_output
-from ...types.protocol import ExecutionRequest, ExecutionResult, RolloutErrorCategory, RolloutStatus
+from ...types.protocol import (
+    ExecutionRequest,
+    ExecutionResult,
+    RolloutErrorCategory,
+    RolloutStatus,
+    RolloutStatusResponse,
+)
 from ...types.sample import RolloutSample
 from ...utils.imports import resolve_class, resolve_object
 from .. import ExecutionBackend, ResultCallback
@@ -34,16 +39,10 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-QUEUE_LIMIT = 10_000
-"""Maximum number of rollouts waiting for a slot. Beyond it, the server answers 429."""
-
-FINISHED_LIMIT = 10_000
-"""Number of finished rollouts whose status is kept."""
-
+QUEUE_LIMIT = 10_000  # waiting rollouts; beyond it, the server answers 429
+FINISHED_LIMIT = 10_000  # finished rollouts whose status is kept
 DEFAULT_MAX_CONCURRENT = 4
-
-CANCEL_GRACE_S = 5.0
-"""Seconds that user code has to clean up after its cancellation."""
+CANCEL_GRACE_S = 5.0  # for user code to clean up after its cancellation
 
 # The event loop holds only weak references: without these, abandoned tasks could be collected while running.
 _left_behind: set[asyncio.Task[Any]] = set()
@@ -60,8 +59,7 @@ class DeadlineExceededError(Exception):
 class SlotLimiter:
     """A fair semaphore with timeouts and counters; ``max_concurrent=None`` means unlimited.
 
-    ``asyncio.Semaphore`` under ``asyncio.wait_for`` can lose a slot on Python 3.10 and 3.11 when the timeout and a release
-    coincide.
+    On Python 3.10 and 3.11, ``asyncio.Semaphore`` under ``asyncio.wait_for`` can lose a slot when timeout and release coincide.
     """
 
     def __init__(self, max_concurrent: int | None) -> None:
@@ -99,27 +97,17 @@ class SlotLimiter:
             self.running -= 1
 
 
-@dataclass(slots=True)
-class _Entry:
-    """Status of one rollout and, while it runs, its task."""
-
-    task: asyncio.Task[Any] | None
-    status: RolloutStatus = RolloutStatus.QUEUED
-    reward: float | None = None
-    err_message: str | None = None
-
-
 class InProcessBackend(ExecutionBackend):
     """Runs user code in this process, in ``max_concurrent`` slots (None: unlimited)."""
 
-    agent_word: ClassVar[str] = "workflow"
-    """Name of the code run by :meth:`produce`, for messages."""
+    agent_word: ClassVar[str] = "workflow"  # what `produce` runs, for messages
 
     def __init__(self, max_concurrent: int | None) -> None:
         self.limiter = SlotLimiter(max_concurrent)
         self.artifact_root = artifact_root()
-        self._active: dict[str, _Entry] = {}
-        self._finished: OrderedDict[str, _Entry] = OrderedDict()
+        self._tasks: dict[str, asyncio.Task[Any]] = {}
+        self._active: dict[str, RolloutStatusResponse] = {}
+        self._finished: OrderedDict[str, RolloutStatusResponse] = OrderedDict()
 
     @abstractmethod
     async def produce(self, request: ExecutionRequest) -> RolloutSample | None:
@@ -143,18 +131,19 @@ class InProcessBackend(ExecutionBackend):
         on_workflow_complete: ResultCallback,
         on_grader_complete: ResultCallback | None = None,
     ) -> ExecutionResult:
-        if request.id in self._active:
-            raise ValueError(f"rollout {request.id} is already running")
-        entry = self._active[request.id] = _Entry(asyncio.current_task())
+        state = RolloutStatusResponse(rollout_id=request.id, status=RolloutStatus.QUEUED)
+        self._active[request.id] = state
+        if (task := asyncio.current_task()) is not None:
+            self._tasks[request.id] = task
         started = time.monotonic()
         holds_slot = False
         try:
             holds_slot = await self.limiter.acquire(request.agent_timeout_sec)
-            entry.status = RolloutStatus.RUNNING
+            state.status = RolloutStatus.RUNNING
             result = await self.run_workflow(request, queued_sec=time.monotonic() - started)
             await on_workflow_complete(result)
             if on_grader_complete is not None:
-                entry.status = RolloutStatus.GRADING
+                state.status = RolloutStatus.GRADING
                 if result.status is not RolloutStatus.SUCCESS:
                     # Repeat the reason for receivers that read only the grader's callback.
                     result = _failure(result.err_message, result.err_category)
@@ -163,23 +152,23 @@ class InProcessBackend(ExecutionBackend):
                 else:
                     result = await self.run_grader(request, result)
                 await on_grader_complete(result)
-            entry.status, entry.err_message = result.status, result.err_message
+            state.status, state.err_message = result.status, result.err_message
             if result.sample is not None and not result.sample.remove_sample:
-                entry.reward = result.sample.reward
+                state.reward = result.sample.reward
             return result
         except asyncio.CancelledError:
-            entry.status = RolloutStatus.CANCELLED
+            state.status = RolloutStatus.CANCELLED
             raise
         except BaseException as error:
-            entry.status, entry.err_message = RolloutStatus.FAILURE, describe(error)
+            state.status, state.err_message = RolloutStatus.FAILURE, describe(error)
             raise
         finally:
             if holds_slot:
                 self.limiter.release()
-            entry.task = None
-            entry.err_message = entry.err_message and entry.err_message[:_STATUS_MESSAGE_LIMIT]
-            self._finished.pop(request.id, None)
-            self._finished[request.id] = self._active.pop(request.id)
+            state.err_message = state.err_message and state.err_message[:_STATUS_MESSAGE_LIMIT]
+            for table in (self._tasks, self._active, self._finished):
+                table.pop(request.id, None)
+            self._finished[request.id] = state
             if len(self._finished) > FINISHED_LIMIT:
                 self._finished.popitem(last=False)
 
@@ -218,11 +207,8 @@ class InProcessBackend(ExecutionBackend):
         return self.limiter.queued < QUEUE_LIMIT
 
     def rollout_status(self, rollout_id: str) -> dict[str, Any] | None:
-        """Return a rollout's status, or None if it is unknown or finished too long ago."""
-        entry = self._active.get(rollout_id) or self._finished.get(rollout_id)
-        if entry is None:
-            return None
-        return {"status": entry.status, "reward": entry.reward, "err_message": entry.err_message}
+        state = self._active.get(rollout_id) or self._finished.get(rollout_id)
+        return state.model_dump(exclude={"rollout_id"}) if state is not None else None
 
     def cancel_rollouts(
         self, ids: Sequence[str] | None = None, prefix: str | None = None, all: bool = False
@@ -230,7 +216,12 @@ class InProcessBackend(ExecutionBackend):
         """Cancel queued and running rollouts. They send no further callbacks."""
         if ids is None:
             ids = [name for name in self._active if all or (prefix is not None and name.startswith(prefix))]
-        return {name: self._cancel(name) for name in ids}
+        outcomes = dict.fromkeys(ids, "not_found")
+        for name in outcomes.keys() & self._tasks.keys():
+            self._tasks[name].cancel()
+            queued = self._active[name].status is RolloutStatus.QUEUED
+            outcomes[name] = "cancelled_queued" if queued else "cancelled_running"
+        return outcomes
 
     def health(self) -> dict[str, Any]:
         """Return the number of slots, used slots and queued rollouts."""
@@ -242,13 +233,6 @@ class InProcessBackend(ExecutionBackend):
                 "running": self.limiter.running,
             },
         }
-
-    def _cancel(self, rollout_id: str) -> str:
-        entry = self._active.get(rollout_id)
-        if entry is None or entry.task is None:
-            return "not_found"
-        entry.task.cancel()
-        return "cancelled_queued" if entry.status is RolloutStatus.QUEUED else "cancelled_running"
 
 
 class _WorkflowContext(ArtifactsOnDemand, AgentWorkflowContext[Any]):

@@ -1,17 +1,17 @@
 """Agent frameworks, one module each, and what they share: the rollout's model for frameworks that call LiteLLM.
 
-Each framework needs the extra of the same name. A configuration exists before its rollout and therefore holds a placeholder model. The agent, which is created
-in ``run``, replaces it with the rollout's model.
+A configuration exists before its rollout and therefore holds a placeholder model. The agent, which is created in ``run``,
+replaces it with the rollout's model.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ...context import RolloutContext, get_rollout_context
-from ...types.sample import Messages
+from ...types.sample import Messages, RolloutSample, snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -26,10 +26,7 @@ def running_rollout(who: str) -> RolloutContext:
     """Return the active rollout. Raises RuntimeError, naming the caller ``who``, without a rollout or a model."""
     context = get_rollout_context()
     if context is None:
-        raise RuntimeError(
-            f"{who} was made outside of a rollout context: make it in your workflow's `run`, where the rollout's "
-            "model is known"
-        )
+        raise RuntimeError(f"{who} was made outside of a rollout context: create it in your workflow's `run`")
     if not context.chat_completions_url:
         raise RuntimeError(
             f"{who} was made in a rollout without a model: its `chat_completions_url` is empty"
@@ -39,26 +36,24 @@ def running_rollout(who: str) -> RolloutContext:
 
 def refuse_endpoint_options(options: Mapping[str, Any], reserved: Collection[str]) -> None:
     """Raise TypeError if the options of a placeholder select a model, which only the run may do."""
-    named = [f"`{name}`" for name in options if name in reserved]
-    if named:
-        raise TypeError(
-            f"OsmosisRolloutModel takes no {', '.join(named)}: which model answers, and where, is decided by the run"
-        )
+    if named := [f"`{name}`" for name in options if name in reserved]:
+        raise TypeError(f"OsmosisRolloutModel takes no {', '.join(named)}: the run selects the model")
 
 
 def placeholder_called(agent: str) -> NotImplementedError:
     """Return the error for a call to a placeholder model, which the class ``agent`` replaces."""
     return NotImplementedError(
-        f"OsmosisRolloutModel is a placeholder and answers nothing: give it to `{agent}(model=...)`, made in your "
-        "workflow's `run`, which puts the rollout's model in its place"
+        f"OsmosisRolloutModel is a placeholder: pass it to `{agent}(model=...)` in your workflow's `run`, "
+        "which replaces it with the rollout's model"
     )
 
 
-def convert_for_archive(convert: Callable[[], Messages]) -> Messages | None:
-    """Return the conversation as chat messages, or None with a warning if it cannot be converted."""
+def framework_sample(messages: Sequence[Any], to_chat: Callable[[], Messages]) -> RolloutSample:
+    """Return a conversation in the framework's format, with the chat messages of ``to_chat`` for the archive."""
     try:
-        return convert()
+        archived = to_chat()
     except Exception:
         # Messages come from any tool and model. One that cannot be archived must not cost the sample.
         logger.warning("the conversation has no chat format, so no trajectory is archived", exc_info=True)
-        return None
+        archived = None
+    return RolloutSample(messages=[snapshot(each) for each in messages], trajectory_messages=archived)

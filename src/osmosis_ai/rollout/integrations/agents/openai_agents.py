@@ -1,8 +1,4 @@
-"""OpenAI Agents SDK integration; needs the `openai-agents` extra.
-
-Graders read the conversation from the session. A model call without a session is refused, because the rollout would
-have no conversation.
-"""
+"""OpenAI Agents SDK integration; needs the `openai-agents` extra. The session's conversation is the sample."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ from ...utils.imports import needs_extra
 from . import (
     MODEL_ID,
     NO_KEY,
-    convert_for_archive,
+    framework_sample,
     placeholder_called,
     refuse_endpoint_options,
     running_rollout,
@@ -56,13 +52,11 @@ class OsmosisRolloutModel(LitellmModel):
         refuse_endpoint_options(litellm_kwargs, ("model", "base_url", "api_key"))
         self.litellm_kwargs = litellm_kwargs
 
-    async def get_response(self, *args: Any, **kwargs: Any) -> Any:
-        """Always raise: a placeholder cannot answer."""
-        raise placeholder_called("OsmosisAgent")
-
     def stream_response(self, *args: Any, **kwargs: Any) -> Any:
         """Always raise: a placeholder cannot answer."""
         raise placeholder_called("OsmosisAgent")
+
+    get_response = stream_response
 
 
 class OsmosisLitellmModel(LitellmModel):
@@ -89,21 +83,28 @@ class OsmosisLitellmModel(LitellmModel):
             raise agents.exceptions.ModelBehaviorError(
                 "the model's stream ended before its answer was complete"
             )
-        return agents.ModelResponse(output=answer.output, usage=_usage(answer), response_id=None)
+        usage, counted = agents.Usage(requests=1), answer.usage
+        if counted is not None:
+            usage = agents.Usage(
+                requests=1,
+                input_tokens=counted.input_tokens,
+                output_tokens=counted.output_tokens,
+                total_tokens=counted.total_tokens,
+                input_tokens_details=counted.input_tokens_details,
+                output_tokens_details=counted.output_tokens_details,
+            )
+        return agents.ModelResponse(output=answer.output, usage=usage, response_id=None)
 
     def stream_response(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         """Return the answer's events."""
         running = get_rollout_context()
         if running is not None and running is not self._rollout:
-            raise RuntimeError(
-                "this OsmosisLitellmModel belongs to another rollout: create one per rollout in `run`, like the "
-                "`OsmosisMemorySession()`"
-            )
+            raise RuntimeError("this OsmosisLitellmModel belongs to another rollout: create it in `run`")
         source = self._rollout.sample_source
         if source is None:
             raise RuntimeError(
-                "the rollout has no session, so its conversation would be lost: make an `OsmosisMemorySession()` in "
-                "`run` and pass it on: `Runner.run(agent, ctx.prompt, session=session)`"
+                "the rollout has no session, so its conversation would be lost: "
+                "create one in `run` and pass it to `Runner.run(..., session=OsmosisMemorySession())`"
             )
         if isinstance(source, SessionSampleSource):
             source.keep_instructions(args[0] if args else kwargs.get("system_instructions"))
@@ -113,13 +114,14 @@ class OsmosisLitellmModel(LitellmModel):
     async def _fetch_response(self, *args: Any, **kwargs: Any) -> Any:
         # By default LiteLLM keeps one client per address open for an hour. Framework releases without this method
         # use that default.
-        return await super()._fetch_response(*map(self._over_the_rollouts_client, args), **kwargs)
-
-    def _over_the_rollouts_client(self, argument: Any) -> Any:
-        if not isinstance(argument, agents.ModelSettings):
-            return argument
-        own = {"client": self._rollout.openai(), **(argument.extra_args or {})}
-        return replace(argument, extra_args=own)
+        client = {"client": self._rollout.openai()}
+        with_client = (
+            replace(each, extra_args=client | (each.extra_args or {}))
+            if isinstance(each, agents.ModelSettings)
+            else each
+            for each in args
+        )
+        return await super()._fetch_response(*with_client, **kwargs)
 
 
 class OsmosisAgent(agents.Agent[TContext]):
@@ -177,7 +179,7 @@ class OsmosisMemorySession(SessionABC):
         if context is not None and context.sample_source is not self._source:
             raise RuntimeError(
                 "this OsmosisMemorySession is not registered with the rollout that runs, so its conversation would be "
-                "lost: make one in `run`, for each rollout"
+                "lost: create it in `run`"
             )
 
 
@@ -193,19 +195,9 @@ class SessionSampleSource(SampleSource):
         self._instructions = self._instructions or instructions
 
     async def get_sample(self) -> RolloutSample:
-        """Return the conversation in the framework's format, with chat messages for the archive."""
-        return RolloutSample(
-            messages=[snapshot(item) for item in self._session.items],
-            trajectory_messages=convert_for_archive(self._chat_messages),
-        )
+        """Return the conversation as items of the Responses API; chat messages are archived."""
+        return framework_sample(self._session.items, self._chat_messages)
 
     def _chat_messages(self) -> Messages:
         system = [{"role": "system", "content": self._instructions}] if self._instructions else []
         return [*system, *(dict(message) for message in Converter.items_to_messages(self._session.items))]
-
-
-def _usage(answer: Any) -> Any:
-    usage = answer.usage
-    names = ("input_tokens", "output_tokens", "total_tokens", "input_tokens_details", "output_tokens_details")
-    counts = {} if usage is None else {name: getattr(usage, name) for name in names}
-    return agents.Usage(requests=1, **counts)

@@ -1,7 +1,4 @@
-"""Strands integration; needs the `strands` extra.
-
-Graders read the agent's messages after ``run`` has returned.
-"""
+"""Strands integration; needs the `strands` extra. The agent's messages are the sample."""
 
 from __future__ import annotations
 
@@ -11,13 +8,13 @@ from typing import Any
 from osmosis_ai.llm.litellm_backend import import_litellm
 
 from ...context import SampleSource
-from ...types.sample import Messages, RolloutSample, snapshot
+from ...types.sample import RolloutSample
 from ...utils.imports import needs_extra
 from ...utils.messages import map_initial_messages_to_content_blocks
 from . import (
     MODEL_ID,
     NO_KEY,
-    convert_for_archive,
+    framework_sample,
     placeholder_called,
     refuse_endpoint_options,
     running_rollout,
@@ -47,9 +44,7 @@ class OsmosisRolloutModel(LiteLLMModel):
         """Always raise: a placeholder cannot answer."""
         raise placeholder_called("OsmosisStrandsAgent")
 
-    def structured_output(self, *args: Any, **kwargs: Any) -> Any:
-        """Always raise: a placeholder cannot answer."""
-        raise placeholder_called("OsmosisStrandsAgent")
+    structured_output = stream
 
 
 class OsmosisStrandsAgent(strands.Agent):
@@ -96,11 +91,8 @@ class StrandsAgentSampleSource(SampleSource):
         self._agent = agent
 
     async def get_sample(self) -> RolloutSample:
-        """Return the conversation as Strands blocks, with the messages sent to the model for the archive."""
-        return RolloutSample(
-            messages=[snapshot(message) for message in self._agent.messages],
-            trajectory_messages=convert_for_archive(self._sent_messages),
+        """Return the conversation as Strands blocks; the messages sent to the model are archived."""
+        messages, system = self._agent.messages, self._agent.system_prompt
+        return framework_sample(
+            messages, lambda: list(LiteLLMModel.format_request_messages(messages, system))
         )
-
-    def _sent_messages(self) -> Messages:
-        return list(LiteLLMModel.format_request_messages(self._agent.messages, self._agent.system_prompt))

@@ -1,0 +1,494 @@
+"""The pages of runs: the viewer's pages over a workspace's runs, and the actions behind their buttons.
+
+A button leads to a page that describes the action and asks; its form does it. Both use the functions behind the REST
+API's routes.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Form, Request
+from fastapi.responses import HTMLResponse, RedirectResponse
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.routing import Match
+from starlette.types import Scope as AsgiScope
+
+from osmosis_ai.api.wire.runs import EvalRetry
+from osmosis_ai.config.execution import read_execution
+from osmosis_ai.config.training import TrainingSettings
+from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
+from osmosis_ai.platform.accounts import TokenRejected
+from osmosis_ai.platform.db.tables import DbRun
+from osmosis_ai.platform.http.addresses import root_path, workspace_path
+from osmosis_ai.platform.http.authentication import Scope
+from osmosis_ai.platform.http.errors import ApiError
+from osmosis_ai.platform.http.eval_runs import plan_retry
+from osmosis_ai.platform.http.models import deploy_lora_model, undeploy_lora_model
+from osmosis_ai.platform.http.runs import refusals, stop_run
+from osmosis_ai.platform.log_lines import LogLine
+from osmosis_ai.platform.pages.sessions import SESSION_COOKIE, STALE_FORM, Csrf, is_own_form
+from osmosis_ai.platform.pages.shell import (
+    TABS,
+    PageRoute,
+    WorkspacePage,
+    WorkspaceVisit,
+    page_router,
+    workspace_visit,
+)
+from osmosis_ai.platform.runs.lifecycle import COMMAND_GROUPS, OPEN, UNFINISHED, RunKind
+from osmosis_ai.platform.runs.requests import TrainingRequest
+from osmosis_ai.platform.runs.submitter import CheckedSubmission, RunSubmission
+from osmosis_ai.platform.services import PlatformServices
+from osmosis_ai.platform.viewer.source import PlatformSource
+from osmosis_ai.training.runs.curves import SavedAdapter
+from osmosis_ai.ui.numbers import money
+from osmosis_ai.viewer.access import SECTIONS, RunButton, Viewing
+from osmosis_ai.viewer.routes import nothing_here, viewer_router
+from osmosis_ai.viewer.source import RunEntry
+
+RunAction = Literal["stop", "retry", "resume", "resubmit"]
+ACTION_TEXTS: Mapping[RunAction, str] = {
+    "stop": "Stop",
+    "retry": "Retry failed",
+    "resume": "Resume",
+    "resubmit": "Submit again",
+}
+RUN_ACTIONS: Mapping[RunKind, Sequence[RunAction]] = {
+    "eval": ("stop", "retry", "resubmit"),
+    "training": ("stop", "resume", "resubmit"),
+}
+_REMEMBERED_FORMS = 1000
+Once = Annotated[str, Form(max_length=64)]
+
+actions = page_router(strict=True)
+
+
+# -- buttons -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PageActions:
+    """The buttons of the viewer's pages: what a visitor may do, and why not the rest."""
+
+    visit: WorkspaceVisit
+
+    @cached_property
+    def _deployers(self) -> Mapping[str, str | None]:
+        # Few adapters are deployed at a time.
+        return self.visit.services.lora_models.deployers(self.visit.workspace.id)
+
+    def buttons(self, run: RunEntry) -> Sequence[RunButton]:
+        """Return the buttons of a run."""
+        if run.kind == "rubric":
+            return ()
+        return [
+            RunButton(
+                ACTION_TEXTS[name],
+                self.visit.href(SECTIONS[run.kind], run.name, name),
+                _refused(name, run) or self._cannot_continue(name, run),
+            )
+            for name in RUN_ACTIONS[run.kind]
+        ]
+
+    def _cannot_continue(self, action: RunAction, run: RunEntry) -> str | None:
+        services = self.visit.services
+        try:
+            if action == "resume":
+                services.resumption.plan(services.training_runs.get(self.visit.workspace.id, run.id).run)
+            elif action == "retry":
+                services.eval_retries.require_possible(run.id)
+        except OsmosisError as error:
+            return error.message
+        return None
+
+    def adapter_buttons(self, adapter: SavedAdapter) -> Sequence[RunButton]:
+        """Return the buttons of an adapter."""
+        name = "undeploy" if adapter.deployment == "active" else "deploy"
+        refused = None
+        is_own = self._deployers.get(adapter.name) == self.visit.visitor.user.id
+        if name == "undeploy" and self.visit.role == "member" and not is_own:
+            refused = "another user deployed it: undeploying it requires the role 'admin'"
+        return [
+            RunButton(name.capitalize(), self.visit.href("models", adapter.name, name), refused, posts=True)
+        ]
+
+
+def _refused(action: RunAction, run: RunEntry) -> str | None:
+    """Return why an action makes no sense for a run."""
+    ended = run.status not in OPEN
+    if action == "stop":
+        return f"it has ended: {run.status}" if ended else "it is stopping" if run.stopping else None
+    if action == "resubmit":
+        return None
+    if action == "resume":
+        return None if run.status in UNFINISHED else f"it is {run.status}"
+    if not ended:
+        return f"it is {run.status}"
+    line = run.headline
+    all_scored = line is not None and line.scored + line.skipped >= line.planned > 0
+    return "every sample has a score" if all_scored else None
+
+
+# -- confirmations -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """What an action would do; ``do`` does it and returns the run to show."""
+
+    sentence: str
+    facts: Sequence[tuple[str, Any]] = ()
+    config: Sequence[tuple[str, Any]] = ()
+    do: Callable[[], DbRun | None] = field(default=lambda: None, repr=False)
+
+
+def _describe(page: WorkspaceVisit, run: DbRun, action: RunAction) -> Confirmation:
+    describe = {"stop": _stop, "retry": _retry, "resume": _resume, "resubmit": _resubmit}
+    return describe[action](page, run)
+
+
+def _stop(page: WorkspaceVisit, run: DbRun) -> Confirmation:
+    kind = _kind(run)
+
+    def stop() -> None:
+        stop_run(page.services.runs_of(kind), page.workspace.id, run.id, by=_by(page))
+
+    if run.status not in OPEN:
+        raise ConflictError(f"the run {run.name} has ended already: {run.status}.")
+    done = run.progress or {}
+    facts = [("Done so far", f"{done['completed']:,} of {done.get('total') or 0:,} samples")] if done else []
+    after = (
+        "You can resume it from its last checkpoint, if it has stored one."
+        if kind == "training"
+        else "A retry continues with what is missing."
+    )
+    return Confirmation(f"Its results so far are kept. {after}", facts, do=stop)
+
+
+def _retry(page: WorkspaceVisit, run: DbRun) -> Confirmation:
+    scope = scope_of(page, run)
+    with refusals(page.services, scope):
+        planned = plan_retry(page.services, scope, run.id, EvalRetry())
+
+    def retry() -> DbRun:
+        with refusals(page.services, scope):
+            return page.services.eval_retries.reopen(planned, by=_by(page))
+
+    failed = sum(planned.failed.values())
+    facts = [
+        ("Attempts to repeat", f"{planned.count:,} of {planned.planned:,}"),
+        (
+            "Of these",
+            f"{failed:,} failed, {planned.no_reward:,} without a reward, {planned.missing:,} never made",
+        ),
+        ("Commit", run.commit_sha),
+        ("Cost, at most about", _cost(run, planned.count)),
+    ]
+    return Confirmation(
+        "The attempts without a score run again in this run, on the same commit and rows. "
+        "Their new results replace the old ones.",
+        facts,
+        do=retry,
+    )
+
+
+def _resume(page: WorkspaceVisit, run: DbRun) -> Confirmation:
+    step, _ = page.services.resumption.plan(run)
+
+    def resume() -> None:
+        with refusals(page.services, scope_of(page, run)):
+            page.services.resumption.resume(page.workspace.id, run.id, by=_by(page))
+
+    return Confirmation(
+        f"It resumes from its last checkpoint, of step {step}; later steps are repeated.", do=resume
+    )
+
+
+def _resubmit(page: WorkspaceVisit, run: DbRun) -> Confirmation:
+    kind = _kind(run)
+    if run.imported is not None:
+        raise ConflictError(
+            f"the run '{run.name}' was imported: submit its config with `{COMMAND_GROUPS[kind]} submit`."
+        )
+    scope = scope_of(page, run)
+    submission = RunSubmission(
+        kind, page.workspace.id, scope.repository, page.visitor.user, dict(run.request)
+    )
+    with refusals(page.services, scope):
+        checked = page.services.submitter.check(submission)
+
+    def resubmit() -> DbRun:
+        with refusals(page.services, scope):
+            new = page.services.submitter.create(checked)
+        _log(page, new.id, f"submitted {run.name} again")
+        _log(page, run.id, f"submitted it again as {new.name}")
+        return new
+
+    config = [
+        (f"{section.removesuffix('_config')}.{key}", value if isinstance(value, str) else repr(value))
+        for section, keys in run.request.items()
+        if isinstance(keys, dict)
+        for key, value in keys.items()
+    ]
+    return Confirmation(
+        "Submits a new run with the same configuration, on the current commit and dataset.",
+        _new_run_facts(run, checked),
+        config,
+        do=resubmit,
+    )
+
+
+def _new_run_facts(run: DbRun, checked: CheckedSubmission) -> list[tuple[str, Any]]:
+    rows = len(checked.rows.rows())
+    change = "unchanged" if checked.commit_sha == run.commit_sha else "changed"
+    facts: list[tuple[str, Any]] = [
+        ("Commit", f"{checked.commit_sha} ({change})"),
+        ("Rows", f"{rows:,} of {checked.rows.total_rows:,}"),
+    ]
+    if run.kind == "eval":
+        samples = rows * getattr(getattr(checked.request, "evaluation", None), "n", 1)
+        facts += [("Samples", f"{samples:,}"), ("Cost, at most about", _cost(run, samples))]
+    elif isinstance(checked.request, TrainingRequest):
+        facts += _training_facts(checked.request.settings, rows)
+    return facts
+
+
+def _training_facts(settings: TrainingSettings, rows: int) -> list[tuple[str, Any]]:
+    steps = settings.total_epochs * math.ceil(rows / settings.rollout_batch_size)
+    steps = min(steps, settings.max_steps or steps)
+    samples = steps * settings.rollout_batch_size * settings.n_samples_per_prompt
+    return [
+        ("Steps, at most", f"{steps:,}"),
+        ("Samples to train on, at most", f"{samples:,}, in addition to those of validations"),
+        ("Cost", "unknown: the platform serves the model itself, and other models' costs are not counted"),
+    ]
+
+
+def _cost(run: DbRun, samples: int) -> str:
+    """Estimate the cost of samples from the mean of a run's; failed samples count in full."""
+    cost = ((run.metrics or {}).get("estimates") or {}).get("cost_usd") or {}
+    total, known = cost.get("total"), cost.get("known_samples")
+    if total is None or not known:
+        return "unknown: the run recorded no prices"
+    asked = read_execution(run.request.get("advanced_config"))
+    budget = f"; it ends at {money(asked.max_cost)}" if asked.max_cost is not None else ""
+    return f"{money(total / known * samples)}, at the mean of {known:,} samples of {run.name}{budget}"
+
+
+def scope_of(page: WorkspaceVisit, run: DbRun | None) -> Scope:
+    """Return the scope of the REST API for a run's repository, or for any of the workspace's."""
+    for repository in page.services.workspaces.repositories(page.workspace.id):
+        if run is None or repository.id == run.repository_id:
+            return Scope(page.visitor.principal, page.workspace, repository, page.role)
+    raise ConflictError(
+        "its repository is no longer connected.", hint="connect it with `osmosis platform connect`"
+    )
+
+
+def _kind(run: DbRun) -> RunKind:
+    return "eval" if run.kind == "eval" else "training"
+
+
+def _by(page: WorkspaceVisit) -> str:
+    return f"{page.visitor.user.email}, on the run's page,"
+
+
+def _log(page: WorkspaceVisit, run_id: str, what: str) -> None:
+    line = LogLine(f"{page.visitor.user.email} {what}, on the run's page", step="run")
+    page.services.logs.append(run_id, [line])
+
+
+# -- actions -----------------------------------------------------------------------------------------
+
+
+class _SentForms:
+    """The results of forms, so that sending one twice does nothing more."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._results: OrderedDict[str, threading.Lock | str] = OrderedDict()
+
+    def once(self, form: str, call: Callable[[], str]) -> str:
+        """Return the result of ``call`` for this form; concurrent senders wait for it."""
+        with self._lock:
+            working = self._results.setdefault(form, threading.Lock())
+            while len(self._results) > _REMEMBERED_FORMS:
+                self._results.popitem(last=False)
+        if isinstance(working, str):
+            return working
+        with working:
+            known = self._results.get(form)
+            if isinstance(known, str):
+                return known
+            result = call()
+            with self._lock:
+                self._results[form] = result
+            return result
+
+
+_sent = _SentForms()
+
+
+def _add_action(kind: RunKind, action: RunAction) -> None:
+    path = f"/{{workspace}}/{SECTIONS[kind]}/{{name}}/{action}"
+
+    @actions.get(path, include_in_schema=False)
+    def ask(page: WorkspacePage, name: str) -> Response:
+        run = page.services.runs_of(kind).get(page.workspace.id, name).run
+        try:
+            return _confirm(page, run, action, _describe(page, run, action))
+        except (ApiError, OsmosisError) as error:
+            return _confirm(page, run, action, None, problem=_problem(error), status=_status(error))
+
+    @actions.post(path, include_in_schema=False)
+    def do(page: WorkspacePage, name: str, csrf: Csrf = "", once: Once = "") -> Response:
+        run = page.services.runs_of(kind).get(page.workspace.id, name).run
+        if not is_own_form(page.request, csrf) or not once:
+            return _confirm(page, run, action, None, problem=STALE_FORM, status=403)
+        form = f"{page.visitor.principal.token.id} {run.id} {action} {once}"
+        try:
+            shown = _sent.once(form, lambda: (_describe(page, run, action).do() or run).name)
+        except NotFoundError:
+            raise
+        except (ApiError, OsmosisError) as error:
+            return _confirm(page, run, action, None, problem=_problem(error), status=_status(error))
+        return RedirectResponse(page.href(SECTIONS[kind], shown), status_code=303)
+
+
+for _run_kind, _names in RUN_ACTIONS.items():
+    for _name in _names:
+        _add_action(_run_kind, _name)
+
+
+@actions.get("/{workspace}/models/{name}/deploy", include_in_schema=False)
+@actions.get("/{workspace}/models/{name}/undeploy", include_in_schema=False)
+def deployment_page(page: WorkspacePage, name: str) -> Response:
+    """Redirect to the adapter: a user who must sign in after pressing a button returns to this address."""
+    return RedirectResponse(page.href("models", name), status_code=303)
+
+
+@actions.post("/{workspace}/models/{name}/deploy", include_in_schema=False)
+@actions.post("/{workspace}/models/{name}/undeploy", include_in_schema=False)
+def change_deployment(page: WorkspacePage, name: str, csrf: Csrf = "") -> Response:
+    """Deploy or undeploy an adapter; repeating it changes nothing."""
+    action = page.request.url.path.rpartition("/")[2]
+    found = page.services.lora_models.get(page.workspace.id, name)
+    if not is_own_form(page.request, csrf):
+        return page.message("Models", STALE_FORM, status=403, tab=("models",))
+    was_active = found.model.deployment_status == "active"
+    try:
+        change = deploy_lora_model if action == "deploy" else undeploy_lora_model
+        change(page.services, scope_of(page, None), name)
+    except (ApiError, OsmosisError) as error:
+        return page.message("Models", _problem(error), status=_status(error), tab=("models",))
+    if was_active != (action == "deploy"):
+        _log(page, found.model.run_id, f"{action}ed `{name}`")
+    return RedirectResponse(page.href("models", name), status_code=303)
+
+
+def _confirm(
+    page: WorkspaceVisit,
+    run: DbRun,
+    action: RunAction,
+    confirmation: Confirmation | None,
+    *,
+    problem: str = "",
+    status: int = 200,
+) -> HTMLResponse:
+    section = SECTIONS[_kind(run)]
+    return page.page(
+        "confirm.html",
+        (section,),
+        status=status,
+        title=f"{ACTION_TEXTS[action]}: {run.name}",
+        action_text=ACTION_TEXTS[action],
+        confirmation=confirmation,
+        problem=problem,
+        once=secrets.token_hex(16),
+        back=page.href(section, run.name),
+    )
+
+
+def _status(error: ApiError | OsmosisError) -> int:
+    """Return 403 for missing permissions, as the API does, and 409 for everything that is currently impossible."""
+    return 403 if isinstance(error, ApiError) and error.status == 403 else 409
+
+
+def _problem(error: ApiError | OsmosisError) -> str:
+    message = str(error.message)
+    issues = [
+        issue if isinstance(issue, str) else f"{issue['key']}: {issue['message']}"
+        for issue in getattr(error, "issues", ())
+    ]
+    hint = getattr(error, "hint", None)
+    parts = [message[:1].upper() + message[1:], "; ".join(issues), f"({hint})" if hint else ""]
+    return " ".join(filter(None, parts))
+
+
+# -- the viewer's pages ------------------------------------------------------------------------------
+
+
+def _viewing(visit: Annotated[WorkspaceVisit, Depends(workspace_visit)]) -> Viewing:
+    """Return what a visitor may see of a workspace (a dependency)."""
+    services, request = visit.services, visit.request
+    path = request.scope["path"].removeprefix(root_path(services))
+    segment = (path.split("/", 3)[2:3] or [""])[0]
+    cookie = request.cookies.get(SESSION_COOKIE, "")
+    return Viewing(
+        source=PlatformSource(services, visit.workspace.id, services.sample_counts),
+        shell=visit.shell((segment,) if (segment,) in TABS else ()),
+        root=workspace_path(services, visit.workspace),
+        actions=PageActions(visit),
+        visitor=visit.visitor.principal.token.id,
+        allowed=partial(_is_allowed, services, cookie, visit.workspace.id),
+    )
+
+
+def _is_allowed(services: PlatformServices, cookie: str, workspace_id: str) -> bool:
+    """Whether a session is still valid and its user still a member of the workspace."""
+    try:
+        principal = services.accounts.authenticate(cookie, kinds=("web",))
+    except TokenRejected:
+        return False
+    return services.workspaces.has_member(principal.user.id, workspace_id)
+
+
+class _AnyPageRoute(PageRoute):
+    """Catch-all for browsers; programs get their 404 from the platform itself."""
+
+    def matches(self, scope: AsgiScope) -> tuple[Match, AsgiScope]:
+        is_page = scope["type"] == "http" and scope["method"] == "GET"
+        if not is_page or scope["path"].startswith("/api/"):
+            return Match.NONE, {}
+        is_browser = "text/html" in Headers(scope=scope).get("accept", "")
+        return super().matches(scope) if is_browser else (Match.NONE, {})
+
+
+def _nothing(request: Request, view: Annotated[Viewing, Depends(_viewing)]) -> Response:
+    return nothing_here(view, request.url.path)
+
+
+def _router() -> APIRouter:
+    router = page_router()
+    router.include_router(actions)
+    router.include_router(viewer_router(_viewing, home="", route_class=PageRoute), prefix="/{workspace}")
+    router.add_api_route(
+        "/{workspace}/{path:path}",
+        _nothing,
+        include_in_schema=False,
+        response_model=None,
+        route_class_override=_AnyPageRoute,
+    )
+    return router
+
+
+router = _router()

@@ -1,1 +1,0 @@
-"""Evaluations that ran elsewhere: announced (``announcement``), received (``sessions``), made a run (``imported_run``)."""

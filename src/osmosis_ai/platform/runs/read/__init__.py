@@ -1,1 +1,0 @@
-"""Runs as people see them: lists, details, curves and downloads, while the runs go on."""

@@ -1,1 +1,0 @@
-"""Submit, retry and resume runs."""

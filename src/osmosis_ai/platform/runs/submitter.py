@@ -1,0 +1,411 @@
+"""Submit a run: detect every foreseeable error before its row exists.
+
+The request, its dataset, the code at its commit, and its secrets are checked in this order. The row is written last, in
+one transaction, and no transaction is open while the repository is fetched.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import logging
+import os
+import posixpath
+import random
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sqlalchemy import select
+from sqlalchemy.exc import IntegrityError
+
+from osmosis_ai._version import __version__
+from osmosis_ai.config.execution import PLACE, ExecutionSection
+from osmosis_ai.config.issues import Issue, closest
+from osmosis_ai.config.sections import SERVED_AGENT, served_agent
+from osmosis_ai.controller.server_process import granted_memory
+from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.platform.db.tables import DbDataset, DbRepository, DbRollout, DbRun, DbUser, new_id
+from osmosis_ai.platform.gitsync.git import GitError
+from osmosis_ai.platform.gitsync.mirror import RevisionError
+from osmosis_ai.platform.isolation import isolation_problem
+from osmosis_ai.platform.machines import Machine, needs_key
+from osmosis_ai.platform.models import find_adapter
+from osmosis_ai.platform.rollouts import find_server, server_names
+from osmosis_ai.platform.runs.lifecycle import RunKind
+from osmosis_ai.platform.runs.requests import (
+    RowSelection,
+    RunRequest,
+    SubmitRejectedError,
+    parse_eval_request,
+    parse_training_request,
+    rejected,
+)
+from osmosis_ai.platform.secrets import resolve_scopes, resolve_secrets
+from osmosis_ai.sandbox.gpus import counted_gpus
+
+if TYPE_CHECKING:
+    from osmosis_ai.platform.clock import Clock
+    from osmosis_ai.platform.config import PlatformConfig
+    from osmosis_ai.platform.db.engine import Database
+    from osmosis_ai.platform.gitsync.mirror import MirrorStore
+    from osmosis_ai.platform.rollouts import RolloutStore
+    from osmosis_ai.platform.runs.run_store import Queue, RunCounts
+    from osmosis_ai.platform.runs.source_archives import SourceArchives
+    from osmosis_ai.platform.vault import Vault
+
+logger = logging.getLogger(__name__)
+Done = TypeVar("Done")
+
+SYNC_WAIT_S = 20.0
+"""How long a submit waits for the repository; clients wait 30 s for its reply."""
+PACK_WAIT_S = 5.0
+"""How long a submit then waits for its commit to be packed; packing continues in the run's first phase."""
+_PARALLEL_SUBMITS = 16
+_NAME_TRIES, _DRAWS_PER_RANGE = 64, 8
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class RunSubmission:
+    """Who submits what, from where."""
+
+    kind: RunKind
+    workspace_id: str
+    repository: DbRepository
+    user: DbUser
+    body: dict[str, Any] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class CheckedSubmission:
+    """A submit without issues, and what was resolved for it."""
+
+    submission: RunSubmission
+    request: RunRequest
+    dataset: DbDataset
+    rows: RowSelection
+    commit_sha: str
+    rollout_id: str | None
+    scopes: Mapping[str, str]
+
+
+class RunSubmitter:
+    """Creates runs."""
+
+    def __init__(
+        self,
+        config: PlatformConfig,
+        db: Database,
+        clock: Clock,
+        vault: Vault,
+        mirrors: MirrorStore,
+        rollouts: RolloutStore,
+        counts: RunCounts,
+        sources: SourceArchives,
+        queue: Queue,
+    ) -> None:
+        self._config = config
+        self._db = db
+        self._clock = clock
+        self._vault = vault
+        self._mirrors = mirrors
+        self._rollouts = rollouts
+        self._counts = counts
+        self._sources = sources
+        self._queue = queue
+        # Separate threads, so that a slow Git host does not delay other requests.
+        self._threads = ThreadPoolExecutor(_PARALLEL_SUBMITS, thread_name_prefix="submit")
+        self._syncs = ThreadPoolExecutor(_PARALLEL_SUBMITS, thread_name_prefix="submit-sync")
+
+    def in_thread(self, call: Callable[[], Done]) -> Future[Done]:
+        """Call a function that may block for as long as a submit."""
+        return self._threads.submit(call)
+
+    def close(self) -> None:
+        """End; nothing can be submitted afterwards."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._syncs.shutdown(wait=False, cancel_futures=True)
+
+    def submit(self, submission: RunSubmission) -> DbRun:
+        """Check a request and create its run; blocks for :data:`SYNC_WAIT_S` at most."""
+        return self.create(self.check(submission))
+
+    def check(self, submission: RunSubmission) -> CheckedSubmission:
+        """Check whether a request can become a run, and write nothing; blocks like :meth:`submit`."""
+        workspace_id = submission.workspace_id
+        parse = parse_eval_request if submission.kind == "eval" else parse_training_request
+        request: RunRequest = parse(
+            submission.body, lambda path: find_adapter(self._db, workspace_id, path) is not None
+        )
+        self._require_machine(request)
+        dataset = self._dataset(workspace_id, request.experiment.dataset)
+        rows = request.choose_rows(dataset.row_count or 0, dataset.sha256 or "", dataset.extension)
+        sha = self._commit(submission.repository, request)
+        stored = [name for name in request.secrets if name not in request.provided]
+        scopes = resolve_scopes(self._db, workspace_id, submission.user.id, stored)
+        with self._db.session() as session:
+            known = select(DbRollout.id).where(
+                DbRollout.repository_id == submission.repository.id,
+                DbRollout.name == request.experiment.rollout,
+            )
+            rollout_id = session.scalar(known)
+        all_scopes = {name: scopes.get(name, "run") for name in request.secrets}
+        return CheckedSubmission(submission, request, dataset, rows, sha, rollout_id, all_scopes)
+
+    def create(self, checked: CheckedSubmission) -> DbRun:
+        """Create and queue the run of a checked submit."""
+        submission, request = checked.submission, checked.request
+        self.require_source(checked)
+        run_id = new_id("run")
+        described: dict[str, Any] = {
+            "id": run_id,
+            "workspace_id": submission.workspace_id,
+            "repository_id": submission.repository.id,
+            "kind": request.kind,
+            "status": "pending",
+            "creator_id": submission.user.id,
+            "created_at": self._clock.now(),
+            "request": dict(request.written),
+            "commit_sha": checked.commit_sha,
+            "branch": request.experiment.branch,
+            "rollout_id": checked.rollout_id,
+            "rollout_name": request.experiment.rollout,
+            "dataset_id": checked.dataset.id,
+            "dataset_name": checked.dataset.name,
+            "model_path": request.experiment.model_path,
+            "seed": request.seed,
+            "pool": request.execution.pool,
+            "needs": needs_key(request.execution),
+            "selection": asdict(checked.rows),
+            "secret_scopes": dict(checked.scopes),
+            "sealed_secrets": seal_secrets(self._vault, run_id, request.provided),
+            "results": request.first_results(checked.rows),
+            "platform_version": __version__,
+        }
+        draws = random.SystemRandom()
+        for tries in range(_NAME_TRIES):
+            run = DbRun(**described, name=draw_name(draws, tries=tries))
+            taken = select(DbRun.id).where(DbRun.workspace_id == run.workspace_id, DbRun.name == run.name)
+            try:
+                with self._db.transaction() as session:
+                    if session.get(DbDataset, run.dataset_id, with_for_update=True) is None:
+                        raise _no_dataset(run.dataset_name, [])
+                    if session.scalar(taken) is None:
+                        session.add(run)
+                        session.flush()
+                        self._queue.add(session, run)
+                        break
+            except IntegrityError:
+                # On engines with several writers, another submit may take the name in between.
+                continue
+        else:
+            raise OsmosisError("no free name was found for the run.", code="INTERNAL")
+        self._counts.forget(run.workspace_id)
+        return run
+
+    def require_source(self, checked: CheckedSubmission) -> None:
+        """Begin to pack the commit of a submit for workers, and refuse one that cannot be packed."""
+        if served_agent(checked.request.experiment.entrypoint) is not None:
+            return
+        packing = self._sources.prepare(checked.submission.repository, checked.commit_sha)
+        try:
+            packing.result(timeout=PACK_WAIT_S)
+        except FutureTimeout:
+            pass
+        except GitError as error:
+            raise SubmitRejectedError(400, "SOURCE_UNUSABLE", error.message) from None
+        except (OSError, OsmosisError) as error:
+            # The run's first phase tries again.
+            logger.warning("the code of a run could not be packed now: %s", error)
+
+    def _require_machine(self, request: RunRequest) -> None:
+        """Refuse a run that would fail on the platform's own machine; machines of a pool report what they can do."""
+        problems = [own_machine_problem(self._config, request.execution)]
+        if served_agent(request.experiment.entrypoint) is None:
+            problems.append(isolation_problem(self._config, request.execution))
+        if found := [problem for problem in problems if problem is not None]:
+            raise rejected(found)
+
+    def _dataset(self, workspace_id: str, name: str) -> DbDataset:
+        with self._db.session() as session:
+            of_workspace = DbDataset.workspace_id == workspace_id
+            dataset = session.scalar(select(DbDataset).where(of_workspace, DbDataset.name == name))
+            if dataset is None:
+                names = session.scalars(select(DbDataset.name).where(of_workspace)).all()
+                raise _no_dataset(name, names)
+        if dataset.status != "uploaded" or None in (dataset.blob_key, dataset.row_count, dataset.sha256):
+            raise _unusable_dataset(dataset)
+        return dataset
+
+    def _commit(self, repository: DbRepository, request: RunRequest) -> str:
+        """Resolve the requested commit, and check that it has the rollout and its entrypoint."""
+        sync_error = self._sync(repository)
+        experiment = request.experiment
+        try:
+            sha = self._mirrors.resolve(repository, branch=experiment.branch, commit=experiment.commit_sha)
+        except RevisionError as error:
+            raise rejected([_revision_issue(error)]) from None
+        except OsmosisError as error:
+            raise _not_fetched(sync_error or error.message) from None
+        if sync_error is not None and experiment.commit_sha is None:
+            # A branch may be stale; a commit cannot be.
+            raise _not_fetched(sync_error)
+        agent = served_agent(experiment.entrypoint)
+        if agent is None:
+            self._check_rollout(repository, sha, experiment.rollout, experiment.entrypoint)
+        elif find_server(self._db, repository.workspace_id, agent) is None:
+            problem = (
+                f"no served agent '{agent}' is registered in this workspace; `osmosis serve` registers one"
+            )
+            near = closest(agent, list(server_names(self._db, repository.workspace_id)))
+            suggestion = SERVED_AGENT + near if near is not None else None
+            raise rejected([Issue("experiment.entrypoint", problem, suggestion=suggestion)])
+        return sha
+
+    def _sync(self, repository: DbRepository) -> str | None:
+        """Fetch the repository; return why that was not possible in time."""
+        syncing: Future[DbRepository] = self._syncs.submit(self._rollouts.sync, repository.id)
+        try:
+            return syncing.result(timeout=SYNC_WAIT_S).sync_error
+        except FutureTimeout:
+            return f"fetching {repository.identity} takes longer than {SYNC_WAIT_S:.0f} s; try again in a moment."
+
+    def _check_rollout(self, repository: DbRepository, sha: str, rollout: str, entrypoint: str) -> None:
+        names = [entry.name for entry in self._mirrors.list_rollouts(repository, sha)]
+        where = f"in {repository.identity} at {sha[:12]}"
+        if rollout not in names:
+            problem = f"there is no directory rollouts/{rollout}/ {where}; commit it and `git push`"
+            raise rejected([Issue("experiment.rollout", problem, suggestion=closest(rollout, names))])
+        path = posixpath.normpath(f"rollouts/{rollout}/{entrypoint}")
+        try:
+            self._mirrors.read_file(repository, sha, path)
+        except NotFoundError:
+            problem = f"there is no file {path} {where}; commit it and `git push`"
+            raise rejected([Issue("experiment.entrypoint", problem)]) from None
+
+
+# -- the platform's own machine ----------------------------------------------------------------------
+
+
+def own_machine(root: Path = Path("/")) -> Machine:
+    """Return what this machine has for runs without a pool; only NVIDIA GPUs are counted."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    # A container or service may have less memory than its machine.
+    memory_gb = round(min([memory, *granted_memory(root)]) / _GIB, 1)
+    return Machine(gpus=counted_gpus(root), memory_gb=memory_gb)
+
+
+def own_machine_problem(config: PlatformConfig, asked: ExecutionSection) -> Issue | None:
+    """Return why the platform's own machine cannot execute a run that it would execute."""
+    wanted = ExecutionSection(gpus=asked.gpus, memory_gb=asked.memory_gb)
+    if config.ray is not None or asked.pool is not None or wanted == ExecutionSection():
+        return None
+    lacking = list(own_machine().lacks(wanted))
+    if not lacking:
+        return None
+    key = "gpus" if "gpus" in lacking[0] else "memory_gb"
+    return Issue(
+        f"{PLACE}.{key}",
+        f"asks for more than the platform's own machine has, which executes runs without a pool: {', '.join(lacking)}; "
+        "name a pool whose workers have it",
+    )
+
+
+# -- secrets of a run --------------------------------------------------------------------------------
+
+
+def seal_secrets(vault: Vault, run_id: str, provided: Mapping[str, str]) -> bytes | None:
+    """Return the values given for one run, encrypted; None if there are none."""
+    if not provided:
+        return None
+    return vault.seal(json.dumps(dict(provided)).encode(), context=f"runs:{run_id}")
+
+
+def secret_values_of(db: Database, vault: Vault, run: DbRun, names: Sequence[str]) -> dict[str, str]:
+    """Return the value of every secret of a run: those given with the submit, and those stored by now."""
+    given: dict[str, str] = {}
+    if run.sealed_secrets is not None:
+        given = json.loads(vault.open(run.sealed_secrets, context=f"runs:{run.id}"))
+    missing = [name for name in names if name not in given]
+    stored = resolve_secrets(db, vault, run.workspace_id, run.creator_id or "", missing)
+    return {**{name: secret.value for name, secret in stored.items()}, **given}
+
+
+# -- names -------------------------------------------------------------------------------------------
+
+
+def draw_name(draws: random.Random, *, tries: int) -> str:
+    """Return a random name that may be taken, like ``amber-otter-42``; it never looks like an id or a route."""
+    highest = 99 * 10 ** (2 * (tries // _DRAWS_PER_RANGE))
+    return f"{draws.choice(_ADJECTIVES)}-{draws.choice(_NOUNS)}-{draws.randint(2, highest)}"
+
+
+# Words of one or two syllables that are hard to mishear; none of them judges a run.
+_ADJECTIVES = tuple(
+    """
+    amber ample autumn azure basil bold brave brisk bronze calm cedar cobalt copper coral crisp dapper
+    dawn deep dusky eager early fern fleet floral fond frosty gentle gilded glad golden grand green
+    hazel humble indigo ivory jade jolly keen kind lemon light lilac lively lucid lunar maple mellow
+    merry misty modest mossy neat noble north oaken ochre olive opal pale pearl plain plum polar proud
+    quick quiet rapid ready rosy ruby russet rustic sable sage sandy scarlet serene silver sleek smooth
+    snowy solar spry steady still stony sunny swift tawny teal tidal topaz tranquil umber upbeat velvet
+    vivid warm wavy wild winter wise witty
+    """.split()  # noqa: SIM905 - a table of words is to be read
+)
+_NOUNS = tuple(
+    """
+    acorn alder anchor arbor aspen badger bay beacon beaver birch bison bloom brook canyon cedar cliff
+    cloud clover comet condor coral cove crane creek cricket daisy delta dolphin dove dune eagle egret
+    ember falcon fern finch fjord forest fox gecko glacier grove gull harbor hare hawk hazel heron hill
+    ibis inlet iris island ivy jaguar jay juniper kestrel kite koala lagoon lake lantern lark laurel
+    lily lotus lynx magpie maple marten meadow meteor moose moth oak ocean orchid oriole osprey otter
+    owl panda pebble pelican pine planet plover poppy puffin quail quartz raven reef ridge river robin
+    rowan seal shore sparrow spruce star stoat stone stork stream swan thistle thrush tiger toucan trail
+    trout tulip turtle valley vole walrus willow wombat wren zebra
+    """.split()  # noqa: SIM905 - a table of words is to be read
+)
+
+
+# -- refusals ----------------------------------------------------------------------------------------
+
+
+def _no_dataset(name: str, names: Sequence[str]) -> SubmitRejectedError:
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else "upload it with `osmosis dataset upload FILE`."
+    return SubmitRejectedError(
+        404,
+        "DATASET_NOT_FOUND",
+        f"there is no dataset '{name}' in this workspace; {hint}",
+        issues=[Issue("experiment.dataset", "no such dataset", suggestion=near[0] if near else None)],
+    )
+
+
+def _unusable_dataset(dataset: DbDataset) -> SubmitRejectedError:
+    name = dataset.name
+    if dataset.status == "error":
+        reason = (dataset.error or "it could not be read").rstrip(".")
+        sentence = f"the dataset '{name}' cannot be used: {reason}. Fix the file and upload it again."
+    elif dataset.status == "cancelled":
+        sentence = f"the upload of the dataset '{name}' was cancelled; upload it again."
+    elif dataset.status == "processing":
+        sentence = f"the dataset '{name}' is still being checked (processing); submit again in a moment."
+    else:
+        sentence = f"the dataset '{name}' has not been uploaded yet ({dataset.status})."
+    return SubmitRejectedError(409, "DATASET_NOT_READY", sentence)
+
+
+def _revision_issue(error: RevisionError) -> Issue:
+    said, hint = error.message.rstrip("."), error.hint
+    if hint:
+        said += f" {hint[0].upper()}{hint[1:]}" if said.endswith("?") else f"; {hint}"
+    return Issue(f"experiment.{error.field}", said)
+
+
+def _not_fetched(reason: str) -> SubmitRejectedError:
+    return SubmitRejectedError(
+        502, "REPOSITORY_NOT_FETCHED", f"the platform could not fetch the code of this run: {reason}"
+    )

@@ -101,30 +101,30 @@ def github_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 # Effects of variables, and the names that have them, whatever their case.
 _RESERVED = {
-    "belongs to Osmosis itself": r"_?OSMOSIS_.*",
-    "tells the loader what to put into every program": (
+    "is reserved for Osmosis": r"_?OSMOSIS_.*",
+    "controls which libraries the loader adds to programs": (
         r"(LD|DYLD)_.*|GCONV_PATH|LOCPATH|GLIBC_.*|MALLOC_.*"
     ),
-    "tells an interpreter what to run": (
+    "controls which code an interpreter runs": (
         r"PYTHON.*|VIRTUAL_ENV|CONDA.*|PERL.*|RUBY.*|GEM_.*|BUNDLE_.*|NODE_.*|DENO_.*|BUN_.*|LUA_.*|PHP.*|R_.*"
         r"|_?JAVA_.*|JDK_.*|_JAVA_OPTIONS|CLASSPATH|DOTNET_.*|COVERAGE_PROCESS_START"
     ),
-    "tells the shell, or programs it starts, where things are or what to run": (
+    "controls where the shell and its programs find files or which code they run": (
         r"PATH|SHELL|HOME|USER|LOGNAME|ENV|IFS|PS[0-9]|CDPATH|ZDOTDIR|FPATH|BASH.*|SHELLOPTS|PROMPT_COMMAND|XDG_.*"
         r"|TMPDIR|TEMP|TMP|EDITOR|VISUAL|PAGER|LESS.*|MANPAGER|BROWSER|TERMINFO.*|TERM(CAP)?|COMSPEC|PATHEXT"
         r"|SYSTEMROOT|WINDIR|LC_.*|LANG|LANGUAGE"
     ),
-    "tells Git or SSH what to run or where to go": r"GIT_.*|SSH_.*|GH_HOST|GH_CONFIG_DIR|NETRC",
-    "tells package managers and compilers where code comes from": (
+    "controls which commands Git and SSH run or which hosts they use": r"GIT_.*|SSH_.*|GH_HOST|GH_CONFIG_DIR|NETRC",
+    "controls where package managers and compilers get code": (
         r"(PIP|PIPX|UV|POETRY|PDM|HATCH|NPM|YARN|PNPM|COREPACK|CARGO|RUSTUP|MAVEN|GRADLE|CMAKE|COMPOSER)_.*"
         r"|RUSTC.*|RUSTFLAGS|GO(PROXY|FLAGS|PATH|ROOT|SUMDB|NOSUMDB|PRIVATE|INSECURE|TOOLCHAIN|ENV)|MAKEFLAGS"
         r"|CC|CXX|CFLAGS|CXXFLAGS|CPPFLAGS|LDFLAGS|PKG_CONFIG.*|LIBRARY_PATH|CPATH|C_INCLUDE_PATH|HF_ENDPOINT"
     ),
     "sends traffic through a proxy": r".*_PROXY|PROXY",
-    "says which certificates to trust": (
+    "controls which certificates are trusted": (
         r"SSL_.*|SSLKEYLOGFILE|OPENSSL_.*|.*_CA_(BUNDLE|CERTS?|FILE)|NODE_EXTRA_CA_CERTS|NIX_SSL_.*|GRPC_.*"
     ),
-    "names a settings file that can name programs": (
+    "selects a settings file that can start programs": (
         r"AWS_(SHARED_CREDENTIALS|CONFIG)_FILE|KUBECONFIG|DOCKER_.*|BOTO_CONFIG|GOOGLE_EXTERNAL_ACCOUNT_.*|CLOUDSDK_.*"
     ),
 }

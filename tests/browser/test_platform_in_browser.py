@@ -66,7 +66,7 @@ def test_a_stranger_signs_in_and_stops_a_run_with_a_double_click(
     looking = visit(browser, site.base)
     page = looking.page
     looking.open(f"/fern/evals/{name}")
-    page.get_by_label("E-mail").fill("mara@fern.example")
+    page.get_by_label("Email").fill("mara@fern.example")
     page.get_by_label("Password").fill(PASSWORD)
     page.get_by_role("button", name="Sign in").click()
     page.wait_for_url(f"**/fern/evals/{name}")
@@ -74,9 +74,9 @@ def test_a_stranger_signs_in_and_stops_a_run_with_a_double_click(
     page.get_by_text("What it has done stays.").wait_for()
     page.get_by_role("button", name="Stop").dblclick()
     page.wait_for_url(f"**/fern/evals/{name}")
-    page.get_by_text("it has ended: stopped").wait_for()
+    page.get_by_text("the run has ended (stopped)").wait_for()
     assert page.get_by_role("button", name="Stop").is_disabled()
-    assert site.log_of(name).count("mara@fern.example, on the run's page, asked for the run to stop") == 1
+    assert site.log_of(name).count("mara@fern.example (on the run's page) asked for the run to stop") == 1
     assert looking.wrong == []
     page.context.close()
 

@@ -197,7 +197,7 @@ def test_starting_over_keeps_every_unfinished_session_aside(cli: Cli, judge: Jud
     score(cli, "-o", "out.json")
     for name in ("out.json.previous.partial.jsonl", "out.json.previous-2.partial.jsonl"):
         outcome = score(cli, "-o", "out.json")
-        assert f"is kept as {Path(name).absolute()}" in outcome.err and Path(name).is_file()
+        assert f"was archived as {Path(name).absolute()}" in outcome.err and Path(name).is_file()
 
 
 def test_an_incomplete_result_does_not_replace_a_complete_one(cli: Cli, judge: JudgeServer) -> None:
@@ -205,7 +205,7 @@ def test_an_incomplete_result_does_not_replace_a_complete_one(cli: Cli, judge: J
     assert score(cli, "-o", "out.json").status == 0
     outcome = score(cli, "-o", "out.json", "--max-tokens", "500")
     assert (outcome.status, result_of()["complete"]) == (1, False)
-    assert "the result that was there is kept as" in outcome.err
+    assert "the earlier result was archived as" in outcome.err
     assert result_of("out.json.previous.json")["counts"]["scored"] == 40
 
 
@@ -270,7 +270,7 @@ def test_a_limit_on_cost_needs_a_price(cli: Cli, judge: JudgeServer, monkeypatch
     monkeypatch.delenv("OPENAI_BASE_URL")
     texts("one")
     outcome = score(cli, "--max-cost", "1", model="openai/nobody-knows-this")
-    assert outcome.status == 1 and "needs the price of `openai/nobody-knows-this`" in outcome.err
+    assert outcome.status == 1 and "requires the price of `openai/nobody-knows-this`" in outcome.err
 
 
 def test_a_long_explanation_is_cut_on_the_terminal_and_whole_in_the_file(

@@ -256,7 +256,7 @@ def test_what_a_start_from_this_shell_would_lack_keeps_nobody_from_the_platform_
     data = json.loads(done.out)["data"]
     assert (data["status"], [worker["machine"] for worker in data["workers"]]) == ("running", ["box-1"])
     assert cli("platform", "stop").out.startswith("No platform is running in")
-    assert "OSMOSIS_RAY_ADDRESS must say where" in cli("platform", "start").err
+    assert "OSMOSIS_RAY_ADDRESS must be the address" in cli("platform", "start").err
 
 
 def claim(config: PlatformConfig, token: Path, **machine: Any) -> None:

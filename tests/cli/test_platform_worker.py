@@ -315,7 +315,9 @@ def test_a_refusal_of_the_platform_is_one_sentence(
         assert "this worker token is for the pool 'gpu', not for 'cpu'." in refusal(
             worker_token, "--pool", "cpu"
         )
-        assert "no such run in the pool 'gpu'" in refusal(worker_token, "--run", "amber-fox-12")
+        assert "this worker token cannot claim it in the pool 'gpu'" in refusal(
+            worker_token, "--run", "amber-fox-12"
+        )
         monkeypatch.setattr("osmosis_ai.platform.worker.host.__version__", "0.0.1")
         release = refusal(worker_token, "--pool", "gpu")
         assert f"this platform is release {__version__}, and this worker is '0.0.1'" in release

@@ -64,8 +64,8 @@ NO_NAMES = ["", "a/b", "..", "-x", "api", "Device", "x" * 65, "fern lab", "fé"]
 @pytest.mark.parametrize(
     ("kind", "value", "problem"),
     [
-        ("user", "MARA@fern.example", "mara@fern.example exists already"),
-        ("workspace", "fern", "'fern' exists already"),
+        ("user", "MARA@fern.example", "mara@fern.example already exists"),
+        ("workspace", "fern", "'fern' already exists"),
         ("password", "short", "at least 10 characters"),
         *(("user", address, "not an e-mail address") for address in NO_ADDRESSES),
         *(("workspace", name, "cannot be a workspace's name") for name in NO_NAMES),

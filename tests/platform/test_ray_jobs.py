@@ -123,9 +123,9 @@ def test_every_state_of_a_job(
 @pytest.mark.parametrize(
     ("needs", "waits"),
     [
-        ({"gpus": 8}, "waits for 8 GPUs, the cluster has 1"),
-        ({"cpus": 3.0}, "waits for a node with 3 CPUs, the largest has 2"),
-        ({"memory_gb": 1024.0}, "waits for 1024 GiB of memory, the cluster has 24.9 GiB"),
+        ({"gpus": 8}, "waits for 8 GPUs (the cluster has 1)"),
+        ({"cpus": 3.0}, "waits for a node with 3 CPUs (the largest has 2)"),
+        ({"memory_gb": 1024.0}, "waits for 1024 GiB of memory (the cluster has 24.9 GiB)"),
         ({"cpus": 2.0, "gpus": 1}, "waits for a node with 2 CPUs and 1 GPU, and none has all of it"),
         ({"gpus": 1}, "waits for a node of the Ray cluster to have room"),
     ],
@@ -156,13 +156,13 @@ GOOD = {"OSMOSIS_EXECUTOR": "ray", "OSMOSIS_RAY_ADDRESS": "127.0.0.1:8265", "OSM
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"OSMOSIS_EXECUTOR": "slurm"}, "OSMOSIS_EXECUTOR must be local or ray, and is 'slurm'"),
-        ({"OSMOSIS_RAY_ADDRESS": ""}, "OSMOSIS_RAY_ADDRESS must say where"),
+        ({"OSMOSIS_EXECUTOR": "slurm"}, "OSMOSIS_EXECUTOR must be local or ray: 'slurm'"),
+        ({"OSMOSIS_RAY_ADDRESS": ""}, "OSMOSIS_RAY_ADDRESS must be the address"),
         ({"OSMOSIS_RAY_ADDRESS": "ray://head:10001"}, "OSMOSIS_RAY_ADDRESS is not the address"),
         ({"OSMOSIS_RAY_ADDRESS": "https://me:hush@head"}, "OSMOSIS_RAY_ADDRESS is not the address"),
-        ({"OSMOSIS_RAY_ADDRESS": "http://head:8265"}, "OSMOSIS_RAY_ADDRESS is plain http"),
+        ({"OSMOSIS_RAY_ADDRESS": "http://head:8265"}, "OSMOSIS_RAY_ADDRESS uses plain http"),
         ({"OSMOSIS_RAY_TOKEN_FILE": ""}, "OSMOSIS_RAY_TOKEN_FILE must name the file"),
-        ({"OSMOSIS_RAY_ALLOW_OPEN": "yes"}, "OSMOSIS_RAY_ALLOW_OPEN must be 1 or 0, and is 'yes'"),
+        ({"OSMOSIS_RAY_ALLOW_OPEN": "yes"}, "OSMOSIS_RAY_ALLOW_OPEN must be 1 or 0: 'yes'"),
     ],
 )
 def test_an_unusable_setting_is_refused(changes: dict[str, str], problem: str) -> None:
@@ -363,7 +363,7 @@ def test_a_job_that_waits_long_is_explained(cluster: Cluster) -> None:
     cluster.rounds(50)
     assert cluster.show(run)["waits"] is None
     cluster.rounds(60)
-    why = f"the Ray job {cluster.job} waits for 8 GPUs, the cluster has 1."
+    why = f"the Ray job {cluster.job} waits for 8 GPUs (the cluster has 1)."
     assert cluster.show(run)["waits"] == why
     assert cluster.log(run).count(why) == 1
     cluster.ray.fault = TIMEOUT

@@ -71,7 +71,7 @@ def test_a_real_cluster_replies_like_the_recorded_one(ray: RealRay) -> None:
     other.write_text("a-token-of-another-cluster-altogether")
     with pytest.raises(RayError, match="refuses the token"):
         RayJobs(replace(ray.cluster, token_file=other), str).list()
-    with pytest.raises(RayError, match="asks for a token"):
+    with pytest.raises(RayError, match="requires a token"):
         RayJobs(replace(ray.cluster, token_file=None), str).list()
 
     commands = {

@@ -130,7 +130,7 @@ def test_waiting_for_a_run_that_cannot_come_is_refused_without_telling_why(
         with pytest.raises(WorkerRefused) as caught:
             access.authorize(plain, request(run_id=f"run_{name}"))
         refusals.add((caught.value.status, caught.value.reason, caught.value.message))
-    sentence = "there is no such run in the pool 'gpu' for this worker token, or it has ended."
+    sentence = "the run has ended, or this worker token cannot claim it in the pool 'gpu'."
     assert refusals == {(403, "RUN_NOT_FOR_WORKER", sentence)}
     with pytest.raises(WorkerRefused, match=r"`--run` takes a run's id \(`run_…`\)"):
         access.authorize(plain, request(run_id="open"))
@@ -245,5 +245,5 @@ def test_a_node_without_a_sandbox_claims_no_run_that_needs_one(
     assert "'node-7'" in line.message and "(no user namespaces)" in line.message
     with services.db.session() as session:
         waits = session.get_one(DbRunShard, shard_id).waits
-    assert line.message == f"refused a claim with the ticket of attempt 1: {waits}"
+    assert line.message == f"claim refused with the ticket of attempt 1: {waits}"
     assert access.authorize(ticket, request(**{**node, "sandbox": True})).shard_id == shard_id

@@ -79,7 +79,7 @@ def test_a_file_that_hides_a_framework(tmp_path: Path, module: str, path: str) -
         """
     )
 
-    assert printed.startswith("ImportError") and "a file of yours needs another name" in printed
+    assert printed.startswith("ImportError") and "rename that file" in printed
     assert str(tmp_path / f"{module}.py") in printed
 
 

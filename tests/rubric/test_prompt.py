@@ -226,8 +226,8 @@ def test_a_score_is_recovered(content: Any) -> None:
         (completion(None, refusal="I will not judge this."), "refused", "I will not judge this."),
         (completion(None, "content_filter"), "refused", "content filter"),
         (completion(GOOD[:-5], "content_filter"), "refused", "content filter"),
-        (completion(GOOD[:-5], "length"), "unparsable", "cut off at the model's limit of tokens"),
-        (completion("", "length"), "empty", "cut off at the model's limit of tokens"),
+        (completion(GOOD[:-5], "length"), "unparsable", "cut off at the model's token limit"),
+        (completion("", "length"), "empty", "cut off at the model's token limit"),
     ],
 )
 def test_an_unclear_reply_is_refused_with_the_reason(said: Any, reason: str, words: str) -> None:

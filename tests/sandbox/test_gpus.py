@@ -157,7 +157,7 @@ def test_without_gpus_none_of_it_is_there(machine: Machine) -> None:
         ("machine", 0, None),
         ("machine", 1, "GPUs: 1 of 1"),
         ("machine", 3, "GPUs: 2 of 3"),
-        ("other", 2, "it asks for GPUs (2), and this machine shows none"),
+        ("other", 2, "it requests GPUs (2), but this machine has none"),
     ],
 )
 @pytest.mark.usefixtures("gpus")

@@ -315,7 +315,7 @@ def _describe(error: Exception) -> tuple[int, bytes]:
     if isinstance(error, RefusedCallError):
         return error.status, (error.text or "").encode()
     if not isinstance(error, ModelCallError):
-        return 500, _error_body("api_error", "the model call could not be served", "internal")
+        return 500, _error_body("api_error", "internal error in the model call", "internal")
     status, kind = _STATUS[error.category]
     if status in (400, 401, 404):  # the provider's own status says more about the request's mistake
         status = error.status or status

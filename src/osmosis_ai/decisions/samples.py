@@ -231,7 +231,7 @@ class SampleCollector:
         tried = np.flatnonzero(self._status.reshape(self._rows, self._n).any(axis=1)).tolist()
         keyed = all(digests[row] for row in tried)
         if not keyed and any(places[row] < 0 for row in tried):
-            raise OsmosisError(f"the platform does not report what the rows of {empty.name} are.")
+            raise OsmosisError(f"the platform does not identify the rows of {empty.name}.")
         dataset = empty.inputs.dataset_sha256 or empty.run_id
         keys, source_rows, row_of = distinct_rows(
             self._rows,

@@ -27,7 +27,7 @@ def main() -> int:
         epilog=f"{API_KEY_ENV} is the bearer key that clients must send.",
     )
     parser.add_argument(
-        "--model", required=True, help="a built-in model, a folder, or a name on the Hugging Face hub"
+        "--model", required=True, help="a built-in model, a folder, or a model name on the Hugging Face Hub"
     )
     parser.add_argument("--adapter", type=Path, help="a folder with a LoRA adapter to merge into the model")
     parser.add_argument("--served-as", metavar="NAME", required=True, help="the model's name in requests")

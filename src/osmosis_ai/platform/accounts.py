@@ -102,7 +102,7 @@ class AccountStore:
             with self._db.transaction() as session:
                 session.add(user)
         except IntegrityError:
-            raise ConflictError(f"the user {user.email} exists already.") from None
+            raise ConflictError(f"the user {user.email} already exists.") from None
         return user
 
     def find_user(self, email: str) -> DbUser:
@@ -208,7 +208,7 @@ class AccountStore:
             or not hmac.compare_digest(found[0].token_hash, digest)
             or found[0].kind not in kinds
         ):
-            raise TokenRejected("TOKEN_INVALID", "this token is not known here.")
+            raise TokenRejected("TOKEN_INVALID", "this token does not exist on this platform.")
         token, user = found
         if token.revoked_at is not None:
             raise TokenRejected("TOKEN_REVOKED", "this token has been revoked.")

@@ -227,10 +227,10 @@ def ray_cluster(env: Mapping[str, str]) -> RayCluster | None:
     if executor == "local":
         return None
     if executor != "ray":
-        raise OsmosisError(f"{EXECUTOR_ENV} must be local or ray, and is '{executor}'.")
+        raise OsmosisError(f"{EXECUTOR_ENV} must be local or ray: '{executor}'.")
     allow_open = env.get(RAY_ALLOW_OPEN_ENV, "").strip() or "0"
     if allow_open not in ("0", "1"):
-        raise OsmosisError(f"{RAY_ALLOW_OPEN_ENV} must be 1 or 0, and is '{allow_open}'.")
+        raise OsmosisError(f"{RAY_ALLOW_OPEN_ENV} must be 1 or 0: '{allow_open}'.")
     file = env.get(RAY_TOKEN_FILE_ENV, "").strip()
     cluster = RayCluster(
         _ray_address(env.get(RAY_ADDRESS_ENV, "").strip()),
@@ -239,8 +239,8 @@ def ray_cluster(env: Mapping[str, str]) -> RayCluster | None:
     )
     if cluster.token_file is None and not cluster.allow_open:
         raise OsmosisError(
-            f"{RAY_TOKEN_FILE_ENV} must name the file with the Ray cluster's token (on a network you trust, "
-            f"{RAY_ALLOW_OPEN_ENV}=1 takes a cluster without one)."
+            f"{RAY_TOKEN_FILE_ENV} must name the file with the Ray cluster's token (on a trusted network, "
+            f"{RAY_ALLOW_OPEN_ENV}=1 allows a cluster without a token)."
         )
     return cluster
 
@@ -253,12 +253,12 @@ def ray_warnings(env: Mapping[str, str], cluster: RayCluster | None) -> Iterator
             are = "are" if len(named) > 1 else "is"
             yield (
                 f"{' and '.join(named)} {are} set and {EXECUTOR_ENV} is not: runs execute on this machine "
-                f"({EXECUTOR_ENV}=ray gives them to the cluster)."
+                f"({EXECUTOR_ENV}=ray executes them on the cluster)."
             )
     elif (file := cluster.token_file) is not None:
         with suppress(OSError):  # an unreadable file is reported where it is needed
             if is_read_by_all(file.stat()):
-                yield f"every user of this machine can read {file}, and the Ray cluster is theirs with it: chmod 600 {file}"
+                yield f"every user of this machine can read {file}, which gives full access to the Ray cluster: chmod 600 {file}"
 
 
 def require_usable_cluster(cluster: RayCluster, platform_url: str) -> None:
@@ -267,14 +267,16 @@ def require_usable_cluster(cluster: RayCluster, platform_url: str) -> None:
     if is_loopback(urlsplit(platform_url).hostname) and not cluster.is_here:
         raise OsmosisError(
             f"the nodes of the Ray cluster at {cluster.address} cannot reach the platform at {platform_url}.",
-            hint="start with --public-url https://NAME, the address that they and clients reach it at",
+            hint="start with --public-url https://NAME, an address that the nodes and clients can reach",
         )
 
 
 def _ray_address(value: str) -> str:
     example = "such as http://127.0.0.1:8265 or https://ray.example.com"
     if not value:
-        raise OsmosisError(f"{RAY_ADDRESS_ENV} must say where the Ray cluster's dashboard is, {example}.")
+        raise OsmosisError(
+            f"{RAY_ADDRESS_ENV} must be the address of the Ray cluster's dashboard, {example}."
+        )
     try:
         address = normalize_platform_url(value)
     except OsmosisError:
@@ -282,8 +284,8 @@ def _ray_address(value: str) -> str:
         raise OsmosisError(f"{RAY_ADDRESS_ENV} is not the address of a Ray dashboard, {example}.") from None
     if not is_secure(address):
         raise OsmosisError(
-            f"{RAY_ADDRESS_ENV} is plain http beyond this machine, and the cluster's token does not travel in the clear: "
-            "give an https address, or the near end of a tunnel."
+            f"{RAY_ADDRESS_ENV} uses plain http to another machine, which would send the cluster's token unencrypted: "
+            "use an https address, or the local end of a tunnel."
         )
     return address
 

@@ -25,7 +25,7 @@ from osmosis_ai.platform.db.engine import Database, DatabaseBusyError, StorageFu
 from osmosis_ai.platform.db.tables import DbKnownWorker, DbRunShard, DbWorkerToken
 
 KEPT = timedelta(days=7)
-"""How long a machine is known after its last claim or run."""
+"""How long a machine is listed after its last claim or run."""
 _MOST_KEPT = 5000
 _MOST_OF_TOKEN = 500
 """Maximum number of machines per token, since its holder can invent descriptions."""

@@ -19,7 +19,7 @@ EVERY_S = 600.0
 
 
 class Maintenance:
-    """Does all chores in a thread, and again every :data:`EVERY_S` seconds."""
+    """Runs all maintenance tasks in a thread, every :data:`EVERY_S` seconds."""
 
     def __init__(self, chores: Mapping[str, Callable[[], None]]) -> None:
         self._chores = chores
@@ -34,7 +34,7 @@ class Maintenance:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop, after the chore under way."""
+        """Stop after the current task."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()

@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 MAX_ACTIVE_DEPLOYMENTS = 8
 """Per workspace: each served adapter holds memory."""
 LINK_TTL = timedelta(hours=1)
-"""How long the URLs of an adapter's files work."""
+"""How long the URLs of an adapter's files are valid."""
 MAX_REQUESTS = 128
 MAX_REQUESTS_PER_KEY = MAX_REQUESTS // 2
 REQUEST_TIMEOUT_S = 600.0
@@ -115,7 +115,7 @@ class LoraModelStore:
             return session.scalars(saved).all()
 
     def files(self, model: DbLoraModel) -> list[ModelFile]:
-        """Return an adapter's files by name, each with a URL that works for :data:`LINK_TTL`."""
+        """Return an adapter's files by name, each with a URL that is valid for :data:`LINK_TTL`."""
         return [
             ModelFile(
                 path=name,
@@ -158,7 +158,7 @@ class LoraModelStore:
                 return model
             if _active(session, workspace_id) >= MAX_ACTIVE_DEPLOYMENTS:
                 raise DeploymentLimitError(
-                    f"{MAX_ACTIVE_DEPLOYMENTS} models are deployed, which is the maximum of a workspace; undeploy one "
+                    f"the workspace has {MAX_ACTIVE_DEPLOYMENTS} deployed models, which is the maximum; undeploy one "
                     "first with `osmosis model undeploy NAME`."
                 )
             model.deployment_status = "active"

@@ -100,14 +100,19 @@ class Offboarding:
         for run in runs:
             if run.stop_requested_at is not None:
                 continue
-            line = LogLine(f"stopped with the account of {user.email}, who submitted it", step="run")
+            line = LogLine(
+                f"stopped because the account of its submitter {user.email} was disabled or removed",
+                step="run",
+            )
             self._logs.add(session, run.id, [line])
             self._queue.request_stop(session, run)
         return [run.name for run in runs]
 
     def _forget_uploads(self, session: Session, user: DbUser) -> None:
         """Abort the user's uploads; the store deletes unreferenced bytes later."""
-        line = LogLine(f"aborted with the account of {user.email}", "warning", "upload")
+        line = LogLine(
+            f"aborted because the account of {user.email} was disabled or removed", "warning", "upload"
+        )
         for row in session.scalars(select(DbDataset).where(DbDataset.upload.is_not(None))):
             pending = PendingUpload.of(row)
             if pending is None or pending.creator_id != user.id:

@@ -49,7 +49,7 @@ class PlatformProcess:
 
 @contextmanager
 def only_platform_of(home: Path) -> Iterator[Callable[[PlatformProcess], None]]:
-    """Be the one platform of ``home`` while the block lasts; yields the function that records its process."""
+    """Hold the lock of ``home`` as its only platform while the block lasts; yields the function that records its process."""
     descriptor = _open_lock(home)
     try:
         deadline = time.monotonic() + _LOCK_WAIT_S

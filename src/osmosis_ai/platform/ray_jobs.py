@@ -69,7 +69,7 @@ _COMMAND_NOT_FOUND = 127
 _AGENT_HINT = (
     "if two clusters run on one machine, start one with another `ray start --dashboard-agent-listen-port`"
 )
-_AWAY_HINT = f"start it, or the tunnel to it, or name another with {RAY_ADDRESS_ENV}; its runs continue when it answers again"
+_AWAY_HINT = f"start the cluster or its tunnel, or set {RAY_ADDRESS_ENV} to another cluster; runs continue when it answers again"
 
 AnswerT = TypeVar("AnswerT")
 
@@ -189,10 +189,10 @@ class RayJobs:
             largest = max((node.get(name, 0.0) for node in nodes), default=0.0)
             if amount > total:
                 has = _amount(name, total, short=True)
-                return f"waits for {_amount(name, amount)}, the cluster has {has}"
+                return f"waits for {_amount(name, amount)} (the cluster has {has})"
             if amount > largest:
                 has = _amount(name, largest, short=True)
-                return f"waits for a node with {_amount(name, amount)}, the largest has {has}"
+                return f"waits for a node with {_amount(name, amount)} (the largest has {has})"
         if not any(all(node.get(name, 0.0) >= amount for name, amount in needs.items()) for node in nodes):
             asked = " and ".join(_amount(name, amount) for name, amount in needs.items())
             return f"waits for a node with {asked}, and none has all of it"
@@ -227,8 +227,8 @@ class RayJobs:
                 raise RayError(
                     f"{self._name} refuses the token in {self._cluster.token_file}."
                     if token
-                    else f"{self._name} asks for a token.",
-                    hint=f"{RAY_TOKEN_FILE_ENV} names the file with the token that the cluster was started with",
+                    else f"{self._name} requires a token.",
+                    hint=f"set {RAY_TOKEN_FILE_ENV} to the file with the token that the cluster was started with",
                 )
         except OsmosisError as error:
             self._checked_at = None
@@ -243,7 +243,7 @@ class RayJobs:
         if status == 200:
             raise RayError(
                 f"{self._name} answers without a token, so nothing is sent to it.",
-                hint="start it with RAY_AUTH_MODE=token (Ray 2.52 and later), or on a network you trust set "
+                hint="start it with RAY_AUTH_MODE=token (Ray 2.52 and later), or on a trusted network set "
                 f"{RAY_ALLOW_OPEN_ENV}=1",
             )
         raise self._error_reply(status, text)

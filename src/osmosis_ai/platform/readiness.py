@@ -117,9 +117,9 @@ def missing_files(db: Database, blobs: BlobStore, shown: str) -> str | None:
     if not missing:
         return None
     return (
-        f"{missing} of {len(keys)} sampled files of datasets, runs and adapters are missing from {shown}. Was the database "
-        "restored, or moved, without its files? Start with the OSMOSIS_BLOBS_URL or OSMOSIS_HOME that it had, or restore "
-        "the files: they cannot be read now, and runs of these datasets fail."
+        f"{missing} of {len(keys)} sampled files of datasets, runs and adapters are missing from {shown}. The database may "
+        "have been restored or moved without its files. Restore the files, or start with the original OSMOSIS_BLOBS_URL "
+        "or OSMOSIS_HOME; until then, runs of these datasets fail."
     )
 
 

@@ -205,8 +205,8 @@ class RolloutServerStore:
         """Register an agent in place of an earlier one of its name, and probe it (blocking)."""
         if not name.strip() or name != name.strip() or not name.isprintable() or len(name) > _LONGEST_NAME:
             raise OsmosisError(
-                "the name of a served agent must be printable, without spaces around it, and of "
-                f"{_LONGEST_NAME} characters at most."
+                "the name of a served agent must be printable, have no leading or trailing spaces, and have at most "
+                f"{_LONGEST_NAME} characters."
             )
         _check_key(address.api_key)
         health = probe(address)

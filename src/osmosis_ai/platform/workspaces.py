@@ -65,7 +65,7 @@ class WorkspaceStore:
                 hint="use up to 64 letters, digits, `-`, `_` and `.`, beginning with a letter or digit",
             )
         workspace = DbWorkspace(id=new_id("wsp"), name=name, created_at=self._clock.now())
-        taken = ConflictError(f"the workspace '{name}' exists already.")
+        taken = ConflictError(f"the workspace '{name}' already exists.")
         try:
             with self._db.transaction() as session:
                 if session.scalar(select(DbWorkspace).where(_is_named(name))) is not None:

@@ -102,7 +102,7 @@ def _environment() -> dict[str, str]:
     try:
         in_file = dotenv_values(path, verbose=False)
     except (OSError, UnicodeDecodeError) as error:
-        hint = "it must be a UTF-8 text file with lines NAME=VALUE"
+        hint = "it must be a UTF-8 text file with lines of the form NAME=VALUE"
         raise OsmosisError(f"'{path}' cannot be read: {error}", hint=hint) from None
     variables = [*in_file.items(), *os.environ.items()]
     return {name.upper(): value for name, value in variables if value is not None}

@@ -72,7 +72,7 @@ def validate_agent_loop(agent_loop: Any, *, request: RolloutRequest | None = Non
     if name is None:
         add("name", "MISSING_NAME", "the agent loop has no 'name'")
     elif not isinstance(name, str):
-        add("name", "INVALID_NAME_TYPE", f"the name is a text, not {type(name).__name__}")
+        add("name", "INVALID_NAME_TYPE", f"the name must be a string, not {type(name).__name__}")
     elif not name.strip():
         add("name", "EMPTY_NAME", "the name is empty")
     example = RolloutRequest(
@@ -93,7 +93,7 @@ def validate_agent_loop(agent_loop: Any, *, request: RolloutRequest | None = Non
             message = "get_tools returned None; return [] when there are no tools"
             add("get_tools", "GET_TOOLS_RETURNS_NONE", message)
         else:
-            message = f"get_tools returns a list, not {type(found).__name__}"
+            message = f"get_tools must return a list, not {type(found).__name__}"
             add("get_tools", "GET_TOOLS_INVALID_TYPE", message)
         if inspect.iscoroutine(found):
             found.close()
@@ -105,7 +105,7 @@ def validate_agent_loop(agent_loop: Any, *, request: RolloutRequest | None = Non
     if run is None:
         add("run", "MISSING_RUN_METHOD", "the agent loop has no 'run' method")
     elif not callable(run):
-        add("run", "RUN_NOT_CALLABLE", f"'run' is {type(run).__name__}, no method")
+        add("run", "RUN_NOT_CALLABLE", f"'run' must be a method, not {type(run).__name__}")
     elif not inspect.iscoroutinefunction(run) and not inspect.iscoroutinefunction(type(run).__call__):
         add("run", "RUN_NOT_ASYNC", "'run' is not async: write `async def run(self, ctx)`")
     return ValidationResult(

@@ -604,8 +604,8 @@ def calibrate(
 
 def _unlabelled(table: ScoreTable) -> Figure:
     if np.isnan(table.human).all():
-        return Figure.missing("no record has a score given by people (`label` or `human_score`)")
-    return Figure.missing("the judge scored none of the records that people scored")
+        return Figure.missing("no record has a human score (`label` or `human_score`)")
+    return Figure.missing("the judge did not score any record with a human score")
 
 
 @dataclass(frozen=True, slots=True)
@@ -787,13 +787,13 @@ _TABLES = {
     "scores": ("Mean scores", ""),
     "repeatability": (
         "Repeatability",
-        "From 0.8 alpha is reliable, from 0.667 it allows tentative conclusions (Krippendorff 2004).",
+        "An alpha of 0.8 or more is reliable; 0.667 or more allows tentative conclusions (Krippendorff 2004).",
     ),
     "panel": ("Agreement between judges", ""),
-    "people": ("Agreement with people", ""),
+    "people": ("Agreement with human scores", ""),
     "calibration": (
         "Calibration",
-        "Bias is the judge's score minus people's: a positive one is lenient.",
+        "Bias is the judge's score minus the human score. Positive values mean a lenient judge.",
     ),
     "bias": ("Bias by length and order", "p-values are adjusted for all judges and biases (Holm)."),
 }
@@ -813,9 +813,9 @@ _MEASURES = (
     ("calibration", "mean_absolute_error", "Mean absolute error", "points"),
     ("calibration", "bias", "Bias", "signed"),
     ("bias", "length", "Length and score (Spearman)", "coefficient"),
-    ("bias", "length_beyond_people", "Length and score, people's fixed", "coefficient"),
+    ("bias", "length_beyond_people", "Length and score, human score fixed", "coefficient"),
     ("bias", "per_doubling", "Per doubling of length", "signed"),
-    ("bias", "per_doubling_beyond_people", "Per doubling of length, beyond people's", "signed"),
+    ("bias", "per_doubling_beyond_people", "Per doubling of length, beyond the human score", "signed"),
     ("bias", "order_in_file", "Position in the file (Spearman)", "coefficient"),
     ("bias", "position", "Usual order of quoted texts", "signed"),
 )

@@ -207,7 +207,7 @@ def read_completion(response: Mapping[str, Any]) -> ParsedReply:
             problem = "the provider's content filter cut the reply off."
             raise ReplyError("refused", problem, text) from None
         is_cut = choice.get("finish_reason") == "length"
-        cause = " It was cut off at the model's limit of tokens." if is_cut else ""
+        cause = " The reply was cut off at the model's token limit." if is_cut else ""
         raise ReplyError(error.reason, f"{error}{cause}", text) from None
 
 

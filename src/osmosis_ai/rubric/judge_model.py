@@ -104,8 +104,8 @@ def resolve_judge(
     only = env.get(ONLY_ADDRESS_ENV)
     if only is not None and (base is None or urlsplit(base).netloc != only):
         raise JudgeArgumentError(
-            f'The judge `{name}` cannot be asked: rollouts of this run have `network = "none"` and reach the run\'s '
-            "own model alone.",
+            f'The judge `{name}` cannot be called: rollouts of this run have `network = "none"` and can reach only '
+            "the run's own model.",
             hint="judge with that model (`api_base=` and `api_key=` of the rollout's context), or give the run "
             '`network = "host"`',
         )

@@ -24,10 +24,10 @@ def test_a_database_that_not_every_text_can_be_kept_in_is_refused(encoding: str)
     with (
         postgres_database(f"ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0") as url,
         opened_database(url) as db,
-        pytest.raises(OsmosisError, match=f"keeps text as {encoding}") as refused,
+        pytest.raises(OsmosisError, match=f"stores text as {encoding}") as refused,
     ):
         db.migrate()
-    assert refused.value.hint == "make a database with ENCODING 'UTF8'"
+    assert refused.value.hint == "create a database with ENCODING 'UTF8'"
 
 
 def test_a_user_who_may_not_make_tables_is_told_of_the_right_it_needs() -> None:
@@ -38,7 +38,9 @@ def test_a_user_who_may_not_make_tables_is_told_of_the_right_it_needs() -> None:
         as_visitor = make_url(url).set(username=visitor, password="canary-4711")
         with (
             opened_database(as_visitor.render_as_string(hide_password=False)) as db,
-            pytest.raises(OsmosisError, match="refuses what a platform needs: permission denied") as refused,
+            pytest.raises(
+                OsmosisError, match="does not allow the platform to create its tables: permission denied"
+            ) as refused,
         ):
             db.migrate()
         with owner.transaction() as session:

@@ -55,7 +55,7 @@ def test_an_overwrite_that_is_refused_leaves_the_dataset_as_it_was(uploads: Uplo
     assert "line 1" in after.pop("upload_error")
     assert after == before
     assert uploads.fetch("multiply") == rows()
-    assert "keeps its former rows" in uploads.messages(before["id"], "error")[-1]
+    assert "keeps its previous rows" in uploads.messages(before["id"], "error")[-1]
     mended = uploads.upload("multiply", rows(5), overwrite_dataset_id=before["id"])
     assert mended["row_count"] == 5 and "upload_error" not in mended
 
@@ -325,7 +325,7 @@ def test_a_dataset_is_checked_and_can_then_be_read(
     assert uploads.fetch("multiply") == data
     assert uploads.messages(dataset["id"]) == [
         f"upload started: {len(data)} bytes (jsonl)",
-        "all bytes are here; checking the file",
+        "upload complete; checking the file",
         "the dataset is ready: 7 rows",
     ]
 

@@ -286,7 +286,7 @@ async def test_a_model_that_dies_in_the_middle_of_a_stream_is_an_event(
 
     body = b"".join(client.received.get_nowait().get("body", b"") for _ in range(client.received.qsize()))
     error = json.loads(body.decode().split("data: ")[-1])["error"]
-    assert "ended before its answer was complete" in error["message"]
+    assert "stopped before its reply was complete" in error["message"]
 
 
 async def _asked(served: ModelServerPool, body: bytes = b"{}") -> Any:

@@ -128,7 +128,7 @@ def test_an_adapter_of_a_base_model_that_is_not_served_here_offers_no_deployment
     detail = api.get(f"{MODELS}/{name}").json()
     assert not {"deployment_status", "inference_model"} & (set(listed) | set(detail))
     body = assert_flat_error(api.post(f"{MODELS}/{name}/deploy", json={}), 409, "CONFLICT")
-    assert (body["field"], "cannot serve `fern/base-32b`" in body["error"]) == ("loraName", True)
+    assert (body["field"], "base model `fern/base-32b` requires torch" in body["error"]) == ("loraName", True)
 
 
 def test_no_more_adapters_are_deployed_than_may_be_however_many_ask_at_once(

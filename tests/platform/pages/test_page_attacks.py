@@ -102,7 +102,7 @@ def test_who_has_one_workspace_is_led_to_it_and_others_choose(
     services.accounts.create_user("noa@fern.example", password=PASSWORD)
     browser.cookies.clear()
     sign_in(browser, "noa@fern.example")
-    assert "You are in no workspace yet" in browser.get("/").text
+    assert "You are not a member of any workspace" in browser.get("/").text
 
 
 def _paths(method: str) -> list[str]:

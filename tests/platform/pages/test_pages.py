@@ -65,7 +65,7 @@ def test_a_wrong_password_and_a_foreign_form_do_not_sign_in(browser: TestClient,
     for changes, words in (
         ({"password": "wrong horse battery"}, "Incorrect email or password"),
         ({"email": "nobody@fern.example"}, "Incorrect email or password"),
-        ({"csrf": "A" * 43}, "did not come from this page"),
+        ({"csrf": "A" * 43}, "was not sent from this page"),
     ):
         refused = sign_in(browser, **changes)
         assert refused.status_code == 403 and words in refused.text
@@ -100,7 +100,7 @@ def test_nothing_of_another_workspace_is_told_where_there_is_no_page(
     sign_in(browser)
     theirs, none = (browser.get(f"/{name}/nosuch") for name in (stranger.workspace.name, "none"))
     assert theirs.status_code == none.status_code == 404
-    assert "You are in no workspace" in theirs.text and "Datasets" not in theirs.text
+    assert "You are not a member of a workspace named" in theirs.text and "Datasets" not in theirs.text
     for path in ("/api/nothing", "/api/cli/nothing", "/fern/nothing"):
         program = browser.get(path, headers={"Accept": "text/html" if "api" in path else "*/*"})
         assert_flat_error(program, 404, "ROUTE_NOT_FOUND")
@@ -125,7 +125,7 @@ def test_an_api_key_is_made_shown_once_and_revoked(
     )
     assert "cannot be undone" in asked
     foreign = browser.post("/fern/api-keys", data={**form, "token_id": stranger.token_id})
-    assert foreign.status_code == 404 and "no such token" in foreign.text
+    assert foreign.status_code == 404 and "Token not found" in foreign.text
     assert browser.post("/fern/api-keys", data={**form, "csrf": "B" * 43, "token_id": principal.token.id})
     assert services.accounts.find_token(principal.token.id).revoked_at is None
     browser.post("/fern/api-keys", data={**form, "token_id": principal.token.id})
@@ -141,7 +141,7 @@ def test_signing_out_everywhere_ends_every_browser_s_session_and_no_token(
     browser.cookies.clear()
     sign_in(browser)
     page = browser.get("/fern/api-keys")
-    assert "this one" in page.text and page.text.count("<td>browser") == 2
+    assert "(current)" in page.text and page.text.count("<td>browser") == 2
     browser.post("/fern/api-keys", data={"csrf": csrf_of(page), "action": "everywhere"})
     assert browser.get("/fern/evals").status_code == 303
     browser.cookies.set("osmosis_session", elsewhere)
@@ -395,11 +395,11 @@ def test_one_walks_and_jumps_through_all_rows_of_a_dataset(
     assert "11990 row number 11990." in shown and "12009 row number 12009." in shown
     assert "row number 11989." not in shown and 'rel="next"' not in jumped.text
     before = text_of(browser.get("/fern/datasets/large?rows=11965"))
-    assert "row number 11965." in before and "11989 row number 11989." in before and "After" in before
+    assert "row number 11965." in before and "11989 row number 11989." in before and "Next" in before
     assert '<input type="number" name="rows" min="0" max="12009" value="11990" required>' in jumped.text
     beyond = browser.get("/fern/datasets/large", params={"rows": 12_010})
     assert beyond.status_code == 404
-    assert "The dataset &#39;large&#39; has no row 12,010: its last is 12,009." in beyond.text
+    assert "The dataset &#39;large&#39; has no row 12,010 (last row: 12,009)." in beyond.text
 
 
 def test_a_row_that_can_not_be_read_is_told_without_where_the_platform_keeps_it(
@@ -412,7 +412,7 @@ def test_a_row_that_can_not_be_read_is_told_without_where_the_platform_keeps_it(
     assert "one" in text_of(browser.get("/fern/datasets/torn"))
     page = browser.get("/fern/datasets/torn?rows=25")
     assert page.status_code == 200
-    assert "Its rows cannot be read: torn.jsonl: line 41: not valid JSON" in text_of(page)
+    assert "The rows cannot be read: torn.jsonl: line 41: not valid JSON" in text_of(page)
     assert str(services.config.home) not in page.text and "/ds_" not in page.text
 
 

@@ -186,7 +186,7 @@ def test_models_in_use(api: TestClient, services: PlatformServices, member: Memb
     model = add_adapter(services, run)
     user = add_run(services, member, "amber", status="running", model_path=f"osmosis/tiny:{model.name}")
     told = assert_flat_error(api.delete(f"{TRAININGS}/{run.id}"), 409, "CONFLICT")["error"]
-    assert f"its model '{model.name}' is that of the evaluation run 'amber', which is running" in told
+    assert f"its model '{model.name}' is used by the evaluation run 'amber', which is running" in told
     with services.db.transaction() as session:
         session.execute(update(DbRun).where(DbRun.id == user.id).values(status="finished"))
         session.execute(update(DbLoraModel).values(deployment_status="active"))
@@ -210,7 +210,7 @@ def test_permissions(
         assert_flat_error(client.delete(path, headers=stranger.headers), 404, "NOT_FOUND")
     for path in (f"{EVALS}/maras", f"{DATASETS}/multiply"):
         told = assert_flat_error(client.delete(path, headers=joined.headers), 403, "ROLE_REQUIRED")
-        assert "of another user can only be deleted by an admin of the workspace 'fern'" in told["error"]
+        assert "only an admin of the workspace 'fern' can delete" in told["error"]
     assert client.delete(f"{EVALS}/ivos", headers=joined.headers).status_code == 200
     add_run(services, joined, "ivos")
     for path in (f"{EVALS}/ivos", f"{EVALS}/maras", f"{DATASETS}/multiply"):

@@ -372,7 +372,7 @@ def test_stop(api: TestClient, services: PlatformServices) -> None:
     assert api.post(f"{path}/stop", json={}).json()["status"] == "stopped"
     again = assert_flat_error(api.post(f"{path}/stop", json={}), 409, "RUN_ENDED")
     assert (again["id"], again["status"]) == (run["id"], "stopped")
-    assert again["error"] == f"the run {run['name']} has ended already: stopped."
+    assert again["error"] == f"the run {run['name']} has already ended: stopped."
     assert api.get(path).json()["eval_run"]["completed_at"]
     path = f"{RUNS}/{submitted(api)['name']}"
     FakeWorker.claims(services)

@@ -159,9 +159,9 @@ def test_damaged_journal(api: TestClient, services: PlatformServices) -> None:
         packed = stored.read()
     for damaged in (b"no journal", packed[:-20], packed[:30] + b"\xff\xff" + packed[32:], gzip.compress(b"")):
         services.blobs.put(key, io.BytesIO(damaged))
-        assert "its journal is damaged or was not kept" in refused(api, run["id"], 409, "CONFLICT")
+        assert "its journal is damaged or missing" in refused(api, run["id"], 409, "CONFLICT")
     change(services, run, journal_blob=None)
-    assert "its journal is damaged or was not kept" in refused(api, run["id"], 409, "CONFLICT")
+    assert "its journal is damaged or missing" in refused(api, run["id"], 409, "CONFLICT")
     assert row_of(services, run["id"]).revision == 0
 
 
@@ -219,7 +219,7 @@ def test_missing_inputs(api: TestClient, services: PlatformServices, member: Mem
     told = refused(api, run["id"], 400, "INVALID_CONFIG")
     assert told.startswith("this run cannot be submitted")
     change(services, run, repository_id=None)
-    assert "its repository is not connected" in refused(api, run["id"], 409, "CONFLICT")
+    assert "its repository is no longer connected" in refused(api, run["id"], 409, "CONFLICT")
 
 
 def test_secrets(api: TestClient, services: PlatformServices) -> None:

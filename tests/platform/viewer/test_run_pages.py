@@ -90,13 +90,13 @@ def test_a_run_that_goes_on_is_stopped_after_asking_and_a_second_click_is_harmle
     assert services.eval_runs.get(member.workspace.id, name).run.status == "stopped"
     assert (
         log_of(services, member, name).count(
-            "mara@fern.example, on the run's page, asked for the run to stop"
+            "mara@fern.example (on the run's page) asked for the run to stop"
         )
         == 1
     )
-    assert "it has ended: stopped" in text_of(browser.get(f"/fern/evals/{name}"))
+    assert "the run has ended (stopped)" in text_of(browser.get(f"/fern/evals/{name}"))
     again = browser.get(f"/fern/evals/{name}/stop")
-    assert again.status_code == 409 and "has ended already" in again.text
+    assert again.status_code == 409 and "has already ended" in again.text
 
 
 def test_failed_samples_run_again_in_the_same_run_however_often_it_is_clicked(
@@ -111,14 +111,14 @@ def test_failed_samples_run_again_in_the_same_run_however_often_it_is_clicked(
     keep_journal(services, found, *records)
     asked = browser.get(f"/fern/evals/{run}/retry")
     assert "1 of 6" in text_of(asked) and "1 failed, 0 without a reward" in text_of(asked)
-    assert "run again in this run, on the same commit and rows" in text_of(asked)
+    assert "run again on the same commit and rows" in text_of(asked)
     form = form_of(asked)
     for _ in range(2):
         assert browser.post(f"/fern/evals/{run}/retry", data=form).headers["location"] == f"/fern/evals/{run}"
     reopened = services.eval_runs.get(member.workspace.id, run).run
     assert (reopened.status, reopened.revision, runs_of(services, member)) == ("pending", 1, [run])
     assert "Retried 1 time, last" in text_of(browser.get(f"/fern/evals/{run}"))
-    assert log_of(services, member, run).count("mara@fern.example, on the run's page, retried the run") == 1
+    assert log_of(services, member, run).count("mara@fern.example (on the run's page) retried the run") == 1
     refused = browser.post(f"/fern/evals/{run}/retry", data={**form, "once": "another"})
     assert refused.status_code == 409 and "cannot be retried: it is pending" in refused.text
 
@@ -141,14 +141,14 @@ def test_submitting_again_shows_config_rows_samples_and_cost_first(
         row.metrics = {"estimates": {"cost_usd": {"total": 3.0, "known_samples": 6}}}
     asked = browser.get(f"/fern/evals/{run}/resubmit")
     shown = text_of(asked)
-    assert "3 of 200" in shown and "Samples 6" in shown and "$3.00" in shown
+    assert "3 of 200" in shown and "Attempts 6" in shown and "$3.00" in shown
     assert "experiment.model_path osmosis/tiny" in shown and "evaluation.n 2" in shown
     form = form_of(asked)
     led = {browser.post(f"/fern/evals/{run}/resubmit", data=form).headers["location"] for _ in range(3)}
     assert len(led) == 1 and len(runs_of(services, member)) == 2
     (name,) = (path.rpartition("/")[2] for path in led)
-    assert f"mara@fern.example submitted {run} again" in log_of(services, member, name)
-    assert log_of(services, member, run).count(f"mara@fern.example submitted it again as {name}") == 1
+    assert f"mara@fern.example resubmitted {run}" in log_of(services, member, name)
+    assert log_of(services, member, run).count(f"mara@fern.example resubmitted this run as {name}") == 1
 
 
 def test_a_training_that_ended_early_is_resumed_after_asking_and_one_that_finished_is_not(
@@ -157,7 +157,7 @@ def test_a_training_that_ended_early_is_resumed_after_asking_and_one_that_finish
     needs("torch")  # without it no training run is accepted
     run = submitted(browser, TRAININGS, training_body(), member)
     page = f"/fern/training/{run['name']}"
-    assert "from its last checkpoint, if it has stored one." in text_of(browser.get(f"{page}/stop"))
+    assert "from its last checkpoint, if it has one." in text_of(browser.get(f"{page}/stop"))
 
     def end(status: str) -> None:
         with services.db.transaction() as session:
@@ -179,12 +179,12 @@ def test_a_training_that_ended_early_is_resumed_after_asking_and_one_that_finish
         session.get_one(DbRun, run["id"]).training_state = {"resume": {"step": 7}}
     assert f'href="{page}/resume"' in browser.get(page).text
     asked = browser.get(f"{page}/resume")
-    assert "from its last checkpoint, of step 7" in text_of(asked)
+    assert "from its last checkpoint (step 7)" in text_of(asked)
     done = browser.post(f"{page}/resume", data=form_of(asked))
     assert (done.status_code, done.headers["location"]) == (303, page)
     assert services.training_runs.get(member.workspace.id, run["name"]).run.status == "pending"
     logged = [line.message for line in services.logs.page(run["id"], limit=9).logs]
-    assert "mara@fern.example, on the run's page, resumed the run from the checkpoint of step 7" in logged
+    assert "mara@fern.example (on the run's page) resumed the run from the checkpoint of step 7" in logged
 
 
 def test_submitting_a_training_again_shows_its_steps_and_samples(
@@ -196,7 +196,7 @@ def test_submitting_a_training_again_shows_its_steps_and_samples(
     name = submitted(browser, TRAININGS, request, member)["name"]
     shown = text_of(browser.get(f"/fern/training/{name}/resubmit"))
     assert "Rows 200 of 200" in shown
-    assert "Steps, at most 14" in shown and "Samples to train on, at most 1,792" in shown
+    assert "Maximum steps 14" in shown and "Maximum training attempts 1,792" in shown
     assert "Cost unknown" in shown
 
 
@@ -219,7 +219,7 @@ def test_a_model_is_deployed_and_taken_back_by_who_may(
     for _ in range(2):
         assert browser.post("/fern/models/trained-5/deploy", data=form).status_code == 303
     lines = [line.message for line in services.logs.page(run.id, limit=9).logs]
-    assert lines == ["mara@fern.example deployed `trained-5`, on the run's page"]
+    assert lines == ["mara@fern.example deployed `trained-5` (on the run's page)"]
     world.member("noa", role="member", password=PASSWORD)
     browser.cookies.clear()
     sign_in(browser, "noa@fern.example")
@@ -315,7 +315,7 @@ def test_a_run_of_three_workers_is_one_run_on_its_pages(
         worker.finishes(settles=False)
     assert "running" in shown("/fern/evals")
     settle(services)
-    assert "3 of 3 planned scored" in shown() and "it has ended: finished" in shown()
+    assert "3 of 3 planned scored" in shown() and "the run has ended (finished)" in shown()
     assert "3 samples." in shown(f"/fern/evals/{name}/samples")
 
 

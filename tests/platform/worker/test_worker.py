@@ -155,7 +155,7 @@ FULL = f"the disk of the worker's machine ({socket.gethostname()}) is full: "
         (no_room(), 1, FULL + "cannot write source.tar.gz: No space left on device"),
         (OSError(errno.EFBIG, "File too large"), 1, FULL),
         (OsmosisError("main.py has an error.", hint="fix it"), None, "main.py has an error; fix it."),
-        (ValueError("odd"), None, "the worker met an unexpected error (ValueError)"),
+        (ValueError("odd"), None, "the worker had an internal error (ValueError)"),
     ],
     ids=["interrupted", "busy", "store", "full", "too large", "fault", "unexpected"],
 )
@@ -203,7 +203,7 @@ def test_a_signal_releases_the_shard(claimed: Claimed, pool: str | None) -> None
     assert claimed.state == ("running", "pending", 0, None)
     whose = " of the pool 'gpu'" if pool else ""
     assert claimed.owner.messages()[-1] == (
-        f"the worker was asked to end; the next one{whose} continues the run"
+        f"the worker is shutting down; another worker{whose} continues the run"
     )
 
 

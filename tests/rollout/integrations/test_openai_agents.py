@@ -192,7 +192,7 @@ async def test_an_error_of_the_model(model: StandInModel) -> None:
 
 
 def test_an_agent_outside_of_a_rollout() -> None:
-    with pytest.raises(RuntimeError, match=r"OsmosisAgent was made outside of a rollout context.*`run`"):
+    with pytest.raises(RuntimeError, match=r"OsmosisAgent was created outside of a rollout context.*`run`"):
         calculator()
     with pytest.raises(RuntimeError, match="outside of a rollout context"):
         ours.OsmosisLitellmModel()

@@ -128,7 +128,7 @@ def _require_clone(git_dir: Path, identity: str, clone_url: str, branch: str | N
     clone_url = checked_clone_url(clone_url)
     mirrors = MirrorStore(git_dir)
     try:
-        with current().status(f"Asking {clone_url}"):
+        with current().status(f"Checking {clone_url}"):
             refs = mirrors.probe(identity, clone_url)
     except OsmosisError as error:
         error.hint = f"{error.hint}; " if error.hint else ""
@@ -146,7 +146,7 @@ def _require_clone(git_dir: Path, identity: str, clone_url: str, branch: str | N
             else f"it has {', '.join(sorted(branches)[:5]) or 'none yet'}",
         )
     if not branches:
-        current().warn(f"{clone_url} has no commit yet; a run needs one.")
+        current().warn(f"{clone_url} has no commits yet; runs need at least one.")
 
 
 @dataclass(frozen=True)

@@ -216,9 +216,9 @@ def judge(request: RubricRequest, words: list[str]) -> RubricOutcome:
     with LiveSession(shown, words) as live:
         outcome = event_loop.run(run_rubric(prepared, live, keep=keep))
     if (archived := outcome.session.archived) is not None:
-        shown.note(f"the unfinished session that was there is kept as {archived}")
+        shown.note(f"the earlier unfinished session was archived as {archived}")
     if outcome.archived is not None:
-        shown.note(f"the result that was there is kept as {outcome.archived}")
+        shown.note(f"the earlier result was archived as {outcome.archived}")
     return outcome
 
 

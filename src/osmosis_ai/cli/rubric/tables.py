@@ -154,8 +154,8 @@ def what_is_missing(outcome: RubricOutcome) -> str:
     session = outcome.session
     parts = [f"{count} {status} ({reasons})" for status, count, reasons in _without_score(session)]
     if pending := session.count("pending"):
-        parts.append(f"{formats.count(pending)} not asked")
-    missing = f"Of {amount(len(session.calls), 'call')}: {', '.join(parts)}."
+        parts.append(f"{formats.count(pending)} pending")
+    missing = f"{amount(len(session.calls), 'call')}: {', '.join(parts)}."
     first = session.stop.reason if session.stop is not None else _first_error(outcome)
     return f"{missing} {first}".rstrip()
 
@@ -170,7 +170,7 @@ def _without_score(session: JudgingSession) -> Iterator[tuple[CallStatus, str, s
 
 
 def next_steps(outcome: RubricOutcome) -> list[str]:
-    """Return where everything is, and how to go on."""
+    """Return the written files and the next commands."""
     what = "evaluation results" if outcome.prepared.request.classic else "results"
     steps = [f"Wrote {what} to {shown_path(outcome.session.output)}"]
     if outcome.prepared.report is not None:
@@ -312,7 +312,7 @@ def _overall(outcome: RubricOutcome) -> Iterator[Row]:
     yield "min / max", f"{numbers['min']:.4f} / {numbers['max']:.4f}" if scored else None
     yield "scored", _scored(outcome)
     if copies := outcome.agreement.counts.copied_records:
-        yield "duplicates", f"{amount(copies, 'record')}, not counted again below"
+        yield "duplicates", f"{amount(copies, 'record')} (excluded from the counts below)"
     for status, count, reasons in reversed([*_without_score(session)]):
         yield status, Styled(f"{count}: {reasons}", "bad" if status == "failed" else "warn")
     if pending := session.count("pending"):

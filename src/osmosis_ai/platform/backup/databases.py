@@ -54,7 +54,7 @@ def sqlite_file(config: PlatformConfig) -> Path | None:
 
 
 def require_platform(config: PlatformConfig) -> None:
-    """Refuse to back up a platform that does not exist."""
+    """Refuse to back up a database without a platform."""
     path = sqlite_file(config)
     config.require_restored()
     if config.home.is_dir():

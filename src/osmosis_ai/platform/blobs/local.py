@@ -291,10 +291,10 @@ class IncomingFile:
 
 
 def wrong_size(received: int, expected: int) -> TransferRefused:
-    """Return the error for a body that has another size than its URL is for."""
+    """Return the error for a body whose size differs from that in its URL."""
     status, reason = (413, "BODY_TOO_LARGE") if received > expected else (400, "BODY_INCOMPLETE")
     return TransferRefused(
-        status, reason, f"the body must have exactly {expected} bytes: {received} (nothing was stored)."
+        status, reason, f"the body must have exactly {expected} bytes, got {received} (nothing was stored)."
     )
 
 

@@ -84,7 +84,7 @@ class S3BlobStore:
         self.put(key, io.BytesIO(b"osmosis"))
         with self.open(key) as stored:
             if stored.read() != b"osmosis":
-                raise BlobStoreError(f"{self._address.shown} does not return what was stored there.")
+                raise BlobStoreError(f"{self._address.shown} does not return the bytes that were stored.")
         list(self.keys("checks"))
         self.delete(key)
 
@@ -295,7 +295,7 @@ class S3BlobStore:
     def _not_deleted(self) -> BlobStoreBusy:
         # A proxy in front of the store may answer anything.
         return BlobStoreBusy(
-            f"{self._address.shown} reported a deletion and deleted nothing; the platform retries later."
+            f"{self._address.shown} reported a deletion but deleted nothing; the platform retries later."
         )
 
     def _listed(self, operation: str, items: str, **options: Any) -> Iterator[Any]:
@@ -412,7 +412,7 @@ class _StoreGate:
         self._require_responsive()
         if not self._turns.acquire(timeout=_TURN_WITHIN_S):
             raise BlobStoreBusy(
-                f"{self._shown} is slow, and too many requests wait for it; the platform retries later."
+                f"{self._shown} is slow and too many requests are waiting for it; the platform retries later."
             )
         self._thread.has_turn = True
         try:
@@ -501,7 +501,7 @@ def _connect(address: S3Address, attempts: int) -> _Clients:
     def require_store(http_response: Any, parsed: Any, model: Any, **_: Any) -> None:
         if http_response.status_code < 300 and not _is_from_store(model.name, http_response, parsed):
             raise BlobStoreBusy(
-                f"{address.shown} does not reply like a store (a proxy may); the platform retries later."
+                f"{address.shown} did not reply like an S3 store (a proxy may have replied); the platform retries later."
             )
 
     own = client(address.endpoint)
@@ -561,7 +561,7 @@ def _read_body(body: Any, size: int, shown: str) -> bytes:
             if time.monotonic() > until:
                 body.close()
                 raise BlobStoreSilent(
-                    f"{shown} is too slow: {len(content)} of {size} bytes came in {within_s:.0f} s; the platform retries later."
+                    f"{shown} is too slow: {len(content)} of {size} bytes received in {within_s:.0f} s; the platform retries later."
                 )
     except Silence as error:
         raise ReadTimeoutError(endpoint_url=shown, error=error) from None
@@ -623,24 +623,24 @@ def _refusal(address: S3Address, doing: str, code: str, status: int) -> BlobStor
         hint = "create the bucket, or correct OSMOSIS_BLOBS_URL"
         return BlobStoreError(f"{shown} does not exist.", hint=hint)
     if _BAD_CREDENTIALS.fullmatch(code):
-        hint = "start the platform with valid ones, as boto3 finds them"
+        hint = "start the platform with valid credentials that boto3 can find"
         return BlobStoreError(f"{shown} refuses the platform's credentials ({code}).", hint=hint)
     if _FULL.fullmatch(code) or status == 507:
-        return BlobStoreError(f"{shown} is full: nothing was stored.", hint="make room in it")
+        return BlobStoreError(f"{shown} is full: nothing was stored.", hint="free space in the bucket")
     if code == "RequestTimeTooSkewed":
         return BlobStoreError(f"{answer}: this machine's clock is wrong.", hint="set the clock")
     if code in _OTHER_REGION or status == 301:
         return BlobStoreError(f"{answer}: it is in another region.", hint="add region=… to OSMOSIS_BLOBS_URL")
     if status in (401, 403, 405):
-        hint = "docs/self-hosting.md has the policy that the bucket needs"
+        hint = "see docs/self-hosting.md for the policy that the bucket needs"
         return BlobStoreError(
-            f"the platform's credentials may not {doing} in {shown} ({code or status}).", hint=hint
+            f"the platform's credentials have no permission to {doing} in {shown} ({code or status}).",
+            hint=hint,
         )
     if status == 500 and doing == "write":
         # Stores without a code for it report a full or read-only disk like this.
         return BlobStoreBusy(
-            f"{answer} and stored nothing: it fails, is full, or takes no files, and its own log says which. The platform "
-            "retries later."
+            f"{answer} and stored nothing; see the store's own log for the reason. The platform retries later."
         )
     if status >= 500 or status == 429 or code in ("SlowDown", "RequestTimeout"):
         return BlobStoreBusy(f"{answer}; the platform retries later.")
@@ -650,15 +650,15 @@ def _refusal(address: S3Address, doing: str, code: str, status: int) -> BlobStor
 def _no_answer(address: S3Address, kind: str) -> BlobStoreError:
     shown = address.shown
     if kind in _NO_CREDENTIALS:
-        hint = (
-            "give them as boto3 finds them: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or a role"
-        )
-        return BlobStoreError(f"there are no credentials for {shown}.", hint=hint)
+        hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or configure a profile or a role"
+        return BlobStoreError(f"no credentials found for {shown}.", hint=hint)
     if kind == "SSLError":
-        hint = "name its authority in AWS_CA_BUNDLE"
+        hint = "set AWS_CA_BUNDLE to the file with its CA certificate"
         return BlobStoreError(f"the certificate of {shown} is not trusted.", hint=hint)
     if kind in _BROKEN_OFF:
-        return BlobStoreBusy(f"{shown} broke off its answer ({kind}); the platform retries later.")
+        return BlobStoreBusy(
+            f"{shown} closed the connection during its reply ({kind}); the platform retries later."
+        )
     if kind == "HTTPClientError" or kind.endswith(("TimeoutError", "ConnectionError")):
         return BlobStoreSilent(f"{shown} cannot be reached ({kind}); the platform retries later.")
     return BlobStoreError(f"{shown} cannot be used ({kind}).")

@@ -80,7 +80,9 @@ class UrlSigner:
         payload, _, mac = token.partition(".")
         is_possible = token.isascii() and len(token) <= _MAX_TOKEN_CHARS
         if not is_possible or not hmac.compare_digest(mac, self._mac(payload)):
-            raise TransferRefused(403, "BLOB_URL_INVALID", "this URL was altered, or its key replaced.")
+            raise TransferRefused(
+                403, "BLOB_URL_INVALID", "this URL was altered, or its signing key was replaced."
+            )
         # From here on the platform itself wrote it.
         padded = payload + "=" * (-len(payload) % 4)
         allowed, expires_at, *claims = cast(list[Any], json.loads(base64.urlsafe_b64decode(padded)))

@@ -122,7 +122,7 @@ def _check_in_subprocess(path: Path, stopping: threading.Event) -> Check:
 
 
 def main(arguments: list[str]) -> None:
-    """Check the file of the first argument, and write the result to the second."""
+    """Check the file named by the first argument, and write the result to the second."""
     from osmosis_ai.processes import watch_parent
 
     watch_parent()

@@ -220,5 +220,5 @@ def _lines(row: DbDataset, check: Check) -> list[LogLine]:
             *lines,
             LogLine(f"the dataset is ready: {check.row_count:,} rows", "info", "validate", details),
         ]
-    keeps = "; the dataset keeps its former rows" if row.blob_key is not None else ""
+    keeps = "; the dataset keeps its previous rows" if row.blob_key is not None else ""
     return [*lines, LogLine(f"the file was refused{keeps}", "error", "validate")]

@@ -335,7 +335,7 @@ class DatasetStore:
                 raise ConflictError("the bytes of this upload are gone; upload the file again.")
             row.upload = replace(pending, etags=tuple(etags)).to_json()
             row.status = "processing"
-            line = LogLine("all bytes are here; checking the file", "info", "upload")
+            line = LogLine("upload complete; checking the file", "info", "upload")
             self._logs.add(session, dataset_id, [line])
 
 

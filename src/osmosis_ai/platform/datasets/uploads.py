@@ -76,7 +76,7 @@ class UploadRequest:
         if size < 1:
             issues.append(("file_size", "the file is empty"))
         elif size > max_bytes:
-            most = f"the platform takes at most {max_bytes:,}"
+            most = f"the maximum is {max_bytes:,}"
             issues.append(("file_size", f"the file has {size:,} bytes; {most}"))
         if issues:
             raise DatasetRejected(issues)

@@ -1,4 +1,4 @@
-"""What all tables share on both engines: times in UTC, JSON without its null, constraint names, upserts."""
+"""Shared parts of all tables on both engines: times in UTC, JSON without null, constraint names, upserts."""
 
 from __future__ import annotations
 

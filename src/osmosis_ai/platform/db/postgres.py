@@ -68,8 +68,8 @@ def require_unicode(connection: Connection, shown: str) -> None:
     encoding = connection.scalar(text("SHOW server_encoding"))
     if encoding != "UTF8":
         raise OsmosisError(
-            f"{shown} keeps text as {encoding}, which cannot represent every text.",
-            hint="make a database with ENCODING 'UTF8'",
+            f"{shown} stores text as {encoding}, which cannot represent all of Unicode.",
+            hint="create a database with ENCODING 'UTF8'",
         )
 
 
@@ -81,6 +81,6 @@ def permitted(shown: str) -> Iterator[None]:
     except ProgrammingError as error:
         said = str(error.orig).splitlines()[0]
         raise OsmosisError(
-            f"{shown} refuses what a platform needs: {said}.",
-            hint="let its user create tables: as the database's owner, or with GRANT CREATE ON SCHEMA public",
+            f"{shown} does not allow the platform to create its tables: {said}.",
+            hint="make the user the owner of the database, or GRANT CREATE ON SCHEMA public to the user",
         ) from None

@@ -110,7 +110,7 @@ class Git:
             assert process.stdout is not None
             output = process.stdout.read(most_bytes + 1)
             if len(output) > most_bytes:
-                raise GitError(f"{shown} says more than can be read.")
+                raise GitError(f"{shown} produced too much output.")
             status = process.wait()
             if is_late.is_set():
                 raise GitError(f"{shown} did not finish within {timeout_s:g} s.")

@@ -193,10 +193,10 @@ class MirrorStore:
                 hint="write more digits",
             )
         if not commits:
-            other = "; something else has that id" if objects else ""
+            other = "; that id belongs to another object" if objects else ""
             raise RevisionError(
-                f"there is no commit '{commit}' in {repository.identity}, as fetched from "
-                f"{self._remote(repository.identity, repository.clone_url).url.address}{other}.",
+                f"{repository.identity} has no commit '{commit}' (fetched from "
+                f"{self._remote(repository.identity, repository.clone_url).url.address}){other}.",
                 field="commit_sha",
                 hint="if it exists on your machine, `git push` it; a commit must be on a branch or tag",
             )

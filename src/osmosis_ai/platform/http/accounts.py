@@ -45,7 +45,7 @@ def list_workspaces(services: Services, principal: Authenticated) -> wire.Worksp
 
 @router.get("/quickstart")
 def quickstart(services: Services, principal: Authenticated, organizationId: str) -> QuickstartStatus:
-    """Return the user's quickstart progress in a workspace; billing is always ready."""
+    """Return the user's quickstart progress in a workspace. Billing is always reported as ready."""
     repositories = _repositories_of(services, principal, organizationId)
     first = repositories[0] if repositories else None
     intent = services.workspaces.quickstart_intent(organizationId, principal.user.id)
@@ -64,7 +64,7 @@ def quickstart(services: Services, principal: Authenticated, organizationId: str
 def choose_quickstart(
     services: Services, principal: Authenticated, choice: QuickstartChoice
 ) -> QuickstartRecorded:
-    """Record what the user wants to do."""
+    """Record the user's quickstart choice."""
     _repositories_of(services, principal, choice.organizationId)
     services.workspaces.record_quickstart(choice.organizationId, principal.user.id, choice.intent)
     return QuickstartRecorded(completed=True)
@@ -100,7 +100,7 @@ def revoke_token(services: Services, principal: Authenticated, token_id: str) ->
 def authorize_device(
     request: Request, services: Services, body: wire.DeviceAuthorizeRequest
 ) -> wire.DeviceAuthorization:
-    """Begin a login: returns a secret for the device and a short code for the user."""
+    """Start a device login. Returns a secret for the device and a short code for the user."""
     login, device_code = services.device_logins.start(body.deviceName, source=client_address(request))
     page = f"{services.config.base_url}/device"
     return wire.DeviceAuthorization(
@@ -115,7 +115,7 @@ def authorize_device(
 
 @router.post("/device/token")
 def poll_device(services: Services, body: wire.DeviceTokenRequest) -> wire.IssuedToken:
-    """Return the token once the login has been approved; works once."""
+    """Return the token after the login has been approved. Each login returns its token once."""
     try:
         granted, plain = services.device_logins.poll(body.device_code)
     except PollRefused as refused:
@@ -153,7 +153,7 @@ def _repositories_of(
     for workspace, _, repositories in services.workspaces.of_user(principal.user.id):
         if workspace.id == workspace_id:
             return repositories
-    raise ApiError(404, "WORKSPACE_NOT_FOUND", f"you are not a member of a workspace '{workspace_id}'.")
+    raise ApiError(404, "WORKSPACE_NOT_FOUND", f"you are not a member of the workspace '{workspace_id}'.")
 
 
 def _wire_repository(repositories: list[DbRepository]) -> wire.ConnectedRepository | None:

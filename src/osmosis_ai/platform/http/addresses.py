@@ -17,7 +17,7 @@ RUN_PAGES = {"eval": "evals", "training": "training"}
 
 
 def root_path(services: PlatformServices) -> str:
-    """Return the path that a proxy puts before all of the platform's; usually empty."""
+    """Return the path prefix of the platform behind a proxy; usually empty."""
     return urlsplit(services.config.base_url).path
 
 
@@ -54,6 +54,6 @@ def client_address(request: Request) -> str:
 def _warn_about_unnamed_proxy() -> None:
     """Log it once: anyone can set the header, so it is ignored."""
     logger.warning(
-        "requests have X-Forwarded-For, but OSMOSIS_TRUSTED_PROXIES names no proxy: all users behind it count as one "
-        "source of sign-ins"
+        "requests have an X-Forwarded-For header, but OSMOSIS_TRUSTED_PROXIES is not set: the sign-in limits treat all "
+        "users behind the proxy as one client"
     )

@@ -26,7 +26,7 @@ from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.workspaces import ROLES, Role
 
 _BEARER = HTTPBearer(
-    auto_error=False, description="A token of `osmosis login` or `osmosis platform token create`."
+    auto_error=False, description="A token from `osmosis login` or `osmosis platform token create`."
 )
 
 # Built once, because every request executes it.
@@ -75,8 +75,7 @@ class Scope:
             raise ApiError(
                 403,
                 "ROLE_REQUIRED",
-                f"{what} of another user can only be deleted by an admin of the workspace "
-                f"'{self.workspace.name}'.",
+                f"only an admin of the workspace '{self.workspace.name}' can delete {what} of another user.",
             )
 
 
@@ -164,7 +163,7 @@ def resolve_scope(session: Session, principal: Principal, git: str | None) -> Sc
         raise ApiError(
             403,
             "GIT_SCOPE_HEADER_ACCESS_DENIED",
-            f"this token is for another workspace than that of {identity}.",
+            f"this token does not give access to the workspace of {identity}.",
         )
     return Scope(principal, workspace, repository, cast(Role, role))
 
@@ -176,7 +175,7 @@ def bearer_token(request: Request) -> str:
         raise unauthorized("AUTH_HEADER_MISSING", "this request needs an Authorization header.")
     scheme, _, token = header.strip().partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
-        raise unauthorized("TOKEN_MISSING", "the Authorization header must be `Bearer` and a token.")
+        raise unauthorized("TOKEN_MISSING", "the Authorization header must have the form `Bearer TOKEN`.")
     return token.strip()
 
 

@@ -52,7 +52,7 @@ _HEADERS = {
 
 @router.put("/{token}")
 async def send_part(request: Request, token: str, services: Services) -> Response:
-    """Take the bytes of an upload, or of one of its parts; its ETag is needed to complete the upload."""
+    """Store the bytes of an upload or of one of its parts. The returned ETag is needed to complete the upload."""
     store = _local_store(services)
     try:
         part = await _receive(request, store, store.signer.part(token))
@@ -65,14 +65,14 @@ async def send_part(request: Request, token: str, services: Services) -> Respons
 
 @router.get("/{token}", response_class=StreamingResponse)
 def fetch(request: Request, token: str, services: Services) -> Response:
-    """Serve a blob or a file of a run, or the part of it that `Range` asks for."""
+    """Return a blob or a file of a run, or the byte range that the `Range` header requests."""
     try:
         grant = services.url_signer.download(token)
         handle, size, etag = _granted(services, grant)
     except TransferRefused as error:
         raise _refused(error.status, error.reason, error.message) from None
     except BlobNotFound:
-        message = "this file was replaced or removed; ask for a new URL."
+        message = "this file was replaced or removed; request a new URL."
         raise ApiError(404, "BLOB_NOT_FOUND", message) from None
     except BlobStoreError:
         raise
@@ -88,7 +88,7 @@ def fetch(request: Request, token: str, services: Services) -> Response:
 def _local_store(services: PlatformServices) -> LocalBlobStore:
     if isinstance(services.blobs, LocalBlobStore):
         return services.blobs
-    raise ApiError(404, "BLOB_NOT_FOUND", "this platform keeps its files in another store.")
+    raise ApiError(404, "BLOB_NOT_FOUND", "this platform does not store its files locally.")
 
 
 def _refused(status: int, code: str, message: str) -> ApiError:
@@ -129,7 +129,9 @@ async def _blocks(request: Request) -> AsyncIterator[bytes]:
         except StopAsyncIteration:
             break
         except TimeoutError:
-            raise _refused(408, "BODY_STALLED", f"no bytes came for {_SILENCE_S:.0f} seconds.") from None
+            raise _refused(
+                408, "BODY_STALLED", f"no data was received for {_SILENCE_S:.0f} seconds."
+            ) from None
         pending += chunk
         if len(pending) >= BLOCK_BYTES:
             yield bytes(pending)

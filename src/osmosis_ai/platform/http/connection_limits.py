@@ -118,7 +118,7 @@ class _LimitedHttp(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
         if self._is_serving():
             return
         if self._waiting_bytes:
-            self._refuse(408, "HEADERS_TOO_SLOW", "the headers of the request had not arrived in time.")
+            self._refuse(408, "HEADERS_TOO_SLOW", "the headers of the request did not arrive in time.")
         else:
             # A browser that connects without sending a request gets no reply.
             self._stop_waiting()

@@ -32,7 +32,7 @@ IntentHeader = Annotated[
 def create_dataset(
     services: Services, scope: WorkspaceScope, request: wire.DatasetCreateRequest, intent: IntentHeader = None
 ) -> wire.Dataset:
-    """Begin the upload of a file; the reply contains the upload URLs."""
+    """Start the upload of a file, and return the upload URLs."""
     datasets = services.datasets
     try:
         announced = UploadRequest.checked(
@@ -53,7 +53,7 @@ def create_dataset(
 def complete_dataset(
     services: Services, scope: WorkspaceScope, dataset_id: str, request: wire.DatasetCompleteRequest
 ) -> wire.Dataset:
-    """Complete an upload; may be repeated."""
+    """Complete an upload. The request may be repeated."""
     try:
         record = services.datasets.complete(
             scope.workspace_id, dataset_id, request.file_extension, request.parts
@@ -65,7 +65,7 @@ def complete_dataset(
 
 @router.post("/{dataset_id}/abort")
 def abort_dataset(services: Services, scope: WorkspaceScope, dataset_id: str) -> wire.Dataset:
-    """Abort an upload; may be repeated."""
+    """Abort an upload. The request may be repeated."""
     return _wire(services, scope, services.datasets.abort(scope.workspace_id, dataset_id))
 
 
@@ -105,7 +105,7 @@ def dataset_logs(services: Services, scope: WorkspaceScope, name_or_id: str, pag
 
 @router.delete("/{name_or_id}")
 def remove_dataset(services: Services, scope: WorkspaceScope, name_or_id: str) -> dict[str, Any]:
-    """Delete a dataset that no active run uses; another user's dataset requires an admin or owner."""
+    """Delete a dataset that no active run uses. Only an admin or owner can delete another user's dataset."""
     row = services.datasets.get(scope.workspace_id, name_or_id).row
     scope.require_maker(row.creator_id, "a dataset")
     services.datasets.delete(row)

@@ -192,12 +192,12 @@ def _http_error(error: HTTPException, request: Request) -> ApiError:
         return error.__cause__
     path = request.url.path
     if error.status_code == 404:
-        return ApiError(404, "ROUTE_NOT_FOUND", f"there is nothing at {request.method} {path}.")
+        return ApiError(404, "ROUTE_NOT_FOUND", f"no route matches {request.method} {path}.")
     if error.status_code == 405:
         return ApiError(
             405,
             "METHOD_NOT_ALLOWED",
-            f"{path} does not take {request.method}.",
+            f"{path} does not support {request.method}.",
             headers=error.headers,
         )
     if error.status_code == 400:
@@ -243,8 +243,8 @@ def _unexpected(error: Exception, request: Request) -> ApiError:
     redactor = ReplyRedactor(_secrets_of(request))
     logger.error("%s %s failed (%s)\n%s", request.method, request.url.path, reference, redactor.text(text))
     # Functions import modules late, which may belong to a newer release by then.
-    what = "the platform met an unexpected error" if installed_state() == _INSTALLED else _CHANGED
-    message = f"{what}; its log has the details under {reference}."
+    what = "the platform had an internal error" if installed_state() == _INSTALLED else _CHANGED
+    message = f"{what}; see the reference {reference} in its log."
     return ApiError(500, "INTERNAL_ERROR", message, reference=reference)
 
 

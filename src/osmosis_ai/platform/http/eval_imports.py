@@ -1,4 +1,4 @@
-"""Uploads of evaluations that ran elsewhere."""
+"""Uploads of evaluations that ran on other machines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def start_import(
 def import_uploads(
     services: Services, scope: WorkspaceScope, session_id: str, body: wire.ImportUploadsRequest
 ) -> wire.ImportUploads:
-    """Return upload URLs for the missing ones of the named files (1 to 100)."""
+    """Return upload URLs for those of the named files (1 to 100) that have not been uploaded."""
     found = services.eval_imports.upload_instructions(scope.workspace_id, session_id, body.paths)
     return wire.ImportUploads(
         files=[
@@ -51,7 +51,7 @@ def complete_import_upload(
 
 @router.post("/{session_id}/finalize")
 def finalize_import(services: Services, scope: WorkspaceScope, session_id: str) -> wire.EvalImportSession:
-    """Create a run from the uploaded files; may be repeated."""
+    """Create a run from the uploaded files. The request may be repeated."""
     return _session(services, scope, services.eval_imports.finalize(scope.workspace_id, session_id))
 
 

@@ -73,7 +73,7 @@ def get_eval_run(services: Services, scope: WorkspaceScope, name_or_id: str) -> 
 @router.get("/{name_or_id}/metrics")
 @quick_read
 def eval_run_metrics(services: Services, scope: WorkspaceScope, name_or_id: str) -> wire.EvalMetrics:
-    """Return a run's metrics so far; `estimates` covers scored samples and has intervals."""
+    """Return a run's metrics so far. `estimates` covers scored attempts and has confidence intervals."""
     run = services.eval_runs.get(scope.workspace_id, name_or_id).run
     results, metrics = run.results or {}, run.metrics or {}
     stats = dict(results.get("reward_stats") or {})
@@ -97,7 +97,7 @@ def eval_run_samples(
     page: SamplePaging,
     details: Annotated[bool, Query(description="Include previews, errors and graders' notes.")] = False,
 ) -> wire.EvalSamplePage:
-    """Return the samples of a run, by row and attempt."""
+    """Return the attempts of a run, ordered by row and attempt number."""
     run = services.eval_runs.get(scope.workspace_id, name_or_id).run
     return sample_page(services.db, run.id, limit=page.limit, cursor=page.cursor, details=details)
 
@@ -127,9 +127,9 @@ def sample_manifest(
 def download_urls(
     services: Services, scope: WorkspaceScope, name_or_id: str, request: wire.DownloadUrlsRequest
 ) -> wire.DownloadUrls:
-    """Return download URLs for files of a manifest; unknown files are left out."""
+    """Return download URLs for files of a manifest. Unknown files are omitted."""
     if not 1 <= len(request.items) <= MAX_URLS:
-        raise ApiError(400, "VALIDATION_FAILED", f"`items` takes 1 to {MAX_URLS} files.", field="items")
+        raise ApiError(400, "VALIDATION_FAILED", f"`items` must have 1 to {MAX_URLS} files.", field="items")
     run = services.eval_runs.get(scope.workspace_id, name_or_id).run
     wanted = [WantedFile(item.path, item.token) for item in request.items]
     return wire.DownloadUrls(
@@ -145,7 +145,7 @@ def download_urls(
 async def check_retry(
     services: Services, scope: WorkspaceScope, name_or_id: str, again: EvalRetry
 ) -> wire.RetryCheck:
-    """Return what a retry would repeat, and change nothing."""
+    """Return what a retry would repeat, without changing anything."""
     planning = services.submitter.in_thread(lambda: plan_retry(services, scope, name_or_id, again))
     with runs.refusals(services, scope):
         planned = await asyncio.wrap_future(planning)
@@ -163,7 +163,7 @@ async def check_retry(
 
 @router.post("/{name_or_id}/retry")
 async def retry(services: Services, scope: WorkspaceScope, name_or_id: str, again: EvalRetry) -> SubmittedRun:
-    """Reopen a run: its failed and unscored attempts run again, on the same commit and rows."""
+    """Retry a run: its failed and unscored attempts run again on the same commit and rows."""
     reopening = services.submitter.in_thread(
         lambda: services.eval_retries.reopen(
             plan_retry(services, scope, name_or_id, again), by=scope.user.email

@@ -34,37 +34,37 @@ router = api_router("/api/cli", checks=[require_scope])
 
 @router.get("/benchmarks")
 def list_benchmarks(page: Paging) -> BenchmarkList:
-    """List the benchmarks: none."""
+    """List the benchmarks. The list is always empty."""
     return BenchmarkList(benchmarks=[], **page.keys(0, 0))
 
 
 @router.get("/benchmark-runs")
 def list_benchmark_runs(page: Paging) -> BenchmarkRunList:
-    """List the benchmark runs: none."""
+    """List the benchmark runs. The list is always empty."""
     return BenchmarkRunList(benchmark_runs=[], **page.keys(0, 0))
 
 
 @router.get("/dev-rollout-server")
 def list_dev_servers(page: Paging) -> DevServerList:
-    """List the development servers: none."""
+    """List the development servers. The list is always empty."""
     return DevServerList(dev_rollout_servers=[], **page.keys(0, 0))
 
 
 @router.post("/benchmark-runs")
 def submit_benchmark_run() -> dict[str, Any]:
-    """Refuse."""
+    """Reply that benchmarks are not supported."""
     raise ApiError(403, "NOT_OFFERED", _BENCHMARKS)
 
 
 @router.post("/dev-rollout-server")
 def start_dev_server() -> dict[str, Any]:
-    """Refuse."""
+    """Reply that development servers are not supported."""
     raise ApiError(403, "NOT_OFFERED", _DEV_SERVERS)
 
 
 def _unknown(what: str) -> Callable[..., dict[str, Any]]:
     def refuse(name: str) -> dict[str, Any]:
-        """Refuse."""
+        """Reply that the feature is not supported."""
         raise ApiError(
             404, "NOT_FOUND", f"there is no {what} '{name}': self-hosted platforms do not support {what}s."
         )

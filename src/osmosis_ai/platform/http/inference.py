@@ -42,7 +42,7 @@ _T = TypeVar("_T")
 
 @router.post("/chat/completions", response_class=Response)
 async def chat_completions(request: Request, services: Services) -> Response:
-    """Complete a chat, at once or as a stream of events."""
+    """Create a chat completion, optionally as a stream of server-sent events."""
     return await _openai_shaped(_complete(request, services))
 
 
@@ -54,15 +54,15 @@ async def list_models(request: Request, services: Services) -> Response:
 
 @router.get("/models/{name:path}", response_class=Response)
 async def get_model(request: Request, services: Services, name: str) -> Response:
-    """Show one served model."""
+    """Return one served model."""
     return await _openai_shaped(_model(request, services, name))
 
 
 @router.api_route("/{path:path}", methods=["GET", "POST", "PUT", "PATCH", "DELETE"], include_in_schema=False)
 async def no_such_route(request: Request, path: str) -> Response:
-    """Refuse in OpenAI's format."""
+    """Reply to an unknown path in OpenAI's error format."""
     return _refusal(
-        OpenAIError(404, f"there is nothing at {request.method} /v1/{path[:200]}.", code="unknown_url")
+        OpenAIError(404, f"no route matches {request.method} /v1/{path[:200]}.", code="unknown_url")
     )
 
 
@@ -149,8 +149,8 @@ async def _served_model(services: PlatformServices, key: Principal, name: str) -
     served = ", ".join(f"'{known}'" for known in (*services.model_servers.models, *adapters))
     raise OpenAIError(
         404,
-        f"the model '{name[:200]}' is not served here; these are: {served}. An adapter is served once it is "
-        "deployed: `osmosis model deploy NAME`.",
+        f"the model '{name[:200]}' is not served here. Served models: {served}. To serve an adapter, deploy it "
+        "with `osmosis model deploy NAME`.",
         param="model",
         code="model_not_found",
     )
@@ -162,7 +162,7 @@ async def _content(upstream: aiohttp.ClientResponse) -> bytes:
     try:
         return await upstream.read()
     except (aiohttp.ClientError, asyncio.TimeoutError) as error:
-        raise ModelUnavailableError("the model ended before its answer was complete.") from error
+        raise ModelUnavailableError("the model server stopped before its reply was complete.") from error
 
 
 class _Relay(StreamingResponse):
@@ -187,7 +187,9 @@ async def _events(upstream: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
             yield chunk
     except (aiohttp.ClientError, asyncio.TimeoutError):
         # The status line has been sent, so the error is an event.
-        error = OpenAIError(503, "the model ended before its answer was complete.", type="server_error")
+        error = OpenAIError(
+            503, "the model server stopped before its reply was complete.", type="server_error"
+        )
         yield b"\n\ndata: " + orjson.dumps(error.body()) + b"\n\n"
 
 
@@ -216,7 +218,7 @@ async def _openai_shaped(reply: Awaitable[Response]) -> Response:
     except OpenAIError as error:
         return _refusal(error)
     except TokenRejected as error:
-        message = f"{error.message} create an API key with `osmosis platform token create --kind api_key`."
+        message = f"{error.message} Create an API key with `osmosis platform token create --kind api_key`."
         return _refusal(OpenAIError(401, message, code="invalid_api_key"))
     except ApiError as error:
         code = "invalid_api_key" if error.status == 401 else error.code.lower()

@@ -44,7 +44,6 @@ OFFERED = frozenset(
 )
 """What this platform offers beyond the routes that every platform has."""
 _OFFERED_HEADER = capabilities_header(OFFERED)
-_OFFERED_HEADER = capabilities_header(OFFERED)
 
 
 class RequestMeter:
@@ -115,9 +114,12 @@ class ClientVersions:
         except InvalidVersion:
             return "current", ""
         if version < self._minimum:
-            return "unsupported", f"This platform needs version {self._minimum} or newer; this is {version}."
+            return (
+                "unsupported",
+                f"This platform requires version {self._minimum} or newer; the client has {version}.",
+            )
         if self._recommended is not None and version < self._recommended:
-            return "upgrade_available", f"Version {self._recommended} is available; this is {version}."
+            return "upgrade_available", f"Version {self._recommended} is available; the client has {version}."
         return "current", ""
 
 
@@ -157,7 +159,7 @@ class BodyLimit:
                 raise ApiError(
                     408,
                     "BODY_TOO_SLOW",
-                    f"the body of the request had not arrived after {self._within_s:g} seconds.",
+                    f"the body of the request did not arrive within {self._within_s:g} seconds.",
                     headers={"Connection": "close"},
                 ) from None
             complete = not message.get("more_body", False)

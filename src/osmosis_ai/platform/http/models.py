@@ -51,7 +51,7 @@ def list_lora_models(services: Services, scope: WorkspaceScope, page: Paging) ->
 
 @router.get("/{name}")
 def get_lora_model(services: Services, scope: WorkspaceScope, name: str) -> wire.LoraModel:
-    """Show one adapter."""
+    """Return one adapter."""
     found = _find(services, scope, name)
     fields = {
         **_fields(found),
@@ -82,8 +82,7 @@ def deploy_lora_model(services: Services, scope: WorkspaceScope, name: str) -> w
         raise ApiError(
             409,
             "CONFLICT",
-            f"this platform cannot serve `{found.model.base_model}`, which '{found.model.name}' was trained on, "
-            "without torch.",
+            f"this platform cannot serve '{found.model.name}': its base model `{found.model.base_model}` requires torch.",
             field="loraName",
         )
     try:
@@ -95,7 +94,7 @@ def deploy_lora_model(services: Services, scope: WorkspaceScope, name: str) -> w
 
 @router.post("/{name}/undeploy")
 def undeploy_lora_model(services: Services, scope: WorkspaceScope, name: str) -> wire.DeploymentChange:
-    """Stop serving an adapter; another user's deployment requires an admin or owner."""
+    """Stop serving an adapter. Only an admin or owner can undeploy another user's deployment."""
     model = _find(services, scope, name).model
     if model.deployment_status == "active" and model.deployer_id != scope.user.id:
         scope.require_role("admin")

@@ -29,7 +29,7 @@ async def health(services: Services) -> dict[str, str]:
 
 @router.get("/ready", response_class=JSONResponse)
 def ready(services: Services) -> Response:
-    """Return 200 if database, schema and file store are usable, else 503 with the reasons."""
+    """Return 200 if database, schema and file store are usable, otherwise 503 with the reasons."""
     problems = services.readiness.problems()
     is_ready = not any(problems.values())
     return JSONResponse(
@@ -48,7 +48,7 @@ def metrics(services: Services, authorization: Annotated[str, Header()] = "") ->
     wanted = services.config.metrics_token
     if not wanted:
         raise ApiError(
-            404, "METRICS_OFF", "metrics are off: the operator enables them with OSMOSIS_METRICS_TOKEN."
+            404, "METRICS_OFF", "metrics are disabled: the operator enables them with OSMOSIS_METRICS_TOKEN."
         )
     given = authorization.partition(" ")[2].strip()
     if not hmac.compare_digest(given.encode(), wanted.encode()):

@@ -58,7 +58,7 @@ def register(
     workspace_id: ServerWorkspace,
     body: wire.RolloutServerRegistration,
 ) -> wire.RegisteredRolloutServer:
-    """Register a served agent in place of an earlier one of its name, and return the result of a probe."""
+    """Register a served agent, and return the result of a probe. Replaces an agent of the same name."""
     server, health = services.rollout_servers.register(
         workspace_id,
         principal.user.id,

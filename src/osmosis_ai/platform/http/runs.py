@@ -52,7 +52,7 @@ def run_router(prefix: str, kind: RunKind, config: ConfigKind) -> APIRouter:
     async def submit(
         services: Services, scope: WorkspaceScope, body: Annotated[dict[str, Any], Body()]
     ) -> SubmittedRun:
-        """Submit a run; `issues` lists everything that is wrong with it."""
+        """Submit a run. In a refusal, `issues` lists every problem."""
         with refusals(services, scope):
             submission = _submission(scope, kind, body)
             submitting = services.submitter.in_thread(lambda: services.submitter.submit(submission))
@@ -63,7 +63,7 @@ def run_router(prefix: str, kind: RunKind, config: ConfigKind) -> APIRouter:
     async def check(
         services: Services, scope: WorkspaceScope, body: Annotated[dict[str, Any], Body()]
     ) -> SubmitCheck:
-        """Check a submit without creating a run; refusals contain `dry_run`."""
+        """Check a submission without creating a run. Refusals contain `dry_run`."""
         with refusals(services, scope, dry_run=True):
             submission = _submission(scope, kind, body)
             checking = services.submitter.in_thread(lambda: services.submitter.check(submission))
@@ -116,12 +116,12 @@ def run_router(prefix: str, kind: RunKind, config: ConfigKind) -> APIRouter:
 
     @router.post("/{name_or_id}/stop")
     def stop(services: Services, scope: WorkspaceScope, name_or_id: str) -> StopReply:
-        """Request a run to stop; its results so far are kept."""
+        """Request that a run stops. Its results so far are kept."""
         return stop_run(services.runs_of(kind), scope.workspace_id, name_or_id, by=scope.user.email)
 
     @router.delete("/{name_or_id}")
     def delete(services: Services, scope: WorkspaceScope, name_or_id: str) -> dict[str, Any]:
-        """Delete an ended run with all its files; another user's run requires an admin or owner."""
+        """Delete an ended run with all its files. Only an admin or owner can delete another user's run."""
         run = services.runs_of(kind).get(scope.workspace_id, name_or_id).run
         scope.require_maker(run.creator_id, "a run")
         services.run_deletion.delete(run)
@@ -195,7 +195,7 @@ def missing_secrets(
 
 
 def stop_run(runs: RunStore, workspace_id: str, name_or_id: str, *, by: str) -> StopReply:
-    """Request a run to stop; a pending run stops at once."""
+    """Request that a run stops; a pending run stops at once."""
     try:
         run = runs.stop(workspace_id, name_or_id, by=by)
     except RunEndedError as error:

@@ -63,7 +63,7 @@ def list_handouts(services: Services, scope: WorkspaceScope, page: Paging) -> wi
 
 @router.post("")
 def set_secret(services: Services, scope: WorkspaceScope, request: SetRequest) -> wire.Secret:
-    """Store a secret or replace its value; a workspace secret requires an admin or owner."""
+    """Store a secret or replace its value. Only an admin or owner can set a workspace secret."""
     _require_write_access(scope, request.scope)
     stored = services.secrets.put(
         scope.workspace_id, scope.user.id, request.name, request.value, request.scope
@@ -73,7 +73,7 @@ def set_secret(services: Services, scope: WorkspaceScope, request: SetRequest) -
 
 @router.delete("")
 def delete_secret(services: Services, scope: WorkspaceScope, request: DeleteRequest) -> dict[str, Any]:
-    """Delete a secret; a workspace secret requires an admin or owner."""
+    """Delete a secret. Only an admin or owner can delete a workspace secret."""
     _require_write_access(scope, request.scope)
     services.secrets.delete(scope.workspace_id, scope.user.id, request.name, request.scope)
     return {}

@@ -61,7 +61,7 @@ def list_training_runs(services: Services, scope: WorkspaceScope, page: Paging) 
 @router.get("/{name_or_id}")
 @quick_read
 def get_training_run(services: Services, scope: WorkspaceScope, name_or_id: str) -> wire.TrainingRunDetail:
-    """Return one run; `notes` are warnings about its config and why it ended early."""
+    """Return one run. `notes` contains warnings about its config, and the reason if it ended early."""
     found = services.training_runs.get(scope.workspace_id, name_or_id)
     run = found.run
     request = read_training_request(run.request)
@@ -91,7 +91,7 @@ def get_training_run(services: Services, scope: WorkspaceScope, name_or_id: str)
 
 @router.get("/{name_or_id}/metrics")
 def training_run_metrics(services: Services, scope: WorkspaceScope, name_or_id: str) -> wire.TrainingMetrics:
-    """Return the points of every metric so far, and marks of events at their steps."""
+    """Return the points of every metric so far, and events with their steps."""
     run = services.training_runs.get(scope.workspace_id, name_or_id).run
     curves = read_curves(services.db, run.id)
     validation = wire.ValidatedRows(**run.metrics[VALIDATION]) if run.metrics else None
@@ -109,7 +109,7 @@ def training_run_metrics(services: Services, scope: WorkspaceScope, name_or_id: 
 def training_run_checkpoints(
     services: Services, scope: WorkspaceScope, name_or_id: str
 ) -> wire.CheckpointList:
-    """Return the adapters that a run has saved, earliest first."""
+    """Return the adapters that a run has saved, oldest first."""
     run = services.training_runs.get(scope.workspace_id, name_or_id).run
     return wire.CheckpointList(
         training_run_name=run.name,
@@ -132,7 +132,7 @@ def training_run_checkpoints(
 def training_run_validation(
     services: Services, scope: WorkspaceScope, name_or_id: str, page: SamplePaging
 ) -> wire.ValidationPage:
-    """Return the stored samples of a run's newest validation, worst first."""
+    """Return the stored attempts of a run's latest validation, worst first."""
     run = services.training_runs.get(scope.workspace_id, name_or_id).run
     samples = _source(services, scope).validation(run.name)
     return validation_page(samples, limit=page.limit, cursor=page.cursor)
@@ -142,7 +142,7 @@ def training_run_validation(
 def training_run_conversation(
     services: Services, scope: WorkspaceScope, name_or_id: str, row: int, attempt: int
 ) -> wire.ValidationConversation:
-    """Return the conversation of a validation sample."""
+    """Return the conversation of a validation attempt."""
     run = services.training_runs.get(scope.workspace_id, name_or_id).run
     stored = _source(services, scope).validation_conversation(
         run.name, row, attempt, max_bytes=LARGEST_CONVERSATION_BYTES

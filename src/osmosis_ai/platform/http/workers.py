@@ -49,9 +49,7 @@ from osmosis_ai.platform.services import PlatformServices
 
 M = TypeVar("M", bound=WireModel)
 Done = TypeVar("Done")
-_TOO_LARGE = (
-    f"a call has at most {LARGEST_EXCHANGE_BYTES >> 20} MiB, unpacked; send the rest with the next call."
-)
+_TOO_LARGE = f"a request may have at most {LARGEST_EXCHANGE_BYTES >> 20} MiB uncompressed; send the rest with the next request."
 _CLOSE = {"Connection": "close"}
 _CODES: dict[type[OsmosisError], str] = {
     LeaseLostError: LEASE_LOST,
@@ -108,7 +106,7 @@ def _route(path: str, call: Callable[[Request, PlatformServices], Awaitable[Resp
             raise ApiError(
                 426,
                 "WORKER_PROTOCOL",
-                f"this platform speaks version {PROTOCOL} of the worker protocol: install osmosis-ai {__version__} on the "
+                f"this platform uses version {PROTOCOL} of the worker protocol: install osmosis-ai {__version__} on the "
                 "worker's machine.",
             )
         return await call(request, request.app.state.services)
@@ -154,12 +152,12 @@ async def _body(request: Request) -> bytes:
             body += unpacking.decompress(chunk, left) if unpacking is not None else chunk
         except zlib.error:
             raise ApiError(
-                400, "INVALID_BODY", "the body of the request is not gzip.", headers=_CLOSE
+                400, "INVALID_BODY", "the body of the request is not valid gzip data.", headers=_CLOSE
             ) from None
         if len(body) > LARGEST_EXCHANGE_BYTES:
             raise ApiError(413, "BODY_TOO_LARGE", _TOO_LARGE, headers=_CLOSE)
     if unpacking is not None and not unpacking.eof:
-        raise ApiError(400, "INVALID_BODY", "the body of the request is cut off.")
+        raise ApiError(400, "INVALID_BODY", "the body of the request is truncated.")
     return bytes(body)
 
 

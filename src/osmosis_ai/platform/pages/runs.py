@@ -1,7 +1,7 @@
 """The pages of runs: the viewer's pages over a workspace's runs, and the actions behind their buttons.
 
-A button leads to a page that describes the action and asks; its form does it. Both use the functions behind the REST
-API's routes.
+A button links to a page that describes the action and asks for confirmation. The form on that page performs the action.
+Both use the functions of the REST API's routes.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class PageActions:
         refused = None
         is_own = self._deployers.get(adapter.name) == self.visit.visitor.user.id
         if name == "undeploy" and self.visit.role == "member" and not is_own:
-            refused = "another user deployed it: undeploying it requires the role 'admin'"
+            refused = "another user deployed it; undeploying requires the role 'admin'"
         return [
             RunButton(name.capitalize(), self.visit.href("models", adapter.name, name), refused, posts=True)
         ]
@@ -126,16 +126,18 @@ def _refused(action: RunAction, run: RunEntry) -> str | None:
     """Return why an action makes no sense for a run."""
     ended = run.status not in OPEN
     if action == "stop":
-        return f"it has ended: {run.status}" if ended else "it is stopping" if run.stopping else None
+        return (
+            f"the run has ended ({run.status})" if ended else "the run is stopping" if run.stopping else None
+        )
     if action == "resubmit":
         return None
     if action == "resume":
-        return None if run.status in UNFINISHED else f"it is {run.status}"
+        return None if run.status in UNFINISHED else f"the run is {run.status}"
     if not ended:
-        return f"it is {run.status}"
+        return f"the run is {run.status}"
     line = run.headline
     all_scored = line is not None and line.scored + line.skipped >= line.planned > 0
-    return "every sample has a score" if all_scored else None
+    return "every attempt has a score" if all_scored else None
 
 
 # -- confirmations -----------------------------------------------------------------------------------
@@ -163,15 +165,15 @@ def _stop(page: WorkspaceVisit, run: DbRun) -> Confirmation:
         stop_run(page.services.runs_of(kind), page.workspace.id, run.id, by=_by(page))
 
     if run.status not in OPEN:
-        raise ConflictError(f"the run {run.name} has ended already: {run.status}.")
+        raise ConflictError(f"the run '{run.name}' has already ended ({run.status}).")
     done = run.progress or {}
-    facts = [("Done so far", f"{done['completed']:,} of {done.get('total') or 0:,} samples")] if done else []
+    facts = [("Progress", f"{done['completed']:,} of {done.get('total') or 0:,} attempts")] if done else []
     after = (
-        "You can resume it from its last checkpoint, if it has stored one."
+        "You can resume the run from its last checkpoint, if it has one."
         if kind == "training"
-        else "A retry continues with what is missing."
+        else "A retry runs the missing attempts."
     )
-    return Confirmation(f"Its results so far are kept. {after}", facts, do=stop)
+    return Confirmation(f"The results so far are kept. {after}", facts, do=stop)
 
 
 def _retry(page: WorkspaceVisit, run: DbRun) -> Confirmation:
@@ -187,14 +189,14 @@ def _retry(page: WorkspaceVisit, run: DbRun) -> Confirmation:
     facts = [
         ("Attempts to repeat", f"{planned.count:,} of {planned.planned:,}"),
         (
-            "Of these",
-            f"{failed:,} failed, {planned.no_reward:,} without a reward, {planned.missing:,} never made",
+            "Reasons",
+            f"{failed:,} failed, {planned.no_reward:,} without a reward, {planned.missing:,} not started",
         ),
         ("Commit", run.commit_sha),
-        ("Cost, at most about", _cost(run, planned.count)),
+        ("Estimated maximum cost", _cost(run, planned.count)),
     ]
     return Confirmation(
-        "The attempts without a score run again in this run, on the same commit and rows. "
+        "Attempts without a score run again on the same commit and rows. "
         "Their new results replace the old ones.",
         facts,
         do=retry,
@@ -209,7 +211,7 @@ def _resume(page: WorkspaceVisit, run: DbRun) -> Confirmation:
             page.services.resumption.resume(page.workspace.id, run.id, by=_by(page))
 
     return Confirmation(
-        f"It resumes from its last checkpoint, of step {step}; later steps are repeated.", do=resume
+        f"The run resumes from its last checkpoint (step {step}). Later steps are repeated.", do=resume
     )
 
 
@@ -229,8 +231,8 @@ def _resubmit(page: WorkspaceVisit, run: DbRun) -> Confirmation:
     def resubmit() -> DbRun:
         with refusals(page.services, scope):
             new = page.services.submitter.create(checked)
-        _log(page, new.id, f"submitted {run.name} again")
-        _log(page, run.id, f"submitted it again as {new.name}")
+        _log(page, new.id, f"resubmitted {run.name}")
+        _log(page, run.id, f"resubmitted this run as {new.name}")
         return new
 
     config = [
@@ -256,7 +258,7 @@ def _new_run_facts(run: DbRun, checked: CheckedSubmission) -> list[tuple[str, An
     ]
     if run.kind == "eval":
         samples = rows * getattr(getattr(checked.request, "evaluation", None), "n", 1)
-        facts += [("Samples", f"{samples:,}"), ("Cost, at most about", _cost(run, samples))]
+        facts += [("Attempts", f"{samples:,}"), ("Estimated maximum cost", _cost(run, samples))]
     elif isinstance(checked.request, TrainingRequest):
         facts += _training_facts(checked.request.settings, rows)
     return facts
@@ -267,9 +269,9 @@ def _training_facts(settings: TrainingSettings, rows: int) -> list[tuple[str, An
     steps = min(steps, settings.max_steps or steps)
     samples = steps * settings.rollout_batch_size * settings.n_samples_per_prompt
     return [
-        ("Steps, at most", f"{steps:,}"),
-        ("Samples to train on, at most", f"{samples:,}, in addition to those of validations"),
-        ("Cost", "unknown: the platform serves the model itself, and other models' costs are not counted"),
+        ("Maximum steps", f"{steps:,}"),
+        ("Maximum training attempts", f"{samples:,} (without validations)"),
+        ("Cost", "unknown (the platform serves the model; costs of other models are not counted)"),
     ]
 
 
@@ -278,10 +280,10 @@ def _cost(run: DbRun, samples: int) -> str:
     cost = ((run.metrics or {}).get("estimates") or {}).get("cost_usd") or {}
     total, known = cost.get("total"), cost.get("known_samples")
     if total is None or not known:
-        return "unknown: the run recorded no prices"
+        return "unknown (the run recorded no prices)"
     asked = read_execution(run.request.get("advanced_config"))
-    budget = f"; it ends at {money(asked.max_cost)}" if asked.max_cost is not None else ""
-    return f"{money(total / known * samples)}, at the mean of {known:,} samples of {run.name}{budget}"
+    budget = f"; limited to {money(asked.max_cost)}" if asked.max_cost is not None else ""
+    return f"{money(total / known * samples)}, based on the mean of {known:,} attempts of {run.name}{budget}"
 
 
 def scope_of(page: WorkspaceVisit, run: DbRun | None) -> Scope:
@@ -290,7 +292,7 @@ def scope_of(page: WorkspaceVisit, run: DbRun | None) -> Scope:
         if run is None or repository.id == run.repository_id:
             return Scope(page.visitor.principal, page.workspace, repository, page.role)
     raise ConflictError(
-        "its repository is no longer connected.", hint="connect it with `osmosis platform connect`"
+        "the repository is no longer connected.", hint="connect it with `osmosis platform connect`"
     )
 
 
@@ -299,11 +301,11 @@ def _kind(run: DbRun) -> RunKind:
 
 
 def _by(page: WorkspaceVisit) -> str:
-    return f"{page.visitor.user.email}, on the run's page,"
+    return f"{page.visitor.user.email} (on the run's page)"
 
 
 def _log(page: WorkspaceVisit, run_id: str, what: str) -> None:
-    line = LogLine(f"{page.visitor.user.email} {what}, on the run's page", step="run")
+    line = LogLine(f"{page.visitor.user.email} {what} (on the run's page)", step="run")
     page.services.logs.append(run_id, [line])
 
 

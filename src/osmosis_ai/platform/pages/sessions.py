@@ -30,8 +30,8 @@ from osmosis_ai.platform.workspaces import Role
 SESSION_TTL = timedelta(hours=12)
 SESSION_COOKIE = "osmosis_session"
 Csrf = Annotated[str, Form(max_length=128)]
-"""The field of a form that proves that it is ours."""
-STALE_FORM = "This form was open for too long or did not come from this page. Please try again."
+"""The form field with the CSRF token."""
+STALE_FORM = "This form has expired or was not sent from this page. Try again."
 _CSRF_COOKIE = "osmosis_csrf"
 _SECRET = re.compile(r"[A-Za-z0-9_-]{43}")
 _SECRET_BYTES = 32
@@ -83,7 +83,7 @@ SignedIn = Annotated[Visitor, Depends(_visitor)]
 
 def page_not_found(request: Request) -> ApiError:
     """Return the reply to a program that requests a page."""
-    return ApiError(404, "ROUTE_NOT_FOUND", f"there is nothing at {request.method} {request.url.path}.")
+    return ApiError(404, "ROUTE_NOT_FOUND", f"no route matches {request.method} {request.url.path}.")
 
 
 def begin_session(services: PlatformServices, user: DbUser, wanted: str) -> Response:

@@ -1,4 +1,4 @@
-"""How pages are made: in the viewer's layout, with its security headers, and with everything escaped."""
+"""Rendering of pages: the viewer's layout, its security headers, and escaping of all values."""
 
 from __future__ import annotations
 
@@ -159,7 +159,9 @@ def workspace_visit(
     if (found := visitor.workspace(workspace)) is None:
         names = [each.name for each, _ in visitor.workspaces]
         mine = nearest(workspace[:255], names, most=3, cutoff=0)
-        raise NoSuchWorkspaceError(f"you are in no workspace called '{workspace[:100]}'.", nearest=mine)
+        raise NoSuchWorkspaceError(
+            f"you are not a member of a workspace named '{workspace[:100]}'.", nearest=mine
+        )
     visit = WorkspaceVisit(request, services, visitor, *found)
     request.state.shell_under = visit.shell  # for an error page
     return visit
@@ -215,7 +217,7 @@ def _refuse_foreign_host(request: Request) -> None:
     """Refuse requests under a host name that somebody pointed at this machine (DNS rebinding)."""
     services: PlatformServices = request.app.state.services
     if is_loopback(urlsplit(services.config.base_url).hostname) and not is_loopback(request.url.hostname):
-        raise ApiError(403, "FOREIGN_HOST", f"this platform is at {services.config.base_url}.")
+        raise ApiError(403, "FOREIGN_HOST", f"this host name is not allowed; use {services.config.base_url}.")
 
 
 def _error_page(request: Request, refusal: ApiError, error: Exception) -> Response:

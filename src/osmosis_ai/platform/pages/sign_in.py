@@ -202,7 +202,9 @@ def _consent_page(
 
 
 def _not_a_client(request: Request, services: PlatformServices) -> Response:
-    problem = "No client is waiting. Start again with `osmosis login`, and open the link that it prints."
+    problem = (
+        "No client is waiting for this login. Run `osmosis login` again and open the link that it prints."
+    )
     return render_page(
         request, services, "message.html", status=400, title="Log in a device", problem=problem
     )
@@ -272,7 +274,7 @@ def _confirm_page(
 
 
 def _no_such_code(request: Request, services: PlatformServices, code: str) -> HTMLResponse:
-    problem = "No device is waiting with this code. It may have expired: start the login again."
+    problem = "No pending login has this code. It may have expired: run `osmosis login` again."
     return render_page(
         request, services, "device_code.html", status=404, keep=False, problem=problem, code=code[:16]
     )

@@ -37,14 +37,14 @@ _CELL_CHARACTERS = 200
 _TOKEN_KINDS = {"api_key": "API key", "cli": "command line", "web": "browser"}
 
 RIGHTS: Sequence[tuple[str, Role]] = (
-    ("See runs, datasets, models, names of secrets, members", "member"),
-    ("Submit, stop, retry, resume and submit runs again", "member"),
-    ("Upload datasets, runs and rubric results; connect rollout servers", "member"),
-    ("Deploy models; undeploy models they deployed", "member"),
-    ("Delete what they created", "member"),
+    ("View runs, datasets, models, secret names and members", "member"),
+    ("Submit, stop, retry and resume runs", "member"),
+    ("Upload datasets, runs and rubric results; register rollout servers", "member"),
+    ("Deploy models; undeploy own deployments", "member"),
+    ("Delete own runs and datasets", "member"),
     ("Set personal secrets; create API keys", "member"),
-    ("Set secrets of the workspace", "admin"),
-    ("Undeploy or delete what others created", "admin"),
+    ("Set workspace secrets", "admin"),
+    ("Undeploy models, and delete runs and datasets, of other users", "admin"),
 )
 """The lowest role for what the REST API permits."""
 
@@ -77,7 +77,7 @@ def dataset_page(page: WorkspacePage, name: str, rows: Annotated[str, Query()] =
     dataset = record.row
     last = max((dataset.row_count or 0) - 1, 0)
     if first > last:
-        raise NotFoundError(f"the dataset '{dataset.name}' has no row {first:,}: its last is {last:,}.")
+        raise NotFoundError(f"the dataset '{dataset.name}' has no row {first:,} (last row: {last:,}).")
     records, unread = _rows(page, dataset, first)
     found = list(dict.fromkeys(key for each in records for key in each))
     columns = found[:_MOST_COLUMNS]
@@ -178,7 +178,7 @@ def change_tokens(
         return RedirectResponse(f"{root_path(page.services)}/login", status_code=303)
     token = next((each for each in _own_tokens(page) if each.id == token_id), None)
     if token is None:
-        return _tokens(page, problem="You have no such token.", status=404)
+        return _tokens(page, problem="Token not found.", status=404)
     if action == "ask":
         return page.page("revoke.html", ("api-keys",), token=token, kind=_TOKEN_KINDS[token.kind])
     accounts.revoke_token(token_id, user_id=user.id)
@@ -214,14 +214,14 @@ def _own_tokens(page: WorkspaceVisit) -> list[DbToken]:
 def _listed(found: ItemPage[Any], cursor: str | None) -> dict[str, Any]:
     """Return the values of a list template."""
     if cursor and not found.items:
-        raise NotFoundError("this page of the list is empty now.")
+        raise NotFoundError("this page no longer has any items.")
     return {"found": found, "address": lambda cursor: query_string({"cursor": cursor})}
 
 
 def _number_of_row(given: str) -> int:
     """Return the first row to show."""
     if not (given.isascii() and given.isdigit() and len(given) <= _MOST_DIGITS):
-        raise OsmosisError(f"'rows' must be the number of a row, starting at 0: {given[:40]!r}.")
+        raise OsmosisError(f"'rows' must be a row number, starting at 0: {given[:40]!r}.")
     return int(given)
 
 
@@ -236,19 +236,19 @@ def _rows(page: WorkspaceVisit, dataset: DbDataset, start: int) -> tuple[list[Ma
             except OsmosisError as error:
                 # Paths of the platform are not shown to visitors.
                 said = error.message.replace(str(file), f"{dataset.name}.{dataset.extension}")
-                return [], f"Its rows cannot be read: {said}"
+                return [], f"The rows cannot be read: {said}"
     except BlobStoreError as error:
         # Only the operator sees where the files are.
         logger.error("%s", error.message)
         return (
             [],
-            "Its rows cannot be read: the platform's file store is unavailable. Try again later.",
+            "The rows cannot be read: the platform's file store is unavailable. Try again later.",
         )
     except OSError as error:
         logger.error("%s", error)
-        return [], f"Its rows cannot be read: {error.strerror or 'disk error'}."
+        return [], f"The rows cannot be read: {error.strerror or 'disk error'}."
     except OsmosisError as error:
-        return [], f"Its rows cannot be read: {error.message}"
+        return [], f"The rows cannot be read: {error.message}"
 
 
 def _cell(value: Any) -> str:

@@ -214,7 +214,7 @@ class WorkerAccess:
         with self._db.session() as session:
             if session.scalar(select(DbRun.id).where(*permitted)) is not None:
                 return
-        message = f"there is no such run in the pool '{pool}' for this worker token, or it has ended."
+        message = f"the run has ended, or this worker token cannot claim it in the pool '{pool}'."
         if not run_id.startswith("run_"):
             message += " `--run` takes a run's id (`run_…`) from `osmosis eval list --json`, not its name."
         raise WorkerRefused("RUN_NOT_FOR_WORKER", message)
@@ -233,7 +233,9 @@ class WorkerAccess:
                 now, refused_at = self._clock.now(), shard.ticket_refused_at
                 if refused_at is None or abs(now - refused_at) >= _REFUSAL_LOGGED_EVERY:
                     shard.ticket_refused_at = now
-                    why = f"refused a claim with the ticket of attempt {shard.ticket_attempt}: {refused.message}"
+                    why = (
+                        f"claim refused with the ticket of attempt {shard.ticket_attempt}: {refused.message}"
+                    )
                     self._logs.add(session, run.id, [LogLine(why, level="warning", step="queue")])
                 if refused.reason == "WORKER_ISOLATION":
                     shard.waits = refused.message
@@ -253,7 +255,7 @@ class WorkerAccess:
             return WorkerRefused("RUN_NOT_FOR_WORKER", "this ticket is for another run.")
         attempts = shard.ticket_attempt - (0 if is_repeated else 1)
         if run.status not in OPEN or shard.status not in OPEN or shard.attempt > attempts:
-            why = "this ticket is void: its run has ended, or was claimed since."
+            why = "this ticket is void: its run has ended, or was claimed by another worker."
             return WorkerRefused("TICKET_VOID", why, status=409)
         # If the clock was set back, the time that has passed is unknown; the next job has its own ticket.
         running_at = shard.ticket_running_at

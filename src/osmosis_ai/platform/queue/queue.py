@@ -619,7 +619,7 @@ class _Extent:
 def lock_shard(
     session: Session, *conditions: ColumnElement[bool], skip_locked: bool = False
 ) -> tuple[DbRun, DbRunShard] | None:
-    """Return the first such shard and its run, which nobody else writes until the transaction ends."""
+    """Lock and return the first such shard and its run."""
     asked = select(DbRun, DbRunShard).join(DbRunShard).where(*conditions).order_by(DbRunShard.id).limit(1)
     asked = asked.with_for_update(skip_locked=skip_locked)
     found = session.execute(asked.execution_options(populate_existing=True)).one_or_none()

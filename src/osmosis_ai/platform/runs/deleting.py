@@ -49,8 +49,8 @@ class RunDeletion:
             if current.status in OPEN:
                 group = COMMAND_GROUPS[current.kind]
                 raise ConflictError(
-                    f"the {KIND_NAMES[current.kind]} run '{current.name}' is {current.status}: only a run that has ended "
-                    "can be deleted.",
+                    f"the {KIND_NAMES[current.kind]} run '{current.name}' is {current.status}: only ended runs can be "
+                    "deleted.",
                     hint=f"stop it first with `{group} stop {current.name}`",
                 )
             _require_unneeded(session, current)
@@ -102,7 +102,7 @@ def _require_unneeded(session: Session, run: DbRun) -> None:
     user = session.scalars(select(DbRun).where(*users).order_by(DbRun.created_at)).first()
     if user is not None:
         raise ConflictError(
-            f"the run '{run.name}' cannot be deleted: its model '{names[user.model_path]}' is that of the "
+            f"the run '{run.name}' cannot be deleted: its model '{names[user.model_path]}' is used by the "
             f"{KIND_NAMES[user.kind]} run '{user.name}', which is {user.status}.",
             hint=f"wait for it, or stop it with `{COMMAND_GROUPS[user.kind]} stop {user.name}`",
         )

@@ -283,9 +283,11 @@ class ReceivedRun:
         creator = session.get(DbUser, upload.creator_id) if upload.creator_id else None
         by = f" by {creator.email}" if creator is not None else ""
         name = self.announced.run.name
-        lines = [LogLine(f"imported{by}: the run {name}, executed elsewhere", step="import")]
+        lines = [LogLine(f"imported{by}: the run {name}, executed on another machine", step="import")]
         if run.name != name:
-            lines.append(LogLine(f"its name was taken: it is {run.name} here", "warning", "import"))
+            lines.append(
+                LogLine(f"the name was already taken: the run is named {run.name} here", "warning", "import")
+            )
         logs.add(session, run.id, lines)
 
     def _run(self, session: Session, now: datetime) -> DbRun:

@@ -156,7 +156,7 @@ class EvalRetries:
             rows, n = len(checked.rows.rows()), read_eval_request(run.request).evaluation.n
             attempts = ((row, number) for row in range(rows) for number in range(n))
             self._queue.add(session, run, [attempt for attempt in attempts if attempt not in scored])
-            message = f"{by} retried the run: {amount(planned.count, 'attempt')} without a score to run again"
+            message = f"{by} retried the run: {amount(planned.count, 'attempt')} without a score run again"
             self._logs.add(session, run.id, [LogLine(message, step="run")])
         return run
 
@@ -173,7 +173,7 @@ class EvalRetries:
             is_damaged = True
         if lacking or is_damaged:
             hint = f"evaluate it again with `osmosis eval resubmit {run.name}`"
-            raise _impossible(run, "its journal is damaged or was not kept", hint)
+            raise _impossible(run, "its journal is damaged or missing", hint)
 
     def _check(self, run: DbRun, user: DbUser, provided: Mapping[str, str]) -> CheckedSubmission:
         """Check the run's request like a submit, with its commit pinned."""
@@ -183,7 +183,7 @@ class EvalRetries:
             owner = (session.get(DbUser, run.creator_id) if run.creator_id else None) or user
         if repository is None:
             hint = "connect it with `osmosis platform connect`, then use `osmosis eval resubmit`"
-            raise _impossible(run, "its repository is not connected any more", hint)
+            raise _impossible(run, "its repository is no longer connected", hint)
         experiment = {**run.request["experiment_config"], "commit_sha": run.commit_sha}
         experiment.pop("branch", None)
         body = {**run.request, "experiment_config": experiment}

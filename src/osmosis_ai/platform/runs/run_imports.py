@@ -95,10 +95,9 @@ class EvalImportStore:
             return self._continue(known, start)
         if {_key_of(file) for file in known.files} != {_key_of(file) for file in start.files}:
             raise ConflictError(
-                f"this run is on the platform already, as {known.run.name}, with other files: it continued after it was "
-                "uploaded.",
+                f"this run was already uploaded as {known.run.name}, with other files: it continued after the upload.",
                 details={"eval_run_id": known.run.id, "eval_run_name": known.run.name},
-                hint=f"to replace it, delete that one first: osmosis eval delete {known.run.name}",
+                hint=f"to replace it, first run `osmosis eval delete {known.run.name}`",
             )
         return known
 

@@ -47,7 +47,7 @@ class RunEndedError(ConflictError):
     """A run that was to stop had ended before."""
 
     def __init__(self, run: DbRun) -> None:
-        super().__init__(f"the run {run.name} has ended already: {run.status}.")
+        super().__init__(f"the run {run.name} has already ended: {run.status}.")
         self.run = run
 
 

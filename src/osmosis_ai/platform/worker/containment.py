@@ -127,6 +127,6 @@ def _gpu_words(asked: int | None, granted: GpuGrant | None) -> str:
     if not asked:
         return ""
     if granted is None:
-        return f"; it asks for GPUs ({asked}), and this machine shows none"
+        return f"; it requests GPUs ({asked}), but this machine has none"
     shared = f", {granted.shared} of them shared with other runs" if granted.shared else ""
     return f"; GPUs: {len(granted.visible)} of {asked}{shared}"

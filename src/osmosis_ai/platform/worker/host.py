@@ -163,8 +163,8 @@ def host_runs(
         if seen is not None and seen < options.gpus:
             # They may be hidden in a container.
             say(
-                f"--gpus {options.gpus}, but this machine shows {seen or 'none'} (/dev/nvidia*, {VISIBLE_ENV}); runs "
-                "that require GPUs are executed all the same"
+                f"--gpus {options.gpus}, but this machine has {seen or 'none'} (/dev/nvidia*, {VISIBLE_ENV}); runs "
+                "that require GPUs are still executed"
             )
         return host.run()
 

@@ -294,7 +294,7 @@ class Reporter:
         wanted = [WantedUpload(name=each.name, size=each.size, sha256=each.sha256) for each in blobs]
         granted = {grant.name: grant for grant in self.sync(wanted=wanted).uploads}
         if missing := [each.name for each in blobs if each.name not in granted]:
-            raise PlatformUnreachableError(f"the platform did not return where to upload `{missing[0]}`.")
+            raise PlatformUnreachableError(f"the platform did not return an upload URL for `{missing[0]}`.")
         pairs = [(each, granted[each.name]) for each in blobs]
         return self._client.send_all(pairs, lasting_s=self.term_s)
 

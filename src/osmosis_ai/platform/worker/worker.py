@@ -185,7 +185,7 @@ class Worker:
             if isinstance(error, OsmosisError):
                 return failed(error)
             kind = type(error).__name__
-            message = f"the worker met an unexpected error ({kind}); the run's log has the details."
+            message = f"the worker had an internal error ({kind}); see the run's log for the details."
             return FinishRequest(outcome="failed", error=message)
 
     def _report_start(self) -> None:
@@ -248,7 +248,7 @@ class Worker:
             else:
                 pool = read_execution(self._run.request.get("advanced_config")).pool
                 whose = f" of the pool '{pool}'" if pool is not None else ""
-                message = f"the worker was asked to end; the next one{whose} continues the run"
+                message = f"the worker is shutting down; another worker{whose} continues the run"
                 reporter.log(LogLine(message, step="run"))
                 reporter.flush()
                 reporter.end(end)

@@ -257,11 +257,14 @@ def _unusable(request: RolloutRequest) -> Iterator[tuple[str, str]]:
     """Yield the fields with which a rollout could never be reported, and the problem."""
     name, url = request.rollout_id, request.server_url
     if name in (".", "..") or "/" in name or "\\" in name or not name.isprintable():
-        yield "rollout_id", "an id is printable, has no slashes or backslashes, and is neither '.' nor '..'"
+        yield (
+            "rollout_id",
+            "an id must be printable, have no slashes or backslashes, and be neither '.' nor '..'",
+        )
     if not _is_plain_address(url):
         yield (
             "server_url",
-            "the address is http(s)://HOST[:PORT][/PATH], without a user name, query or fragment",
+            "the address must be http(s)://HOST[:PORT][/PATH], without a user name, query or fragment",
         )
     key = request.api_key
     if key is not None and not (key.isascii() and key.isprintable()):

@@ -62,7 +62,7 @@ def needs_extra(extra: str, purpose: str) -> Iterator[None]:
         if error.name != top and found is not None:
             raise ImportError(
                 f"{purpose} needs the package `{top}` of the `{extra}` extra, but `{top}` is "
-                f"{getattr(found, '__file__', None)}: a file of yours needs another name",
+                f"{getattr(found, '__file__', None)}: rename that file",
                 name=top,
             ) from error
         from osmosis_ai.errors import install_command

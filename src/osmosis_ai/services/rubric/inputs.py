@@ -187,7 +187,7 @@ def require_prices(judges: Sequence[JudgeModel], budget: Budget | None) -> None:
     for judge in judges:
         if price_of(judge) is None:
             raise OsmosisError(
-                f"`--max-cost` needs the price of `{judge.model_path}`, and it is not known.",
+                f"`--max-cost` requires the price of `{judge.model_path}`, which is unknown.",
                 hint="limit the session with `--max-tokens` or `--max-time` instead",
             )
 

@@ -26,10 +26,12 @@ def running_rollout(who: str) -> RolloutContext:
     """Return the active rollout. Raises RuntimeError, naming the caller ``who``, without a rollout or a model."""
     context = get_rollout_context()
     if context is None:
-        raise RuntimeError(f"{who} was made outside of a rollout context: create it in your workflow's `run`")
+        raise RuntimeError(
+            f"{who} was created outside of a rollout context: create it in your workflow's `run`"
+        )
     if not context.chat_completions_url:
         raise RuntimeError(
-            f"{who} was made in a rollout without a model: its `chat_completions_url` is empty"
+            f"{who} was created in a rollout without a model: its `chat_completions_url` is empty"
         )
     return context
 
@@ -37,7 +39,7 @@ def running_rollout(who: str) -> RolloutContext:
 def refuse_endpoint_options(options: Mapping[str, Any], reserved: Collection[str]) -> None:
     """Raise TypeError if the options of a placeholder select a model, which only the run may do."""
     if named := [f"`{name}`" for name in options if name in reserved]:
-        raise TypeError(f"OsmosisRolloutModel takes no {', '.join(named)}: the run selects the model")
+        raise TypeError(f"OsmosisRolloutModel does not accept {', '.join(named)}: the run selects the model")
 
 
 def placeholder_called(agent: str) -> NotImplementedError:

@@ -388,4 +388,4 @@ def test_a_branch_that_is_not_there_is_not_connected(cli: Cli, running: Any, tmp
     )
     assert envelope(cli, "connect", str(root), "--branch", "main")["resource"]["default_branch"] == "main"
     empty = repository(tmp_path / "empty")
-    assert "has no commit yet" in cli("platform", "connect", str(empty), "--plain").err
+    assert "has no commits yet" in cli("platform", "connect", str(empty), "--plain").err

@@ -304,7 +304,7 @@ def test_rows_without_identity(ours: Replies, client: PlatformClient, other: lis
     ours.run()
     unknown = {"row": 0, "attempt": 0, "status": "success", "reward": 1}
     ours.get("/eval-runs/er_8/samples", {"samples": [unknown, *other]})
-    with pytest.raises(OsmosisError, match="does not report what the rows of amber-otter-42 are"):
+    with pytest.raises(OsmosisError, match="does not identify the rows of amber-otter-42"):
         read_platform_samples(client, "amber-otter-42")
 
 

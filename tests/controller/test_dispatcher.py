@@ -246,12 +246,14 @@ def test_a_loop_reports_its_longest_delay_and_its_work_of_the_last_half_second()
 async def test_a_running_loop_that_computes_is_busy() -> None:
     monitor = LoopMonitor()
     monitor.start()
-    until = time.thread_time() + 0.3
+    began, until = time.monotonic(), time.thread_time() + 0.3
     while time.thread_time() < until:
         pass
     busy = monitor.state().busy
+    # On a busy machine, this thread gets a part of a processor.
+    share = 0.3 / (time.monotonic() - began)
     monitor.stop()
-    assert busy >= 0.9
+    assert busy >= 0.9 * share
     assert monitor.state() == LoopState()
 
 

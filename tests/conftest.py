@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -50,6 +51,7 @@ if os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > 4 * 2**30:
 
 _OWNED = re.compile(r"^_?OSMOSIS_|^XDG_|^GIT_|_API_KEY$|^(NO_COLOR|FORCE_COLOR|PYTHON_KEYRING_BACKEND)$")
 _numbers = itertools.count()
+_crashes: list[str] = []
 _PLATFORM = Path(__file__).with_name("platform")
 # Nobody has its key and no test reaches a host that could: reading the real authorities takes longer than most tests.
 _AUTHORITY = Path(__file__).with_name("authority.pem")
@@ -59,6 +61,20 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """Start more workers than cores, because end-to-end tests wait half of the time."""
     cores = os.cpu_count() or 1
     return cores if "not e2e" in config.option.markexpr else cores + (cores + 1) // 2
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Say how a pytest-xdist worker that crashed ended: by which signal, or with which status."""
+    if error:
+        status = node.gateway._io.popen.wait(10)
+        _crashes.append(f"{node.gateway.id} ended with status {status}: {error}")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Write how crashed workers ended next to the tests that they were running."""
+    for crash in _crashes:
+        terminalreporter.write_line(f"CRASHED {crash}")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

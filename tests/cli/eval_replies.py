@@ -63,6 +63,7 @@ DETAIL: dict[str, Any] = {
     "dataset_df_stats": {"rows": 50},
     "is_internal_user": True,
 }
+EXECUTION = {"pool": "gpu", "labels": ["a100", "west"], "workers": 4, "max_cost": 5.0, "max_tokens": 200_000}
 METRICS: dict[str, Any] = {
     "status": "running",
     "overview": {

@@ -63,11 +63,12 @@ class World:
     async def run(self, *arguments: str, prepare: Callable[[], None] | None = None) -> Outcome:
         return await self.osmosis("run", CONFIG, "--yes", "--json", *arguments, prepare=prepare)
 
-    async def wait_for_records(self, name: str, count: int) -> None:
-        events = self.workspace.evals_dir / name / "events.jsonl"
+    async def wait_for_records(self, count: int) -> None:
+        """Wait until the runs have so many results."""
+        journals = self.workspace.evals_dir
 
         async def look() -> None:
-            while not events.exists() or events.read_bytes().count(b"\n") < count:  # noqa: ASYNC110
+            while sum(path.read_bytes().count(b"\n") for path in journals.glob("*/events.jsonl")) < count:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
         await asyncio.wait_for(look(), 300)

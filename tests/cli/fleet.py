@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
-from typing import Annotated, Any
 
 import typer
 
@@ -36,12 +34,10 @@ COLUMNS = (
 
 
 @app.command("list")
-def list_ships(
-    limit: Annotated[int, typer.Option(min=1, max=50, help="How many.")] = 50,
-) -> ListResult:
+def list_ships() -> ListResult:
     """List the ships."""
     return ListResult(
-        SHIPS[:limit],
+        SHIPS,
         COLUMNS,
         total_count=7,
         has_more=True,
@@ -52,23 +48,10 @@ def list_ships(
 
 
 @app.command()
-def info(name: str) -> DetailResult:
-    """Show one ship."""
-    return DetailResult(
-        data={"name": name, "path": Path("a/b")},
-        title="Ship",
-        rows=[("Name", name), ("Status", Status("finished")), ("Fast", True), ("Home", None)],
-        hints=["Sink it: osmosis fleet sink NAME"],
-    )
-
-
-@app.command()
-def launch(status: str = "success") -> OperationResult:
+def launch() -> OperationResult:
     """Launch a ship."""
-    answer: Any = status
     return OperationResult(
         "fleet.launch",
-        status=answer,
         message="Ship launched: Argo",
         resource={"name": "Argo"},
         next_steps=["Follow it: osmosis fleet info Argo"],
@@ -96,11 +79,11 @@ def nan() -> DetailResult:
 
 
 @app.command()
-def missing(odd: bool = False) -> None:
+def missing() -> None:
     """Fail as commands do."""
     raise NotFoundError(
         "No ship named 'Argo'.\nLook in the harbour.",
-        details={"name": object() if odd else "Argo"},
+        details={"name": "Argo"},
         hint="list them with `osmosis fleet list`",
     )
 

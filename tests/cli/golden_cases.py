@@ -108,7 +108,8 @@ ROLLOUT = {
     "created_at": "2026-10-02T07:00:00Z",
 }
 ENDED = {"status": "finished", "completed_at": "2026-10-02T07:11:10Z"}
-EVAL_RUN = eval_replies.run(**ENDED)
+_REQUEST = {"advanced_config": {"execution": eval_replies.EXECUTION}}
+EVAL_RUN = {**eval_replies.run(**ENDED), "request": _REQUEST}
 TRAINING_RUN = {
     **train_replies.DETAIL,
     "training_run": {**train_replies.OWN, **ENDED, "name": "copper-finch"},

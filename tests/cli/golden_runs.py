@@ -120,6 +120,13 @@ _TRAINING_AGAIN = {
     "config": {"training": {"lr": 1e-6}},
     "resolved_secret_scopes": {"SEARCH_KEY": "workspace"},
 }
+_EXECUTION = """
+[advanced.execution]
+pool = "gpu"
+labels = ["a100", "west"]
+workers = 4
+max_cost = 5
+"""
 _STEP = {"id": "tr_8", "name": "copper-finch", "status": "pending", "step": 40}
 
 CASES = (
@@ -127,7 +134,7 @@ CASES = (
     Case("dataset download sums --output downloaded.jsonl --overwrite", local_and_remote_dataset),
     Case(
         "eval submit configs/eval/maze.toml --yes",
-        submittable("eval-runs", "configs/eval/maze.toml", TEXT),
+        submittable("eval-runs", "configs/eval/maze.toml", TEXT + _EXECUTION),
         screen="rich",
     ),
     Case("eval resubmit amber --yes", resubmittable("eval-runs", test_run_changes.OURS)),

@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
 
 
 class TerminalInput(io.StringIO):
-    """Standard input that is a terminal."""
+    """A stream that is a terminal."""
 
     def isatty(self) -> bool:
         return True

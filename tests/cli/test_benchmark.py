@@ -25,13 +25,11 @@ except ModuleNotFoundError:
 def test_stop_by_name(maze: Maze) -> None:
     maze.get("/benchmark-runs/amber-otter-42").respond(json=RUN_DETAIL)
     stop = maze.post("/benchmark-runs/br_8/stop").respond(json={})
-    refused = maze.osmosis("benchmark", "runs", "stop", "amber-otter-42", "--json").error
-    assert (refused["code"], refused["details"]["prompt"]) == (
-        "INTERACTIVE_REQUIRED",
-        'Stop benchmark run "amber-otter-42"?',
-    )
-    assert not stop.called
-    assert maze.osmosis("benchmark", "runs", "stop", "amber-otter-42", "--yes", "--json").status == 0
+    command = ("benchmark", "runs", "stop", "amber-otter-42", "--json")
+    refused = maze.osmosis(*command).error
+    assert refused["code"] == "INTERACTIVE_REQUIRED" and not stop.called
+    assert refused["details"]["prompt"] == 'Stop benchmark run "amber-otter-42"?'
+    assert maze.osmosis(*command, "--yes").status == 0
     assert sent(stop) == {}
 
 

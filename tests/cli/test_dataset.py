@@ -356,11 +356,6 @@ def test_preview_missing(maze: Maze) -> None:
     assert "still working" in maze.osmosis("dataset", "preview", "x", "--plain").out
 
 
-def test_log_without_control_characters(maze: Maze) -> None:
-    maze.get("/datasets/x/logs").respond(json={"logs": [{"message": "\x1b[2Jgone"}], "next_cursor": None})
-    assert "\x1b[2J" not in maze.osmosis("dataset", "logs", "x").out
-
-
 @pytest.mark.parametrize("arguments", [("list",), ("info", "x"), ("download", "x")])
 @pytest.mark.parametrize("reply, code", REFUSALS)
 def test_platform_errors(maze: Maze, arguments: tuple[str, ...], reply: dict[str, Any], code: str) -> None:

@@ -16,6 +16,7 @@ from tests.api.blob_server import SIGNATURE, cut_after, status
 from tests.cli.eval_downloads import FILES, DownloadableRun
 from tests.cli.eval_replies import DETAIL, OWN
 from tests.cli.maze import Maze, sent
+from tests.cli.trained_runs import trajectory
 from tests.decisions.builders import write_journalled_run
 from tests.evaluation.builders import record
 from tests.evaluation.recorded_runs import journal_of
@@ -259,9 +260,7 @@ SAMPLES = [
 FETCHED = {
     "trajectories": {
         "summary.jsonl": b"".join(json.dumps(each).encode() + b"\n" for each in SAMPLES),
-        "trajectories/row_0_run_0.json": json.dumps(
-            {"steps": [{"source": "agent", "message": "the word is six"}]}
-        ).encode(),
+        "trajectories/row_0_run_0.json": trajectory("the word is six"),
     },
     "logs": {"logs.txt": b"2026-01-02T03:04:05.000Z INFO [run] the run began\n"},
     "artifacts": {"artifacts/row_0_run_0/plot.txt": b"x"},

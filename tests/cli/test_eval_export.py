@@ -14,52 +14,26 @@ from tests.cli.eval_replies import DETAIL
 from tests.cli.maze import Maze
 from tests.evaluation.builders import record
 from tests.evaluation.recorded_runs import journal_of, write_run
+from tests.viewer.builders import STEPS, trajectory
 
-TRAJECTORY: dict[str, Any] = {
-    "schema_version": "ATIF-v1.7",
-    "session_id": "row-0-run-0",
-    "agent": {"name": "osmosis-rollout-sdk", "version": "0.3.13", "model_name": "openai/gpt-5-mini"},
-    "steps": [
-        {"step_id": 1, "source": "system", "message": "Use the tool."},
-        {"step_id": 2, "source": "user", "message": [{"type": "text", "text": "2 * 3?"}]},
-        {
-            "step_id": 3,
-            "source": "agent",
-            "message": "",
-            "reasoning_content": "I multiply.",
-            "tool_calls": [
-                {"tool_call_id": "c1", "function_name": "multiply", "arguments": {"a": 2, "b": 3}}
-            ],
-            "observation": {"results": [{"source_call_id": "c1", "content": "6"}]},
-        },
-        {"step_id": 4, "source": "agent", "message": "#### 6"},
-    ],
-    "extra": {
-        "osmosis": {
-            "rollout_id": "row-0-run-0",
-            "label": "6",
-            "metadata": {"level": "easy"},
-            "sample_extra_fields": {"grader_notes": {"notes": "as it should", "parts": {"format": 1}}},
-            "request_extra_fields": {"row_index": 0, "run_index": 0, "source_row_index": 41},
-        }
-    },
+USER = {"source": "user", "message": [{"type": "text", "text": "2 * 3?"}]}
+TRAJECTORY = trajectory(
+    *[STEPS[0], USER, *STEPS[2:]],
+    label="6",
+    metadata={"level": "easy"},
+    sample_extra_fields={"grader_notes": {"notes": "as it should", "parts": {"format": 1}}},
+    request_extra_fields={"source_row_index": 41},
+)
+CALL = {"name": "multiply", "arguments": '{"a": 2, "b": 3}'}
+ASKED = {
+    "reasoning_content": "I multiply.",
+    "tool_calls": [{"id": "c1", "type": "function", "function": CALL}],
 }
 MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "Use the tool."},
     {"role": "user", "content": "2 * 3?"},
-    {
-        "role": "assistant",
-        "content": "",
-        "reasoning_content": "I multiply.",
-        "tool_calls": [
-            {
-                "id": "c1",
-                "type": "function",
-                "function": {"name": "multiply", "arguments": '{"a": 2, "b": 3}'},
-            }
-        ],
-    },
-    {"role": "tool", "content": "6", "tool_call_id": "c1"},
+    {"role": "assistant", "content": "**See**.", **ASKED},
+    {"role": "tool", "content": "\x1b[31m6\x1b[0m\x1b]0;title\x07", "tool_call_id": "c1"},
     {"role": "assistant", "content": "#### 6"},
 ]
 
@@ -69,7 +43,7 @@ def maze(maze: Maze, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Maze:
     """With a run on this machine: two rows of two attempts, one scored, one not, one failed, one pending."""
     directory = write_run(maze.workspace.evals_dir / "mixed", [[1.0, None], ["provider", ""]])
     (directory / "trajectories").mkdir()
-    (directory / "trajectories" / "row_0_run_0.json").write_text(json.dumps(TRAJECTORY))
+    (directory / "trajectories" / "row_0_run_0.json").write_bytes(TRAJECTORY)
     (directory / "trajectories" / "row_0_run_1.json").write_text("{cut off")
     return maze
 
@@ -207,7 +181,7 @@ def test_hosted_run_is_downloaded_first(stored: DownloadableRun, tmp_path: Path)
         {
             "metrics.json": json.dumps({"eval_run": facts, "summary": summary}).encode(),
             "summary.jsonl": json.dumps(sample).encode() + b"\n",
-            "trajectories/row_0_run_0.json": json.dumps(TRAJECTORY).encode(),
+            "trajectories/row_0_run_0.json": TRAJECTORY,
         }
     )
     target = tmp_path / "out.jsonl"

@@ -85,12 +85,15 @@ def progress(completed: int, **more: Any) -> dict[str, Any]:
 
 def test_watch(maze: Maze) -> None:
     maze.get("/eval-runs/amber").side_effect = replies(run("pending"), *[run("finished")] * 9)
-    maze.get("/eval-runs/er_8").side_effect = replies(progress(0), progress(5), *[run("finished")] * 2)
+    # The reward is that of the tables: the mean of the rows, not of the attempts.
+    results = {**RESULTS, "total_runs": 5, "headline": {"reward": 0.375}}
+    looks = progress(0), progress(5, results=results)
+    maze.get("/eval-runs/er_8").side_effect = replies(*looks, *[run("finished")] * 2)
     maze.get("/eval-runs/er_8/metrics").respond(json={**METRICS, "estimates": ESTIMATES})
     outcome = maze.osmosis("eval", "watch", "amber", "--plain")
     assert outcome.status == 0, outcome.err
     assert "Waiting for the run to start" in outcome.err
-    assert "amber-otter-42: 5/10 samples (50%) 4 of 8 samples pass · reward 0.500 a sample" in outcome.err
+    assert "amber-otter-42: 5/10 samples (50%) 4 of 8 scored attempts pass · mean reward 0.375" in outcome.err
     assert outcome.out.startswith("Evaluation run finished: amber-otter-42\n")
     assert "scored 8 of 10 planned; failed 1: 1 agent; 1 skipped; 5 of 50 rows, the first" in outcome.out
 

@@ -22,12 +22,6 @@ from tests.evaluation.recorded_runs import write_run
 from tests.workspace.builders import git
 
 
-def offer_metrics_file(maze: Maze, store: BlobServer) -> None:
-    store.blobs["metrics.json"] = METRICS_FILE
-    listed = [{"path": "metrics.json", "size": len(METRICS_FILE)}]
-    offer_files(maze, store, "/eval-runs/er_8/samples", listed)
-
-
 @pytest.fixture
 def local(maze: Maze) -> Path:
     """A run on this machine that passes one of two rows; the platform has none."""
@@ -59,7 +53,9 @@ def test_logs_without_terminal_sequences(maze: Maze, mode: tuple[str, ...]) -> N
 def test_info_plain_and_saved_metrics(maze: Maze, store: BlobServer) -> None:
     maze.get("/eval-runs/amber-otter-42").respond(json=DETAIL)
     maze.get("/eval-runs/er_8/metrics").respond(json={**METRICS, "estimates": ESTIMATES})
-    offer_metrics_file(maze, store)
+    store.blobs["metrics.json"] = METRICS_FILE
+    listed = [{"path": "metrics.json", "size": len(METRICS_FILE)}]
+    offer_files(maze, store, "/eval-runs/er_8/samples", listed)
     plain = maze.osmosis("eval", "info", "amber-otter-42", "--plain").out
     assert "Pass rate: 50.0% (30.0 – 70.0%) (reward >= 1.0, scored attempts only)" in plain
     assert "Secrets: OTHER (workspace), SEARCH_KEY (personal, overrides workspace)" in plain
@@ -125,7 +121,7 @@ def test_info_missing_fields(maze: Maze, detail: dict[str, Any]) -> None:
     assert "keeps no metrics.json" in maze.osmosis("eval", "info", "x").err
 
 
-def test_info_metrics_unavailable(maze: Maze, store: BlobServer) -> None:
+def test_info_metrics_unavailable(maze: Maze) -> None:
     maze.get("/eval-runs/x").respond(json=DETAIL)
     metrics = maze.get("/eval-runs/er_8/metrics").respond(500, json={"error": "broken"})
     data = maze.osmosis("eval", "info", "x", "--json").data

@@ -7,17 +7,25 @@ import json
 import os
 import shutil
 import signal
-import sys
+import socket
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+import uvicorn
 from pyarrow.parquet import write_table
 
+from osmosis_ai.rollout import (
+    RolloutAgentLoop,
+    RolloutContext,
+    RolloutRequest,
+    RolloutResult,
+    create_app,
+    create_tool_result,
+)
 from tests.cli.conftest import Cli
 from tests.cli.eval_world import CONFIG, World
 from tests.cli.maze import Maze
@@ -141,8 +149,7 @@ async def test_ctrl_c_and_resume(world: World) -> None:
     hold = asyncio.Event()
     world.model.respond = lambda body: Reply(wait_for=hold if world.model.calls > 6 else None)
     process = await world.start("run", CONFIG, "--yes", "--json", "--max-in-flight", "2")
-    found = await _first_run(world)
-    await world.wait_for_records(found, 5)
+    await world.wait_for_records(5)
     process.send_signal(signal.SIGINT)
     out, err = await asyncio.wait_for(process.communicate(), 300)
     stopped = Outcome(process.returncode or 0, out.decode(), err.decode())
@@ -154,7 +161,7 @@ async def test_ctrl_c_and_resume(world: World) -> None:
     hold.set()
     rest = await world.run("--max-in-flight", "2")
     assert rest.status == 0
-    assert rest.resource["run_name"] == found
+    assert rest.resource["run_name"] == stopped.resource["run_name"]
     assert rest.resource["resumed"] == stopped.resource["succeeded"]
     assert rest.resource["succeeded"] == 12
 
@@ -178,9 +185,7 @@ async def test_second_ctrl_c_quits(world: World) -> None:
 
 
 @pytest.mark.e2e
-async def test_full_disk_and_resume(
-    world: World,
-) -> None:
+async def test_full_disk_and_resume(world: World) -> None:
     world.rows([f"row {row}" for row in range(80)])
     # Few at once, so that the first write to the journal does not fill the disk by itself.
     few = ("--max-in-flight", "4")
@@ -192,15 +197,6 @@ async def test_full_disk_and_resume(
 
     rest = await world.run("--name", "full")
     assert (rest.status, rest.resource["resumed"], rest.resource["succeeded"]) == (0, kept, 80)
-
-
-async def _first_run(world: World) -> str:
-    async def look() -> str:
-        while not (found := list(world.workspace.evals_dir.glob("*/manifest.json"))):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-        return found[0].parent.name
-
-    return await asyncio.wait_for(look(), 300)
 
 
 READS_SECRETS = """
@@ -347,25 +343,17 @@ def test_key_and_address_from_different_sources(
 
 
 KEY = "osm_rollout_canary-4711"
-SERVED_AGENT = """
-import socket
-import sys
-
-import uvicorn
-
-from osmosis_ai.rollout import RolloutAgentLoop, create_app, execute_tool_calls, create_tool_result
-
-ADD = {"type": "function", "function": {"name": "add", "description": "adds", "parameters": {
-    "type": "object", "properties": {"a": {"type": "array", "items": {"type": "number"}}}, "required": ["a"]}}}
+NUMBERS = {"type": "array", "items": {"type": "number"}}
 
 
 class Adder(RolloutAgentLoop):
     name = "adder"
 
-    def get_tools(self, request):
-        return [ADD]
+    def get_tools(self, request: RolloutRequest) -> list[dict[str, Any]]:
+        parameters = {"type": "object", "properties": {"a": NUMBERS}, "required": ["a"]}
+        return [{"type": "function", "function": {"name": "add", "parameters": parameters}}]
 
-    async def run(self, ctx):
+    async def run(self, ctx: RolloutContext) -> RolloutResult:
         messages = list(ctx.request.messages)
         while True:
             reply = await ctx.chat(messages, **ctx.request.completion_params)
@@ -373,46 +361,24 @@ class Adder(RolloutAgentLoop):
             if not reply.has_tool_calls:
                 right = reply.content == ctx.request.metadata["ground_truth"]
                 return ctx.complete(messages, reward=float(right))
-            messages += await execute_tool_calls(reply.tool_calls, self.answer)
-
-    async def answer(self, call):
-        return create_tool_result(call["id"], "3")
-
-
-listening = socket.create_server(("127.0.0.1", 0))
-print(listening.getsockname()[1], flush=True)
-app = create_app(Adder(), api_key=sys.argv[1])
-uvicorn.Server(uvicorn.Config(app, log_level="error")).run(sockets=[listening])
-"""
-
-
-@asynccontextmanager
-async def adder(directory: Path) -> AsyncIterator[int]:
-    """Serve the agent in a process of its own; gives its port."""
-    (directory / "adder.py").write_text(SERVED_AGENT)
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "adder.py", KEY, cwd=directory, env=os.environ, stdout=asyncio.subprocess.PIPE
-    )
-    assert process.stdout is not None
-    try:
-        yield int(await process.stdout.readline())
-    finally:
-        process.kill()
-        await process.wait()
+            messages += [create_tool_result(call["id"], "3") for call in reply.tool_calls]
 
 
 @pytest.mark.e2e
 async def test_remote_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def respond(body: dict[str, object]) -> Reply:
-        messages: list[dict[str, object]] = body["messages"]  # type: ignore[assignment]
-        if messages[-1]["role"] == "tool":
+    def respond(body: dict[str, Any]) -> Reply:
+        if body["messages"][-1]["role"] == "tool":
             return Reply(content="one")
         return Reply(content=None, tool_calls=[("add", {"a": [1, 2]})], finish_reason="tool_calls")
 
-    async with StandInModel(respond) as model, adder(tmp_path) as port:
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(create_app(Adder(), api_key=KEY), log_config=None))
+    served = asyncio.create_task(server.serve(sockets=[listener]))
+    async with StandInModel(respond) as model:
         world = World(tmp_path, model)
         config = world.workspace.root / CONFIG
-        written = config.read_text().replace('"main.py"', f'"server://127.0.0.1:{port}"')
+        address = f"server://127.0.0.1:{listener.getsockname()[1]}"
+        written = config.read_text().replace("main.py", address)
         config.write_text(written.replace('rollout = "multiply"', 'rollout = "adder"'))
         refused = await world.run()
         assert refused.status == 1
@@ -422,16 +388,14 @@ async def test_remote_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         model.requests.clear()
         outcome = await world.run("--name", "served")
         assert outcome.status == 0, outcome.err
-        checked = await world.osmosis("run", CONFIG, "--yes", "--json", "--name", "served")
-        assert checked.resource["dispatched"] == 0
-    runs = world.workspace.evals_dir / "served"
-    records = [json.loads(line) for line in (runs / "events.jsonl").read_bytes().splitlines()]
-    assert len([record for record in records if "reward" in record]) == 3, records
-    assert all(record.get("status") == "success" for record in records if "reward" in record), records
+        assert outcome.resource["metrics"]["estimates"]["counts"]["scored"] == 3
+        assert (await world.run("--name", "served")).resource["dispatched"] == 0
+    server.should_exit = True
+    await served
     called = [request.body for request in model.requests if request.body.get("tools")]
     assert len(called) == 6
-    parameters = called[0]["tools"][0]["function"]["parameters"]
-    assert parameters["properties"]["a"] == {"type": "array", "items": {"type": "number"}}
+    assert called[0]["tools"][0]["function"]["parameters"]["properties"]["a"] == NUMBERS
+    runs = world.workspace.evals_dir / "served"
     assert (runs / "trajectories" / "row_0_run_0.json").exists()
     files = [path.read_bytes() for path in runs.rglob("*") if path.is_file()]
     assert not [1 for content in files if KEY.encode() in content]
@@ -630,9 +594,7 @@ sys.exit(main())
 
 
 @pytest.mark.e2e
-async def test_failures_in_successful_responses(
-    openai_world: World,
-) -> None:
+async def test_failures_in_successful_responses(openai_world: World) -> None:
     world = openai_world
     world.program = [warm_python(), "-c", WITHOUT_PAUSES]
     answer(world, {name: reply for name, (reply, _) in FAILURES.items()})
@@ -700,9 +662,7 @@ async def test_incomplete_tool_calls(openai_world: World) -> None:
 
 
 @pytest.mark.e2e
-async def test_unreported_tokens(
-    openai_world: World,
-) -> None:
+async def test_unreported_tokens(openai_world: World) -> None:
     world = openai_world
     usage = {"prompt_tokens": 90, "completion_tokens": 10, "total_tokens": 100}
     answer(

@@ -123,9 +123,7 @@ def test_hosted_run(stored: DownloadableRun) -> None:
     assert stored.found() == {}, "nothing is left in the workspace"
 
 
-def test_hosted_run_without_summary(
-    stored: DownloadableRun,
-) -> None:
+def test_hosted_run_without_summary(stored: DownloadableRun) -> None:
     texts = {(10, 0): "ten", (2, 1): "two", (2, 0): "also two"}
     stored.holds(
         {f"trajectories/row_{row}_run_{run}.json": trajectory(said) for (row, run), said in texts.items()}
@@ -139,9 +137,7 @@ def test_hosted_run_without_summary(
     assert "no list of its samples" in " ".join(stored.maze.osmosis(*show, "--failed").out.split())
 
 
-def test_hosted_summary_fails(
-    stored: DownloadableRun,
-) -> None:
+def test_hosted_summary_fails(stored: DownloadableRun) -> None:
     del stored.store.blobs["summary.jsonl"]
     outcome = stored.maze.osmosis("eval", "show", "platform:amber-otter-42")
     assert outcome.status == 1 and "could not be fetched" in outcome.err

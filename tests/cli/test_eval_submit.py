@@ -133,11 +133,12 @@ def test_check(maze: Maze, secrets: Path) -> None:
 
 
 def test_watch_failed_run(maze: Maze) -> None:
-    maze.get("/eval-runs/er_8").respond(json=run("failed", error="The model was rejected."))
+    maze.get("/eval-runs/er_8").respond(json=run("failed", error="the model was rejected."))
     maze.get("/eval-runs/er_8/metrics").respond(json={})
     outcome = submit_json(maze, "--watch")
     assert (outcome.status, outcome.json["status"]) == (1, "partial")
-    assert outcome.resource["error"] == "The model was rejected."
+    assert outcome.resource["error"] == "the model was rejected."
+    assert outcome.json["message"] == "Evaluation run failed: amber-otter-42. The model was rejected."
     assert "osmosis eval logs amber-otter-42" in submit(maze, "--yes", "--watch", "--plain").out
 
 

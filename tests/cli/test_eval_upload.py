@@ -174,14 +174,8 @@ def _rewrite(name: str, **changes: Any) -> Callable[[Path], object]:
     return change
 
 
-def _cut_journal(directory: Path) -> None:
-    lines = (directory / "events.jsonl").read_text().splitlines(keepends=True)
-    (directory / "events.jsonl").write_text("".join(lines[:-1]))
-
-
-def _edit_index(directory: Path) -> None:
-    text = (directory / "index.jsonl").read_text()
-    (directory / "index.jsonl").write_text(text.replace('"reward": 0.5', '"reward": 1.0'))
+def _edit(name: str, change: Callable[[str], str]) -> Callable[[Path], object]:
+    return lambda directory: (directory / name).write_text(change((directory / name).read_text()))
 
 
 def _link(path: str, target: str) -> Callable[[Path], object]:
@@ -204,14 +198,20 @@ ARTIFACTS = f"rollout_trials/{rollout_id(1)}/artifacts"
         (_rewrite("manifest.json", run_name="other"), "holds the run `other`"),
         (_rewrite("metrics.json", status="incomplete"), "is incomplete, not finished"),
         (_rewrite("metrics.json", id="f" * 32), "is not that of the run"),
-        (_cut_journal, "1 of 6 samples are pending"),
+        (
+            _edit("events.jsonl", lambda text: text[: text.rindex("\n", 0, -1) + 1]),
+            "1 of 6 samples are pending",
+        ),
         (lambda directory: (directory / "events.jsonl").unlink(), "events.jsonl` is missing"),
-        (_edit_index, "does not match the journal for row 2, attempt 1"),
-        (lambda directory: (directory / "index.jsonl").write_text("{"), "cannot be read"),
+        (
+            _edit("index.jsonl", lambda text: text.replace('"reward": 0.5', '"reward": 1.0')),
+            "does not match the journal for row 2, attempt 1",
+        ),
+        (_edit("index.jsonl", lambda _: "{"), "cannot be read"),
         (lambda directory: (directory / "metrics.json").unlink(), "metrics.json` cannot be read"),
         (lambda directory: (directory / FIRST).unlink(), "row_0_run_0.json` is missing"),
-        (lambda directory: (directory / FIRST).write_text("{"), "is no valid JSON"),
-        (lambda directory: (directory / FIRST).write_text(json.dumps(trajectory(2))), "of another rollout"),
+        (_edit(FIRST, lambda _: "{"), "is no valid JSON"),
+        (_edit(FIRST, lambda _: json.dumps(trajectory(2))), "of another rollout"),
         (_link(FIRST, "/etc/passwd"), "is a symbolic link"),
         (_link(f"{ARTIFACTS}/maps/path.txt", "/etc/passwd"), "is a symbolic link"),
         (_link(f"{ARTIFACTS}/more", "/etc"), "is a symbolic link"),
@@ -266,23 +266,18 @@ def test_changed_file(importer: Importer) -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("fails", [True, False])
-def test_eval_run_upload(maze: Maze, importer: Importer, fails: bool) -> None:
+def test_failed_upload_after_a_run(maze: Maze, importer: Importer) -> None:
     maze.patch.chdir(importer.directory.parents[2])
     config = MINIMAL_EVAL.replace("openai/gpt-5-mini", "osmosis/tiny")
     (maze.workspace.root / "configs/eval/multiply.toml").write_text(config)
     write_rollout(maze.workspace.rollouts_dir / "multiply")
     write_rows(maze.workspace.data_dir / "multiply.jsonl", ["one"])
-    if fails:
-        importer.start.mock(return_value=httpx.Response(403, json={"error": "you may not upload here"}))
+    importer.start.mock(return_value=httpx.Response(403, json={"error": "you may not upload here"}))
     words = ("eval", "run", "configs/eval/multiply.toml", "--name", "walk", "--yes", "--upload")
     outcome = maze.osmosis(*words, "--json")
     resource = outcome.resource
+    assert (outcome.status, outcome.json["status"]) == (1, "partial")
     assert (resource["succeeded"], resource["metrics"]["estimates"]["counts"]["scored"]) == (1, 1)
     assert (maze.workspace.evals_dir / "walk" / "metrics.json").exists()
-    if fails:
-        assert (outcome.status, outcome.json["status"]) == (1, "partial")
-        assert "you may not upload here" in resource["upload"]["error"]["message"]
-        assert "osmosis eval upload .osmosis/evals/walk" in maze.osmosis(*words).out
-    else:
-        assert (outcome.status, resource["upload"]["eval_run_id"]) == (0, "er_9")
+    assert "you may not upload here" in resource["upload"]["error"]["message"]
+    assert "osmosis eval upload .osmosis/evals/walk" in maze.osmosis(*words).out

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import io
-import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform.db.tables import DbRun
 from tests.cli.conftest import Cli
-from tests.cli.own_platform import add_pending_run, repository_of
 from tests.logins import hash_passwords_quickly
 from tests.platform.fake_worker import claim_request
+from tests.workspace.builders import git, make_repository
+
+pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(autouse=True)
@@ -27,40 +28,40 @@ def platform_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def envelope(cli: Cli, *arguments: str) -> dict[str, Any]:
     done = cli("--json", "platform", *arguments)
     assert done.status == 0, done.err
-    parsed: dict[str, Any] = json.loads(done.out)
-    return parsed
+    return done.json
 
 
-@pytest.mark.integration
-def test_a_token_is_printed_alone_on_stdout_and_works(cli: Cli, running: Any) -> None:
-    done = cli("platform", "token", "create", "--plain")
-    assert done.status == 0
-    plain = done.out.strip()
-    assert plain.startswith("osm_") and len(plain.split()) == 1
-    assert "admin@localhost" in done.err and plain not in done.err
-    assert running.accounts.authenticate(plain).user.email == "admin@localhost"
+@pytest.mark.parametrize(("noun", "scope"), [("token", []), ("worker-token", ["--pool", "gpu"])])
+def test_create_list_and_revoke_tokens(cli: Cli, running: Any, noun: str, scope: list[str]) -> None:
+    def authorize(token: str) -> None:
+        if noun == "token":
+            assert running.accounts.authenticate(token).user.email == "admin@localhost"
+        else:
+            assert running.worker_access.authorize(token, claim_request()).pool == "gpu"
 
+    created = cli("platform", noun, "create", *scope, "--name", "ci", "--plain")
+    ci = created.out.strip()
+    assert created.status == 0 and len(ci.split()) == 1 and ci not in created.err
+    authorize(ci)
+    laptop = envelope(cli, noun, "create", *scope, "--name", "laptop")["resource"]
+    listed = cli("platform", noun, "list", "--json")
+    assert laptop["token"] not in listed.out
+    assert [item["name"] for item in listed.json["items"]] == ["laptop", "ci"]
 
-@pytest.mark.integration
-def test_tokens_are_listed_and_revoked(cli: Cli, running: Any) -> None:
-    first = envelope(cli, "token", "create", "--name", "laptop")["resource"]
-    envelope(cli, "token", "create", "--name", "ci")
-    listed = cli("platform", "token", "list", "--json")
-    assert first["token"] not in listed.out
-    assert [item["name"] for item in json.loads(listed.out)["items"]] == ["ci", "laptop"]
-
-    assert cli("platform", "token", "revoke", first["id"], "--plain").status == 1
-    assert cli("platform", "token", "revoke", first["id"], "--yes").status == 0
-    assert envelope(cli, "token", "revoke", first["id"])["status"] == "noop"
+    assert cli("platform", noun, "revoke", laptop["id"], "--plain").status == 1
+    authorize(laptop["token"])
+    assert cli("platform", noun, "revoke", laptop["id"], "--yes").status == 0
+    assert envelope(cli, noun, "revoke", laptop["id"])["status"] == "noop"
     with pytest.raises(OsmosisError, match="revoked"):
-        running.accounts.authenticate(first["token"])
-    assert [item["name"] for item in envelope(cli, "token", "list")["items"]] == ["ci"]
-    everything = envelope(cli, "token", "list", "--all")["items"]
-    assert [item["status"] for item in everything] == ["active", "revoked"]
+        authorize(laptop["token"])
+    assert [item["name"] for item in envelope(cli, noun, "list")["items"]] == ["ci"]
+    everything = envelope(cli, noun, "list", "--all")["items"]
+    assert [item["status"] for item in everything] == ["revoked", "active"]
+    missing = cli("platform", noun, "revoke", "none", "--yes")
+    assert missing.status == 1 and f"osmosis platform {noun} list" in missing.err
 
 
-@pytest.mark.integration
-def test_a_token_of_one_workspace_needs_a_member_of_it(cli: Cli, running: Any) -> None:
+def test_token_of_a_workspace_needs_membership(cli: Cli, running: Any) -> None:
     running.workspaces.create("moss")
     done = cli("platform", "token", "create", "--workspace", "moss")
     assert done.status == 1
@@ -69,20 +70,16 @@ def test_a_token_of_one_workspace_needs_a_member_of_it(cli: Cli, running: Any) -
     assert envelope(cli, "token", "create", "-w", "moss")["resource"]["workspace"] == "moss"
 
 
-@pytest.mark.integration
-def test_a_user_is_added_with_a_password_that_is_shown_once(cli: Cli, running: Any) -> None:
+def test_add_user(cli: Cli, running: Any) -> None:
     added = envelope(cli, "user", "add", "Mara@fern.example", "--name", "Mara", "-w", "default")["resource"]
     assert added["email"] == "mara@fern.example"
     assert running.accounts.check_password("mara@fern.example", added["password"]) is not None
     listed = cli("platform", "user", "list", "--json")
     assert added["password"] not in listed.out
-    assert [user["workspaces"] for user in json.loads(listed.out)["items"]] == [["default"], ["default"]]
+    assert [user["workspaces"] for user in listed.json["items"]] == [["default"], ["default"]]
 
 
-@pytest.mark.integration
-def test_a_password_can_come_from_standard_input(
-    cli: Cli, running: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_password_from_stdin(cli: Cli, running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("correct horse battery\n"))
     done = cli("platform", "user", "add", "mara@fern.example", "--password-stdin", "--json")
     assert done.status == 0 and "correct horse" not in done.out
@@ -91,7 +88,6 @@ def test_a_password_can_come_from_standard_input(
     assert running.accounts.check_password("mara@fern.example", changed["password"]) is not None
 
 
-@pytest.mark.integration
 def test_workspaces_and_members(cli: Cli, running: Any) -> None:
     assert envelope(cli, "workspace", "add", "fern")["resource"]["owner"] == "admin@localhost"
     running.accounts.create_user("tom@fern.example")
@@ -107,14 +103,12 @@ def test_workspaces_and_members(cli: Cli, running: Any) -> None:
     assert cli("platform", "member", "add", "fern", "tom@fern.example", "--role", "king").status == 2
 
 
-@pytest.mark.integration
-def test_the_data_directory_is_private(cli: Cli, platform_home: Path) -> None:
+def test_data_directory_is_private(cli: Cli, platform_home: Path) -> None:
     platform_home.mkdir(mode=0o755)
     assert cli("platform", "user", "add", "mara@fern.example").status == 0
     assert platform_home.stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -123,56 +117,26 @@ def test_the_data_directory_is_private(cli: Cli, platform_home: Path) -> None:
         ("OSMOSIS_PUBLIC_URL", "ftp://x"),
     ],
 )
-def test_a_setting_that_is_no_good_is_named(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, name: str, value: str
-) -> None:
+def test_invalid_settings(cli: Cli, monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(name, value)
     done = cli("platform", "user", "list")
     assert done.status == 1 and "hunter2" not in done.err
     assert name in done.err or "mysql" in done.err
 
 
-# -- connect ---------------------------------------------------------------------------------------
-
-
-def repository(path: Path, origin: str | None = None) -> Path:
-    path.mkdir()
-    subprocess.run(["git", "init", "-q", str(path)], check=True)
-    if origin is not None:
-        subprocess.run(["git", "-C", str(path), "remote", "add", "origin", origin], check=True)
-    return path
-
-
-@pytest.mark.integration
-def test_a_url_is_connected_under_the_identity_its_clients_send(cli: Cli, running: Any) -> None:
-    url = "https://gitlab.fern.example/lab/agents.git"
-    resource = envelope(cli, "connect", url, "--no-check")["resource"]
-    assert resource["identity"] == "gitlab-fern-example/agents-acc046d7"
-    assert (resource["clone_url"], resource["workspace"]) == (url, "default")
-    named = envelope(
-        cli, "connect", "ssh://git@host/x.git", "--identity", "Fern/Agents", "--branch", "main", "--no-check"
-    )
-    assert named["resource"]["identity"] == "fern/agents"
-    assert named["resource"]["default_branch"] == "main"
-
-
-@pytest.mark.integration
-def test_a_checkout_is_cloned_from_where_it_is_and_known_by_its_origin(
-    cli: Cli, running: Any, tmp_path: Path
-) -> None:
-    root = repository(tmp_path / "agents", "git@github.com:Fern/Agents.git")
+def test_identity_of_a_checkout(cli: Cli, running: Any, tmp_path: Path) -> None:
+    root = make_repository(tmp_path / "agents")
+    git(root, "remote", "add", "origin", "git@github.com:Fern/Agents.git")
     (root / "rollouts").mkdir()
     resource = envelope(cli, "connect", str(root / "rollouts"))["resource"]
     assert (resource["identity"], resource["clone_url"]) == ("fern/agents", str(root))
 
 
-@pytest.mark.integration
-def test_whatever_a_repository_is_called_its_origin_goes_on_to_mean_it(
-    cli: Cli, running: Any, tmp_path: Path
-) -> None:
+def test_identities_of_a_renamed_repository(cli: Cli, running: Any, tmp_path: Path) -> None:
     url = "https://gitlab.fern.example/lab/agents.git"
     sent = "gitlab-fern-example/agents-acc046d7"
     first = envelope(cli, "connect", url, "--no-check")["resource"]
+    assert (first["identity"], first["clone_url"], first["workspace"]) == (sent, url, "default")
     named = envelope(cli, "connect", url, "--identity", "Fern/Agents", "--no-check")["resource"]
     assert (named["id"], named["identity"]) == (first["id"], "fern/agents")
     assert named["identities"] == sorted(["fern/agents", sent])
@@ -183,7 +147,6 @@ def test_whatever_a_repository_is_called_its_origin_goes_on_to_mean_it(
     assert [found["identity"] for found in listed[0]["repositories"]] == ["fern/tools"]
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize(
     ("source", "words"),
     [
@@ -194,24 +157,22 @@ def test_whatever_a_repository_is_called_its_origin_goes_on_to_mean_it(
         ("https://git.example/", "repository"),
     ],
 )
-def test_what_cannot_be_cloned_is_refused(cli: Cli, running: Any, source: str, words: str) -> None:
+def test_invalid_sources(cli: Cli, running: Any, source: str, words: str) -> None:
     done = cli("platform", "connect", source)
     assert done.status == 1
     assert words in done.err and "hunter2" not in done.err
 
 
-@pytest.mark.integration
-def test_an_identity_of_another_workspace_is_a_conflict(cli: Cli, running: Any) -> None:
+def test_identity_of_another_workspace(cli: Cli, running: Any) -> None:
     running.workspaces.create("moss")
     url = "https://git.example/x.git"
     assert cli("platform", "connect", url).status == 1  # which of the two?
     assert cli("platform", "connect", url, "-w", "moss", "--no-check").status == 0
-    error = json.loads(cli("--json", "platform", "connect", url, "-w", "default", "--no-check").err)["error"]
+    error = cli("--json", "platform", "connect", url, "-w", "default", "--no-check").error
     assert error["code"] == "CONFLICT"
 
 
-@pytest.mark.integration
-def test_users_are_disabled_enabled_and_removed(cli: Cli, running: Any) -> None:
+def test_disable_enable_and_remove_users(cli: Cli, running: Any) -> None:
     envelope(cli, "user", "add", "mara@fern.example")
     moss = running.workspaces.create("moss")
     mara = running.accounts.find_user("mara@fern.example")
@@ -229,12 +190,10 @@ def test_users_are_disabled_enabled_and_removed(cli: Cli, running: Any) -> None:
     removed = cli("platform", "user", "remove", "mara@fern.example", "--yes", "--plain")
     assert removed.status == 0
     assert "moss has no owner now" in removed.out + removed.err
-    again = cli("platform", "user", "remove", "mara@fern.example", "--yes", "--plain")
-    assert again.status == 1 and "no user mara@fern.example" in again.err
+    assert [user["email"] for user in envelope(cli, "user", "list")["items"]] == ["admin@localhost"]
 
 
-@pytest.mark.integration
-def test_the_last_administrator_stays_and_the_secret_key_is_rotated(cli: Cli, running: Any) -> None:
+def test_last_administrator_and_secret_key_rotation(cli: Cli, running: Any) -> None:
     for verb in ("disable", "remove"):
         refused = cli("platform", "user", verb, "admin@localhost", "--yes", "--plain")
         assert refused.status == 1
@@ -249,40 +208,33 @@ def test_the_last_administrator_stays_and_the_secret_key_is_rotated(cli: Cli, ru
     assert plain.status == 0 and "1 secret resealed" in plain.out
 
 
-def committed(path: Path) -> Path:
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
     """A repository with a commit on its branch ``main``."""
-    repository(path)
-    who = ("-c", "user.name=Mara", "-c", "user.email=mara@fern.example")
-    for command in (("checkout", "-q", "-b", "main"), ("commit", "-q", "--allow-empty", "-m", "first")):
-        subprocess.run(["git", "-C", str(path), *who, *command], check=True)
-    return path
+    root = make_repository(tmp_path / "agents")
+    git(root, "commit", "--quiet", "--allow-empty", "--message", "first")
+    return root
 
 
-@pytest.mark.integration
-def test_what_does_not_clone_is_not_connected_unless_it_is_to_be(
-    cli: Cli, running: Any, tmp_path: Path
-) -> None:
+def test_unreachable_repository(cli: Cli, running: Any, tmp_path: Path) -> None:
     gone = f"file://{tmp_path / 'gone.git'}"
-    error = json.loads(cli("--json", "platform", "connect", gone).err)["error"]
+    error = cli("--json", "platform", "connect", gone).error
     assert "does not appear to be a git repository" in error["message"]
     assert "--no-check" in error["hint"]
     assert envelope(cli, "repository", "list")["items"] == []
     assert cli("platform", "connect", gone, "--no-check").status == 0
 
 
-@pytest.mark.integration
-def test_a_repository_is_disconnected_by_any_of_its_names(
-    cli: Cli, running: Any, tmp_path: Path, platform_home: Path
-) -> None:
-    root = committed(tmp_path / "agents")
-    names = envelope(cli, "connect", str(root), "--identity", "fern/agents")["resource"]["identities"]
+def test_disconnect_by_any_name(cli: Cli, running: Any, repository: Path, platform_home: Path) -> None:
+    connect = ("connect", str(repository), "--identity", "fern/agents")
+    names = envelope(cli, *connect)["resource"]["identities"]
     assert len(names) == 2
-    for name in (*names, str(root)):
-        connected = envelope(cli, "connect", str(root), "--identity", "fern/agents")["resource"]
+    for name in (*names, str(repository)):
+        connected = envelope(cli, *connect)["resource"]
         running.rollouts.sync(connected["id"])
         mirror = platform_home / "git" / f"{connected['id']}.git"
         assert mirror.is_dir()
-        asked = json.loads(cli("--json", "platform", "disconnect", name).err)["error"]
+        asked = cli("--json", "platform", "disconnect", name).error
         assert asked["code"] == "INTERACTIVE_REQUIRED" and mirror.is_dir()
         done = envelope(cli, "disconnect", name, "--yes")
         assert (done["operation"], done["resource"]["identity"]) == ("platform.disconnect", "fern/agents")
@@ -290,28 +242,20 @@ def test_a_repository_is_disconnected_by_any_of_its_names(
         assert envelope(cli, "repository", "list")["items"] == []
 
 
-@pytest.mark.integration
-def test_runs_that_have_not_begun_are_told_before_their_repository_goes(
-    cli: Cli, running: Any, tmp_path: Path
-) -> None:
-    connected = envelope(cli, "connect", str(committed(tmp_path / "agents")))["resource"]
-    run = add_pending_run(running, connected["id"], "amber-otter-42")
+def test_disconnect_with_pending_runs(cli: Cli, running: Any, repository: Path) -> None:
+    connected = envelope(cli, "connect", str(repository))["resource"]
+    run = {"id": "run_1", "kind": "eval", "name": "amber-otter-42", "status": "pending", "request": {}}
+    place = {"workspace_id": running.workspaces.find("default").id, "repository_id": connected["id"]}
+    names = dict.fromkeys(("rollout_name", "dataset_name", "model_path"), "x")
+    with running.db.transaction() as session:
+        session.add(DbRun(**run, **place, **names, created_at=running.clock.now()))
     done = cli("platform", "disconnect", connected["identity"], "--yes", "--plain")
     assert (done.status, "1 pending run will fail without its code: amber-otter-42" in done.err) == (0, True)
-    assert repository_of(running, run) is None
+    with running.db.session() as session:
+        assert session.get_one(DbRun, "run_1").repository_id is None
 
 
-def test_a_worker_token_is_printed_alone_on_stdout_and_lets_a_machine_in(cli: Cli, running: Any) -> None:
-    done = cli("platform", "worker-token", "create", "--pool", "gpu", "--plain")
-    plain = done.out.strip()
-    assert done.status == 0 and plain.startswith("osmw_") and len(plain.split()) == 1
-    assert plain not in done.err
-    assert running.worker_access.authorize(plain, claim_request()).pool == "gpu"
-
-
-def test_a_worker_token_is_written_for_its_owner_alone_and_never_shown(
-    cli: Cli, running: Any, tmp_path: Path
-) -> None:
+def test_worker_token_file(cli: Cli, running: Any, tmp_path: Path) -> None:
     file = tmp_path / "gpu.token"
     home = running.workspaces.all()[0]
     made = cli("platform", "worker-token", "create", "--pool", "gpu", "-w", home.name, "--output", str(file))
@@ -323,9 +267,7 @@ def test_a_worker_token_is_written_for_its_owner_alone_and_never_shown(
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".gpu")] == []
 
 
-def test_a_file_is_replaced_only_with_force_and_no_token_is_left_of_one_that_was_not_written(
-    cli: Cli, running: Any, tmp_path: Path
-) -> None:
+def test_existing_worker_token_file(cli: Cli, running: Any, tmp_path: Path) -> None:
     file = tmp_path / "gpu.token"
     file.write_text("precious")
     asked = ("platform", "worker-token", "create", "--pool", "gpu", "--output")
@@ -349,7 +291,7 @@ def test_a_file_is_replaced_only_with_force_and_no_token_is_left_of_one_that_was
         (["--pool", "gpu", "--output", "-"], 2, "without --output it is printed"),
     ],
 )
-def test_what_is_no_scope_for_a_token_is_refused_in_a_sentence(
+def test_invalid_worker_token_scopes(
     cli: Cli, running: Any, arguments: list[str], status: int, said: str
 ) -> None:
     done = cli("platform", "worker-token", "create", *arguments)
@@ -357,35 +299,11 @@ def test_what_is_no_scope_for_a_token_is_refused_in_a_sentence(
     assert running.worker_access.tokens() == []
 
 
-def test_worker_tokens_are_listed_and_revoked(cli: Cli, running: Any) -> None:
-    made = envelope(cli, "worker-token", "create", "--pool", "gpu", "--name", "basement")["resource"]
-    envelope(cli, "worker-token", "create", "--pool", "cpu")
-    listed = cli("platform", "worker-token", "list", "--json")
-    assert made["token"] not in listed.out
-    assert [item["pool"] for item in json.loads(listed.out)["items"]] == ["cpu", "gpu"]
-
-    assert cli("platform", "worker-token", "revoke", made["id"], "--plain").status == 1
-    assert cli("platform", "worker-token", "revoke", made["id"], "--yes").status == 0
-    assert envelope(cli, "worker-token", "revoke", made["id"])["status"] == "noop"
-    with pytest.raises(OsmosisError, match="revoked"):
-        running.worker_access.authorize(made["token"], claim_request())
-    assert [item["pool"] for item in envelope(cli, "worker-token", "list")["items"]] == ["cpu"]
-    assert [item["status"] for item in envelope(cli, "worker-token", "list", "--all")["items"]] == [
-        "active",
-        "revoked",
-    ]
-    missing = cli("platform", "worker-token", "revoke", "wkt_none", "--yes")
-    assert missing.status == 1 and "osmosis platform worker-token list" in missing.err
-
-
-def test_a_branch_that_is_not_there_is_not_connected(cli: Cli, running: Any, tmp_path: Path) -> None:
-    root = committed(tmp_path / "agents")
-    done = cli("platform", "connect", str(root), "--branch", "mian")
-    assert (done.status, "has no branch 'mian'" in done.err, "did you mean main?" in done.err) == (
-        1,
-        True,
-        True,
-    )
-    assert envelope(cli, "connect", str(root), "--branch", "main")["resource"]["default_branch"] == "main"
-    empty = repository(tmp_path / "empty")
+def test_missing_branch(cli: Cli, running: Any, repository: Path, tmp_path: Path) -> None:
+    connect = ("connect", str(repository), "--branch")
+    done = cli("platform", *connect, "mian")
+    assert done.status == 1
+    assert "has no branch 'mian'" in done.err and "did you mean main?" in done.err
+    assert envelope(cli, *connect, "main")["resource"]["default_branch"] == "main"
+    empty = make_repository(tmp_path / "empty")
     assert "has no commits yet" in cli("platform", "connect", str(empty), "--plain").err

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import respx
 from osmosis_ai.files import config_dir
 from tests.cli.conftest import Cli
 from tests.logins import FERN, NEW_TOKEN, TOKEN, VERIFIED, save_login, use_platform
+from tests.workspace.builders import make_repository
 
 HOSTED = "https://platform.osmosis.ai"
 OTHER = "https://other.example"
@@ -40,8 +40,7 @@ def platforms(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, respx.Route
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A Git checkout; the current directory is below its root."""
-    root = tmp_path / "checkout"
-    subprocess.run(["git", "init", "--quiet", str(root)], check=True)
+    root = make_repository(tmp_path / "checkout")
     (root / "rollouts").mkdir()
     monkeypatch.chdir(root / "rollouts")
     return root
@@ -61,7 +60,7 @@ def record() -> Path:
     "words",
     [("--platform", FERN, "login"), ("login", "--platform", FERN), ("--platform", FERN, "auth", "login")],
 )
-def test_a_login_with_a_platform_makes_the_checkout_use_it(
+def test_login_sets_the_platform_of_the_checkout(
     cli: Cli, checkout: Path, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     done = cli(*words, "--token", TOKEN, "--json")
@@ -78,9 +77,7 @@ def test_a_login_with_a_platform_makes_the_checkout_use_it(
     assert used(cli) == (HOSTED, None)
 
 
-def test_option_then_environment_then_nearest_directory_then_default(
-    cli: Cli, checkout: Path, tmp_path: Path
-) -> None:
+def test_precedence(cli: Cli, checkout: Path, tmp_path: Path) -> None:
     for url in (HOSTED, FERN, OTHER):
         save_login(url)
     assert used(cli) == (HOSTED, None)
@@ -100,7 +97,7 @@ def test_option_then_environment_then_nearest_directory_then_default(
     assert used(cli) == (OTHER, str(tmp_path))
 
 
-def test_a_login_uses_the_platform_of_the_directory(cli: Cli, platforms: dict[str, respx.Route]) -> None:
+def test_login_uses_the_platform_of_the_directory(cli: Cli, platforms: dict[str, respx.Route]) -> None:
     save_login()
     cli("login", "--platform", FERN)
     os.environ.pop("OSMOSIS_PLATFORM_URL")
@@ -110,7 +107,7 @@ def test_a_login_uses_the_platform_of_the_directory(cli: Cli, platforms: dict[st
     assert not platforms[HOSTED].called
 
 
-def test_a_login_that_fails_changes_nothing(cli: Cli, platforms: dict[str, respx.Route]) -> None:
+def test_failed_login_changes_nothing(cli: Cli, platforms: dict[str, respx.Route]) -> None:
     platforms[FERN].respond(401, json={"code": "TOKEN_INVALID"})
     assert cli("--platform", FERN, "login", "--token", TOKEN).status == 1
     assert cli("login", "--platform", "http://insecure.example", "--token", TOKEN).status == 1
@@ -118,9 +115,7 @@ def test_a_login_that_fails_changes_nothing(cli: Cli, platforms: dict[str, respx
 
 
 @pytest.mark.parametrize("everywhere, left", [((), {"/other": OTHER}), (("--all",), {})])
-def test_a_logout_forgets_the_directories_of_the_platform(
-    cli: Cli, everywhere: tuple[str, ...], left: dict[str, Any]
-) -> None:
+def test_logout_removes_directories(cli: Cli, everywhere: tuple[str, ...], left: dict[str, Any]) -> None:
     here = str(Path.cwd())
     save_login()
     record().write_text(json.dumps({here: FERN, "/more": FERN, "/other": OTHER}))
@@ -130,9 +125,7 @@ def test_a_logout_forgets_the_directories_of_the_platform(
 
 
 @pytest.mark.parametrize("content", ['{"/a": ', "[]", '{"/a": 1}'])
-def test_a_damaged_record_is_an_error_and_not_the_default(
-    cli: Cli, platforms: dict[str, respx.Route], content: str
-) -> None:
+def test_damaged_record(cli: Cli, platforms: dict[str, respx.Route], content: str) -> None:
     save_login(HOSTED)
     record().write_text(content)
     done = cli("whoami")

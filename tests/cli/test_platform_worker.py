@@ -38,13 +38,13 @@ BASE = ("platform", "worker", "--url", URL)
 
 @pytest.fixture
 def hosted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
-    """The arguments of the host that the command starts; ``ending`` is how its one shard ends."""
-    known: dict[str, Any] = {"ending": "ended"}
+    """The arguments of the host that the command starts; ``endings`` are those of its shards, all of one run."""
+    known: dict[str, Any] = {"endings": ["ended"]}
 
     def host_runs(address: str, token: str, options: HostOptions, *, say: object) -> list[ExecutedShard]:
         known.update(address=address, token=token, options=options)
-        ending: Ending = known["ending"]
-        return [ExecutedShard("run_1", "amber-fox-12", 1, ending)]
+        endings: list[Ending] = known["endings"]
+        return [ExecutedShard("run_1", "amber-fox-12", 1, ending) for ending in endings]
 
     monkeypatch.setattr("osmosis_ai.platform.worker.host.host_runs", host_runs)
     monkeypatch.chdir(tmp_path)
@@ -233,19 +233,19 @@ def test_a_token_that_every_user_of_the_machine_can_read_causes_a_warning(
 
 
 @pytest.mark.parametrize(
-    ("ending", "status", "shown"),
+    ("endings", "status", "shown"),
     [
         ("ended", 0, "done"),
         ("left", 0, "released"),
         ("lease_lost", 0, "taken over by another worker, or ended"),
         ("unreachable", 1, "left, because the platform was unreachable"),
-        ("died", 1, "its worker died"),
+        ("died ended ended", 1, "its worker died, done"),
     ],
 )
 def test_the_exit_status_is_1_if_a_worker_failed(
-    cli: Cli, hosted: dict[str, Any], ending: str, status: int, shown: str
+    cli: Cli, hosted: dict[str, Any], endings: str, status: int, shown: str
 ) -> None:
-    hosted["ending"] = ending
+    hosted["endings"] = endings.split()
     done = cli(*BASE, "--pool", "gpu", "--token-file", "gpu.token")
     assert done.status == status
     assert f"Executed 1 run of {URL} (amber-fox-12: {shown})." in " ".join(done.out.split())
@@ -257,8 +257,13 @@ LABELS = ",".join(f"label-{number}" for number in range(65))
 @pytest.mark.parametrize(
     ("words", "status", "problem"),
     [
-        ("--token-file gpu.token", 2, "one of '--pool' and '--run': name the runs to execute"),
-        ("--pool gpu", 2, "one of '--token-file' and '--token-env': name the source"),
+        ("--token-file gpu.token", 2, "'--pool' and '--run': one of them is required. --pool executes"),
+        (
+            "--pool gpu --run run_1",
+            2,
+            "they are mutually exclusive. --pool executes all runs of a pool, --run only",
+        ),
+        ("--pool gpu", 2, "'--token-file' and '--token-env': one of them is required. --token-file reads"),
         ("--pool gpu --token-env UNSET_VARIABLE", 1, "the variable UNSET_VARIABLE holds no worker token"),
         ("--pool gpu --token-file /dev/zero", 1, "/dev/zero holds no worker token"),
         (
@@ -272,6 +277,7 @@ LABELS = ",".join(f"label-{number}" for number in range(65))
         ("--pool gpu --token-file gpu.token --cpus nan", 2, "'--cpus': must be a number up to 1,000,000,000"),
         (f"--pool gpu --token-file gpu.token --labels {LABELS}", 2, "a machine has 64 labels at most"),
         ("--pool gpu --token-file gpu.token --labels a100,two;words", 2, "'two;words' must be a label"),
+        ("--pool gpu --token-file gpu.token --labels ,,", 2, "'--labels': the list is empty."),
     ],
 )
 def test_invalid_options_are_refused_before_the_platform_is_asked(

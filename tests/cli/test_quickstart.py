@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.files import config_dir
@@ -21,6 +23,7 @@ from tests.cli.golden_accounts import LAB
 from tests.cli.maze import Maze, replies, sent
 from tests.cli.terminal import terminal
 from tests.logins import FERN, MARA, NEW_TOKEN, save_login
+from tests.platform.worker.fake_platform import serving
 from tests.warm_osmosis import warm_osmosis
 from tests.workspace.builders import git, make_repository
 
@@ -145,8 +148,7 @@ def test_clone(upstream: Path, tmp_path: Path) -> None:
     assert clone_into(str(upstream), target) == target
     assert (target / "AGENTS.md").read_text() == "mine\n"
 
-    for name in ("folder", "repository", "file"):
-        (tmp_path / name).mkdir() if name == "folder" else None
+    (tmp_path / "folder").mkdir()
     make_repository(tmp_path / "repository")
     (tmp_path / "file").write_text("x")
     (tmp_path / "link").symlink_to(tmp_path / "gone")
@@ -175,57 +177,31 @@ def test_git_transports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, upstrea
     assert all(words[words.index("--") - 1] == "--no-recurse-submodules" for words in given)
 
 
-class _Platform(BaseHTTPRequestHandler):
-    clone_url = ""
-    posted: list[Any]
-
-    def do_GET(self) -> None:
-        self._answer(
-            {
-                "/api/cli/workspaces": {"workspaces": [LAB, BARE]},
-                "/api/cli/verify": {"user": MARA},
-                "/api/cli/quickstart": ready_to_clone(self.clone_url),
-            }[self.path.partition("?")[0]]
-        )
-
-    def do_POST(self) -> None:
-        self.posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        self._answer({"completed": True})
-
-    def log_message(self, format: str, *args: Any) -> None:
-        return
-
-    def _answer(self, body: Any) -> None:
-        content = json.dumps(body).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-
 @pytest.fixture
-def platform(upstream: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_Platform]]:
-    """A platform on this machine, of which one is logged in, and a directory to work in."""
-    handler = type("Handler", (_Platform,), {"clone_url": str(upstream), "posted": []})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    serving.start()
-    url = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setenv("OSMOSIS_PLATFORM_URL", url)
-    save_login(url)
-    (tmp_path / "projects").mkdir()
-    monkeypatch.chdir(tmp_path / "projects")
-    try:
-        yield handler
-    finally:
-        server.shutdown()
-        serving.join()
-        server.server_close()
+def posted(upstream: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """Log in to a platform on this machine, work in an empty directory; gives what is posted."""
+    replies = {
+        "workspaces": {"workspaces": [LAB, BARE]},
+        "verify": {"user": MARA},
+        "quickstart": ready_to_clone(str(upstream)),
+    }
+    posted: list[Any] = []
+
+    async def reply(request: Request) -> JSONResponse:
+        if request.method == "POST":
+            posted.append(await request.json())
+        return JSONResponse(replies[request.path_params["name"]])
+
+    with serving(Starlette(routes=[Route("/api/cli/{name}", reply, methods=["GET", "POST"])])) as url:
+        monkeypatch.setenv("OSMOSIS_PLATFORM_URL", url)
+        save_login(url)
+        (tmp_path / "projects").mkdir()
+        monkeypatch.chdir(tmp_path / "projects")
+        yield posted
 
 
 @pytest.mark.e2e
-def test_on_a_terminal(platform: type[_Platform], tmp_path: Path) -> None:
+def test_on_a_terminal(posted: list[Any], tmp_path: Path) -> None:
     with terminal("quickstart", program=warm_osmosis()) as screen:
         screen.wait_for("1-2: ")
         screen.type("7\r")  # no such number: asked again
@@ -239,15 +215,15 @@ def test_on_a_terminal(platform: type[_Platform], tmp_path: Path) -> None:
         assert screen.end() == 0
     assert "Ready: " in screen.shown and "What I want: walk the maze" in screen.shown
     assert (tmp_path / "projects" / "maze" / "AGENTS.md").exists()
-    assert platform.posted == [{"organizationId": "ws_1", "intent": "eval"}]
+    assert posted == [{"organizationId": "ws_1", "intent": "eval"}]
 
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("key", ["\x1b", "\x03"])
-def test_cancelled_question(platform: type[_Platform], tmp_path: Path, key: str) -> None:
+def test_cancelled_question(posted: list[Any], tmp_path: Path, key: str) -> None:
     with terminal("quickstart", program=warm_osmosis()) as screen:
         screen.wait_for("1-2: ")
         screen.type(key)
         screen.wait_for("Interrupted.")
         assert screen.end() == 130
-    assert list((tmp_path / "projects").iterdir()) == [] and platform.posted == []
+    assert list((tmp_path / "projects").iterdir()) == [] and posted == []

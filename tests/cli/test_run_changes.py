@@ -9,7 +9,7 @@ import httpx
 import pytest
 import respx
 
-from tests.cli.eval_replies import CONFIG, DETAIL, ESTIMATES, METRICS, OWN, run
+from tests.cli.eval_replies import CONFIG, DETAIL, ESTIMATES, EXECUTION, METRICS, OWN, run
 from tests.cli.maze import Maze, sent
 from tests.cli.outcome import Outcome
 from tests.cli.train_replies import DETAIL as TRAINING
@@ -101,7 +101,7 @@ OURS: dict[str, Any] = {
     "request": {
         "experiment_config": {**EXPERIMENT, "branch": "main"},
         "evaluation_config": {"n": 2},
-        "advanced_config": {"engine": {"x": 1}},
+        "advanced_config": {"engine": {"x": 1}, "execution": {"pool": "gpu"}},
         "secrets": {"required": ["SEARCH_KEY"]},
     },
     "dataset_sha256": "aa" * 32,
@@ -143,6 +143,7 @@ def test_resubmit_on_osmosis_platform(maze: Maze) -> None:
         "commit": True,
         "dataset": False,
         "model": False,
+        "pool": False,
         "secret SEARCH_KEY": True,
         "platform version": True,
     }
@@ -225,7 +226,8 @@ CHECK: dict[str, Any] = {
 
 def retriable(maze: Maze) -> tuple[respx.Route, respx.Route]:
     """Let the platform have a run that can be retried; return the routes that check and retry."""
-    maze.get("/eval-runs/amber").respond(json=run("finished"), headers=RETRIES)
+    detail = {**run("finished"), "request": {"advanced_config": {"execution": EXECUTION}}}
+    maze.get("/eval-runs/amber").respond(json=detail, headers=RETRIES)
     return (
         maze.post("/eval-runs/er_8/retry/check").respond(json=CHECK),
         maze.post("/eval-runs/er_8/retry").respond(json=REOPENED),
@@ -239,6 +241,9 @@ def retry(maze: Maze, *options: str) -> Outcome:
 def test_retry(maze: Maze) -> None:
     check, route = retriable(maze)
     assert retry(maze).error["code"] == "INTERACTIVE_REQUIRED" and not route.called
+    # A budget of the retry replaces the whole budget of the run.
+    asked = retry(maze, "--max-tokens", "9000").error["details"]["summary"]
+    assert asked["Budget"] == "9,000 tokens for this retry; earlier use does not count"
     done = retry(maze, "--yes")
     assert done.json["message"] == "Evaluation run reopened: amber-otter-42, 5 attempts will run again"
     assert (done.resource["id"], done.resource["samples"], done.resource["planned"]) == ("er_8", 5, 10)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.cli.agent_loops.classic_project import AGENT
 from tests.cli.conftest import Cli
+from tests.cli.rubric_judging import KEY, configure, score, texts
+from tests.rubric.judge_server import JudgeServer
+from tests.workspace.builders import git, make_repository
 
 REMOTE, LOCAL = "https://elsewhere.example/v1", "http://localhost:8000/v1"
 
@@ -26,20 +29,13 @@ def start(cli: Cli, *root_options: str) -> str:
     return outcome.err
 
 
-def repository(root: Path, env: str | None = None) -> Path:
-    """Make a work tree, perhaps with a `.env`."""
-    subprocess.run(["git", "init", "--quiet", str(root)], check=True)
-    if env is not None:
-        (root / ".env").write_text(env)
-    return root
-
-
 # Which file is read
 
 
 def test_env_file_of_the_workspace(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = "export OPENAI_API_KEY='from the root'\nXAI_API_KEY=file\nMISTRAL_API_KEY=\"x y\"\n"
-    root = repository(tmp_path / "work", content)
+    root = make_repository(tmp_path / "work")
+    (root / ".env").write_text(content)
     inner = root / "a" / "b"
     inner.mkdir(parents=True)
     (root / "a" / ".env").write_text("OPENAI_API_KEY=from between\n")
@@ -87,17 +83,15 @@ def test_named_env_file_missing(cli: Cli, name: str) -> None:
 @pytest.mark.parametrize("tracked_as", [".env", ".ENV"])
 def test_tracked_env_file(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracked_as: str) -> None:
     """It is ignored, and no code that the repository configures runs."""
-    root = repository(tmp_path / "work", "OPENAI_API_KEY=theirs\n")
+    root = make_repository(tmp_path / "work")
+    (root / ".env").write_text("OPENAI_API_KEY=theirs\n")
     monkeypatch.chdir(root)
-    blob = subprocess.run(
-        ["git", "hash-object", "-w", ".env"], capture_output=True, text=True, check=True
-    ).stdout
-    entry = f"100644,{blob.strip()},{tracked_as}"
-    subprocess.run(["git", "update-index", "--add", "--cacheinfo", entry], check=True)
+    blob = git(root, "hash-object", "-w", ".env")
+    git(root, "update-index", "--add", "--cacheinfo", f"100644,{blob},{tracked_as}")
     trap = tmp_path / "trap"
     trap.write_text(f"#!/bin/sh\ntouch {tmp_path}/sprung\n")
     trap.chmod(0o755)
-    subprocess.run(["git", "config", "core.fsmonitor", str(trap)], check=True)
+    git(root, "config", "core.fsmonitor", str(trap))
     assert start(cli) == f"warning: {root}/.env is ignored: Git tracks it (git rm --cached {root}/.env)\n"
     assert "OPENAI_API_KEY" not in os.environ
     assert not (tmp_path / "sprung").exists()
@@ -108,13 +102,13 @@ def test_tracked_env_file(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 )
 def test_named_tracked_env_file(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Also through a link to the file, to its directory, and when the link is what Git tracks."""
-    root = repository(tmp_path / "work")
+    root = make_repository(tmp_path / "work")
     (root / "keys").mkdir()
     for file in ("prod.env", "[p]rod.env"):
         (root / "keys" / file).write_text("OPENAI_API_KEY=theirs\n")
     (tmp_path / "mine.env").write_text("OPENAI_API_KEY=theirs\n")
     (root / "keys" / "there.env").symlink_to(tmp_path / "mine.env")
-    subprocess.run(["git", "-C", str(root), "add", "keys"], check=True)
+    git(root, "add", "keys")
     (root / "link.env").symlink_to(root / "keys" / "prod.env")
     (tmp_path / "way").symlink_to(root / "keys")
     monkeypatch.chdir(root)
@@ -123,14 +117,14 @@ def test_named_tracked_env_file(cli: Cli, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_untracked_env_file(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = repository(tmp_path / "work")
+    root = make_repository(tmp_path / "work")
     (tmp_path / "mine.env").write_text("OPENAI_API_KEY=1\n")
     (root / ".env").symlink_to(tmp_path / "mine.env")
     monkeypatch.chdir(root)
     assert start(cli) == ""
     assert os.environ.pop("OPENAI_API_KEY") == "1"
     (root / "*.env").write_text("OPENAI_API_KEY=2\n")
-    subprocess.run(["git", "add", ".env"], check=True)
+    git(root, "add", ".env")
     assert start(cli, "--env-file", "*.env") == ""
     assert os.environ["OPENAI_API_KEY"] == "2"
 
@@ -157,7 +151,7 @@ def test_untrusted_env_file(cli: Cli, kind: str, reason: str, monkeypatch: pytes
             os, "fstat", lambda fd: os.stat_result([*found(fd)[:4], others, *found(fd)[5:10]])
         )
     elif kind == "damaged repository":
-        repository(Path.cwd())
+        make_repository(Path.cwd())
         Path(".git/HEAD").write_text("nonsense")
     assert f".env is ignored: {reason}" in start(cli)
     assert "OPENAI_API_KEY" not in os.environ
@@ -287,6 +281,73 @@ def test_shell_address_wins(cli: Cli, address: str) -> None:
     os.environ.update(mine)
     assert start(cli) == ""
     assert mine.items() <= os.environ.items() and REMOTE not in os.environ.values()
+
+
+# Real calls of `eval rubric` and `test`
+
+
+@pytest.fixture
+def remote_judge(judge: JudgeServer) -> JudgeServer:
+    """A server whose address the `.env` chooses; the shell has a key of the user and no address."""
+    del os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]
+    os.environ["MINE"] = KEY
+    texts("fine")
+    return judge
+
+
+def env_file(remote_judge: JudgeServer, *lines: str) -> None:
+    Path(".env").write_text("\n".join([f"OPENAI_BASE_URL={remote_judge.base_url}", *lines]) + "\n")
+
+
+def test_real_call_with_key_and_address_from_same_source(cli: Cli, remote_judge: JudgeServer) -> None:
+    env_file(remote_judge, "OPENAI_API_KEY=of-the-file")
+    assert score(cli).status == 0
+    assert remote_judge.key_seen == "of-the-file"
+
+    Path(".env").write_text("OPENAI_BASE_URL=https://elsewhere.example\nOPENAI_API_KEY=bait\n")
+    assert score(cli, "--api-base", remote_judge.base_url, "--api-key", KEY).status == 0
+    assert remote_judge.key_seen == KEY
+
+
+def test_rubric_names_a_variable_of_the_file(cli: Cli, remote_judge: JudgeServer) -> None:
+    env_file(remote_judge, "JUDGE_KEY=of-the-file", "OPENAI_API_KEY=other")
+    configure(model_info={"provider": "openai", "model": "judge", "api_key_env": "JUDGE_KEY"})
+    assert cli("eval", "rubric", "-d", "data.jsonl", "-r", "clarity").status == 0
+    assert remote_judge.key_seen == "of-the-file"
+
+
+@pytest.mark.parametrize("own", [(), ("OPENAI_API_KEY=bait",)])
+def test_rubric_names_a_variable_of_the_shell(
+    cli: Cli, remote_judge: JudgeServer, own: tuple[str, ...]
+) -> None:
+    env_file(remote_judge, *own)
+    configure(model_info={"provider": "openai", "model": "judge", "api_key_env": "MINE"})
+    refused = cli("eval", "rubric", "-d", "data.jsonl", "-r", "clarity")
+    assert (refused.status, remote_judge.calls) == (1, 0)
+    assert f"OPENAI_BASE_URL in {Path.cwd() / '.env'} is accepted only with a key from the same file." in (
+        refused.err
+    )
+    assert KEY not in refused.err
+
+
+@pytest.mark.parametrize("command", ["eval rubric", "test"])
+def test_key_from_the_command_line(cli: Cli, remote_judge: JudgeServer, command: str) -> None:
+    env_file(remote_judge, "OPENAI_API_KEY=bait")
+    Path("agent.py").write_text(AGENT)
+    Path("rows.jsonl").write_text('{"user_prompt": "hi", "system_prompt": "s", "ground_truth": "g"}\n')
+    words = ("test", "-m", "agent:agent_loop", "-d", "rows.jsonl", "--model", "openai/m")
+    refused = cli(*words, "--api-key", KEY) if command == "test" else score(cli, "--api-key", KEY)
+    assert (refused.status, remote_judge.calls) == (1, 0)
+    assert "is accepted only with a key from the same file" in refused.err
+
+
+def test_local_server_receives_no_shell_key(cli: Cli, remote_judge: JudgeServer) -> None:
+    env_file(remote_judge)
+    os.environ["OPENAI_API_KEY"] = KEY
+    scored = score(cli)
+    assert "OPENAI_API_KEY from the environment is not used" in scored.err
+    assert (scored.status, remote_judge.calls) == (0, 1)
+    assert KEY not in remote_judge.key_seen
 
 
 # --platform

@@ -15,7 +15,7 @@ import pytest
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from tests.cli import train_replies
 from tests.cli.maze import Maze, replies, sent
-from tests.cli.train_replies import CHECKPOINTS, CONFIG, DETAIL, OWN, TEXT, offer
+from tests.cli.train_replies import CONFIG, DETAIL, OWN, TEXT, offer
 from tests.cli.trained_runs import trained_here, trajectory, validated_here
 
 FILE = "copper_finch_9_tr_8f0c1.json"
@@ -143,30 +143,12 @@ def test_stop_finished_run_and_empty_level(maze: Maze) -> None:
 RUN = f"/training-runs/{OWN['id']}"
 
 
-def at(step: int | None, status: str = "running", **more: Any) -> dict[str, Any]:
-    """The run after so many of its ten steps."""
-    own = {**DETAIL["training_run"], "status": status, "current_step": step, "total_steps": 10, **more}
-    return {**DETAIL, "training_run": {**own, "reward": None}}
-
-
-def metrics(*rewards: float) -> dict[str, Any]:
-    """What the platform has of a run whose steps had these rewards."""
-    points = [{"step": step, "value": value, "timestamp": 0} for step, value in enumerate(rewards, 1)]
-    named = {"title": "Training reward", "metric_key": "rollout/raw_reward", "key": "rollout/raw_reward"}
-    summary = {**named, "initial": rewards[0], "latest": rewards[-1]}
-    curve = {**named, "data_points": points}
-    return {"status": "running", "overview": {"metric_summaries": [summary]}, "metrics": [curve]}
-
-
 @pytest.mark.integration
 def test_submit_watch(maze: Maze) -> None:
     (maze.workspace.root / CONFIG).write_text(TEXT)
     made = {"id": OWN["id"], "name": "copper", "status": "pending", "created_at": "2026-10-02T07:00:00Z"}
-    maze.post("/training-runs/check").respond(404, html="<h1>404</h1>")
     maze.post("/training-runs").respond(json=made)
-    maze.get(RUN).respond(json=at(10, "failed", error="The grader raised KeyError."))
-    maze.get(f"{RUN}/metrics").respond(json=metrics(0.4, 0.6))
-    maze.get(f"{RUN}/checkpoints").respond(json=CHECKPOINTS)
+    offer(maze, "failed", current_step=10, total_steps=10, error="The grader raised KeyError.")
     outcome = maze.osmosis("train", "submit", CONFIG, "--watch", "--yes", "--json")
     assert (outcome.status, outcome.json["operation"]) == (1, "train.submit")
     assert outcome.json["message"].endswith("The grader raised KeyError.")

@@ -18,6 +18,7 @@ import respx
 from tests.cli.conftest import Cli
 from tests.cli.eval_downloads import DownloadableRun
 from tests.cli.eval_replies import DETAIL
+from tests.cli.trained_runs import trajectory
 from tests.workspace.builders import make_workspace
 
 NEEDS_REPORT = "needs --report FILE.html"
@@ -72,18 +73,21 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return pages
 
 
-def test_without_display(cli: Cli, opened: list[str]) -> None:
+@pytest.mark.parametrize("ssh", ["", "SSH_CONNECTION", "SSH_TTY"])
+def test_without_display(cli: Cli, opened: list[str], monkeypatch: pytest.MonkeyPatch, ssh: str) -> None:
+    if ssh:
+        monkeypatch.setenv(ssh, "somewhere")
+        # As after `ssh -X`: a window would open, slowly, from the other machine.
+        monkeypatch.setenv("DISPLAY", "localhost:10.0")
     result = cli("view")
-    assert (result.status, opened) == (0, [])
-    assert ADDRESS.search(result.out) and IS_SHOWN not in result.err and "ssh" not in result.err
-    assert "Ctrl-C" in result.err
+    address = ADDRESS.search(result.out)
+    assert (result.status, opened) == (0, []) and address is not None
+    assert IS_SHOWN not in result.err and "Ctrl-C" in result.err
+    command = f"ssh -N -L {address[1]}:127.0.0.1:{address[1]} "
+    assert command in " ".join(result.err.split()) if ssh else "ssh" not in result.err
 
 
 NAMED = "platform:amber-otter-42"
-
-
-def trajectory(text: str) -> bytes:
-    return json.dumps({"steps": [{"source": "agent", "message": text}]}).encode()
 
 
 @pytest.fixture
@@ -221,7 +225,8 @@ def test_report_of_platform_samples(stored: DownloadableRun, tmp_path: Path) -> 
     route = tells(stored, {"samples": [first], "next_cursor": "0-0"}, {"samples": [FAILED]})
     text = written(stored, tmp_path)
     assert '<th scope="row">grader</th><td>invalid_value</td>' in text and "not known" not in text
-    passed, failed = cells_of_samples(text)
+    rows = re.findall(r"<tr(?: id=\"row-\d+\")?><th scope=\"row\">.*?</tr>", text, re.DOTALL)
+    passed, failed = rows[-2:]
     for said in ("how much is five", "it is seven", "77", "$0.0123"):
         assert said in passed, said
     for said in ("how much is six", "the grader gave banana", "77", "$0.0123", "1m"):
@@ -269,19 +274,3 @@ def test_invalid_samples_reply(stored: DownloadableRun, tmp_path: Path) -> None:
         tells(stored, {"samples": [{"row": "many"}]})
         text = written(stored, tmp_path, *options)
         assert told in text and "validation_error" in text
-
-
-def cells_of_samples(text: str) -> list[str]:
-    return re.findall(r"<tr(?: id=\"row-\d+\")?><th scope=\"row\">.*?</tr>", text, re.DOTALL)[-2:]
-
-
-@pytest.mark.parametrize("name", ["SSH_CONNECTION", "SSH_TTY"])
-def test_over_ssh(cli: Cli, opened: list[str], monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setenv(name, "somewhere")
-    # As after `ssh -X`: a window would open, slowly, from the other machine.
-    monkeypatch.setenv("DISPLAY", "localhost:10.0")
-    result = cli("view")
-    assert (result.status, opened) == (0, [])
-    address = ADDRESS.search(result.out)
-    assert address is not None and IS_SHOWN not in result.err
-    assert f"ssh -N -L {address[1]}:127.0.0.1:{address[1]} " in " ".join(result.err.split())

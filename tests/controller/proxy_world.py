@@ -90,8 +90,8 @@ class ProxyWorld:
 
 
 async def settle() -> None:
-    """Let the event loop handle what is on its way between sockets of this process."""
-    for _ in range(20):
+    """Let the event loop handle what is on its way between tasks and sockets of this process."""
+    for _ in range(30):
         await asyncio.sleep(0)
 
 

@@ -124,6 +124,10 @@ def failure(category: str | None = None, *, sample: Any = None) -> dict[str, Any
     return {"status": "failure", "err_category": category, "sample": sample}
 
 
+def failed(error_type: str, source: str, code: str) -> tuple[Any, ...]:
+    return ("failed", None, error_type, source, code)
+
+
 def terminal(
     completion: dict[str, Any] | None, grader: dict[str, Any] | None, source: Any = "grader"
 ) -> TerminalCallbackResult:
@@ -142,51 +146,41 @@ UNREWARDED = {"messages": []}
 VERDICTS: dict[str, tuple[Any, Any, tuple[Any, ...]]] = {
     "graded": (SUCCESS, GRADED, ("success", 1.0, None, None, None)),
     "no completion callback": (None, GRADED, ("success", 1.0, None, None, None)),
-    "agent raises": (
-        failure("agent_error"),
-        failure(),
-        ("failed", None, "agent_error", "agent", "exception"),
-    ),
-    "agent timeout": (failure("timeout"), failure(), ("failed", None, "timeout", "agent", "timeout")),
-    "server error": (
-        failure(),
-        failure(),
-        ("failed", None, "workflow_failed", "rollout_server", "server_error"),
-    ),
+    "agent raises": (failure("agent_error"), failure(), failed("agent_error", "agent", "exception")),
+    "agent timeout": (failure("timeout"), failure(), failed("timeout", "agent", "timeout")),
+    "server error": (failure(), failure(), failed("workflow_failed", "rollout_server", "server_error")),
     "failed agent with a reward": (
         failure("agent_error"),
         GRADED,
-        ("failed", None, "agent_error", "agent", "exception"),
+        failed("agent_error", "agent", "exception"),
     ),
-    "no grader": (SUCCESS, failure(), ("failed", None, "grader_failed", "grader", "nothing_to_grade")),
+    "no grader": (SUCCESS, failure(), failed("grader_failed", "grader", "nothing_to_grade")),
     "no sample": (
         SUCCESS,
         failure("validation_error"),
-        ("failed", None, "validation_error", "agent", "nothing_to_grade"),
+        failed("validation_error", "agent", "nothing_to_grade"),
     ),
     "no reward": (
         SUCCESS,
         failure("validation_error", sample=UNREWARDED),
-        ("failed", None, "validation_error", "grader", "invalid_value"),
+        failed("validation_error", "grader", "invalid_value"),
     ),
     "grader timeout": (
         SUCCESS,
         failure("timeout", sample=UNREWARDED),
-        ("failed", None, "timeout", "grader", "timeout"),
+        failed("timeout", "grader", "timeout"),
     ),
     "removed sample": (SUCCESS, REMOVED, ("skipped", None, None, None, None)),
-    "no grader callback": (
-        SUCCESS,
-        None,
-        ("failed", None, "missing_grader_callback", "rollout_server", "no_result"),
-    ),
+    "no grader callback": (SUCCESS, None, failed("missing_grader_callback", "rollout_server", "no_result")),
+    "callback timeout": (SUCCESS, None, failed("callback_timeout", "rollout_server", "timeout")),
 }
 
 
 @pytest.mark.parametrize("case", VERDICTS)
 def test_verdicts(case: str) -> None:
     completion, grader, expected = VERDICTS[case]
-    verdict = classify(terminal(completion, grader))
+    source = "timeout" if case == "callback timeout" else "grader"
+    verdict = classify(terminal(completion, grader, source))
     found = (verdict.status, verdict.reward, verdict.error_type, verdict.boundary, verdict.category)
     assert found == expected
     assert verdict.category is None or verdict.category in DOCUMENTED_CODES
@@ -211,11 +205,6 @@ def test_lost_attempts_are_recorded_and_counted_separately() -> None:
     assert (counts.lost_attempts, counts.planned, counts.pending) == (3, 3, 1)
     metrics.add(1, 0, "success", 1.0)
     assert metrics.summary().estimates.counts.lost_attempts == 1
-
-
-def test_a_timeout_belongs_to_the_rollout_server() -> None:
-    verdict = classify(terminal(SUCCESS, None, source="timeout"))
-    assert (verdict.error_type, verdict.boundary) == ("callback_timeout", "rollout_server")
 
 
 class Clock:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from packaging.utils import canonicalize_name
 
 from osmosis_ai.controller import environments
 from osmosis_ai.controller.environments import (
@@ -364,45 +363,24 @@ def test_the_python_of_the_caller_does_not_affect_uv(tmp_path: Path, monkeypatch
     assert "UV_INDEX_URL=https://index.example/simple" in env
 
 
-class Installed(metadata.Distribution):
-    """A distribution that is installed nowhere."""
-
-    def __init__(self, version: str, *requires: str) -> None:
-        lines = ["Metadata-Version: 2.1", "Name: x", f"Version: {version}"]
-        self._metadata = "\n".join([*lines, *(f"Requires-Dist: {line}" for line in requires)])
-
-    def read_text(self, filename: str) -> str | None:
-        return self._metadata if filename == "METADATA" else None
-
-    def locate_file(self, path: object) -> Path:
-        raise NotImplementedError
-
-
 @pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    sdk = ("fastapi>=1; extra == 'server'", "agents; extra == 'openai-agents'")
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     extras = (
         "base-need",
         "fast>=2; extra == 'fast'",
         "extras[fast]; extra == 'all'",
         "extras[all]; extra == 'all'",
     )
-    packages = {
-        "osmosis-ai": Installed("0.3.10", *sdk),
-        "fastapi": Installed("1.5"),
-        "plain": Installed("1.0"),
-        "preview": Installed("2.0rc1"),
-        "extras": Installed("1.0", *extras),
-        "fast": Installed("1.0"),
-    }
-
-    def distribution(name: str) -> metadata.Distribution:
-        try:
-            return packages[canonicalize_name(name)]
-        except KeyError:
-            raise metadata.PackageNotFoundError(name) from None
-
-    monkeypatch.setattr(metadata, "distribution", distribution)
+    for name, version, *requires in (
+        ("osmosis-ai", "0.3.10", "fastapi>=1; extra == 'server'", "absent; extra == 'another'"),
+        ("fastapi", "1.5"),
+        ("plain", "1.0"),
+        ("preview", "2.0rc1"),
+        ("extras", "1.0", *extras),
+        ("fast", "1.0"),
+    ):
+        wheel = make_wheel(tmp_path, name, version, requires=requires, files={})
+        monkeypatch.syspath_prepend(str(wheel))
 
 
 def unmet(tmp_path: Path, *dependencies: str, more: str = "") -> list[str]:
@@ -429,7 +407,7 @@ def unmet(tmp_path: Path, *dependencies: str, more: str = "") -> list[str]:
         ("extras[all]", "`fast` is 1.0, not >=2"),
         ("extras[unheard-of]", None),
         ("osmosis-ai==7", None),
-        ("osmosis_ai[openai-agents]", "`agents` is not installed"),
+        ("osmosis_ai[another]", "`absent` is not installed"),
         ("plain @ git+https://host/r.git@v1", "`plain` comes from git+https://host/r.git@v1"),
         ("plain @ https://me:hunter2@host/plain.whl", "`plain` comes from https://[REDACTED]@host/plain.whl"),
     ],

@@ -183,16 +183,6 @@ async def test_a_repeated_stream_is_invisible(world: ProxyWorld) -> None:
     assert (usage.calls, usage.completion_tokens, world.model.calls) == (1, 1, 2)
 
 
-async def test_a_waiting_stream_sends_heartbeats(world: ProxyWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_proxy, "PING_INTERVAL_S", 0.01)
-    hold = asyncio.Event()
-    world.model.script(Reply(wait_for=hold))
-    async with world.post({**HELLO, "stream": True}) as response:
-        assert await asyncio.wait_for(response.content.readline(), 60) == b": ping\n"
-        hold.set()
-        assert b"[DONE]" in await response.content.read()
-
-
 # Failures
 
 
@@ -389,11 +379,8 @@ async def test_a_retry_joins_a_running_stream(world: ProxyWorld, monkeypatch: py
     await settle()
     hold.set()
     events = [event for event in await asyncio.wait_for(joined, 60) if event != ": ping"]
-    assert ['"content":"a"' in events[0], '"content":"b"' in events[1], events[2]] == [
-        True,
-        True,
-        "data: [DONE]",
-    ]
+    assert '"content":"a"' in events[0] and '"content":"b"' in events[1]
+    assert events[2:] == ["data: [DONE]"]
     assert (world.model.calls, world.proxy.usage("r1").calls) == (1, 1)
 
 
@@ -467,11 +454,8 @@ async def test_the_recorded_conversation_of_a_stream(world: ProxyWorld) -> None:
     world.model.script(Reply("say it so", reasoning="well then", tool_calls=[("f", {"a": 1}), ("g", {})]))
     assert await say(world, "a", stream=True) == 200
     _, answer = await recorded(world)
-    assert (answer["role"], answer["content"], answer["reasoning_content"]) == (
-        "assistant",
-        "say it so",
-        "well then",
-    )
+    assert (answer["role"], answer["content"]) == ("assistant", "say it so")
+    assert answer["reasoning_content"] == "well then"
     assert [call["function"] for call in answer["tool_calls"]] == [
         {"name": "f", "arguments": '{"a": 1}'},
         {"name": "g", "arguments": "{}"},

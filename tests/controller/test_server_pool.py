@@ -20,6 +20,7 @@ from osmosis_ai.controller.server_process import (
 )
 from osmosis_ai.processes import Service, ServiceDiedError, ServiceError, ServiceSpec
 from osmosis_ai.rollout.driver import RolloutOutcome, RolloutRunRequest
+from tests.controller.proxy_world import settle
 
 REQUEST = RolloutRunRequest(messages=[], rollout_id="r1")
 
@@ -114,11 +115,6 @@ class PoolWorld:
         for place in places:
             self.servers[place].die()
         await settle()
-
-
-async def settle(rounds: int = 30) -> None:
-    for _ in range(rounds):
-        await asyncio.sleep(0)
 
 
 async def end(rollouts: list[asyncio.Task[RolloutOutcome]]) -> list[BaseException | RolloutOutcome]:

@@ -111,7 +111,7 @@ async def test_serve_until_sigterm(directory: Path) -> None:
             await trainer.completed()
             held = trainer.init("R2", metadata={"hold": True})
             assert (await client.post("/v1/rollout/init", json=held, headers=key)).status_code == 202
-            await trainer.asked(2)
+            await trainer.received(trainer.chats, 2)
         process.send_signal(signal.SIGTERM)
         out, _ = await asyncio.to_thread(process.communicate)
         ends = [(each["rollout_id"], each["status"]) for each in trainer.offers]

@@ -29,6 +29,7 @@ from tests.e2e.platform_process import (
 from tests.e2e.test_demo_platform import numbers, samples
 from tests.e2e.test_platform_kill import published
 from tests.e2e.turnstile import Turnstile, held
+from tests.platform.evaluations import wait_until
 from tests.processes import stop_process
 from tests.warm_osmosis import process_of, warm_osmosis, warm_python
 
@@ -177,7 +178,7 @@ def test_stopped_run(platform: Platform, turnstile: Turnstile) -> None:
     assert platform.command("eval", "stop", run.name, "--yes")["status"] == "success"
     status, _, err = machine.end()
     assert status == 0, err
-    assert platform.command("eval", "info", run.name)["data"]["eval_run"]["status"] == "stopped"
+    wait_until(lambda: platform.command("eval", "info", run.name)["data"]["eval_run"]["status"] == "stopped")
     platform.command("eval", "download", run.name)
     assert 10 <= len(samples(run.results)) < ROWS * ATTEMPTS
 

@@ -9,7 +9,6 @@ AGENT = """
 import asyncio
 import os
 import signal
-from pathlib import Path
 
 import aiohttp
 import uvicorn
@@ -33,11 +32,6 @@ class Agent(AgentWorkflow):
             return 42
         if said == "hang":
             await asyncio.sleep(3600)
-        if said.startswith("die once "):
-            marker = Path(said.removeprefix("die once "))
-            if not marker.exists():
-                marker.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
         if said == "die":
             print("about to die", flush=True)
             os._exit(7)

@@ -140,11 +140,6 @@ async def test_malformed_usage_report_keeps_conversation(world: World, logprob: 
     assert await stored(world, grader=graded("42"), usage=RolloutUsage(calls=1, report=calls))
 
 
-async def test_secrets_are_redacted_before_writing(world: World) -> None:
-    assert await stored(world, grader=graded(f"the key is {SECRET}"))
-    assert SECRET not in world.directory.conversations.read_text()
-
-
 @pytest.mark.parametrize("said", ["half a pair: \ud83c", "\x00", "\N{PARTY POPPER}"])
 async def test_any_text_is_stored(world: World, said: str) -> None:
     assert await stored(world, grader=graded(said))
@@ -157,12 +152,14 @@ async def test_any_text_is_stored(world: World, said: str) -> None:
     assert files.conversation(max_bytes=1 << 20).content
 
 
-async def test_deeply_nested_messages_leak_nothing(world: World) -> None:
-    deep: object = SECRET
-    for _ in range(900):
+@pytest.mark.parametrize(("levels", "is_kept"), [(0, True), (900, False)])
+async def test_conversations_are_redacted_before_writing(world: World, levels: int, is_kept: bool) -> None:
+    deep: object = f"the key is {SECRET}"
+    for _ in range(levels):
         deep = [deep]
-    await stored(world, grader=graded("42", extra_fields={"deep": deep}))
+    found = await stored(world, grader=graded("42", extra_fields={"deep": deep}))
     assert SECRET not in world.directory.conversations.read_text()
+    assert ("the key is [REDACTED]" in str(found)) is is_kept
 
 
 # The files under readable names

@@ -14,16 +14,16 @@ from osmosis_ai.cli.output.conversations import turns_of
 from osmosis_ai.cli.output.results import ConversationTurn
 from osmosis_ai.evaluation import conversation as reader
 from osmosis_ai.evaluation.conversation import (
-    Conversation,
     ConversationStep,
     as_messages,
     read_conversation,
 )
+from osmosis_ai.rollout.trajectory.atif import Step
 from osmosis_ai.viewer.conversation_search import contains_text
 from osmosis_ai.viewer.pages.conversation import time_spans
 from osmosis_ai.viewer.read_sample import as_dataset_row
 
-CALL = {"tool_call_id": "c1", "function_name": "multiply", "arguments": {"a": 2, "b": 3}}
+CALL = {"tool_call_id": "call-77", "function_name": "multiply", "arguments": {"a": 2, "b": 3}}
 TRAJECTORY: dict[str, Any] = {
     "schema_version": "ATIF-v1.7",
     "agent": {"name": "osmosis-rollout-sdk", "version": "1", "model_name": "openai/gpt-5-mini"},
@@ -38,7 +38,7 @@ TRAJECTORY: dict[str, Any] = {
             "timestamp": "2026-01-01T00:00:00Z",
             "extra": {"duration_ms": 200},
             "tool_calls": [CALL],
-            "observation": {"results": [{"source_call_id": "c1", "content": "6"}]},
+            "observation": {"results": [{"source_call_id": "call-77", "content": "6"}]},
             "metrics": {"prompt_tokens": 10, "completion_tokens": 5, "cost_usd": 0.25},
         },
         {
@@ -49,26 +49,32 @@ TRAJECTORY: dict[str, Any] = {
             "metrics": {"extra": {"latency_ms": 100}},
         },
     ],
-    "extra": {"osmosis": {"label": "6", "reward": 1.0, "request_metadata": {"level": "easy"}}},
+    "session_id": "5eed",
+    "extra": {
+        "osmosis": {
+            "label": "six",
+            "reward": 1.0,
+            "request_metadata": {"level": "easy"},
+            "sample_extra_fields": {
+                "grader_notes": {"notes": "No unit."},
+                "judge_calls": {"judgements": [{"model": "m", "score": 0.5, "explanation": "Half of it."}]},
+            },
+        }
+    },
 }
 WHOLE = json.dumps(TRAJECTORY).encode()
-
-
-def test_tool_result_without_call() -> None:
-    result = {"content": "found", "extra": {"tool_name": "search"}}
-    conversation = read_conversation(
-        written({"source": "system", "message": "", "observation": {"results": [result]}})
-    )
-    assert list(turns_of(conversation)) == [ConversationTurn("tool", "found", "search")]
-    assert as_messages(conversation) == [{"role": "tool", "content": "found"}]
 
 
 def written(*steps: Any, **others: Any) -> bytes:
     return json.dumps({"steps": steps, **others}).encode()
 
 
-def said(conversation: Conversation) -> list[str]:
-    return [step.text for step in conversation.steps]
+def test_tool_result_without_call() -> None:
+    result = {"content": "found", "extra": {"tool_name": "search"}}
+    step = {"source": "system", "message": "", "observation": {"results": [result]}}
+    conversation = read_conversation(written(step))
+    assert list(turns_of(conversation)) == [ConversationTurn("tool", "found", "search")]
+    assert as_messages(conversation) == [{"role": "tool", "content": "found"}]
 
 
 def test_messages_and_dataset_row() -> None:
@@ -78,10 +84,10 @@ def test_messages_and_dataset_row() -> None:
     messages = as_messages(conversation)
     assert [message["role"] for message in messages] == ["system", "user", "assistant", "tool", "assistant"]
     assert messages[2]["tool_calls"][0]["function"] == {"name": "multiply", "arguments": '{"a": 2, "b": 3}'}
-    assert (messages[3]["tool_call_id"], messages[3]["content"]) == ("c1", "6")
+    assert (messages[3]["tool_call_id"], messages[3]["content"]) == ("call-77", "6")
     row = normalise(0, as_dataset_row(conversation))
     assert row.messages == [{key: each[key] for key in ("role", "content")} for each in messages[:2]]
-    assert (row.label, row.metadata) == ("6", {"level": "easy"})
+    assert (row.label, row.metadata) == ("six", {"level": "easy"})
 
 
 def test_tool_results_match_calls_with_equal_ids() -> None:
@@ -144,7 +150,7 @@ def test_size_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(reader, "_MOST_STEPS", 50)
     conversation = read_conversation(written(*({"source": "user", "message": str(n)} for n in range(200))))
-    assert said(conversation) == [str(n) for n in range(50)]
+    assert [step.text for step in conversation.steps] == [str(n) for n in range(50)]
     assert any("more than 50 steps" in problem for problem in conversation.problems)
 
 
@@ -167,58 +173,18 @@ def test_reading_never_raises(steps: list[Any], cut: int) -> None:
         assert all(isinstance(step, ConversationStep) for step in conversation.steps)
 
 
-SEARCHED = written(
-    {"source": "user", "message": [{"type": "text", "text": "Where is\nZürich?"}]},
-    {
-        "step_id": 2,
-        "source": "agent",
-        "model_name": "openai/gpt-5-mini",
-        "message": "",
-        "reasoning_content": "I look it up.",
-        "tool_calls": [
-            {
-                "tool_call_id": "call-77",
-                "function_name": "find_city",
-                "arguments": {"source": "atlas", "names": ["Turicum"], "zip": 8001},
-            }
-        ],
-        "observation": {"results": [{"source_call_id": "call-77", "content": "on the Limmat"}]},
-    },
-    session_id="5eed",
-    extra={
-        "osmosis": {
-            "rollout_id": "5eed",
-            "label": "Switzerland",
-            "request_metadata": {"level": "easy"},
-            "sample_extra_fields": {
-                "grader_notes": {"notes": "No country named."},
-                "judge_calls": {"judgements": [{"model": "m", "score": 0.5, "explanation": "Half of it."}]},
-            },
-        }
-    },
-)
-
-
 @pytest.mark.parametrize(
-    "not_said", ["switzerland", "5eed", "call-77", "easy", "gpt-5", "osmosis", "explanation", "grader_notes"]
+    "not_said", ["six", "5eed", "call-77", "easy", "gpt-5", "osmosis", "explanation", "grader_notes"]
 )
 def test_search_ignores_answers_ids_and_keys(not_said: str) -> None:
-    assert not contains_text(SEARCHED, not_said)
+    assert not contains_text(WHOLE, not_said)
 
 
 def test_malformed_steps_are_kept() -> None:
     shapes: list[Any] = [None, 3, "text", [], {}, [None], [3], {"a": 1}, True]
-    names = (
-        "source",
-        "message",
-        "tool_calls",
-        "observation",
-        "metrics",
-        "extra",
-        "timestamp",
-        "reasoning_content",
-    )
-    steps = [{"source": "user", "message": "hello", name: shape} for name in names for shape in shapes]
+    steps = [
+        {"source": "user", "message": "hello", name: shape} for name in Step.model_fields for shape in shapes
+    ]
     conversation = read_conversation(written(*steps, *shapes, agent=shapes, extra=shapes))
     assert len(conversation.steps) == len(steps) + 2
     assert any("not objects" in problem for problem in conversation.problems)

@@ -17,7 +17,8 @@ from scipy import stats
 from osmosis_ai.datasets import DatasetRow, row_digest
 from osmosis_ai.decisions.run_dataset import read_prompts, read_slice_values
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.metrics import Estimates, RunMetrics, RunScore, describe_few_scored, total_of
+from osmosis_ai.evaluation.hooks import ProgressSnapshot
+from osmosis_ai.evaluation.metrics import RunMetrics, RunScore, describe_few_scored, total_of
 from osmosis_ai.statistics.pass_at_k import (
     estimate_pass_at_k,
     estimate_pass_hat_k,
@@ -41,6 +42,15 @@ def numbers_of(rows: int, n: int, *outcomes: Outcome, **options: float) -> RunMe
 
 def written(metrics: RunMetrics) -> Any:
     return json.loads(json.dumps(metrics.model_dump(mode="json"), allow_nan=False))
+
+
+def test_progress_has_the_reward_of_the_metrics() -> None:
+    metrics = MeasuredResults(3, 2)
+    for row, run, reward in ((0, 0, 1.0), (0, 1, 0.0), (2, 1, 0.25)):
+        metrics.add(row, run, "success", reward)
+    seen = ProgressSnapshot.of(metrics, 1.0, tokens=0, cost_usd=None, in_flight=0, elapsed_s=0, finished=3)
+    reward = metrics.summary().estimates.reward
+    assert reward is not None and seen.reward_mean == reward.value == 0.375
 
 
 def test_product_summary() -> None:
@@ -153,9 +163,9 @@ def test_pass_at_k_estimates() -> None:
     assert all(point.low is not None and point.low < point.value for point in points.values())
 
 
-def passed(*rows: str) -> MeasuredResults:
+def passed(*rows: str, planned: int | None = None) -> MeasuredResults:
     """Return results of rows with a character per attempt: passed (1), not passed (0) or failed (-)."""
-    metrics = MeasuredResults(len(rows), max(map(len, rows)))
+    metrics = MeasuredResults(planned or len(rows), max(map(len, rows)))
     for row, attempts in enumerate(rows):
         for run, outcome in enumerate(attempts):
             reward = None if outcome == "-" else float(outcome)
@@ -313,23 +323,9 @@ def test_invalid_pass_at_k(n: int, c: int, k: int) -> None:
         pass_hat_k(n, c, k)
 
 
-def estimates_of(*statuses: str, planned: int, clusters: list[int] | None = None) -> Estimates:
-    metrics = MeasuredResults(planned, 1, clusters=clusters or ())
-    for row, status in enumerate(statuses):
-        scored = status in ("pass", "miss")
-        metrics.add(
-            row,
-            0,
-            "success" if scored else "skipped" if status == "skip" else "failed",
-            float(status == "pass") if scored else None,
-            boundary=None if scored or status == "skip" else status,
-        )
-    return metrics.summary().estimates
-
-
 def test_warning_below_90_percent_scored() -> None:
-    enough = estimates_of(*["pass"] * 18, "agent", "agent", planned=25)
-    few = estimates_of(*["pass"] * 17, "agent", "agent", "agent", planned=25)
+    enough = passed(*["1"] * 18, *["-"] * 2, planned=25).summary().estimates
+    few = passed(*["1"] * 17, *["-"] * 3, planned=25).summary().estimates
     assert enough.warnings == []
     assert few.warnings == [
         "only 17 of 20 finished attempts have a score (85.0%); the numbers exclude the rest"
@@ -341,7 +337,7 @@ def test_warning_below_90_percent_scored() -> None:
 @pytest.mark.parametrize(
     ("score", "scored", "brief"),
     [
-        (RunScore.of(estimates_of("provider", planned=1)), "0 of 1", "no scores, 0 of 1 planned"),
+        (RunScore.of(passed("-").summary().estimates), "0 of 1", "no scores, 0 of 1 planned"),
         (
             RunScore.of_results({"graded": 8, "failed": 1, "total_runs": 9}, planned=10),
             "8 of 10",
@@ -356,17 +352,13 @@ def test_unknown_pass_rate_is_not_zero(score: RunScore, scored: str, brief: str)
     assert describe_briefly(score).startswith(brief)
 
 
-def row(index: int, text: str) -> DatasetRow:
-    return DatasetRow(index, [{"role": "user", "content": text}], "ok", None)
-
-
 def test_duplicate_rows_do_not_narrow_intervals() -> None:
-    texts = [f"row {number}" for number in range(30)]
     rewards = [float(number % 3 > 0) for number in range(30)]
     alone, tripled = MeasuredResults(30, 1), MeasuredResults(90, 1)
     for table in (alone, tripled):
         for index in range(table.rows):
-            table.set_row_digest(index, row_digest(row(index, texts[index % 30])))
+            prompt = [{"role": "user", "content": f"row {index % 30}"}]
+            table.set_row_digest(index, row_digest(DatasetRow(index, prompt, "ok", None)))
     for number, reward in enumerate(rewards):
         alone.add(number, 0, "success", reward)
     for number, reward in enumerate(rewards * 3):

@@ -16,7 +16,6 @@ import msgspec
 import pytest
 
 from osmosis_ai.cli.eval_runs.view import numbers_table
-from osmosis_ai.controller.attempt import call_seed
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.datasets import count_records, file_digest, select_rows
 from osmosis_ai.errors import OsmosisError
@@ -82,9 +81,14 @@ class World:
     def log(self) -> list[str]:
         return (self.directory / "logs.txt").read_text().splitlines()
 
-    def metrics(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.directory / "metrics.json").read_text())
-        return found
+    def read(self, name: str) -> Any:
+        return json.loads((self.directory / name).read_text())
+
+    def metrics(self) -> Any:
+        return self.read("metrics.json")
+
+    def index(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.directory / "index.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture
@@ -107,25 +111,16 @@ async def test_run_directory(world: World) -> None:
 
     assert (summary.total_work_items, summary.dispatched, summary.succeeded) == (4, 4, 4)
     assert summary.complete
-    index = [json.loads(line) for line in (world.directory / "index.jsonl").read_text().splitlines()]
+    index = world.index()
     assert [(entry["row_index"], entry["run_index"]) for entry in index] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert set(index[0]) == {
-        *(
-            "row_index",
-            "run_index",
-            "rollout_id",
-            "trajectory_filename",
-            "status",
-            "reward",
-            "tokens",
-            "duration_ms",
-        )
+        *("row_index", "run_index", "rollout_id", "trajectory_filename"),
+        *("status", "reward", "tokens", "duration_ms"),
     }
     lines = (world.directory / "conversations.jsonl").read_text().splitlines()
     conversations = {line["rollout_id"]: line["trajectory"] for line in map(json.loads, lines)}
     for entry in index:
-        name = f"row_{entry['row_index']}_run_{entry['run_index']}"
-        trajectory = json.loads((world.directory / "trajectories" / f"{name}.json").read_text())
+        trajectory = world.read(f"trajectories/row_{entry['row_index']}_run_{entry['run_index']}.json")
         assert trajectory == conversations[entry["rollout_id"]]
         about = trajectory["extra"]["osmosis"]
         assert about["request_extra_fields"] == {
@@ -136,25 +131,10 @@ async def test_run_directory(world: World) -> None:
     assert (world.directory / "artifacts" / "row_0_run_0" / "note.txt").read_text() == "write a note"
     metrics = world.metrics()
     assert metrics["eval_run"]["status"] == "finished"
-    assert (
-        metrics["eval_run"]["id"]
-        == json.loads((world.directory / "manifest.json").read_text())["local_run_id"]
-    )
+    assert metrics["eval_run"]["id"] == world.read("manifest.json")["local_run_id"]
     assert metrics["summary"]["pass_rate"] == 1.0
     assert metrics["estimates"]["counts"]["scored"] == 4
     assert {record["source_row_index"] for record in world.records()} == {0, 2}
-
-
-@pytest.mark.e2e
-async def test_model_calls_have_seeds(world: World) -> None:
-    await world.run(options={"seed": 5}, n=2, rows="1")
-    bodies = [
-        request.body for request in world.model.requests if request.body["messages"][0]["content"] == "two"
-    ]
-    assert sorted(body["seed"] for body in bodies) == sorted(
-        call_seed(5, 1, attempt, 0) for attempt in range(2)
-    )
-    assert {body["model"] for body in bodies} == {"stand-in"}
 
 
 @pytest.mark.e2e
@@ -232,9 +212,9 @@ async def test_retry_failed(world: World) -> None:
         record["row_index"]: (record.get("input"), record.get("output")) for record in world.records()
     }
     assert previews == {0: ("one", Reply().content), 1: (None, None), 2: (None, None)}
-    index = [json.loads(line) for line in (world.directory / "index.jsonl").read_text().splitlines()]
+    index = world.index()
     assert [entry.get("resumed", False) for entry in index] == [True, False, False]
-    trajectory = json.loads((world.directory / "trajectories" / "row_2_run_0.json").read_text())
+    trajectory = world.read("trajectories/row_2_run_0.json")
     assert trajectory["session_id"] == index[2]["rollout_id"]
     [step] = [step for step in trajectory["steps"] if step["source"] == "agent"]
     assert step["extra"]["duration_ms"] == step["metrics"]["extra"]["latency_ms"] > 0
@@ -357,7 +337,7 @@ async def test_salvaged_older_result_has_its_conversation(world: World) -> None:
     first, second = events.read_bytes().splitlines(keepends=True)
     events.write_bytes(first + second.replace(b'"skipped"', b'"success"'))
     await world.run(options={"salvage": True})
-    written = json.loads((world.directory / "trajectories" / "row_0_run_0.json").read_bytes())
+    written = world.read("trajectories/row_0_run_0.json")
     assert written["session_id"] == world.records()[0]["rollout_id"]
     assert written["steps"][-1]["message"] == "first"
 
@@ -393,11 +373,6 @@ def without_times(value: Any) -> Any:
     return [without_times(each) for each in value] if isinstance(value, list) else value
 
 
-def samples(world: World) -> list[Any]:
-    lines = (world.directory / "index.jsonl").read_text().splitlines()
-    return [without_times(json.loads(line)) for line in lines]
-
-
 def pids(world: World) -> dict[str, int]:
     """Return the process of each rollout that has begun."""
     found = world.directory.glob("rollout_trials/*/artifacts/pid")
@@ -424,12 +399,9 @@ async def test_several_servers_equal_one(world: World) -> None:
         summary = await world.run(options={"servers": servers, "fresh": True}, n=2)
         assert summary.complete
         numbers = world.metrics()
-        results.append(
-            (samples(world), without_times(numbers["summary"]), without_times(numbers["estimates"]))
-        )
+        results.append(without_times([world.index(), numbers["summary"], numbers["estimates"]]))
         assert len(set(pids(world).values())) == servers
-        manifest = json.loads((world.directory / "manifest.json").read_text())
-        assert manifest["provenance"]["servers"] == servers
+        assert world.read("manifest.json")["provenance"]["servers"] == servers
         logs = sorted(path.name for path in world.directory.glob("rollout-server*.log"))
         assert logs == sorted(
             ["rollout-server.log", *(f"rollout-server-{n}.log" for n in range(2, servers + 1))]
@@ -491,52 +463,36 @@ def write_judged(world: World) -> None:
 
 
 @pytest.mark.e2e
-async def test_judge_score_outside_the_scale(world: World) -> None:
-    world.model.respond = lambda _: Reply('{"score": 4, "explanation": "Great."}')
-    write_judged(world)
-    write_rows(world.rows, ["one", "two"])
-    await world.run()
-    for scored in world.records():
-        (judgement,) = scored["judgements"]
-        assert (scored["reward"], judgement["score"], judgement["stated_score"]) == (1.0, 1.0, 4.0)
-    estimates = Estimates.model_validate(world.metrics()["estimates"])
-    assert estimates.judges is not None and estimates.judges.outside_scale == 2
-    numbers, _ = numbers_table(estimates, None)
-    (judges,) = [row for row in numbers.rows if row[0] == "Judges"]  # type: ignore[union-attr]
-    assert judges[3].endswith("tokens, 2 scores outside the scale, clamped"), judges
-
-
-@pytest.mark.e2e
 async def test_judge_explanation_and_cost(world: World) -> None:
     usage = {"prompt_tokens": 90, "completion_tokens": 10, "cost": 0.25}
     good = Reply('{"score": 0.5, "explanation": "Polite."}', usage=usage)
-    world.model.respond = lambda _: good
+    outside = Reply('{"score": 4, "explanation": "Great."}', usage=usage)
+    world.model.respond = lambda body: outside if "outside" in str(body["messages"]) else good
     write_judged(world)
-    write_rows(world.rows, ["one", "keyless"])
+    write_rows(world.rows, ["one", "keyless", "outside"])
     summary = await world.run()
-    assert (summary.succeeded, summary.failed) == (1, 1)
-    scored, keyless = sorted(world.records(), key=lambda record: int(record["row_index"]))
+    assert (summary.succeeded, summary.failed) == (2, 1)
+    scored, keyless, clamped = sorted(world.records(), key=lambda record: int(record["row_index"]))
     judgement = {"model": "openai/judge", "score": 0.5, "explanation": "Polite."}
     assert scored["reward"] == 0.5
     assert scored["judgements"] == [judgement]
     assert (scored["judge_calls"], scored["judge_tokens"], scored["judge_cost_usd"]) == (1, 100, 0.25)
     assert keyless["boundary"] == "grader" and "ANTHROPIC_API_KEY" in keyless["error"]
     assert "judge_calls" not in keyless
+    assert (clamped["reward"], clamped["judgements"][0]["stated_score"]) == (1.0, 4.0)
+    assert clamped["judgements"][0]["score"] == 1.0
 
-    trajectory = json.loads((world.directory / "trajectories" / "row_0_run_0.json").read_text())
+    trajectory = world.read("trajectories/row_0_run_0.json")
     kept = trajectory["extra"]["osmosis"]["sample_extra_fields"]["judge_calls"]
     assert kept["judgements"] == [judgement]
 
     estimates = Estimates.model_validate(world.metrics()["estimates"])
     assert estimates.judges is not None
-    assert estimates.judges.model_dump() == {
-        "calls": 1,
-        "tokens": 100,
-        "cost_usd": 0.25,
-        "outside_scale": 0,
-    }
+    expected = {"calls": 2, "tokens": 200, "cost_usd": 0.5, "outside_scale": 1}
+    assert estimates.judges.model_dump() == expected
     numbers, _ = numbers_table(estimates, None)
-    assert ("Judges", "$0.25", "", "1 call, 100 tokens") in numbers.rows  # type: ignore[union-attr]
+    said = "2 calls, 200 tokens, 1 score outside the scale, clamped"
+    assert ("Judges", "$0.50", "", said) in numbers.rows  # type: ignore[union-attr]
 
     write_rows(world.rows, [f"row {row}" for row in range(12)])
     limited = {"budget": Budget(max_cost_usd=0.5), "max_in_flight": 2, "name": "limited"}

@@ -11,6 +11,7 @@ import secrets
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
+from itertools import product
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
@@ -46,6 +47,7 @@ from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun, DbRunShard, DbSample
 from osmosis_ai.platform.log_lines import storable
 from osmosis_ai.platform.queue.phases import TERM
+from osmosis_ai.platform.runs.requests import RowSelection, read_eval_request
 from osmosis_ai.platform.runs.training_names import version_of
 from osmosis_ai.platform.services import PlatformServices
 from tests.evaluation.builders import record
@@ -224,13 +226,30 @@ class FakeWorker:
     def uploads(self, name: str, content: bytes) -> SentUpload:
         return self.puts(self.wants(name, content), content)
 
-    def finishes(self, outcome: str = "finished", *, settles: bool = True, **fields: Any) -> ShardClosed:
-        """End the shard, and let the platform finalize the run."""
+    def finishes(
+        self, outcome: str = "finished", *, completes: bool = True, settles: bool = True, **fields: Any
+    ) -> ShardClosed:
+        """Record the attempts that have no record yet, end the shard, and let the platform finalize the run."""
+        if outcome == "finished" and completes:
+            self.records_rest()
         request = FinishRequest.model_validate({"outcome": outcome, **fields})
         closed = ShardClosed.model_validate(self.call("finish", request).json())
         if settles:
             settle(self.services)
         return closed
+
+    def records_rest(self) -> None:
+        """Record and send the attempts of the shard that have no record, unless its run ends anyway."""
+        run, shard = self.run, self.shard
+        if run.kind != "eval" or shard.status != "running" or run.stop_requested_at or run.error:
+            return
+        rows = range(shard.number, len(RowSelection.read(run.selection).rows()), shard.count)
+        own = shard.attempts or product(rows, range(read_eval_request(run.request).evaluation.n))
+        done = {
+            (each.row_index, each.run_index) for each in self.samples() if each.position > run.reopened_at
+        }
+        lines = self.write([record(*each) for each in map(tuple, own) if each not in done])
+        self.sync(journal=JournalPart(offset=shard.journal_bytes, lines=lines.decode()))
 
     def releases(self, reason: str | None = None, **fields: Any) -> ShardClosed:
         request = ReleaseRequest(**({"reason": reason} if reason else {}), **fields)

@@ -80,4 +80,4 @@ async def until(condition: Callable[[], bool]) -> None:
     give_up = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < give_up
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.01)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from tests.controller.proxy_world import TOKEN, ProxyWorld, proxy_world
 from tests.loop_clock import advance_loop_clock
 from tests.standin_model import Reply, StandInModel, error_reply
 
-from .local_rollouts import execute, grader, request
+from .local_rollouts import execute, grader, request, until
 
 pytestmark = pytest.mark.e2e
 
@@ -133,14 +133,6 @@ async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
         yield World(tmp_path, proxy)
     await close_shared_connections()
     assert list(temporary.iterdir()) == [], "no working directory is left"
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async def look() -> None:
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-
-    await asyncio.wait_for(look(), 60)
 
 
 async def test_conversation_of_a_program(world: World) -> None:

@@ -20,15 +20,13 @@ from osmosis_ai.rollout import (
     LocalBackend,
     RolloutContext,
     RolloutErrorCategory,
-    RolloutSample,
     RolloutStatus,
-    SampleSource,
     get_rollout_context,
 )
 from osmosis_ai.rollout.backend.local import backend as deadline
 from osmosis_ai.rollout.backend.local.backend import SlotLimiter
 
-from .local_rollouts import PROMPT, execute, hang, request, until, workflow
+from .local_rollouts import execute, hang, request, until, workflow
 from .world import ExactMatch, SayOk
 
 
@@ -49,22 +47,6 @@ async def test_each_rollout_has_its_own_config() -> None:
         result = await backend.run_workflow(request(name))
         assert result.sample is not None and result.sample.messages[0]["content"] == "1"
     assert config.seen == []
-
-
-async def test_sample_of_a_registered_source() -> None:
-    class Session(SampleSource):
-        async def get_sample(self) -> RolloutSample:
-            return RolloutSample(messages=PROMPT, metrics={"from": "source"})
-
-    async def run(ctx: AgentWorkflowContext) -> Any:
-        context = get_rollout_context()
-        assert context is not None and context.rollout_id == "r1"
-        context.set_sample_source(Session())
-
-    result = await LocalBackend(workflow=workflow(run)).run_workflow(request())
-
-    assert result.sample is not None
-    assert (result.sample.label, result.sample.metrics) == (None, {"from": "source"})
 
 
 async def test_diagnostics_contain_the_traceback() -> None:

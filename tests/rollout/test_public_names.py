@@ -31,53 +31,49 @@ def test_names_of_extras_are_not_in_the_package(name: str) -> None:
         getattr(importlib.import_module("osmosis_ai.rollout"), name)
 
 
+def failed_import(path: str, before: str) -> str:
+    """Import from a public path in a process that has run ``before``; return the error's type, name and text."""
+    return run_python(
+        f"""
+        import sys
+        {before}
+        try:
+            from osmosis_ai.rollout.{path}
+        except ImportError as error:
+            print(type(error).__name__, error.name, error)
+        assert "litellm" not in sys.modules, "seconds were spent before it was said"
+        """
+    )
+
+
+SERVER = "server import create_rollout_server"
+FRAMEWORKS = {
+    "agents": "integrations.agents.openai_agents import OsmosisAgent",
+    "strands": "integrations.agents.strands import OsmosisStrandsAgent",
+}
+
+
 @pytest.mark.imports_much
 @pytest.mark.parametrize(
     ("extra", "module", "path"),
     [
-        ("server", "fastapi", "server import create_rollout_server"),
-        ("openai-agents", "agents", "integrations.agents.openai_agents import OsmosisAgent"),
-        ("strands", "strands", "integrations.agents.strands import OsmosisStrandsAgent"),
+        ("server", "fastapi", SERVER),
+        ("openai-agents", "agents", FRAMEWORKS["agents"]),
+        ("strands", "strands", FRAMEWORKS["strands"]),
     ],
 )
 def test_a_missing_extra(extra: str, module: str, path: str) -> None:
-    printed = run_python(
-        f"""
-        import sys
-        sys.modules["{module}"] = None
-        try:
-            from osmosis_ai.rollout.{path}
-        except ModuleNotFoundError as error:
-            print(error.name, error)
-        print("litellm" in sys.modules)
-        """
-    )
+    printed = failed_import(path, f"sys.modules['{module}'] = None")
 
-    assert printed.startswith(module) and f"`{extra}` extra" in printed
+    assert printed.startswith(f"ModuleNotFoundError {module}") and f"`{extra}` extra" in printed
     assert "pip install" in printed and f"[{extra}]" in printed
-    assert printed.endswith("False"), "seconds were spent before it was said"
 
 
 @pytest.mark.imports_much
-@pytest.mark.parametrize(
-    ("module", "path"),
-    [
-        ("agents", "integrations.agents.openai_agents import OsmosisAgent"),
-        ("strands", "integrations.agents.strands import OsmosisStrandsAgent"),
-    ],
-)
-def test_a_file_that_hides_a_framework(tmp_path: Path, module: str, path: str) -> None:
+@pytest.mark.parametrize("module", FRAMEWORKS)
+def test_a_file_that_hides_a_framework(tmp_path: Path, module: str) -> None:
     (tmp_path / f"{module}.py").write_text("mine = True\n")
-    printed = run_python(
-        f"""
-        import sys
-        sys.path.insert(0, {str(tmp_path)!r})
-        try:
-            from osmosis_ai.rollout.{path}
-        except ImportError as error:
-            print(type(error).__name__, error)
-        """
-    )
+    printed = failed_import(FRAMEWORKS[module], f"sys.path.insert(0, {str(tmp_path)!r})")
 
     assert printed.startswith("ImportError") and "rename that file" in printed
     assert str(tmp_path / f"{module}.py") in printed
@@ -85,16 +81,7 @@ def test_a_file_that_hides_a_framework(tmp_path: Path, module: str, path: str) -
 
 @pytest.mark.imports_much
 def test_other_import_errors_pass_through() -> None:
-    printed = run_python(
-        """
-        import sys
-        sys.modules["orjson"] = None
-        try:
-            from osmosis_ai.rollout.server import create_rollout_server
-        except ModuleNotFoundError as error:
-            print(error)
-        """
-    )
+    printed = failed_import(SERVER, "sys.modules['orjson'] = None")
 
     assert "orjson" in printed and "extra" not in printed
 
@@ -216,11 +203,7 @@ NAMES_OF_PATHS = {
 
 
 def test_names_of_the_rollout_package() -> None:
-    assert (len(AGENT_LOOP_NAMES.split()), len(WORKFLOW_NAMES.split()), len(TOP_LEVEL.split())) == (
-        76,
-        27,
-        26,
-    )
+    assert [len(names.split()) for names in (AGENT_LOOP_NAMES, WORKFLOW_NAMES, TOP_LEVEL)] == [76, 27, 26]
     assert set(rollout.__all__) == {*AGENT_LOOP_NAMES.split(), *WORKFLOW_NAMES.split(), *OWN_NAMES}
     assert [name for name in rollout.__all__ if getattr(rollout, name) is None] == []
     assert set(dir(rollout)) >= set(rollout.__all__)
@@ -255,7 +238,11 @@ def test_imports_are_light() -> None:
         """
         import sys
         import osmosis_ai, osmosis_ai.rollout as rollout
-        assert not {"pydantic", "httpx"} & set(sys.modules), "the bare import loads nothing"
+        assert not [name for name in sys.modules if name.startswith("osmosis_ai.rubric")]
+        import osmosis_ai.eval.rubric
+        from osmosis_ai import MissingAPIKeyError, RubricResult, evaluate_rubric, osmosis_reward
+        loaded = {"aiohttp", "httpx", "litellm", "numpy", "pydantic", "stamina"} & set(sys.modules)
+        assert not loaded, loaded
         for package in (osmosis_ai, rollout):
             for name in package.__all__:
                 getattr(package, name)

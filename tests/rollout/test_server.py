@@ -35,7 +35,7 @@ from osmosis_ai.rollout.server import ControllerAuth, app, callback_delivery
 from osmosis_ai.rollout.server.callback_delivery import ATTEMPTS, DeliveryError, deliver
 
 from .local_rollouts import grader, hang, returning, rewarding, workflow
-from .world import OK_MESSAGES, Controller, ExactMatch, Hangs, Removes, SayOk, serving, until_status
+from .world import OK_MESSAGES, Controller, ExactMatch, Removes, SayOk, serving, until_status
 
 COMPLETED = {"status": "success", "err_message": None, "err_category": None}
 
@@ -71,39 +71,24 @@ def failed(category: str | None, **fields: Any) -> dict[str, Any]:
     return {"status": "failure", "err_category": category, **fields}
 
 
-INVALID, LATE = failed("validation_error"), failed("timeout")
 NO_SAMPLE, UNREWARDED = {"sample": None}, {"sample": sample_of(OK_MESSAGES)}
+REMOVED = {**COMPLETED, "sample": sample_of(OK_MESSAGES, remove_sample=True)}
+NOTHING_TO_GRADE = failed("validation_error", **NO_SAMPLE)
+INVALID_REWARD = failed("validation_error", **UNREWARDED)
+LATE_AGENT, LATE_GRADER = failed("timeout", **NO_SAMPLE), failed("timeout", **UNREWARDED)
 # Case -> workflow, grader, changes of the request, completion, grade.
 OUTCOMES: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "run raises": (workflow(boom), ExactMatch, {}, *[failed("agent_error", err_message="boom")] * 2),
-    "wrong type": (returning("ok"), ExactMatch, {}, INVALID, {**INVALID, **NO_SAMPLE}),
-    "no source": (returning(None), rewarding(None), {}, COMPLETED, {**INVALID, **NO_SAMPLE}),
-    "no messages": (
-        returning(AgentWorkflowOutput()),
-        rewarding(None),
-        {},
-        COMPLETED,
-        {**INVALID, **NO_SAMPLE},
-    ),
+    "wrong type": (returning("ok"), ExactMatch, {}, failed("validation_error"), NOTHING_TO_GRADE),
+    "no source": (returning(None), rewarding(None), {}, COMPLETED, NOTHING_TO_GRADE),
+    "no messages": (returning(AgentWorkflowOutput()), rewarding(None), {}, COMPLETED, NOTHING_TO_GRADE),
     "no grader": (SayOk, None, {}, COMPLETED, failed(None, **NO_SAMPLE)),
     "no label": (SayOk, ExactMatch, {"label": None}, COMPLETED, failed(None, **NO_SAMPLE)),
-    "no reward": (SayOk, rewarding(None), {}, COMPLETED, {**INVALID, **UNREWARDED}),
-    "NaN reward": (SayOk, rewarding(math.nan), {}, COMPLETED, {**INVALID, **UNREWARDED}),
-    "removed sample": (
-        SayOk,
-        Removes,
-        {},
-        COMPLETED,
-        {**COMPLETED, "sample": sample_of(OK_MESSAGES, remove_sample=True)},
-    ),
-    "late agent": (Hangs, ExactMatch, {"agent_timeout_sec": 0.05}, LATE, {**LATE, **NO_SAMPLE}),
-    "late grader": (
-        SayOk,
-        grader(reward_and_hang),
-        {"grader_timeout_sec": 0.05},
-        COMPLETED,
-        {**LATE, **UNREWARDED},
-    ),
+    "no reward": (SayOk, rewarding(None), {}, COMPLETED, INVALID_REWARD),
+    "NaN reward": (SayOk, rewarding(math.nan), {}, COMPLETED, INVALID_REWARD),
+    "removed sample": (SayOk, Removes, {}, COMPLETED, REMOVED),
+    "late agent": (workflow(hang), ExactMatch, {"agent_timeout_sec": 0.05}, failed("timeout"), LATE_AGENT),
+    "late grader": (SayOk, grader(reward_and_hang), {"grader_timeout_sec": 0.05}, COMPLETED, LATE_GRADER),
 }
 
 
@@ -177,19 +162,23 @@ async def test_malformed_bodies(body: bytes) -> None:
         assert (await client.post("/rollout", content=body)).status_code == 422
 
 
-async def test_unknown_keys_and_missing_id(controller: Controller) -> None:
-    body = controller.init_body(rollout_id=None, from_the_future=True)
+async def test_optional_fields_of_a_request(controller: Controller) -> None:
+    seen: list[Any] = []
 
-    async with serving(LocalBackend(workflow=SayOk)) as client:
+    async def look(ctx: AgentWorkflowContext) -> None:
+        seen.extend([ctx.prompt, ctx.metadata])
+
+    changes = {"rollout_id": None, "initial_messages": [], "label": None, "metadata": {"task": {"id": 7}}}
+    body = controller.init_body(**changes, from_the_future=True)
+    async with serving(LocalBackend(workflow=workflow(look))) as client:
         assert (await client.post("/rollout", json=body)).status_code == 202
         completion = await controller.wait_for("completion")
 
     assert len(completion["rollout_id"]) == 32 and int(completion["rollout_id"], 16) >= 0
+    assert seen == [[], {"task": {"id": 7}}]
 
 
-async def test_repeated_and_conflicting_requests(
-    controller: Controller,
-) -> None:
+async def test_repeated_and_conflicting_requests(controller: Controller) -> None:
     body = controller.init_body()
 
     async with serving(LocalBackend(workflow=SayOk, grader=ExactMatch)) as client:
@@ -239,21 +228,6 @@ async def test_a_full_backend_asks_to_retry_later(controller: Controller) -> Non
     assert (reply.status_code, reply.headers["retry-after"]) == (429, "5")
 
 
-async def test_empty_prompt_and_metadata(controller: Controller) -> None:
-    seen: list[Any] = []
-
-    async def look(ctx: AgentWorkflowContext) -> None:
-        seen.extend([ctx.prompt, ctx.metadata])
-
-    metadata = {"task": {"id": 7}}
-    body = controller.init_body(initial_messages=[], label=None, metadata=metadata)
-    async with serving(LocalBackend(workflow=workflow(look))) as client:
-        await client.post("/rollout", json=body)
-        await controller.wait_for("grader")
-
-    assert seen == [[], metadata]
-
-
 @pytest.mark.parametrize(("keys", "expected"), [({}, "K2"), ({"llm_api_key": None}, "K1")])
 async def test_key_of_the_agents_model(controller: Controller, keys: dict[str, Any], expected: str) -> None:
     async def ask(ctx: AgentWorkflowContext) -> Any:
@@ -277,14 +251,6 @@ def test_controller_auth() -> None:
     assert repr(ControllerAuth()) == repr(ControllerAuth("")) == "ControllerAuth(api_key=None)"
 
 
-@pytest.mark.parametrize("url", [None, ""])
-async def test_a_request_without_grader_url(controller: Controller, url: str | None) -> None:
-    async with serving(LocalBackend(workflow=SayOk, grader=ExactMatch)) as client:
-        await client.post("/rollout", json=controller.init_body(grader_callback_url=url))
-
-    assert [callback.channel for callback in controller.callbacks] == ["completion"]
-
-
 async def test_status_of_a_rollout(controller: Controller) -> None:
     graded = asyncio.Event()
 
@@ -304,12 +270,12 @@ async def test_status_of_a_rollout(controller: Controller) -> None:
     assert unknown == {"rollout_id": "r1", "status": "unknown", "reward": None, "err_message": None}
 
 
-async def test_cancellation(
-    controller: Controller,
-) -> None:
+async def test_cancellation(controller: Controller) -> None:
     config = AgentWorkflowConfig(name="one", concurrency=ConcurrencyConfig(max_concurrent=1))
     names = ["a1", "a2", "b1", "c1"]
-    async with serving(LocalBackend(workflow=Hangs, grader=ExactMatch, workflow_config=config)) as client:
+    async with serving(
+        LocalBackend(workflow=workflow(hang), grader=ExactMatch, workflow_config=config)
+    ) as client:
 
         async def cancel(**selection: Any) -> Any:
             return (await client.post("/rollout/cancel", json=selection)).json()["dispositions"]
@@ -396,7 +362,7 @@ async def test_a_shutdown_cancels_hanging_rollouts(
 ) -> None:
     monkeypatch.setattr(app, "DRAIN_S", 0.05)
 
-    async with serving(LocalBackend(workflow=Hangs, grader=ExactMatch)) as client:
+    async with serving(LocalBackend(workflow=workflow(hang), grader=ExactMatch)) as client:
         await client.post("/rollout", json=controller.init_body())
 
     assert controller.callbacks == []
@@ -474,9 +440,7 @@ async def test_archive_of_a_captured_final_result(controller: Controller, artifa
     assert (artifact_root / "r1" / "trajectory.json").exists()
 
 
-async def test_a_backend_without_status(
-    controller: Controller,
-) -> None:
+async def test_a_backend_without_status(controller: Controller) -> None:
     released = asyncio.Event()
 
     async def play(complete: Any, grade: Any) -> None:
@@ -513,9 +477,13 @@ async def test_archive_contains_report_and_dropped_reward(
     assert archived["steps"][1]["metrics"] == metrics
 
 
-@pytest.mark.parametrize("ends_with", ["grader", "completion"])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"grader_callback_url": None}, {"grader_callback_url": ""}],
+    ids=["graded", "no grader URL", "empty grader URL"],
+)
 async def test_the_conversation_is_archived_before_the_last_callback(
-    controller: Controller, artifact_root: Path, ends_with: str
+    controller: Controller, artifact_root: Path, changes: dict[str, Any]
 ) -> None:
     report = {"model_name": "policy", "samples": {"r1": {"llm_call_metrics": [{"prompt_tokens": 3}]}}}
     controller.answers["completion"] = [(200, {"trajectory": report})]
@@ -526,17 +494,15 @@ async def test_the_conversation_is_archived_before_the_last_callback(
         seen[channel] = {path.name: path.read_bytes() for path in home.glob("*traj*")}
 
     controller.on_callback = look
-    grader = ExactMatch if ends_with == "grader" else None
-    changes = {} if ends_with == "grader" else {"grader_callback_url": None}
-    async with serving(LocalBackend(workflow=SayOk, grader=grader)) as client:
+    async with serving(LocalBackend(workflow=SayOk, grader=ExactMatch)) as client:
         await client.post("/rollout", json=controller.init_body(**changes))
-        await controller.wait_for(ends_with)
 
-    assert list(seen[ends_with]) == [PENDING_TRAJECTORY_FILE]
     final = (home / "trajectory.json").read_bytes()
-    if ends_with == "grader":
-        assert seen["completion"] == {}
-        assert seen["grader"] == {PENDING_TRAJECTORY_FILE: final}
+    if changes:
+        assert list(seen) == ["completion"]
+        assert list(seen["completion"]) == [PENDING_TRAJECTORY_FILE]
+    else:
+        assert seen == {"completion": {}, "grader": {PENDING_TRAJECTORY_FILE: final}}
         assert json.loads(final)["steps"][1]["metrics"] == {"prompt_tokens": 3}
     assert not (home / PENDING_TRAJECTORY_FILE).exists()
 

@@ -285,40 +285,28 @@ class TestReport:
             {**CONVERSATION[4], "usage": {"prompt_tokens": 1, "completion_tokens": 2}},
         ]
 
+        call = {"prompt_tokens": 10, "completion_token_ids": [1, 2], "logprobs": [-0.5, -1.0]}
+        final = {"total_cached_tokens": 7, "total_cost_usd": 0.75}
+
         converted = convert(
             messages,
             report=report(
-                {
-                    "prompt_tokens": 10,
-                    "completion_token_ids": [1, 2],
-                    "logprobs": [-0.5, -1.0],
-                    "model_name": "m1",
-                },
+                {**call, "model_name": "m1"},
                 {"prompt_tokens": 20, "cost_usd": 0.5, "unknown": "ignored"},
                 model_name="policy",
-                final_metrics={
-                    "total_cached_tokens": 7,
-                    "total_cost_usd": 0.75,
-                    "total_steps": 9,
-                    "other": 1,
-                },
+                final_metrics={**final, "total_steps": 9, "other": 1},
             ),
         )
 
         first, second = [step for step in converted["steps"] if step["source"] == "agent"]
-        assert first["metrics"] == {
-            "prompt_tokens": 10,
-            "completion_token_ids": [1, 2],
-            "logprobs": [-0.5, -1.0],
-        }
+        assert first["metrics"] == call
         assert first["model_name"] == "m1"
         assert second["metrics"] == {"prompt_tokens": 20, "completion_tokens": 2, "cost_usd": 0.5}
         assert converted["agent"]["model_name"] == "policy"
         assert converted["final_metrics"] == {
+            **final,
             "total_prompt_tokens": 30,
             "total_completion_tokens": 2,
-            "total_cached_tokens": 7,
-            "total_cost_usd": 0.75,
             "total_steps": 4,
         }
 

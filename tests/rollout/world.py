@@ -140,11 +140,6 @@ class ExactMatch(Grader):
         ctx.set_reward(float(ctx.sample.messages[-1]["content"] == ctx.label))
 
 
-class Hangs(AgentWorkflow):
-    async def run(self, ctx: AgentWorkflowContext) -> Any:
-        await asyncio.Event().wait()
-
-
 class Removes(Grader):
     async def grade(self, ctx: GraderContext) -> None:
         assert ctx.sample is not None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -36,15 +35,6 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
         text=True,
         timeout=120,
     )
-
-
-def example(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, REPOSITORY / "examples" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
@@ -88,6 +78,6 @@ def test_a_missing_key_is_one_line_with_the_export() -> None:
 
 
 async def test_the_async_rubric_function_gives_the_same_score(judge: JudgeServer) -> None:
-    rubrics = example("rubric_functions")
+    example = runpy.run_path(str(REPOSITORY / "examples" / "rubric_functions.py"))
     extra_info = {"provider": "openai", "model": "m", "rubric": "Be kind.", "api_base": judge.base_url}
-    assert await rubrics.support_reply_async("hello [score 0.3]", None, extra_info) == 0.3
+    assert await example["support_reply_async"]("hello [score 0.3]", None, extra_info) == 0.3

@@ -25,6 +25,7 @@ from osmosis_ai.rubric.types import (
     ProviderRequestError,
     UnscoredError,
 )
+from tests.rollout.world import listening
 from tests.standin_model import Reply, StandInModel, error_reply
 
 pytestmark = pytest.mark.usefixtures("without_waiting")
@@ -207,12 +208,8 @@ async def test_the_key_shows_up_nowhere(model: StandInModel, caplog: pytest.LogC
             model.respond = lambda _, status=status: error_reply(status, f"Wrong key: {CANARY}")  # type: ignore[misc]
             with pytest.raises(ProviderRequestError) as caught:
                 await judge.score(TASK)
-            said += [
-                caught.value,
-                vars(caught.value),
-                caught.value.__cause__,
-                caught.getrepr(showlocals=False),
-            ]
+            said += [caught.value, vars(caught.value), caught.value.__cause__]
+            said.append(caught.getrepr(showlocals=False))
         model.respond = lambda _: Reply(f"my key is {CANARY}")
         with pytest.raises(UnscoredError) as unscored:
             await judge.score(TASK)
@@ -229,28 +226,22 @@ async def test_a_key_in_the_address_is_redacted_as_well(model: StandInModel) -> 
     assert "[REDACTED]" in judgement.explanation and "canary-in-address" not in repr(judgement)
 
 
+DOWN = {"finish_reason": "error", "message": {}, "error": {"code": 502, "message": "it is down"}}
+
+
 @pytest.mark.parametrize(
-    ("body", "category", "words"),
-    [
-        (
-            {
-                "choices": [
-                    {"finish_reason": "error", "message": {}, "error": {"code": 502, "message": "it is down"}}
-                ]
-            },
-            "server",
-            "it is down",
-        ),
-        ({"choices": [None]}, "invalid_reply", '{"choices":[null]}'),
-    ],
+    ("choice", "category", "words"),
+    [(DOWN, "server", "it is down"), (None, "invalid_reply", '{"choices":[null]}')],
+    ids=["error", "null"],
 )
 async def test_a_failure_in_a_successful_response_is_retried_and_is_no_reply_of_the_judge(
-    model: StandInModel, body: Any, category: str, words: str
+    model: StandInModel, choice: Any, category: str, words: str
 ) -> None:
-    model.script(Reply(body=body))
+    failure = Reply(body={"choices": [choice]})
+    model.script(failure)
     async with judge_of(model) as judge:
         assert (await judge.score(TASK)).score == 0.5
-        model.respond = lambda _: Reply(body=body)
+        model.respond = lambda _: failure
         with pytest.raises(ProviderRequestError, match=re.escape(words)) as caught:
             await judge.score(TASK)
     assert caught.value.category == category
@@ -358,19 +349,16 @@ async def test_a_judge_of_a_provider_with_its_own_protocol_is_asked_through_lite
 
     app = web.Application()
     app.router.add_post("/v1/messages", answer)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    monkeypatch.setenv("ANTHROPIC_API_BASE", f"http://127.0.0.1:{runner.addresses[0][1]}")
     info = {"provider": "anthropic", "model": "claude-3-haiku-20240307", "api_key": CANARY}
-    async with Judge(resolve_judge(info, env={})) as judge:
-        judgement = await judge.score(TASK, call_index=1)
-    assert (judgement.score, judgement.explanation, judgement.retries) == (0.75, "fine", 1)
-    assert (judgement.input_tokens, judgement.output_tokens) == (100, 10)
-    assert bodies[-1]["temperature"] == 0
-    assert bodies[-1]["tools"][0]["input_schema"]["required"] == ["score", "explanation"]
-    async with Judge(resolve_judge({**info, "model": "claude-3-gone"}, env={})) as judge:
-        with pytest.raises(ModelNotFoundError, match="claude-3-gone") as caught:
-            await judge.score(TASK)
+    async with listening(app) as url:
+        monkeypatch.setenv("ANTHROPIC_API_BASE", url)
+        async with Judge(resolve_judge(info, env={})) as judge:
+            judgement = await judge.score(TASK, call_index=1)
+        assert (judgement.score, judgement.explanation, judgement.retries) == (0.75, "fine", 1)
+        assert (judgement.input_tokens, judgement.output_tokens) == (100, 10)
+        assert bodies[-1]["temperature"] == 0
+        assert bodies[-1]["tools"][0]["input_schema"]["required"] == ["score", "explanation"]
+        async with Judge(resolve_judge({**info, "model": "claude-3-gone"}, env={})) as judge:
+            with pytest.raises(ModelNotFoundError, match="claude-3-gone") as caught:
+                await judge.score(TASK)
     assert CANARY not in f"{caught.value!r} {vars(caught.value)}"
-    await runner.cleanup()

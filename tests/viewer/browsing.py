@@ -1,8 +1,8 @@
-"""A client of the viewer's pages, without a browser or a server."""
+"""A client of the viewer's pages, without a browser or a server, and the text of a page."""
 
 from __future__ import annotations
 
-import gzip
+from html.parser import HTMLParser
 from typing import TYPE_CHECKING
 
 from osmosis_ai.ui.shell import ShellView
@@ -44,11 +44,42 @@ def page_text(reply: Response, *, status: int = 200) -> str:
     return reply.text
 
 
-def gzipped(text: str) -> int:
-    """Return the compressed size of a page in bytes."""
-    return len(gzip.compress(text.encode()))
-
-
 def page_of(source: RunSource, path: str, *, status: int = 200, root: str = "") -> str:
     """Return a page of ``source``, checked like :func:`page_text`."""
     return page_text(visitor(source, root=root).get(path), status=status)
+
+
+_VOID = {"meta", "link", "input", "br", "wbr", "hr", "img"}
+
+
+class _Texts(HTMLParser):
+    """Collects the text of every element of a class."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self._name = name
+        self._depth = 0
+        self.texts: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if self._depth:
+            self._depth += tag not in _VOID
+        elif self._name in (dict(attrs).get("class") or "").split():
+            self._depth = 1
+            self.texts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        if self._depth:
+            self._depth -= 1
+
+    def handle_data(self, data: str) -> None:
+        if self._depth:
+            self.texts[-1] += data
+
+
+def text_by_class(html: str, name: str) -> list[str]:
+    """Return the text of each element of a class, in order."""
+    parser = _Texts(name)
+    parser.feed(html)
+    parser.close()
+    return parser.texts

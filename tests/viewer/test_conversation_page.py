@@ -15,10 +15,9 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.ui.terminal_text import plain, removed_words, without_sequences
 from osmosis_ai.viewer.access import Viewing
 from osmosis_ai.viewer.pages import conversation as page_module
-from tests.viewer.browsing import page_of, page_text, visitor
+from tests.viewer.browsing import page_of, page_text, text_by_class, visitor
 from tests.viewer.builders import STEPS, trajectory
 from tests.viewer.fake_source import FakeSource, a_run, a_sample
-from tests.viewer.page_content import text_by_class
 
 HERE = "/evals/one/samples/1.0"
 
@@ -280,15 +279,12 @@ def test_invalid_artifact_paths(path: str) -> None:
     assert pages.get(f"{HERE}/artifacts/{path}").status_code == 404
 
 
-def test_deleted_artifact() -> None:
-    class Emptied(FakeSource):
-        def open_artifact(self, run: str, row: int, attempt: int, path: str) -> BinaryIO:
-            raise OsmosisError("no blob has the key.", code="NOT_FOUND")
+def test_deleted_artifact(monkeypatch: pytest.MonkeyPatch) -> None:
+    def deleted(*_: Any) -> BinaryIO:
+        raise OsmosisError("no blob has the key.", code="NOT_FOUND")
 
-    known = a_source()
-    files = {("one", 1, 0): {"file": b"x"}}
-    source = Emptied(known.entries, listed=known.listed, conversations=known.conversations, files=files)
-    page_of(source, f"{HERE}/artifacts/file", status=404)
+    monkeypatch.setattr(FakeSource, "open_artifact", deleted)
+    page_of(a_source(files={("one", 1, 0): {"file": b"x"}}), f"{HERE}/artifacts/file", status=404)
 
 
 def assert_download(reply: Any) -> None:

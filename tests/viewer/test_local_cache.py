@@ -6,6 +6,7 @@ import os
 import shutil
 import sqlite3
 import stat
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from osmosis_ai.evaluation.local_results import read_local_results
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.viewer.local.source import LocalSource
 from osmosis_ai.viewer.source import RunQuery, SampleQuery
-from tests.viewer.local_place import LocalPlace
+from tests.viewer.conftest import LocalPlace
 from tests.viewer.source_contract import listed, places_of, sample_record
 
 
@@ -78,55 +79,36 @@ def test_cache_is_private_and_can_be_deleted(local: LocalPlace) -> None:
     assert local.source.runs(RunQuery(), limit=5).counts["total"] == 2
 
 
-def a_foreign_database(path: Path) -> None:
-    with closing(sqlite3.connect(path)) as other:
-        other.executescript("CREATE TABLE precious (value); INSERT INTO precious VALUES (7);")
+REPLACEMENTS: dict[str, Callable[[Path, Path], object]] = {
+    "symbolic link": lambda index, other: index.symlink_to(other),
+    "link to an empty file": lambda index, other: (other.write_bytes(b""), index.symlink_to(other)),
+    "hard link": lambda index, other: index.hardlink_to(other),
+    "foreign database": lambda index, other: (other.rename(index), other.symlink_to(index)),
+    "directory": lambda index, other: index.mkdir(),
+    "pipe": lambda index, other: os.mkfifo(index),
+}
 
 
-def put_in_place_of(index: Path, what: str) -> Path:
-    """Put something in place of an index; return the path of the foreign database."""
-    other = index.parents[2] / "other.db"
-    for beside in ("", "-wal", "-shm"):
-        index.with_name(index.name + beside).unlink(missing_ok=True)
-    if what == "link to an empty file":
-        other.touch()
-    else:
-        a_foreign_database(other)
-    if what in ("symbolic link", "link to an empty file"):
-        index.symlink_to(other)
-    elif what == "hard link":
-        index.hardlink_to(other)
-    elif what == "foreign database":
-        other.rename(index)
-        return index
-    elif what == "directory":
-        index.mkdir()
-    else:
-        os.mkfifo(index)
-    return other
-
-
-@pytest.mark.parametrize(
-    "what", ["symbolic link", "link to an empty file", "hard link", "foreign database", "directory", "pipe"]
-)
-def test_foreign_file_in_place_of_an_index_is_kept(local: LocalPlace, what: str) -> None:
+@pytest.mark.parametrize("replace", REPLACEMENTS.values(), ids=REPLACEMENTS)
+def test_foreign_file_in_place_of_an_index_is_kept(
+    local: LocalPlace, replace: Callable[[Path, Path], object]
+) -> None:
     local.start("run", rows=2, n=1, records=[sample_record(0, 0, 1.0)])
     listed(local.source, "run", SampleQuery())
     local.source.close()
     (index,) = (local.root / "cache" / "viewer").glob("run-*.sqlite")
-    other = put_in_place_of(index, what)
-    before = other.read_bytes()
+    for file in index.parent.glob(f"{index.name}*"):
+        file.unlink()
+    other = local.root / "other.db"
+    with closing(sqlite3.connect(other)) as database:
+        database.executescript("CREATE TABLE precious (value); INSERT INTO precious VALUES (7);")
+    replace(index, other)
+    before, kind = other.read_bytes(), stat.S_IFMT(index.lstat().st_mode)
     source = LocalSource(local.root, cache_dir=local.root / "cache")
     assert places_of(listed(source, "run", SampleQuery())) == [(0, 0)]
     assert "in memory" in source.run("eval", "run").problems[0]
     source.close()
-    assert other.read_bytes() == before
-    assert stat.S_IFMT(index.lstat().st_mode) == {
-        "symbolic link": stat.S_IFLNK,
-        "link to an empty file": stat.S_IFLNK,
-        "directory": stat.S_IFDIR,
-        "pipe": stat.S_IFIFO,
-    }.get(what, stat.S_IFREG)
+    assert (other.read_bytes(), stat.S_IFMT(index.lstat().st_mode)) == (before, kind)
 
 
 def test_metrics_of_a_part_of_the_journal(local: LocalPlace) -> None:

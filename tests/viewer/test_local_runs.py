@@ -8,18 +8,16 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pytest
 
 from osmosis_ai.datasets import file_digest, iter_rows, row_digest
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.journal import load_results
 from osmosis_ai.evaluation.local_results import read_local_results
-from osmosis_ai.evaluation.manifest import Manifest, run_lock
+from osmosis_ai.evaluation.manifest import run_lock
 from osmosis_ai.evaluation.run_directory import MOST_OF_A_CONFIG, RunDirectory
 from osmosis_ai.services.eval_runs.info import RunWatcher
 from osmosis_ai.services.report_files import ReportFile
@@ -35,7 +33,7 @@ from tests.datasets.builders import jsonl, prompt_rows
 from tests.evaluation.recorded_runs import with_crc, write_run
 from tests.viewer.browsing import page_text, visitor
 from tests.viewer.builders import a_document
-from tests.viewer.local_place import LocalPlace
+from tests.viewer.conftest import LocalPlace
 from tests.viewer.source_contract import SourceContract, listed, places_of, sample_record
 
 if TYPE_CHECKING:
@@ -47,6 +45,18 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPlace]:
     place = LocalPlace(tmp_path_factory.mktemp("runs"))
     yield place
     place.source.close()
+
+
+def change(file: Path, **changes: Any) -> None:
+    """Change members of a JSON file; dots in a name lead to inner members."""
+    document = json.loads(file.read_text())
+    for name, value in changes.items():
+        *above, last = name.split(".")
+        inner = document
+        for key in above:
+            inner = inner[key]
+        inner[last] = value
+    file.write_text(json.dumps(document))
 
 
 class TestLocalSource(SourceContract):
@@ -152,37 +162,24 @@ def test_histogram_edges() -> None:
 
 
 def test_previous_run(local: LocalPlace) -> None:
-    def made(
-        day: int,
-        *,
-        rows: int = 3,
-        n: int = 1,
-        bar: float = 1.0,
-        file: str = "f",
-        config: str = "a",
-        model: str = "m",
-    ) -> None:
-        name = f"run-{day}"
-        local.start(name, rows=rows, n=n)
-        manifest = json.loads((local.evals / name / "manifest.json").read_text("utf-8"))
-        manifest["created_at"] = f"2026-05-{day:02}T08:00:00Z"
-        manifest["inputs"]["model_path"] = model
-        manifest["inputs"]["dataset"]["sha256"] = file
-        manifest["provenance"] = {"config": f"configs/eval/{config}.toml"}
-        (local.evals / name / "manifest.json").write_text(json.dumps(manifest), "utf-8")
-        local.add(name, [sample_record(row, attempt, 1.0) for row in range(rows) for attempt in range(n)])
-        metrics = {"summary": {"pass_threshold": bar}}
-        (local.evals / name / "metrics.json").write_text(json.dumps(metrics), "utf-8")
+    def add_run(day: int, *, rows: int = 3, n: int = 1, bar: float = 1.0, **changes: Any) -> None:
+        directory = local.evals / f"run-{day}"
+        local.start(directory.name, rows=rows, n=n)
+        known = {"inputs.dataset.sha256": "f", "provenance": {"config": "configs/eval/a.toml"}, **changes}
+        change(directory / "manifest.json", created_at=f"2026-05-{day:02}T08:00:00Z", **known)
+        records = [sample_record(row, attempt, 1.0) for row in range(rows) for attempt in range(n)]
+        local.add(directory.name, records)
+        (directory / "metrics.json").write_text(json.dumps({"summary": {"pass_threshold": bar}}))
 
-    made(1)
-    made(2, rows=2)
-    made(3, model="another")
-    made(4, config="b")
-    made(5, bar=0.5)
-    made(6, n=4)
-    made(7, rows=2, n=2)
-    made(8, bar=0.5)
-    made(9, file="another file")
+    add_run(1)
+    add_run(2, rows=2)
+    add_run(3, **{"inputs.model_path": "another"})
+    add_run(4, provenance={"config": "configs/eval/b.toml"})
+    add_run(5, bar=0.5)
+    add_run(6, n=4)
+    add_run(7, rows=2, n=2)
+    add_run(8, bar=0.5)
+    add_run(9, **{"inputs.dataset.sha256": "another file"})
     before = {f"run-{day}": local.source.run("eval", f"run-{day}").previous for day in range(1, 10)}
     found = {name: run.name for name, run in before.items() if run is not None}
     assert found == {"run-6": "run-1", "run-7": "run-2", "run-8": "run-5"}
@@ -300,13 +297,10 @@ def test_expected_answer_from_the_dataset(
     data.write_text(jsonl(prompt_rows(3)))
     rows = list(iter_rows(data))
     local.start("run", rows=3, n=1)
-    path = local.evals / "run" / "manifest.json"
-    manifest = Manifest.load(path)
-    dataset = {"selected_source_rows": "0-2", "sha256": file_digest(data)}
     provenance = {"dataset_path": str(data), "dataset_name": "walks"}
-    replace(manifest, inputs={**manifest.inputs, "dataset": dataset}, provenance=provenance).write(path)
-    digest = row_digest(rows[1]) if by == "row" else None
-    local.add("run", [sample_record(1, 0, 1.0, row_digest=digest)])
+    digest = {"inputs.dataset.sha256": file_digest(data)}
+    change(local.evals / "run" / "manifest.json", provenance=provenance, **digest)
+    local.add("run", [sample_record(1, 0, 1.0, row_digest=row_digest(rows[1]) if by == "row" else None)])
     with monkeypatch.context() as without_git:
         # A report has very many conversations.
         without_git.setattr("osmosis_ai.workspace.git.run_git", pytest.fail)
@@ -364,18 +358,6 @@ def look(place: LocalPlace, *paths: str) -> list[str]:
     source.close()
     assert [reply.status_code for reply in replies if reply.status_code >= 500] == []
     return [reply.text for reply in replies]
-
-
-def change(file: Path, **changes: Any) -> None:
-    """Change members of a JSON file; dots in a name lead to inner members."""
-    document = json.loads(file.read_text())
-    for name, value in changes.items():
-        *above, last = name.split(".")
-        inner = document
-        for key in above:
-            inner = inner[key]
-        inner[last] = value
-    file.write_text(json.dumps(document))
 
 
 @pytest.mark.parametrize(
@@ -541,9 +523,8 @@ def test_conversation_search_resumes_after_time_limit(local: LocalPlace) -> None
 
 def test_huge_journal_line(local: LocalPlace) -> None:
     local.start("run", rows=1, n=1)
-    record = sample_record(0, 0, error="x" * 4_000_000)
-    record = msgspec.structs.replace(record, input="y" * 4_000_000, category="z" * 4_000_000)
-    local.add("run", [record])
+    texts = {"error": "x" * 4_000_000, "input": "y" * 4_000_000, "category": "z" * 4_000_000}
+    local.add("run", [sample_record(0, 0, **texts)])
     pages = visitor(local.source)
     for path in ("/", "/evals/run", "/evals/run/samples", "/evals/run/samples/0.0"):
         assert len(page_text(pages.get(path))) < 1_000_000, path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 import re
@@ -25,10 +26,9 @@ from tests.datasets.builders import jsonl
 from tests.decisions.builders import run_of
 from tests.evaluation.builders import MeasuredResults
 from tests.evaluation.recorded_runs import record
-from tests.viewer.browsing import gzipped, page_of, page_text, visitor
-from tests.viewer.builders import SCRIPT, a_document, learned, two_runs
+from tests.viewer.browsing import page_of, page_text, text_by_class, visitor
+from tests.viewer.builders import SCRIPT, a_document, learned, trajectory, two_runs
 from tests.viewer.fake_source import FakeSource, a_run, a_sample
-from tests.viewer.page_content import text_by_class
 from tests.viewer.source_contract import sample_record
 
 if TYPE_CHECKING:
@@ -144,12 +144,12 @@ def pages() -> TestClient:
         for row, attempts in enumerate(outcomes)
         for attempt, outcome in enumerate(attempts)
     ]
-    said = json.dumps({"steps": [{"source": "agent", "message": "a secret wörd"}]})
+    said = trajectory({"source": "agent", "message": "a secret wörd"})
     source = FakeSource(
         [entry, before, a_run("other", "training")],
         {"calm-fern-1": detail},
         {"calm-fern-1": samples},
-        conversations={("calm-fern-1", 2, 1): said.encode(), ("calm-fern-1", 4, 0): b'{"steps": []}'},
+        conversations={("calm-fern-1", 2, 1): said, ("calm-fern-1", 4, 0): b'{"steps": []}'},
         lines=[
             LogEntry(timestamp="2026-05-04T12:00:00Z", level="warning", message=f"line {n} {HOSTILE}")
             for n in range(300)
@@ -177,7 +177,7 @@ def test_hostile_content_is_escaped(pages: TestClient, path: str) -> None:
     text = page_text(pages.get(f"/evals/calm-fern-1{path}"))
     body = text.partition("</head>")[2]
     assert "<script" not in body and "<img" not in body and "\u202e" not in text and "\x1b" not in text
-    assert gzipped(text) < 100_000
+    assert len(gzip.compress(text.encode())) < 100_000
 
 
 def test_sample_filter_and_log_pages(pages: TestClient) -> None:
@@ -228,12 +228,7 @@ def test_sample_exports(pages: TestClient) -> None:
         and "sandbox" in reply.headers["content-security-policy"]
     )
     lines = list(csv.DictReader(io.StringIO(reply.text)))
-    assert [(line["row"], line["attempt"]) for line in lines] == [
-        ("1", "1"),
-        ("3", "0"),
-        ("3", "1"),
-        ("5", "1"),
-    ]
+    assert [f"{line['row']}.{line['attempt']}" for line in lines] == ["1.1", "3.0", "3.1", "5.1"]
     assert {line["output"] for line in lines} == {"'=1+1"}
     samples = [json.loads(line) for line in pages.get("/evals/calm-fern-1/samples.jsonl").text.splitlines()]
     assert len(samples) == 12 and samples[0]["output"] == "=1+1"
@@ -456,10 +451,8 @@ def validated_source(count: int = 4, step: int = 12) -> FakeSource:
     records.append(sample_record(0, 1, 1.0))
     samples = ValidationSamples.of(records, step=step, pass_threshold=0.75)
     source.validations = {"keen-owl-2": samples}
-    said = (
-        b'{"steps": [{"source": "user", "message": "what is 2?"}, {"source": "agent", "message": "no idea"}]}'
-    )
-    source.conversations = {("keen-owl-2", 2, 0): said}
+    said = [{"source": "user", "message": "what is 2?"}, {"source": "agent", "message": "no idea"}]
+    source.conversations = {("keen-owl-2", 2, 0): trajectory(*said)}
     return source
 
 

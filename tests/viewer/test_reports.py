@@ -29,17 +29,11 @@ from tests.evaluation.test_runner import World
 from tests.full_disk import files_of_at_most
 from tests.standin_model import Reply, StandInModel
 from tests.viewer.browsing import page_text, visitor
-from tests.viewer.builders import a_document, learned, two_runs
+from tests.viewer.builders import a_document, learned, trajectory, two_runs
 from tests.viewer.fake_source import FakeSource, a_run, a_sample
 from tests.viewer.source_contract import listed
 
 HOSTILE = "</details><script>alert(1)</script><img src=http://evil.example/x onerror=alert(1)>\u202e"
-
-
-def said(text: str) -> bytes:
-    return json.dumps(
-        {"steps": [{"source": "user", "message": "canary?"}, {"source": "agent", "message": text}]}
-    ).encode()
 
 
 def source(rows: int = 4, text: str = HOSTILE) -> FakeSource:
@@ -56,14 +50,20 @@ def source(rows: int = 4, text: str = HOSTILE) -> FakeSource:
         failures=[FailureCount("agent", "crash", 1, (rows - 1, 0), "canary")],
         commands=["osmosis eval run x"],
     )
-    conversations = {("calm-fern-1", row, 0): said(text) for row in range(rows)}
+    said = trajectory({"source": "user", "message": "canary?"}, {"source": "agent", "message": text})
+    conversations = {("calm-fern-1", row, 0): said for row in range(rows)}
     return FakeSource([entry], {"calm-fern-1": detail}, {"calm-fern-1": samples}, conversations=conversations)
 
 
+def output_of(write: Callable[..., object], *arguments: object, **options: object) -> str:
+    """Return what a function writes to a file."""
+    file = io.BytesIO()
+    write(file, *arguments, **options)
+    return file.getvalue().decode()
+
+
 def report(of: FakeSource, **options: object) -> str:
-    written = io.BytesIO()
-    write_run_report(written, of, "calm-fern-1", RunReportOptions(**options))  # type: ignore[arg-type]
-    return written.getvalue().decode()
+    return output_of(write_run_report, of, "calm-fern-1", RunReportOptions(**options))  # type: ignore[arg-type]
 
 
 def test_order_and_size_limit() -> None:
@@ -162,10 +162,8 @@ TITLE = "</title><script>alert(1)</script><img src=x onerror=alert(1)>"
 
 def comparison(name: str = "new", *, text: bool = True) -> str:
     runs = [two_runs().samples_of["old"], replace(two_runs().samples_of["new"], name=name)]
-    written = io.BytesIO()
     found = compare_runs(runs[0], runs[1:], CompareOptions(rows_shown=50))
-    write_comparison_report(written, found, runs, text=text)
-    return written.getvalue().decode()
+    return output_of(write_comparison_report, found, runs, text=text)
 
 
 def training(*, text: bool = True) -> str:
@@ -176,26 +174,22 @@ def training(*, text: bool = True) -> str:
         facts=[("Directory", "/home/fern/walks"), ("Steps", "12 of 12")],
         commands=["osmosis train resume"],
     )
-    written = io.BytesIO()
-    write_training_report(written, detail, learned(), text=text)
-    return written.getvalue().decode()
+    return output_of(write_training_report, detail, learned(), text=text)
 
 
-def judging(*, text: bool = True, everything: bool = False) -> str:
+def judging(*, text: bool = True) -> str:
     document = a_document(30)
     for judged in document["records"]:
         judged["texts"] = {"Judged text": f"canary {TITLE}"}
         for call in judged["judgements"]:
             call["explanation"] = f"canary: the answer is right, but says so at length. {TITLE}"
-    written = io.BytesIO()
     detail = RunDetail(
         a_run("answers", "rubric"),
         summary_numbers=document,
         config_written="canary",
         facts=[("Data", "/home/fern/d.jsonl"), ("File", "/home/fern/out.json")],
     )
-    write_judging_report(written, detail, text=text, everything=everything)
-    return written.getvalue().decode()
+    return output_of(write_judging_report, detail, text=text)
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,12 @@ class ProgressSnapshot:
     @classmethod
     def of(cls, table: AttemptTable, pass_threshold: float, **measured: Any) -> ProgressSnapshot:
         """Return the progress of a run with these results; ``measured`` has the fields that are not in the table."""
-        rewards = table.rewards
+        import numpy as np
+
+        # As in the metrics, each row has the same weight, however many of its attempts have a score.
+        rewards, rows = table.rewards, np.flatnonzero(table.is_scored) // table.n
+        scored = np.bincount(rows)
+        means = np.bincount(rows, rewards)[scored > 0] / scored[scored > 0]
         return cls(
             completed=len(table) - table.open_count,
             total=len(table),
@@ -62,7 +67,7 @@ class ProgressSnapshot:
             failed=table.count("failed"),
             skipped=table.count("skipped"),
             scored=rewards.size,
-            reward_mean=float(rewards.mean()) if rewards.size else None,
+            reward_mean=float(means.mean()) if rewards.size else None,
             **measured,
         )
 

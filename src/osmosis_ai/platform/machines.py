@@ -81,8 +81,8 @@ class Machine:
             if label not in self.labels:
                 yield f"the label `{label}`"
         for wanted, had, what in (
-            (asks.cpus, self.cpus, "cpus"),
-            (asks.gpus, self.gpus, "gpus"),
+            (asks.cpus, self.cpus, "CPU" if asks.cpus == 1 else "CPUs"),
+            (asks.gpus, self.gpus, "GPU" if asks.gpus == 1 else "GPUs"),
             (asks.memory_gb, self.memory_gb, "GiB of memory"),
         ):
             if wanted is not None and had is not None and wanted > had:

@@ -81,6 +81,30 @@ def score_json(score: RunScore | None) -> dict[str, Any] | None:
     return {**score.model_dump(mode="json"), "rule": pass_rule(score.pass_threshold), **texts}
 
 
+def execution_rows(
+    advanced: Mapping[str, Any] | None, retry_budget: Mapping[str, Any] | None = None
+) -> list[tuple[str, str]]:
+    """Return the pool, workers, labels and budget in a run's ``[advanced]`` as labelled texts.
+
+    ``retry_budget`` is given for a retry, and replaces the run's budget if it has any key.
+    """
+    from osmosis_ai.config.execution import read_execution
+
+    asked = read_execution(advanced)
+    if retry_budget:
+        asked = asked.model_copy(update={"max_cost": None, "max_tokens": None, **retry_budget})
+    limits = [numbers.money(asked.max_cost)] if asked.max_cost is not None else []
+    limits += [amount(asked.max_tokens, "token")] if asked.max_tokens is not None else []
+    alone = " for this retry; earlier use does not count" if limits and retry_budget is not None else ""
+    rows = {
+        "Pool": asked.pool,
+        "Workers": asked.workers and f"{asked.workers}",
+        "Labels": ", ".join(asked.labels or ()),
+        "Budget": " or ".join(limits) + alone,
+    }
+    return [(label, text) for label, text in rows.items() if text]
+
+
 class NumberLine(NamedTuple):
     """A row of the table of an evaluation's numbers."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import signal
 from collections.abc import AsyncIterator
@@ -17,6 +16,7 @@ from osmosis_ai.cli.output.context import OutputContext
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.services.classic_eval import ClassicEvalRequest
 from tests.cli.agent_loops.classic_project import Project, project_with
+from tests.cli.outcome import TerminalInput
 from tests.datasets.builders import write_rows
 from tests.standin_model import Reply, StandInModel, error_reply
 
@@ -218,9 +218,7 @@ async def test_weakness_8_failed_runs_pass_no_threshold(project: Project, model:
     assert len((aside / "events.jsonl").read_text().splitlines()) == 1
 
 
-async def test_api_key_is_never_written(
-    tmp_path: Path,
-) -> None:
+async def test_api_key_is_never_written(tmp_path: Path) -> None:
     key = "sk-classic-0123456789"
     async with StandInModel(api_key=key) as model:
         project = project_with(tmp_path, model)
@@ -267,16 +265,11 @@ async def test_salvage_of_a_damaged_journal(project: Project) -> None:
     assert (results["total_runs"], results["eval_fns"]["rewards:exact"]["mean"]) == (2, 1.0)
 
 
-class Screen(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def test_weakness_6_brackets_in_scores() -> None:
     scores = {"rewards:exact": 1.0, "rewards:style": 0.25}
     unscored = {"agent": "KeyError: [red]no[/red]"}
     record = TerminalRecord(1, 2, "r", "success", 450, tokens=1200, scores=scores, unscored=unscored)
-    screen, request = Screen(), ClassicEvalRequest("a:b", Path("d"), "m", (*scores, *unscored), n=3)
+    screen, request = TerminalInput(), ClassicEvalRequest("a:b", Path("d"), "m", (*scores, *unscored), n=3)
     OutputContext("rich", stdout=screen, stderr=screen).note(run_line(record, 4, 6, request))
     shown = screen.getvalue().replace("\n", " ")
     assert "[rewards:exact=1.000, rewards:style=0.250, agent=unscored]" in shown

@@ -60,9 +60,11 @@ def results_of(run: Path, table: AttemptTable) -> ClassicResults:
 
 
 def test_results_file(tmp_path: Path) -> None:
+    assert results_of(tmp_path, AttemptTable(1, 2)).rows == []
     records = [
-        record(0, 0, scores={"a:fn": 1.0}, tokens=3, cost_usd=0.5, finish_reason="stop"),
         record(0, 1, "failed", error="said\n“no”", tokens=2),
+        record(0, 0, "failed"),  # a later result replaces it
+        record(0, 0, scores={"a:fn": 1.0}, tokens=3, cost_usd=0.5, finish_reason="stop"),
         record(2, 0, scores={}, unscored={"a:fn": "why"}),
     ]
     path, results = tmp_path / "out.json", results_of(tmp_path, table_of(tmp_path, records, rows=3, n=2))
@@ -109,14 +111,6 @@ def test_duplicate_rows_count_once_in_intervals(tmp_path: Path) -> None:
     ]
     estimate = results_of(tmp_path, table_of(tmp_path, records, 8, 1)).functions["a:fn"].estimate
     assert estimate is not None and (estimate.n, estimate.clusters) == (8, 4)
-
-
-def test_latest_record_counts(tmp_path: Path) -> None:
-    assert results_of(tmp_path, AttemptTable(1, 2)).rows == []
-    lines = [record(0, 1), record(0, 0, "failed"), record(0, 0, scores={"a:fn": 1.0})]
-    table = table_of(tmp_path, lines, 1, 2)
-    (runs,) = results_of(tmp_path, table).rows
-    assert [(each.run_index, each.status) for each in runs] == [(0, "success"), (1, "success")]
 
 
 def test_missing_scores_count_as_zero_but_not_in_estimates() -> None:
@@ -195,18 +189,8 @@ def test_request_of_a_row() -> None:
     assert request.metadata == {"ground_truth": "3", "row_index": 5, "Level": 2}
     assert (request.completion_params, request.max_turns, request.max_tokens_total) == ({}, 10, 4096)
 
-    request = dataset_row_to_request(
-        row,
-        5,
-        max_turns=2,
-        max_tokens_total=9,
-        completion_params={"temperature": 0.5},
-        rollout_id="eval-5-run-1",
-        metadata_overrides={"run_index": 1, "Level": 7},
-    )
-    assert request.rollout_id == "eval-5-run-1"
-    assert request.metadata == {"ground_truth": "3", "row_index": 5, "Level": 7, "run_index": 1}
-    assert (request.completion_params, request.max_turns) == ({"temperature": 0.5}, 2)
+    request = dataset_row_to_request(row, 5, max_tokens_total=9, metadata_overrides={"Level": 7})
+    assert (request.metadata["Level"], request.max_tokens_total) == (7, 9)
 
 
 def test_row_larger_than_a_request() -> None:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -92,64 +93,30 @@ async def test_tools_are_cleared_after_success_and_error() -> None:
     assert result.raised.startswith("ValueError: boom")
 
 
-async def _says_why(ctx: Any) -> Any:
-    await ctx.chat(ctx.request.messages)
-    return ctx.error("the calculator is broken")
+class Synchronous(Agent):
+    def run(self, ctx: Any) -> Any:
+        return ctx.complete([])
 
 
-async def _returns_nothing(ctx: Any) -> Any:
-    return None
+def raising(error: BaseException) -> Agent:
+    async def fail(ctx: Any) -> Any:
+        raise error
 
-
-async def _exits(ctx: Any) -> Any:
-    sys.exit(3)
-
-
-async def _cancels_itself(ctx: Any) -> Any:
-    raise asyncio.CancelledError
-
-
-async def _key_error(ctx: Any) -> Any:
-    return {}["answer"]
+    return Agent(fail)
 
 
 @pytest.mark.parametrize(
-    "run_, message, tokens",
+    ("agent", "message"),
     [
-        (_says_why, "the calculator is broken", 8),
-        (_returns_nothing, "run returned NoneType", 0),
-        (_exits, "exit", 0),
-        (_cancels_itself, "cancelled", 0),
-        (_key_error, "answer", 0),
+        (raising(SystemExit(3)), "the code tried to exit the process (status 3)"),
+        (raising(asyncio.CancelledError()), "the code cancelled its own task"),
+        (raising(asyncio.TimeoutError("the search took too long")), "the search took too long"),
+        (Synchronous(), "`run` must be `async def`; it returned RolloutResult"),
     ],
 )
-async def test_agent_failure_fails_only_its_row(run_: Any, message: str, tokens: int) -> None:
-    result = await run(Agent(run_))
-    assert not result.success
-    assert message in (result.error or "")
-    assert result.token_usage["total_tokens"] == tokens
-
-
-async def test_synchronous_run_method() -> None:
-    class Synchronous(Agent):
-        def run(self, ctx: Any) -> Any:
-            return ctx.complete([])
-
-    assert (await run(Synchronous())).error == "`run` must be `async def`; it returned RolloutResult"
-
-
-async def test_timeouts() -> None:
-    async def hang(ctx: Any) -> Any:
-        await asyncio.Event().wait()
-
-    result = await run(Agent(hang), timeout_s=0.01)
-    assert result.error == "the agent did not finish within 0.01 s."
-    assert (await run(Agent(), timeout_s=60)).success
-
-    async def own(ctx: Any) -> Any:
-        raise asyncio.TimeoutError("the search took too long")
-
-    assert (await run(Agent(own), timeout_s=60)).error == "the search took too long"
+async def test_agent_failure_fails_only_its_row(agent: Agent, message: str) -> None:
+    result = await run(agent, timeout_s=60)
+    assert (result.success, result.error) == (False, message)
 
 
 async def test_debug_event_files(tmp_path: Path) -> None:
@@ -215,31 +182,25 @@ async def test_eval_runs_and_scores() -> None:
     assert (summary.mean, summary.std, summary.pass_at_k) == (0.5, 0.5, {1: 0.5})
 
 
-async def test_failed_run_scores_zero_and_never_passes() -> None:
+async def test_missing_scores_never_pass() -> None:
     async def fails_on_three(ctx: Any) -> Any:
         if "3" in ctx.request.messages[-1]["content"]:
             raise RuntimeError("cannot count to three")
         return await without_reward(ctx)
 
-    result = await evaluator(Agent(fails_on_three), exact).run_eval(
+    result = await evaluator(Agent(fails_on_three), exact, broken, not_a_number).run_eval(
         [row("is it 2"), row("is it 3")], n_runs=3, pass_threshold=-1.0
     )
-    failed = result.rows[1].runs[0]
+    scored, failed = (each.runs[0] for each in result.rows)
+    assert (scored.success, scored.scores) == (True, {"exact": 1.0})
+    assert "no such reference" in scored.unscored["broken"]
+    assert "finite" in scored.unscored["not_a_number"]
+    assert result.eval_summaries["broken"].unscored == 6
     assert (failed.success, failed.scores, failed.error) == (False, {}, "cannot count to three")
     summary = result.eval_summaries["exact"]
     assert (summary.mean, summary.min, summary.pass_at_k) == (0.5, 0.0, {1: 0.5, 3: 0.5})
     assert summary.estimate is not None
     assert (summary.estimate.value, summary.scored, summary.unscored) == (1.0, 3, 3)
-
-
-async def test_eval_function_without_a_finite_number() -> None:
-    result = await evaluator(Agent(without_reward), exact, broken, not_a_number).run_eval([row("is it 2")])
-    (run,) = result.rows[0].runs
-    assert run.success
-    assert run.scores == {"exact": 1.0}
-    assert "no such reference" in run.unscored["broken"]
-    assert "finite" in run.unscored["not_a_number"]
-    assert result.eval_summaries["broken"].unscored == 1
 
 
 async def test_concurrent_runs() -> None:
@@ -418,17 +379,9 @@ async def test_eval_report_text() -> None:
     assert [cell.strip() for cell in numbers.split("|")][:8] == [
         *("exact", "0.500", "0.000", "1.000", "0.500", "50.0%", "50.0%", "6/6")
     ]
-
-    class Console:
-        def __init__(self) -> None:
-            self.lines: list[str] = []
-
-        def print(self, line: str) -> None:
-            self.lines.append(line)
-
-    console = Console()
+    console = Mock()
     format_eval_report(result, console)
-    assert "\n".join(console.lines) == text
+    console.print.assert_called_once_with(text)
 
 
 @pytest.mark.parametrize(
@@ -441,27 +394,23 @@ async def test_non_finite_reward_is_null(reward: Any, written: float | None) -> 
     assert json.loads(json.dumps((await run(Agent(rewarded))).to_json()))["reward"] == written
 
 
-def _schema(name: str = "add", kind: str = "object") -> OpenAIFunctionToolSchema:
-    function = OpenAIFunctionSchema(
-        name=name, description="", parameters=OpenAIFunctionParametersSchema(type=kind)
-    )
-    return OpenAIFunctionToolSchema(type="function", function=function)
+ARRAY = OpenAIFunctionSchema(
+    name="add", description="", parameters=OpenAIFunctionParametersSchema(type="array")
+)
+INVALID_NAME = SimpleNamespace(name="1st", parameters=None)
 
 
 @pytest.mark.parametrize(
-    "tools, message",
+    ("tools", "message"),
     [
         (None, "get_tools returned None; it must return a list"),
         ((ADD,), "get_tools returned tuple"),
-        ([{"type": "function"}], "missing 'function'"),
         ([SimpleNamespace()], "missing 'function'"),
+        ([SimpleNamespace(function=INVALID_NAME)], "must start with letter/under"),
         (
-            [SimpleNamespace(function=SimpleNamespace(name="1st", parameters=None))],
-            "must start with letter/under",
+            [OpenAIFunctionToolSchema(type="function", function=ARRAY)],
+            "parameters.type must be 'object'",
         ),
-        ([_schema(name="")], "name"),
-        ([_schema(name="no spaces")], "must start with letter/underscore"),
-        ([_schema(kind="array")], "parameters.type must be 'object'"),
     ],
 )
 async def test_invalid_tools(tools: Any, message: str) -> None:

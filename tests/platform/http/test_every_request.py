@@ -108,8 +108,8 @@ def test_a_path_that_is_no_text_is_refused(probe: TestClient, segment: str) -> N
 
 def test_an_unknown_route_and_a_wrong_method_get_flat_errors(client: TestClient) -> None:
     for path in ("/", "/api/cli", "/api/cli/nothing", "/api/cli/verify/"):
-        body = assert_flat_error(client.get(path), 404, "ROUTE_NOT_FOUND")
-        assert path in body["error"]
+        reply = client.get(path, headers={"accept": "application/json"})
+        assert path in assert_flat_error(reply, 404, "ROUTE_NOT_FOUND")["error"]
     refused = client.put("/api/cli/verify")
     assert_flat_error(refused, 405, "METHOD_NOT_ALLOWED")
     assert refused.headers["allow"] == "GET"

@@ -24,9 +24,10 @@ from osmosis_ai.platform.machines import Machine
 from osmosis_ai.platform.runs import submitter
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.sandbox import SandboxCapability
+from tests.evaluation.builders import record
 from tests.platform.conftest import assert_flat_error
 from tests.platform.evaluations import submit_body
-from tests.platform.fake_worker import EVALS, GPU, claim_request, journal_of, pool_token, records, settle
+from tests.platform.fake_worker import EVALS, GPU, claim_request, journal_of, pool_token, settle
 from tests.platform.runs.conftest import code, rows  # noqa: F401 - fixtures of `member`
 from tests.platform.runs.conftest import member as member_with_code  # noqa: F401
 from tests.sandbox.test_gpus import make_gpus
@@ -82,7 +83,8 @@ def test_a_shard_is_claimed_reported_and_finished(
     assert given.source is not None
     # A signed URL authorizes itself, and no token goes there.
     assert host.api.get(given.source.url, headers={"Authorization": ""}).status_code == 200
-    lines, lease, route = journal_of(records(2)), lease_of(given), shard_route(given.shard.id, "sync")
+    own = [record(row, number) for row in range(3) for number in range(2)]
+    lines, lease, route = journal_of(own), lease_of(given), shard_route(given.shard.id, "sync")
     body = gzip.compress(orjson.dumps({"journal": {"offset": 0, "lines": lines.decode()}}))
     for _ in range(2):
         reply = SyncReply.model_validate(host.post(route, body, lease, **{"Content-Encoding": "gzip"}).json())
@@ -278,7 +280,7 @@ def test_resources_that_the_platforms_machine_lacks_are_refused_at_submit(
     asks = {"gpus": 2, "memory_gb": 64}
     [issue] = issues(api, advanced_config={"execution": asks})
     assert issue["key"] == "advanced.execution.gpus"
-    assert "2 gpus (has 1), 64 GiB of memory (has 16); name a pool" in issue["message"]
+    assert "2 GPUs (has 1), 64 GiB of memory (has 16); name a pool" in issue["message"]
     EVALS.taken(api, advanced_config={"execution": {"gpus": 1, "memory_gb": 16}})
     EVALS.taken(api, advanced_config={"execution": {**asks, "pool": "gpu"}})
 

@@ -91,7 +91,18 @@ def test_signing_in_never_leads_to_another_site(browser: TestClient, member: Mem
 
 def test_programs_that_happen_upon_a_page_find_nothing(client: TestClient, member: Member) -> None:
     for path in ("/", "/fern", "/fern/evals", "/fern/evals/x", "/cli-auth", "/favicon.ico"):
-        assert_flat_error(client.get(path), 404, "ROUTE_NOT_FOUND")
+        program = client.get(path, headers={"accept": "application/json"})
+        assert_flat_error(program, 404, "ROUTE_NOT_FOUND")
+    assert_flat_error(client.get("/api/evals"), 404, "ROUTE_NOT_FOUND")
+
+
+def test_a_client_that_accepts_anything_is_led_to_the_sign_in_page(
+    client: TestClient, member: Member
+) -> None:
+    assert client.headers.pop("accept") == "*/*"
+    for headers in ({}, {"accept": "*/*"}):
+        reply = client.get("/fern/evals/x", headers=headers)
+        assert reply.headers["location"].endswith("/login?next=%2Ffern%2Fevals%2Fx")
 
 
 def test_nothing_of_another_workspace_is_told_where_there_is_no_page(

@@ -155,11 +155,16 @@ class RunModel:
             raise Refusal(LEASE_LOST)
         if any((each.row_index, each.run_index) not in shard.attempts for each in written):
             raise Refusal("CONFLICT")
+        names = {item_name(*each) for each in shard.attempts}
+        if any(path.split("/")[1].removesuffix(".json") not in names for path in files):
+            raise Refusal("CONFLICT")
         if offset > len(shard.journal):
             raise Refusal(JOURNAL_OFFSET)
         sent = journal_of(written)
         if not sent.startswith(shard.journal[offset : offset + len(sent)]):
             raise Refusal(JOURNAL_DIVERGED)
+        if self._scores_again(shard, offset, written):
+            raise Refusal("CONFLICT")
         end = offset
         for each in written:
             end += len(each.to_line())
@@ -180,6 +185,9 @@ class RunModel:
         if shard.status == "pending":
             raise Refusal(LEASE_LOST)
         if shard.status == "running":
+            new = {attempt for attempt, (position, _) in self.samples.items() if position > self.reopened_at}
+            if shard.attempts - new and not self.fails:
+                outcome = "failed"
             self._end(shard, "stopped" if self.stops else outcome, now)
         return shard.status
 
@@ -244,6 +252,19 @@ class RunModel:
             if revision < self.revision and path.split("/")[1].removesuffix(".json") in repeated:
                 del self.files[path]
         self._end_run()
+
+    def _scores_again(self, shard: Shard, offset: int, written: Sequence[TerminalRecord]) -> bool:
+        """Whether a new record is one of an attempt that has a score."""
+        scored = {attempt for attempt, (_, each) in self.samples.items() if each.reward is not None}
+        for each in written:
+            offset += len(each.to_line())
+            if offset <= len(shard.journal):
+                continue
+            if (each.row_index, each.run_index) in scored:
+                return True
+            if each.reward is not None:
+                scored.add((each.row_index, each.run_index))
+        return False
 
     def _known(self, shard_id: str, token: str) -> Shard:
         for shard in self.shards:

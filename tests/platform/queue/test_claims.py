@@ -82,8 +82,8 @@ def test_a_run_becomes_one_shard_per_worker(api: TestClient, services: PlatformS
 @pytest.mark.parametrize(
     ("asks", "has", "lacks"),
     [
-        ({"cpus": 8}, {"cpus": 4}, "8 cpus (has 4)"),
-        ({"gpus": 1}, {"gpus": 0}, "1 gpus (has 0)"),
+        ({"cpus": 8}, {"cpus": 4}, "8 CPUs (has 4)"),
+        ({"gpus": 1}, {"gpus": 0}, "1 GPU (has 0)"),
         ({"memory_gb": 64}, {"memory_gb": 16}, "64 GiB of memory (has 16)"),
         ({"isolation": "required"}, {"sandbox": False, "sandbox_problem": PROBLEM}, f"a sandbox ({PROBLEM})"),
         ({"network": "none"}, {"sandbox": False, "sandbox_problem": PROBLEM}, f"a sandbox ({PROBLEM})"),

@@ -66,7 +66,7 @@ def shown(api: TestClient, worker: FakeWorker) -> dict[str, Any]:
     return {**metrics, "results": detail["results"]}
 
 
-@pytest.mark.parametrize("ending", ["finished", "stopped", "killed and stopped"])
+@pytest.mark.parametrize("ending", ["failed", "stopped", "killed and stopped"])
 def test_live_numbers_and_those_of_the_ended_run_are_those_of_the_engine(
     api: TestClient,
     services: PlatformServices,
@@ -92,7 +92,7 @@ def test_live_numbers_and_those_of_the_ended_run_are_those_of_the_engine(
         settle(services)
     else:
         for worker in workers:
-            worker.finishes()
+            worker.finishes("failed" if ending == "failed" else "finished", error="the model is unreachable.")
     run = first.run
     assert run.status == ending.rpartition(" ")[2]
     assert {name: (run.metrics or {})[name] for name in expected} == expected
@@ -107,10 +107,11 @@ def test_live_numbers_and_those_of_the_ended_run_are_those_of_the_engine(
 def test_a_run_without_records_has_no_score(
     api: TestClient, services: PlatformServices, workers: list[FakeWorker]
 ) -> None:
+    api.post(f"{EVALS.route}/{workers[0].run_id}/stop", json={})
     for worker in workers:
         worker.finishes()
     run = workers[0].run
-    assert (run.status, run.reward, run.progress) == ("finished", None, {"completed": 0, "total": 15})
+    assert (run.status, run.reward, run.progress) == ("stopped", None, {"completed": 0, "total": 15})
     assert shown(api, workers[0])["results"]["graded"] == 0
 
 
@@ -138,9 +139,10 @@ def test_details_are_those_of_the_newest_record(
     services: PlatformServices, workers: list[FakeWorker]
 ) -> None:
     judged = {"judge_calls": 1, "judgements": [{"model": "j", "score": 1.0}]}
+    failed = {"status": "failed", "reward": None}
     for worker, written in (
-        (workers[0], [record(0, **judged), record(0), record(2, scores={"agent": 0.5})]),
-        (workers[1], [record(1), record(1, **judged)]),
+        (workers[0], [record(0, **judged, **failed), record(0), record(2, scores={"agent": 0.5})]),
+        (workers[1], [record(1, **failed), record(1, **judged)]),
     ):
         worker.write(written)
         worker.sync(journal=worker.part())

@@ -13,8 +13,10 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import Connection, NullPool, create_engine, make_url, text
 
+from osmosis_ai.api.wire.workers import JournalPart
 from osmosis_ai.platform.runs import run_imports
 from osmosis_ai.training.runs.metrics import TRAINING_REWARD
+from tests.evaluation.builders import record
 from tests.platform.conftest import Member
 from tests.platform.databases import postgres_database
 from tests.platform.fake_worker import (
@@ -94,7 +96,8 @@ def test_rows_are_stored_as_they_were_reported(api: TestClient, services: Platfo
     EVALS.taken(api, advanced_config=GPU)
     worker = FakeWorker.claims(services, "gpu")
     odd = {"parts": {"length": 0.1, "odd": 3}, "output": 'he said "so: é\\ \U0001f600"', "cost_usd": 1e-9}
-    written = [*records(3, **odd), *records(1, first=1, reward=None, tokens=2**31 - 1)]
+    failed = {"status": "failed", "reward": None, "tokens": 2**31 - 1}
+    written = [record(0, **odd), record(1, **failed), record(2, **odd), record(1, **odd)]
     worker.write(written)
     for _ in range(2):
         worker.sync(
@@ -104,10 +107,16 @@ def test_rows_are_stored_as_they_were_reported(api: TestClient, services: Platfo
             limited_by={"a\0": "b\0"},
         )
     first, second, third = worker.samples()
-    for kept, record in ((first, written[0]), (second, written[3]), (third, written[2])):
+    for kept, sent in ((first, written[0]), (second, written[3]), (third, written[2])):
         for name in ("reward", "tokens", "parts", "output", "cost_usd", "duration_ms", "rollout_id"):
-            assert getattr(kept, name) == getattr(record, name), name
+            assert getattr(kept, name) == getattr(sent, name), name
     assert worker.stored_journal() == worker.journal
+    with pytest.raises(Refused, match="already has a score"):
+        worker.sync(
+            journal=JournalPart(offset=len(worker.journal), lines=record(0, 1).to_line().decode() * 2)
+        )
+    with pytest.raises(Refused, match="already has a score"):
+        worker.sync(journal=JournalPart(offset=len(worker.journal), lines=record(1).to_line().decode()))
     worker.finishes()
     assert worker.run.status == "finished"
 

@@ -94,7 +94,7 @@ def test_an_outage_of_the_database_costs_no_owner_its_lease_and_no_record(
     with without_database(outage):
         for call in (
             lambda: worker.sync(journal=worker.part(), files=[worker.conversation(0)]),
-            worker.finishes,
+            lambda: worker.finishes(completes=False),
             lambda: worker.releases("it broke", counts=True),
         ):
             with pytest.raises(Refused) as refused:
@@ -193,6 +193,7 @@ def test_without_the_store_records_are_accepted_and_uploads_change_nothing(
                 worker.sync(environment="changed", **fields)
         assert stored(services) == before
     worker.sync(
-        sent=[sent], files=[{"path": "artifacts/a", "kind": "artifacts", "size": 5, "blob": "files/a"}]
+        sent=[sent],
+        files=[{"path": "artifacts/row_0_run_0/a", "kind": "artifacts", "size": 5, "blob": "files/a"}],
     )
     assert worker.sync(wanted=[wanted]).uploads[0].url

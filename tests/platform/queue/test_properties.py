@@ -203,6 +203,8 @@ class QueueMachine(RuleBasedStateMachine):
                     self.execute(worker, outcomes, pick)
                     self.send(self.next_sync(worker), "arrives")
                 if action == "finish":
+                    if not flags[2]:
+                        self.complete(worker, outcomes, pick)
                     outcome: Any = "failed" if all(flags) else "finished"
                     ending = FinishRequest(outcome=outcome)
                     self.send(Call("finish", worker, ending, partial(model.finish, *place, outcome)), fate)
@@ -341,6 +343,12 @@ class QueueMachine(RuleBasedStateMachine):
             worker.disk.append(record(*attempt, rollout_id=f"r{self.made}", **OUTCOMES[outcome]))
         worker.log_lines.append(f"line {self.made} {len(worker.log_lines)}")
 
+    def complete(self, worker: Worker, outcomes: list[str], pick: int) -> None:
+        """Execute and report everything that the worker has left."""
+        self.execute(worker, outcomes * len(self.model.attempts), pick)
+        while worker in self.workers and worker.sent < len(journal_of(worker.disk)):
+            self.send(self.next_sync(worker), "arrives")
+
     def next_sync(self, worker: Worker) -> Call:
         """Report what was not acknowledged yet, at most four records of it."""
         end, unsent = 0, list[TerminalRecord]()
@@ -353,17 +361,24 @@ class QueueMachine(RuleBasedStateMachine):
         return self.sync_call(worker, worker.sent, unsent[:4], files, logs)
 
     def misbehave(self, worker: Worker, pick: int, flags: Sequence[bool]) -> None:
-        """Send what the platform must refuse: lines after a gap, other bytes, or another worker's attempt."""
+        """Send what the platform must refuse: lines after a gap, other bytes, a second score, or another's attempt or file."""
         size = len(journal_of(worker.disk))
+        own = self.attempts_of(worker)
+        foreign = sorted(set(self.model.attempts) - own) or [(self.model.rows, 0)]
+        owner = min(own, default=(0, 0))
+        scored = [each for each in worker.disk if each.reward is not None]
         offset, written = size + 1, list[TerminalRecord]()
         if flags[0] and worker.disk:
             last = worker.disk[-1]
             offset = size - len(last.to_line())
             written = [record(last.row_index, last.run_index, rollout_id="r0")]
         elif flags[1]:
-            foreign = sorted(set(self.model.attempts) - self.attempts_of(worker)) or [(self.model.rows, 0)]
             offset, written = worker.sent, [record(*foreign[pick % len(foreign)], rollout_id="r0")]
-        unwanted = {"trajectories/unwanted.json": b"{}"}, (0, ["unwanted"])
+        elif flags[2] and scored:
+            offset, written = worker.sent, [record(scored[0].row_index, scored[0].run_index, rollout_id="r0")]
+        elif pick % 2:
+            offset, owner = worker.sent, foreign[0]
+        unwanted = {f"artifacts/{item_name(*owner)}/unwanted": b"{}"}, (0, ["unwanted"])
         self.deliver(self.sync_call(worker, offset, written, *unwanted), is_heard=False)
 
     # -- the network -----------------------------------------------------------------------------------
@@ -414,11 +429,16 @@ class QueueMachine(RuleBasedStateMachine):
         files: dict[str, bytes],
         logs: tuple[int, list[str]],
     ) -> Call:
-        described: dict[str, Any] = {"kind": "trajectories", "source_row_index": 0}
         request = SyncRequest(
             journal=JournalPart(offset=offset, lines=journal_of(written).decode()),
             files=[
-                RunFilePart(path=path, size=len(content), content=zlib.compress(content), **described)
+                RunFilePart(
+                    path=path,
+                    kind=path.partition("/")[0],
+                    size=len(content),
+                    content=zlib.compress(content),
+                    source_row_index=0,
+                )
                 for path, content in files.items()
             ],
             log=LogPart(
@@ -714,8 +734,8 @@ def test_a_run_ends_once(api: TestClient, services: PlatformServices) -> None:
     run_id = submitted(api, services, workers=3)
     workers = [FakeWorker.claims(services, "gpu") for _ in range(3)]
     for worker in workers:
-        worker.records(2)
-    endings = at_once(lambda number: workers[number % 3].finishes(settles=False).status)
+        worker.records_rest()
+    endings = at_once(lambda number: workers[number % 3].finishes(completes=False, settles=False).status)
     assert endings == ["finished"] * THREADS
     at_once(lambda _: services.platform_shards.execute_next())
     (finalized,) = shards_of(services, run_id, kind="finalize")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import zlib
 from typing import Any
 
@@ -15,6 +16,7 @@ from osmosis_ai.api.wire.workers import (
     MOST_JOURNAL_LINES,
     MOST_LOG_LINES,
     MOST_WANTED,
+    JournalPart,
 )
 from osmosis_ai.platform.runs.journals import read_journal
 from tests.evaluation.builders import record
@@ -25,7 +27,6 @@ from tests.platform.fake_worker import (
     FakeWorker,
     Refused,
     downloaded,
-    file_url,
     journal_of,
     raising,
     records,
@@ -140,17 +141,40 @@ def test_records_of_attempts_that_are_not_of_the_shard_are_refused_and_logged_on
     for foreign, sentence in (
         (record(3), "the run has 3 rows, and no row 3"),
         (record(0, 2), "the run has 2 attempts per row, and no attempt 2"),
-        (record(2, source_row_index=200), "the dataset has 200 rows, and no row 200"),
-        (record(1), "row 1, attempt 0 is executed by another worker"),
+        (record(2, source_row_index=200), "the dataset has only 200 rows"),
+        (record(1), "row 1, attempt 0 is part of another shard, or has a score"),
     ):
         lines = lines_of(record(0), foreign)
         with pytest.raises(Refused, match=f"409 CONFLICT: .*{sentence}"):
             worker.call("sync", {"journal": {"offset": 0, "lines": lines}, "environment": "changed"})
     assert (worker.shard.journal_bytes, worker.samples(), worker.run.environment) == (0, [], None)
     assert len([message for message in worker.messages() if "does not belong" in message]) == 1
+    with pytest.raises(Refused, match=r"409 CONFLICT: a record or file does not belong .* row 1, attempt 0"):
+        worker.sync(files=[worker.conversation(0), worker.conversation(1)])
     worker.records(2)
     other.records(1)
+    other.sync(files=[other.conversation(1)])
     assert [each.row_index for each in worker.samples()] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_score_is_not_replaced(worker: FakeWorker, at_once: bool) -> None:
+    failed = record(0, status="failed", reward=None, tokens=3)
+    worker.write([failed, record(0)])
+    worker.sync(journal=worker.part())
+    written = [record(1), record(2), record(1, reward=0.5)] if at_once else [failed]
+    lines = journal_of(written).decode()
+    with pytest.raises(Refused, match=r"409 CONFLICT: .*already has a score"):
+        worker.sync(journal=JournalPart(offset=len(worker.journal), lines=lines), environment="changed")
+    assert [(each.row_index, each.reward, each.tokens) for each in worker.samples()] == [(0, 1.0, 7)]
+    assert (worker.shard.journal_bytes, worker.run.environment) == (len(worker.journal), None)
+
+
+def test_a_shard_that_lacks_records_is_not_finished(worker: FakeWorker) -> None:
+    worker.records(2)
+    assert worker.finishes(completes=False).status == "failed"
+    error = "the worker finished without the records of 118 attempts."
+    assert (worker.run.status, worker.run.error) == ("failed", error)
 
 
 def test_the_lease_of_another_shard_reads_and_writes_nothing(api: TestClient, worker: FakeWorker) -> None:
@@ -219,7 +243,7 @@ def test_texts_are_stored_as_the_columns_take_them(api: TestClient, worker: Fake
 
 # -- files -----------------------------------------------------------------------------------------
 
-FILE = {"path": "artifacts/a", "kind": "artifacts", "size": 3, "blob": "files/known"}
+FILE = {"path": "artifacts/row_0_run_0/a", "kind": "artifacts", "size": 3, "blob": "files/known"}
 UPLOAD = {"name": "files/new", "size": 1, "sha256": "0" * 64}
 
 
@@ -228,12 +252,23 @@ def a_file(**changes: Any) -> dict[str, Any]:
 
 
 def inline(content: bytes = b"abc", **changes: Any) -> dict[str, Any]:
-    import base64
-
-    packed = base64.b64encode(zlib.compress(content)).decode()
-    return a_file(**{"blob": None, "size": len(content), "content": packed, **changes})
+    return packed(zlib.compress(content), **{"size": len(content), **changes})
 
 
+def packed(content: bytes, **changes: Any) -> dict[str, Any]:
+    return a_file(**{"blob": None, "content": base64.b64encode(content).decode(), **changes})
+
+
+NOT_OF_AN_ATTEMPT = (
+    *(
+        "metrics.json",
+        "events.jsonl",
+        "artifacts/row_0_run_0",
+        "artifacts/row_0/a",
+        "trajectories/row_0_run_0.txt",
+    ),
+    *("artifacts/row_-1_run_0/a", f"artifacts/row_{10**12}_run_0/a"),
+)
 REFUSED: dict[str, dict[str, Any]] = {
     **{
         f"a path like {path!r}": a_file(path=path)
@@ -250,6 +285,13 @@ REFUSED: dict[str, dict[str, Any]] = {
     "an inline file that unpacks to more than fits in memory": inline(size=1 << 40),
     "an inline file that is too large": inline(b"".join(b"%x" % (n * n) for n in range(30_000)), size=9),
     "an inline file that is not Base64": a_file(blob=None, content="%"),
+    "an inline file that is not compressed": packed(b"abc"),
+    "an inline file of another size": inline(size=2),
+    "an inline file that is cut off": packed(zlib.compress(b"abc")[:-1]),
+    "an inline file with more behind it": packed(zlib.compress(b"abc") + b"a"),
+    "an inline file that unpacks to more than its size": inline(b" " * (16 << 20), size=3),
+    **{f"the file {path!r}": a_file(path=path) for path in NOT_OF_AN_ATTEMPT},
+    "a file of another kind": a_file(kind="diagnostics"),
     "an inline file with a blob": inline(blob="files/known"),
     "an inline file with a range": inline(offset=0, length=1),
     "a file without content": a_file(blob=None),
@@ -305,21 +347,6 @@ def test_what_no_honest_worker_sends_is_refused_and_changes_nothing(
     assert worker.sync(**a_file()).stop is False
     worker.finishes()
     assert worker.run.status == "finished"
-
-
-def test_an_inline_file_that_is_a_compression_bomb_costs_no_memory(
-    api: TestClient, worker: FakeWorker
-) -> None:
-    bomb = zlib.compress(b" " * (16 << 20))
-    assert len(bomb) < 32 << 10
-    part = worker.conversation(0).model_copy(update={"content": bomb})
-    worker.sync(files=[part, worker.conversation(1, content=b'{"steps": [1]}')])
-    reply = api.get(file_url(api, worker.run_id, TRAJECTORY) or "")
-    assert (reply.status_code, reply.json()["code"]) == (500, "BLOB_DAMAGED")
-    assert downloaded(api, worker.run_id, "trajectories/row_1_run_0.json") == b'{"steps": [1]}'
-    worker.finishes()
-    assert worker.run.status == "finished"
-    assert downloaded(api, worker.run_id, "trajectories/row_1_run_0.json") == b'{"steps": [1]}'
 
 
 def test_the_newest_file_of_a_path_counts_wherever_its_bytes_are(api: TestClient, worker: FakeWorker) -> None:

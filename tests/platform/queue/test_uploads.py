@@ -136,6 +136,7 @@ def test_a_run_has_a_limit_of_uploaded_bytes(worker: FakeWorker) -> None:
 def test_a_range_is_no_larger_than_the_files_that_are_read_into_memory(worker: FakeWorker) -> None:
     content = bytes(5 << 20)
     sent = worker.uploads("files/x", content)
-    part = {**worker.conversation(0).model_dump(exclude={"content"}), "blob": "files/x"}
-    with pytest.raises(Refused, match="is not a valid file of a run"):
-        worker.sync(sent=[sent], files=[{**part, "size": 10, "offset": 0, "length": len(content)}])
+    part = {**worker.conversation(0).model_dump(mode="json", exclude={"content"}), "blob": "files/x"}
+    part |= {"size": 10, "offset": 0, "length": len(content)}
+    with pytest.raises(Refused, match=r"400 VALIDATION_FAILED: .*: such a file has at most 4194304 bytes"):
+        worker.call("sync", {"sent": [sent.model_dump()], "files": [part]})

@@ -103,12 +103,16 @@ def test_a_retry_repeats_the_attempts_without_a_score(
     worker.write([record(*place) for place in ((0, 1), (1, 1))])
     worker.sync(journal=worker.part(), files=[worker.conversation(0, 1, b"second")])
     worker.finishes()
-    assert [sample["status"] for sample in samples_of(api, run["id"])] == [*["success"] * 4, "skipped"]
+    assert [sample["status"] for sample in samples_of(api, run["id"])] == [
+        *["success"] * 4,
+        "skipped",
+        "success",
+    ]
     found = row_of(services, run["id"])
-    assert (found.status, found.progress) == ("finished", {"completed": 5, "total": 6})
+    assert (found.status, found.progress) == ("finished", {"completed": 6, "total": 6})
     assert found.journal_blob is not None
     lines = [TerminalRecord.from_line(line) for line in stored_lines(services.blobs, found.journal_blob)]
-    assert [line.reward for line in lines] == [1.0, None, 0.0, None, None, 1.0, 1.0]
+    assert [line.reward for line in lines] == [1.0, None, 0.0, None, None, 1.0, 1.0, 1.0]
     journals = [key for key in services.blobs.keys(f"runs/{run['id']}") if "journal" in key]
     assert journals == [found.journal_blob], "the former journal is deleted"
     # A repeated attempt has no files of the former one.

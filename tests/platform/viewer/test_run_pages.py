@@ -319,6 +319,27 @@ def test_a_run_of_three_workers_is_one_run_on_its_pages(
     assert "3 samples." in shown(f"/fern/evals/{name}/samples")
 
 
+def test_a_run_with_a_used_up_budget_is_ending_though_a_worker_is_silent(
+    browser: TestClient, member: Member, services: PlatformServices, clock: ManualClock
+) -> None:
+    execution = {"pool": "gpu", "labels": ["a100"], "workers": 2, "max_cost": 5, "max_tokens": 100}
+    body = submit_body(evaluation_config={"limit": 2, "n": 1}, advanced_config={"execution": execution})
+    name = submitted(browser, RUNS, body, member)["name"]
+    settle(services)
+    worker, _silent = (FakeWorker.claims(services, "gpu", labels=["a100"]) for _ in range(2))
+    clock.advance(20)
+    worker.records(1, tokens=200, cost_usd=0.1, model_calls=1)
+    worker.finishes(settles=False)
+    page = text_of(browser.get(f"/fern/evals/{name}"))
+    assert "it is ending because its budget is used up: it used 200 tokens, and max_tokens is 100. " in page
+    assert "another worker" not in page
+    assert "Pool gpu Workers 2 Labels a100 Budget $5.00 or 100 tokens" in page
+    clock.advance(60)
+    settle(services)
+    asked = text_of(browser.get(f"/fern/evals/{name}/retry"))
+    assert "Budget $5.00 or 100 tokens for this retry; earlier use does not count" in asked
+
+
 def test_changes_have_an_etag_and_a_session_that_ended_is_told_to_a_live_page(
     browser: TestClient, run: str, clock: ManualClock
 ) -> None:

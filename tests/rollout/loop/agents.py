@@ -32,7 +32,9 @@ class CannedModel:
         return CompletionsResult({"role": "assistant", "content": "hello"})
 
     def get_metrics(self) -> RolloutMetrics:
-        return RolloutMetrics(num_llm_calls=len(self.calls), llm_latency_ms=5.0, prompt_tokens=7)
+        return RolloutMetrics(
+            num_llm_calls=len(self.calls), llm_latency_ms=5.0, prompt_tokens=7 * len(self.calls)
+        )
 
 
 def request(**given: Any) -> RolloutRequest:

@@ -43,8 +43,6 @@ def test_a_concrete_class_needs_a_name() -> None:
     with pytest.raises(TypeError, match="must define a 'name' class attribute"):
         type("Nameless", (Echo,), {"name": ""})
 
-
-def test_an_abstract_class_needs_no_name() -> None:
     class WithoutTools(RolloutAgentLoop):
         def get_tools(self, request: Any) -> list[Any]:
             return []
@@ -79,14 +77,13 @@ async def test_a_loop_asks_its_model_and_completes() -> None:
     assert isinstance(given.llm, LLMClientProtocol)
 
 
-def test_weakness_7_an_error_keeps_its_message_and_what_it_cost() -> None:
-    result = context().error("the tool is gone", [{"role": "user", "content": "hi"}])
+async def test_weakness_7_an_error_keeps_its_message_and_what_it_cost() -> None:
+    given = context()
+    await given.chat([])
+    result = given.error("the tool is gone", [{"role": "user", "content": "hi"}])
 
-    assert (result.status, result.finish_reason, result.error_message) == (
-        "ERROR",
-        "error",
-        "the tool is gone",
-    )
+    assert (result.status, result.finish_reason) == ("ERROR", "error")
+    assert result.error_message == "the tool is gone"
     assert result.final_messages == [{"role": "user", "content": "hi"}]
     assert result.metrics is not None and result.metrics.prompt_tokens == 7
     assert context().error("no messages").final_messages == []
@@ -266,9 +263,7 @@ def test_address_validation() -> None:
     assert not any(network.is_private_ip(text) for text in ("8.8.8.8", "host"))
 
 
-def test_detection_of_the_public_address(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_detection_of_the_public_address(monkeypatch: pytest.MonkeyPatch) -> None:
     hosts: dict[str, str] = {}
     requested: list[str] = []
 
@@ -325,17 +320,10 @@ def test_a_valid_agent() -> None:
     result.raise_if_invalid()
 
 
-@pytest.mark.parametrize(
-    ("attributes", "code"),
-    [
-        ({"get_tools": lambda self, request: sys.exit(3)}, "GET_TOOLS_EXCEPTION"),
-        ({"get_tools": Echo.run}, "GET_TOOLS_INVALID_TYPE"),
-    ],
-)
-def test_invalid_get_tools(attributes: dict[str, Any], code: str) -> None:
-    result = validate_agent_loop(agent(**attributes))
+def test_get_tools_that_exits() -> None:
+    result = validate_agent_loop(agent(get_tools=lambda self, request: sys.exit(3)))
 
-    assert not result and codes(result) == ([code], [])
+    assert not result and codes(result) == (["GET_TOOLS_EXCEPTION"], [])
 
 
 @pytest.mark.parametrize(
@@ -356,12 +344,6 @@ def test_weakness_13_validation_refuses_exactly_the_unusable_tools(tool: Any, co
         with pytest.raises(InvalidToolError, match=rf"tools\[1\]\.function\.{field}"):
             use([function(), tool])
     assert check_tools([function(name="get-time")]) == [function(name="get-time")]
-
-
-@pytest.mark.parametrize("tools", [None, (), "tools"])
-def test_tools_must_be_a_list(tools: Any) -> None:
-    with pytest.raises(InvalidToolError, match=r"get_tools of 'calc' returned .*must return a list"):
-        check_tools(tools, "calc")
 
 
 AGENT = """

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -27,8 +26,6 @@ from osmosis_ai.rollout.core.schemas import OpenAIFunctionSchema, OpenAIFunction
 from osmosis_ai.rollout.testing import (
     RolloutCompletionTracker,
     create_mock_trainer_app,
-    fake_prompt_token_ids,
-    fake_token_ids,
     patch_httpx_for_mock_trainer,
 )
 from tests.rollout.world import listening
@@ -185,15 +182,6 @@ async def test_errors_do_not_show_the_key(
     assert "plain" not in str(raised.value)
 
 
-@asynccontextmanager
-async def answering(answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
-    """A controller on this machine; yields its address."""
-    app = web.Application()
-    app.router.add_post("/{path:.*}", answer)
-    async with listening(app) as url:
-        yield url
-
-
 async def gzipped(request: web.Request) -> web.Response:
     return web.Response(body=gzip.compress(b"x" * 3_000_000), headers={"Content-Encoding": "gzip"})
 
@@ -241,16 +229,16 @@ async def test_hostile_replies(
 ) -> None:
     monkeypatch.setattr(client_module, "MAX_REPLY_BYTES", 2_000_000)
 
-    async with answering(answer) as url, OsmosisLLMClient(url, "r1", api_key="k", max_retries=0) as client:
+    app = web.Application()
+    app.router.add_post("/{path:.*}", answer)
+    async with listening(app) as url, OsmosisLLMClient(url, "r1", api_key="k", max_retries=0) as client:
         if shares:
             client.share_connections()
         with pytest.raises(error, match=message):
             await client.chat_completions([])
 
 
-async def test_incomplete_tool_calls_are_completed(
-    connect: Callable[..., OsmosisLLMClient],
-) -> None:
+async def test_incomplete_tool_calls_are_completed(connect: Callable[..., OsmosisLLMClient]) -> None:
     calls = [
         {"type": "function", "function": {"name": "look", "arguments": ""}},
         {"function": {"name": "look"}},
@@ -284,9 +272,7 @@ async def test_retries_of_a_report(connect: Callable[..., OsmosisLLMClient], wai
     assert (len(broken.requests), len(refusing.requests), waits) == (2, 1, [1.0])
 
 
-async def test_invalid_reports(
-    connect: Callable[..., OsmosisLLMClient],
-) -> None:
+async def test_invalid_reports(connect: Callable[..., OsmosisLLMClient]) -> None:
     client = connect(Controller())
 
     for bad in ({"status": "DONE"}, {"status": "success"}, {"status": "COMPLETED", "reward": float("nan")}):
@@ -339,24 +325,17 @@ async def test_a_served_agent_with_the_mock_trainer(monkeypatch: pytest.MonkeyPa
     assert [message["content"] for message in tracker.responses[0]["final_messages"]] == ["Hello", "OK."]
 
 
-async def test_tool_calls_of_the_mock_trainer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_tool_calls_of_the_mock_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
     trainer = TestClient(create_mock_trainer_app(tool_call_generator=lambda message: calls))
 
     reply = trainer.post(
-        "/v1/chat/completions", json={"rollout_id": "r", "messages": [{"role": "user"}]}
+        "/v1/chat/completions", json={"rollout_id": "r", "messages": [{"role": "user"}] * 2}
     ).json()
     assert reply["id"] == "r" and reply["choices"][0]["message"]["tool_calls"] == calls
-    assert len(reply["prompt_token_ids"]) == reply["usage"]["prompt_tokens"] == 10
+    assert len(reply["prompt_token_ids"]) == reply["usage"]["prompt_tokens"] == 20
 
     patch_httpx_for_mock_trainer(trainer, monkeypatch)
     elsewhere = httpx.MockTransport(lambda request: httpx.Response(204))
     async with httpx.AsyncClient(transport=elsewhere) as other:
         assert (await other.post("http://x/y")).status_code == 204
-
-
-def test_fake_tokens() -> None:
-    assert fake_token_ids("abc") == [0, 1, 2]
-    assert (len(fake_prompt_token_ids([])), len(fake_prompt_token_ids([{}, {}]))) == (10, 20)

@@ -45,6 +45,7 @@ from osmosis_ai.rollout.hosting import (
 from osmosis_ai.rollout.model_client import close_shared_connections
 from osmosis_ai.rollout.tools import normalize_tools
 from osmosis_ai.rollout.types import RolloutErrorCategory, RolloutStatus
+from tests.evaluation.agent_loop.loop_agents import Agent
 from tests.rollout.local_rollouts import execute, hang, request
 from tests.rollout.world import Controller, serving
 from tests.standin_model import Reply, StandInModel, error_reply
@@ -55,17 +56,8 @@ SUM = normalize_tools([ADD])[0]
 SUM_PAYLOAD = {**ADD, "function": {**ADD["function"], "strict": False}}
 
 
-def agent(run: Callable[[Any], Any], tools: Any = ()) -> RolloutAgentLoop:
-    class Built(RolloutAgentLoop):
-        name = "built"
-
-        def get_tools(self, request: Any) -> Any:
-            return list(tools) if isinstance(tools, tuple) else tools
-
-        async def run(self, ctx: Any) -> RolloutResult:
-            return await run(ctx)
-
-    return Built()
+def agent(run: Callable[[Any], Any], tools: Any = ()) -> Agent:
+    return Agent(run, list(tools) if isinstance(tools, tuple) else tools)
 
 
 class Synchronous(RolloutAgentLoop):
@@ -202,21 +194,6 @@ async def test_a_failing_eval_function(function: Any, category: RolloutErrorCate
     assert graded.err_message is not None
     assert graded.err_message.startswith("eval function '<lambda>': ")
     assert words in graded.err_message
-
-
-async def test_a_classic_run_needs_no_reward() -> None:
-    def fails(solution_str: str, **_: Any) -> float:
-        raise ValueError
-
-    def half(messages: Any, **_: Any) -> float:
-        return 0.5
-
-    _, graded = await host(agent(done), fails, half, settings={"needs_reward": False})
-    assert graded.status is RolloutStatus.SUCCESS
-    assert graded.sample is not None
-    assert graded.sample.reward is None
-    outcome = read_outcome(graded.sample.extra_fields)
-    assert (outcome.scores, list(outcome.unscored)) == ({"half": 0.5}, ["fails"])
 
 
 async def raises(ctx: Any) -> Any:

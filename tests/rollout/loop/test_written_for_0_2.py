@@ -21,8 +21,9 @@ from osmosis_ai.rollout.eval.common.runner import LocalRolloutRunner, validate_t
 from osmosis_ai.rollout.eval.evaluation import EvalFnWrapper
 from osmosis_ai.rollout.server import create_app, serve_agent_loop, validate_and_report
 from osmosis_ai.rollout.validator import ValidationResult
+from tests.evaluation.agent_loop.loop_agents import Agent
 
-from .agents import Echo
+from .agents import CannedModel, Echo
 
 INIT = {
     "rollout_id": "R1",
@@ -61,11 +62,14 @@ class OwnClient:
         self.ended.set()
 
 
-def test_a_patched_client_of_a_served_agent(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def own_client(monkeypatch: pytest.MonkeyPatch) -> None:
     OwnClient.made, OwnClient.ended = [], threading.Event()
     monkeypatch.setattr("osmosis_ai.rollout.server.app.OsmosisLLMClient", OwnClient)
+
+
+@pytest.mark.usefixtures("own_client")
+def test_a_patched_client_of_a_served_agent() -> None:
     with TestClient(create_app(Echo())) as server:
         assert server.post("/v1/rollout/init", json=INIT).status_code == 202
         assert OwnClient.ended.wait(60)
@@ -97,9 +101,7 @@ def test_patches_of_serve_agent_loop(capsys: pytest.CaptureFixture[str]) -> None
     assert "API key: (provided)" in capsys.readouterr().err
 
 
-def test_validate_and_report(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_validate_and_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert validate_and_report(Echo(), True)
     assert "Agent loop 'echo' is valid: 0 tools, 0 warnings" in capsys.readouterr().out
     assert not validate_and_report(MagicMock(name=None, spec=["name"]))
@@ -121,44 +123,24 @@ def test_all_problems_of_a_tool_are_reported(tool: dict[str, Any]) -> None:
         validate_tools([tool])
 
 
-class CountsItself(Echo):
-    """Asks nobody, and says what that cost."""
-
-    name = "counts-itself"
-
-    async def run(self, ctx: Any) -> RolloutResult:
+async def test_metrics_of_the_agent() -> None:
+    async def count_itself(ctx: Any) -> RolloutResult:
         if ctx.request.metadata["row_index"]:
             raise RuntimeError("broken")
         metrics = RolloutMetrics(prompt_tokens=100, response_tokens=50, num_llm_calls=2)
         return RolloutResult("COMPLETED", [], "stop", metrics=metrics)
 
-
-async def test_metrics_of_the_agent() -> None:
-    runner = LocalRolloutRunner(CountsItself(), MagicMock())
+    runner = LocalRolloutRunner(Agent(count_itself), MagicMock())
     ok, failed = [await runner.run_single(ROW, index) for index in range(2)]
     assert (ok.success, ok.token_usage["total_tokens"], ok.token_usage["num_llm_calls"]) == (True, 150, 2)
     assert (failed.error, failed.token_usage["total_tokens"]) == ("broken", 0)
 
 
-class TwoMethods:
-    """A model as ``LLMClientProtocol`` has it, which counts and never starts over."""
-
-    def __init__(self) -> None:
-        self.counted = RolloutMetrics()
-
-    async def chat_completions(self, messages: list[dict[str, Any]], **_: Any) -> CompletionsResult:
-        self.counted.prompt_tokens += 10
-        self.counted.num_llm_calls += 1
-        return CompletionsResult({"role": "assistant", "content": "1"})
-
-    def get_metrics(self) -> RolloutMetrics:
-        return self.counted.model_copy()
-
-
 async def test_a_client_with_two_methods() -> None:
-    runner = LocalRolloutRunner(Echo(), TwoMethods())  # type: ignore[arg-type]
+    """It counts calls and never starts over."""
+    runner = LocalRolloutRunner(Echo(), CannedModel())  # type: ignore[arg-type]
     rows = [await runner.run_single(ROW, index) for index in range(2)]
-    usage = {"prompt_tokens": 10, "completion_tokens": 0, "total_tokens": 10, "num_llm_calls": 1}
+    usage = {"prompt_tokens": 7, "completion_tokens": 0, "total_tokens": 7, "num_llm_calls": 1}
     assert [(each.success, each.token_usage) for each in rows] == [(True, usage)] * 2
 
 
@@ -173,34 +155,22 @@ async def test_arguments_of_eval_fn_wrapper(given: tuple[Any, Any]) -> None:
     assert await wrapped([{"role": "assistant", "content": "1"}], "1", {}) == 1.0
 
 
-class Waits(Echo):
-    """Waits for ever."""
+@pytest.mark.usefixtures("own_client")
+async def test_a_rollout_ends_with_its_event_loop() -> None:
+    began: asyncio.Future[asyncio.Task[Any] | None] = asyncio.get_running_loop().create_future()
 
-    name = "waits"
-    task: asyncio.Task[Any]
-
-    def __init__(self) -> None:
-        self.began = asyncio.Event()
-
-    async def run(self, ctx: Any) -> RolloutResult:
-        self.task = asyncio.current_task()  # type: ignore[assignment]
-        self.began.set()
+    async def wait_for_ever(ctx: Any) -> None:
+        began.set_result(asyncio.current_task())
         await asyncio.Event().wait()
-        raise AssertionError
 
-
-async def test_a_rollout_ends_with_its_event_loop(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    OwnClient.made, OwnClient.ended = [], threading.Event()
-    monkeypatch.setattr("osmosis_ai.rollout.server.app.OsmosisLLMClient", OwnClient)
-    app = create_app(agent := Waits())
+    app = create_app(Agent(wait_for_ever))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://agent") as caller:
         assert (await caller.post("/v1/rollout/init", json=INIT)).status_code == 202
-    await agent.began.wait()
+    task = await began
     [rollout] = app.state.rollouts.rollout_tasks.values()
     # As the end of a loop does, in the order in which the agent is done first.
-    agent.task.cancel()
+    assert task is not None
+    task.cancel()
     await asyncio.sleep(0)
     rollout.cancel()
     await asyncio.wait({rollout}, timeout=60)

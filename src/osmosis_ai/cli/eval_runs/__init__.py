@@ -58,6 +58,7 @@ from osmosis_ai.cli.runs.submit import (
     submit_run,
 )
 from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.ui.numbers import amount
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -590,10 +591,10 @@ def retry(
     watch: WatchOption = False,
     secrets_file: SecretsFileOption = None,
     max_cost: Annotated[
-        float | None, typer.Option(help="US dollars that this retry may spend (default: the run's max_cost).")
+        float | None, typer.Option(help="Budget of the retry in US dollars; replaces the run's budget.")
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(help="Tokens that this retry may use (default: the run's max_tokens).")
+        int | None, typer.Option(help="Budget of the retry in tokens; replaces the run's budget.")
     ] = None,
     yes: YesOption = False,
 ) -> OperationResult:
@@ -629,10 +630,9 @@ def retry(
         with output.status("Reopening the run"):
             reopened = submit_retry(context.client, planned)
         count = planned.check.samples
-        again = "1 attempt" if count == 1 else f"{count:,} attempts"
         result = OperationResult(
             operation="eval.retry",
-            message=f"Evaluation run reopened: {reopened.name}, {again} will run again",
+            message=f"Evaluation run reopened: {reopened.name}, {amount(count, 'attempt')} will run again",
             resource={
                 **run_again_fields(reopened),
                 "samples": count,
@@ -658,6 +658,7 @@ def _rows(planned: ProposedRetry) -> list[Row]:
         ("Run", planned.name),
         ("Attempts", f"{planned.samples}: {planned.reasons}"),
         ("Commit", (check.commit_sha or "")[:12]),
+        *planned.execution,
         *(
             [("Secrets", ", ".join(f"{name} ({scope})" for name, scope in sorted(scopes.items())))]
             if scopes
@@ -856,10 +857,9 @@ def export(
         current().warn(f"the run is {done.progress}: only its results so far were exported")
     if to_stdout:
         raise typer.Exit
-    count = f"{done.samples:,} attempt{'' if done.samples == 1 else 's'}"
     return OperationResult(
         operation="eval.export",
-        message=f"Exported {count} of {done.run} to {shown_path(done.path)}",
+        message=f"Exported {amount(done.samples, 'attempt')} of {done.run} to {shown_path(done.path)}",
         resource={
             "run": done.run,
             "format": done.format,
@@ -903,7 +903,7 @@ def _download(run: str, *, yes: bool) -> Path:
             outcome = run_download(context.client, plan, progress=shown.update)
     if outcome.failures:
         raise OsmosisError(
-            f"{len(outcome.failures)} files of `{run}` could not be downloaded: {outcome.failures[0].path} "
+            f"{amount(len(outcome.failures), 'file')} of `{run}` could not be downloaded: {outcome.failures[0].path} "
             f"{outcome.failures[0].error}.",
             hint=f"run `osmosis eval download {run}`, then export again",
         )

@@ -774,7 +774,7 @@ class LiveRun(GracefulStop, RunHooks):
         """Ask before spending; built-in models cost nothing, so the answer is yes."""
         assert self._plan is not None
         self._output.confirm(
-            f"Run {pending} attempts with model {model_path}?",
+            f"Run {amount(pending, 'attempt')} with model {model_path}?",
             yes=self._yes,
             default=False,
             summary={"Run": self._plan.name, "Rollouts": str(pending), "Model": model_path},

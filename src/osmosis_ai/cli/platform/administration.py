@@ -731,7 +731,7 @@ def create_token(
         url = platform.url
     current().note(
         f"Token {token.id} of {owner.email}, "
-        + (f"good until {iso(token.expires_at)}" if token.expires_at else "good until it is revoked")
+        + (f"good until {formats.date(token.expires_at)}" if token.expires_at else "good until it is revoked")
         + ". It is not shown again."
     )
     return OperationResult(

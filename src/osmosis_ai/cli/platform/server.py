@@ -32,6 +32,7 @@ from osmosis_ai.cli.output.results import (
 from osmosis_ai.cli.platform.local_platform import iso, local_platform, platform_extra
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.files import is_read_by_all
+from osmosis_ai.ui.numbers import amount
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -391,19 +392,19 @@ def _worker_rows(workers: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, st
 def _describe_worker(worker: Mapping[str, Any], now: datetime) -> str:
     """Return in a line what a machine has, and what it does, or when it was last seen."""
     has = [
-        f"{worker[key]:g} {what}"
-        for key, what in (("cpus", "cpus"), ("gpus", "gpus"), ("memory_gb", "GiB"))
+        f"{worker[key]:g} {unit}{'s' if unit != 'GiB' and worker[key] != 1 else ''}"
+        for key, unit in (("cpus", "CPU"), ("gpus", "GPU"), ("memory_gb", "GiB"))
         if worker[key]
     ]
     if worker["sandbox"] is not None:
         has.append("sandbox" if worker["sandbox"] else "no sandbox")
     labels = f" [{', '.join(worker['labels'])}]" if worker["labels"] else ""
     name, runs = formats.one_line(worker["machine"] or "unnamed"), worker["runs"]
-    does = f"works on {runs} run{'' if runs == 1 else 's'}" if runs else "idle"
+    does = f"works on {amount(runs, 'run')}" if runs else "idle"
     silence = now - datetime.fromisoformat(worker["heard_at"].replace("Z", "+00:00"))
     if silence > _SILENT:
         does = f"last seen {formats.duration(silence.total_seconds())} ago"
-    return f"{name} of {worker['pool']}{labels}: {', '.join(has)}; {does}, asked last {worker['seen_at']}"
+    return f"{name} of {worker['pool']}{labels}: {', '.join(has)}; {does}, asked last {formats.date(worker['seen_at'])}"
 
 
 def _state(local_url: str | None) -> tuple[str, dict[str, str]]:
@@ -484,7 +485,7 @@ def backup(
         )
     return OperationResult(
         operation="platform.backup",
-        message=f"Wrote {report.path}: {formats.count(report.files)} files, "
+        message=f"Wrote {report.path}: {amount(report.files, 'file')}, "
         f"{formats.size(report.path.stat().st_size)}.",
         resource={
             "path": str(report.path),
@@ -539,7 +540,7 @@ def restore(
     return OperationResult(
         operation="platform.restore",
         message=f"Restored {config.home} from the backup of {formats.iso(report.created_at)}: "
-        f"{formats.count(report.files)} files, all verified.",
+        f"{amount(report.files, 'file')}, all verified.",
         resource={
             "home": str(config.home),
             **report.facts(),
@@ -677,8 +678,8 @@ def worker(
     from osmosis_ai.api.active_platform import active_platform
     from osmosis_ai.api.platform_url import normalize_platform_url
 
-    if (pool is None) == (run is None):
-        raise typer.BadParameter("name the runs to execute.", param_hint="one of '--pool' and '--run'")
+    meaning = "--pool executes all runs of a pool, --run only one run"
+    _require_one(pool, run, "'--pool' and '--run'", meaning)
     address = normalize_platform_url(url) if url is not None else active_platform().url
     with platform_extra():
         import alembic  # noqa: F401 - the extra is missed here, before there is a run
@@ -698,14 +699,16 @@ def worker(
     )
     token = _credential(token_file, token_env)
     executed = host_runs(address, token, options, say=current().note)
-    runs = len({shard.run_id for shard in executed})
+    endings: dict[tuple[str, str], dict[str, None]] = {}
+    for shard in executed:
+        known = endings.setdefault((shard.run_id, shard.run_name), {})
+        known[_ENDINGS[shard.ending or "ended"]] = None
     bad = [shard for shard in executed if shard.ending in ("unreachable", "died")]
-    last = "; ".join(f"{shard.run_name}: {_ENDINGS[shard.ending or 'ended']}" for shard in executed[-5:])
+    last = "; ".join(f"{name}: {', '.join(known)}" for (_, name), known in [*endings.items()][-5:])
     return OperationResult(
         operation="platform.worker",
         status="partial" if bad else "success",
-        message=f"Executed {runs} run{'' if runs == 1 else 's'} of {address}"
-        + (f" ({last})." if executed else "."),
+        message=f"Executed {amount(len(endings), 'run')} of {address}" + (f" ({last})." if executed else "."),
         resource={
             "platform_url": address,
             "runs": [
@@ -721,6 +724,13 @@ def worker(
     )
 
 
+def _require_one(first: str | None, second: str | None, options: str, meaning: str) -> None:
+    """Refuse neither and both of two options."""
+    if (first is None) == (second is None):
+        problem = "one of them is required" if first is None else "they are mutually exclusive"
+        raise typer.BadParameter(f"{problem}. {meaning}.", param_hint=options)
+
+
 def _at_most(most: int, given: NumberT, option: str) -> NumberT:
     """Return the value of an option within the limits of the worker protocol."""
     if not given <= most:  # also true for NaN
@@ -732,6 +742,8 @@ def _labels(written: str | None) -> tuple[str, ...]:
     from osmosis_ai.config.execution import label_name
 
     found = dict.fromkeys(filter(None, (label.strip() for label in (written or "").split(","))))
+    if written is not None and not found:
+        raise typer.BadParameter("the list is empty.", param_hint="'--labels'")
     for label in found:
         try:
             label_name(label)
@@ -744,10 +756,8 @@ def _labels(written: str | None) -> tuple[str, ...]:
 
 def _credential(file: str | None, variable: str | None) -> str:
     """Return the worker's token, which is never on the command line."""
-    if (file is None) == (variable is None):
-        raise typer.BadParameter(
-            "name the source of the worker token.", param_hint="one of '--token-file' and '--token-env'"
-        )
+    meaning = "--token-file reads the worker token from a file, --token-env from an environment variable"
+    _require_one(file, variable, "'--token-file' and '--token-env'", meaning)
     if variable is not None:
         where, text = f"the variable {variable}", os.environ.pop(variable, "")
     elif file == "-":

@@ -210,6 +210,8 @@ def secret_rows(secrets: Sequence[RunSecret]) -> list[tuple[str, str]]:
 
 
 def _rows(submission: PreparedSubmit) -> list[Row]:
+    from osmosis_ai.ui.run_numbers import execution_rows
+
     experiment = submission.config.experiment
     rows: list[Row] = [
         ("Rollout", experiment.rollout),
@@ -224,7 +226,7 @@ def _rows(submission: PreparedSubmit) -> list[Row]:
         rows.append(("Branch", experiment.branch))
     if experiment.commit_sha:
         rows.append(("Commit", experiment.commit_sha))
-    return rows
+    return [*rows, *execution_rows(submission.config.advanced)]
 
 
 def _summary(submission: PreparedSubmit) -> dict[str, str]:

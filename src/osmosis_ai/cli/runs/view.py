@@ -137,8 +137,9 @@ def evaluation_note(snapshot: ProgressSnapshot) -> str:
     """Return the live numbers of an evaluation beside its bar."""
     parts = []
     if snapshot.scored:
-        parts.append(f"{formats.count(snapshot.passed)} of {formats.count(snapshot.scored)} samples pass")
-        parts.append(f"reward {snapshot.reward_mean:.3f} a sample")
+        passed, scored = formats.count(snapshot.passed), formats.count(snapshot.scored)
+        parts.append(f"{passed} of {scored} scored attempts pass")
+        parts.append(f"mean reward {snapshot.reward_mean:.3f}")
     parts += spent(snapshot)
     if snapshot.in_flight is not None:
         parts.append(f"{snapshot.in_flight} in flight")
@@ -376,7 +377,7 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
         return OperationResult(
             operation=f"{self.kind}.{verb}",
             status="success" if run.status == "finished" else "partial",
-            message=f"{said}. {run.error}" if run.error else said,
+            message=f"{said}. {run.error[:1].upper()}{run.error[1:]}" if run.error else said,
             resource=resource,
             blocks=list(self.headline(described)),
             next_steps=list(self._hints(described, followed=True)),
@@ -423,6 +424,8 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
 
     def _configuration(self, described: DescribedT) -> Iterator[Section]:
         """Yield how the run was configured, where anything says so."""
+        from osmosis_ai.ui.run_numbers import execution_rows
+
         detail = described.detail
         scopes = (detail.resolved_secret_scopes or {}).items()
         known: Sequence[tuple[str, str | None]] = (
@@ -430,6 +433,7 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
             ("Config", ", ".join(self.settings(detail.config or {}))),
             ("Branch", detail.branch),
             ("Commit", detail.commit_sha and detail.commit_sha[:7]),
+            *execution_rows((detail.request or {}).get("advanced_config")),
             ("Environment", detail.environment),
             # Why it is not begun is what it waits for.
             ("Isolation", None if described.waiting and detail.waits else detail.isolation),

@@ -95,24 +95,31 @@ def rows_changed(session: Session, change: Update | Delete) -> int:
     return cast("CursorResult[Any]", session.execute(change)).rowcount
 
 
-def upsert(session: Session, model: type[Base], rows: Sequence[dict[str, Any]]) -> None:
-    """Insert ``rows`` of ``model``, replacing those with the same primary key; all rows have the same keys."""
+def upsert(
+    session: Session, model: type[Base], rows: Sequence[dict[str, Any]], *, unless: str | None = None
+) -> bool:
+    """Insert ``rows`` of ``model``, replacing those with the same primary key; all rows have the same keys.
+
+    Rows that have a value in the column ``unless`` are kept. Returns whether all the new ones were written.
+    """
     if not rows:
-        return
+        return True
     is_sqlite = session.get_bind().dialect.name == "sqlite"
-    statement = _upsert_statement(model, tuple(rows[0]), is_sqlite)
+    statement = _upsert_statement(model, tuple(rows[0]), is_sqlite, unless)
     if is_sqlite:
         # One row per statement, compiled once: compiling a statement of hundreds of rows costs ten times its execution.
-        session.connection().execute(statement, rows)
-        return
+        return session.connection().execute(statement, rows).rowcount == len(rows)
     key = [column.name for column in model.__table__.primary_key]
     # One statement must not change a row twice.
     unique = list({tuple(row[name] for name in key): row for row in rows}.values())
-    session.connection().execute(statement, {"rows": orjson.dumps(unique).decode()})
+    given = {"rows": orjson.dumps(unique).decode()}
+    return session.connection().execute(statement, given).rowcount == len(unique)
 
 
 @cache
-def _upsert_statement(model: type[Base], columns: tuple[str, ...], is_sqlite: bool) -> Any:
+def _upsert_statement(
+    model: type[Base], columns: tuple[str, ...], is_sqlite: bool, unless: str | None
+) -> Any:
     """Return a statement that takes one row, or on PostgreSQL all rows as JSON, which is one value to bind and send."""
     from sqlalchemy.dialects import postgresql, sqlite
 
@@ -125,4 +132,6 @@ def _upsert_statement(model: type[Base], columns: tuple[str, ...], is_sqlite: bo
         insert = postgresql.insert(table).from_select(list(columns), given)
     key = [column.name for column in table.primary_key]
     changed = {name: insert.excluded[name] for name in columns if name not in key}
-    return insert.on_conflict_do_update(index_elements=key, set_=changed)
+    where = None if unless is None else table.c[unless].is_(None)
+    changing = insert.on_conflict_do_update(index_elements=key, set_=changed, where=where)
+    return changing.execution_options(preserve_rowcount=True)

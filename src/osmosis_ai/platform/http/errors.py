@@ -220,7 +220,10 @@ def _invalid_request(error: RequestValidationError) -> ApiError:
             "the body of the request is not valid JSON (NaN and Infinity are not allowed).",
         )
     # The input is not repeated, since it may be a secret.
-    issues = [{"key": _key(problem["loc"]), "message": str(problem["msg"])} for problem in problems]
+    issues = [
+        {"key": _key(problem["loc"]), "message": str(problem["msg"]).removeprefix("Value error, ")}
+        for problem in problems
+    ]
     first = issues[0] if issues else {"key": "", "message": "the request is not valid"}
     named = f"{first['key']}: " if first["key"] else ""
     return ApiError(

@@ -23,7 +23,6 @@ from starlette.routing import Match
 from starlette.types import Scope as AsgiScope
 
 from osmosis_ai.api.wire.runs import EvalRetry
-from osmosis_ai.config.execution import read_execution
 from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.platform.accounts import TokenRejected
@@ -51,6 +50,7 @@ from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.source import PlatformSource
 from osmosis_ai.training.runs.curves import SavedAdapter
 from osmosis_ai.ui.numbers import money
+from osmosis_ai.ui.run_numbers import execution_rows
 from osmosis_ai.viewer.access import SECTIONS, RunButton, Viewing
 from osmosis_ai.viewer.routes import nothing_here, viewer_router
 from osmosis_ai.viewer.source import RunEntry
@@ -193,6 +193,7 @@ def _retry(page: WorkspaceVisit, run: DbRun) -> Confirmation:
             f"{failed:,} failed, {planned.no_reward:,} without a reward, {planned.missing:,} not started",
         ),
         ("Commit", run.commit_sha),
+        *execution_rows(run.request.get("advanced_config"), planned.budget),
         ("Estimated maximum cost", _cost(run, planned.count)),
     ]
     return Confirmation(
@@ -255,6 +256,7 @@ def _new_run_facts(run: DbRun, checked: CheckedSubmission) -> list[tuple[str, An
     facts: list[tuple[str, Any]] = [
         ("Commit", f"{checked.commit_sha} ({change})"),
         ("Rows", f"{rows:,} of {checked.rows.total_rows:,}"),
+        *execution_rows(run.request.get("advanced_config")),
     ]
     if run.kind == "eval":
         samples = rows * getattr(getattr(checked.request, "evaluation", None), "n", 1)
@@ -281,9 +283,7 @@ def _cost(run: DbRun, samples: int) -> str:
     total, known = cost.get("total"), cost.get("known_samples")
     if total is None or not known:
         return "unknown (the run recorded no prices)"
-    asked = read_execution(run.request.get("advanced_config"))
-    budget = f"; limited to {money(asked.max_cost)}" if asked.max_cost is not None else ""
-    return f"{money(total / known * samples)}, based on the mean of {known:,} attempts of {run.name}{budget}"
+    return f"{money(total / known * samples)}, based on the mean of {known:,} attempts of {run.name}"
 
 
 def scope_of(page: WorkspaceVisit, run: DbRun | None) -> Scope:

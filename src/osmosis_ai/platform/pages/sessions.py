@@ -65,11 +65,14 @@ def _visitor(request: Request, services: Services) -> Visitor:
     try:
         principal = services.accounts.authenticate(cookie, kinds=("web",))
     except TokenRejected:
-        # Most requests for unknown paths come from programs, which must not get a page.
-        if "text/html" not in request.headers.get("accept", ""):
-            if not cookie:
+        accept = request.headers.get("accept", "*/*")
+        if "text/html" not in accept:
+            # The script of a page accepts anything too, but has a session.
+            if cookie:
+                raise ApiError(401, "SIGN_IN_REQUIRED", "your session has ended: sign in again.") from None
+            # Other programs must not get a page.
+            if accept != "*/*" or request.url.path.startswith("/api/"):
                 raise page_not_found(request) from None
-            raise ApiError(401, "SIGN_IN_REQUIRED", "your session has ended: sign in again.") from None
         wanted = request.scope["path"] + (f"?{request.url.query}" if request.url.query else "")
         login = f"{root_path(services)}/login?{urlencode({'next': wanted})}"
         raise ApiError(303, "SIGN_IN_REQUIRED", "sign in first.", headers={"Location": login}) from None

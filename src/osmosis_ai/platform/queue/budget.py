@@ -48,7 +48,7 @@ def _problem(session: Session, run_id: str, limits: ExecutionSection, again: str
         )
     if limits.max_tokens is not None and used_tokens >= limits.max_tokens:
         return (
-            f"its budget is used up: it used {used_tokens:,} tokens, and max_tokens is {limits.max_tokens}. Continue with "
+            f"its budget is used up: it used {used_tokens:,} tokens, and max_tokens is {limits.max_tokens:,}. Continue with "
             f"`{again} --max-tokens TOKENS`."
         )
     if without_tokens:

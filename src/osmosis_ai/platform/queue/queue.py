@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import product
 from typing import Any
 
 from sqlalchemy import ColumnElement, bindparam, func, or_, select, update
@@ -30,6 +31,7 @@ from osmosis_ai.api.wire.workers import (
     FinishRequest,
     LogPart,
     ReleaseRequest,
+    RunFilePart,
     ShardClosed,
     SyncReply,
     SyncRequest,
@@ -39,7 +41,7 @@ from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.platform.blobs.store import BlobError
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import DbRun, DbRunShard, DbSecretAccess, DbWorkerToken, new_id
+from osmosis_ai.platform.db.tables import DbRun, DbRunShard, DbSample, DbSecretAccess, DbWorkerToken, new_id
 from osmosis_ai.platform.log_lines import LogLine, bounded, bounded_details, storable
 from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.machines import Demands, Machine
@@ -47,7 +49,12 @@ from osmosis_ai.platform.queue.assignment import Assignments
 from osmosis_ai.platform.queue.budget import used_up
 from osmosis_ai.platform.queue.phases import LONGEST_PAUSE, RunPhases, is_over
 from osmosis_ai.platform.queue.training import apply_training
-from osmosis_ai.platform.queue.uploads import BegunUpload, RunUploads, take_files
+from osmosis_ai.platform.queue.uploads import (
+    BegunUpload,
+    RunUploads,
+    attempt_of,
+    take_files,
+)
 from osmosis_ai.platform.runs.journals import NewLines, append_lines, read_lines
 from osmosis_ai.platform.runs.lifecycle import OPEN, LeaseLostError, Outcome, UploadLimitError
 from osmosis_ai.platform.runs.requests import RowSelection, read_eval_request
@@ -79,8 +86,6 @@ _OWNED: Any = (
 # A sync uses no objects of SQLAlchemy's ORM, which would take three times as long.
 _CHANGED_RUN: Any = update(DbRun.__table__).where(DbRun.id == bindparam("row"))  # type: ignore[arg-type]
 _CHANGED_SHARD: Any = update(DbRunShard.__table__).where(DbRunShard.id == bindparam("row"))  # type: ignore[arg-type]
-
-
 LOCAL = "local"
 """The ``token_id`` of shards that the platform's own host has claimed."""
 
@@ -153,9 +158,8 @@ class RunQueue(RunPhases):
         """Assign a shard to a worker, with everything it needs; None if there is none for it."""
         while (lease := self._take(request, scope)) is not None:
             try:
-                assignment = self._assignments.of(
-                    lease.shard_id, next_poll_s=self._syncs.next_s(lease.shard_id)
-                )
+                next_poll_s = self._syncs.next_s(lease.shard_id)
+                assignment = self._assignments.of(lease.shard_id, next_poll_s=next_poll_s)
             except OsmosisError as error:
                 if error.is_infrastructure:
                     what = "the store" if isinstance(error, BlobError) else "its inputs"
@@ -202,7 +206,7 @@ class RunQueue(RunPhases):
         with self._writing() as session:
             run, shard = _leased(session, shard_id, token)
             if shard.status != "running":
-                raise _lost(shard_id)
+                raise _lost()
             self._extend(shard)
             yield session, run, shard
 
@@ -227,14 +231,13 @@ class RunQueue(RunPhases):
             if not _is_valid(session, scope.token_id):
                 return None
             for shard_id in self._candidates(session, request, scope):
-                found = lock_shard(
-                    session, DbRunShard.id == shard_id, self._is_claimable("work"), skip_locked=True
-                )
-                if found is None:
+                is_free = DbRunShard.id == shard_id, self._is_claimable("work")
+                if (found := lock_shard(session, *is_free, skip_locked=True)) is None:
                     continue
                 run, shard = found
                 if shard.status == "running":
-                    # Its owner fell silent.
+                    silent = f"worker {shard.number + 1} stopped reporting, and its lease expired"
+                    self._logs.add(session, run.id, [LogLine(silent, level="warning", step="queue")])
                     shard.failed_attempts += 1
                     if shard.failed_attempts >= MAX_FAILED_ATTEMPTS[run.kind]:
                         self._end_shard(session, run, shard, "failed", _hopeless(shard.failed_attempts))
@@ -256,10 +259,9 @@ class RunQueue(RunPhases):
             if scope.workspaces is not None:
                 conditions.append(DbRun.workspace_id.in_(scope.workspaces))
             if scope.worker_id is not None:
-                fits = func.coalesce(DbRunShard.unfit_worker_id, "") != scope.worker_id
-                conditions.append(
-                    or_(fits, is_over(DbRunShard.not_before, self._now - _UNFIT_FOR, LONGEST_PAUSE))
-                )
+                is_fit = func.coalesce(DbRunShard.unfit_worker_id, "") != scope.worker_id
+                has_waited = is_over(DbRunShard.not_before, self._now - _UNFIT_FOR, LONGEST_PAUSE)
+                conditions.append(or_(is_fit, has_waited))
         if request is not None and request.run_id is not None:
             conditions.append(DbRun.id == request.run_id)
         age = DbRun.created_at, DbRun.id, DbRunShard.number
@@ -272,12 +274,9 @@ class RunQueue(RunPhases):
             machine = Machine.of(request)
             found = [row for row in found if not any(machine.lacks(self._demands.read(row.request)))]
         if len(found) > 1:
-            live = (
-                DbRunShard.kind == "work",
-                DbRunShard.status == "running",
-                DbRunShard.lease_expires_at > self._now,
-            )
-            counted = select(DbRun.workspace_id, func.count()).join(DbRunShard).where(*live)
+            live = DbRunShard.status == "running", DbRunShard.lease_expires_at > self._now
+            counted = select(DbRun.workspace_id, func.count()).join(DbRunShard)
+            counted = counted.where(DbRunShard.kind == "work", *live)
             active = dict(session.execute(counted.group_by(DbRun.workspace_id)).all())
             found = sorted(found, key=lambda row: active.get(row.workspace_id, 0))
         return [row.id for row in found]
@@ -413,14 +412,15 @@ class RunQueue(RunPhases):
             owned = {"shard_id": shard_id, "token": token}
             held = session.connection().execute(_OWNED, owned).one_or_none()
             if held is None:
-                raise _lost(shard_id)
+                raise _lost()
             run_id, error = held.run_id, held.error
             changes: dict[str, Any] = {}
             run_changes: dict[str, Any] = {}
             has_progress, extent = False, None
+            if lines is not None or request.files:
+                extent = self._extent(session, shard_id)
+                extent.require_own(lines.samples if lines is not None else (), request.files)
             if lines is not None:
-                if lines.samples and (extent := self._extent(session, shard_id)) is not None:
-                    extent.require_own(lines)
                 end, accepted = append_lines(
                     session, run_id, shard_id, lines, held.journal_bytes, held.accepted
                 )
@@ -483,20 +483,18 @@ class RunQueue(RunPhases):
         with self._db.session() as session:
             run_id = session.scalar(select(DbRunShard.run_id).where(DbRunShard.id == shard_id, *is_owned))
         if run_id is None:
-            raise _lost(shard_id)
+            raise _lost()
         return run_id
 
-    def _extent(self, session: Session, shard_id: str) -> _Extent | None:
-        extent = self._extents.get(shard_id)
-        if extent is None:
-            shard, run = session.execute(
-                select(DbRunShard, DbRun).join(DbRun).where(DbRunShard.id == shard_id)
-            ).one()
-            if (extent := _Extent.of(run, shard)) is not None:
-                if len(self._extents) >= _MOST_EXTENTS:
-                    self._extents.clear()
-                self._extents[shard_id] = extent
-        return extent
+    def _extent(self, session: Session, shard_id: str) -> _Extent:
+        if shard_id not in self._extents:
+            asked = select(DbRunShard, DbRun).join(DbRun).where(DbRunShard.id == shard_id)
+            shard, run = session.execute(asked).one()
+            extent = _Extent.of(run, shard)
+            if len(self._extents) >= _MOST_EXTENTS:
+                self._extents.clear()
+            self._extents[shard_id] = extent
+        return self._extents[shard_id]
 
     def _report_once(self, run_id: str, error: OsmosisError) -> None:
         # A message may name anything that the worker has sent.
@@ -511,12 +509,18 @@ class RunQueue(RunPhases):
         with self._writing() as session:
             run, shard = _leased(session, shard_id, token)
             if shard.status == "pending":
-                raise _lost(shard_id)
+                raise _lost()
             if shard.status == "running":
                 if request.note is not None:
                     run.results = {**(run.results or {}), "ending": bounded(storable(request.note))}
                 status: Outcome = "stopped" if run.stop_requested_at is not None else request.outcome
-                self._end_shard(session, run, shard, status, request.error)
+                error = request.error
+                if status == "finished" and run.error is None and (missing := _missing(session, run, shard)):
+                    status, error = (
+                        "failed",
+                        f"the worker finished without the records of {missing} attempts.",
+                    )
+                self._end_shard(session, run, shard, status, error)
             return ShardClosed(status=shard.status)  # type: ignore[arg-type]
 
     def release(self, shard_id: str, token: str, request: ReleaseRequest) -> ShardClosed:
@@ -589,31 +593,42 @@ class _Extent:
     limits: ExecutionSection
 
     @classmethod
-    def of(cls, run: DbRun, shard: DbRunShard) -> _Extent | None:
-        if run.kind != "eval" or not run.selection:
-            return None
+    def of(cls, run: DbRun, shard: DbRunShard) -> _Extent:
+        if run.kind != "eval":
+            raise OsmosisError("a training run has no records of attempts.")
         rows = RowSelection.read(run.selection)
         listed = None if shard.attempts is None else frozenset(map(tuple, shard.attempts))
         n = read_eval_request(run.request).evaluation.n
         limits = read_execution(run.request.get("advanced_config"))
         return cls(len(rows.rows()), n, rows.total_rows, shard.number, shard.count, listed, limits)
 
-    def require_own(self, lines: NewLines) -> None:
-        """Refuse records of attempts that are not part of the shard."""
-        for sample in lines.samples:
-            if (problem := self._problem(sample)) is not None:
-                raise _ForeignAttemptError(f"a record does not belong to this part of the run: {problem}.")
+    def require_own(self, samples: Sequence[dict[str, Any]], files: Sequence[RunFilePart]) -> None:
+        """Refuse records and files of attempts that are not part of the shard."""
+        attempts = [(each["row_index"], each["run_index"]) for each in samples]
+        problems = [self._problem(*attempt) for attempt in (*attempts, *map(attempt_of, files))]
+        if any(each["source_row_index"] >= self.dataset_rows for each in samples):
+            problems.append(f"the dataset has only {self.dataset_rows} rows")
+        if found := next(filter(None, problems), None):
+            raise _ForeignAttemptError(f"a record or file does not belong to this part of the run: {found}.")
 
-    def _problem(self, sample: dict[str, Any]) -> str | None:
-        row, number = sample["row_index"], sample["run_index"]
+    def _problem(self, row: int, number: int) -> str | None:
         if row >= self.rows:
             return f"the run has {self.rows} rows, and no row {row}"
         if number >= self.n:
             return f"the run has {self.n} attempts per row, and no attempt {number}"
-        if sample["source_row_index"] >= self.dataset_rows:
-            return f"the dataset has {self.dataset_rows} rows, and no row {sample['source_row_index']}"
         is_own = row % self.count == self.number if self.attempts is None else (row, number) in self.attempts
-        return None if is_own else f"row {row}, attempt {number} is executed by another worker"
+        return None if is_own else f"row {row}, attempt {number} is part of another shard, or has a score"
+
+
+def _missing(session: Session, run: DbRun, shard: DbRunShard) -> int:
+    """Return the number of attempts of a shard that have no record."""
+    if (run.kind, shard.kind) != ("eval", "work"):
+        return 0
+    extent = _Extent.of(run, shard)
+    own = extent.attempts or product(range(extent.number, extent.rows, extent.count), range(extent.n))
+    new = DbSample.run_id == run.id, DbSample.position > run.reopened_at
+    recorded = set(map(tuple, session.execute(select(DbSample.row_index, DbSample.run_index).where(*new))))
+    return sum(attempt not in recorded for attempt in own)
 
 
 def lock_shard(
@@ -630,7 +645,7 @@ def _leased(session: Session, shard_id: str, token: str) -> tuple[DbRun, DbRunSh
     """Return a run and the shard with this lease, which it keeps after its end, to recognize repeated calls."""
     found = lock_shard(session, DbRunShard.id == shard_id, DbRunShard.lease_token == token)
     if found is None:
-        raise _lost(shard_id)
+        raise _lost()
     return found
 
 
@@ -642,8 +657,10 @@ def _is_valid(session: Session, token_id: str | None) -> bool:
     return session.scalar(asked.with_for_update(read=True)) is not None
 
 
-def _lost(shard_id: str) -> LeaseLostError:
-    return LeaseLostError(f"the lease on {shard_id} has ended: another worker has it, or the run has ended.")
+def _lost() -> LeaseLostError:
+    return LeaseLostError(
+        "this lease has ended or never existed: another worker has the shard, or the run has ended."
+    )
 
 
 def _hopeless(failed_attempts: int) -> str:

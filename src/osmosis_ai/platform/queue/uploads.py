@@ -7,6 +7,7 @@ is never asked inside a transaction.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from typing import Any
 from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
-from osmosis_ai.api.wire.workers import LARGEST_FILE_BYTES, RunFilePart, SentUpload, UploadGrant, WantedUpload
+from osmosis_ai.api.wire.workers import RunFilePart, SentUpload, UploadGrant, WantedUpload
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.platform.blobs.signing import UrlSigner
 from osmosis_ai.platform.blobs.store import (
@@ -40,6 +41,9 @@ PART_BYTES = 512 << 20
 MOST_OPEN = 1024
 """Uploads of a run that may be open at a time."""
 _GB = 10**9
+_ATTEMPT_FILE = re.compile(
+    r"(trajectories|diagnostics)/row_(\d{1,9})_run_(\d{1,9})\.json|artifacts/row_(\d{1,9})_run_(\d{1,9})/.{1,900}"
+)
 _RESERVED = frozenset({PACK_FOLDER, "derived", "journals"})
 """Folders of a run's blobs that the platform itself writes."""
 
@@ -211,6 +215,14 @@ class RunUploads:
         return BegunUpload(wanted, self._blobs.begin_upload(key).id, is_new=True)
 
 
+def attempt_of(part: RunFilePart) -> tuple[int, int]:
+    """Return the row and number of the attempt that a file of an evaluation belongs to, by its path."""
+    found = _ATTEMPT_FILE.fullmatch(part.path)
+    if found is None or part.kind != (found[1] or "artifacts"):
+        raise _invalid(part)
+    return int(found[2] or found[4]), int(found[3] or found[5])
+
+
 def take_files(session: Session, run_id: str, revision: int, parts: Sequence[RunFilePart]) -> None:
     """Write the rows of a run's files, in the transaction that holds the run."""
     blobs = stored_blobs(session, run_id, {part.blob for part in parts if part.blob is not None})
@@ -228,26 +240,12 @@ def take_files(session: Session, run_id: str, revision: int, parts: Sequence[Run
 
 
 def file_row(run_id: str, revision: int, part: RunFilePart, blobs: Mapping[str, BlobInfo]) -> dict[str, Any]:
-    """Return the row of a file, if it fits the bytes that it names."""
+    """Return the row of a file, if it fits the upload that it names."""
     blob = blobs[part.blob] if part.blob is not None else None
-    is_range = part.offset is not None and part.length is not None
-    if blob is None:
-        fits = part.content is not None and not is_range and part.size <= LARGEST_FILE_BYTES
-    elif part.offset is not None and part.length is not None:
-        fits = part.offset + part.length <= blob.size and max(part.size, part.length) <= LARGEST_FILE_BYTES
-    else:
-        fits = part.offset is part.length and part.size == blob.size
-    names = part.path.split("/")
-    if (
-        not fits
-        or (part.content is not None and part.blob is not None)
-        or "\\" in part.path
-        or not part.path.isprintable()
-        or {"", ".", ".."} & {*names}
-    ):
-        raise OsmosisError(
-            f"{part.path[:200]!r} is not a valid file of a run.", details={"path": part.path[:200]}
-        )
+    if blob is not None:
+        end = (part.offset or 0) + (part.size if part.length is None else part.length)
+        if end > blob.size or (part.length is None and end < blob.size):
+            raise _invalid(part)
     return {
         "run_id": run_id,
         "path": part.path,
@@ -257,7 +255,7 @@ def file_row(run_id: str, revision: int, part: RunFilePart, blobs: Mapping[str, 
         "blob_key": blob_key(run_id, part.blob) if part.blob is not None else None,
         "offset": part.offset,
         "length": part.length,
-        "sha256": blob.sha256 if blob is not None and not is_range else None,
+        "sha256": blob.sha256 if blob is not None and part.length is None else None,
         "revision": revision,
     }
 
@@ -297,6 +295,11 @@ def _record(session: Session, run_id: str, new: BegunUpload) -> BlobUpload | Non
     session.merge(DbRunUpload(run_id=run_id, name=name, **described, is_stored=False))
     session.flush()
     return former
+
+
+def _invalid(part: RunFilePart) -> OsmosisError:
+    shown = part.path[:200]
+    return OsmosisError(f"{shown!r} is not a valid file of a run.", details={"path": shown})
 
 
 def _gone(name: str) -> UploadGoneError:

@@ -109,12 +109,24 @@ def append_lines(
     chunk = {"shard_id": shard_id, "offset": stored, "content": new}
     session.connection().execute(insert(DbJournalChunk), chunk)
     samples = [sample for sample in lines.samples if sample["position"] > stored]
+    scored: set[AttemptKey] = set()
+    for sample in samples:
+        attempt = sample["row_index"], sample["run_index"]
+        if attempt in scored:
+            raise _scored_again()
+        if sample["reward"] is not None:
+            scored.add(attempt)
     rows = [
         {**sample, "run_id": run_id, "position": position}
         for position, sample in enumerate(samples, accepted + 1)
     ]
-    upsert(session, DbSample, rows)
+    if not upsert(session, DbSample, rows, unless="reward"):
+        raise _scored_again()
     return stored + len(new), accepted + len(rows)
+
+
+def _scored_again() -> ConflictError:
+    return ConflictError("there is another record of an attempt that already has a score.")
 
 
 def read_journal(db: Database, shard_id: str) -> Iterator[bytes]:

@@ -307,7 +307,7 @@ def own_machine_problem(config: PlatformConfig, asked: ExecutionSection) -> Issu
     lacking = list(own_machine().lacks(wanted))
     if not lacking:
         return None
-    key = "gpus" if "gpus" in lacking[0] else "memory_gb"
+    key = "gpus" if "GPU" in lacking[0] else "memory_gb"
     return Issue(
         f"{PLACE}.{key}",
         f"asks for more than the platform's own machine has, which executes runs without a pool: {', '.join(lacking)}; "

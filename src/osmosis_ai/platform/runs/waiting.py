@@ -72,6 +72,8 @@ class RunWaits:
     def _shard_wait(self, run: DbRun, shard: DbRunShard) -> Wait:
         if shard.kind == "finalize":
             return shard.waits, None
+        if run.error is not None:
+            return f"it is ending because {run.error.partition('. ')[0].rstrip('.')}.", None
         silent_since, expires_at = shard.heartbeat_at, shard.lease_expires_at
         is_owned = expires_at is not None and expires_at > self._now
         if (shard.kind == "prepare" or not is_owned) and run.pool is None and self._executes_nothing:

@@ -8,7 +8,6 @@ from typing import Any
 
 from osmosis_ai.api.wire.eval_runs import RunOrigin
 from osmosis_ai.api.wire.training_runs import ValidatedRows
-from osmosis_ai.config.execution import read_execution
 from osmosis_ai.config.toml_text import config_text
 from osmosis_ai.evaluation.metrics import Estimates
 from osmosis_ai.platform.db.tables import DbLoraModel, DbRun
@@ -32,6 +31,7 @@ from osmosis_ai.training.runs.curves import (
 )
 from osmosis_ai.training.runs.metrics import TITLES
 from osmosis_ai.ui.numbers import amount, date
+from osmosis_ai.ui.run_numbers import execution_rows
 from osmosis_ai.viewer.source import RunDetail, RunEntry
 
 
@@ -145,8 +145,7 @@ def _common_facts(run: DbRun) -> Iterator[tuple[str, str]]:
     yield "Isolation", run.isolation or ""
     yield "Dataset, SHA-256", str((run.selection or {}).get("sha256") or "")
     yield "Submitted", date(run.created_at)
-    workers = read_execution(run.request.get("advanced_config")).workers or 1
-    yield "Workers", str(workers) if workers > 1 else ""
+    yield from execution_rows(run.request.get("advanced_config"))
     yield "Platform", run.platform_version or ""
 
 

@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from io import BytesIO
-from typing import IO, TYPE_CHECKING, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from osmosis_ai._version import __version__
 from osmosis_ai.api.wire.workers import (
@@ -426,16 +426,15 @@ class TrainingReports:
         blobs: dict[str, IO[bytes]] = {}
         with tempfile.TemporaryFile(dir=self._directory.path) as packs:
             for path, content in ((SAMPLES_PATH, listed), *self._conversations(samples)):
-                part = RunFilePart(path=path, kind=KIND, size=len(content))
                 if path == SAMPLES_PATH or len(content) > _LARGEST_RANGE_BYTES:
-                    part.blob = f"{below}-{path.rpartition('/')[2]}"
-                    blobs[part.blob] = BytesIO(content)
+                    where: dict[str, Any] = {"blob": f"{below}-{path.rpartition('/')[2]}"}
+                    blobs[where["blob"]] = BytesIO(content)
                 else:
                     packed = zlib.compress(content, 6)
-                    part.blob, part.offset, part.length = f"{below}-conversations", packs.tell(), len(packed)
+                    where = {"blob": f"{below}-conversations", "offset": packs.tell(), "length": len(packed)}
                     packs.write(packed)
-                    blobs[part.blob] = packs
-                files.append(part)
+                    blobs[where["blob"]] = packs
+                files.append(RunFilePart(path=path, kind=KIND, size=len(content), **where))
             self._send(TrainingNews(validation=ValidationPart(version=version, files=files)), blobs)
         self._validation = version
 

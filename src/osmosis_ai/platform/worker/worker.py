@@ -52,7 +52,6 @@ _LOCK_WAIT_S = 10.0
 _KNOCK_S = 0.5
 _STOP_WITHIN_S = {"eval": 30.0, "training": 300.0}
 """How long the work may take to end after it was asked to; then the process ends, and its shard is closed as it is."""
-_LONGEST_ISOLATION = 255
 
 
 class Worker:
@@ -194,7 +193,7 @@ class Worker:
         reporter.log(LogLine(f"attempt {reporter.assignment.lease.attempt}{commit}", step="run"))
         if containment is not None:
             reporter.log(containment.line)
-            reporter.know(isolation=containment.words[:_LONGEST_ISOLATION])
+            reporter.know(isolation=containment.words)
 
     def _execute(self) -> ShardEnd:
         """Execute the shard, again each time after the platform was unreachable."""

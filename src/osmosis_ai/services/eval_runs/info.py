@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
@@ -14,8 +14,6 @@ from osmosis_ai.services.runs.finite import finite, jsonable, plain
 from osmosis_ai.services.runs.lifecycle import TERMINAL, WAITING, DescribedRun, RunKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.api.wire.eval_runs import (
         EvalMetrics,
@@ -257,10 +255,12 @@ class ProposedRetry:
     Attributes:
         check: the platform's preview.
         again: its input, with secret values.
+        execution: labelled texts of pool, workers, labels and budget.
     """
 
     check: RetryCheck
     again: EvalRetry = field(repr=False)
+    execution: Sequence[tuple[str, str]] = ()
 
     @property
     def name(self) -> str:
@@ -310,6 +310,7 @@ def plan_retry(
     from osmosis_ai.api.wire.runs import EvalRetry, RunSecrets
     from osmosis_ai.services.capabilities import require_offered
     from osmosis_ai.services.runs.secrets import explaining_failures, stand_ins, supplied_values
+    from osmosis_ai.ui.run_numbers import execution_rows
 
     detail = client.eval_runs.get(name)
     require_offered(client, Capability.EVAL_RETRIES)
@@ -324,7 +325,8 @@ def plan_retry(
 
     with explaining_failures():
         check = client.eval_runs.check_retry(detail.eval_run.id, again(stand_ins(provided)))
-    return ProposedRetry(check, again(provided))
+    execution = execution_rows((detail.request or {}).get("advanced_config"), known)
+    return ProposedRetry(check, again(provided), execution)
 
 
 def submit_retry(client: PlatformClient, planned: ProposedRetry) -> SubmittedRun:
@@ -535,6 +537,8 @@ class EvaluationLook:
         from osmosis_ai.evaluation.hooks import ProgressSnapshot
 
         progress, results = run_progress(detail.results, detail.config), detail.results
+        score = run_headline(results, detail.config)
+        reward = finite(score.reward) if score is not None else None
         if progress is None or results is None:
             return None
         self._pace.see(progress.completed, works=detail.eval_run.status == "running" and not detail.waits)
@@ -545,7 +549,7 @@ class EvaluationLook:
             failed=results.failed or 0,
             skipped=results.skipped or 0,
             scored=(results.graded or 0) if finite(results.score) is not None else 0,
-            reward_mean=finite(results.score),
+            reward_mean=finite(results.score) if reward is None else reward,
             tokens=results.total_tokens or 0,
             cost_usd=None,
             in_flight=None,

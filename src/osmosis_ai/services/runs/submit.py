@@ -635,6 +635,8 @@ def _model_of(detail: Detail) -> str | None:
 def _changes(
     context: PlatformContext, detail: Detail, verdict: SubmitCheck | None, secrets: tuple[RunSecret, ...]
 ) -> list[Change]:
+    from osmosis_ai.ui.run_numbers import execution_rows
+
     told = verdict.resolved_secret_scopes if verdict is not None else {}
     now = {secret.name: told.get(secret.name, secret.source) for secret in secrets}
     changes = [
@@ -642,6 +644,8 @@ def _changes(
         _dataset_change(context, detail, verdict),
         Change("model", _model_of(detail), _model_of(detail), False),
     ]
+    for label, value in execution_rows((detail.request or {}).get("advanced_config")):
+        changes.append(Change(label.lower(), value, value, False))
     for name, scope in (detail.resolved_secret_scopes or {}).items():
         changes.append(_compared(f"secret {name}", scope, now.get(name)))
     version = verdict.platform_version if verdict is not None else None

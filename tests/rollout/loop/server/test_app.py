@@ -186,9 +186,7 @@ async def test_a_body_of_50_mb_is_refused_early(declared: bool) -> None:
     assert len(sent) == 0 if declared else len(sent) < 20
 
 
-async def test_weakness_2_nothing_runs_without_tools_and_a_retry_runs_once(
-    trainer: Trainer,
-) -> None:
+async def test_weakness_2_nothing_runs_without_tools_and_a_retry_runs_once(trainer: Trainer) -> None:
     agent = Unready()
     async with served(agent) as server:
         refused = await server.post("/v1/rollout/init", json=trainer.init())
@@ -200,9 +198,7 @@ async def test_weakness_2_nothing_runs_without_tools_and_a_retry_runs_once(
     assert (agent.runs, len(trainer.offers)) == (1, 1)
 
 
-async def test_a_repeated_request_gets_the_first_reply(
-    trainer: Trainer,
-) -> None:
+async def test_a_repeated_request_gets_the_first_reply(trainer: Trainer) -> None:
     agent = Calculator()
     async with served(agent) as server:
         first = await server.post("/v1/rollout/init", json=trainer.init("R1", idempotency_key="once"))
@@ -213,9 +209,7 @@ async def test_a_repeated_request_gets_the_first_reply(
     assert (agent.asked_for_tools, agent.runs, len(trainer.offers)) == (1, 1, 1)
 
 
-async def test_weakness_13_valid_tools_need_no_description(
-    trainer: Trainer,
-) -> None:
+async def test_weakness_13_valid_tools_need_no_description(trainer: Trainer) -> None:
     from osmosis_ai.rollout.validator import validate_agent_loop
 
     bare = {"type": "function", "function": {"name": "look-up"}}
@@ -300,7 +294,7 @@ async def test_weaknesses_3_and_4_a_completion_is_offered_until_2xx_or_refusal(
     trainer.refusals = [*statuses]
     async with served(Calculator(), settings=hurried()) as server:
         await start(server, trainer)
-        await trainer.offered(len(statuses))
+        await trainer.received(trainer.offers, len(statuses))
     first = trainer.offers[0]
     assert first["status"] == "COMPLETED"
     assert trainer.offers == [first] * len(statuses)
@@ -323,9 +317,7 @@ async def test_a_shutdown_reports_running_and_waiting_rollouts(trainer: Trainer)
         assert "shut down" in offer["error_message"]
 
 
-async def test_a_full_server_asks_to_retry_later(
-    trainer: Trainer,
-) -> None:
+async def test_a_full_server_asks_to_retry_later(trainer: Trainer) -> None:
     agent = Held()
     async with served(agent, max_concurrent=1, settings=room_for(1)) as server:
         await start(server, trainer, "R1")

@@ -54,20 +54,13 @@ class Trainer:
 
     async def completed(self, count: int = 1) -> list[dict[str, Any]]:
         """Wait for accepted completions."""
-        return await self._wait(self.completions, count)
+        return await self.received(self.completions, count)
 
-    async def offered(self, count: int = 1) -> list[dict[str, Any]]:
-        """Wait for offered completions."""
-        return await self._wait(self.offers, count)
-
-    async def asked(self, count: int = 1) -> list[dict[str, Any]]:
-        """Wait for chat calls."""
-        return await self._wait(self.chats, count)
-
-    async def _wait(self, kept: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+    async def received(self, bodies: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+        """Wait until ``chats``, ``offers`` or ``completions`` has so many."""
         async with self._came:
-            await asyncio.wait_for(self._came.wait_for(lambda: len(kept) >= count), 120)
-        return kept
+            await asyncio.wait_for(self._came.wait_for(lambda: len(bodies) >= count), 120)
+        return bodies
 
     async def _keep(self, kept: list[dict[str, Any]], request: web.Request) -> dict[str, Any]:
         body: dict[str, Any] = await request.json()

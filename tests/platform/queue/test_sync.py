@@ -267,7 +267,12 @@ NOT_OF_AN_ATTEMPT = (
         "artifacts/row_0/a",
         "trajectories/row_0_run_0.txt",
     ),
-    *("artifacts/row_-1_run_0/a", f"artifacts/row_{10**12}_run_0/a"),
+    *(
+        "artifacts/row_-1_run_0/a",
+        "artifacts/row_0_run_0.json",
+        "artifacts/row_00_run_0/a",
+        f"artifacts/row_{10**12}_run_0/a",
+    ),
 )
 REFUSED: dict[str, dict[str, Any]] = {
     **{

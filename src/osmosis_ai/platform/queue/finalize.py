@@ -160,8 +160,9 @@ class PlatformShards:
                 packing = self._sources.prepare(repository, run.commit_sha or "")
                 if not packing.done():
                     self._queue.log(run.id, PACKING)
-                while not wait([packing], timeout=self._queue.term.total_seconds() / 3).done:
-                    self._queue.renew(lease)
+                keep_lease = self._keeper(lease)
+                while not wait([packing], timeout=1.0).done:
+                    keep_lease()
                 packing.result()
         self._queue.finish(lease.shard_id, lease.token, FinishRequest(outcome="finished"))
 
@@ -205,7 +206,8 @@ class PlatformShards:
         def keep_lease() -> None:
             nonlocal renewed_at
             if self._clock.monotonic() - renewed_at > self._queue.term.total_seconds() / 3:
-                self._queue.renew(lease)
+                with self._queue.writing(lease.shard_id, lease.token):
+                    pass
                 renewed_at = self._clock.monotonic()
 
         return keep_lease

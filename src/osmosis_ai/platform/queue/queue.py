@@ -47,7 +47,7 @@ from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.machines import Demands, Machine
 from osmosis_ai.platform.queue.assignment import Assignments
 from osmosis_ai.platform.queue.budget import used_up
-from osmosis_ai.platform.queue.phases import LONGEST_PAUSE, RunPhases, is_over
+from osmosis_ai.platform.queue.phases import LONGEST_PAUSE, RunPhases, has_own_clock, is_over
 from osmosis_ai.platform.queue.training import apply_training
 from osmosis_ai.platform.queue.uploads import (
     BegunUpload,
@@ -149,6 +149,10 @@ class RunQueue(RunPhases):
         self._uploads = uploads
         self._claims = Pace(clock, term, shortest_s=1.0)
         self._syncs = Pace(clock, term, shortest_s=min(2.0, term.total_seconds() / 6))
+        # Building a statement takes as long as executing it, and a moment of the database's clock is part of it.
+        self._renewing = (
+            _CHANGED_SHARD.values(self._renewal()) if has_own_clock(db, clock) else _CHANGED_SHARD
+        )
         self._extents: dict[str, _Extent] = {}
         self._reported: set[tuple[str, type[OsmosisError]]] = set()
 
@@ -194,11 +198,6 @@ class RunQueue(RunPhases):
         with self._writing() as session:
             found = lock_shard(session, self._is_claimable(kind), skip_locked=True)
             return self._own(*found) if found is not None else None
-
-    def renew(self, lease: Lease) -> None:
-        """Keep a lease of the platform itself."""
-        with self.writing(lease.shard_id, lease.token):
-            pass
 
     @contextmanager
     def writing(self, shard_id: str, token: str) -> Iterator[tuple[Session, DbRun, DbRunShard]]:
@@ -326,10 +325,8 @@ class RunQueue(RunPhases):
             ids = self._candidates(session, None, ClaimScope())
             wanted = [shard_id for shard_id in ids if shard_id not in besides]
             asked = select(DbRunShard, DbRun.request).join(DbRun).where(DbRunShard.id.in_(wanted))
-            found = {
-                shard.id: (shard, self._demands.read(request)) for shard, request in session.execute(asked)
-            }
-        return [found[shard_id] for shard_id in wanted]
+            found = {shard.id: (shard, request) for shard, request in session.execute(asked)}
+        return [(shard, self._demands.read(request)) for shard, request in map(found.__getitem__, wanted)]
 
     def open_shard(self, shard_id: str) -> DbRunShard | None:
         """Return a shard that has not ended."""
@@ -414,8 +411,7 @@ class RunQueue(RunPhases):
             if held is None:
                 raise _lost()
             run_id, error = held.run_id, held.error
-            changes: dict[str, Any] = {}
-            run_changes: dict[str, Any] = {}
+            changes, run_changes = dict[str, Any](), dict[str, Any]()
             has_progress, extent = False, None
             if lines is not None or request.files:
                 extent = self._extent(session, shard_id)
@@ -451,8 +447,9 @@ class RunQueue(RunPhases):
                 changes |= {"failed_attempts": 0, "waits": None}
             if run_changes:
                 session.connection().execute(_CHANGED_RUN, {"row": run_id, **run_changes})
-            renewed = _CHANGED_SHARD.values(heartbeat_at=self._now, lease_expires_at=self._now + self.term)
-            session.connection().execute(renewed, {"row": shard_id, **changes})
+            if self._renewing is _CHANGED_SHARD:
+                changes |= self._renewal()
+            session.connection().execute(self._renewing, {"row": shard_id, **changes})
             reply = SyncReply(
                 stop=held.stop_requested_at is not None or error is not None,
                 term_s=self.term.total_seconds(),
@@ -476,6 +473,9 @@ class RunQueue(RunPhases):
         self._logs.add(session, held.run_id, lines)
         known: int = held.log_lines
         return max(known, part.first + len(part.lines))
+
+    def _renewal(self) -> dict[str, Any]:
+        return {"heartbeat_at": self._now, "lease_expires_at": self._now + self.term}
 
     def require_owner(self, shard_id: str, token: str) -> str:
         """Check a lease by reading; return the run's id."""

@@ -41,9 +41,8 @@ PART_BYTES = 512 << 20
 MOST_OPEN = 1024
 """Uploads of a run that may be open at a time."""
 _GB = 10**9
-_ATTEMPT_FILE = re.compile(
-    r"(trajectories|diagnostics)/row_(\d{1,9})_run_(\d{1,9})\.json|artifacts/row_(\d{1,9})_run_(\d{1,9})/.{1,900}"
-)
+_NUMBER = r"(0|[1-9]\d{0,8})"
+_ATTEMPT_FILE = re.compile(rf"(trajectories|diagnostics|artifacts)/row_{_NUMBER}_run_{_NUMBER}(\.json|/.+)")
 _RESERVED = frozenset({PACK_FOLDER, "derived", "journals"})
 """Folders of a run's blobs that the platform itself writes."""
 
@@ -218,9 +217,9 @@ class RunUploads:
 def attempt_of(part: RunFilePart) -> tuple[int, int]:
     """Return the row and number of the attempt that a file of an evaluation belongs to, by its path."""
     found = _ATTEMPT_FILE.fullmatch(part.path)
-    if found is None or part.kind != (found[1] or "artifacts"):
+    if found is None or part.kind != found[1] or (found[1] == "artifacts") == (found[4] == ".json"):
         raise _invalid(part)
-    return int(found[2] or found[4]), int(found[3] or found[5])
+    return int(found[2]), int(found[3])
 
 
 def take_files(session: Session, run_id: str, revision: int, parts: Sequence[RunFilePart]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,11 +21,19 @@ if TYPE_CHECKING:
 EXAMPLES_PER_ROUTE = 15 if NIGHTLY else 1
 
 
-def test_no_request_breaks_a_route(services: PlatformServices) -> None:
+@pytest.fixture
+def started(services: PlatformServices) -> Iterator[PlatformServices]:
+    """Services whose threads end with the test: schemathesis starts the application and never stops it."""
+    yield services
+    for each in (services.platform_shards, services.maintenance, services.datasets.ingest):
+        each.close()
+
+
+def test_no_request_breaks_a_route(started: PlatformServices) -> None:
     import schemathesis  # takes a second
 
-    member = World(services).member()
-    described = schemathesis.openapi.from_asgi("/api/openapi.json", application(services))
+    member = World(started).member()
+    described = schemathesis.openapi.from_asgi("/api/openapi.json", application(started))
     for found in described.get_all_operations():
 
         @given(case=found.ok().as_strategy())

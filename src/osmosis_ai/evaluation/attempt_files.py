@@ -69,6 +69,8 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 _LINE_START = re.compile(rb'\{"rollout_id":"([^"]*)","trajectory":')
 _NAME = re.compile(r"row_(\d+)_run_(\d+)(\.json)?")
+_NUMBER = r"(0|[1-9][0-9]{0,8})"
+_PATH = re.compile(rf"(trajectories|diagnostics|artifacts)/row_{_NUMBER}_run_{_NUMBER}(\.json|/.+)")
 _KINDS = (
     (stat.S_ISLNK, "a symbolic link"),
     (stat.S_ISFIFO, "a pipe"),
@@ -81,6 +83,14 @@ _KINDS = (
 def item_name(row_index: int, run_index: int) -> str:
     """Return the name of an attempt's files in ``trajectories/`` and ``artifacts/``."""
     return f"row_{row_index}_run_{run_index}"
+
+
+def attempt_in_path(path: str) -> tuple[str, int, int] | None:
+    """Return kind, row and number of the attempt of a file in the download layout; None if it is no attempt's."""
+    found = _PATH.fullmatch(path)
+    if found is None or name_problem(path) or (found[1] == "artifacts") == (found[4] == ".json"):
+        return None
+    return found[1], int(found[2]), int(found[3])
 
 
 def diagnostics_path(row_index: int, run_index: int) -> str:

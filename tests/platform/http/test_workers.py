@@ -280,7 +280,7 @@ def test_resources_that_the_platforms_machine_lacks_are_refused_at_submit(
     asks = {"gpus": 2, "memory_gb": 64}
     [issue] = issues(api, advanced_config={"execution": asks})
     assert issue["key"] == "advanced.execution.gpus"
-    assert "2 GPUs (has 1), 64 GiB of memory (has 16); name a pool" in issue["message"]
+    assert "it has 1 of 2 GPUs, 16 of 64 GiB of memory; name a pool" in issue["message"]
     EVALS.taken(api, advanced_config={"execution": {"gpus": 1, "memory_gb": 16}})
     EVALS.taken(api, advanced_config={"execution": {**asks, "pool": "gpu"}})
 

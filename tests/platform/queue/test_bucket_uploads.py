@@ -88,7 +88,7 @@ def test_an_interrupted_upload_continues_with_the_missing_parts_and_no_url_is_lo
     # A part that has arrived is not sent again: nothing is at its address now.
     nowhere = {"url": "http://127.0.0.1:9/", "further_urls": ["http://127.0.0.1:9/", again.further_urls[1]]}
     worker.sync(sent=[send(blobs, again.model_copy(update=nowhere), io.BytesIO(data))])
-    with worker.services.blobs.open(f"runs/{worker.run_id}/{NAME}") as stored:
+    with worker.services.blobs.open(f"runs/{worker.run_id}/{first.name}") as stored:
         assert stored.read() == data
     logged = "".join(each.getMessage() for each in caplog.records if not each.name.startswith("httpx"))
     for secret in (*CREDENTIALS.values(), "X-Amz-Signature", urlsplit(first.url).query):

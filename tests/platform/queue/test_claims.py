@@ -80,13 +80,13 @@ def test_a_run_becomes_one_shard_per_worker(api: TestClient, services: PlatformS
 
 
 @pytest.mark.parametrize(
-    ("asks", "has", "lacks"),
+    ("asks", "has", "described"),
     [
-        ({"cpus": 8}, {"cpus": 4}, "8 CPUs (has 4)"),
-        ({"gpus": 1}, {"gpus": 0}, "1 GPU (has 0)"),
-        ({"memory_gb": 64}, {"memory_gb": 16}, "64 GiB of memory (has 16)"),
-        ({"isolation": "required"}, {"sandbox": False, "sandbox_problem": PROBLEM}, f"a sandbox ({PROBLEM})"),
-        ({"network": "none"}, {"sandbox": False, "sandbox_problem": PROBLEM}, f"a sandbox ({PROBLEM})"),
+        ({"cpus": 8}, {"cpus": 4}, "4 of 8 CPUs"),
+        ({"gpus": 1}, {"gpus": 0}, "0 of 1 GPU"),
+        ({"memory_gb": 64}, {"memory_gb": 16}, "16 of 64 GiB of memory"),
+        ({"isolation": "required"}, {"sandbox": False, "sandbox_problem": PROBLEM}, f"no sandbox ({PROBLEM})"),
+        ({"network": "none"}, {"sandbox": False, "sandbox_problem": PROBLEM}, f"no sandbox ({PROBLEM})"),
         ({"labels": ["a100", "eu"]}, {"labels": ["a100"]}, None),
     ],
 )
@@ -95,14 +95,14 @@ def test_a_run_waits_for_a_machine_that_has_all_it_requires(
     services: PlatformServices,
     asks: dict[str, Any],
     has: dict[str, Any],
-    lacks: str | None,
+    described: str | None,
 ) -> None:
     run_id = submit(api, services, **asks)
     token = pool_token(services)
     assert claim(services, token, claim_request(machine="box-1", **has)) is None
     assert waits(api, run_id) == (
-        f"no known worker of the pool 'gpu' has everything this run requires: box-1 lacks {lacks}."
-        if lacks
+        f"no known worker of the pool 'gpu' has everything this run requires: box-1 has {described}."
+        if described
         else "no known worker of the pool 'gpu' has the label `eu`."
     )
     enough = {"cpus": 8, "gpus": 1, "memory_gb": 64, "sandbox": True, "labels": ["eu", "nvme", "a100"]}

@@ -9,6 +9,8 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select
 
+from tests.evaluation.builders import record
+from tests.evaluation.recorded_runs import with_crc
 from tests.platform.conftest import ManualClock
 from tests.platform.fake_worker import (
     EVALS,
@@ -54,9 +56,13 @@ def detail(api: TestClient, run_id: str) -> Any:
 def test_a_finished_run_keeps_its_journal_without_secrets(
     api: TestClient, services: PlatformServices
 ) -> None:
-    EVALS.taken(api, secrets={"required": ["API_KEY"], "provided": {"API_KEY": SECRET}}, advanced_config=GPU)
+    provided = {"API_KEY": SECRET, "WORD": "success"}  # also a word of every record
+    EVALS.taken(api, secrets={"required": [*provided], "provided": provided}, advanced_config=GPU)
     worker = FakeWorker.claims(services, "gpu")
     worker.records(2, notes=f"it said {SECRET}")
+    spaced = record(2, notes=SECRET).to_line().rpartition(b',"crc"')[0].replace(b",", b",\r")
+    worker.journal += with_crc(spaced + b"}\n")
+    worker.sync(journal=worker.part())
     assert worker.run.sealed_secrets is not None
     for _ in range(2):
         assert worker.finishes(note="the model answered slowly").status == "finished"
@@ -66,7 +72,7 @@ def test_a_finished_run_keeps_its_journal_without_secrets(
     assert (run.status, run.sealed_secrets, run.environment) == ("finished", None, None)
     assert run.results is not None and run.results["ending"] == "the model answered slowly"
     kept = downloaded(api, worker.run_id, "events.jsonl")
-    assert kept_rows(api, worker.run_id) == [0, 1, 0, 1, 2, 2]
+    assert kept_rows(api, worker.run_id) == [0, 1, 2, 0, 1, 2]
     assert b"it said " in kept and SECRET.encode() not in kept
 
 

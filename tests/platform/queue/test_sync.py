@@ -95,8 +95,10 @@ BAD_LINES: dict[str, str] = {
         for name, value in (
             *(("model_latency_ms", 1.7e308), ("model_latency_ms", -1.0), ("cost_usd", 1.7e308)),
             *(("judge_cost_usd", -0.1), ("reward", -1e200), ("parts", {"format": 1e308})),
+            *(("finish_reasons", {"stop": -1}), ("finish_reasons", {"stop": 1 << 31})),
         )
     },
+    "the reward of a failure": lines_of(record(2, status="failed")),
 }
 CHANGED = FIRST.index("1.0")
 BAD_PARTS: dict[str, tuple[int, str, str, int | None]] = {
@@ -284,9 +286,8 @@ REFUSED: dict[str, dict[str, Any]] = {
     "a row beyond any": a_file(source_row_index=1 << 62),
     "a row before the first": a_file(source_row_index=-1),
     "another size than that of its blob": a_file(size=2),
+    "a range": a_file(offset=0, length=3),
     "a range without an end": a_file(offset=0),
-    "a range beyond its blob": a_file(offset=2, length=2),
-    "a range that unpacks to more than fits in memory": a_file(offset=0, length=3, size=1 << 40),
     "an inline file that unpacks to more than fits in memory": inline(size=1 << 40),
     "an inline file that is too large": inline(b"".join(b"%x" % (n * n) for n in range(30_000)), size=9),
     "an inline file that is not Base64": a_file(blob=None, content="%"),
@@ -301,7 +302,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "an inline file with a range": inline(offset=0, length=1),
     "a file without content": a_file(blob=None),
     "a blob that was not uploaded": a_file(blob="files/unknown"),
-    "a blob of another run": a_file(blob="files/foreign"),
+    "a blob of another shard": a_file(blob="files/shd_0/known"),
     "a blob named by its key": a_file(blob="../other/files/known"),
     "a blob that cannot be stored": a_file(blob="a\0"),
     "a good file and a bad one": {"files": [FILE, {**FILE, "path": "../a"}]},
@@ -309,7 +310,7 @@ REFUSED: dict[str, dict[str, Any]] = {
         f"an upload named {name!r}": {"wanted": [{**UPLOAD, "name": name}]}
         for name in (
             *("a\0", "", ".", "../other/a", "/a", "a/../b", "a//b", "files/a b", "a" * 161),
-            *("derived/a/manifest.gz", "packs/a", "packs", "journals/0-events.jsonl.gz"),
+            *("derived/a/manifest.gz", "packs/a", "files", "checkpoints", "files/shd_0/a"),
         )
     },
     "an upload larger than any": {"wanted": [{**UPLOAD, "size": 1 << 60}]},
@@ -339,12 +340,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 }
 
 
-def test_what_no_honest_worker_sends_is_refused_and_changes_nothing(
-    api: TestClient, worker: FakeWorker
-) -> None:
-    EVALS.taken(api, advanced_config=GPU)
-    other = FakeWorker.claims(worker.services, "gpu")
-    other.sync(sent=[other.uploads("files/foreign", b"abc")])
+def test_what_no_honest_worker_sends_is_refused_and_changes_nothing(worker: FakeWorker) -> None:
     worker.sync(sent=[worker.uploads("files/known", b"abc")])
     for name, body in REFUSED.items():
         error = refused(worker, body)

@@ -181,7 +181,7 @@ def validated(path: str, blob: str, version: str = VERSION, kind: str = "validat
 MADE_UP: list[tuple[str, Any]] = [
     ("", named({"w": "checkpoints/5/unknown"})),
     ("checkpoints/5/w", named({"../w": "checkpoints/5/w"})),
-    ("artifacts/5/w", named({"w": "artifacts/5/w"})),
+    ("resume/5/w", named({"w": "resume/5/w"})),
     ("resume/w", named({ARCHIVE: "resume/w"}, is_resume=True)),
     ("checkpoints/5/w", named({ARCHIVE: "checkpoints/5/w"}, is_resume=True)),
     ("resume/5/w", named({"w": "resume/5/w"}, is_resume=True)),

@@ -29,7 +29,7 @@ def open_uploads(services: PlatformServices) -> int:
 
 def test_an_upload_is_complete_before_a_file_names_it(api: TestClient, worker: FakeWorker) -> None:
     def is_unknown() -> bool:
-        with pytest.raises(Refused, match=f"409 UPLOAD_GONE: `{NAME}` has not arrived"):
+        with pytest.raises(Refused, match=r"409 UPLOAD_GONE: `files/.*/abc` has not arrived"):
             worker.sync(files=[FILE])
         return True
 
@@ -48,19 +48,20 @@ def test_an_upload_is_complete_before_a_file_names_it(api: TestClient, worker: F
 
 
 def test_a_manifest_has_the_checksum_of_a_whole_file(api: TestClient, worker: FakeWorker) -> None:
-    piece = {**FILE, "path": "artifacts/row_0_run_0/b.txt", "offset": 0, "length": 5}
-    worker.sync(sent=[worker.uploads(NAME, b"hello")], files=[FILE, piece])
-    listed = api.get(f"{EVALS.route}/{worker.run_id}/samples/manifest?types=artifacts").json()["files"]
-    assert listed == [
+    worker.sync(sent=[worker.uploads(NAME, b"hello")], files=[FILE, worker.conversation(0)])
+    listed = api.get(f"{EVALS.route}/{worker.run_id}/samples/manifest?types=artifacts,trajectories").json()[
+        "files"
+    ]
+    assert [listed[0], listed[-1]] == [
         {"path": PATH, "size": 5, "sha256": hashlib.sha256(b"hello").hexdigest()},
-        {"path": piece["path"], "size": 5},
+        {"path": "trajectories/row_0_run_0.json", "size": 13},
     ]
 
 
 def test_bytes_other_than_the_announced_ones_never_become_a_blob(worker: FakeWorker) -> None:
     grant = worker.wants(NAME, b"hello")
     sent = worker.puts(grant, b"jello")
-    for problem in ("`files/abc` differ from the announced size or digest", "has not arrived"):
+    for problem in ("/abc` differ from the announced size or digest", "has not arrived"):
         with pytest.raises(Refused, match=f"409 UPLOAD_GONE: .*{problem}"):
             worker.sync(sent=[sent], files=[FILE])
     assert stored(worker.services) == []
@@ -79,17 +80,17 @@ def test_the_next_worker_uses_what_its_predecessor_sent(worker: FakeWorker, cloc
     successor.sync(sent=[worker.puts(begun, b"two")], files=[{**FILE, "size": 3, "blob": "files/two"}])
 
 
-def test_an_upload_is_of_one_run(api: TestClient, worker: FakeWorker) -> None:
+def test_an_upload_is_of_one_shard(api: TestClient, worker: FakeWorker) -> None:
     EVALS.taken(api, advanced_config=GPU)
     other = FakeWorker.claims(worker.services, "gpu")
     sent = worker.puts(worker.wants(NAME, b"mine!"), b"mine!")
-    assert other.wants(NAME, b"mine!").id != sent.id
-    with pytest.raises(Refused, match="409 UPLOAD_GONE"):
-        other.sync(sent=[sent])
+    for name in ({"sent": [sent]}, {"wanted": [{"name": sent.name, "size": 5, "sha256": "0" * 64}]}):
+        with pytest.raises(Refused, match=r"400 VALIDATION: .* is not a name for an upload of this shard"):
+            other.sync(**name)
     worker.sync(sent=[sent])
-    with pytest.raises(Refused, match="409 UPLOAD_GONE"):
-        other.sync(files=[FILE])
-    assert stored(worker.services) == [f"runs/{worker.run_id}/{NAME}"]
+    with pytest.raises(Refused, match=r"400 VALIDATION: .* is not a name for an upload of this shard"):
+        other.sync(files=[{**FILE, "blob": sent.name}])
+    assert stored(worker.services) == [f"runs/{worker.run_id}/{sent.name}"]
 
 
 def wanted(first: int, count: int, **changes: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -31,7 +31,6 @@ from osmosis_ai.api.wire.workers import (
     FinishRequest,
     LogPart,
     ReleaseRequest,
-    RunFilePart,
     ShardClosed,
     SyncReply,
     SyncRequest,
@@ -53,9 +52,11 @@ from osmosis_ai.platform.queue.uploads import (
     BegunUpload,
     RunUploads,
     attempt_of,
+    check_contents,
+    require_own_names,
     take_files,
 )
-from osmosis_ai.platform.runs.journals import NewLines, append_lines, read_lines
+from osmosis_ai.platform.runs.journals import AttemptKey, NewLines, append_lines, read_lines
 from osmosis_ai.platform.runs.lifecycle import OPEN, LeaseLostError, Outcome, UploadLimitError
 from osmosis_ai.platform.runs.requests import RowSelection, read_eval_request
 from osmosis_ai.redaction import Redactor
@@ -70,6 +71,7 @@ _UNFIT_FOR = timedelta(minutes=1)
 _MOST_CANDIDATES = 250
 """Shards of a workspace with the same needs that a claim considers."""
 _MOST_EXTENTS = 4096
+_LONGEST_WORK_S = 1e8
 _FACTS = {"environment": 4096, "isolation": 255, "grader_digest": 64}
 _OWNED: Any = (
     select(
@@ -378,8 +380,12 @@ class RunQueue(RunPhases):
         """Extend a lease, and write everything that a worker reports, or nothing."""
         lines = read_lines(request.journal) if request.journal is not None else None
         begun: Sequence[BegunUpload] = ()
-        if request.sent or request.wanted:
+        if request.sent or request.wanted or request.files:
+            # Before anything that costs more than a call of somebody else may.
             run_id = self.require_owner(shard_id, token)
+            names = [each.name for each in request.sent] + [each.name for each in request.wanted]
+            require_own_names(shard_id, [*names, *(part.blob for part in request.files if part.blob)])
+            check_contents(request.files)
             self._uploads.complete(run_id, request.sent)
             begun = self._uploads.begin(run_id, request.wanted)
         try:
@@ -415,7 +421,9 @@ class RunQueue(RunPhases):
             has_progress, extent = False, None
             if lines is not None or request.files:
                 extent = self._extent(session, shard_id)
-                extent.require_own(lines.samples if lines is not None else (), request.files)
+                samples = lines.samples if lines is not None else []
+                attempts = [(each["row_index"], each["run_index"]) for each in samples]
+                extent.require_own([*attempts, *map(attempt_of, request.files)], samples)
             if lines is not None:
                 end, accepted = append_lines(
                     session, run_id, shard_id, lines, held.journal_bytes, held.accepted
@@ -428,7 +436,7 @@ class RunQueue(RunPhases):
             if request.log is not None:
                 changes["log_lines"] = self._take_log(session, held, request.log)
             if request.worked_s is not None:
-                changes["worked_s"] = max(held.worked_s, request.worked_s)
+                changes["worked_s"] = max(held.worked_s, min(request.worked_s, _LONGEST_WORK_S))
             if request.limited_by is not None:
                 changes["limited_by"] = bounded_details(request.limited_by, Redactor(()))
             for name, most in _FACTS.items():
@@ -487,14 +495,14 @@ class RunQueue(RunPhases):
         return run_id
 
     def _extent(self, session: Session, shard_id: str) -> _Extent:
-        if shard_id not in self._extents:
+        if (extent := self._extents.get(shard_id)) is None:
             asked = select(DbRunShard, DbRun).join(DbRun).where(DbRunShard.id == shard_id)
             shard, run = session.execute(asked).one()
             extent = _Extent.of(run, shard)
             if len(self._extents) >= _MOST_EXTENTS:
                 self._extents.clear()
             self._extents[shard_id] = extent
-        return self._extents[shard_id]
+        return extent
 
     def _report_once(self, run_id: str, error: OsmosisError) -> None:
         # A message may name anything that the worker has sent.
@@ -602,10 +610,9 @@ class _Extent:
         limits = read_execution(run.request.get("advanced_config"))
         return cls(len(rows.rows()), n, rows.total_rows, shard.number, shard.count, listed, limits)
 
-    def require_own(self, samples: Sequence[dict[str, Any]], files: Sequence[RunFilePart]) -> None:
-        """Refuse records and files of attempts that are not part of the shard."""
-        attempts = [(each["row_index"], each["run_index"]) for each in samples]
-        problems = [self._problem(*attempt) for attempt in (*attempts, *map(attempt_of, files))]
+    def require_own(self, attempts: Sequence[AttemptKey], samples: Sequence[Mapping[str, Any]]) -> None:
+        """Refuse attempts that are not part of the shard, and samples of rows that do not exist."""
+        problems = [self._problem(*attempt) for attempt in attempts]
         if any(each["source_row_index"] >= self.dataset_rows for each in samples):
             problems.append(f"the dataset has only {self.dataset_rows} rows")
         if found := next(filter(None, problems), None):

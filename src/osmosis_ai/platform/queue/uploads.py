@@ -7,8 +7,8 @@ is never asked inside a transaction.
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Collection, Mapping, Sequence
+import zlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session
 
 from osmosis_ai.api.wire.workers import RunFilePart, SentUpload, UploadGrant, WantedUpload
 from osmosis_ai.errors import ConflictError, OsmosisError
+from osmosis_ai.evaluation.attempt_files import attempt_in_path
 from osmosis_ai.platform.blobs.signing import UrlSigner
 from osmosis_ai.platform.blobs.store import (
     BlobInfo,
@@ -32,8 +33,8 @@ from osmosis_ai.platform.blobs.store import (
 from osmosis_ai.platform.db.base import upsert
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbConversation, DbRun, DbRunFile, DbRunUpload
-from osmosis_ai.platform.runs.files import PACK_FOLDER
 from osmosis_ai.platform.runs.lifecycle import UploadGoneError, UploadLimitError
+from osmosis_ai.platform.runs.training_names import CHECKPOINTS, KIND, RESUME
 
 URL_TTL = timedelta(hours=1)
 PART_BYTES = 512 << 20
@@ -41,10 +42,7 @@ PART_BYTES = 512 << 20
 MOST_OPEN = 1024
 """Uploads of a run that may be open at a time."""
 _GB = 10**9
-_NUMBER = r"(0|[1-9]\d{0,8})"
-_ATTEMPT_FILE = re.compile(rf"(trajectories|diagnostics|artifacts)/row_{_NUMBER}_run_{_NUMBER}(\.json|/.+)")
-_RESERVED = frozenset({PACK_FOLDER, "derived", "journals"})
-"""Folders of a run's blobs that the platform itself writes."""
+_TRAINING_FOLDERS = frozenset({CHECKPOINTS, RESUME, KIND})
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,12 +212,33 @@ class RunUploads:
         return BegunUpload(wanted, self._blobs.begin_upload(key).id, is_new=True)
 
 
+def require_own_names(shard_id: str, names: Iterable[str]) -> None:
+    """Refuse names of uploads that are neither those of a shard's files nor of a training run."""
+    for name in names:
+        folder, _, rest = name.partition("/")
+        if not name.startswith(f"files/{shard_id}/") and not (rest and folder in _TRAINING_FOLDERS):
+            raise OsmosisError(
+                f"`{name}` is not a name for an upload of this shard.", details={"upload": name}
+            )
+
+
+def check_contents(parts: Sequence[RunFilePart]) -> None:
+    """Refuse inline files that do not unpack to their size."""
+    for part in parts:
+        if part.content is not None:
+            unpacking, size = zlib.decompressobj(), None
+            with suppress(zlib.error):
+                size = len(unpacking.decompress(part.content, part.size + 1))
+            if size != part.size or not unpacking.eof or unpacking.unused_data:
+                raise _invalid(part, "its content does not unpack to its size")
+
+
 def attempt_of(part: RunFilePart) -> tuple[int, int]:
-    """Return the row and number of the attempt that a file of an evaluation belongs to, by its path."""
-    found = _ATTEMPT_FILE.fullmatch(part.path)
-    if found is None or part.kind != found[1] or (found[1] == "artifacts") == (found[4] == ".json"):
-        raise _invalid(part)
-    return int(found[2]), int(found[3])
+    """Return the row and number of the attempt that a file of an evaluation belongs to."""
+    found = attempt_in_path(part.path)
+    if found is None or found[0] != part.kind or part.length is not None:
+        raise _invalid(part, "an attempt has no such file")
+    return found[1:]
 
 
 def take_files(session: Session, run_id: str, revision: int, parts: Sequence[RunFilePart]) -> None:
@@ -244,7 +263,7 @@ def file_row(run_id: str, revision: int, part: RunFilePart, blobs: Mapping[str, 
     if blob is not None:
         end = (part.offset or 0) + (part.size if part.length is None else part.length)
         if end > blob.size or (part.length is None and end < blob.size):
-            raise _invalid(part)
+            raise _invalid(part, "its upload has another size")
     return {
         "run_id": run_id,
         "path": part.path,
@@ -274,8 +293,6 @@ def stored_blobs(session: Session, run_id: str, names: Collection[str]) -> Mappi
 
 def blob_key(run_id: str, name: str) -> str:
     """Return the key of an upload."""
-    if name.partition("/")[0] in _RESERVED:
-        raise OsmosisError(f"`{name}` is reserved for the platform.", details={"upload": name})
     try:
         return check_key(f"runs/{run_id}/{name}")
     except ValueError:
@@ -296,9 +313,9 @@ def _record(session: Session, run_id: str, new: BegunUpload) -> BlobUpload | Non
     return former
 
 
-def _invalid(part: RunFilePart) -> OsmosisError:
+def _invalid(part: RunFilePart, problem: str) -> OsmosisError:
     shown = part.path[:200]
-    return OsmosisError(f"{shown!r} is not a valid file of a run.", details={"path": shown})
+    return OsmosisError(f"{shown!r} is not a valid file of a run: {problem}.", details={"path": shown})
 
 
 def _gone(name: str) -> UploadGoneError:

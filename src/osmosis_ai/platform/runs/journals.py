@@ -13,10 +13,10 @@ import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Any, BinaryIO, cast
 
 import msgspec
-import orjson
 from sqlalchemy import func, insert, select
 from sqlalchemy.orm import Session
 
@@ -43,6 +43,11 @@ _COLUMNS = (
     *("prompt_tokens", "completion_tokens", "cost_usd", "model_calls", "model_latency_ms", "lost_attempts"),
     *("row_digest", "finish_reasons", "judge_calls", "judge_tokens", "judge_cost_usd", "judge_outside_scale"),
 )
+_TEXTS = (
+    *("error_type", "error", "category", "scores", "unscored", "finish_reason", "judgements"),
+    *("input", "output", "notes", "parts", "finish_reasons"),
+)
+"""What a program other than the SDK has written."""
 _DETAILS = ("scores", "unscored", "finish_reason", "judgements")
 _DETAIL_MARKS = tuple(f'"{name}":'.encode() for name in _DETAILS)
 
@@ -160,7 +165,7 @@ def run_lines(db: Database, blobs: BlobStore, run_id: str, former: str | None) -
         found = list(session.scalars(shards))
     for shard_id in found:
         for chunk in read_journal(db, shard_id):
-            yield from chunk.splitlines(keepends=True)
+            yield from BytesIO(chunk)  # not `splitlines`, which also splits at a carriage return
 
 
 def pack_journal(lines: Iterable[bytes], key: str, blobs: BlobStore, redactor: Redactor) -> bool:
@@ -237,6 +242,10 @@ def _out_of_range(row: Mapping[str, Any]) -> str | None:
     for name in amounts:
         if row[name] is not None and not 0 <= row[name] <= _LARGEST_AMOUNT:
             return name
+    if any(not 0 <= number < 1 << 31 for number in (row["finish_reasons"] or {}).values()):
+        return "finish_reasons"
+    if row["reward"] is not None and row["status"] != "success":
+        return "reward"
     for name, numbers in (("reward", [row["reward"]]), ("parts", (row["parts"] or {}).values())):
         if any(number is not None and abs(number) > LARGEST_REWARD for number in numbers):
             return name
@@ -262,8 +271,10 @@ def _without_secrets(line: bytes, redactor: Redactor) -> bytes:
     text = line.decode()
     if redactor.text(text) == text:
         return line
-    # Not as text: the digits of a secret may be those of a number.
-    return msgspec.convert(redactor.tree(orjson.loads(line)), TerminalRecord).to_line()
+    # Not the whole text: a secret may be a number, or the name of a field.
+    record = TerminalRecord.from_line(line)
+    texts = {name: redactor.tree(getattr(record, name)) for name in _TEXTS}
+    return msgspec.structs.replace(record, **texts).to_line()
 
 
 def _damaged_line(offset: int, problem: str) -> OsmosisError:

@@ -592,7 +592,8 @@ class Reporter:
         self._add_part(parcel, attempt, path, len(content), content=packed)
 
     def _upload_files(self, parcel: _Parcel, attempt: _Attempt, contents: Mapping[str, IO[bytes]]) -> None:
-        blobs = {path: _named(path, content) for path, content in contents.items()}
+        shard_id = self.assignment.shard.id
+        blobs = {path: _named(shard_id, path, content) for path, content in contents.items()}
         parcel.sent += self.upload(list(blobs.values()))
         for path, blob in blobs.items():
             self._add_part(parcel, attempt, path, blob.size, blob=blob.name)
@@ -630,8 +631,8 @@ class Reporter:
         remove_tree(copied)
 
 
-def _named(path: str, content: IO[bytes]) -> OutgoingBlob:
-    """Return a file as a blob whose name is derived from its path and content."""
+def _named(shard_id: str, path: str, content: IO[bytes]) -> OutgoingBlob:
+    """Return a file as a blob of a shard, whose name is derived from its path and content."""
     measured = OutgoingBlob.of("", content)
     digest = hashlib.sha256(f"{path}\0{measured.sha256}".encode()).hexdigest()
-    return replace(measured, name=f"files/{digest}")
+    return replace(measured, name=f"files/{shard_id}/{digest}")

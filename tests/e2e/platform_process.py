@@ -27,7 +27,7 @@ from osmosis_ai.cli.main import main
 from osmosis_ai.platform.worker import client, host
 
 host._LAST_CALLS_S = 300.0
-client._last_call_s = lambda _: 300.0
+client._TIMEOUT_S = client._SHORTEST_S = 300.0
 sys.exit(main())
 """
 

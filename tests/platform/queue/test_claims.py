@@ -110,6 +110,28 @@ def test_a_run_waits_for_a_machine_that_has_all_it_requires(
     assert waits(api, run_id) is None
 
 
+def test_a_run_says_that_no_machine_that_fits_is_available(
+    api: TestClient, services: PlatformServices, clock: ManualClock
+) -> None:
+    token, large = pool_token(services), claim_request(machine="box-1", gpus=1)
+    assert claim(services, token, large) is None
+    run_id = submit(api, services, gpus=1)
+    assert waits(api, run_id) is None
+    clock.advance(300)
+    assert claim(services, token, claim_request(machine="box-2", gpus=0)) is None
+    start = "it waits for a worker of the pool 'gpu': the"
+    assert waits(api, run_id) == f"{start} only one that fits was last seen 5 min ago."
+    services.worker_access.known.note(claim_request(machine="box-3", gpus=1), services.worker_access.tokens()[0])
+    assert waits(api, run_id) is None
+    services.worker_access.note_left(token, claim_request(machine="box-3", gpus=1))
+    clock.advance(20)
+    assert waits(api, run_id) == f"{start} 2 that fit were last seen 20 s ago or earlier."
+    assert claim(services, token, claim_request(machine="box-1", gpus=1)) is not None
+    clock.advance(3600)
+    submit(api, services, gpus=1)
+    assert waits(api, run_id) == f"{start} 2 that fit were last seen 60 min ago or earlier."
+
+
 def test_a_claim_gets_no_run_of_another_pool_or_workspace(
     api: TestClient, services: PlatformServices, member: Member, stranger: Member
 ) -> None:

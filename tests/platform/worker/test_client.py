@@ -153,7 +153,7 @@ def test_a_server_that_is_no_platform(client: WorkerClient, platform: FakePlatfo
         client.claim(CLAIM)
     assert client.claim(CLAIM).assignment is None
     platform.replies = [answer]
-    with pytest.raises(PlatformUnreachableError, match="not a platform just now"):
+    with pytest.raises(PlatformUnreachableError, match="not a platform now"):
         client.claim(CLAIM)
     assert {each.call for each in platform.asked} == {"claim"}, "a redirect is not followed"
 

@@ -43,12 +43,12 @@ def _problem(session: Session, run_id: str, limits: ExecutionSection, again: str
     used_tokens, spent, without_tokens, without_cost = (number or 0 for number in found)
     if limits.max_cost is not None and spent >= limits.max_cost:
         return (
-            f"its budget is used up: it spent ${spent:.4f}, and max_cost is {limits.max_cost:g}. Continue with "
+            f"its budget is used up: it had spent ${spent:.4f}, and max_cost is {limits.max_cost:g}. Continue with "
             f"`{again} --max-cost DOLLARS`."
         )
     if limits.max_tokens is not None and used_tokens >= limits.max_tokens:
         return (
-            f"its budget is used up: it used {used_tokens:,} tokens, and max_tokens is {limits.max_tokens:,}. Continue with "
+            f"its budget is used up: it had used {used_tokens:,} tokens, and max_tokens is {limits.max_tokens:,}. Continue with "
             f"`{again} --max-tokens TOKENS`."
         )
     if without_tokens:

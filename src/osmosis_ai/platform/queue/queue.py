@@ -71,7 +71,6 @@ _UNFIT_FOR = timedelta(minutes=1)
 _MOST_CANDIDATES = 250
 """Shards of a workspace with the same needs that a claim considers."""
 _MOST_EXTENTS = 4096
-_LONGEST_WORK_S = 1e8
 _FACTS = {"environment": 4096, "isolation": 255, "grader_digest": 64}
 _OWNED: Any = (
     select(
@@ -436,7 +435,7 @@ class RunQueue(RunPhases):
             if request.log is not None:
                 changes["log_lines"] = self._take_log(session, held, request.log)
             if request.worked_s is not None:
-                changes["worked_s"] = max(held.worked_s, min(request.worked_s, _LONGEST_WORK_S))
+                changes["worked_s"] = max(held.worked_s, min(request.worked_s, 1e8))
             if request.limited_by is not None:
                 changes["limited_by"] = bounded_details(request.limited_by, Redactor(()))
             for name, most in _FACTS.items():

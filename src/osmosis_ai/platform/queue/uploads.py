@@ -217,9 +217,7 @@ def require_own_names(shard_id: str, names: Iterable[str]) -> None:
     for name in names:
         folder, _, rest = name.partition("/")
         if not name.startswith(f"files/{shard_id}/") and not (rest and folder in _TRAINING_FOLDERS):
-            raise OsmosisError(
-                f"`{name}` is not a name for an upload of this shard.", details={"upload": name}
-            )
+            raise OsmosisError(f"`{name}` is not a name for an upload of this shard.")
 
 
 def check_contents(parts: Sequence[RunFilePart]) -> None:

@@ -58,7 +58,7 @@ from osmosis_ai.platform.runs.lifecycle import (
 from osmosis_ai.processes.addresses import socket_path
 
 M = TypeVar("M", bound=WireModel)
-_TIMEOUT_S = 20.0
+_TIMEOUT_S, _SHORTEST_S = 20.0, 1.0
 _LARGEST_REPLY_BYTES = 64 << 20
 _LONGEST_REPLY_S = 120.0
 _WORTH_PACKING_BYTES = 2048
@@ -198,15 +198,14 @@ class WorkerClient:
     ) -> ShardClosed:
         """Finish or release a shard; retried for ``lasting_s`` seconds while the platform is unreachable."""
         route = shard_route(shard_id, "finish" if isinstance(request, FinishRequest) else "release")
-        waits, timeout_s = _WAITS.lasting(lasting_s), _last_call_s(lasting_s)
+        waits, timeout_s = _WAITS.lasting(lasting_s), min(_TIMEOUT_S, max(_SHORTEST_S, lasting_s / 6))
         content = self._ask("POST", route, lease, waits, request, timeout_s)
         return _decoded(content, ShardClosed, "the end of the shard")
 
     def journal(self, shard_id: str, lease: SecretStr, target: Path, *, most_bytes: int) -> None:
         """Download the stored journal of a shard to a file."""
-        content = self._ask(
-            "GET", shard_route(shard_id, "journal"), lease, _BLOB_WAITS, most_bytes=most_bytes
-        )
+        route = shard_route(shard_id, "journal")
+        content = self._ask("GET", route, lease, _BLOB_WAITS, most_bytes=most_bytes)
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(target, content)
 
@@ -272,9 +271,7 @@ class WorkerClient:
     def _place(self, url: str) -> tuple[str, BlobClient]:
         if urlsplit(url).scheme:
             if is_loopback(urlsplit(url).hostname) and not is_loopback(urlsplit(self._base).hostname):
-                raise StoredBytesError(
-                    "the platform named an address of this machine instead of its store's."
-                )
+                raise StoredBytesError("the platform named an address of this machine as its store's.")
             return url, self._foreign
         return f"{self._base}/{url.lstrip('/')}", self._own
 
@@ -317,9 +314,7 @@ class WorkerClient:
 
     def _no_platform(self) -> OsmosisError:
         if self._was_here:
-            return PlatformUnreachableError(
-                "the server at the platform's address is not a platform just now."
-            )
+            return PlatformUnreachableError("the server at the platform's address is not a platform now.")
         return NoPlatformError()
 
     def _refusal(self, reply: Reply, token: SecretStr) -> Exception:
@@ -369,11 +364,6 @@ def _decoded(content: bytes, model: type[M], call: str) -> M:
         return decode(content, model, call)
     except UnreadableReply as error:
         raise PlatformUnreachableError(error.message, hint=error.hint) from None
-
-
-def _last_call_s(lasting_s: float) -> float:
-    """Return the timeout of a call that must succeed within ``lasting_s``: there is time to repeat it."""
-    return min(_TIMEOUT_S, max(1.0, lasting_s / 6))
 
 
 @contextlib.contextmanager

@@ -40,6 +40,7 @@ from osmosis_ai.processes import ChildProcess, describe_exit, disable_inspection
 from osmosis_ai.processes.addresses import on_stop_signals
 from osmosis_ai.sandbox import IsolationSetting, SandboxCapability, check_sandbox, choose_isolation
 from osmosis_ai.sandbox.gpus import VISIBLE_ENV, counted_gpus
+from osmosis_ai.ui.numbers import amount, duration
 
 Ending = Literal["ended", "left", "lease_lost", "unreachable", "died"]
 """How a worker ended: its shard has ended or was released; it was asked to leave; another worker has the shard, or the
@@ -236,9 +237,8 @@ class Host:
                 if self._may_claim():
                     self._claim()
                 with contextlib.suppress(queue.Empty):
-                    self._answered(
-                        self._answers.get(timeout=_LOOK_S if self._claimable.is_set() else _ROUND_S)
-                    )
+                    round_s = _LOOK_S if self._claimable.is_set() else _ROUND_S
+                    self._answered(self._answers.get(timeout=round_s))
             with contextlib.suppress(queue.Empty):
                 while True:
                     self._answered(self._answers.get(block=False))
@@ -252,7 +252,7 @@ class Host:
             call.join()
         if self._refused is not None:
             if runs := len({shard.run_id for shard in self._executed}):
-                self._say(f"executed {runs} run{'' if runs == 1 else 's'}")
+                self._say(f"executed {amount(runs, 'run')}")
             raise self._refused
         return self._executed
 
@@ -270,11 +270,8 @@ class Host:
         self._calls = [call for call in self._calls if call.is_alive()]
         if self._hosted or self._calls:
             return False
-        return (
-            self._is_leaving
-            or (self._options.is_single and bool(self._executed))
-            or self._is_out_of_patience()
-        )
+        is_done = self._options.is_single and bool(self._executed)
+        return self._is_leaving or is_done or self._is_out_of_patience()
 
     def _is_out_of_patience(self) -> bool:
         if self._is_claiming or self._monotonic() < self._busy_at + self._options.patience_s:
@@ -356,7 +353,7 @@ class Host:
         else:
             self._say(
                 f"executes the run {self._options.run_id} of {self._address}, and waits for it for at most "
-                f"{_duration(self._options.patience_s)}"
+                f"{duration(self._options.patience_s)}"
             )
 
     def _begin(self, assignment: Assignment) -> None:
@@ -369,9 +366,8 @@ class Host:
         try:
             process = self._start_worker(assignment)
         except OSError as error:
-            problem = (
-                f"the machine {socket.gethostname()} could not start a worker: {error.strerror or error}"
-            )
+            where, why = socket.gethostname(), error.strerror or error
+            problem = f"the machine {where} could not start a worker: {why}"
             self._give_up(shard, assignment, ReleaseRequest(reason=problem, counts=True, unfit=True))
             return
         now, part = self._monotonic(), assignment.shard
@@ -492,10 +488,7 @@ class Host:
         return self._call(release)
 
     def _call(self, call: Callable[[], object]) -> threading.Thread:
-        """Make a call in a thread that is waited for before the host ends by itself.
-
-        The platform notices a failed call by the host's silence or an expired lease.
-        """
+        """Make a call in a thread; the platform notices a failed one by silence, or when the lease expires."""
 
         def run() -> None:
             with contextlib.suppress(OsmosisError, RuntimeError):
@@ -517,7 +510,3 @@ class Host:
 def _named(runs: Sequence[str]) -> str:
     further = f" and {len(runs) - _MOST_NAMED} more" if len(runs) > _MOST_NAMED else ""
     return f"the run{'' if len(runs) == 1 else 's'} {', '.join(runs[:_MOST_NAMED])}{further}"
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds / 60:g} min" if seconds >= 60 and seconds % 60 == 0 else f"{seconds:g} s"

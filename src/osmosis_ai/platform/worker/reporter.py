@@ -592,8 +592,7 @@ class Reporter:
         self._add_part(parcel, attempt, path, len(content), content=packed)
 
     def _upload_files(self, parcel: _Parcel, attempt: _Attempt, contents: Mapping[str, IO[bytes]]) -> None:
-        shard_id = self.assignment.shard.id
-        blobs = {path: _named(shard_id, path, content) for path, content in contents.items()}
+        blobs = {path: _named(self.assignment.shard.id, path, content) for path, content in contents.items()}
         parcel.sent += self.upload(list(blobs.values()))
         for path, blob in blobs.items():
             self._add_part(parcel, attempt, path, blob.size, blob=blob.name)

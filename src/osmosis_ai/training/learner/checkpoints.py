@@ -88,12 +88,12 @@ class CheckpointDirectory:
 
 def checkpoints_in(directory: Path) -> tuple[CheckpointDirectory, ...]:
     """Return the checkpoints in a directory, the earliest first, also while another process writes them."""
-    if not directory.is_dir():
+    try:
+        paths = list(directory.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
         return ()
     found = [
-        CheckpointDirectory(int(match[1]), path)
-        for path in directory.iterdir()
-        if (match := _NAME.fullmatch(path.name))
+        CheckpointDirectory(int(match[1]), path) for path in paths if (match := _NAME.fullmatch(path.name))
     ]
     return tuple(sorted(found, key=lambda checkpoint: checkpoint.step))
 

@@ -29,7 +29,11 @@ UNCOUNTED: dict[str, Any] = {**PAID, "tokens": 0}
 @pytest.mark.parametrize(
     ("budget", "facts", "error"),
     [
-        ({"max_cost": 0.4}, PAID, "it had spent $0.4000, and max_cost is 0.4. Continue with `osmosis eval retry"),
+        (
+            {"max_cost": 0.4},
+            PAID,
+            "it had spent $0.4000, and max_cost is 0.4. Continue with `osmosis eval retry",
+        ),
         ({"max_cost": 0.5}, {**PAID, "judge_cost_usd": 0.1}, "it had spent $0.6000, and max_cost is 0.5."),
         (
             {"max_tokens": 200},

@@ -85,7 +85,11 @@ def test_a_run_becomes_one_shard_per_worker(api: TestClient, services: PlatformS
         ({"cpus": 8}, {"cpus": 4}, "4 of 8 CPUs"),
         ({"gpus": 1}, {"gpus": 0}, "0 of 1 GPU"),
         ({"memory_gb": 64}, {"memory_gb": 16}, "16 of 64 GiB of memory"),
-        ({"isolation": "required"}, {"sandbox": False, "sandbox_problem": PROBLEM}, f"no sandbox ({PROBLEM})"),
+        (
+            {"isolation": "required"},
+            {"sandbox": False, "sandbox_problem": PROBLEM},
+            f"no sandbox ({PROBLEM})",
+        ),
         ({"network": "none"}, {"sandbox": False, "sandbox_problem": PROBLEM}, f"no sandbox ({PROBLEM})"),
         ({"labels": ["a100", "eu"]}, {"labels": ["a100"]}, None),
     ],
@@ -121,7 +125,9 @@ def test_a_run_says_that_no_machine_that_fits_is_available(
     assert claim(services, token, claim_request(machine="box-2", gpus=0)) is None
     start = "it waits for a worker of the pool 'gpu': the"
     assert waits(api, run_id) == f"{start} only one that fits was last seen 5 min ago."
-    services.worker_access.known.note(claim_request(machine="box-3", gpus=1), services.worker_access.tokens()[0])
+    services.worker_access.known.note(
+        claim_request(machine="box-3", gpus=1), services.worker_access.tokens()[0]
+    )
     assert waits(api, run_id) is None
     services.worker_access.note_left(token, claim_request(machine="box-3", gpus=1))
     clock.advance(20)

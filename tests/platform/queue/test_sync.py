@@ -310,7 +310,7 @@ REFUSED: dict[str, dict[str, Any]] = {
         f"an upload named {name!r}": {"wanted": [{**UPLOAD, "name": name}]}
         for name in (
             *("a\0", "", ".", "../other/a", "/a", "a/../b", "a//b", "files/a b", "a" * 161),
-            *("derived/a/manifest.gz", "packs/a", "files", "checkpoints", "files/shd_0/a"),
+            *("derived/a/manifest.gz", "packs/a", "files", "checkpoints", "files/shd_0/a", "files/a/b"),
         )
     },
     "an upload larger than any": {"wanted": [{**UPLOAD, "size": 1 << 60}]},

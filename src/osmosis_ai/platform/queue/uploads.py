@@ -216,7 +216,7 @@ def require_own_names(shard_id: str, names: Iterable[str]) -> None:
     """Refuse names of uploads that are neither those of a shard's files nor of a training run."""
     for name in names:
         folder, _, rest = name.partition("/")
-        if not name.startswith(f"files/{shard_id}/") and not (rest and folder in _TRAINING_FOLDERS):
+        if name.rpartition("/")[0] != f"files/{shard_id}" and not (rest and folder in _TRAINING_FOLDERS):
             raise OsmosisError(f"`{name}` is not a name for an upload of this shard.")
 
 

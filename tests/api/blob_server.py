@@ -72,13 +72,13 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self.send_blob()
 
-    def send_blob(self, *, stop_after: int | None = None, etag: str | None = None) -> None:
+    def send_blob(self, *, stop_after: int | None = None) -> None:
         """Send a blob, or only its beginning."""
         blob = self.server.state.blobs.get(self._name())
         if blob is None:
             self.reply(404)
             return
-        mine = etag or f'"{hashlib.md5(blob).hexdigest()}"'
+        mine = f'"{hashlib.md5(blob).hexdigest()}"'
         wanted = self.headers.get("Range")
         if wanted and self.headers.get("If-Range") == mine:
             start = int(wanted.removeprefix("bytes=").rstrip("-"))

@@ -452,19 +452,12 @@ def test_invalid_names(name: str) -> None:
         routes.dataset(name)
 
 
-def _page(*ids: str, next_offset: int | None) -> DatasetList:
-    return DatasetList(datasets=[Dataset(id=name) for name in ids], next_offset=next_offset)
-
-
-def _all(pages: dict[int, DatasetList]) -> list[str]:
-    found = iterate_pages(lambda limit, offset: pages[offset], lambda page: page.datasets)
-    return [dataset.id for page in found for dataset in page.datasets]
-
-
 @pytest.mark.parametrize("back", [0, 5, -1])
 def test_circular_pages(back: int) -> None:
+    pages = {0: DatasetList(datasets=[Dataset(id="a")], next_offset=5)}
+    pages[5] = DatasetList(datasets=[Dataset(id="b")], next_offset=back)
     with pytest.raises(PlatformError, match="does not end"):
-        _all({0: _page("a", next_offset=5), 5: _page("b", next_offset=back)})
+        list(iterate_pages(lambda limit, offset: pages[offset], lambda page: page.datasets))
 
 
 def test_circular_log_pages() -> None:

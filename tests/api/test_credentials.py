@@ -134,7 +134,7 @@ def test_several_platforms(working: MemoryKeyring) -> None:
     assert store.delete(FERN) is False
     assert store.load(FERN) is None
     hosted = store.load(DEFAULT_PLATFORM_URL)
-    assert hosted is not None and hosted.token == "osm_hosted"
+    assert hosted.token == "osm_hosted"
     assert list(working.kept.values()) == ["osm_hosted"]
 
 
@@ -184,7 +184,7 @@ def test_tokens_of_the_public_cli(home: Path, working: MemoryKeyring, platform: 
     _write(home, {"version": 2, "platforms": {platform: _entry(platform_url=platform)}})
     working.kept[SERVICE, account] = TOKEN
     found = CredentialStore().load(platform)
-    assert found is not None and found.token == TOKEN
+    assert found.token == TOKEN
     CredentialStore().delete(platform)
     assert working.kept == {}
 
@@ -200,7 +200,7 @@ def test_flat_file(home: Path) -> None:
     _write(home, _entry(token_store="file", access_token="osm_flat", platform_url=DEFAULT_PLATFORM_URL))
     store = CredentialStore()
     flat = store.load(DEFAULT_PLATFORM_URL)
-    assert flat is not None and flat.token == "osm_flat"
+    assert flat.token == "osm_flat"
     assert store.load(FERN) is None
     store.save(_login())
     assert store.load(DEFAULT_PLATFORM_URL) == flat

@@ -377,7 +377,6 @@ def test_a_fraction_outside_zero_to_one_is_an_error(fraction: float) -> None:
         sample_rows(10, fraction=fraction, seed=0)
 
 
-FORMATS = ("csv", "json", "jsonl", "parquet")
 ROWS: list[Row] = [
     {
         "system_prompt": "Be brief.",
@@ -407,7 +406,7 @@ def digests(path: Path) -> list[str]:
     ],
 )
 def test_the_same_row_has_the_same_digest_in_every_format(tmp_path: Path, rows: list[Row]) -> None:
-    found = {name: digests(write_rows(tmp_path, name, rows)) for name in FORMATS}
+    found = {name: digests(write_rows(tmp_path, name, rows)) for name in SUPPORTED_EXTENSIONS}
     assert found["csv"] == found["json"] == found["jsonl"] == found["parquet"]
     assert len(set(found["csv"])) == len(rows)
     assert all(len(digest) == 32 and int(digest, 16) >= 0 for digest in found["csv"])

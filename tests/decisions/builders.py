@@ -1,4 +1,4 @@
-"""Runs as comparisons see them, with the outcomes a test wants, and directories that they are read from."""
+"""Runs for comparisons, in memory and as run directories."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from osmosis_ai.controller.record import TerminalRecord
@@ -90,31 +89,23 @@ def write_journalled_run(
     Manifest(name or directory.name, written, provenance or {}, grader_digest=grader_digest).write(
         directory / "manifest.json"
     )
-    lines = []
-    for row, attempts in enumerate(rewards):
-        for attempt, reward in enumerate(attempts):
-            record = msgspec.structs.replace(
-                _record(row, attempt, reward, digests),
-                finish_reasons=(finish_reasons or {}).get((row, attempt)),
-            )
-            lines.append(record.to_line())
+    lines = [
+        TerminalRecord(
+            row_index=row,
+            run_index=attempt,
+            rollout_id=f"row-{row}-run-{attempt}",
+            status="success",
+            duration_ms=1000,
+            source_row_index=row,
+            reward=reward,
+            tokens=100,
+            cost_usd=0.01,
+            model_latency_ms=500.0,
+            row_digest=f"{row:032x}" if digests is None else digests[row],
+            finish_reasons=(finish_reasons or {}).get((row, attempt)),
+        ).to_line()
+        for row, attempts in enumerate(rewards)
+        for attempt, reward in enumerate(attempts)
+    ]
     (directory / "events.jsonl").write_bytes(b"".join(lines))
     return directory
-
-
-def _record(
-    row: int, attempt: int, reward: float | None, digests: Sequence[str | None] | None
-) -> TerminalRecord:
-    return TerminalRecord(
-        row_index=row,
-        run_index=attempt,
-        rollout_id=f"row-{row}-run-{attempt}",
-        status="success",
-        duration_ms=1000,
-        source_row_index=row,
-        reward=reward,
-        tokens=100,
-        cost_usd=0.01,
-        model_latency_ms=500.0,
-        row_digest=f"{row:032x}" if digests is None else digests[row],
-    )

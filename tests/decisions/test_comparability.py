@@ -19,7 +19,7 @@ def other_model(**fields: Any) -> Any:
     return replace(INPUTS, **{"model": "another", **fields})
 
 
-def test_without_a_common_row_both_datasets_are_named_with_three_digests_each() -> None:
+def test_no_common_rows() -> None:
     a = run_of([[1.0]] * 4, name="a", keys=[f"{row:032x}" for row in range(1, 5)])
     b = run_of(
         [[1.0]], name="b", keys=["f" * 32], inputs=other_model(dataset_name="divide", dataset_sha256="e" * 64)
@@ -28,23 +28,23 @@ def test_without_a_common_row_both_datasets_are_named_with_three_digests_each() 
         require_comparable(a, b)
     assert "a has 4 rows of multiply (000000000000, 000000000000, 000000000000, …)" in caught.value.message
     assert "b has 1 row of divide (ffffffffffff)" in caught.value.message
-    assert caught.value.hint is not None and "--unpaired" in caught.value.hint
+    assert "--unpaired" in caught.value.hint
     found = require_comparable(a, b, Allowances(unpaired=True))
     assert found.matched is None
     assert "unpaired" in found.notes[0]
 
 
-def test_few_common_rows_are_counted_first_and_decide_no_gate() -> None:
+def test_few_common_rows() -> None:
     a = run_of([[1.0]] * 10, name="a")
     b = run_of([[1.0]] * 12, name="b", keys=[f"row-{row}" for row in range(6, 18)])
     found = require_comparable(a, b)
     assert found.notes[0] == "4 rows are in both runs, of 10 and 12."
-    assert found.undecided is not None and "40% of the smaller run" in found.undecided
+    assert "40% of the smaller run" in found.undecided
     half = run_of([[1.0]] * 12, name="b", keys=[f"row-{row}" for row in range(5, 17)])
     assert require_comparable(a, half).undecided is None
 
 
-def test_a_row_with_another_answer_is_another_row_and_listed_as_changed(tmp_path: Path) -> None:
+def test_changed_ground_truth(tmp_path: Path) -> None:
     def run(name: str, answers: list[str]) -> Any:
         file = tmp_path / f"{name}.jsonl"
         lines = [
@@ -60,7 +60,6 @@ def test_a_row_with_another_answer_is_another_row_and_listed_as_changed(tmp_path
         )
 
     found = require_comparable(run("a", ["1", "2", "3"]), run("b", ["1", "4", "3"]))
-    assert found.matched is not None
     assert [(row.a, row.b) for row in found.matched.changed] == [(1, 1)]
     assert "1 row with the same prompt" in " ".join(found.notes)
 
@@ -77,19 +76,17 @@ def test_a_row_with_another_answer_is_another_row_and_listed_as_changed(tmp_path
         ({"pass_threshold": 0.5}, "pass_threshold (1 and 0.5)"),
     ],
 )
-def test_different_graders_are_refused_with_what_differs_or_label_every_number(
-    fields: dict[str, Any], said: str
-) -> None:
+def test_different_graders(fields: dict[str, Any], said: str) -> None:
     a = run_of([[1.0]], name="a", inputs=replace(INPUTS, judges=("gpt-x",)))
     b = run_of([[1.0]], name="b", inputs=other_model(**{"judges": ("gpt-x",), **fields}))
     with pytest.raises(ConflictError, match="graded by different rules") as caught:
         require_comparable(a, b)
     assert said in caught.value.message
     label = require_comparable(a, b, Allowances(different_grader=True)).label
-    assert label is not None and label.startswith("graded differently: ")
+    assert label.startswith("graded differently: ")
 
 
-def test_a_run_without_a_grader_digest_is_compared_with_a_note() -> None:
+def test_unknown_grader() -> None:
     a = run_of([[1.0]], name="a", inputs=replace(INPUTS, grader_digest=None))
     b = run_of([[1.0]], name="b", inputs=other_model(source_digest="6" * 64, judges=INPUTS.judges))
     said = "The grader of a is unknown"
@@ -98,7 +95,7 @@ def test_a_run_without_a_grader_digest_is_compared_with_a_note() -> None:
     assert not any(said in note for note in require_comparable(a, same).notes)
 
 
-def test_runs_of_the_same_seed_model_and_code_are_the_same_samples() -> None:
+def test_identical_samples() -> None:
     a, b = run_of([[1.0]], name="a", inputs=INPUTS), run_of([[1.0]], name="b", inputs=INPUTS)
     with pytest.raises(ConflictError, match=r"a and a\.archive are the same run"):
         require_comparable(a, replace(a, name="a.archive"), Allowances(same=True))
@@ -108,21 +105,21 @@ def test_runs_of_the_same_seed_model_and_code_are_the_same_samples() -> None:
         assert require_comparable(a, replace(b, inputs=replace(INPUTS, **change))).notes == ()
 
 
-def test_an_unfinished_run_needs_partial_and_decides_no_gate() -> None:
+def test_unfinished_run() -> None:
     sentence = "the run is not finished: 3 of 4 attempts are pending; run it again to go on."
     a = run_of([[1.0]], name="a")
     b = run_of([[1.0]], name="b", unfinished=sentence)
     with pytest.raises(ConflictError, match=r"b: the run is not finished") as caught:
         require_comparable(a, b)
-    assert caught.value.hint is not None and "--partial" in caught.value.hint
+    assert "--partial" in caught.value.hint
     found = require_comparable(a, b, Allowances(partial=True))
     assert found.undecided == f"b: {sentence}"
 
 
-def test_runs_without_digests_match_by_dataset_and_place_and_say_so() -> None:
+def test_rows_without_digests() -> None:
     a = run_of([[1.0]] * 2, name="a", keyed_by="dataset-and-index", keys=["d:0", "d:1"], notes=("imported.",))
     found = require_comparable(a, run_of([[1.0]] * 2, name="b"))
-    assert found.matched is not None and found.matched.common == 2
+    assert found.matched.common == 2
     assert "imported." in found.notes
     elsewhere = run_of([[1.0]] * 2, name="b", inputs=other_model(dataset_sha256="e" * 64, dataset_name="x"))
     with pytest.raises(ConflictError, match="no row of a is in b"):
@@ -132,9 +129,7 @@ def test_runs_without_digests_match_by_dataset_and_place_and_say_so() -> None:
 @pytest.mark.parametrize(
     ("differing", "same"), [({}, 6), ({"tokens": 1}, 5), ({"reward": 1}, 5), ({"reward": 4}, None)]
 )
-def test_runs_of_one_seed_with_nearly_the_same_attempts_say_little_about_other_seeds(
-    differing: dict[str, int], same: int | None
-) -> None:
+def test_shared_seed_note(differing: dict[str, int], same: int | None) -> None:
     rewards = [[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]]
     a = run_of(rewards, name="a", keys=["x", "y", "z"])
     b = run_of(
@@ -155,7 +150,7 @@ def test_runs_of_one_seed_with_nearly_the_same_attempts_say_little_about_other_s
     )
     notes = require_comparable(a, b).notes
     assert (note in notes) if same else not any("share seed" in each for each in notes)
-    # Another seed that comes out alike is news.
+    # Equal results of different seeds have no note.
     other = replace(b, inputs=replace(b.inputs, seed=1))
     assert not any("share seed" in each for each in require_comparable(a, other).notes)
 
@@ -168,7 +163,7 @@ def sliced(tmp_path: Path, rewards: list[list[float | None]], values: list[str |
     return run_of(rewards, open_dataset=lambda: dataset)
 
 
-def test_every_value_has_its_rows_and_their_scored_attempts(tmp_path: Path) -> None:
+def test_run_slices(tmp_path: Path) -> None:
     rewards: list[list[float | None]] = [[1.0, 1.0], [0.0, 1.0], [0.0, None], [1.0, 0.0], [None, None]]
     run = sliced(tmp_path, rewards, ["b", "a", "b", None, "c"])
     assert [(each.column, each.value) for each in run_slices(run, ["n", "topic"])][4:6] == [
@@ -180,11 +175,11 @@ def test_every_value_has_its_rows_and_their_scored_attempts(tmp_path: Path) -> N
     rates = [each.pass_rate.value if each.pass_rate else None for each in found]
     assert rates == [0.5, 0.5, None, 0.5]
     b = found[1].pass_rate
-    assert b is not None and (b.n, b.clusters) == (3, 2)
+    assert (b.n, b.clusters) == (3, 2)
     assert found[2].data()["reward"]["reason"] == "nothing to compare"
 
 
-def test_rows_match_by_what_they_are_and_not_by_where_they_stand() -> None:
+def test_match_rows() -> None:
     matched = match_rows(
         run_of([[1.0]] * 3, keys=["a", "b", "c"]), run_of([[0.0]] * 4, keys=["c", "x", "a", "y"])
     )

@@ -1,4 +1,4 @@
-"""Plans and settlements, against simulations and cases worked out by hand."""
+"""Plans and what would settle a rule, against simulations and hand-worked numbers."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ def spread(between: float = 0.04, within: float | None = 0.16, rows: int = 100) 
     return VarianceComponents(between, within, rows, 4.0)
 
 
-def test_what_would_settle_it_is_rows_or_attempts_with_their_price() -> None:
+def test_settle() -> None:
     found = settle(spread(), 0.06, 100, 4, cost_attempt=0.005)
     rows = rows_needed(0.06, spread(), 4, sides=1)
-    assert rows is not None
-    assert found.more_rows is not None and rows - 100 <= found.more_rows < (rows - 100) * 1.1 + 1
+    assert rows - 100 <= found.more_rows < (rows - 100) * 1.1 + 1
     assert found.n == n_needed(0.06, spread(), 100, sides=1)
     assert found.words == "about 39 more rows: $0.78, or n = 10: $3.00"
 
@@ -43,7 +42,7 @@ def test_what_would_settle_it_is_rows_or_attempts_with_their_price() -> None:
         ),
     ],
 )
-def test_what_would_settle_it_says_when_one_way_is_closed(
+def test_settle_when_impossible(
     components: VarianceComponents | None, distance: float, rows_left: int | None, words: str
 ) -> None:
     assert settle(components, distance, 100, 4, rows_left=rows_left).words == words
@@ -94,9 +93,7 @@ def power_reached(
         (100, 1, 0.5, 0.1),
     ],
 )
-def test_the_rows_that_pilots_lead_to_reach_the_power_that_was_asked(
-    pilot_rows: int, n: int, rate: float, gain: float
-) -> None:
+def test_power_of_plans_from_pilots(pilot_rows: int, n: int, rate: float, gain: float) -> None:
     random = np.random.default_rng(pilot_rows + n)
     first, second = chances(random, (PILOTS, pilot_rows), rate, gain)
     passes = [random.binomial(1, each[..., None], (PILOTS, pilot_rows, n)) for each in (first, second)]
@@ -106,10 +103,8 @@ def test_the_rows_that_pilots_lead_to_reach_the_power_that_was_asked(
         spread = VarianceComponents.of_pairs(
             passes[0][pilot].ravel(), labels, passes[1][pilot].ravel(), labels
         )
-        assert spread is not None
         outlook = Outlook.of_two_runs(spread, Goal(), samples=2 * labels.size)
         rows = rows_needed(gain, outlook.likely, n)
-        assert rows is not None
         wanted.append(rows)
     assert power_reached(wanted, n, rate, gain, random) == pytest.approx(0.8, abs=0.03)
 
@@ -121,9 +116,8 @@ def plan(
     return make_plan(goal, outlook, AttemptPrice(cost, 2.0, at_once=8), own_rows=rows, own_n=4)
 
 
-def test_a_config_is_judged_by_what_its_design_sees() -> None:
+def test_plan_of_the_config() -> None:
     found = plan(Goal(most_rows=200))
-    assert found.own is not None and found.own.sees is not None
     # 2.83 standard errors of sqrt(0.08 / 100).
     assert found.own.sees == pytest.approx(0.0801, abs=1e-4)
     assert found.own.power == pytest.approx(0.18, abs=0.01)
@@ -132,46 +126,39 @@ def test_a_config_is_judged_by_what_its_design_sees() -> None:
     assert {design.n for design in found.designs} == {1, 2, 4, 8}
 
 
-def test_the_cheapest_design_reaches_the_goal_and_nothing_cheaper_does() -> None:
+def test_cheapest_design() -> None:
     found = plan(Goal(detect=0.05, most_rows=300))
     cheapest = found.cheapest
-    assert cheapest is not None and cheapest.sees is not None
     assert cheapest.sees <= 0.05 and cheapest.rows <= 300 and cheapest in found.designs
-    others = [design for design in found.designs if design.sees is not None and design.sees <= 0.05]
-    assert min(design.attempts for design in others) == cheapest.attempts
+    enough = [design.attempts for design in found.designs if design.sees <= 0.05]
+    assert min(enough) == cheapest.attempts
 
 
-def test_where_rows_are_few_attempts_are_many_and_where_those_do_not_help_none_is_proposed() -> None:
+def test_few_rows() -> None:
     few = plan(Goal(detect=0.05, most_rows=150))
-    assert few.cheapest is not None and few.cheapest.n > 16
+    assert few.cheapest.n > 16
     none = plan(Goal(detect=0.03, most_rows=150))
     assert none.cheapest is None
-    assert none.rows_wanted is not None and none.rows_wanted > 150
+    assert none.rows_wanted > 150
 
 
-def test_the_best_design_for_the_money_costs_no_more_and_sees_most() -> None:
+def test_best_design_within_a_budget() -> None:
     found = plan(Goal(most_cost_usd=20.0, most_rows=300))
     best = found.best
-    assert best is not None and best.sees is not None and best.cost_usd is not None
     assert best.cost_usd <= 20.0 and best.rows <= 300
-    affordable = [
-        each.sees
-        for each in found.designs
-        if each.sees is not None and each.cost_usd is not None and each.cost_usd <= 20
-    ]
-    assert best.sees <= min(affordable)
+    assert best.sees <= min(design.sees for design in found.designs if design.cost_usd <= 20)
     assert plan(Goal(most_cost_usd=0.001)).best is None
     assert plan(Goal(most_cost_usd=20.0), cost=None).best is None
 
 
-def test_a_pilot_of_one_attempt_plans_with_rows_only() -> None:
+def test_pilot_of_single_attempts() -> None:
     found = plan(Goal(detect=0.05), of=spread(within=None, rows=100_000))
     assert {design.n for design in found.designs if design != found.own} == {1}
-    assert found.cheapest is not None and found.cheapest.n == 1
+    assert found.cheapest.n == 1
     assert (found.more_attempts, found.best_n) == (None, None)
 
 
-def test_a_single_run_shares_half_of_what_differs_between_rows_with_the_other() -> None:
+def test_variance_from_one_run() -> None:
     goal = Goal()
     one = Outlook.of_one_run(spread(rows=100_000), goal, samples=400)
     assert one.likely.between == pytest.approx(0.04, rel=1e-3)

@@ -71,12 +71,14 @@ async def test_a_request_cannot_choose_its_address_or_key(
     assert "`mock_response` is not passed on" in caplog.text
 
 
-def test_it_is_not_imported_before_the_first_call() -> None:
+@pytest.mark.integration
+def test_lazy_import() -> None:
     program = (
-        "import sys; from osmosis_ai.llm.client import ModelClient; "
+        "import sys; from osmosis_ai.llm.prices import price_of; "
         "from osmosis_ai.llm.providers import resolve_model; "
-        "assert resolve_model('claude-sonnet-4-5', {'ANTHROPIC_API_KEY': 'k'}); "
-        "import osmosis_ai.llm.litellm_backend; "
+        "assert price_of(resolve_model('claude-sonnet-4-5', {'ANTHROPIC_API_KEY': 'k'})); "
+        "assert not {'litellm', 'aiohttp', 'openai'} & sys.modules.keys(); "
+        "import osmosis_ai.llm.client, osmosis_ai.llm.litellm_backend; "
         "assert 'litellm' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -58,26 +56,21 @@ def test_a_server_of_the_user_needs_no_key(variable: str) -> None:
     assert found.api_key is None
 
 
-def test_vllm_without_an_address_names_the_variable() -> None:
-    with pytest.raises(OsmosisError, match="HOSTED_VLLM_API_BASE") as caught:
-        resolve_model("hosted_vllm/m", {})
-    assert caught.value.hint == "export HOSTED_VLLM_API_BASE=http://localhost:8000/v1"
-
-
 @pytest.mark.parametrize(
-    ("name", "variable"),
+    ("name", "variable", "value"),
     [
-        ("openai/gpt-5", "OPENAI_API_KEY"),
-        ("groq/x", "GROQ_API_KEY"),
-        ("anthropic/claude-sonnet-4-5", "ANTHROPIC_API_KEY"),
-        ("gemini/gemini-2.5-pro", "GEMINI_API_KEY"),
+        ("openai/gpt-5", "OPENAI_API_KEY", "..."),
+        ("groq/x", "GROQ_API_KEY", "..."),
+        ("anthropic/claude-sonnet-4-5", "ANTHROPIC_API_KEY", "..."),
+        ("gemini/gemini-2.5-pro", "GEMINI_API_KEY", "..."),
+        ("hosted_vllm/m", "HOSTED_VLLM_API_BASE", "http://localhost:8000/v1"),
     ],
 )
-def test_a_missing_key_is_an_error_with_the_command_that_sets_it(name: str, variable: str) -> None:
+def test_missing_variable(name: str, variable: str, value: str) -> None:
     with pytest.raises(OsmosisError) as caught:
         resolve_model(name, {variable: "  "})
     assert variable in caught.value.message
-    assert caught.value.hint == f"export {variable}=..."
+    assert caught.value.hint == f"export {variable}={value}"
 
 
 @pytest.mark.parametrize("name", ["azure/m", "bedrock/m", "vertex_ai/m"])
@@ -112,12 +105,6 @@ def test_fireworks_short_names_get_their_account_path() -> None:
     assert endpoint.model == "accounts/fireworks/models/deepseek-v3"
 
 
-def test_a_key_is_not_in_the_repr_or_the_limiter_key() -> None:
-    endpoint = resolve_model("openai/gpt-5", {"OPENAI_API_KEY": SECRET})
-    assert SECRET not in repr(endpoint)
-    assert SECRET not in endpoint.limiter_key
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -143,9 +130,10 @@ def test_other_values_in_the_query_are_not_secrets(pair: str) -> None:
     assert resolve_model("openai/m", {"OPENAI_BASE_URL": f"http://host/v1?{pair}"}).secrets == ()
 
 
-def test_two_accounts_of_one_provider_do_not_share_a_limit() -> None:
-    one, two = (resolve_model("openai/gpt-5", {"OPENAI_API_KEY": key}).limiter_key for key in ("a", "b"))
-    assert one != two
+def test_limiter_key() -> None:
+    one, two = (resolve_model("openai/gpt-5", {"OPENAI_API_KEY": key}) for key in (SECRET, "b"))
+    assert one.limiter_key != two.limiter_key
+    assert SECRET not in f"{one!r} {one.limiter_key}"
 
 
 @pytest.mark.parametrize(
@@ -164,12 +152,6 @@ def test_an_unusable_address_is_refused_without_showing_it(value: str) -> None:
 KEYS = {"OPENAI_API_KEY": "k", "ANTHROPIC_API_KEY": "k", "GEMINI_API_KEY": "k", "OPENROUTER_API_KEY": "k"}
 
 
-def test_an_unknown_price_is_none_and_not_zero() -> None:
-    assert price_of(resolve_model("openai/gpt-from-the-future", KEYS)) is None
-    proxied = {**KEYS, "OPENAI_BASE_URL": "https://proxy.example/v1"}
-    assert price_of(resolve_model("openai/gpt-4o", proxied)) is None
-
-
 @pytest.mark.parametrize(
     ("address", "expected"),
     [
@@ -184,15 +166,17 @@ def test_a_model_of_litellm_at_another_address(address: str, expected: Price | N
 
 
 @pytest.mark.parametrize(
-    ("name", "env"),
+    ("name", "env", "expected"),
     [
-        ("ollama/llama3", {}),
-        ("hosted_vllm/m", {"HOSTED_VLLM_API_BASE": "http://gpu-box:8000/v1"}),
-        ("openai/gpt-4o", {"OPENAI_BASE_URL": "http://127.0.0.1:8000/v1"}),
+        ("ollama/llama3", {}, Price(0.0, 0.0)),
+        ("hosted_vllm/m", {"HOSTED_VLLM_API_BASE": "http://gpu-box:8000/v1"}, FREE),
+        ("openai/gpt-4o", {"OPENAI_BASE_URL": "http://127.0.0.1:8000/v1"}, FREE),
+        ("openai/gpt-4o", {"OPENAI_BASE_URL": "https://proxy.example/v1"}, None),
+        ("openai/gpt-from-the-future", {}, None),
     ],
 )
-def test_servers_of_the_user_cost_nothing(name: str, env: dict[str, str]) -> None:
-    assert price_of(resolve_model(name, env)) == FREE == Price(0.0, 0.0)
+def test_price(name: str, env: dict[str, str], expected: Price | None) -> None:
+    assert price_of(resolve_model(name, {**KEYS, **env})) == expected
 
 
 def test_cached_tokens_are_charged_at_their_own_price() -> None:
@@ -204,7 +188,6 @@ def test_cached_tokens_are_charged_at_their_own_price() -> None:
 
 def test_a_long_prompt_is_charged_at_the_price_of_its_tier() -> None:
     price = price_of(resolve_model("gemini/gemini-2.5-pro", KEYS))
-    assert price is not None
     assert price.cost(TokenUsage(200_001, 0, 200_001)) > 1.9 * price.cost(TokenUsage(200_000, 0, 200_000))
 
 
@@ -232,14 +215,3 @@ FIVE: dict[str, Any] = {"prompt_tokens": 10, "completion_tokens": 5}
 )
 def test_usage_in_the_formats_of_providers(usage: object, expected: TokenUsage | None) -> None:
     assert read_usage(usage) == expected
-
-
-@pytest.mark.integration
-def test_looking_up_a_price_does_not_import_litellm() -> None:
-    program = (
-        "import sys; from osmosis_ai.llm.prices import price_of; "
-        "from osmosis_ai.llm.providers import resolve_model; "
-        "assert price_of(resolve_model('claude-sonnet-4-5', {'ANTHROPIC_API_KEY': 'k'})); "
-        "assert not {'litellm', 'aiohttp', 'openai'} & sys.modules.keys()"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

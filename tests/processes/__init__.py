@@ -1,4 +1,4 @@
-"""Questions tests ask about other processes."""
+"""Checks of other processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Child processes end with their starter, and no other program can read their secrets."""
+"""Child processes: stop, parent, priority and private variables."""
 
 from __future__ import annotations
 
@@ -35,12 +35,11 @@ def start(source: str, tmp_path: Path, *, guard: bool = False, **changes: Any) -
 
 
 def first_line(child: ChildProcess) -> str:
-    assert child.stdout is not None
     return child.stdout.readline().decode().strip()
 
 
 @pytest.mark.integration
-async def test_a_child_gets_exactly_the_environment_and_directory_it_is_given(tmp_path: Path) -> None:
+async def test_environment_and_directory(tmp_path: Path) -> None:
     child = start("import os; print(sorted(os.environ), os.getcwd())", tmp_path, env={"ONE": "1"})
     line = first_line(child)
     await child.stop()
@@ -53,16 +52,14 @@ async def test_a_child_gets_exactly_the_environment_and_directory_it_is_given(tm
     [(POLITE, 600, -signal.SIGTERM), (STUBBORN, 0.05, -signal.SIGKILL)],
     ids=["polite", "deaf"],
 )
-async def test_a_child_is_asked_to_end_and_then_made_to(
-    tmp_path: Path, source: str, grace_s: float, status: int
-) -> None:
+async def test_stop(tmp_path: Path, source: str, grace_s: float, status: int) -> None:
     child = start(source, tmp_path)
     assert first_line(child) in ("ready", "deaf")
     assert await child.stop(grace_s=grace_s) == status
 
 
 @pytest.mark.integration
-async def test_a_cancelled_stop_ends_the_child_at_once(tmp_path: Path) -> None:
+async def test_cancelled_stop(tmp_path: Path) -> None:
     child = start(STUBBORN, tmp_path)
     assert first_line(child) == "deaf"
     stopping = asyncio.create_task(child.stop(grace_s=600))
@@ -74,7 +71,7 @@ async def test_a_cancelled_stop_ends_the_child_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
-async def test_what_the_child_started_is_stopped_with_it(tmp_path: Path) -> None:
+async def test_stop_of_grandchildren(tmp_path: Path) -> None:
     child = start(
         f"""
         import subprocess, sys
@@ -116,7 +113,7 @@ FOREIGN = "import os, threading; print(os.getpid(), flush=True); threading.Event
     ],
     ids=["killed", "terminated", "deaf grandchild", "a program that does not watch"],
 )
-async def test_a_child_ends_however_its_parent_ends(
+async def test_child_ends_with_its_parent(
     source: str, guard: bool, number: signal.Signals, tmp_path: Path
 ) -> None:
     parent_source = f"""
@@ -133,7 +130,6 @@ threading.Event().wait()
         text=True,
         cwd=Path(__file__).parents[2],
     ) as parent:
-        assert parent.stdout is not None
         started = [int(word) for word in parent.stdout.readline().split() if word.isdigit()]
         assert all(map(alive, started)), started
         parent.send_signal(number)
@@ -142,7 +138,7 @@ threading.Event().wait()
 
 
 @pytest.mark.integration
-async def test_a_log_is_appended_to_and_its_owners_alone(tmp_path: Path) -> None:
+async def test_log_file(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "child.log"
     for word in ("one", "two"):
         await start(f"import sys; print({word!r}, file=sys.stderr)", tmp_path, stdout=log).wait()
@@ -151,7 +147,7 @@ async def test_a_log_is_appended_to_and_its_owners_alone(tmp_path: Path) -> None
 
 
 @pytest.mark.integration
-def test_what_a_background_process_starts_stays_in_the_background() -> None:
+def test_lower_priority_is_inherited() -> None:
     script = """
 from pathlib import Path
 from osmosis_ai.processes import lower_priority
@@ -181,7 +177,7 @@ threading.Event().wait()
 
 
 @pytest.mark.integration
-async def test_a_program_that_is_asked_to_end_is_waited_for(tmp_path: Path) -> None:
+async def test_stop_waits_for_cleanup(tmp_path: Path) -> None:
     child = start(CAREFUL, tmp_path, guard=True)
     assert first_line(child) == "ready"
     assert await child.stop(grace_s=600) == 3
@@ -189,7 +185,7 @@ async def test_a_program_that_is_asked_to_end_is_waited_for(tmp_path: Path) -> N
 
 
 @pytest.mark.integration
-async def test_the_guard_ends_as_its_program_did(tmp_path: Path) -> None:
+async def test_exit_status_of_the_guard(tmp_path: Path) -> None:
     assert await start("raise SystemExit(7)", tmp_path, guard=True).wait() == 7
     killed = start("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", tmp_path, guard=True)
     assert await killed.wait() == -signal.SIGKILL
@@ -241,7 +237,6 @@ def what_a_neighbour_reads(variables: dict[str, str]) -> set[str]:
         stdout=subprocess.PIPE,
         **user,
     ) as process:
-        assert process.stdout is not None and process.stdin is not None
         assert process.stdout.readline() == b"ready\n"
         reader = [*python, READER, str(process.pid)]
         read = subprocess.run(reader, env={}, cwd="/", capture_output=True, text=True, check=True, **user)
@@ -251,19 +246,19 @@ def what_a_neighbour_reads(variables: dict[str, str]) -> set[str]:
 
 @pytest.mark.integration
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux alone has it")
-def test_neither_environment_nor_memory_is_read_by_another_program_of_the_user() -> None:
+def test_other_programs_cannot_inspect() -> None:
     assert what_a_neighbour_reads({}) == set()
 
 
 @pytest.mark.integration
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux alone has it")
-def test_an_operator_who_wants_to_look_inside_can() -> None:
+def test_debuggable_setting() -> None:
     assert "environ" in what_a_neighbour_reads({"OSMOSIS_DEBUGGABLE": "1"})
     assert not is_debuggable({}) and not is_debuggable({"OSMOSIS_DEBUGGABLE": "0"})
 
 
 @pytest.mark.integration
-async def test_what_a_child_alone_is_told_is_in_no_environment(tmp_path: Path) -> None:
+async def test_private_variables(tmp_path: Path) -> None:
     program = """
 import json, os
 from osmosis_ai.processes import take_private_variables
@@ -280,7 +275,7 @@ print(json.dumps([CANARY in began_with, first, second, sorted(name for name in o
 
 @pytest.mark.integration
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows a process's descriptors as files")
-async def test_what_a_child_alone_is_told_nobody_takes_out_of_its_descriptors(tmp_path: Path) -> None:
+async def test_private_variables_are_not_in_descriptors(tmp_path: Path) -> None:
     # It has not kept to itself yet, and waits until we have looked.
     child = start(POLITE, tmp_path, private_env={"SECRET": CANARY})
     assert first_line(child) == "ready"
@@ -333,7 +328,7 @@ async def run(
 
 
 @pytest.mark.e2e
-async def test_its_status_and_the_end_of_what_it_wrote_are_told(tmp_path: Path) -> None:
+async def test_program_status_and_output(tmp_path: Path) -> None:
     ended = await run(tmp_path, "sh", "-c", "cat; echo problem >&2; exit 7")
     assert ended == FinishedProgram(7, "hello", "problem\n", flooded=False)
     long = await run(tmp_path, "sh", "-c", f"yes | head -c {3 * TAIL_BYTES}; echo end; kill -9 $$")
@@ -342,7 +337,7 @@ async def test_its_status_and_the_end_of_what_it_wrote_are_told(tmp_path: Path) 
 
 
 @pytest.mark.e2e
-async def test_who_floods_is_ended(tmp_path: Path) -> None:
+async def test_program_with_too_much_output(tmp_path: Path) -> None:
     flood = f"yes {os.getpid()}"
     ended = await run(tmp_path, "sh", "-c", flood, max_output_bytes=100_000)
     assert ended.flooded and len(ended.stdout) == TAIL_BYTES
@@ -350,7 +345,7 @@ async def test_who_floods_is_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-async def test_who_does_not_want_to_end_is_made_to(tmp_path: Path) -> None:
+async def test_cancelled_program(tmp_path: Path) -> None:
     stubborn = f"trap '' TERM; (setsid {SLEEPS[0]} &); while :; do {SLEEPS[1]}; done"
     task = asyncio.create_task(run(tmp_path, "sh", "-c", stubborn, grace_s=0.05))
     await until(lambda: running(SLEEPS[0]) and running(SLEEPS[1]))
@@ -361,7 +356,7 @@ async def test_who_does_not_want_to_end_is_made_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-async def test_nothing_is_left_when_its_starter_is_killed(tmp_path: Path) -> None:
+async def test_program_ends_with_its_starter(tmp_path: Path) -> None:
     place = tmp_path / "place"
     place.mkdir()
     starter = f"""

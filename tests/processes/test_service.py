@@ -1,4 +1,4 @@
-"""Services: ready when they say so, explained when not, started again within limits."""
+"""Services: start, readiness, errors, restarts and logs."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def refused(spec: ServiceSpec) -> ServiceError:
 
 
 @pytest.mark.integration
-async def test_an_announced_service_is_ready_when_it_has_said_so(tmp_path: Path) -> None:
+async def test_announced_service(tmp_path: Path) -> None:
     async with Service(announcing(tmp_path, f"print('first')\n{READY}")) as service:
         assert service.answer == {"url": "here"}
         assert service.log_tail() == ["first", '{"url": "here"}']
@@ -85,14 +85,14 @@ async def test_an_announced_service_is_ready_when_it_has_said_so(tmp_path: Path)
 
 
 @pytest.mark.integration
-async def test_a_service_with_an_address_is_ready_when_that_answers(tmp_path: Path) -> None:
+async def test_service_with_address(tmp_path: Path) -> None:
     async with Service(answering(tmp_path)) as service:
         assert service.answer == {"whose": "ours"}
     assert (tmp_path / "thing.log").read_text() == "serving\n"
 
 
 @pytest.mark.integration
-async def test_one_that_ends_before_it_is_ready_is_explained_by_its_last_words(tmp_path: Path) -> None:
+async def test_service_ends_before_it_is_ready(tmp_path: Path) -> None:
     error = await refused(announcing(tmp_path, "import nowhere"))
     assert (error.cause, error.status) == ("ended", 1)
     sentence, quoted, *_, last = error.message.splitlines()
@@ -103,7 +103,7 @@ async def test_one_that_ends_before_it_is_ready_is_explained_by_its_last_words(t
 
 
 @pytest.mark.integration
-async def test_last_words_are_heard_although_a_grandchild_holds_the_output_open(tmp_path: Path) -> None:
+async def test_output_held_open_by_a_grandchild(tmp_path: Path) -> None:
     source = (
         "import subprocess; subprocess.Popen(['sleep', '600']); raise SystemExit('I left somebody behind')"
     )
@@ -112,14 +112,14 @@ async def test_last_words_are_heard_although_a_grandchild_holds_the_output_open(
 
 
 @pytest.mark.integration
-async def test_one_ended_by_force_is_told_from_one_that_failed(tmp_path: Path) -> None:
+async def test_killed_service(tmp_path: Path) -> None:
     error = await refused(announcing(tmp_path, "import os; os.kill(os.getpid(), 9)"))
     assert error.cause == "killed"
     assert "(signal 9, as when the machine has no memory left)" in error.message
 
 
 @pytest.mark.integration
-async def test_a_port_that_is_another_services_is_said(tmp_path: Path) -> None:
+async def test_port_in_use(tmp_path: Path) -> None:
     port = free_port()
     async with Service(answering(tmp_path, port=port)):
         assert not is_free(port)
@@ -132,7 +132,7 @@ async def test_a_port_that_is_another_services_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
-async def test_secrets_are_blotted_out_of_what_is_quoted(tmp_path: Path) -> None:
+async def test_secrets_are_redacted(tmp_path: Path) -> None:
     spec = announcing(tmp_path, "raise SystemExit('the key sk-1')", secret_values=frozenset({"", "sk-1"}))
     error = await refused(spec)
     assert error.message.endswith("\n  the key [REDACTED]")
@@ -140,18 +140,17 @@ async def test_secrets_are_blotted_out_of_what_is_quoted(tmp_path: Path) -> None
 
 
 @pytest.mark.integration
-async def test_a_death_is_noticed_and_explained(tmp_path: Path) -> None:
+async def test_death(tmp_path: Path) -> None:
     async with Service(announcing(tmp_path, READY)) as service:
         dying = asyncio.create_task(service.death())
         os.kill(service.pid, signal.SIGTERM)
         assert (await dying).message.startswith("the thing ended (signal 15).")
         failure = service.failure()
-        assert failure is not None
         assert failure.status == -signal.SIGTERM
 
 
 @pytest.mark.integration
-async def test_a_dead_service_is_revived_as_often_as_it_may_be(tmp_path: Path) -> None:
+async def test_revive(tmp_path: Path) -> None:
     notes: list[str] = []
     async with Service(announcing(tmp_path, READY, restarts=2)) as service:
         assert not await service.revive()
@@ -174,7 +173,7 @@ async def test_a_dead_service_is_revived_as_often_as_it_may_be(tmp_path: Path) -
 
 
 @pytest.mark.integration
-async def test_a_start_that_is_cancelled_leaves_nothing_and_can_be_taken_up_again(tmp_path: Path) -> None:
+async def test_cancelled_start(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     source = f"import os, time\nprint(os.getpid(), flush=True)\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.02)\n"
     service = Service(announcing(tmp_path, source + READY))
@@ -199,9 +198,7 @@ for number in itertools.count():
 """
 
 
-def test_the_last_whole_lines_are_kept_and_what_is_appended_next_stands_behind_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shorten_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "LOG_REMAINDER_BYTES", 25)
     monkeypatch.setattr(service, "MAX_LOG_BYTES", 10_000)
     log = tmp_path / "a.log"
@@ -217,9 +214,7 @@ def test_the_last_whole_lines_are_kept_and_what_is_appended_next_stands_behind_t
 
 
 @pytest.mark.integration
-async def test_the_log_of_a_service_stays_within_bounds_and_still_explains_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_log_size_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "LOG_CHECK_S", 0.01)
     monkeypatch.setattr(service, "MAX_LOG_BYTES", 4000)
     monkeypatch.setattr(service, "LOG_REMAINDER_BYTES", 1000)

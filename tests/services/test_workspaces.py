@@ -31,6 +31,7 @@ from tests.logins import (
     IDENTITY,
     NOT_CONNECTED,
     REFUSALS,
+    TOKEN,
     VERIFIED,
     make_checkout,
     save_login,
@@ -199,31 +200,18 @@ def test_platform_warnings(
     ]
 
 
-HERE = "https://platform.fern.example"
-
-
-def _answering(router: respx.MockRouter, header: str | None, status: int = 200) -> PlatformClient:
-    headers = {} if header is None else {"X-Osmosis-Capabilities": header}
-    router.get("/api/cli/datasets").respond(
-        status, json={"datasets": []} if status == 200 else {"error": "no"}, headers=headers
-    )
-    router.get("/api/cli/verify").respond(
-        json={"user": {"id": "u1", "email": "a@fern.example"}, "token_id": "t1"}, headers=headers
-    )
-    return PlatformClient(HERE, "osm_u_canary", "fern/maze")
-
-
 @pytest.mark.parametrize("header", ["eval-imports, deletion", "deletion,something-newer, eval-imports "])
 def test_capabilities_header(header: str) -> None:
-    with respx.mock(base_url=HERE, assert_all_called=False) as router, _answering(router, header) as client:
+    headers = {"X-Osmosis-Capabilities": header}
+    with respx.mock(base_url=FERN) as router, PlatformClient(FERN, TOKEN, IDENTITY) as client:
+        router.get("/api/cli/datasets").respond(json={"datasets": []}, headers=headers)
         client.datasets.list()
         require_offered(client, Capability.EVAL_IMPORTS)
         require_offered(client, Capability.DELETION)
         with pytest.raises(PlatformError) as refused:
             require_offered(client, Capability.BENCHMARKS)
         assert len(router.calls) == 1  # what is known need not be asked
-    assert refused.value.message == f"This platform does not support benchmark runs: {HERE}."
-    assert refused.value.platform_code == "NOT_OFFERED"
+    assert refused.value.message == f"This platform does not support benchmark runs: {FERN}."
     assert refused.value.details == {"platform_code": "NOT_OFFERED", "capability": "benchmarks"}
 
 

@@ -285,9 +285,7 @@ def test_experiment_values(workspace: WorkspaceDirectory, key: str, value: str, 
         ('commit_sha = "abc12"', "must be 7 to 40 hexadecimal digits"),
         ('commit_sha = "abcdefg"', "must be 7 to 40 hexadecimal digits"),
         ('commit_sha = "' + "a" * 41 + '"', "must be 7 to 40 hexadecimal digits"),
-        ("commit_sha = 1234567", "must be a string, got 1234567"),
         ('branch = "main"\ncommit_sha = "abcdef0"', "cannot be combined with `branch`"),
-        ('brunch = "main"', "Unrecognized key"),
         ("limit = 3", "`limit` belongs in [evaluation]"),
     ],
 )
@@ -314,7 +312,6 @@ def test_pinned_commit_needs_no_local_code(workspace: WorkspaceDirectory) -> Non
         ('env = ["A"]\n' + MINIMAL_EVAL, "env", "must be a table, got an array"),
         ("limit = 3\n" + MINIMAL_EVAL, "limit", "Unrecognized key; `limit` belongs in [evaluation]"),
         ("what = 3\n" + MINIMAL_EVAL, "what", "Unrecognized key"),
-        (MINIMAL_EVAL + '[llm]\nmodel = "x"', "llm", "Unrecognized section"),
         (
             MINIMAL_EVAL + "[training]\nlr = 1",
             "training",
@@ -340,7 +337,6 @@ def test_missing_and_misplaced_sections(
 @pytest.mark.parametrize(
     "line, message",
     [
-        ("lower = ''", "the name of a variable must match"),
         ("1ST = ''", "the name of a variable must match"),
         ("\"WITH SPACE\" = ''", "the name of a variable must match"),
         ("_OSMOSIS_ROLLOUT_PORT = ''", "names that start with _OSMOSIS_ are reserved"),
@@ -362,7 +358,6 @@ def test_env_names(workspace: WorkspaceDirectory, line: str, message: str) -> No
         ("[secrets]\nrequired = ['KEY', 3]", "secrets.required", "must be a list of strings"),
         ("[secrets]\nrequired = []\nOPENAI_API_KEY = 'x'", "secrets.OPENAI_API_KEY", "only lists names"),
         ("[secrets]\nrequired = ['_KEY']", "secrets.required", "entry 1 is not a valid secret name"),
-        ("[secrets]\nrequired = ['KEY', 'KEY']", "secrets.required", "'KEY' is listed 2 times"),
         (
             "[secrets]\nrequired = ['A', 'B', 'C']\n[env]\nB = ''\nA = ''",
             "env",

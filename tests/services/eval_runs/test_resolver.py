@@ -178,16 +178,13 @@ def client() -> Iterator[PlatformClient]:
 
 
 class Replies:
-    """Replies of the platform, with the capabilities of ours or without, as the hosted service."""
+    """Replies of a platform that has the samples of runs."""
 
-    def __init__(self, router: respx.MockRouter, headers: dict[str, str]) -> None:
+    def __init__(self, router: respx.MockRouter) -> None:
         self._router = router
-        self.headers = headers
 
     def get(self, path: str, reply: Any, *, status: int = 200, **params: Any) -> None:
-        self._router.get(f"{BASE}/api/cli{path}", params=params).respond(
-            status, json=reply, headers=self.headers
-        )
+        self._router.get(f"{BASE}/api/cli{path}", params=params).respond(status, json=reply, headers=OURS)
 
     def run(self, detail: dict[str, Any] = FINISHED) -> None:
         self.get("/eval-runs/amber-otter-42", detail)
@@ -197,13 +194,7 @@ class Replies:
 @pytest.fixture
 def ours() -> Iterator[Replies]:
     with respx.mock(assert_all_called=False) as router:
-        yield Replies(router, OURS)
-
-
-@pytest.fixture
-def hosted() -> Iterator[Replies]:
-    with respx.mock(assert_all_called=False) as router:
-        yield Replies(router, {})
+        yield Replies(router)
 
 
 def test_samples_of_all_pages(ours: Replies, client: PlatformClient) -> None:
@@ -275,7 +266,7 @@ def test_more_attempts_than_the_run_has(client: PlatformClient, answer: dict[str
         return httpx.Response(200, text=body, headers=OURS)
 
     with respx.mock(assert_all_called=False) as router:
-        Replies(router, OURS).run()
+        Replies(router).run()
         router.get(f"{BASE}/api/cli/eval-runs/er_8/samples").mock(side_effect=page)
         with pytest.raises(OsmosisError, match="reports more attempts than the run amber-otter-42 has"):
             read_platform_samples(client, "amber-otter-42")

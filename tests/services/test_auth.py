@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from osmosis_ai.api.credentials import CredentialStore
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.services.auth import login_with_device, login_with_token, logout, plan_logout, whoami
 from tests.api.keyrings import MemoryKeyring
+from tests.api.keyrings import use_keyring as use_keyring
+from tests.api.keyrings import working as working
 from tests.logins import (
     FERN,
     LATER,
@@ -24,8 +26,8 @@ from tests.logins import (
     VERIFIED,
     make_checkout,
     save_login,
+    use_platform,
 )
-from tests.services.auth.conftest import Warnings, saved
 
 AUTHORIZED: dict[str, Any] = {
     "device_code": "dc_canary",
@@ -38,6 +40,32 @@ AUTHORIZED: dict[str, Any] = {
 ISSUED: dict[str, Any] = {"token": NEW_TOKEN, "token_id": "ct_NEW", "expires_at": LATER, "user": MARA}
 PENDING = httpx.Response(400, json={"error": "authorization_pending"})
 SLOW_DOWN = httpx.Response(400, json={"error": "slow_down"})
+
+
+class Warnings(list[tuple[str, "str | None"]]):
+    def __call__(self, message: str, code: str | None) -> None:
+        self.append((message, code))
+
+    @property
+    def codes(self) -> list[str | None]:
+        return [code for _, code in self]
+
+
+@pytest.fixture(autouse=True)
+def platform(monkeypatch: pytest.MonkeyPatch) -> Iterator[respx.MockRouter]:
+    use_platform(monkeypatch)
+    with respx.mock(base_url=FERN, assert_all_called=False) as router:
+        yield router
+
+
+@pytest.fixture
+def warn() -> Warnings:
+    return Warnings()
+
+
+def saved() -> str | None:
+    found = CredentialStore().load(FERN)
+    return found.token if found else None
 
 
 class FakeTime:

@@ -105,7 +105,7 @@ def worker_finishes_run(maze: Maze) -> None:
     def host_runs(
         address: str, token: str, options: HostOptions, *, say: Callable[[str], None]
     ) -> list[ExecutedShard]:
-        say("executing the run amber-fox-12 (attempt 1)")
+        say("executing the run amber-fox-12 (claim 1)")
         say("released the run amber-fox-12")
         return [ExecutedShard("run_0123456789abcdef01234567", "amber-fox-12", 1, "left")]
 

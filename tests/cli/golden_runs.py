@@ -126,6 +126,10 @@ pool = "gpu"
 labels = ["a100", "west"]
 workers = 4
 max_cost = 5
+cpus = 4
+gpus = 1
+memory_gb = 64
+network = "none"
 """
 _STEP = {"id": "tr_8", "name": "copper-finch", "status": "pending", "step": 40}
 

@@ -62,7 +62,7 @@ def test_logs_level_and_waiting_reason(maze: Maze) -> None:
     )
     maze.get("/eval-runs/er_8/logs").respond(json={"logs": []})
     followed = maze.osmosis("eval", "logs", "amber", "--follow")
-    assert followed.err.count("The run waits: no worker has asked for it.") == 1
+    assert followed.err.count("Run status: no worker has asked for it.") == 1
 
 
 def test_stop(maze: Maze) -> None:
@@ -115,7 +115,7 @@ def test_watch_prints_waiting_reason_once(maze: Maze) -> None:
     pending, waiting = {**run("pending"), "waits": before}, progress(3, waits=after)
     outcome = watch(maze, pending, pending, pending, progress(3), waiting, waiting, progress(4))
     assert outcome.err.count(f"Waiting for the run to start: {before}\n") == 1
-    assert outcome.err.count(f"The run waits: {after}\n") == 1
+    assert outcome.err.count(f"Run status: {after}\n") == 1
 
 
 def test_watch_survives_an_outage(maze: Maze) -> None:

@@ -117,7 +117,7 @@ def test_info_missing_fields(maze: Maze, detail: dict[str, Any]) -> None:
     data = maze.osmosis("eval", "info", "x", "--json").data
     assert (data["summary"], data["model"], data["eval_run"]["id"]) == ({}, None, "er_1")
     out = maze.osmosis("eval", "info", "x", "--plain").out
-    assert out.startswith("Name: (unnamed)\nStatus: –\n") and "under way" not in out
+    assert out.startswith("Name: (unnamed)\nStatus: –\n") and "snapshot" not in out
     assert "keeps no metrics.json" in maze.osmosis("eval", "info", "x").err
 
 

@@ -1,4 +1,4 @@
-"""The machines that execute runs: requirements, known machines, and why no machine fits a pending run.
+"""The machines that execute runs: requirements, known machines, and why no machine executes a pending run.
 
 A machine is identified by its description and token, so a restart does not change it. What is known of machines is
 informational: a claim decides whether a worker gets a shard.
@@ -31,6 +31,8 @@ _MOST_OF_TOKEN = 500
 """Maximum number of machines per token, since its holder can invent descriptions."""
 _NOTED_EVERY = timedelta(minutes=1)
 _MOST_NAMED = 3
+_SILENT_AFTER = timedelta(minutes=3)
+"""How long after its last claim or report a machine counts as available, as in `osmosis platform status`."""
 
 
 # -- requirements ------------------------------------------------------------------------------------
@@ -76,19 +78,19 @@ class Machine:
         return cls(frozenset(known.labels), known.cpus, known.gpus, known.memory_gb, known.sandbox)
 
     def lacks(self, asks: ExecutionSection) -> Iterator[str]:
-        """Yield the requirements of a run that the machine does not meet."""
+        """Yield what the machine has instead of each requirement of a run that it does not meet."""
         for label in asks.labels or ():
             if label not in self.labels:
-                yield f"the label `{label}`"
+                yield f"no label `{label}`"
         for wanted, had, what in (
             (asks.cpus, self.cpus, "CPU" if asks.cpus == 1 else "CPUs"),
             (asks.gpus, self.gpus, "GPU" if asks.gpus == 1 else "GPUs"),
             (asks.memory_gb, self.memory_gb, "GiB of memory"),
         ):
             if wanted is not None and had is not None and wanted > had:
-                yield f"{wanted:g} {what} (has {had:g})"
+                yield f"{had:g} of {wanted:g} {what}"
         if asks.needs_sandbox and self.sandbox is False:
-            yield "a sandbox"
+            yield "no sandbox"
 
 
 def needs_key(asks: ExecutionSection) -> str | None:
@@ -148,22 +150,17 @@ class KnownWorkers:
         """Return the machines with a valid token that have not left, with their active shards and when last seen."""
         with self._db.session() as session:
             active = _active(session, self._clock.now())
-            rows = session.scalars(
-                select(DbKnownWorker)
+            rows = session.execute(
+                select(DbKnownWorker, _HEARTBEAT_AT)
                 .join(DbWorkerToken, DbWorkerToken.id == DbKnownWorker.token_id)
                 .where(DbWorkerToken.revoked_at.is_(None))
                 .order_by(DbKnownWorker.pool, DbKnownWorker.machine, DbKnownWorker.seen_at.desc())
             )
-            owned = DbRunShard.worker_id.is_not(None), DbRunShard.heartbeat_at.is_not(None)
-            last = select(DbRunShard.worker_id, func.max(DbRunShard.heartbeat_at)).where(*owned)
-            found: Any = session.execute(last.group_by(DbRunShard.worker_id))
-            heartbeats: dict[Any, datetime] = {row[0]: row[1] for row in found}
             return [
-                (row, active.get(row.id, 0), max(row.seen_at, heartbeats.get(row.id, row.seen_at)))
-                for row in rows
-                if row.left_at is None
-                or row.id in active
-                or heartbeats.get(row.id, row.left_at) > row.left_at
+                (row, active.get(row.id, 0), last_seen)
+                for row, heartbeat_at in rows
+                if (last_seen := _last_seen(row, heartbeat_at))
+                and (row.id in active or not _has_left(row, last_seen))
             ]
 
     def forget_old(self) -> None:
@@ -196,6 +193,23 @@ def _id_of(described: dict[str, Any]) -> str:
     return hashlib.sha256(orjson.dumps(described, option=orjson.OPT_SORT_KEYS)).hexdigest()[:40]
 
 
+_HEARTBEAT_AT = (
+    select(func.max(DbRunShard.heartbeat_at))
+    .where(DbRunShard.worker_id == DbKnownWorker.id)
+    .correlate(DbKnownWorker)
+    .scalar_subquery()
+)
+
+
+def _last_seen(worker: DbKnownWorker, heartbeat_at: datetime | None) -> datetime:
+    return max(worker.seen_at, heartbeat_at or worker.seen_at)
+
+
+def _has_left(worker: DbKnownWorker, last_seen: datetime) -> bool:
+    # Workers with the same description and token are one machine here, and one of them may still report.
+    return worker.left_at is not None and last_seen <= worker.left_at
+
+
 def _active(session: Session, now: datetime) -> dict[str, int]:
     live = DbRunShard.status == "running", DbRunShard.lease_expires_at > now
     counted = select(DbRunShard.worker_id, func.count(DbRunShard.run_id.distinct())).where(*live)
@@ -206,68 +220,88 @@ def _active(session: Session, now: datetime) -> dict[str, int]:
 # -- why a run of a pool waits -------------------------------------------------------------------------
 
 
+Wait = tuple[str | None, datetime | None]
+"""Why a run or shard waits, or None; and since when its worker is silent if that is the reason."""
+
+
 class PoolWaits:
     """Explains why runs of pools wait; reads the machines once for a whole list of runs."""
 
     def __init__(self, db: Database, demands: Demands) -> None:
         self._db = db
         self._demands = demands
-        self._known: list[tuple[DbWorkerToken, DbKnownWorker | None]] | None = None
-        self._explained: dict[tuple[str, str, str | None], str | None] = {}
+        self._known: list[tuple[DbWorkerToken, DbKnownWorker | None, datetime | None]] | None = None
+        self._explained: dict[tuple[str, str, str | None], Wait] = {}
 
-    def why(self, workspace_id: str, pool: str, request: Mapping[str, Any]) -> str | None:
-        """Return why no known worker of the pool can execute a run; None if one can."""
+    def why(self, workspace_id: str, pool: str, request: Mapping[str, Any], now: datetime) -> Wait:
+        """Return why no known worker of the pool can execute a run."""
         asks = self._demands.read(request)
         alike = workspace_id, pool, needs_key(asks)
         if alike not in self._explained:
-            self._explained[alike] = self._explain(workspace_id, pool, asks)
+            self._explained[alike] = self._explain(workspace_id, pool, asks, now)
         return self._explained[alike]
 
-    def _explain(self, workspace_id: str, pool: str, asks: ExecutionSection) -> str | None:
+    def _explain(self, workspace_id: str, pool: str, asks: ExecutionSection, now: datetime) -> Wait:
         if self._known is None:
             self._known = self._read()
         permitted = [
-            worker
-            for token, worker in self._known
+            (worker, heartbeat_at)
+            for token, worker, heartbeat_at in self._known
             if token.pool == pool and (token.workspace_ids is None or workspace_id in token.workspace_ids)
         ]
         if not permitted:
             return (
                 f"no worker token is valid for the pool '{pool}' and this workspace: the operator creates one "
                 f"with `osmosis platform worker-token create --pool {pool}`."
-            )
-        workers = [worker for worker in permitted if worker is not None]
+            ), None
+        workers = [(worker, _last_seen(worker, at)) for worker, at in permitted if worker is not None]
         if not workers:
-            return f"no worker of the pool '{pool}' has asked for a run in the last {KEPT.days} days."
-        return _why_none_fits(pool, asks, workers)
+            return f"no worker of the pool '{pool}' has asked for a run in the last {KEPT.days} days.", None
+        fitting = [(worker, at) for worker, at in workers if not any(Machine.of(worker).lacks(asks))]
+        if not fitting:
+            return _why_none_fits(pool, asks, [worker for worker, _ in workers]), None
+        if any(now - at < _SILENT_AFTER and not _has_left(worker, at) for worker, at in fitting):
+            return None, None
+        silent_since = max(max(at, worker.left_at or at) for worker, at in fitting)
+        ago = f"{format_age((now - silent_since).total_seconds())} ago"
+        if (count := len({worker.machine or worker.id for worker, _ in fitting})) == 1:
+            seen = f"the only one that fits was last seen {ago}"
+        else:
+            seen = f"the {count} that fit were last seen {ago} or earlier"
+        return f"it waits for a worker of the pool '{pool}': {seen}.", silent_since
 
-    def _read(self) -> list[tuple[DbWorkerToken, DbKnownWorker | None]]:
-        """Return the valid tokens, each with every machine that claims with it, recently seen ones first."""
+    def _read(self) -> list[tuple[DbWorkerToken, DbKnownWorker | None, datetime | None]]:
+        """Return the valid tokens, each with every machine that claims with it and its heartbeat, recently seen ones first."""
         known = (
-            select(DbWorkerToken, DbKnownWorker)
+            select(DbWorkerToken, DbKnownWorker, _HEARTBEAT_AT)
             .outerjoin(DbKnownWorker, DbKnownWorker.token_id == DbWorkerToken.id)
             .where(DbWorkerToken.revoked_at.is_(None))
             .order_by(DbKnownWorker.seen_at.desc(), DbKnownWorker.machine, DbKnownWorker.id)
         )
         with self._db.session() as session:
-            return [(token, worker) for token, worker in session.execute(known)]
+            return [(token, worker, at) for token, worker, at in session.execute(known)]
 
 
-def _why_none_fits(pool: str, asks: ExecutionSection, workers: Sequence[DbKnownWorker]) -> str | None:
-    lacking = {worker.id: list(Machine.of(worker).lacks(asks)) for worker in workers}
-    if not all(lacking.values()):
-        return None
+def _why_none_fits(pool: str, asks: ExecutionSection, workers: Sequence[DbKnownWorker]) -> str:
     had = frozenset[str]().union(*(worker.labels for worker in workers))
     if nowhere := [label for label in asks.labels or () if label not in had]:
         named = ", ".join(f"`{label}`" for label in nowhere)
         return f"no known worker of the pool '{pool}' has the label{'s' if len(nowhere) > 1 else ''} {named}."
     # A machine is known once for each size and token that it claimed with.
-    shown = list(dict.fromkeys(_described_lack(worker, lacking[worker.id]) for worker in workers))
+    shown = list(dict.fromkeys(_described_lack(worker, asks) for worker in workers))
     if (more := len(shown) - _MOST_NAMED) > 0:
         shown[_MOST_NAMED:] = [f"and {more} more lack something"]
     return f"no known worker of the pool '{pool}' has everything this run requires: {'; '.join(shown)}."
 
 
-def _described_lack(worker: DbKnownWorker, lacking: Sequence[str]) -> str:
-    because = f" ({worker.sandbox_problem})" if "a sandbox" in lacking and worker.sandbox_problem else ""
-    return f"{worker.machine or worker.id[:8]} lacks {', '.join(lacking)}{because}"
+def _described_lack(worker: DbKnownWorker, asks: ExecutionSection) -> str:
+    lacking = list(Machine.of(worker).lacks(asks))
+    because = f" ({worker.sandbox_problem})" if "no sandbox" in lacking and worker.sandbox_problem else ""
+    return f"{worker.machine or worker.id[:8]} has {', '.join(lacking)}{because}"
+
+
+def format_age(seconds: float) -> str:
+    """Format a duration coarsely, so that open pages do not get an update every second."""
+    if seconds < 120:
+        return f"{max(5, 5 * round(seconds / 5))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"

@@ -84,7 +84,7 @@ def score_json(score: RunScore | None) -> dict[str, Any] | None:
 def execution_rows(
     advanced: Mapping[str, Any] | None, retry_budget: Mapping[str, Any] | None = None
 ) -> list[tuple[str, str]]:
-    """Return the pool, workers, labels and budget in a run's ``[advanced]`` as labelled texts.
+    """Return the execution table in a run's ``[advanced]`` as labelled texts.
 
     ``retry_budget`` is given for a retry, and replaces the run's budget if it has any key.
     """
@@ -96,8 +96,15 @@ def execution_rows(
     limits = [numbers.money(asked.max_cost)] if asked.max_cost is not None else []
     limits += [amount(asked.max_tokens, "token")] if asked.max_tokens is not None else []
     alone = " for this retry; earlier use does not count" if limits and retry_budget is not None else ""
+    requires = [
+        f"{number:g} {unit}{'s' if unit.endswith('PU') and number != 1 else ''}"
+        for number, unit in ((asked.cpus, "CPU"), (asked.gpus, "GPU"), (asked.memory_gb, "GiB of memory"))
+        if number
+    ]
+    requires += ["sandbox"] * (asked.isolation == "required") + ["no network"] * (asked.network == "none")
     rows = {
         "Pool": asked.pool,
+        "Requires": ", ".join(requires),
         "Workers": asked.workers and f"{asked.workers}",
         "Labels": ", ".join(asked.labels or ()),
         "Budget": " or ".join(limits) + alone,

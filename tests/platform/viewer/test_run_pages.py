@@ -118,7 +118,8 @@ def test_failed_samples_run_again_in_the_same_run_however_often_it_is_clicked(
     reopened = services.eval_runs.get(member.workspace.id, run).run
     assert (reopened.status, reopened.revision, runs_of(services, member)) == ("pending", 1, [run])
     assert "Retried 1 time, last" in text_of(browser.get(f"/fern/evals/{run}"))
-    assert log_of(services, member, run).count("mara@fern.example (on the run's page) retried the run") == 1
+    retried = "(on the run's page) retried the run: 1 attempt without a score runs again"
+    assert log_of(services, member, run).count(retried) == 1
     refused = browser.post(f"/fern/evals/{run}/retry", data={**form, "once": "another"})
     assert refused.status_code == 409 and "cannot be retried: it is pending" in refused.text
 
@@ -331,7 +332,9 @@ def test_a_run_with_a_used_up_budget_is_ending_though_a_worker_is_silent(
     worker.records(1, tokens=200, cost_usd=0.1, model_calls=1)
     worker.finishes(settles=False)
     page = text_of(browser.get(f"/fern/evals/{name}"))
-    assert "it is ending because its budget is used up: it used 200 tokens, and max_tokens is 100. " in page
+    assert (
+        "it is ending because its budget is used up: it had used 200 tokens, and max_tokens is 100. " in page
+    )
     assert "another worker" not in page
     assert "Pool gpu Workers 2 Labels a100 Budget $5.00 or 100 tokens" in page
     clock.advance(60)

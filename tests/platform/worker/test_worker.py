@@ -26,6 +26,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.journal import Journal, JournalWriteError
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.engine import DatabaseBusyError
+from osmosis_ai.platform.runs.waiting import STOPPING
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.worker import evaluation, reporter, worker
 from osmosis_ai.platform.worker.client import StoreAwayError, StoredBytesError, WorkerClient
@@ -183,7 +184,13 @@ def test_preparation_failures(
 )
 def test_a_run_with_a_stop_request_is_stopped(claimed: Claimed, end: ShardEnd) -> None:
     claimed.claim()
-    claimed.api.post(f"/api/cli/eval-runs/{claimed.owner.run_id}/stop", json={})
+    path = f"/api/cli/eval-runs/{claimed.owner.run_id}"
+    claimed.api.post(f"{path}/stop", json={})
+    shown = (
+        claimed.api.get(path).json()["waits"],
+        claimed.api.get("/api/cli/eval-runs").json()["eval_runs"][0]["waits"],
+    )
+    assert set(shown) == {STOPPING}
 
     def execute(interrupt: Interrupt) -> ShardEnd:
         wait_until(lambda: interrupt)
@@ -203,7 +210,7 @@ def test_a_signal_releases_the_shard(claimed: Claimed, pool: str | None) -> None
     assert claimed.state == ("running", "pending", 0, None)
     whose = " of the pool 'gpu'" if pool else ""
     assert claimed.owner.messages()[-1] == (
-        f"the worker is shutting down; another worker{whose} continues the run"
+        f"the worker is shutting down; another worker{whose} can continue the run"
     )
 
 

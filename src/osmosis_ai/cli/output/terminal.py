@@ -337,10 +337,12 @@ class _BarWithLines(RichProgress):
     waits = ""
 
     def get_renderables(self) -> Iterator[RenderableType]:
-        """Yield the bar, then why it waits in full, then the lines, each cut where the terminal ends."""
+        """Yield the bar, then in full what it waits for, then the lines, each cut where the terminal ends."""
         yield from super().get_renderables()
         if self.waits:
-            yield RichText(f"Waits: {formats.one_line(self.waits)}", style=_STYLES["warn"], overflow="fold")
+            yield RichText(
+                f"Run status: {formats.one_line(self.waits)}", style=_STYLES["warn"], overflow="fold"
+            )
         for line in self.below:
             yield RichText(formats.one_line(line), no_wrap=True, overflow="ellipsis")
 

@@ -668,7 +668,7 @@ def worker(
     """Execute runs of a platform on this machine, until Ctrl-C or SIGTERM.
 
     It connects to the platform over HTTPS and accepts no connections. SIGTERM releases its runs: they send what they have,
-    and another worker continues them; a second one ends at once. Its files are in OSMOSIS_HOME, and rollouts run in
+    and another worker can continue them; a second one ends at once. Its files are in OSMOSIS_HOME, and rollouts run in
     its sandbox (OSMOSIS_ISOLATION, OSMOSIS_NETWORK).
 
     Examples:

@@ -116,7 +116,7 @@ def show_progress(looks: Iterable[Look], standing: Callable[[Look], RunStanding]
                     )
                     # A bar shows it by itself; a log has a line of the bar once in a while.
                     if now.waits and now.waits_for != waited and not output.animated:
-                        output.note(f"The run waits: {now.waits}")
+                        output.note(f"Run status: {now.waits}")
                     waited = now.waits_for
                 elif bar is None and said != (saying := now.said if output.animated else now.saying):
                     said, waited = saying, now.waits_for
@@ -420,7 +420,7 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
         if described.metrics_error is not None:
             yield "Metrics", f"Not available: {described.metrics_error}"
         elif described.in_progress:
-            yield "Note", "The run is under way: the metrics are a snapshot."
+            yield "Note", "The metrics are a snapshot: the run has not ended."
 
     def _configuration(self, described: DescribedT) -> Iterator[Section]:
         """Yield how the run was configured, where anything says so."""

@@ -290,7 +290,7 @@ def _local_info(
         ),
     ]
     if found.detail.config_written is not None:
-        blocks.append(Text(found.detail.config_written, title="Config, as it was written"))
+        blocks.append(Text(found.detail.config_written, title="Config"))
     return DetailResult(
         data={**found.data(), **also(found)},
         title="Training Run of This Machine",

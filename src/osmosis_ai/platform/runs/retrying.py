@@ -156,7 +156,8 @@ class EvalRetries:
             rows, n = len(checked.rows.rows()), read_eval_request(run.request).evaluation.n
             attempts = ((row, number) for row in range(rows) for number in range(n))
             self._queue.add(session, run, [attempt for attempt in attempts if attempt not in scored])
-            message = f"{by} retried the run: {amount(planned.count, 'attempt')} without a score run again"
+            verb = "runs" if planned.count == 1 else "run"
+            message = f"{by} retried the run: {amount(planned.count, 'attempt')} without a score {verb} again"
             self._logs.add(session, run.id, [LogLine(message, step="run")])
         return run
 

@@ -310,7 +310,8 @@ def own_machine_problem(config: PlatformConfig, asked: ExecutionSection) -> Issu
     key = "gpus" if "GPU" in lacking[0] else "memory_gb"
     return Issue(
         f"{PLACE}.{key}",
-        f"asks for more than the platform's own machine has, which executes runs without a pool: {', '.join(lacking)}; "
+        "asks for more than the platform's own machine has, which executes runs without a pool: "
+        f"it has {', '.join(lacking)}; "
         "name a pool whose workers have it",
     )
 

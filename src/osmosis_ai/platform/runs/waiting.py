@@ -14,15 +14,12 @@ from sqlalchemy.orm import Session
 
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun, DbRunShard
-from osmosis_ai.platform.machines import Demands, PoolWaits
+from osmosis_ai.platform.machines import Demands, PoolWaits, Wait, format_age
 from osmosis_ai.platform.runs.lifecycle import OPEN
 from osmosis_ai.platform.runs.run_store import Queue
 
 STOPPING = "it is stopping: the run ends when its workers have sent their last results."
 PACKING = "its code is being packed for workers."
-
-Wait = tuple[str | None, datetime | None]
-"""Why a run or shard waits, and since when its worker is silent if that is the reason."""
 
 
 class RunWaits:
@@ -47,7 +44,7 @@ class RunWaits:
         return self
 
     def why(self, run: DbRun) -> str | None:
-        """Return why no worker executes a run, or a part of it, in a sentence; None if one does."""
+        """Return why no worker executes a run, or a part of it, or that it is stopping; None if neither."""
         return self._wait(run)[0]
 
     def silent_since(self, run: DbRun) -> datetime | None:
@@ -55,8 +52,10 @@ class RunWaits:
         return self._wait(run)[1]
 
     def _wait(self, run: DbRun) -> Wait:
-        if run.status not in OPEN or run.stop_requested_at is not None:
+        if run.status not in OPEN:
             return None, None
+        if run.stop_requested_at is not None:
+            return STOPPING, None
         if run.id not in self._shards:
             with self._db.session() as session:
                 self.read(session, [run])
@@ -81,9 +80,9 @@ class RunWaits:
         if shard.kind == "prepare":
             return shard.waits or PACKING, None
         if not is_owned and run.pool is not None:
-            none_fits = self._pools.why(run.workspace_id, run.pool, run.request)
-            if none_fits is not None:
-                return none_fits, None
+            reason, since = self._pools.why(run.workspace_id, run.pool, run.request, self._now)
+            if reason is not None:
+                return reason, since
         if expires_at is None or silent_since is None:
             is_released = shard.attempt and not shard.waits
             return (
@@ -93,15 +92,8 @@ class RunWaits:
         silent_s = (self._now - silent_since).total_seconds()
         if silent_s < self._queue.term.total_seconds() / 2:
             return None, None
-        silent = f"its worker has been silent for {_about(silent_s)}"
+        silent = f"its worker has been silent for {format_age(silent_s)}"
         if not is_owned:
             return f"{silent}; it waits for another worker.", silent_since
-        left = _about((expires_at - self._now).total_seconds())
+        left = format_age((expires_at - self._now).total_seconds())
         return f"{silent}; another worker may continue it in {left}.", silent_since
-
-
-def _about(seconds: float) -> str:
-    """Format a duration coarsely, so that open pages do not get an update every second."""
-    if seconds < 120:
-        return f"{max(5, 5 * round(seconds / 5))} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"

@@ -24,7 +24,7 @@ from osmosis_ai.platform.db.keyset import (
 from osmosis_ai.platform.db.tables import DbRun, DbUser, duration_ms
 from osmosis_ai.platform.runs.eval_results import headline_of
 from osmosis_ai.platform.runs.lifecycle import OPEN, RunKind
-from osmosis_ai.platform.runs.waiting import STOPPING, RunWaits
+from osmosis_ai.platform.runs.waiting import RunWaits
 from osmosis_ai.viewer.cursors import Scalar, decode, encode, item_page, order_of, refused
 from osmosis_ai.viewer.source import ItemPage, RunEntry, RunQuery
 
@@ -99,7 +99,7 @@ class WorkspaceRuns:
         trend: Sequence[float | None] = (),
     ) -> RunEntry:
         """Return the line of a run, of what :data:`SUMMARIES` reads."""
-        waits = STOPPING if _is_stopping(run) else self.waits.why(run)
+        waits = self.waits.why(run)
         return run_entry(run, creator_name, creator_email, now=self.now, trend=trend, waits=waits)
 
     def _of_kind(self, statement: Select[Any], kind: str) -> Select[Any]:
@@ -228,12 +228,8 @@ def run_entry(
         trend=trend,
         error=run.error,
         waits=waits,
-        stopping=_is_stopping(run),
+        stopping=run.status in OPEN and run.stop_requested_at is not None,
     )
-
-
-def _is_stopping(run: DbRun) -> bool:
-    return run.status in OPEN and run.stop_requested_at is not None
 
 
 def _order(query: RunQuery) -> KeysetOrder:

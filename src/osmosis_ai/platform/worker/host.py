@@ -374,7 +374,7 @@ class Host:
         directory = WorkingDirectory(self._runs_dir, part.id)
         self._hosted.append(_Hosted(shard, assignment, directory, process, now, now, now))
         which = f", worker {part.number + 1} of {part.count}" if part.count > 1 else ""
-        self._say(f"executing the run {shard.run_name} (attempt {shard.attempt}{which})")
+        self._say(f"executing the run {shard.run_name} (claim {shard.attempt}{which})")
 
     # -- workers ---------------------------------------------------------------------------------------
 

@@ -247,7 +247,7 @@ class Worker:
             else:
                 pool = read_execution(self._run.request.get("advanced_config")).pool
                 whose = f" of the pool '{pool}'" if pool is not None else ""
-                message = f"the worker is shutting down; another worker{whose} continues the run"
+                message = f"the worker is shutting down; another worker{whose} can continue the run"
                 reporter.log(LogLine(message, step="run"))
                 reporter.flush()
                 reporter.end(end)

@@ -268,7 +268,7 @@ def follow_run_log(
         nonlocal told
         detail = _detail(client, kind, run_id)
         if detail.waits and detail.waits_for != told:
-            tell(f"The run waits: {detail.waits}")
+            tell(f"Run status: {detail.waits}")
         told = detail.waits_for
         return _own(detail).status in TERMINAL[kind]
 

@@ -215,15 +215,18 @@ class PreparedSubmit:
 
     @property
     def rows_drawn(self) -> str | None:
-        """The dataset rows that an evaluation uses, without their total, which only the platform knows."""
+        """The dataset rows and attempts of an evaluation, without their total, which only the platform knows."""
+        from osmosis_ai.ui.numbers import amount
         from osmosis_ai.workspace.config_files import EvalConfig
 
         if not isinstance(self.config, EvalConfig):
             return None
-        limit = self.config.evaluation.limit
+        limit, n = self.config.evaluation.limit, self.config.evaluation.n
         if limit is None:
-            return "a random 10%, at least one, by a seed that the run records (the config sets no limit)"
-        return f"the first {limit:,}, or all where there are fewer"
+            rows = "a random 10%, at least one, by a seed that the run records (the config sets no limit)"
+        else:
+            rows = f"the first {limit:,}, or all if there are fewer"
+        return f"{rows}; {amount(n, 'attempt')} per row"
 
     def described(self) -> dict[str, Any]:
         """Return the experiment's fields of a submit's result."""

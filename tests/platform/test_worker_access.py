@@ -130,7 +130,7 @@ def test_waiting_for_a_run_that_cannot_come_is_refused_without_telling_why(
         with pytest.raises(WorkerRefused) as caught:
             access.authorize(plain, request(run_id=f"run_{name}"))
         refusals.add((caught.value.status, caught.value.reason, caught.value.message))
-    sentence = "the run has ended, or this worker token cannot claim it in the pool 'gpu'."
+    sentence = "there is no such run, it has ended, or this token cannot claim it in the pool 'gpu'."
     assert refusals == {(403, "RUN_NOT_FOR_WORKER", sentence)}
     with pytest.raises(WorkerRefused, match=r"`--run` takes a run's id \(`run_…`\)"):
         access.authorize(plain, request(run_id="open"))

@@ -126,9 +126,8 @@ class WorkerAccess:
             token = _known(session.get(DbWorkerToken, token_id), token_id)
             token.revoked_at = token.revoked_at or self._clock.now()
             owned = DbRunShard.token_id == token_id, DbRunShard.status == "running"
-            line = LogLine(
-                "the token of its worker was revoked; another worker continues", "warning", "queue"
-            )
+            revoked = "the token of its worker was revoked; another worker can continue"
+            line = LogLine(revoked, "warning", "queue")
             for run_id in session.scalars(select(DbRunShard.run_id).where(*owned).distinct()).all():
                 self._logs.add(session, run_id, [line])
             released = {"status": "pending", "lease_token": None, "lease_expires_at": None}
@@ -214,7 +213,7 @@ class WorkerAccess:
         with self._db.session() as session:
             if session.scalar(select(DbRun.id).where(*permitted)) is not None:
                 return
-        message = f"the run has ended, or this worker token cannot claim it in the pool '{pool}'."
+        message = f"there is no such run, it has ended, or this token cannot claim it in the pool '{pool}'."
         if not run_id.startswith("run_"):
             message += " `--run` takes a run's id (`run_…`) from `osmosis eval list --json`, not its name."
         raise WorkerRefused("RUN_NOT_FOR_WORKER", message)

@@ -321,7 +321,7 @@ def test_a_refusal_of_the_platform_is_one_sentence(
         assert "this worker token is for the pool 'gpu', not for 'cpu'." in refusal(
             worker_token, "--pool", "cpu"
         )
-        assert "this worker token cannot claim it in the pool 'gpu'" in refusal(
+        assert "or this token cannot claim it in the pool 'gpu'" in refusal(
             worker_token, "--run", "amber-fox-12"
         )
         monkeypatch.setattr("osmosis_ai.platform.worker.host.__version__", "0.0.1")

@@ -11,7 +11,7 @@ import pytest
 
 from osmosis_ai.api import client
 from osmosis_ai.api.credentials import Credentials, CredentialStore
-from osmosis_ai.api.wire.auth import User
+from osmosis_ai.api.models.auth import User
 from osmosis_ai.workspace.layout import WorkspaceDirectory
 from tests.workspace.builders import make_workspace
 

@@ -14,8 +14,8 @@ from functools import cache
 import aiohttp
 
 from osmosis_ai._version import __version__
-from osmosis_ai.api.wire.base import WireModel
-from osmosis_ai.api.wire.workers import (
+from osmosis_ai.api.models.base import WireModel
+from osmosis_ai.api.models.workers import (
     CLAIM,
     Assignment,
     ClaimReply,

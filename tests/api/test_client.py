@@ -16,12 +16,12 @@ from osmosis_ai.api import routes
 from osmosis_ai.api.client import ClientWarning, PlatformClient
 from osmosis_ai.api.connections import connection_hint
 from osmosis_ai.api.http_errors import PlatformError
+from osmosis_ai.api.models.base import LogPage, WireModel
+from osmosis_ai.api.models.datasets import Dataset, DatasetList
+from osmosis_ai.api.models.runs import EvalRunSubmit, RunSecrets
 from osmosis_ai.api.paging import iterate_log_pages, iterate_pages
 from osmosis_ai.api.redaction import REDACTED, ReplyRedactor
 from osmosis_ai.api.retrying import Transient, Waits
-from osmosis_ai.api.wire.base import LogPage, WireModel
-from osmosis_ai.api.wire.datasets import Dataset, DatasetList
-from osmosis_ai.api.wire.runs import EvalRunSubmit, RunSecrets
 from osmosis_ai.config.sections import Experiment
 from osmosis_ai.errors import OsmosisError
 from tests.api.conftest import BASE, GIT, TOKEN

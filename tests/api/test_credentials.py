@@ -16,8 +16,8 @@ from keyring.backend import KeyringBackend
 
 from osmosis_ai.api.credentials import Credentials, CredentialStore, require_credentials
 from osmosis_ai.api.credentials.keychain import SERVICE
+from osmosis_ai.api.models.auth import User
 from osmosis_ai.api.platform_url import DEFAULT_PLATFORM_URL
-from osmosis_ai.api.wire.auth import User
 from osmosis_ai.errors import OsmosisError
 from tests.api.keyrings import DeafKeyring, LockableKeyring, MemoryKeyring, UseKeyring
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from osmosis_ai.api.models.datasets import UploadInstructions, UploadIntent
 from osmosis_ai.api.transfer import (
     BlobClient,
     Download,
@@ -30,7 +31,6 @@ from osmosis_ai.api.transfer import (
     note_intent,
     upload_file,
 )
-from osmosis_ai.api.wire.datasets import UploadInstructions, UploadIntent
 from osmosis_ai.errors import OsmosisError
 from tests.api.blob_server import SIGNATURE, BlobServer, cut_after, serve, status
 

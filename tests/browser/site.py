@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from osmosis_ai.api.wire.base import LogEntry
+from osmosis_ai.api.models.base import LogEntry
 from osmosis_ai.evaluation.metrics import RunScore
 from osmosis_ai.training.runs.run_directory import ValidationSamples
 from osmosis_ai.viewer.serving.app import viewer_app

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import pytest
 
 from osmosis_ai._version import __version__
-from osmosis_ai.api.wire.workers import Assignment, ClaimReply, ClaimRequest
+from osmosis_ai.api.models.workers import Assignment, ClaimReply, ClaimRequest
 from osmosis_ai.config.execution import ExecutionSection
 from osmosis_ai.controller import server_process
 from osmosis_ai.platform.config import PlatformConfig

@@ -6,7 +6,7 @@ import pytest
 
 from osmosis_ai.api.client import PlatformClient
 from osmosis_ai.api.http_errors import PlatformError
-from osmosis_ai.api.wire.datasets import CompletedPart
+from osmosis_ai.api.models.datasets import CompletedPart
 from tests.contract.conftest import Wire
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from osmosis_ai.api.client import PlatformClient
 from osmosis_ai.api.http_errors import PlatformError
-from osmosis_ai.api.wire.eval_runs import DownloadItem
-from osmosis_ai.api.wire.runs import EvalRunSubmit, RunSecrets, TrainingRunSubmit
+from osmosis_ai.api.models.eval_runs import DownloadItem
+from osmosis_ai.api.models.runs import EvalRunSubmit, RunSecrets, TrainingRunSubmit
 from osmosis_ai.config.sections import Experiment
 from tests.contract.conftest import Wire
 

@@ -21,8 +21,8 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select
 
 from osmosis_ai._version import __version__
-from osmosis_ai.api.wire.base import WireModel
-from osmosis_ai.api.wire.workers import (
+from osmosis_ai.api.models.base import WireModel
+from osmosis_ai.api.models.workers import (
     CLAIM,
     Assignment,
     ClaimReply,

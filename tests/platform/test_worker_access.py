@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import text, update
 
 from osmosis_ai._version import __version__
-from osmosis_ai.api.wire.workers import ClaimRequest
+from osmosis_ai.api.models.workers import ClaimRequest
 from osmosis_ai.errors import NotFoundError
 from osmosis_ai.platform.accounts import TokenRejected
 from osmosis_ai.platform.db.tables import DbRun, DbRunShard, DbWorkerToken

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta, timezone
 from difflib import get_close_matches
 from typing import Any, BinaryIO, Literal, TypeVar, get_args
 
-from osmosis_ai.api.wire.base import LogEntry, LogPage
+from osmosis_ai.api.models.base import LogEntry, LogPage
 from osmosis_ai.decisions.samples import RunSamples
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.attempt_files import StoredArtifact, StoredConversation

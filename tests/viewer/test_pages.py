@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from osmosis_ai.api.wire.base import LogEntry
-from osmosis_ai.api.wire.training_runs import ValidatedRows
+from osmosis_ai.api.models.base import LogEntry
+from osmosis_ai.api.models.training_runs import ValidatedRows
 from osmosis_ai.decisions.compare import CompareOptions, compare_runs
 from osmosis_ai.evaluation.metrics import RunScore
 from osmosis_ai.training.runs.curves import CurveValue, TrainingCurves, ViewedCurve, viewed_curves

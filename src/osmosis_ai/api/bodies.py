@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from osmosis_ai.api.http_errors import UnreadableReply
-from osmosis_ai.api.wire.base import WireModel
+from osmosis_ai.api.models.base import WireModel
 from osmosis_ai.errors import OsmosisError
 
 M = TypeVar("M", bound=WireModel)

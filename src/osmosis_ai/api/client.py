@@ -27,6 +27,8 @@ from osmosis_ai.api.http_errors import (
     missing_git_scope,
     unsupported,
 )
+from osmosis_ai.api.models.auth import Verification
+from osmosis_ai.api.models.base import WireModel
 from osmosis_ai.api.platform_url import ensure_secure, normalize_platform_url
 from osmosis_ai.api.redaction import ReplyRedactor
 from osmosis_ai.api.resources import (
@@ -43,8 +45,6 @@ from osmosis_ai.api.resources import (
     Workspaces,
 )
 from osmosis_ai.api.retrying import NEVER, READING, Retry, Transient
-from osmosis_ai.api.wire.auth import Verification
-from osmosis_ai.api.wire.base import WireModel
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.retry_after import retry_after_s
 

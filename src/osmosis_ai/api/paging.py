@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from osmosis_ai.api.http_errors import PlatformError
+from osmosis_ai.api.models.base import LogPage, Page
+from osmosis_ai.api.models.eval_runs import EvalSample, EvalSamplePage
 from osmosis_ai.api.resources import LARGEST_LOG_PAGE, LARGEST_PAGE
-from osmosis_ai.api.wire.base import LogPage, Page
-from osmosis_ai.api.wire.eval_runs import EvalSample, EvalSamplePage
 
 P = TypeVar("P", bound=Page)
 MOST_ITEMS = 1_000_000

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 from osmosis_ai.api import routes
 from osmosis_ai.api.event_stream import EVENTS, SILENCE_S, json_events
 from osmosis_ai.api.http_errors import PlatformError
-from osmosis_ai.api.retrying import COMPLETING, REPEATING, SIGNING
-from osmosis_ai.api.wire.auth import (
+from osmosis_ai.api.models.auth import (
     DeviceAuthorization,
     DeviceAuthorizeRequest,
     DeviceTokenRequest,
@@ -17,8 +16,8 @@ from osmosis_ai.api.wire.auth import (
     Verification,
     WorkspaceList,
 )
-from osmosis_ai.api.wire.base import LogPage, Page, WireModel
-from osmosis_ai.api.wire.datasets import (
+from osmosis_ai.api.models.base import LogPage, Page, WireModel
+from osmosis_ai.api.models.datasets import (
     UPLOAD_INTENT_HEADER,
     CompletedPart,
     Dataset,
@@ -28,7 +27,7 @@ from osmosis_ai.api.wire.datasets import (
     DatasetList,
     UploadIntent,
 )
-from osmosis_ai.api.wire.eval_imports import (
+from osmosis_ai.api.models.eval_imports import (
     EvalImportSession,
     EvalImportStart,
     ImportPart,
@@ -37,7 +36,7 @@ from osmosis_ai.api.wire.eval_imports import (
     ImportUploads,
     ImportUploadsRequest,
 )
-from osmosis_ai.api.wire.eval_runs import (
+from osmosis_ai.api.models.eval_runs import (
     DownloadItem,
     DownloadUrls,
     DownloadUrlsRequest,
@@ -48,21 +47,21 @@ from osmosis_ai.api.wire.eval_runs import (
     RetryCheck,
     SampleManifest,
 )
-from osmosis_ai.api.wire.models import (
+from osmosis_ai.api.models.models import (
     BaseModelList,
     DeploymentChange,
     LoraModel,
     LoraModelList,
     ModelDownload,
 )
-from osmosis_ai.api.wire.quickstart import Intent, QuickstartChoice, QuickstartRecorded, QuickstartStatus
-from osmosis_ai.api.wire.rollout_servers import (
+from osmosis_ai.api.models.quickstart import Intent, QuickstartChoice, QuickstartRecorded, QuickstartStatus
+from osmosis_ai.api.models.rollout_servers import (
     RegisteredRolloutServer,
     RolloutServerList,
     RolloutServerRegistration,
 )
-from osmosis_ai.api.wire.rollouts import RolloutList
-from osmosis_ai.api.wire.runs import (
+from osmosis_ai.api.models.rollouts import RolloutList
+from osmosis_ai.api.models.runs import (
     EvalRetry,
     EvalRunSubmit,
     StopReply,
@@ -70,14 +69,14 @@ from osmosis_ai.api.wire.runs import (
     SubmittedRun,
     TrainingRunSubmit,
 )
-from osmosis_ai.api.wire.secrets import (
+from osmosis_ai.api.models.secrets import (
     Secret,
     SecretDeleteRequest,
     SecretHandoutList,
     SecretList,
     SecretSetRequest,
 )
-from osmosis_ai.api.wire.training_runs import (
+from osmosis_ai.api.models.training_runs import (
     CheckpointList,
     ResumeReply,
     TrainingMetrics,
@@ -86,6 +85,7 @@ from osmosis_ai.api.wire.training_runs import (
     ValidationConversation,
     ValidationPage,
 )
+from osmosis_ai.api.retrying import COMPLETING, REPEATING, SIGNING
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient

@@ -17,7 +17,7 @@ from osmosis_ai.cli.startup import use_platform
 from osmosis_ai.errors import InteractiveRequiredError, OsmosisError
 
 if TYPE_CHECKING:
-    from osmosis_ai.api.wire.auth import DeviceAuthorization
+    from osmosis_ai.api.models.auth import DeviceAuthorization
     from osmosis_ai.services.auth import Login
 
 _SOURCES = {"environment": "OSMOSIS_TOKEN", "keyring": "saved login", "file": "saved login"}

@@ -34,7 +34,7 @@ from osmosis_ai.cli.output.results import (
 )
 
 if TYPE_CHECKING:
-    from osmosis_ai.api.wire.datasets import Dataset
+    from osmosis_ai.api.models.datasets import Dataset
     from osmosis_ai.datasets import DatasetReport
     from osmosis_ai.services.dataset_files import ImportPlan, ImportReport
     from osmosis_ai.services.datasets import DatasetPreview

@@ -12,7 +12,7 @@ from osmosis_ai.cli.output.results import Cell, Column, ListResult, StreamResult
 from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
-    from osmosis_ai.api.wire.base import LogEntry, LogPage
+    from osmosis_ai.api.models.base import LogEntry, LogPage
 
 LinesOption = Annotated[int, typer.Option(min=1, max=200, help="How many lines at most, the newest.")]
 CursorOption = Annotated[

@@ -31,7 +31,7 @@ from osmosis_ai.cli.output.results import (
 from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
-    from osmosis_ai.api.wire.models import DeploymentChange, LoraModel
+    from osmosis_ai.api.models.models import DeploymentChange, LoraModel
     from osmosis_ai.services.context import PlatformContext
     from osmosis_ai.services.listing import Listing
 

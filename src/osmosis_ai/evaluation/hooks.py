@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.api.wire.base import wire_time
+from osmosis_ai.api.models.base import wire_time
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.evaluation.journal import JournalReader
 from osmosis_ai.evaluation.manifest import Manifest, RunPlan

@@ -22,7 +22,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from osmosis_ai.api.wire.base import wire_time
+from osmosis_ai.api.models.base import wire_time
 from osmosis_ai.errors import ConflictError, OsmosisError, ResumeRefusedError, reason_of
 from osmosis_ai.evaluation.lenient_json import as_number, as_table
 from osmosis_ai.evaluation.run_directory import RunDirectory

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import orjson
 
-from osmosis_ai.api.wire.base import LogEntry, LogPage, wire_time
+from osmosis_ai.api.models.base import LogEntry, LogPage, wire_time
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.files import open_regular, replacing
 from osmosis_ai.redaction import Redactor

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 
-from osmosis_ai.api.wire.workers import ClaimRequest
+from osmosis_ai.api.models.workers import ClaimRequest
 from osmosis_ai.config.execution import PLACE, ExecutionSection
 from osmosis_ai.config.issues import Issue
 from osmosis_ai.errors import ConflictError

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from sqlalchemy import insert, select, text
 from sqlalchemy.orm import Session
 
-from osmosis_ai.api.wire.base import LogEntry, LogPage, wire_time
+from osmosis_ai.api.models.base import LogEntry, LogPage, wire_time
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database

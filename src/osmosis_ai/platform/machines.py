@@ -16,7 +16,7 @@ import orjson
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
-from osmosis_ai.api.wire.workers import ClaimRequest
+from osmosis_ai.api.models.workers import ClaimRequest
 from osmosis_ai.config.execution import ExecutionSection, read_execution
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.config import PlatformConfig

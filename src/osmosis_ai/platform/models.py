@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Select, and_, func, select
 from sqlalchemy.orm import Session
 
-from osmosis_ai.api.wire.models import ModelFile
+from osmosis_ai.api.models.models import ModelFile
 from osmosis_ai.datasets import file_digest
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError, reason_of
 from osmosis_ai.inference.catalog import BUILT_IN_PREFIX, served_models

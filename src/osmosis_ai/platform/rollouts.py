@@ -22,7 +22,7 @@ from sqlalchemy import func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from osmosis_ai.api.wire.rollout_servers import HealthCheckResult
+from osmosis_ai.api.models.rollout_servers import HealthCheckResult
 from osmosis_ai.controller.remote_agents import (
     PROBE_TIMEOUT_S,
     AgentAddress,

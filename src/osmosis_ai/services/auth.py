@@ -28,8 +28,7 @@ from osmosis_ai.api.credentials import TOKEN_ENV, Credentials, CredentialStore, 
 from osmosis_ai.api.credentials.login import TokenStoreKind
 from osmosis_ai.api.credentials.store import DEFAULT_LIFETIME, TOKEN_STORE_ENV
 from osmosis_ai.api.http_errors import PlatformError
-from osmosis_ai.api.resources import REVOKE_TIMEOUT_S
-from osmosis_ai.api.wire.auth import (
+from osmosis_ai.api.models.auth import (
     DeviceAuthorization,
     IssuedToken,
     User,
@@ -37,6 +36,7 @@ from osmosis_ai.api.wire.auth import (
     Workspace,
     WorkspaceMembership,
 )
+from osmosis_ai.api.resources import REVOKE_TIMEOUT_S
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.services.context import (
     Warn,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.api import routes
 from osmosis_ai.api.capabilities import Capability
-from osmosis_ai.api.wire.benchmarks import (
+from osmosis_ai.api.models.benchmarks import (
     BenchmarkDetail,
     BenchmarkList,
     BenchmarkRun,

@@ -26,9 +26,9 @@ from osmosis_ai.services.context import Warn, log_warning
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.api.http_errors import PlatformError
+    from osmosis_ai.api.models.base import LogEntry, LogPage
+    from osmosis_ai.api.models.datasets import Dataset, UploadInstructions
     from osmosis_ai.api.transfer import BlobClient, NotedIntent, UnfinishedUpload
-    from osmosis_ai.api.wire.base import LogEntry, LogPage
-    from osmosis_ai.api.wire.datasets import Dataset, UploadInstructions
     from osmosis_ai.datasets import DatasetReport
     from osmosis_ai.services.listing import Listing
     from osmosis_ai.services.log_following import LogFollower

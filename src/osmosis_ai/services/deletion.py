@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.api.wire.datasets import Dataset
-    from osmosis_ai.api.wire.runs import Run
+    from osmosis_ai.api.models.datasets import Dataset
+    from osmosis_ai.api.models.runs import Run
     from osmosis_ai.services.runs.lifecycle import RunKind
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from osmosis_ai.api import routes
 from osmosis_ai.api.capabilities import Capability
 from osmosis_ai.api.event_stream import EVENTS, SILENCE_S, json_events
-from osmosis_ai.api.wire.base import LogPage
-from osmosis_ai.api.wire.dev_servers import DevServer, DevServerList, DevServerReply, StartedDevServer
+from osmosis_ai.api.models.base import LogPage
+from osmosis_ai.api.models.dev_servers import DevServer, DevServerList, DevServerReply, StartedDevServer
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.services.capabilities import require_offered
 from osmosis_ai.services.listing import Listing, fetch_listing

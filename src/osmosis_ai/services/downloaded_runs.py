@@ -31,7 +31,7 @@ from osmosis_ai.files import cache_dir, write_json
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.api.wire.eval_runs import EvalSample
+    from osmosis_ai.api.models.eval_runs import EvalSample
 
 _NEEDED = {
     "metrics": ("metrics.json", "the numbers"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
-    from osmosis_ai.api.wire.base import Page
+    from osmosis_ai.api.models.base import Page
 
     P = TypeVar("P", bound=Page)
 else:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from osmosis_ai.api.wire.base import LogEntry, LogPage
+    from osmosis_ai.api.models.base import LogEntry, LogPage
 
 FIRST_LINES = 50
 _PAGE = 200

@@ -20,8 +20,14 @@ from osmosis_ai.files import expanded
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.api.models.models import (
+        BaseModelRow,
+        DeploymentChange,
+        LoraModel,
+        ModelDownload,
+        ModelFile,
+    )
     from osmosis_ai.api.transfer import BlobClient
-    from osmosis_ai.api.wire.models import BaseModelRow, DeploymentChange, LoraModel, ModelDownload, ModelFile
     from osmosis_ai.services.listing import Listing
     from osmosis_ai.workspace.layout import WorkspaceDirectory
 

@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.api.wire.base import Page
+    from osmosis_ai.api.models.base import Page
 
 Kind = Literal["eval", "train", "dataset", "model", "benchmark", "benchmark_run", "rollout_server"]
 LOOK_TIMEOUT_S = 5.0
@@ -91,12 +91,12 @@ def _asked(path: str) -> tuple[Kind, str] | None:
 def _lists() -> Mapping[Kind, tuple[str, type[Page], str, str]]:
     """Return for each kind: the path of its list, the page model, and the attributes of the items and of a name."""
     from osmosis_ai.api import routes
-    from osmosis_ai.api.wire.benchmarks import BenchmarkList, BenchmarkRunList
-    from osmosis_ai.api.wire.datasets import DatasetList
-    from osmosis_ai.api.wire.eval_runs import EvalRunList
-    from osmosis_ai.api.wire.models import LoraModelList
-    from osmosis_ai.api.wire.rollout_servers import RolloutServerList
-    from osmosis_ai.api.wire.training_runs import TrainingRunList
+    from osmosis_ai.api.models.benchmarks import BenchmarkList, BenchmarkRunList
+    from osmosis_ai.api.models.datasets import DatasetList
+    from osmosis_ai.api.models.eval_runs import EvalRunList
+    from osmosis_ai.api.models.models import LoraModelList
+    from osmosis_ai.api.models.rollout_servers import RolloutServerList
+    from osmosis_ai.api.models.training_runs import TrainingRunList
 
     return {
         "eval": (routes.EVAL_RUNS, EvalRunList, "eval_runs", "name"),

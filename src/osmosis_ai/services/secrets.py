@@ -15,8 +15,8 @@ from osmosis_ai.services.listing import Listing, fetch_listing
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.api.models.secrets import Secret, SecretHandout, SecretHandoutList, SecretList
     from osmosis_ai.api.resources import SecretScope
-    from osmosis_ai.api.wire.secrets import Secret, SecretHandout, SecretHandoutList, SecretList
 
 Scope = Literal["personal", "workspace"]
 _ON_THE_WIRE: dict[Scope, SecretScope] = {"personal": "user", "workspace": "workspace"}

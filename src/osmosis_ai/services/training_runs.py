@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.api.wire.training_runs import (
+    from osmosis_ai.api.models.training_runs import (
         Checkpoint,
         CheckpointList,
         DescribedTrainingRun,
@@ -488,7 +488,7 @@ def describe_training(directory: Path) -> LocalTraining:
 
 
 def _metrics(status: str, curves: TrainingCurves, moments: dict[int, int]) -> TrainingMetrics:
-    from osmosis_ai.api.wire.training_runs import (
+    from osmosis_ai.api.models.training_runs import (
         MetricPoint,
         MetricSeries,
         MetricSummary,

@@ -22,7 +22,7 @@ from osmosis_ai.workspace.git import read_origin, without_credentials
 from osmosis_ai.workspace.layout import DATASET_EXTENSIONS, REQUIRED_DIRECTORIES
 
 if TYPE_CHECKING:
-    from osmosis_ai.api.wire.auth import WorkspaceMembership
+    from osmosis_ai.api.models.auth import WorkspaceMembership
     from osmosis_ai.config.issues import Issue
     from osmosis_ai.sandbox import SandboxCapability
     from osmosis_ai.workspace.config_files import EvalConfig, TrainingConfig

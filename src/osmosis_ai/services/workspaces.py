@@ -25,8 +25,8 @@ from osmosis_ai.api.active_platform import active_platform
 from osmosis_ai.api.credentials import require_credentials
 from osmosis_ai.api.git_identity import IDENTITY, identify_origin
 from osmosis_ai.api.http_errors import PlatformError
+from osmosis_ai.api.models.auth import User, Workspace, WorkspaceMembership
 from osmosis_ai.api.platform_url import DEFAULT_PLATFORM_URL
-from osmosis_ai.api.wire.auth import User, Workspace, WorkspaceMembership
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.files import config_dir, write_json
 from osmosis_ai.services.auth import iso, verify_with_workspace

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Generic, Literal, Protocol, Typ
 
 import orjson
 
-from osmosis_ai.api.wire.base import LogPage
+from osmosis_ai.api.models.base import LogPage
 from osmosis_ai.errors import NotFoundError
 from osmosis_ai.evaluation.attempt_files import StoredArtifact, StoredConversation
 from osmosis_ai.evaluation.metrics import Estimates, RunScore

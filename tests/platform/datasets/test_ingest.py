@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.api.wire.datasets import CompletedPart
+from osmosis_ai.api.models.datasets import CompletedPart
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.platform.blobs.parted_upload import UPLOAD_TTL
 from osmosis_ai.platform.blobs.store import BlobStoreBusy, BlobUpload

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
+from osmosis_ai.api.models.datasets import Dataset
 from osmosis_ai.api.transfer import download, upload_file
-from osmosis_ai.api.wire.datasets import Dataset
 from osmosis_ai.datasets import file_digest
 from tests.platform.evaluations import wait_until
 

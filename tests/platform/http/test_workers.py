@@ -11,7 +11,7 @@ import orjson
 import pytest
 from fastapi.testclient import TestClient
 
-from osmosis_ai.api.wire.workers import (
+from osmosis_ai.api.models.workers import (
     CLAIM,
     LARGEST_EXCHANGE_BYTES,
     Assignment,

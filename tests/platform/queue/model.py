@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from osmosis_ai.api.wire.workers import JOURNAL_DIVERGED, JOURNAL_OFFSET, LEASE_LOST
+from osmosis_ai.api.models.workers import JOURNAL_DIVERGED, JOURNAL_OFFSET, LEASE_LOST
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.evaluation.attempt_files import item_name
 from tests.platform.fake_worker import journal_of

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
-from osmosis_ai.api.wire.workers import SentUpload, UploadGrant
+from osmosis_ai.api.models.workers import SentUpload, UploadGrant
 from osmosis_ai.platform.worker.client import OutgoingBlob, WorkerClient
 from tests.platform.fake_worker import FakeWorker, Refused, file_url
 from tests.platform.platform_parts import PlatformConfig

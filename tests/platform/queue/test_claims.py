@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from pydantic import ValidationError
 from sqlalchemy import select, update
 
-from osmosis_ai.api.wire.workers import AssignedRun
+from osmosis_ai.api.models.workers import AssignedRun
 from osmosis_ai.platform.worker.client import StoredBytesError, WorkerClient
 from tests.platform.conftest import ManualClock, Member, World
 from tests.platform.evaluations import Code, add_dataset

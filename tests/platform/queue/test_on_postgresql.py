@@ -13,7 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import Connection, NullPool, create_engine, make_url, text
 
-from osmosis_ai.api.wire.workers import JournalPart
+from osmosis_ai.api.models.workers import JournalPart
 from osmosis_ai.platform.runs import run_imports
 from osmosis_ai.training.runs.metrics import TRAINING_REWARD
 from tests.evaluation.builders import record

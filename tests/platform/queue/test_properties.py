@@ -31,7 +31,7 @@ from hypothesis.stateful import (
 )
 from sqlalchemy import delete, select, update
 
-from osmosis_ai.api.wire.workers import (
+from osmosis_ai.api.models.workers import (
     Assignment,
     ClaimRequest,
     FinishRequest,

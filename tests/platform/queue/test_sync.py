@@ -11,7 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from osmosis_ai.api.wire.workers import (
+from osmosis_ai.api.models.workers import (
     MOST_FILES,
     MOST_JOURNAL_LINES,
     MOST_LOG_LINES,

@@ -20,7 +20,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from osmosis_ai.api.wire.workers import Assignment
+from osmosis_ai.api.models.workers import Assignment
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.tables import DbLogLine, DbRun, DbRunFile, DbSample

@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import event, insert, select
 
-from osmosis_ai.api.wire.workers import JournalPart, SentUpload
+from osmosis_ai.api.models.workers import JournalPart, SentUpload
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.platform.db.base import upsert
 from osmosis_ai.platform.db.engine import Database

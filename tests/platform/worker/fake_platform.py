@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from osmosis_ai.api.wire.workers import Assignment
+from osmosis_ai.api.models.workers import Assignment
 from osmosis_ai.processes.addresses import listen
 
 LEASE = "osml_lease-canary"

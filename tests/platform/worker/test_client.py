@@ -17,9 +17,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 
 from osmosis_ai._version import __version__
 from osmosis_ai.api.http_errors import PlatformError
-from osmosis_ai.api.retrying import Waits
-from osmosis_ai.api.transfer.client import TransferError
-from osmosis_ai.api.wire.workers import (
+from osmosis_ai.api.models.workers import (
     ClaimRequest,
     FinishRequest,
     InputDownload,
@@ -27,6 +25,8 @@ from osmosis_ai.api.wire.workers import (
     SyncRequest,
     UploadGrant,
 )
+from osmosis_ai.api.retrying import Waits
+from osmosis_ai.api.transfer.client import TransferError
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.runs.lifecycle import (
     JournalOffsetError,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.api.wire.workers import FinishRequest
+from osmosis_ai.api.models.workers import FinishRequest
 from osmosis_ai.config.execution import ExecutionSection
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.config import from_environment

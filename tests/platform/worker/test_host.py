@@ -16,7 +16,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from osmosis_ai.api.http_errors import PlatformError
-from osmosis_ai.api.wire.workers import (
+from osmosis_ai.api.models.workers import (
     Assignment,
     ClaimReply,
     ClaimRequest,

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from osmosis_ai.api.wire.workers import FinishRequest, ReleaseRequest
+from osmosis_ai.api.models.workers import FinishRequest, ReleaseRequest
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.manifest import Manifest

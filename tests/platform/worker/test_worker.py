@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from osmosis_ai.api.wire.workers import Assignment, FinishRequest, ReleaseRequest
+from osmosis_ai.api.models.workers import Assignment, FinishRequest, ReleaseRequest
 from osmosis_ai.controller.dispatcher import Stop
 from osmosis_ai.controller.environments import UvInterruptedError
 from osmosis_ai.errors import OsmosisError

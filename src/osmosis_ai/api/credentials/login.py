@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Literal
 
-from osmosis_ai.api.wire.auth import User
+from osmosis_ai.api.models.auth import User
 
 TokenStoreKind = Literal["keyring", "file"]
 

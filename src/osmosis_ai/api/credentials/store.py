@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple
 
 from osmosis_ai.api.credentials import keychain
 from osmosis_ai.api.credentials.login import Credentials, SavedLogin, TokenStoreKind
+from osmosis_ai.api.models.auth import User
 from osmosis_ai.api.platform_url import DEFAULT_PLATFORM_URL
-from osmosis_ai.api.wire.auth import User
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.files import CONFIG_DIR_ENV, config_dir, write_json
 

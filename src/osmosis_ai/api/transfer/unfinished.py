@@ -12,7 +12,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from osmosis_ai.api.wire.datasets import UploadInstructions, UploadIntent
+from osmosis_ai.api.models.datasets import UploadInstructions, UploadIntent
 from osmosis_ai.files import write_atomic, write_json
 
 _VERSION = 1

@@ -9,10 +9,10 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from osmosis_ai.api.models.datasets import CompletedPart, UploadInstructions
 from osmosis_ai.api.retrying import Waits
 from osmosis_ai.api.transfer.client import BlobClient, TransferError, check_url
 from osmosis_ai.api.transfer.unfinished import UnfinishedUpload, open_upload
-from osmosis_ai.api.wire.datasets import CompletedPart, UploadInstructions
 from osmosis_ai.errors import OsmosisError
 
 Progress = Callable[[int], None]

@@ -200,7 +200,7 @@ def _ready(platform: RunningPlatform, saved_in: str | None) -> OperationResult:
 def _log_in(platform: RunningPlatform) -> str:
     """Save a login of the administrator, unless one is there that works; return where its token is."""
     from osmosis_ai.api.credentials import Credentials, CredentialStore
-    from osmosis_ai.api.wire.auth import User
+    from osmosis_ai.api.models.auth import User
     from osmosis_ai.platform.accounts import TokenRejected
 
     store, url, accounts = CredentialStore(), platform.config.base_url, platform.services.accounts

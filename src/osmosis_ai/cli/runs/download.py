@@ -15,7 +15,7 @@ from osmosis_ai.cli.output.results import OperationResult
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.api.wire.runs import Run
+    from osmosis_ai.api.models.runs import Run
     from osmosis_ai.services.runs.download import DownloadOutcome, DownloadPlan
     from osmosis_ai.services.runs.files import FileLayout
 

@@ -15,7 +15,7 @@ from osmosis_ai.cli.output.results import Block, OperationResult, Row, Styled, T
 from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
-    from osmosis_ai.api.wire.runs import SubmittedRun
+    from osmosis_ai.api.models.runs import SubmittedRun
     from osmosis_ai.cli.runs.view import RunView
     from osmosis_ai.services.context import PlatformContext
     from osmosis_ai.services.runs.secrets import RunSecret

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.api.wire.base import LogEntry
-    from osmosis_ai.api.wire.runs import SubmittedRun
+    from osmosis_ai.api.models.base import LogEntry
+    from osmosis_ai.api.models.runs import SubmittedRun
     from osmosis_ai.cli.output.progress import Progress
     from osmosis_ai.evaluation.hooks import ProgressSnapshot
     from osmosis_ai.services.context import PlatformContext

@@ -28,7 +28,7 @@ from osmosis_ai.services.training_runs import DescribedTraining, SeenTraining, T
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.api.wire.training_runs import Checkpoint, MetricSeries, MetricSummary, TrainingMetrics
+    from osmosis_ai.api.models.training_runs import Checkpoint, MetricSeries, MetricSummary, TrainingMetrics
     from osmosis_ai.cli.output.context import OutputContext
     from osmosis_ai.services.context import PlatformContext
     from osmosis_ai.services.listing import Listing

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from osmosis_ai.api.wire.datasets import CompletedPart, UploadInstructions, UploadPart
+from osmosis_ai.api.models.datasets import CompletedPart, UploadInstructions, UploadPart
 from osmosis_ai.platform.blobs.store import BlobStore, BlobUpload, Part
 
 UPLOAD_TTL = timedelta(hours=24)

@@ -18,7 +18,7 @@ from sqlalchemy import bindparam, delete, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, defer
 
-from osmosis_ai.api.wire.datasets import CompletedPart, UploadInstructions
+from osmosis_ai.api.models.datasets import CompletedPart, UploadInstructions
 from osmosis_ai.datasets import file_digest
 from osmosis_ai.datasets.validation import MAX_FILE_BYTES
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError

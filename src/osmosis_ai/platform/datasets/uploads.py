@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from osmosis_ai.api.wire.datasets import CompletedPart, UploadIntent
+from osmosis_ai.api.models.datasets import CompletedPart, UploadIntent
 from osmosis_ai.datasets import SUPPORTED_EXTENSIONS
 from osmosis_ai.datasets.validation import MAX_FILE_BYTES
 from osmosis_ai.errors import OsmosisError

@@ -6,8 +6,8 @@ from typing import Any
 
 from fastapi import Request
 
-from osmosis_ai.api.wire import auth as wire
-from osmosis_ai.api.wire.quickstart import (
+from osmosis_ai.api.models import auth as wire
+from osmosis_ai.api.models.quickstart import (
     QuickstartChoice,
     QuickstartRecorded,
     QuickstartRepository,

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from fastapi import Header
 
-from osmosis_ai.api.wire import datasets as wire
-from osmosis_ai.api.wire.base import LogPage
+from osmosis_ai.api.models import datasets as wire
+from osmosis_ai.api.models.base import LogPage
 from osmosis_ai.platform.datasets.store import DatasetRecord
 from osmosis_ai.platform.datasets.uploads import DatasetRejected, UploadRequest
 from osmosis_ai.platform.http.addresses import page_url

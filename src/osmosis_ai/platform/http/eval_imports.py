@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from osmosis_ai.api.wire import eval_imports as wire
-from osmosis_ai.api.wire.base import WireModel
-from osmosis_ai.api.wire.datasets import CompletedPart
+from osmosis_ai.api.models import eval_imports as wire
+from osmosis_ai.api.models.base import WireModel
+from osmosis_ai.api.models.datasets import CompletedPart
 from osmosis_ai.platform.http.addresses import run_url
 from osmosis_ai.platform.http.authentication import Scope, Services, WorkspaceScope
 from osmosis_ai.platform.http.routing import api_router

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 from fastapi import Query
 from fastapi.responses import StreamingResponse
 
-from osmosis_ai.api.wire import eval_runs as wire
-from osmosis_ai.api.wire.base import Named
-from osmosis_ai.api.wire.runs import EvalRetry, SubmittedRun
+from osmosis_ai.api.models import eval_runs as wire
+from osmosis_ai.api.models.base import Named
+from osmosis_ai.api.models.runs import EvalRetry, SubmittedRun
 from osmosis_ai.config.checks import EVAL
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.tables import DbRun, duration_ms

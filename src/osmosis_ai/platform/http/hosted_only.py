@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from osmosis_ai.api.wire.benchmarks import BenchmarkList, BenchmarkRunList
-from osmosis_ai.api.wire.dev_servers import DevServerList
+from osmosis_ai.api.models.benchmarks import BenchmarkList, BenchmarkRunList
+from osmosis_ai.api.models.dev_servers import DevServerList
 from osmosis_ai.platform.http.authentication import require_scope
 from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.paging import Paging

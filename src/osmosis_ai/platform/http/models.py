@@ -6,7 +6,7 @@ from typing import Any
 
 from anyio import from_thread
 
-from osmosis_ai.api.wire import models as wire
+from osmosis_ai.api.models import models as wire
 from osmosis_ai.errors import NotFoundError
 from osmosis_ai.platform.http.addresses import page_url
 from osmosis_ai.platform.http.authentication import Scope, Services, WorkspaceScope

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends
 
-from osmosis_ai.api.wire import rollout_servers as wire
+from osmosis_ai.api.models import rollout_servers as wire
 from osmosis_ai.controller.remote_agents import AgentAddress
 from osmosis_ai.platform.db.tables import DbRolloutServer
 from osmosis_ai.platform.http.authentication import (

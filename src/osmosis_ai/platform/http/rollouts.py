@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import Query
 from starlette.concurrency import run_in_threadpool
 
-from osmosis_ai.api.wire import rollouts as wire
+from osmosis_ai.api.models import rollouts as wire
 from osmosis_ai.platform.db.tables import DbRepository
 from osmosis_ai.platform.gitsync.git import GitError
 from osmosis_ai.platform.http.authentication import Scope, Services, WorkspaceScope

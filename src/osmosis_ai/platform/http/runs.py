@@ -12,8 +12,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from osmosis_ai._version import __version__
-from osmosis_ai.api.wire.base import LogPage, Named
-from osmosis_ai.api.wire.runs import CheckedRepository, StopReply, SubmitCheck, SubmittedRun
+from osmosis_ai.api.models.base import LogPage, Named
+from osmosis_ai.api.models.runs import CheckedRepository, StopReply, SubmitCheck, SubmittedRun
 from osmosis_ai.config.checks import ConfigKind
 from osmosis_ai.platform.accounts import TokenRejected
 from osmosis_ai.platform.config import PlatformConfig

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import Query
 
-from osmosis_ai.api.wire import secrets as wire
+from osmosis_ai.api.models import secrets as wire
 from osmosis_ai.platform.db.tables import DbSecretAccess
 from osmosis_ai.platform.http.addresses import page_url
 from osmosis_ai.platform.http.authentication import Scope, Services, WorkspaceScope

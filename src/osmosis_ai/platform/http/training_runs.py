@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from osmosis_ai.api.wire import training_runs as wire
+from osmosis_ai.api.models import training_runs as wire
 from osmosis_ai.config.checks import TRAINING
 from osmosis_ai.evaluation.conversation import LARGEST_CONVERSATION_BYTES
 from osmosis_ai.inference.catalog import base_model_of

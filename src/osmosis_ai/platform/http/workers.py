@@ -19,8 +19,8 @@ from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
 from osmosis_ai._version import __version__
-from osmosis_ai.api.wire.base import WireModel
-from osmosis_ai.api.wire.workers import (
+from osmosis_ai.api.models.base import WireModel
+from osmosis_ai.api.models.workers import (
     JOURNAL_DIVERGED,
     JOURNAL_OFFSET,
     LARGEST_EXCHANGE_BYTES,

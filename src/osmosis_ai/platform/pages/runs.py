@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import Scope as AsgiScope
 
-from osmosis_ai.api.wire.runs import EvalRetry
+from osmosis_ai.api.models.runs import EvalRetry
 from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.platform.accounts import TokenRejected

@@ -18,7 +18,7 @@ from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from osmosis_ai._version import __version__
-from osmosis_ai.api.wire.workers import ClaimRequest
+from osmosis_ai.api.models.workers import ClaimRequest
 from osmosis_ai.config.execution import pool_name
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.platform.accounts import (

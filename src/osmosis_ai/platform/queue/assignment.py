@@ -11,7 +11,7 @@ from datetime import timedelta
 from pydantic import SecretStr
 from sqlalchemy import select
 
-from osmosis_ai.api.wire.workers import (
+from osmosis_ai.api.models.workers import (
     AgentPlace,
     AssignedAdapter,
     AssignedLease,

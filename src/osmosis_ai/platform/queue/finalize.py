@@ -16,7 +16,7 @@ from concurrent.futures import wait
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
-from osmosis_ai.api.wire.workers import FinishRequest, ReleaseRequest
+from osmosis_ai.api.models.workers import FinishRequest, ReleaseRequest
 from osmosis_ai.config.sections import served_agent
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.attempt_files import item_name

@@ -25,7 +25,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, bindparam, func, or_, select, update
 from sqlalchemy.orm import Session
 
-from osmosis_ai.api.wire.workers import (
+from osmosis_ai.api.models.workers import (
     Assignment,
     ClaimRequest,
     FinishRequest,

@@ -17,7 +17,7 @@ from typing import Any
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
-from osmosis_ai.api.wire.workers import (
+from osmosis_ai.api.models.workers import (
     CheckpointPart,
     InputDownload,
     RunFilePart,

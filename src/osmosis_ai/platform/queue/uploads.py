@@ -17,7 +17,7 @@ from typing import Any
 from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
-from osmosis_ai.api.wire.workers import RunFilePart, SentUpload, UploadGrant, WantedUpload
+from osmosis_ai.api.models.workers import RunFilePart, SentUpload, UploadGrant, WantedUpload
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.evaluation.attempt_files import attempt_in_path
 from osmosis_ai.platform.blobs.signing import UrlSigner

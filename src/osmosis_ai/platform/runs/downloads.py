@@ -29,7 +29,7 @@ from typing import Any, BinaryIO, cast
 import orjson
 from sqlalchemy import select
 
-from osmosis_ai.api.wire.base import wire_time
+from osmosis_ai.api.models.base import wire_time
 from osmosis_ai.controller.outcomes import Status
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.evaluation.attempt_files import item_name

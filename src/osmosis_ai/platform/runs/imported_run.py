@@ -21,8 +21,8 @@ import orjson
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from osmosis_ai.api.wire.base import wire_time
-from osmosis_ai.api.wire.eval_imports import SCHEMA_VERSION, EvalImportStart, ImportedRun, ImportFile
+from osmosis_ai.api.models.base import wire_time
+from osmosis_ai.api.models.eval_imports import SCHEMA_VERSION, EvalImportStart, ImportedRun, ImportFile
 from osmosis_ai.controller.record import TerminalRecord, previews_of
 from osmosis_ai.datasets.selection import Selection, select_rows
 from osmosis_ai.errors import OsmosisError

@@ -20,7 +20,7 @@ import msgspec
 from sqlalchemy import func, insert, select
 from sqlalchemy.orm import Session
 
-from osmosis_ai.api.wire.workers import MOST_JOURNAL_LINES, JournalPart
+from osmosis_ai.api.models.workers import MOST_JOURNAL_LINES, JournalPart
 from osmosis_ai.config.decisions import LARGEST_REWARD
 from osmosis_ai.controller.record import TerminalRecord, check_crc
 from osmosis_ai.errors import ConflictError, OsmosisError

@@ -16,8 +16,8 @@ from sqlalchemy import and_, delete, or_, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from osmosis_ai.api.wire.datasets import CompletedPart, UploadInstructions
-from osmosis_ai.api.wire.eval_imports import LARGEST_BATCH, EvalImportStart, ImportFile
+from osmosis_ai.api.models.datasets import CompletedPart, UploadInstructions
+from osmosis_ai.api.models.eval_imports import LARGEST_BATCH, EvalImportStart, ImportFile
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.platform.blobs.parted_upload import (
     MULTIPART_FROM_BYTES,

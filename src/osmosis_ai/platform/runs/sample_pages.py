@@ -12,8 +12,8 @@ from typing import Any
 
 from sqlalchemy import select, tuple_
 
-from osmosis_ai.api.wire.eval_runs import EvalSample, EvalSamplePage
-from osmosis_ai.api.wire.training_runs import ValidationPage
+from osmosis_ai.api.models.eval_runs import EvalSample, EvalSamplePage
+from osmosis_ai.api.models.training_runs import ValidationPage
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbSample

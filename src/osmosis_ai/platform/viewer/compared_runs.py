@@ -8,7 +8,7 @@ import numpy as np
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from osmosis_ai.api.wire.eval_runs import RunOrigin
+from osmosis_ai.api.models.eval_runs import RunOrigin
 from osmosis_ai.decisions.samples import SAMPLE_FIELDS, ComparedInputs, RunSamples, SampleCollector
 from osmosis_ai.errors import ConflictError
 from osmosis_ai.platform.db.tables import DbRun, DbSample

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from osmosis_ai.api.wire.eval_runs import RunOrigin
-from osmosis_ai.api.wire.training_runs import ValidatedRows
+from osmosis_ai.api.models.eval_runs import RunOrigin
+from osmosis_ai.api.models.training_runs import ValidatedRows
 from osmosis_ai.config.toml_text import config_text
 from osmosis_ai.evaluation.metrics import Estimates
 from osmosis_ai.platform.db.tables import DbLoraModel, DbRun

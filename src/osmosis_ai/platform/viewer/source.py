@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, get_args
 from sqlalchemy import ColumnElement, and_, select
 from sqlalchemy.orm import Session
 
-from osmosis_ai.api.wire.base import LogPage
+from osmosis_ai.api.models.base import LogPage
 from osmosis_ai.errors import ConflictError, NotFoundError
 from osmosis_ai.evaluation.attempt_files import (
     MOST_OF_DIAGNOSTICS,

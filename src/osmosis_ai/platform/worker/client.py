@@ -22,13 +22,8 @@ from pydantic import SecretStr
 from osmosis_ai.api.bodies import decode
 from osmosis_ai.api.connections import connection_hint, open_http, reason
 from osmosis_ai.api.http_errors import PlatformError, Reply, RequestInfo, UnreadableReply, http_error
-from osmosis_ai.api.platform_url import ensure_secure, is_loopback
-from osmosis_ai.api.redaction import ReplyRedactor
-from osmosis_ai.api.retrying import Transient, Waits, longest_transfer_s
-from osmosis_ai.api.transfer.client import TRANSIENT_STATUSES, BlobClient, TransferError, may_pass
-from osmosis_ai.api.transfer.download import download as download_file
-from osmosis_ai.api.wire.base import WireModel
-from osmosis_ai.api.wire.workers import (
+from osmosis_ai.api.models.base import WireModel
+from osmosis_ai.api.models.workers import (
     CLAIM,
     JOURNAL_OFFSET,
     LEASE_LOST,
@@ -47,6 +42,11 @@ from osmosis_ai.api.wire.workers import (
     UploadGrant,
     shard_route,
 )
+from osmosis_ai.api.platform_url import ensure_secure, is_loopback
+from osmosis_ai.api.redaction import ReplyRedactor
+from osmosis_ai.api.retrying import Transient, Waits, longest_transfer_s
+from osmosis_ai.api.transfer.client import TRANSIENT_STATUSES, BlobClient, TransferError, may_pass
+from osmosis_ai.api.transfer.download import download as download_file
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.files import write_atomic
 from osmosis_ai.platform.runs.lifecycle import (

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from osmosis_ai._version import __version__
-from osmosis_ai.api.wire.workers import AssignedShard, FinishRequest, ReleaseRequest
+from osmosis_ai.api.models.workers import AssignedShard, FinishRequest, ReleaseRequest
 from osmosis_ai.config.sections import previews_enabled, served_agent
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.errors import OsmosisError

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 from osmosis_ai._version import __version__
-from osmosis_ai.api.wire.workers import Assignment, ClaimReply, ClaimRequest, ReleaseRequest, SyncRequest
+from osmosis_ai.api.models.workers import Assignment, ClaimReply, ClaimRequest, ReleaseRequest, SyncRequest
 from osmosis_ai.controller.server_process import granted_cores
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.config import from_environment

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 
-from osmosis_ai.api.wire.workers import Assignment
+from osmosis_ai.api.models.workers import Assignment
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.worker.directory import WorkingDirectory
 from osmosis_ai.process_environment import PACKAGE_PREFIXES, chosen, python_environment

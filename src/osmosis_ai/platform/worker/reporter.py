@@ -28,8 +28,7 @@ import orjson
 from pydantic import SecretStr
 
 from osmosis_ai.api.http_errors import PlatformError
-from osmosis_ai.api.retrying import Transient, Waits
-from osmosis_ai.api.wire.workers import (
+from osmosis_ai.api.models.workers import (
     LARGEST_FILE_BYTES,
     LARGEST_INLINE_BYTES,
     MOST_FILES,
@@ -48,6 +47,7 @@ from osmosis_ai.api.wire.workers import (
     WantedUpload,
     WorkerLogLine,
 )
+from osmosis_ai.api.retrying import Transient, Waits
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.attempt_files import (

@@ -22,7 +22,7 @@ from io import BytesIO
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from osmosis_ai._version import __version__
-from osmosis_ai.api.wire.workers import (
+from osmosis_ai.api.models.workers import (
     LARGEST_EXCHANGE_BYTES,
     CheckpointPart,
     FinishRequest,

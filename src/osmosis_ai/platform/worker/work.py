@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from osmosis_ai.api.wire.workers import FinishRequest, InputDownload, ReleaseRequest
+from osmosis_ai.api.models.workers import FinishRequest, InputDownload, ReleaseRequest
 from osmosis_ai.config.sections import served_agent
 from osmosis_ai.controller.remote_agents import AgentAddress, unregistered_agent
 from osmosis_ai.controller.server_process import default_servers

@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from osmosis_ai import event_loop
 from osmosis_ai.api.http_errors import PlatformError
-from osmosis_ai.api.wire.workers import Assignment, FinishRequest, ReleaseRequest
+from osmosis_ai.api.models.workers import Assignment, FinishRequest, ReleaseRequest
 from osmosis_ai.config.execution import read_execution
 from osmosis_ai.errors import OsmosisError, with_causes
 from osmosis_ai.evaluation.journal import JournalCorruptionError

@@ -15,7 +15,7 @@ from osmosis_ai.services.runs.lifecycle import TERMINAL, WAITING, DescribedRun, 
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.api.wire.eval_runs import (
+    from osmosis_ai.api.models.eval_runs import (
         EvalMetrics,
         EvalResults,
         EvalRun,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         EvalRunRow,
         RetryCheck,
     )
-    from osmosis_ai.api.wire.runs import EvalRetry, SubmittedRun
+    from osmosis_ai.api.models.runs import EvalRetry, SubmittedRun
     from osmosis_ai.controller.record import TerminalRecord
     from osmosis_ai.datasets.selection import RowsDrawn
     from osmosis_ai.evaluation.hooks import ProgressSnapshot
@@ -307,7 +307,7 @@ def plan_retry(
         OsmosisError: the run has no attempts to retry, or cannot be retried.
     """
     from osmosis_ai.api.capabilities import Capability
-    from osmosis_ai.api.wire.runs import EvalRetry, RunSecrets
+    from osmosis_ai.api.models.runs import EvalRetry, RunSecrets
     from osmosis_ai.services.capabilities import require_offered
     from osmosis_ai.services.runs.secrets import explaining_failures, stand_ins, supplied_values
     from osmosis_ai.ui.run_numbers import execution_rows

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
-    from osmosis_ai.api.wire.base import LogEntry, LogPage
+    from osmosis_ai.api.models.base import LogEntry, LogPage
     from osmosis_ai.viewer.local.source import LocalSource
     from osmosis_ai.viewer.source import RunDetail, RunEntry
 
@@ -182,7 +182,7 @@ def follow_local_log(
 
 def local_item(entry: RunEntry, directory: Path | None = None) -> dict[str, Any]:
     """Return a local run's JSON, with the keys of a platform's run."""
-    from osmosis_ai.api.wire.base import wire_time
+    from osmosis_ai.api.models.base import wire_time
     from osmosis_ai.ui.run_numbers import score_json
 
     headline = entry.headline

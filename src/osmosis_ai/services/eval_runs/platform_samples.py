@@ -12,7 +12,7 @@ from osmosis_ai.services.runs.finite import finite
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.api.wire.eval_runs import EvalResults, EvalRun, EvalRunDetail
+    from osmosis_ai.api.models.eval_runs import EvalResults, EvalRun, EvalRunDetail
     from osmosis_ai.services.eval_runs.info import DescribedEvaluation
     from osmosis_ai.statistics.estimates import Integers
 

@@ -33,7 +33,7 @@ from osmosis_ai.viewer.source import (
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.api.wire.eval_runs import EvalSample
+    from osmosis_ai.api.models.eval_runs import EvalSample
     from osmosis_ai.evaluation.attempt_files import StoredConversation
     from osmosis_ai.llm.replies import FlaggedFinish
     from osmosis_ai.services.runs.download import DownloadPlan

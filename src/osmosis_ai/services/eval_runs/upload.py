@@ -17,8 +17,8 @@ from osmosis_ai.files import open_regular
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.api.models.eval_imports import EvalImportSession, EvalImportStart, ImportUpload
     from osmosis_ai.api.transfer import BlobClient
-    from osmosis_ai.api.wire.eval_imports import EvalImportSession, EvalImportStart, ImportUpload
     from osmosis_ai.evaluation.manifest import Manifest
     from osmosis_ai.evaluation.results import AttemptTable
     from osmosis_ai.evaluation.run_directory import IndexEntry, RunDirectory
@@ -77,7 +77,7 @@ class UploadableRun:
 
     def announcement(self) -> EvalImportStart:
         """Return the body that announces the upload."""
-        from osmosis_ai.api.wire import eval_imports as wire
+        from osmosis_ai.api.models import eval_imports as wire
         from osmosis_ai.evaluation.manifest import SCHEMA_VERSION
 
         inputs, provenance = self.manifest.inputs, self.manifest.provenance
@@ -432,7 +432,7 @@ class _Upload:
                 self._note(file.path, file.size)
 
     def _send(self, session_id: str, pending: Sequence[str]) -> None:
-        from osmosis_ai.api.wire.eval_imports import LARGEST_BATCH
+        from osmosis_ai.api.models.eval_imports import LARGEST_BATCH
 
         with ThreadPoolExecutor(PARALLEL, thread_name_prefix="osmosis-upload") as pool:
             try:

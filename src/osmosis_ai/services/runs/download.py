@@ -27,10 +27,10 @@ from osmosis_ai.services.runs.files import (
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.api.models.eval_runs import ManifestFile, SampleManifest
+    from osmosis_ai.api.models.runs import Run
     from osmosis_ai.api.resources import BenchmarkRuns, EvalRuns
     from osmosis_ai.api.transfer import BlobClient
-    from osmosis_ai.api.wire.eval_runs import ManifestFile, SampleManifest
-    from osmosis_ai.api.wire.runs import Run
     from osmosis_ai.workspace.layout import WorkspaceDirectory
 
 ASK_FROM_BYTES = 100 << 20
@@ -288,7 +288,7 @@ class _Fetch:
             yield from _finished(running)
 
     def _sign(self, files: Sequence[ManifestFile]) -> dict[tuple[str | None, str], str]:
-        from osmosis_ai.api.wire.eval_runs import DownloadItem
+        from osmosis_ai.api.models.eval_runs import DownloadItem
 
         wanted = [
             DownloadItem.model_validate({"path": file.path, **({"token": file.token} if file.token else {})})

@@ -18,8 +18,8 @@ from osmosis_ai.files import expanded
 from osmosis_ai.services.runs.lifecycle import WAITING
 
 if TYPE_CHECKING:
-    from osmosis_ai.api.wire.eval_runs import ManifestFile
-    from osmosis_ai.api.wire.runs import Run
+    from osmosis_ai.api.models.eval_runs import ManifestFile
+    from osmosis_ai.api.models.runs import Run
     from osmosis_ai.workspace.layout import WorkspaceDirectory
 
 

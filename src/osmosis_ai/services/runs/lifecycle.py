@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.api.http_errors import PlatformError
+    from osmosis_ai.api.models.base import LogEntry, LogPage
+    from osmosis_ai.api.models.eval_runs import EvalMetrics, EvalRunDetail
+    from osmosis_ai.api.models.runs import Run
+    from osmosis_ai.api.models.training_runs import TrainingMetrics, TrainingRunDetail
     from osmosis_ai.api.resources import EvalRuns, TrainingRuns
-    from osmosis_ai.api.wire.base import LogEntry, LogPage
-    from osmosis_ai.api.wire.eval_runs import EvalMetrics, EvalRunDetail
-    from osmosis_ai.api.wire.runs import Run
-    from osmosis_ai.api.wire.training_runs import TrainingMetrics, TrainingRunDetail
 
 RunKind = Literal["eval", "train"]
 """Kind of a run, named like its command group."""
@@ -332,6 +332,6 @@ def _detail(client: PlatformClient, kind: RunKind, name: str) -> EvalRunDetail |
 
 
 def _own(detail: EvalRunDetail | TrainingRunDetail) -> Run:
-    from osmosis_ai.api.wire.eval_runs import EvalRunDetail
+    from osmosis_ai.api.models.eval_runs import EvalRunDetail
 
     return detail.eval_run if isinstance(detail, EvalRunDetail) else detail.training_run

@@ -12,8 +12,8 @@ from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.workspace.git import run_git
 
 if TYPE_CHECKING:
-    from osmosis_ai.api.wire.datasets import Dataset
-    from osmosis_ai.api.wire.runs import EvalRunSubmit, SubmitCheck, SubmittedRun, TrainingRunSubmit
+    from osmosis_ai.api.models.datasets import Dataset
+    from osmosis_ai.api.models.runs import EvalRunSubmit, SubmitCheck, SubmittedRun, TrainingRunSubmit
     from osmosis_ai.config.issues import Issue
     from osmosis_ai.services.context import PlatformContext
     from osmosis_ai.services.rollout_preflight import ImportOutcome
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     Config = EvalConfig | TrainingConfig
     from osmosis_ai.api.git_identity import GitIdentity
-    from osmosis_ai.api.wire.eval_runs import EvalRunDetail
-    from osmosis_ai.api.wire.runs import Run
-    from osmosis_ai.api.wire.training_runs import TrainingRunDetail
+    from osmosis_ai.api.models.eval_runs import EvalRunDetail
+    from osmosis_ai.api.models.runs import Run
+    from osmosis_ai.api.models.training_runs import TrainingRunDetail
     from osmosis_ai.config.sections import Experiment
     from osmosis_ai.workspace.git import GitState
 
@@ -408,8 +408,8 @@ def ask_platform(context: PlatformContext, body: Body) -> SubmitCheck | None:
     Raises:
         OsmosisError: the platform would refuse the run.
     """
+    from osmosis_ai.api.models.runs import EvalRunSubmit
     from osmosis_ai.api.platform_url import DEFAULT_PLATFORM_URL
-    from osmosis_ai.api.wire.runs import EvalRunSubmit
     from osmosis_ai.services.runs.secrets import explaining_failures
 
     if context.credentials.platform_url == DEFAULT_PLATFORM_URL:
@@ -421,7 +421,7 @@ def ask_platform(context: PlatformContext, body: Body) -> SubmitCheck | None:
 
 
 def _body(kind: RunKind, config: Config, supplied: Mapping[str, str]) -> Body:
-    from osmosis_ai.api.wire.runs import EvalRunSubmit, TrainingRunSubmit
+    from osmosis_ai.api.models.runs import EvalRunSubmit, TrainingRunSubmit
 
     payload = config.payload()
     if supplied:
@@ -436,7 +436,7 @@ def post_run(context: PlatformContext, kind: RunKind, body: Body) -> SubmittedRu
     Raises:
         PlatformError: the platform refused, or did not answer; in the latter case the run may exist.
     """
-    from osmosis_ai.api.wire.runs import EvalRunSubmit
+    from osmosis_ai.api.models.runs import EvalRunSubmit
     from osmosis_ai.services.runs.secrets import explaining_failures
 
     with explaining_failures(f"osmosis {kind} list"):
@@ -557,13 +557,13 @@ def resubmit(context: PlatformContext, prepared: PreparedResubmit) -> SubmittedR
 
 
 def _own(detail: Detail) -> Run:
-    from osmosis_ai.api.wire.eval_runs import EvalRunDetail
+    from osmosis_ai.api.models.eval_runs import EvalRunDetail
 
     return detail.eval_run if isinstance(detail, EvalRunDetail) else detail.training_run
 
 
 def _require_executed(run: Run, detail: Detail) -> None:
-    from osmosis_ai.api.wire.eval_runs import EvalRun
+    from osmosis_ai.api.models.eval_runs import EvalRun
 
     if isinstance(run, EvalRun) and run.imported is not None:
         raise ConflictError(
@@ -580,7 +580,7 @@ def _require_executed(run: Run, detail: Detail) -> None:
 def _body_again(kind: RunKind, detail: Detail, provided: Mapping[str, str]) -> Body:
     from pydantic import ValidationError
 
-    from osmosis_ai.api.wire.runs import EvalRunSubmit, TrainingRunSubmit
+    from osmosis_ai.api.models.runs import EvalRunSubmit, TrainingRunSubmit
 
     request = dict(detail.request or _recorded(kind, detail))
     names = list(detail.resolved_secret_scopes or ())
@@ -627,7 +627,7 @@ def _without_nulls(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _model_of(detail: Detail) -> str | None:
-    from osmosis_ai.api.wire.eval_runs import EvalRunDetail
+    from osmosis_ai.api.models.eval_runs import EvalRunDetail
 
     if isinstance(detail, EvalRunDetail):
         path = (detail.config or {}).get("model_path")

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, computed_field
 
-from osmosis_ai.api.wire.training_runs import ValidatedRows
+from osmosis_ai.api.models.training_runs import ValidatedRows
 from osmosis_ai.errors import OsmosisError, reason_of
 from osmosis_ai.evaluation.metrics import LEAST_SCORED, describe_few_scored
 from osmosis_ai.evaluation.run_log import parse_line

@@ -28,7 +28,7 @@ from osmosis_ai.training.runs.metrics import (
 from osmosis_ai.ui import numbers
 
 if TYPE_CHECKING:
-    from osmosis_ai.api.wire.training_runs import ValidatedRows
+    from osmosis_ai.api.models.training_runs import ValidatedRows
 
 LAST_STEPS = 10  # averaged at the end of a curve
 _NOT_INDEPENDENT = "steps of one run are not independent"

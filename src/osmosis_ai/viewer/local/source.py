@@ -54,7 +54,7 @@ from osmosis_ai.viewer.validation import known_of, validated_record
 from osmosis_ai.workspace.config_files import decisions_around
 
 if TYPE_CHECKING:
-    from osmosis_ai.api.wire.base import LogPage
+    from osmosis_ai.api.models.base import LogPage
     from osmosis_ai.decisions.samples import RunSamples
     from osmosis_ai.training.runs.run_directory import ValidationSamples
 

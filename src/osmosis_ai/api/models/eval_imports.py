@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from osmosis_ai.api.wire.base import Timestamp, WireModel
-from osmosis_ai.api.wire.datasets import UploadInstructions
+from osmosis_ai.api.models.base import Timestamp, WireModel
+from osmosis_ai.api.models.datasets import UploadInstructions
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import ConfigDict
 
-from osmosis_ai.api.wire.base import Page, Timestamp, WireModel
+from osmosis_ai.api.models.base import Page, Timestamp, WireModel
 
 
 class DevServerReply(WireModel):

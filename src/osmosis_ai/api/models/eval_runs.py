@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import AliasChoices, Field
 
-from osmosis_ai.api.wire.base import Named, Page, Timestamp, WireModel
-from osmosis_ai.api.wire.runs import Resubmittable, Run
+from osmosis_ai.api.models.base import Named, Page, Timestamp, WireModel
+from osmosis_ai.api.models.runs import Resubmittable, Run
 
 
 class EvalResults(WireModel):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from osmosis_ai.api.wire.base import Page, Timestamp, WireModel
+from osmosis_ai.api.models.base import Page, Timestamp, WireModel
 
 
 class Rollout(WireModel):

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from osmosis_ai.api.wire.base import Named, Timestamp, WireModel
+from osmosis_ai.api.models.base import Named, Timestamp, WireModel
 from osmosis_ai.config.sections import Experiment
 
 

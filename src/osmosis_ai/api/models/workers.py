@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, SecretStr, model_validator
 
-from osmosis_ai.api.wire.base import Timestamp, WireModel
+from osmosis_ai.api.models.base import Timestamp, WireModel
 
 PROTOCOL = 2
 """The version in the routes' path; the platform refuses workers with another version."""

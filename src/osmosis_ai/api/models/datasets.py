@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import AliasChoices, Field
 
-from osmosis_ai.api.wire.base import Page, Timestamp, WireModel
+from osmosis_ai.api.models.base import Page, Timestamp, WireModel
 
 
 class DatasetCreateRequest(WireModel):

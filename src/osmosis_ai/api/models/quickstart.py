@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from osmosis_ai.api.wire.base import WireModel
+from osmosis_ai.api.models.base import WireModel
 
 Intent = Literal["train", "eval", "benchmark", "explore"]
 INTENTS: tuple[Intent, ...] = get_args(Intent)

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import AliasChoices, AliasPath, BeforeValidator, Field, computed_field
 
-from osmosis_ai.api.wire.base import Page, Timestamp, WireModel
-from osmosis_ai.api.wire.runs import Run, SubmittedRun
+from osmosis_ai.api.models.base import Page, Timestamp, WireModel
+from osmosis_ai.api.models.runs import Run, SubmittedRun
 
 
 def _only_objects(value: Any) -> Any:

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from osmosis_ai.api.wire.base import Named, Page, Timestamp, WireModel
-from osmosis_ai.api.wire.eval_runs import EvalSample
-from osmosis_ai.api.wire.runs import Resubmittable, Run
+from osmosis_ai.api.models.base import Named, Page, Timestamp, WireModel
+from osmosis_ai.api.models.eval_runs import EvalSample
+from osmosis_ai.api.models.runs import Resubmittable, Run
 
 
 def _finite_or_none(value: Any) -> float | None:

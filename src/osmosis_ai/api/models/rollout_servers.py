@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from osmosis_ai.api.wire.base import Page, Timestamp, WireModel
+from osmosis_ai.api.models.base import Page, Timestamp, WireModel
 
 
 class RolloutServerRegistration(WireModel):

@@ -18,7 +18,7 @@ import sys
 TESTS = (
     "tests/e2e/test_kill_and_resume.py",
     "tests/e2e/test_platform_kill.py",
-    "tests/e2e/test_eval_rubric.py::test_kills_at_any_moment_lose_no_score_and_repeat_none",
+    "tests/e2e/test_eval_rubric.py::test_kills_and_resume",
 )
 
 

@@ -6,6 +6,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tests.package_source import SOURCE, syntax_trees
 
 pytestmark = pytest.mark.imports_much
 
+ROOT = Path(__file__).parents[1]
 # Users import this name from two modules, one for each framework.
 NAMES_OF_TWO_FRAMEWORKS = {"OsmosisRolloutModel"}
 UNIDIOMATIC = re.compile(
@@ -85,3 +87,14 @@ def summaries_of_groups(group: Any, context: Any) -> Iterator[tuple[str, str]]:
             below = command.context_class(command, parent=context, info_name=name)
             yield below.command_path, command.get_short_help_str(1000)
             yield from summaries_of_groups(command, below)
+
+
+def test_scripts_name_tests_that_exist() -> None:
+    named = [
+        found
+        for script in sorted((ROOT / "scripts").glob("*.py"))
+        for found in re.findall(r"(tests/[\w/]+\.py)(?:::(\w+))?", script.read_text())
+    ]
+    assert ("tests/e2e/test_eval_rubric.py", "test_kills_and_resume") in named
+    for file, test in named:
+        assert f"def {test}(" in (ROOT / file).read_text() if test else (ROOT / file).is_file(), (file, test)

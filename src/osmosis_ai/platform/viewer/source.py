@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, get_args
 
-from sqlalchemy import ColumnElement, and_, select
+from sqlalchemy import ColumnElement, String, and_, cast, literal, select
 from sqlalchemy.orm import Session
 
 from osmosis_ai.api.models.base import LogPage
@@ -161,11 +161,21 @@ class PlatformSource:
         self, run: str, samples: Sequence[SampleEntry], *, max_bytes: int
     ) -> Iterator[StoredConversation]:
         """Yield the trajectories of samples; where they lie is read in one statement however many they are."""
-        from osmosis_ai.platform.viewer.conversation_places import conversation_places
-
+        paths = [f"trajectories/{item_name(sample.row, sample.attempt)}.json" for sample in samples]
+        # The path as `item_name` composes it.
+        row, attempt = cast(DbSample.row_index, String), cast(DbSample.run_index, String)
+        path = literal("trajectories/row_", String) + row + "_run_" + attempt + ".json"
+        asked: Any = select(path, DbRunFile).select_from(DbRun)
+        places = (
+            of_runs(asked, self.workspace_id, "eval", run)
+            .join(DbSample, DbSample.run_id == DbRun.id)
+            .outerjoin(DbRunFile, and_(DbRunFile.run_id == DbSample.run_id, DbRunFile.path == path))
+            # Use the index to find the rows; PostgreSQL would scan a list of pairs for each sample.
+            .where(DbSample.row_index.in_({sample.row for sample in samples}), path.in_(paths))
+        )
         with self.services.db.session() as session:
-            files = conversation_places(session, self.workspace_id, run, samples)
-        return (_not_away(self._content(file, max_bytes=max_bytes)) for file in files)
+            files = {found[0]: found[1] for found in session.execute(places)}
+        return (_not_away(self._content(files.get(each), max_bytes=max_bytes)) for each in paths)
 
     def artifacts(self, run: str, row: int, attempt: int) -> Sequence[StoredArtifact]:
         """Return the files that an attempt left."""

@@ -49,7 +49,7 @@ def nightly_routes(seconds: float, first_seed: int) -> Iterator[str]:
     import schemathesis
     from hypothesis import HealthCheck, given, seed, settings
     from tests.platform.conftest import World
-    from tests.platform.http.test_schema import check_reply
+    from tests.platform.routes.test_schema import check_reply
 
     from osmosis_ai.platform.app import create_app
     from osmosis_ai.platform.config import PlatformConfig

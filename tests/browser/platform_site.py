@@ -129,7 +129,7 @@ def platform_site(scratch: Path) -> Iterator[PlatformSite]:
     put_migrated_database(scratch / "platform")
     with pytest.MonkeyPatch.context() as patch:
         hash_passwords_quickly(patch)
-        patch.setattr("osmosis_ai.platform.http.models.is_servable", lambda _model: True)
+        patch.setattr("osmosis_ai.platform.routes.models.is_servable", lambda _model: True)
         with run_platform(PlatformConfig(home=scratch / "platform", port=0, executor_slots=0)) as platform:
             services, world = platform.services, World(platform.services)
             code = str(Code(scratch / "code").path)

@@ -12,7 +12,7 @@ from sqlalchemy import select
 
 from osmosis_ai.platform.db.tables import DbRepository as RepositoryRow
 from osmosis_ai.platform.gitsync.mirror import MirrorStore
-from osmosis_ai.platform.http import rollouts as http_rollouts
+from osmosis_ai.platform.routes import rollouts as http_rollouts
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import Member, World, assert_flat_error
 from tests.platform.gitsync.repositories import Repository

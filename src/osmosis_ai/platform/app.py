@@ -1,4 +1,4 @@
-"""The ASGI application: the routers of ``http`` with the middleware for every request.
+"""The ASGI application: the routers of ``routes`` with the middleware for every request.
 
 From outside to inside: count requests, catch exceptions, refuse old clients and large bodies, route undecoded paths.
 There are no redirects and no compression; clients do not expect them.
@@ -12,7 +12,13 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from osmosis_ai._version import __version__
-from osmosis_ai.platform.http import (
+from osmosis_ai.platform.http.errors import ErrorEdge, install_error_handlers
+from osmosis_ai.platform.http.middleware import BodyLimit, ClientVersions, RequestMeter
+from osmosis_ai.platform.http.routing import RawPath
+from osmosis_ai.platform.pages import runs as run_pages
+from osmosis_ai.platform.pages import sign_in, workspace
+from osmosis_ai.platform.pages.shell import load_templates
+from osmosis_ai.platform.routes import (
     accounts,
     blobs,
     datasets,
@@ -28,12 +34,6 @@ from osmosis_ai.platform.http import (
     training_runs,
     workers,
 )
-from osmosis_ai.platform.http.errors import ErrorEdge, install_error_handlers
-from osmosis_ai.platform.http.middleware import BodyLimit, ClientVersions, RequestMeter
-from osmosis_ai.platform.http.routing import RawPath
-from osmosis_ai.platform.pages import runs as run_pages
-from osmosis_ai.platform.pages import sign_in, workspace
-from osmosis_ai.platform.pages.shell import load_templates
 from osmosis_ai.platform.services import PlatformServices, build_services
 from osmosis_ai.viewer.live import LiveHub
 from osmosis_ai.viewer.live_routes import live_hub

@@ -208,7 +208,7 @@ def test_a_model_is_deployed_and_taken_back_by_who_may(
     services: PlatformServices,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("osmosis_ai.platform.http.models.is_servable", lambda _model: True)
+    monkeypatch.setattr("osmosis_ai.platform.routes.models.is_servable", lambda _model: True)
     run = add_run(services, member, "trained", kind="training", request=training_body())
     with services.db.transaction() as session:
         known = {"workspace_id": member.workspace.id, "run_id": run.id, "created_at": services.clock.now()}

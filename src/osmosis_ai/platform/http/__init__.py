@@ -1,1 +1,1 @@
-"""The platform's HTTP: a module per resource, each with its ``router``."""
+"""What all routes share: authentication, errors, limits and paging."""

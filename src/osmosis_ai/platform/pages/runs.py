@@ -30,9 +30,6 @@ from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.http.addresses import root_path, workspace_path
 from osmosis_ai.platform.http.authentication import Scope
 from osmosis_ai.platform.http.errors import ApiError
-from osmosis_ai.platform.http.eval_runs import plan_retry
-from osmosis_ai.platform.http.models import deploy_lora_model, undeploy_lora_model
-from osmosis_ai.platform.http.runs import refusals, stop_run
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.pages.sessions import SESSION_COOKIE, STALE_FORM, Csrf, is_own_form
 from osmosis_ai.platform.pages.shell import (
@@ -43,6 +40,9 @@ from osmosis_ai.platform.pages.shell import (
     page_router,
     workspace_visit,
 )
+from osmosis_ai.platform.routes.eval_runs import plan_retry
+from osmosis_ai.platform.routes.models import deploy_lora_model, undeploy_lora_model
+from osmosis_ai.platform.routes.runs import refusals, stop_run
 from osmosis_ai.platform.runs.lifecycle import COMMAND_GROUPS, OPEN, UNFINISHED, RunKind
 from osmosis_ai.platform.runs.requests import TrainingRequest
 from osmosis_ai.platform.runs.submitter import CheckedSubmission, RunSubmission

@@ -15,7 +15,7 @@ from osmosis_ai.platform.http.authentication import Services, WorkspaceScope
 from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.paging import LogPaging, Paging
 from osmosis_ai.platform.http.routing import api_router, quick_read
-from osmosis_ai.platform.http.runs import present
+from osmosis_ai.platform.routes.runs import present
 
 router = api_router("/api/cli/datasets")
 

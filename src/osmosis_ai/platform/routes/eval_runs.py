@@ -16,12 +16,12 @@ from osmosis_ai.api.models.runs import EvalRetry, SubmittedRun
 from osmosis_ai.config.checks import EVAL
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.tables import DbRun, duration_ms
-from osmosis_ai.platform.http import runs
 from osmosis_ai.platform.http.addresses import run_url
 from osmosis_ai.platform.http.authentication import Scope, Services, WorkspaceScope
 from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.paging import Paging, SamplePaging
 from osmosis_ai.platform.http.routing import quick_read
+from osmosis_ai.platform.routes import runs
 from osmosis_ai.platform.runs.downloads import LINK_TTL, WantedFile, parse_types
 from osmosis_ai.platform.runs.eval_results import headline_of, rows_of
 from osmosis_ai.platform.runs.requests import RowSelection, effective_eval_settings

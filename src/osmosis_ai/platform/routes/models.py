@@ -13,8 +13,8 @@ from osmosis_ai.platform.http.authentication import Scope, Services, WorkspaceSc
 from osmosis_ai.platform.http.errors import ApiError, as_sentence
 from osmosis_ai.platform.http.paging import Paging
 from osmosis_ai.platform.http.routing import api_router
-from osmosis_ai.platform.http.runs import present
 from osmosis_ai.platform.models import LINK_TTL, MAX_ACTIVE_DEPLOYMENTS, DeploymentLimitError, FoundLoraModel
+from osmosis_ai.platform.routes.runs import present
 from osmosis_ai.platform.runs.requests import is_servable
 from osmosis_ai.platform.services import PlatformServices
 

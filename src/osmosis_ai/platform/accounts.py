@@ -55,6 +55,11 @@ class Principal:
     user: DbUser
     token: DbToken
 
+    def may_revoke(self, token: DbToken) -> bool:
+        """Return whether this token can revoke another one: of its user, and of its workspace if it has one."""
+        same_workspace = self.token.workspace_id in (None, token.workspace_id)
+        return token.user_id == self.user.id and same_workspace
+
 
 @dataclass(frozen=True, slots=True)
 class FirstLogin:
@@ -235,11 +240,11 @@ class AccountStore:
             raise _no_such_token(token_id)
         return token
 
-    def revoke_token(self, token_id: str, *, user_id: str | None = None) -> DbToken:
-        """Revoke a token for good; a second time changes nothing."""
+    def revoke_token(self, token_id: str, *, by: Principal | None = None) -> DbToken:
+        """Revoke a token for good, one of the user's own if ``by`` is given; a second time changes nothing."""
         with self._db.transaction() as session:
             token = session.get(DbToken, token_id)
-            if token is None or (user_id is not None and token.user_id != user_id):
+            if token is None or (by is not None and not by.may_revoke(token)):
                 raise _no_such_token(token_id)
             token.revoked_at = token.revoked_at or self._clock.now()
         return token

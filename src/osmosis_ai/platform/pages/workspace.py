@@ -181,7 +181,7 @@ def change_tokens(
         return _tokens(page, problem="Token not found.", status=404)
     if action == "ask":
         return page.page("revoke.html", ("api-keys",), token=token, kind=_TOKEN_KINDS[token.kind])
-    accounts.revoke_token(token_id, user_id=user.id)
+    accounts.revoke_token(token_id, by=page.visitor.principal)
     return RedirectResponse(page.href("api-keys"), status_code=303)
 
 

@@ -14,13 +14,14 @@ from osmosis_ai.api.models.quickstart import (
     QuickstartStatus,
 )
 from osmosis_ai.platform.accounts import Principal
-from osmosis_ai.platform.db.tables import DbRepository, DbUser
+from osmosis_ai.platform.db.tables import DbRepository, DbUser, DbWorkspace
 from osmosis_ai.platform.http.addresses import client_address
 from osmosis_ai.platform.http.authentication import Authenticated, GitHeader, Services, resolve_scope
 from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.routing import api_router
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.sign_in import LIFETIME, PollRefused
+from osmosis_ai.platform.workspaces import Role
 
 router = api_router("/api/cli")
 
@@ -37,8 +38,7 @@ def list_workspaces(services: Services, principal: Authenticated) -> wire.Worksp
                 has_billing_setup=True,
                 connected_repo=_wire_repository(repositories),
             )
-            for workspace, role, repositories in services.workspaces.of_user(principal.user.id)
-            if principal.token.workspace_id in (None, workspace.id)
+            for workspace, role, repositories in _workspaces_of(services, principal)
         ]
     )
 
@@ -91,8 +91,8 @@ def verify(services: Services, principal: Authenticated, git: GitHeader = None) 
 
 @router.delete("/tokens/{token_id}")
 def revoke_token(services: Services, principal: Authenticated, token_id: str) -> dict[str, Any]:
-    """Revoke one of the user's own tokens."""
-    services.accounts.revoke_token(token_id, user_id=principal.user.id)
+    """Revoke one of the user's own tokens; a token of one workspace revokes only tokens of that workspace."""
+    services.accounts.revoke_token(token_id, by=principal)
     return {}
 
 
@@ -141,16 +141,23 @@ def _workspace_of_header(
 
 
 def _first_workspace(services: PlatformServices, principal: Principal) -> wire.WorkspaceMembership | None:
-    for workspace, role, _ in services.workspaces.of_user(principal.user.id):
-        if principal.token.workspace_id in (None, workspace.id):
-            return wire.WorkspaceMembership(id=workspace.id, name=workspace.name, role=role)
+    for workspace, role, _ in _workspaces_of(services, principal):
+        return wire.WorkspaceMembership(id=workspace.id, name=workspace.name, role=role)
     return None
+
+
+def _workspaces_of(
+    services: PlatformServices, principal: Principal
+) -> list[tuple[DbWorkspace, Role, list[DbRepository]]]:
+    """Return the user's workspaces that the token gives access to."""
+    found = services.workspaces.of_user(principal.user.id)
+    return [each for each in found if principal.token.workspace_id in (None, each[0].id)]
 
 
 def _repositories_of(
     services: PlatformServices, principal: Principal, workspace_id: str
 ) -> list[DbRepository]:
-    for workspace, _, repositories in services.workspaces.of_user(principal.user.id):
+    for workspace, _, repositories in _workspaces_of(services, principal):
         if workspace.id == workspace_id:
             return repositories
     raise ApiError(404, "WORKSPACE_NOT_FOUND", f"you are not a member of the workspace '{workspace_id}'.")

@@ -1,0 +1,254 @@
+"""Every route and every page, asked for one workspace's things by everybody who may not see them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from html import unescape
+from typing import Any
+from urllib.parse import urlencode, urljoin, urlsplit
+
+import pytest
+from sqlalchemy import func, select
+
+from osmosis_ai.platform.db.base import Base
+from osmosis_ai.platform.db.tables import DbDataset, DbLoraModel, DbRolloutServer, DbRun, new_id
+from osmosis_ai.platform.offboarding import Offboarding
+from osmosis_ai.platform.services import PlatformServices
+from tests.platform.conftest import ManualClock, Member, World
+from tests.platform.evaluations import add_dataset
+from tests.platform.local_runs import IMPORTS, LocalRun
+from tests.platform.one_hop_client import OneHopClient
+from tests.platform.pages.browsing import PASSWORD, sign_in
+from tests.platform.routes.test_models import add_models
+from tests.platform.viewer.runs_world import add_file, add_run, add_samples
+
+MARK = "CANARY"
+"""In everything that belongs to the workspace `fern`; whoever reads it has seen something."""
+ADMINS_ONLY = {("post", "/api/cli/environment-secrets"), ("delete", "/api/cli/environment-secrets")}
+MAKERS_ONLY = {
+    ("delete", "/api/cli/eval-runs/{name_or_id}"),
+    ("delete", "/api/cli/training-runs/{name_or_id}"),
+    ("delete", "/api/cli/datasets/{name_or_id}"),
+}
+
+
+@pytest.fixture
+def password() -> str:
+    return PASSWORD
+
+
+@pytest.fixture
+def owner(client: OneHopClient, services: PlatformServices, world: World) -> Member:
+    """The owner of `fern`, which has one of everything."""
+    mara = world.member(password=PASSWORD)
+    add_dataset(services, mara, f"{MARK}-rows", rows=[{"user_prompt": MARK, "ground_truth": MARK}])
+    run = add_run(services, mara, f"{MARK}-eval", error=MARK, commit_sha="c" * 40)
+    add_samples(services, run, [{"row": 0, "attempt": 0, "output": MARK}])
+    add_file(services, run, "metrics/rewards.json", MARK.encode())
+    trained = add_run(services, mara, f"{MARK}-training", kind="training")
+    (adapter,) = add_models(services, trained, 5)
+    add_file(services, trained, "checkpoints/5/adapter.bin", MARK.encode())
+    assert adapter.startswith(MARK)
+    services.secrets.put(mara.workspace.id, mara.user.id, "KEY_OF_FERN", f"{MARK} value", "workspace")
+    with services.db.transaction() as session:
+        server = {"name": "server-of-fern", "host": "127.0.0.1", "port": 9, "status": "unhealthy"}
+        now = services.clock.now()
+        session.add(
+            DbRolloutServer(
+                id=new_id("rs"), workspace_id=mara.workspace.id, created_at=now, updated_at=now, **server
+            )
+        )
+    return mara
+
+
+def strangers(
+    world: World, services: PlatformServices, owner: Member, clock: ManualClock
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """Return who asks, each with the headers of the requests."""
+    fern = owner.repository.identity
+    for role in ("owner", "admin", "member"):
+        other = world.member(f"ivo-{role}", workspace="moss", role=role)
+        yield f"{role} of moss, in moss", other.headers
+        yield f"{role} of moss, in fern", {**other.headers, "X-Osmosis-Git": fern}
+    key = services.accounts.create_token(other.user.id, "api_key", name="k")[1]
+    yield "API key of moss", {"Authorization": f"Bearer {key}", "X-Osmosis-Git": fern}
+    moss = other.workspace
+    services.workspaces.add_member(moss.id, owner.user.id)
+    for_moss = services.accounts.create_token(owner.user.id, "cli", name="k", workspace_id=moss.id)[1]
+    yield (
+        "owner of fern, with a token for moss",
+        {"Authorization": f"Bearer {for_moss}", "X-Osmosis-Git": fern},
+    )
+    former = world.member("eva", role="admin")
+    services.workspaces.remove_member(former.workspace.id, former.user.id)
+    yield "former admin of fern", former.headers
+    revoked = world.member("tim", role="admin")
+    services.accounts.revoke_token(revoked.token_id)
+    yield "revoked token", revoked.headers
+    disabled = world.member("pia", role="admin")
+    Offboarding(services.db, clock, services.accounts).disable(disabled.user.email)
+    yield "disabled user", disabled.headers
+    yield "unknown token", {"Authorization": "Bearer osm_unknown", "X-Osmosis-Git": fern}
+    yield "nobody", {"X-Osmosis-Git": fern}
+
+
+def routes_of(client: OneHopClient) -> list[tuple[str, str]]:
+    """Return all routes of the REST API."""
+    described = client.get("/api/openapi.json").json()["paths"]
+    return [(method, path) for path, methods in described.items() for method in methods]
+
+
+def filled(services: PlatformServices, owner: Member, session_id: str, path: str) -> list[str]:
+    """Return the paths of a route with names and ids of what `fern` has."""
+    noun = path.removeprefix("/api/cli/").partition("/")[0]
+    asked = {
+        "datasets": select(DbDataset),
+        "eval-runs": select(DbRun).where(DbRun.kind == "eval"),
+        "training-runs": select(DbRun).where(DbRun.kind == "training"),
+        "models": select(DbLoraModel),
+        "rollout-servers": select(DbRolloutServer),
+    }
+    with services.db.session() as session:
+        rows: Any = session.scalars(asked[noun]) if noun in asked else ()
+        found = [name for row in rows for name in (row.name, row.id)]
+    values = {"session_id": [session_id], "token_id": [owner.token_id], "row": ["0"], "attempt": ["0"]}
+    paths = [path]
+    for name in re.findall(r"{(\w+)}", path):
+        paths = [
+            each.replace(f"{{{name}}}", value)
+            for each in paths
+            for value in values.get(name, found or [MARK])
+        ]
+    return paths
+
+
+def body_of(method: str, path: str) -> dict[str, Any] | None:
+    """Return a body that would have an effect."""
+    if method == "get":
+        return None
+    bodies: dict[str, dict[str, Any]] = {
+        "environment-secrets": {"name": "KEY_OF_FERN", "value": "taken", "scope": "workspace"},
+        "download-urls": {"items": [{"path": "metrics/rewards.json"}]},
+        "quickstart": {"intent": "evaluate"},
+        "uploads": {"paths": ["rewards.jsonl"]},
+        "complete": {"file_extension": "jsonl", "path": "rewards.jsonl"},
+        "register": {"name": "server-of-fern", "host": "127.0.0.1", "port": 10},
+        "completions": {"model": f"{MARK}-training-step-5", "messages": [{"role": "user", "content": "hi"}]},
+    }
+    return bodies.get(path.rpartition("/")[2], {})
+
+
+def counts(services: PlatformServices) -> dict[str, Any]:
+    """Return what the platform holds of `fern`, without the tables that asking alone changes."""
+    tables = [table for table in Base.metadata.sorted_tables if table.name not in ("tokens", "device_logins")]
+    with services.db.session() as session:
+        fern = [table for table in tables if "workspace_id" in table.columns]
+        mine = services.workspaces.all()[0].id
+        found: dict[str, Any] = {
+            table.name: sorted(map(str, session.execute(select(table).where(table.c.workspace_id == mine))))
+            for table in fern
+        }
+        for table in tables:
+            if table not in fern and table.name.startswith(("run_", "samples", "eval_import")):
+                found[table.name] = session.scalar(select(func.count()).select_from(table))
+    return found
+
+
+def test_no_route_tells_or_changes_anything_of_another_workspace(
+    client: OneHopClient, services: PlatformServices, world: World, owner: Member, clock: ManualClock
+) -> None:
+    local = LocalRun()
+    session_id = client.post(IMPORTS, json=local.start(), headers=owner.headers).json()["session_id"]
+    asking = list(strangers(world, services, owner, clock))
+    before, statuses = counts(services), Counter[int]()
+    own = {"/api/cli/device/authorize", "/api/cli/device/token", "/blobs/{token}"}
+    for method, path in routes_of(client):
+        if path in own:
+            continue
+        for address in filled(services, owner, session_id, path):
+            for who, headers in asking:
+                query = {"organizationId": owner.workspace.id} if path.endswith("/quickstart") else None
+                body = body_of(method, path)
+                reply = client.request(method, address, headers=headers, params=query, json=body)
+                statuses[reply.status_code] += 1
+                said = f"{who}: {method.upper()} {address} -> {reply.status_code} {reply.text[:300]}"
+                assert reply.status_code < 500, said
+                assert f"{MARK} value" not in reply.text, said
+                in_fern = headers.get("X-Osmosis-Git") == owner.repository.identity
+                if in_fern and "/api/cli/" in path and not path.endswith(("/workspaces", "/verify")):
+                    assert reply.status_code >= 400, said
+                if reply.status_code < 300:
+                    assert MARK not in reply.text, said
+                    assert method != "get" or not re.search("KEY_OF_FERN|server-of-fern", reply.text), said
+    assert counts(services) == before
+    assert statuses.total() > 1_000 and statuses[403] and statuses[404] and statuses[401]
+
+
+def test_a_member_changes_nothing_that_belongs_to_others(
+    client: OneHopClient, services: PlatformServices, world: World, owner: Member
+) -> None:
+    tom = world.member("tom", role="member")
+    before = counts(services)
+    for method, path in sorted(ADMINS_ONLY | MAKERS_ONLY):
+        for address in filled(services, owner, "", path):
+            reply = client.request(method, address, headers=tom.headers, json=body_of(method, path))
+            assert reply.status_code == 403, f"{method} {address}: {reply.text}"
+            assert reply.json()["code"] == "ROLE_REQUIRED"
+    assert counts(services) == before
+
+
+def linked(client: OneHopClient, address: str) -> tuple[set[str], set[tuple[str, str]]]:
+    """Return the pages and forms that a page leads to: addresses, and actions with their encoded fields."""
+    page = client.get(address)
+    if page.status_code != 200 or "html" not in page.headers.get("content-type", ""):
+        return set(), set()
+    base = str(page.url)
+    paths = {
+        urlsplit(urljoin(base, unescape(href)))._replace(scheme="", netloc="", fragment="").geturl()
+        for href in re.findall(r'href="([^"#]+)"', page.text)
+    }
+    forms = set()
+    for form in re.findall(r'<form\b[^>]*method="post".*?</form>', page.text, re.S):
+        action = re.search(r'action="([^"]*)"', form)
+        fields = re.findall(r'name="([^"]+)"[^>]*value="([^"]*)"', form)
+        forms.add((urljoin(base, unescape(action[1] if action else "")), urlencode(fields)))
+    return paths, forms
+
+
+def test_no_page_shows_or_changes_anything_of_another_workspace(
+    client: OneHopClient, services: PlatformServices, world: World, owner: Member
+) -> None:
+    client.headers["accept"] = "text/html"
+    sign_in(client)
+    seen, forms, ahead = set[str](), set[tuple[str, str]](), [f"/{owner.workspace.name}/evals"]
+    while ahead and len(seen) < 150:
+        address = ahead.pop()
+        if address in seen or not address.startswith(f"/{owner.workspace.name}/"):
+            continue
+        seen.add(address)
+        further, found = linked(client, address)
+        ahead += sorted(further)
+        forms |= {each for each in found if f"/{owner.workspace.name}/" in each[0]}
+    shown = [address for address in seen if MARK in client.get(address).text]
+    assert len(seen) > 30 and len(shown) > 20 and len(forms) > 3
+    client.cookies.clear()
+    for role in (None, "member", "owner"):
+        if role is not None:
+            world.member(f"una-{role}", workspace="moss", role=role, password=PASSWORD)  # type: ignore[arg-type]
+            sign_in(client, f"una-{role}@moss.example")
+        before = counts(services)
+        for address in sorted(seen):
+            reply = client.get(address)
+            assert reply.status_code in ((303,) if role is None else (404,)), (address, reply.status_code)
+            assert MARK not in re.sub(r"next=[^\"\s]*", "", reply.text), address
+        for action, fields in sorted(forms):
+            reply = client.post(
+                action, content=fields, headers={"content-type": "application/x-www-form-urlencoded"}
+            )
+            assert reply.status_code in (303, 403, 404), (action, reply.status_code)
+            assert reply.status_code != 303 or "/login" in reply.headers["location"], action
+            assert MARK not in re.sub(r"next=[^\"\s]*", "", reply.text), action
+        assert counts(services) == before
+        client.cookies.clear()

@@ -152,19 +152,19 @@ def test_a_finished_sample_is_on_the_page_by_itself_and_the_focus_stays(
     page.on("request", lambda asked: parts.append(asked.url) if "x-live-part" in asked.headers else None)
     looking.open("/evals/growing")
     page.evaluate("window.mark = 'the page was not loaded again'")
-    page.get_by_role("link", name="Samples").focus()
+    page.get_by_role("link", name="Scored").focus()
     page.wait_for_function("window.streams[0]?.readyState === EventSource.OPEN")
     assert parts == []
     for scored in (1, 2):
         one_more_finished(site, "growing")
-        page.get_by_text(f"{scored} of 40 planned scored").first.wait_for()
-        assert looking.focused() == "Samples"
+        page.locator(".tile", has_text="Scored").filter(has_text=f"{scored}of 40 planned").wait_for()
+        assert looking.focused().startswith("Scored")
     assert len(parts) == 2 and page.evaluate("window.mark")
     page.evaluate("window.seen(false)")
     assert page.evaluate(OPEN_STREAMS) == 0
     one_more_finished(site, "growing")
     page.evaluate("window.seen(true)")
-    page.get_by_text("3 of 40 planned scored").first.wait_for()
+    page.locator(".tile", has_text="Scored").filter(has_text="3of 40 planned").wait_for()
     assert page.evaluate(OPEN_STREAMS) == 1
     assert looking.wrong == []
     page.context.close()

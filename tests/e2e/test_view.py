@@ -91,7 +91,7 @@ def _watched(
                 continue
             told = changes["samples"]
             page = browser.get("/evals/watched", headers={"X-Live-Part": "standing,numbers"}).text
-            scored = re.search(r"; (\d+) of \d+ planned scored", page)
+            scored = re.search(r"<b>(\d+)</b><small>of \d+ planned", page)
             assert scored is not None and int(scored[1]) >= changes["headline"]["scored"] > 0
             viewer.send_signal(signal.SIGINT)
     return told

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import msgspec
@@ -124,3 +125,9 @@ STEPS: list[dict[str, Any]] = [
 
 def trajectory(*steps: dict[str, Any], **told: Any) -> bytes:
     return json.dumps({"steps": list(steps), "extra": {"osmosis": told}}).encode()
+
+
+def tiles_of(page: str) -> dict[str, str]:
+    """Return what the tiles of a page say, by their labels."""
+    found = re.findall(r"<span>([^<]+)</span><b>([^<]+)</b>(?:<small>([^<]*)</small>)?", page)
+    return {label: f"{value} {detail}".strip() for label, value, detail in found}

@@ -32,7 +32,7 @@ from osmosis_ai.viewer.source import Histogram, RunQuery, SampleQuery
 from tests.datasets.builders import jsonl, prompt_rows
 from tests.evaluation.recorded_runs import with_crc, write_run
 from tests.viewer.browsing import page_text, visitor
-from tests.viewer.builders import a_document
+from tests.viewer.builders import a_document, tiles_of
 from tests.viewer.conftest import LocalPlace
 from tests.viewer.source_contract import SourceContract, listed, places_of, sample_record
 
@@ -608,7 +608,7 @@ def test_killed_run(evals: Path, pages: TestClient, tmp_path: Path) -> None:
         journal.write(b'{"row_index": 1, "run_in')
     assert not (run / "metrics.json").exists()
     page = page_text(pages.get("/evals/killed"))
-    assert "incomplete" in page and "of 3 scored attempts pass" in page and "3 of 4 planned" in page
+    assert "incomplete" in page and tiles_of(page)["Scored"] == "3 of 4 planned"
     assert "damaged" not in page, "a line that was not ended is no damage"
     assert "3 samples." in page_text(pages.get("/evals/killed/samples"))
     missing = page_text(pages.get("/evals/killed/samples/1.1"), status=404)
@@ -635,7 +635,11 @@ def test_pass_threshold_from_config(evals: Path, pages: TestClient, config: str,
     if numbers is not None:
         (run / "metrics.json").write_text(numbers)
     page = page_text(pages.get("/evals/run"))
-    assert "50.0% of 4 scored attempts pass" in page and "reward &gt;= 0.5" in page
+    assert (
+        tiles_of(page)["Pass rate"].startswith("50.0%")
+        and tiles_of(page)["Scored"].startswith("4")
+        and "reward &gt;= 0.5" in page
+    )
     assert "2 samples." in page_text(pages.get("/evals/run/samples?outcome=passed"))
     assert RunWatcher(run).look().progress.passed == 2, "`eval watch` counts the same"
 
@@ -653,4 +657,4 @@ def test_journal_shorter_than_its_metrics(evals: Path, pages: TestClient) -> Non
     assert "events.jsonl` does not exist." in page_text(pages.get("/evals/finished/samples"))
     page = page_text(pages.get("/evals/finished"))
     assert "events.jsonl` does not exist." in page
-    assert "of 2 scored attempts pass" in page and "those of the run&#39;s last session" in page
+    assert tiles_of(page)["Scored"].startswith("2") and "those of the run&#39;s last session" in page

@@ -27,7 +27,7 @@ from tests.decisions.builders import run_of
 from tests.evaluation.builders import MeasuredResults
 from tests.evaluation.recorded_runs import record
 from tests.viewer.browsing import page_of, page_text, text_by_class, visitor
-from tests.viewer.builders import SCRIPT, a_document, learned, trajectory, two_runs
+from tests.viewer.builders import SCRIPT, a_document, learned, tiles_of, trajectory, two_runs
 from tests.viewer.fake_source import FakeSource, a_run, a_sample
 from tests.viewer.source_contract import sample_record
 
@@ -160,7 +160,8 @@ def pages() -> TestClient:
 
 def test_run_page(pages: TestClient) -> None:
     text = page_text(pages.get("/evals/calm-fern-1"))
-    assert "of 8 scored attempts pass" in text and "8 of 12 planned scored." in text
+    shown = tiles_of(text)
+    assert shown["Scored"] == "8 of 12 planned" and shown["Pass rate"].endswith("%")
     assert "Pass rate (reward &gt;= 1.0, scored attempts only)" in text
     assert "8 scored attempts of 5 rows" in text
     assert "korn-graubard" in text
@@ -415,7 +416,7 @@ def test_training_curves_with_intervals() -> None:
 
 def test_training_page() -> None:
     text = page_of(a_source(learned()), "/training/keen-owl-2")
-    assert "Validation reward 0.625 (0.430 – 0.810) after step 12; scored 8 of 8 planned." in text
+    assert tiles_of(text)["Validation reward"] == "0.625 95% CI 0.430 – 0.810; 8 of 8 planned scored"
     assert "training.lr" in text and "step 1 ended" in text
     for heading in (
         "Training reward",
@@ -459,10 +460,10 @@ def validated_source(count: int = 4, step: int = 12) -> FakeSource:
 def test_validation_list() -> None:
     text = page_of(validated_source(), "/fern/training/keen-owl-2", root="/fern")
     table = text.partition('<h2 id="validation">')[2].partition("</section>")[0]
-    assert "It was at step 12. 5 samples, without a score first, then the worst." in table
+    assert "After step 12: 5 attempts, unscored first, then by ascending reward." in table
     links = re.findall(r'href="/fern/training/keen-owl-2/validation/([^"]+)"', table)
     assert links == ["0.0", "1.0", "2.0", "3.0", "0.1"]
-    outcomes = re.findall(r"badge[^>]*>(?:<[^>]*>|[^<\w])*(unscored|passed|failed)", table)
+    outcomes = re.findall(r"class=\"outcome[^>]*>(unscored|passed|failed)", table)
     assert outcomes == ["unscored", "failed", "failed", "passed", "passed"]
     assert "&lt;script&gt;alert" in table and "<script>" not in table
 

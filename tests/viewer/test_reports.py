@@ -29,7 +29,7 @@ from tests.evaluation.test_runner import World
 from tests.full_disk import files_of_at_most
 from tests.standin_model import Reply, StandInModel
 from tests.viewer.browsing import page_text, visitor
-from tests.viewer.builders import a_document, learned, trajectory, two_runs
+from tests.viewer.builders import a_document, learned, tiles_of, trajectory, two_runs
 from tests.viewer.fake_source import FakeSource, a_run, a_sample
 from tests.viewer.source_contract import listed
 
@@ -80,12 +80,12 @@ def test_order_and_size_limit() -> None:
 def test_reports_without_text() -> None:
     page = report(source(), text=False)
     assert "canary" not in page and "evil.example" not in page
-    assert "4 samples." in page and '<th scope="row">agent, crash</th><td>1</td>' in page
+    assert "4 samples." in page and 'agent<span class="interval">crash</span>' in page
 
     bare = [training(text=False), judging(text=False)]
     for page in bare:
         assert "canary" not in page and "alert(1)" not in page
-    assert "0.625 (0.430 – 0.810)" in bare[0] and "Mean score 0.500" in bare[1]
+    assert "0.430 – 0.810" in bare[0] and "Mean score 0.500" in bare[1]
     assert bare[1].count('<details class="more" id="record-') == 30
 
 
@@ -111,7 +111,7 @@ def test_report_of_a_downloaded_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert content is not None
     # A conversation that is not there is not counted.
     assert (name, content.samples, content.conversations) == ("amber-otter-42", 2, 1)
-    assert "of 1 scored attempt" in page
+    assert tiles_of(page)["Scored"].startswith("1 ")
     assert "The answer is six." in page and "er_8" in page and "osmosis/tiny" in page
     # With its journal, what the list does not say is there, too.
     notes = record(0, notes="as it should", judge_calls=1).to_line()
@@ -212,7 +212,7 @@ def test_reports_are_self_contained(made: Callable[[], str]) -> None:
 def test_reports_do_not_describe_the_machine() -> None:
     page = training()
     assert "d.jsonl" in judging() and "/home/fern" not in judging()
-    assert "Validation reward 0.625 (0.430 – 0.810) after step 12" in page and "training.lr" in page
+    assert "0.625" in tiles_of(page)["Validation reward"] and "training.lr" in page
     assert "/home/fern" not in page and "train resume" not in page and "12 of 12" in page
 
 
@@ -227,8 +227,8 @@ def test_reports_of_training_and_rubric_results(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "torn.json").write_text(result.read_text()[:2_000])
     for number, (reference, said) in enumerate(
         [
-            ("runs/walks", "Validation reward 0.500"),
-            ("runs", "Validation reward 0.500"),
+            ("runs/walks", "<span>Validation reward</span><b>0.500</b>"),
+            ("runs", "<span>Validation reward</span><b>0.500</b>"),
             ("judged/answers.json", "Mean score 0.500"),
             ("judged", "Mean score 0.500"),
         ]

@@ -27,7 +27,7 @@ class LiveChanges:
 class ShellView:
     """What surrounds a page."""
 
-    product: str = "Osmosis"
+    workspace: str = ""
     nav: Sequence[NavItem] = ()
     root: str = ""
     assets: str = "/assets"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 from urllib.parse import quote
 
 from osmosis_ai.training.runs.curves import SavedAdapter
@@ -108,6 +108,15 @@ class Viewing:
         """Return the address of a sample's page."""
         below = "validation" if self.of_validation else "samples"
         return self.run_href(self.sampled, run, below, f"{row}.{attempt}")
+
+
+class Tile(NamedTuple):
+    """A number at the top of a run's page, with what qualifies it."""
+
+    label: str
+    value: str
+    detail: str = ""
+    href: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -302,7 +302,7 @@ def test_a_run_of_three_workers_is_one_run_on_its_pages(
         workers[number].records(1, reward=float(number == 0))
         workers[number].logs("started")
     settle(services)
-    assert "2 of 3 planned scored" in shown() and "50.0% of 2 scored attempts pass" in shown()
+    assert "Pass rate 50.0%" in shown() and "Scored 2 of 3 planned" in shown()
     assert "2 of 3 planned" in shown("/fern/evals")
     assert sorted(source.changes("eval", name, since=before.cursor).samples) == [(0, 0), (2, 0)]
     log = shown(f"/fern/evals/{name}/log")
@@ -316,7 +316,7 @@ def test_a_run_of_three_workers_is_one_run_on_its_pages(
         worker.finishes(settles=False)
     assert "running" in shown("/fern/evals")
     settle(services)
-    assert "3 of 3 planned scored" in shown() and "the run has ended (finished)" in shown()
+    assert "Scored 3 of 3 planned" in shown() and "the run has ended (finished)" in shown()
     assert "3 samples." in shown(f"/fern/evals/{name}/samples")
 
 

@@ -49,7 +49,7 @@ TABS = {
     ("models",): "Models",
     ("secrets",): "Secrets",
     ("integrations", "git"): "Repositories",
-    ("api-keys",): "Tokens",
+    ("api-keys",): "API keys",
     ("members",): "Members",
 }
 
@@ -96,7 +96,7 @@ def shell_of(
             for segments, name in TABS.items()
         ]
     return ShellView(
-        product=workspace.name if workspace is not None else "Osmosis",
+        workspace=workspace.name if workspace is not None else "",
         nav=nav,
         root=root,
         assets=f"{root}/assets",

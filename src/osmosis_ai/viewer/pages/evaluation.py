@@ -9,9 +9,9 @@ from osmosis_ai.decisions.samples import RunSlice, run_slices
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.metrics import LEAST_SCORED, RunScore, describe_few_scored
 from osmosis_ai.ui.charts.drawing import SvgChart
-from osmosis_ai.ui.numbers import amount, interval, percent
-from osmosis_ai.ui.run_numbers import format_interval, format_scored, number_lines, sample_counts
-from osmosis_ai.viewer.access import RenderedPage, Viewing
+from osmosis_ai.ui.numbers import count, duration, interval, money, percent, percent_range
+from osmosis_ai.ui.run_numbers import format_scored, number_lines, sample_counts
+from osmosis_ai.viewer.access import RenderedPage, Tile, Viewing
 from osmosis_ai.viewer.queries import Words, query_string, word
 from osmosis_ai.viewer.source import FailureCount, RunDetail, RunEntry
 
@@ -19,6 +19,8 @@ LOG_LINES = 20
 _FAILURES = 50
 _BARS = 10
 _MOST_SLICED = 5_000
+FOLDED = ("Commit", "Dataset, SHA-256", "Grader", "Platform", "Environment", "Isolation")
+"""What is shown of a run only on demand."""
 _Sliced = tuple[str, Sequence[RunSlice], OsmosisError | None]
 
 
@@ -44,10 +46,15 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
             "sentence": _result(detail),
             "few_scored": _bounds(headline, passed) if headline else None,
             "warnings": _warnings(detail),
+            "subject": " · ".join(
+                filter(None, (detail.summary.model, detail.summary.dataset, rows.words if rows else None))
+            ),
+            "tiles": list(_tiles(detail, samples)),
+            "mixed_href": samples + query_string({"outcome": "flaky"}),
+            "FOLDED": FOLDED,
             "numbers": list(number_lines(estimates)) if estimates is not None else [],
             "counts": list(sample_counts(estimates, rows)) if estimates is not None else [],
             "failures": detail.failures[:_FAILURES],
-            "failed": _failed(detail),
             "example_href": lambda failure: view.sample_href(run, *failure.example) + _filter(failure),
             "failures_href": lambda failure: samples + _filter(failure),
             "rewards": _rewards(detail),
@@ -66,6 +73,35 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
     )
 
 
+def _tiles(detail: RunDetail, samples: str) -> Iterator[Tile]:
+    """Yield the tiles of an evaluation; those that name attempts lead to them."""
+    run, estimates = detail.summary, detail.estimates
+    score = run.headline
+    if score is None:
+        yield Tile("Scored", "–" if detail.problems else "0", "", samples)
+        return
+    limits = percent_range(score.low, score.high) if score.low is not None and score.high is not None else ""
+    yield Tile("Pass rate", percent(score.pass_rate), f"95% CI {limits}" if limits else "")
+    yield Tile("Scored", count(score.scored), f"of {score.planned:,} planned", samples)
+    causes = ", ".join(f"{number:,} {name}" for name, number in score.failed_by_boundary.items())
+    unscored = samples + query_string({"outcome": "unscored"})
+    yield Tile("Failed", count(score.failed), causes, unscored if score.failed else "")
+    if estimates is not None:
+        rates = [(f"pass@{k}", each) for k, each in estimates.pass_at_k.items() if k > 1]
+        for label, rate in rates[-1:]:
+            yield Tile(label, percent(rate.value), f"95% CI {interval(rate, percent=True)}")
+        if (latency := estimates.latency.rollout_ms) is not None:
+            yield Tile("Latency", duration(latency.p50 / 1000), f"p50; {duration(latency.p95 / 1000)} p95")
+        tokens = estimates.tokens
+        if tokens.known_samples:
+            each = f"{tokens.per_sample:,.0f} per attempt" if tokens.per_sample is not None else ""
+            yield Tile("Tokens", f"{tokens.total:,}", each)
+    if run.cost_usd is not None:
+        yield Tile("Cost", money(run.cost_usd))
+    if run.duration_s is not None:
+        yield Tile("Duration", duration(run.duration_s))
+
+
 def log_tail(view: Viewing, run: RunEntry) -> Mapping[str, Any]:
     """Return the end of a run's log as templates show it; nothing where the source keeps none."""
     log = None
@@ -77,19 +113,6 @@ def log_tail(view: Viewing, run: RunEntry) -> Mapping[str, Any]:
 def _filter(failure: FailureCount) -> str:
     """Return the query that finds all samples that failed so."""
     return query_string({"outcome": "unscored", "boundary": failure.boundary, "category": failure.category})
-
-
-def _failed(detail: RunDetail) -> SvgChart | None:
-    """Return how many samples failed of what, where any did."""
-    if not detail.failures:
-        return None
-    from osmosis_ai.ui.charts.bars import bars
-
-    named = [
-        (", ".join(filter(None, (each.boundary or "not known", each.category))), each.count)
-        for each in detail.failures[:_BARS]
-    ]
-    return bars(named, label="Failures by boundary and category", axis="failures")
 
 
 def _rewards(detail: RunDetail) -> SvgChart | None:
@@ -105,16 +128,14 @@ def _rewards(detail: RunDetail) -> SvgChart | None:
 
 
 def _result(detail: RunDetail) -> str:
-    """Return the result in a sentence."""
+    """Return why there is no result; "" if there is one."""
     score, yet = detail.summary.headline, " yet" if detail.summary.goes_on else ""
     if score is None:
         return "The results cannot be read." if detail.problems else f"No sample has a score{yet}."
     if score.pass_rate is None:
         is_over = 0 < score.planned <= score.scored + score.skipped + score.failed
         return f"No sample has a score{'' if is_over else yet}: {format_scored(score)} scored."
-    verb = "passes" if score.scored == 1 else "pass"
-    passing = f"{percent(score.pass_rate)} of {amount(score.scored, 'scored attempt')}"
-    return f"{passing} {verb}{format_interval(score)}; {format_scored(score)} scored."
+    return ""
 
 
 def _bounds(score: RunScore, passed: Any) -> str | None:

@@ -9,11 +9,18 @@ from shlex import quote
 from typing import Any
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.training.runs.curves import LEAST_WORDS, TrainingCurves, ViewedCurve, after_steps
-from osmosis_ai.training.runs.metrics import TITLES
+from osmosis_ai.training.runs.curves import (
+    LEAST_WORDS,
+    SavedAdapter,
+    TrainingCurves,
+    ViewedCurve,
+    after_steps,
+)
+from osmosis_ai.training.runs.metrics import TITLES, TRAINING_REWARD, VALIDATION_PASS_RATE, VALIDATION_REWARD
 from osmosis_ai.ui.charts.drawing import ChartMark, ChartPoint, ChartSeries, SvgChart
-from osmosis_ai.viewer.access import RenderedPage, Viewing
-from osmosis_ai.viewer.pages.evaluation import flat_config, known_facts, log_tail
+from osmosis_ai.ui.numbers import duration, number, percent
+from osmosis_ai.viewer.access import RenderedPage, Tile, Viewing
+from osmosis_ai.viewer.pages.evaluation import FOLDED, flat_config, known_facts, log_tail
 from osmosis_ai.viewer.queries import Words, word
 from osmosis_ai.viewer.source import RunDetail
 from osmosis_ai.viewer.validation import validated_entry
@@ -30,7 +37,10 @@ _CHARTS: Sequence[tuple[str, Sequence[str]]] = (
     ("Time of a step (s)", [key for key in TITLES if key.startswith("time/")]),
 )
 """What is drawn, under which heading; the first two with what happened on the way."""
+MAIN_CHARTS = 3
+"""How many of them are shown at once."""
 _MOST_MARKS = 40
+_MOST_VALIDATED = 10
 HOLLOW = f"under {LEAST_WORDS} scored"
 
 
@@ -69,6 +79,12 @@ def shown(
         "title": detail.summary.name,
         "run": detail.summary,
         "detail": detail,
+        "subject": " · ".join(filter(None, (detail.summary.model, detail.summary.dataset))),
+        "tiles": list(_tiles(detail, curves)),
+        "MAIN_CHARTS": MAIN_CHARTS,
+        "MOST_VALIDATED": _MOST_VALIDATED,
+        "FOLDED": FOLDED,
+        "best": _best(curves.checkpoints),
         "validation": curves.headline,
         "rewards": curves.points("rollout/raw_reward"),
         "hollow": after_steps(curves.hollow_validations()),
@@ -82,6 +98,42 @@ def shown(
         "facts": known_facts(detail),
         "config": list(flat_config(detail.config_effective)),
     }
+
+
+def _tiles(detail: RunDetail, curves: TrainingCurves) -> Iterator[Tile]:
+    """Yield the tiles of a training run."""
+    validated = [point for point in curves.points(VALIDATION_PASS_RATE) if isfinite(point.value)]
+    rewards = [point for point in curves.points(VALIDATION_REWARD) if isfinite(point.value)]
+    if validated:
+        first, best = validated[0], max(validated, key=lambda point: point.value)
+        yield Tile("Validation pass rate", percent(validated[-1].value), f"{percent(first.value)} at first")
+        yield Tile("Best pass rate", percent(best.value), f"after step {best.step:,}")
+    if rewards:
+        last = rewards[-1]
+        known = last.low is not None and last.high is not None
+        limits = f"95% CI {last.low:.3f} – {last.high:.3f}" if known else None
+        newest = curves.headline.scored_words if curves.headline is not None else None
+        scored = f"{newest} scored" if newest else None
+        yield Tile("Validation reward", number(last.value), "; ".join(filter(None, (limits, scored))))
+    trained = curves.points(TRAINING_REWARD)
+    if trained:
+        yield Tile("Training reward", number(trained[-1].value), f"after step {trained[-1].step:,}")
+    speed = [curves.points(f"speed/{phase}_tokens_per_s") for phase in ("sampling", "learning")]
+    if speed[0]:
+        learned = f"sampled; {speed[1][-1].value:,.0f} learned" if speed[1] else "sampled"
+        yield Tile("Tokens per second", f"{speed[0][-1].value:,.0f}", learned)
+    if steps := curves.points("time/step_s"):
+        phases = [(phase, curves.points(f"time/{phase}_s")) for phase in ("sampling", "learning")]
+        spent = ", ".join(f"{phase} {duration(points[-1].value)}" for phase, points in phases if points)
+        yield Tile("Time per step", duration(steps[-1].value), spent)
+    if detail.summary.duration_s is not None:
+        yield Tile("Duration", duration(detail.summary.duration_s))
+
+
+def _best(checkpoints: Sequence[SavedAdapter]) -> str | None:
+    """Return the name of the checkpoint with the highest validation reward, the first of several."""
+    known = [each for each in checkpoints if each.reward is not None]
+    return max(known, key=lambda each: (each.reward or 0.0, -each.step)).name if known else None
 
 
 def _validated(view: Viewing, run: str) -> Mapping[str, Any]:

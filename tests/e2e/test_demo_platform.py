@@ -88,7 +88,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, subpr
 
 def test_kept_platform(kept: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     directory, demo = kept
-    assert "The demo scored 400 of 400 samples." in demo.stdout
+    assert "The demo scored 400 of 400 attempts." in demo.stdout
     assert "pass@4" in demo.stdout and "tool: " in demo.stdout
     for command in ("platform start", "platform connect", "dataset upload", "secret set", "eval submit"):
         assert f"$ osmosis {command}" in demo.stderr
@@ -110,7 +110,7 @@ def test_demo_with_and_without_platform(
     before = sorted(home.rglob("*"))
     local = run_osmosis("demo", "--local", "--plain", "--keep-dir", str(tmp_path / "local"))
     assert local.returncode == 0, local.stderr
-    assert "The demo scored 400 of 400 samples." in local.stdout
+    assert "The demo scored 400 of 400 attempts." in local.stdout
     assert "tool: " in local.stdout
     assert "Evaluating: 400/400" in local.stderr
     assert sorted(home.rglob("*")) == before

@@ -63,7 +63,7 @@ def test_messages() -> None:
     assert [text.index(f'id="step-{number}"') for number in (1, 2, 3, 4)]
     assert '<details class="reasoning"' in text
     assert "10 tokens read, 5 written · $0.25 · 200 ms" in text
-    assert "1.5s, of it 250 ms in the model" in text
+    assert "250 ms in the model" in text
     assert "agent and tools" in text and "<svg" in text
 
 
@@ -73,7 +73,7 @@ def test_grader_notes_and_judgements() -> None:
         record={"notes": "Nearly.", "parts": {"format": 1.0, "answer": 0.0}, "judgements": judged}
     )
     text = page_of(source, HERE)
-    assert "Nearly." in text and "<dt>  format</dt><dd>1.000</dd>" in text
+    assert "Nearly." in text and "<dt>format</dt><dd>1.000</dd>" in text
     assert "Judgement of gpt: 0.500" in text and "half &lt;i&gt;right&lt;/i&gt;" in text
     told = {"grader_notes": {"notes": "From the rollout.", "parts": {"answer": 0}}}
     assert "From the rollout." in shown(trajectory(*STEPS, sample_extra_fields=told))

@@ -557,7 +557,7 @@ def test_run_with_failed_samples_only(evals: Path, pages: TestClient, tmp_path: 
     assert "0 of 4 planned" in page and "samples pass" not in page
     assert "4: 3 agent, 1 grader" in page
     unscored = page_text(pages.get("/evals/lost/samples?outcome=unscored"))
-    assert "4 samples." in unscored and "/evals/lost/samples/1.1" in unscored
+    assert "4 attempts." in unscored and "/evals/lost/samples/1.1" in unscored
     # Failed are those that were scored and do not pass.
     assert "/evals/lost/samples/" not in page_text(pages.get("/evals/lost/samples?outcome=failed"))
     assert "3 agent, 1 grader" in page_text(pages.get("/evals"))
@@ -569,7 +569,7 @@ def test_samples_before_damage(evals: Path, pages: TestClient) -> None:
     run = write_run(evals / "damaged", [[1.0, 0.0], [1.0, 0.0]])
     journal = run / "events.jsonl"
     lines = journal.read_text().splitlines(keepends=True)
-    for intact, said in ((2, "2 samples."), (0, "This run has no sample with a result.")):
+    for intact, said in ((2, "2 attempts."), (0, "No attempt has ended yet.")):
         journal.write_text("".join([*lines[:intact], "no record\n", *lines[intact + 1 :]]))
         for words in ("", "?q=x&in=conversations"):
             page = page_text(pages.get(f"/evals/damaged/samples{words}"))
@@ -610,7 +610,7 @@ def test_killed_run(evals: Path, pages: TestClient, tmp_path: Path) -> None:
     page = page_text(pages.get("/evals/killed"))
     assert "incomplete" in page and tiles_of(page)["Scored"] == "3 of 4 planned"
     assert "damaged" not in page, "a line that was not ended is no damage"
-    assert "3 samples." in page_text(pages.get("/evals/killed/samples"))
+    assert "3 attempts." in page_text(pages.get("/evals/killed/samples"))
     missing = page_text(pages.get("/evals/killed/samples/1.1"), status=404)
     assert "has no sample of row 1, attempt 1" in missing
     assert "<p>Rows are numbered 0 to 1, attempts 0 to 1; this one has no result.</p>" in missing
@@ -640,7 +640,7 @@ def test_pass_threshold_from_config(evals: Path, pages: TestClient, config: str,
         and tiles_of(page)["Scored"].startswith("4")
         and "reward &gt;= 0.5" in page
     )
-    assert "2 samples." in page_text(pages.get("/evals/run/samples?outcome=passed"))
+    assert "2 attempts." in page_text(pages.get("/evals/run/samples?outcome=passed"))
     assert RunWatcher(run).look().progress.passed == 2, "`eval watch` counts the same"
 
 

@@ -184,7 +184,7 @@ def test_hostile_content_is_escaped(pages: TestClient, path: str) -> None:
 def test_sample_filter_and_log_pages(pages: TestClient) -> None:
     text = page_text(pages.get("/evals/calm-fern-1/samples?outcome=unscored"))
     assert "/samples/1.1?outcome=unscored" in text and "/samples/0.0" not in text
-    assert "4 samples." in text
+    assert "4 attempts." in text
 
     text = page_text(pages.get("/evals/calm-fern-1/log"))
     assert "line 299 " in text and "line 99 " not in text and "cursor=100" in text
@@ -194,13 +194,13 @@ def test_sample_filter_and_log_pages(pages: TestClient) -> None:
 def test_conversation_search(pages: TestClient) -> None:
     text = page_text(pages.get("/evals/calm-fern-1/samples?q=SECRET+W%C3%96RD&in=conversations"))
     assert (
-        "Looked through 2 conversations here, from sample 0.0 to 5.1" in text
-        and "follow the other filters, not this text" in text
+        "Searched 2 conversations, from attempt 0.0 to 5.1" in text
+        and "ignore this text" in text
         and 'href="/evals/calm-fern-1/samples/2.1"' in text
         and "/samples/4.0" not in text
     )
-    assert "That was the end." in text
-    assert "10 of 12 samples here have no conversation to read and were not searched." in text
+    assert "All are searched." in text
+    assert "10 of 12 attempts have no conversation and were not searched." in text
     href = re.search(r'href="([^"]+\.jsonl[^"]+)"', text)
     assert href is not None
     lines = pages.get(href[1].replace("&amp;", "&")).text.splitlines()
@@ -265,10 +265,10 @@ def test_csv_cells(said: str, cell: str) -> None:
 def test_empty_run() -> None:
     source = FakeSource([a_run("new", status="pending", started_at=None, ended_at=None)])
     text = page_of(source, "/evals/new")
-    assert "No sample has a score yet." in text and 'data-live-source="/evals/new/changes"' in text
+    assert "No attempt has a score yet." in text and 'data-live-source="/evals/new/changes"' in text
     # What the page shows needs not be told to it again.
     assert f'data-live-cursor="{changes_cursor("pending", [0], 0)}"' in text
-    assert "This run has no sample with a result." in page_of(source, "/evals/new/samples")
+    assert "No attempt has ended yet." in page_of(source, "/evals/new/samples")
 
 
 def test_deleted_run() -> None:
@@ -472,14 +472,14 @@ def test_validation_conversation() -> None:
     pages = visitor(validated_source(), root="/fern")
     here = "/fern/training/keen-owl-2/validation/2.0"
     text = page_text(pages.get(here))
-    assert "no idea" in text and "what is 2?" in text and "Previous sample" in text
+    assert "no idea" in text and "what is 2?" in text and ">Previous<" in text
     for link in (
         "/fern/training/keen-owl-2#validation",
         f"{here}/raw",
         "/fern/training/keen-owl-2/validation/3.0",
     ):
         assert f'href="{link}' in text, link
-    assert "/evals/keen-owl-2" not in text and "left no files" not in text
+    assert "/evals/keen-owl-2" not in text and "No files from" not in text
     assert "No other run has this row" not in page_text(pages.get(f"{here.removesuffix('2.0')}0.1"))
     assert "no idea" in page_text(pages.get(f"{here}/raw"))
     assert pages.get(f"{here}/raw?as=messages").json()[1]["content"] == "no idea"

@@ -71,16 +71,18 @@ def test_order_and_size_limit() -> None:
     order = re.findall(r'<details class="more" id="(\d+\.\d+)"', page)
     assert order == ["3.0", "1.0", "0.0", "2.0"]
     small = report(source(), most_bytes=2500)
-    assert "are left out for their size" in small and 'id="3.0"' in small and 'id="2.0"' not in small
+    assert (
+        "are left out because of the size limit" in small and 'id="3.0"' in small and 'id="2.0"' not in small
+    )
     assert report(source(), most_bytes=0, everything=True).count('<details class="more" id=') == 4
     one = report(source(rows=1))
-    assert "1 conversation is here." in one and "1 sample." in one
+    assert "1 conversation is here." in one and "1 attempt." in one
 
 
 def test_reports_without_text() -> None:
     page = report(source(), text=False)
     assert "canary" not in page and "evil.example" not in page
-    assert "4 samples." in page and 'agent<span class="interval">crash</span>' in page
+    assert "4 attempts." in page and 'agent<span class="interval">crash</span>' in page
 
     bare = [training(text=False), judging(text=False)]
     for page in bare:

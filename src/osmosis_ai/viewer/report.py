@@ -85,6 +85,8 @@ def _in_file(values: Any, options: RunReportOptions) -> dict[str, Any]:
         "failures_href": lambda _: "#samples",
         "row_href": lambda row: f"#row-{row.row_index}",
         "samples_href": "#samples",
+        "tiles": [tile._replace(href="#samples" if tile.href else "") for tile in values["tiles"]],
+        "mixed_href": "",
         "before": None,
         "log_href": None,
     }

@@ -317,7 +317,7 @@ def test_a_run_of_three_workers_is_one_run_on_its_pages(
     assert "running" in shown("/fern/evals")
     settle(services)
     assert "Scored 3 of 3 planned" in shown() and "the run has ended (finished)" in shown()
-    assert "3 samples." in shown(f"/fern/evals/{name}/samples")
+    assert "3 attempts." in shown(f"/fern/evals/{name}/samples")
 
 
 def test_a_run_with_a_used_up_budget_is_ending_though_a_worker_is_silent(

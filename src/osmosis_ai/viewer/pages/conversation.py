@@ -91,7 +91,7 @@ def place_of(item: str) -> tuple[int, int]:
     """Return the row and attempt that ``12.0`` names."""
     match = _ITEM.fullmatch(item)
     if match is None:
-        raise NotFoundError(f"a sample is called ROW.ATTEMPT, as in 12.0, and not {item[:40]!r}.")
+        raise NotFoundError(f"an attempt is named ROW.ATTEMPT, such as 12.0, not {item[:40]!r}.")
     return int(match[1]), int(match[2])
 
 
@@ -132,7 +132,7 @@ def _list_crumb(view: Viewing, run: str, kept: queries.Words) -> NavItem:
     """Return the way back to the list that the sample was found in."""
     if view.of_validation:
         return NavItem("Validation", view.run_href("training", run) + "#validation")
-    return NavItem("Samples", view.run_href("eval", run, "samples") + queries.query_string(kept))
+    return NavItem("Attempts", view.run_href("eval", run, "samples") + queries.query_string(kept))
 
 
 def _number(words: queries.Words, name: str) -> int | None:

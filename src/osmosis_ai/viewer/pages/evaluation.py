@@ -123,7 +123,7 @@ def _rewards(detail: RunDetail) -> SvgChart | None:
 
     scored = f"{sum(found.counts):,} scored attempts"
     return counted_histogram(
-        found.edges, found.counts, name=scored, label="Scored samples by reward", axis="reward"
+        found.edges, found.counts, name=scored, label="Scored attempts by reward", axis="reward"
     )
 
 
@@ -131,15 +131,15 @@ def _result(detail: RunDetail) -> str:
     """Return why there is no result; "" if there is one."""
     score, yet = detail.summary.headline, " yet" if detail.summary.goes_on else ""
     if score is None:
-        return "The results cannot be read." if detail.problems else f"No sample has a score{yet}."
+        return "The results cannot be read." if detail.problems else f"No attempt has a score{yet}."
     if score.pass_rate is None:
         is_over = 0 < score.planned <= score.scored + score.skipped + score.failed
-        return f"No sample has a score{'' if is_over else yet}: {format_scored(score)} scored."
+        return f"No attempt has a score{'' if is_over else yet}: {format_scored(score)} scored."
     return ""
 
 
 def _bounds(score: RunScore, passed: Any) -> str | None:
-    """Return bounds of the pass rate if too few of the finished samples have a score; None otherwise.
+    """Return bounds of the pass rate if too few of the finished attempts have a score; None otherwise.
 
     They are the rates if all samples without a score failed, and if all passed (Manski 1990).
     """
@@ -151,7 +151,7 @@ def _bounds(score: RunScore, passed: Any) -> str | None:
     counts = (score.scored, known, known + unscored)
     share, worst, best = (percent(count / finished) for count in counts)
     return (
-        f"Only {score.scored:,} of {finished:,} finished samples have a score ({share}). "
+        f"Only {score.scored:,} of {finished:,} finished attempts have a score ({share}). "
         f"If the other {unscored:,} all failed, {worst} would pass; if they all passed, {best}."
     )
 

@@ -33,7 +33,7 @@ def page(view: Viewing, words: queries.Words, *, run: str) -> RenderedPage:
     return RenderedPage(
         "samples.html",
         {
-            "title": f"Samples of {run}",
+            "title": f"Attempts of {run}",
             "crumbs": view.crumbs("eval", run),
             "here": here,
             "found": found,

@@ -21,3 +21,9 @@ document.addEventListener("formdata", ({ target, formData }) => {
   if (target.method !== "get") return;
   for (const name of new Set(formData.keys())) if (formData.getAll(name).every((value) => value === "")) formData.delete(name);
 });
+// A button that needs some boxes of its form ticked.
+for (const button of document.querySelectorAll("button[data-needs]")) {
+  const check = () => { button.disabled = document.querySelectorAll(`input[form="${button.form.id}"]:checked`).length < Number(button.dataset.needs); };
+  document.addEventListener("change", check);
+  check();
+}

@@ -75,7 +75,7 @@ class PlatformSite:
 
     def log_of(self, name: str) -> str:
         """Return what a run's log says."""
-        run = self.services.eval_runs.get(self.mara.workspace.id, name).run
+        run = self.services.runs.get(self.mara.workspace.id, "eval", name)
         return "\n".join(line.message or "" for line in self.services.logs.page(run.id, limit=50).logs)
 
     def pages(self) -> Mapping[str, str]:
@@ -151,7 +151,7 @@ def _fill(site: PlatformSite) -> None:
     services.secrets.put(mara.workspace.id, mara.user.id, "MARAS_KEY", CANARY, "user")
     services.accounts.create_token(mara.user.id, "cli", name=f"{HOSTILE}{LONG}"[:255])
     site.runs["done"] = site.submit()
-    done = services.eval_runs.get(mara.workspace.id, site.runs["done"]).run
+    done = services.runs.get(mara.workspace.id, "eval", site.runs["done"])
     passed: dict[str, Any] = {"status": "success", "reward": 1.0}
     samples = {(row, attempt): passed for row in range(3) for attempt in range(2)}
     failed = {"status": "failed", "boundary": "provider"}
@@ -191,7 +191,7 @@ def _training(site: PlatformSite) -> None:
     ]
     said = {(5, 0): trajectory(*STEPS, label=HOSTILE), (6, 0): trajectory(*STEPS)}
     place.validate("learning", ValidationSamples.of(records, step=12, pass_threshold=0.75), said)
-    run = services.training_runs.get(mara.workspace.id, "learning").run
+    run = services.runs.get(mara.workspace.id, "training", "learning")
     now = services.clock.now()
     keys = ("rollout/raw_reward", "train/kl_base", "eval/validation/reward")
     model = DbLoraModel(

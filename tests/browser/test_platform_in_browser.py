@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from osmosis_ai.platform.db.tables import DbRun
-from osmosis_ai.platform.runs.eval_results import summarised_results
+from osmosis_ai.platform.runs.results import summarised_results
 from osmosis_ai.viewer.live import READ_EVERY_S
 from tests.browser.platform_site import CANARY, PASSWORD, PlatformSite, platform_site
 from tests.browser.visits import NARROW, STREAMS_NOTED, WIDE, look_at_pages, visit

@@ -48,8 +48,8 @@ from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun, DbRunShard, DbSample
 from osmosis_ai.platform.log_lines import storable
 from osmosis_ai.platform.queue.phases import TERM
+from osmosis_ai.platform.runs.lifecycle import version_of
 from osmosis_ai.platform.runs.requests import RowSelection, read_eval_request
-from osmosis_ai.platform.runs.training_names import version_of
 from osmosis_ai.platform.services import PlatformServices
 from tests.evaluation.builders import record
 from tests.platform.conftest import ManualClock

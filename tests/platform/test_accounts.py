@@ -14,7 +14,7 @@ from osmosis_ai.platform import sign_in
 from osmosis_ai.platform.accounts import TokenRejected, bootstrap
 from osmosis_ai.platform.db.tables import DbDataset, DbDeviceLogin, DbRun, DbSecret, DbToken, DbUser
 from osmosis_ai.platform.offboarding import Offboarding
-from osmosis_ai.platform.pages.sessions import begin_session
+from osmosis_ai.platform.pages.shell import begin_session
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.sign_in import SignIns, TooManyAttempts, network_of
 from tests.platform.conftest import (

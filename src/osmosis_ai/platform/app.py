@@ -115,7 +115,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     services.datasets.ingest.start()
     # Before any claim is answered: who works on a run could not say so while the platform was away.
     await anyio.to_thread.run_sync(services.queue.extend_all)
-    await anyio.to_thread.run_sync(services.run_deletion.finish)
+    await anyio.to_thread.run_sync(services.runs.finish_deletions)
     services.maintenance.start()
     services.platform_shards.start()
     app.state.live_hub = LiveHub()

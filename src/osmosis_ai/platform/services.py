@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,7 +13,6 @@ from osmosis_ai.platform.clock import Clock, SystemClock
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.datasets.store import DatasetStore
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.gitsync.mirror import MirrorStore
 from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.machines import Demands
@@ -28,17 +26,12 @@ from osmosis_ai.platform.queue.queue import RunQueue
 from osmosis_ai.platform.queue.uploads import RunUploads
 from osmosis_ai.platform.readiness import Readiness
 from osmosis_ai.platform.rollouts import RolloutServerStore, RolloutStore
-from osmosis_ai.platform.runs.deleting import RunDeletion
-from osmosis_ai.platform.runs.downloads import Downloads
-from osmosis_ai.platform.runs.files import RunFiles
-from osmosis_ai.platform.runs.lifecycle import RunKind
-from osmosis_ai.platform.runs.resuming import TrainingResumption
-from osmosis_ai.platform.runs.retrying import EvalRetries
+from osmosis_ai.platform.runs.files import Downloads, RunFiles
+from osmosis_ai.platform.runs.reopening import RunReopener
 from osmosis_ai.platform.runs.run_imports import EvalImportStore
-from osmosis_ai.platform.runs.run_store import RunCounts, RunStore
+from osmosis_ai.platform.runs.run_store import RunStore
 from osmosis_ai.platform.runs.source_archives import SourceArchives
 from osmosis_ai.platform.runs.submitter import RunSubmitter
-from osmosis_ai.platform.runs.waiting import RunWaits
 from osmosis_ai.platform.secrets import SecretStore
 from osmosis_ai.platform.sign_in import DeviceLoginStore, SignIns
 from osmosis_ai.platform.vault import Vault, open_vault
@@ -69,12 +62,9 @@ class PlatformServices:
     model_servers: ModelServerPool
     sources: SourceArchives
     submitter: RunSubmitter
-    eval_runs: RunStore
+    runs: RunStore
     eval_imports: EvalImportStore
-    training_runs: RunStore
-    resumption: TrainingResumption
-    run_deletion: RunDeletion
-    eval_retries: EvalRetries
+    reopener: RunReopener
     lora_models: LoraModelStore
     run_files: RunFiles
     downloads: Downloads
@@ -85,18 +75,6 @@ class PlatformServices:
     worker_access: WorkerAccess
     queue: RunQueue
     platform_shards: PlatformShards
-
-    def runs_of(self, kind: RunKind) -> RunStore:
-        """Return the runs of one kind."""
-        return self.eval_runs if kind == "eval" else self.training_runs
-
-    def run_waits(self, runs: Iterable[DbRun] = ()) -> RunWaits:
-        """Return what explains why runs wait, for one list of runs."""
-        waits = RunWaits(self.db, self.queue, Demands.of(self.config), self.config.executes_nothing)
-        if runs := list(runs):
-            with self.db.session() as session:
-                waits.read(session, runs)
-        return waits
 
 
 def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> PlatformServices:
@@ -109,19 +87,16 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
     mirrors, logs = MirrorStore(config.git_dir), LogStore(db, used_clock)
     blobs, signer = open_blob_store(config, used_clock), url_signer(config, used_clock)
     rollouts, datasets = RolloutStore(db, mirrors, used_clock), DatasetStore(db, blobs, used_clock, logs)
-    counts = RunCounts(used_clock)
     sources, demands = SourceArchives(db, blobs, used_clock, mirrors), Demands.of(config)
     assignments = Assignments(db, vault, blobs, signer, sources, config.lease_term, demands)
     uploads = RunUploads(db, blobs, signer, config.run_upload_bytes)
     queue = RunQueue(db, used_clock, logs, demands, config.lease_term, assignments, uploads)
     shards = PlatformShards(db, used_clock, blobs, queue, uploads, sources, assignments)
-    submitter = RunSubmitter(config, db, used_clock, vault, mirrors, rollouts, counts, sources, queue)
-    eval_runs = RunStore("eval", db, logs, counts, queue)
-    training_runs = RunStore("training", db, logs, counts, queue)
-    resuming = TrainingResumption(db, blobs, used_clock, logs, training_runs, queue)
-    imports = EvalImportStore(db, blobs, used_clock, logs, counts)
+    runs = RunStore(db, used_clock, blobs, logs, queue, demands, config.executes_nothing)
+    submitter = RunSubmitter(config, db, used_clock, vault, mirrors, rollouts, runs, sources, queue)
+    reopener = RunReopener(db, blobs, vault, used_clock, logs, submitter, queue)
+    imports = EvalImportStore(db, blobs, used_clock, logs, runs)
     access = WorkerAccess(db, used_clock, logs, demands)
-    deletion = RunDeletion(db, used_clock, blobs, counts)
     run_files, readiness = RunFiles(db, blobs, signer), Readiness(db, blobs, used_clock)
     return PlatformServices(
         config=config,
@@ -143,12 +118,9 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
         model_servers=ModelServerPool(partial(start_model_server, db, blobs)),
         sources=sources,
         submitter=submitter,
-        eval_retries=EvalRetries(db, blobs, vault, used_clock, logs, submitter, queue),
-        eval_runs=eval_runs,
+        runs=runs,
         eval_imports=imports,
-        training_runs=training_runs,
-        resumption=resuming,
-        run_deletion=deletion,
+        reopener=reopener,
         lora_models=LoraModelStore(db, blobs, used_clock),
         run_files=run_files,
         downloads=Downloads(db, blobs, run_files),
@@ -157,11 +129,11 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
                 "blobs": blobs.sweep,
                 "datasets": datasets.ingest.recover,
                 "uploads of runs": imports.tidy,
-                "checkpoints of runs": resuming.forget_old,
+                "checkpoints of runs": reopener.forget_old,
                 "commits of runs that have ended": sources.sweep,
                 "uploads of runs that have ended": shards.clear_ended,
                 "workers that are gone": access.known.forget_old,
-                "files of deleted runs": deletion.finish,
+                "files of deleted runs": runs.finish_deletions,
                 "free space of the database": db.reclaim_space,
             }
         ),

@@ -169,7 +169,7 @@ def test_no_form_is_taken_that_a_page_of_ours_did_not_send(
     for path in _paths("POST"):
         refused = browser.post(_filled(path, "fern"), data=form, headers=headers)
         assert refused.status_code == 403, (path, refused.status_code)
-    assert services.eval_runs.get(member.workspace.id, "mine").run.status == "running"
+    assert services.runs.get(member.workspace.id, "eval", "mine").status == "running"
     assert browser.get("/fern/evals").status_code == 200
 
 

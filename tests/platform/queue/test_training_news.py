@@ -10,7 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from osmosis_ai.platform.queue.training import ROLLOUTS
-from osmosis_ai.platform.runs.training_names import version_of
+from osmosis_ai.platform.runs.lifecycle import version_of
 from osmosis_ai.training.runs.metrics import TRAINING_REWARD
 from tests.platform.conftest import ManualClock
 from tests.platform.fake_worker import (

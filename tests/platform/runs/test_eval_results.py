@@ -89,24 +89,6 @@ def test_manifest_types_and_rows(api: TestClient, finished: DbRun) -> None:
     assert len(paths(api, finished, types="artifacts", rows=many)) == 2
 
 
-@pytest.mark.parametrize("harm", ["changed", "cut", "gone"])
-def test_damaged_manifest_is_stored_again(
-    api: TestClient, services: PlatformServices, finished: DbRun, harm: str
-) -> None:
-    before = paths(api, finished)
-    (key,) = (key for key in services.blobs.keys("runs") if key.endswith("manifest.gz"))
-    with services.blobs.open(key) as stored:
-        content = stored.read()
-    middle = len(content) // 2
-    services.blobs.delete(key)
-    if harm != "gone":
-        changed = content[:middle] + bytes(each ^ 0x5A for each in content[middle:])
-        services.blobs.put(key, io.BytesIO(changed if harm == "changed" else content[:middle]))
-    assert paths(api, finished) == before
-    with services.blobs.open(key) as stored:
-        assert stored.read() == content
-
-
 @pytest.mark.parametrize("asked", [{"types": "everything"}, {"rows": "a"}, {"rows": "5-3"}, {"rows": "1,,2"}])
 def test_invalid_manifest_requests(api: TestClient, finished: DbRun, asked: dict[str, str]) -> None:
     assert_flat_error(api.get(f"{RUNS}/{finished.name}/samples/manifest", params=asked), 400, "VALIDATION")

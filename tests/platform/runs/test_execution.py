@@ -24,7 +24,7 @@ from osmosis_ai.api.models.workers import Assignment
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.tables import DbLogLine, DbRun, DbRunFile, DbSample
-from osmosis_ai.platform.pages.sessions import begin_session
+from osmosis_ai.platform.pages.shell import begin_session
 from osmosis_ai.platform.queue.finalize import PlatformShards
 from osmosis_ai.platform.runs.journals import stored_lines
 from osmosis_ai.platform.server import local_host

@@ -35,7 +35,7 @@ def test_files_of_an_upload_that_was_being_forgotten_when_the_platform_was_kille
             services.eval_imports.tidy()
     assert list(services.blobs.keys("runs"))
     services.eval_imports.tidy()
-    services.run_deletion.finish()
+    services.runs.finish_deletions()
     assert list(services.blobs.keys("runs")) == []
 
 
@@ -57,7 +57,7 @@ def test_an_upload_that_became_a_run_while_it_was_about_to_be_forgotten_keeps_it
     clock.advance(DAY_S + 1)
     monkeypatch.setattr(services.eval_imports, "_forget", slowly)
     services.eval_imports.tidy()
-    services.run_deletion.finish()
+    services.runs.finish_deletions()
     assert len(list(services.blobs.keys("runs"))) >= len(run.files)
     asked = api.post(
         f"/api/cli/eval-runs/{run.name}/samples/download-urls", json={"items": [{"path": "summary.jsonl"}]}

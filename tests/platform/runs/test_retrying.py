@@ -145,13 +145,13 @@ def test_a_retry_is_split_among_the_workers_of_the_run(api: TestClient, services
 def test_concurrent_retries(api: TestClient, services: PlatformServices, member: Member) -> None:
     run = ended(api, services)
     row = row_of(services, run["id"])
-    first, second = (services.eval_retries.plan(row, member.user, {}, {}) for _ in range(2))
-    services.eval_retries.reopen(first, by="mara")
+    first, second = (services.reopener.plan_retry(row, member.user, {}, {}) for _ in range(2))
+    services.reopener.retry(first, by="mara")
     with pytest.raises(ConflictError, match="it is pending"):
-        services.eval_retries.reopen(second, by="kim")
+        services.reopener.retry(second, by="kim")
     api.post(f"{RUNS}/{run['id']}/stop", json={})
     with pytest.raises(ConflictError, match="was retried meanwhile"):
-        services.eval_retries.reopen(second, by="kim")
+        services.reopener.retry(second, by="kim")
     assert row_of(services, run["id"]).revision == 1
 
 
@@ -186,10 +186,10 @@ def test_personal_secrets_of_another_member(
     run = ended(api, services, secrets={"required": ["SEARCH_KEY"]})
     row = row_of(services, run["id"])
     with pytest.raises(ConflictError, match=r"personal secrets of .* \(SEARCH_KEY\)"):
-        services.eval_retries.plan(row, stranger.user, {}, {})
-    given = services.eval_retries.plan(row, stranger.user, {"SEARCH_KEY": "sk-of-kim"}, {})
+        services.reopener.plan_retry(row, stranger.user, {}, {})
+    given = services.reopener.plan_retry(row, stranger.user, {"SEARCH_KEY": "sk-of-kim"}, {})
     assert given.checked.scopes == {"SEARCH_KEY": "run"}
-    assert services.eval_retries.plan(row, member.user, {}, {}).checked.scopes == {"SEARCH_KEY": "user"}
+    assert services.reopener.plan_retry(row, member.user, {}, {}).checked.scopes == {"SEARCH_KEY": "user"}
 
 
 def test_refusals(

@@ -8,7 +8,7 @@ from html import unescape
 from fastapi.testclient import TestClient
 from sqlalchemy import delete, func, select
 
-from osmosis_ai.platform.pages.sessions import begin_session
+from osmosis_ai.platform.pages.shell import begin_session
 from tests.platform.conftest import ManualClock, Member
 from tests.platform.fake_worker import EVALS, GPU, FakeWorker, claim, claim_request, pool_token, settle
 from tests.platform.platform_parts import DbSecretAccess, DbWorkspace, PlatformServices, new_id

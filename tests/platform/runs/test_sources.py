@@ -19,8 +19,8 @@ from sqlalchemy import select
 from osmosis_ai.platform.blobs.store import BlobInfo
 from osmosis_ai.platform.db.tables import DbSourceArchive
 from osmosis_ai.platform.gitsync.git import GitError
+from osmosis_ai.platform.runs.run_store import PACKING
 from osmosis_ai.platform.runs.source_archives import WANTED_FOR
-from osmosis_ai.platform.runs.waiting import PACKING
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.worker import source_archive
 from osmosis_ai.platform.worker.source_archive import SourceArchiveError, unpack_source

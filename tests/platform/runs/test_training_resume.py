@@ -8,7 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from osmosis_ai.platform.runs import resuming
+from osmosis_ai.platform.runs import reopening
 from tests.lazily import needs
 from tests.platform.conftest import ManualClock, assert_flat_error
 from tests.platform.fake_worker import TRAININGS, FakeTrainer, Refused
@@ -33,7 +33,7 @@ def ended(
     for number in (step - 1, step) if step is not None else ():
         worker.add_archive(number)
     if outcome == "stopped":
-        services.training_runs.stop(worker.run.workspace_id, worker.run_id, by="mara")
+        services.runs.stop(worker.run.workspace_id, "training", worker.run_id, by="mara")
     worker.finishes("failed" if outcome == "stopped" else outcome, error="the disk is full")
     return run
 
@@ -65,7 +65,7 @@ def test_resume(api: TestClient, services: PlatformServices, outcome: str) -> No
     lines = api.get(f"{RUNS}/{run['name']}/logs").json()["logs"]
     assert "resumed the run from the checkpoint of step 7" in lines[-1]["message"]
 
-    services.resumption.forget_old()
+    services.reopener.forget_old()
     worker = FakeTrainer.claims(services, run_id=run["id"])
     training = worker.assignment.training
     assert training is not None and training.resume is not None
@@ -125,10 +125,10 @@ def test_archives_are_kept_for_a_month(
     api: TestClient, services: PlatformServices, clock: ManualClock
 ) -> None:
     failed, finished = (ended(api, services, outcome) for outcome in ("failed", "finished"))
-    services.resumption.forget_old()
+    services.reopener.forget_old()
     assert [archives(services, run) for run in (failed, finished)] == [1, 0]
     clock.advance(31 * 86_400)
-    services.resumption.forget_old()
+    services.reopener.forget_old()
     assert archives(services, failed) == 0
     assert not detail(api, failed).get("resumable")
 
@@ -137,14 +137,14 @@ def test_archive_deleted_during_a_resume(
     api: TestClient, services: PlatformServices, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = ended(api, services)
-    resolve = resuming.resolve_scopes
+    resolve = reopening.resolve_scopes
 
     def resolve_late(*args: Any) -> Any:
         clock.advance(31 * 86_400)
-        services.resumption.forget_old()
+        services.reopener.forget_old()
         return resolve(*args)
 
-    monkeypatch.setattr(resuming, "resolve_scopes", resolve_late)
+    monkeypatch.setattr(reopening, "resolve_scopes", resolve_late)
     assert_flat_error(resume(api, run), 409, "CONFLICT")
     with services.db.session() as session:
         assert session.get_one(DbRun, run["id"]).status == "failed"
@@ -165,9 +165,9 @@ def test_failed_deletion_of_an_archive(
 
     with monkeypatch.context() as patched:
         patched.setattr(services.blobs, "delete_below", refuse_first)
-        services.resumption.forget_old()
+        services.reopener.forget_old()
     assert sorted(archives(services, run) for run in runs) == [0, 1]
-    services.resumption.forget_old()
+    services.reopener.forget_old()
     assert [archives(services, run) for run in runs] == [0, 0]
 
 
@@ -190,13 +190,13 @@ def test_files_of_a_replaced_validation(
         with pytest.raises(Refused, match="BLOBS_UNAVAILABLE"):
             worker.add_validation(6)
     newest = worker.add_validation(6)  # repeated, as by a worker
-    services.resumption.forget_old()
+    services.reopener.forget_old()
     assert stored() == {replaced, newest}, "the run is open, and its worker may send more"
     worker.finishes()
     with monkeypatch.context() as patched:
         patched.setattr(services.blobs, "delete", unavailable)
         with pytest.raises(BlobStoreSilent):
-            services.resumption.forget_old()
-    services.resumption.forget_old()
+            services.reopener.forget_old()
+    services.reopener.forget_old()
     assert stored() == {newest}
     assert worker.run.training_state is None

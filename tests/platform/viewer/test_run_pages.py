@@ -69,12 +69,12 @@ def resumed_by_api(browser: TestClient, member: Member, name: str) -> Any:
 
 
 def log_of(services: PlatformServices, member: Member, name: str) -> str:
-    run = services.eval_runs.get(member.workspace.id, name).run
+    run = services.runs.get(member.workspace.id, "eval", name)
     return "\n".join(line.message or "" for line in services.logs.page(run.id, limit=50).logs)
 
 
 def runs_of(services: PlatformServices, member: Member) -> list[str]:
-    return [found.run.name for found in services.eval_runs.page(member.workspace.id, limit=50, offset=0)[0]]
+    return [run.name for run in services.runs.page(member.workspace.id, "eval", limit=50, offset=0)[0]]
 
 
 def test_a_run_that_goes_on_is_stopped_after_asking_and_a_second_click_is_harmless(
@@ -87,7 +87,7 @@ def test_a_run_that_goes_on_is_stopped_after_asking_and_a_second_click_is_harmle
     for _ in range(2):
         done = browser.post(f"/fern/evals/{name}/stop", data=form)
         assert (done.status_code, done.headers["location"]) == (303, f"/fern/evals/{name}")
-    assert services.eval_runs.get(member.workspace.id, name).run.status == "stopped"
+    assert services.runs.get(member.workspace.id, "eval", name).status == "stopped"
     assert (
         log_of(services, member, name).count(
             "mara@fern.example (on the run's page) asked for the run to stop"
@@ -102,7 +102,7 @@ def test_a_run_that_goes_on_is_stopped_after_asking_and_a_second_click_is_harmle
 def test_failed_samples_run_again_in_the_same_run_however_often_it_is_clicked(
     browser: TestClient, member: Member, services: PlatformServices, run: str
 ) -> None:
-    found = services.eval_runs.get(member.workspace.id, run).run
+    found = services.runs.get(member.workspace.id, "eval", run)
     with services.db.session() as session:
         samples = session.scalars(select(DbSample).where(DbSample.run_id == found.id)).all()
     records = [
@@ -115,7 +115,7 @@ def test_failed_samples_run_again_in_the_same_run_however_often_it_is_clicked(
     form = form_of(asked)
     for _ in range(2):
         assert browser.post(f"/fern/evals/{run}/retry", data=form).headers["location"] == f"/fern/evals/{run}"
-    reopened = services.eval_runs.get(member.workspace.id, run).run
+    reopened = services.runs.get(member.workspace.id, "eval", run)
     assert (reopened.status, reopened.revision, runs_of(services, member)) == ("pending", 1, [run])
     assert "Retried 1 time, last" in text_of(browser.get(f"/fern/evals/{run}"))
     retried = "(on the run's page) retried the run: 1 attempt without a score runs again"
@@ -183,7 +183,7 @@ def test_a_training_that_ended_early_is_resumed_after_asking_and_one_that_finish
     assert "from its last checkpoint (step 7)" in text_of(asked)
     done = browser.post(f"{page}/resume", data=form_of(asked))
     assert (done.status_code, done.headers["location"]) == (303, page)
-    assert services.training_runs.get(member.workspace.id, run["name"]).run.status == "pending"
+    assert services.runs.get(member.workspace.id, "training", run["name"]).status == "pending"
     logged = [line.message for line in services.logs.page(run["id"], limit=9).logs]
     assert "mara@fern.example (on the run's page) resumed the run from the checkpoint of step 7" in logged
 

@@ -46,7 +46,6 @@ from osmosis_ai.training.runs.metrics import (
 from osmosis_ai.training.runs.run_directory import TrainingDirectory, ValidationSamples
 from osmosis_ai.training.runs.spec import TrainingSpec
 from osmosis_ai.training.runs.trainer import TrainingSummary
-from osmosis_ai.viewer.shared_reads import SharedReads
 from tests.lazily import needs
 from tests.platform.evaluations import wait_until
 from tests.platform.fake_worker import TRAININGS, FakeWorker, settle
@@ -372,7 +371,7 @@ def test_newest_complete_validation_is_kept_without_secrets(
     machine.submit(secrets={"required": list(given), "provided": given})
     with services.db.session() as session:
         workspace_id = session.get_one(DbRun, machine.id).workspace_id
-    source = PlatformSource(services, workspace_id, SharedReads(most=500))
+    source = PlatformSource(services, workspace_id)
 
     def validates(step: int) -> Callable[[FakeTrainer], StopReason]:
         def train(fake: FakeTrainer) -> StopReason:

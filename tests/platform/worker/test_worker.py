@@ -26,7 +26,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.journal import Journal, JournalWriteError
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.engine import DatabaseBusyError
-from osmosis_ai.platform.runs.waiting import STOPPING
+from osmosis_ai.platform.runs.run_store import STOPPING
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.worker import evaluation, reporter, worker
 from osmosis_ai.platform.worker.client import StoreAwayError, StoredBytesError, WorkerClient

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import (
     BigInteger,
@@ -20,7 +20,7 @@ from sqlalchemy import (
     event,
     text,
 )
-from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy.orm import Mapped, mapped_column, relationship
 
 from osmosis_ai.platform.db.base import Base as Base
 from osmosis_ai.platform.log_lines import PLAN, WARNED
@@ -233,7 +233,7 @@ class DbRun(Base):
     id: Mapped[str] = mapped_column(String(40), primary_key=True)
     workspace_id: Mapped[str] = mapped_column(ForeignKey("workspaces.id", ondelete="CASCADE"))
     repository_id: Mapped[str | None] = mapped_column(ForeignKey("repositories.id", ondelete="SET NULL"))
-    kind: Mapped[str] = mapped_column(String(16))
+    kind: Mapped[Literal["eval", "training"]] = mapped_column(String(16))
     name: Mapped[str] = mapped_column(String(255))
     status: Mapped[str] = mapped_column(String(16))
     error: Mapped[str | None] = mapped_column(Text)
@@ -259,6 +259,8 @@ class DbRun(Base):
     isolation: Mapped[str | None] = mapped_column(String(255))
     pool: Mapped[str | None] = mapped_column(String(64))
     needs: Mapped[str | None] = mapped_column(Text)
+
+    creator: Mapped[DbUser | None] = relationship(viewonly=True, lazy="raise")
 
     # How often the run was retried, when last, and how many samples had been accepted then.
     revision: Mapped[int] = mapped_column(Integer, default=0)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Form, Request
+from fastapi import Depends, Form, Request
 from fastapi.responses import HTMLResponse, RedirectResponse
 from starlette.datastructures import Headers
 from starlette.responses import Response
@@ -23,7 +23,6 @@ from starlette.routing import Match
 from starlette.types import Scope as AsgiScope
 
 from osmosis_ai.api.models.runs import EvalRetry
-from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.platform.accounts import TokenRejected
 from osmosis_ai.platform.db.tables import DbRun
@@ -31,22 +30,24 @@ from osmosis_ai.platform.http.addresses import root_path, workspace_path
 from osmosis_ai.platform.http.authentication import Scope
 from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.log_lines import LogLine
-from osmosis_ai.platform.pages.sessions import SESSION_COOKIE, STALE_FORM, Csrf, is_own_form
 from osmosis_ai.platform.pages.shell import (
+    SESSION_COOKIE,
+    STALE_FORM,
     TABS,
+    Csrf,
     PageRoute,
     WorkspacePage,
     WorkspaceVisit,
+    is_own_form,
     page_router,
     workspace_visit,
 )
 from osmosis_ai.platform.routes.eval_runs import plan_retry
 from osmosis_ai.platform.routes.models import deploy_lora_model, undeploy_lora_model
-from osmosis_ai.platform.routes.runs import refusals, stop_run
+from osmosis_ai.platform.routes.runs import refusals
 from osmosis_ai.platform.runs.lifecycle import COMMAND_GROUPS, OPEN, UNFINISHED, RunKind
-from osmosis_ai.platform.runs.requests import TrainingRequest
+from osmosis_ai.platform.runs.requests import EvalRequest, TrainingRequest
 from osmosis_ai.platform.runs.submitter import CheckedSubmission, RunSubmission
-from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.source import PlatformSource
 from osmosis_ai.training.runs.curves import SavedAdapter
 from osmosis_ai.ui.numbers import money
@@ -103,9 +104,9 @@ class PageActions:
         services = self.visit.services
         try:
             if action == "resume":
-                services.resumption.plan(services.training_runs.get(self.visit.workspace.id, run.id).run)
+                services.reopener.plan_resume(services.runs.get(self.visit.workspace.id, "training", run.id))
             elif action == "retry":
-                services.eval_retries.require_possible(run.id)
+                services.reopener.require_retryable(run.id)
         except OsmosisError as error:
             return error.message
         return None
@@ -145,34 +146,25 @@ def _refused(action: RunAction, run: RunEntry) -> str | None:
 
 @dataclass(frozen=True)
 class Confirmation:
-    """What an action would do; ``do`` does it and returns the run to show."""
+    """What an action would do; ``do`` does it, and returns the run to show if that is another one."""
 
     sentence: str
     facts: Sequence[tuple[str, Any]] = ()
     config: Sequence[tuple[str, Any]] = ()
-    do: Callable[[], DbRun | None] = field(default=lambda: None, repr=False)
-
-
-def _describe(page: WorkspaceVisit, run: DbRun, action: RunAction) -> Confirmation:
-    describe = {"stop": _stop, "retry": _retry, "resume": _resume, "resubmit": _resubmit}
-    return describe[action](page, run)
+    do: Callable[[], object] = field(default=lambda: None, repr=False)
 
 
 def _stop(page: WorkspaceVisit, run: DbRun) -> Confirmation:
-    kind = _kind(run)
-
-    def stop() -> None:
-        stop_run(page.services.runs_of(kind), page.workspace.id, run.id, by=_by(page))
-
     if run.status not in OPEN:
         raise ConflictError(f"the run '{run.name}' has already ended ({run.status}).")
     done = run.progress or {}
     facts = [("Progress", f"{done['completed']:,} of {done.get('total') or 0:,} attempts")] if done else []
     after = (
         "You can resume the run from its last checkpoint, if it has one."
-        if kind == "training"
+        if run.kind == "training"
         else "A retry runs the missing attempts."
     )
+    stop = partial(page.services.runs.stop, page.workspace.id, run.kind, run.id, by=_by(page))
     return Confirmation(f"The results so far are kept. {after}", facts, do=stop)
 
 
@@ -183,7 +175,7 @@ def _retry(page: WorkspaceVisit, run: DbRun) -> Confirmation:
 
     def retry() -> DbRun:
         with refusals(page.services, scope):
-            return page.services.eval_retries.reopen(planned, by=_by(page))
+            return page.services.reopener.retry(planned, by=_by(page))
 
     failed = sum(planned.failed.values())
     facts = [
@@ -205,11 +197,11 @@ def _retry(page: WorkspaceVisit, run: DbRun) -> Confirmation:
 
 
 def _resume(page: WorkspaceVisit, run: DbRun) -> Confirmation:
-    step, _ = page.services.resumption.plan(run)
+    step, _ = page.services.reopener.plan_resume(run)
 
     def resume() -> None:
         with refusals(page.services, scope_of(page, run)):
-            page.services.resumption.resume(page.workspace.id, run.id, by=_by(page))
+            page.services.reopener.resume(run, by=_by(page))
 
     return Confirmation(
         f"The run resumes from its last checkpoint (step {step}). Later steps are repeated.", do=resume
@@ -217,15 +209,13 @@ def _resume(page: WorkspaceVisit, run: DbRun) -> Confirmation:
 
 
 def _resubmit(page: WorkspaceVisit, run: DbRun) -> Confirmation:
-    kind = _kind(run)
     if run.imported is not None:
         raise ConflictError(
-            f"the run '{run.name}' was imported: submit its config with `{COMMAND_GROUPS[kind]} submit`."
+            f"the run '{run.name}' was imported: submit its config with `{COMMAND_GROUPS[run.kind]} submit`."
         )
     scope = scope_of(page, run)
-    submission = RunSubmission(
-        kind, page.workspace.id, scope.repository, page.visitor.user, dict(run.request)
-    )
+    user = page.visitor.user
+    submission = RunSubmission(run.kind, page.workspace.id, scope.repository, user, dict(run.request))
     with refusals(page.services, scope):
         checked = page.services.submitter.check(submission)
 
@@ -258,23 +248,20 @@ def _new_run_facts(run: DbRun, checked: CheckedSubmission) -> list[tuple[str, An
         ("Rows", f"{rows:,} of {checked.rows.total_rows:,}"),
         *execution_rows(run.request.get("advanced_config")),
     ]
-    if run.kind == "eval":
-        samples = rows * getattr(getattr(checked.request, "evaluation", None), "n", 1)
+    if isinstance(checked.request, EvalRequest):
+        samples = rows * checked.request.evaluation.n
         facts += [("Attempts", f"{samples:,}"), ("Estimated maximum cost", _cost(run, samples))]
     elif isinstance(checked.request, TrainingRequest):
-        facts += _training_facts(checked.request.settings, rows)
+        settings = checked.request.settings
+        steps = settings.total_epochs * math.ceil(rows / settings.rollout_batch_size)
+        steps = min(steps, settings.max_steps or steps)
+        samples = steps * settings.rollout_batch_size * settings.n_samples_per_prompt
+        facts += [
+            ("Maximum steps", f"{steps:,}"),
+            ("Maximum training attempts", f"{samples:,} (without validations)"),
+            ("Cost", "unknown (the platform serves the model; costs of other models are not counted)"),
+        ]
     return facts
-
-
-def _training_facts(settings: TrainingSettings, rows: int) -> list[tuple[str, Any]]:
-    steps = settings.total_epochs * math.ceil(rows / settings.rollout_batch_size)
-    steps = min(steps, settings.max_steps or steps)
-    samples = steps * settings.rollout_batch_size * settings.n_samples_per_prompt
-    return [
-        ("Maximum steps", f"{steps:,}"),
-        ("Maximum training attempts", f"{samples:,} (without validations)"),
-        ("Cost", "unknown (the platform serves the model; costs of other models are not counted)"),
-    ]
 
 
 def _cost(run: DbRun, samples: int) -> str:
@@ -296,17 +283,14 @@ def scope_of(page: WorkspaceVisit, run: DbRun | None) -> Scope:
     )
 
 
-def _kind(run: DbRun) -> RunKind:
-    return "eval" if run.kind == "eval" else "training"
-
-
 def _by(page: WorkspaceVisit) -> str:
     return f"{page.visitor.user.email} (on the run's page)"
 
 
 def _log(page: WorkspaceVisit, run_id: str, what: str) -> None:
-    line = LogLine(f"{page.visitor.user.email} {what} (on the run's page)", step="run")
-    page.services.logs.append(run_id, [line])
+    page.services.logs.append(
+        run_id, [LogLine(f"{page.visitor.user.email} {what} (on the run's page)", step="run")]
+    )
 
 
 # -- actions -----------------------------------------------------------------------------------------
@@ -340,29 +324,42 @@ class _SentForms:
 _sent = _SentForms()
 
 
+_DESCRIBE: Mapping[RunAction, Callable[[WorkspaceVisit, DbRun], Confirmation]] = {
+    "stop": _stop,
+    "retry": _retry,
+    "resume": _resume,
+    "resubmit": _resubmit,
+}
+
+
 def _add_action(kind: RunKind, action: RunAction) -> None:
+    describe = _DESCRIBE[action]
     path = f"/{{workspace}}/{SECTIONS[kind]}/{{name}}/{action}"
 
     @actions.get(path, include_in_schema=False)
     def ask(page: WorkspacePage, name: str) -> Response:
-        run = page.services.runs_of(kind).get(page.workspace.id, name).run
+        run = page.services.runs.get(page.workspace.id, kind, name)
         try:
-            return _confirm(page, run, action, _describe(page, run, action))
+            return _confirm(page, run, action, describe(page, run))
         except (ApiError, OsmosisError) as error:
-            return _confirm(page, run, action, None, problem=_problem(error), status=_status(error))
+            return _refusal(page, run, action, error)
 
     @actions.post(path, include_in_schema=False)
     def do(page: WorkspacePage, name: str, csrf: Csrf = "", once: Once = "") -> Response:
-        run = page.services.runs_of(kind).get(page.workspace.id, name).run
+        run = page.services.runs.get(page.workspace.id, kind, name)
         if not is_own_form(page.request, csrf) or not once:
             return _confirm(page, run, action, None, problem=STALE_FORM, status=403)
-        form = f"{page.visitor.principal.token.id} {run.id} {action} {once}"
+
+        def act() -> str:
+            shown = describe(page, run).do()
+            return shown.name if isinstance(shown, DbRun) else run.name
+
         try:
-            shown = _sent.once(form, lambda: (_describe(page, run, action).do() or run).name)
+            shown = _sent.once(f"{page.visitor.principal.token.id} {run.id} {action} {once}", act)
         except NotFoundError:
             raise
         except (ApiError, OsmosisError) as error:
-            return _confirm(page, run, action, None, problem=_problem(error), status=_status(error))
+            return _refusal(page, run, action, error)
         return RedirectResponse(page.href(SECTIONS[kind], shown), status_code=303)
 
 
@@ -391,10 +388,18 @@ def change_deployment(page: WorkspacePage, name: str, csrf: Csrf = "") -> Respon
         change = deploy_lora_model if action == "deploy" else undeploy_lora_model
         change(page.services, scope_of(page, None), name)
     except (ApiError, OsmosisError) as error:
-        return page.message("Models", _problem(error), status=_status(error), tab=("models",))
+        problem, status = _problem(error)
+        return page.message("Models", problem, status=status, tab=("models",))
     if was_active != (action == "deploy"):
         _log(page, found.model.run_id, f"{action}ed `{name}`")
     return RedirectResponse(page.href("models", name), status_code=303)
+
+
+def _refusal(
+    page: WorkspaceVisit, run: DbRun, action: RunAction, error: ApiError | OsmosisError
+) -> HTMLResponse:
+    problem, status = _problem(error)
+    return _confirm(page, run, action, None, problem=problem, status=status)
 
 
 def _confirm(
@@ -406,7 +411,7 @@ def _confirm(
     problem: str = "",
     status: int = 200,
 ) -> HTMLResponse:
-    section = SECTIONS[_kind(run)]
+    section = SECTIONS[run.kind]
     return page.page(
         "confirm.html",
         (section,),
@@ -420,12 +425,8 @@ def _confirm(
     )
 
 
-def _status(error: ApiError | OsmosisError) -> int:
-    """Return 403 for missing permissions, as the API does, and 409 for everything that is currently impossible."""
-    return 403 if isinstance(error, ApiError) and error.status == 403 else 409
-
-
-def _problem(error: ApiError | OsmosisError) -> str:
+def _problem(error: ApiError | OsmosisError) -> tuple[str, int]:
+    """Return an error's text and status: 403 for missing permissions, 409 for everything that is now impossible."""
     message = str(error.message)
     issues = [
         issue if isinstance(issue, str) else f"{issue['key']}: {issue['message']}"
@@ -433,7 +434,8 @@ def _problem(error: ApiError | OsmosisError) -> str:
     ]
     hint = getattr(error, "hint", None)
     parts = [message[:1].upper() + message[1:], "; ".join(issues), f"({hint})" if hint else ""]
-    return " ".join(filter(None, parts))
+    is_forbidden = isinstance(error, ApiError) and error.status == 403
+    return " ".join(filter(None, parts)), 403 if is_forbidden else 409
 
 
 # -- the viewer's pages ------------------------------------------------------------------------------
@@ -444,24 +446,23 @@ def _viewing(visit: Annotated[WorkspaceVisit, Depends(workspace_visit)]) -> View
     services, request = visit.services, visit.request
     path = request.scope["path"].removeprefix(root_path(services))
     segment = (path.split("/", 3)[2:3] or [""])[0]
-    cookie = request.cookies.get(SESSION_COOKIE, "")
+
+    def allowed() -> bool:
+        try:
+            cookie = request.cookies.get(SESSION_COOKIE, "")
+            principal = services.accounts.authenticate(cookie, kinds=("web",))
+        except TokenRejected:
+            return False
+        return services.workspaces.has_member(principal.user.id, visit.workspace.id)
+
     return Viewing(
-        source=PlatformSource(services, visit.workspace.id, services.sample_counts),
+        source=PlatformSource(services, visit.workspace.id),
         shell=visit.shell((segment,) if (segment,) in TABS else ()),
         root=workspace_path(services, visit.workspace),
         actions=PageActions(visit),
         visitor=visit.visitor.principal.token.id,
-        allowed=partial(_is_allowed, services, cookie, visit.workspace.id),
+        allowed=allowed,
     )
-
-
-def _is_allowed(services: PlatformServices, cookie: str, workspace_id: str) -> bool:
-    """Whether a session is still valid and its user still a member of the workspace."""
-    try:
-        principal = services.accounts.authenticate(cookie, kinds=("web",))
-    except TokenRejected:
-        return False
-    return services.workspaces.has_member(principal.user.id, workspace_id)
 
 
 class _AnyPageRoute(PageRoute):
@@ -479,18 +480,13 @@ def _nothing(request: Request, view: Annotated[Viewing, Depends(_viewing)]) -> R
     return nothing_here(view, request.url.path)
 
 
-def _router() -> APIRouter:
-    router = page_router()
-    router.include_router(actions)
-    router.include_router(viewer_router(_viewing, home="", route_class=PageRoute), prefix="/{workspace}")
-    router.add_api_route(
-        "/{workspace}/{path:path}",
-        _nothing,
-        include_in_schema=False,
-        response_model=None,
-        route_class_override=_AnyPageRoute,
-    )
-    return router
-
-
-router = _router()
+router = page_router()
+router.include_router(actions)
+router.include_router(viewer_router(_viewing, home="", route_class=PageRoute), prefix="/{workspace}")
+router.add_api_route(
+    "/{workspace}/{path:path}",
+    _nothing,
+    include_in_schema=False,
+    response_model=None,
+    route_class_override=_AnyPageRoute,
+)

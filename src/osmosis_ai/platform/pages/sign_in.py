@@ -10,10 +10,9 @@ from urllib.parse import urlencode
 from fastapi import Form, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
-from osmosis_ai.platform.db.tables import DbWorkspace
 from osmosis_ai.platform.http.addresses import client_address, root_path
 from osmosis_ai.platform.http.authentication import Services
-from osmosis_ai.platform.pages.sessions import (
+from osmosis_ai.platform.pages.shell import (
     STALE_FORM,
     Csrf,
     SignedIn,
@@ -22,8 +21,9 @@ from osmosis_ai.platform.pages.sessions import (
     end_session,
     is_own_form,
     page_not_found,
+    page_router,
+    render_page,
 )
-from osmosis_ai.platform.pages.shell import page_router, render_page
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.sign_in import TooManyAttempts
 from osmosis_ai.ui.assets import assets
@@ -48,9 +48,9 @@ def asset(request: Request, name: str) -> Response:
 
 
 @router.get("/login", response_class=HTMLResponse, include_in_schema=False)
-def login_page(request: Request, services: Services, next: str = "/") -> Response:
+def login_page(request: Request, next: str = "/") -> Response:
     """Show the sign-in page."""
-    return render_page(request, services, "login.html", wanted=next, email="")
+    return render_page(request, "login.html", wanted=next, email="")
 
 
 @router.post("/login", response_class=HTMLResponse, include_in_schema=False)
@@ -69,11 +69,11 @@ def login(
         try:
             user = services.sign_ins.check(email, password, source=client_address(request))
         except TooManyAttempts as error:
-            return _too_many(request, services, error, "login.html", **shown)
+            return _too_many(request, error, "login.html", **shown)
         if user is not None:
             return begin_session(services, user, wanted)
         problem = _WRONG_PASSWORD
-    return render_page(request, services, "login.html", status=403, problem=problem, **shown)
+    return render_page(request, "login.html", status=403, problem=problem, **shown)
 
 
 @router.get("/logout", include_in_schema=False)
@@ -86,9 +86,7 @@ def after_signing_in_again(services: Services) -> Response:
 def logout(request: Request, services: Services, visitor: SignedIn, csrf: Csrf = "") -> Response:
     """Sign the user out."""
     if not is_own_form(request, csrf):
-        return render_page(
-            request, services, "message.html", status=403, title="Sign out", problem=STALE_FORM
-        )
+        return render_page(request, "message.html", status=403, title="Sign out", problem=STALE_FORM)
     return end_session(services, visitor)
 
 
@@ -114,7 +112,6 @@ class _WaitingClient:
 @router.get("/cli-auth", response_class=HTMLResponse, include_in_schema=False)
 def cli_auth_page(
     request: Request,
-    services: Services,
     visitor: SignedIn,
     state: str = "",
     port: str = "",
@@ -124,8 +121,8 @@ def cli_auth_page(
     """Ask whether a device may log in, and to which workspace."""
     waiting = _waiting(state, port, device_name, redirect_uri)
     if waiting is None:
-        return _not_a_client(request, services)
-    return _consent_page(request, services, visitor, waiting)
+        return _not_a_client(request)
+    return _consent_page(request, visitor, waiting)
 
 
 @router.post("/cli-auth", response_class=HTMLResponse, include_in_schema=False)
@@ -140,31 +137,24 @@ def cli_auth(
     workspace: Annotated[str, Form()] = "",
     csrf: Csrf = "",
 ) -> Response:
-    """Send the client its token, or an error."""
+    """Send the client its token, or an error; a new token revokes earlier ones of the same device."""
     waiting = _waiting(state, port, device_name, "")
     if waiting is None:
-        return _not_a_client(request, services)
+        return _not_a_client(request)
     if not is_own_form(request, csrf):
-        return _consent_page(request, services, visitor, waiting, problem=STALE_FORM)
+        return _consent_page(request, visitor, waiting, problem=STALE_FORM)
     if decision == "deny":
         return waiting.answer(error="access_denied", error_description="the login was denied in the browser")
     if (chosen := visitor.workspace(workspace)) is None:
-        return _consent_page(request, services, visitor, waiting, problem="Choose one of your workspaces.")
-    return _issue_token(services, visitor, waiting, chosen[0])
-
-
-def _issue_token(
-    services: PlatformServices, visitor: Visitor, waiting: _WaitingClient, workspace: DbWorkspace
-) -> Response:
-    """Issue a token, and revoke earlier ones of the same device."""
-    accounts, user = services.accounts, visitor.user
+        return _consent_page(request, visitor, waiting, problem="Choose one of your workspaces.")
+    accounts, user, workspace_id = services.accounts, visitor.user, chosen[0].id
     earlier = [
         token
         for token, _ in accounts.tokens(user_id=user.id)
-        if (token.kind, token.name, token.workspace_id) == ("cli", waiting.device_name, workspace.id)
+        if (token.kind, token.name, token.workspace_id) == ("cli", waiting.device_name, workspace_id)
         and token.revoked_at is None
     ]
-    _, plain = accounts.create_token(user.id, name=waiting.device_name, workspace_id=workspace.id)
+    _, plain = accounts.create_token(user.id, name=waiting.device_name, workspace_id=workspace_id)
     for token in earlier:
         accounts.revoke_token(token.id)
     revoked = {"revoked_count": str(len(earlier))} if earlier else {}
@@ -182,16 +172,10 @@ def _waiting(state: str, port: str, device_name: str, redirect_uri: str) -> _Wai
 
 
 def _consent_page(
-    request: Request,
-    services: PlatformServices,
-    visitor: Visitor,
-    waiting: _WaitingClient,
-    *,
-    problem: str = "",
+    request: Request, visitor: Visitor, waiting: _WaitingClient, *, problem: str = ""
 ) -> Response:
     return render_page(
         request,
-        services,
         "cli_auth.html",
         status=403 if problem else 200,
         form_leads_to=waiting.origin,
@@ -201,20 +185,18 @@ def _consent_page(
     )
 
 
-def _not_a_client(request: Request, services: PlatformServices) -> Response:
+def _not_a_client(request: Request) -> Response:
     problem = (
         "No client is waiting for this login. Run `osmosis login` again and open the link that it prints."
     )
-    return render_page(
-        request, services, "message.html", status=400, title="Log in a device", problem=problem
-    )
+    return render_page(request, "message.html", status=400, title="Log in a device", problem=problem)
 
 
 @router.get("/device", response_class=HTMLResponse, include_in_schema=False)
 def device_page(request: Request, services: Services, code: str = "") -> HTMLResponse:
     """Ask for the code of a login, or whether to approve it."""
     if not code.strip():
-        return render_page(request, services, "device_code.html", keep=False)
+        return render_page(request, "device_code.html", keep=False)
     return _confirm_page(request, services, code)
 
 
@@ -234,14 +216,12 @@ def decide_device(
     try:
         user = services.sign_ins.check(email, password, source=client_address(request))
     except TooManyAttempts as error:
-        return _too_many(request, services, error, "device_code.html")
+        return _too_many(request, error, "device_code.html")
     if user is None:
         return _confirm_page(request, services, code, problem=_WRONG_PASSWORD, email=email, status=403)
     if not services.device_logins.decide(code, user.id, approve=decision == "approve"):
-        return _no_such_code(request, services, code)
-    return render_page(
-        request, services, "device_done.html", keep=False, approved=decision == "approve", user=user
-    )
+        return _no_such_code(request, code)
+    return render_page(request, "device_done.html", keep=False, approved=decision == "approve", user=user)
 
 
 def _confirm_page(
@@ -256,34 +236,23 @@ def _confirm_page(
     try:
         services.sign_ins.refuse_guessing(client_address(request))
     except TooManyAttempts as error:
-        return _too_many(request, services, error, "device_code.html")
+        return _too_many(request, error, "device_code.html")
     login = services.device_logins.find(code)
     if login is None:
         services.sign_ins.record_wrong_guess(client_address(request))
-        return _no_such_code(request, services, code)
+        return _no_such_code(request, code)
     return render_page(
-        request,
-        services,
-        "device_confirm.html",
-        status=status,
-        keep=False,
-        login=login,
-        problem=problem,
-        email=email,
+        request, "device_confirm.html", status=status, keep=False, login=login, problem=problem, email=email
     )
 
 
-def _no_such_code(request: Request, services: PlatformServices, code: str) -> HTMLResponse:
+def _no_such_code(request: Request, code: str) -> HTMLResponse:
     problem = "No pending login has this code. It may have expired: run `osmosis login` again."
-    return render_page(
-        request, services, "device_code.html", status=404, keep=False, problem=problem, code=code[:16]
-    )
+    return render_page(request, "device_code.html", status=404, keep=False, problem=problem, code=code[:16])
 
 
-def _too_many(
-    request: Request, services: PlatformServices, error: TooManyAttempts, template: str, **shown: Any
-) -> HTMLResponse:
+def _too_many(request: Request, error: TooManyAttempts, template: str, **shown: Any) -> HTMLResponse:
     problem = error.message[:1].upper() + error.message[1:]
-    reply = render_page(request, services, template, status=429, problem=problem, **shown)
+    reply = render_page(request, template, status=429, problem=problem, **shown)
     reply.headers["Retry-After"] = str(int(error.wait_s) + 1)
     return reply

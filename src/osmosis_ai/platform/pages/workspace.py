@@ -17,9 +17,18 @@ from osmosis_ai.platform.db.tables import DbDataset, DbToken
 from osmosis_ai.platform.http.addresses import page_url, root_path
 from osmosis_ai.platform.http.authentication import Services
 from osmosis_ai.platform.pages.runs import PageActions
-from osmosis_ai.platform.pages.sessions import STALE_FORM, Csrf, SignedIn, is_own_form
-from osmosis_ai.platform.pages.shell import WorkspacePage, WorkspaceVisit, page_router, render_page, shell_of
-from osmosis_ai.platform.viewer.run_details import saved_adapter
+from osmosis_ai.platform.pages.shell import (
+    STALE_FORM,
+    Csrf,
+    SignedIn,
+    WorkspacePage,
+    WorkspaceVisit,
+    is_own_form,
+    page_router,
+    render_page,
+    shell_of,
+)
+from osmosis_ai.platform.viewer.runs import saved_adapter
 from osmosis_ai.platform.workspaces import ROLES, Role
 from osmosis_ai.ui.shell import NavItem
 from osmosis_ai.viewer.queries import query_string
@@ -58,8 +67,8 @@ def first_page(request: Request, services: Services, visitor: SignedIn) -> Respo
     if len(visitor.workspaces) == 1:
         return RedirectResponse(page_url(services, visitor.workspaces[0][0], "evals"), status_code=303)
     rows = [(workspace, page_url(services, workspace, "evals")) for workspace, _ in visitor.workspaces]
-    shell = shell_of(request, services, user=visitor.user)
-    return render_page(request, services, "workspaces.html", shell=shell, rows=rows)
+    shell = shell_of(request, user=visitor.user)
+    return render_page(request, "workspaces.html", shell=shell, rows=rows)
 
 
 @router.get("/{workspace}/datasets", include_in_schema=False)

@@ -36,13 +36,12 @@ from osmosis_ai.platform.db.tables import (
 from osmosis_ai.platform.queue.assignment import Assignments
 from osmosis_ai.platform.queue.queue import Lease, RunQueue, sentence_of
 from osmosis_ai.platform.queue.uploads import RunUploads
-from osmosis_ai.platform.runs.eval_results import MetricsUpdater, write_numbers
 from osmosis_ai.platform.runs.files import pack_files
 from osmosis_ai.platform.runs.journals import pack_journal, run_lines
-from osmosis_ai.platform.runs.lifecycle import OPEN, LeaseLostError
+from osmosis_ai.platform.runs.lifecycle import OPEN, RESUME, LeaseLostError
+from osmosis_ai.platform.runs.results import MetricsUpdater, write_numbers
+from osmosis_ai.platform.runs.run_store import PACKING
 from osmosis_ai.platform.runs.source_archives import SourceArchives
-from osmosis_ai.platform.runs.training_names import RESUME
-from osmosis_ai.platform.runs.waiting import PACKING
 from osmosis_ai.redaction import Redactor
 
 logger = logging.getLogger("osmosis_ai.platform.queue")

@@ -24,7 +24,7 @@ from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.machines import Demands
 from osmosis_ai.platform.runs.lifecycle import OPEN, Outcome
-from osmosis_ai.platform.runs.resuming import forget_resume, resume_archive_of
+from osmosis_ai.platform.runs.reopening import forget_resume, resume_archive_of
 
 TERM = timedelta(seconds=30)
 """How long a lease lasts from each renewal, unless the platform's settings say otherwise."""

@@ -58,7 +58,7 @@ from osmosis_ai.platform.queue.uploads import (
 )
 from osmosis_ai.platform.runs.journals import AttemptKey, NewLines, append_lines, read_lines
 from osmosis_ai.platform.runs.lifecycle import OPEN, LeaseLostError, Outcome, UploadLimitError
-from osmosis_ai.platform.runs.requests import RowSelection, read_eval_request
+from osmosis_ai.platform.runs.requests import RowSelection, evaluation_settings
 from osmosis_ai.redaction import Redactor
 
 MAX_FAILED_ATTEMPTS = {"eval": 3, "training": 12}
@@ -605,7 +605,7 @@ class _Extent:
             raise OsmosisError("a training run has no records of attempts.")
         rows = RowSelection.read(run.selection)
         listed = None if shard.attempts is None else frozenset(map(tuple, shard.attempts))
-        n = read_eval_request(run.request).evaluation.n
+        n = evaluation_settings(run.request).n
         limits = read_execution(run.request.get("advanced_config"))
         return cls(len(rows.rows()), n, rows.total_rows, shard.number, shard.count, listed, limits)
 

@@ -32,18 +32,17 @@ from osmosis_ai.platform.blobs.store import BlobInfo
 from osmosis_ai.platform.db.base import upsert
 from osmosis_ai.platform.db.tables import DbLoraModel, DbMetricPoint, DbRun, DbRunFile, new_id
 from osmosis_ai.platform.queue.uploads import blob_key, file_row, stored_blobs
-from osmosis_ai.platform.runs.resuming import resume_archive_of
-from osmosis_ai.platform.runs.training_curves import VALIDATION
-from osmosis_ai.platform.runs.training_names import (
+from osmosis_ai.platform.runs.lifecycle import (
     CHECKPOINTS,
-    KIND,
     RESUME,
     RESUME_FILE,
-    SAMPLES_PATH,
+    VALIDATION,
+    VALIDATION_SAMPLES,
     blobs_below,
     is_version,
     version_in_key,
 )
+from osmosis_ai.platform.runs.reopening import resume_archive_of
 from osmosis_ai.training.runs.metrics import TRAINING_REWARD, finite
 
 ROLLOUTS = "rollout/samples"
@@ -182,7 +181,7 @@ def _replace_validation(
     files = [_validation_file(run, part.version, each, sent) for each in part.files]
     if len({file.path for file in files}) < len(files):
         raise _refused("a validation with the same file twice")
-    session.execute(delete(DbRunFile).where(DbRunFile.run_id == run.id, DbRunFile.kind == KIND))
+    session.execute(delete(DbRunFile).where(DbRunFile.run_id == run.id, DbRunFile.kind == VALIDATION))
     session.add_all(files)
     return [f"runs/{run.id}/{blobs_below(before)}"] if before is not None else []
 
@@ -194,14 +193,14 @@ def _validation_file(
     is_below = (
         version is not None and part.blob is not None and part.blob.startswith(f"{blobs_below(version)}/")
     )
-    if part.kind != KIND or folder != KIND or not _FILE_NAME.fullmatch(name) or not is_below:
+    if part.kind != VALIDATION or folder != VALIDATION or not _FILE_NAME.fullmatch(name) or not is_below:
         raise _refused(f"the file {part.path!r} of a validation")
     return DbRunFile(**file_row(run.id, run.revision, part, sent))
 
 
 def _stored_validation(session: Session, run: DbRun) -> str | None:
     """Return the version of the validation that the run has."""
-    at = (DbRunFile.run_id == run.id, DbRunFile.path == SAMPLES_PATH)
+    at = (DbRunFile.run_id == run.id, DbRunFile.path == VALIDATION_SAMPLES)
     key = session.scalar(select(DbRunFile.blob_key).where(*at))
     return version_in_key(key) if key is not None else None
 

@@ -33,8 +33,13 @@ from osmosis_ai.platform.blobs.store import (
 from osmosis_ai.platform.db.base import upsert
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbConversation, DbRun, DbRunFile, DbRunUpload
-from osmosis_ai.platform.runs.lifecycle import UploadGoneError, UploadLimitError
-from osmosis_ai.platform.runs.training_names import CHECKPOINTS, KIND, RESUME
+from osmosis_ai.platform.runs.lifecycle import (
+    CHECKPOINTS,
+    RESUME,
+    VALIDATION,
+    UploadGoneError,
+    UploadLimitError,
+)
 
 URL_TTL = timedelta(hours=1)
 PART_BYTES = 512 << 20
@@ -42,7 +47,7 @@ PART_BYTES = 512 << 20
 MOST_OPEN = 1024
 """Uploads of a run that may be open at a time."""
 _GB = 10**9
-_TRAINING_FOLDERS = frozenset({CHECKPOINTS, RESUME, KIND})
+_TRAINING_FOLDERS = frozenset({CHECKPOINTS, RESUME, VALIDATION})
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,25 +9,24 @@ from typing import Annotated, Any
 
 from fastapi import Query
 from fastapi.responses import StreamingResponse
+from sqlalchemy import select, tuple_
 
 from osmosis_ai.api.models import eval_runs as wire
 from osmosis_ai.api.models.base import Named
 from osmosis_ai.api.models.runs import EvalRetry, SubmittedRun
 from osmosis_ai.config.checks import EVAL
 from osmosis_ai.platform.clock import Clock
-from osmosis_ai.platform.db.tables import DbRun, duration_ms
+from osmosis_ai.platform.db.engine import Database
+from osmosis_ai.platform.db.tables import DbRun, DbSample, duration_ms
 from osmosis_ai.platform.http.addresses import run_url
 from osmosis_ai.platform.http.authentication import Scope, Services, WorkspaceScope
 from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.paging import Paging, SamplePaging
 from osmosis_ai.platform.http.routing import quick_read
 from osmosis_ai.platform.routes import runs
-from osmosis_ai.platform.runs.downloads import LINK_TTL, WantedFile, parse_types
-from osmosis_ai.platform.runs.eval_results import headline_of, rows_of
-from osmosis_ai.platform.runs.requests import RowSelection, effective_eval_settings
-from osmosis_ai.platform.runs.retrying import PlannedRetry
-from osmosis_ai.platform.runs.run_store import FoundRun
-from osmosis_ai.platform.runs.sample_pages import sample_page
+from osmosis_ai.platform.runs.files import LINK_TTL, WantedFile, parse_types
+from osmosis_ai.platform.runs.reopening import PlannedRetry
+from osmosis_ai.platform.runs.results import eval_config, headline_of, rows_of
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.ui.run_numbers import score_json
 
@@ -40,12 +39,11 @@ router = runs.run_router("/api/cli/eval-runs", "eval", EVAL)
 @quick_read
 def list_eval_runs(services: Services, scope: WorkspaceScope, page: Paging) -> wire.EvalRunList:
     """List runs, newest first."""
-    listed, total = services.eval_runs.page(scope.workspace_id, limit=page.limit, offset=page.offset)
-    why = services.run_waits(found.run for found in listed).why
+    listed, total = services.runs.page(scope.workspace_id, "eval", limit=page.limit, offset=page.offset)
+    why = services.runs.waits(listed).why
     return wire.EvalRunList(
         eval_runs=[
-            _row(found, run_url(services, scope.workspace, "eval", found.run.name), why(found.run))
-            for found in listed
+            _row(run, run_url(services, scope.workspace, "eval", run.name), why(run)) for run in listed
         ],
         **page.keys(total, len(listed)),
     )
@@ -55,16 +53,12 @@ def list_eval_runs(services: Services, scope: WorkspaceScope, page: Paging) -> w
 @quick_read
 def get_eval_run(services: Services, scope: WorkspaceScope, name_or_id: str) -> wire.EvalRunDetail:
     """Return one run."""
-    found = services.eval_runs.get(scope.workspace_id, name_or_id)
-    run = found.run
+    run = services.runs.get(scope.workspace_id, "eval", name_or_id)
+    url = run_url(services, scope.workspace, "eval", run.name)
     return wire.EvalRunDetail(
-        eval_run=wire.EvalRun(
-            **runs.run_fields(found, run_url(services, scope.workspace, "eval", run.name)), **_origin(run)
-        ),
-        config=_config(run),
+        eval_run=wire.EvalRun(**runs.run_fields(run, url), **_origin(run)),
+        config={"model_path": run.model_path, **eval_config(run)},
         results=_results(run),
-        dataset=runs.named(run.dataset_id, run.dataset_name),
-        rollout=runs.named(run.rollout_id, run.rollout_name),
         **runs.configuration(services, run),
         **runs.present({"grader_digest": run.grader_digest}),
     )
@@ -74,7 +68,7 @@ def get_eval_run(services: Services, scope: WorkspaceScope, name_or_id: str) -> 
 @quick_read
 def eval_run_metrics(services: Services, scope: WorkspaceScope, name_or_id: str) -> wire.EvalMetrics:
     """Return a run's metrics so far. `estimates` covers scored attempts and has confidence intervals."""
-    run = services.eval_runs.get(scope.workspace_id, name_or_id).run
+    run = services.runs.get(scope.workspace_id, "eval", name_or_id)
     results, metrics = run.results or {}, run.metrics or {}
     stats = dict(results.get("reward_stats") or {})
     stats.pop("pass_at_k", None)
@@ -98,8 +92,25 @@ def eval_run_samples(
     details: Annotated[bool, Query(description="Include previews, errors and graders' notes.")] = False,
 ) -> wire.EvalSamplePage:
     """Return the attempts of a run, ordered by row and attempt number."""
-    run = services.eval_runs.get(scope.workspace_id, name_or_id).run
-    return sample_page(services.db, run.id, limit=page.limit, cursor=page.cursor, details=details)
+    run = services.runs.get(scope.workspace_id, "eval", name_or_id)
+    return _sample_page(services.db, run.id, limit=page.limit, cursor=page.cursor, details=details)
+
+
+def _sample_page(
+    db: Database, run_id: str, *, limit: int, cursor: str | None, details: bool
+) -> wire.EvalSamplePage:
+    """Return the samples after the row and attempt in ``cursor``, so that reading all pages takes linear time."""
+    names = (*runs.SAMPLE_FIELDS, *(runs.SAMPLE_DETAILS if details else ()))
+    order = (DbSample.row_index, DbSample.run_index)
+    wanted = select(*(getattr(DbSample, name) for name in names)).where(DbSample.run_id == run_id)
+    if cursor is not None:
+        wanted = wanted.where(tuple_(*order) > tuple_(*runs.sample_position(cursor)))
+    with db.session() as session:
+        found = session.execute(wanted.order_by(*order).limit(limit + 1)).all()
+    page = [runs.wire_sample(sample, details=details) for sample in found[:limit]]
+    if len(found) <= limit:
+        return wire.EvalSamplePage(samples=page)
+    return wire.EvalSamplePage(samples=page, next_cursor=f"{page[-1].row}-{page[-1].attempt}")
 
 
 @router.get(
@@ -118,7 +129,7 @@ def sample_manifest(
     rows: Annotated[str | None, Query(description="Rows of the dataset, such as `3,7,10-20`.")] = None,
 ) -> StreamingResponse:
     """List the files of a run, optionally of some types and rows."""
-    run = services.eval_runs.get(scope.workspace_id, name_or_id).run
+    run = services.runs.get(scope.workspace_id, "eval", name_or_id)
     pieces = services.downloads.manifest(run, parse_types(types), rows or None)
     return StreamingResponse(pieces, media_type="application/json")
 
@@ -130,7 +141,7 @@ def download_urls(
     """Return download URLs for files of a manifest. Unknown files are omitted."""
     if not 1 <= len(request.items) <= MAX_URLS:
         raise ApiError(400, "VALIDATION_FAILED", f"`items` must have 1 to {MAX_URLS} files.", field="items")
-    run = services.eval_runs.get(scope.workspace_id, name_or_id).run
+    run = services.runs.get(scope.workspace_id, "eval", name_or_id)
     wanted = [WantedFile(item.path, item.token) for item in request.items]
     return wire.DownloadUrls(
         items=[
@@ -165,9 +176,7 @@ async def check_retry(
 async def retry(services: Services, scope: WorkspaceScope, name_or_id: str, again: EvalRetry) -> SubmittedRun:
     """Retry a run: its failed and unscored attempts run again on the same commit and rows."""
     reopening = services.submitter.in_thread(
-        lambda: services.eval_retries.reopen(
-            plan_retry(services, scope, name_or_id, again), by=scope.user.email
-        )
+        lambda: services.reopener.retry(plan_retry(services, scope, name_or_id, again), by=scope.user.email)
     )
     with runs.refusals(services, scope):
         return runs.submitted(services, scope, await asyncio.wrap_future(reopening))
@@ -175,24 +184,23 @@ async def retry(services: Services, scope: WorkspaceScope, name_or_id: str, agai
 
 def plan_retry(services: PlatformServices, scope: Scope, name_or_id: str, again: EvalRetry) -> PlannedRetry:
     """Return what a retry of a run would repeat."""
-    run = services.eval_runs.get(scope.workspace_id, name_or_id).run
+    run = services.runs.get(scope.workspace_id, "eval", name_or_id)
     provided = again.secrets.provided if again.secrets is not None else {}
     budget = again.model_dump(include={"max_cost", "max_tokens"}, exclude_none=True)
-    return services.eval_retries.plan(run, scope.user, provided, budget)
+    return services.reopener.plan_retry(run, scope.user, provided, budget)
 
 
 # A list has the same object for an ended run each time.
 @lru_cache(maxsize=1024)
-def _row(found: FoundRun, url: str, waits: str | None) -> wire.EvalRunRow:
-    run = found.run
+def _row(run: DbRun, url: str, waits: str | None) -> wire.EvalRunRow:
     return wire.EvalRunRow(
-        **runs.run_fields(found, url),
+        **runs.run_fields(run, url),
         **_origin(run),
         model=runs.named(run.model_path, run.model_path),
         dataset=runs.named(run.dataset_id, run.dataset_name),
         rollout=runs.named(run.rollout_id, run.rollout_name),
         results=_results(run),
-        config=_config(run),
+        config={"model_path": run.model_path, **eval_config(run)},
         **runs.present({"commit_sha": run.commit_sha, "waits": waits}),
     )
 
@@ -202,16 +210,6 @@ def _origin(run: DbRun) -> dict[str, Any]:
     if run.imported is not None:
         return {"imported": wire.RunOrigin.model_validate(run.imported)}
     return {"revision": run.revision, "retried_at": run.retried_at} if run.revision else {}
-
-
-def _config(run: DbRun) -> dict[str, Any]:
-    """Return the effective settings, with seeds."""
-    config = {"model_path": run.model_path, **effective_eval_settings(run.request)}
-    if run.imported is not None:
-        return config
-    config["seed"] = run.seed
-    draw_seed = RowSelection.read(run.selection).draw_seed if run.selection else None
-    return config if draw_seed is None else {**config, "row_draw_seed": draw_seed}
 
 
 def _results(run: DbRun) -> wire.EvalResults:

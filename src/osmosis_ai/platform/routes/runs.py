@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -13,10 +15,11 @@ from starlette.responses import Response
 
 from osmosis_ai._version import __version__
 from osmosis_ai.api.models.base import LogPage, Named
-from osmosis_ai.api.models.runs import CheckedRepository, StopReply, SubmitCheck, SubmittedRun
+from osmosis_ai.api.models.eval_runs import EvalSample
+from osmosis_ai.api.models.runs import CheckedRepository, Run, StopReply, SubmitCheck, SubmittedRun
 from osmosis_ai.config.checks import ConfigKind
-from osmosis_ai.platform.accounts import TokenRejected
-from osmosis_ai.platform.config import PlatformConfig
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform.accounts import TokenRejected, display_name
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.gitsync.remote import parse_clone_url
 from osmosis_ai.platform.http.addresses import page_url, run_url, workspace_path
@@ -34,7 +37,7 @@ from osmosis_ai.platform.http.routing import api_router, quick_read
 from osmosis_ai.platform.isolation import isolation_shown
 from osmosis_ai.platform.runs.lifecycle import OPEN, RunKind
 from osmosis_ai.platform.runs.requests import SubmitRejectedError
-from osmosis_ai.platform.runs.run_store import FoundRun, RunEndedError, RunStore
+from osmosis_ai.platform.runs.run_store import RunEndedError
 from osmosis_ai.platform.runs.submitter import RunSubmission
 from osmosis_ai.platform.secrets import MissingSecretsError
 from osmosis_ai.platform.services import PlatformServices
@@ -86,7 +89,7 @@ def run_router(prefix: str, kind: RunKind, config: ConfigKind) -> APIRouter:
     @quick_read
     def logs(services: Services, scope: WorkspaceScope, name_or_id: str, page: LogPaging) -> LogPage:
         """Return a page of a run's log."""
-        run = services.runs_of(kind).get(scope.workspace_id, name_or_id).run
+        run = services.runs.get(scope.workspace_id, kind, name_or_id)
         return services.logs.page(run.id, limit=page.limit, direction=page.direction, cursor=page.cursor)
 
     @router.get("/{name_or_id}/events", response_model=None)
@@ -95,7 +98,7 @@ def run_router(prefix: str, kind: RunKind, config: ConfigKind) -> APIRouter:
     ) -> Response:
         """Return the state of a run, or stream its changes to a client that accepts `text/event-stream`."""
         plain = bearer_token(request)
-        found = await run_in_threadpool(services.runs_of(kind).get, scope.workspace_id, name_or_id)
+        run = await run_in_threadpool(services.runs.get, scope.workspace_id, kind, name_or_id)
 
         def allowed() -> bool:
             with services.db.session() as session:
@@ -106,25 +109,31 @@ def run_router(prefix: str, kind: RunKind, config: ConfigKind) -> APIRouter:
             return now.workspace_id == scope.workspace_id
 
         view = Viewing(
-            PlatformSource(services, scope.workspace_id, services.sample_counts),
+            PlatformSource(services, scope.workspace_id),
             ShellView(),
             root=workspace_path(services, scope.workspace),
             visitor=f"token {scope.principal.token.id}",
             allowed=allowed,
         )
-        return await live_reply(request, view, kind, found.run.name or found.run.id)
+        return await live_reply(request, view, kind, run.name)
 
     @router.post("/{name_or_id}/stop")
     def stop(services: Services, scope: WorkspaceScope, name_or_id: str) -> StopReply:
         """Request that a run stops. Its results so far are kept."""
-        return stop_run(services.runs_of(kind), scope.workspace_id, name_or_id, by=scope.user.email)
+        try:
+            run = services.runs.stop(scope.workspace_id, kind, name_or_id, by=scope.user.email)
+        except RunEndedError as error:
+            refusal = ApiError(409, "RUN_ENDED", error.message, id=error.run.id)
+            refusal.extra["status"] = error.run.status
+            raise refusal from None
+        return StopReply(id=run.id, status="stopping" if run.status in OPEN else run.status)
 
     @router.delete("/{name_or_id}")
     def delete(services: Services, scope: WorkspaceScope, name_or_id: str) -> dict[str, Any]:
         """Delete an ended run with all its files. Only an admin or owner can delete another user's run."""
-        run = services.runs_of(kind).get(scope.workspace_id, name_or_id).run
+        run = services.runs.get(scope.workspace_id, kind, name_or_id)
         scope.require_maker(run.creator_id, "a run")
-        services.run_deletion.delete(run)
+        services.runs.delete(run)
         return {}
 
     return router
@@ -181,76 +190,88 @@ def refusals(services: PlatformServices, scope: Scope, **extra: Any) -> Iterator
             error.status, error.reason, error.message, field=error.field, issues=error.wire_issues(), **extra
         ) from None
     except MissingSecretsError as error:
-        raise missing_secrets(services, scope, error, **extra) from None
+        # Clients parse the names out of this sentence.
+        page, names = page_url(services, scope.workspace, "secrets"), list(error.names)
+        raise ApiError(
+            404, "SECRETS_NOT_FOUND", error.message, missing=names, platform_url=page, **extra
+        ) from None
 
 
-def missing_secrets(
-    services: PlatformServices, scope: Scope, error: MissingSecretsError, **extra: Any
-) -> ApiError:
-    """Return the refusal of a run whose secrets are not stored."""
-    # Clients parse the names out of this sentence.
-    page = page_url(services, scope.workspace, "secrets")
-    names = list(error.names)
-    return ApiError(404, "SECRETS_NOT_FOUND", error.message, missing=names, platform_url=page, **extra)
+# -- fields of runs ----------------------------------------------------------------------------------
 
 
-def stop_run(runs: RunStore, workspace_id: str, name_or_id: str, *, by: str) -> StopReply:
-    """Request that a run stops; a pending run stops at once."""
-    try:
-        run = runs.stop(workspace_id, name_or_id, by=by)
-    except RunEndedError as error:
-        refusal = ApiError(409, "RUN_ENDED", error.message, id=error.run.id)
-        refusal.extra["status"] = error.run.status
-        raise refusal from None
-    return StopReply(id=run.id, status="stopping" if run.status in OPEN else run.status)
-
-
-def run_fields(found: FoundRun, url: str) -> dict[str, Any]:
+def run_fields(run: DbRun, url: str) -> dict[str, Any]:
     """Return the known fields of a run that lists and details share."""
-    run, creator = found.run, found.creator
-    known = {
-        "id": run.id,
-        "name": run.name,
-        "status": run.status,
-        "created_at": run.created_at,
-        "started_at": run.started_at,
-        "completed_at": run.completed_at,
-        "creator_name": (creator.name or creator.email) if creator is not None else None,
-        "creator_email": creator.email if creator is not None else None,
-        "error": run.error,
-        "platform_url": url,
-    }
-    return present(known)
+    known = {name: getattr(run, name, None) for name in Run.model_fields}
+    known["creator_name"] = display_name(run.creator)
+    known["creator_email"] = run.creator.email if run.creator is not None else None
+    return present({**known, "platform_url": url})
 
 
 def configuration(services: PlatformServices, run: DbRun) -> dict[str, Any]:
-    """Return how a run was configured, and why it waits."""
+    """Return how a run was configured, what is needed to submit it again, and why it waits."""
+    waits = services.runs.waits([run])
     known = {
+        "dataset": named(run.dataset_id, run.dataset_name),
+        "rollout": named(run.rollout_id, run.rollout_name),
         "entrypoint": run.request["experiment_config"]["entrypoint"],
         "branch": run.branch,
         "commit_sha": run.commit_sha,
         "env_config": run.request.get("env_config"),
         "resolved_secret_scopes": run.secret_scopes or None,
+        "waits": waits.why(run),
+        "silent_since": waits.silent_since(run),
+        "dataset_sha256": (run.selection or {}).get("sha256"),
     }
-    waits = services.run_waits([run])
-    shown = {"waits": waits.why(run), "silent_since": waits.silent_since(run)}
-    return {**present({**known, **shown}), **_repeatable(services.config, run)}
-
-
-def _repeatable(config: PlatformConfig, run: DbRun) -> dict[str, Any]:
-    """Return what is needed to submit a run again; for an imported run only its rows."""
-    rows = {"dataset_sha256": (run.selection or {}).get("sha256")}
-    if run.imported is not None:
-        return present(rows)
-    ran = {"environment": run.environment, "isolation": isolation_shown(config, run)}
-    return present({"request": run.request, **rows, "platform_version": run.platform_version, **ran})
+    if run.imported is None:
+        known |= {
+            "request": run.request,
+            "platform_version": run.platform_version,
+            "environment": run.environment,
+            "isolation": isolation_shown(services.config, run),
+        }
+    return present(known)
 
 
 def named(id: str | None, name: str) -> Named:
     """Return a reference to something that may have been deleted."""
-    return Named(id=id, name=name) if id is not None else Named(name=name)
+    return Named(**present({"id": id, "name": name}))
 
 
 def present(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``fields`` without those that are None."""
     return {key: value for key, value in fields.items() if value is not None}
+
+
+# -- samples -----------------------------------------------------------------------------------------
+
+_CURSOR = re.compile(r"(\d{1,9})-(\d{1,9})", re.ASCII)
+_MEASURED = ("reward", "tokens", "cost_usd", "duration_ms", "model_latency_ms")
+SAMPLE_DETAILS = ("boundary", "category", "error", "input", "output", "notes", "parts", "finish_reasons")
+SAMPLE_FIELDS = ("row_index", "run_index", "status", "source_row_index", "row_digest", *_MEASURED)
+
+
+def sample_position(cursor: str) -> tuple[int, int]:
+    """Return the two numbers of a cursor."""
+    match = _CURSOR.fullmatch(cursor)
+    if match is None:
+        raise OsmosisError("`cursor` did not come from a page of samples.", details={"field": "cursor"})
+    return int(match[1]), int(match[2])
+
+
+def wire_sample(sample: Any, *, details: bool) -> EvalSample:
+    """Return a sample of the database, or a journal's record, as on the wire."""
+    measured = {name: getattr(sample, name) for name in _MEASURED}
+    known: dict[str, Any] = {
+        name: value for name, value in measured.items() if value is not None and math.isfinite(value)
+    }
+    known |= present(
+        {name: getattr(sample, name) for name in ("row_digest", *(SAMPLE_DETAILS if details else ()))}
+    )
+    return EvalSample(
+        row=sample.row_index,
+        attempt=sample.run_index,
+        status=sample.status,
+        source_row_index=sample.source_row_index,
+        **known,
+    )

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from osmosis_ai.api.models import training_runs as wire
 from osmosis_ai.config.checks import TRAINING
+from osmosis_ai.errors import ConflictError
 from osmosis_ai.evaluation.conversation import LARGEST_CONVERSATION_BYTES
 from osmosis_ai.inference.catalog import base_model_of
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.tables import DbRun, duration_ms
 from osmosis_ai.platform.http.addresses import run_url
-from osmosis_ai.platform.http.authentication import Scope, Services, WorkspaceScope
+from osmosis_ai.platform.http.authentication import Services, WorkspaceScope
 from osmosis_ai.platform.http.paging import Paging, SamplePaging
 from osmosis_ai.platform.http.routing import quick_read
 from osmosis_ai.platform.models import adapter_size
 from osmosis_ai.platform.routes import runs
+from osmosis_ai.platform.runs.lifecycle import VALIDATION
 from osmosis_ai.platform.runs.requests import effective_training_config, read_training_request
-from osmosis_ai.platform.runs.sample_pages import validation_page
-from osmosis_ai.platform.runs.training_curves import (
-    VALIDATION,
-    CurvePoint,
-    Curves,
-    logged_marks,
-    read_curves,
-)
-from osmosis_ai.platform.secrets import MissingSecretsError
-from osmosis_ai.platform.services import PlatformServices
+from osmosis_ai.platform.runs.results import Curves, logged_marks, read_curves
 from osmosis_ai.platform.viewer.source import PlatformSource
 from osmosis_ai.training.runs.metrics import TITLES
 
@@ -39,20 +31,19 @@ router = runs.run_router("/api/cli/training-runs", "training", TRAINING)
 @quick_read
 def list_training_runs(services: Services, scope: WorkspaceScope, page: Paging) -> wire.TrainingRunList:
     """List runs, newest first."""
-    listed, total = services.training_runs.page(scope.workspace_id, limit=page.limit, offset=page.offset)
-    why = services.run_waits(found.run for found in listed).why
+    listed, total = services.runs.page(scope.workspace_id, "training", limit=page.limit, offset=page.offset)
+    why = services.runs.waits(listed).why
     return wire.TrainingRunList(
         training_runs=[
             wire.TrainingRunRow(
-                **runs.run_fields(found, run_url(services, scope.workspace, run.kind, run.name)),
+                **runs.run_fields(run, run_url(services, scope.workspace, run.kind, run.name)),
                 **runs.present({"waits": why(run)}),
                 **_standing(run.results),
                 model=wire.NamedModel(id=run.model_path, model_name=run.model_path),
                 dataset=wire.NamedFile(**runs.present({"id": run.dataset_id, "file_name": run.dataset_name})),
                 rollout=runs.named(run.rollout_id, run.rollout_name),
             )
-            for found in listed
-            for run in (found.run,)
+            for run in listed
         ],
         **page.keys(total, len(listed)),
     )
@@ -62,28 +53,24 @@ def list_training_runs(services: Services, scope: WorkspaceScope, page: Paging) 
 @quick_read
 def get_training_run(services: Services, scope: WorkspaceScope, name_or_id: str) -> wire.TrainingRunDetail:
     """Return one run. `notes` contains warnings about its config, and the reason if it ended early."""
-    found = services.training_runs.get(scope.workspace_id, name_or_id)
-    run = found.run
+    run = services.runs.get(scope.workspace_id, "training", name_or_id)
     request = read_training_request(run.request)
-    ending = (run.results or {}).get("ending")
-    notes = " ".join(
-        [*request.settings.warnings(base_model_of(run.model_path)), *([ending] if ending else [])]
-    )
+    results = run.results or {}
+    warnings = request.settings.warnings(base_model_of(run.model_path))
+    notes = " ".join(filter(None, [*warnings, results.get("ending")]))
     return wire.TrainingRunDetail(
         training_run=wire.DescribedTrainingRun(
-            **runs.run_fields(found, run_url(services, scope.workspace, run.kind, run.name)),
+            **runs.run_fields(run, run_url(services, scope.workspace, run.kind, run.name)),
             **_standing(run.results),
             **runs.present(
                 {
-                    "examples_processed_count": _examples(run),
+                    "examples_processed_count": results.get("examples_processed_count"),
                     "notes": notes or None,
-                    "resumable": services.resumption.resumable(run) or None,
+                    "resumable": services.reopener.is_resumable(run) or None,
                 },
             ),
         ),
         model=runs.named(run.model_path, run.model_path),
-        dataset=runs.named(run.dataset_id, run.dataset_name),
-        rollout=runs.named(run.rollout_id, run.rollout_name),
         config=effective_training_config(request),
         **runs.configuration(services, run),
     )
@@ -92,14 +79,28 @@ def get_training_run(services: Services, scope: WorkspaceScope, name_or_id: str)
 @router.get("/{name_or_id}/metrics")
 def training_run_metrics(services: Services, scope: WorkspaceScope, name_or_id: str) -> wire.TrainingMetrics:
     """Return the points of every metric so far, and events with their steps."""
-    run = services.training_runs.get(scope.workspace_id, name_or_id).run
+    run = services.runs.get(scope.workspace_id, "training", name_or_id)
     curves = read_curves(services.db, run.id)
     validation = wire.ValidatedRows(**run.metrics[VALIDATION]) if run.metrics else None
     marks = [wire.TrainingMark(**asdict(mark)) for mark in logged_marks(services.logs, run.id)]
     return wire.TrainingMetrics(
         status=run.status,
         overview=_overview(run, curves, services.clock),
-        metrics=[_series(key, points) for key, points in curves.items()],
+        metrics=[
+            wire.MetricSeries(
+                metric_key=key,
+                title=TITLES.get(key, key),
+                data_points=[
+                    wire.MetricPoint(
+                        step=point.step,
+                        value=point.value,
+                        timestamp=round(point.timestamp.timestamp() * 1000),
+                    )
+                    for point in points
+                ],
+            )
+            for key, points in curves.items()
+        ],
         training_run_id=run.id,
         **runs.present({"validation": validation, "marks": marks or None}),
     )
@@ -110,7 +111,7 @@ def training_run_checkpoints(
     services: Services, scope: WorkspaceScope, name_or_id: str
 ) -> wire.CheckpointList:
     """Return the adapters that a run has saved, oldest first."""
-    run = services.training_runs.get(scope.workspace_id, name_or_id).run
+    run = services.runs.get(scope.workspace_id, "training", name_or_id)
     return wire.CheckpointList(
         training_run_name=run.name,
         training_run_id=run.id,
@@ -133,9 +134,24 @@ def training_run_validation(
     services: Services, scope: WorkspaceScope, name_or_id: str, page: SamplePaging
 ) -> wire.ValidationPage:
     """Return the stored attempts of a run's latest validation, worst first."""
-    run = services.training_runs.get(scope.workspace_id, name_or_id).run
-    samples = _source(services, scope).validation(run.name)
-    return validation_page(samples, limit=page.limit, cursor=page.cursor)
+    run = services.runs.get(scope.workspace_id, "training", name_or_id)
+    samples = PlatformSource(services, scope.workspace_id).validation(run.name)
+    if samples is None:
+        return wire.ValidationPage()
+    step, start = runs.sample_position(page.cursor) if page.cursor is not None else (samples.step, 0)
+    if step != samples.step:
+        raise ConflictError(
+            f"the run has a newer validation, after step {samples.step}; start at the first page."
+        )
+    end = start + page.limit
+    following = f"{samples.step}-{end}" if end < len(samples.records) else None
+    return wire.ValidationPage(
+        step=samples.step,
+        total=samples.total,
+        pass_threshold=samples.pass_threshold,
+        samples=[runs.wire_sample(record, details=True) for record in samples.records[start:end]],
+        **runs.present({"next_cursor": following}),
+    )
 
 
 @router.get("/{name_or_id}/validation/{row}/{attempt}")
@@ -143,10 +159,9 @@ def training_run_conversation(
     services: Services, scope: WorkspaceScope, name_or_id: str, row: int, attempt: int
 ) -> wire.ValidationConversation:
     """Return the conversation of a validation attempt."""
-    run = services.training_runs.get(scope.workspace_id, name_or_id).run
-    stored = _source(services, scope).validation_conversation(
-        run.name, row, attempt, max_bytes=LARGEST_CONVERSATION_BYTES
-    )
+    run = services.runs.get(scope.workspace_id, "training", name_or_id)
+    source = PlatformSource(services, scope.workspace_id)
+    stored = source.validation_conversation(run.name, row, attempt, max_bytes=LARGEST_CONVERSATION_BYTES)
     text = stored.content.decode("utf-8", "replace") if stored.content is not None else None
     return wire.ValidationConversation(
         size=stored.size, **runs.present({"text": text, "missing": stored.missing})
@@ -156,16 +171,10 @@ def training_run_conversation(
 @router.post("/{name_or_id}/resume")
 def resume_training_run(services: Services, scope: WorkspaceScope, name_or_id: str) -> wire.ResumeReply:
     """Resume a failed or stopped run from its last checkpoint."""
-    try:
-        resumed = services.resumption.resume(scope.workspace_id, name_or_id, by=scope.user.email)
-    except MissingSecretsError as error:
-        raise runs.missing_secrets(services, scope, error) from None
-    run = resumed.run
-    return wire.ResumeReply(id=run.id, name=run.name, status=run.status, step=resumed.step)
-
-
-def _source(services: PlatformServices, scope: Scope) -> PlatformSource:
-    return PlatformSource(services, scope.workspace_id, services.sample_counts)
+    run = services.runs.get(scope.workspace_id, "training", name_or_id)
+    with runs.refusals(services, scope):
+        run, step = services.reopener.resume(run, by=scope.user.email)
+    return wire.ResumeReply(id=run.id, name=run.name, status=run.status, step=step)
 
 
 def _standing(results: dict[str, Any] | None) -> dict[str, Any]:
@@ -174,15 +183,11 @@ def _standing(results: dict[str, Any] | None) -> dict[str, Any]:
     return {key: known[key] for key in ("current_step", "total_steps", "reward") if key in known}
 
 
-def _examples(run: DbRun) -> int | None:
-    return (run.results or {}).get("examples_processed_count")
-
-
 def _overview(run: DbRun, curves: Curves, clock: Clock) -> wire.TrainingMetricsOverview:
     results = run.results or {}
     known = {
         "duration_ms": duration_ms(run, clock.now()),
-        "examples_processed_count": _examples(run),
+        "examples_processed_count": results.get("examples_processed_count"),
         "latest_step": results.get("current_step"),
         "total_steps": results.get("total_steps"),
     }
@@ -201,16 +206,3 @@ def _overview(run: DbRun, curves: Curves, clock: Clock) -> wire.TrainingMetricsO
             )
         )
     return wire.TrainingMetricsOverview(**runs.present(known), metric_summaries=summaries)
-
-
-def _series(key: str, points: Sequence[CurvePoint]) -> wire.MetricSeries:
-    return wire.MetricSeries(
-        metric_key=key,
-        title=TITLES.get(key, key),
-        data_points=[
-            wire.MetricPoint(
-                step=point.step, value=point.value, timestamp=round(point.timestamp.timestamp() * 1000)
-            )
-            for point in points
-        ],
-    )

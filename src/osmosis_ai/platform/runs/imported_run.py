@@ -56,10 +56,11 @@ from osmosis_ai.platform.db.tables import (
     DbSample,
     DbUser,
 )
-from osmosis_ai.platform.log_lines import LogLine, storable
+from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.logs import LogStore
-from osmosis_ai.platform.runs.eval_results import summarised_results
+from osmosis_ai.platform.runs.journals import sample_row
 from osmosis_ai.platform.runs.requests import RowSelection
+from osmosis_ai.platform.runs.results import summarised_results
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.rollout.extra_fields import read_grader_notes
 from osmosis_ai.rollout.trajectory.atif import trajectory_problem
@@ -72,16 +73,6 @@ _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _RESERVED_NAME = re.compile(r"imports|check|run_[0-9a-f]{24}")
 """Routes next to those of runs, and ids of runs."""
 _NAME_TRIES = 1000
-_MEASURED = (
-    "prompt_tokens",
-    "completion_tokens",
-    "cost_usd",
-    "model_calls",
-    "model_latency_ms",
-    "finish_reasons",
-)
-_TEXTS = ("input", "output", "notes", "parts")
-"""What samples have from trajectories, in addition to the index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,14 +235,14 @@ def _refused(what: str, field: str) -> OsmosisError:
 
 @dataclass(frozen=True)
 class ReceivedRun:
-    """A whole upload, read and found consistent; ``details`` are by rollout id."""
+    """A whole upload, read and found consistent, with a record for each entry of its index."""
 
     upload: DbEvalImport
     announced: EvalImportStart
     rows: Selection
     total_rows: int
     entries: Sequence[IndexEntry]
-    details: Mapping[str, Mapping[str, Any]]
+    records: Sequence[TerminalRecord]
     files: Sequence[DbEvalImportFile]
 
     @classmethod
@@ -271,14 +262,29 @@ class ReceivedRun:
         with blobs.open(by_path[INDEX].blob_key) as lines:
             entries = read_index(lines, rows=len(rows), n=n)
         details = _read_trajectories(blobs, by_path, entries, limits)
-        return cls(upload, announced, rows, total_rows, entries, details, files)
+        records = [
+            TerminalRecord(
+                entry.row_index,
+                entry.run_index,
+                entry.rollout_id,
+                entry.status,
+                duration_ms=entry.duration_ms,  # type: ignore[arg-type] # absent: unknown
+                reward=entry.reward,
+                tokens=entry.tokens,
+                error_type=entry.error_type,
+                source_row_index=rows.indices[entry.row_index],
+                **details.get(entry.rollout_id, {}),
+            )
+            for entry in entries
+        ]
+        return cls(upload, announced, rows, total_rows, entries, records, files)
 
     def store(self, session: Session, logs: LogStore, now: datetime) -> None:
         """Write the run, its samples and its files."""
         upload, run = self.upload, self._run(session, now)
         session.add(run)
         session.flush()
-        upsert(session, DbSample, [self._sample(entry) for entry in self.entries])
+        upsert(session, DbSample, list(self._samples()))
         upsert(session, DbRunFile, list(self._run_files()))
         creator = session.get(DbUser, upload.creator_id) if upload.creator_id else None
         by = f" by {creator.email}" if creator is not None else ""
@@ -359,21 +365,8 @@ class ReceivedRun:
     def _metrics(self) -> dict[str, Any]:
         run = self.announced.run
         table = AttemptTable(len(self.rows), run.evaluation_config.n)
-        for entry in self.entries:
-            table.set_result(
-                TerminalRecord(
-                    entry.row_index,
-                    entry.run_index,
-                    entry.rollout_id,
-                    entry.status,
-                    duration_ms=entry.duration_ms,  # type: ignore[arg-type] # absent: unknown
-                    reward=entry.reward,
-                    tokens=entry.tokens,
-                    error_type=entry.error_type,
-                    source_row_index=self.rows.indices[entry.row_index],
-                    **self._stated(entry, _MEASURED),
-                )
-            )
+        for record in self.records:
+            table.set_result(record)
         metrics = compute_metrics(table, pass_threshold=run.evaluation_config.pass_threshold)
         return {
             "duration_ms": round((run.completed_at - run.started_at).total_seconds() * 1000),
@@ -381,29 +374,15 @@ class ReceivedRun:
             "estimates": metrics.estimates.model_dump(mode="json"),
         }
 
-    def _stated(self, entry: IndexEntry, names: Sequence[str]) -> dict[str, Any]:
-        details = self.details.get(entry.rollout_id, {})
-        return {name: details.get(name) for name in names}
-
-    def _sample(self, entry: IndexEntry) -> dict[str, Any]:
-        stated = self._stated(entry, (*_MEASURED, *_TEXTS))
-        tokens = entry.tokens
-        if tokens is None and stated["prompt_tokens"] is not None:
-            tokens = stated["prompt_tokens"] + stated["completion_tokens"]
-        return {
-            "run_id": self.upload.run_id,
-            "row_index": entry.row_index,
-            "run_index": entry.run_index,
-            "source_row_index": self.rows.indices[entry.row_index],
-            "rollout_id": entry.rollout_id,
-            "status": entry.status,
-            "reward": entry.reward,
-            "tokens": tokens,
-            "duration_ms": entry.duration_ms or 0,  # zero means unknown
-            "error_type": entry.error_type,
-            "resumed": entry.resumed,
-            **stated,
-        }
+    def _samples(self) -> Iterator[dict[str, Any]]:
+        for entry, record in zip(self.entries, self.records, strict=True):
+            yield {
+                **sample_row(record),
+                "run_id": self.upload.run_id,
+                "tokens": record.total_tokens,
+                "duration_ms": record.duration_ms or 0,  # zero means unknown
+                "resumed": entry.resumed,
+            }
 
     def _run_files(self) -> Iterator[dict[str, Any]]:
         """Yield the files of samples under their names in downloads."""
@@ -511,41 +490,41 @@ _LARGEST = 1e12
 
 
 def _trajectory_details(content: bytes) -> dict[str, Any]:
-    """Return the values of :data:`_MEASURED` and :data:`_TEXTS` that a trajectory states; it raises nothing."""
+    """Return the fields of a record that a trajectory states; it raises nothing."""
     conversation = read_conversation(content)
-    return _measured(_model_calls(conversation)) | _texts(conversation)
+    extra = conversation.facts.get("sample_extra_fields")
+    noted = read_grader_notes(extra if isinstance(extra, Mapping) else {})
+    texts: dict[str, Any] = {"notes": noted.notes, "parts": dict(noted.parts)}
+    # The last message that reached a failed agent is not its output.
+    if not conversation.from_model_calls:
+        shown = previews_of(as_messages(conversation), Redactor())
+        texts |= {"input": shown.input, "output": shown.output}
+    return {name: text for name, text in texts.items() if text} | _measured(_model_calls(conversation))
 
 
 def _measured(calls: Sequence[ConversationStep]) -> dict[str, Any]:
     if not calls:
         return {}
-    found: dict[str, Any] = {"model_calls": len(calls)}
     prompt = sum(call.prompt_tokens or 0 for call in calls)
     completion = sum(call.completion_tokens or 0 for call in calls)
-    if prompt + completion <= _MOST_TOKENS:
-        found |= {"prompt_tokens": prompt, "completion_tokens": completion}
-    if finishes := Counter(call.finish_reason for call in calls if call.finish_reason is not None):
-        found["finish_reasons"] = dict(finishes)
-    found |= _total("cost_usd", [call.cost_usd for call in calls])
-    return found | _total("model_latency_ms", [call.duration_ms for call in calls])
+    finishes = Counter(call.finish_reason for call in calls if call.finish_reason is not None)
+    return {
+        "model_calls": len(calls),
+        **(
+            {"prompt_tokens": prompt, "completion_tokens": completion}
+            if prompt + completion <= _MOST_TOKENS
+            else {}
+        ),
+        "finish_reasons": dict(finishes) or None,
+        "cost_usd": _total([call.cost_usd for call in calls]),
+        "model_latency_ms": _total([call.duration_ms for call in calls]),
+    }
 
 
-def _texts(conversation: Conversation) -> dict[str, Any]:
-    extra = conversation.facts.get("sample_extra_fields")
-    noted = read_grader_notes(extra if isinstance(extra, Mapping) else {})
-    texts = {"notes": noted.notes}
-    # The last message that reached a failed agent is not its output.
-    if not conversation.from_model_calls:
-        shown = previews_of(as_messages(conversation), Redactor())
-        texts |= {"input": shown.input, "output": shown.output}
-    found: dict[str, Any] = {name: storable(text) for name, text in texts.items() if text}
-    return found | ({"parts": dict(noted.parts)} if noted.parts else {})
-
-
-def _total(name: str, values: Sequence[float | None]) -> dict[str, float]:
-    """Return the sum under ``name``; nothing if one of the values is unknown or absurd."""
+def _total(values: Sequence[float | None]) -> float | None:
+    """Return the sum; None if one of the values is unknown or absurd."""
     known = [value for value in values if value is not None and 0 <= value <= _LARGEST]
-    return {name: math.fsum(known)} if len(known) == len(values) else {}
+    return math.fsum(known) if len(known) == len(values) else None
 
 
 def _model_calls(conversation: Conversation) -> list[ConversationStep]:

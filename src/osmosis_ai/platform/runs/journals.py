@@ -84,7 +84,7 @@ def read_lines(part: JournalPart) -> NewLines:
     offset = part.offset
     for line in content.split(b"\n")[:-1]:
         try:
-            row = _sample_row(TerminalRecord.from_line(line))
+            row = sample_row(TerminalRecord.from_line(line))
         except ValueError as error:
             raise _damaged_line(offset, str(error)) from None
         if (column := unstorable(DbSample, row)) is not None:
@@ -220,7 +220,8 @@ def journal_details(
     return found
 
 
-def _sample_row(record: TerminalRecord) -> dict[str, Any]:
+def sample_row(record: TerminalRecord) -> dict[str, Any]:
+    """Return the columns of a sample, without its run."""
     texts = {name: getattr(record, name) for name in ("error", "input", "output", "notes")}
     parts = record.parts
     return {

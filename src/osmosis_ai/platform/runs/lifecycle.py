@@ -1,17 +1,20 @@
-"""Kinds of runs and their status transitions.
+"""Kinds of runs, their status transitions, and the file names that workers and the platform share.
 
 ``pending -> running -> finished | failed | stopped``, and ``pending -> failed | stopped`` for a run that never
-started. A terminal run never changes, unless it is reopened: a training run is resumed (``resuming``), an evaluation
-retried (``retrying``). The phases between are in ``platform/queue/phases.py``.
+started. A terminal run never changes, unless it is reopened: a training run is resumed, or an evaluation
+retried (``reopening``). The phases between are in ``platform/queue/phases.py``.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Literal
 
 from osmosis_ai.errors import ConflictError
+from osmosis_ai.evaluation.attempt_files import item_name
 
 RunKind = Literal["eval", "training"]
 """As rows, routes and commands tell them apart."""
@@ -50,3 +53,40 @@ class UploadGoneError(ConflictError):
 
 class UploadLimitError(ConflictError):
     """A run has too many uploads open, or sends more than the platform permits."""
+
+
+# -- file names of training runs ---------------------------------------------------------------------
+
+CHECKPOINTS, RESUME = "checkpoints", "resume"
+"""Upload name prefixes of kept adapters and of resume archives."""
+RESUME_FILE = "checkpoint.tar"
+"""The name of a resume archive in its part."""
+VALIDATION = "validation"
+"""The kind of the newest validation's files, and the validation's key in the metrics of its run."""
+VALIDATION_SAMPLES = f"{VALIDATION}/samples.jsonl"
+_VERSION = re.compile(r"(\d{1,10})-[0-9a-f]{16}")
+
+
+def conversation_path(row: int, attempt: int) -> str:
+    """Return the file name of a validation sample's conversation."""
+    return f"{VALIDATION}/{item_name(row, attempt)}.json"
+
+
+def version_of(step: int, listed: bytes) -> str:
+    """Return the name that identifies the validation after ``step`` whose list of samples is ``listed``."""
+    return f"{step}-{hashlib.sha256(listed).hexdigest()[:16]}"
+
+
+def is_version(name: str) -> bool:
+    """Return whether :func:`version_of` may have made a name, which is then a single segment of a key."""
+    return _VERSION.fullmatch(name) is not None
+
+
+def blobs_below(version: str) -> str:
+    """Return the prefix of a validation's blobs, below those of its run."""
+    return f"{VALIDATION}/{version}"
+
+
+def version_in_key(blob_key: str) -> str:
+    """Return the validation that a blob belongs to."""
+    return blob_key.split("/")[-2]

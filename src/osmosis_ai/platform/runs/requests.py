@@ -59,7 +59,17 @@ class SubmitRejectedError(OsmosisError):
 
     def wire_issues(self) -> list[dict[str, str]]:
         """Return the issues as in the reply."""
-        return [_wire_issue(issue) for issue in self.issues]
+        found = []
+        for issue in self.issues:
+            described = {"key": issue.key, "message": issue.message}
+            if issue.suggestion is not None and issue.message.startswith("Unrecognized"):
+                section = issue.key.rpartition(".")[0]
+                described["key_correction"] = ".".join(filter(None, (section, issue.suggestion)))
+            elif issue.suggestion is not None:
+                # Clients would apply a correction of the value to the key.
+                described["message"] += f" (did you mean '{issue.suggestion}'?)"
+            found.append(described)
+        return found
 
 
 def rejected(issues: Sequence[Issue]) -> SubmitRejectedError:
@@ -67,17 +77,6 @@ def rejected(issues: Sequence[Issue]) -> SubmitRejectedError:
     # Clients list the issues below this line.
     message = "this run cannot be submitted as it is configured:"
     return SubmitRejectedError(400, "INVALID_CONFIG", message, issues=issues)
-
-
-def _wire_issue(issue: Issue) -> dict[str, str]:
-    described = {"key": issue.key, "message": issue.message}
-    if issue.suggestion is None:
-        return described
-    if not issue.message.startswith("Unrecognized"):
-        # Clients would apply a correction of the value to the key.
-        return {**described, "message": f"{issue.message} (did you mean '{issue.suggestion}'?)"}
-    section = issue.key.rpartition(".")[0]
-    return {**described, "key_correction": f"{section}.{issue.suggestion}" if section else issue.suggestion}
 
 
 # -- rows --------------------------------------------------------------------------------------------
@@ -183,10 +182,8 @@ def _without_nulls(section: Any) -> Any:
     return {key: value for key, value in section.items() if value is not None}
 
 
-def _common_fields(
-    document: Mapping[str, Any], kind: ConfigKind, body: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    """Return the fields of a :class:`RunRequest` from a ``document`` without issues."""
+def _common_fields(body: Mapping[str, Any], kind: ConfigKind) -> dict[str, Any]:
+    document = _read_document(body, kind)
     secrets = tuple(document["secrets"]["required"])
     written = {part: document[section] for part, section in kind.parts.items() if document.get(section)}
     if secrets:
@@ -196,7 +193,7 @@ def _common_fields(
         "env": document.get("env", {}),
         "secrets": secrets,
         "written": written,
-        "provided": dict(((body or {}).get("secrets") or {}).get("provided") or {}),
+        "provided": dict((body.get("secrets") or {}).get("provided") or {}),
     }
 
 
@@ -276,32 +273,24 @@ class EvalRequest(RunRequest):
 def parse_eval_request(body: Mapping[str, Any], is_adapter: IsAdapter) -> EvalRequest:
     """Check the body of a submit."""
     document, issues = check_body(body, EVAL)
-    if not any(_hides_the_model(issue.key) for issue in issues):
+    keys = {issue.key for issue in issues}
+    # Other issues leave open which model is meant, or with which variables it is called.
+    is_known = not keys & {"experiment", MODEL_PATH}
+    if is_known and not any(key.partition(".")[0] in ("env", "secrets") for key in keys):
         issues += _eval_model_issues(document, is_adapter)
     if issues:
         raise rejected(issues)
-    return _eval_request(document, body)
+    return read_eval_request(body)
 
 
-def read_eval_request(written: Mapping[str, Any]) -> EvalRequest:
-    """Return the request that a run's row keeps."""
-    return _eval_request(_read_document(written, EVAL))
+def read_eval_request(body: Mapping[str, Any]) -> EvalRequest:
+    """Return the request in a body without issues, or in a run's row."""
+    return EvalRequest(**_common_fields(body, EVAL), evaluation=evaluation_settings(body))
 
 
-def effective_eval_settings(written: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the evaluation settings of a run's row, with defaults."""
-    settings = EvaluationSettings(**_without_nulls(written.get("evaluation_config") or {}))
-    return settings.model_dump(exclude_none=True)
-
-
-def _eval_request(document: Mapping[str, Any], body: Mapping[str, Any] | None = None) -> EvalRequest:
-    settings = EvaluationSettings(**document.get("evaluation", {}))
-    return EvalRequest(**_common_fields(document, EVAL, body), evaluation=settings)
-
-
-def _hides_the_model(key: str) -> bool:
-    """Return whether an issue at ``key`` leaves open which model is meant, or with which variables it is called."""
-    return key in ("experiment", MODEL_PATH) or key.partition(".")[0] in ("env", "secrets")
+def evaluation_settings(body: Mapping[str, Any]) -> EvaluationSettings:
+    """Return the evaluation settings in a body without issues, or in a run's row."""
+    return EvaluationSettings(**_without_nulls(body.get("evaluation_config") or {}))
 
 
 def _eval_model_issues(document: Mapping[str, Any], is_adapter: IsAdapter) -> Iterator[Issue]:
@@ -386,12 +375,13 @@ def parse_training_request(body: Mapping[str, Any], is_adapter: IsAdapter) -> Tr
             f"this platform evaluates but cannot train: {error.message} The operator can install it there: "
             f"{error.hint}; then restart it.",
         ) from None
-    return _training_request(document, body)
+    return read_training_request(body)
 
 
-def read_training_request(written: Mapping[str, Any]) -> TrainingRequest:
-    """Return the request that a run's row keeps."""
-    return _training_request(_read_document(written, TRAINING))
+def read_training_request(body: Mapping[str, Any]) -> TrainingRequest:
+    """Return the request in a body without issues, or in a run's row."""
+    settings = read_settings(_read_document(body, TRAINING))
+    return TrainingRequest(**_common_fields(body, TRAINING), settings=settings)
 
 
 def effective_training_config(request: TrainingRequest) -> dict[str, dict[str, Any]]:
@@ -401,10 +391,6 @@ def effective_training_config(request: TrainingRequest) -> dict[str, dict[str, A
         section: {key: values[key] for key in model.model_fields if key in values}
         for section, model in TRAINER_SECTIONS.items()
     }
-
-
-def _training_request(document: Mapping[str, Any], body: Mapping[str, Any] | None = None) -> TrainingRequest:
-    return TrainingRequest(**_common_fields(document, TRAINING, body), settings=read_settings(document))
 
 
 def _settings_issues(document: Mapping[str, Any]) -> Iterator[Issue]:

@@ -45,7 +45,7 @@ from osmosis_ai.platform.runs.imported_run import (
     check_announcement,
     known_provenance,
 )
-from osmosis_ai.platform.runs.run_store import RunCounts
+from osmosis_ai.platform.runs.run_store import RunStore
 
 _NAMED_PROBLEMS = 5
 _TRIES = 8
@@ -69,7 +69,7 @@ class EvalImportStore:
         blobs: BlobStore,
         clock: Clock,
         logs: LogStore,
-        counts: RunCounts,
+        runs: RunStore,
         *,
         limits: ImportLimits | None = None,
     ) -> None:
@@ -77,7 +77,7 @@ class EvalImportStore:
         self._blobs = blobs
         self._clock = clock
         self._logs = logs
-        self._counts = counts
+        self._runs = runs
         self.limits = limits or ImportLimits()
 
     def start(
@@ -178,7 +178,7 @@ class EvalImportStore:
                 # On engines with several writers, another run may take the name in between.
                 if not left:
                     raise
-        self._counts.forget(workspace_id)
+        self._runs.forget_count(workspace_id)
         return self.get(workspace_id, session_id)
 
     def get(self, workspace_id: str, session_id: str) -> ImportState:

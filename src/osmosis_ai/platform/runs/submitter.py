@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
@@ -28,13 +28,16 @@ from osmosis_ai.config.issues import Issue, closest
 from osmosis_ai.config.sections import SERVED_AGENT, served_agent
 from osmosis_ai.controller.server_process import granted_memory
 from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.platform.clock import Clock
+from osmosis_ai.platform.config import PlatformConfig
+from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbDataset, DbRepository, DbRollout, DbRun, DbUser, new_id
 from osmosis_ai.platform.gitsync.git import GitError
-from osmosis_ai.platform.gitsync.mirror import RevisionError
+from osmosis_ai.platform.gitsync.mirror import MirrorStore, RevisionError
 from osmosis_ai.platform.isolation import isolation_problem
 from osmosis_ai.platform.machines import Machine, needs_key
 from osmosis_ai.platform.models import find_adapter
-from osmosis_ai.platform.rollouts import find_server, server_names
+from osmosis_ai.platform.rollouts import RolloutStore, find_server, server_names
 from osmosis_ai.platform.runs.lifecycle import RunKind
 from osmosis_ai.platform.runs.requests import (
     RowSelection,
@@ -44,18 +47,11 @@ from osmosis_ai.platform.runs.requests import (
     parse_training_request,
     rejected,
 )
+from osmosis_ai.platform.runs.run_store import Queue, RunStore
+from osmosis_ai.platform.runs.source_archives import SourceArchives
 from osmosis_ai.platform.secrets import resolve_scopes, resolve_secrets
+from osmosis_ai.platform.vault import Vault
 from osmosis_ai.sandbox.gpus import counted_gpus
-
-if TYPE_CHECKING:
-    from osmosis_ai.platform.clock import Clock
-    from osmosis_ai.platform.config import PlatformConfig
-    from osmosis_ai.platform.db.engine import Database
-    from osmosis_ai.platform.gitsync.mirror import MirrorStore
-    from osmosis_ai.platform.rollouts import RolloutStore
-    from osmosis_ai.platform.runs.run_store import Queue, RunCounts
-    from osmosis_ai.platform.runs.source_archives import SourceArchives
-    from osmosis_ai.platform.vault import Vault
 
 logger = logging.getLogger(__name__)
 Done = TypeVar("Done")
@@ -104,7 +100,7 @@ class RunSubmitter:
         vault: Vault,
         mirrors: MirrorStore,
         rollouts: RolloutStore,
-        counts: RunCounts,
+        runs: RunStore,
         sources: SourceArchives,
         queue: Queue,
     ) -> None:
@@ -114,7 +110,7 @@ class RunSubmitter:
         self._vault = vault
         self._mirrors = mirrors
         self._rollouts = rollouts
-        self._counts = counts
+        self._runs = runs
         self._sources = sources
         self._queue = queue
         # Separate threads, so that a slow Git host does not delay other requests.
@@ -141,7 +137,12 @@ class RunSubmitter:
         request: RunRequest = parse(
             submission.body, lambda path: find_adapter(self._db, workspace_id, path) is not None
         )
-        self._require_machine(request)
+        # Machines of a pool report what they can do.
+        problems = [own_machine_problem(self._config, request.execution)]
+        if served_agent(request.experiment.entrypoint) is None:
+            problems.append(isolation_problem(self._config, request.execution))
+        if found := [problem for problem in problems if problem is not None]:
+            raise rejected(found)
         dataset = self._dataset(workspace_id, request.experiment.dataset)
         rows = request.choose_rows(dataset.row_count or 0, dataset.sha256 or "", dataset.extension)
         sha = self._commit(submission.repository, request)
@@ -204,7 +205,7 @@ class RunSubmitter:
                 continue
         else:
             raise OsmosisError("no free name was found for the run.", code="INTERNAL")
-        self._counts.forget(run.workspace_id)
+        self._runs.forget_count(run.workspace_id)
         return run
 
     def require_source(self, checked: CheckedSubmission) -> None:
@@ -221,14 +222,6 @@ class RunSubmitter:
         except (OSError, OsmosisError) as error:
             # The run's first phase tries again.
             logger.warning("the code of a run could not be packed now: %s", error)
-
-    def _require_machine(self, request: RunRequest) -> None:
-        """Refuse a run that would fail on the platform's own machine; machines of a pool report what they can do."""
-        problems = [own_machine_problem(self._config, request.execution)]
-        if served_agent(request.experiment.entrypoint) is None:
-            problems.append(isolation_problem(self._config, request.execution))
-        if found := [problem for problem in problems if problem is not None]:
-            raise rejected(found)
 
     def _dataset(self, workspace_id: str, name: str) -> DbDataset:
         with self._db.session() as session:
@@ -248,7 +241,10 @@ class RunSubmitter:
         try:
             sha = self._mirrors.resolve(repository, branch=experiment.branch, commit=experiment.commit_sha)
         except RevisionError as error:
-            raise rejected([_revision_issue(error)]) from None
+            said, hint = error.message.rstrip("."), error.hint
+            if hint:
+                said += f" {hint[0].upper()}{hint[1:]}" if said.endswith("?") else f"; {hint}"
+            raise rejected([Issue(f"experiment.{error.field}", said)]) from None
         except OsmosisError as error:
             raise _not_fetched(sync_error or error.message) from None
         if sync_error is not None and experiment.commit_sha is None:
@@ -397,13 +393,6 @@ def _unusable_dataset(dataset: DbDataset) -> SubmitRejectedError:
     else:
         sentence = f"the dataset '{name}' has not been uploaded yet ({dataset.status})."
     return SubmitRejectedError(409, "DATASET_NOT_READY", sentence)
-
-
-def _revision_issue(error: RevisionError) -> Issue:
-    said, hint = error.message.rstrip("."), error.hint
-    if hint:
-        said += f" {hint[0].upper()}{hint[1:]}" if said.endswith("?") else f"; {hint}"
-    return Issue(f"experiment.{error.field}", said)
 
 
 def _not_fetched(reason: str) -> SubmitRejectedError:

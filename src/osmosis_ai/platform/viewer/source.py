@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import shutil
+import tempfile
+import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, get_args
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, get_args
 
-from sqlalchemy import ColumnElement, String, and_, cast, literal, select
+import orjson
+from sqlalchemy import (
+    ColumnElement,
+    CompoundSelect,
+    Select,
+    String,
+    and_,
+    cast,
+    func,
+    literal,
+    select,
+    type_coerce,
+    union,
+)
 from sqlalchemy.orm import Session
 
 from osmosis_ai.api.models.base import LogPage
-from osmosis_ai.errors import ConflictError, NotFoundError
+from osmosis_ai.config.issues import nearest
+from osmosis_ai.decisions.samples import RunSamples
+from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.evaluation.attempt_files import (
     MOST_OF_DIAGNOSTICS,
     StoredArtifact,
@@ -21,33 +41,41 @@ from osmosis_ai.evaluation.attempt_files import (
     item_name,
 )
 from osmosis_ai.platform.blobs.store import BlobError, BlobNotFound, BlobStoreError
-from osmosis_ai.platform.db.tables import DbRun, DbRunFile, DbSample
+from osmosis_ai.platform.datasets.store import find_dataset, open_dataset
+from osmosis_ai.platform.db.tables import DbLogLine, DbRun, DbRunFile, DbSample
 from osmosis_ai.platform.log_lines import storable
 from osmosis_ai.platform.runs.journals import journal_details
-from osmosis_ai.platform.runs.lifecycle import OPEN
-from osmosis_ai.platform.runs.training_curves import logged_marks, read_curves, read_curves_of
-from osmosis_ai.platform.runs.training_names import SAMPLES_PATH, conversation_path
+from osmosis_ai.platform.runs.lifecycle import (
+    COMMAND_GROUPS,
+    KIND_NAMES,
+    OPEN,
+    VALIDATION_SAMPLES,
+    conversation_path,
+)
+from osmosis_ai.platform.runs.requests import evaluation_settings
+from osmosis_ai.platform.runs.results import headline_of, logged_marks, read_curves, read_curves_of
 from osmosis_ai.platform.services import PlatformServices
-from osmosis_ai.platform.viewer.changes import read_changes
-from osmosis_ai.platform.viewer.found_runs import find_runs, kinds_of, of_runs
-from osmosis_ai.platform.viewer.run_details import (
+from osmosis_ai.platform.viewer.runs import (
+    RUNS,
+    WorkspaceRuns,
     compared_training,
     eval_detail,
     training_detail,
     viewed_training,
 )
-from osmosis_ai.platform.viewer.run_lists import SUMMARIES, WorkspaceRuns
-from osmosis_ai.platform.viewer.sample_lists import (
+from osmosis_ai.platform.viewer.samples import (
     SAMPLE_COLUMNS,
     SampleLists,
-    evaluation_settings,
+    compared_runs,
     sample_entry,
     sampled_rows,
+    samples_of_row,
 )
 from osmosis_ai.training.runs.curves import TrainingCurves
 from osmosis_ai.training.runs.run_directory import LARGEST_BYTES, ValidationSamples
+from osmosis_ai.ui.numbers import size
+from osmosis_ai.viewer.cursors import changes_cursor, positions_in
 from osmosis_ai.viewer.local_runs import RunKind
-from osmosis_ai.viewer.shared_reads import SharedReads
 from osmosis_ai.viewer.source import (
     Capability,
     Changes,
@@ -62,30 +90,31 @@ from osmosis_ai.viewer.source import (
     traceback_in,
 )
 
-if TYPE_CHECKING:
-    from osmosis_ai.decisions.samples import RunSamples
-
 logger = logging.getLogger(__name__)
 
+LARGEST_DATASET_BYTES = 256 * 1024 * 1024
+"""The largest dataset that is read for a page."""
 _LARGEST = 2**31 - 1
-"""Row or attempt: what the columns hold."""
+"""The largest row or attempt that the columns hold."""
 _MOST_HELD_BYTES = 1 << 20
 """Maximum cached bytes of a journal; in a larger one each sample is looked up again."""
+_MOST_CHANGED_SAMPLES = 300
 _STORE_AWAY = "The platform cannot get at its stored files now; try again a little later."
 _TRAJECTORY_MISSING = "The platform has no trajectory of this sample."
 _RECORDED = (
-    *(
-        "rollout_id",
-        "prompt_tokens",
-        "completion_tokens",
-        "model_calls",
-        "lost_attempts",
-        "error_type",
-        "resumed",
-    ),
-    *("notes", "parts", "finish_reasons"),
+    *("rollout_id", "prompt_tokens", "completion_tokens", "model_calls", "lost_attempts", "error_type"),
+    *("resumed", "notes", "parts", "finish_reasons"),
     *("judge_calls", "judge_tokens", "judge_cost_usd", "judge_outside_scale"),
 )
+_POSITION = (
+    select(func.max(DbSample.position)).where(DbSample.run_id == DbRun.id).correlate(DbRun).scalar_subquery()
+)
+_LINE = (
+    select(func.max(DbLogLine.id)).where(DbLogLine.subject_id == DbRun.id).correlate(DbRun).scalar_subquery()
+)
+_COMPARED_NAMES = 1000
+_NEAREST = 3
+_DATASET_NAME_CHARS = 50  # with the extension, a file's name in any system
 
 
 @dataclass(frozen=True)
@@ -94,44 +123,31 @@ class PlatformSource:
 
     services: PlatformServices
     workspace_id: str
-    counts: SharedReads
     capabilities: frozenset[Capability] = field(
         default=frozenset(get_args(Capability)) - {"rubrics"}, init=False
     )
 
     def runs(self, query: RunQuery, *, limit: int, cursor: str | None = None) -> ItemPage[RunEntry]:
-        """Return runs."""
         with self.services.db.session() as session:
             return self._runs(session).page(query, limit=limit, cursor=cursor)
 
     def run(self, kind: RunKind, name: str) -> RunDetail:
-        """Return a run."""
         with self.services.db.session() as session:
             run, lists = self._run(session, kind, name), self._runs(session)
             entry, previous = lists.with_previous(run)
             if kind == "eval":
-                samples = SampleLists(session, run, self.counts)
-                return eval_detail(entry, samples, previous=previous, waits=lists.waits.why(run))
+                return eval_detail(entry, previous, SampleLists(session, run, self.services.sample_counts))
+        resumable = self.services.reopener.is_resumable(run)
         curves = read_curves(self.services.db, run.id)
-        resumable = self.services.resumption.resumable(run)
-        return training_detail(
-            entry,
-            run,
-            curves,
-            previous=previous,
-            waits=lists.waits.why(run),
-            resumable=resumable,
-        )
+        return training_detail(entry, previous, run, curves, resumable=resumable)
 
     def samples(
         self, run: str, query: SampleQuery, *, limit: int, cursor: str | None = None
     ) -> ItemPage[SampleEntry]:
-        """Return samples of an evaluation."""
         with self.services.db.session() as session:
             return self._samples(session, run).page(query, limit=limit, cursor=cursor)
 
     def sample(self, run: str, row: int, attempt: int, query: SampleQuery) -> SampleDetail:
-        """Return a sample, with its neighbours inside ``query``."""
         with self.services.db.session() as session:
             samples = self._samples(session, run)
             attempts = samples.attempts(row) if row <= _LARGEST else []
@@ -144,7 +160,8 @@ class PlatformSource:
         kept = self._content(diagnostics, max_bytes=MOST_OF_DIAGNOSTICS).content
         return SampleDetail(
             entry,
-            _record(stored) | self._details(samples, (row, attempt)),
+            {name: value for name in _RECORDED if (value := getattr(stored, name)) not in (None, False)}
+            | self._details(samples, (row, attempt)),
             traceback=traceback_in(kept or b""),
             next=following,
             previous=preceding,
@@ -152,7 +169,6 @@ class PlatformSource:
         )
 
     def conversation(self, run: str, row: int, attempt: int, *, max_bytes: int) -> StoredConversation:
-        """Return the trajectory of a sample."""
         path = f"trajectories/{item_name(row, attempt)}.json"
         file = next(iter(self._files(run, row, attempt, DbRunFile.path == path)), None)
         return self._content(file, max_bytes=max_bytes)
@@ -178,13 +194,11 @@ class PlatformSource:
         return (_not_away(self._content(files.get(each), max_bytes=max_bytes)) for each in paths)
 
     def artifacts(self, run: str, row: int, attempt: int) -> Sequence[StoredArtifact]:
-        """Return the files that an attempt left."""
         below = f"artifacts/{item_name(row, attempt)}/"
         files = self._files(run, row, attempt, DbRunFile.path.startswith(below, autoescape=True))
         return [StoredArtifact(file.path.removeprefix(below), file.size) for file in files]
 
     def open_artifact(self, run: str, row: int, attempt: int, path: str) -> BinaryIO:
-        """Open one of :meth:`artifacts`; a path that is none of them leads nowhere."""
         stored = f"artifacts/{item_name(row, attempt)}/{path}"
         file = next(iter(self._files(run, row, attempt, DbRunFile.path == storable(stored))), None)
         if file is None:
@@ -205,11 +219,14 @@ class PlatformSource:
             .limit(limit)
             .subquery()
         )
-        asked = SUMMARIES.add_columns(*found.c).join(found, found.c.run_id == DbRun.id)
+        asked = RUNS.add_columns(*found.c).join(found, found.c.run_id == DbRun.id)
         with self.services.db.session() as session:
             runs = self._runs(session)
             rows = session.execute(asked.order_by(*newest_first, found.c.row_index, found.c.run_index)).all()
-            return [(entry := runs.entry(*row[:3]), sample_entry(row, _threshold(entry))) for row in rows]
+            return [
+                (runs.entry(row[0]), sample_entry(row, evaluation_settings(row[0].request).pass_threshold))
+                for row in rows
+            ]
 
     def log(
         self,
@@ -220,13 +237,11 @@ class PlatformSource:
         cursor: str | None = None,
         direction: Literal["older", "newer"] = "older",
     ) -> LogPage:
-        """Return lines of a run's log, oldest first; without a cursor its end."""
         with self.services.db.session() as session:
             found = self._run(session, kind, run)
         return self.services.logs.page(found.id, limit=limit, direction=direction, cursor=cursor)
 
     def curves(self, run: str) -> TrainingCurves:
-        """Return the curves of a training run."""
         with self.services.db.session() as session:
             found = self._run(session, "training", run)
         services = self.services
@@ -235,65 +250,70 @@ class PlatformSource:
         return viewed_training(found, curves, services.lora_models.of_run(found.id), happened)
 
     def validation(self, run: str) -> ValidationSamples | None:
-        """Return what became of the samples of a training run's newest validation."""
-        stored = _not_away(self._validation_file(run, SAMPLES_PATH, max_bytes=LARGEST_BYTES))
+        stored = _not_away(self._validation_file(run, VALIDATION_SAMPLES, max_bytes=LARGEST_BYTES))
         return ValidationSamples.from_bytes(stored.content) if stored.content is not None else None
 
     def validation_conversation(
         self, run: str, row: int, attempt: int, *, max_bytes: int
     ) -> StoredConversation:
-        """Return the trajectory of one of these samples."""
         return self._validation_file(run, conversation_path(row, attempt), max_bytes=max_bytes)
 
     def changes(self, kind: RunKind, run: str, *, since: str | None = None) -> Changes:
         """Return how a run stands: one statement, and one more where samples have finished since."""
+        asked: Any = select(DbRun, func.coalesce(_POSITION, 0), func.coalesce(_LINE, 0))
+        samples: list[tuple[int, int]] = []
         with self.services.db.session() as session:
-            return read_changes(
-                session,
-                self.workspace_id,
-                kind,
-                run,
-                since=since,
-                waits=self.services.run_waits(),
-            )
+            found = session.execute(of_runs(asked, self.workspace_id, kind, run)).first()
+            if found is None:
+                raise _no_such_run(session, self.workspace_id, kind, run)
+            row, position, log_line = found
+            waits = self.services.runs.waits().read(session, [row]).why(row)
+            cursor = changes_cursor(_state_digest(row, waits), [position], log_line)
+            if since is not None and since != cursor and position > (seen := positions_in(since)[0]):
+                new = (DbSample.run_id == row.id, DbSample.position > seen)
+                finished = select(DbSample.row_index, DbSample.run_index).where(*new)
+                limited = session.execute(finished.limit(_MOST_CHANGED_SAMPLES + 1))
+                samples = [(row_index, attempt) for row_index, attempt in limited]
+        return Changes(
+            cursor,
+            row.status,
+            headline_of(row) if kind == "eval" else None,
+            samples=samples[:_MOST_CHANGED_SAMPLES],
+            more=len(samples) > _MOST_CHANGED_SAMPLES,
+            log_cursor=str(log_line),
+        )
 
     def kinds(self, names: Sequence[str]) -> Mapping[str, Collection[RunKind]]:
-        """Return of which kinds there is a run of each name, in one statement."""
         with self.services.db.session() as session:
-            return kinds_of(session, self.workspace_id, names)
+            found = session.execute(_named(self.workspace_id, names)).all()
+        return {name: frozenset(run.kind for run in found if name in (run.name, run.id)) for name in names}
 
     def run_samples(self, runs: Sequence[str]) -> Sequence[RunSamples]:
-        """Return evaluations as ``decisions`` reads them, in two statements."""
-        from osmosis_ai.platform.viewer.compared_runs import compared_runs
-        from osmosis_ai.platform.viewer.run_datasets import RunDataset
-
         with self.services.db.session() as session:
             found = compared_runs(session, find_runs(session, self.workspace_id, "eval", runs))
-        inputs = [(run.name, run.inputs.dataset_name, run.inputs.dataset_sha256) for run in found]
-        opened = [RunDataset(self.services, self.workspace_id, *known) for known in inputs]
-        return [replace(run, open_dataset=dataset) for run, dataset in zip(found, opened, strict=True)]
+        return [
+            replace(run, open_dataset=_RunDataset(self.services, self.workspace_id, run)) for run in found
+        ]
 
     def compared_training(self, runs: Sequence[str]) -> Sequence[tuple[RunDetail, TrainingCurves]]:
-        """Return training runs with their settings and curves, in two statements."""
         with self.services.db.session() as session:
             found = find_runs(session, self.workspace_id, "training", runs)
         curves = read_curves_of(self.services.db, [run.id for run in found])
         now = self.services.clock.now()
-        return [compared_training(run, curves[run.id], now=now) for run in found]
+        return [compared_training(run, curves[run.id], now) for run in found]
 
     def samples_of_row(self, digest: str, runs: Sequence[str], *, limit: int) -> list[list[SampleEntry]]:
-        """Return each evaluation's samples of a row, in two statements."""
-        from osmosis_ai.platform.viewer.compared_runs import samples_of_row
-
         with self.services.db.session() as session:
             found = find_runs(session, self.workspace_id, "eval", runs)
             return samples_of_row(session, found, digest, limit=limit)
 
     def _runs(self, session: Session) -> WorkspaceRuns:
-        return WorkspaceRuns(session, self.workspace_id, self.services.clock.now(), self.services.run_waits())
+        return WorkspaceRuns(
+            session, self.workspace_id, self.services.clock.now(), self.services.runs.waits()
+        )
 
     def _samples(self, session: Session, run: str) -> SampleLists:
-        return SampleLists(session, self._run(session, "eval", run), self.counts)
+        return SampleLists(session, self._run(session, "eval", run), self.services.sample_counts)
 
     def _run(self, session: Session, kind: RunKind, name: str) -> DbRun:
         return find_runs(session, self.workspace_id, kind, [name])[0]
@@ -329,7 +349,7 @@ class PlatformSource:
         if journal is None or samples.run.status in OPEN:
             return {}
         try:
-            held = self.counts.once(
+            held = self.services.sample_counts.once(
                 (samples.version, journal),
                 lambda: journal_details(blobs, journal, most_bytes=_MOST_HELD_BYTES),
             )
@@ -362,16 +382,96 @@ def _not_away(stored: StoredConversation) -> StoredConversation:
     return stored
 
 
-def _record(sample: DbSample) -> dict[str, Any]:
-    """Return what else is known of a sample."""
-    known = {name: getattr(sample, name) for name in _RECORDED}
-    return {name: value for name, value in known.items() if value not in (None, False)}
-
-
-def _threshold(run: RunEntry) -> float:
-    return run.headline.pass_threshold if run.headline is not None else 1.0
-
-
 def _no_sample(samples: SampleLists, row: int, attempt: int) -> NotFoundError:
     run, near = samples.run, samples.near(min(row, _LARGEST), min(attempt, _LARGEST))
-    return no_sample(run.name, row, attempt, near, rows=sampled_rows(run), n=evaluation_settings(run).n)
+    return no_sample(
+        run.name, row, attempt, near, rows=sampled_rows(run), n=evaluation_settings(run.request).n
+    )
+
+
+# -- runs by name ------------------------------------------------------------------------------------
+
+
+def find_runs(session: Session, workspace_id: str, kind: RunKind, names: Sequence[str]) -> list[DbRun]:
+    """Return the run of each name or id, in one statement."""
+    found = session.scalars(of_runs(RUNS, workspace_id, kind, *names)).all()
+    known = {run.id: run for run in found} | {run.name: run for run in found}
+    for name in names:
+        if name not in known:
+            raise _no_such_run(session, workspace_id, kind, name)
+    return [known[name] for name in names]
+
+
+def of_runs(asked: Select[Any], workspace_id: str, kind: RunKind, *names: str) -> Select[Any]:
+    """Return ``asked`` of the runs of these names or ids."""
+    mine = _named(workspace_id, names, _not_by_index(DbRun.kind) == kind).subquery()
+    return asked.join(mine, DbRun.id == mine.c.id)
+
+
+def _named(workspace_id: str, names: Sequence[str], *which: ColumnElement[bool]) -> CompoundSelect[Any]:
+    """Return the statement of the runs of these names or ids."""
+    known = [storable(name)[:255] for name in names]
+    asked = select(DbRun.id, DbRun.kind, DbRun.name).where(*which)
+    return union(
+        asked.where(DbRun.workspace_id == workspace_id, DbRun.name.in_(known)),
+        asked.where(_not_by_index(DbRun.workspace_id) == workspace_id, DbRun.id.in_(known)),
+    )
+
+
+def _not_by_index(column: Any) -> ColumnElement[str]:
+    return type_coerce(column.concat(""), String)
+
+
+def _no_such_run(session: Session, workspace_id: str, kind: RunKind, name: str) -> NotFoundError:
+    """Return the error about an unknown run, with the nearest names."""
+    mine = select(DbRun.name).where(DbRun.workspace_id == workspace_id, DbRun.kind == kind)
+    names = session.scalars(mine.order_by(DbRun.created_at.desc()).limit(_COMPARED_NAMES)).all()
+    group = COMMAND_GROUPS.get(kind)
+    return NotFoundError(
+        f"there is no {KIND_NAMES.get(kind, kind)} run '{name[:200]}' in this workspace.",
+        details={"nearest": nearest(name[:255], names, most=_NEAREST, cutoff=0)},
+        hint=f"see `{group} list`" if group else None,
+    )
+
+
+def _state_digest(run: DbRun, waits: str | None) -> str:
+    """Return a digest of everything that may change in a run except its samples and lines."""
+    is_stopping = run.stop_requested_at is not None
+    known = [run.id, run.status, run.revision, is_stopping, run.results, run.progress, run.error, waits]
+    return hashlib.sha256(orjson.dumps(known)).hexdigest()[:12]
+
+
+@dataclass(frozen=True)
+class _RunDataset:
+    """Opens the dataset of a run as a file, which exists as long as this object."""
+
+    services: PlatformServices
+    workspace_id: str
+    run: RunSamples
+
+    def __call__(self) -> Path:
+        """Return the file, with the bytes that the run used."""
+        name, wanted = self.run.name, self.run.inputs.dataset_sha256
+        with self.services.db.session() as session:
+            found = find_dataset(session, self.workspace_id, self.run.inputs.dataset_name or "")
+        if found is None or wanted is None or found.sha256 != wanted:
+            raise OsmosisError(f"the dataset that {name} used is not there any more, or another one by now.")
+        if found.file_size > LARGEST_DATASET_BYTES:
+            raise OsmosisError(
+                f"the dataset {found.name} is too large to be read for a page: {size(found.file_size)}. "
+                f"`osmosis eval info {name} --slice COLUMN` reads it on your machine."
+            )
+        target = self._directory / f"{found.name[:_DATASET_NAME_CHARS]}.{found.extension}"
+        try:
+            copied = open_dataset(self.services.db, self.services.blobs, found.id, target)
+        except OSError as error:
+            raise OsmosisError(f"the dataset {found.name} cannot be read here: {error.strerror}.") from error
+        if copied.sha256 != wanted:
+            raise OsmosisError(f"the dataset that {name} used has been replaced just now.")
+        return target
+
+    @cached_property
+    def _directory(self) -> Path:
+        made = Path(tempfile.mkdtemp(prefix="osmosis-dataset-"))
+        weakref.finalize(self, shutil.rmtree, made, ignore_errors=True)
+        return made

@@ -41,18 +41,19 @@ from osmosis_ai.evaluation.attempt_files import AttemptFiles
 from osmosis_ai.evaluation.conversation import LARGEST_CONVERSATION_BYTES
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.platform.log_lines import PLAN, WARNED, Level, LogLine
-from osmosis_ai.platform.runs.lifecycle import LeaseLostError, UploadLimitError
-from osmosis_ai.platform.runs.requests import read_training_request
-from osmosis_ai.platform.runs.training_names import (
+from osmosis_ai.platform.runs.lifecycle import (
     CHECKPOINTS,
-    KIND,
     RESUME,
     RESUME_FILE,
-    SAMPLES_PATH,
+    VALIDATION,
+    VALIDATION_SAMPLES,
+    LeaseLostError,
+    UploadLimitError,
     blobs_below,
     conversation_path,
     version_of,
 )
+from osmosis_ai.platform.runs.requests import read_training_request
 from osmosis_ai.platform.worker.client import OutgoingBlob
 from osmosis_ai.platform.worker.process import LEARNER_LOST
 from osmosis_ai.platform.worker.reporter import Reporter
@@ -425,8 +426,8 @@ class TrainingReports:
         files: list[RunFilePart] = []
         blobs: dict[str, IO[bytes]] = {}
         with tempfile.TemporaryFile(dir=self._directory.path) as packs:
-            for path, content in ((SAMPLES_PATH, listed), *self._conversations(samples)):
-                if path == SAMPLES_PATH or len(content) > _LARGEST_RANGE_BYTES:
+            for path, content in ((VALIDATION_SAMPLES, listed), *self._conversations(samples)):
+                if path == VALIDATION_SAMPLES or len(content) > _LARGEST_RANGE_BYTES:
                     where: dict[str, Any] = {"blob": f"{below}-{path.rpartition('/')[2]}"}
                     blobs[where["blob"]] = BytesIO(content)
                 else:
@@ -434,7 +435,7 @@ class TrainingReports:
                     where = {"blob": f"{below}-conversations", "offset": packs.tell(), "length": len(packed)}
                     packs.write(packed)
                     blobs[where["blob"]] = packs
-                files.append(RunFilePart(path=path, kind=KIND, size=len(content), **where))
+                files.append(RunFilePart(path=path, kind=VALIDATION, size=len(content), **where))
             self._send(TrainingNews(validation=ValidationPart(version=version, files=files)), blobs)
         self._validation = version
 

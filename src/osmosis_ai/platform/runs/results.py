@@ -1,6 +1,6 @@
-"""The metrics of evaluations: computed from their samples, stored on the run, and sent to clients.
+"""The results of runs: metrics of evaluations, computed from their samples, and curves of training runs.
 
-Unknown values are absent, never zero. While a run is active, its metrics are updated incrementally.
+Unknown values are absent, never zero. The metrics of an active evaluation are updated incrementally.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from itertools import groupby
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
 from osmosis_ai.controller.outcomes import LimitedBy
@@ -20,8 +22,12 @@ from osmosis_ai.datasets.selection import RowsDrawn
 from osmosis_ai.evaluation.metrics import Estimates, RunScore, compute_metrics
 from osmosis_ai.evaluation.results import AttemptTable
 from osmosis_ai.platform.db.engine import Database, DatabaseBusyError, StorageFullError
-from osmosis_ai.platform.db.tables import DbRun, DbRunShard, DbSample
-from osmosis_ai.platform.runs.requests import RowSelection, effective_eval_settings, read_eval_request
+from osmosis_ai.platform.db.tables import DbMetricPoint, DbRun, DbRunShard, DbSample
+from osmosis_ai.platform.log_lines import PLAN, WARNED
+from osmosis_ai.platform.logs import LogStore
+from osmosis_ai.platform.runs.requests import RowSelection, evaluation_settings
+from osmosis_ai.training.runs.curves import CurveMark, marked_warnings, restarts
+from osmosis_ai.training.runs.metrics import TITLES
 
 logger = logging.getLogger("osmosis_ai.platform.queue")
 
@@ -64,7 +70,7 @@ def summarised_results(known: Mapping[str, Any], metrics: Mapping[str, Any]) -> 
 def headline_of(run: DbRun) -> RunScore | None:
     """Return a run's result in a line; None before any sample is counted."""
     rows = rows_of(run)
-    planned = rows.rows * effective_eval_settings(run.request)["n"] if rows is not None else 0
+    planned = rows.rows * evaluation_settings(run.request).n if rows is not None else 0
     return RunScore.of_results(run.results or {}, planned=planned, rows=rows)
 
 
@@ -72,6 +78,15 @@ def rows_of(run: DbRun) -> RowsDrawn | None:
     """Return the number of rows that a run uses, and how they were selected."""
     sampled = (run.results or {}).get("sampled_rows")
     return RowSelection.read(run.selection).drawn(sampled) if run.selection and sampled is not None else None
+
+
+def eval_config(run: DbRun) -> dict[str, Any]:
+    """Return the settings of an evaluation with defaults, and with seeds if the platform executed it."""
+    config = evaluation_settings(run.request).model_dump(exclude_none=True)
+    if run.imported is not None:
+        return config
+    draw_seed = RowSelection.read(run.selection).draw_seed if run.selection else None
+    return {**config, "seed": run.seed, **({"row_draw_seed": draw_seed} if draw_seed is not None else {})}
 
 
 @dataclass
@@ -120,7 +135,7 @@ class MetricsUpdater:
         return metrics
 
     def _measure(self, run: DbRun) -> tuple[_Counted, dict[str, Any]]:
-        settings = read_eval_request(run.request).evaluation
+        settings = evaluation_settings(run.request)
         counted = self._tables.get(run.id)
         if counted is None or counted.revision != run.revision:
             rows = int((run.results or {}).get("sampled_rows") or 0)
@@ -184,3 +199,65 @@ def _limited_by(shards: Sequence[DbRunShard]) -> LimitedBy | None:
         return LimitedBy.model_validate(max(known, key=lambda shard: shard.worked_s).limited_by)
     except ValueError:
         return None
+
+
+# -- curves ------------------------------------------------------------------------------------------
+
+# Plain columns: a long run has hundreds of thousands of points.
+_POINTS = (
+    select(
+        DbMetricPoint.run_id,
+        DbMetricPoint.key,
+        DbMetricPoint.step,
+        DbMetricPoint.value,
+        DbMetricPoint.timestamp,
+    )
+    .where(DbMetricPoint.run_id.in_(bindparam("run_ids", expanding=True)))
+    .order_by(DbMetricPoint.run_id, DbMetricPoint.key, DbMetricPoint.step)
+    .execution_options(yield_per=5000)
+)
+_POSITION = {key: position for position, key in enumerate(TITLES)}
+_LAST = len(_POSITION)
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """The value of a metric after a step."""
+
+    step: int
+    value: float
+    timestamp: datetime
+
+
+Curves = dict[str, list[CurvePoint]]
+"""The points of each metric, at least one, by rising step."""
+
+
+def read_curves(db: Database, run_id: str) -> Curves:
+    """Return a run's curves in the order in which users want to see them; metrics of other trainers come last."""
+    return read_curves_of(db, [run_id])[run_id]
+
+
+def read_curves_of(db: Database, run_ids: Sequence[str]) -> dict[str, Curves]:
+    """Return the curves of each of some runs like :func:`read_curves`, in one statement."""
+    found: dict[str, Curves] = {run_id: {} for run_id in run_ids}
+    with db.session() as session:
+        rows = session.execute(_POINTS, {"run_ids": list(run_ids)})
+        for (run_id, key), points in groupby(rows, key=lambda row: (row[0], row[1])):
+            found[run_id][key] = [CurvePoint(*row[2:]) for row in points]
+    return {
+        run_id: {key: curves[key] for key in sorted(curves, key=lambda key: (_POSITION.get(key, _LAST), key))}
+        for run_id, curves in found.items()
+    }
+
+
+def values_of(curves: Curves) -> dict[str, list[tuple[int, float]]]:
+    """Return step and value of each point."""
+    return {key: [(point.step, point.value) for point in points] for key, points in curves.items()}
+
+
+def logged_marks(logs: LogStore, run_id: str) -> list[CurveMark]:
+    """Return marks for resumed steps and warnings from the run's log."""
+    plans, warnings = logs.marks(run_id, PLAN), logs.marks(run_id, WARNED)
+    texts = ((line.message or "", line.details) for line in warnings if line.details)
+    return [*restarts(plan.details for plan in plans if plan.details), *marked_warnings(texts)]

@@ -1,4 +1,4 @@
-"""Pages of a run's samples, and their counts."""
+"""The samples of runs: pages and counts of one run's, and all of some runs for comparisons."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
+import numpy as np
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
@@ -23,7 +24,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session
 
+from osmosis_ai.api.models.eval_runs import RunOrigin
 from osmosis_ai.config.sections import EvaluationSettings
+from osmosis_ai.decisions.samples import SAMPLE_FIELDS, ComparedInputs, RunSamples, SampleCollector
+from osmosis_ai.errors import ConflictError
 from osmosis_ai.platform.db.keyset import (
     KeysetOrder,
     KeysetPlace,
@@ -33,7 +37,8 @@ from osmosis_ai.platform.db.keyset import (
     reversed_place,
 )
 from osmosis_ai.platform.db.tables import DbRun, DbSample
-from osmosis_ai.platform.runs.requests import effective_eval_settings
+from osmosis_ai.platform.runs.lifecycle import OPEN
+from osmosis_ai.platform.runs.requests import evaluation_settings
 from osmosis_ai.viewer.cursors import SamplePosition, item_page, sample_cursor, sample_position
 from osmosis_ai.viewer.shared_reads import SharedReads
 from osmosis_ai.viewer.source import FailureCount, Histogram, ItemPage, SampleEntry, SampleQuery
@@ -59,12 +64,12 @@ _FIELDS = (
     "boundary",
     "error",
     "finish_reasons",
+    "input",
+    "output",
 )
-_SHOWN = (
-    *_PLACE,
-    *(getattr(DbSample, name) for name in (*_FIELDS, "input", "output", "run_id", "error_type")),
-)
-_COLUMNS = (*_SHOWN, DbSample.category, DbSample.source_row_index)
+_BESIDES = ("run_id", "error_type", "category", "source_row_index")
+SAMPLE_COLUMNS = (*_PLACE, *(getattr(DbSample, name) for name in (*_FIELDS, *_BESIDES)))
+"""What :func:`sample_entry` reads."""
 _BY_REWARD = ("passed", "failed")
 _RANGES = ("reward", "tokens", "duration_ms", "cost_usd")
 _category = func.coalesce(DbSample.category, DbSample.error_type)
@@ -107,7 +112,7 @@ class SampleLists:
 
     @cached_property
     def _settings(self) -> EvaluationSettings:
-        return evaluation_settings(self.run)
+        return evaluation_settings(self.run.request)
 
     @property
     def version(self) -> tuple[object, ...]:
@@ -192,7 +197,7 @@ class SampleLists:
 
     def _rows(self, query: SampleQuery) -> Select[Any]:
         """Return the statement of a query's samples."""
-        return self._all(select(*_COLUMNS)).where(*self._conditions(query, walked=_VALUES[query.sort]))
+        return self._all(select(*SAMPLE_COLUMNS)).where(*self._conditions(query, walked=_VALUES[query.sort]))
 
     def _all(self, statement: Select[Any]) -> Select[Any]:
         """Return a statement over all samples of the run."""
@@ -320,8 +325,6 @@ class SampleLists:
 
     def _count_rewards(self) -> Histogram | None:
         """Return the histogram; rewards are few or many, but each is read once, in the order of its index."""
-        import numpy as np
-
         counted: tuple[Any, ...] = (DbSample.reward, func.count())
         found = self.session.execute(
             self._all(select(*counted)).where(_SCORED).group_by(DbSample.reward)
@@ -333,11 +336,6 @@ class SampleLists:
         return replace(sample_entry(row, self._settings.pass_threshold), flaky=is_flaky)
 
 
-def evaluation_settings(run: DbRun) -> EvaluationSettings:
-    """Return the settings of an evaluation, with the defaults of those that it does not have."""
-    return EvaluationSettings(**effective_eval_settings(run.request))
-
-
 def sampled_rows(run: DbRun) -> int:
     """Return how many rows of the dataset an evaluation uses."""
     return int((run.results or {}).get("sampled_rows") or 0)
@@ -345,7 +343,7 @@ def sampled_rows(run: DbRun) -> int:
 
 def sample_entry(row: Any, pass_threshold: float) -> SampleEntry:
     """Return the line of a table that a row stands for."""
-    known = {name: getattr(row, name) for name in (*_FIELDS, "input", "output")}
+    known = {name: getattr(row, name) for name in _FIELDS}
     scored = row.status == "success" and row.reward is not None
     known["reward"] = row.reward if scored else None
     return SampleEntry(
@@ -358,10 +356,6 @@ def sample_entry(row: Any, pass_threshold: float) -> SampleEntry:
     )
 
 
-SAMPLE_COLUMNS = _COLUMNS
-"""What :func:`sample_entry` reads."""
-
-
 def _value(column: Any, walked: Any) -> Any:
     """Return a value to be compared: SQLite would read a range of its index and sort, where another is walked."""
     return column if column is walked else column + 0
@@ -371,3 +365,104 @@ def _position(query: SampleQuery, row: Any, backward: bool) -> SamplePosition:
     column = _VALUES[query.sort]
     value = getattr(row, column.key) if column is not None else None
     return SamplePosition(value, row.row_index, row.run_index, backward=backward)
+
+
+# -- comparisons -------------------------------------------------------------------------------------
+
+_BATCH = 5000
+_COMPARED = (
+    "status",
+    "reward",
+    "cost_usd",
+    "tokens",
+    "duration_ms",
+    "model_latency_ms",
+    "row_digest",
+    "source_row_index",
+)
+_COMPARED_COLUMNS = (
+    DbSample.row_index.label("row"),
+    DbSample.run_index.label("attempt"),
+    *(getattr(DbSample, name) for name in (*_COMPARED, "run_id")),
+)
+
+
+def compared_runs(session: Session, runs: Sequence[DbRun]) -> list[RunSamples]:
+    """Return evaluations, in one statement however many they are."""
+    collectors: dict[str, SampleCollector] = {}
+    for run in runs:
+        rows, n = sampled_rows(run), evaluation_settings(run.request).n
+        if not rows:
+            raise ConflictError(f"the run {run.name} is {run.status}: it has no row yet.")
+        empty = _without_samples(run)
+        collectors[run.id] = SampleCollector(empty, rows=rows, n=n, source="the platform")
+    samples = select(*_COMPARED_COLUMNS).where(DbSample.run_id.in_(collectors))
+    for sample in session.execute(samples.execution_options(yield_per=_BATCH)):
+        collectors[sample.run_id].add(sample)
+    return [collectors[run.id].run() for run in runs]
+
+
+def samples_of_row(
+    session: Session, runs: Sequence[DbRun], row_digest: str, *, limit: int
+) -> list[list[SampleEntry]]:
+    """Return each evaluation's samples of a row, in one statement for at most ``limit`` of them."""
+    rows = session.execute(
+        select(*SAMPLE_COLUMNS)
+        .where(DbSample.row_digest == row_digest, DbSample.run_id.in_({run.id for run in runs}))
+        .order_by(DbSample.row_index, DbSample.run_index)
+        .limit(limit)
+    ).all()
+    thresholds = [evaluation_settings(run.request).pass_threshold for run in runs]
+    return [
+        [sample_entry(row, threshold) for row in rows if row.run_id == run.id]
+        for run, threshold in zip(runs, thresholds, strict=True)
+    ]
+
+
+def _without_samples(run: DbRun) -> RunSamples:
+    imported = run.imported or {}
+    origin = RunOrigin.model_validate(run.imported) if run.imported is not None else None
+    return RunSamples(
+        name=run.name,
+        run_id=imported.get("local_run_id") or run.id,
+        place="platform",
+        location=run.name,
+        status=run.status,
+        inputs=_inputs(run),
+        row_keys=(),
+        keyed_by="row_digest",
+        source_rows=np.zeros(0, dtype=np.int64),
+        samples=np.zeros(0, dtype=np.dtype(SAMPLE_FIELDS)),
+        planned=sampled_rows(run) * evaluation_settings(run.request).n,
+        unfinished=_unfinished(run),
+        imported=origin.words if origin is not None else None,
+        revision=run.revision,
+    )
+
+
+def _inputs(run: DbRun) -> ComparedInputs:
+    imported, settings = run.imported or {}, evaluation_settings(run.request)
+    return ComparedInputs(
+        model=run.model_path,
+        dataset_name=run.dataset_name,
+        dataset_sha256=(run.selection or {}).get("sha256"),
+        rollout=run.rollout_name,
+        entrypoint=(run.request.get("experiment_config") or {}).get("entrypoint"),
+        grader_digest=run.grader_digest,
+        commit=run.commit_sha or imported.get("git_head"),
+        dirty=imported.get("git_dirty") if run.imported is not None else False,
+        n=settings.n,
+        seed=run.seed if run.imported is None else None,
+        pass_threshold=settings.pass_threshold,
+        env=dict(run.request.get("env_config") or {}),
+    )
+
+
+def _unfinished(run: DbRun) -> str | None:
+    """Return why a run proves nothing yet; None when it does."""
+    if run.status == "finished":
+        return None
+    if run.status in OPEN:
+        return f"the run {run.name} is {run.status}: its samples are not all there yet."
+    said = f" ({run.error.rstrip('.')})" if run.error else ""
+    return f"the run is {run.status}, not finished{said}: a part of a run proves nothing."

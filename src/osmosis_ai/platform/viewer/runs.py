@@ -1,8 +1,8 @@
-"""Pages of a workspace's runs, whatever their number, and each run's line."""
+"""A workspace's runs as pages show them: lists of any size, each run's line, and a run in full."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -10,9 +10,13 @@ from typing import Any, get_args
 
 import orjson
 from sqlalchemy import ColumnElement, Select, and_, bindparam, case, func, or_, select, tuple_
-from sqlalchemy.orm import Session, aliased
+from sqlalchemy.orm import Session, aliased, joinedload
 
+from osmosis_ai.api.models.eval_runs import RunOrigin
+from osmosis_ai.api.models.training_runs import ValidatedRows
+from osmosis_ai.config.toml_text import config_text
 from osmosis_ai.evaluation.metrics import Estimates
+from osmosis_ai.platform.accounts import display_name
 from osmosis_ai.platform.db.keyset import (
     KeysetOrder,
     KeysetPlace,
@@ -21,12 +25,19 @@ from osmosis_ai.platform.db.keyset import (
     read_page,
     text_of,
 )
-from osmosis_ai.platform.db.tables import DbRun, DbUser, duration_ms
-from osmosis_ai.platform.runs.eval_results import headline_of
-from osmosis_ai.platform.runs.lifecycle import OPEN, RunKind
-from osmosis_ai.platform.runs.waiting import RunWaits
+from osmosis_ai.platform.db.tables import DbLoraModel, DbRun, DbUser, duration_ms
+from osmosis_ai.platform.models import adapter_size
+from osmosis_ai.platform.runs.lifecycle import COMMAND_GROUPS, OPEN, VALIDATION, RunKind
+from osmosis_ai.platform.runs.requests import effective_training_config, read_training_request
+from osmosis_ai.platform.runs.results import Curves, eval_config, headline_of, rows_of, values_of
+from osmosis_ai.platform.runs.run_store import RunWaits
+from osmosis_ai.platform.viewer.samples import SampleLists
+from osmosis_ai.training.runs.curves import CurveMark, SavedAdapter, TrainingCurves, ValidationHeadline
+from osmosis_ai.training.runs.metrics import TITLES
+from osmosis_ai.ui.numbers import amount, date
+from osmosis_ai.ui.run_numbers import execution_rows
 from osmosis_ai.viewer.cursors import Scalar, decode, encode, item_page, order_of, refused
-from osmosis_ai.viewer.source import ItemPage, RunEntry, RunQuery
+from osmosis_ai.viewer.source import ItemPage, RunDetail, RunEntry, RunQuery
 
 KINDS: tuple[RunKind, ...] = get_args(RunKind)
 _ORDERS: Mapping[str, Any] = {
@@ -39,8 +50,8 @@ _ORDERS: Mapping[str, Any] = {
 }
 _NEVER_NULL = ("started", "status")
 _SEARCHED = (DbRun.name, DbRun.model_path, DbRun.dataset_name, DbRun.rollout_name)
-SUMMARIES = select(DbRun, DbUser.name, DbUser.email).outerjoin(DbUser, DbUser.id == DbRun.creator_id)
-"""What :meth:`WorkspaceRuns.entry` takes, of every run."""
+RUNS = select(DbRun).options(joinedload(DbRun.creator))
+_LISTED = RUNS.where(DbRun.id.in_(bindparam("ids", expanding=True)))
 _LOOKED_AT = 100
 _TREND = 10
 """The most numbers of a trend, including the run's own."""
@@ -62,9 +73,10 @@ class WorkspaceRuns:
         conditions = _conditions(self.session, query)
         order = _order(query)
         keys = (DbRun.id, *((order.value,) if order.value is not None else order.ties))
-        ranges = [self._of_kind(select(*keys), kind).where(*conditions) for kind in kinds]
+        mine = select(*keys).where(DbRun.workspace_id == self.workspace_id, *conditions)
+        ranges = [mine.where(DbRun.kind == kind) for kind in kinds]
         found = read_page(self.session, ranges, order, place, limit=limit + 1)
-        entries = self.entries([row.id for row in found[:limit]])
+        entries = self._entries(_LISTED, {"ids": [row.id for row in found[:limit]]}) if found else {}
         page = item_page(
             found,
             place.backward if place is not None else None,
@@ -74,15 +86,12 @@ class WorkspaceRuns:
         )
         return ItemPage(page.items, page.next, page.previous, self._counts(query, kinds, conditions))
 
-    def entries(self, ids: Sequence[str]) -> dict[str, RunEntry]:
+    def _entries(self, runs: Select[Any], bound: Mapping[str, Any]) -> dict[str, RunEntry]:
         """Return the lines of some runs by their ids, each with how those before it went."""
-        return self._entries(SUMMARIES.where(DbRun.id.in_(ids)), {}) if ids else {}
-
-    def _entries(self, summaries: Any, bound: Mapping[str, str]) -> dict[str, RunEntry]:
-        rows = self.session.execute(summaries, bound).all()
-        self.waits.read(self.session, [row[0] for row in rows])
-        trends = _read_trends(self.session, [row[0].id for row in rows])
-        return {row[0].id: self.entry(*row, trend=trends.get(row[0].id, ())) for row in rows}
+        found = self.session.scalars(runs, bound).all()
+        self.waits.read(self.session, found)
+        trends = _read_trends(self.session, [run.id for run in found])
+        return {run.id: self.entry(run, trends.get(run.id, ())) for run in found}
 
     def with_previous(self, run: DbRun) -> tuple[RunEntry, RunEntry | None]:
         """Return a run's line, and that of the run before it that it can be compared with."""
@@ -90,20 +99,9 @@ class WorkspaceRuns:
         own, before = found.pop(run.id), next(iter(found.values()), None)
         return own, before
 
-    def entry(
-        self,
-        run: DbRun,
-        creator_name: str | None,
-        creator_email: str | None,
-        *,
-        trend: Sequence[float | None] = (),
-    ) -> RunEntry:
-        """Return the line of a run, of what :data:`SUMMARIES` reads."""
-        waits = self.waits.why(run)
-        return run_entry(run, creator_name, creator_email, now=self.now, trend=trend, waits=waits)
-
-    def _of_kind(self, statement: Select[Any], kind: str) -> Select[Any]:
-        return statement.where(DbRun.workspace_id == self.workspace_id, DbRun.kind == kind)
+    def entry(self, run: DbRun, trend: Sequence[float | None] = ()) -> RunEntry:
+        """Return the line of a run."""
+        return run_entry(run, self.now, trend=trend, waits=self.waits.why(run))
 
     def _counts(
         self, query: RunQuery, kinds: Sequence[str], conditions: Sequence[ColumnElement[bool]]
@@ -136,11 +134,11 @@ def _read_trends(session: Session, ids: Sequence[str]) -> dict[str, tuple[float 
 
 @lru_cache
 def _with_preceding() -> Any:
-    """Return the statement of the run with ``run_id`` and the one before that it can be compared with, made once likewise."""
+    """Return the statement of the run with ``run_id`` and the one before that it can be compared with."""
     run, earlier = aliased(DbRun), aliased(DbRun)
     before = _comparable(run, earlier, earlier.id).offset(1).limit(1).correlate(run).scalar_subquery()
     preceding = select(before).where(run.id == bindparam("run_id")).scalar_subquery()
-    return SUMMARIES.where(or_(DbRun.id == bindparam("run_id"), DbRun.id == preceding))
+    return RUNS.where(or_(DbRun.id == bindparam("run_id"), DbRun.id == preceding))
 
 
 def _comparable(run: Any, earlier: Any, wanted: Any) -> Select[Any]:
@@ -193,20 +191,14 @@ def _measured(run: Any) -> list[ColumnElement[Any]]:
 
 
 def run_entry(
-    run: DbRun,
-    creator_name: str | None,
-    creator_email: str | None,
-    *,
-    now: datetime,
-    trend: Sequence[float | None] = (),
-    waits: str | None = None,
+    run: DbRun, now: datetime, *, trend: Sequence[float | None] = (), waits: str | None = None
 ) -> RunEntry:
     """Return the line of a run."""
     estimates = Estimates.read((run.metrics or {}).get("estimates")) if run.kind == "eval" else None
     reward = estimates.reward if estimates is not None else None
     imported = run.imported or {}
     return RunEntry(
-        "eval" if run.kind == "eval" else "training",
+        run.kind,
         run.name,
         run.id,
         run.status,
@@ -215,7 +207,7 @@ def run_entry(
         model=run.model_path,
         dataset=run.dataset_name,
         rollout=run.rollout_name,
-        person=creator_name or creator_email,
+        person=display_name(run.creator),
         commit=run.commit_sha or imported.get("git_head"),
         dirty=imported.get("git_dirty"),
         config=f"{run.rollout_name} on {run.dataset_name}",
@@ -286,3 +278,135 @@ def _value(query: RunQuery, value: Scalar, cursor: str) -> datetime | str | floa
     if isinstance(value, str):
         raise refused(cursor)
     return None if value is None else float(value)
+
+
+# -- a run in full -----------------------------------------------------------------------------------
+
+
+def eval_detail(entry: RunEntry, previous: RunEntry | None, samples: SampleLists) -> RunDetail:
+    """Return an evaluation in full."""
+    run, metrics = samples.run, samples.run.metrics or {}
+    return RunDetail(
+        entry,
+        estimates=Estimates.read(metrics.get("estimates")),
+        summary_numbers=metrics.get("summary") or {},
+        config_written=_submitted(run),
+        config_effective=_sections(run),
+        facts=_known(("Waits", entry.waits), *_eval_facts(run)),
+        secret_names=_secret_names(run),
+        failures=samples.failures(),
+        rewards=samples.rewards(),
+        previous=previous,
+        commands=[*_commands(run), f"{COMMAND_GROUPS[run.kind]} download {run.name}"],
+    )
+
+
+def training_detail(
+    entry: RunEntry, previous: RunEntry | None, run: DbRun, curves: Curves, *, resumable: bool
+) -> RunDetail:
+    """Return a training run in full, but for its curves."""
+    return RunDetail(
+        entry,
+        summary_numbers=run.results or {},
+        config_written=_submitted(run),
+        config_effective=effective_training_config(read_training_request(run.request)),
+        facts=_known(("Waits", entry.waits), *_training_facts(run, curves)),
+        secret_names=_secret_names(run),
+        previous=previous,
+        commands=[*_commands(run), *([f"{COMMAND_GROUPS[run.kind]} resume {run.name}"] if resumable else [])],
+    )
+
+
+def compared_training(run: DbRun, curves: Curves, now: datetime) -> tuple[RunDetail, TrainingCurves]:
+    """Return what a comparison reads of a training run: its settings and curves."""
+    settings = effective_training_config(read_training_request(run.request))
+    return RunDetail(run_entry(run, now), config_effective=settings), viewed_training(run, curves, ())
+
+
+def viewed_training(
+    run: DbRun,
+    curves: Curves,
+    models: Sequence[DbLoraModel],
+    happened: Sequence[CurveMark] = (),
+) -> TrainingCurves:
+    """Return the curves of a run, its checkpoints and its newest validation."""
+    return TrainingCurves.of(
+        values_of(curves),
+        {key: TITLES.get(key, key) for key in curves},
+        happened,
+        [saved_adapter(model) for model in models],
+        ValidatedRows(**run.metrics[VALIDATION]) if run.metrics and VALIDATION in run.metrics else None,
+    )
+
+
+def _known(*facts: tuple[str, str | None]) -> list[tuple[str, str]]:
+    return [(label, value) for label, value in facts if value]
+
+
+def _eval_facts(run: DbRun) -> Iterator[tuple[str, str]]:
+    rows = rows_of(run)
+    if run.imported is not None:
+        yield "Imported", RunOrigin.model_validate(run.imported).words
+    if run.revision:
+        yield "Retried", f"{amount(run.revision, 'time')}, last {date(run.retried_at)}"
+    yield "Rows", rows.words if rows is not None else ""
+    yield from _common_facts(run)
+    yield "Grader", run.grader_digest or ""
+
+
+def _training_facts(run: DbRun, curves: Curves) -> Iterator[tuple[str, str]]:
+    results = run.results or {}
+    if "current_step" in results:
+        yield "Step", f"{results['current_step']:,} of {results.get('total_steps') or 0:,}"
+    validation = ValidationHeadline.of(values_of(curves))
+    if validation is not None:
+        yield from validation.facts()
+    yield from _common_facts(run)
+    yield "Ended because", str(results.get("ending") or "")
+
+
+def _common_facts(run: DbRun) -> Iterator[tuple[str, str]]:
+    done = run.progress or {}
+    if done:
+        yield "Progress", f"{done.get('completed') or 0:,} of {done.get('total') or 0:,} samples"
+    yield "Entrypoint", str((run.request.get("experiment_config") or {}).get("entrypoint") or "")
+    yield "Branch", run.branch or ""
+    yield "Seed", str(run.seed) if run.imported is None else ""
+    yield "Environment", run.environment or ""
+    yield "Isolation", run.isolation or ""
+    yield "Dataset, SHA-256", str((run.selection or {}).get("sha256") or "")
+    yield "Submitted", date(run.created_at)
+    yield from execution_rows(run.request.get("advanced_config"))
+    yield "Platform", run.platform_version or ""
+
+
+def _submitted(run: DbRun) -> str | None:
+    """Return the submitted config; an imported run has none."""
+    return config_text(run.request) if run.imported is None else None
+
+
+def _sections(run: DbRun) -> Mapping[str, Any]:
+    """Return the sections of an evaluation's config, with defaults."""
+    found = {
+        "experiment": run.request.get("experiment_config"),
+        "evaluation": eval_config(run),
+        "env": run.request.get("env_config"),
+        "advanced": run.request.get("advanced_config"),
+    }
+    return {name: section for name, section in found.items() if section}
+
+
+def _secret_names(run: DbRun) -> list[str]:
+    required = (run.request.get("secrets") or {}).get("required") or ()
+    return sorted({*(run.secret_scopes or {}), *map(str, required)})
+
+
+def _commands(run: DbRun) -> list[str]:
+    group = COMMAND_GROUPS[run.kind]
+    return [f"{group} info {run.name}", f"{group} logs {run.name}"]
+
+
+def saved_adapter(model: DbLoraModel) -> SavedAdapter:
+    """Return an adapter as pages show it."""
+    reward = model.validation_reward
+    return SavedAdapter(model.name, model.step, reward, adapter_size(model), model.deployment_status)

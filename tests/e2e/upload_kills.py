@@ -110,9 +110,9 @@ class UploadBench:
         services = self.services
         assert services.datasets.ingest.wait_idle(120)
         (workspace,) = (each for each in services.workspaces.all() if each.name == "fern")
-        records, total = services.datasets.list(workspace.id, limit=10, offset=0)
-        assert total == 1 and records[0].row.status == "uploaded", moment
-        key = records[0].row.blob_key
+        found = services.datasets.page(workspace.id, limit=10, offset=0)
+        assert found.counts["total"] == 1 and found.items[0].status == "uploaded", moment
+        key = found.items[0].blob_key
         assert key is not None
         with services.blobs.open(key) as stored:
             assert stored.read() == self.content, moment

@@ -472,7 +472,8 @@ def test_with_a_removed_user_go_tokens_and_personal_secrets_and_their_work_stays
         assert [secret.scope for secret in session.scalars(select(DbSecret))] == ["workspace"]
         assert session.scalar(select(DbToken.id).where(DbToken.user_id == member.user.id)) is None
         kept = {
-            row.name: (row.status, row.creator_id, row.upload) for row in session.scalars(select(DbDataset))
+            row.name: (row.status, row.creator_id, row.pending_upload)
+            for row in session.scalars(select(DbDataset))
         }
     status, _, upload = kept.pop("sent")
     assert status == "processing" and upload is not None and upload["creator_id"] is None

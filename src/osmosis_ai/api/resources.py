@@ -12,7 +12,11 @@ from osmosis_ai.api.models.auth import (
     DeviceAuthorization,
     DeviceAuthorizeRequest,
     DeviceTokenRequest,
+    Intent,
     IssuedToken,
+    QuickstartChoice,
+    QuickstartRecorded,
+    QuickstartStatus,
     Verification,
     WorkspaceList,
 )
@@ -54,13 +58,12 @@ from osmosis_ai.api.models.models import (
     LoraModelList,
     ModelDownload,
 )
-from osmosis_ai.api.models.quickstart import Intent, QuickstartChoice, QuickstartRecorded, QuickstartStatus
-from osmosis_ai.api.models.rollout_servers import (
+from osmosis_ai.api.models.rollouts import (
     RegisteredRolloutServer,
+    RolloutList,
     RolloutServerList,
     RolloutServerRegistration,
 )
-from osmosis_ai.api.models.rollouts import RolloutList
 from osmosis_ai.api.models.runs import (
     EvalRetry,
     EvalRunSubmit,

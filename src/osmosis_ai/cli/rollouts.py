@@ -15,7 +15,7 @@ from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import Column, ListResult, OperationResult, Status, Timestamp
 
 if TYPE_CHECKING:
-    from osmosis_ai.api.models.rollout_servers import RegisteredRolloutServer
+    from osmosis_ai.api.models.rollouts import RegisteredRolloutServer
 
 DiffOption = Annotated[
     bool, typer.Option("--diff", help="If files exist, show how the new ones differ.", show_default=False)

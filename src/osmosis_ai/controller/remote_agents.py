@@ -23,7 +23,7 @@ from aiohttp.abc import ResolveResult
 from aiohttp.resolver import ThreadedResolver
 from pydantic import BaseModel, FailFast, Field, ValidationError
 
-from osmosis_ai.api.models.rollout_servers import HealthCheckResult, RolloutServerInfo
+from osmosis_ai.api.models.rollouts import HealthCheckResult, RolloutServerInfo
 from osmosis_ai.api.platform_url import is_loopback
 from osmosis_ai.controller.callbacks import (
     ADMISSION_TIMEOUT_S,

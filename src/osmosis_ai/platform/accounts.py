@@ -83,8 +83,6 @@ class TokenRejected(OsmosisError):
 
 
 class AccountStore:
-    """The users of one platform and their tokens."""
-
     def __init__(self, db: Database, clock: Clock) -> None:
         self._db = db
         self._clock = clock
@@ -111,7 +109,6 @@ class AccountStore:
         return user
 
     def find_user(self, email: str) -> DbUser:
-        """Return the user with this address."""
         address = _normal_email(email)
         with self._db.session() as session:
             user = session.scalar(select(DbUser).where(DbUser.email == address))
@@ -233,7 +230,6 @@ class AccountStore:
             return [(token, user) for token, user in rows]
 
     def find_token(self, token_id: str) -> DbToken:
-        """Return a token by its id."""
         with self._db.session() as session:
             token = session.get(DbToken, token_id)
         if token is None:
@@ -276,11 +272,6 @@ def note_use(db: Database, clock: Clock, token: DbToken | DbWorkerToken) -> None
             session.execute(update(table).where(table.id == token.id).values(last_used_at=clock.now()))
     except (DatabaseBusyError, StorageFullError):
         return
-
-
-def display_name(user: DbUser | None) -> str | None:
-    """Return a user's name, or else the address; None without a user."""
-    return user.name or user.email if user is not None else None
 
 
 def bootstrap(db: Database, clock: Clock) -> FirstLogin | None:

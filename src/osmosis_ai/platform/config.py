@@ -60,7 +60,6 @@ class RayCluster:
 
     @classmethod
     def from_json(cls, written: Mapping[str, Any]) -> RayCluster:
-        """Return the result of :meth:`to_json` as an object."""
         file = written["token_file"]
         return cls(written["address"], Path(file) if file else None, written["allow_open"])
 
@@ -84,8 +83,6 @@ class RayCluster:
 
 @dataclass(frozen=True)
 class PlatformConfig:
-    """The settings of one platform."""
-
     home: Path
     database_url: str = ""
     host: str = DEFAULT_HOST
@@ -130,7 +127,6 @@ class PlatformConfig:
 
     @property
     def blobs_dir(self) -> Path:
-        """Where the local blob store keeps its files."""
         return self.home / "blobs"
 
     @property
@@ -151,17 +147,14 @@ class PlatformConfig:
 
     @property
     def git_dir(self) -> Path:
-        """Where the mirrors of connected repositories are stored."""
         return self.home / "git"
 
     @property
     def keys_dir(self) -> Path:
-        """Where encryption and signing keys are stored."""
         return self.home / "keys"
 
     @property
     def runs_dir(self) -> Path:
-        """Where runs keep their working files."""
         return self.home / "runs"
 
     @property
@@ -191,7 +184,6 @@ class PlatformConfig:
 
 
 def from_environment(env: Mapping[str, str] | None = None) -> PlatformConfig:
-    """Return the configuration that the environment describes."""
     variables = os.environ if env is None else env
     read = _Variables(variables)
     ray = read.setting(ray_cluster, None)

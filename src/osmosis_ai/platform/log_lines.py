@@ -28,8 +28,6 @@ WARNED: Final = "warning"
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One line to be logged."""
-
     message: str
     level: Level = "info"
     step: str = ""

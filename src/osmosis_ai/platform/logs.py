@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Literal
 
 from sqlalchemy import insert, select, text
 from sqlalchemy.orm import Session
@@ -22,8 +22,6 @@ Direction = Literal["older", "newer"]
 
 
 class LogStore:
-    """The logs of one platform."""
-
     def __init__(self, db: Database, clock: Clock) -> None:
         self._db = db
         self._clock = clock
@@ -44,7 +42,18 @@ class LogStore:
         redactor: Redactor = _NOTHING_SECRET,
     ) -> None:
         """As :meth:`append`, as part of the caller's transaction."""
-        rows = self._rows(subject_id, lines, redactor)
+        now = self._clock.now()
+        rows = [
+            {
+                "subject_id": subject_id,
+                "timestamp": line.timestamp or now,
+                "level": line.level,
+                "step": line.step[:64],
+                "message": bounded(redactor.text(storable(line.message))),
+                "details": bounded_details(line.details, redactor) if line.details is not None else None,
+            }
+            for line in lines
+        ]
         if rows:
             session.execute(insert(DbLogLine), rows)
 
@@ -76,26 +85,9 @@ class LogStore:
             found = list(session.scalars(lines.limit(limit)))
         return [_entry(line) for line in reversed(found)]
 
-    def _rows(self, subject_id: str, lines: Iterable[LogLine], redactor: Redactor) -> list[dict[str, Any]]:
-        now = self._clock.now()
-        return [
-            {
-                "subject_id": subject_id,
-                "timestamp": line.timestamp or now,
-                "level": line.level,
-                "step": line.step[:64],
-                "message": bounded(redactor.text(storable(line.message))),
-                "details": bounded_details(line.details, redactor) if line.details is not None else None,
-            }
-            for line in lines
-        ]
-
 
 def _entry(line: DbLogLine) -> LogEntry:
-    moment = wire_time(line.timestamp)
-    return LogEntry(
-        timestamp=moment, level=line.level, step=line.step, message=line.message, details=line.details
-    )
+    return LogEntry.of(line, timestamp=wire_time(line.timestamp))
 
 
 def _place(cursor: str) -> int:

@@ -150,18 +150,12 @@ class KnownWorkers:
         """Return the machines with a valid token that have not left, with their active shards and when last seen."""
         with self._db.session() as session:
             active = _active(session, self._clock.now())
-            rows = session.execute(
-                select(DbKnownWorker, _HEARTBEAT_AT)
-                .join(DbWorkerToken, DbWorkerToken.id == DbKnownWorker.token_id)
-                .where(DbWorkerToken.revoked_at.is_(None))
-                .order_by(DbKnownWorker.pool, DbKnownWorker.machine, DbKnownWorker.seen_at.desc())
-            )
-            return [
-                (row, active.get(row.id, 0), last_seen)
-                for row, heartbeat_at in rows
-                if (last_seen := _last_seen(row, heartbeat_at))
-                and (row.id in active or not _has_left(row, last_seen))
-            ]
+            seen = [(row, _last_seen(row, at)) for _, row, at in _known(session) if row is not None]
+        return [
+            (row, active.get(row.id, 0), last_seen)
+            for row, last_seen in sorted(seen, key=lambda each: (each[0].pool, each[0].machine or ""))
+            if row.id in active or not _has_left(row, last_seen)
+        ]
 
     def forget_old(self) -> None:
         """Delete machines that have not been seen for long, and the oldest of too many."""
@@ -199,6 +193,17 @@ _HEARTBEAT_AT = (
     .correlate(DbKnownWorker)
     .scalar_subquery()
 )
+
+
+def _known(session: Session) -> list[tuple[DbWorkerToken, DbKnownWorker | None, datetime | None]]:
+    """Return the valid tokens, each with every machine that claims with it and its heartbeat, recently seen ones first."""
+    known = (
+        select(DbWorkerToken, DbKnownWorker, _HEARTBEAT_AT)
+        .outerjoin(DbKnownWorker, DbKnownWorker.token_id == DbWorkerToken.id)
+        .where(DbWorkerToken.revoked_at.is_(None))
+        .order_by(DbKnownWorker.seen_at.desc(), DbKnownWorker.machine, DbKnownWorker.id)
+    )
+    return [(token, worker, at) for token, worker, at in session.execute(known)]
 
 
 def _last_seen(worker: DbKnownWorker, heartbeat_at: datetime | None) -> datetime:
@@ -243,7 +248,8 @@ class PoolWaits:
 
     def _explain(self, workspace_id: str, pool: str, asks: ExecutionSection, now: datetime) -> Wait:
         if self._known is None:
-            self._known = self._read()
+            with self._db.session() as session:
+                self._known = _known(session)
         permitted = [
             (worker, heartbeat_at)
             for token, worker, heartbeat_at in self._known
@@ -269,17 +275,6 @@ class PoolWaits:
         else:
             seen = f"the {count} that fit were last seen {ago} or earlier"
         return f"it waits for a worker of the pool '{pool}': {seen}.", silent_since
-
-    def _read(self) -> list[tuple[DbWorkerToken, DbKnownWorker | None, datetime | None]]:
-        """Return the valid tokens, each with every machine that claims with it and its heartbeat, recently seen ones first."""
-        known = (
-            select(DbWorkerToken, DbKnownWorker, _HEARTBEAT_AT)
-            .outerjoin(DbKnownWorker, DbKnownWorker.token_id == DbWorkerToken.id)
-            .where(DbWorkerToken.revoked_at.is_(None))
-            .order_by(DbKnownWorker.seen_at.desc(), DbKnownWorker.machine, DbKnownWorker.id)
-        )
-        with self._db.session() as session:
-            return [(token, worker, at) for token, worker, at in session.execute(known)]
 
 
 def _why_none_fits(pool: str, asks: ExecutionSection, workers: Sequence[DbKnownWorker]) -> str:

@@ -14,12 +14,12 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from sqlalchemy import Select, and_, func, select
+from sqlalchemy import and_, bindparam, func, select
 from sqlalchemy.orm import Session
 
 from osmosis_ai.api.models.models import ModelFile
@@ -27,12 +27,12 @@ from osmosis_ai.datasets import file_digest
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError, reason_of
 from osmosis_ai.inference.catalog import BUILT_IN_PREFIX, served_models
 from osmosis_ai.inference.process import InferenceServer
-from osmosis_ai.platform.accounts import display_name
+from osmosis_ai.inference.protocol import OpenAIError
 from osmosis_ai.platform.blobs.store import BlobStore
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.keyset import newest_page
-from osmosis_ai.platform.db.tables import DbLoraModel, DbMembership, DbRun, DbUser, DbWorkspace
+from osmosis_ai.platform.db.keyset import PagedRows
+from osmosis_ai.platform.db.tables import DbLoraModel, DbMembership, DbUser, DbWorkspace
 from osmosis_ai.platform.workspaces import row_named
 from osmosis_ai.viewer.source import ItemPage
 
@@ -54,56 +54,34 @@ MAX_ADAPTERS = 8
 """Maximum number of adapter processes."""
 ADAPTER_IDLE_S = 600.0
 """How long an adapter's process waits for its next request."""
+_NEWEST_FIRST = PagedRows(
+    DbLoraModel,
+    DbLoraModel.workspace_id == bindparam("workspace_id"),
+    *(DbLoraModel.created_at, DbLoraModel.id),
+    descending=True,
+)
 
 
 class DeploymentLimitError(ConflictError):
     """The workspace has the maximum number of deployments."""
 
 
-@dataclass(frozen=True, slots=True)
-class FoundLoraModel:
-    """An adapter, the run that saved it, and who deployed it last."""
-
-    model: DbLoraModel
-    run_name: str
-    deployed_by: str | None
-
-    @property
-    def inference_name(self) -> str:
-        """The model name for clients of the served adapter."""
-        return f"{self.model.base_model}:{self.model.name}"
-
-
 class LoraModelStore:
-    """The adapters of all workspaces."""
-
     def __init__(self, db: Database, blobs: BlobStore, clock: Clock) -> None:
         self._db = db
         self._blobs = blobs
         self._clock = clock
 
-    def page(self, workspace_id: str, *, limit: int, cursor: str | None) -> ItemPage[FoundLoraModel]:
-        """Return a page of a workspace's adapters, the newest first."""
+    def page(
+        self, workspace_id: str, *, limit: int, offset: int | None = None, cursor: str | None = None
+    ) -> ItemPage[DbLoraModel]:
+        """Return a page of a workspace's adapters, the newest first, and how many are ``deployed``."""
+        mine = {"workspace_id": workspace_id}
         with self._db.session() as session:
+            found = _NEWEST_FIRST.page(session, mine, limit=limit, offset=offset, cursor=cursor)
+            return replace(found, counts={**found.counts, "deployed": _active(session, workspace_id)})
 
-            def entries(ids: Sequence[str]) -> dict[str, FoundLoraModel]:
-                found = map(_found, session.execute(_models(DbLoraModel.id.in_(ids))))
-                return {each.model.id: each for each in found}
-
-            return newest_page(session, DbLoraModel, workspace_id, entries, limit=limit, cursor=cursor)
-
-    def offset_page(
-        self, workspace_id: str, *, limit: int, offset: int
-    ) -> tuple[list[FoundLoraModel], int, int]:
-        """Return a page of these adapters by offset, their number, and how many of them are deployed."""
-        mine = DbLoraModel.workspace_id == workspace_id
-        newest_first = _models(mine).order_by(DbLoraModel.created_at.desc(), DbLoraModel.id.desc())
-        with self._db.session() as session:
-            found = [_found(row) for row in session.execute(newest_first.limit(limit).offset(offset))]
-            total = session.scalar(select(func.count()).select_from(DbLoraModel).where(mine)) or 0
-            return found, total, _active(session, workspace_id)
-
-    def get(self, workspace_id: str, name: str) -> FoundLoraModel:
+    def get(self, workspace_id: str, name: str) -> DbLoraModel:
         """Return an adapter by its name or id."""
         with self._db.session() as session:
             return _get(session, workspace_id, name)
@@ -128,10 +106,11 @@ class LoraModelStore:
 
     def deployed(
         self, user_id: str, workspace_id: str | None, name: str | None = None
-    ) -> list[FoundLoraModel]:
+    ) -> Sequence[DbLoraModel]:
         """Return the deployed adapters that a user may use, the latest deployed first."""
         of_user = and_(DbMembership.workspace_id == DbLoraModel.workspace_id, DbMembership.user_id == user_id)
-        query = _models(DbLoraModel.deployment_status == "active").join(DbMembership, of_user)
+        active = DbLoraModel.deployment_status == "active"
+        query = select(DbLoraModel).join(DbMembership, of_user).where(active)
         if workspace_id is not None:
             query = query.where(DbLoraModel.workspace_id == workspace_id)
         if name is not None:
@@ -139,7 +118,7 @@ class LoraModelStore:
             query = query.where(DbLoraModel.name == adapter, DbLoraModel.base_model == base)
         with self._db.session() as session:
             latest_first = (DbLoraModel.deployed_at.desc(), DbLoraModel.id)
-            return [_found(row) for row in session.execute(query.order_by(*latest_first))]
+            return session.scalars(query.order_by(*latest_first)).all()
 
     def deployers(self, workspace_id: str) -> dict[str, str | None]:
         """Return who deployed each deployed adapter, by the adapter's name."""
@@ -153,7 +132,7 @@ class LoraModelStore:
         with self._db.transaction() as session:
             # Two deployments at once, on an engine with several writers, must not both be the last one allowed.
             session.get_one(DbWorkspace, workspace_id, with_for_update=True)
-            model = _get(session, workspace_id, name).model
+            model = _get(session, workspace_id, name)
             if model.deployment_status == "active":
                 return model
             if _active(session, workspace_id) >= MAX_ACTIVE_DEPLOYMENTS:
@@ -169,7 +148,7 @@ class LoraModelStore:
     def undeploy(self, workspace_id: str, name: str) -> DbLoraModel:
         """Undeploy an adapter; harmless if it is not deployed."""
         with self._db.transaction() as session:
-            model = _get(session, workspace_id, name).model
+            model = _get(session, workspace_id, name)
             if model.deployment_status == "active":
                 model.deployment_status = "inactive"
             return model
@@ -180,39 +159,11 @@ def adapter_size(model: DbLoraModel) -> int | None:
     return sum(int(known["size"]) for known in model.files.values()) if model.files else None
 
 
-def copy_adapter(blobs: BlobStore, model: DbLoraModel, directory: Path) -> None:
-    """Write an adapter's files into a new directory."""
-    directory.mkdir(parents=True, mode=0o700)
-    for name, known in model.files.items():
-        with blobs.open(known["blob_key"]) as source, (directory / name).open("wb") as target:
-            shutil.copyfileobj(source, target)
-        if file_digest(directory / name) != known["sha256"]:
-            raise OsmosisError(
-                f"the stored file {name} of the adapter '{model.name}' is damaged: its SHA-256 has changed.",
-                code="PLATFORM_ERROR",
-                hint="use another checkpoint of its run, or train it again",
-            )
-
-
-def _models(*which: Any) -> Select[Any]:
-    columns: tuple[Any, ...] = (DbLoraModel, DbRun.name, DbUser)
-    return (
-        select(*columns)
-        .join(DbRun, DbRun.id == DbLoraModel.run_id)
-        .outerjoin(DbUser, DbUser.id == DbLoraModel.deployer_id)
-        .where(*which)
-    )
-
-
-def _found(row: Any) -> FoundLoraModel:
-    model, run_name, deployer = row
-    return FoundLoraModel(model, run_name, display_name(deployer))
-
-
-def _get(session: Session, workspace_id: str, name: str) -> FoundLoraModel:
-    mine = _models(DbLoraModel.workspace_id == workspace_id)
+def _get(session: Session, workspace_id: str, name: str) -> DbLoraModel:
+    mine = select(DbLoraModel).where(DbLoraModel.workspace_id == workspace_id)
     see = "see `osmosis model list`"
-    return _found(row_named(session, mine, DbLoraModel, name, called="LoRA model", otherwise=see))
+    found: DbLoraModel = row_named(session, mine, DbLoraModel, name, called="LoRA model", otherwise=see)[0]
+    return found
 
 
 def _active(session: Session, workspace_id: str) -> int:
@@ -236,26 +187,23 @@ def find_adapter(db: Database, workspace_id: str, model_path: str) -> DbLoraMode
 
 @dataclass(frozen=True, slots=True)
 class ServableModel:
-    """A built-in model, or an adapter."""
-
     name: str
     adapter_id: str | None = None
 
 
-class ModelUnavailableError(OsmosisError):
-    """A served model cannot answer now."""
+class ModelUnavailableError(OpenAIError):
+    def __init__(self, message: str) -> None:
+        super().__init__(503, message, type="server_error", code="model_unavailable", retry_after_s=10)
 
-    default_code = "PLATFORM_ERROR"
 
-
-class TooManyRequestsError(OsmosisError):
+class TooManyRequestsError(OpenAIError):
     """The platform or the key has the maximum number of requests."""
 
-    default_code = "RATE_LIMITED"
+    def __init__(self, message: str) -> None:
+        super().__init__(429, message, type="rate_limit_error", code="rate_limit_exceeded", retry_after_s=1)
 
 
 async def start_model_server(db: Database, blobs: BlobStore, model: ServableModel) -> InferenceServer:
-    """Start the server of a model."""
     if model.adapter_id is None:
         server = InferenceServer(model.name)
         await server.start()
@@ -275,7 +223,16 @@ def _fetch_adapter(db: Database, blobs: BlobStore, model: ServableModel, directo
     if adapter is None:
         raise NotFoundError(f"the adapter of `{model.name}` was deleted.")
     try:
-        copy_adapter(blobs, adapter, directory)
+        directory.mkdir(parents=True, mode=0o700)
+        for name, known in adapter.files.items():
+            with blobs.open(known["blob_key"]) as source, (directory / name).open("wb") as target:
+                shutil.copyfileobj(source, target)
+            if file_digest(directory / name) != known["sha256"]:
+                raise OsmosisError(
+                    f"the stored file {name} of the adapter '{adapter.name}' is damaged: its SHA-256 has changed.",
+                    code="PLATFORM_ERROR",
+                    hint="use another checkpoint of its run, or train it again",
+                )
     except OSError as error:
         raise OsmosisError(f"its files could not be fetched: {error.strerror or error}.") from error
     return adapter.base_model
@@ -306,7 +263,6 @@ class ModelServerPool:
         self._closed = False
 
     def find(self, name: str) -> ServableModel | None:
-        """Return the built-in model with this name, or None."""
         return self._names.get(name)
 
     @contextlib.contextmanager
@@ -414,7 +370,7 @@ class ModelServerPool:
                 logger.error("%s", error.message)
                 raise
             logger.exception("the server of %s was not started", model.name)
-            raise ModelUnavailableError(f"its server was not started: {reason_of(error)}") from error
+            raise OsmosisError(f"its server was not started: {reason_of(error)}") from error
 
     async def _discard(self, model: ServableModel, serving: asyncio.Task[InferenceServer]) -> None:
         if self._servers.get(model) is serving:

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from osmosis_ai.errors import ConflictError, NotFoundError
 from osmosis_ai.platform.accounts import AccountStore
 from osmosis_ai.platform.clock import Clock
-from osmosis_ai.platform.datasets.uploads import PendingUpload
+from osmosis_ai.platform.datasets.store import PendingUpload
 from osmosis_ai.platform.db.base import rows_changed
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbDataset, DbMembership, DbRun, DbSecret, DbUser, DbWorkspace
@@ -113,14 +113,14 @@ class Offboarding:
         line = LogLine(
             f"aborted because the account of {user.email} was disabled or removed", "warning", "upload"
         )
-        for row in session.scalars(select(DbDataset).where(DbDataset.upload.is_not(None))):
+        for row in session.scalars(select(DbDataset).where(DbDataset.pending_upload.is_not(None))):
             pending = PendingUpload.of(row)
             if pending is None or pending.creator_id != user.id:
                 continue
             if pending.etags is not None:  # all bytes are here, so it becomes a dataset
-                row.upload = replace(pending, creator_id=None).to_json()
+                row.pending_upload = replace(pending, creator_id=None).to_json()
                 continue
-            row.upload = None
+            row.pending_upload = None
             row.status = "uploaded" if row.blob_key is not None else "cancelled"
             self._logs.add(session, row.id, [line])
 

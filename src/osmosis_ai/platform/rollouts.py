@@ -13,16 +13,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from datetime import timedelta
 
-from sqlalchemy import func, select
+from sqlalchemy import bindparam, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from osmosis_ai.api.models.rollout_servers import HealthCheckResult
+from osmosis_ai.api.models.rollouts import HealthCheckResult
 from osmosis_ai.controller.remote_agents import (
     PROBE_TIMEOUT_S,
     AgentAddress,
@@ -32,13 +31,14 @@ from osmosis_ai.controller.remote_agents import (
     unregistered_agent,
 )
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
-from osmosis_ai.platform.accounts import display_name
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import DbRepository, DbRollout, DbRolloutServer, DbUser, new_id
+from osmosis_ai.platform.db.keyset import PagedRows
+from osmosis_ai.platform.db.tables import DbRepository, DbRollout, DbRolloutServer, new_id
 from osmosis_ai.platform.gitsync.mirror import MirrorStore
 from osmosis_ai.platform.gitsync.tree import RolloutDirectory
 from osmosis_ai.platform.vault import Vault, sealing_context
+from osmosis_ai.viewer.source import ItemPage
 
 logger = logging.getLogger(__name__)
 
@@ -54,20 +54,12 @@ _NOTED_EVERY = timedelta(minutes=1)
 _LONGEST_NAME = 255
 _LONGEST_KEY = 1024
 _probes = threading.BoundedSemaphore(MAX_PROBES)
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutAt:
-    """A rollout at a commit."""
-
-    row: DbRollout
-    sha: str | None
-    active: bool
+_SERVERS = PagedRows(
+    DbRolloutServer, DbRolloutServer.workspace_id == bindparam("workspace_id"), DbRolloutServer.name
+)
 
 
 class RolloutStore:
-    """The rollouts of all connected repositories."""
-
     def __init__(self, db: Database, mirrors: MirrorStore, clock: Clock) -> None:
         self._db = db
         self._mirrors = mirrors
@@ -110,30 +102,25 @@ class RolloutStore:
             return repository
         return self._record(repository_id, sha, found)
 
-    def page(self, repository_id: str, *, limit: int, offset: int) -> tuple[list[RolloutAt], int]:
-        """Return a page of the rollouts, active ones first, then by name, and their number."""
-        rollouts = select(DbRollout).where(DbRollout.repository_id == repository_id)
+    def page(self, repository_id: str, *, limit: int, offset: int) -> ItemPage[DbRollout]:
+        """Return a page of the rollouts, active ones first, then by name."""
+        mine = DbRollout.repository_id == repository_id
+        ordered = select(DbRollout).where(mine).order_by(DbRollout.is_active.desc(), DbRollout.name)
         with self._db.session() as session:
-            total = session.scalar(select(func.count()).select_from(rollouts.subquery())) or 0
-            ordered = rollouts.order_by(DbRollout.is_active.desc(), DbRollout.name)
+            total = session.scalar(select(func.count()).select_from(DbRollout).where(mine)) or 0
             rows = session.scalars(ordered.limit(limit).offset(offset)).all()
-        return [RolloutAt(row, row.last_synced_commit_sha, row.is_active) for row in rows], total
+        return ItemPage(rows, counts={"total": total})
 
-    def on_branch(self, repository: DbRepository, branch: str) -> list[RolloutAt]:
-        """Return the rollouts at the head of a branch, as last fetched, by name."""
+    def on_branch(self, repository: DbRepository, branch: str) -> tuple[Sequence[DbRollout], str]:
+        """Return the rollouts at the head of a branch, as last fetched, and the commit."""
         sha = self._mirrors.resolve(repository, branch=branch)
         found = self._mirrors.list_rollouts(repository, sha)
-        names = [entry.name for entry in found]
         with self._db.session() as session:
-            rows = _rows(session, repository.id, names)
-        if len(rows) < len(names):
+            rows = _rows(session, repository.id)
+        if any(entry.name not in rows for entry in found):
             with self._db.transaction() as session:
-                row = _repository(session, repository.id, lock=True)
-                rows = _rows(session, repository.id, names)
-                new = [self._new_row(row, entry) for entry in found if entry.name not in rows]
-                session.add_all(new)
-                rows.update({rollout.name: rollout for rollout in new})
-        return [RolloutAt(rows[name], sha, True) for name in names]
+                rows = self._rows_of(session, _repository(session, repository.id, lock=True), found)
+        return [rows[entry.name] for entry in found], sha
 
     def _is_known(self, repository: DbRepository, sha: str | None) -> bool:
         noted = repository.last_synced_at
@@ -150,10 +137,7 @@ class RolloutStore:
         with self._db.transaction() as session:
             repository = _repository(session, repository_id, lock=True)
             repository.sync_error, repository.last_synced_sha, repository.last_synced_at = None, sha, now
-            rows = _rows(session, repository_id)
-            new = [self._new_row(repository, entry) for entry in found if entry.name not in rows]
-            session.add_all(new)
-            for row in [*rows.values(), *new]:
+            for row in self._rows_of(session, repository, found).values():
                 entry = by_name.get(row.name)
                 row.is_active = entry is not None
                 if entry is not None:
@@ -161,16 +145,24 @@ class RolloutStore:
                     row.last_synced_commit_sha, row.last_synced_at = sha, now
         return repository
 
-    def _new_row(self, repository: DbRepository, entry: RolloutDirectory) -> DbRollout:
-        return DbRollout(
-            id=new_id("rol"),
-            workspace_id=repository.workspace_id,
-            repository_id=repository.id,
-            name=entry.name,
-            description=entry.description,
-            is_active=False,
-            created_at=self._clock.now(),
-        )
+    def _rows_of(
+        self, session: Session, repository: DbRepository, found: Sequence[RolloutDirectory]
+    ) -> dict[str, DbRollout]:
+        """Return all rows of a repository by name, with new ones for rollouts that have none."""
+        rows = _rows(session, repository.id)
+        for entry in found:
+            if entry.name not in rows:
+                rows[entry.name] = DbRollout(
+                    id=new_id("rol"),
+                    workspace_id=repository.workspace_id,
+                    repository_id=repository.id,
+                    name=entry.name,
+                    description=entry.description,
+                    is_active=False,
+                    created_at=self._clock.now(),
+                )
+        session.add_all(rows.values())
+        return rows
 
 
 def _repository(session: Session, repository_id: str, *, lock: bool = False) -> DbRepository:
@@ -181,19 +173,15 @@ def _repository(session: Session, repository_id: str, *, lock: bool = False) -> 
     return repository
 
 
-def _rows(session: Session, repository_id: str, names: Iterable[str] | None = None) -> dict[str, DbRollout]:
-    query = select(DbRollout).where(DbRollout.repository_id == repository_id)
-    if names is not None:
-        query = query.where(DbRollout.name.in_(names))
-    return {row.name: row for row in session.scalars(query)}
+def _rows(session: Session, repository_id: str) -> dict[str, DbRollout]:
+    rows = session.scalars(select(DbRollout).where(DbRollout.repository_id == repository_id))
+    return {row.name: row for row in rows}
 
 
 # -- remote agents -------------------------------------------------------------------------------------
 
 
 class RolloutServerStore:
-    """The remote agents of all workspaces."""
-
     def __init__(self, db: Database, vault: Vault, clock: Clock) -> None:
         self._db = db
         self._vault = vault
@@ -216,17 +204,10 @@ class RolloutServerStore:
             # Another process registered it a moment ago.
             return self._put(workspace_id, user_id, name, address, health), health
 
-    def page(
-        self, workspace_id: str, *, limit: int, offset: int
-    ) -> tuple[list[tuple[DbRolloutServer, str | None]], int]:
-        """Return a page of the agents of a workspace by name, each with who registered it, and their number."""
-        mine = DbRolloutServer.workspace_id == workspace_id
-        servers = select(DbRolloutServer, DbUser).outerjoin(DbUser, DbUser.id == DbRolloutServer.creator_id)
-        ordered = servers.where(mine).order_by(DbRolloutServer.name)
+    def page(self, workspace_id: str, *, limit: int, offset: int) -> ItemPage[DbRolloutServer]:
+        """Return a page of the agents of a workspace, by name."""
         with self._db.session() as session:
-            total = session.scalar(select(func.count()).select_from(DbRolloutServer).where(mine)) or 0
-            rows = session.execute(ordered.limit(limit).offset(offset)).all()
-        return [(server, display_name(user)) for server, user in rows], total
+            return _SERVERS.page(session, {"workspace_id": workspace_id}, limit=limit, offset=offset)
 
     def probe(self, workspace_id: str, name: str) -> tuple[DbRolloutServer, HealthCheckResult]:
         """Probe an agent and record the result (blocking)."""
@@ -293,7 +274,6 @@ def find_server(db: Database, workspace_id: str, agent: str) -> DbRolloutServer 
 
 
 def server_names(db: Database, workspace_id: str) -> Sequence[str]:
-    """Return the names of a workspace's agents."""
     names = select(DbRolloutServer.name).where(DbRolloutServer.workspace_id == workspace_id)
     with db.session() as session:
         return session.scalars(names).all()

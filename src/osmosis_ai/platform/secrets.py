@@ -7,20 +7,17 @@ same name. Rows hold sealed values, and only :func:`resolve_secrets` returns pla
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
-from sqlalchemy import ColumnElement, Select, and_, func, select
+from sqlalchemy import ColumnElement, and_, bindparam, select
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import aliased
 
 from osmosis_ai.config.checks import LONGEST_SECRET_NAME, SECRET_NAME, is_secret_name
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.platform.accounts import display_name
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.keyset import keyed_page, newest_page
-from osmosis_ai.platform.db.tables import DbSecret, DbSecretAccess, DbUser, new_id
+from osmosis_ai.platform.db.keyset import PagedRows
+from osmosis_ai.platform.db.tables import DbSecret, DbSecretAccess, new_id
 from osmosis_ai.platform.vault import Vault, sealing_context
 from osmosis_ai.viewer.source import ItemPage
 
@@ -29,6 +26,21 @@ ResolvedScope = Literal["workspace", "user", "user_override"]
 SECRET_SCOPES: tuple[SecretScope, ...] = get_args(SecretScope)
 
 MAX_VALUE_BYTES = 64 * 1024
+
+_BY_NAME = PagedRows(
+    DbSecret,
+    and_(
+        DbSecret.workspace_id == bindparam("workspace_id"),
+        DbSecret.owner_id.in_(bindparam("owners", expanding=True)),
+    ),
+    *(DbSecret.name, DbSecret.scope),
+)
+_ACCESSES = PagedRows(
+    DbSecretAccess,
+    DbSecretAccess.workspace_id == bindparam("workspace_id"),
+    *(DbSecretAccess.created_at, DbSecretAccess.id),
+    descending=True,
+)
 
 
 class MissingSecretsError(NotFoundError):
@@ -53,75 +65,36 @@ class ResolvedSecret(NamedTuple):
         return f"ResolvedSecret(scope={self.scope!r})"
 
 
-@dataclass(frozen=True, slots=True)
-class ListedSecret:
-    """A secret as it may be shown."""
-
-    secret: DbSecret
-    creator: str | None
-    updater: str | None
-
-
 class SecretStore:
-    """The secrets of all workspaces."""
-
     def __init__(self, db: Database, vault: Vault, clock: Clock) -> None:
         self._db = db
         self._vault = vault
         self._clock = clock
 
     def page(
-        self, workspace_id: str, user_id: str, *, limit: int, cursor: str | None
-    ) -> ItemPage[ListedSecret]:
+        self,
+        workspace_id: str,
+        user_id: str,
+        scopes: Iterable[SecretScope] = SECRET_SCOPES,
+        *,
+        limit: int,
+        offset: int | None = None,
+        cursor: str | None = None,
+    ) -> ItemPage[DbSecret]:
         """Return a page of the secrets that a user may see, by name."""
+        visible = {"workspace_id": workspace_id, "owners": [_owner(user_id, scope) for scope in scopes]}
         with self._db.session() as session:
+            return _BY_NAME.page(session, visible, limit=limit, offset=offset, cursor=cursor)
 
-            def entries(ids: Sequence[str]) -> dict[str, ListedSecret]:
-                found = (_listed(row) for row in session.execute(_listing().where(DbSecret.id.in_(ids))))
-                return {each.secret.id: each for each in found}
-
-            return keyed_page(
-                session,
-                (DbSecret.name, DbSecret.scope),
-                [[_visible(workspace_id, user_id, [scope])] for scope in SECRET_SCOPES],
-                entries,
-                limit=limit,
-                cursor=cursor,
-            )
-
-    def offset_page(
-        self, workspace_id: str, user_id: str, scopes: Iterable[SecretScope], *, limit: int, offset: int
-    ) -> tuple[Sequence[ListedSecret], int]:
-        """Return a page of these secrets by offset, and their number."""
-        visible = _visible(workspace_id, user_id, scopes)
-        rows = _listing().where(visible).order_by(DbSecret.name, DbSecret.scope, DbSecret.id)
-        with self._db.session() as session:
-            total = session.scalar(select(func.count()).select_from(DbSecret).where(visible)) or 0
-            found = session.execute(rows.limit(limit).offset(offset))
-            return [_listed(row) for row in found], total
-
-    def accesses(self, workspace_id: str, *, limit: int, cursor: str | None) -> ItemPage[DbSecretAccess]:
+    def accesses(
+        self, workspace_id: str, *, limit: int, offset: int | None = None, cursor: str | None = None
+    ) -> ItemPage[DbSecretAccess]:
         """Return a page of the secret access log, newest first."""
+        mine = {"workspace_id": workspace_id}
         with self._db.session() as session:
+            return _ACCESSES.page(session, mine, limit=limit, offset=offset, cursor=cursor)
 
-            def entries(ids: Sequence[str]) -> dict[str, DbSecretAccess]:
-                found = session.scalars(select(DbSecretAccess).where(DbSecretAccess.id.in_(ids)))
-                return {each.id: each for each in found}
-
-            return newest_page(session, DbSecretAccess, workspace_id, entries, limit=limit, cursor=cursor)
-
-    def accesses_by_offset(
-        self, workspace_id: str, *, limit: int, offset: int
-    ) -> tuple[Sequence[DbSecretAccess], int]:
-        """Return a page of these entries by offset, and their number."""
-        mine = DbSecretAccess.workspace_id == workspace_id
-        newest = DbSecretAccess.created_at.desc(), DbSecretAccess.id.desc()
-        with self._db.session() as session:
-            total = session.scalar(select(func.count()).select_from(DbSecretAccess).where(mine)) or 0
-            rows = select(DbSecretAccess).where(mine).order_by(*newest).limit(limit).offset(offset)
-            return session.scalars(rows).all(), total
-
-    def put(self, workspace_id: str, user_id: str, name: str, value: str, scope: SecretScope) -> ListedSecret:
+    def put(self, workspace_id: str, user_id: str, name: str, value: str, scope: SecretScope) -> DbSecret:
         """Store a secret, or replace its value."""
         _check_name(name)
         plaintext = _checked_value(value)
@@ -133,7 +106,7 @@ class SecretStore:
 
     def _put(
         self, workspace_id: str, user_id: str, name: str, plaintext: bytes, scope: SecretScope
-    ) -> ListedSecret:
+    ) -> DbSecret:
         now = self._clock.now()
         with self._db.transaction() as session:
             secret = session.scalar(select(DbSecret).where(_one(workspace_id, user_id, name, scope)))
@@ -151,12 +124,11 @@ class SecretStore:
             secret.sealed = self._vault.seal(plaintext, context=sealing_context(secret))
             secret.updater_id = user_id
             secret.updated_at = now
-            creator = session.get(DbUser, secret.creator_id) if secret.creator_id else None
-            updater = session.get(DbUser, user_id)
-        return ListedSecret(secret, display_name(creator), display_name(updater))
+            session.flush()
+            session.refresh(secret)
+        return secret
 
     def delete(self, workspace_id: str, user_id: str, name: str, scope: SecretScope) -> None:
-        """Delete a secret."""
         wanted = select(DbSecret).where(_one(workspace_id, user_id, name, scope))
         with self._db.transaction() as session:
             # Not every database accepts every text, so only valid names are looked up.
@@ -235,21 +207,6 @@ def _find(
 def _visible(workspace_id: str, user_id: str, scopes: Iterable[SecretScope]) -> ColumnElement[bool]:
     owners = [_owner(user_id, scope) for scope in scopes]
     return and_(DbSecret.workspace_id == workspace_id, DbSecret.owner_id.in_(owners))
-
-
-def _listing() -> Select[Any]:
-    creator, updater = aliased(DbUser), aliased(DbUser)
-    columns: tuple[Any, ...] = (DbSecret, creator, updater)
-    return (
-        select(*columns)
-        .outerjoin(creator, creator.id == DbSecret.creator_id)
-        .outerjoin(updater, updater.id == DbSecret.updater_id)
-    )
-
-
-def _listed(row: Any) -> ListedSecret:
-    secret, creator, updater = row
-    return ListedSecret(secret, display_name(creator), display_name(updater))
 
 
 def _one(workspace_id: str, user_id: str, name: str, scope: SecretScope) -> ColumnElement[bool]:

@@ -98,7 +98,6 @@ class SignIns:
         self._codes.refuse_too_many(network_of(source))
 
     def record_wrong_guess(self, source: str) -> None:
-        """Count an unknown code of a device login."""
         self._codes.record(network_of(source))
 
 
@@ -133,7 +132,6 @@ class RecentEvents:
             _add_newest(self._events, key, recent)
 
     def forget(self, key: str) -> None:
-        """Forget the events of ``key``."""
         with self._lock:
             self._events.pop(key, None)
 
@@ -169,8 +167,6 @@ class PollRefused(Exception):
 
 
 class DeviceLoginStore:
-    """The device logins of one platform."""
-
     def __init__(self, db: Database, clock: Clock, accounts: AccountStore) -> None:
         self._db = db
         self._clock = clock

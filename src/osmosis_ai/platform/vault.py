@@ -67,8 +67,6 @@ class _KeyRing:
 
 
 class Vault:
-    """Seals and opens values."""
-
     def __init__(self, key_file: Path) -> None:
         self.key_file = key_file
         # Other processes may rotate and other threads read here, so the ring and the file's identity are set together.
@@ -187,7 +185,6 @@ class Vault:
 
 
 def open_vault(config: PlatformConfig) -> Vault:
-    """Return the vault of a platform."""
     return Vault(config.keys_dir / "vault.json")
 
 

@@ -51,14 +51,11 @@ _OF_USER = (
 
 
 class WorkspaceStore:
-    """The workspaces of one platform."""
-
     def __init__(self, db: Database, clock: Clock) -> None:
         self._db = db
         self._clock = clock
 
     def create(self, name: str) -> DbWorkspace:
-        """Add a workspace."""
         if not _NAME.fullmatch(name) or name.lower() in _TAKEN_PATHS:
             raise OsmosisError(
                 f"'{name}' cannot be a workspace's name.",
@@ -76,7 +73,6 @@ class WorkspaceStore:
         return workspace
 
     def find(self, name_or_id: str) -> DbWorkspace:
-        """Return a workspace by its name or id."""
         meant = (DbWorkspace.id == name_or_id) | _is_named(name_or_id)
         with self._db.session() as session:
             workspace = session.scalar(select(DbWorkspace).where(meant))
@@ -111,7 +107,6 @@ class WorkspaceStore:
             session.execute(delete(DbMembership).where(*membership))
 
     def require_member(self, workspace: DbWorkspace, user: DbUser) -> None:
-        """Check that a user is a member."""
         if not self.has_member(user.id, workspace.id):
             raise NotFoundError(
                 f"{user.email} is not a member of {workspace.name}.",
@@ -125,7 +120,6 @@ class WorkspaceStore:
             return membership.quickstart_intent if membership is not None else None
 
     def record_quickstart(self, workspace_id: str, user_id: str, intent: str) -> None:
-        """Record what a member chose to do first."""
         with self._db.transaction() as session:
             membership = session.get(DbMembership, (workspace_id, user_id))
             if membership is not None:
@@ -156,15 +150,20 @@ class WorkspaceStore:
         with self._db.session() as session:
             return list(session.scalars(found.order_by(DbRepository.created_at, DbRepository.id)))
 
-    def of_user(self, user_id: str) -> list[tuple[DbWorkspace, Role, list[DbRepository]]]:
-        """Return the workspaces of a user by name, each with the user's role and the connected repositories."""
+    def of_user(
+        self, user_id: str, only: str | None = None
+    ) -> list[tuple[DbWorkspace, Role, list[DbRepository]]]:
+        """Return the workspaces of a user by name, each with the user's role and the connected repositories.
+
+        ``only`` is the id of the one workspace that a token gives access to.
+        """
         found: dict[str, tuple[DbWorkspace, Role, list[DbRepository]]] = {}
         with self._db.session() as session:
             for workspace, role, repository in session.execute(_OF_USER, {"user_id": user_id}):
                 _, _, repositories = found.setdefault(workspace.id, (workspace, cast(Role, role), []))
                 if repository is not None:
                     repositories.append(repository)
-        return list(found.values())
+        return [each for each in found.values() if only in (None, each[0].id)]
 
     def identities(self, repository_id: str) -> list[str]:
         """Return the identities of a repository, in alphabetical order."""
@@ -309,7 +308,6 @@ def row_named(
 def no_such_name(
     session: Session, called: str, wanted: str, names: Select[str], otherwise: str | None
 ) -> NoSuchNameError:
-    """Return the error about an unknown name."""
     near = nearest(wanted[:255], session.scalars(names.limit(_COMPARED)), most=_SUGGESTED, cutoff=0)
     message = f"there is no {called} '{wanted[:200]}' in this workspace."
     return NoSuchNameError(message, nearest=near, meant=closest(wanted[:255], near), otherwise=otherwise)

@@ -22,8 +22,8 @@ def require_offered(client: PlatformClient, capability: Capability) -> None:
     >>> run = client.eval_runs.get(name)                          # doctest: +SKIP
     >>> require_offered(client, Capability.EVAL_RETRIES)          # doctest: +SKIP
 
-    To add a capability, add a member to :class:`~osmosis_ai.api.capabilities.Capability`, and to ``OFFERED`` in
-    ``platform/http/versioning.py`` once our platform has its routes.
+    To add a capability, add a member to :class:`~osmosis_ai.api.capabilities.Capability`. Our platform offers it unless
+    ``OFFERED`` in ``platform/http/middleware.py`` excludes it.
 
     Raises:
         PlatformError: with the platform code ``NOT_OFFERED`` if the platform lacks the capability, or if the request

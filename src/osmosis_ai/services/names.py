@@ -95,7 +95,7 @@ def _lists() -> Mapping[Kind, tuple[str, type[Page], str, str]]:
     from osmosis_ai.api.models.datasets import DatasetList
     from osmosis_ai.api.models.eval_runs import EvalRunList
     from osmosis_ai.api.models.models import LoraModelList
-    from osmosis_ai.api.models.rollout_servers import RolloutServerList
+    from osmosis_ai.api.models.rollouts import RolloutServerList
     from osmosis_ai.api.models.training_runs import TrainingRunList
 
     return {

@@ -18,7 +18,7 @@ from osmosis_ai.api.capabilities import Capability
 from osmosis_ai.api.client import PlatformClient
 from osmosis_ai.api.credentials import TOKEN_ENV, Credentials, require_credentials
 from osmosis_ai.api.http_errors import PlatformError
-from osmosis_ai.api.models.quickstart import INTENTS, Intent, QuickstartRepository, QuickstartStatus
+from osmosis_ai.api.models.auth import INTENTS, Intent, QuickstartRepository, QuickstartStatus
 from osmosis_ai.api.platform_url import DEFAULT_PLATFORM_URL, is_loopback
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.services.capabilities import is_offered

@@ -23,8 +23,12 @@ from osmosis_ai.workspace.rollout_templates import (
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.api.models.rollout_servers import ListedRolloutServer, RegisteredRolloutServer
-    from osmosis_ai.api.models.rollouts import Rollout, RolloutList
+    from osmosis_ai.api.models.rollouts import (
+        ListedRolloutServer,
+        RegisteredRolloutServer,
+        Rollout,
+        RolloutList,
+    )
     from osmosis_ai.services.listing import Listing
 
 _KEYS = ("id", "name", "is_active", "repo_full_name", "last_synced_commit_sha", "created_at")
@@ -143,7 +147,7 @@ def register_server(
         OsmosisError: the address is invalid.
         PlatformError: the platform refuses it.
     """
-    from osmosis_ai.api.models.rollout_servers import RolloutServerRegistration
+    from osmosis_ai.api.models.rollouts import RolloutServerRegistration
     from osmosis_ai.controller.remote_agents import AgentAddress
 
     found = AgentAddress.parse(address)

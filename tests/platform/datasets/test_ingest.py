@@ -13,15 +13,14 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.api.models.datasets import CompletedPart
+from osmosis_ai.api.models.datasets import CompletedPart, DatasetCreateRequest
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.platform.blobs.parted_upload import UPLOAD_TTL
 from osmosis_ai.platform.blobs.store import BlobStoreBusy, BlobUpload
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.datasets import check as checking
 from osmosis_ai.platform.datasets.check import Check, check_dataset, check_in_process
-from osmosis_ai.platform.datasets.store import DatasetLimits, find_dataset, open_dataset
-from osmosis_ai.platform.datasets.uploads import PendingUpload, UploadRequest
+from osmosis_ai.platform.datasets.store import DatasetLimits, PendingUpload, find_dataset, open_dataset
 from osmosis_ai.platform.db.tables import DbDataset
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member
@@ -37,8 +36,10 @@ class Shop:
         self.workspace, self.user = member.workspace.id, member.user.id
 
     def begin(self, name: str, data: bytes, overwrite_id: str | None = None) -> DbDataset:
-        announced = UploadRequest.checked(name, "jsonl", len(data), overwrite_id=overwrite_id)
-        return self.datasets.create(self.workspace, self.user, announced)[0].row
+        announced = DatasetCreateRequest(
+            file_name=name, extension="jsonl", file_size=len(data), overwrite_dataset_id=overwrite_id
+        )
+        return self.datasets.create(self.workspace, self.user, announced)[0]
 
     def send(self, row: DbDataset, data: bytes) -> list[CompletedPart]:
         pending = self.pending(row)
@@ -58,7 +59,7 @@ class Shop:
     def received(self, name: str, data: bytes, overwrite_id: str | None = None) -> DbDataset:
         """Upload and complete; the check is left to the background."""
         row = self.begin(name, data, overwrite_id)
-        return self.datasets.complete(self.workspace, row.id, "jsonl", self.send(row, data)).row
+        return self.datasets.complete(self.workspace, row.id, "jsonl", self.send(row, data))
 
     def upload(self, name: str, data: bytes, overwrite_id: str | None = None) -> DbDataset:
         row = self.received(name, data, overwrite_id)
@@ -73,7 +74,7 @@ class Shop:
         self.datasets.ingest.close()
 
     def get(self, name_or_id: str) -> DbDataset:
-        return self.datasets.get(self.workspace, name_or_id).row
+        return self.datasets.get(self.workspace, name_or_id)
 
     def pending(self, row: DbDataset) -> PendingUpload:
         found = PendingUpload.of(self.get(row.id))
@@ -143,7 +144,7 @@ def test_an_upload_nobody_completes_ends_with_its_urls(shop: Shop, clock: Manual
     assert shop.get("fresh").status == "cancelled" and shop.sessions() == []
     assert "not completed in time" in shop.messages(fresh)[-1]
     known = shop.get("known")
-    assert (known.status, known.upload, known.blob_key) == ("uploaded", None, before.blob_key)
+    assert (known.status, known.pending_upload, known.blob_key) == ("uploaded", None, before.blob_key)
 
 
 def test_what_a_killed_request_left_in_the_store_is_removed_and_nothing_else(
@@ -185,7 +186,7 @@ def test_an_abort_or_a_newer_upload_during_a_check_wins(
         assert may_end.wait(300)
         return check_in_process(path)
 
-    monkeypatch.setattr("osmosis_ai.platform.datasets.ingest.check_dataset", check_slowly)
+    monkeypatch.setattr("osmosis_ai.platform.datasets.store.check_dataset", check_slowly)
     row = shop.received("multiply", rows(10))
     shop.datasets.ingest.start()
     shop.datasets.ingest.recover()

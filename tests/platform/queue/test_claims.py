@@ -217,7 +217,7 @@ def test_no_secret_leaves_the_platform_before_it_is_logged(
     request, token = claim_request(), pool_token(services)
     busy = raising(DatabaseBusyError("the database is busy."))
     with monkeypatch.context() as broken:
-        broken.setattr(LogStore, "_rows", busy)
+        broken.setattr(LogStore, "add", busy)
         with pytest.raises(Refused, match="503 DATABASE_BUSY") as refused:
             claim(services, token, request)
     assert "sk-one" not in str(refused.value.body)

@@ -229,7 +229,7 @@ def test_a_model_is_deployed_and_taken_back_by_who_may(
     form = {"csrf": csrf_of(theirs)}
     refused = browser.post("/fern/models/trained-5/undeploy", data=form)
     assert refused.status_code == 403 and "requires the role &#39;admin&#39;" in refused.text
-    assert services.lora_models.get(member.workspace.id, "trained-5").model.deployment_status == "active"
+    assert services.lora_models.get(member.workspace.id, "trained-5").deployment_status == "active"
 
 
 # Pages of runs

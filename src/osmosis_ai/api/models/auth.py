@@ -1,6 +1,8 @@
-"""Device login, verification, workspaces."""
+"""Device login, verification, workspaces, and the first steps in a workspace."""
 
 from __future__ import annotations
+
+from typing import Literal, get_args
 
 from pydantic import Field
 
@@ -73,3 +75,30 @@ class Workspace(WireModel):
 
 class WorkspaceList(WireModel):
     workspaces: list[Workspace]
+
+
+Intent = Literal["train", "eval", "benchmark", "explore"]
+INTENTS: tuple[Intent, ...] = get_args(Intent)
+
+
+class QuickstartRepository(WireModel):
+    """``full_name`` is what clients send as the repository; ``clone_url``, only from our platform, is for Git."""
+
+    connected: bool = False
+    full_name: str | None = None
+    clone_url: str | None = None
+
+
+class QuickstartStatus(WireModel):
+    repo: QuickstartRepository = QuickstartRepository()
+    billing_ready: bool = False
+    completed: bool = False
+
+
+class QuickstartChoice(WireModel):
+    organizationId: str
+    intent: Intent
+
+
+class QuickstartRecorded(WireModel):
+    completed: bool = False

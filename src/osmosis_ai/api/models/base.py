@@ -6,6 +6,7 @@ from datetime import datetime, timezone
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PlainSerializer, model_validator
+from typing_extensions import Self
 
 
 class WireModel(BaseModel):
@@ -27,6 +28,15 @@ class WireModel(BaseModel):
         field = cls.model_fields.get(key)
         # If a field has several spellings, one that is null must not hide the others.
         return field is not None and field.default is None and field.validation_alias is None
+
+    @classmethod
+    def of(cls, row: object, *, nulls: bool = True, **more: Any) -> Self:
+        """Return the message with the attributes of ``row`` that have its fields' names, and ``more``.
+
+        Without ``nulls``, attributes that are None are absent from the message.
+        """
+        found = {name: getattr(row, name) for name in cls.model_fields if hasattr(row, name)} | more
+        return cls(**{name: value for name, value in found.items() if nulls or value is not None})
 
     def to_wire(self) -> dict[str, Any]:
         """Return the JSON object to send: only the fields that were set."""

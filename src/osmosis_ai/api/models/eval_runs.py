@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import AliasChoices, Field
 
 from osmosis_ai.api.models.base import Named, Page, Timestamp, WireModel
-from osmosis_ai.api.models.runs import Resubmittable, Run
+from osmosis_ai.api.models.runs import Run, RunDetail
 
 
 class EvalResults(WireModel):
@@ -77,19 +77,10 @@ class EvalRunList(Page):
     eval_runs: list[EvalRunRow]
 
 
-class EvalRunDetail(Resubmittable):
+class EvalRunDetail(RunDetail):
     eval_run: EvalRun
-    config: dict[str, Any] | None = None
     results: EvalResults | None = None
-    dataset: Named | None = None
-    rollout: Named | None = None
-    entrypoint: str | None = None
-    branch: str | None = None
-    commit_sha: str | None = None
-    env_config: dict[str, str] | None = None
-    resolved_secret_scopes: dict[str, str] | None = None
     dataset_df_stats: dict[str, Any] | None = None
-    is_internal_user: bool = False
     grader_digest: str | None = None
 
 

@@ -1,6 +1,13 @@
-"""Rollouts that the platform has read from the synced repository."""
+"""Rollouts that the platform has read from the synced repository, and remote agents.
+
+Operators register remote agents. The keys of agents are write-only.
+"""
 
 from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
 
 from osmosis_ai.api.models.base import Page, Timestamp, WireModel
 
@@ -21,3 +28,57 @@ class RolloutList(Page):
 
     rollouts: list[Rollout]
     sync_error: str | None = None
+
+
+class RolloutServerRegistration(WireModel):
+    """The address of an agent, and the key that it requires."""
+
+    host: Annotated[str, Field(min_length=1, max_length=255)]
+    port: int
+    agent_loop_name: Annotated[str, Field(min_length=1, max_length=255)]
+    api_key: str | None = Field(default=None, repr=False)
+
+
+class RolloutServerInfo(WireModel):
+    """An agent's description of itself."""
+
+    status: str | None = None
+    agent_loop: str | None = None
+    active_rollouts: int = 0
+    completed_rollouts: int | None = None
+
+
+class HealthCheckResult(WireModel):
+    """The result of a probe: the agent's description, or an error."""
+
+    server_info: RolloutServerInfo | None = None
+    error: str | None = None
+
+
+class RegisteredRolloutServer(WireModel):
+    """The reply to a registration and to a probe; any ``status`` but ``healthy`` is a warning."""
+
+    id: str
+    status: str
+    health_check_result: HealthCheckResult = Field(default_factory=HealthCheckResult)
+    name: str | None = None
+
+
+class ListedRolloutServer(WireModel):
+    """A registered agent and the result of its last probe."""
+
+    id: str
+    name: str
+    host: str
+    port: int
+    status: str
+    has_key: bool = True
+    error: str | None = None
+    probed_at: Timestamp | None = None
+    created_at: Timestamp | None = None
+    updated_at: Timestamp | None = None
+    creator_name: str | None = None
+
+
+class RolloutServerList(Page):
+    rollout_servers: list[ListedRolloutServer]

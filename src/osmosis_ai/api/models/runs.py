@@ -51,9 +51,18 @@ class Run(WireModel):
     waits: str | None = None
 
 
-class Resubmittable(WireModel):
-    """Further fields of our platform, to resubmit and compare a run."""
+class RunDetail(WireModel):
+    """What the details of both kinds have; fields from ``request`` on are only on our platform."""
 
+    config: dict[str, Any] | None = None
+    dataset: Named | None = None
+    rollout: Named | None = None
+    entrypoint: str | None = None
+    branch: str | None = None
+    commit_sha: str | None = None
+    env_config: dict[str, str] | None = None
+    resolved_secret_scopes: dict[str, str] | None = None
+    is_internal_user: bool = False
     request: dict[str, Any] | None = None
     dataset_sha256: str | None = None
     platform_version: str | None = None

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from osmosis_ai.api.models.base import Named, Page, Timestamp, WireModel
 from osmosis_ai.api.models.eval_runs import EvalSample
-from osmosis_ai.api.models.runs import Resubmittable, Run
+from osmosis_ai.api.models.runs import Run, RunDetail
 
 
 def _finite_or_none(value: Any) -> float | None:
@@ -83,18 +83,9 @@ class ResumeReply(WireModel):
     step: Counted = None
 
 
-class TrainingRunDetail(Resubmittable):
+class TrainingRunDetail(RunDetail):
     training_run: DescribedTrainingRun
     model: Named | None = None
-    dataset: Named | None = None
-    rollout: Named | None = None
-    config: dict[str, Any] | None = None
-    entrypoint: str | None = None
-    branch: str | None = None
-    commit_sha: str | None = None
-    env_config: dict[str, str] | None = None
-    resolved_secret_scopes: dict[str, str] | None = None
-    is_internal_user: bool = False
 
 
 class MetricSummary(WireModel):

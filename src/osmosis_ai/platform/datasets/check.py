@@ -53,7 +53,6 @@ def check_dataset(path: Path, *, stopping: threading.Event) -> Check:
 
 
 def check_in_process(path: Path) -> Check:
-    """Check a file in this process."""
     report = validate_dataset(path)
     return Check(
         row_count=report.row_count,

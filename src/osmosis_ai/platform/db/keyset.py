@@ -10,19 +10,19 @@ in one statement.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from sqlalchemy import (
     ARRAY,
     ColumnElement,
-    DateTime,
     Select,
     String,
     and_,
+    bindparam,
     func,
     literal,
     or_,
@@ -31,12 +31,15 @@ from sqlalchemy import (
     union_all,
 )
 from sqlalchemy.orm import Session
+from sqlalchemy.sql.base import ExecutableOption
 
+from osmosis_ai.platform.db.base import Base, UtcDateTime
 from osmosis_ai.platform.log_lines import storable
 from osmosis_ai.sqlite_text import ESCAPE, HOLDS, like_pattern
 from osmosis_ai.viewer.cursors import Scalar, decode, encode, item_page, refused
-from osmosis_ai.viewer.source import ItemPage, ItemT
+from osmosis_ai.viewer.source import ItemPage
 
+RowT = TypeVar("RowT", bound=Base)
 # PostgreSQL's plans that do not walk the index: a merge joins sorted rows from their beginning on, and what is
 # materialized is a join's inner side, read for each row.
 _OTHER_PLANS = ("enable_sort", "enable_incremental_sort", "enable_mergejoin", "enable_material")
@@ -62,57 +65,59 @@ class KeysetPlace:
     backward: bool = False
 
 
-def newest_page(
-    session: Session,
-    table: Any,
-    workspace_id: str,
-    entries: Callable[[Sequence[str]], Mapping[str, ItemT]],
-    *,
-    limit: int,
-    cursor: str | None,
-) -> ItemPage[ItemT]:
-    """Return a page of a workspace's rows, newest first; ``entries`` reads them by their ids."""
-    mine = [[table.workspace_id == workspace_id]]
-    columns = (table.created_at, table.id)
-    return keyed_page(session, columns, mine, entries, descending=True, limit=limit, cursor=cursor)
+class PagedRows(Generic[RowT]):
+    """A list of a table's rows in the order of some columns, by cursor or by offset.
 
+    Clients ask for lists all the time: statements that are built once are also compiled once.
+    """
 
-def keyed_page(
-    session: Session,
-    columns: Sequence[Any],
-    ranges: Sequence[Sequence[ColumnElement[bool]]],
-    entries: Callable[[Sequence[str]], Mapping[str, ItemT]],
-    *,
-    descending: bool = False,
-    limit: int,
-    cursor: str | None,
-) -> ItemPage[ItemT]:
-    """Return a page of a table's rows in the order of ``columns``; ``entries`` reads them by their ids."""
-    order = KeysetOrder(None, tuple(columns), descending)
-    table = columns[0].class_
-    name = ":".join((table.__tablename__, *(column.key for column in columns)))
-    place = None
-    if cursor:
-        key, backward = decode(cursor, name, parts=len(columns))
-        ties = tuple(_from_cursor(column, part, cursor) for column, part in zip(columns, key, strict=True))
-        place = KeysetPlace(None, ties, backward)
-    rows = select(*dict.fromkeys((*columns, table.id)))
-    found = read_page(session, [rows.where(*each) for each in ranges], order, place, limit=limit + 1)
-    known = entries([row.id for row in found])
+    def __init__(
+        self,
+        table: type[RowT],
+        which: ColumnElement[bool],
+        *columns: Any,
+        descending: bool = False,
+        options: Sequence[ExecutableOption] = (),
+    ) -> None:
+        self._columns = columns
+        self._name = ":".join((columns[0].class_.__tablename__, *(column.key for column in columns)))
+        self._count = select(func.count()).select_from(table).where(which)
+        rows = select(table).where(which).options(*options).limit(bindparam("limit"))
+        place = tuple_(*(bindparam(column.key, type_=column.type) for column in columns))
+        upward, downward = rows.order_by(*columns), rows.order_by(*(column.desc() for column in columns))
+        self._from_start = (downward if descending else upward).offset(bindparam("offset"))
+        above = upward.where(tuple_(*columns) > place)
+        below = downward.where(tuple_(*columns) < place)
+        self._behind, self._before = (below, above) if descending else (above, below)
 
-    def cursor_of(row: Any, backward: bool) -> str:
-        values = [getattr(row, column.key) for column in columns]
+    def page(
+        self,
+        session: Session,
+        bound: Mapping[str, Any],
+        *,
+        limit: int,
+        offset: int | None = None,
+        cursor: str | None = None,
+    ) -> ItemPage[RowT]:
+        """Return a page, with the ``total`` if an offset is given; ``bound`` are the values of the conditions."""
+        if offset is not None:
+            rows = session.scalars(self._from_start, {**bound, "limit": limit, "offset": offset}).all()
+            return ItemPage(rows, counts={"total": session.scalar(self._count, bound) or 0})
+        asked, backward = {**bound, "limit": limit + 1}, None
+        if cursor:
+            key, backward = decode(cursor, self._name, parts=len(self._columns))
+            for column, part in zip(self._columns, key, strict=True):
+                is_moment = isinstance(column.type, UtcDateTime)
+                asked[column.key] = moment_of(part, cursor) if is_moment else text_of(part, cursor)
+            found = session.scalars(self._before if backward else self._behind, asked)
+        else:
+            found = session.scalars(self._from_start, {**asked, "offset": 0})
+        return item_page(found.all(), backward, limit=limit, entry=lambda row: row, cursor=self._cursor_of)
+
+    def _cursor_of(self, row: RowT, backward: bool) -> str:
+        values = [getattr(row, column.key) for column in self._columns]
         key = [value.isoformat() if isinstance(value, datetime) else value for value in values]
-        return encode(name, key, backward=backward)
-
-    return item_page(
-        # A row that was deleted between the two statements is not on the page.
-        [row for row in found if row.id in known],
-        place.backward if place is not None else None,
-        limit=limit,
-        entry=lambda row: known[row.id],
-        cursor=cursor_of,
-    )
+        return encode(self._name, key, backward=backward)
 
 
 def moment_of(value: Scalar, cursor: str) -> datetime:
@@ -130,12 +135,6 @@ def text_of(value: Scalar, cursor: str) -> str:
     if not isinstance(value, str) or storable(value) != value:
         raise refused(cursor)
     return value
-
-
-def _from_cursor(column: Any, part: Scalar, cursor: str) -> datetime | str:
-    if isinstance(getattr(column.type, "impl", column.type), DateTime):
-        return moment_of(part, cursor)
-    return text_of(part, cursor)
 
 
 def one_holds(session: Session, columns: Iterable[Any], text: str) -> ColumnElement[bool]:
@@ -194,7 +193,6 @@ def read_pages(
 
 
 def reversed_place(place: KeysetPlace) -> KeysetPlace:
-    """Return the same place, in the other direction."""
     return replace(place, backward=not place.backward)
 
 

@@ -18,9 +18,11 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     event,
+    func,
+    select,
     text,
 )
-from sqlalchemy.orm import Mapped, mapped_column, relationship
+from sqlalchemy.orm import Mapped, MappedSQLExpression, column_property, mapped_column, relationship
 
 from osmosis_ai.platform.db.base import Base as Base
 from osmosis_ai.platform.log_lines import PLAN, WARNED
@@ -43,6 +45,12 @@ class DbUser(Base):
     is_admin: Mapped[bool] = mapped_column(default=False)
     created_at: Mapped[datetime]
     disabled_at: Mapped[datetime | None]
+
+
+def _name_of(user_id: Mapped[str | None]) -> MappedSQLExpression[str | None]:
+    """Map the name of the user in another column, or else the address."""
+    name = select(func.coalesce(DbUser.name, DbUser.email)).where(DbUser.id == user_id)
+    return column_property(name.correlate_except(DbUser).scalar_subquery())
 
 
 class DbToken(Base):
@@ -142,8 +150,6 @@ class DbRollout(Base):
 
 
 class DbDataset(Base):
-    """A dataset."""
-
     __tablename__ = "datasets"
     __table_args__ = (
         UniqueConstraint("workspace_id", "name"),
@@ -159,10 +165,11 @@ class DbDataset(Base):
     row_count: Mapped[int | None] = mapped_column(Integer)
     sha256: Mapped[str | None] = mapped_column(String(64))
     blob_key: Mapped[str | None] = mapped_column(String(255))
-    upload: Mapped[dict[str, Any] | None]
+    pending_upload: Mapped[dict[str, Any] | None] = mapped_column("upload")
     preview: Mapped[list[Any] | None]
     error: Mapped[str | None] = mapped_column(Text)
     creator_id: Mapped[str | None] = mapped_column(ForeignKey("users.id", ondelete="SET NULL"))
+    creator_name: Mapped[str | None] = _name_of(creator_id)
     created_at: Mapped[datetime]
     updated_at: Mapped[datetime]
 
@@ -181,7 +188,9 @@ class DbSecret(Base):
     name: Mapped[str] = mapped_column(String(255))
     sealed: Mapped[bytes] = mapped_column(LargeBinary)
     creator_id: Mapped[str | None] = mapped_column(ForeignKey("users.id", ondelete="SET NULL"))
+    creator_name: Mapped[str | None] = _name_of(creator_id)
     updater_id: Mapped[str | None] = mapped_column(ForeignKey("users.id", ondelete="SET NULL"))
+    updater_name: Mapped[str | None] = _name_of(updater_id)
     created_at: Mapped[datetime]
     updated_at: Mapped[datetime]
 
@@ -202,6 +211,7 @@ class DbRolloutServer(Base):
     error: Mapped[str | None] = mapped_column(Text)
     probed_at: Mapped[datetime | None]
     creator_id: Mapped[str | None] = mapped_column(ForeignKey("users.id", ondelete="SET NULL"))
+    creator_name: Mapped[str | None] = _name_of(creator_id)
     created_at: Mapped[datetime]
     updated_at: Mapped[datetime]
 
@@ -489,6 +499,9 @@ class DbLoraModel(Base):
     id: Mapped[str] = mapped_column(String(40), primary_key=True)
     workspace_id: Mapped[str] = mapped_column(ForeignKey("workspaces.id", ondelete="CASCADE"))
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"))
+    run_name: Mapped[str] = column_property(
+        select(DbRun.name).where(DbRun.id == run_id).correlate_except(DbRun).scalar_subquery()
+    )
     name: Mapped[str] = mapped_column(String(255))
     base_model: Mapped[str] = mapped_column(String(255))
     step: Mapped[int] = mapped_column(Integer)
@@ -498,7 +511,13 @@ class DbLoraModel(Base):
     deployment_status: Mapped[str | None] = mapped_column(String(16))
     deployed_at: Mapped[datetime | None]
     deployer_id: Mapped[str | None] = mapped_column(ForeignKey("users.id", ondelete="SET NULL"))
+    deployed_by: Mapped[str | None] = _name_of(deployer_id)
     created_at: Mapped[datetime]
+
+    @property
+    def inference_name(self) -> str:
+        """The model name for clients of the served adapter."""
+        return f"{self.base_model}:{self.name}"
 
 
 class DbEvalImport(Base):

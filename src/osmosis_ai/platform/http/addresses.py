@@ -27,18 +27,15 @@ def workspace_path(services: PlatformServices, workspace: DbWorkspace) -> str:
 
 
 def is_encrypted(services: PlatformServices) -> bool:
-    """Whether browsers reach the platform over TLS."""
     return services.config.base_url.startswith("https://")
 
 
 def page_url(services: PlatformServices, workspace: DbWorkspace, *segments: str) -> str:
-    """Return the URL of a page of a workspace."""
     path = "/".join(quote(segment, safe="") for segment in (workspace.name, *segments))
     return f"{services.config.base_url}/{path}"
 
 
 def run_url(services: PlatformServices, workspace: DbWorkspace, kind: str, name: str) -> str:
-    """Return the URL of a run's page."""
     return page_url(services, workspace, RUN_PAGES[kind], name)
 
 

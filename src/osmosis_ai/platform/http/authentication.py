@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, cast
+from typing import Annotated, TypeVar, cast
 
 from fastapi import Depends, Header, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
@@ -25,6 +26,7 @@ from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.workspaces import ROLES, Role
 
+_Found = TypeVar("_Found")
 _BEARER = HTTPBearer(
     auto_error=False, description="A token from `osmosis login` or `osmosis platform token create`."
 )
@@ -63,20 +65,16 @@ class Scope:
     def require_role(self, lowest: Role) -> None:
         """Refuse with 403 unless the user is at least ``lowest`` here."""
         if ROLES.index(self.role) > ROLES.index(lowest):
-            raise ApiError(
-                403,
-                "ROLE_REQUIRED",
-                f"this requires the role '{lowest}' in the workspace '{self.workspace.name}'.",
-            )
+            message = f"this requires the role '{lowest}' in the workspace '{self.workspace.name}'."
+            raise ApiError(403, "ROLE_REQUIRED", message)
 
     def require_maker(self, creator_id: str | None, what: str) -> None:
         """Refuse with 403 unless the user created ``what`` (a noun with its article) or is an admin."""
         if creator_id != self.user.id and ROLES.index(self.role) > ROLES.index("admin"):
-            raise ApiError(
-                403,
-                "ROLE_REQUIRED",
-                f"only an admin of the workspace '{self.workspace.name}' can delete {what} of another user.",
+            message = (
+                f"only an admin of the workspace '{self.workspace.name}' can delete {what} of another user."
             )
+            raise ApiError(403, "ROLE_REQUIRED", message)
 
 
 async def get_services(request: Request) -> PlatformServices:
@@ -94,35 +92,35 @@ _Bearer = Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]
 
 async def require_principal(request: Request, services: Services, _bearer: _Bearer = None) -> Principal:
     """Return the user and token of a request (a dependency)."""
-    plain = bearer_token(request)
-    try:
-        principal = await services.db.read(lambda session: services.accounts.principal(session, plain))
-    except TokenRejected as error:
-        raise unauthorized(error.reason, error.message) from None
-    await _note_use(services, principal)
-    return principal
+    return await _authenticated(request, services, lambda _, principal: principal)
 
 
 async def require_scope(
     request: Request, services: Services, git: GitHeader = None, _bearer: _Bearer = None
 ) -> Scope:
     """Return the user and workspace of a request (a dependency)."""
+    return await _authenticated(
+        request, services, lambda session, principal: resolve_scope(session, principal, git)
+    )
+
+
+async def _authenticated(
+    request: Request, services: PlatformServices, resolve: Callable[[Session, Principal], _Found]
+) -> _Found:
+    """Return what ``resolve`` finds for the user of a request, and record the use of the token."""
     plain = bearer_token(request)
 
-    def resolve(session: Session) -> Scope:
-        return resolve_scope(session, services.accounts.principal(session, plain), git)
+    def read(session: Session) -> tuple[Principal, _Found]:
+        principal = services.accounts.principal(session, plain)
+        return principal, resolve(session, principal)
 
     try:
-        scope = await services.db.read(resolve)
+        principal, found = await services.db.read(read)
     except TokenRejected as error:
         raise unauthorized(error.reason, error.message) from None
-    await _note_use(services, scope.principal)
-    return scope
-
-
-async def _note_use(services: PlatformServices, principal: Principal) -> None:
     if should_note_use(services.clock, principal.token):
         await run_in_threadpool(note_use, services.db, services.clock, principal.token)
+    return found
 
 
 Authenticated = Annotated[Principal, Depends(require_principal)]
@@ -135,15 +133,13 @@ WorkspaceScope = Annotated[Scope, Depends(require_scope)]
 def resolve_scope(session: Session, principal: Principal, git: str | None) -> Scope:
     """Return the user's view of the workspace of the repository in ``X-Osmosis-Git``."""
     if git is None or not git.strip():
-        raise ApiError(
-            400, "GIT_SCOPE_HEADER_REQUIRED", "this request needs the X-Osmosis-Git header (owner/repo)."
-        )
+        message = "this request needs the X-Osmosis-Git header (owner/repo)."
+        raise ApiError(400, "GIT_SCOPE_HEADER_REQUIRED", message)
     try:
         identity = parse_identity(git)
     except OsmosisError:
-        raise ApiError(
-            400, "GIT_SCOPE_HEADER_INVALID", "X-Osmosis-Git must be a repository's identity: owner/repo."
-        ) from None
+        message = "X-Osmosis-Git must be a repository's identity: owner/repo."
+        raise ApiError(400, "GIT_SCOPE_HEADER_INVALID", message) from None
     found = session.execute(
         _REPOSITORY_AND_ROLE, {"identity": identity, "user_id": principal.user.id}
     ).first()
@@ -156,15 +152,11 @@ def resolve_scope(session: Session, principal: Principal, git: str | None) -> Sc
         )
     repository, workspace, role = found
     if role is None:
-        raise ApiError(
-            403, "GIT_REPOSITORY_ACCESS_DENIED", f"you are not a member of the workspace of {identity}."
-        )
+        message = f"you are not a member of the workspace of {identity}."
+        raise ApiError(403, "GIT_REPOSITORY_ACCESS_DENIED", message)
     if principal.token.workspace_id not in (None, workspace.id):
-        raise ApiError(
-            403,
-            "GIT_SCOPE_HEADER_ACCESS_DENIED",
-            f"this token does not give access to the workspace of {identity}.",
-        )
+        message = f"this token does not give access to the workspace of {identity}."
+        raise ApiError(403, "GIT_SCOPE_HEADER_ACCESS_DENIED", message)
     return Scope(principal, workspace, repository, cast(Role, role))
 
 
@@ -180,5 +172,4 @@ def bearer_token(request: Request) -> str:
 
 
 def unauthorized(code: str, message: str) -> ApiError:
-    """Return a 401."""
     return ApiError(401, code, message, headers={"WWW-Authenticate": "Bearer"})

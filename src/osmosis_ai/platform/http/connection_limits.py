@@ -19,8 +19,6 @@ _turns = itertools.count(1)
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """Deadlines and the maximum number of connections."""
-
     headers_within_s: float = 20.0
     read_within_s: float = 120.0
     most: int = 4096

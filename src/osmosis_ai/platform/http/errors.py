@@ -34,6 +34,7 @@ _STATUS_OF_CODE = {
     "RATE_LIMITED": 429,
     "WORKSPACE_REQUIRED": 400,
 }
+_RETRY_LATER = {"Retry-After": "5"}
 _SECRET_KEYS = frozenset({"value", "password", "provided", "token", "device_code", "lease"})
 _INSTALLED = installed_state()
 _CHANGED = "Osmosis was reinstalled after this platform started: restart the platform"
@@ -42,8 +43,6 @@ JSON_BODY = "osmosis.json"
 
 
 class ApiError(Exception):
-    """An error reply."""
-
     def __init__(
         self,
         status: int,
@@ -65,7 +64,6 @@ class ApiError(Exception):
         self.extra = extra
 
     def response(self) -> JSONResponse:
-        """Return the reply."""
         body: dict[str, Any] = {**self.extra, "error": self.message, "code": self.code}
         if self.field:
             body["field"] = self.field
@@ -76,11 +74,8 @@ class ApiError(Exception):
 
 def install_error_handlers(app: FastAPI) -> None:
     """Make ``app`` reply to every exception with a flat error."""
-    app.add_exception_handler(ApiError, _on_error)
-    app.add_exception_handler(OsmosisError, _on_error)
-    app.add_exception_handler(RequestValidationError, _on_error)
-    app.add_exception_handler(HTTPException, _on_error)
-    app.add_exception_handler(OSError, _on_error)
+    for kind in (ApiError, OsmosisError, RequestValidationError, HTTPException, OSError):
+        app.add_exception_handler(kind, _on_error)
 
 
 class ErrorEdge:
@@ -90,7 +85,6 @@ class ErrorEdge:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one connection."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -130,18 +124,19 @@ def as_api_error(error: Exception, request: Request) -> ApiError:
     if isinstance(error, DatabaseUnreachableError):
         # Only the operator may see the database's address and user.
         logger.error("%s", error.message)
-        return _no_database()
+        message = "the platform's database is unavailable; its log has the reason. Try again later."
+        return ApiError(503, "DATABASE_BUSY", message, headers=_RETRY_LATER)
     if isinstance(error, DatabaseBusyError):
-        return ApiError(503, "DATABASE_BUSY", as_sentence(error), headers={"Retry-After": "5"})
-    if isinstance(error, StorageFullError):
-        logger.error("%s %s", error.message, error.hint)
-        return _storage_full()
+        return ApiError(503, "DATABASE_BUSY", as_sentence(error), headers=_RETRY_LATER)
+    if isinstance(error, StorageFullError) or (isinstance(error, OSError) and is_disk_full(error)):
+        logger.error("%s", as_sentence(error) if isinstance(error, OsmosisError) else error)
+        return ApiError(507, "STORAGE_FULL", "the platform's disk is full: nothing was saved.")
     if isinstance(error, BlobStoreError):
         logger.error("%s", as_sentence(error))
-        return _no_blobs(is_away=isinstance(error, BlobStoreBusy))
-    if isinstance(error, OSError) and is_disk_full(error):
-        logger.error("%s", error)
-        return _storage_full()
+        message = "the platform's file store is unavailable; its log has the reason. Try again later."
+        # Workers may wait for a store that is unavailable for now.
+        away: dict[str, Any] = {STORE_AWAY: True} if isinstance(error, BlobStoreBusy) else {}
+        return ApiError(503, "BLOBS_UNAVAILABLE", message, headers=_RETRY_LATER, **away)
     if isinstance(error, OsmosisError) and error.code in _STATUS_OF_CODE:
         return ApiError(_STATUS_OF_CODE[error.code], error.code, as_sentence(error), **_details(error))
     return _unexpected(error, request)
@@ -160,79 +155,34 @@ def _details(error: OsmosisError) -> dict[str, Any]:
     return {key: value for key, value in error.details.items() if key not in reserved}
 
 
-def _storage_full() -> ApiError:
-    return ApiError(507, "STORAGE_FULL", "the platform's disk is full: nothing was saved.")
-
-
-def _no_database() -> ApiError:
-    return ApiError(
-        503,
-        "DATABASE_BUSY",
-        "the platform's database is unavailable; its log has the reason. Try again later.",
-        headers={"Retry-After": "5"},
-    )
-
-
-def _no_blobs(*, is_away: bool) -> ApiError:
-    """``is_away``: the store is unavailable for now, so workers may wait for it."""
-    refusal = ApiError(
-        503,
-        "BLOBS_UNAVAILABLE",
-        "the platform's file store is unavailable; its log has the reason. Try again later.",
-        headers={"Retry-After": "5"},
-    )
-    if is_away:
-        refusal.extra[STORE_AWAY] = True
-    return refusal
-
-
 def _http_error(error: HTTPException, request: Request) -> ApiError:
     if isinstance(error.__cause__, ApiError):
         # FastAPI wraps errors that occur while it reads a body.
         return error.__cause__
-    path = request.url.path
-    if error.status_code == 404:
-        return ApiError(404, "ROUTE_NOT_FOUND", f"no route matches {request.method} {path}.")
-    if error.status_code == 405:
-        return ApiError(
-            405,
-            "METHOD_NOT_ALLOWED",
-            f"{path} does not support {request.method}.",
-            headers=error.headers,
-        )
-    if error.status_code == 400:
-        return ApiError(400, "INVALID_BODY", "the body of the request cannot be read.")
-    phrase = HTTPStatus(error.status_code).phrase
-    return ApiError(
-        error.status_code,
-        re.sub(r"[^A-Z]+", "_", phrase.upper()),
-        f"the request was refused: {phrase.lower()}.",
-        headers=error.headers,
-    )
+    path, phrase = request.url.path, HTTPStatus(error.status_code).phrase
+    known = {
+        400: ("INVALID_BODY", "the body of the request cannot be read."),
+        404: ("ROUTE_NOT_FOUND", f"no route matches {request.method} {path}."),
+        405: ("METHOD_NOT_ALLOWED", f"{path} does not support {request.method}."),
+    }
+    other = re.sub(r"[^A-Z]+", "_", phrase.upper()), f"the request was refused: {phrase.lower()}."
+    code, message = known.get(error.status_code, other)
+    return ApiError(error.status_code, code, message, headers=error.headers)
 
 
 def _invalid_request(error: RequestValidationError) -> ApiError:
     problems = error.errors()
     if any(problem["type"] == "json_invalid" for problem in problems):
-        return ApiError(
-            400,
-            "INVALID_JSON",
-            "the body of the request is not valid JSON (NaN and Infinity are not allowed).",
-        )
+        message = "the body of the request is not valid JSON (NaN and Infinity are not allowed)."
+        return ApiError(400, "INVALID_JSON", message)
     # The input is not repeated, since it may be a secret.
     issues = [
         {"key": _key(problem["loc"]), "message": str(problem["msg"]).removeprefix("Value error, ")}
         for problem in problems
     ]
-    first = issues[0] if issues else {"key": "", "message": "the request is not valid"}
-    named = f"{first['key']}: " if first["key"] else ""
-    return ApiError(
-        400,
-        "VALIDATION_FAILED",
-        f"the request is not valid: {named}{first['message']}.",
-        field=first["key"] or None,
-        issues=issues,
-    )
+    key, problem = issues[0].values()
+    message = f"the request is not valid: {f'{key}: ' if key else ''}{problem}."
+    return ApiError(400, "VALIDATION_FAILED", message, field=key or None, issues=issues)
 
 
 def _key(location: Sequence[Any]) -> str:
@@ -254,7 +204,6 @@ def _unexpected(error: Exception, request: Request) -> ApiError:
 def _secrets_of(request: Request) -> list[str]:
     """Return the secrets of a request, for redaction."""
     found = [request.headers.get("authorization", "").partition(" ")[2].strip()]
-
     waiting: list[tuple[Any, bool]] = [(request.scope.get(JSON_BODY), False)]
     while waiting:
         value, is_secret = waiting.pop()

@@ -22,26 +22,13 @@ logger = logging.getLogger("osmosis_ai.platform.http.requests")
 REQUEST_ID: ContextVar[str] = ContextVar("osmosis_request_id", default="")
 """The id of the request being answered, in log lines and in the header ``X-Request-ID`` of its reply."""
 _BLOBS = "/blobs/"
+# The rest of the body is not read.
+_CLOSE = {"Connection": "close"}
 _MAX_JSON_BYTES = 8 * 1024 * 1024
 BODY_WITHIN_S = 60.0
 """How long a body may take from the moment at which it is asked for."""
 _API_PREFIX = "/api/cli/"
-OFFERED = frozenset(
-    {
-        Capability.DELETION,
-        Capability.EVAL_IMPORTS,
-        Capability.EVAL_JOURNALS,
-        Capability.EVAL_RETRIES,
-        Capability.EVAL_SAMPLES,
-        Capability.MODEL_DOWNLOADS,
-        Capability.QUICKSTART,
-        Capability.RUN_EVENTS,
-        Capability.SECRET_AUDIT,
-        Capability.SERVED_AGENTS,
-        Capability.TRAINING_RESUME,
-        Capability.TRAINING_VALIDATION,
-    }
-)
+OFFERED = frozenset(Capability) - {Capability.BENCHMARKS, Capability.DEV_SERVERS}
 """What this platform offers beyond the routes that every platform has."""
 _OFFERED_HEADER = capabilities_header(OFFERED)
 
@@ -114,23 +101,18 @@ class ClientVersions:
         except InvalidVersion:
             return "current", ""
         if version < self._minimum:
-            return (
-                "unsupported",
-                f"This platform requires version {self._minimum} or newer; the client has {version}.",
-            )
+            required = f"This platform requires version {self._minimum} or newer"
+            return "unsupported", f"{required}; the client has {version}."
         if self._recommended is not None and version < self._recommended:
             return "upgrade_available", f"Version {self._recommended} is available; the client has {version}."
         return "current", ""
 
 
 class BodyLimit:
-    """Refuse bodies over ``max_bytes`` with 413, and those that take too long with 408."""
+    """Refuse bodies over 8 MiB with 413, and those that take too long with 408."""
 
-    def __init__(
-        self, app: ASGIApp, *, max_bytes: int = _MAX_JSON_BYTES, streamed: tuple[str, ...] = ()
-    ) -> None:
+    def __init__(self, app: ASGIApp, *, streamed: tuple[str, ...]) -> None:
         self.app = app
-        self._max_bytes = max_bytes
         self._within_s = BODY_WITHIN_S
         self._streamed = streamed
 
@@ -140,8 +122,8 @@ class BodyLimit:
             return
         headers = Headers(scope=scope)
         announced = headers.get("content-length", "")
-        if announced.isdigit() and int(announced) > self._max_bytes:
-            await self._refusal().response()(scope, receive, send)
+        if announced.isdigit() and int(announced) > _MAX_JSON_BYTES:
+            await _too_large().response()(scope, receive, send)
             return
         received, deadline = 0, 0.0
         # After the body, only a disconnect can follow, which has no deadline.
@@ -156,25 +138,17 @@ class BodyLimit:
                 with anyio.fail_after(deadline - time.monotonic()):
                     message = await receive()
             except TimeoutError:
-                raise ApiError(
-                    408,
-                    "BODY_TOO_SLOW",
-                    f"the body of the request did not arrive within {self._within_s:g} seconds.",
-                    headers={"Connection": "close"},
-                ) from None
+                slow = f"the body of the request did not arrive within {self._within_s:g} seconds."
+                raise ApiError(408, "BODY_TOO_SLOW", slow, headers=_CLOSE) from None
             complete = not message.get("more_body", False)
             received += len(message.get("body", b""))
-            if received > self._max_bytes:
-                raise self._refusal()
+            if received > _MAX_JSON_BYTES:
+                raise _too_large()
             return message
 
         await self.app(scope, receive_counted, send)
 
-    def _refusal(self) -> ApiError:
-        return ApiError(
-            413,
-            "BODY_TOO_LARGE",
-            f"the body of the request is larger than {self._max_bytes // 1024**2} MiB.",
-            # The rest of the body is not read.
-            headers={"Connection": "close"},
-        )
+
+def _too_large() -> ApiError:
+    message = f"the body of the request is larger than {_MAX_JSON_BYTES // 1024**2} MiB."
+    return ApiError(413, "BODY_TOO_LARGE", message, headers=_CLOSE)

@@ -16,8 +16,6 @@ _MAX_OFFSET = 10**12
 
 @dataclass(frozen=True, slots=True)
 class PageParams:
-    """``limit`` items from ``offset`` on."""
-
     limit: int
     offset: int
 
@@ -30,8 +28,6 @@ class PageParams:
 
 @dataclass(frozen=True, slots=True)
 class LogPageParams:
-    """``limit`` lines of a log, ``older`` or ``newer`` than ``cursor``."""
-
     limit: int
     direction: Literal["older", "newer"]
     cursor: str | None
@@ -39,8 +35,6 @@ class LogPageParams:
 
 @dataclass(frozen=True, slots=True)
 class SamplePageParams:
-    """``limit`` samples of a run after ``cursor``."""
-
     limit: int
     cursor: str | None
 

@@ -383,7 +383,7 @@ def change_deployment(page: WorkspacePage, name: str, csrf: Csrf = "") -> Respon
     found = page.services.lora_models.get(page.workspace.id, name)
     if not is_own_form(page.request, csrf):
         return page.message("Models", STALE_FORM, status=403, tab=("models",))
-    was_active = found.model.deployment_status == "active"
+    was_active = found.deployment_status == "active"
     try:
         change = deploy_lora_model if action == "deploy" else undeploy_lora_model
         change(page.services, scope_of(page, None), name)
@@ -391,7 +391,7 @@ def change_deployment(page: WorkspacePage, name: str, csrf: Csrf = "") -> Respon
         problem, status = _problem(error)
         return page.message("Models", problem, status=status, tab=("models",))
     if was_active != (action == "deploy"):
-        _log(page, found.model.run_id, f"{action}ed `{name}`")
+        _log(page, found.run_id, f"{action}ed `{name}`")
     return RedirectResponse(page.href("models", name), status_code=303)
 
 

@@ -82,8 +82,7 @@ def datasets_page(page: WorkspacePage, cursor: Cursor = None) -> Response:
 def dataset_page(page: WorkspacePage, name: str, rows: Annotated[str, Query()] = "0") -> Response:
     """Show a dataset with some of its rows."""
     first = _number_of_row(rows)
-    record = page.services.datasets.get(page.workspace.id, name)
-    dataset = record.row
+    dataset = page.services.datasets.get(page.workspace.id, name)
     last = max((dataset.row_count or 0) - 1, 0)
     if first > last:
         raise NotFoundError(f"the dataset '{dataset.name}' has no row {first:,} (last row: {last:,}).")
@@ -94,7 +93,7 @@ def dataset_page(page: WorkspacePage, name: str, rows: Annotated[str, Query()] =
         "dataset.html",
         ("datasets",),
         crumbs=[NavItem("Datasets", page.href("datasets"))],
-        record=record,
+        dataset=dataset,
         columns=[_cell(key) for key in columns],
         more_columns=len(found) - len(columns),
         records=[
@@ -120,7 +119,7 @@ def models_page(page: WorkspacePage, cursor: Cursor = None) -> Response:
 def model_page(page: WorkspacePage, name: str) -> Response:
     """Show a trained adapter."""
     found = page.services.lora_models.get(page.workspace.id, name)
-    buttons = PageActions(page).adapter_buttons(saved_adapter(found.model))
+    buttons = PageActions(page).adapter_buttons(saved_adapter(found))
     crumbs = [NavItem("Models", page.href("models"))]
     return page.page("model.html", ("models",), crumbs=crumbs, found=found, buttons=buttons)
 

@@ -19,14 +19,12 @@ from osmosis_ai.platform.blobs.signing import (
     BLOBS_PATH,
     OCTET_STREAM,
     DownloadGrant,
-    PartGrant,
     content_disposition,
 )
 from osmosis_ai.platform.blobs.store import (
     BlobError,
     BlobNotFound,
     BlobStoreError,
-    Part,
     TransferRefused,
     UploadNotFound,
 )
@@ -54,8 +52,15 @@ _HEADERS = {
 async def send_part(request: Request, token: str, services: Services) -> Response:
     """Store the bytes of an upload or of one of its parts. The returned ETag is needed to complete the upload."""
     store = _local_store(services)
+    length = request.headers.get("content-length", "")
     try:
-        part = await _receive(request, store, store.signer.part(token))
+        grant = store.signer.part(token)
+        if length.isdecimal() and int(length) != grant.size:
+            raise wrong_size(int(length), grant.size)
+        with await run_in_threadpool(store.receive_part, grant) as incoming:
+            async for block in _blocks(request):
+                await run_in_threadpool(incoming.write, block)
+            part = await run_in_threadpool(store.keep_part, grant, incoming)
     except UploadNotFound as error:
         raise _refused(404, "UPLOAD_NOT_FOUND", error.message) from None
     except TransferRefused as error:
@@ -108,16 +113,6 @@ def _granted(services: PlatformServices, grant: DownloadGrant) -> tuple[BinaryIO
     return handle, found.st_size, f'"{found.st_ino:x}-{found.st_mtime_ns:x}-{found.st_size:x}"'
 
 
-async def _receive(request: Request, store: LocalBlobStore, grant: PartGrant) -> Part:
-    length = request.headers.get("content-length", "")
-    if length.isdecimal() and int(length) != grant.size:
-        raise wrong_size(int(length), grant.size)
-    with await run_in_threadpool(store.receive_part, grant) as incoming:
-        async for block in _blocks(request):
-            await run_in_threadpool(incoming.write, block)
-        return await run_in_threadpool(store.keep_part, grant, incoming)
-
-
 async def _blocks(request: Request) -> AsyncIterator[bytes]:
     """Yield the body in blocks that are large enough to be worth another thread."""
     pending = bytearray()
@@ -129,9 +124,8 @@ async def _blocks(request: Request) -> AsyncIterator[bytes]:
         except StopAsyncIteration:
             break
         except TimeoutError:
-            raise _refused(
-                408, "BODY_STALLED", f"no data was received for {_SILENCE_S:.0f} seconds."
-            ) from None
+            message = f"no data was received for {_SILENCE_S:.0f} seconds."
+            raise _refused(408, "BODY_STALLED", message) from None
         pending += chunk
         if len(pending) >= BLOCK_BYTES:
             yield bytes(pending)

@@ -8,14 +8,13 @@ from fastapi import Header
 
 from osmosis_ai.api.models import datasets as wire
 from osmosis_ai.api.models.base import LogPage
-from osmosis_ai.platform.datasets.store import DatasetRecord
-from osmosis_ai.platform.datasets.uploads import DatasetRejected, UploadRequest
+from osmosis_ai.platform.datasets.store import DatasetRejected
+from osmosis_ai.platform.db.tables import DbDataset
 from osmosis_ai.platform.http.addresses import page_url
 from osmosis_ai.platform.http.authentication import Services, WorkspaceScope
 from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.paging import LogPaging, Paging
 from osmosis_ai.platform.http.routing import api_router, quick_read
-from osmosis_ai.platform.routes.runs import present
 
 router = api_router("/api/cli/datasets")
 
@@ -33,20 +32,13 @@ def create_dataset(
     services: Services, scope: WorkspaceScope, request: wire.DatasetCreateRequest, intent: IntentHeader = None
 ) -> wire.Dataset:
     """Start the upload of a file, and return the upload URLs."""
-    datasets = services.datasets
     try:
-        announced = UploadRequest.checked(
-            request.file_name,
-            request.extension,
-            request.file_size,
-            overwrite_id=request.overwrite_dataset_id,
-            intent=wire.UploadIntent.of(intent),
-            max_bytes=datasets.limits.max_bytes,
+        row, instructions = services.datasets.create(
+            scope.workspace_id, scope.user.id, request, wire.UploadIntent.of(intent)
         )
-        record, instructions = datasets.create(scope.workspace_id, scope.user.id, announced)
     except DatasetRejected as error:
         raise _rejected(error) from None
-    return _wire(services, scope, record, upload=instructions)
+    return _wire(services, scope, row, upload=instructions)
 
 
 @router.post("/{dataset_id}/complete")
@@ -55,12 +47,12 @@ def complete_dataset(
 ) -> wire.Dataset:
     """Complete an upload. The request may be repeated."""
     try:
-        record = services.datasets.complete(
+        row = services.datasets.complete(
             scope.workspace_id, dataset_id, request.file_extension, request.parts
         )
     except DatasetRejected as error:
         raise _rejected(error) from None
-    return _wire(services, scope, record)
+    return _wire(services, scope, row)
 
 
 @router.post("/{dataset_id}/abort")
@@ -73,9 +65,10 @@ def abort_dataset(services: Services, scope: WorkspaceScope, dataset_id: str) ->
 @quick_read
 def list_datasets(services: Services, scope: WorkspaceScope, page: Paging) -> wire.DatasetList:
     """List datasets, newest first."""
-    records, total = services.datasets.list(scope.workspace_id, limit=page.limit, offset=page.offset)
+    found = services.datasets.page(scope.workspace_id, limit=page.limit, offset=page.offset)
     return wire.DatasetList(
-        datasets=[_wire(services, scope, record) for record in records], **page.keys(total, len(records))
+        datasets=[_wire(services, scope, row) for row in found.items],
+        **page.keys(found.counts["total"], len(found.items)),
     )
 
 
@@ -83,9 +76,8 @@ def list_datasets(services: Services, scope: WorkspaceScope, page: Paging) -> wi
 @quick_read
 def get_dataset(services: Services, scope: WorkspaceScope, name_or_id: str) -> wire.Dataset:
     """Return one dataset, with its first rows once it has been checked."""
-    record = services.datasets.get(scope.workspace_id, name_or_id)
-    preview = {"data_preview": record.row.preview} if record.row.preview else {}
-    return _wire(services, scope, record, **preview)
+    row = services.datasets.get(scope.workspace_id, name_or_id)
+    return _wire(services, scope, row, data_preview=row.preview or None)
 
 
 @router.get("/{name_or_id}/download")
@@ -99,39 +91,30 @@ def download_dataset(services: Services, scope: WorkspaceScope, name_or_id: str)
 @quick_read
 def dataset_logs(services: Services, scope: WorkspaceScope, name_or_id: str, page: LogPaging) -> LogPage:
     """Return a page of the log of the upload and validation."""
-    row = services.datasets.get(scope.workspace_id, name_or_id).row
+    row = services.datasets.get(scope.workspace_id, name_or_id)
     return services.logs.page(row.id, limit=page.limit, direction=page.direction, cursor=page.cursor)
 
 
 @router.delete("/{name_or_id}")
 def remove_dataset(services: Services, scope: WorkspaceScope, name_or_id: str) -> dict[str, Any]:
     """Delete a dataset that no active run uses. Only an admin or owner can delete another user's dataset."""
-    row = services.datasets.get(scope.workspace_id, name_or_id).row
+    row = services.datasets.get(scope.workspace_id, name_or_id)
     scope.require_maker(row.creator_id, "a dataset")
     services.datasets.delete(row)
     return {}
 
 
-def _wire(services: Services, scope: WorkspaceScope, record: DatasetRecord, **more: Any) -> wire.Dataset:
-    row = record.row
-    optional: dict[str, Any] = {
-        "row_count": row.row_count,
-        "creator_name": record.creator_name,
-        "upload_error": row.error,
-    }
-    return wire.Dataset(
-        id=row.id,
+def _wire(services: Services, scope: WorkspaceScope, row: DbDataset, **more: Any) -> wire.Dataset:
+    return wire.Dataset.of(
+        row,
+        nulls=False,
         file_name=row.name,
-        file_size=row.file_size,
-        status=row.status,
         file_format=row.extension,
-        created_at=row.created_at,
-        updated_at=row.updated_at,
+        upload_error=row.error,
         platform_url=page_url(services, scope.workspace, "datasets", row.name),
-        **present(optional),
         **more,
     )
 
 
 def _rejected(error: DatasetRejected) -> ApiError:
-    return ApiError(400, "INVALID_DATASET", error.message, field=error.field, issues=error.wire_issues())
+    return ApiError(400, "INVALID_DATASET", error.message, field=error.field, issues=error.issues)

@@ -7,12 +7,12 @@ token. Errors have OpenAI's format. A disconnected client cancels its generation
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import orjson
-from fastapi import Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
@@ -20,54 +20,67 @@ from starlette.types import Receive, Scope, Send
 
 from osmosis_ai.inference.protocol import OpenAIError
 from osmosis_ai.platform.accounts import Principal, TokenRejected
+from osmosis_ai.platform.db.tables import DbLoraModel
 from osmosis_ai.platform.http.authentication import Services, bearer_token
 from osmosis_ai.platform.http.errors import ApiError
-from osmosis_ai.platform.http.routing import api_router
+from osmosis_ai.platform.http.routing import ApiRoute
 from osmosis_ai.platform.models import (
-    FoundLoraModel,
     ModelUnavailableError,
     ServableModel,
-    TooManyRequestsError,
 )
 from osmosis_ai.platform.services import PlatformServices
 
 if TYPE_CHECKING:
     import aiohttp
 
-router = api_router("/v1")
-
 _EVENTS = "text/event-stream"
+_STOPPED = "the model server stopped before its reply was complete."
 _T = TypeVar("_T")
 
 
+class _OpenAIRoute(ApiRoute):
+    """A route whose errors have OpenAI's format."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_shaped(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except OpenAIError as error:
+                refusal = error
+            except TokenRejected as error:
+                create = "Create an API key with `osmosis platform token create --kind api_key`."
+                refusal = OpenAIError(401, f"{error.message} {create}", code="invalid_api_key")
+            except ApiError as error:
+                code = "invalid_api_key" if error.status == 401 else error.code.lower()
+                refusal = OpenAIError(error.status, error.message, code=code)
+            return JSONResponse(refusal.body(), refusal.status, refusal.headers())
+
+        return handle_shaped
+
+
+router = APIRouter(prefix="/v1", route_class=_OpenAIRoute, redirect_slashes=False)
+
+
+async def _authenticate(request: Request, services: Services) -> Principal:
+    """Return the user and API key of a request (a dependency)."""
+    plain = bearer_token(request)
+    key = await run_in_threadpool(services.accounts.authenticate, plain, kinds=("api_key",))
+    if not await run_in_threadpool(services.workspaces.has_member, key.user.id, key.token.workspace_id):
+        where = "that workspace" if key.token.workspace_id is not None else "any workspace"
+        raise OpenAIError(
+            403, f"the user of this API key is no longer a member of {where}.", code="not_a_member"
+        )
+    return key
+
+
+ApiKey = Annotated[Principal, Depends(_authenticate)]
+
+
 @router.post("/chat/completions", response_class=Response)
-async def chat_completions(request: Request, services: Services) -> Response:
+async def chat_completions(request: Request, services: Services, key: ApiKey) -> Response:
     """Create a chat completion, optionally as a stream of server-sent events."""
-    return await _openai_shaped(_complete(request, services))
-
-
-@router.get("/models", response_class=Response)
-async def list_models(request: Request, services: Services) -> Response:
-    """List the served models."""
-    return await _openai_shaped(_models(request, services))
-
-
-@router.get("/models/{name:path}", response_class=Response)
-async def get_model(request: Request, services: Services, name: str) -> Response:
-    """Return one served model."""
-    return await _openai_shaped(_model(request, services, name))
-
-
-@router.api_route("/{path:path}", methods=["GET", "POST", "PUT", "PATCH", "DELETE"], include_in_schema=False)
-async def no_such_route(request: Request, path: str) -> Response:
-    """Reply to an unknown path in OpenAI's error format."""
-    return _refusal(
-        OpenAIError(404, f"no route matches {request.method} /v1/{path[:200]}.", code="unknown_url")
-    )
-
-
-async def _complete(request: Request, services: PlatformServices) -> Response:
-    key = await _authenticate(request, services)
     body = await request.body()
     model = await _served_model(services, key, _requested_model(body))
     with ExitStack() as held:
@@ -83,45 +96,42 @@ async def _complete(request: Request, services: PlatformServices) -> Response:
         return Response(content, upstream.status, headers, upstream.content_type)
 
 
-async def _models(request: Request, services: PlatformServices) -> Response:
-    key = await _authenticate(request, services)
+@router.get("/models", response_class=Response)
+async def list_models(services: Services, key: ApiKey) -> Response:
+    """List the served models."""
     built_in = [_described(name, services.model_servers.created) for name in services.model_servers.models]
     adapters = [_described_adapter(found) for found in await _deployed(services, key)]
     return JSONResponse({"object": "list", "data": built_in + adapters})
 
 
-async def _model(request: Request, services: PlatformServices, name: str) -> Response:
-    key = await _authenticate(request, services)
+@router.get("/models/{name:path}", response_class=Response)
+async def get_model(services: Services, key: ApiKey, name: str) -> Response:
+    """Return one served model."""
     model = await _served_model(services, key, name)
     if model.adapter_id is None:
         return JSONResponse(_described(model.name, services.model_servers.created))
     return JSONResponse(_described_adapter((await _deployed(services, key, model.name))[0]))
 
 
+@router.api_route("/{path:path}", methods=["GET", "POST", "PUT", "PATCH", "DELETE"], include_in_schema=False)
+async def no_such_route(request: Request, path: str) -> Response:
+    """Reply to an unknown path in OpenAI's error format."""
+    raise OpenAIError(404, f"no route matches {request.method} /v1/{path[:200]}.", code="unknown_url")
+
+
 def _described(name: str, created: int) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": created, "owned_by": "osmosis"}
 
 
-def _described_adapter(found: FoundLoraModel) -> dict[str, Any]:
-    described = _described(found.inference_name, int(found.model.created_at.timestamp()))
-    return {**described, "parent": found.model.base_model}
+def _described_adapter(model: DbLoraModel) -> dict[str, Any]:
+    described = _described(model.inference_name, int(model.created_at.timestamp()))
+    return {**described, "parent": model.base_model}
 
 
 async def _deployed(
     services: PlatformServices, key: Principal, name: str | None = None
-) -> list[FoundLoraModel]:
+) -> Sequence[DbLoraModel]:
     return await run_in_threadpool(services.lora_models.deployed, key.user.id, key.token.workspace_id, name)
-
-
-async def _authenticate(request: Request, services: PlatformServices) -> Principal:
-    plain = bearer_token(request)
-    key = await run_in_threadpool(services.accounts.authenticate, plain, kinds=("api_key",))
-    if not await run_in_threadpool(services.workspaces.has_member, key.user.id, key.token.workspace_id):
-        where = "that workspace" if key.token.workspace_id is not None else "any workspace"
-        raise OpenAIError(
-            403, f"the user of this API key is no longer a member of {where}.", code="not_a_member"
-        )
-    return key
 
 
 def _requested_model(body: bytes) -> str:
@@ -144,7 +154,7 @@ async def _served_model(services: PlatformServices, key: Principal, name: str) -
         return model
     found = await _deployed(services, key, name)
     if found:
-        return ServableModel(name, found[0].model.id)
+        return ServableModel(name, found[0].id)
     adapters = [each.inference_name for each in await _deployed(services, key)]
     served = ", ".join(f"'{known}'" for known in (*services.model_servers.models, *adapters))
     raise OpenAIError(
@@ -162,7 +172,7 @@ async def _content(upstream: aiohttp.ClientResponse) -> bytes:
     try:
         return await upstream.read()
     except (aiohttp.ClientError, asyncio.TimeoutError) as error:
-        raise ModelUnavailableError("the model server stopped before its reply was complete.") from error
+        raise ModelUnavailableError(_STOPPED) from error
 
 
 class _Relay(StreamingResponse):
@@ -187,9 +197,7 @@ async def _events(upstream: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
             yield chunk
     except (aiohttp.ClientError, asyncio.TimeoutError):
         # The status line has been sent, so the error is an event.
-        error = OpenAIError(
-            503, "the model server stopped before its reply was complete.", type="server_error"
-        )
+        error = OpenAIError(503, _STOPPED, type="server_error")
         yield b"\n\ndata: " + orjson.dumps(error.body()) + b"\n\n"
 
 
@@ -210,30 +218,3 @@ async def _unless_disconnected(request: Request, work: Awaitable[_T]) -> _T:
 async def _disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-async def _openai_shaped(reply: Awaitable[Response]) -> Response:
-    try:
-        return await reply
-    except OpenAIError as error:
-        return _refusal(error)
-    except TokenRejected as error:
-        message = f"{error.message} Create an API key with `osmosis platform token create --kind api_key`."
-        return _refusal(OpenAIError(401, message, code="invalid_api_key"))
-    except ApiError as error:
-        code = "invalid_api_key" if error.status == 401 else error.code.lower()
-        return _refusal(OpenAIError(error.status, error.message, code=code))
-    except TooManyRequestsError as error:
-        return _refusal(
-            OpenAIError(
-                429, error.message, type="rate_limit_error", code="rate_limit_exceeded", retry_after_s=1
-            )
-        )
-    except ModelUnavailableError as error:
-        return _refusal(
-            OpenAIError(503, error.message, type="server_error", code="model_unavailable", retry_after_s=10)
-        )
-
-
-def _refusal(error: OpenAIError) -> Response:
-    return JSONResponse(error.body(), error.status, error.headers())

@@ -8,13 +8,13 @@ from anyio import from_thread
 
 from osmosis_ai.api.models import models as wire
 from osmosis_ai.errors import NotFoundError
+from osmosis_ai.platform.db.tables import DbLoraModel
 from osmosis_ai.platform.http.addresses import page_url
 from osmosis_ai.platform.http.authentication import Scope, Services, WorkspaceScope
 from osmosis_ai.platform.http.errors import ApiError, as_sentence
 from osmosis_ai.platform.http.paging import Paging
 from osmosis_ai.platform.http.routing import api_router
-from osmosis_ai.platform.models import LINK_TTL, MAX_ACTIVE_DEPLOYMENTS, DeploymentLimitError, FoundLoraModel
-from osmosis_ai.platform.routes.runs import present
+from osmosis_ai.platform.models import LINK_TTL, MAX_ACTIVE_DEPLOYMENTS, DeploymentLimitError
 from osmosis_ai.platform.runs.requests import is_servable
 from osmosis_ai.platform.services import PlatformServices
 
@@ -38,34 +38,28 @@ def list_base_models(services: Services, _scope: WorkspaceScope, page: Paging) -
 @router.get("/lora")
 def list_lora_models(services: Services, scope: WorkspaceScope, page: Paging) -> wire.LoraModelList:
     """List the adapters of the workspace, newest first."""
-    found, total, active = services.lora_models.offset_page(
-        scope.workspace_id, limit=page.limit, offset=page.offset
-    )
+    found = services.lora_models.page(scope.workspace_id, limit=page.limit, offset=page.offset)
     return wire.LoraModelList(
-        models=[wire.LoraModel(**_fields(each)) for each in found],
-        active_deployments=active,
+        models=[_wire(model) for model in found.items],
+        active_deployments=found.counts["deployed"],
         max_active_deployments=MAX_ACTIVE_DEPLOYMENTS,
-        **page.keys(total, len(found)),
+        **page.keys(found.counts["total"], len(found.items)),
     )
 
 
 @router.get("/{name}")
 def get_lora_model(services: Services, scope: WorkspaceScope, name: str) -> wire.LoraModel:
     """Return one adapter."""
-    found = _find(services, scope, name)
-    fields = {
-        **_fields(found),
-        "platform_url": page_url(services, scope.workspace, "models", found.model.name),
-    }
-    if _can_be_served(found):
-        fields["inference_model"] = found.inference_name
-    return wire.LoraModel(**fields)
+    model = _find(services, scope, name)
+    served_as = model.inference_name if is_servable(model.base_model) else None
+    page = page_url(services, scope.workspace, "models", model.name)
+    return _wire(model, platform_url=page, inference_model=served_as)
 
 
 @router.get("/{name}/download")
 def download_lora_model(services: Services, scope: WorkspaceScope, name: str) -> wire.ModelDownload:
     """Return download URLs for the files of an adapter."""
-    model = _find(services, scope, name).model
+    model = _find(services, scope, name)
     return wire.ModelDownload(
         model_name=model.name,
         base_model=model.base_model,
@@ -77,12 +71,12 @@ def download_lora_model(services: Services, scope: WorkspaceScope, name: str) ->
 @router.post("/{name}/deploy")
 def deploy_lora_model(services: Services, scope: WorkspaceScope, name: str) -> wire.DeploymentChange:
     """Start serving an adapter."""
-    found = _find(services, scope, name)
-    if not _can_be_served(found):
+    model = _find(services, scope, name)
+    if not is_servable(model.base_model):
         raise ApiError(
             409,
             "CONFLICT",
-            f"this platform cannot serve '{found.model.name}': its base model `{found.model.base_model}` requires torch.",
+            f"this platform cannot serve '{model.name}': its base model `{model.base_model}` requires torch.",
             field="loraName",
         )
     try:
@@ -95,7 +89,7 @@ def deploy_lora_model(services: Services, scope: WorkspaceScope, name: str) -> w
 @router.post("/{name}/undeploy")
 def undeploy_lora_model(services: Services, scope: WorkspaceScope, name: str) -> wire.DeploymentChange:
     """Stop serving an adapter. Only an admin or owner can undeploy another user's deployment."""
-    model = _find(services, scope, name).model
+    model = _find(services, scope, name)
     if model.deployment_status == "active" and model.deployer_id != scope.user.id:
         scope.require_role("admin")
     model = services.lora_models.undeploy(scope.workspace_id, name)
@@ -104,33 +98,19 @@ def undeploy_lora_model(services: Services, scope: WorkspaceScope, name: str) ->
     return wire.DeploymentChange(id=model.id, model_name=model.name, status="inactive")
 
 
-def _find(services: PlatformServices, scope: Scope, name: str) -> FoundLoraModel:
+def _find(services: PlatformServices, scope: Scope, name: str) -> DbLoraModel:
     try:
         return services.lora_models.get(scope.workspace_id, name)
     except NotFoundError as error:
         raise ApiError(404, "MODEL_NOT_FOUND", as_sentence(error)) from None
 
 
-def _can_be_served(found: FoundLoraModel) -> bool:
-    return is_servable(found.model.base_model)
-
-
-def _fields(found: FoundLoraModel) -> dict[str, Any]:
-    model = found.model
-    fields = present(
-        {
-            "id": model.id,
-            "model_name": model.name,
-            "base_model": model.base_model,
-            "training_run_name": found.run_name,
-            "checkpoint_step": model.step,
-            "reward": model.reward,
-            "validation_reward": model.validation_reward,
-            "created_at": model.created_at,
-        }
-    )
-    if _can_be_served(found):
+def _wire(model: DbLoraModel, **more: Any) -> wire.LoraModel:
+    is_served = is_servable(model.base_model)
+    hidden = () if is_served else ("deployment_status", "deployed_at", "deployed_by")
+    names = {"model_name": model.name, "training_run_name": model.run_name, "checkpoint_step": model.step}
+    reply = wire.LoraModel.of(model, nulls=False, **names, **dict.fromkeys(hidden), **more)
+    if is_served:
         # Null means "never deployed"; a missing key means "cannot be served here".
-        fields["deployment_status"] = model.deployment_status
-        fields |= present({"deployed_at": model.deployed_at, "deployed_by": found.deployed_by})
-    return fields
+        reply.deployment_status = model.deployment_status
+    return reply

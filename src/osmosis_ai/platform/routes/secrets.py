@@ -7,12 +7,11 @@ from typing import Annotated, Any, Literal
 from fastapi import Query
 
 from osmosis_ai.api.models import secrets as wire
-from osmosis_ai.platform.db.tables import DbSecretAccess
 from osmosis_ai.platform.http.addresses import page_url
 from osmosis_ai.platform.http.authentication import Scope, Services, WorkspaceScope
 from osmosis_ai.platform.http.paging import Paging
 from osmosis_ai.platform.http.routing import api_router
-from osmosis_ai.platform.secrets import SECRET_SCOPES, ListedSecret, SecretScope
+from osmosis_ai.platform.secrets import SECRET_SCOPES, SecretScope
 
 router = api_router("/api/cli/environment-secrets")
 
@@ -38,26 +37,24 @@ def list_secrets(
 ) -> wire.SecretList:
     """List the workspace's secrets and the caller's own."""
     scopes = SECRET_SCOPES if scope_filter == "all" else (scope_filter,)
-    listed, total = services.secrets.offset_page(
+    found = services.secrets.page(
         scope.workspace_id, scope.user.id, scopes, limit=page.limit, offset=page.offset
     )
     return wire.SecretList(
-        environment_secrets=[_wire_secret(item) for item in listed],
+        environment_secrets=list(map(wire.Secret.of, found.items)),
         platform_url=page_url(services, scope.workspace, "secrets"),
-        **page.keys(total, len(listed)),
+        **page.keys(found.counts["total"], len(found.items)),
     )
 
 
 @router.get("/audit")
 def list_handouts(services: Services, scope: WorkspaceScope, page: Paging) -> wire.SecretHandoutList:
     """List the secret access log: which workers received which secrets, by name, newest first."""
-    found, total = services.secrets.accesses_by_offset(
-        scope.workspace_id, limit=page.limit, offset=page.offset
-    )
+    found = services.secrets.accesses(scope.workspace_id, limit=page.limit, offset=page.offset)
     return wire.SecretHandoutList(
-        handouts=[_wire_handout(row) for row in found],
+        handouts=[wire.SecretHandout.of(row, handed_at=row.created_at) for row in found.items],
         platform_url=page_url(services, scope.workspace, "secrets"),
-        **page.keys(total, len(found)),
+        **page.keys(found.counts["total"], len(found.items)),
     )
 
 
@@ -68,7 +65,7 @@ def set_secret(services: Services, scope: WorkspaceScope, request: SetRequest) -
     stored = services.secrets.put(
         scope.workspace_id, scope.user.id, request.name, request.value, request.scope
     )
-    return _wire_secret(stored, platform_url=page_url(services, scope.workspace, "secrets"))
+    return wire.Secret.of(stored, platform_url=page_url(services, scope.workspace, "secrets"))
 
 
 @router.delete("")
@@ -82,30 +79,3 @@ def delete_secret(services: Services, scope: WorkspaceScope, request: DeleteRequ
 def _require_write_access(scope: Scope, secret_scope: SecretScope) -> None:
     if secret_scope == "workspace":
         scope.require_role("admin")
-
-
-def _wire_handout(row: DbSecretAccess) -> wire.SecretHandout:
-    return wire.SecretHandout(
-        id=row.id,
-        names=row.names,
-        run_id=row.run_id,
-        run_name=row.run_name,
-        attempt=row.attempt,
-        machine=row.machine,
-        pool=row.pool,
-        handed_at=row.created_at,
-    )
-
-
-def _wire_secret(listed: ListedSecret, **more: Any) -> wire.Secret:
-    secret = listed.secret
-    return wire.Secret(
-        id=secret.id,
-        name=secret.name,
-        scope=secret.scope,
-        created_at=secret.created_at,
-        updated_at=secret.updated_at,
-        creator_name=listed.creator,
-        updater_name=listed.updater,
-        **more,
-    )

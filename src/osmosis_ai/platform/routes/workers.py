@@ -38,6 +38,7 @@ from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.platform.http.authentication import bearer_token
 from osmosis_ai.platform.http.errors import JSON_BODY, ApiError, as_sentence
 from osmosis_ai.platform.queue.access import WorkerRefused
+from osmosis_ai.platform.queue.queue import RunQueue
 from osmosis_ai.platform.runs.journals import JournalDivergedError, read_journal
 from osmosis_ai.platform.runs.lifecycle import (
     JournalOffsetError,
@@ -49,6 +50,7 @@ from osmosis_ai.platform.services import PlatformServices
 
 M = TypeVar("M", bound=WireModel)
 Done = TypeVar("Done")
+_Call = Callable[[Request, PlatformServices], Awaitable[Response]]
 _TOO_LARGE = f"a request may have at most {LARGEST_EXCHANGE_BYTES >> 20} MiB uncompressed; send the rest with the next request."
 _CLOSE = {"Connection": "close"}
 _CODES: dict[type[OsmosisError], str] = {
@@ -74,57 +76,41 @@ async def _claim(request: Request, services: PlatformServices) -> Response:
     return _reply(ClaimReply(assignment=assignment, next_poll_s=next_poll_s))
 
 
-async def _sync(request: Request, services: PlatformServices) -> Response:
-    """Keep a lease, and write everything that its worker reports."""
-    shard_id, token = _shard(request), bearer_token(request)
-    return _reply(await _do(services.queue.sync, shard_id, token, await _read(request, SyncRequest)))
+def _of_shard(work: Callable[[RunQueue, str, str, M], WireModel], model: type[M]) -> _Call:
+    """Return a call of the worker that has a shard's lease."""
 
+    async def call(request: Request, services: PlatformServices) -> Response:
+        shard_id, token = request.path_params["shard_id"], bearer_token(request)
+        return _reply(await _do(work, services.queue, shard_id, token, await _read(request, model)))
 
-async def _finish(request: Request, services: PlatformServices) -> Response:
-    """End a shard."""
-    shard_id, token = _shard(request), bearer_token(request)
-    return _reply(await _do(services.queue.finish, shard_id, token, await _read(request, FinishRequest)))
-
-
-async def _release(request: Request, services: PlatformServices) -> Response:
-    """Return a shard for another worker."""
-    shard_id, token = _shard(request), bearer_token(request)
-    return _reply(await _do(services.queue.release, shard_id, token, await _read(request, ReleaseRequest)))
+    return call
 
 
 async def _journal(request: Request, services: PlatformServices) -> Response:
     """Return the accepted bytes of a shard's journal."""
-    shard_id = _shard(request)
+    shard_id = request.path_params["shard_id"]
     await _do(services.queue.require_owner, shard_id, bearer_token(request))
     chunks = read_journal(services.db, shard_id)
     return StreamingResponse(chunks, media_type="application/octet-stream")
 
 
-def _route(path: str, call: Callable[[Request, PlatformServices], Awaitable[Response]], method: str) -> Route:
+def _route(path: str, call: _Call, method: str) -> Route:
     async def endpoint(request: Request) -> Response:
         if request.path_params["version"] != f"v{PROTOCOL}":
-            raise ApiError(
-                426,
-                "WORKER_PROTOCOL",
-                f"this platform uses version {PROTOCOL} of the worker protocol: install osmosis-ai {__version__} on the "
-                "worker's machine.",
-            )
+            message = f"this platform uses version {PROTOCOL} of the worker protocol: install osmosis-ai {__version__}"
+            raise ApiError(426, "WORKER_PROTOCOL", f"{message} on the worker's machine.")
         return await call(request, request.app.state.services)
 
     return Route(f"/api/workers/{{version}}{path}", endpoint, methods=[method])
 
 
 CALLS = (
-    _route("/shards/{shard_id}/sync", _sync, "POST"),
+    _route("/shards/{shard_id}/sync", _of_shard(RunQueue.sync, SyncRequest), "POST"),
     _route("/claim", _claim, "POST"),
-    _route("/shards/{shard_id}/finish", _finish, "POST"),
-    _route("/shards/{shard_id}/release", _release, "POST"),
+    _route("/shards/{shard_id}/finish", _of_shard(RunQueue.finish, FinishRequest), "POST"),
+    _route("/shards/{shard_id}/release", _of_shard(RunQueue.release, ReleaseRequest), "POST"),
     _route("/shards/{shard_id}/journal", _journal, "GET"),
 )
-
-
-def _shard(request: Request) -> str:
-    return str(request.path_params["shard_id"])
 
 
 async def _do(work: Callable[..., Done], *arguments: Any) -> Done:
@@ -151,9 +137,8 @@ async def _body(request: Request) -> bytes:
         try:
             body += unpacking.decompress(chunk, left) if unpacking is not None else chunk
         except zlib.error:
-            raise ApiError(
-                400, "INVALID_BODY", "the body of the request is not valid gzip data.", headers=_CLOSE
-            ) from None
+            message = "the body of the request is not valid gzip data."
+            raise ApiError(400, "INVALID_BODY", message, headers=_CLOSE) from None
         if len(body) > LARGEST_EXCHANGE_BYTES:
             raise ApiError(413, "BODY_TOO_LARGE", _TOO_LARGE, headers=_CLOSE)
     if unpacking is not None and not unpacking.eof:

@@ -16,7 +16,7 @@ from osmosis_ai.errors import OsmosisError
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.api.credentials import Credentials
-    from osmosis_ai.api.models.rollout_servers import RegisteredRolloutServer
+    from osmosis_ai.api.models.rollouts import RegisteredRolloutServer
 
     from ..config import RolloutServerSettings
 
@@ -127,7 +127,7 @@ def reachable_host(server: Registration) -> str:
 
 
 def _send(server: Registration, host: str) -> RegisteredRolloutServer:
-    from osmosis_ai.api.models.rollout_servers import RolloutServerRegistration
+    from osmosis_ai.api.models.rollouts import RolloutServerRegistration
 
     request = RolloutServerRegistration(
         host=host, port=server.port, agent_loop_name=server.agent_loop_name, api_key=server.api_key

@@ -12,18 +12,20 @@ import pytest
 import respx
 
 from osmosis_ai._version import __version__
-from osmosis_ai.api import routes
-from osmosis_ai.api.client import ClientWarning, PlatformClient
-from osmosis_ai.api.connections import connection_hint
-from osmosis_ai.api.http_errors import PlatformError
+from osmosis_ai.api.client import PlatformClient, segment
+from osmosis_ai.api.connections import COMPLETING, Transient, Waits, connection_hint
+from osmosis_ai.api.http_errors import PlatformError, ReplyRedactor
 from osmosis_ai.api.models.base import LogPage, WireModel
-from osmosis_ai.api.models.datasets import Dataset, DatasetList
+from osmosis_ai.api.models.datasets import Dataset, DatasetCreateRequest, DatasetList
 from osmosis_ai.api.models.runs import EvalRunSubmit, RunSecrets
-from osmosis_ai.api.paging import iterate_log_pages, iterate_pages
-from osmosis_ai.api.redaction import REDACTED, ReplyRedactor
-from osmosis_ai.api.retrying import Transient, Waits
+from osmosis_ai.api.paging import iterate_items
 from osmosis_ai.config.sections import Experiment
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.redaction import REDACTED
+from osmosis_ai.services.datasets import get_dataset, list_datasets
+from osmosis_ai.services.log_following import LogFollower
+from osmosis_ai.services.models import deploy, undeploy
+from osmosis_ai.services.secrets import set_secret
 from tests.api.conftest import BASE, GIT, TOKEN
 
 # What travels
@@ -31,7 +33,7 @@ from tests.api.conftest import BASE, GIT, TOKEN
 
 def test_request_headers(client: PlatformClient, platform: respx.MockRouter) -> None:
     route = platform.get("/api/cli/datasets").respond(json={"datasets": []})
-    client.datasets.list()
+    list_datasets(client, limit=50, everything=False)
     sent = route.calls.last.request
     assert dict(sent.headers) == {
         "host": "osmosis.fern.example",
@@ -57,7 +59,7 @@ def test_non_finite_numbers_are_refused(client: PlatformClient, number: float) -
 
 def test_missing_git_identity(platform: respx.MockRouter) -> None:
     with pytest.raises(PlatformError) as caught, PlatformClient(BASE, TOKEN) as client:
-        client.datasets.list()
+        list_datasets(client, limit=50, everything=False)
     assert caught.value.platform_code == "GIT_SCOPE_HEADER_REQUIRED"
     assert caught.value.code == "VALIDATION"
     assert not platform.calls
@@ -85,7 +87,7 @@ def test_token_is_not_in_repr_or_log(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     platform.get("/api/cli/datasets").respond(json={"datasets": []})
-    client.datasets.list()
+    list_datasets(client, limit=50, everything=False)
     assert TOKEN not in f"{client!r} {caplog.text}"
 
 
@@ -107,7 +109,7 @@ def test_success_without_a_json_object(
 def test_success_without_a_required_key(client: PlatformClient, platform: respx.MockRouter) -> None:
     platform.get("/api/cli/datasets/d").respond(json={"file_size": "osm_secret", "status": "uploaded"})
     with pytest.raises(PlatformError, match=r"GET /prefix/api/cli/datasets/d cannot be read.*`id`") as caught:
-        client.datasets.get("d")
+        get_dataset(client, "d")
     assert "osm_secret" not in caught.value.message
 
 
@@ -159,18 +161,20 @@ def test_connection_errors(
 def test_version_warning_is_given_once(platform: respx.MockRouter, status: str, code: Any) -> None:
     headers = {"X-Osmosis-Version-Status": status, "X-Osmosis-Version-Message": "0.4 is out"}
     platform.get("/api/cli/datasets").respond(json={"datasets": []}, headers=headers)
-    said: list[ClientWarning] = []
+    said: list[tuple[str, str]] = []
     for _ in range(2):
-        with PlatformClient(BASE, TOKEN, GIT, on_warning=said.append) as client:
-            client.datasets.list()
-            client.datasets.list()
-    assert said == [ClientWarning(code, "0.4 is out")]
+        with PlatformClient(BASE, TOKEN, GIT, on_warning=lambda *warning: said.append(warning)) as client:
+            list_datasets(client, limit=50, everything=False)
+            list_datasets(client, limit=50, everything=False)
+    assert said == [("0.4 is out", code)]
 
 
 def test_request_body_has_only_set_values(client: PlatformClient, platform: respx.MockRouter) -> None:
     route = platform.post("/api/cli/datasets").respond(json={"id": "d"})
-    client.datasets.create("maze", size_bytes=7, extension="csv")
-    client.datasets.create("maze", size_bytes=7, extension="csv", overwrite_id="ds_31")
+    request = DatasetCreateRequest(file_name="maze", file_size=7, extension="csv")
+    client.post("/api/cli/datasets", request, model=Dataset)
+    request.overwrite_dataset_id = "ds_31"
+    client.post("/api/cli/datasets", request, model=Dataset)
     first, second = (json.loads(call.request.content) for call in route.calls)
     assert first == {"file_name": "maze", "file_size": 7, "extension": "csv"}
     assert second == {**first, "overwrite_dataset_id": "ds_31"}
@@ -302,7 +306,7 @@ _MODEL = {"id": "m", "model_name": "m"}
 def test_read_retries(client: PlatformClient, platform: respx.MockRouter, reply: Any, calls: int) -> None:
     route = platform.get("/api/cli/datasets").mock(side_effect=[reply] * calls)
     with pytest.raises(PlatformError):
-        client.datasets.list()
+        list_datasets(client, limit=50, everything=False)
     assert route.call_count == calls
 
 
@@ -314,9 +318,7 @@ def test_submits_are_not_retried(client: PlatformClient, platform: respx.MockRou
     assert route.call_count == 1
 
 
-def test_dataset_completion_retries(
-    client: PlatformClient, platform: respx.MockRouter, slept: list[float]
-) -> None:
+def test_completion_retries(client: PlatformClient, platform: respx.MockRouter, slept: list[float]) -> None:
     route = platform.post("/api/cli/datasets/d/complete")
     route.side_effect = [
         httpx.ReadTimeout("x"),
@@ -325,7 +327,8 @@ def test_dataset_completion_retries(
         httpx.Response(200, json={}),
         httpx.Response(200, json={"id": "d", "status": "processing"}),
     ]
-    assert client.datasets.complete("d", extension="csv").status == "processing"
+    found = client.post("/api/cli/datasets/d/complete", model=Dataset, retry=COMPLETING)
+    assert found.status == "processing"
     assert slept == [1, 2, 4, 8]
 
 
@@ -337,15 +340,14 @@ _SUBMIT = EvalRunSubmit(
 @pytest.mark.parametrize(
     "path, answer, call",
     [
-        ("models/m/deploy", _MODEL | {"status": "active"}, lambda client: client.models.deploy("m")),
-        ("models/m/undeploy", _MODEL | {"status": "inactive"}, lambda client: client.models.undeploy("m")),
+        ("models/m/deploy", _MODEL | {"status": "active"}, lambda client: deploy(client, "m")),
+        ("models/m/undeploy", _MODEL | {"status": "inactive"}, lambda client: undeploy(client, "m")),
         ("training-runs/r/stop", {"id": "r"}, lambda client: client.training_runs.stop("r")),
         ("eval-runs/check", {"dry_run": True}, lambda client: client.eval_runs.check(_SUBMIT)),
-        ("datasets/d/abort", {}, lambda client: client.datasets.abort("d")),
         (
             "environment-secrets",
             {"id": "s", "name": "KEY"},
-            lambda client: client.secrets.set("KEY", "value", scope="user"),
+            lambda client: set_secret(client, "KEY", "value", "personal"),
         ),
     ],
 )
@@ -374,7 +376,7 @@ def test_idempotent_post_retries(
 def test_redirect_within_the_platform(client: PlatformClient, platform: respx.MockRouter) -> None:
     platform.get("/api/cli/datasets").respond(307, headers={"Location": "/prefix/other"})
     other = platform.get("/other").respond(json={"datasets": []})
-    client.datasets.list()
+    list_datasets(client, limit=50, everything=False)
     assert other.calls.last.request.headers["authorization"] == f"Bearer {TOKEN}"
 
 
@@ -387,7 +389,7 @@ def test_redirect_elsewhere_is_refused(client: PlatformClient, target: str) -> N
         router.get(f"{BASE}/api/cli/datasets").respond(302, headers={"Location": target})
         elsewhere = router.get(target).respond(json={})
         with pytest.raises(PlatformError, match="redirects to") as caught:
-            client.datasets.list()
+            list_datasets(client, limit=50, everything=False)
     assert not elsewhere.called
     assert caught.value.hint and "osmosis --platform " in caught.value.hint
 
@@ -406,7 +408,7 @@ def test_post_redirects_are_not_followed(
 def test_redirect_loop(client: PlatformClient, platform: respx.MockRouter) -> None:
     platform.get("/api/cli/datasets").respond(302, headers={"Location": "/prefix/api/cli/datasets"})
     with pytest.raises(PlatformError, match="without end"):
-        client.datasets.list()
+        list_datasets(client, limit=50, everything=False)
 
 
 def test_retry_after_is_limited(slept: list[float]) -> None:
@@ -442,14 +444,13 @@ def test_redaction_of_spellings() -> None:
     ],
 )
 def test_names_are_one_path_segment(name: str, encoded: str) -> None:
-    assert routes.dataset(name) == f"/api/cli/datasets/{encoded}"
-    assert routes.run_logs(routes.EVAL_RUNS, name) == f"/api/cli/eval-runs/{encoded}/logs"
+    assert segment(name) == encoded
 
 
 @pytest.mark.parametrize("name", ["", "\ud800"])
 def test_invalid_names(name: str) -> None:
     with pytest.raises(OsmosisError):
-        routes.dataset(name)
+        segment(name)
 
 
 @pytest.mark.parametrize("back", [0, 5, -1])
@@ -457,12 +458,14 @@ def test_circular_pages(back: int) -> None:
     pages = {0: DatasetList(datasets=[Dataset(id="a")], next_offset=5)}
     pages[5] = DatasetList(datasets=[Dataset(id="b")], next_offset=back)
     with pytest.raises(PlatformError, match="does not end"):
-        list(iterate_pages(lambda limit, offset: pages[offset], lambda page: page.datasets))
+        list(iterate_items(lambda limit, offset: pages[offset], lambda page: page.datasets))
 
 
 def test_circular_log_pages() -> None:
+    log = LogFollower(lambda limit, cursor: LogPage(next_cursor="same"))
+    log.news()
     with pytest.raises(PlatformError, match="circles"):
-        list(iterate_log_pages(lambda limit, cursor: LogPage(next_cursor="same")))
+        log.news()
 
 
 def test_cyclic_causes_of_an_error_end() -> None:

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from keyring.backend import KeyringBackend
 
+from osmosis_ai.api.credentials import KEYRING_SERVICE as SERVICE
 from osmosis_ai.api.credentials import Credentials, CredentialStore, require_credentials
-from osmosis_ai.api.credentials.keychain import SERVICE
 from osmosis_ai.api.models.auth import User
 from osmosis_ai.api.platform_url import DEFAULT_PLATFORM_URL
 from osmosis_ai.errors import OsmosisError
@@ -224,10 +224,11 @@ def test_unreadable_file_is_backed_up(home: Path, content: Any, code: str) -> No
     before = path.read_bytes()
     assert _code(lambda: CredentialStore().load(FERN)) == code
     path.with_name("credentials.json.bak").write_text("an older backup")
-    store = CredentialStore()
+    warned: list[tuple[str, str]] = []
+    store = CredentialStore(lambda *warning: warned.append(warning))
     store.save(_login())
     assert path.with_name("credentials.json.bak.1").read_bytes() == before
-    assert [warning.code for warning in store.warnings] == ["CREDENTIALS_METADATA_BACKED_UP"]
+    assert [code for _, code in warned] == ["CREDENTIALS_METADATA_BACKED_UP"]
     assert store.load(FERN) == _login()
 
 
@@ -250,10 +251,10 @@ def test_locked_keyring(home: Path, working: LockableKeyring) -> None:
     CredentialStore().save(_login())
     working.locked = True
     assert _code(lambda: CredentialStore().load(FERN)) == "KEYRING_UNAVAILABLE"
-    store = CredentialStore()
-    assert store.delete(FERN) is True
-    assert [warning.code for warning in store.warnings] == ["KEYRING_CLEANUP_FAILED"]
-    assert "long advice" not in store.warnings[0].message
+    warned: list[tuple[str, str]] = []
+    assert CredentialStore(lambda *warning: warned.append(warning)).delete(FERN) is True
+    assert [code for _, code in warned] == ["KEYRING_CLEANUP_FAILED"]
+    assert "long advice" not in warned[0][0]
 
 
 def test_unusable_credentials_path(home: Path) -> None:

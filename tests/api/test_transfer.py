@@ -24,13 +24,13 @@ from osmosis_ai.api.models.datasets import UploadInstructions, UploadIntent
 from osmosis_ai.api.transfer import (
     BlobClient,
     Download,
+    Progress,
     TransferError,
     Upload,
     download,
-    find_unfinished_upload,
-    note_intent,
     upload_file,
 )
+from osmosis_ai.api.upload_records import find_unfinished_upload, note_intent, open_upload
 from osmosis_ai.errors import OsmosisError
 from tests.api.blob_server import SIGNATURE, BlobServer, cut_after, serve, status
 
@@ -71,8 +71,18 @@ class Uploads:
             {**given, "presigned_urls": urls, "expires_in": 3600, **changes}
         )
 
-    def send(self, instructions: UploadInstructions, **options: Any) -> Upload:
-        return upload_file(self.source, instructions, client=self.client, **options)
+    def send(
+        self,
+        instructions: UploadInstructions,
+        *,
+        progress: Progress | None = None,
+        state_dir: Path | None = None,
+        **record: str,
+    ) -> Upload:
+        """Upload the file, with a record if there is a directory for it."""
+        given = {"dataset_id": "d", "digest": DIGEST, "scope": "a", **record}
+        kept = open_upload(state_dir, instructions=instructions, **given) if state_dir else None
+        return upload_file(self.source, instructions, progress=progress, client=self.client, record=kept)
 
     def refused(self, instructions: UploadInstructions, **options: Any) -> OsmosisError:
         return _refused(lambda: self.send(instructions, **options))

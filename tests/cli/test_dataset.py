@@ -201,7 +201,7 @@ def test_killed_after_completion_is_not_repeated(
     announce(maze, store, len(content), parts=4)
     # A kill leaves the upload complete, and the note of it in place.
     with monkeypatch.context() as killed:
-        killed.setattr("osmosis_ai.api.transfer.Upload.forget", lambda _: None)
+        killed.setattr("osmosis_ai.api.upload_records.UnfinishedUpload.forget", lambda _: None)
         assert upload(maze).status == 0
     maze.get("/datasets/ds_7").respond(json=dataset(file_size=len(content)))
     assert upload(maze).status == 0

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from osmosis_ai.api.client import PlatformClient
+from osmosis_ai.api.credentials import Credentials
 from osmosis_ai.api.http_errors import PlatformError
-from tests.contract.conftest import Wire
+from osmosis_ai.services.auth import authorize_device, poll_device_token, revoke
+from tests.contract.conftest import BASE, Wire
 
 
 def test_device_login(client: PlatformClient, wire: Wire) -> None:
@@ -17,7 +19,7 @@ def test_device_login(client: PlatformClient, wire: Wire) -> None:
             "verification_uri_complete": "https://p.example/device?code=WXYZ-1234", "expires_in": 900,
             "interval": 5}""",
     )
-    device = client.auth.authorize_device("mara-laptop")
+    device = authorize_device(client, "mara-laptop")
     assert wire.sent == {"deviceName": "mara-laptop"}
     assert "authorization" not in wire.headers and "x-osmosis-git" not in wire.headers
     assert (device.user_code, device.expires_in, device.interval) == ("WXYZ-1234", 900, 5)
@@ -30,7 +32,7 @@ def test_device_login(client: PlatformClient, wire: Wire) -> None:
         """{"token": "osm_u_canary", "token_id": "ct_01J8", "expires_at": "2027-02-01T09:00:00Z",
             "user": {"id": "usr_5", "email": "mara@fern.example", "name": "Mara"}}""",
     )
-    issued = client.auth.poll_device_token(device.device_code)
+    issued = poll_device_token(client, device.device_code)
     assert wire.sent == {"device_code": "dc_canary"}
     assert "authorization" not in wire.headers
     assert not isinstance(issued, str)
@@ -45,20 +47,20 @@ def test_device_login_with_minimal_replies(client: PlatformClient, wire: Wire) -
         '{"device_code": "dc_1", "user_code": "u", "verification_uri": "v", "expires_in": 900.5, "interval": 1,'
         ' "verification_uri_complete": null}',
     )
-    assert client.auth.authorize_device("x").verification_uri_complete is None
+    assert authorize_device(client, "x").verification_uri_complete is None
     wire.answers(
         "POST",
         "/api/cli/device/token",
         '{"token": "t", "user": {"id": "u", "email": "e", "name": null}, "expires_at": null, "token_id": null}',
     )
-    issued = client.auth.poll_device_token("dc_1")
+    issued = poll_device_token(client, "dc_1")
     assert not isinstance(issued, str) and issued.expires_at is None and issued.token_id is None
 
 
 @pytest.mark.parametrize("word", ["authorization_pending", "slow_down"])
 def test_pending_login(client: PlatformClient, wire: Wire, word: str) -> None:
     wire.answers("POST", "/api/cli/device/token", f'{{"error": "{word}"}}', status=400)
-    assert client.auth.poll_device_token("dc_1") == word
+    assert poll_device_token(client, "dc_1") == word
 
 
 @pytest.mark.parametrize(
@@ -76,21 +78,21 @@ def test_failed_login(
 ) -> None:
     wire.answers("POST", "/api/cli/device/token", f'{{"error": "{word}"}}', status=status)
     with pytest.raises(PlatformError, match=words) as caught:
-        client.auth.poll_device_token("dc_1")
+        poll_device_token(client, "dc_1")
     assert caught.value.code == code
 
 
 def test_an_invalid_token_reply_does_not_show_the_token(client: PlatformClient, wire: Wire) -> None:
     wire.answers("POST", "/api/cli/device/token", '{"token": "osm_canary", "user": {"id": "osm_canary"}}')
     with pytest.raises(PlatformError) as caught:
-        client.auth.poll_device_token("dc_1")
+        poll_device_token(client, "dc_1")
     assert "osm_canary" not in f"{caught.value.message} {caught.value.details} {caught.value.__context__}"
 
 
 @pytest.mark.parametrize("status", [200, 204])
 def test_revoke_sends_no_body(client: PlatformClient, wire: Wire, status: int) -> None:
     wire.answers("DELETE", "/api/cli/tokens/ct_01J8", "", status=status)
-    client.auth.revoke("ct_01J8")
+    revoke(Credentials("osm_u_7Qd", BASE, "file", token_id="ct_01J8"))
     assert wire.sent is None
     assert wire.headers["authorization"] == "Bearer osm_u_7Qd"
     assert wire.headers["content-type"] == "application/json"

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from osmosis_ai.api.client import PlatformClient
+from osmosis_ai.api.client import PlatformClient, segment
 from osmosis_ai.api.http_errors import PlatformError
-from osmosis_ai.api.models.datasets import CompletedPart
+from osmosis_ai.api.models.base import WireModel
+from osmosis_ai.api.models.datasets import (
+    CompletedPart,
+    Dataset,
+    DatasetCompleteRequest,
+    DatasetCreateRequest,
+    DatasetDownload,
+)
 from tests.contract.conftest import Wire
+
+
+def create(client: PlatformClient, name: str, size: int, extension: str, **more: str) -> Dataset:
+    request = DatasetCreateRequest(file_name=name, file_size=size, extension=extension, **more)
+    return client.post("/api/cli/datasets", request, model=Dataset)
 
 
 @pytest.mark.parametrize(
@@ -16,7 +28,7 @@ from tests.contract.conftest import Wire
 )
 def test_a_name_is_one_path_segment(client: PlatformClient, wire: Wire, name: str, path: str) -> None:
     wire.answers("GET", f"/api/cli/datasets/{path}/download", '{"presigned_url": "https://b.example/x"}')
-    client.datasets.download(name)
+    client.get(f"/api/cli/datasets/{segment(name)}/download", model=DatasetDownload)
 
 
 def test_simple_upload(client: PlatformClient, wire: Wire) -> None:
@@ -28,7 +40,7 @@ def test_simple_upload(client: PlatformClient, wire: Wire) -> None:
             "expires_in": 900, "presigned_urls": null, "part_size": null}}""",
         status=201,
     )
-    made = client.datasets.create("maze", size_bytes=2048, extension="csv")
+    made = create(client, "maze", 2048, "csv")
     assert wire.sent == {"file_name": "maze", "file_size": 2048, "extension": "csv"}
     assert made.upload is not None
     assert (made.upload.method, made.upload.presigned_url) == ("simple", "https://b.example/k?sig=canary")
@@ -40,7 +52,7 @@ def test_an_upload_without_a_method_is_simple(client: PlatformClient, wire: Wire
     wire.answers(
         "POST", "/api/cli/datasets", '{"id": "d", "upload": {"presigned_url": "u", "upload_headers": null}}'
     )
-    made = client.datasets.create("maze", size_bytes=1, extension="csv")
+    made = create(client, "maze", 1, "csv")
     assert made.upload is not None and (made.upload.method, made.upload.upload_headers) == ("simple", {})
 
 
@@ -53,7 +65,7 @@ def test_multipart_upload_over_an_existing_dataset(client: PlatformClient, wire:
               {"part_number": 1, "presigned_url": "https://b.example/1", "size": 5},
               {"part_number": 2, "presigned_url": "https://b.example/2", "size": null}]}}""",
     )
-    made = client.datasets.create("maze", size_bytes=8, extension="jsonl", overwrite_id="ds_31")
+    made = create(client, "maze", 8, "jsonl", overwrite_dataset_id="ds_31")
     assert wire.sent["overwrite_dataset_id"] == "ds_31"
     assert made.upload is not None
     assert [(part.part_number, part.size) for part in made.upload.presigned_urls] == [(1, 5), (2, None)]
@@ -68,20 +80,22 @@ def test_a_conflict_names_the_existing_dataset(client: PlatformClient, wire: Wir
         status=409,
     )
     with pytest.raises(PlatformError) as caught:
-        client.datasets.create("maze-walks", size_bytes=1, extension="csv")
+        create(client, "maze-walks", 1, "csv")
     assert caught.value.code == "CONFLICT"
     assert caught.value.details["existing_dataset_id"] == "ds_31"
 
 
 def test_completing_an_upload(client: PlatformClient, wire: Wire) -> None:
     wire.answers("POST", "/api/cli/datasets/ds_1/complete", '{"id": "ds_1", "status": "processing"}')
-    client.datasets.complete("ds_1", extension="csv")
+    path, request = "/api/cli/datasets/ds_1/complete", DatasetCompleteRequest(file_extension="csv")
+    client.post(path, request, model=Dataset)
     assert wire.sent == {"file_extension": "csv"}
-    client.datasets.complete("ds_1", extension="csv", parts=[CompletedPart(PartNumber=1, ETag="abc")])
+    request.parts = [CompletedPart(PartNumber=1, ETag="abc")]
+    client.post(path, request, model=Dataset)
     assert wire.sent == {"file_extension": "csv", "parts": [{"PartNumber": 1, "ETag": "abc"}]}
 
 
 def test_aborting_an_upload(client: PlatformClient, wire: Wire) -> None:
     wire.answers("POST", "/api/cli/datasets/ds_1/abort", "", status=204)
-    client.datasets.abort("ds_1")
+    client.post("/api/cli/datasets/ds_1/abort", model=WireModel)
     assert wire.sent == {}

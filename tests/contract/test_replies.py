@@ -12,6 +12,13 @@ import pytest
 
 from osmosis_ai.api.client import PlatformClient
 from osmosis_ai.api.http_errors import PlatformError
+from osmosis_ai.api.models.auth import WorkspaceList
+from osmosis_ai.api.models.datasets import DatasetDownload, DatasetList
+from osmosis_ai.api.models.models import BaseModelList, LoraModelList
+from osmosis_ai.api.models.rollouts import RolloutList
+from osmosis_ai.api.models.secrets import SecretHandoutList, SecretList
+from osmosis_ai.services.datasets import dataset_log, get_dataset
+from osmosis_ai.services.models import get_lora_model
 from tests.contract.conftest import BASE, Wire, nulled
 
 VERIFY = """{"valid": true, "user": {"id": "usr_5", "email": "mara@fern.example", "name": "Mara"},
@@ -130,7 +137,7 @@ REPLIES = {
     ),
     "workspaces": Reply(
         "/api/cli/workspaces",
-        lambda c: c.workspaces.list(),
+        lambda c: c.get("/api/cli/workspaces", model=WorkspaceList, git="never"),
         WORKSPACES,
         (
             '{"workspaces": [{"id": "ws_3", "name": "reed"}]}',
@@ -140,7 +147,7 @@ REPLIES = {
     ),
     "dataset": Reply(
         "/api/cli/datasets/maze-walks",
-        lambda c: c.datasets.get("maze-walks"),
+        lambda c: get_dataset(c, "maze-walks"),
         DATASET,
         ('{"id": "ds_31"}', nulled(DATASET)),
         {
@@ -152,26 +159,26 @@ REPLIES = {
     ),
     "datasets": Reply(
         "/api/cli/datasets?limit=2&offset=4",
-        lambda c: c.datasets.list(limit=2, offset=4),
+        lambda c: c.pages("/api/cli/datasets", DatasetList)(2, 4),
         page("datasets", DATASET, '{"id": "ds_32"}'),
         ('{"datasets": []}', page("datasets", total_count=None, has_more=None, next_offset=None)),
         {"datasets": [], "total_count": 0, "has_more": False, "next_offset": None},
     ),
     "dataset logs": Reply(
-        "/api/cli/datasets/maze/logs?limit=20&direction=newer&cursor=2026-11-03T08%3A12%3A44Z%7C7",
-        lambda c: c.datasets.logs("maze", limit=20, direction="newer", cursor="2026-11-03T08:12:44Z|7"),
+        "/api/cli/datasets/maze/logs?limit=20&direction=older&cursor=2026-11-03T08%3A12%3A44Z%7C7",
+        lambda c: dataset_log(c, "maze")(20, "2026-11-03T08:12:44Z|7"),
         LOGS,
         ("{}", '{"logs": null, "next_cursor": null}'),
         {"logs": [], "next_cursor": None},
     ),
     "secrets": Reply(
         "/api/cli/environment-secrets?limit=50&offset=0&scope=user",
-        lambda c: c.secrets.list(scope="user"),
+        lambda c: c.pages("/api/cli/environment-secrets", SecretList, scope="user")(50, 0),
         page("environment_secrets", SECRET, platform_url="https://p"),
     ),
     "secret accesses": Reply(
         "/api/cli/environment-secrets/audit?limit=20&offset=40",
-        lambda c: c.secrets.handouts(limit=20, offset=40),
+        lambda c: c.pages("/api/cli/environment-secrets/audit", SecretHandoutList)(20, 40),
         page("handouts", SECRET_ACCESS),
         (
             page("handouts", '{"id": "sho_1", "names": ["OPENAI_API_KEY"], "run_id": "run_1"}'),
@@ -184,26 +191,26 @@ REPLIES = {
     ),
     "rollouts": Reply(
         "/api/cli/rollouts?limit=50&offset=0&branch=exp%2F2",
-        lambda c: c.rollouts.list(branch="exp/2"),
+        lambda c: c.pages("/api/cli/rollouts", RolloutList, branch="exp/2")(50, 0),
         page("rollouts", ROLLOUT),
         ('{"rollouts": [{"id": "ro_1"}]}', page("rollouts", nulled(ROLLOUT))),
         {"rollouts.0.name": None, "rollouts.0.is_active": True, "rollouts.0.last_synced_at": None},
     ),
     "base models": Reply(
         "/api/cli/models/base?limit=50&offset=0",
-        lambda c: c.models.list_base(),
+        lambda c: c.pages("/api/cli/models/base", BaseModelList)(50, 0),
         page("models", BASE_MODEL),
         ('{"models": [{"id": "bm_1"}]}', page("models", nulled(BASE_MODEL))),
         {"models.0.id": "bm_1", "models.0.model_name": None},
     ),
     "LoRA models": Reply(
         "/api/cli/models/lora?limit=50&offset=0",
-        lambda c: c.models.list_lora(),
+        lambda c: c.pages("/api/cli/models/lora", LoraModelList)(50, 0),
         page("models", LORA, active_deployments=1, max_active_deployments=3),
     ),
     "LoRA model": Reply(
         "/api/cli/models/a%2Fb",
-        lambda c: c.models.get("a/b"),
+        lambda c: get_lora_model(c, "a/b"),
         LORA,
         ('{"id": "lo_1"}', nulled(LORA)),
         {"inference_model": None, "reward": None, "is_internal_user": False},
@@ -367,24 +374,48 @@ def lookup(found: Any, path: str) -> Any:
 
 # Key of a list -> path, call. Some keys have several lists.
 LISTS: list[tuple[str, str, Callable[[PlatformClient], Any]]] = [
-    ("datasets", "/api/cli/datasets?limit=50&offset=0", lambda c: c.datasets.list()),
+    (
+        "datasets",
+        "/api/cli/datasets?limit=50&offset=0",
+        lambda c: c.pages("/api/cli/datasets", DatasetList)(50, 0),
+    ),
     (
         "environment_secrets",
         "/api/cli/environment-secrets?limit=50&offset=0&scope=all",
-        lambda c: c.secrets.list(),
+        lambda c: c.pages("/api/cli/environment-secrets", SecretList, scope="all")(50, 0),
     ),
     (
         "environment_secrets",
         "/api/cli/environment-secrets?limit=50&offset=0&scope=workspace",
-        lambda c: c.secrets.list(scope="workspace"),
+        lambda c: c.pages("/api/cli/environment-secrets", SecretList, scope="workspace")(50, 0),
     ),
-    ("handouts", "/api/cli/environment-secrets/audit?limit=50&offset=0", lambda c: c.secrets.handouts()),
-    ("rollouts", "/api/cli/rollouts?limit=50&offset=0", lambda c: c.rollouts.list()),
+    (
+        "handouts",
+        "/api/cli/environment-secrets/audit?limit=50&offset=0",
+        lambda c: c.pages("/api/cli/environment-secrets/audit", SecretHandoutList)(50, 0),
+    ),
+    (
+        "rollouts",
+        "/api/cli/rollouts?limit=50&offset=0",
+        lambda c: c.pages("/api/cli/rollouts", RolloutList)(50, 0),
+    ),
     ("eval_runs", f"{EVAL}?limit=50&offset=0", lambda c: c.eval_runs.list()),
     ("training_runs", f"{TRAINING}?limit=50&offset=0", lambda c: c.training_runs.list()),
-    ("models", "/api/cli/models/base?limit=50&offset=0", lambda c: c.models.list_base()),
-    ("models", "/api/cli/models/lora?limit=50&offset=0", lambda c: c.models.list_lora()),
-    ("workspaces", "/api/cli/workspaces", lambda c: c.workspaces.list()),
+    (
+        "models",
+        "/api/cli/models/base?limit=50&offset=0",
+        lambda c: c.pages("/api/cli/models/base", BaseModelList)(50, 0),
+    ),
+    (
+        "models",
+        "/api/cli/models/lora?limit=50&offset=0",
+        lambda c: c.pages("/api/cli/models/lora", LoraModelList)(50, 0),
+    ),
+    (
+        "workspaces",
+        "/api/cli/workspaces",
+        lambda c: c.get("/api/cli/workspaces", model=WorkspaceList, git="never"),
+    ),
 ]
 
 
@@ -417,7 +448,7 @@ def test_an_empty_list_differs_from_a_missing_one(
         ),
         (
             "/api/cli/datasets/maze/download",
-            lambda c: c.datasets.download("maze"),
+            lambda c: c.get("/api/cli/datasets/maze/download", model=DatasetDownload),
             ["{}", '{"presigned_url": null}'],
             "presigned_url",
         ),
@@ -462,7 +493,7 @@ def test_the_git_identity_is_sent_where_it_matters(client: PlatformClient, wire:
         outside.verify()
     assert "x-osmosis-git" not in wire.headers
     wire.answers("GET", "/api/cli/workspaces", WORKSPACES)
-    client.workspaces.list()
+    client.get("/api/cli/workspaces", model=WorkspaceList, git="never")
     assert "x-osmosis-git" not in wire.headers
 
 
@@ -472,7 +503,7 @@ def test_log_details_that_are_not_an_object_are_dropped(client: PlatformClient, 
         "/api/cli/datasets/maze/logs?limit=50&direction=older",
         '{"logs": [{"message": "a", "details": "text"}, {"message": "b", "details": [1]}]}',
     )
-    found = client.datasets.logs("maze")
+    found = dataset_log(client, "maze")(50, None)
     assert [(line.message, line.details) for line in found.logs] == [("a", None), ("b", None)]
 
 
@@ -484,7 +515,7 @@ def test_a_model_that_is_not_deployed_differs_from_one_that_cannot_be(
         "/api/cli/models/lora?limit=50&offset=0",
         '{"models": [{"id": "a", "deployment_status": null}, {"id": "b"}]}',
     )
-    found = client.models.list_lora()
+    found = client.pages("/api/cli/models/lora", LoraModelList)(50, 0)
     assert ["deployment_status" in model.model_fields_set for model in found.models] == [True, False]
     assert "active_deployments" not in found.model_fields_set
 
@@ -515,7 +546,7 @@ def test_points_and_marks_of_a_training_run_may_be_odd(client: PlatformClient, w
 )
 def test_spellings_of_a_dataset_download(client: PlatformClient, wire: Wire, reply: str) -> None:
     wire.answers("GET", "/api/cli/datasets/maze/download", reply)
-    found = client.datasets.download("maze")
+    found = client.get("/api/cli/datasets/maze/download", model=DatasetDownload)
     assert found.presigned_url == "https://b.example/x?sig=canary"
     assert (found.expires_in, found.file_name) == (60, "maze.csv")
     assert "canary" not in repr(found)

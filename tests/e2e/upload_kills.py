@@ -27,14 +27,14 @@ _IDENTITY = "fern/maze"
 
 # In the order in which an upload comes by: what is patched, before or after the call, and the how many-th one.
 MOMENTS = {
-    "meant": ("osmosis_ai.api.resources:Datasets.create", "before", 1),
-    "announced": ("osmosis_ai.api.resources:Datasets.create", "after", 1),
-    "recorded": ("osmosis_ai.api.transfer.upload:open_upload", "after", 1),
-    "in the middle of a part": ("osmosis_ai.api.transfer.upload:_Source.read", "within", 2),
-    "sent": ("osmosis_ai.api.transfer.unfinished:UnfinishedUpload.acknowledge", "before", 2),
-    "acknowledged": ("osmosis_ai.api.transfer.unfinished:UnfinishedUpload.acknowledge", "after", 3),
-    "all sent": ("osmosis_ai.api.resources:Datasets.complete", "before", 1),
-    "completed": ("osmosis_ai.api.resources:Datasets.complete", "after", 1),
+    "meant": ("osmosis_ai.services.datasets:_Sender._create", "before", 1),
+    "announced": ("osmosis_ai.services.datasets:_Sender._create", "after", 1),
+    "recorded": ("osmosis_ai.services.datasets:open_upload", "after", 1),
+    "in the middle of a part": ("osmosis_ai.api.transfer:_Source.read", "within", 2),
+    "sent": ("osmosis_ai.api.upload_records:UnfinishedUpload.acknowledge", "before", 2),
+    "acknowledged": ("osmosis_ai.api.upload_records:UnfinishedUpload.acknowledge", "after", 3),
+    "all sent": ("osmosis_ai.services.datasets:_Sender._complete", "before", 1),
+    "completed": ("osmosis_ai.services.datasets:_Sender._complete", "after", 1),
 }
 
 _KILLED = """

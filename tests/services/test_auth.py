@@ -326,8 +326,11 @@ def test_logout_with_damaged_logins(home: Path, warn: Warnings) -> None:
 
 
 @pytest.mark.parametrize("status", [400, 403, 404, 500])
-def test_whoami_in_refused_repository(platform: respx.MockRouter, tmp_path: Path, status: int) -> None:
+def test_whoami_in_refused_repository(
+    platform: respx.MockRouter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
     save_login()
+    monkeypatch.chdir(make_checkout(tmp_path).root)
 
     def verify(request: httpx.Request) -> httpx.Response:
         if "x-osmosis-git" in request.headers:
@@ -336,14 +339,14 @@ def test_whoami_in_refused_repository(platform: respx.MockRouter, tmp_path: Path
 
     platform.get("/api/cli/verify").mock(side_effect=verify)
     platform.get("/api/cli/workspaces").respond(json={"workspaces": []})
-    assert whoami(make_checkout(tmp_path).root).data()["workspace"] is None
+    assert whoami().data()["workspace"] is None
 
 
-def test_whoami_of_unreachable_platform(platform: respx.MockRouter, tmp_path: Path) -> None:
+def test_whoami_of_unreachable_platform(platform: respx.MockRouter) -> None:
     save_login()
     verify = platform.get("/api/cli/verify").mock(side_effect=httpx.ReadTimeout("slow"))
     with pytest.raises(OsmosisError) as caught:
-        whoami(make_checkout(tmp_path).root)
+        whoami()
     assert caught.value.code == "PLATFORM_ERROR"
     assert verify.call_count == 1
 

@@ -52,7 +52,7 @@ def test_failing_platform_ends_the_demo(tmp_path: Path) -> None:
     (scratch.root / "data" / "platform.db").write_text("no database")
     said: list[str] = []
     with pytest.raises(OsmosisError, match=r"^`osmosis platform start` failed: ") as failed:
-        run_demo(scratch, display="plain", keep=True, tell=said.append)
+        run_demo(scratch, display="plain", tell=said.append, local=False, keep=True, seed=None)
     assert "osmosis demo --local" in (failed.value.hint or "")
     assert said == ["$ osmosis platform start --port 0 --login &"]
     assert running_platform(scratch.root / "data") is None

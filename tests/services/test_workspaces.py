@@ -16,6 +16,7 @@ import respx
 from osmosis_ai.api.capabilities import Capability
 from osmosis_ai.api.client import PlatformClient
 from osmosis_ai.api.http_errors import PlatformError
+from osmosis_ai.api.models.datasets import DatasetList
 from osmosis_ai.cli.main import main
 from osmosis_ai.errors import NotFoundError, OsmosisError, WorkspaceRequiredError
 from osmosis_ai.services.capabilities import require_offered
@@ -121,8 +122,9 @@ def test_remembered_directories(tmp_path: Path, home: Path) -> None:
     ],
 )
 @pytest.mark.usefixtures("platform")
-def test_invalid_directories_file(tmp_path: Path, content: str) -> None:
-    directories = WorkspaceDirectories(FERN, tmp_path)
+def test_invalid_directories_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str) -> None:
+    monkeypatch.setenv("OSMOSIS_CONFIG_DIR", str(tmp_path))
+    directories = WorkspaceDirectories(FERN)
     directories.path.write_text(content)
     assert directories.find("ws_1") is None
     root = make_repository(tmp_path / "w")
@@ -131,9 +133,10 @@ def test_invalid_directories_file(tmp_path: Path, content: str) -> None:
 
 
 @pytest.mark.usefixtures("platform")
-def test_unwritable_directories_file(tmp_path: Path) -> None:
+def test_unwritable_directories_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
-    WorkspaceDirectories(FERN, tmp_path / "file").remember("ws_1", tmp_path)
+    monkeypatch.setenv("OSMOSIS_CONFIG_DIR", str(tmp_path / "file"))
+    WorkspaceDirectories(FERN).remember("ws_1", tmp_path)
 
 
 @pytest.fixture
@@ -190,10 +193,10 @@ def test_platform_warnings(
     with respx.mock(base_url=FERN) as router:
         router.get("/api/cli/datasets").respond(json={"datasets": []}, headers=headers)
         with open_context(workspace.root, warn=lambda text, code: heard.append((text, code))) as context:
-            context.client.datasets.list()
+            context.client.get("/api/cli/datasets", model=DatasetList)
         use_platform(monkeypatch)
         with caplog.at_level(logging.WARNING), open_context(workspace.root) as context:
-            context.client.datasets.list()
+            context.client.get("/api/cli/datasets", model=DatasetList)
     assert heard == [("Upgrade soon.", "DEPRECATED")]
     assert [record.getMessage() for record in caplog.records if record.name == "osmosis_ai"] == [
         "Upgrade soon."
@@ -205,7 +208,7 @@ def test_capabilities_header(header: str) -> None:
     headers = {"X-Osmosis-Capabilities": header}
     with respx.mock(base_url=FERN) as router, PlatformClient(FERN, TOKEN, IDENTITY) as client:
         router.get("/api/cli/datasets").respond(json={"datasets": []}, headers=headers)
-        client.datasets.list()
+        client.get("/api/cli/datasets", model=DatasetList)
         require_offered(client, Capability.EVAL_IMPORTS)
         require_offered(client, Capability.DELETION)
         with pytest.raises(PlatformError) as refused:
@@ -248,13 +251,13 @@ def test_platform_errors_keep_workspace_valid(
     save_login()
     with respx.mock(base_url=FERN) as platform:
         platform.get("/api/cli/verify").respond(**reply)
-        resource = examine(make_checkout(tmp_path).root).resource()
+        resource = examine(make_checkout(tmp_path).root)
     assert (resource["workspace"], resource["valid"]) == (None, True)
 
 
 def test_origin_without_repository(tmp_path: Path) -> None:
     root = make_checkout(tmp_path, "https://ada:canary@github.com/only-an-owner").root
-    git_facts = examine(root).resource()["git"]
+    git_facts = examine(root)["git"]
     assert git_facts["identity"] is None
     assert "exactly one GitHub repository" in git_facts["warning"]
     assert "canary" not in str(git_facts)

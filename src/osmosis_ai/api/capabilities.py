@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterable, Mapping
 from enum import Enum
 
-from osmosis_ai.api.routes import PREFIX
-
 CAPABILITIES_HEADER = "X-Osmosis-Capabilities"
 _LONGEST_HEADER = 4_096
 
@@ -45,7 +43,7 @@ HOSTED = frozenset(capability for capability in Capability if capability.of_the_
 """The capabilities of a platform that reports none."""
 
 _OWN_ROUTES = {
-    re.compile(f"{PREFIX}{pattern}$"): capability
+    re.compile(f"/api/cli{pattern}$"): capability
     for pattern, capability in {
         r"/environment-secrets/audit": Capability.SECRET_AUDIT,
         r"/eval-runs/[^/]+/retry(/check)?": Capability.EVAL_RETRIES,

@@ -2,49 +2,37 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
+from pydantic import ValidationError
 
 from osmosis_ai._version import __version__
-from osmosis_ai.api import routes
-from osmosis_ai.api.active_platform import describe_platform
-from osmosis_ai.api.bodies import decode, encode
 from osmosis_ai.api.capabilities import HOSTED, Capability, capability_of_route, read_capabilities
-from osmosis_ai.api.connections import connection_hint, open_http, reason
+from osmosis_ai.api.connections import NEVER, READING, Retry, Transient, connection_hint, open_http, reason
 from osmosis_ai.api.http_errors import (
     PlatformError,
     Reply,
+    ReplyRedactor,
     RequestInfo,
     TokenOrigin,
+    UnreadableReply,
     http_error,
+    json_object,
     missing_git_scope,
     unsupported,
 )
 from osmosis_ai.api.models.auth import Verification
-from osmosis_ai.api.models.base import WireModel
-from osmosis_ai.api.platform_url import ensure_secure, normalize_platform_url
-from osmosis_ai.api.redaction import ReplyRedactor
-from osmosis_ai.api.resources import (
-    Auth,
-    BenchmarkRuns,
-    Datasets,
-    EvalImports,
-    EvalRuns,
-    Models,
-    Rollouts,
-    RolloutServers,
-    Secrets,
-    TrainingRuns,
-    Workspaces,
-)
-from osmosis_ai.api.retrying import NEVER, READING, Retry, Transient
+from osmosis_ai.api.models.base import LogPage, Page, WireModel
+from osmosis_ai.api.platform_url import describe_platform, ensure_secure, normalize_platform_url
+from osmosis_ai.api.resources import BenchmarkRuns, EvalImports, EvalRuns, TrainingRuns
+from osmosis_ai.api.routes import segment as segment
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.retry_after import retry_after_s
 
@@ -52,30 +40,62 @@ if TYPE_CHECKING:
     from osmosis_ai.api.credentials import Credentials
 
 M = TypeVar("M", bound=WireModel)
+P = TypeVar("P", bound=Page)
 GitScope = Literal["required", "optional", "never"]
 Query = Mapping[str, str | int | None]
 
 DEFAULT_TIMEOUT_S = 30.0
 _LARGEST_REPLY_BYTES = 64 * 1024 * 1024
+_LARGEST_EVENT_BYTES = 1024 * 1024
+# Platforms send a comment at least every 60 s.
+_LONGEST_SILENCE_S = 65.0
 _MOST_REDIRECTS = 5
 _NO_ROUTE = frozenset({404, 405, 501})
-_VERSION_WARNINGS: Mapping[str, Literal["UPGRADE_AVAILABLE", "DEPRECATED"]] = {
-    "upgrade_available": "UPGRADE_AVAILABLE",
-    "deprecated": "DEPRECATED",
-}
+_LOGIN_PATHS = ("/api/cli/verify", "/api/cli/device/authorize", "/api/cli/device/token")
+_VERSION_WARNINGS = {"upgrade_available": "UPGRADE_AVAILABLE", "deprecated": "DEPRECATED"}
 _announced: set[str] = set()
 _announcing = threading.Lock()
 
 
-class ClientWarning(NamedTuple):
-    """A platform's warning about this client's version."""
+def encode(body: WireModel | Mapping[str, Any]) -> bytes:
+    value = body.to_wire() if isinstance(body, WireModel) else body
+    try:
+        return json.dumps(value, allow_nan=False).encode("ascii")
+    except ValueError:
+        raise OsmosisError("nan and inf are no values that can be sent to a platform.") from None
 
-    code: Literal["UPGRADE_AVAILABLE", "DEPRECATED"]
-    message: str
+
+def decode(content: bytes, model: type[M], call: str) -> M:
+    """Decode the success reply to ``call``; an empty reply has no fields."""
+    value = json_object(content) if content.strip() else {}
+    if value is None:
+        page = (
+            "the reply is a web page, perhaps from a proxy or a login page; "
+            if content.lstrip()[:1] == b"<"
+            else ""
+        )
+        raise UnreadableReply("Invalid JSON response from platform", hint=f"{page}check the platform's URL")
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        problems = [
+            f"`{'.'.join(map(str, problem['loc']))}`: {problem['msg'].lower()}"
+            for problem in error.errors(include_url=False, include_context=False, include_input=False)[:3]
+        ]
+        raise UnreadableReply(
+            f"the platform's reply to {call} cannot be read: {', '.join(problems)}."
+        ) from None
+
+
+class StreamCut(PlatformError):
+    """A stream ended before the platform closed it."""
 
 
 class PlatformClient:
-    """A client for one platform, user and repository; thread-safe."""
+    """A client for one platform, user and repository; thread-safe.
+
+    ``on_warning`` receives the platform's warnings about this version, each with its code, once per process.
+    """
 
     def __init__(
         self,
@@ -86,9 +106,7 @@ class PlatformClient:
         *,
         connect_timeout_s: float | None = None,
         token_origin: TokenOrigin = "given",
-        secrets: Iterable[str] = (),
-        on_warning: Callable[[ClientWarning], None] | None = None,
-        transport: httpx.BaseTransport | None = None,
+        on_warning: Callable[[str, str], None] | None = None,
     ) -> None:
         self.platform_url = normalize_platform_url(platform_url)
         ensure_secure(self.platform_url)
@@ -99,11 +117,10 @@ class PlatformClient:
         self.git_identity = git_identity
         self.timeout_s = timeout_s
         self._connect_timeout_s = connect_timeout_s
-        self.warnings: list[ClientWarning] = []
         self.offers: frozenset[Capability] | None = None
         self._token = token
         self._request_info = RequestInfo(self.platform_url, token_origin if token else None, git_identity)
-        self._redactor = ReplyRedactor([*secrets, *([token] if token else [])])
+        self._redactor = ReplyRedactor([token] if token else [])
         self._on_warning = on_warning
         self._http = open_http(
             self.platform_url,
@@ -113,15 +130,7 @@ class PlatformClient:
                 "X-Osmosis-CLI-Version": __version__,
             },
             timeout_s=timeout_s,
-            transport=transport,
         )
-        self.auth = Auth(self)
-        self.workspaces = Workspaces(self)
-        self.datasets = Datasets(self)
-        self.secrets = Secrets(self)
-        self.rollouts = Rollouts(self)
-        self.rollout_servers = RolloutServers(self)
-        self.models = Models(self)
         self.eval_runs = EvalRuns(self)
         self.eval_imports = EvalImports(self)
         self.training_runs = TrainingRuns(self)
@@ -135,7 +144,7 @@ class PlatformClient:
         git_identity: str | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         connect_timeout_s: float | None = None,
-        on_warning: Callable[[ClientWarning], None] | None = None,
+        on_warning: Callable[[str, str], None] | None = None,
     ) -> PlatformClient:
         """Return a client for the platform and user of ``credentials``."""
         return cls(
@@ -151,9 +160,7 @@ class PlatformClient:
     def __enter__(self) -> PlatformClient:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -168,22 +175,37 @@ class PlatformClient:
 
     def verify(self) -> Verification:
         """Return the owner of the token, and the repository's workspace if there is one."""
-        return self.auth.verify()
+        return self.get("/api/cli/verify", model=Verification, git="optional")
 
     def get(self, path: str, *, model: type[M], params: Query | None = None, git: GitScope = "required") -> M:
         """Read ``path``, with retries."""
         return self.request("GET", path, model=model, params=params, git=git, retry=READING)
 
+    def pages(
+        self, path: str, model: type[P], *, git: GitScope = "required", **filters: str | None
+    ) -> Callable[[int, int], P]:
+        """Return a function that gets one page of a list, given the page size and the offset."""
+        return lambda limit, offset: self.get(
+            path, model=model, params={"limit": limit, "offset": offset, **filters}, git=git
+        )
+
+    def log_pages(self, path: str) -> Callable[[int, str | None], LogPage]:
+        """Return a function that gets one page of a log's older lines, given the page size and the cursor."""
+        return lambda limit, cursor: self.get(
+            path, model=LogPage, params={"limit": limit, "direction": "older", "cursor": cursor}
+        )
+
     def post(
         self,
         path: str,
-        body: WireModel | Mapping[str, Any] | None,
+        body: WireModel | Mapping[str, Any] | None = None,
         *,
         model: type[M],
         timeout_s: float | None = None,
         retry: Retry = NEVER,
         git: GitScope = "required",
         headers: Mapping[str, str] | None = None,
+        anonymous: bool = False,
     ) -> M:
         """Send ``body`` (``{}`` if None) to ``path``; once, unless ``retry`` allows more."""
         return self.request(
@@ -195,18 +217,14 @@ class PlatformClient:
             retry=retry,
             git=git,
             headers=headers,
+            anonymous=anonymous,
         )
 
     def delete(
-        self,
-        path: str,
-        body: WireModel | Mapping[str, Any] | None = None,
-        *,
-        timeout_s: float | None = None,
-        git: GitScope = "required",
+        self, path: str, body: WireModel | Mapping[str, Any] | None = None, *, git: GitScope = "required"
     ) -> None:
         """Delete what ``path`` and ``body`` name; without ``body``, none is sent."""
-        self.request("DELETE", path, model=WireModel, body=body, timeout_s=timeout_s, git=git)
+        self.request("DELETE", path, model=WireModel, body=body, git=git)
 
     def request(
         self,
@@ -239,17 +257,36 @@ class PlatformClient:
             error.path = path
             raise
 
+    def events(self, path: str, *, params: Query | None = None) -> Generator[dict[str, Any]]:
+        """Yield the JSON objects of a stream of server-sent events until the platform ends it; skip anything else.
+
+        Raises StreamCut if the stream ends before that.
+        """
+        from httpx_sse import EventSource, SSEError
+
+        with self._event_stream(path, params) as response:
+            content = _LimitedEvents(response)
+            try:
+                for event in EventSource(content.as_response()).iter_sse():
+                    content.read_bytes = 0
+                    if (found := json_object(event.data)) is not None:
+                        yield found
+            except SSEError:
+                raise PlatformError(
+                    "Invalid JSON response from platform: the reply is not a stream of events.",
+                    hint="check the platform's URL",
+                ) from None
+            except httpx.TransportError as error:
+                raise StreamCut(self._unreachable(error).message) from None
+
     @contextmanager
-    def stream(
-        self, path: str, *, params: Query | None = None, accept: str, silence_s: float
-    ) -> Iterator[httpx.Response]:
-        """Open a reply as a stream, after checking its status; the reader handles errors in the middle."""
+    def _event_stream(self, path: str, params: Query | None) -> Iterator[httpx.Response]:
         request = self._http.build_request(
             "GET",
             f"{self.platform_url}{path}",
             params=params,
-            headers={"Accept": accept, **self._own_headers("required")},
-            timeout=httpx.Timeout(self.timeout_s, read=silence_s),
+            headers={"Accept": "text/event-stream", **self._own_headers("required")},
+            timeout=httpx.Timeout(self.timeout_s, read=_LONGEST_SILENCE_S),
         )
         try:
             response = self._open(request)
@@ -258,12 +295,10 @@ class PlatformClient:
                 reply = Reply(response.status_code, response.headers, content)
                 raise http_error(reply, self._request_info, self._redactor)
         except httpx.HTTPError as error:
-            raise self.unreachable(error) from None
-        try:
+            raise self._unreachable(error) from None
+        with closing(response):
             self._note_version(response.headers)
             yield response
-        finally:
-            response.close()
 
     def _own_headers(self, git: GitScope, *, anonymous: bool = False) -> dict[str, str]:
         """Return the headers with the token and the repository."""
@@ -277,10 +312,12 @@ class PlatformClient:
         return sent
 
     def _attempt(self, request: httpx.Request, model: type[M], limit_s: float, retry: Retry) -> M:
+        deadline = time.monotonic() + limit_s
         try:
-            reply = self._exchange(request, limit_s)
+            with closing(self._open(request)) as response:
+                reply = Reply(response.status_code, response.headers, self._read(response, deadline))
         except httpx.HTTPError as error:
-            failure = self.unreachable(error)
+            failure = self._unreachable(error)
             if isinstance(error, httpx.TimeoutException) and not retry.after_timeouts:
                 raise failure from None
             raise Transient(failure) from None
@@ -305,7 +342,7 @@ class PlatformClient:
         if reply.status not in _NO_ROUTE or refused.refuses_git_scope:
             return refused
         is_missing_route = refused.platform_code == "ROUTE_NOT_FOUND"
-        if request.url.path.endswith(routes.LOGIN) and (is_missing_route or not refused.body):
+        if request.url.path.endswith(_LOGIN_PATHS) and (is_missing_route or not refused.body):
             return PlatformError(
                 f"{self.platform_url} is not an Osmosis platform.",
                 status=reply.status,
@@ -316,14 +353,6 @@ class PlatformClient:
             return refused
         capability = capability_of_route(request.url.raw_path.decode("ascii").partition("?")[0])
         return refused if capability is None else unsupported(self.platform_url, capability, reply.status)
-
-    def _exchange(self, request: httpx.Request, limit_s: float) -> Reply:
-        deadline = time.monotonic() + limit_s
-        response = self._open(request)
-        try:
-            return Reply(response.status_code, response.headers, self._read(response, deadline))
-        finally:
-            response.close()
 
     def _open(self, request: httpx.Request) -> httpx.Response:
         """Send a request and return the unread reply; only a GET follows redirects, and only within its origin."""
@@ -362,7 +391,7 @@ class PlatformClient:
             hint=f"if that is your platform: osmosis --platform {elsewhere} login",
         )
 
-    def unreachable(self, error: Exception) -> PlatformError:
+    def _unreachable(self, error: Exception) -> PlatformError:
         return PlatformError(
             self._redactor.text(f"Connection error: {reason(error)} ({self.platform_url})"),
             details={"platform_url": self.platform_url},
@@ -384,10 +413,27 @@ class PlatformClient:
             if code in _announced:
                 return
             _announced.add(code)
-        warning = ClientWarning(code, self._redactor.text(message))
-        self.warnings.append(warning)
         if self._on_warning is not None:
-            self._on_warning(warning)
+            self._on_warning(self._redactor.text(message), code)
+
+
+class _LimitedEvents:
+    """The bytes of a stream, with the size of each event limited to that of a log line."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self._response = response
+        self.read_bytes = 0
+
+    def as_response(self) -> httpx.Response:
+        kind = {"Content-Type": self._response.headers.get("Content-Type", "")}
+        return httpx.Response(self._response.status_code, headers=kind, content=self._chunks())
+
+    def _chunks(self) -> Iterator[bytes]:
+        for chunk in self._response.iter_bytes():
+            self.read_bytes += len(chunk)
+            if self.read_bytes > _LARGEST_EVENT_BYTES:
+                raise PlatformError("the platform's stream does not end its line.")
+            yield chunk
 
 
 def _origin(url: httpx.URL) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from osmosis_ai._version import __version__
 from osmosis_ai.api.capabilities import Capability
-from osmosis_ai.api.redaction import ReplyRedactor
 from osmosis_ai.errors import ErrorCode, OsmosisError
+from osmosis_ai.redaction import REDACTED, Redactor
 from osmosis_ai.retry_after import retry_after_s
 
 TokenOrigin = Literal["environment", "saved", "given"]
@@ -30,6 +30,27 @@ _CODES: Mapping[int, ErrorCode] = {
 _WORKER_RELEASE = ("WORKER_RELEASE", "WORKER_PROTOCOL")
 """Refusals that name the release to install, which may be an older one."""
 _VERSION_STATUSES = ("current", "upgrade_available", "deprecated", "unsupported")
+
+
+_ALWAYS_SECRET_KEYS = frozenset({"value", "secret", "secret_value"})
+
+
+class ReplyRedactor(Redactor):
+    """Redacts the secrets of one conversation, even short ones, because the user has just typed them."""
+
+    def __init__(self, values: Iterable[str] = ()) -> None:
+        super().__init__(values, shortest=1)
+
+    def tree(self, value: Any) -> Any:
+        """Return a JSON value with secrets redacted in texts, in keys, and under keys with secret names."""
+        if not isinstance(value, Mapping):
+            return super().tree(value)
+        return {
+            self.text(str(key)): REDACTED
+            if str(key).lower() in _ALWAYS_SECRET_KEYS and item is not None
+            else self.tree(item)
+            for key, item in value.items()
+        }
 
 
 class PlatformError(OsmosisError):
@@ -97,7 +118,7 @@ def unsupported(platform_url: str, capability: Capability, status: int | None = 
 
 def http_error(reply: Reply, request: RequestInfo, redactor: ReplyRedactor) -> PlatformError:
     """Return the error for a reply that is not a success."""
-    received = _object(reply.content)
+    received = json_object(reply.content) or {}
     status, body = reply.status, dict(redactor.tree(received))
     # Read before redaction: a secret that happens to be part of a code must not change its meaning.
     platform_code = received.get("code") if isinstance(received.get("code"), str) else None
@@ -270,12 +291,13 @@ def _issue(issue: Any) -> str:
     return f"{line} (did you mean '{correction}'?)" if correction and line else line
 
 
-def _object(content: bytes) -> dict[str, Any]:
+def json_object(content: bytes | str) -> dict[str, Any] | None:
+    """Parse a JSON object; None if it is something else."""
     try:
         body = json.loads(content, parse_constant=lambda _: None)
     except (ValueError, RecursionError):
-        return {}
-    return body if isinstance(body, dict) else {}
+        return None
+    return body if isinstance(body, dict) else None
 
 
 def _printable(text: str) -> str:

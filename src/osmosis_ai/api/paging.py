@@ -6,25 +6,23 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from osmosis_ai.api.http_errors import PlatformError
-from osmosis_ai.api.models.base import LogPage, Page
+from osmosis_ai.api.models.base import Page
 from osmosis_ai.api.models.eval_runs import EvalSample, EvalSamplePage
-from osmosis_ai.api.resources import LARGEST_LOG_PAGE, LARGEST_PAGE
 
 P = TypeVar("P", bound=Page)
+T = TypeVar("T")
+LARGEST_PAGE = 50
 MOST_ITEMS = 1_000_000
 
 
-def iterate_pages(
-    fetch: Callable[[int, int], P], count: Callable[[P], Sequence[object]], *, start: int = 0
-) -> Iterator[P]:
-    """Yield pages until the last one."""
-    offset, seen = start, 0
+def iterate_items(fetch: Callable[[int, int], P], items_of: Callable[[P], Sequence[T]]) -> Iterator[T]:
+    """Yield the items of all pages; ``fetch`` takes the page size and the offset."""
+    offset = seen = 0
     while True:
         page = fetch(LARGEST_PAGE, offset)
-        items = len(count(page))
-        if items:
-            yield page
-        seen += items
+        items = items_of(page)
+        yield from items
+        seen += len(items)
         if page.next_offset is None or not items:
             return
         if page.next_offset <= offset or seen >= MOST_ITEMS:
@@ -33,25 +31,6 @@ def iterate_pages(
                 hint="ask for single pages with `--limit`",
             )
         offset = page.next_offset
-
-
-def iterate_log_pages(
-    fetch: Callable[[int, str | None], LogPage],
-    *,
-    cursor: str | None = None,
-    page_size: int = LARGEST_LOG_PAGE,
-) -> Iterator[LogPage]:
-    """Yield log pages in the direction of ``fetch`` until there are no more."""
-    used: set[str] = set() if cursor is None else {cursor}
-    while True:
-        page = fetch(page_size, cursor)
-        yield page
-        cursor = page.next_cursor
-        if cursor is None:
-            return
-        if cursor in used:
-            raise PlatformError("the platform's log goes in circles: it gave the same cursor twice.")
-        used.add(cursor)
 
 
 def iterate_samples(fetch: Callable[[str | None], EvalSamplePage]) -> Iterator[EvalSample]:

@@ -6,31 +6,10 @@ from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 from osmosis_ai.api import routes
-from osmosis_ai.api.event_stream import EVENTS, SILENCE_S, json_events
+from osmosis_ai.api.connections import COMPLETING, REPEATING, SIGNING
 from osmosis_ai.api.http_errors import PlatformError
-from osmosis_ai.api.models.auth import (
-    DeviceAuthorization,
-    DeviceAuthorizeRequest,
-    DeviceTokenRequest,
-    Intent,
-    IssuedToken,
-    QuickstartChoice,
-    QuickstartRecorded,
-    QuickstartStatus,
-    Verification,
-    WorkspaceList,
-)
 from osmosis_ai.api.models.base import LogPage, Page, WireModel
-from osmosis_ai.api.models.datasets import (
-    UPLOAD_INTENT_HEADER,
-    CompletedPart,
-    Dataset,
-    DatasetCompleteRequest,
-    DatasetCreateRequest,
-    DatasetDownload,
-    DatasetList,
-    UploadIntent,
-)
+from osmosis_ai.api.models.datasets import CompletedPart
 from osmosis_ai.api.models.eval_imports import (
     EvalImportSession,
     EvalImportStart,
@@ -51,19 +30,6 @@ from osmosis_ai.api.models.eval_runs import (
     RetryCheck,
     SampleManifest,
 )
-from osmosis_ai.api.models.models import (
-    BaseModelList,
-    DeploymentChange,
-    LoraModel,
-    LoraModelList,
-    ModelDownload,
-)
-from osmosis_ai.api.models.rollouts import (
-    RegisteredRolloutServer,
-    RolloutList,
-    RolloutServerList,
-    RolloutServerRegistration,
-)
 from osmosis_ai.api.models.runs import (
     EvalRetry,
     EvalRunSubmit,
@@ -71,13 +37,6 @@ from osmosis_ai.api.models.runs import (
     SubmitCheck,
     SubmittedRun,
     TrainingRunSubmit,
-)
-from osmosis_ai.api.models.secrets import (
-    Secret,
-    SecretDeleteRequest,
-    SecretHandoutList,
-    SecretList,
-    SecretSetRequest,
 )
 from osmosis_ai.api.models.training_runs import (
     CheckpointList,
@@ -88,14 +47,11 @@ from osmosis_ai.api.models.training_runs import (
     ValidationConversation,
     ValidationPage,
 )
-from osmosis_ai.api.retrying import COMPLETING, REPEATING, SIGNING
+from osmosis_ai.api.paging import LARGEST_PAGE
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
 
-
-LARGEST_PAGE = 50
-LARGEST_LOG_PAGE = 200
 LogDirection = Literal["older", "newer"]
 
 _PageT = TypeVar("_PageT", bound=Page)
@@ -158,9 +114,7 @@ class Runs(Resource, Generic[_SubmitT]):
 
     def events(self, name_or_id: str) -> Generator[dict[str, Any]]:
         """Yield a run's state, then its updates until it ends; only on self-hosted platforms."""
-        path = routes.run_events(self.path, name_or_id)
-        stream = self._client.stream(path, accept=EVENTS, silence_s=SILENCE_S)
-        return json_events(stream, unreachable=self._client.unreachable)
+        return self._client.events(routes.run_events(self.path, name_or_id))
 
     def stop(self, name_or_id: str) -> StopReply:
         """Request a run to stop; idempotent."""
@@ -202,254 +156,7 @@ def _is_verdict(error: PlatformError) -> bool:
     return error.body.get("dry_run") is True or (error.platform_code or "").startswith("GIT_")
 
 
-REVOKE_TIMEOUT_S = 5.0
-Waiting = Literal["authorization_pending", "slow_down"]
-
-
-class Auth(Resource):
-    def verify(self) -> Verification:
-        """Return the owner of the token and, with a repository, its workspace."""
-        return self._client.get(routes.VERIFY, model=Verification, git="optional")
-
-    def authorize_device(self, device_name: str) -> DeviceAuthorization:
-        """Start a login and return the code that the user confirms in a browser."""
-        return self._client.request(
-            "POST",
-            routes.DEVICE_AUTHORIZE,
-            model=DeviceAuthorization,
-            body=DeviceAuthorizeRequest(deviceName=device_name),
-            git="never",
-            anonymous=True,
-        )
-
-    def poll_device_token(self, device_code: str) -> IssuedToken | Waiting:
-        """Return the token once the user has confirmed; until then, how to continue polling."""
-        self._client.hide([device_code])
-        try:
-            issued = self._client.request(
-                "POST",
-                routes.DEVICE_TOKEN,
-                model=IssuedToken,
-                body=DeviceTokenRequest(device_code=device_code),
-                git="never",
-                anonymous=True,
-            )
-        except PlatformError as error:
-            said = error.body.get("error")
-            if said == "authorization_pending":
-                return "authorization_pending"
-            if said == "slow_down":
-                return "slow_down"
-            if said in _ENDINGS:
-                message, hint = _ENDINGS[said]
-                raise PlatformError(
-                    message,
-                    status=error.status,
-                    body=error.body,
-                    code="AUTH_REQUIRED",
-                    details=error.details,
-                    hint=hint,
-                ) from None
-            raise
-        self._client.hide([issued.token])
-        return issued
-
-    def revoke(self, token_id: str) -> None:
-        """Revoke a token of this user, possibly the one in use."""
-        self._client.delete(routes.token(token_id), timeout_s=REVOKE_TIMEOUT_S, git="never")
-
-
-_ENDINGS = {
-    "expired_token": ("The login was not confirmed in time.", "run `osmosis login` again"),
-    "access_denied": (
-        "The login was declined in the browser.",
-        "run `osmosis login` again if that was a mistake",
-    ),
-}
-
-
-class Workspaces(Resource):
-    """The user's workspaces."""
-
-    def list(self) -> WorkspaceList:
-        """Return every workspace of the user; needs no repository."""
-        return self._client.get(routes.WORKSPACES, model=WorkspaceList, git="never")
-
-    def quickstart(self, workspace_id: str) -> QuickstartStatus:
-        """Return the user's progress with the first steps in a workspace."""
-        return self._client.get(
-            routes.QUICKSTART, model=QuickstartStatus, params={"organizationId": workspace_id}, git="never"
-        )
-
-    def record_quickstart(self, workspace_id: str, intent: Intent) -> QuickstartRecorded:
-        """Record what the user does first."""
-        choice = QuickstartChoice(organizationId=workspace_id, intent=intent)
-        return self._client.post(
-            routes.QUICKSTART, choice, model=QuickstartRecorded, git="never", retry=REPEATING
-        )
-
-
-SecretScope = Literal["workspace", "user"]
-
-
-class Secrets(Resource):
-    """The secrets of the repository's workspace, and this user's own secrets in it."""
-
-    def list(
-        self,
-        *,
-        scope: Literal["all", "workspace", "user"] = "all",
-        limit: int = LARGEST_PAGE,
-        offset: int = 0,
-    ) -> SecretList:
-        """Return one page of names; with ``all``, a name may occur in both scopes."""
-        return self._page(
-            routes.ENVIRONMENT_SECRETS, model=SecretList, limit=limit, offset=offset, scope=scope
-        )
-
-    def handouts(self, *, limit: int = LARGEST_PAGE, offset: int = 0) -> SecretHandoutList:
-        """Return one page of the log of secrets that workers received, newest first."""
-        return self._page(routes.SECRET_AUDIT, model=SecretHandoutList, limit=limit, offset=offset)
-
-    def set(self, name: str, value: str, *, scope: SecretScope) -> Secret:
-        """Create or replace a secret."""
-        self._client.hide([value])
-        request = SecretSetRequest(name=name, value=value, scope=scope)
-        return self._client.post(routes.ENVIRONMENT_SECRETS, request, model=Secret, retry=REPEATING)
-
-    def delete(self, name: str, *, scope: SecretScope) -> None:
-        self._client.delete(routes.ENVIRONMENT_SECRETS, SecretDeleteRequest(name=name, scope=scope))
-
-
 PARTS_TIMEOUT_S = 120.0
-
-
-class Datasets(Resource):
-    def list(self, *, limit: int = LARGEST_PAGE, offset: int = 0) -> DatasetList:
-        """Return one page, newest first."""
-        return self._page(routes.DATASETS, model=DatasetList, limit=limit, offset=offset)
-
-    def get(self, name_or_id: str) -> Dataset:
-        return self._client.get(routes.dataset(name_or_id), model=Dataset)
-
-    def create(
-        self,
-        name: str,
-        *,
-        size_bytes: int,
-        extension: str,
-        overwrite_id: str | None = None,
-        intent: UploadIntent | None = None,
-    ) -> Dataset:
-        """Announce an upload and return the dataset with its upload instructions."""
-        request = DatasetCreateRequest(file_name=name, file_size=size_bytes, extension=extension)
-        if overwrite_id is not None:
-            request.overwrite_dataset_id = overwrite_id
-        headers = None if intent is None else {UPLOAD_INTENT_HEADER: intent.header}
-        return self._client.post(routes.DATASETS, request, model=Dataset, headers=headers)
-
-    def complete(
-        self, dataset_id: str, *, extension: str, parts: Sequence[CompletedPart] | None = None
-    ) -> Dataset:
-        """Tell the platform that all bytes are stored; idempotent."""
-        request = DatasetCompleteRequest(file_extension=extension)
-        if parts is not None:
-            request.parts = list(parts)
-        return self._client.post(
-            routes.dataset_complete(dataset_id),
-            request,
-            model=Dataset,
-            timeout_s=PARTS_TIMEOUT_S if parts is not None else None,
-            retry=COMPLETING,
-        )
-
-    def abort(self, dataset_id: str) -> None:
-        """Cancel an upload; idempotent."""
-        self._client.post(routes.dataset_abort(dataset_id), None, model=WireModel, retry=REPEATING)
-
-    def delete(self, name_or_id: str) -> None:
-        """Delete a dataset; only on self-hosted platforms."""
-        self._client.delete(routes.dataset(name_or_id))
-
-    def download(self, name_or_id: str) -> DatasetDownload:
-        """Return a temporary URL for the bytes."""
-        return self._client.get(routes.dataset_download(name_or_id), model=DatasetDownload)
-
-    def logs(
-        self,
-        name_or_id: str,
-        *,
-        limit: int = 50,
-        cursor: str | None = None,
-        direction: LogDirection = "older",
-    ) -> LogPage:
-        """Return one page of a dataset's validation log."""
-        return self._log_page(
-            routes.dataset_logs(name_or_id), limit=limit, cursor=cursor, direction=direction
-        )
-
-
-class Rollouts(Resource):
-    def list(self, *, branch: str | None = None, limit: int = LARGEST_PAGE, offset: int = 0) -> RolloutList:
-        """Return one page, of ``branch`` or of the default branch."""
-        return self._page(routes.ROLLOUTS, model=RolloutList, limit=limit, offset=offset, branch=branch)
-
-
-class RolloutServers(Resource):
-    """The remote agents of the repository's workspace; without a repository, of the token's workspace."""
-
-    def list(self, *, limit: int = LARGEST_PAGE, offset: int = 0) -> RolloutServerList:
-        """Return one page, sorted by name."""
-        params = {"limit": limit, "offset": offset}
-        return self._client.get(
-            routes.ROLLOUT_SERVERS, model=RolloutServerList, params=params, git="optional"
-        )
-
-    def register(self, registration: RolloutServerRegistration) -> RegisteredRolloutServer:
-        """Register or replace an agent; the platform checks its health."""
-        if registration.api_key is not None:
-            self._client.hide([registration.api_key])
-        return self._client.post(
-            routes.ROLLOUT_SERVER_REGISTER,
-            registration,
-            model=RegisteredRolloutServer,
-            git="optional",
-            retry=REPEATING,
-        )
-
-    def probe(self, name: str) -> RegisteredRolloutServer:
-        """Have the platform check an agent's health."""
-        path = routes.rollout_server_probe(name)
-        return self._client.post(path, None, model=RegisteredRolloutServer, git="optional", retry=REPEATING)
-
-    def remove(self, name: str) -> None:
-        self._client.delete(routes.rollout_server(name), git="optional")
-
-
-class Models(Resource):
-    def list_base(self, *, limit: int = LARGEST_PAGE, offset: int = 0) -> BaseModelList:
-        """Return one page of the models that can be evaluated and trained."""
-        return self._page(routes.BASE_MODELS, model=BaseModelList, limit=limit, offset=offset)
-
-    def list_lora(self, *, limit: int = LARGEST_PAGE, offset: int = 0) -> LoraModelList:
-        return self._page(routes.LORA_MODELS, model=LoraModelList, limit=limit, offset=offset)
-
-    def get(self, name: str) -> LoraModel:
-        return self._client.get(routes.model(name), model=LoraModel)
-
-    def deploy(self, name: str) -> DeploymentChange:
-        """Deploy an adapter; idempotent."""
-        return self._client.post(routes.model_deploy(name), None, model=DeploymentChange, retry=REPEATING)
-
-    def undeploy(self, name: str) -> DeploymentChange:
-        """Undeploy an adapter; idempotent."""
-        return self._client.post(routes.model_undeploy(name), None, model=DeploymentChange, retry=REPEATING)
-
-    def download(self, name: str) -> ModelDownload:
-        """Return temporary URLs for the files of an adapter."""
-        return self._client.get(routes.model_download(name), model=ModelDownload)
-
-
 LARGEST_SAMPLE_PAGE = 5_000
 
 

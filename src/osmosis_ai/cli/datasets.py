@@ -311,10 +311,10 @@ def info(name: NameArgument) -> DetailResult:
     Examples:
         osmosis dataset info multiply
     """
-    from osmosis_ai.services.datasets import dataset_item
+    from osmosis_ai.services.datasets import dataset_item, get_dataset
 
     with platform_context() as context, current().status("Fetching dataset"):
-        dataset = context.client.datasets.get(name)
+        dataset = get_dataset(context.client, name)
         return DetailResult(
             data={**dataset_item(dataset), **context.resource()},
             title="Dataset",
@@ -415,10 +415,10 @@ def logs(name: NameArgument, limit: LinesOption = 50, cursor: CursorOption = Non
     Examples:
         osmosis dataset logs multiply
     """
-    from osmosis_ai.services.datasets import dataset_logs
+    from osmosis_ai.services.datasets import dataset_log
 
     with platform_context() as context, current().status("Fetching logs"):
-        page = dataset_logs(context.client, name, limit=limit, cursor=cursor)
+        page = dataset_log(context.client, name)(limit, cursor)
         return page_result(page, older=f"osmosis dataset logs {name}", extra=context.resource())
 
 
@@ -471,7 +471,7 @@ def delete(
     Examples:
         osmosis dataset delete multiply
     """
-    from osmosis_ai.services.deletion import delete_dataset, find_deletable_dataset
+    from osmosis_ai.services.datasets import delete_dataset, find_deletable_dataset
 
     output = current()
     with platform_context() as context:

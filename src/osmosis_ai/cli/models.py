@@ -78,11 +78,11 @@ def list_(
 
 
 def _base_models(context: PlatformContext, limit: int, everything: bool, extra: dict[str, Any]) -> ListResult:
-    from osmosis_ai.services.models import base_item, list_base_models
+    from osmosis_ai.services.models import list_base_models
 
     return list_result(
         list_base_models(context.client, limit=limit, everything=everything),
-        base_item,
+        lambda row: row.model_dump(mode="json"),
         columns=(
             Column("Name", value=lambda item: item["model_name"] or item["id"], keep=True),
             Column("Created", value=lambda item: Timestamp(item["created_at"])),
@@ -95,7 +95,7 @@ def _base_models(context: PlatformContext, limit: int, everything: bool, extra: 
 
 def _lora_models(
     context: PlatformContext, limit: int, everything: bool, extra: dict[str, Any]
-) -> tuple[ListResult, dict[str, Any]]:
+) -> tuple[ListResult, dict[str, int | None]]:
     from osmosis_ai.services.models import can_be_deployed, list_lora_models, lora_item
 
     listing: Listing[LoraModel]
@@ -103,7 +103,8 @@ def _lora_models(
     deployment = Column(
         "Deployment Status", value=lambda item: Status(item.get("deployment_status") or _NEVER)
     )
-    most = f" of {deployments.maximum}" if deployments.maximum is not None else ""
+    active, maximum = deployments.get("active_deployments"), deployments.get("max_active_deployments")
+    most = "" if maximum is None else f" of {maximum}"
     result = list_result(
         listing,
         lora_item,
@@ -116,11 +117,11 @@ def _lora_models(
             Column("Created", value=lambda item: Timestamp(item["created_at"])),
             *((deployment,) if any(map(can_be_deployed, listing.items)) else ()),
         ),
-        extra={**deployments.data(), **extra},
-        hints=[] if deployments.active is None else [f"Deployed: {deployments.active}{most}"],
+        extra={**deployments, **extra},
+        hints=[] if active is None else [f"Deployed: {active}{most}"],
         title="LoRA Models",
     )
-    return result, deployments.data()
+    return result, deployments
 
 
 @app.command("info")

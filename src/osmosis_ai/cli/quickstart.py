@@ -46,7 +46,7 @@ def quickstart(
             "The quickstart asks questions: it needs a person at a terminal.",
             hint="without one: `osmosis login --token -`, clone the workspace's repository, `osmosis doctor`",
         )
-    from osmosis_ai.api.active_platform import active_platform, record_platform
+    from osmosis_ai.api.platform_url import active_platform, record_platform
     from osmosis_ai.services.quickstart import run_quickstart
 
     done = run_quickstart(_Guide(output), workspace=workspace, start=Path.cwd())
@@ -57,7 +57,7 @@ def quickstart(
     return OperationResult(
         operation="quickstart",
         message=f"Ready: {done.directory}",
-        resource=done.resource(),
+        resource=done.resource,
         # Without a frame, which would be copied along.
         blocks=[
             Text(f"For your coding agent{' (copied to the clipboard)' if copied else ''}:", tone="strong"),

@@ -56,7 +56,7 @@ def init(
     if name is None and not example:
         context.fail("Missing argument 'NAME'.")
     with conflicts_with_diff(diff):
-        resource = initialize_rollout(name, example=example, force=force).resource()
+        resource = initialize_rollout(name, example=example, force=force)
     eval_config = resource["configs"]["eval"]
     return OperationResult(
         operation="rollout.init",
@@ -112,11 +112,11 @@ def list_(
     from osmosis_ai.services.rollouts import list_rollouts, rollout_item
 
     with platform_context() as context, current().status("Fetching rollouts"):
-        found = list_rollouts(context.client, branch=branch, limit=limit, everything=everything)
-    if found.sync_error is not None:
-        current().warn(f"the rollouts may be out of date: {found.sync_error}", "GIT_SYNC_FAILED")
+        listing, sync_error = list_rollouts(context.client, branch=branch, limit=limit, everything=everything)
+    if sync_error is not None:
+        current().warn(f"the rollouts may be out of date: {sync_error}", "GIT_SYNC_FAILED")
     return list_result(
-        found.listing,
+        listing,
         rollout_item,
         columns=(
             Column("Name", "name", keep=True),
@@ -127,7 +127,7 @@ def list_(
         extra={
             **context.resource(),
             **({"branch": branch} if branch is not None else {}),
-            **({"sync_error": found.sync_error} if found.sync_error is not None else {}),
+            **({"sync_error": sync_error} if sync_error is not None else {}),
         },
     )
 
@@ -139,13 +139,13 @@ def list_servers(limit: LimitOption = 50, everything: AllOption = False) -> List
     Examples:
         osmosis rollout server list
     """
-    from osmosis_ai.services.rollouts import list_servers, server_item
+    from osmosis_ai.services.rollouts import list_servers
 
     with platform_anywhere() as (client, resource), current().status("Fetching served agents"):
         listing = list_servers(client, limit=limit, everything=everything)
     return list_result(
         listing,
-        server_item,
+        lambda server: server.model_dump(mode="json"),
         columns=(
             Column("Name", "name", keep=True),
             Column("Address", value=_address),

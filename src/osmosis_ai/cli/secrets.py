@@ -167,7 +167,7 @@ def audit(
         listing, page = secrets.list_handouts(context.client, limit=limit, everything=everything)
     return ListResult(
         title="Secret access log",
-        items=[secrets.handout_item(handout) for handout in listing.items],
+        items=[handout.model_dump(mode="json") for handout in listing.items],
         columns=[
             Column("Accessed", value=lambda item: Timestamp(item["handed_at"])),
             Column("Secrets", value=lambda item: ", ".join(item["names"]), keep=True),

@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from osmosis_ai.api.active_platform import select_by_option
 from osmosis_ai.api.platform_url import (
     PLATFORM_URL_ENV,
     TOKEN_ENV,
@@ -14,6 +13,7 @@ from osmosis_ai.api.platform_url import (
     ensure_secure,
     is_secure,
     normalize_platform_url,
+    select_by_option,
 )
 from osmosis_ai.cli.output.context import OutputContext
 

@@ -62,14 +62,13 @@ def apply(
     from osmosis_ai.services.rollouts import apply_template
 
     with conflicts_with_diff(diff):
-        applied = apply_template(name, force=force)
-    resource = applied.resource()
-    evaluations = [path for path in applied.configs if path.startswith("configs/eval/")]
+        template, resource = apply_template(name, force=force)
+    evaluations = [path for path in template.config_paths if path.startswith("configs/eval/")]
     return OperationResult(
         operation="template.apply",
-        status="success" if applied.written.files else "noop",
+        status="success" if resource["files"] else "noop",
         message=f"Applied template '{name}'."
-        if applied.written.files
+        if resource["files"]
         else f"Template '{name}' is here already, word for word: nothing was changed.",
         resource=resource,
         next_steps=[

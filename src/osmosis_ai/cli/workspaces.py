@@ -156,11 +156,16 @@ def check(
     Examples:
         osmosis check --strict --annotations github
     """
-    from osmosis_ai.services.workspace_check import CheckOptions, check_workspace
+    from osmosis_ai.services.workspace_check import check_workspace
 
     output = current()
-    options = CheckOptions(imports=not no_import, strict=strict, import_timeout_s=import_timeout)
-    report = check_workspace(paths or [], options, tell=lambda text: output.note(one_line(text)))
+    report = check_workspace(
+        paths or [],
+        imports=not no_import,
+        strict=strict,
+        import_timeout_s=import_timeout,
+        tell=lambda text: output.note(one_line(text)),
+    )
     if annotations is not None:
         _annotate(report)
     if report.errors:
@@ -179,10 +184,8 @@ def check(
 
 
 def _annotate(report: CheckReport) -> None:
-    from osmosis_ai.services.workspace_check import github_annotations
-
-    for line in github_annotations(report.problems):
-        sys.stderr.write(f"{spelled_out(' '.join(line.splitlines()))}\n")
+    for problem in report.problems:
+        sys.stderr.write(f"{spelled_out(' '.join(problem.github_annotation().splitlines()))}\n")
     sys.stderr.flush()
 
 
@@ -227,7 +230,7 @@ def doctor(
     """
     from osmosis_ai.services.workspace_check import examine
 
-    resource = examine(path, fix=fix).resource()
+    resource = examine(path, fix=fix)
     rows: list[tuple[str, Cell]] = [
         (name, _state(name, resource["missing"], resource["fixed"])) for name in resource["required_paths"]
     ]

@@ -10,7 +10,7 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,20 +18,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from osmosis_ai.errors import MissingExtraError, OsmosisError
 from osmosis_ai.evaluation.agent_loop.inputs import (
-    DEFAULT_MAX_TURNS,
-    DEFAULT_MODEL,
     DatasetReader,
+    LoopRow,
     build_completion_params,
 )
-from osmosis_ai.evaluation.agent_loop.runner import LocalRunResult, LocalTestRunner
+from osmosis_ai.evaluation.agent_loop.runner import LocalRolloutRunner, LocalRunResult, LocalTestRunner
+from osmosis_ai.rollout.cli_utils import load_agent_loop
+from osmosis_ai.rollout.core.base import RolloutAgentLoop
+from osmosis_ai.rollout.validator import validate_agent_loop
 
-if TYPE_CHECKING:
-    from osmosis_ai.evaluation.agent_loop.inputs import LoopRow
+if TYPE_CHECKING:  # `validate` needs neither a model nor a server
     from osmosis_ai.evaluation.agent_loop.interactive import SessionTerminal
     from osmosis_ai.llm.client import ModelClient
-    from osmosis_ai.rollout.core.base import RolloutAgentLoop
     from osmosis_ai.rollout.server.serve import AgentServer, ServeOptions
-    from osmosis_ai.rollout.validator import ValidationResult
 
 TRIAL_MODEL = "osmosis/tiny"
 """The built-in model of a self-test: it needs no key and no network."""
@@ -39,20 +38,13 @@ TRIAL_MODEL = "osmosis/tiny"
 TRIAL_TIMEOUT_S = 120.0
 """Time limit of a self-test, in seconds."""
 
-DEFAULT_TIMEOUT_S = 600.0
 _TRIAL_TOKENS = 32
 _CALLS_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
 class TrialRun:
-    """One single-turn attempt by an agent.
-
-    Attributes:
-        model: the model that was called.
-        model_calls: the number of calls.
-        finish_reason: why the agent ended.
-    """
+    """One single-turn attempt by an agent: the model it called, how often, and why it ended."""
 
     model: str
     model_calls: int
@@ -71,24 +63,21 @@ class ValidatedAgent:
 
 
 def validate(module: str, *, run: bool) -> ValidatedAgent:
-    """Check the agent loop that ``module`` names.
+    """Check the agent loop ``module:attribute``; with ``run``, also run it once on :data:`TRIAL_MODEL`.
 
-    Args:
-        module: ``module:attribute``.
-        run: also run it once, for a single turn on :data:`TRIAL_MODEL`.
-
-    Raises:
-        OsmosisError: the agent cannot be loaded, is invalid, or its run fails; ``details`` lists the problems.
+    The details of an error list the agent's problems.
     """
-    from osmosis_ai.rollout.cli_utils import load_agent_loop
-    from osmosis_ai.rollout.validator import validate_agent_loop
-
     agent = load_agent_loop(module)
     found = validate_agent_loop(agent)
+    warnings = [_problem(each) for each in found.warnings]
     if not found.valid:
-        raise _invalid(module, found)
-    trial = _try(agent) if run else None
-    return ValidatedAgent(agent.name, found.tool_count, [_problem(each) for each in found.warnings], trial)
+        many = "1 error" if len(found.errors) == 1 else f"{len(found.errors)} errors"
+        lines = [f"agent loop '{found.agent_name or module}' is not valid: {many}", *map(str, found.errors)]
+        raise OsmosisError(
+            "\n  ".join(lines),
+            details={"errors": [_problem(each) for each in found.errors], "warnings": warnings},
+        )
+    return ValidatedAgent(agent.name, found.tool_count, warnings, _try(agent) if run else None)
 
 
 def _try(agent: RolloutAgentLoop) -> TrialRun:
@@ -109,7 +98,6 @@ def _try(agent: RolloutAgentLoop) -> TrialRun:
 
 async def _run_once(agent: RolloutAgentLoop) -> LocalRunResult:
     from osmosis_ai.evaluation.agent_loop.llm_client import ExternalLLMClient
-    from osmosis_ai.evaluation.agent_loop.runner import LocalRolloutRunner
     from osmosis_ai.evaluation.sources import open_policy
     from osmosis_ai.llm.client import ModelClient
 
@@ -128,18 +116,6 @@ async def _run_once(agent: RolloutAgentLoop) -> LocalRunResult:
         return await runner.run_single(row, 0, max_turns=1, completion_params={"max_tokens": _TRIAL_TOKENS})
 
 
-def _invalid(module: str, found: ValidationResult) -> OsmosisError:
-    many = "1 error" if len(found.errors) == 1 else f"{len(found.errors)} errors"
-    lines = [f"agent loop '{found.agent_name or module}' is not valid: {many}", *map(str, found.errors)]
-    return OsmosisError(
-        "\n  ".join(lines),
-        details={
-            "errors": [_problem(each) for each in found.errors],
-            "warnings": [_problem(each) for each in found.warnings],
-        },
-    )
-
-
 def _problem(found: Any) -> dict[str, Any]:
     return {"code": found.code, "message": found.message, "field": found.field}
 
@@ -149,11 +125,6 @@ class AgentTestRequest:
     """The options of a test.
 
     Attributes:
-        module: the agent, as ``module:attribute``.
-        dataset: the file of rows.
-        model: as ``--model`` takes it.
-        limit, offset: which rows.
-        output: the results file, if any.
         timeout_s: time limit of the agent for a row, in seconds.
         probe: send the model one request before the first row.
         row: the first row of an interactive session.
@@ -161,21 +132,42 @@ class AgentTestRequest:
 
     module: str
     dataset: Path
-    model: str = DEFAULT_MODEL
-    base_url: str | None = None
-    api_key: str | None = field(default=None, repr=False)
-    max_turns: int = DEFAULT_MAX_TURNS
-    temperature: float | None = None
-    max_tokens: int | None = None
-    limit: int | None = None
-    offset: int = 0
-    batch_size: int = 1
-    timeout_s: float = DEFAULT_TIMEOUT_S
-    output: Path | None = None
-    debug: bool = False
-    probe: bool = True
-    interactive: bool = False
-    row: int | None = None
+    model: str
+    base_url: str | None
+    api_key: str | None = field(repr=False)
+    max_turns: int
+    temperature: float | None
+    max_tokens: int | None
+    limit: int | None
+    offset: int
+    batch_size: int
+    timeout_s: float
+    output: Path | None
+    debug: bool
+    probe: bool
+    interactive: bool
+    row: int | None
+
+    def __post_init__(self) -> None:
+        least: Mapping[str, tuple[float | None, float]] = {
+            "--batch-size": (self.batch_size, 1),
+            "--max-turns": (self.max_turns, 1),
+            "--max-tokens": (self.max_tokens, 1),
+            "--limit": (self.limit, 1),
+            "--offset": (self.offset, 0),
+            "--row": (self.row, 0),
+        }
+        for option, (value, lowest) in least.items():
+            if value is not None and value < lowest:
+                raise OsmosisError(f"{option} must be >= {lowest}.")
+        if self.timeout_s <= 0:
+            raise OsmosisError("--timeout must be > 0.")
+        if self.row is not None and not self.interactive:
+            raise OsmosisError(
+                "--row needs --interactive.", hint="for one row without questions: --offset N --limit 1"
+            )
+        if self.interactive and self.batch_size > 1:
+            raise OsmosisError("--interactive runs one row at a time; leave out --batch-size.")
 
     @property
     def completion_params(self) -> dict[str, Any]:
@@ -191,18 +183,10 @@ class PreparedAgentTest:
     reader: DatasetReader
     total: int
 
-    def rows(self) -> Iterator[tuple[int, LoopRow]]:
-        """Yield every row with its index in the file."""
-        request = self.request
-        return enumerate(self.reader.iter_rows(request.limit, request.offset), start=request.offset)
-
-    def row_at(self, index: int) -> LoopRow:
-        """Return the row at an index in the file."""
-        return next(self.reader.iter_rows(1, index))
-
     @asynccontextmanager
-    async def open_model(self) -> AsyncIterator[ModelClient]:
-        """Open the model, with a probe if requested."""
+    async def opened(self, outcome: AgentTestOutcome) -> AsyncIterator[ModelClient]:
+        """Open the model, with a probe if requested; at the end, write the results file of ``outcome``."""
+        from osmosis_ai.evaluation.agent_loop.eval_run import write_results
         from osmosis_ai.evaluation.agent_loop.llm_client import open_endpoint
         from osmosis_ai.llm.client import ModelClient
 
@@ -217,7 +201,13 @@ class PreparedAgentTest:
         )
         connections = max(_CALLS_AT_ONCE, request.batch_size)
         async with opening as endpoint, ModelClient(endpoint, max_connections=connections) as client:
-            yield client
+            started = time.perf_counter()
+            try:
+                yield client
+            finally:
+                outcome.duration_ms = (time.perf_counter() - started) * 1000.0
+                if request.output is not None and outcome.rows:
+                    write_results(request.output, outcome.to_json())
 
 
 class AgentTestHooks(Protocol):
@@ -235,14 +225,9 @@ class AgentTestHooks(Protocol):
 
 @dataclass
 class AgentTestOutcome:
-    """The results of the rows.
+    """The results of the rows: the entries of the results file, and the failed rows with the reason.
 
-    Attributes:
-        rows: the entries of the results file.
-        planned: the number of rows to run.
-        duration_ms: total duration, in milliseconds.
-        failures: the failed rows with the reason and the position in the user's code.
-        affected: the number of rows with a truncated, filtered or refused reply, by that word.
+    ``affected`` counts the rows with a truncated, filtered or refused reply, by that word.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -253,12 +238,10 @@ class AgentTestOutcome:
 
     @property
     def passed(self) -> int:
-        """The number of rows whose agent succeeded."""
         return sum(row["success"] for row in self.rows)
 
     @property
     def pending(self) -> int:
-        """The number of rows that did not finish."""
         return self.planned - len(self.rows)
 
     @property
@@ -273,7 +256,6 @@ class AgentTestOutcome:
         return sum(row["token_usage"].get("total_tokens", 0) for row in self.rows)
 
     def add(self, result: LocalRunResult) -> None:
-        """Add a row's result."""
         self.rows.append(result.to_json())
         self.affected.update(result.flagged_finishes)
         if not result.success:
@@ -295,15 +277,9 @@ class AgentTestOutcome:
 
 
 def prepare_agent_test(request: AgentTestRequest) -> PreparedAgentTest:
-    """Check the options, load the agent and find the rows.
-
-    Raises:
-        OsmosisError: a part is missing or invalid; the error says which and how to fix it.
-    """
+    """Load the agent and find the rows."""
     from osmosis_ai.evaluation.agent_loop.eval_run import require_writable_results
-    from osmosis_ai.rollout.cli_utils import load_agent_loop
 
-    _check_options(request)
     if request.output is not None:
         require_writable_results(request.output)
     agent = load_agent_loop(request.module)
@@ -318,20 +294,14 @@ def prepare_agent_test(request: AgentTestRequest) -> PreparedAgentTest:
 
 
 async def run_agent_test(prepared: PreparedAgentTest, hooks: AgentTestHooks) -> AgentTestOutcome:
-    """Run every row; an interrupted test keeps the finished rows.
-
-    Raises:
-        OsmosisError: the model cannot be called, a row is bad, or the results cannot be written.
-    """
+    """Run every row; an interrupted test keeps the finished rows."""
     from osmosis_ai.controller.dispatcher import Dispatcher, Stop
-    from osmosis_ai.evaluation.agent_loop.eval_run import write_results
     from osmosis_ai.evaluation.agent_loop.llm_client import ExternalLLMClient
 
     request = prepared.request
     outcome = AgentTestOutcome(planned=prepared.total)
     finished: dict[int, LocalRunResult] = {}
-
-    async with prepared.open_model() as model:
+    async with prepared.opened(outcome) as model:
 
         async def run_row(item: tuple[int, LoopRow]) -> bool:
             index, row = item
@@ -347,8 +317,8 @@ async def run_agent_test(prepared: PreparedAgentTest, hooks: AgentTestHooks) -> 
                 hooks.row_ended(len(outcome.rows), prepared.total, result)
             return True
 
-        started = time.perf_counter()
-        dispatcher = Dispatcher(prepared.rows(), run_row, limit=request.batch_size)
+        rows = enumerate(prepared.reader.iter_rows(request.limit, request.offset), start=request.offset)
+        dispatcher = Dispatcher(rows, run_row, limit=request.batch_size)
         try:
             hooks.started(lambda: dispatcher.halt(Stop("interrupted", "interrupted")))
             stop = await dispatcher.run()
@@ -358,32 +328,23 @@ async def run_agent_test(prepared: PreparedAgentTest, hooks: AgentTestHooks) -> 
             hooks.ended()
             for index in sorted(finished):
                 outcome.add(finished[index])
-            outcome.duration_ms = (time.perf_counter() - started) * 1000.0
-            if request.output is not None and outcome.rows:
-                write_results(request.output, outcome.to_json())
     return outcome
 
 
 async def run_session(prepared: PreparedAgentTest, terminal: SessionTerminal) -> AgentTestOutcome:
-    """Let the user step through rows; for a row that ran several times, the last result is kept.
-
-    Raises:
-        OsmosisError: the model cannot be called, or the results cannot be written.
-    """
-    from osmosis_ai.evaluation.agent_loop.eval_run import write_results
+    """Let the user step through rows; for a row that ran several times, the last result is kept."""
     from osmosis_ai.evaluation.agent_loop.interactive import InteractiveRunner
     from osmosis_ai.evaluation.agent_loop.llm_client import ExternalLLMClient
 
     request = prepared.request
     outcome = AgentTestOutcome()
-    started = time.perf_counter()
-    async with prepared.open_model() as model:
+    async with prepared.opened(outcome) as model:
         session = InteractiveRunner(
             prepared.agent, ExternalLLMClient(client=model), request.debug, terminal=terminal
         )
         try:
             await session.run_session(
-                prepared.row_at,
+                lambda index: next(prepared.reader.iter_rows(1, index)),
                 range(request.offset, request.offset + prepared.total),
                 request.max_turns,
                 request.completion_params,
@@ -394,43 +355,11 @@ async def run_session(prepared: PreparedAgentTest, terminal: SessionTerminal) ->
             for index in sorted(last):
                 outcome.add(last[index])
             outcome.planned = len(outcome.rows)
-            outcome.duration_ms = (time.perf_counter() - started) * 1000.0
-            if request.output is not None and outcome.rows:
-                write_results(request.output, outcome.to_json())
     return outcome
 
 
-def _check_options(request: AgentTestRequest) -> None:
-    least: Mapping[str, tuple[float | None, float]] = {
-        "--batch-size": (request.batch_size, 1),
-        "--max-turns": (request.max_turns, 1),
-        "--max-tokens": (request.max_tokens, 1),
-        "--limit": (request.limit, 1),
-        "--offset": (request.offset, 0),
-        "--row": (request.row, 0),
-    }
-    for option, (value, lowest) in least.items():
-        if value is not None and value < lowest:
-            raise OsmosisError(f"{option} must be >= {lowest}.")
-    if request.timeout_s <= 0:
-        raise OsmosisError("--timeout must be > 0.")
-    if request.row is not None and not request.interactive:
-        raise OsmosisError(
-            "--row needs --interactive.", hint="for one row without questions: --offset N --limit 1"
-        )
-    if request.interactive and request.batch_size > 1:
-        raise OsmosisError("--interactive runs one row at a time; leave out --batch-size.")
-
-
 def prepare(module: str, options: ServeOptions) -> AgentServer:
-    """Return the server of an agent loop, bound to its port.
-
-    Args:
-        module: ``module:attribute`` of the agent loop.
-
-    Raises:
-        OsmosisError: the agent cannot be loaded or is invalid, you are not logged in, or the port is taken.
-    """
+    """Return the server of the agent loop ``module:attribute``, bound to its port."""
     from osmosis_ai.rollout.server.serve import prepare_server
 
     try:

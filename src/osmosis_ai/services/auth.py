@@ -11,32 +11,40 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from osmosis_ai.api import routes
-from osmosis_ai.api.active_platform import (
+from osmosis_ai.api.client import PlatformClient, segment
+from osmosis_ai.api.credentials import (
+    DEFAULT_LIFETIME,
+    Credentials,
+    CredentialStore,
+    TokenStoreKind,
+    require_credentials,
+    token_store_setting,
+)
+from osmosis_ai.api.http_errors import PlatformError
+from osmosis_ai.api.models.auth import (
+    DeviceAuthorization,
+    DeviceAuthorizeRequest,
+    DeviceTokenRequest,
+    IssuedToken,
+    User,
+    Verification,
+    Workspace,
+    WorkspaceList,
+    WorkspaceMembership,
+)
+from osmosis_ai.api.platform_url import (
+    TOKEN_ENV,
     active_platform,
     forget_directories,
     record_platform,
     recorded_directories,
 )
-from osmosis_ai.api.client import PlatformClient
-from osmosis_ai.api.credentials import TOKEN_ENV, Credentials, CredentialStore, keychain, require_credentials
-from osmosis_ai.api.credentials.login import TokenStoreKind
-from osmosis_ai.api.credentials.store import DEFAULT_LIFETIME, TOKEN_STORE_ENV
-from osmosis_ai.api.http_errors import PlatformError
-from osmosis_ai.api.models.auth import (
-    DeviceAuthorization,
-    IssuedToken,
-    User,
-    Verification,
-    Workspace,
-    WorkspaceMembership,
-)
-from osmosis_ai.api.resources import REVOKE_TIMEOUT_S
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.services.context import (
     Warn,
@@ -48,9 +56,17 @@ from osmosis_ai.services.context import (
 from osmosis_ai.workspace.git import checkout_root
 
 LONGEST_WAIT_S = 900.0
+_REVOKE_TIMEOUT_S = 5.0
 _SHORTEST_INTERVAL_S, _LONGEST_INTERVAL_S, _SLOWER_BY_S = 1.0, 30.0, 5.0
 # The connection may drop for a moment during the minutes that a confirmation takes.
 _FAILURES_IN_A_ROW = 3
+_ENDINGS = {
+    "expired_token": ("The login was not confirmed in time.", "run `osmosis login` again"),
+    "access_denied": (
+        "The login was declined in the browser.",
+        "run `osmosis login` again if that was a mistake",
+    ),
+}
 LoginSource = Literal["token", "device", "saved"]
 
 
@@ -58,15 +74,8 @@ LoginSource = Literal["token", "device", "saved"]
 class Account:
     """The account that the platform reports for a token.
 
-    Args:
-        credentials: the token that was checked.
-        directory: the directory that selects the platform; None if the environment or the default does.
-        user: the token's owner.
-        expires_at: when the token expires; None if unknown.
-        token_id: the platform's id of the token.
-        saved_in: where a login for this platform is saved, even if it is not in use; None if there is none.
-        workspace: the current repository's workspace.
-        workspaces: all workspaces of the user; None if the platform did not return them.
+    ``directory`` is the one that selects the platform. ``saved_in`` is where a login for this platform is saved, even
+    if it is not in use. ``workspaces`` is None if the platform did not return them.
     """
 
     credentials: Credentials
@@ -76,7 +85,7 @@ class Account:
     token_id: str | None
     saved_in: TokenStoreKind | None
     workspace: WorkspaceMembership | None
-    workspaces: tuple[Workspace, ...] | None
+    workspaces: list[Workspace] | None
 
     def data(self) -> dict[str, Any]:
         facts: dict[str, Any] = {
@@ -99,57 +108,51 @@ class Account:
         }
 
 
-def whoami(
-    start: Path | None = None, store: CredentialStore | None = None, *, warn: Warn = log_warning
-) -> Account:
-    """Return the account and workspace that the platform reports for the current login.
-
-    Args:
-        start: a directory in the repository (default: the current directory).
-
-    Raises:
-        OsmosisError: ``AUTH_REQUIRED`` if you are not logged in or the token is no longer valid.
-        PlatformError: the request failed.
-    """
-    store = store or CredentialStore()
-    credentials = require_credentials(store)
-    checkout = find_checkout_if_any(start)
+def whoami(*, warn: Warn = log_warning) -> Account:
+    """Return the account and workspace that the platform reports for the current login."""
+    credentials = require_credentials()
+    saved_in = None if credentials.source == "environment" else credentials.source
+    if credentials.source == "environment":
+        with suppress(OsmosisError):
+            saved = {login.platform_url: login.token_store for login in CredentialStore().all()}
+            saved_in = saved.get(credentials.platform_url)
+    checkout = find_checkout_if_any()
     identity = checkout.git.identity if checkout else None
     with connect(credentials, git_identity=identity, warn=warn) as client:
         verified = verify_with_workspace(client)
-        workspaces = _workspaces_of(client)
+        try:
+            workspaces = list_memberships(client)
+        except PlatformError:
+            workspaces = None
     return Account(
         credentials=credentials,
         directory=active_platform().directory,
         user=known_user(verified.user),
         expires_at=verified.expires_at or credentials.expires_at,
         token_id=verified.token_id or credentials.token_id,
-        saved_in=_saved_in(store, credentials),
+        saved_in=saved_in,
         workspace=verified.workspace,
         workspaces=workspaces,
     )
 
 
 def verify_with_workspace(client: PlatformClient) -> Verification:
-    """Return the owner of the client's token; without a workspace if the platform refuses the repository.
-
-    Raises:
-        PlatformError: the token is invalid, or the request failed.
-    """
+    """Return the owner of the client's token; without a workspace if the platform refuses the repository."""
     try:
         return client.verify()
     except PlatformError as error:
         if not error.refuses_git_scope:
             raise
-        return client.get(routes.VERIFY, model=Verification, git="never")
+        return client.get("/api/cli/verify", model=Verification, git="never")
+
+
+def list_memberships(client: PlatformClient) -> list[Workspace]:
+    """Return every workspace of the user; needs no repository."""
+    return client.get("/api/cli/workspaces", model=WorkspaceList, git="never").workspaces
 
 
 def known_user(user: User | None) -> User:
-    """Return the user of a reply.
-
-    Raises:
-        PlatformError: the reply names no user.
-    """
+    """Return the user of a reply; raise PlatformError if there is none."""
     if user is None or not user.id or not user.email:
         raise PlatformError("the platform does not say whose token this is.")
     return user
@@ -163,24 +166,7 @@ def iso(moment: datetime | None) -> str | None:
 
 
 def _membership(workspace: Workspace | WorkspaceMembership) -> dict[str, Any]:
-    return {"id": workspace.id, "name": workspace.name, "role": workspace.role}
-
-
-def _workspaces_of(client: PlatformClient) -> tuple[Workspace, ...] | None:
-    try:
-        return tuple(client.workspaces.list().workspaces)
-    except PlatformError:
-        return None
-
-
-def _saved_in(store: CredentialStore, credentials: Credentials) -> TokenStoreKind | None:
-    if credentials.source != "environment":
-        return credentials.source
-    try:
-        saved = {login.platform_url: login.token_store for login in store.all()}
-    except OsmosisError:
-        return None
-    return saved.get(credentials.platform_url)
+    return workspace.model_dump(include={"id", "name", "role"})
 
 
 class Time(Protocol):
@@ -199,21 +185,17 @@ def minutes_to_confirm(authorization: DeviceAuthorization) -> int:
 def await_token(
     client: PlatformClient, authorization: DeviceAuthorization, clock: Time = time
 ) -> IssuedToken:
-    """Poll for the token, as often as the platform allows, until the user has decided.
-
-    Raises:
-        OsmosisError: ``AUTH_REQUIRED`` if the user declined or did not confirm in time.
-        PlatformError: the platform failed several times in a row.
-    """
+    """Poll for the token, as often as the platform allows, until the user has decided."""
     deadline = clock.monotonic() + _wait_s(authorization)
     interval = min(max(authorization.interval, _SHORTEST_INTERVAL_S), _LONGEST_INTERVAL_S)
     failures = 0
     while True:
         try:
-            answer = client.auth.poll_device_token(authorization.device_code)
+            answer = poll_device_token(client, authorization.device_code)
         except PlatformError as error:
             failures += 1
-            if failures >= _FAILURES_IN_A_ROW or not _may_pass(error):
+            may_pass = error.status is None or error.status == 429 or error.status >= 500
+            if failures >= _FAILURES_IN_A_ROW or not may_pass:
                 raise
         else:
             failures = 0
@@ -223,11 +205,8 @@ def await_token(
                 interval = min(interval + _SLOWER_BY_S, _LONGEST_INTERVAL_S)
         remaining = deadline - clock.monotonic()
         if remaining <= 0:
-            raise OsmosisError(
-                "The login was not confirmed in time.",
-                code="AUTH_REQUIRED",
-                hint="run `osmosis login` again",
-            )
+            message, hint = _ENDINGS["expired_token"]
+            raise OsmosisError(message, code="AUTH_REQUIRED", hint=hint)
         clock.sleep(min(interval, remaining))
 
 
@@ -235,18 +214,40 @@ def _wait_s(authorization: DeviceAuthorization) -> float:
     return max(0.0, min(LONGEST_WAIT_S, authorization.expires_in))
 
 
-def _may_pass(error: PlatformError) -> bool:
-    return error.status is None or error.status == 429 or error.status >= 500
+def authorize_device(client: PlatformClient, device_name: str) -> DeviceAuthorization:
+    """Start a login and return the code that the user confirms in a browser."""
+    request = DeviceAuthorizeRequest(deviceName=device_name)
+    path = "/api/cli/device/authorize"
+    return client.post(path, request, model=DeviceAuthorization, git="never", anonymous=True)
+
+
+def poll_device_token(
+    client: PlatformClient, device_code: str
+) -> IssuedToken | Literal["authorization_pending", "slow_down"]:
+    """Return the token once the user has confirmed; until then, how to continue polling."""
+    client.hide([device_code])
+    request = DeviceTokenRequest(device_code=device_code)
+    try:
+        issued = client.post("/api/cli/device/token", request, model=IssuedToken, git="never", anonymous=True)
+    except PlatformError as error:
+        said = error.body.get("error")
+        if said == "authorization_pending":
+            return "authorization_pending"
+        if said == "slow_down":
+            return "slow_down"
+        if said in _ENDINGS:
+            message, hint = _ENDINGS[said]
+            raise PlatformError(
+                message, status=error.status, code="AUTH_REQUIRED", details=error.details, hint=hint
+            ) from None
+        raise
+    client.hide([issued.token])
+    return issued
 
 
 @dataclass(frozen=True)
 class Login:
-    """A saved login that the platform has verified.
-
-    Args:
-        credentials: the login; its ``source`` is where the token is stored.
-        source: how it was obtained; ``saved`` for an existing login.
-    """
+    """A saved login that the platform has verified; ``source`` is how it was obtained."""
 
     credentials: Credentials
     user: User
@@ -267,14 +268,10 @@ class Login:
         }
 
 
-def saved_login(store: CredentialStore | None = None, *, warn: Warn = log_warning) -> Login | None:
-    """Return the login saved for the active platform if the platform still accepts it.
-
-    Raises:
-        PlatformError: the request failed.
-    """
+def saved_login(*, warn: Warn) -> Login | None:
+    """Return the login saved for the active platform if the platform still accepts it."""
     try:
-        credentials = (store or CredentialStore()).load(active_platform().url)
+        credentials = CredentialStore().load(active_platform().url)
     except OsmosisError:
         return None
     if credentials is None or credentials.is_expired():
@@ -288,19 +285,13 @@ def saved_login(store: CredentialStore | None = None, *, warn: Warn = log_warnin
         return None
 
 
-def login_with_token(token: str, store: CredentialStore | None = None, *, warn: Warn = log_warning) -> Login:
-    """Log in to the active platform with an existing token.
+def login_with_token(token: str, *, warn: Warn = log_warning) -> Login:
+    """Log in to the active platform with an existing token; ``OSMOSIS_TOKEN`` is ignored.
 
-    Args:
-        token: the token to save; ``OSMOSIS_TOKEN`` is ignored.
-        store: where logins are saved.
-        warn: receives warnings.
-
-    Raises:
-        OsmosisError: the platform rejects the token, or it cannot be saved. The previous login is then unchanged.
+    The previous login stays if the platform rejects the token, or if it cannot be saved.
     """
-    store, platform_url = store or CredentialStore(), active_platform().url
-    _require_place_for_token(store)
+    store, platform_url = CredentialStore(warn), active_platform().url
+    store.require_usable()
     with _client(platform_url, token, warn) as client:
         verified = client.verify()
     if not verified.valid:
@@ -309,22 +300,14 @@ def login_with_token(token: str, store: CredentialStore | None = None, *, warn: 
 
 
 def use_in_this_directory(platform_url: str) -> Path:
-    """Select a platform for this checkout, or for the current directory outside Git, and return the directory.
-
-    Raises:
-        OsmosisError: the selection cannot be saved.
-    """
+    """Select a platform for this checkout, or for the current directory outside Git, and return the directory."""
     directory = checkout_root(Path.cwd()) or Path.cwd()
     record_platform(directory, platform_url)
     return directory
 
 
 def require_device_login() -> None:
-    """Refuse a device login that a token in the environment would override.
-
-    Raises:
-        ConflictError: ``OSMOSIS_TOKEN`` is set.
-    """
+    """Refuse a device login that a token in the environment would override."""
     if os.environ.get(TOKEN_ENV, "").strip():
         raise ConflictError(
             f"{TOKEN_ENV} is set and would be used instead of a new login.",
@@ -333,30 +316,17 @@ def require_device_login() -> None:
 
 
 def login_with_device(
-    announce: Callable[[DeviceAuthorization], None],
-    store: CredentialStore | None = None,
-    *,
-    warn: Warn = log_warning,
-    clock: Time = time,
+    announce: Callable[[DeviceAuthorization], None], *, warn: Warn = log_warning, clock: Time = time
 ) -> Login:
     """Log in to the active platform with a code that the user confirms in a browser.
 
-    Args:
-        announce: shows the user the code and the page.
-        store: where logins are saved.
-        warn: receives warnings.
-        clock: times the polls.
-
-    Raises:
-        ConflictError: ``OSMOSIS_TOKEN`` is set.
-        OsmosisError: ``AUTH_REQUIRED`` if the user declined or did not confirm in time;
-            ``TOKEN_REVOKE_FAILED`` if the new token could be neither saved nor revoked.
+    ``announce`` shows the user the code and the page.
     """
     require_device_login()
-    store, platform_url = store or CredentialStore(), active_platform().url
-    _require_place_for_token(store)
+    store, platform_url = CredentialStore(warn), active_platform().url
+    store.require_usable()
     with _client(platform_url, None, warn) as client:
-        authorization = client.auth.authorize_device(socket.gethostname().strip() or "Unknown")
+        authorization = authorize_device(client, socket.gethostname().strip() or "Unknown")
         announce(authorization)
         issued = await_token(client, authorization, clock)
     return _keep(store, _credentials(platform_url, issued.token, issued), "device", warn)
@@ -364,45 +334,39 @@ def login_with_device(
 
 def _keep(store: CredentialStore, new: Credentials, source: Literal["token", "device"], warn: Warn) -> Login:
     """Save a verified login and revoke the token it replaces."""
-    former, unreadable = _former_login(store, new.platform_url)
+    former = unreadable = None
+    try:
+        former = store.load(new.platform_url)
+    except OsmosisError as error:
+        # If the whole file is unreadable, saving the new login reports it and moves it aside.
+        if error.code in ("TOKEN_NOT_FOUND", "KEYRING_UNAVAILABLE"):
+            unreadable = error.message
     try:
         kept_in = store.save(new)
     except BaseException as error:  # Ctrl-C too: a token that was not saved must not stay valid
         if source == "device":
             _take_back(new, error, warn)
         raise
-    pass_on_warnings(store, warn)
-    if kept_in == "file" and not _expects_file(former):
+    expects_file = token_store_setting() == "file" or (former is not None and former.source == "file")
+    if kept_in == "file" and not expects_file:
         warn(
             f"there is no working keyring here: the token is kept in {store.path}, which only you can read.",
             "KEYRING_UNAVAILABLE",
         )
     if unreadable is not None:
-        warn(f"the former token was not revoked: {unreadable.message}", "TOKEN_NOT_FOUND")
-    if former is not None and not former.is_expired() and not _is_same_token(former, new):
+        warn(f"the former token was not revoked: {unreadable}", "TOKEN_NOT_FOUND")
+    is_same = former is not None and (
+        former.token == new.token or (former.token_id is not None and former.token_id == new.token_id)
+    )
+    if former is not None and not former.is_expired() and not is_same:
         reason = revoke(former)
         if reason is not None:
             warn(f"the former token could not be revoked: {reason}", "TOKEN_REVOKE_FAILED")
     return Login(replace(new, source=kept_in), known_user(new.user), source)
 
 
-def _former_login(
-    store: CredentialStore, platform_url: str
-) -> tuple[Credentials | None, OsmosisError | None]:
-    """Return the saved login, and the error if its token cannot be read."""
-    try:
-        return store.load(platform_url), None
-    except OsmosisError as error:
-        # If the whole file is unreadable, saving the new login reports it and moves it aside.
-        return None, error if error.code in ("TOKEN_NOT_FOUND", "KEYRING_UNAVAILABLE") else None
-
-
 def _take_back(new: Credentials, error: BaseException, warn: Warn) -> None:
-    """Revoke a token that could not be saved.
-
-    Raises:
-        OsmosisError: ``TOKEN_REVOKE_FAILED``, which reports both failures.
-    """
+    """Revoke a token that could not be saved; raise TOKEN_REVOKE_FAILED, with both failures, if that fails, too."""
     reason = revoke(new)
     if reason is None:
         return
@@ -416,28 +380,6 @@ def _take_back(new: Credentials, error: BaseException, warn: Warn) -> None:
     warn(f"the new token was not saved and could not be revoked: {reason}", "TOKEN_REVOKE_FAILED")
 
 
-def _require_place_for_token(store: CredentialStore) -> None:
-    """Fail before the user confirms anything if the only permitted token storage is missing."""
-    if _token_store_setting() != "keyring":
-        return
-    try:
-        keychain.read("probe")
-    except keychain.KeyringUnavailable as error:
-        raise OsmosisError(
-            f"there is no working keyring, and {TOKEN_STORE_ENV}=keyring allows nothing else: {error}.",
-            code="KEYRING_UNAVAILABLE",
-            hint=f"set {TOKEN_ENV}, or {TOKEN_STORE_ENV}=file to keep the token in {store.path}",
-        ) from None
-
-
-def _expects_file(former: Credentials | None) -> bool:
-    return _token_store_setting() == "file" or (former is not None and former.source == "file")
-
-
-def _token_store_setting() -> str:
-    return os.environ.get(TOKEN_STORE_ENV, "").strip().lower()
-
-
 def _credentials(platform_url: str, token: str, said: Verification | IssuedToken) -> Credentials:
     now = datetime.now(timezone.utc).replace(microsecond=0)
     credentials = Credentials(
@@ -448,7 +390,7 @@ def _credentials(platform_url: str, token: str, said: Verification | IssuedToken
         token_id=said.token_id or None,
         expires_at=said.expires_at or now + DEFAULT_LIFETIME,
     )
-    if credentials.is_expired(now):
+    if credentials.is_expired():
         raise OsmosisError(
             f"The token expired at {iso(credentials.expires_at)}, by the clock of this machine.",
             code="AUTH_REQUIRED",
@@ -457,24 +399,17 @@ def _credentials(platform_url: str, token: str, said: Verification | IssuedToken
     return credentials
 
 
-def _is_same_token(one: Credentials, other: Credentials) -> bool:
-    return one.token == other.token or (one.token_id is not None and one.token_id == other.token_id)
-
-
 def _client(platform_url: str, token: str | None, warn: Warn) -> PlatformClient:
     keep_retries_off_stdout()
-    return PlatformClient(platform_url, token, on_warning=lambda warning: warn(warning.message, warning.code))
+    return PlatformClient(platform_url, token, on_warning=warn)
 
 
 @dataclass(frozen=True)
 class LogoutPlan:
     """What logging out would remove.
 
-    Args:
-        platforms: the platforms whose saved login is removed.
-        directories: the directories that stop using the platform.
-        damaged: whether the saved logins are unreadable and will be moved aside.
-        env_token_set: whether ``OSMOSIS_TOKEN`` still logs you in afterwards.
+    ``damaged`` saved logins are unreadable and are moved aside. With ``env_token_set``, ``OSMOSIS_TOKEN`` still logs
+    you in afterwards.
     """
 
     platform_url: str
@@ -502,16 +437,12 @@ class LogoutPlan:
         }
 
 
-def plan_logout(store: CredentialStore | None = None, *, everywhere: bool = False) -> LogoutPlan:
-    """Return what logging out of the active platform, or ``everywhere``, would remove.
-
-    Raises:
-        OsmosisError: ``CREDENTIALS_UNAVAILABLE`` if the saved logins cannot be read.
-    """
+def plan_logout(*, everywhere: bool = False) -> LogoutPlan:
+    """Return what logging out of the active platform, or ``everywhere``, would remove."""
     platform_url, damaged = active_platform().url, False
     saved: list[str] = []
     try:
-        saved = [login.platform_url for login in (store or CredentialStore()).all()]
+        saved = [login.platform_url for login in CredentialStore().all()]
     except OsmosisError as error:
         if error.code not in ("CREDENTIALS_PARSE_FAILED", "CREDENTIALS_VERSION_CHANGED"):
             raise
@@ -525,13 +456,9 @@ def plan_logout(store: CredentialStore | None = None, *, everywhere: bool = Fals
     )
 
 
-def logout(plan: LogoutPlan, store: CredentialStore | None = None, *, warn: Warn = log_warning) -> bool:
-    """Revoke and remove the logins of ``plan``, and return whether every token was revoked.
-
-    Raises:
-        OsmosisError: ``CREDENTIALS_UNAVAILABLE`` if the saved logins cannot be changed.
-    """
-    store = store or CredentialStore()
+def logout(plan: LogoutPlan, *, warn: Warn = log_warning) -> bool:
+    """Revoke and remove the logins of ``plan``, and return whether every token was revoked."""
+    store = CredentialStore(warn)
     revoked = []
     for url in plan.platforms:
         revoked.append(_revoke_saved(store, url, warn))
@@ -539,7 +466,6 @@ def logout(plan: LogoutPlan, store: CredentialStore | None = None, *, warn: Warn
     if plan.damaged:
         store.delete(plan.platform_url)
     forget_directories(plan.directories)
-    pass_on_warnings(store, warn)
     return bool(revoked) and all(revoked)
 
 
@@ -560,18 +486,11 @@ def _revoke_saved(store: CredentialStore, platform_url: str, warn: Warn) -> bool
 def revoke(credentials: Credentials) -> str | None:
     """Revoke a token; return why that failed. A token that is no longer valid counts as revoked."""
     try:
-        with connect(credentials, timeout_s=REVOKE_TIMEOUT_S) as client:
+        with connect(credentials, timeout_s=_REVOKE_TIMEOUT_S) as client:
             token_id = credentials.token_id or client.verify().token_id
             if token_id is None:
                 return f"{credentials.platform_url} does not say its id."
-            client.auth.revoke(token_id)
+            client.delete(f"/api/cli/tokens/{segment(token_id)}", git="never")
     except OsmosisError as error:
         return None if error.code == "AUTH_REQUIRED" else error.message
     return None
-
-
-def pass_on_warnings(store: CredentialStore, warn: Warn) -> None:
-    """Pass on each warning that ``store`` has collected, once."""
-    for warning in store.warnings:
-        warn(warning.message, warning.code)
-    store.warnings.clear()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from osmosis_ai.api import routes
 from osmosis_ai.api.capabilities import Capability
+from osmosis_ai.api.client import PlatformClient, segment
 from osmosis_ai.api.models.benchmarks import (
     BenchmarkDetail,
     BenchmarkList,
@@ -21,6 +21,7 @@ from osmosis_ai.api.models.benchmarks import (
 from osmosis_ai.config.benchmark import BenchmarkConfig
 from osmosis_ai.redaction import exposure_warnings
 from osmosis_ai.services.capabilities import require_offered
+from osmosis_ai.services.context import PlatformContext
 from osmosis_ai.services.listing import Listing, fetch_listing
 from osmosis_ai.services.runs.finite import jsonable
 from osmosis_ai.services.runs.secrets import (
@@ -32,10 +33,8 @@ from osmosis_ai.services.runs.secrets import (
 )
 from osmosis_ai.workspace.config_files import load_benchmark_config
 
-if TYPE_CHECKING:
-    from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.services.context import PlatformContext
-
+_BENCHMARKS = "/api/cli/benchmarks"
+_RUNS = "/api/cli/benchmark-runs"
 ENDED = ("finished", "failed", "stopped")
 
 
@@ -58,16 +57,13 @@ class PreparedBenchmarkRun:
 
 def list_benchmarks(client: PlatformClient, *, limit: int, everything: bool) -> Listing[ListedBenchmark]:
     """Return the catalog; arguments as in ``fetch_listing``."""
-
-    def fetch(size: int, offset: int) -> BenchmarkList:
-        return client.get(routes.BENCHMARKS, model=BenchmarkList, params={"limit": size, "offset": offset})
-
-    return fetch_listing(fetch, lambda page: page.benchmarks, limit=limit, everything=everything)
+    pages = client.pages(_BENCHMARKS, BenchmarkList)
+    return fetch_listing(pages, lambda page: page.benchmarks, limit=limit, everything=everything)
 
 
 def describe_benchmark(client: PlatformClient, key: str, *, limit: int, everything: bool) -> dict[str, Any]:
     """Return a benchmark by key, name or id, with the workspace's runs on it, as the JSON output shows it."""
-    detail = client.get(routes.benchmark(key), model=BenchmarkDetail)
+    detail = client.get(f"{_BENCHMARKS}/{segment(key)}", model=BenchmarkDetail)
     runs = list_runs(client, benchmark=detail.benchmark.id, limit=limit, everything=everything)
     return {
         **jsonable(detail.model_dump(mode="json")),
@@ -82,17 +78,13 @@ def list_runs(
     client: PlatformClient, *, limit: int, everything: bool, benchmark: str | None = None
 ) -> Listing[BenchmarkRun]:
     """Return the workspace's runs, optionally of one benchmark (its id)."""
-
-    def fetch(size: int, offset: int) -> BenchmarkRunList:
-        params = {"limit": size, "offset": offset, "benchmark": benchmark}
-        return client.get(routes.BENCHMARK_RUNS, model=BenchmarkRunList, params=params)
-
-    return fetch_listing(fetch, lambda page: page.benchmark_runs, limit=limit, everything=everything)
+    pages = client.pages(_RUNS, BenchmarkRunList, benchmark=benchmark)
+    return fetch_listing(pages, lambda page: page.benchmark_runs, limit=limit, everything=everything)
 
 
 def get_run(client: PlatformClient, name_or_id: str) -> BenchmarkRunDetail:
     """Return one run."""
-    return client.get(routes.run(routes.BENCHMARK_RUNS, name_or_id), model=BenchmarkRunDetail)
+    return client.get(f"{_RUNS}/{segment(name_or_id)}", model=BenchmarkRunDetail)
 
 
 def describe_run(client: PlatformClient, name_or_id: str) -> dict[str, Any]:
@@ -113,16 +105,7 @@ def listed_run(run: BenchmarkRun) -> dict[str, Any]:
 def prepare_run(
     context: PlatformContext, path: Path, secret_values: Mapping[str, str]
 ) -> PreparedBenchmarkRun:
-    """Check everything that a submit needs.
-
-    Args:
-        path: a file of ``configs/benchmark/``.
-        secret_values: values for names of `[secrets].required`, for this run only.
-
-    Raises:
-        PlatformError: ``NOT_OFFERED`` if the platform has no benchmarks.
-        OsmosisError: the config is invalid, or a secret is missing.
-    """
+    """Check everything that a submit needs; ``secret_values`` are for names of `[secrets].required`."""
     config = load_benchmark_config(path, context.workspace)
     names = config.secrets.required
     supplied = supplied_values(names, secret_values)
@@ -137,7 +120,7 @@ def prepare_run(
 def submit_run(client: PlatformClient, body: Mapping[str, Any]) -> SubmittedBenchmarkRun:
     """Submit a run; the request is never retried."""
     with explaining_failures("osmosis benchmark runs list"):
-        return client.post(routes.BENCHMARK_RUNS, body, model=SubmittedBenchmarkRun)
+        return client.post(_RUNS, body, model=SubmittedBenchmarkRun)
 
 
 def _run_item(run: BenchmarkRun) -> dict[str, Any]:

@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
+from osmosis_ai.api.capabilities import Capability
+from osmosis_ai.api.client import PlatformClient
 from osmosis_ai.api.http_errors import unsupported
-
-if TYPE_CHECKING:
-    from osmosis_ai.api.capabilities import Capability
-    from osmosis_ai.api.client import PlatformClient
 
 
 def require_offered(client: PlatformClient, capability: Capability) -> None:
-    """Raise an error unless the platform offers a capability.
+    """Raise a PlatformError, with the platform code ``NOT_OFFERED``, unless the platform offers a capability.
 
     Every reply of a platform lists its capabilities. After another call of the same client this check is free; as the
     first call it sends `verify`. So look up the command's object first, then check the capability, then ask the user or
-    send anything large:
+    send anything large.
 
-    >>> run = client.eval_runs.get(name)                          # doctest: +SKIP
-    >>> require_offered(client, Capability.EVAL_RETRIES)          # doctest: +SKIP
-
-    To add a capability, add a member to :class:`~osmosis_ai.api.capabilities.Capability`. Our platform offers it unless
-    ``OFFERED`` in ``platform/http/middleware.py`` excludes it.
-
-    Raises:
-        PlatformError: with the platform code ``NOT_OFFERED`` if the platform lacks the capability, or if the request
-            failed.
+    To add a capability, add a member to :class:`~osmosis_ai.api.capabilities.Capability`, and to ``OFFERED`` in
+    ``platform/http/middleware.py`` once our platform has its routes.
     """
     if client.offers is None:
         client.verify()

@@ -14,25 +14,41 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from osmosis_ai._version import __version__
+from osmosis_ai.config.sections import EvaluationSettings, Experiment
+from osmosis_ai.config.toml_text import config_text
+from osmosis_ai.datasets import Selection, file_digest
 from osmosis_ai.errors import MissingExtraError, OsmosisError
+from osmosis_ai.evaluation.agent_loop.eval_run import (
+    ClassicResults,
+    ImportedAgent,
+    LoopDataset,
+    imported_files,
+    require_tools,
+    require_writable_results,
+    rows_json,
+    summarize_runs,
+    write_results,
+)
 from osmosis_ai.evaluation.agent_loop.inputs import (
     DEFAULT_MAX_TURNS,
     MAX_TOKENS_TOTAL,
     DatasetReader,
     build_completion_params,
 )
-from osmosis_ai.evaluation.spec import EvalRunOptions
+from osmosis_ai.evaluation.agent_loop.llm_client import choose_model, open_endpoint
+from osmosis_ai.evaluation.hooks import RunHooks, RunSummary
+from osmosis_ai.evaluation.runner import EvalRunner
+from osmosis_ai.evaluation.spec import EvalRunOptions, EvalRunSpec
+from osmosis_ai.llm.prices import price_of
+from osmosis_ai.redaction import Redactor
+from osmosis_ai.rollout.cli_utils import load_agent_loop
+from osmosis_ai.rollout.core.base import RolloutAgentLoop
+from osmosis_ai.rollout.eval_functions import EvalFnWrapper, load_eval_fns
+from osmosis_ai.rollout.hosting import HostedLoopSettings
 from osmosis_ai.workspace.layout import WorkspaceDirectory
-
-if TYPE_CHECKING:
-    from osmosis_ai.datasets import Selection
-    from osmosis_ai.evaluation.agent_loop.eval_run import ClassicResults, ImportedAgent, LoopDataset
-    from osmosis_ai.evaluation.hooks import RunHooks, RunSummary
-    from osmosis_ai.evaluation.spec import EvalRunSpec
-    from osmosis_ai.rollout.core.base import RolloutAgentLoop
-    from osmosis_ai.rollout.eval_functions import EvalFnWrapper
 
 EVAL_FN_TIMEOUT_S = 600.0
 """Default time limit of an attempt's eval functions, in seconds; the user's limit replaces it."""
@@ -43,23 +59,16 @@ class ClassicEvalRequest:
     """The valid options of an evaluation.
 
     Attributes:
-        module: ``module:attribute`` of the agent.
-        dataset: a ``.json``, ``.jsonl`` or ``.parquet`` file.
-        eval_fns: ``module:function`` each.
+        module, eval_fns: ``module:attribute`` each.
         n: attempts per row.
         batch_size: attempts at once.
         temperature, max_tokens: passed to the agent in ``request.completion_params``.
         base_url: an OpenAI-compatible endpoint; the model's name is passed to it unchanged.
-        limit, offset: which rows.
-        output: the results file.
         debug: write the agent's events to files.
         ks: further k to estimate pass@k for.
         timeout_s: time limit of an attempt, and again of its eval functions, in seconds.
         probe: send the model one request before the first attempt.
         options: how to run it, such as its name, servers, seed and budget.
-
-    Raises:
-        OsmosisError: the message names the first invalid option.
     """
 
     module: str
@@ -160,25 +169,7 @@ class PreparedClassicEval:
 
 
 def prepare_classic_eval(request: ClassicEvalRequest) -> PreparedClassicEval:
-    """Find and check everything that a run needs, without starting anything.
-
-    Raises:
-        OsmosisError: a part is missing or invalid; the error says which and how to fix it.
-    """
-    from osmosis_ai.config.sections import EvaluationSettings, Experiment
-    from osmosis_ai.evaluation.agent_loop.eval_run import (
-        ImportedAgent,
-        imported_files,
-        require_tools,
-        require_writable_results,
-    )
-    from osmosis_ai.evaluation.agent_loop.llm_client import choose_model
-    from osmosis_ai.evaluation.spec import EvalRunSpec
-    from osmosis_ai.llm.prices import price_of
-    from osmosis_ai.rollout.cli_utils import load_agent_loop
-    from osmosis_ai.rollout.eval_functions import load_eval_fns
-    from osmosis_ai.rollout.hosting import HostedLoopSettings
-
+    """Find and check everything that a run needs, without starting anything."""
     missing = next((name for name in ("fastapi", "uvicorn") if find_spec(name) is None), None)
     if missing is not None:
         raise MissingExtraError("server", missing)
@@ -243,18 +234,7 @@ def prepare_classic_eval(request: ClassicEvalRequest) -> PreparedClassicEval:
 
 
 async def run_classic_eval(prepared: PreparedClassicEval, hooks: RunHooks) -> ClassicResults:
-    """Run or resume a prepared evaluation and write the results file.
-
-    Raises:
-        OsmosisError: the run could not start or resume, or the results could not be written.
-    """
-    from osmosis_ai._version import __version__
-    from osmosis_ai.config.toml_text import config_text
-    from osmosis_ai.evaluation.agent_loop.eval_run import rows_json, summarize_runs, write_results
-    from osmosis_ai.evaluation.agent_loop.llm_client import open_endpoint
-    from osmosis_ai.evaluation.runner import EvalRunner
-    from osmosis_ai.redaction import Redactor
-
+    """Run or resume a prepared evaluation and write the results file."""
     request, workspace = prepared.request, prepared.workspace
     try:
         workspace.create_state_dir()
@@ -323,9 +303,6 @@ def _user_code() -> Iterator[None]:
 
 
 def _select_rows(request: ClassicEvalRequest) -> tuple[LoopDataset, Selection]:
-    from osmosis_ai.datasets import Selection, file_digest
-    from osmosis_ai.evaluation.agent_loop.eval_run import LoopDataset
-
     reader = DatasetReader(request.dataset)
     total, start = len(reader), request.offset
     stop = total if request.limit is None else min(total, start + request.limit)

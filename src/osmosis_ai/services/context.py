@@ -62,20 +62,13 @@ class PlatformContext:
         return self.checkout.workspace
 
     def resource(self) -> dict[str, Any]:
-        """Return the keys that every result about a workspace contains."""
         return self.checkout.resource()
 
 
 def find_checkout(start: Path | None = None, *, require_scaffold: bool = True) -> Checkout:
-    """Return the checkout that contains ``start``.
+    """Return the checkout that contains ``start``, a directory or file (default: the current directory).
 
-    Args:
-        start: a directory or file (default: the current directory).
-        require_scaffold: whether the directories of a workspace must exist.
-
-    Raises:
-        WorkspaceRequiredError: outside a Git work tree.
-        OsmosisError: directories or `origin` are missing, or `origin` does not name a repository.
+    ``require_scaffold`` is whether the directories of a workspace must exist.
     """
     workspace = find_workspace(start, require_scaffold=require_scaffold)
     origin = read_origin(workspace.root)
@@ -100,16 +93,7 @@ def find_checkout_if_any(start: Path | None = None) -> Checkout | None:
 def open_context(
     start: Path | None = None, *, require_scaffold: bool = True, warn: Warn = log_warning
 ) -> Iterator[PlatformContext]:
-    """Check a workspace command's prerequisites and open a connection while it runs.
-
-    Args:
-        start: a directory or file of the workspace directory (default: the current directory).
-        require_scaffold: whether the directories of a workspace must exist.
-        warn: receives the platform's warnings about this version.
-
-    Raises:
-        OsmosisError: as :func:`find_checkout`; ``AUTH_REQUIRED`` or a similar code without a login.
-    """
+    """Check a workspace command's prerequisites, as :func:`find_checkout`, and open a connection while it runs."""
     checkout = find_checkout(start, require_scaffold=require_scaffold)
     credentials = require_credentials()
     with open_client(checkout, credentials, warn=warn) as client:
@@ -122,13 +106,7 @@ def open_client(
 ) -> Iterator[PlatformClient]:
     """Open a connection to the platform and add hints to its errors.
 
-    Args:
-        checkout: names the repository in requests; None for commands that also work outside one.
-        credentials: the login (default: the saved one or the environment's).
-        warn: receives the platform's warnings about this version.
-
-    Raises:
-        OsmosisError: ``AUTH_REQUIRED`` or a similar code without a login.
+    Without a ``checkout``, requests name no repository. The login is the saved one or the environment's by default.
     """
     credentials = credentials or require_credentials()
     identity = None if checkout is None else checkout.git.identity
@@ -136,18 +114,17 @@ def open_client(
         try:
             yield client
         except PlatformError as error:
+            # Errors of our own platform already have a suggestion.
+            suggests = error.hint is not None or any(
+                words in error.message for words in ("did you mean", "see `osmosis ")
+            )
             if checkout is not None and error.platform_code in NOT_CONNECTED_CODES:
                 error.hint = connect_hint(checkout.git, credentials.platform_url)
             elif error.platform_code == "ROUTE_NOT_FOUND":
                 error.hint = "this platform is older than the command; its operator can upgrade it"
-            elif error.status == 404 and error.path is not None and not _suggests(error):
+            elif error.status == 404 and error.path is not None and not suggests:
                 error.hint = suggestion(client, error.path)
             raise
-
-
-def _suggests(error: PlatformError) -> bool:
-    """Tell whether an error already has a suggestion, as errors of our own platform do."""
-    return error.hint is not None or "did you mean" in error.message or "see `osmosis " in error.message
 
 
 def connect(
@@ -163,7 +140,7 @@ def connect(
         credentials,
         git_identity=git_identity,
         timeout_s=timeout_s,
-        on_warning=lambda warning: warn(warning.message, warning.code),
+        on_warning=warn,
     )
 
 

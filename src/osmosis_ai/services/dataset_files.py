@@ -29,6 +29,7 @@ from osmosis_ai.datasets.readers import Record, StopReading, name_of_type, open_
 from osmosis_ai.datasets.rows import SYSTEM_COLUMN
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.files import replacing
+from osmosis_ai.workspace.layout import find_workspace
 
 MOST_PROBLEMS = 5
 PREVIEW_ROWS = 3
@@ -37,35 +38,20 @@ PREVIEW_ROWS = 3
 def validate_file(path: Path, *, progress: Callable[[int], None] | None = None) -> DatasetReport:
     """Check that the platform would accept a dataset file; needs no workspace and no login.
 
-    Args:
-        progress: receives the number of bytes read so far.
-
-    Returns:
-        The report of a valid file; it may contain warnings.
-
-    Raises:
-        OsmosisError: the file does not exist or is invalid. The message lists the first problems; the details
-            are the whole report.
+    An invalid file is an error with the first problems; its details are the whole report.
     """
     report = validate_dataset(path, progress=progress)
     if not report.valid:
-        problems = "".join(f"\n  - {error}" for error in report.errors)
         hint = (
             f"\n`osmosis dataset import {path}` maps columns of other names." if report.lacks_columns else ""
         )
-        raise OsmosisError(f"Validation failed: {path}{problems}{hint}", details=asdict(report))
+        message = f"Validation failed: {path}{_listed(report.errors)}{hint}"
+        raise OsmosisError(message, details=asdict(report))
     return report
 
 
 def check_file(path: Path, *, progress: Callable[[int], None] | None = None) -> DatasetReport:
-    """Check a file before its upload.
-
-    Args:
-        progress: receives the number of bytes read so far.
-
-    Raises:
-        OsmosisError: the file does not exist, or the platform would reject it.
-    """
+    """Check a file before its upload; ``progress`` receives the number of bytes read so far."""
     try:
         path.name.encode()
     except UnicodeEncodeError:
@@ -74,9 +60,13 @@ def check_file(path: Path, *, progress: Callable[[int], None] | None = None) -> 
         ) from None
     report = validate_dataset(path, progress=progress)
     if not report.valid:
-        problems = "".join(f"\n  - {error}" for error in report.errors)
-        raise OsmosisError(f"File validation failed:{problems}", details=asdict(report))
+        message = f"File validation failed:{_listed(report.errors)}"
+        raise OsmosisError(message, details=asdict(report))
     return report
+
+
+def _listed(problems: Sequence[str]) -> str:
+    return "".join(f"\n  - {problem}" for problem in problems)
 
 
 @dataclass(frozen=True)
@@ -107,14 +97,9 @@ class ImportPlan:
 
 @dataclass
 class ImportReport:
-    """The result of an import.
+    """The result of an import: the number of rows written and skipped, the first ``problems``, and the check of the file.
 
-    Attributes:
-        row_count: rows written.
-        skipped: rows left out because they could not be converted.
-        problems: what was wrong with the first skipped rows.
-        dataset: the validation report of the new file.
-        missing_answer: the position of the first row left out only because its answer is missing.
+    ``missing_answer`` is the position of the first row left out only because its answer is missing.
     """
 
     row_count: int = 0
@@ -125,18 +110,14 @@ class ImportReport:
 
 
 def plan_import(
-    source: Path, *, mapping: Sequence[str] = (), target: Path | None = None, skip_invalid: bool = False
+    source: Path, *, mapping: Sequence[str], target: Path | None, skip_invalid: bool
 ) -> ImportPlan:
     """Decide from its first rows how a file's columns are imported.
 
     Args:
-        source: a .jsonl, .csv, .json or .parquet file.
         mapping: ``field=column`` as typed. If empty, every field is guessed; otherwise only the required ones.
         target: the file to write (default: ``data/NAME.jsonl`` of the workspace directory, or next to the source).
         skip_invalid: skip unreadable rows instead of rejecting the file.
-
-    Raises:
-        OsmosisError: the file cannot be read, a mapping is wrong, or a required field is not found.
     """
     first_records = _first_records(source, skip_invalid=skip_invalid)
     first = first_records[0]
@@ -185,9 +166,8 @@ def _first_records(source: Path, *, skip_invalid: bool) -> list[Record]:
 def _require_fields(source: Path, mapping: ColumnMapping, first: Record, *, answered: bool) -> None:
     if "metadata" in mapping:
         return
-    missing = [name for name in ("prompt", "ground_truth") if name not in mapping]
-    if answered and "ground_truth" in missing:
-        missing.remove("ground_truth")
+    required = ("prompt",) if answered else ("prompt", "ground_truth")
+    missing = [name for name in required if name not in mapping]
     if missing:
         example = " ".join(f"--map {name}=COLUMN" for name in missing)
         raise OsmosisError(
@@ -206,7 +186,11 @@ def _preview(mapping: ColumnMapping, records: Sequence[Record]) -> Iterator[Reco
 
 def _target(source: Path, target: Path | None) -> Path:
     if target is None:
-        target = _default_directory() / f"{source.stem}.jsonl"
+        try:
+            directory = find_workspace(require_scaffold=False).data_dir
+        except OsmosisError:
+            directory = Path()
+        target = directory / f"{source.stem}.jsonl"
     elif target.is_dir():
         target = target / f"{source.stem}.jsonl"
     if target.suffix.lower() != ".jsonl":
@@ -216,21 +200,8 @@ def _target(source: Path, target: Path | None) -> Path:
     return target
 
 
-def _default_directory() -> Path:
-    from osmosis_ai.workspace.layout import find_workspace
-
-    try:
-        return find_workspace(require_scaffold=False).data_dir
-    except OsmosisError:
-        return Path()
-
-
 def check_target(target: Path, *, overwrite: bool) -> None:
-    """Refuse to replace a file unless ``overwrite`` is set.
-
-    Raises:
-        ConflictError: the target exists and ``overwrite`` is not set.
-    """
+    """Refuse to replace a file unless ``overwrite`` is set."""
     if target.exists() and not overwrite:
         raise ConflictError(f"{target} exists; `--overwrite` replaces it, `--output` names another file.")
 
@@ -238,21 +209,13 @@ def check_target(target: Path, *, overwrite: bool) -> None:
 def import_rows(
     plan: ImportPlan,
     *,
-    overwrite: bool = False,
-    skip_invalid: bool = False,
+    overwrite: bool,
+    skip_invalid: bool,
     progress: Callable[[int], None] | None = None,
 ) -> ImportReport:
     """Write the rows of a plan; the new file is written completely or not at all.
 
-    Args:
-        plan: the result of :func:`plan_import`.
-        overwrite: replace an existing file.
-        skip_invalid: skip rows that cannot be converted instead of rejecting the file.
-        progress: receives the number of bytes read so far.
-
-    Raises:
-        ConflictError: the target exists and ``overwrite`` is not set.
-        OsmosisError: the file or a row cannot be read or converted, or the target cannot be written.
+    With ``skip_invalid``, rows that cannot be converted are skipped instead of rejecting the file.
     """
     check_target(plan.target, overwrite=overwrite)
     report = ImportReport()
@@ -272,9 +235,7 @@ def import_rows(
 def _rows(
     plan: ImportPlan, report: ImportReport, *, skip_invalid: bool, progress: Callable[[int], None] | None
 ) -> Iterator[Record]:
-    problems = report.problems
-
-    last = ""
+    problems, last = report.problems, ""
 
     def add(problem: str) -> None:
         nonlocal last
@@ -291,7 +252,9 @@ def _rows(
     try:
         for number, record in reader:
             try:
-                yield map_record(plan.mapping, _object(record))
+                if not isinstance(record, dict):
+                    raise ValueError(_not_an_object(record))
+                yield map_record(plan.mapping, record)
             except ValueError as error:
                 if isinstance(error, MissingAnswerError):
                     report.missing_answer = report.missing_answer or f"{reader.unit} {number}"
@@ -305,18 +268,12 @@ def _rows(
         raise OsmosisError(_failure(plan, problems))
 
 
-def _object(record: object) -> Record:
-    if not isinstance(record, dict):
-        raise ValueError(_not_an_object(record))
-    return record
-
-
 def _not_an_object(record: object) -> str:
     return f"expected a JSON object, found {name_of_type(record)}"
 
 
 def _failure(plan: ImportPlan, problems: Sequence[str]) -> str:
-    listed = "".join(f"\n  - {problem}" for problem in problems[:MOST_PROBLEMS])
+    listed = _listed(problems[:MOST_PROBLEMS])
     more = f"\n  - ... (showing first {MOST_PROBLEMS} errors)" if len(problems) >= MOST_PROBLEMS else ""
     return f"Import failed: {plan.source}{listed}{more}\nNothing was written; `--skip-invalid` leaves such rows out."
 

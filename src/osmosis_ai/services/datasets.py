@@ -10,28 +10,48 @@ before every use, and the platform is asked each time whether the dataset has ch
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+import filelock
+
+from osmosis_ai.api.capabilities import Capability
+from osmosis_ai.api.client import PlatformClient, segment
+from osmosis_ai.api.connections import COMPLETING, REPEATING
+from osmosis_ai.api.http_errors import PlatformError
+from osmosis_ai.api.models.base import LogEntry, LogPage, WireModel
+from osmosis_ai.api.models.datasets import (
+    UPLOAD_INTENT_HEADER,
+    CompletedPart,
+    Dataset,
+    DatasetCompleteRequest,
+    DatasetCreateRequest,
+    DatasetDownload,
+    DatasetList,
+    UploadInstructions,
+)
+from osmosis_ai.api.transfer import Download, download, upload_file
+from osmosis_ai.api.upload_records import (
+    NotedIntent,
+    UnfinishedUpload,
+    find_unfinished_upload,
+    note_intent,
+    open_upload,
+)
+from osmosis_ai.datasets import DatasetReport, file_digest
 from osmosis_ai.errors import ConflictError, OsmosisError
-from osmosis_ai.files import expanded
-from osmosis_ai.services.context import Warn, log_warning
-
-if TYPE_CHECKING:
-    from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.api.http_errors import PlatformError
-    from osmosis_ai.api.models.base import LogEntry, LogPage
-    from osmosis_ai.api.models.datasets import Dataset, UploadInstructions
-    from osmosis_ai.api.transfer import BlobClient, NotedIntent, UnfinishedUpload
-    from osmosis_ai.datasets import DatasetReport
-    from osmosis_ai.services.listing import Listing
-    from osmosis_ai.services.log_following import LogFollower
+from osmosis_ai.files import cache_dir, expanded, write_json
+from osmosis_ai.services.capabilities import require_offered
+from osmosis_ai.services.context import Warn
+from osmosis_ai.services.listing import Listing, fetch_listing
+from osmosis_ai.services.log_following import LogFollower
 
 Progress = Callable[[int], None]
 OpenProgress = Callable[[int | None], AbstractContextManager[Progress]]
@@ -41,44 +61,43 @@ IN_PROGRESS = frozenset({"pending", "uploading", "processing"})
 READY = "uploaded"
 # Statuses of a store or platform for an upload that it no longer knows.
 _GONE = frozenset({400, 403, 404, 409, 410})
+_DATASETS = "/api/cli/datasets"
 _EXTENSIONS = ("jsonl", "csv", "json", "parquet")
+_COMPLETE_PARTS_TIMEOUT_S = 120.0
 _LOCK_TIMEOUT_S = 3600.0
 _KEPT_S = 7 * 86400.0
-_KEYS = (
-    "id",
-    "file_name",
-    "file_size",
-    "status",
-    "file_format",
-    "original_file_format",
-    "row_count",
-    "original_file_size",
-    "creator_name",
-    "created_at",
-    "updated_at",
+_SHOWN = frozenset(
+    {
+        *("id", "file_name", "file_size", "status", "file_format", "original_file_format", "row_count"),
+        *("original_file_size", "creator_name", "created_at", "updated_at"),
+    }
 )
 
 
 def list_datasets(client: PlatformClient, *, limit: int, everything: bool) -> Listing[Dataset]:
     """Return the workspace's datasets, newest first; arguments as in ``fetch_listing``."""
-    from osmosis_ai.services.listing import fetch_listing
+    pages = client.pages(_DATASETS, DatasetList)
+    return fetch_listing(pages, lambda page: page.datasets, limit=limit, everything=everything)
 
-    return fetch_listing(
-        lambda size, offset: client.datasets.list(limit=size, offset=offset),
-        lambda page: page.datasets,
-        limit=limit,
-        everything=everything,
-    )
+
+def get_dataset(client: PlatformClient, name_or_id: str) -> Dataset:
+    return client.get(f"{_DATASETS}/{segment(name_or_id)}", model=Dataset)
+
+
+def dataset_log(client: PlatformClient, name: str) -> Callable[[int, str | None], LogPage]:
+    """Return a function that gets one page of a dataset's validation log; see ``PlatformClient.log_pages``."""
+    return client.log_pages(f"{_DATASETS}/{segment(name)}/logs")
+
+
+def dataset_item(dataset: Dataset) -> dict[str, Any]:
+    """Return a dataset as the JSON output shows it, with ``platform_url`` only if it has a page."""
+    keys = {*_SHOWN, "platform_url"} if dataset.platform_url else {*_SHOWN}
+    return dataset.model_dump(mode="json", include=keys)
 
 
 @dataclass(frozen=True)
 class DatasetPreview:
-    """The first rows of a dataset, as far as the platform keeps them.
-
-    Attributes:
-        available: whether the platform has a preview.
-        message: why there is no preview.
-    """
+    """The first rows of a dataset, or the ``message`` why the platform has no preview."""
 
     dataset: Dataset
     rows: tuple[Any, ...]
@@ -98,12 +117,8 @@ class DatasetPreview:
 
 
 def preview_dataset(client: PlatformClient, name: str, *, rows: int) -> DatasetPreview:
-    """Return up to ``rows`` rows of a dataset. A missing preview is not an error.
-
-    Raises:
-        PlatformError: the dataset does not exist, or the request failed.
-    """
-    dataset = client.datasets.get(name)
+    """Return up to ``rows`` rows of a dataset. A missing preview is not an error."""
+    dataset = get_dataset(client, name)
     found = dataset.data_preview
     if isinstance(found, Mapping) and isinstance(found.get("rows"), list):
         found = found["rows"]
@@ -119,16 +134,29 @@ def preview_dataset(client: PlatformClient, name: str, *, rows: int) -> DatasetP
     return DatasetPreview(dataset, (), rows, available=False, message=message)
 
 
-def dataset_logs(client: PlatformClient, name: str, *, limit: int, cursor: str | None) -> LogPage:
-    """Return a page of a dataset's validation log, oldest first."""
-    return client.datasets.logs(name, limit=limit, cursor=cursor)
+def find_deletable_dataset(client: PlatformClient, name: str) -> Dataset:
+    """Return the dataset to delete; raises PlatformError if the platform does not support deletion."""
+    dataset = get_dataset(client, name)
+    require_offered(client, Capability.DELETION)
+    return dataset
 
 
-def dataset_item(dataset: Dataset) -> dict[str, Any]:
-    """Return a dataset as the JSON output shows it: every key, and ``platform_url`` if it has a page."""
-    known = dataset.model_dump(mode="json", include={*_KEYS, "platform_url"})
-    item = {key: known[key] for key in _KEYS}
-    return {**item, "platform_url": known["platform_url"]} if known["platform_url"] else item
+def delete_dataset(client: PlatformClient, dataset: Dataset) -> None:
+    """Delete a dataset permanently; runs that used it keep its name."""
+    with explain_unsure_deletion("osmosis dataset list"):
+        client.delete(f"{_DATASETS}/{segment(dataset.id)}")
+
+
+@contextmanager
+def explain_unsure_deletion(listing: str) -> Iterator[None]:
+    """Add the command ``listing`` to the error if the platform did not answer a deletion."""
+    try:
+        yield
+    except PlatformError as error:
+        if error.status is None:
+            unsure = f"it may be deleted all the same: look with `{listing}`"
+            error.hint = f"{error.hint}; {unsure}" if error.hint else unsure
+        raise
 
 
 def upload_dataset(
@@ -136,38 +164,20 @@ def upload_dataset(
     path: Path,
     report: DatasetReport,
     *,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-    warn: Warn = log_warning,
-    state_dir: Path | None = None,
-    blobs: BlobClient | None = None,
+    overwrite: bool,
+    progress: Progress,
+    warn: Warn,
 ) -> Dataset:
-    """Upload a checked file as the dataset named after it.
-
-    Args:
-        path: the file; its stem is the dataset's name.
-        report: the result of :func:`~osmosis_ai.services.dataset_files.check_file`.
-        overwrite: replace an existing dataset of this name.
-        progress: receives the number of bytes stored so far.
-        warn: receives warnings and their codes.
-        state_dir: where an upload in parts is recorded (default: the cache).
-        blobs: connections to the store; opened and closed here by default.
+    """Upload a file, checked by ``dataset_files.check_file``, as the dataset named after it.
 
     Raises:
         ConflictError: the name is taken and ``overwrite`` is not set.
         PlatformError: the platform or its store refused, or could not be reached.
         OsmosisError: the file changed during the upload.
     """
-    if state_dir is None:
-        from osmosis_ai.files import cache_dir
-
-        state_dir = cache_dir() / "uploads"
-    from osmosis_ai.api.transfer import note_intent
-    from osmosis_ai.datasets import file_digest
-
     scope = f"{client.platform_url} {client.git_identity} {path.stem}"
-    noted = note_intent(state_dir, digest=file_digest(path), scope=scope)
-    sender = _Sender(client, path, report, progress, warn, state_dir, scope, noted, blobs)
+    noted = note_intent(cache_dir() / "uploads", digest=file_digest(path), scope=scope)
+    sender = _Sender(client, path, report, progress, warn, scope, noted)
     return sender.resume() or sender.start(overwrite=overwrite)
 
 
@@ -178,27 +188,16 @@ class _Sender:
     client: PlatformClient
     path: Path
     report: DatasetReport
-    progress: Progress | None
+    progress: Progress
     warn: Warn
-    state_dir: Path
     scope: str
     noted: NotedIntent
-    blobs: BlobClient | None
-
-    @property
-    def name(self) -> str:
-        return self.path.stem
-
-    @property
-    def digest(self) -> str:
-        return self.noted.intent.sha256
 
     def resume(self) -> Dataset | None:
         """Resume an interrupted upload of the same bytes; None if there is no such upload."""
-        from osmosis_ai.api.http_errors import PlatformError
-        from osmosis_ai.api.transfer import find_unfinished_upload
-
-        unfinished = find_unfinished_upload(self.state_dir, digest=self.digest, scope=self.scope)
+        unfinished = find_unfinished_upload(
+            cache_dir() / "uploads", digest=self.noted.intent.sha256, scope=self.scope
+        )
         if unfinished is None:
             return None
         try:
@@ -211,35 +210,11 @@ class _Sender:
         return None
 
     def start(self, *, overwrite: bool) -> Dataset:
-        dataset = self._create(overwrite=overwrite)
-        if dataset.upload is None:
-            self._abort(dataset.id)
-            raise OsmosisError(
-                "the platform took the dataset's name but did not say where its bytes go.",
-                code="PLATFORM_ERROR",
-            )
-        return self._send(dataset.id, dataset.upload)
-
-    def _can_go_on(self, unfinished: UnfinishedUpload) -> bool:
-        """Tell whether the platform waits for parts, or may have received the call that completes the upload."""
-        dataset = self.client.datasets.get(unfinished.dataset_id)
-        if dataset.id != unfinished.dataset_id:
-            return False
-        was_completed = (
-            unfinished.is_acknowledged
-            and dataset.status in (*IN_PROGRESS, READY)
-            and dataset.file_size == self.report.file_size
+        request = DatasetCreateRequest(
+            file_name=self.path.stem, file_size=self.report.file_size, extension=self.report.extension
         )
-        return was_completed or dataset.status in ("pending", "uploading")
-
-    def _create(self, *, overwrite: bool) -> Dataset:
-        from osmosis_ai.api.http_errors import PlatformError
-
-        size, extension = self.report.file_size, self.report.extension
         try:
-            return self.client.datasets.create(
-                self.name, size_bytes=size, extension=extension, intent=self.noted.intent
-            )
+            dataset = self._create(request)
         except PlatformError as error:
             existing = error.body.get("existing_dataset_id")
             if error.status != 409 or not isinstance(existing, str) or not existing:
@@ -250,53 +225,82 @@ class _Sender:
                     details=error.details,
                     hint="replace its content with `--overwrite`, or rename the file",
                 ) from None
-        return self.client.datasets.create(
-            self.name,
-            size_bytes=size,
-            extension=extension,
-            overwrite_id=existing,
-            intent=self.noted.intent,
+            request.overwrite_dataset_id = existing
+            dataset = self._create(request)
+        if dataset.upload is None:
+            self._abort(dataset.id)
+            raise OsmosisError(
+                "the platform took the dataset's name but did not say where its bytes go.",
+                code="PLATFORM_ERROR",
+            )
+        return self._send(dataset.id, dataset.upload)
+
+    def _can_go_on(self, unfinished: UnfinishedUpload) -> bool:
+        """Tell whether the platform waits for parts, or may have received the call that completes the upload."""
+        dataset = get_dataset(self.client, unfinished.dataset_id)
+        if dataset.id != unfinished.dataset_id:
+            return False
+        was_completed = (
+            unfinished.is_acknowledged
+            and dataset.status in (*IN_PROGRESS, READY)
+            and dataset.file_size == self.report.file_size
         )
+        return was_completed or dataset.status in ("pending", "uploading")
+
+    def _create(self, request: DatasetCreateRequest) -> Dataset:
+        headers = {UPLOAD_INTENT_HEADER: self.noted.intent.header}
+        return self.client.post(_DATASETS, request, model=Dataset, headers=headers)
 
     def _send(self, dataset_id: str, instructions: UploadInstructions) -> Dataset:
-        from osmosis_ai.api.http_errors import PlatformError
-        from osmosis_ai.api.transfer import upload_file
-
+        record = None
+        # The upload works without its record, so a disk error does not stop it.
+        with suppress(OSError):
+            if instructions.method == "multipart":
+                record = open_upload(
+                    cache_dir() / "uploads",
+                    digest=self.noted.intent.sha256,
+                    dataset_id=dataset_id,
+                    instructions=instructions,
+                    scope=self.scope,
+                )
         try:
-            upload = upload_file(
-                self.path,
-                instructions,
-                progress=self.progress,
-                state_dir=self.state_dir,
-                dataset_id=dataset_id,
-                digest=self.digest,
-                scope=self.scope,
-                client=self.blobs,
-            )
-            dataset = self.client.datasets.complete(
-                dataset_id, extension=self.report.extension, parts=upload.parts
-            )
+            upload = upload_file(self.path, instructions, progress=self.progress, record=record)
+            dataset = self._complete(dataset_id, upload.parts)
         except BaseException as error:  # Ctrl-C too: no partial upload stays on the platform
             if (
                 isinstance(error, PlatformError)
                 and error.status is None
                 and instructions.method == "multipart"
             ):
-                raise _broken_off(error) from None
+                raise PlatformError(
+                    error.message,
+                    code=error.code,
+                    details=error.details,
+                    hint="the parts that have arrived are kept for a while: run the same command again to go on",
+                ) from None
             self._abort(dataset_id)
             self.noted.forget()
             raise
-        upload.forget()
+        if record is not None:
+            record.forget()
         self.noted.forget()
         return dataset
 
+    def _complete(self, dataset_id: str, parts: Sequence[CompletedPart] | None) -> Dataset:
+        request, timeout_s = DatasetCompleteRequest(file_extension=self.report.extension), None
+        if parts is not None:
+            request.parts, timeout_s = list(parts), _COMPLETE_PARTS_TIMEOUT_S
+        path = f"{_DATASETS}/{segment(dataset_id)}/complete"
+        return self.client.post(path, request, model=Dataset, timeout_s=timeout_s, retry=COMPLETING)
+
     def _abort(self, dataset_id: str) -> None:
         try:
-            self.client.datasets.abort(dataset_id)
+            path = f"{_DATASETS}/{segment(dataset_id)}/abort"
+            self.client.post(path, model=WireModel, retry=REPEATING)
         except OsmosisError as error:
             self.warn(
                 f"the upload could not be aborted on the platform ({error.message}); "
-                f"`{self.name}` may stay listed as uploading for a while.",
+                f"`{self.path.stem}` may stay listed as uploading for a while.",
                 "ABORT_FAILED",
             )
 
@@ -311,27 +315,9 @@ def warn_of_size(dataset: Dataset, report: DatasetReport, warn: Warn) -> None:
         )
 
 
-def _broken_off(error: PlatformError) -> PlatformError:
-    from osmosis_ai.api.http_errors import PlatformError
-
-    return PlatformError(
-        error.message,
-        code=error.code,
-        details=error.details,
-        hint="the parts that have arrived are kept for a while: run the same command again to go on",
-    )
-
-
 def follow_check(client: PlatformClient, name: str) -> LogFollower:
-    """Return a follower of a dataset's log from now on. Call it before an upload that replaces the dataset.
-
-    Raises:
-        PlatformError: the request failed. A dataset that does not exist yet is not an error.
-    """
-    from osmosis_ai.api.http_errors import PlatformError
-    from osmosis_ai.services.log_following import LogFollower
-
-    log = LogFollower(lambda size, cursor: client.datasets.logs(name, limit=size, cursor=cursor))
+    """Return a follower of a dataset's log from now on. Call it before an upload that replaces the dataset."""
+    log = LogFollower(dataset_log(client, name))
     try:
         log.news()
     except PlatformError as error:
@@ -351,7 +337,6 @@ def wait_until_checked(
     """Wait until the platform has checked a dataset, and return it.
 
     Args:
-        dataset: as the upload returned it.
         log: the dataset's log, from before the upload.
         pause: waits between two polls.
         tell: receives each line of the platform's log as it arrives.
@@ -361,7 +346,7 @@ def wait_until_checked(
     """
     lines: list[LogEntry] = []
     while True:
-        dataset = client.datasets.get(dataset.id)
+        dataset = get_dataset(client, dataset.id)
         for entry in log.news():
             lines.append(entry)
             tell(": ".join(part for part in (entry.step, entry.message) if part))
@@ -383,43 +368,23 @@ def wait_until_checked(
 
 
 def download_dataset(
-    client: PlatformClient,
-    name: str,
-    *,
-    output: str | None = None,
-    overwrite: bool = False,
-    progress: OpenProgress | None = None,
-    blobs: BlobClient | None = None,
+    client: PlatformClient, name: str, *, output: str | None, overwrite: bool, progress: OpenProgress
 ) -> tuple[Dataset, Path]:
     """Download a dataset and return it with the file.
 
-    Args:
-        name: the dataset's name or id.
-        output: a file, an existing directory, or any path that ends in a separator.
-        overwrite: replace an existing file.
-        progress: opens a progress display for a number of bytes (None if unknown); it receives the bytes so far.
-        blobs: connections to the store; opened and closed here by default.
-
-    Raises:
-        ConflictError: the file exists.
-        PlatformError: the dataset does not exist, or the request failed.
-        OsmosisError: the dataset is not ready, or the disk is full.
+    ``output`` is a file, an existing directory, or any path that ends in a separator.
     """
-    from osmosis_ai.api.transfer import download
-
-    dataset = require_ready(client.datasets.get(name))
-    source = client.datasets.download(dataset.id)
+    dataset = require_ready(get_dataset(client, name))
+    source = _signed(client, dataset)
     directory, target = _target(output, _file_name(dataset, source.file_name))
-    _refuse_existing(target, overwrite=overwrite)
-    with (progress or _show_nothing)(dataset.file_size or None) as shown:
-        done = download(
-            source.presigned_url,
-            target,
-            expected_size=dataset.file_size or None,
-            progress=shown,
-            refresh_url=lambda: client.datasets.download(dataset.id).presigned_url,
-            client=blobs,
+    if target.is_dir():
+        raise ConflictError(f"{target} is a directory.", hint="give the name of a file with `--output`")
+    if target.exists() and not overwrite:
+        raise ConflictError(
+            f"{target} already exists.", hint="replace it with `--overwrite`, or name another with `--output`"
         )
+    with progress(dataset.file_size or None) as shown:
+        done = _fetch(client, dataset, source.presigned_url, target, shown)
     if directory is not None and done.suggested_name and done.suggested_name != target.name:
         renamed = directory / done.suggested_name
         if overwrite or not renamed.exists():
@@ -427,12 +392,22 @@ def download_dataset(
     return dataset, target
 
 
-def require_ready(dataset: Dataset) -> Dataset:
-    """Return ``dataset`` if it can be downloaded.
+def _signed(client: PlatformClient, dataset: Dataset) -> DatasetDownload:
+    return client.get(f"{_DATASETS}/{segment(dataset.id)}/download", model=DatasetDownload)
 
-    Raises:
-        OsmosisError: the platform is still processing the dataset, or rejected it.
-    """
+
+def _fetch(client: PlatformClient, dataset: Dataset, url: str, target: Path, shown: Progress) -> Download:
+    return download(
+        url,
+        target,
+        expected_size=dataset.file_size or None,
+        progress=shown,
+        refresh_url=lambda: _signed(client, dataset).presigned_url,
+    )
+
+
+def require_ready(dataset: Dataset) -> Dataset:
+    """Return ``dataset`` if it can be downloaded; otherwise raise an OsmosisError."""
     if dataset.status == READY:
         return dataset
     name = dataset.file_name or dataset.id
@@ -470,22 +445,9 @@ def _target(output: str | None, name: str) -> tuple[Path | None, Path]:
     return None, path
 
 
-def _refuse_existing(target: Path, *, overwrite: bool) -> None:
-    if target.is_dir():
-        raise ConflictError(f"{target} is a directory.", hint="give the name of a file with `--output`")
-    if target.exists() and not overwrite:
-        raise ConflictError(
-            f"{target} already exists.", hint="replace it with `--overwrite`, or name another with `--output`"
-        )
-
-
 @dataclass(frozen=True)
 class CachedDataset:
-    """A platform dataset as a local file.
-
-    Attributes:
-        source: whether it came from the cache or was downloaded.
-    """
+    """A platform dataset as a local file; ``source`` is whether it was already in the cache."""
 
     path: Path
     sha256: str
@@ -493,85 +455,39 @@ class CachedDataset:
 
 
 def fetch_dataset(
-    client: PlatformClient,
-    name: str,
-    *,
-    cache: Path | None = None,
-    progress: OpenNamedProgress | None = None,
-    blobs: BlobClient | None = None,
+    client: PlatformClient, name: str, *, progress: OpenNamedProgress | None = None
 ) -> CachedDataset:
-    """Return the current bytes of a platform dataset as a file in the cache.
-
-    Args:
-        name: the dataset's name or id.
-        cache: the directory of cached datasets (default: the user's cache).
-        progress: opens a progress display if a download is needed.
-        blobs: connections to the store; opened and closed here by default.
-
-    Raises:
-        PlatformError: the dataset does not exist, or the request failed.
-        OsmosisError: the dataset is not ready, its format is unknown, or the disk is full.
-    """
-    import filelock
-
-    from osmosis_ai.files import cache_dir
-
-    dataset = require_ready(client.datasets.get(name))
+    """Return the current bytes of a platform dataset as a file in the cache."""
+    dataset = require_ready(get_dataset(client, name))
     extension = _extension(dataset)
-    directory = (cache or cache_dir() / "datasets") / _segment(dataset.id)
+    directory = cache_dir() / "datasets" / _directory_name(dataset.id)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     with filelock.FileLock(directory / ".lock", timeout=_LOCK_TIMEOUT_S):
-        found = _cached(directory, dataset, extension, client.platform_url)
-        if found is not None:
+        version = _version(dataset, client.platform_url)
+        if found := _cached(directory, dataset, extension, version):
             return found
-        return _download_to_cache(client, dataset, directory, extension, progress or _show_nothing, blobs)
+        incoming = directory / "incoming"
+        with (progress or _show_nothing)(dataset.file_name or dataset.id, dataset.file_size or None) as shown:
+            _fetch(client, dataset, _signed(client, dataset).presigned_url, incoming, shown)
+        sha256 = file_digest(incoming)
+        path = incoming.replace(directory / f"{sha256}.{extension}")
+        write_json(directory / "metadata.json", {"version": version, "sha256": sha256})
+        _remove_old(directory, path)
+        return CachedDataset(path, sha256, "download")
 
 
-def _cached(directory: Path, dataset: Dataset, extension: str, platform_url: str) -> CachedDataset | None:
-    from osmosis_ai.datasets import file_digest
-
+def _cached(
+    directory: Path, dataset: Dataset, extension: str, version: dict[str, Any]
+) -> CachedDataset | None:
     try:
         known: Any = json.loads((directory / "metadata.json").read_bytes())
         sha256 = str(known["sha256"])
         path = directory / f"{sha256}.{extension}"
-        if dataset.updated_at is None or known["version"] != _version(dataset, platform_url):
-            return None
-        if file_digest(path) != sha256:
+        if dataset.updated_at is None or known["version"] != version or file_digest(path) != sha256:
             return None
     except (OSError, ValueError, RecursionError, KeyError, TypeError, OsmosisError):
         return None
     return CachedDataset(path, sha256, "cache")
-
-
-def _download_to_cache(
-    client: PlatformClient,
-    dataset: Dataset,
-    directory: Path,
-    extension: str,
-    progress: OpenNamedProgress,
-    blobs: BlobClient | None,
-) -> CachedDataset:
-    from osmosis_ai.api.transfer import download
-    from osmosis_ai.datasets import file_digest
-    from osmosis_ai.files import write_json
-
-    incoming = directory / "incoming"
-    with progress(dataset.file_name or dataset.id, dataset.file_size or None) as shown:
-        download(
-            client.datasets.download(dataset.id).presigned_url,
-            incoming,
-            expected_size=dataset.file_size or None,
-            progress=shown,
-            refresh_url=lambda: client.datasets.download(dataset.id).presigned_url,
-            client=blobs,
-        )
-    sha256 = file_digest(incoming)
-    path = incoming.replace(directory / f"{sha256}.{extension}")
-    write_json(
-        directory / "metadata.json", {"version": _version(dataset, client.platform_url), "sha256": sha256}
-    )
-    _remove_old(directory, path)
-    return CachedDataset(path, sha256, "download")
 
 
 def _remove_old(directory: Path, current: Path) -> None:
@@ -584,11 +500,8 @@ def _remove_old(directory: Path, current: Path) -> None:
 
 def _version(dataset: Dataset, platform_url: str) -> dict[str, Any]:
     """Return the fields that change when the bytes do."""
-    known = dataset.model_dump(mode="json")
-    return {
-        "platform_url": platform_url,
-        **{key: known[key] for key in ("id", "file_name", "file_size", "file_format", "updated_at")},
-    }
+    keys = {"id", "file_name", "file_size", "file_format", "updated_at"}
+    return {"platform_url": platform_url, **dataset.model_dump(mode="json", include=keys)}
 
 
 def _extension(dataset: Dataset) -> str:
@@ -601,14 +514,12 @@ def _extension(dataset: Dataset) -> str:
     )
 
 
-def _segment(dataset_id: str) -> str:
+def _directory_name(dataset_id: str) -> str:
     """Return an id as one directory name; an id that is not a valid name is replaced by its digest."""
     if re.fullmatch(r"[A-Za-z0-9_-]{1,96}", dataset_id):
         return dataset_id
-    import hashlib
-
     return hashlib.sha256(dataset_id.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-def _show_nothing(*_shown: str | int | None) -> AbstractContextManager[Progress]:
+def _show_nothing(_name: str, _size: int | None) -> AbstractContextManager[Progress]:
     return nullcontext(lambda _done: None)

@@ -98,11 +98,7 @@ class Scratch:
 
 
 def prepare_scratch(directory: Path | None) -> Scratch:
-    """Create the demo's directory, a temporary one if None, with the sample workspace.
-
-    Raises:
-        OsmosisError: ``directory`` is not empty, or the samples cannot be copied.
-    """
+    """Create the demo's directory, a temporary one if None, with the sample workspace."""
     root = expanded(directory).absolute() if directory else Path(tempfile.mkdtemp(prefix="osmosis-demo-"))
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise OsmosisError(f"{root} is not an empty directory.", hint="name a new directory: --keep-dir DIR")
@@ -159,8 +155,7 @@ class TrainedRun:
 class DemoOutcome:
     """The last evaluation, and the platform if it is still running.
 
-    After a training, also the earlier evaluation and, in JSON mode, the differences from `osmosis eval
-    compare`.
+    After a training, also the evaluation before it and, in JSON mode, the differences.
     """
 
     evaluation: DemoEvaluation
@@ -175,23 +170,17 @@ def run_demo(
     *,
     display: Literal["rich", "plain", "json"],
     tell: Callable[[str], None],
-    local: bool = False,
-    keep: bool = False,
-    seed: int | None = None,
+    local: bool,
+    keep: bool,
+    seed: int | None,
 ) -> DemoOutcome:
     """Evaluate the sample agent. With ``seed``, also train its model and evaluate it again.
 
     Args:
-        scratch: from :func:`prepare_scratch`.
         display: output mode of commands whose output is shown.
         tell: prints a command and, in ``json`` mode, its progress.
         local: evaluate without a platform.
         keep: leave the platform running.
-        seed: random seed of the training run.
-
-    Raises:
-        OsmosisError: a command failed, or training did not finish.
-        KeyboardInterrupt: the user interrupted a command.
     """
     terminal = _Terminal(scratch, display, tell)
     if local:

@@ -6,35 +6,26 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from osmosis_ai.api import routes
 from osmosis_ai.api.capabilities import Capability
-from osmosis_ai.api.event_stream import EVENTS, SILENCE_S, json_events
-from osmosis_ai.api.models.base import LogPage
+from osmosis_ai.api.client import PlatformClient, segment
 from osmosis_ai.api.models.dev_servers import DevServer, DevServerList, DevServerReply, StartedDevServer
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.services.capabilities import require_offered
+from osmosis_ai.services.context import PlatformContext
 from osmosis_ai.services.listing import Listing, fetch_listing
 from osmosis_ai.services.runs.finite import plain
 from osmosis_ai.services.runs.pinned_commit import check_pinned_commit
 from osmosis_ai.workspace.git import read_git_state
 
-if TYPE_CHECKING:
-    from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.services.context import PlatformContext
-
 _ENTRYPOINT = "main.py"
+_SERVERS = "/api/cli/dev-rollout-server"
 
 
 @dataclass(frozen=True)
 class PreparedDevServer:
-    """The body of the request that starts a server.
-
-    Attributes:
-        dirty: whether the checkout has uncommitted changes, which are not served.
-        doubt: why the platform may not find the commit.
-    """
+    """The body of the request that starts a server; ``doubt`` says why the platform may not find the commit."""
 
     body: dict[str, Any]
     dirty: bool
@@ -44,12 +35,7 @@ class PreparedDevServer:
 def prepare_dev_server(
     context: PlatformContext, directory: Path, *, ttl_hours: int | None
 ) -> PreparedDevServer:
-    """Check that the last commit of a rollout's directory can be served.
-
-    Raises:
-        PlatformError: ``NOT_OFFERED`` if the platform has no such servers.
-        OsmosisError: the directory is not a rollout's, or the commit is not pushed.
-    """
+    """Check that the last commit of a rollout's directory is pushed and can be served."""
     workspace, here = context.workspace, directory.resolve()
     if here.parent != workspace.rollouts_dir.resolve() or not (here / _ENTRYPOINT).is_file():
         raise OsmosisError(
@@ -73,36 +59,31 @@ def prepare_dev_server(
 
 def start_dev_server(client: PlatformClient, body: dict[str, Any]) -> dict[str, Any]:
     """Start a server and return the platform's reply, which has at least ``url``."""
-    started: dict[str, Any] = plain(client.post(routes.DEV_SERVERS, body, model=StartedDevServer))
+    started: dict[str, Any] = plain(client.post(_SERVERS, body, model=StartedDevServer))
     return started
 
 
 def end_dev_server(client: PlatformClient, server_id: str) -> dict[str, Any]:
     """End a server and return the platform's reply."""
-    path = routes.dev_server(server_id)
+    path = f"{_SERVERS}/{segment(server_id)}"
     ended: dict[str, Any] = plain(client.request("DELETE", path, model=DevServerReply, body={}))
     return ended
 
 
 def list_dev_servers(client: PlatformClient, *, limit: int, everything: bool) -> Listing[DevServer]:
     """Return the servers of the workspace; arguments as in ``fetch_listing``."""
-
-    def fetch(size: int, offset: int) -> DevServerList:
-        return client.get(routes.DEV_SERVERS, model=DevServerList, params={"limit": size, "offset": offset})
-
-    return fetch_listing(fetch, lambda page: page.dev_rollout_servers, limit=limit, everything=everything)
+    pages = client.pages(_SERVERS, DevServerList)
+    return fetch_listing(pages, lambda page: page.dev_rollout_servers, limit=limit, everything=everything)
 
 
 def log_lines(client: PlatformClient, server_id: str, *, tail: int, follow: bool) -> Iterator[dict[str, Any]]:
     """Yield the last ``tail`` lines of a log; with ``follow``, also new ones until the platform ends the stream."""
+    path = f"{_SERVERS}/{segment(server_id)}/logs"
     if not follow:
-        params: dict[str, str | int | None] = {"limit": tail, "direction": "older"}
-        page = client.get(routes.dev_server_logs(server_id), model=LogPage, params=params)
+        page = client.log_pages(path)(tail, None)
         yield from (entry.model_dump(include={"timestamp", "message"}) for entry in page.logs)
         return
-    path = routes.dev_server_log_stream(server_id)
-    stream = client.stream(path, params={"tail": tail}, accept=EVENTS, silence_s=SILENCE_S)
-    for event in json_events(stream, unreachable=client.unreachable):
+    for event in client.events(f"{path}/stream", params={"tail": tail}):
         yield {name: _text(event.get(name)) for name in ("timestamp", "message")}
 
 

@@ -50,11 +50,7 @@ class EnvFile:
         return {name: self.values[name] for name in names if name in self.values and not why_reserved(name)}
 
     def refuse_foreign_keys(self, env: Mapping[str, str]) -> None:
-        """Raise an error if ``env`` has an address from this file and a key for it from another source.
-
-        Raises:
-            ConflictError: the message names both variables.
-        """
+        """Raise a ConflictError if ``env`` has an address from this file and a key for it from another source."""
         for name, value in self.values.items():
             if env.get(name) == value and (name in address_variables() or _ADDRESS.fullmatch(name)):
                 for key in self.foreign_keys(name, env):
@@ -71,14 +67,8 @@ def load_env_file(
 ) -> EnvFile | None:
     """Set in ``environ`` what an environment file may set, and return the file; None if it is ignored.
 
-    Args:
-        environ: variables that are already set keep their value.
-        warn: receives a sentence about each ignored file, line or name.
-        named: whether the user named the file, and so trusts its owner.
-
-    Raises:
-        ConflictError: the file has an address without its key, or the environment has a key for it.
-        OsmosisError: the file cannot be read.
+    Variables that are already set keep their value. The owner of a file that the user ``named`` is trusted. An address
+    without its key, or with a key in the environment, is a ConflictError.
     """
     file = _read(path, warn, named=named)
     if file is None:

@@ -4,29 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
+from osmosis_ai.api.models.base import Page
+from osmosis_ai.api.paging import iterate_items
 from osmosis_ai.errors import OsmosisError
 
-if TYPE_CHECKING:
-    from osmosis_ai.api.models.base import Page
-
-    P = TypeVar("P", bound=Page)
-else:
-    P = TypeVar("P")
+P = TypeVar("P", bound=Page)
 T = TypeVar("T")
 DEFAULT_LIMIT = 50
 
 
 @dataclass(frozen=True)
 class Listing(Generic[T]):
-    """Items and their position in the whole list.
-
-    Attributes:
-        items: in the platform's order.
-        total_count: length of the whole list.
-        has_more: whether more items follow, starting at ``next_offset``.
-    """
+    """Items in the platform's order, the length of the whole list, and whether and where it continues."""
 
     items: tuple[T, ...]
     total_count: int
@@ -35,11 +26,7 @@ class Listing(Generic[T]):
 
 
 def require_one_size(*, limit: int, everything: bool) -> None:
-    """Check that ``everything`` is not combined with an explicit ``limit``.
-
-    Raises:
-        OsmosisError: both are given.
-    """
+    """Check that ``everything`` is not combined with an explicit ``limit``."""
     if everything and limit != DEFAULT_LIMIT:
         raise OsmosisError("--all and --limit are mutually exclusive.")
 
@@ -50,26 +37,26 @@ def fetch_listing(
     *,
     limit: int = DEFAULT_LIMIT,
     everything: bool = False,
+    inspect: Callable[[P], object] = lambda _page: None,
 ) -> Listing[T]:
-    """Return the first ``limit`` items, or all.
+    """Return the first ``limit`` items (1 to 50), or all.
 
     Args:
         fetch: called with page size and offset.
         items_of: returns the items of a page.
-        limit: maximum number of items, 1 to 50.
-        everything: fetch all pages; excludes an explicit ``limit``.
-
-    Raises:
-        OsmosisError: both are given.
-        PlatformError: the request failed, or the platform's list does not end.
+        inspect: called with each page.
     """
     require_one_size(limit=limit, everything=everything)
-    if everything:
-        from osmosis_ai.api.paging import iterate_pages
 
-        items = tuple(item for page in iterate_pages(fetch, items_of) for item in items_of(page))
+    def fetch_page(size: int, offset: int) -> P:
+        page = fetch(size, offset)
+        inspect(page)
+        return page
+
+    if everything:
+        items = tuple(iterate_items(fetch_page, items_of))
         return Listing(items, len(items))
-    page = fetch(limit, 0)
+    page = fetch_page(limit, 0)
     items = tuple(items_of(page))
     return Listing(
         items,

@@ -6,16 +6,14 @@ Cursors lead only to older lines. Each poll therefore reads back from the newest
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from osmosis_ai.api.models.base import LogEntry, LogPage
+from osmosis_ai.api.http_errors import PlatformError
+from osmosis_ai.api.models.base import LogEntry, LogPage
+from osmosis_ai.ui.numbers import amount
 
 FIRST_LINES = 50
 _PAGE = 200
 _REMEMBERED = 200
-
-
 LEVELS = ("debug", "info", "warning", "error", "critical")
 """In ascending order of severity."""
 _OTHER_WORDS = {"trace": "debug", "notice": "info", "warn": "warning", "err": "error", "fatal": "critical"}
@@ -33,24 +31,15 @@ def at_level(entry: LogEntry, level: str | None) -> bool:
 
 def none_of_level(level: str, looked_through: int) -> str:
     """Return the message that none of the lines has the level or a higher one."""
-    from osmosis_ai.ui.numbers import amount
-
     return f"No line of level {level} or above: {amount(looked_through, 'line')} looked through."
 
 
 def page_of_level(
     fetch: Callable[[int, str | None], LogPage], *, limit: int, cursor: str | None, level: str | None
 ) -> tuple[LogPage, int]:
-    """Return a page of lines of at least a level, searching up to 50 pages.
+    """Return at most ``limit`` lines of at least a level, older than ``cursor``, and how many lines were searched.
 
-    Args:
-        fetch: returns a page of older lines; called with page size and cursor.
-        limit: maximum number of lines.
-        cursor: start position; None for the newest lines.
-        level: minimum level; None for all lines.
-
-    Returns:
-        The page, and how many lines were searched for it.
+    ``fetch`` returns a page of older lines, given the page size and the cursor. Up to 50 pages are searched.
     """
     page = fetch(limit, cursor)
     looked_through = len(page.logs)
@@ -71,12 +60,7 @@ def page_of_level(
 
 
 class LogFollower:
-    """Polls a log for new lines.
-
-    Args:
-        fetch: returns a page of older lines; called with page size and cursor.
-        first: number of lines in the first result.
-    """
+    """Polls a log for new lines; ``fetch`` returns a page of older ones, given the page size and the cursor."""
 
     def __init__(self, fetch: Callable[[int, str | None], LogPage], *, first: int = FIRST_LINES) -> None:
         self._fetch = fetch
@@ -94,15 +78,21 @@ class LogFollower:
         return new
 
     def _since_last_look(self) -> list[LogEntry]:
-        from osmosis_ai.api.paging import iterate_log_pages
-
         found: list[LogEntry] = []
-        for page in iterate_log_pages(self._fetch, page_size=_PAGE):
+        cursor: str | None = None
+        used: set[str] = set()
+        while True:
+            page = self._fetch(_PAGE, cursor)
             found = [*page.logs, *found]
             start = _end_of_known(found, self.recent)
             if start is not None:
                 return found[start:]
-        return found
+            cursor = page.next_cursor
+            if cursor is None:
+                return found
+            if cursor in used:
+                raise PlatformError("the platform's log goes in circles: it gave the same cursor twice.")
+            used.add(cursor)
 
 
 def _end_of_known(found: list[LogEntry], known: list[LogEntry]) -> int | None:

@@ -8,110 +8,98 @@ files are present; after an interruption, fetched files are reused.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from osmosis_ai.api.client import PlatformClient, segment
+from osmosis_ai.api.connections import REPEATING
+from osmosis_ai.api.http_errors import PlatformError
+from osmosis_ai.api.models.models import (
+    BaseModelList,
+    BaseModelRow,
+    DeploymentChange,
+    LoraModel,
+    LoraModelList,
+    ModelDownload,
+    ModelFile,
+)
+from osmosis_ai.api.platform_url import DEFAULT_PLATFORM_URL, INFERENCE_URL_ENV
+from osmosis_ai.api.transfer import BlobClient, download
+from osmosis_ai.datasets import file_digest
 from osmosis_ai.errors import ConflictError, OsmosisError
-from osmosis_ai.files import expanded
-
-if TYPE_CHECKING:
-    from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.api.models.models import (
-        BaseModelRow,
-        DeploymentChange,
-        LoraModel,
-        ModelDownload,
-        ModelFile,
-    )
-    from osmosis_ai.api.transfer import BlobClient
-    from osmosis_ai.services.listing import Listing
-    from osmosis_ai.workspace.layout import WorkspaceDirectory
+from osmosis_ai.files import expanded, sync_directory
+from osmosis_ai.services.listing import Listing, fetch_listing
+from osmosis_ai.services.runs.files import safe_name
+from osmosis_ai.workspace.layout import WorkspaceDirectory
 
 INFERENCE_PATH = "/v1/chat/completions"
 HOSTED_INFERENCE_URL = "https://inference.osmosis.ai"
 ADAPTER_CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+_MODELS = "/api/cli/models"
+_DEPLOYMENT = {"deployment_status", "deployed_at", "deployed_by"}
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", re.ASCII)
 
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True)
-class Deployments:
-    """The number of deployed adapters and the limit; ``active`` is None if the platform offers no inference."""
-
-    active: int | None = None
-    maximum: int | None = None
-
-    def data(self) -> dict[str, Any]:
-        """Return the counts as the JSON output shows them; empty if the platform offers no inference."""
-        if self.active is None:
-            return {}
-        return {"active_deployments": self.active, "max_active_deployments": self.maximum}
-
-
 def list_base_models(client: PlatformClient, *, limit: int, everything: bool) -> Listing[BaseModelRow]:
     """Return the models that can be evaluated and trained; arguments as in ``fetch_listing``."""
-    from osmosis_ai.services.listing import fetch_listing
-
-    return fetch_listing(
-        lambda size, offset: client.models.list_base(limit=size, offset=offset),
-        lambda page: page.models,
-        limit=limit,
-        everything=everything,
-    )
+    pages = client.pages(f"{_MODELS}/base", BaseModelList)
+    return fetch_listing(pages, lambda page: page.models, limit=limit, everything=everything)
 
 
 def list_lora_models(
     client: PlatformClient, *, limit: int, everything: bool
-) -> tuple[Listing[LoraModel], Deployments]:
-    """Return the adapters and how many are deployed; arguments as in ``fetch_listing``."""
-    from osmosis_ai.services.listing import fetch_listing
-
-    deployments = Deployments()
-
-    def fetch(size: int, offset: int) -> Any:
-        nonlocal deployments
-        page = client.models.list_lora(limit=size, offset=offset)
-        if "active_deployments" in page.model_fields_set:
-            deployments = Deployments(page.active_deployments or 0, page.max_active_deployments)
-        return page
-
-    listing: Listing[LoraModel] = fetch_listing(
-        fetch, lambda page: page.models, limit=limit, everything=everything
+) -> tuple[Listing[LoraModel], dict[str, int | None]]:
+    """Return the adapters, and the number and limit of deployments if the platform offers inference."""
+    pages: list[LoraModelList] = []
+    listing = fetch_listing(
+        client.pages(f"{_MODELS}/lora", LoraModelList),
+        lambda page: page.models,
+        limit=limit,
+        everything=everything,
+        inspect=pages.append,
     )
-    return listing, deployments
+    last = pages[-1]
+    if "active_deployments" not in last.model_fields_set:
+        return listing, {}
+    return listing, {
+        "active_deployments": last.active_deployments or 0,
+        "max_active_deployments": last.max_active_deployments,
+    }
 
 
 def get_lora_model(client: PlatformClient, name: str) -> LoraModel:
-    """Return an adapter.
-
-    Raises:
-        PlatformError: the adapter does not exist, or the request failed.
-    """
-    return ask_by_name(client, name, client.models.get)
+    return ask_by_name(client, name, lambda named: _get(client, named))
 
 
 def deploy(client: PlatformClient, name: str) -> DeploymentChange:
-    """Deploy an adapter. Deploying it twice changes nothing.
-
-    Raises:
-        PlatformError: the adapter does not exist or cannot be served, the limit is reached, or the request failed.
-    """
-    return ask_by_name(client, name, client.models.deploy)
+    """Deploy an adapter. Deploying it twice changes nothing."""
+    return ask_by_name(client, name, lambda named: _change(client, named, "deploy"))
 
 
 def undeploy(client: PlatformClient, name: str) -> DeploymentChange:
-    """Undeploy an adapter. Undeploying it twice changes nothing.
+    """Undeploy an adapter. Undeploying it twice changes nothing."""
+    return ask_by_name(client, name, lambda named: _change(client, named, "undeploy"))
 
-    Raises:
-        PlatformError: the adapter does not exist, this user may not undeploy it, or the request failed.
-    """
-    return ask_by_name(client, name, client.models.undeploy)
+
+def _get(client: PlatformClient, name: str) -> LoraModel:
+    return client.get(f"{_MODELS}/{segment(name)}", model=LoraModel)
+
+
+def _change(client: PlatformClient, name: str, verb: str) -> DeploymentChange:
+    path = f"{_MODELS}/{segment(name)}/{verb}"
+    return client.post(path, model=DeploymentChange, retry=REPEATING)
+
+
+def _files_of(client: PlatformClient, name: str) -> ModelDownload:
+    return client.get(f"{_MODELS}/{segment(name)}/download", model=ModelDownload)
 
 
 def ask_by_name(client: PlatformClient, name: str, ask: Callable[[str], _T]) -> _T:
@@ -119,23 +107,24 @@ def ask_by_name(client: PlatformClient, name: str, ask: Callable[[str], _T]) -> 
 
     The platform's own names may contain colons. ``BASE:`` is therefore removed only if the full name does not exist,
     and only if the adapter has exactly this base model.
-
-    Args:
-        name: the adapter's name or id, or ``BASE:NAME``.
-        ask: the call that takes the name.
-
-    Raises:
-        PlatformError: no adapter has this name, or as ``ask``.
     """
-    from osmosis_ai.api.http_errors import PlatformError
-
     try:
         return ask(name)
     except PlatformError as error:
-        short = _name_without_base(client, name) if error.status == 404 else None
-        if short is None:
+        base, _, short = name.rpartition(":")
+        if error.status != 404 or not base or not short or not _is_base_of(client, base, short):
             raise
     return ask(short)
+
+
+def _is_base_of(client: PlatformClient, base: str, name: str) -> bool:
+    try:
+        found = _get(client, name)
+    except PlatformError as error:
+        if error.status == 404:
+            return False
+        raise
+    return f"{base}:{name}" == found.inference_model or base == found.base_model
 
 
 def can_be_deployed(model: LoraModel) -> bool:
@@ -148,52 +137,27 @@ def inference_url(platform_url: str) -> str:
 
     ``OSMOSIS_INFERENCE_URL`` overrides it.
     """
-    import os
-
-    from osmosis_ai.api.platform_url import DEFAULT_PLATFORM_URL, INFERENCE_URL_ENV
-
     hosted = HOSTED_INFERENCE_URL if platform_url == DEFAULT_PLATFORM_URL else platform_url
     return f"{(os.environ.get(INFERENCE_URL_ENV) or hosted).rstrip('/')}{INFERENCE_PATH}"
 
 
-def base_item(model: BaseModelRow) -> dict[str, Any]:
-    """Return a base model as the JSON output shows it."""
-    return model.model_dump(mode="json")
-
-
 def lora_item(model: LoraModel) -> dict[str, Any]:
     """Return a listed adapter as the JSON output shows it."""
-    known = model.model_dump(mode="json")
-    deployment = ("deployment_status", "deployed_at", "deployed_by") if can_be_deployed(model) else ()
-    keys = (
-        *("id", "model_name", "base_model", "training_run_name", "checkpoint_step"),
-        *("reward", "validation_reward"),
-        *deployment,
-        "created_at",
-    )
-    return {key: known[key] for key in keys}
+    hidden = {
+        "hf_upload_status",
+        "hf_url",
+        "uploaded_by",
+        "inference_model",
+        "platform_url",
+        "is_internal_user",
+    }
+    return model.model_dump(mode="json", exclude=hidden | (set() if can_be_deployed(model) else _DEPLOYMENT))
 
 
 def lora_detail(model: LoraModel) -> dict[str, Any]:
     """Return all facts about an adapter as the JSON output shows them."""
-    known = model.model_dump(mode="json")
-    more = ("hf_upload_status", "hf_url", "uploaded_by", "inference_model")
-    return {**lora_item(model), **{key: known[key] for key in more}}
-
-
-def _name_without_base(client: PlatformClient, name: str) -> str | None:
-    from osmosis_ai.api.http_errors import PlatformError
-
-    base, _, short = name.rpartition(":")
-    if not base or not short:
-        return None
-    try:
-        found = client.models.get(short)
-    except PlatformError as error:
-        if error.status == 404:
-            return None
-        raise
-    return short if name == found.inference_model or base == found.base_model else None
+    hidden = {"platform_url", "is_internal_user"}
+    return model.model_dump(mode="json", exclude=hidden | (set() if can_be_deployed(model) else _DEPLOYMENT))
 
 
 @dataclass(frozen=True)
@@ -211,7 +175,7 @@ class DownloadedModel:
             "model_name": self.name,
             "base_model": self.base_model,
             "output_path": str(self.directory),
-            "files": [{"path": file.path, "size": file.size, "sha256": file.sha256} for file in self.files],
+            "files": [file.model_dump(include={"path", "size", "sha256"}) for file in self.files],
             "bytes": sum(file.size for file in self.files),
         }
 
@@ -230,22 +194,10 @@ class ModelPlan:
 
 
 def plan_model_download(
-    client: PlatformClient, name: str, *, workspace: WorkspaceDirectory, output: Path | None = None
+    client: PlatformClient, name: str, *, workspace: WorkspaceDirectory, output: Path | None
 ) -> ModelPlan:
-    """Look up an adapter's files and decide where they go; writes nothing.
-
-    Args:
-        name: the adapter's name or id, or ``BASE:NAME``.
-        workspace: its ``.osmosis/models`` is the default location.
-        output: the adapter's folder.
-
-    Raises:
-        PlatformError: the adapter does not exist, or the platform has no downloads of models.
-        OsmosisError: the platform's list of files is not a valid adapter.
-    """
-    from osmosis_ai.services.runs.files import safe_name
-
-    listed = ask_by_name(client, name, client.models.download)
+    """Look up an adapter's files and decide on its folder (default: in ``.osmosis/models``); writes nothing."""
+    listed = ask_by_name(client, name, lambda named: _files_of(client, named))
     _check_listing(listed)
     if output is None:
         directory = workspace.state_dir / "models" / safe_name(listed.model_name)
@@ -255,28 +207,12 @@ def plan_model_download(
 
 
 def download_model(
-    client: PlatformClient,
-    plan: ModelPlan,
-    *,
-    progress: Callable[[int], None] = lambda _bytes: None,
-    blobs: BlobClient | None = None,
+    client: PlatformClient, plan: ModelPlan, *, progress: Callable[[int], None]
 ) -> DownloadedModel:
     """Download an adapter; an existing one is only verified.
 
-    Args:
-        client: the platform; it signs the URLs.
-        plan: from :func:`plan_model_download`.
-        progress: receives the number of bytes downloaded so far.
-        blobs: connections to the store; opened and closed here by default.
-
-    Raises:
-        ConflictError: the folder contains something else.
-        OsmosisError: a file does not match its size or digest, or the disk refused it. Downloaded files are kept for
-            the next attempt.
+    After an error, the downloaded files are kept for the next attempt.
     """
-    from osmosis_ai.api.transfer import BlobClient
-    from osmosis_ai.files import sync_directory
-
     listed, directory = plan.listed, plan.directory
     there = _is_whole(directory, listed)
     if not there:
@@ -284,11 +220,7 @@ def download_model(
         if directory.is_relative_to(plan.workspace.state_dir):
             plan.workspace.create_state_dir()
         staging = directory.with_name(f".{directory.name}.fetching")
-        if blobs is not None:
-            _fetch(client, listed, staging, progress, blobs)
-        else:
-            with BlobClient() as own:
-                _fetch(client, listed, staging, progress, own)
+        _fetch(client, listed, staging, progress)
         _check_adapter(staging)
         try:
             staging.rename(directory)  # works on an empty or missing directory
@@ -322,8 +254,6 @@ def _is_whole(directory: Path, listed: ModelDownload) -> bool:
 def _is_right(path: Path, file: ModelFile) -> bool:
     if not path.is_file() or path.stat().st_size != file.size:
         return False
-    from osmosis_ai.datasets.selection import file_digest
-
     return file.sha256 is None or file_digest(path) == file.sha256
 
 
@@ -336,29 +266,24 @@ def _require_free(directory: Path) -> None:
 
 
 def _fetch(
-    client: PlatformClient,
-    listed: ModelDownload,
-    staging: Path,
-    progress: Callable[[int], None],
-    blobs: BlobClient,
+    client: PlatformClient, listed: ModelDownload, staging: Path, progress: Callable[[int], None]
 ) -> None:
-    from osmosis_ai.api.transfer import download
-
     done = 0
-    for file in listed.files:
-        target = staging / file.path
-        if not (file.sha256 is not None and _is_right(target, file)):
-            download(
-                file.url,
-                target,
-                expected_size=file.size,
-                expected_sha256=file.sha256,
-                progress=partial(_tell, progress, done),
-                refresh_url=partial(_signed_again, client, listed.model_name, file.path),
-                client=blobs,
-            )
-        done += file.size
-        progress(done)
+    with BlobClient() as blobs:
+        for file in listed.files:
+            target = staging / file.path
+            if not (file.sha256 is not None and _is_right(target, file)):
+                download(
+                    file.url,
+                    target,
+                    expected_size=file.size,
+                    expected_sha256=file.sha256,
+                    progress=partial(_tell, progress, done),
+                    refresh_url=partial(_signed_again, client, listed.model_name, file.path),
+                    client=blobs,
+                )
+            done += file.size
+            progress(done)
 
 
 def _tell(progress: Callable[[int], None], before: int, arrived: int) -> None:
@@ -366,7 +291,7 @@ def _tell(progress: Callable[[int], None], before: int, arrived: int) -> None:
 
 
 def _signed_again(client: PlatformClient, name: str, path: str) -> str:
-    for file in client.models.download(name).files:
+    for file in _files_of(client, name).files:
         if file.path == path:
             return file.url
     raise OsmosisError(f"the platform gave no new URL for {path}.", code="PLATFORM_ERROR")

@@ -16,10 +16,18 @@ from urllib.parse import quote, urlsplit
 
 from osmosis_ai.api.capabilities import Capability
 from osmosis_ai.api.client import PlatformClient
-from osmosis_ai.api.credentials import TOKEN_ENV, Credentials, require_credentials
+from osmosis_ai.api.connections import REPEATING
+from osmosis_ai.api.credentials import require_credentials
 from osmosis_ai.api.http_errors import PlatformError
-from osmosis_ai.api.models.auth import INTENTS, Intent, QuickstartRepository, QuickstartStatus
-from osmosis_ai.api.platform_url import DEFAULT_PLATFORM_URL, is_loopback
+from osmosis_ai.api.models.auth import (
+    INTENTS,
+    Intent,
+    QuickstartChoice,
+    QuickstartRecorded,
+    QuickstartRepository,
+    QuickstartStatus,
+)
+from osmosis_ai.api.platform_url import DEFAULT_PLATFORM_URL, TOKEN_ENV, is_loopback
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.services.capabilities import is_offered
 from osmosis_ai.services.context import connect, find_checkout
@@ -39,6 +47,7 @@ POLL_S, PATIENCE_S = 5.0, 900.0
 """Interval and time limit of waiting for a workspace's repository."""
 
 _FAILED_LOOKS = 12
+_PATH = "/api/cli/quickstart"
 
 _INTENTS: dict[Intent, str] = {
     "train": "Train an agent",
@@ -77,95 +86,61 @@ class Guide(Protocol):
 
 @dataclass(frozen=True)
 class Quickstart:
-    """The state after the quickstart; fields as documented for the JSON output."""
+    """The state after the quickstart, and the JSON output about it."""
 
-    workspace: Membership
-    repo: QuickstartRepository
     directory: Path
-    billing_ready: bool
-    previously_completed: bool
-    intent: Intent
-    task: str
     agent_prompt: str
-    completion_recorded: bool
-
-    def resource(self) -> dict[str, Any]:
-        workspace = self.workspace.workspace
-        return {
-            "workspace": {"id": workspace.id, "name": workspace.name, "role": workspace.role},
-            "repo": {"connected": self.repo.connected, "full_name": self.repo.full_name},
-            "workspace_directory": str(self.directory),
-            "billing_ready": self.billing_ready,
-            "previously_completed": self.previously_completed,
-            "intent": self.intent,
-            "task": self.task,
-            "agent_prompt": self.agent_prompt,
-            "completion_recorded": self.completion_recorded,
-        }
+    resource: dict[str, Any]
 
 
-def run_quickstart(
-    guide: Guide,
-    *,
-    workspace: str | None,
-    start: Path,
-    sleep: Callable[[float], None] = time.sleep,
-    clock: Callable[[], float] = time.monotonic,
-) -> Quickstart:
+def run_quickstart(guide: Guide, *, workspace: str | None, start: Path) -> Quickstart:
     """Perform the steps that are not done yet.
 
     Args:
-        guide: interacts with the user.
         workspace: name or id; None for that of the directory, the only one, or the user's choice.
         start: current directory and parent of a clone.
-        sleep: waits some seconds.
-        clock: seconds.
-
-    Raises:
-        NotFoundError: the workspace does not exist, or the user has none.
-        ConflictError: the clone's target exists.
-        OsmosisError: a login is not possible, or a platform or Git command fails.
     """
-    return _FirstSteps(guide, start, sleep, clock).run(workspace)
+    return _FirstSteps(guide, start).run(workspace)
 
 
 class _FirstSteps:
-    def __init__(
-        self, guide: Guide, start: Path, sleep: Callable[[float], None], clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, guide: Guide, start: Path) -> None:
         self._guide = guide
         self._start = start
-        self._sleep = sleep
-        self._clock = clock
         self._offers: frozenset[Capability] | None = None
 
     def run(self, name: str | None) -> Quickstart:
         chosen = self._choose_workspace(name)
         status = self._await_repository(chosen)
         directory = self._checkout(chosen, status.repo)
-        url, name = self._credentials().platform_url, chosen.workspace.name
+        url, name = require_credentials().platform_url, chosen.workspace.name
         WorkspaceDirectories(url).remember(chosen.workspace.id, directory)
         if not status.billing_ready:
             self._guide.tell(f"Runs need a payment method: {url}/{quote(name, safe='')}/billing")
         intent = self._choose_intent()
         task = self._guide.ask("What should the agent do? (Enter to decide later)")
-        return Quickstart(
-            workspace=chosen,
-            repo=status.repo,
-            directory=directory,
-            billing_ready=status.billing_ready,
-            previously_completed=status.completed,
-            intent=intent,
-            task=task,
-            agent_prompt=agent_prompt(intent, task, workspace=name, platform_url=url, directory=directory),
-            completion_recorded=self._record(chosen, intent),
-        )
+        prompt = agent_prompt(intent, task, workspace=name, platform_url=url, directory=directory)
+        resource = {
+            "workspace": chosen.workspace.model_dump(include={"id", "name", "role"}),
+            "repo": status.repo.model_dump(include={"connected", "full_name"}),
+            "workspace_directory": str(directory),
+            "billing_ready": status.billing_ready,
+            "previously_completed": status.completed,
+            "intent": intent,
+            "task": task,
+            "agent_prompt": prompt,
+            "completion_recorded": self._record(chosen, intent),
+        }
+        return Quickstart(directory, prompt, resource)
 
     def _choose_workspace(self, name: str | None) -> Membership:
         found = self._logged_in(lambda: list_workspaces(self._start, warn=self._guide.warn))
         if not found:
-            url = self._credentials().platform_url
-            raise NotFoundError(f"You are not a member of any workspace on {url}.", hint=_workspace_hint(url))
+            url = require_credentials().platform_url
+            hint = "on the platform's machine: osmosis platform member add WORKSPACE EMAIL"
+            if url == DEFAULT_PLATFORM_URL:
+                hint = f"make one at {url}, or have its owner add you"
+            raise NotFoundError(f"You are not a member of any workspace on {url}.", hint=hint)
         if name is not None:
             return named_membership(name, found)
         here = [member for member in found if member.current] or (found if len(found) == 1 else [])
@@ -175,10 +150,13 @@ class _FirstSteps:
 
     def _await_repository(self, chosen: Membership) -> QuickstartStatus:
         """Wait for the workspace's repository and return the setup state."""
-        deadline, told, failed = self._clock() + PATIENCE_S, False, 0
+        deadline, told, failed = time.monotonic() + PATIENCE_S, False, 0
+        query = {"organizationId": chosen.workspace.id}
         while True:
             try:
-                status = self._ask_platform(lambda client: client.workspaces.quickstart(chosen.workspace.id))
+                status = self._ask_platform(
+                    lambda client: client.get(_PATH, model=QuickstartStatus, params=query, git="never")
+                )
                 failed = 0
             except PlatformError as error:
                 failed += 1
@@ -187,14 +165,14 @@ class _FirstSteps:
             if status.repo.connected and status.repo.full_name:
                 return status
             if not told:
-                self._guide.tell(_connect_sentence(self._credentials().platform_url, chosen.workspace.name))
+                self._guide.tell(_connect_sentence(require_credentials().platform_url, chosen.workspace.name))
                 told = True
-            if self._clock() >= deadline:
+            if time.monotonic() >= deadline:
                 raise OsmosisError(
                     f"The workspace {chosen.workspace.name} still has no repository.",
                     hint="connect one, and run `osmosis quickstart` again",
                 )
-            self._sleep(POLL_S)
+            time.sleep(POLL_S)
 
     def _checkout(self, chosen: Membership, repo: QuickstartRepository) -> Path:
         if chosen.current:
@@ -203,7 +181,7 @@ class _FirstSteps:
             return chosen.directory
         full_name = repo.full_name or ""
         if repo.clone_url:
-            host = urlsplit(self._credentials().platform_url).hostname
+            host = urlsplit(require_credentials().platform_url).hostname
             url = checked_clone_url(repo.clone_url, nearby=is_loopback(host))
         else:
             urls = list(github_urls(full_name).items())
@@ -220,9 +198,12 @@ class _FirstSteps:
         ]
 
     def _record(self, chosen: Membership, intent: Intent) -> bool:
+        choice = QuickstartChoice(organizationId=chosen.workspace.id, intent=intent)
         try:
             self._ask_platform(
-                lambda client: client.workspaces.record_quickstart(chosen.workspace.id, intent)
+                lambda client: client.post(
+                    _PATH, choice, model=QuickstartRecorded, git="never", retry=REPEATING
+                )
             )
         except PlatformError as error:
             self._guide.warn(f"the platform did not record the first steps: {error.message}")
@@ -231,7 +212,7 @@ class _FirstSteps:
 
     def _ask_platform(self, call: Callable[[PlatformClient], T]) -> T:
         def ask() -> T:
-            with connect(self._credentials(), warn=self._guide.warn) as client:
+            with connect(require_credentials(), warn=self._guide.warn) as client:
                 found = call(client)
                 self._offers = client.offers
                 return found
@@ -249,9 +230,6 @@ class _FirstSteps:
         self._guide.log_in()
         return call()
 
-    def _credentials(self) -> Credentials:
-        return require_credentials()
-
 
 def agent_prompt(intent: Intent, task: str, *, workspace: str, platform_url: str, directory: Path) -> str:
     """Return instructions for a coding agent that continues from here."""
@@ -266,12 +244,6 @@ def agent_prompt(intent: Intent, task: str, *, workspace: str, platform_url: str
             "Ask me before anything costs money.",
         ]
     )
-
-
-def _workspace_hint(platform_url: str) -> str:
-    if platform_url == DEFAULT_PLATFORM_URL:
-        return f"make one at {platform_url}, or have its owner add you"
-    return "on the platform's machine: osmosis platform member add WORKSPACE EMAIL"
 
 
 def _connect_sentence(platform_url: str, workspace: str) -> str:

@@ -21,10 +21,8 @@ class ReportFile:
     """Destination of a report.
 
     Attributes:
-        overwrite: replace an existing file.
         text: include text of models, datasets and tools; otherwise numbers only.
-        announce: called before the first byte is written, once writing is certain to start, with the kind of
-            content; None for a comparison.
+        announce: called with the run's kind, None for a comparison, once writing is certain to start.
     """
 
     path: Path
@@ -33,12 +31,7 @@ class ReportFile:
     announce: Callable[[RunKind | None], None] = lambda _: None
 
     def check(self) -> None:
-        """Check early that the file can be written.
-
-        Raises:
-            ConflictError: the file exists, and overwriting is not allowed.
-            OsmosisError: it cannot be written, or the path is not a file name.
-        """
+        """Check early that the file can be written, and that an existing one may be replaced."""
         if self.path.name == "-":
             raise OsmosisError(
                 "a report needs a file name, and `-` is not one.", hint="name one, for instance report.html"
@@ -61,14 +54,7 @@ class ReportFile:
 
     @contextmanager
     def opened(self, kind: RunKind | None = None) -> Iterator[IO[bytes]]:
-        """Open the report for atomic writing; no file remains if the block fails.
-
-        Args:
-            kind: kind of the run.
-
-        Raises:
-            ConflictError, OsmosisError: as :meth:`check`, or the disk rejects the data.
-        """
+        """Open the report for atomic writing; no file remains if the block fails."""
         self.check()
         self.announce(kind)
         try:

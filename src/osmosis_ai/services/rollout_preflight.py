@@ -39,17 +39,10 @@ _PROBE = (
 
 @dataclass(frozen=True)
 class ImportOutcome:
-    """The result of importing an entrypoint.
+    """The result of importing an entrypoint: a script, relative to the workspace directory.
 
-    Attributes:
-        kind: ``unknown`` if packages are missing that the platform installs, ``late`` if the import exceeded the time
-            limit.
-        entrypoint: the script, relative to the workspace directory.
-        problem: what failed, as a sentence; empty if the import succeeded.
-        file: the rollout's own file that failed, relative to the workspace directory, if known.
-        line: the line in it.
-        details: facts for the JSON output.
-        hint: how to fix the problem.
+    ``kind`` is ``unknown`` if packages are missing that the platform installs, and ``late`` if the import exceeded the
+    time limit. ``file`` and ``line`` are the position in the rollout's own code that failed, if known.
     """
 
     kind: Literal["imported", "unknown", "late", "failed"]
@@ -61,14 +54,7 @@ class ImportOutcome:
     hint: str = HINT
 
     def require(self, command: str) -> ImportOutcome:
-        """Return the outcome unless the code cannot be imported.
-
-        Args:
-            command: the user's command (``eval submit``).
-
-        Raises:
-            OsmosisError: the import failed; the details say where.
-        """
+        """Return the outcome, or raise an error for the user's ``command`` if the code cannot be imported."""
         if self.kind != "failed":
             return self
         where = f"{self.file}, line {self.line}" if self.file is not None else self.entrypoint
@@ -96,12 +82,7 @@ def import_entrypoint(
 ) -> ImportOutcome:
     """Import a rollout's entrypoint in a child process.
 
-    Args:
-        rollout_dir: the rollout's directory.
-        entrypoint: its script, relative to that.
-        env: variables that the run will have.
-        secret_names: further variables of the run; each gets a placeholder as its value.
-        timeout_s: time limit in seconds.
+    ``env`` are variables that the run will have. Each of ``secret_names`` gets a placeholder as its value.
     """
     from osmosis_ai.controller.environments import read_project, unmet_requirements
 
@@ -157,23 +138,15 @@ def probe_entrypoint(entrypoint: str, report: str) -> None:
     try:
         module = _import(path)
         if holds_an_agent_loop(path):
-            _check_agent_loop(module, path)
+            from osmosis_ai.rollout.hosting import HostedLoopSettings, agent_of, module_backend
+
+            # Fails if a rollout server cannot host the agent and its eval functions.
+            module_backend(agent_of(module, path.name), module, HostedLoopSettings())
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # user code may call `sys.exit`
         outcome = _failure(error, project)
     Path(report).write_text(json.dumps(outcome), encoding="utf-8")
-
-
-def _check_agent_loop(module: types.ModuleType, path: Path) -> None:
-    """Check that a rollout server can host the agent and its eval functions.
-
-    Raises:
-        OsmosisError: it cannot.
-    """
-    from osmosis_ai.rollout.hosting import HostedLoopSettings, agent_of, module_backend
-
-    module_backend(agent_of(module, path.name), module, HostedLoopSettings())
 
 
 def _import(path: Path) -> types.ModuleType:

@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterator
+from typing import Any, Literal
 
 from osmosis_ai.api.capabilities import Capability
+from osmosis_ai.api.client import PlatformClient
+from osmosis_ai.api.connections import REPEATING
 from osmosis_ai.api.http_errors import PlatformError
-from osmosis_ai.api.paging import iterate_pages
+from osmosis_ai.api.models.secrets import (
+    Secret,
+    SecretDeleteRequest,
+    SecretHandout,
+    SecretHandoutList,
+    SecretList,
+    SecretSetRequest,
+)
+from osmosis_ai.api.paging import iterate_items
 from osmosis_ai.config.checks import LONGEST_SECRET_NAME, is_secret_name
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.services.capabilities import require_offered
 from osmosis_ai.services.listing import Listing, fetch_listing
 
-if TYPE_CHECKING:
-    from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.api.models.secrets import Secret, SecretHandout, SecretHandoutList, SecretList
-    from osmosis_ai.api.resources import SecretScope
-
 Scope = Literal["personal", "workspace"]
-_ON_THE_WIRE: dict[Scope, SecretScope] = {"personal": "user", "workspace": "workspace"}
-_KEYS = ("id", "name", "scope", "created_at", "updated_at", "creator_name", "updater_name")
-_HANDOUT_KEYS = ("id", "handed_at", "names", "run_id", "run_name", "attempt", "machine", "pool")
+_SECRETS = "/api/cli/environment-secrets"
+_ON_THE_WIRE: dict[Scope, str] = {"personal": "user", "workspace": "workspace"}
 
 
 def parse_scope(text: str) -> Scope:
-    """Parse a secret scope.
-
-    Raises:
-        OsmosisError: unknown scope.
-    """
     if text == "personal":
         return "personal"
     if text == "workspace":
@@ -38,11 +38,7 @@ def parse_scope(text: str) -> Scope:
 
 
 def check_name(name: str) -> str:
-    """Return ``name`` if it is a valid secret name.
-
-    Raises:
-        OsmosisError: the name is invalid.
-    """
+    """Return ``name`` if it is a valid secret name."""
     if not is_secret_name(name):
         # The error does not repeat the name: the user may have passed the value in its place.
         raise OsmosisError(
@@ -54,15 +50,7 @@ def check_name(name: str) -> str:
 
 
 def check_value(value: str, *, source: str) -> str:
-    """Return ``value`` if it can be stored as a secret. No error repeats it.
-
-    Args:
-        value: stored unchanged; nothing is trimmed.
-        source: where the value came from, for the error.
-
-    Raises:
-        OsmosisError: the value is empty or not valid text.
-    """
+    """Return ``value``, unchanged, if it can be stored. An error names its ``source`` and never repeats it."""
     if not value:
         raise OsmosisError(f"{source} is empty.")
     try:
@@ -73,11 +61,7 @@ def check_value(value: str, *, source: str) -> str:
 
 
 def value_from_environment(variable: str) -> str:
-    """Return the value of an environment variable, to be stored as a secret.
-
-    Raises:
-        OsmosisError: the variable is unset, empty, or not valid text.
-    """
+    """Return the value of an environment variable, to be stored as a secret."""
     value = os.environ.get(variable)
     if value is None:
         raise OsmosisError(
@@ -88,70 +72,53 @@ def value_from_environment(variable: str) -> str:
 
 
 def list_secrets(
-    client: PlatformClient, scope: Scope | None = None, *, limit: int, everything: bool
+    client: PlatformClient, scope: Scope | None, *, limit: int, everything: bool
 ) -> tuple[Listing[Secret], str | None]:
-    """Return the secrets of one scope, or of both if it is None, and the address of the platform's page for them.
+    """Return the secrets of one scope, or of both if it is None, and the address of the platform's page for them."""
+    pages: list[SecretList] = []
+    listing = fetch_listing(
+        client.pages(_SECRETS, SecretList, scope="all" if scope is None else _ON_THE_WIRE[scope]),
+        lambda page: page.environment_secrets,
+        limit=limit,
+        everything=everything,
+        inspect=pages.append,
+    )
+    return listing, next((page.platform_url for page in pages if page.platform_url), None)
 
-    Raises:
-        OsmosisError: both ``limit`` and ``everything`` are set.
-        PlatformError: the request failed.
-    """
-    pages: list[str] = []
 
-    def fetch(size: int, offset: int) -> SecretList:
-        wire_scope = "all" if scope is None else _ON_THE_WIRE[scope]
-        page = client.secrets.list(scope=wire_scope, limit=size, offset=offset)
-        pages.extend(url for url in [page.platform_url] if url)
-        return page
-
-    listing = fetch_listing(fetch, lambda page: page.environment_secrets, limit=limit, everything=everything)
-    return listing, next(iter(pages), None)
+def iterate_secrets(client: PlatformClient, wire_scope: str) -> Iterator[Secret]:
+    """Yield the secrets of a scope of the wire; with ``all``, a name may occur twice."""
+    pages = client.pages(_SECRETS, SecretList, scope=wire_scope)
+    return iterate_items(pages, lambda page: page.environment_secrets)
 
 
 def list_handouts(
     client: PlatformClient, *, limit: int, everything: bool
 ) -> tuple[Listing[SecretHandout], str | None]:
-    """Return the log of secrets that workers received, newest first, and the address of its page.
-
-    Raises:
-        OsmosisError: both ``limit`` and ``everything`` are set.
-        PlatformError: the platform keeps no such log, or the request failed.
-    """
-    pages: list[str] = []
-
-    def fetch(size: int, offset: int) -> SecretHandoutList:
-        page = client.secrets.handouts(limit=size, offset=offset)
-        pages.extend(url for url in [page.platform_url] if url)
-        return page
-
+    """Return the log of secrets that workers received, newest first, and the address of its page."""
     require_offered(client, Capability.SECRET_AUDIT)
-    listing = fetch_listing(fetch, lambda page: page.handouts, limit=limit, everything=everything)
-    return listing, next(iter(pages), None)
-
-
-def handout_item(handout: SecretHandout) -> dict[str, Any]:
-    """Return a log entry as the JSON output shows it."""
-    known = handout.model_dump(mode="json", include=set(_HANDOUT_KEYS))
-    return {key: known[key] for key in _HANDOUT_KEYS}
+    pages: list[SecretHandoutList] = []
+    listing = fetch_listing(
+        client.pages(f"{_SECRETS}/audit", SecretHandoutList),
+        lambda page: page.handouts,
+        limit=limit,
+        everything=everything,
+        inspect=pages.append,
+    )
+    return listing, next((page.platform_url for page in pages if page.platform_url), None)
 
 
 def set_secret(client: PlatformClient, name: str, value: str, scope: Scope) -> Secret:
-    """Create or replace a secret.
-
-    Raises:
-        PlatformError: the request failed; the error never contains the value.
-    """
-    return client.secrets.set(check_name(name), value, scope=_ON_THE_WIRE[scope])
+    """Create or replace a secret; no error contains the value."""
+    client.hide([value])
+    request = SecretSetRequest(name=check_name(name), value=value, scope=_ON_THE_WIRE[scope])
+    return client.post(_SECRETS, request, model=Secret, retry=REPEATING)
 
 
 def require_secret(client: PlatformClient, name: str, scope: Scope) -> None:
     """Check that a secret exists before the user is asked to confirm its deletion.
 
-    If the platform fails to list secrets, the check passes.
-
-    Raises:
-        NotFoundError: the secret does not exist; the error says if it exists in the other scope.
-        PlatformError: the request was refused.
+    If the platform fails to list secrets, the check passes. The error says if the secret exists in the other scope.
     """
     try:
         if _exists(client, name, scope):
@@ -162,42 +129,24 @@ def require_secret(client: PlatformClient, name: str, scope: Scope) -> None:
         return
     other: Scope = "workspace" if scope == "personal" else "personal"
     message = f'Secret "{name}" was not found in {scope} scope.'
-    if _exists_if_known(client, name, other):
-        command = f"osmosis secret delete {name} --scope {other}"
-        message += f" It exists in {other} scope. Run: {command}"
+    try:
+        if _exists(client, name, other):
+            command = f"osmosis secret delete {name} --scope {other}"
+            message += f" It exists in {other} scope. Run: {command}"
+    except PlatformError:
+        pass
     raise NotFoundError(message, details={"name": name, "scope": scope}, hint="osmosis secret list")
 
 
 def delete_secret(client: PlatformClient, name: str, scope: Scope) -> None:
-    """Delete a secret.
-
-    Raises:
-        PlatformError: ``NOT_FOUND`` if it does not exist, or the request failed.
-    """
-    client.secrets.delete(check_name(name), scope=_ON_THE_WIRE[scope])
+    client.delete(_SECRETS, SecretDeleteRequest(name=check_name(name), scope=_ON_THE_WIRE[scope]))
 
 
 def secret_item(secret: Secret) -> dict[str, Any]:
     """Return a secret as the JSON output shows it, without its value."""
-    known = secret.model_dump(mode="json", include=set(_KEYS))
-    return {**{key: known[key] for key in _KEYS}, "scope": shown_scope(secret.scope)}
-
-
-def shown_scope(wire_scope: str | None) -> str | None:
-    """Return the user's word for a scope of the wire."""
-    return "personal" if wire_scope == "user" else wire_scope
+    item = secret.model_dump(mode="json", exclude={"platform_url"})
+    return {**item, "scope": "personal" if secret.scope == "user" else secret.scope}
 
 
 def _exists(client: PlatformClient, name: str, scope: Scope) -> bool:
-    pages = iterate_pages(
-        lambda size, offset: client.secrets.list(scope=_ON_THE_WIRE[scope], limit=size, offset=offset),
-        lambda page: page.environment_secrets,
-    )
-    return any(secret.name == name for page in pages for secret in page.environment_secrets)
-
-
-def _exists_if_known(client: PlatformClient, name: str, scope: Scope) -> bool:
-    try:
-        return _exists(client, name, scope)
-    except PlatformError:
-        return False
+    return any(secret.name == name for secret in iterate_secrets(client, _ON_THE_WIRE[scope]))

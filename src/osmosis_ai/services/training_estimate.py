@@ -11,13 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from osmosis_ai.config.issues import InvalidConfigError, closest
+from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.files import expanded
+from osmosis_ai.inference.catalog import base_model_of, served_models
+from osmosis_ai.training import require_train_extra
+from osmosis_ai.workspace.config_files import TrainingConfig, load_training_config
+from osmosis_ai.workspace.layout import find_workspace
 
-if TYPE_CHECKING:
-    from osmosis_ai.config.training import TrainingSettings
+if TYPE_CHECKING:  # loads torch
     from osmosis_ai.training.runs.memory_estimate import MemoryEstimate
-    from osmosis_ai.workspace.config_files import TrainingConfig
 
 MIB, GIB = 2**20, 2**30
 GPUS: Mapping[str, int] = {
@@ -39,24 +43,20 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(GB|GIB|G|MB|MIB|M)", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Device:
-    """Training hardware; ``bytes`` is None for a CPU, which uses the machine's memory."""
+    """Training hardware; ``bytes`` is None for a CPU, which uses the machine's memory.
+
+    On a GPU, weights are bfloat16 and activations are recomputed.
+    """
 
     name: str
     bytes: int | None
-
-    @property
-    def is_gpu(self) -> bool:
-        """Whether weights are bfloat16 and activations are recomputed."""
-        return self.bytes is not None
 
 
 @dataclass(frozen=True)
 class EstimatedTraining:
     """Memory needed on a device, or on each of several devices with one learner process each.
 
-    Attributes:
-        fits_on: for each known GPU, whether the run fits.
-        warnings: valid but probably unintended settings.
+    ``fits_on`` has all known GPUs; ``warnings`` are about valid but probably unintended settings.
     """
 
     config: TrainingConfig
@@ -97,62 +97,40 @@ class EstimatedTraining:
         }
 
 
-def estimate_training(
-    config: Path, *, gpu: str | None = None, gpu_memory: str | None = None, start: Path | None = None
-) -> EstimatedTraining:
-    """Estimate the memory that a training config needs.
+def estimate_training(config: Path, *, gpu: str | None, gpu_memory: str | None) -> EstimatedTraining:
+    """Estimate the memory that a training config needs, offline.
 
     Args:
         config: a file in ``configs/training/``.
         gpu: a key of :data:`GPUS`.
         gpu_memory: for example ``80GB``; for GPUs, 1 GB is 2^30 bytes.
-        start: a directory in the workspace; the current one when None.
-
-    Raises:
-        MissingExtraError: torch is not installed.
-        OsmosisError: the config, size or GPU is invalid, or the model's size cannot be determined offline.
     """
-    from osmosis_ai.config.issues import InvalidConfigError
-    from osmosis_ai.inference.catalog import base_model_of, served_models
-    from osmosis_ai.training import require_train_extra
-    from osmosis_ai.workspace.config_files import load_training_config
-    from osmosis_ai.workspace.layout import find_workspace
-
     require_train_extra()
+    from osmosis_ai.training.runs.memory_estimate import ModelShape, estimate
+
     named = _named_device(gpu, gpu_memory)
-    workspace = find_workspace(start)
+    workspace = find_workspace()
     loaded = load_training_config(config, workspace)
     if loaded.doubts:
         shown = loaded.path.relative_to(workspace.root).as_posix()
         raise InvalidConfigError("training", shown, loaded.doubts)
     model_path = base_model_of(loaded.experiment.model_path)
-    return size_training(
-        loaded,
-        loaded.settings,
-        named or _this_machine(built_in=model_path in served_models()),
-        model_path,
-    )
-
-
-def size_training(
-    config: TrainingConfig, settings: TrainingSettings, device: Device, model_path: str
-) -> EstimatedTraining:
-    """Estimate what a valid config needs on a device, and on which GPUs it fits."""
-    from osmosis_ai.training.runs.memory_estimate import ModelShape, estimate
-
+    settings = loaded.settings
+    device = named or _this_machine(built_in=model_path in served_models())
     shape = ModelShape.read(_local_source(model_path), settings)
+    is_gpu = device.bytes is not None
     # A vLLM server has its own GPU.
     serves = settings.policy_engine == "torch"
     return EstimatedTraining(
-        config=config,
+        config=loaded,
         settings=settings,
         device=device,
         memory=estimate(
             shape,
             settings,
             device.bytes,
-            weight_bytes=2 if device.is_gpu else 4,
-            recompute_activations=device.is_gpu,
+            weight_bytes=2 if is_gpu else 4,
+            recompute_activations=is_gpu,
             serves=serves,
         ),
         fits_on={
@@ -179,8 +157,6 @@ def _named_device(gpu: str | None, gpu_memory: str | None) -> Device | None:
         return Device(f"a GPU with {size / GIB:g} GiB", size)
     if gpu is None:
         return None
-    from osmosis_ai.config.issues import closest
-
     by_key = {_key(name): name for name in GPUS}
     if _key(gpu) not in by_key:
         meant = closest(_key(gpu), list(by_key))
@@ -211,8 +187,6 @@ def _local_source(model_path: str) -> str:
     """Return an offline source of a model's configuration."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
-
-    from osmosis_ai.inference.catalog import served_models
 
     if model_path in served_models():
         return model_path

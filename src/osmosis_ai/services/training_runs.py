@@ -429,7 +429,7 @@ def _is_path(word: str) -> bool:
 
 
 def _is_logged_in() -> bool:
-    from osmosis_ai.api.credentials.resolution import require_credentials
+    from osmosis_ai.api.credentials import require_credentials
 
     try:
         require_credentials()

@@ -30,11 +30,7 @@ class UpgradeCommand:
 
 
 def upgrade_command() -> UpgradeCommand:
-    """Return the command that installs the newest version from the source of this installation.
-
-    Raises:
-        OsmosisError: the installation came from a single file or an unknown source (PLATFORM_ERROR).
-    """
+    """Return the command that installs the newest version from the source of this installation, if that is known."""
     source, method = installation_source(installed_distribution()), _method()
     arguments = source.arguments()
     if arguments is None or source.kind in ("file", "url"):

@@ -6,22 +6,23 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, unquote
 
-from osmosis_ai.errors import (
-    MissingExtraError,
-    NotFoundError,
-    OsmosisError,
-    WorkspaceRequiredError,
-)
+from osmosis_ai.api.client import PlatformClient
+from osmosis_ai.api.http_errors import PlatformError
+from osmosis_ai.errors import MissingExtraError, NotFoundError, OsmosisError, WorkspaceRequiredError
 from osmosis_ai.files import cache_dir, expanded
+from osmosis_ai.services.downloaded_runs import as_local_run, fetched_run, is_downloaded_run
+from osmosis_ai.services.eval_runs.resolver import find_local_run, named_on_platform, resolve_run
+from osmosis_ai.services.report_files import ReportFile
+from osmosis_ai.services.training_runs import describe_run, report_training
+from osmosis_ai.viewer.access import SECTIONS
+from osmosis_ai.viewer.local.source import LocalSource
+from osmosis_ai.viewer.local_runs import RunKind, RunPlace, RunPlaces, is_result, kind_of
+from osmosis_ai.workspace.layout import find_workspace
 
 if TYPE_CHECKING:
-    from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.api.http_errors import PlatformError
-    from osmosis_ai.services.report_files import ReportFile
-    from osmosis_ai.viewer.local_runs import RunKind, RunPlace
     from osmosis_ai.viewer.report import ReportContent, RunReportOptions
     from osmosis_ai.viewer.serving.server import RunningViewer
 
@@ -42,8 +43,7 @@ _FILES = {
 """Descriptions of file types by suffix."""
 
 
-@dataclass(frozen=True)
-class ViewedPlace:
+class ViewedPlace(NamedTuple):
     """A directory to show, and its initial page."""
 
     root: Path
@@ -52,10 +52,9 @@ class ViewedPlace:
 
 @dataclass(frozen=True)
 class ViewerAddress:
-    """The address of a viewer.
+    """The address of a viewer of the runs in ``place``.
 
     Attributes:
-        place: directory whose runs are shown.
         address: one-time URL for one browser.
         host, port: listening address, formatted for a URL.
         has_own_name: whether its cookies are not sent to other servers on this machine.
@@ -77,22 +76,12 @@ def open_viewer(reference: str | None, *, host: str, port: int) -> ViewerAddress
         reference: a directory or local run; the workspace or the current directory when None.
         host: a loopback address.
         port: 0 for any free port, or for a running viewer of the same directory.
-
-    Raises:
-        MissingExtraError: the `eval` extra is not installed.
-        NotFoundError: the reference does not exist.
-        OsmosisError: the host is not loopback, or the port is in use.
     """
     try:
-        import fastapi  # noqa: F401
-        import uvicorn  # noqa: F401
+        from osmosis_ai.viewer.serving.meeting import bracketed, found_viewer, meeting_file
+        from osmosis_ai.viewer.serving.server import loopback_address, prepare_viewer
     except ModuleNotFoundError as error:
         raise MissingExtraError("eval", error.name or "fastapi") from error
-    from osmosis_ai.services.downloaded_runs import is_downloaded_run
-    from osmosis_ai.viewer.local.source import LocalSource
-    from osmosis_ai.viewer.serving.meeting import bracketed, found_viewer, meeting_file
-    from osmosis_ai.viewer.serving.server import loopback_address, prepare_viewer
-
     host = loopback_address(host)
     found, cache = viewed_place(reference), cache_dir()
     if found.path == "/" and is_downloaded_run(found.root):
@@ -118,7 +107,7 @@ def open_viewer(reference: str | None, *, host: str, port: int) -> ViewerAddress
 def page_for_browser(found: ViewerAddress) -> str | None:
     """Return a file that redirects to the address, because all users can see process arguments.
 
-    Returns None if the file cannot be written.
+    None if the file cannot be written.
     """
     from osmosis_ai.viewer.serving.meeting import leave_opening_page
 
@@ -138,18 +127,9 @@ def report_run(
     Args:
         reference: as for :func:`open_viewer`; a directory with exactly one run stands for it. Downloaded runs
             and `platform:NAME` are accepted, too.
-        report: output file.
         options: limits for conversations or records.
-        client: connects to the platform; called only if needed. None restricts the search to this machine.
-
-    Raises:
-        ConflictError: the file exists, and overwriting is not allowed.
-        OsmosisError: the reference does not name exactly one run, a limit does not apply, or the file cannot
-            be written; no partial file remains.
+        client: connects to the platform; None restricts the search to this machine.
     """
-    from osmosis_ai.services.downloaded_runs import is_downloaded_run
-    from osmosis_ai.services.eval_runs.resolver import named_on_platform
-
     word = named_on_platform(reference) if client is not None and reference is not None else None
     if client is not None and word is not None:
         report.check()
@@ -170,10 +150,6 @@ def _report_of_platform(
     word: str, report: ReportFile, options: RunReportOptions, client: Callable[[], PlatformClient]
 ) -> tuple[str, ReportContent | None]:
     """Report the platform's evaluation or, if missing, training run of that name."""
-    from osmosis_ai.api.http_errors import PlatformError
-    from osmosis_ai.services.downloaded_runs import fetched_run
-    from osmosis_ai.services.eval_runs.resolver import resolve_run
-
     try:
         name = resolve_run(f"platform:{word}", client=client).name
     except PlatformError as missing:
@@ -188,9 +164,6 @@ def _report_training_there(
     word: str, report: ReportFile, options: RunReportOptions, client: PlatformClient, missing: PlatformError
 ) -> str:
     """Report a platform's training run and return its name; raise ``missing`` if it does not exist."""
-    from osmosis_ai.api.http_errors import PlatformError
-    from osmosis_ai.services.training_runs import describe_run, report_training
-
     try:
         found = describe_run(client, word)
     except PlatformError as error:
@@ -209,8 +182,6 @@ def _report_training_there(
 def _report_download(
     download: Path, report: ReportFile, options: RunReportOptions
 ) -> tuple[str, ReportContent | None]:
-    from osmosis_ai.services.downloaded_runs import as_local_run
-
     with as_local_run(download) as directory:
         # The cache is removed with the temporary directory.
         return _report(directory, _only_run(directory), report, options, cache=directory.parent)
@@ -219,8 +190,6 @@ def _report_download(
 def _report(
     root: Path, path: str, report: ReportFile, options: RunReportOptions, *, cache: Path
 ) -> tuple[str, ReportContent | None]:
-    from osmosis_ai.viewer.access import SECTIONS
-    from osmosis_ai.viewer.local.source import LocalSource
     from osmosis_ai.viewer.one_file import write_judging_report, write_training_report
     from osmosis_ai.viewer.report import write_run_report
 
@@ -255,8 +224,6 @@ def _require_no_limit(name: str, kind: RunKind, options: RunReportOptions) -> No
 
 def _only_run(root: Path) -> str:
     """Return the page of the only run below a directory; "/" unless there is exactly one."""
-    from osmosis_ai.viewer.local_runs import RunPlaces
-
     places = RunPlaces(root).all()
     return _page_path(places[0]) if len(places) == 1 else "/"
 
@@ -265,8 +232,6 @@ def viewed_place(reference: str | None) -> ViewedPlace:
     """Resolve a command-line reference; errors as in :func:`open_viewer`."""
     if reference is None:
         return ViewedPlace(_around(Path.cwd()))
-    from osmosis_ai.viewer.local_runs import is_result
-
     given = expanded(reference)
     try:
         if given.is_file():
@@ -277,8 +242,6 @@ def viewed_place(reference: str | None) -> ViewedPlace:
     except (OSError, ValueError) as error:
         raise NotFoundError(f"{reference[:200]!r} cannot be opened: {error}.") from error
     run = directory if directory is not None else _named_run(reference)
-    from osmosis_ai.viewer.local_runs import kind_of
-
     if kind_of(run) is None:
         return ViewedPlace(run)
     # In its workspace, a run can be compared with others.
@@ -292,8 +255,6 @@ def viewed_place(reference: str | None) -> ViewedPlace:
 
 def _not_viewed(reference: str, file: Path) -> OsmosisError:
     """Return the error about a file that cannot be viewed."""
-    from osmosis_ai.viewer.local_runs import kind_of
-
     if kind_of(file.parent) is not None:
         return OsmosisError(
             f"{reference} is a file of a run; view its directory instead.",
@@ -308,8 +269,6 @@ def _not_viewed(reference: str, file: Path) -> OsmosisError:
 
 
 def _named_run(reference: str) -> Path:
-    from osmosis_ai.services.eval_runs.resolver import find_local_run, named_on_platform
-
     if named_on_platform(reference) is not None:
         raise OsmosisError(
             f"{reference[:200]} is a platform's run; its pages are there.",
@@ -333,8 +292,6 @@ def _named_run(reference: str) -> Path:
 
 def _around(directory: Path) -> Path:
     """Return the workspace around a directory, or the directory itself."""
-    from osmosis_ai.workspace.layout import find_workspace
-
     try:
         return find_workspace(directory).root.resolve()
     except OsmosisError:
@@ -343,12 +300,8 @@ def _around(directory: Path) -> Path:
 
 def _page_of(run: Path, root: Path) -> str | None:
     """Return the page of a run below ``root``; None if it is not there."""
-    from osmosis_ai.viewer.local_runs import RunPlaces
-
     return next((_page_path(place) for place in RunPlaces(root).all() if place.path == run), None)
 
 
 def _page_path(place: RunPlace) -> str:
-    from osmosis_ai.viewer.access import SECTIONS
-
     return f"/{SECTIONS[place.kind]}/{quote(place.name, safe='')}"

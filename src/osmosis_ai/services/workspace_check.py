@@ -9,85 +9,91 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from osmosis_ai import sandbox
 from osmosis_ai.api.git_identity import identify_origin
-from osmosis_ai.config.issues import closest, nearest
+from osmosis_ai.config.decisions import decide_file, decided_config, is_decide_file
+from osmosis_ai.config.execution import is_of_our_table
+from osmosis_ai.config.issues import InvalidConfigError, Issue, closest, nearest
+from osmosis_ai.config.sections import served_agent
+from osmosis_ai.datasets import validate_dataset
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.files import expanded
+from osmosis_ai.services.rollout_preflight import import_entrypoint, served_elsewhere
 from osmosis_ai.workspace import doctor
+from osmosis_ai.workspace.config_files import (
+    EvalConfig,
+    TrainingConfig,
+    load_benchmark_config,
+    load_decisions,
+    load_eval_config,
+    load_training_config,
+    rollout_directory,
+)
 from osmosis_ai.workspace.git import read_origin, without_credentials
-from osmosis_ai.workspace.layout import DATASET_EXTENSIONS, REQUIRED_DIRECTORIES
+from osmosis_ai.workspace.layout import (
+    DATASET_EXTENSIONS,
+    REQUIRED_DIRECTORIES,
+    WorkspaceDirectory,
+    find_dataset_file,
+    find_workspace,
+    similar_dataset,
+)
 
-if TYPE_CHECKING:
-    from osmosis_ai.api.models.auth import WorkspaceMembership
-    from osmosis_ai.config.issues import Issue
-    from osmosis_ai.sandbox import SandboxCapability
-    from osmosis_ai.workspace.config_files import EvalConfig, TrainingConfig
-    from osmosis_ai.workspace.layout import WorkspaceDirectory
-
-    Config = EvalConfig | TrainingConfig
-
+Config = EvalConfig | TrainingConfig
 Tell = Callable[[str], None]
 Severity = Literal["error", "warning"]
 CheckName = Literal["config", "import", "dataset"]
 
-IMPORT_TIMEOUT_S = 60.0
 LOOKUP_TIMEOUT_S = 5.0
 _PLACES = "configs are .toml files in configs/eval/, configs/training/ and configs/benchmark/; datasets are in data/"
 
 
 @dataclass(frozen=True)
 class Problem:
-    """An error or warning.
-
-    Attributes:
-        check: ``config``, ``import`` or ``dataset``.
-        file: relative to the workspace directory.
-        line: in the file, from 1, if known for certain.
-        key: the config key.
-        suggestion: the likely intended value.
-    """
+    """An error or warning about a ``file``, relative to the workspace directory, and a ``line`` from 1."""
 
     severity: Severity
     check: CheckName
-    message: str
     file: str
-    line: int | None = None
-    key: str | None = None
-    suggestion: str | None = None
+    line: int | None
+    key: str | None
+    message: str
+    suggestion: str | None
 
     def text(self) -> str:
         """Return the problem as one line of a report."""
-        place = f"{self.file}:{self.line}" if self.line is not None else self.file
+        return f"{self.file}{'' if self.line is None else f':{self.line}'}: {self._sentence()}"
+
+    def github_annotation(self) -> str:
+        """Return a GitHub Actions workflow command, escaped so that no text can start another command.
+
+        https://docs.github.com/actions/reference/workflows-and-actions/workflow-commands
+        """
+        places = {"file": self.file, "line": self.line, "title": f"osmosis check: {self.check}"}
+        properties = ",".join(
+            f"{name}={_escaped(str(value)).replace(':', '%3A').replace(',', '%2C')}"
+            for name, value in places.items()
+            if value is not None
+        )
+        return f"::{self.severity} {properties}::{_escaped(self._sentence())}"
+
+    def _sentence(self) -> str:
         named = f"{self.key}: " if self.key else ""
         meant = f" (did you mean '{self.suggestion}'?)" if self.suggestion else ""
-        return f"{place}: {named}{self.message}{meant}"
+        return f"{named}{self.message}{meant}"
 
-    def data(self) -> dict[str, Any]:
-        """Return the problem as the JSON output shows it; unknown fields are left out."""
-        known = {
-            "severity": self.severity,
-            "check": self.check,
-            "file": self.file,
-            "line": self.line,
-            "key": self.key,
-            "message": self.message,
-            "suggestion": self.suggestion,
-        }
-        return {key: value for key, value in known.items() if value is not None}
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
 @dataclass
 class CheckReport:
-    """What was checked, and the problems found.
-
-    Attributes:
-        configs, entrypoints, datasets: files that were checked, relative to the workspace directory.
-        unchecked: what could not be checked on this machine, one sentence each.
-    """
+    """What was checked (files relative to the workspace directory), the problems found, and what was not checked."""
 
     workspace: WorkspaceDirectory
     configs: list[str] = field(default_factory=list)
@@ -107,7 +113,7 @@ class CheckReport:
         return [problem for problem in self.problems if problem.severity == "warning"]
 
     def resource(self) -> dict[str, Any]:
-        """Return the report as the JSON output shows it."""
+        """Return the report as the JSON output shows it; unknown facts about a problem are left out."""
         return {
             "workspace_directory": str(self.workspace.root),
             "checked": {
@@ -118,47 +124,28 @@ class CheckReport:
             "unchecked": self.unchecked,
             "errors": len(self.errors),
             "warnings": len(self.warnings),
-            "problems": [problem.data() for problem in self.problems],
+            "problems": [
+                {name: value for name, value in asdict(problem).items() if value is not None}
+                for problem in self.problems
+            ],
         }
 
 
-@dataclass(frozen=True)
-class CheckOptions:
-    """How much is checked.
-
-    Attributes:
-        imports: whether entrypoints are imported, which runs their code.
-        strict: whether rows that cannot be evaluated are errors.
-        import_timeout_s: time limit of one import, in seconds.
-    """
-
-    imports: bool = True
-    strict: bool = False
-    import_timeout_s: float = IMPORT_TIMEOUT_S
-
-
 def check_workspace(
-    paths: Sequence[Path] = (),
-    options: CheckOptions | None = None,
-    *,
-    start: Path | None = None,
-    tell: Tell = lambda _stage: None,
+    paths: Sequence[Path], *, imports: bool, strict: bool, import_timeout_s: float, tell: Tell
 ) -> CheckReport:
-    """Check configs, the code they run and the datasets they name.
+    """Check configs, the code they run and the datasets they name. Problems in existing files are in the report.
 
     Args:
         paths: configs, dataset files, or directories that contain configs; all configs of the workspace if empty.
-        start: a directory of the workspace (default: the current directory).
+        imports: whether entrypoints are imported, which runs their code.
+        strict: whether rows that cannot be evaluated are errors.
+        import_timeout_s: time limit of one import, in seconds.
         tell: receives the name of each slow step.
-
-    Raises:
-        OsmosisError: there is no workspace, or nothing to check. Problems in existing files are in the report.
     """
-    from osmosis_ai.workspace.layout import find_workspace
-
     there = next((path for path in paths if path.exists()), None)
-    workspace = find_workspace(start or there, require_scaffold=False)
-    check = _Check(CheckReport(workspace), options or CheckOptions(), tell)
+    workspace = find_workspace(there, require_scaffold=False)
+    check = _Check(CheckReport(workspace), imports, strict, import_timeout_s, tell)
     configs, datasets = _inputs(workspace, paths)
     for path in configs:
         check.config(path)
@@ -167,20 +154,25 @@ def check_workspace(
     return check.report
 
 
+@dataclass
 class _Check:
     """One check; an entrypoint or dataset that several configs name is checked once."""
 
-    def __init__(self, report: CheckReport, options: CheckOptions, tell: Tell) -> None:
-        self.report = report
-        self._workspace = report.workspace
-        self._options = options
-        self._tell = tell
-        self._imported: set[tuple[Any, ...]] = set()
+    report: CheckReport
+    imports: bool
+    strict: bool
+    import_timeout_s: float
+    tell: Tell
+    imported: set[tuple[Any, ...]] = field(default_factory=set)
+
+    @property
+    def workspace(self) -> WorkspaceDirectory:
+        return self.report.workspace
 
     def config(self, path: Path) -> None:
         """Check a config and what it names."""
         shown = self._shown(path)
-        self._tell(f"Checking {shown}")
+        self.tell(f"Checking {shown}")
         self.report.configs.append(shown)
         try:
             config = self._load(path)
@@ -195,46 +187,34 @@ class _Check:
 
     def dataset(self, path: Path) -> None:
         """Check all rows of a dataset file."""
-        from osmosis_ai.datasets import validate_dataset
-
         shown = self._shown(path)
         if shown in self.report.datasets:
             return
-        self._tell(f"Checking {shown}")
+        self.tell(f"Checking {shown}")
         self.report.datasets.append(shown)
         found = validate_dataset(path)
         for error in found.errors:
             line, said = _place(error)
             self._add("error", "dataset", said, shown, line=line)
         for warning in found.warnings:
-            strict = self._options.strict and warning == found.unusable
+            strict = self.strict and warning == found.unusable
             self._add("error" if strict else "warning", "dataset", warning, shown)
 
     def _load(self, path: Path) -> Config | None:
         """Return a config that names code and data of this workspace; None for any other kind of valid config."""
-        from osmosis_ai.config.decisions import is_decide_file
-        from osmosis_ai.workspace.config_files import (
-            load_benchmark_config,
-            load_decisions,
-            load_eval_config,
-            load_training_config,
-        )
-
-        if path.is_relative_to(self._workspace.benchmark_configs_dir):
-            load_benchmark_config(path, self._workspace)
+        if path.is_relative_to(self.workspace.benchmark_configs_dir):
+            load_benchmark_config(path, self.workspace)
             return None
-        if path.is_relative_to(self._workspace.eval_configs_dir):
+        if path.is_relative_to(self.workspace.eval_configs_dir):
             if is_decide_file(path):
                 self._check_decided(path)
-                load_decisions(path, self._workspace)
+                load_decisions(path, self.workspace)
                 return None
-            return load_eval_config(path, self._workspace)
-        return load_training_config(path, self._workspace)
+            return load_eval_config(path, self.workspace)
+        return load_training_config(path, self.workspace)
 
     def _check_decided(self, path: Path) -> None:
         """Check that a decide file belongs to a config."""
-        from osmosis_ai.config.decisions import decided_config, is_decide_file
-
         config = decided_config(path)
         if config.is_file():
             return
@@ -250,8 +230,6 @@ class _Check:
         )
 
     def _add_config_error(self, shown: str, error: OsmosisError) -> None:
-        from osmosis_ai.config.issues import InvalidConfigError
-
         if isinstance(error, InvalidConfigError):
             self._add_issues("error", shown, error.issues)
             return
@@ -273,8 +251,6 @@ class _Check:
 
     def _add_doubts(self, config: Config, shown: str) -> None:
         """Add this release's warnings about a config; those about built-in models and our model table are errors."""
-        from osmosis_ai.config.execution import is_of_our_table
-
         for issue in config.doubts:
             if issue.key == "experiment.model_path" or is_of_our_table(issue, config.advanced):
                 self._add_issues("error", shown, [issue])
@@ -282,10 +258,6 @@ class _Check:
                 self._add_issues("warning", shown, [issue], note="; the platform is likely to refuse it")
 
     def _check_import(self, config: Config, shown: str) -> None:
-        from osmosis_ai.config.sections import served_agent
-        from osmosis_ai.services.rollout_preflight import import_entrypoint, served_elsewhere
-        from osmosis_ai.workspace.config_files import rollout_directory
-
         experiment = config.experiment
         if served_agent(experiment.entrypoint) is not None:
             self._leave(served_elsewhere(experiment.entrypoint).problem)
@@ -296,19 +268,19 @@ class _Check:
             self._leave(f"{shown} takes {entrypoint} from {pinned}, which is not what was looked at here.")
             return
         key = (entrypoint, tuple(sorted(config.env.items())), config.secrets)
-        if key in self._imported:
+        if key in self.imported:
             return
-        self._imported.add(key)
-        if not self._options.imports:
+        self.imported.add(key)
+        if not self.imports:
             self._leave(f"{entrypoint} was not imported (--no-import).")
             return
-        self._tell(f"Importing {entrypoint}")
+        self.tell(f"Importing {entrypoint}")
         outcome = import_entrypoint(
-            rollout_directory(self._workspace, experiment.rollout),
+            rollout_directory(self.workspace, experiment.rollout),
             experiment.entrypoint,
             env=config.env,
             secret_names=config.secrets,
-            timeout_s=self._options.import_timeout_s,
+            timeout_s=self.import_timeout_s,
         )
         if outcome.kind == "unknown":
             self._leave(outcome.problem)
@@ -327,18 +299,16 @@ class _Check:
             )
 
     def _find_dataset(self, config: Config, shown: str) -> None:
-        from osmosis_ai.workspace.layout import find_dataset_file, similar_dataset
-
         name = config.experiment.dataset
         try:
-            found = find_dataset_file(self._workspace, name)
+            found = find_dataset_file(self.workspace, name)
         except OsmosisError as error:
             self._add("error", "config", error.message, shown, key="experiment.dataset")
             return
         if found is not None:
             self.dataset(found)
             return
-        near = similar_dataset(self._workspace, name)
+        near = similar_dataset(self.workspace, name)
         meant = f"; did you mean '{near}'?" if near else ""
         self._leave(
             f"{shown}: data/ has no dataset '{name}'; only a platform can tell whether it has one{meant}"
@@ -359,21 +329,17 @@ class _Check:
         key: str | None = None,
         suggestion: str | None = None,
     ) -> None:
-        problem = Problem(severity, check, message, file, line, key, suggestion)
+        problem = Problem(severity, check, file, line, key, message, suggestion)
         if problem not in self.report.problems:
             self.report.problems.append(problem)
 
     def _shown(self, path: Path) -> str:
-        root = self._workspace.root
+        root = self.workspace.root
         return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
 
 
 def _inputs(workspace: WorkspaceDirectory, paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """Return the configs and dataset files that ``paths`` mean, without duplicates, and the configs' decide files.
-
-    Raises:
-        OsmosisError: a path does not exist or is neither, or there is nothing to check.
-    """
+    """Return the configs and dataset files that ``paths`` mean, without duplicates, and the configs' decide files."""
     if not paths:
         configs = _configs_below(workspace, workspace.root)
         if not configs:
@@ -394,7 +360,9 @@ def _inputs(workspace: WorkspaceDirectory, paths: Sequence[Path]) -> tuple[list[
         elif not place.exists():
             raise _not_there(workspace, path)
         elif place.suffix == ".toml":
-            configs += [*_require_config(workspace, path, place), *_decided_about(workspace, place)]
+            if not any(place.is_relative_to(home) for home in _homes(workspace)):
+                raise OsmosisError(f"{path} is not a config of {workspace.root}.", hint=_PLACES)
+            configs += [place, *_decided_about(workspace, place)]
         elif place.suffix[1:] in DATASET_EXTENSIONS:
             datasets.append(place)
         else:
@@ -413,18 +381,10 @@ def _configs_below(workspace: WorkspaceDirectory, directory: Path) -> list[Path]
 
 def _decided_about(workspace: WorkspaceDirectory, config: Path) -> list[Path]:
     """Return the decide file next to an eval config. Without this check, its errors show only after the evaluation."""
-    from osmosis_ai.config.decisions import decide_file, is_decide_file
-
     if is_decide_file(config) or not config.is_relative_to(workspace.eval_configs_dir.resolve()):
         return []
     decided = decide_file(config)
     return [decided] if decided.is_file() else []
-
-
-def _require_config(workspace: WorkspaceDirectory, path: Path, place: Path) -> list[Path]:
-    if not any(place.is_relative_to(home) for home in _homes(workspace)):
-        raise OsmosisError(f"{path} is not a config of {workspace.root}.", hint=_PLACES)
-    return [place]
 
 
 def _not_there(workspace: WorkspaceDirectory, path: Path) -> NotFoundError:
@@ -447,136 +407,63 @@ def _place(error: str) -> tuple[int | None, str]:
     return (int(match[1]), error[match.end() :]) if match else (None, error)
 
 
-def github_annotations(problems: Iterable[Problem]) -> list[str]:
-    """Return a GitHub Actions workflow command for each problem, escaped so that no text can start another command.
+def examine(path: Path | None = None, *, fix: bool = False) -> dict[str, Any]:
+    """Check the workspace directory that contains ``path``, and return the result as the JSON output shows it.
 
-    https://docs.github.com/actions/reference/workflows-and-actions/workflow-commands
+    With ``fix``, what is missing is created. Otherwise missing directories are an error, whose details are the result.
     """
-    return [_command(problem) for problem in problems]
-
-
-def _command(problem: Problem) -> str:
-    places = {"file": problem.file, "line": problem.line, "title": f"osmosis check: {problem.check}"}
-    properties = ",".join(
-        f"{name}={_property(str(value))}" for name, value in places.items() if value is not None
-    )
-    meant = f" (did you mean '{problem.suggestion}'?)" if problem.suggestion else ""
-    named = f"{problem.key}: " if problem.key else ""
-    return f"::{problem.severity} {properties}::{_data(f'{named}{problem.message}{meant}')}"
-
-
-def _data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
-
-
-@dataclass(frozen=True)
-class Origin:
-    """A repository's `origin`, without credentials.
-
-    Args:
-        identity: the platform's name for the repository.
-        warning: why there is no identity.
-    """
-
-    remote_url: str | None = None
-    identity: str | None = None
-    warning: str | None = None
-
-
-@dataclass(frozen=True)
-class Checkup:
-    """The result of the doctor.
-
-    Args:
-        report: the directories and guides.
-        sandbox: what this machine can use to sandbox rollouts.
-        limits: how a platform on this machine would limit the resources of rollouts, as text.
-        workspace: the repository's workspace on the platform you are logged in to.
-    """
-
-    report: doctor.DoctorReport
-    origin: Origin
-    sandbox: SandboxCapability
-    limits: str
-    workspace: WorkspaceMembership | None = None
-
-    def resource(self) -> dict[str, Any]:
-        """Return the checkup as the JSON output shows it."""
-        git: dict[str, Any] = {"identity": self.origin.identity, "remote_url": self.origin.remote_url}
-        if self.origin.warning is not None:
-            git["warning"] = self.origin.warning
-        linked = self.workspace
-        return {
-            "workspace_directory": str(self.report.root),
-            "git": git,
-            "workspace": linked and {"id": linked.id, "name": linked.name, "role": linked.role},
-            "required_paths": [*REQUIRED_DIRECTORIES, *doctor.AGENT_GUIDES],
-            "missing": list(self.report.missing),
-            "valid": self.report.valid,
-            "fixed": list(self.report.fixed),
-            "gitignore": {"missing": list(self.report.unignored), "added": list(self.report.ignored)},
-            "tracked_env_files": list(self.report.tracked_env_files),
-            "sandbox": {
-                "works": self.sandbox.works,
-                "problem": self.sandbox.problem,
-                "remedy": self.sandbox.remedy,
-                "limits": self.limits,
-            },
-        }
-
-
-def examine(path: Path | None = None, *, fix: bool = False) -> Checkup:
-    """Check the workspace directory that contains ``path``.
-
-    Args:
-        path: a directory of the work tree (default: the current directory).
-        fix: create what is missing.
-
-    Raises:
-        WorkspaceRequiredError: outside a Git work tree.
-        ConflictError: an existing file prevents the fix.
-        OsmosisError: directories are missing and ``fix`` is not set; its details are the resource.
-    """
-    from osmosis_ai import sandbox
-
     report = doctor.fix(path) if fix else doctor.check(path)
-    origin = _origin_of(report.root)
-    linked = _linked_workspace(origin.identity) if origin.identity else None
-    checkup = Checkup(report, origin, sandbox.check_sandbox(), sandbox.look_at_control().words, linked)
+    git = _git_facts(report.root)
+    capability = sandbox.check_sandbox()
+    facts = {
+        "workspace_directory": str(report.root),
+        "git": git,
+        "workspace": _linked_workspace(git["identity"]) if git["identity"] else None,
+        "required_paths": [*REQUIRED_DIRECTORIES, *doctor.AGENT_GUIDES],
+        "missing": list(report.missing),
+        "valid": report.valid,
+        "fixed": list(report.fixed),
+        "gitignore": {"missing": list(report.unignored), "added": list(report.ignored)},
+        "tracked_env_files": list(report.tracked_env_files),
+        "sandbox": {
+            "works": capability.works,
+            "problem": capability.problem,
+            "remedy": capability.remedy,
+            "limits": sandbox.look_at_control().words,
+        },
+    }
     if not report.valid:
         raise OsmosisError(
             f"{report.root} is not a complete workspace directory. Missing:\n"
             + "\n".join(f"  - {name}/" for name in report.missing_directories)
             + "\nRun `osmosis doctor --fix` to create what is missing.",
-            details=checkup.resource(),
+            details=facts,
         )
-    return checkup
+    return facts
 
 
-def _origin_of(root: Path) -> Origin:
+def _git_facts(root: Path) -> dict[str, Any]:
+    """Return the identity and the address of `origin`, without credentials, or why there is no identity."""
     url = read_origin(root)
     if url is None:
-        return Origin(warning="there is no remote `origin`; only runs on a platform need one")
+        warning = "there is no remote `origin`; only runs on a platform need one"
+        return {"identity": None, "remote_url": None, "warning": warning}
     try:
         git = identify_origin(url, base=root)
     except OsmosisError as error:
-        return Origin(without_credentials(url), warning=error.message)
-    return Origin(git.display_url, git.identity)
+        return {"identity": None, "remote_url": without_credentials(url), "warning": error.message}
+    return {"identity": git.identity, "remote_url": git.display_url}
 
 
-def _linked_workspace(identity: str) -> WorkspaceMembership | None:
+def _linked_workspace(identity: str) -> dict[str, Any] | None:
     """Return the workspace of a repository; None without a login or if the platform does not answer."""
+    # Only this part of a checkup needs HTTP.
     from osmosis_ai.api.credentials import require_credentials
+    from osmosis_ai.services.context import connect
 
     try:
-        credentials = require_credentials()
-        from osmosis_ai.services.context import connect
-
-        with connect(credentials, git_identity=identity, timeout_s=LOOKUP_TIMEOUT_S) as client:
-            return client.verify().workspace
+        with connect(require_credentials(), git_identity=identity, timeout_s=LOOKUP_TIMEOUT_S) as client:
+            workspace = client.verify().workspace
+            return None if workspace is None else workspace.model_dump()
     except OsmosisError:
         return None

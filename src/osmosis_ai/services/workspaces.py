@@ -18,21 +18,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
-from osmosis_ai.api.active_platform import active_platform
 from osmosis_ai.api.credentials import require_credentials
 from osmosis_ai.api.git_identity import IDENTITY, identify_origin
 from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.models.auth import User, Workspace, WorkspaceMembership
-from osmosis_ai.api.platform_url import DEFAULT_PLATFORM_URL
+from osmosis_ai.api.platform_url import DEFAULT_PLATFORM_URL, active_platform
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.files import config_dir, write_json
-from osmosis_ai.services.auth import iso, verify_with_workspace
+from osmosis_ai.services.auth import iso, list_memberships, verify_with_workspace
 from osmosis_ai.services.context import (
     Checkout,
-    PlatformContext,
     Warn,
     connect,
     connect_hint,
@@ -41,9 +39,6 @@ from osmosis_ai.services.context import (
     open_context,
 )
 from osmosis_ai.workspace.git import read_origin, run_git, without_credentials, worktree_root
-
-if TYPE_CHECKING:
-    from osmosis_ai.api.client import PlatformClient
 
 FILE_VERSION = 1
 CLONE_TIMEOUT_S = 900.0
@@ -54,12 +49,7 @@ _NEARBY = (*_FROM_AFAR, "http", "file")
 
 @dataclass(frozen=True)
 class Membership:
-    """A workspace of the user.
-
-    Args:
-        current: whether the current directory's repository belongs to it.
-        directory: a checkout of it on this machine.
-    """
+    """A workspace of the user, whether the current repository belongs to it, and a checkout of it on this machine."""
 
     workspace: Workspace
     current: bool
@@ -74,9 +64,7 @@ class Membership:
     def item(self) -> dict[str, Any]:
         """Return the workspace as the JSON output shows it."""
         return {
-            "id": self.workspace.id,
-            "name": self.workspace.name,
-            "role": self.workspace.role,
+            **self.workspace.model_dump(include={"id", "name", "role"}),
             "repository": self.repository,
             "current": self.current,
             "workspace_directory": None if self.directory is None else str(self.directory),
@@ -95,9 +83,7 @@ class CurrentWorkspace:
 
     def data(self) -> dict[str, Any]:
         return {
-            "id": self.membership.id,
-            "name": self.membership.name,
-            "role": self.membership.role,
+            **self.membership.model_dump(),
             "email": self.user.email,
             "expires_at": iso(self.expires_at),
             "platform_url": self.platform_url,
@@ -106,17 +92,16 @@ class CurrentWorkspace:
 
 
 def list_workspaces(start: Path | None = None, *, warn: Warn = log_warning) -> tuple[Membership, ...]:
-    """Return every workspace of the user and mark the current one; also works outside a repository.
-
-    Raises:
-        OsmosisError: you are not logged in, or the request failed.
-    """
+    """Return every workspace of the user and mark the current one; also works outside a repository."""
     credentials = require_credentials()
     checkout = find_checkout_if_any(start)
     identity = checkout.git.identity if checkout else None
     with connect(credentials, git_identity=identity, warn=warn) as client:
-        workspaces = client.workspaces.list().workspaces
-        current = _current_of(client)
+        workspaces = list_memberships(client)
+        current: WorkspaceMembership | None = None
+        if identity is not None:
+            with contextlib.suppress(PlatformError):
+                current = verify_with_workspace(client).workspace
     directories = WorkspaceDirectories(credentials.platform_url)
     if checkout is not None and current is not None:
         directories.remember(current.id, checkout.workspace.root)
@@ -127,17 +112,16 @@ def list_workspaces(start: Path | None = None, *, warn: Warn = log_warning) -> t
 
 
 def current_workspace(start: Path | None = None, *, warn: Warn = log_warning) -> CurrentWorkspace:
-    """Return the workspace that the repository around ``start`` belongs to.
-
-    Raises:
-        WorkspaceRequiredError: outside a Git work tree.
-        NotFoundError: the repository belongs to no workspace of the user.
-        OsmosisError: there is no origin, you are not logged in, or the request failed.
-    """
+    """Return the workspace that the repository around ``start`` belongs to; NotFoundError if there is none."""
     with open_context(start, require_scaffold=False, warn=warn) as context:
         verified = context.client.verify()
     if verified.workspace is None:
-        raise _not_connected(context)
+        git, url = context.checkout.git, context.credentials.platform_url
+        raise NotFoundError(
+            f"The repository {git.identity} belongs to no workspace of yours on {url}.",
+            details=context.resource(),
+            hint=connect_hint(git, url),
+        )
     WorkspaceDirectories(context.credentials.platform_url).remember(
         verified.workspace.id, context.workspace.root
     )
@@ -153,9 +137,7 @@ def current_workspace(start: Path | None = None, *, warn: Warn = log_warning) ->
 def find_workspace_directory(name: str, start: Path | None = None, *, warn: Warn = log_warning) -> Membership:
     """Return the workspace with this name or id, and a checkout of it on this machine.
 
-    Raises:
-        NotFoundError: the user has no such workspace, or no checkout of it is known; the hint says how to get one.
-        OsmosisError: you are not logged in, or the request failed.
+    Raises NotFoundError without such a workspace or checkout; the hint says how to get one.
     """
     memberships = list_workspaces(start, warn=warn)
     chosen = named_membership(name, memberships)
@@ -169,11 +151,7 @@ def find_workspace_directory(name: str, start: Path | None = None, *, warn: Warn
 
 
 def named_membership(name: str, memberships: Sequence[Membership]) -> Membership:
-    """Return the workspace with this name or id. Case matters only if names differ in nothing else.
-
-    Raises:
-        NotFoundError: there is none, or several names differ only in case.
-    """
+    """Return the workspace with this name or id. Case matters only if names differ in nothing else."""
     for member in memberships:
         if name in (member.workspace.name, member.workspace.id):
             return member
@@ -203,34 +181,11 @@ def _checkout_hint(member: Membership) -> str:
     return f"git clone {address}, then run `osmosis workspace current` in the clone"
 
 
-def _current_of(client: PlatformClient) -> WorkspaceMembership | None:
-    if client.git_identity is None:
-        return None
-    try:
-        return verify_with_workspace(client).workspace
-    except PlatformError:
-        return None
-
-
-def _not_connected(context: PlatformContext) -> OsmosisError:
-    url = context.credentials.platform_url
-    return NotFoundError(
-        f"The repository {context.checkout.git.identity} belongs to no workspace of yours on {url}.",
-        details=context.resource(),
-        hint=connect_hint(context.checkout.git, url),
-    )
-
-
 class WorkspaceDirectories:
-    """The recorded checkouts of one platform's workspaces.
+    """The recorded checkouts of one platform's workspaces."""
 
-    Args:
-        platform_url: the platform, normalised.
-        directory: the directory of ``workspace-directories.json`` (default: this user's settings).
-    """
-
-    def __init__(self, platform_url: str, directory: Path | None = None) -> None:
-        self.path = (directory or config_dir()) / "workspace-directories.json"
+    def __init__(self, platform_url: str) -> None:
+        self.path = config_dir() / "workspace-directories.json"
         self._platform_url = platform_url
 
     def find(self, workspace_id: str) -> Path | None:
@@ -261,11 +216,7 @@ class WorkspaceDirectories:
 
 
 def github_urls(full_name: str) -> dict[str, str]:
-    """Return the addresses of a GitHub repository by transport.
-
-    Raises:
-        OsmosisError: the repository's name is invalid.
-    """
+    """Return the addresses of a GitHub repository by transport."""
     if not IDENTITY.fullmatch(full_name) or full_name.endswith(("/.", "/..")):
         raise OsmosisError("The platform names a repository that cannot be one.", code="PLATFORM_ERROR")
     return {"HTTPS": f"https://{_GITHUB}/{full_name}.git", "SSH": f"git@{_GITHUB}:{full_name}.git"}
@@ -274,11 +225,7 @@ def github_urls(full_name: str) -> dict[str, str]:
 def checked_clone_url(url: str, *, nearby: bool) -> str:
     """Return an address from a platform if it is safe to clone.
 
-    Args:
-        nearby: whether the platform runs on this machine, so that its paths are local paths.
-
-    Raises:
-        OsmosisError: the address is not safe to clone.
+    If the platform runs ``nearby``, on this machine, its paths are local paths.
     """
     identify_origin(url)
     if url.startswith("-") or _transport(url) not in (_NEARBY if nearby else _FROM_AFAR):
@@ -291,16 +238,7 @@ def checked_clone_url(url: str, *, nearby: bool) -> str:
 
 
 def clone_into(url: str, target: Path) -> Path:
-    """Clone ``url`` into ``target``, completely or not at all; an existing clone of it is reused.
-
-    Args:
-        url: from :func:`github_urls` or :func:`checked_clone_url`.
-        target: a directory that does not exist yet.
-
-    Raises:
-        ConflictError: the target contains something else.
-        OsmosisError: Git failed; the error contains its output.
-    """
+    """Clone a checked ``url`` into ``target``, completely or not at all; an existing clone of it is reused."""
     if target.exists() or target.is_symlink():
         return _existing_clone(url, target)
     allowed = [word for name in _NEARBY for word in ("-c", f"protocol.{name}.allow=always")]

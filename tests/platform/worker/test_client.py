@@ -16,6 +16,7 @@ from pydantic import SecretStr
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 
 from osmosis_ai._version import __version__
+from osmosis_ai.api.connections import Waits
 from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.models.workers import (
     ClaimRequest,
@@ -25,8 +26,7 @@ from osmosis_ai.api.models.workers import (
     SyncRequest,
     UploadGrant,
 )
-from osmosis_ai.api.retrying import Waits
-from osmosis_ai.api.transfer.client import TransferError
+from osmosis_ai.api.transfer import TransferError
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.runs.lifecycle import (
     JournalOffsetError,

@@ -14,9 +14,9 @@ from fastapi.testclient import TestClient
 from pydantic import SecretStr
 from starlette.responses import JSONResponse, Response
 
+from osmosis_ai.api.connections import Waits
 from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.models.workers import LARGEST_EXCHANGE_BYTES, Assignment, SyncReply, SyncRequest
-from osmosis_ai.api.retrying import Waits
 from osmosis_ai.evaluation.attempt_files import conversation_line
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.platform.clock import Clock, SystemClock

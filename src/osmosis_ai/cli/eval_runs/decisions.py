@@ -610,9 +610,11 @@ def _find(reference: str, like: ComparedInputs) -> RunSamples:
 
 def _platform_rows(dataset: str) -> int | None:
     """Return the number of rows of a dataset on the platform; None if it cannot be read."""
+    from osmosis_ai.services.datasets import get_dataset
+
     try:
         with platform_context() as context, current().status("Fetching dataset"):
-            return context.client.datasets.get(dataset).row_count
+            return get_dataset(context.client, dataset).row_count
     except OsmosisError:
         return None
 

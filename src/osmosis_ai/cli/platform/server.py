@@ -203,7 +203,11 @@ def _log_in(platform: RunningPlatform) -> str:
     from osmosis_ai.api.models.auth import User
     from osmosis_ai.platform.accounts import TokenRejected
 
-    store, url, accounts = CredentialStore(), platform.config.base_url, platform.services.accounts
+    store, url, accounts = (
+        CredentialStore(current().warn),
+        platform.config.base_url,
+        platform.services.accounts,
+    )
     try:
         saved = store.load(url)
         if saved is not None:
@@ -220,7 +224,7 @@ def _log_in(platform: RunningPlatform) -> str:
             hint="add one with `osmosis platform user add EMAIL --admin`, or use `osmosis login`",
         )
     token, plain = accounts.create_token(admin.id, name="osmosis platform start --login")
-    kept_in = store.save(
+    return store.save(
         Credentials(
             token=plain,
             platform_url=url,
@@ -230,9 +234,6 @@ def _log_in(platform: RunningPlatform) -> str:
             expires_at=token.expires_at,
         )
     )
-    for warning in store.warnings:
-        current().warn(warning.message, code=warning.code)
-    return kept_in
 
 
 class _JsonToStderr(logging.Handler):
@@ -675,8 +676,7 @@ def worker(
         osmosis platform worker --url https://osmosis.example.org --pool gpu --token-file gpu-worker.token --gpus 1
         osmosis platform worker --url https://osmosis.example.org --run run_3f2a9c10 --token-env OSMOSIS_TICKET
     """
-    from osmosis_ai.api.active_platform import active_platform
-    from osmosis_ai.api.platform_url import normalize_platform_url
+    from osmosis_ai.api.platform_url import active_platform, normalize_platform_url
 
     meaning = "--pool executes all runs of a pool, --run only one run"
     _require_one(pool, run, "'--pool' and '--run'", meaning)

@@ -52,7 +52,7 @@ def eval_rubric(
     """
     from osmosis_ai.cli.rubric.eval_rubric import conclude, judge, resource
     from osmosis_ai.errors import OsmosisError
-    from osmosis_ai.services.rubric.inputs import RubricRequest, require_configured
+    from osmosis_ai.services.rubric import RubricRequest, require_configured
 
     if not rubric.strip():
         raise OsmosisError("Rubric identifier cannot be empty.")
@@ -91,7 +91,7 @@ def preview(
         osmosis preview -p rubric_configs.yaml
     """
     from osmosis_ai.cli.output.context import current
-    from osmosis_ai.services.rubric.inputs import preview_file
+    from osmosis_ai.services.rubric_preview import preview_file
 
     found = preview_file(path)
     if found.problem is not None:

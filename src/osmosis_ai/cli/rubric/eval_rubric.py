@@ -16,8 +16,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.files import expanded
 
 if TYPE_CHECKING:
-    from osmosis_ai.services.rubric.eval_rubric import RubricOutcome
-    from osmosis_ai.services.rubric.inputs import PreparedRubric, RubricRequest
+    from osmosis_ai.services.rubric import PreparedRubric, RubricOutcome, RubricRequest
 
 JUDGE, RESULTS, PACE, LIMITS = "Judges", "Results", "Execution", "Budget"
 SHOWN_RECORDS = 20
@@ -157,7 +156,7 @@ def rubric(
         osmosis eval rubric -d answers.jsonl -r tone --config rubric_configs.yaml --model openai/gpt-5-mini -n 3
     """
     from osmosis_ai.cli.options import parse_budget
-    from osmosis_ai.services.rubric.inputs import RubricRequest
+    from osmosis_ai.services.rubric import RubricRequest
 
     if timeout is not None and not 0 < timeout < math.inf:
         raise typer.BadParameter("must be a positive number of seconds.", param_hint="'--timeout'")
@@ -198,7 +197,7 @@ def rubric(
 def judge(request: RubricRequest, words: list[str]) -> RubricOutcome:
     """Prepare and run a session, showing how it goes."""
     from osmosis_ai import event_loop
-    from osmosis_ai.services.rubric.eval_rubric import run_rubric
+    from osmosis_ai.services.rubric import run_rubric
 
     shown = current()
     prepared = _prepare(request)
@@ -280,8 +279,7 @@ def resource(outcome: RubricOutcome, *, with_records: bool) -> dict[str, Any]:
 
 
 def _prepare(request: RubricRequest) -> PreparedRubric:
-    from osmosis_ai.services.rubric.eval_rubric import prepare_rubric
-    from osmosis_ai.services.rubric.inputs import JudgeRequiredError
+    from osmosis_ai.services.rubric import JudgeRequiredError, prepare_rubric
 
     try:
         return prepare_rubric(request, env=environment_with_file(), reading=_report_reading)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from osmosis_ai.rubric.agreement import AgreementReport
     from osmosis_ai.rubric.documents import CallStatus, SessionComparison
     from osmosis_ai.rubric.session import JudgingSession
-    from osmosis_ai.services.rubric.eval_rubric import RubricOutcome
+    from osmosis_ai.services.rubric import RubricOutcome
 
 
 QUIT_AT_ONCE = "Interrupted. Run the same command with `--resume` to go on: what was scored is kept."
@@ -301,7 +301,7 @@ def _summary(statistics: Mapping[str, float]) -> str:
 
 
 def _overall(outcome: RubricOutcome) -> Iterator[Row]:
-    from osmosis_ai.services.rubric.eval_rubric import token_count
+    from osmosis_ai.services.rubric import token_count
 
     session, numbers = outcome.session, outcome.session.statistics
     scored = session.count("scored")

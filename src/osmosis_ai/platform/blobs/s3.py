@@ -25,8 +25,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple, cast
 from urllib.parse import urlsplit
 
+from osmosis_ai.api.connections import longest_transfer_s
 from osmosis_ai.api.platform_url import is_loopback
-from osmosis_ai.api.retrying import longest_transfer_s
 from osmosis_ai.platform.blobs.copies import BlobCopies
 from osmosis_ai.platform.blobs.local import IncomingFile
 from osmosis_ai.platform.blobs.signing import OCTET_STREAM, content_disposition

@@ -46,6 +46,10 @@ class DbUser(Base):
     created_at: Mapped[datetime]
     disabled_at: Mapped[datetime | None]
 
+    @property
+    def display_name(self) -> str:
+        return self.name or self.email
+
 
 def _name_of(user_id: Mapped[str | None]) -> MappedSQLExpression[str | None]:
     """Map the name of the user in another column, or else the address."""

@@ -17,8 +17,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from osmosis_ai.api.http_errors import ReplyRedactor
 from osmosis_ai.api.models.workers import STORE_AWAY
-from osmosis_ai.api.redaction import ReplyRedactor
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.files import is_disk_full
 from osmosis_ai.installation import installed_state

@@ -19,7 +19,7 @@ from osmosis_ai.api.models.eval_runs import EvalSample
 from osmosis_ai.api.models.runs import CheckedRepository, Run, StopReply, SubmitCheck, SubmittedRun
 from osmosis_ai.config.checks import ConfigKind
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.accounts import TokenRejected, display_name
+from osmosis_ai.platform.accounts import TokenRejected
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.gitsync.remote import parse_clone_url
 from osmosis_ai.platform.http.addresses import page_url, run_url, workspace_path
@@ -203,7 +203,7 @@ def refusals(services: PlatformServices, scope: Scope, **extra: Any) -> Iterator
 def run_fields(run: DbRun, url: str) -> dict[str, Any]:
     """Return the known fields of a run that lists and details share."""
     known = {name: getattr(run, name, None) for name in Run.model_fields}
-    known["creator_name"] = display_name(run.creator)
+    known["creator_name"] = run.creator.display_name if run.creator is not None else None
     known["creator_email"] = run.creator.email if run.creator is not None else None
     return present({**known, "platform_url": url})
 

@@ -16,7 +16,6 @@ from osmosis_ai.api.models.eval_runs import RunOrigin
 from osmosis_ai.api.models.training_runs import ValidatedRows
 from osmosis_ai.config.toml_text import config_text
 from osmosis_ai.evaluation.metrics import Estimates
-from osmosis_ai.platform.accounts import display_name
 from osmosis_ai.platform.db.keyset import (
     KeysetOrder,
     KeysetPlace,
@@ -207,7 +206,7 @@ def run_entry(
         model=run.model_path,
         dataset=run.dataset_name,
         rollout=run.rollout_name,
-        person=display_name(run.creator),
+        person=run.creator.display_name if run.creator is not None else None,
         commit=run.commit_sha or imported.get("git_head"),
         dirty=imported.get("git_dirty"),
         config=f"{run.rollout_name} on {run.dataset_name}",

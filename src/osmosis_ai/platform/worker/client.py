@@ -19,9 +19,23 @@ from urllib.parse import urlsplit
 import httpx
 from pydantic import SecretStr
 
-from osmosis_ai.api.bodies import decode
-from osmosis_ai.api.connections import connection_hint, open_http, reason
-from osmosis_ai.api.http_errors import PlatformError, Reply, RequestInfo, UnreadableReply, http_error
+from osmosis_ai.api.client import decode
+from osmosis_ai.api.connections import (
+    Transient,
+    Waits,
+    connection_hint,
+    longest_transfer_s,
+    open_http,
+    reason,
+)
+from osmosis_ai.api.http_errors import (
+    PlatformError,
+    Reply,
+    ReplyRedactor,
+    RequestInfo,
+    UnreadableReply,
+    http_error,
+)
 from osmosis_ai.api.models.base import WireModel
 from osmosis_ai.api.models.workers import (
     CLAIM,
@@ -43,10 +57,8 @@ from osmosis_ai.api.models.workers import (
     shard_route,
 )
 from osmosis_ai.api.platform_url import ensure_secure, is_loopback
-from osmosis_ai.api.redaction import ReplyRedactor
-from osmosis_ai.api.retrying import Transient, Waits, longest_transfer_s
-from osmosis_ai.api.transfer.client import TRANSIENT_STATUSES, BlobClient, TransferError, may_pass
-from osmosis_ai.api.transfer.download import download as download_file
+from osmosis_ai.api.transfer import TRANSIENT_STATUSES, BlobClient, TransferError, may_pass
+from osmosis_ai.api.transfer import download as download_file
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.files import write_atomic
 from osmosis_ai.platform.runs.lifecycle import (
@@ -221,10 +233,8 @@ class WorkerClient:
                     target,
                     expected_size=download.size,
                     expected_sha256=download.sha256,
-                    largest_size=None,
                     waits=_BLOB_WAITS.lasting(lasting_s),
-                    within_s=longest_transfer_s(download.size),
-                    waits_for_store=True,
+                    store_within_s=longest_transfer_s(download.size),
                     client=blobs,
                 )
         except TransferError as error:

@@ -27,6 +27,7 @@ from typing import IO, Any, Literal, NamedTuple, TypeVar
 import orjson
 from pydantic import SecretStr
 
+from osmosis_ai.api.connections import Transient, Waits
 from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.models.workers import (
     LARGEST_FILE_BYTES,
@@ -47,7 +48,6 @@ from osmosis_ai.api.models.workers import (
     WantedUpload,
     WorkerLogLine,
 )
-from osmosis_ai.api.retrying import Transient, Waits
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.attempt_files import (

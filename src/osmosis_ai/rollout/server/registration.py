@@ -16,7 +16,7 @@ from osmosis_ai.errors import OsmosisError
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.api.credentials import Credentials
-    from osmosis_ai.api.models.rollouts import RegisteredRolloutServer
+    from osmosis_ai.api.models.rollouts import RegisteredRolloutServer, RolloutServerRegistration
 
     from ..config import RolloutServerSettings
 
@@ -133,22 +133,40 @@ def _send(server: Registration, host: str) -> RegisteredRolloutServer:
         host=host, port=server.port, agent_loop_name=server.agent_loop_name, api_key=server.api_key
     )
     with _client(server) as client:
-        return client.rollout_servers.register(request)
+        return send_registration(client, request)
+
+
+def send_registration(
+    client: PlatformClient, registration: RolloutServerRegistration
+) -> RegisteredRolloutServer:
+    """Register or replace an agent; the platform checks its health."""
+    from osmosis_ai.api.connections import REPEATING
+    from osmosis_ai.api.models.rollouts import RegisteredRolloutServer
+
+    if registration.api_key is not None:
+        client.hide([registration.api_key])
+    return client.post(
+        "/api/cli/rollout-server/register",
+        registration,
+        model=RegisteredRolloutServer,
+        git="optional",
+        retry=REPEATING,
+    )
 
 
 def _unregister(server: Registration, host: str) -> None:
     """Remove the agent, unless another server has since registered its name."""
-    from osmosis_ai.api.paging import iterate_pages
+    from osmosis_ai.api.client import segment
+    from osmosis_ai.api.models.rollouts import RolloutServerList
+    from osmosis_ai.api.paging import iterate_items
 
+    path = "/api/cli/rollout-servers"
     ours = (server.agent_loop_name, host, server.port)
     with _client(server, connect_timeout_s=_UNREGISTER_CONNECT_TIMEOUT_S) as client:
-        pages = iterate_pages(
-            lambda limit, offset: client.rollout_servers.list(limit=limit, offset=offset),
-            lambda page: page.rollout_servers,
-        )
-        listed = (each for page in pages for each in page.rollout_servers)
+        pages = client.pages(path, RolloutServerList, git="optional")
+        listed = iterate_items(pages, lambda page: page.rollout_servers)
         if any((each.name, each.host, each.port) == ours for each in listed):
-            client.rollout_servers.remove(server.agent_loop_name)
+            client.delete(f"{path}/{segment(server.agent_loop_name)}", git="optional")
 
 
 def _client(server: Registration, *, connect_timeout_s: float | None = None) -> PlatformClient:

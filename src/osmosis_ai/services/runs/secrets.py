@@ -176,17 +176,12 @@ def _how_to_supply(stored_only: Sequence[str]) -> str:
 
 
 def _stored_scopes(client: PlatformClient) -> dict[str, set[str]]:
-    from osmosis_ai.api.paging import iterate_pages
+    from osmosis_ai.services.secrets import iterate_secrets
 
     scopes: dict[str, set[str]] = {}
-    pages = iterate_pages(
-        lambda size, offset: client.secrets.list(scope="all", limit=size, offset=offset),
-        lambda page: page.environment_secrets,
-    )
-    for page in pages:
-        for secret in page.environment_secrets:
-            if secret.name and secret.scope in ("workspace", "user"):
-                scopes.setdefault(secret.name, set()).add(secret.scope)
+    for secret in iterate_secrets(client, "all"):
+        if secret.name and secret.scope in ("workspace", "user"):
+            scopes.setdefault(secret.name, set()).add(secret.scope)
     return scopes
 
 

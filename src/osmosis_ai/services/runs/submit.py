@@ -342,9 +342,9 @@ def check_dataset(context: PlatformContext, submission: PreparedSubmit) -> Datas
         PlatformError: the dataset does not exist.
         OsmosisError: it is still being processed, or was rejected.
     """
-    from osmosis_ai.services.datasets import require_ready
+    from osmosis_ai.services.datasets import get_dataset, require_ready
 
-    return require_ready(context.client.datasets.get(submission.config.experiment.dataset))
+    return require_ready(get_dataset(context.client, submission.config.experiment.dataset))
 
 
 def _load(kind: RunKind, config: Path, workspace: WorkspaceDirectory) -> Config:
@@ -658,6 +658,7 @@ def _changes(
 def _dataset_change(context: PlatformContext, detail: Detail, verdict: SubmitCheck | None) -> Change:
     """Compare datasets by digest or, without one, by modification time."""
     from osmosis_ai.api.http_errors import PlatformError
+    from osmosis_ai.services.datasets import get_dataset
 
     before, now = detail.dataset_sha256, verdict.dataset_sha256 if verdict is not None else None
     if before is not None and now is not None:
@@ -666,7 +667,7 @@ def _dataset_change(context: PlatformContext, detail: Detail, verdict: SubmitChe
     if name is None:
         return Change("dataset", None, None, None)
     try:
-        dataset = context.client.datasets.get(name)
+        dataset = get_dataset(context.client, name)
     except PlatformError as error:
         if error.status != 404:
             raise

@@ -5,32 +5,34 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from osmosis_ai.api.models.datasets import UploadInstructions, UploadIntent
 from osmosis_ai.files import write_atomic, write_json
 
-_VERSION = 1
 # URLs that expire during the first part are useless.
 _MARGIN = timedelta(seconds=60)
 
 
-@dataclass
-class UnfinishedUpload:
+class UnfinishedUpload(BaseModel):
     """An upload in parts: its destination and progress."""
 
-    path: Path
+    model_config = ConfigDict(hide_input_in_errors=True)
+
+    path: Path = Field(exclude=True)
+    version: Literal[1] = 1
     dataset_id: str
     digest: str
     scope: str
-    instructions: UploadInstructions = field(repr=False)
-    expires_at: datetime | None = None
-    acknowledged: dict[int, str] = field(default_factory=dict)
+    instructions: UploadInstructions = Field(repr=False)
+    expires_at: datetime | None
+    acknowledged: dict[int, str]
 
     def acknowledge(self, part_number: int, etag: str) -> None:
         """Record that the store has a part; durable across crashes."""
@@ -44,18 +46,7 @@ class UnfinishedUpload:
 
     def save(self) -> None:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_json(
-            self.path,
-            {
-                "version": _VERSION,
-                "dataset_id": self.dataset_id,
-                "digest": self.digest,
-                "scope": self.scope,
-                "instructions": self.instructions.to_wire(),
-                "expires_at": self.expires_at.isoformat() if self.expires_at else None,
-                "acknowledged": {str(number): etag for number, etag in sorted(self.acknowledged.items())},
-            },
-        )
+        write_json(self.path, self.model_dump(mode="json"))
 
     def forget(self) -> None:
         """Remove the file after the upload was completed or cancelled."""
@@ -91,10 +82,10 @@ def note_intent(state_dir: Path, *, digest: str, scope: str) -> NotedIntent:
 
 
 def open_upload(
-    state_dir: Path, *, digest: str, dataset_id: str, instructions: UploadInstructions, scope: str = ""
+    state_dir: Path, *, digest: str, dataset_id: str, instructions: UploadInstructions, scope: str
 ) -> UnfinishedUpload:
     """Return the upload of these bytes to this dataset, with its progress if it was started before."""
-    path = state_dir / _file_name(digest, dataset_id)
+    path = state_dir / f"{_short(digest)}-{hashlib.sha256(dataset_id.encode()).hexdigest()[:16]}.json"
     former = _load(path)
     now = datetime.now(timezone.utc)
     lifetime = instructions.expires_in
@@ -105,6 +96,7 @@ def open_upload(
         scope=scope,
         instructions=instructions,
         expires_at=None if lifetime is None else now + timedelta(seconds=lifetime),
+        acknowledged={},
     )
     if former is not None and _layout(former.instructions) == _layout(instructions):
         upload.acknowledged = former.acknowledged
@@ -115,12 +107,15 @@ def open_upload(
 
 
 def find_unfinished_upload(
-    state_dir: Path, *, digest: str, scope: str = "", now: datetime | None = None
+    state_dir: Path, *, digest: str, scope: str, now: datetime | None = None
 ) -> UnfinishedUpload | None:
     """Return the upload of these bytes in this scope that is furthest and whose URLs are valid, or None."""
     moment = now or datetime.now(timezone.utc)
     found = []
-    for upload in _uploads(state_dir, digest):
+    for path in sorted(state_dir.glob(f"{_short(digest)}-*.json")):
+        upload = _load(path)
+        if upload is None or upload.digest != digest:
+            continue
         if upload.expires_at is not None and upload.expires_at <= moment + _MARGIN:
             upload.forget()
         elif upload.scope == scope:
@@ -128,30 +123,11 @@ def find_unfinished_upload(
     return max(found, key=lambda upload: len(upload.acknowledged), default=None)
 
 
-def _uploads(state_dir: Path, digest: str) -> Iterator[UnfinishedUpload]:
-    for path in sorted(state_dir.glob(f"{_short(digest)}-*.json")):
-        upload = _load(path)
-        if upload is not None and upload.digest == digest:
-            yield upload
-
-
 def _load(path: Path) -> UnfinishedUpload | None:
+    """Read a record. Without a readable one, the upload only starts again."""
     try:
-        content: Any = json.loads(path.read_bytes())
-        if content["version"] != _VERSION:
-            return None
-        expires_at = content["expires_at"]
-        return UnfinishedUpload(
-            path=path,
-            dataset_id=str(content["dataset_id"]),
-            digest=str(content["digest"]),
-            scope=str(content["scope"]),
-            instructions=UploadInstructions.model_validate(content["instructions"]),
-            expires_at=None if expires_at is None else datetime.fromisoformat(expires_at),
-            acknowledged={int(number): str(etag) for number, etag in content["acknowledged"].items()},
-        )
-    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
-        # Without a readable record, the upload only starts again.
+        return UnfinishedUpload.model_validate({**json.loads(path.read_bytes()), "path": path})
+    except (OSError, ValueError, RecursionError, TypeError):
         return None
 
 
@@ -164,10 +140,6 @@ def _layout(instructions: UploadInstructions) -> tuple[Any, ...]:
         instructions.total_parts,
         urls,
     )
-
-
-def _file_name(digest: str, dataset_id: str) -> str:
-    return f"{_short(digest)}-{hashlib.sha256(dataset_id.encode()).hexdigest()[:16]}.json"
 
 
 def _short(digest: str) -> str:

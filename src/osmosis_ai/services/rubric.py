@@ -1,17 +1,26 @@
-"""Judge sessions: run the judges and write their results."""
+"""Judge sessions: from a file of answers and a rubric to scores, results and a report."""
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from osmosis_ai.errors import OsmosisError
-from osmosis_ai.files import replacing
+import msgspec
+
+from osmosis_ai.errors import NotFoundError, OsmosisError, reason_of
+from osmosis_ai.evaluation.hooks import RunHooks
+from osmosis_ai.evaluation.spec import Budget
+from osmosis_ai.files import cache_dir, expanded, replacing
+from osmosis_ai.llm.prices import price_of
+from osmosis_ai.rubric.config import Rubric, candidate_configs, discover_config, find_rubric
 from osmosis_ai.rubric.documents import (
     Baseline,
     JudgedRecord,
@@ -23,25 +32,253 @@ from osmosis_ai.rubric.documents import (
     read_baseline,
     write_document,
 )
-from osmosis_ai.services.rubric.inputs import (
-    PreparedRubric,
-    RubricRequest,
-    check_bounds,
-    choose_judges,
-    choose_rubric,
-    plan_output,
-    plan_report,
-    require_apart,
-    require_prices,
-    require_swappable,
+from osmosis_ai.rubric.judge_model import JudgeModel, resolve_judge
+from osmosis_ai.rubric.records import RecordIndex, RecordRules, require_file
+from osmosis_ai.rubric.session import (
+    RUNS_PER_SEED,
+    JudgingSession,
+    SessionSpec,
+    find_output,
+    free_name,
+    journal_of,
 )
+from osmosis_ai.rubric.types import check_bounds as check_scale
+from osmosis_ai.services.report_files import ReportFile
 from osmosis_ai.ui import numbers
+from osmosis_ai.viewer.judging_sessions import session_detail, session_entry
 
-if TYPE_CHECKING:
-    from osmosis_ai.evaluation.hooks import RunHooks
+if TYPE_CHECKING:  # loads NumPy
     from osmosis_ai.rubric.agreement import AgreementReport
-    from osmosis_ai.rubric.records import RecordIndex
-    from osmosis_ai.rubric.session import JudgingSession, SessionSpec
+
+_ID_LIKE = re.compile(r"[\w.-]+")
+_FILE_NAME = "rubric_eval_result.json"
+_LONGEST_FOLDER = 80
+_ELSEWHERE = "name another place with `--output` or `--report`"
+
+
+class JudgeRequiredError(OsmosisError):
+    """The user named no judge."""
+
+
+@dataclass(frozen=True)
+class RubricRequest:
+    """The options of a judge session.
+
+    Attributes:
+        data: a JSON Lines file.
+        rubric: the text, ``@file``, or the id of a rubric in a YAML file.
+        config: that YAML file; discovered if None.
+        models: the judges, by their LiteLLM names; those of the rubric's ``model_info`` if empty.
+        number: calls per record and judge.
+        output: a file or directory, as typed (default: the cache directory).
+        api_base: an OpenAI-compatible endpoint for every judge.
+        score_min, score_max: the scale; if None, that of the rubric, or 0 to 1.
+        report_text: include rubric, records and explanations in the report, not only numbers.
+        swap: reverse the order of the quoted texts in every other call, to measure position bias.
+        classic: read records and write results as `osmosis eval-rubric` does.
+    """
+
+    data: Path
+    rubric: str
+    config: Path | None = None
+    models: tuple[str, ...] = ()
+    number: int = 1
+    output: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    api_base: str | None = None
+    timeout_s: float | None = None
+    score_min: float | None = None
+    score_max: float | None = None
+    report: Path | None = None
+    report_text: bool = True
+    overwrite_report: bool = False
+    baseline: Path | None = None
+    resume: bool = False
+    seed: int = 0
+    swap: bool = False
+    concurrency: int | None = None
+    budget: Budget | None = None
+    classic: bool = False
+
+
+class OutputPlan(NamedTuple):
+    """The result file; ``fixed`` if the user named it, otherwise it is a new name in a directory."""
+
+    path: Path
+    fixed: bool
+
+
+@dataclass(frozen=True)
+class PreparedRubric:
+    """A session whose inputs have been found, read and checked.
+
+    ``model_shown`` and ``provider_shown`` are the judges as the user named them. ``notes`` are for the user, before the
+    session starts.
+    """
+
+    request: RubricRequest
+    spec: SessionSpec
+    index: RecordIndex
+    output: OutputPlan
+    report: Path | None
+    baseline: Baseline | None
+    model_shown: str
+    provider_shown: str
+    notes: tuple[str, ...]
+
+
+def choose_rubric(request: RubricRequest) -> Rubric:
+    """Find the rubric: ``@file``, the id of one in a YAML file, or the text itself.
+
+    A single word counts as an id if there is a YAML file that could contain it.
+    """
+    text, config, data = request.rubric.strip(), request.config, request.data
+    if not text:
+        raise OsmosisError("Rubric text must not be empty.")
+    if text.startswith("@"):
+        path = expanded(text[1:])
+        return Rubric(path.stem, _text_of_file(path), str(path))
+    looks_like_id = _ID_LIKE.fullmatch(text) is not None
+    is_configured = any(path.is_file() for path in candidate_configs(data))
+    if config is not None or (looks_like_id and is_configured):
+        path = discover_config(config, data)
+        return find_rubric(path, text, need_model=not request.models, strict=not request.classic)
+    note = (
+        f"`{text}` is taken as the text of the rubric: there is no rubric_configs.yaml that could define it."
+        if looks_like_id
+        else None
+    )
+    digest = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:8]
+    return Rubric(f"inline-{digest}", text, "inline", note=note)
+
+
+def require_configured(data: Path, config: Path | None) -> Path:
+    """Return the YAML file of rubrics, which `osmosis eval-rubric` requires."""
+    require_file(data, "Data path")
+    return discover_config(config, data)
+
+
+def choose_bounds(score_min: float | None, score_max: float | None, rubric: Rubric) -> tuple[float, float]:
+    """Return the scale: the user's, otherwise the rubric's, the judge's, or 0 to 1."""
+    lowest = (score_min, rubric.score_min, rubric.model_info.get("score_min"), 0.0)
+    highest = (score_max, rubric.score_max, rubric.model_info.get("score_max"), 1.0)
+    return check_scale(
+        next(value for value in lowest if value is not None),
+        next(value for value in highest if value is not None),
+    )
+
+
+def choose_judges(request: RubricRequest, rubric: Rubric, env: Mapping[str, str]) -> tuple[JudgeModel, ...]:
+    """Choose the judges and their keys."""
+    if not request.models and not rubric.model_info:
+        raise JudgeRequiredError("nobody is named to judge.", hint="add `--model provider/model`")
+    timeout_s = request.timeout_s if request.timeout_s is not None else rubric.model_info.get("timeout")
+    judges = tuple(
+        resolve_judge(judge, env=env, api_base=request.api_base, api_key=request.api_key, timeout_s=timeout_s)
+        for judge in request.models or (rubric.model_info,)
+    )
+    names = [judge.model_path for judge in judges]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise OsmosisError(
+            f"`{twice}` is named twice.",
+            hint="ask one judge several times with `-n`; a panel has different ones",
+        )
+    return judges
+
+
+def require_prices(judges: Sequence[JudgeModel], budget: Budget | None) -> None:
+    """Reject a cost limit if a judge has no known price."""
+    if budget is None or budget.max_cost_usd is None:
+        return
+    for judge in judges:
+        if price_of(judge) is None:
+            raise OsmosisError(
+                f"`--max-cost` requires the price of `{judge.model_path}`, which is unknown.",
+                hint="limit the session with `--max-tokens` or `--max-time` instead",
+            )
+
+
+def plan_output(output: str | None, rubric_id: str, *, classic: bool) -> OutputPlan:
+    """Return where results are written."""
+    if output is None:
+        return _fresh(cache_dir() / "eval_result" / folder_of(rubric_id))
+    try:
+        path = expanded(output).resolve()
+    except (OSError, RuntimeError) as error:  # a loop of links
+        raise OsmosisError(f"Output path '{output}' cannot be resolved: {reason_of(error)}.") from None
+    names_directory = output.endswith(("/", os.sep))
+    if classic:
+        if path.suffix and path.is_dir():
+            raise OsmosisError(f"Output path '{output}' is a directory.")
+        if names_directory or not path.suffix:
+            return _fresh(path)
+    elif names_directory or path.is_dir():
+        path = path / _FILE_NAME
+    _require_writable(path.parent)
+    if path.exists() and not path.is_file():
+        raise OsmosisError(f"Output path '{output}' is not a regular file.")
+    return OutputPlan(path, fixed=True)
+
+
+def require_swappable(spec: SessionSpec, index: RecordIndex) -> None:
+    """Check that every record quotes at least two texts, whose order can be reversed."""
+    if spec.runs < 2:
+        raise OsmosisError("--swap compares calls with each other.", hint="ask twice or more: `--number 2`")
+    if index.bare_line is not None and not (spec.rubric.original_input or spec.rubric.ground_truth):
+        raise OsmosisError(
+            f"Line {index.bare_line} of '{index.path}' has nothing but the text that is judged: there is no "
+            "order to reverse.",
+            hint="give records a `ground_truth`, `original_input` or `metadata`, or leave out `--swap`",
+        )
+
+
+def require_apart(*, written: Sequence[Path | None], read: Sequence[Path | None]) -> None:
+    """Check that no output file is also an input, and that no two outputs are the same file."""
+    taken = {path.resolve() for path in read if path is not None}
+    for path in (path.resolve() for path in written if path is not None):
+        if path in taken:
+            raise OsmosisError(
+                f"'{path}' would be overwritten: it is read, or written already.", hint=_ELSEWHERE
+            )
+        taken.add(path)
+
+
+def folder_of(rubric_id: str) -> str:
+    """Return the name of a rubric's directory."""
+    kept = "".join(character if character.isalnum() or character in "-_" else "_" for character in rubric_id)
+    return kept.strip("_").lower()[:_LONGEST_FOLDER] or "rubric"
+
+
+def _text_of_file(path: Path) -> str:
+    if path.is_dir():
+        raise OsmosisError(f"Rubric file '{path}' is a directory.")
+    if not path.exists():
+        raise NotFoundError(f"Rubric file '{path}' does not exist.")
+    try:
+        text = path.read_text(encoding="utf-8-sig").strip()
+    except UnicodeDecodeError:
+        raise OsmosisError(f"Rubric file '{path}' is not UTF-8 text.") from None
+    if not text:
+        raise OsmosisError(f"Rubric file '{path}' is empty.")
+    return text
+
+
+def _fresh(directory: Path) -> OutputPlan:
+    _require_writable(directory)
+    identifier = int(time.time())
+    while (path := directory / f"rubric_eval_result_{identifier}.json").exists() or journal_of(path).exists():
+        identifier += 1
+    return OutputPlan(path, fixed=False)
+
+
+def _require_writable(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OsmosisError(f"cannot create the directory '{directory}': {error.strerror}.") from None
+    if not os.access(directory, os.W_OK):
+        raise OsmosisError(f"cannot write to the directory '{directory}': permission denied.")
 
 
 @dataclass
@@ -49,9 +286,7 @@ class RubricOutcome:
     """A session that ended, and what it wrote.
 
     Attributes:
-        agreement: the agreement of the judges.
         comparison: with the baseline.
-        journal_path: the journal to resume from; None if no calls are pending.
         records: the entries of the result file, up to the requested number.
         archived: the earlier result, which an incomplete one did not replace.
     """
@@ -65,12 +300,11 @@ class RubricOutcome:
 
     @property
     def journal_path(self) -> Path | None:
+        """The journal to resume from; None if no calls are pending."""
         return None if self.session.complete else self.session.journal_path
 
     def numbers(self) -> dict[str, Any]:
         """Return what every document of the session contains."""
-        import msgspec
-
         session = self.session
         return {
             "complete": session.complete,
@@ -102,38 +336,29 @@ class RubricOutcome:
 
 
 def prepare_rubric(
-    request: RubricRequest,
-    *,
-    env: Mapping[str, str] | None = None,
-    reading: Callable[[int], None] = lambda _: None,
+    request: RubricRequest, *, env: Mapping[str, str], reading: Callable[[int], None]
 ) -> PreparedRubric:
     """Find and check everything a session needs, without calling a judge or writing results.
 
-    Args:
-        env: the environment for keys and addresses (default: that of this process).
-        reading: receives the number of records read so far.
-
-    Raises:
-        OsmosisError: an input is missing or invalid; the error says which and how to fix it.
+    ``env`` has the keys and addresses. ``reading`` receives the number of records read so far.
     """
-    from osmosis_ai.rubric.records import RecordIndex, RecordRules, require_file
-    from osmosis_ai.rubric.session import RUNS_PER_SEED, SessionSpec
-
     if request.number < 1:
         raise OsmosisError("--number must be at least 1.")
     if request.number > RUNS_PER_SEED:
         raise OsmosisError(f"--number must be at most {RUNS_PER_SEED}.")
     require_file(request.data, "Data path")
     rubric = choose_rubric(request)
-    bounds = check_bounds(request.score_min, request.score_max, rubric)
-    judges = choose_judges(request, rubric, os.environ if env is None else env)
+    bounds = choose_bounds(request.score_min, request.score_max, rubric)
+    judges = choose_judges(request, rubric, env)
     require_prices(judges, request.budget)
     baseline = read_baseline(request.baseline) if request.baseline is not None else None
     rules = RecordRules(
         rubric_id=rubric.rubric_id if rubric.path is not None else None, classic=request.classic
     )
     index = RecordIndex(request.data, rules, bounds, progress=reading)
-    report = plan_report(request.report, overwrite=request.overwrite_report)
+    report = expanded(request.report).absolute() if request.report is not None else None
+    if report is not None:
+        ReportFile(report, overwrite=request.overwrite_report).check()
     output = plan_output(request.output, rubric.rubric_id, classic=request.classic)
     require_apart(written=[output.path, report], read=[request.data, rubric.path, request.baseline])
     spec = SessionSpec(
@@ -154,18 +379,11 @@ def prepare_rubric(
     )
 
 
-async def run_rubric(prepared: PreparedRubric, hooks: RunHooks, *, keep: int | None = None) -> RubricOutcome:
+async def run_rubric(prepared: PreparedRubric, hooks: RunHooks, *, keep: int | None) -> RubricOutcome:
     """Run a prepared session and write its results, however it ends.
 
-    Args:
-        hooks: receive progress.
-        keep: how many records' entries to return (default: all).
-
-    Raises:
-        OsmosisError: another process writes the same result, there is nothing to resume, or the disk is full.
+    ``keep`` is how many records' entries to return (None: all).
     """
-    from osmosis_ai.rubric.session import JudgingSession, find_output
-
     request, plan, output = prepared.request, prepared.output, prepared.output.path
     if request.resume:
         output = find_output(output, prepared.spec.inputs(prepared.index), fixed=plan.fixed)
@@ -195,7 +413,6 @@ async def run_rubric(prepared: PreparedRubric, hooks: RunHooks, *, keep: int | N
 def _write(prepared: PreparedRubric, session: JudgingSession, keep: int | None) -> RubricOutcome:
     """Write the result file and the report; keep the first entries of the file (all if ``keep`` is None)."""
     from osmosis_ai.rubric.agreement import measure_agreement
-    from osmosis_ai.rubric.session import free_name
 
     pending = session.count("pending")
     agreement = measure_agreement(session.table, seed=prepared.spec.seed, pending_calls=pending)
@@ -281,7 +498,6 @@ def _head(outcome: RubricOutcome) -> dict[str, Any]:
 
 
 def _write_report(path: Path, outcome: RubricOutcome) -> None:
-    from osmosis_ai.viewer.judging_sessions import session_detail, session_entry
     from osmosis_ai.viewer.one_file import MOST_RECORDS, write_judging_report
 
     session, request = outcome.session, outcome.prepared.request

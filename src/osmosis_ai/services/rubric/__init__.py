@@ -1,1 +1,0 @@
-"""Judge sessions: from a file of answers and a rubric to scores, results and a report."""

@@ -34,13 +34,20 @@ from parts.clients import (
     request,
     upload,
 )
-from parts.platforms import IDENTITY, POOL, Platform, make_repository, platform, started, worker_token
+from parts.platforms import (
+    EVAL_RUNS,
+    IDENTITY,
+    POOL,
+    Platform,
+    make_repository,
+    platform,
+    started,
+    worker_token,
+)
 from parts.processes import cpu_s
 from parts.workers import FakeWorker, conversation_of
 from platform_load import PAGE
 from viewer_beside_api import look, sessions
-
-from osmosis_ai.api import routes
 
 TARGETS = {"list_p95_ms": 150.0, "database_ratio": 1.3}
 MOST_EXCHANGE_BYTES = 2 << 20
@@ -165,7 +172,7 @@ async def ask(
         "Accept-Encoding": "gzip",
     }
     while True:
-        for kind, path in (("list of runs", routes.EVAL_RUNS), ("run", routes.run(routes.EVAL_RUNS, name))):
+        for kind, path in (("list of runs", EVAL_RUNS), ("run", f"{EVAL_RUNS}/{name}")):
             await request(session, seen, kind, running.url + path, headers=headers)
             await asyncio.sleep(draw.uniform(0.5, 1.5) * PAUSE_S)
         run_page = f"{running.url}/bench/evals/{name}"

@@ -40,10 +40,8 @@ from parts.clients import (
     until,
     upload,
 )
-from parts.platforms import EMPTY_IDENTITY, IDENTITY, Platform, make_repository, platform
+from parts.platforms import DATASETS, EMPTY_IDENTITY, EVAL_RUNS, IDENTITY, Platform, make_repository, platform
 from parts.processes import cpu_s
-
-from osmosis_ai.api import routes
 
 PAGE = 50
 WARM_UP = 5
@@ -119,7 +117,7 @@ async def measure_lists(small: Platform, large: Platform, options: argparse.Name
                     session,
                     Latencies() if turn < WARM_UP else seen,
                     name,
-                    where.url + routes.EVAL_RUNS,
+                    where.url + EVAL_RUNS,
                     headers=where.headers(identity),
                     params={"limit": PAGE, "offset": offset},
                 )
@@ -153,9 +151,7 @@ async def measure_load(platform: Platform, job: Job, options: argparse.Namespace
             used_s = cpu_s(platform.pid) - cpu_before
         details = [await get_run(session, platform, name) for name in runs]
         for name in runs:
-            await must(
-                session, "POST", platform.url + routes.run_stop(routes.EVAL_RUNS, name), platform.headers()
-            )
+            await must(session, "POST", platform.url + f"{EVAL_RUNS}/{name}/stop", platform.headers())
         for name in runs:
             await until(session, platform, name, has_ended, every_s=0.1)
     seen.errors += [
@@ -203,13 +199,13 @@ async def clients(
             while True:
                 turn += 1
                 if number % 10 < 5:
-                    await get("list runs", routes.EVAL_RUNS, limit=PAGE, offset=0)
-                    await get("list datasets", routes.DATASETS, limit=PAGE, offset=0)
+                    await get("list runs", EVAL_RUNS, limit=PAGE, offset=0)
+                    await get("list datasets", DATASETS, limit=PAGE, offset=0)
                 elif number % 10 < 9:
                     name = rng.choice(runs)
-                    await get("poll a run", routes.run(routes.EVAL_RUNS, name))
-                    await get("poll metrics", routes.run_metrics(routes.EVAL_RUNS, name))
-                    await get("poll logs", routes.run_logs(routes.EVAL_RUNS, name), limit=PAGE)
+                    await get("poll a run", f"{EVAL_RUNS}/{name}")
+                    await get("poll metrics", f"{EVAL_RUNS}/{name}/metrics")
+                    await get("poll logs", f"{EVAL_RUNS}/{name}/logs", limit=PAGE)
                 else:
                     content = dataset_bytes(rng.randrange(100, 2000))
                     await upload(seen, session, platform.url, headers, f"d-{number}-{turn}", content, pause)

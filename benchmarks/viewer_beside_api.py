@@ -19,11 +19,10 @@ from typing import Any
 
 import aiohttp
 from parts.clients import Latencies, guarded, percentile, request
-from parts.platforms import Platform, make_repository, platform
+from parts.platforms import DATASETS, EVAL_RUNS, Platform, make_repository, platform
 from platform_load import PAGE
 from sqlalchemy import select
 
-from osmosis_ai.api import routes
 from osmosis_ai.platform.accounts import AccountStore
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.config import PlatformConfig
@@ -31,7 +30,7 @@ from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbUser
 
 TARGET_RATIO = 1.5
-LISTS = {"list runs": routes.EVAL_RUNS, "list datasets": routes.DATASETS}
+LISTS = {"list runs": EVAL_RUNS, "list datasets": DATASETS}
 
 
 def main() -> None:

@@ -12,9 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
-from parts.platforms import Platform
-
-from osmosis_ai.api import routes
+from parts.platforms import DATASETS, EVAL_RUNS, Platform
 
 WAIT_LIMIT_S = 600.0
 
@@ -62,9 +60,7 @@ class Job:
             "env_config": {"OPENAI_BASE_URL": self.model_url},
             "secrets": {"required": ["OPENAI_API_KEY"], "provided": {"OPENAI_API_KEY": "not-checked"}},
         }
-        submitted = await must(
-            session, "POST", platform.url + routes.EVAL_RUNS, platform.headers(), json=body
-        )
+        submitted = await must(session, "POST", platform.url + EVAL_RUNS, platform.headers(), json=body)
         return str(submitted["name"])
 
 
@@ -102,7 +98,7 @@ async def must(
 
 async def get_run(session: aiohttp.ClientSession, platform: Platform, name: str) -> dict[str, Any]:
     detail: dict[str, Any] = await must(
-        session, "GET", platform.url + routes.run(routes.EVAL_RUNS, name), platform.headers()
+        session, "GET", platform.url + f"{EVAL_RUNS}/{name}", platform.headers()
     )
     return detail
 
@@ -144,7 +140,7 @@ async def upload(
     """Upload a dataset like the command line, and wait until it has been checked."""
     announced = {"file_name": name, "file_size": len(content), "extension": "jsonl"}
     created = await request(
-        session, seen, "upload: announce", url + routes.DATASETS, "POST", headers=headers, json=announced
+        session, seen, "upload: announce", url + DATASETS, "POST", headers=headers, json=announced
     )
     await pause()
     instructions = created["upload"]
@@ -158,7 +154,7 @@ async def upload(
         data=content,
     )
     await pause()
-    path = routes.dataset_complete(created["id"])
+    path = f"{DATASETS}/{created['id']}/complete"
     dataset = await request(
         session,
         seen,
@@ -170,7 +166,7 @@ async def upload(
     )
     while dataset["status"] == "processing":
         await pause()
-        path = routes.dataset(created["id"])
+        path = f"{DATASETS}/{created['id']}"
         dataset = await request(session, seen, "poll a dataset", url + path, headers=headers)
     if dataset["status"] != "uploaded":
         seen.errors.append(f"dataset {name}: {dataset['status']}")

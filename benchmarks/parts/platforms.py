@@ -28,6 +28,7 @@ from osmosis_ai.platform.workspaces import WorkspaceStore
 
 OSMOSIS = (sys.executable, "-m", "osmosis_ai")
 POOL = "bench"
+EVAL_RUNS, DATASETS = "/api/cli/eval-runs", "/api/cli/datasets"
 IDENTITY, EMPTY_IDENTITY = "bench/agents", "bench/nothing"
 START_LIMIT_S = 120.0
 ROLLOUT = """

@@ -25,6 +25,8 @@ from osmosis_ai.redaction import REDACTED
 from osmosis_ai.services.datasets import get_dataset, list_datasets
 from osmosis_ai.services.log_following import LogFollower
 from osmosis_ai.services.models import deploy, undeploy
+from osmosis_ai.services.runs.lifecycle import post_stop, run_path
+from osmosis_ai.services.runs.submit import check_run, post_run
 from osmosis_ai.services.secrets import set_secret
 from tests.api.conftest import BASE, GIT, TOKEN
 
@@ -285,7 +287,7 @@ def test_submitted_secrets_are_in_no_error(client: PlatformClient, platform: res
     )
     platform.post("/api/cli/eval-runs").respond(400, json={"error": "A=canary-value is bad"})
     with pytest.raises(PlatformError) as caught:
-        client.eval_runs.submit(run)
+        post_run(client, "eval", run)
     assert caught.value.message == "A=[REDACTED] is bad"
     assert "canary-value" not in repr(run)
 
@@ -314,7 +316,7 @@ def test_read_retries(client: PlatformClient, platform: respx.MockRouter, reply:
 def test_submits_are_not_retried(client: PlatformClient, platform: respx.MockRouter, failure: Any) -> None:
     route = platform.post("/api/cli/eval-runs").mock(side_effect=[failure])
     with pytest.raises(PlatformError):
-        client.eval_runs.submit(_SUBMIT)
+        post_run(client, "eval", _SUBMIT)
     assert route.call_count == 1
 
 
@@ -342,8 +344,8 @@ _SUBMIT = EvalRunSubmit(
     [
         ("models/m/deploy", _MODEL | {"status": "active"}, lambda client: deploy(client, "m")),
         ("models/m/undeploy", _MODEL | {"status": "inactive"}, lambda client: undeploy(client, "m")),
-        ("training-runs/r/stop", {"id": "r"}, lambda client: client.training_runs.stop("r")),
-        ("eval-runs/check", {"dry_run": True}, lambda client: client.eval_runs.check(_SUBMIT)),
+        ("training-runs/r/stop", {"id": "r"}, lambda client: post_stop(client, "train", "r")),
+        ("eval-runs/check", {"dry_run": True}, lambda client: check_run(client, _SUBMIT)),
         (
             "environment-secrets",
             {"id": "s", "name": "KEY"},
@@ -401,7 +403,7 @@ def test_post_redirects_are_not_followed(
     platform.post("/api/cli/eval-runs/r/stop").respond(status, headers={"Location": "/prefix/other"})
     other = platform.route(path="/prefix/other").respond(json={})
     with pytest.raises(PlatformError, match="not followed"):
-        client.eval_runs.stop("r")
+        post_stop(client, "eval", "r")
     assert not other.called
 
 
@@ -445,6 +447,7 @@ def test_redaction_of_spellings() -> None:
 )
 def test_names_are_one_path_segment(name: str, encoded: str) -> None:
     assert segment(name) == encoded
+    assert run_path("eval", name, "/logs") == f"/api/cli/eval-runs/{encoded}/logs"
 
 
 @pytest.mark.parametrize("name", ["", "\ud800"])

@@ -14,11 +14,25 @@ from osmosis_ai.api.client import PlatformClient
 from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.models.auth import WorkspaceList
 from osmosis_ai.api.models.datasets import DatasetDownload, DatasetList
+from osmosis_ai.api.models.eval_runs import EvalMetrics, EvalRunList, EvalSamplePage, SampleManifest
 from osmosis_ai.api.models.models import BaseModelList, LoraModelList
 from osmosis_ai.api.models.rollouts import RolloutList
 from osmosis_ai.api.models.secrets import SecretHandoutList, SecretList
+from osmosis_ai.api.models.training_runs import (
+    TrainingMetrics,
+    TrainingRunList,
+    ValidationConversation,
+    ValidationPage,
+)
 from osmosis_ai.services.datasets import dataset_log, get_dataset
 from osmosis_ai.services.models import get_lora_model
+from osmosis_ai.services.runs.lifecycle import (
+    get_evaluation,
+    get_training,
+    list_checkpoints,
+    log_page,
+    run_path,
+)
 from tests.contract.conftest import BASE, Wire, nulled
 
 VERIFY = """{"valid": true, "user": {"id": "usr_5", "email": "mara@fern.example", "name": "Mara"},
@@ -217,19 +231,19 @@ REPLIES = {
     ),
     "evaluations": Reply(
         f"{EVAL}?limit=1&offset=0",
-        lambda c: c.eval_runs.list(limit=1),
+        lambda c: c.get(f"{EVAL}?limit=1&offset=0", model=EvalRunList),
         page("eval_runs", EVAL_ROW),
         ('{"eval_runs": [{"id": "er_1"}]}', page("eval_runs", nulled(EVAL_ROW))),
         {"eval_runs.0.id": "er_1", "eval_runs.0.results": None},
     ),
     "evaluations without results": Reply(
         f"{EVAL}?limit=50&offset=0",
-        lambda c: c.eval_runs.list(),
+        lambda c: c.get(f"{EVAL}?limit=50&offset=0", model=EvalRunList),
         page("eval_runs", EVAL_ROW.replace(RESULTS, nulled(RESULTS)).replace('"id": "m", ', "")),
     ),
     "evaluation": Reply(
         f"{EVAL}/amber-otter-42",
-        lambda c: c.eval_runs.get("amber-otter-42"),
+        lambda c: get_evaluation(c, "amber-otter-42"),
         EVAL_RUN,
         ('{"eval_run": {"id": "er_1"}}', nulled(EVAL_RUN)),
         {
@@ -239,7 +253,7 @@ REPLIES = {
     ),
     "evaluation metrics": Reply(
         f"{EVAL}/er_1/metrics",
-        lambda c: c.eval_runs.metrics("er_1"),
+        lambda c: c.get(f"{EVAL}/er_1/metrics", model=EvalMetrics),
         EVAL_METRICS,
         (
             "{}",
@@ -250,7 +264,7 @@ REPLIES = {
     ),
     "samples": Reply(
         f"{EVAL}/amber-otter-42/samples?limit=2&cursor=4-0",
-        lambda c: c.eval_runs.samples("amber-otter-42", limit=2, cursor="4-0"),
+        lambda c: c.get(f"{EVAL}/amber-otter-42/samples?limit=2&cursor=4-0", model=EvalSamplePage),
         f'{{"samples": [{SAMPLE}], "next_cursor": "4-0"}}',
         (
             '{"samples": [{"row": 4, "attempt": 0, "status": "failed"}]}',
@@ -260,12 +274,15 @@ REPLIES = {
     ),
     "manifest": Reply(
         f"{EVAL}/er_1/samples/manifest?types=metrics%2Ctrajectories&rows=3%2C7%2C10-20",
-        lambda c: c.eval_runs.manifest("er_1", types=["metrics", "trajectories"], rows="3,7,10-20"),
+        lambda c: c.get(
+            f"{EVAL}/er_1/samples/manifest?types=metrics%2Ctrajectories&rows=3%2C7%2C10-20",
+            model=SampleManifest,
+        ),
         MANIFEST,
     ),
     "training runs": Reply(
         f"{TRAINING}?limit=2&offset=4",
-        lambda c: c.training_runs.list(limit=2, offset=4),
+        lambda c: c.get(f"{TRAINING}?limit=2&offset=4", model=TrainingRunList),
         page("training_runs", TRAINING_ROW),
         (
             '{"training_runs": [{"id": "tr_8"}]}',
@@ -283,14 +300,14 @@ REPLIES = {
     ),
     "training run": Reply(
         f"{TRAINING}/copper%2Ffinch",
-        lambda c: c.training_runs.get("copper/finch"),
+        lambda c: get_training(c, "copper/finch"),
         TRAINING_RUN,
         ('{"training_run": {"id": "tr_8", "status": "x"}}', nulled(TRAINING_RUN)),
         {"training_run.id": "tr_8", "config": None, "is_internal_user": False},
     ),
     "training metrics": Reply(
         f"{TRAINING}/tr_8/metrics",
-        lambda c: c.training_runs.metrics("tr_8"),
+        lambda c: c.get(f"{TRAINING}/tr_8/metrics", model=TrainingMetrics),
         TRAINING_METRICS,
         (
             "{}",
@@ -302,7 +319,7 @@ REPLIES = {
     ),
     "checkpoints": Reply(
         f"{TRAINING}/tr_8/checkpoints",
-        lambda c: c.training_runs.checkpoints("tr_8"),
+        lambda c: list_checkpoints(c, "tr_8"),
         CHECKPOINTS,
         (
             '{"checkpoints": [{"id": "ck_1"}]}',
@@ -316,29 +333,31 @@ REPLIES = {
     ),
     "no checkpoints": Reply(
         f"{TRAINING}/tr_8/checkpoints",
-        lambda c: c.training_runs.checkpoints("tr_8"),
+        lambda c: list_checkpoints(c, "tr_8"),
         '{"checkpoints": []}',
         ("{}",),
         {"checkpoints": []},
     ),
     "training logs": Reply(
         f"{TRAINING}/tr_8/logs?limit=5&direction=older&cursor=c%7C1",
-        lambda c: c.training_runs.logs("tr_8", limit=5, cursor="c|1"),
+        lambda c: log_page(c, "train", "tr_8", limit=5, cursor="c|1")[0],
         LOGS,
     ),
     "evaluation logs": Reply(
-        f"{EVAL}/er_1/logs?limit=50&direction=older", lambda c: c.eval_runs.logs("er_1"), LOGS
+        f"{EVAL}/er_1/logs?limit=50&direction=older",
+        lambda c: log_page(c, "eval", "er_1", limit=50, cursor=None)[0],
+        LOGS,
     ),
     "validation": Reply(
         f"{TRAINING}/keen%2Fowl/validation?cursor=40-0",
-        lambda c: c.training_runs.validation("keen/owl", cursor="40-0"),
+        lambda c: c.get(run_path("train", "keen/owl", "/validation?cursor=40-0"), model=ValidationPage),
         VALIDATION,
         ("{}", nulled(VALIDATION)),
         {"step": None, "total": None, "samples": [], "next_cursor": None},
     ),
     "validation conversation": Reply(
         f"{TRAINING}/owl/validation/3/1",
-        lambda c: c.training_runs.validation_conversation("owl", 3, 1),
+        lambda c: c.get(f"{TRAINING}/owl/validation/3/1", model=ValidationConversation),
         '{"text": "{}", "size": 2, "missing": "x"}',
         ("{}", '{"text": null, "size": null, "missing": null}'),
         {"text": None, "size": 0, "missing": None},
@@ -399,8 +418,6 @@ LISTS: list[tuple[str, str, Callable[[PlatformClient], Any]]] = [
         "/api/cli/rollouts?limit=50&offset=0",
         lambda c: c.pages("/api/cli/rollouts", RolloutList)(50, 0),
     ),
-    ("eval_runs", f"{EVAL}?limit=50&offset=0", lambda c: c.eval_runs.list()),
-    ("training_runs", f"{TRAINING}?limit=50&offset=0", lambda c: c.training_runs.list()),
     (
         "models",
         "/api/cli/models/base?limit=50&offset=0",
@@ -415,6 +432,16 @@ LISTS: list[tuple[str, str, Callable[[PlatformClient], Any]]] = [
         "workspaces",
         "/api/cli/workspaces",
         lambda c: c.get("/api/cli/workspaces", model=WorkspaceList, git="never"),
+    ),
+    (
+        "eval_runs",
+        f"{EVAL}?limit=50&offset=0",
+        lambda c: c.get(f"{EVAL}?limit=50&offset=0", model=EvalRunList),
+    ),
+    (
+        "training_runs",
+        f"{TRAINING}?limit=50&offset=0",
+        lambda c: c.get(f"{TRAINING}?limit=50&offset=0", model=TrainingRunList),
     ),
 ]
 
@@ -442,7 +469,7 @@ def test_an_empty_list_differs_from_a_missing_one(
         ),
         (
             f"{EVAL}/er_1",
-            lambda c: c.eval_runs.get("er_1"),
+            lambda c: get_evaluation(c, "er_1"),
             ["{}", '{"eval_run": null}', '{"eval_run": {"id": null}}'],
             "eval_run",
         ),
@@ -454,13 +481,13 @@ def test_an_empty_list_differs_from_a_missing_one(
         ),
         (
             f"{TRAINING}/tr_8/metrics",
-            lambda c: c.training_runs.metrics("tr_8"),
+            lambda c: c.get(f"{TRAINING}/tr_8/metrics", model=TrainingMetrics),
             ['{"metrics": [{"title": "A"}]}'],
             "metric_key",
         ),
         (
             f"{EVAL}/er_1/samples/manifest?types=metrics",
-            lambda c: c.eval_runs.manifest("er_1", types=["metrics"]),
+            lambda c: c.get(f"{EVAL}/er_1/samples/manifest?types=metrics", model=SampleManifest),
             [
                 f'{{"files": [{{"path": "metrics.json", "size": {size}}}]}}'
                 for size in ("1.0", "1.5", "true", '"1"', "-1", "null")
@@ -528,7 +555,7 @@ def test_points_and_marks_of_a_training_run_may_be_odd(client: PlatformClient, w
               {"step": 1, "value": null, "timestamp": 1}, {"step": 2, "value": NaN, "timestamp": 2}]}],
             "marks": [{"kind": "warning"}, {"step": null, "kind": null}, {"step": "soon", "kind": "eclipse"}]}""",
     )
-    found = client.training_runs.metrics("tr_8")
+    found = client.get(f"{TRAINING}/tr_8/metrics", model=TrainingMetrics)
     assert [point.value for point in found.metrics[0].data_points] == [None, None]
     marks = [(mark.step, mark.kind, mark.text) for mark in found.marks]
     assert marks == [(None, "warning", ""), (None, "", ""), (None, "eclipse", "")]

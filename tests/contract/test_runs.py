@@ -8,9 +8,12 @@ import pytest
 
 from osmosis_ai.api.client import PlatformClient
 from osmosis_ai.api.http_errors import PlatformError
-from osmosis_ai.api.models.eval_runs import DownloadItem
+from osmosis_ai.api.models.eval_runs import DownloadItem, DownloadUrls, DownloadUrlsRequest
 from osmosis_ai.api.models.runs import EvalRunSubmit, RunSecrets, TrainingRunSubmit
 from osmosis_ai.config.sections import Experiment
+from osmosis_ai.errors import NotFoundError
+from osmosis_ai.services.runs.lifecycle import post_stop
+from osmosis_ai.services.runs.submit import post_run
 from tests.contract.conftest import Wire
 
 EXPERIMENT = {
@@ -36,8 +39,8 @@ def submit(client: PlatformClient, runs: str, **sections: Any) -> Any:
     if "secrets" in sections:
         sections["secrets"] = RunSecrets(**sections["secrets"])
     submission = EvalRunSubmit if runs == "eval-runs" else TrainingRunSubmit
-    resource = client.eval_runs if runs == "eval-runs" else client.training_runs
-    return resource.submit(submission(experiment_config=Experiment(**EXPERIMENT), **sections))  # type: ignore[arg-type]
+    body = submission(experiment_config=Experiment(**EXPERIMENT), **sections)  # type: ignore[arg-type]
+    return post_run(client, "eval" if runs == "eval-runs" else "train", body)
 
 
 @pytest.mark.parametrize(
@@ -61,9 +64,9 @@ def test_a_submission_holds_only_what_is_configured(
 def test_a_refused_submission_keeps_the_platforms_message(client: PlatformClient, wire: Wire) -> None:
     error = '{"error": "Secret(s) not found: A, B", "code": "NOT_FOUND", "platform_url": "https://p/secrets"}'
     wire.answers("POST", "/api/cli/eval-runs", error, status=404)
-    with pytest.raises(PlatformError) as caught:
+    with pytest.raises(NotFoundError) as caught:
         submit(client, "eval-runs", secrets={"required": ["A", "B"]})
-    assert caught.value.message == "Secret(s) not found: A, B"
+    assert caught.value.message.startswith("Secret(s) not found: A, B\nStore them once:")
     assert caught.value.details["platform_url"] == "https://p/secrets"
 
 
@@ -77,11 +80,16 @@ def test_a_refused_submission_does_not_show_a_secret(client: PlatformClient, wir
 def test_stopping_a_run(client: PlatformClient, wire: Wire) -> None:
     for reply in ("{}", '{"id": "er_1", "status": "stopped"}', '{"id": null, "status": null}'):
         wire.answers("POST", "/api/cli/eval-runs/er_1/stop", reply)
-        client.eval_runs.stop("er_1")
+        post_stop(client, "eval", "er_1")
         assert wire.sent == {}
     wire.answers("POST", "/api/cli/training-runs/tr_8/stop", '{"id": "tr_8", "status": "stopping"}')
-    assert client.training_runs.stop("tr_8").status == "stopping"
+    assert post_stop(client, "train", "tr_8").status == "stopping"
     assert wire.sent == {}
+
+
+def urls(client: PlatformClient, wanted: list[DownloadItem]) -> DownloadUrls:
+    path = "/api/cli/eval-runs/er_1/samples/download-urls"
+    return client.post(path, DownloadUrlsRequest(items=wanted), model=DownloadUrls)
 
 
 @pytest.mark.parametrize("items", ["items", "files", "urls"])
@@ -94,7 +102,7 @@ def test_spellings_of_download_urls(client: PlatformClient, wire: Wire, items: s
         ' "expires_in": 900}',
     )
     wanted = [DownloadItem(path="metrics.json", token="t"), DownloadItem(path="summary.jsonl")]
-    found = client.eval_runs.download_urls("er_1", wanted)
+    found = urls(client, wanted)
     assert wire.sent == {"items": [{"path": "metrics.json", "token": "t"}, {"path": "summary.jsonl"}]}
     assert [(item.path, item.token, item.url) for item in found.items] == [
         ("metrics.json", "t", "https://b.example/canary")
@@ -105,4 +113,4 @@ def test_spellings_of_download_urls(client: PlatformClient, wire: Wire, items: s
 @pytest.mark.parametrize("reply", ["{}", '{"items": null, "expires_in": null}'])
 def test_no_download_urls(client: PlatformClient, wire: Wire, reply: str) -> None:
     wire.answers("POST", "/api/cli/eval-runs/er_1/samples/download-urls", reply)
-    assert client.eval_runs.download_urls("er_1", [DownloadItem(path="x")]).items == []
+    assert urls(client, [DownloadItem(path="x")]).items == []

@@ -119,14 +119,15 @@ def test_dataset_id_is_not_a_path(platform: Platform, dataset_id: str, tmp_path:
 # In `eval run`
 
 
-def prepare(root: Path, **options: Any) -> PreparedEvalRun:
-    return prepare_eval_run(EvalRunRequest(config=CONFIG), start=root, **options)
+def prepare(**options: Any) -> PreparedEvalRun:
+    return prepare_eval_run(EvalRunRequest(config=CONFIG), **options)
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     workspace = make_checkout(tmp_path / "maze")
     (workspace.root / CONFIG).write_text(MINIMAL_EVAL.replace("openai/gpt-5-mini", "osmosis/tiny"))
+    monkeypatch.chdir(workspace.root)
     return workspace.root
 
 
@@ -135,20 +136,20 @@ def test_platform_errors(platform: Platform, root: Path, status: int, code: str)
     save_login()
     platform.detail.respond(status, json={"error": "x"})
     with pytest.raises(PlatformError) as caught:
-        prepare(root)
+        prepare()
     assert caught.value.code == code
 
 
 def test_eval_uses_platform_dataset(platform: Platform, root: Path) -> None:
     save_login()
-    prepared = prepare(root)
+    prepared = prepare()
     assert (prepared.dataset.source, len(prepared.selection)) == ("download", 5)
-    assert prepare(root).dataset.source == "cache"
+    assert prepare().dataset.source == "cache"
 
 
 def test_unknown_dataset(platform: Platform, root: Path) -> None:
     save_login()
     platform.detail.respond(404, json={"error": "there is no dataset 'multiply'"})
     with pytest.raises(NotFoundError, match=f"nor a dataset of that name on {FERN}") as missing:
-        prepare(root)
+        prepare()
     assert "osmosis dataset upload" in (missing.value.hint or "")

@@ -19,7 +19,7 @@ from osmosis_ai.evaluation.journal import load_results
 from osmosis_ai.evaluation.local_results import read_local_results
 from osmosis_ai.evaluation.manifest import run_lock
 from osmosis_ai.evaluation.run_directory import MOST_OF_A_CONFIG, RunDirectory
-from osmosis_ai.services.eval_runs.info import RunWatcher
+from osmosis_ai.services.eval_runs.local_runs import RunWatcher
 from osmosis_ai.services.report_files import ReportFile
 from osmosis_ai.services.viewing import report_run
 from osmosis_ai.viewer import conversation_search

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import httpx
 from pydantic import ValidationError
@@ -31,8 +31,6 @@ from osmosis_ai.api.http_errors import (
 from osmosis_ai.api.models.auth import Verification
 from osmosis_ai.api.models.base import LogPage, Page, WireModel
 from osmosis_ai.api.platform_url import describe_platform, ensure_secure, normalize_platform_url
-from osmosis_ai.api.resources import BenchmarkRuns, EvalImports, EvalRuns, TrainingRuns
-from osmosis_ai.api.routes import segment as segment
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.retry_after import retry_after_s
 
@@ -55,6 +53,18 @@ _LOGIN_PATHS = ("/api/cli/verify", "/api/cli/device/authorize", "/api/cli/device
 _VERSION_WARNINGS = {"upgrade_available": "UPGRADE_AVAILABLE", "deprecated": "DEPRECATED"}
 _announced: set[str] = set()
 _announcing = threading.Lock()
+
+
+def segment(value: str) -> str:
+    """Return ``value`` as exactly one path segment."""
+    if not value:
+        raise OsmosisError("a name or id must not be empty.")
+    if set(value) == {"."}:
+        return value.replace(".", "%2E")
+    try:
+        return quote(value, safe="")
+    except UnicodeEncodeError:
+        raise OsmosisError("a name or id must be valid Unicode text.") from None
 
 
 def encode(body: WireModel | Mapping[str, Any]) -> bytes:
@@ -131,10 +141,6 @@ class PlatformClient:
             },
             timeout_s=timeout_s,
         )
-        self.eval_runs = EvalRuns(self)
-        self.eval_imports = EvalImports(self)
-        self.training_runs = TrainingRuns(self)
-        self.benchmark_runs = BenchmarkRuns(self)
 
     @classmethod
     def from_credentials(

@@ -230,8 +230,10 @@ def logs(run: RunArgument, limit: LinesOption = 50, cursor: CursorOption = None)
     Examples:
         osmosis benchmark runs logs amber-otter-42 --limit 200
     """
+    from osmosis_ai.services.runs.lifecycle import log_page
+
     with platform_context() as context, current().status("Fetching logs"):
-        page = context.client.benchmark_runs.logs(run, limit=limit, cursor=cursor)
+        page, _ = log_page(context.client, "benchmark", run, limit=limit, cursor=cursor)
         return page_result(page, older=f"osmosis benchmark runs logs {run}", extra=context.resource())
 
 
@@ -243,6 +245,7 @@ def stop(run: RunArgument, yes: YesOption = False) -> OperationResult:
         osmosis benchmark runs stop amber-otter-42
     """
     from osmosis_ai.services import benchmarks
+    from osmosis_ai.services.runs.lifecycle import post_stop
 
     with platform_context() as context:
         found = benchmarks.get_run(context.client, run).benchmark_run
@@ -250,7 +253,7 @@ def stop(run: RunArgument, yes: YesOption = False) -> OperationResult:
         summary = {"Run": name, "Id": found.id}
         current().confirm(f'Stop benchmark run "{name}"?', yes=yes, default=False, summary=summary)
         if not ended:
-            context.client.benchmark_runs.stop(found.id)
+            post_stop(context.client, "benchmark", found.id)
     status = found.status if ended else "stopped"
     return OperationResult(
         operation="benchmark.stop",

@@ -23,7 +23,7 @@ from osmosis_ai.redaction import exposure_warnings
 from osmosis_ai.services.capabilities import require_offered
 from osmosis_ai.services.context import PlatformContext
 from osmosis_ai.services.listing import Listing, fetch_listing
-from osmosis_ai.services.runs.finite import jsonable
+from osmosis_ai.services.runs.lifecycle import jsonable
 from osmosis_ai.services.runs.secrets import (
     RunSecret,
     explaining_failures,
@@ -88,7 +88,6 @@ def get_run(client: PlatformClient, name_or_id: str) -> BenchmarkRunDetail:
 
 
 def describe_run(client: PlatformClient, name_or_id: str) -> dict[str, Any]:
-    """Return one run as the JSON output shows it."""
     detail = get_run(client, name_or_id)
     return {**jsonable(detail.model_dump(mode="json")), "benchmark_run": _run_item(detail.benchmark_run)}
 
@@ -118,7 +117,6 @@ def prepare_run(
 
 
 def submit_run(client: PlatformClient, body: Mapping[str, Any]) -> SubmittedBenchmarkRun:
-    """Submit a run; the request is never retried."""
     with explaining_failures("osmosis benchmark runs list"):
         return client.post(_RUNS, body, model=SubmittedBenchmarkRun)
 

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from osmosis_ai.api.http_errors import UnreadableReply
+from osmosis_ai.api.models.eval_runs import EvalSample
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.conversation import LARGEST_CONVERSATION_BYTES
@@ -28,10 +30,12 @@ from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.metrics import Estimates
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.files import cache_dir, write_json
+from osmosis_ai.services.runs.lifecycle import get_evaluation, lists_samples, platform_samples
+from osmosis_ai.ui.numbers import amount
+from osmosis_ai.workspace.layout import WorkspaceDirectory
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.api.models.eval_runs import EvalSample
 
 _NEEDED = {
     "metrics": ("metrics.json", "the numbers"),
@@ -71,15 +75,7 @@ def is_download(directory: Path) -> bool:
 
 
 def require_types(directory: Path, *kinds: str) -> None:
-    """Check that a downloaded run has the files that a command needs; local runs always pass.
-
-    Args:
-        directory: the run's directory.
-        kinds: required file types (`osmosis eval download --type`).
-
-    Raises:
-        NotFoundError: a file is missing; the hint is the command that downloads it.
-    """
+    """Check that a downloaded run has the files that a command needs; local runs always pass."""
     if not is_download(directory):
         return
     missing = [kind for kind in kinds if not (directory / _NEEDED[kind][0]).is_file()]
@@ -111,9 +107,6 @@ def laid_out(directory: Path) -> Iterator[tuple[Path, Path]]:
     """Yield the directory to read a run from, and a cache directory.
 
     For a download, both are temporary (see :func:`as_local_run`).
-
-    Raises:
-        OsmosisError: the list of samples is missing or damaged.
     """
     if not is_download(directory):
         yield directory, cache_dir()
@@ -125,11 +118,7 @@ def laid_out(directory: Path) -> Iterator[tuple[Path, Path]]:
 
 @contextmanager
 def as_local_run(directory: Path) -> Iterator[Path]:
-    """Yield a temporary directory with the downloaded run in the layout of a local run.
-
-    Raises:
-        OsmosisError: the list of samples is missing, or it or the metrics are damaged.
-    """
+    """Yield a temporary directory with the downloaded run in the layout of a local run."""
     run = read_run(directory, without_metrics=True)
     with TemporaryDirectory(prefix="osmosis-downloaded-") as scratch:
         local = RunDirectory(Path(scratch, directory.resolve().name))
@@ -162,11 +151,7 @@ def as_local_run(directory: Path) -> Iterator[Path]:
 
 @contextmanager
 def numbers_alone(directory: Path) -> Iterator[Path]:
-    """Yield a temporary directory with the metrics of a run that was downloaded without its samples.
-
-    Raises:
-        OsmosisError: metrics are damaged or, as in runs of the hosted service, incomplete.
-    """
+    """Yield a temporary directory with the metrics of a run that was downloaded without its samples."""
     written = RunDirectory(directory).read_metrics() or {}
     if _counted(written) is None:
         raise OsmosisError(
@@ -192,24 +177,11 @@ def numbers_alone(directory: Path) -> Iterator[Path]:
 
 @contextmanager
 def fetched_run(client: PlatformClient, name: str, *, conversations: bool) -> Iterator[Path]:
-    """Yield a temporary directory with the files that a report of a platform's run needs.
-
-    Args:
-        client: connected to the platform.
-        name: the run's name or id.
-        conversations: include conversations.
-
-    Raises:
-        PlatformError: the request failed.
-        OsmosisError: there are too many files to download without confirmation, a download fails, or the list
-            of samples is missing.
-    """
+    """Yield a temporary directory with the files that a report of a platform's run needs."""
     from osmosis_ai.services.runs.download import ASK_FROM_BYTES, plan_download, run_download
-    from osmosis_ai.ui.numbers import amount
-    from osmosis_ai.workspace.layout import WorkspaceDirectory
 
     with TemporaryDirectory(prefix="osmosis-report-") as scratch:
-        found = client.eval_runs.get(name).eval_run
+        found = get_evaluation(client, name).run
         plan = plan_download(
             client,
             found,
@@ -256,12 +228,7 @@ def _fill_in(client: PlatformClient, run_id: str, listing: Path, *, text: bool) 
 
     Both are merged by row and attempt, with one sample of each in memory. Values of the list take precedence.
     """
-    from osmosis_ai.api.capabilities import Capability
-    from osmosis_ai.api.http_errors import UnreadableReply
-    from osmosis_ai.services.capabilities import is_offered
-
-    # The capabilities are known: the run has already been requested.
-    if client.offers is None or not is_offered(client.offers, Capability.EVAL_SAMPLES):
+    if not lists_samples(client):
         return True
     target = listing.with_name(f"{listing.name}.filled")
     try:
@@ -276,11 +243,8 @@ def _fill_in(client: PlatformClient, run_id: str, listing: Path, *, text: bool) 
 
 def _told(client: PlatformClient, run_id: str) -> Iterator[EvalSample]:
     """Yield the platform's samples until they end or are out of order."""
-    from osmosis_ai.api.paging import iterate_samples
-
     reached = (-1, -1)
-    asked = client.eval_runs.samples
-    for sample in iterate_samples(lambda cursor: asked(run_id, cursor=cursor, details=True)):
+    for sample in platform_samples(client, run_id, details=True):
         if (sample.row, sample.attempt) <= reached:
             return
         reached = (sample.row, sample.attempt)
@@ -329,8 +293,6 @@ def _can_be_written(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class _ListedSamples:
-    """Number of listed samples, rows, attempts and invalid lines of a download."""
-
     samples: int
     rows: int
     attempts: int
@@ -346,7 +308,6 @@ def _counted(written: Mapping[str, Any]) -> int | None:
 
 
 def _write_journal(run: ExportedRun, target: Path) -> _ListedSamples:
-    """Write the known results as a journal."""
     samples = rows = attempts = unread = 0
 
     def count() -> None:
@@ -365,7 +326,6 @@ def _write_journal(run: ExportedRun, target: Path) -> _ListedSamples:
 def _not_told(
     listed: _ListedSamples, counted: int | None, facts: Mapping[str, Any], *, without_metrics: bool
 ) -> Iterator[str]:
-    """Yield a sentence about each kind of missing information."""
     if facts.get("samples_unread") is True:
         yield (
             "The platform's details of single samples cannot be read: error sources, previews and "

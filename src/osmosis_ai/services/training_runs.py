@@ -11,37 +11,66 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from osmosis_ai.api.capabilities import Capability
+from osmosis_ai.api.http_errors import PlatformError
+from osmosis_ai.api.models.training_runs import (
+    Checkpoint,
+    DescribedTrainingRun,
+    MetricPoint,
+    MetricSeries,
+    MetricSummary,
+    ResumeReply,
+    TrainingMark,
+    TrainingMetrics,
+    TrainingMetricsOverview,
+    TrainingRun,
+    TrainingRunDetail,
+    TrainingRunList,
+    TrainingRunRow,
+    ValidationConversation,
+    ValidationPage,
+)
+from osmosis_ai.config.issues import nearest
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError, WorkspaceRequiredError
-from osmosis_ai.evaluation.attempt_files import StoredConversation
+from osmosis_ai.evaluation.attempt_files import AttemptFiles, StoredConversation
 from osmosis_ai.evaluation.conversation import LARGEST_CONVERSATION_BYTES
-from osmosis_ai.files import expanded
+from osmosis_ai.evaluation.run_directory import RunDirectory
+from osmosis_ai.files import expanded, write_json
+from osmosis_ai.services.capabilities import require_offered
+from osmosis_ai.services.downloaded_runs import is_downloaded_run
+from osmosis_ai.services.eval_runs.local_runs import local_item
 from osmosis_ai.services.eval_runs.show import ShownRun, WantedSamples, of_outcome, shown_samples, told_entry
+from osmosis_ai.services.listing import Listing, fetch_listing
 from osmosis_ai.services.report_files import ReportFile
-from osmosis_ai.services.runs.lifecycle import TERMINAL, WAITING, DescribedRun, RunKind
-from osmosis_ai.training.runs.curves import CurveMark, SavedAdapter, TrainingCurves
-from osmosis_ai.training.runs.metrics import LARGEST_STEP
+from osmosis_ai.services.runs.files import safe_name
+from osmosis_ai.services.runs.lifecycle import (
+    RUN_PATHS,
+    TERMINAL,
+    WAITING,
+    DescribedRun,
+    RunKind,
+    get_training,
+    is_away,
+    list_checkpoints,
+    run_path,
+)
+from osmosis_ai.training.runs.curves import (
+    CURVES,
+    CurveMark,
+    SavedAdapter,
+    TrainingCurves,
+    ValidationHeadline,
+    reward_at,
+)
+from osmosis_ai.training.runs.metrics import LARGEST_STEP, TITLES
+from osmosis_ai.viewer.local_runs import RunPlaces, kind_of
 from osmosis_ai.viewer.source import Outcome, RunDetail, RunEntry, SampleDetail, SampleEntry, no_sample
+from osmosis_ai.viewer.validation import known_of, validated_entry
+from osmosis_ai.workspace.layout import WorkspaceDirectory, find_workspace
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.api.models.training_runs import (
-        Checkpoint,
-        CheckpointList,
-        DescribedTrainingRun,
-        TrainingMark,
-        TrainingMetrics,
-        TrainingRun,
-        TrainingRunDetail,
-        TrainingRunRow,
-        ValidationPage,
-    )
-    from osmosis_ai.services.listing import Listing
-    from osmosis_ai.training.runs.curves import TrainingCurves, ValidationHeadline
     from osmosis_ai.training.runs.run_differences import ComparedTraining, TrainingDifferences
-    from osmosis_ai.viewer.source import RunDetail
-    from osmosis_ai.workspace.layout import WorkspaceDirectory
 
 
 METRICS_NOT_YET = "there are no metrics before the run has started."
@@ -60,11 +89,7 @@ _SHOWN_ID_CHARS = 8
 
 @dataclass(frozen=True)
 class DescribedTraining(DescribedRun):
-    """A training run with its metrics.
-
-    Attributes:
-        checkpoints: checkpoints of an ended run; empty if unavailable.
-    """
+    """A training run with its metrics and, once it has ended, its checkpoints."""
 
     kind: ClassVar[RunKind] = "train"
     detail: TrainingRunDetail
@@ -77,35 +102,35 @@ class DescribedTraining(DescribedRun):
         return self.detail.training_run
 
     @property
-    def model(self) -> str | None:
-        return self.detail.model.name if self.detail.model else None
-
-    @property
     def summary(self) -> dict[str, Any]:
         return run_summary(self.run)
 
     @property
     def validation(self) -> ValidationHeadline | None:
         """The newest validation; None before the first one."""
-        from osmosis_ai.training.runs.curves import CURVES, ValidationHeadline
-
         return ValidationHeadline.of({key: points(self.metrics, key) for key in CURVES})
+
+    def values(self, key: str) -> Sequence[float]:
+        return [value for _, value in points(self.metrics, key)]
+
+    def latest(self, key: str) -> float | None:
+        return next(reversed(self.values(key)), None)
+
+    def of_last_step(self, key: str) -> float | None:
+        """Return a metric's value at the run's last step."""
+        measured = points(self.metrics, key)
+        last = max((step for step, _ in points(self.metrics, _STEP_TIME)), default=None)
+        return measured[-1][1] if measured and measured[-1][0] == last else None
 
     def data(self) -> dict[str, Any]:
         detail, run = self.detail, self.run
+        names = [
+            (part.id, part.name) if part else None for part in (detail.model, detail.dataset, detail.rollout)
+        ]
+        own = {**_own_fields(run, names), "examples_processed_count": run.examples_processed_count}
         return {
             **super().data(),
-            "training_run": {
-                **_own_fields(run),
-                **_references(
-                    (detail.model.id, detail.model.name) if detail.model else None,
-                    (detail.dataset.id, detail.dataset.name) if detail.dataset else None,
-                    (detail.rollout.id, detail.rollout.name) if detail.rollout else None,
-                ),
-                **_optional(run),
-                "examples_processed_count": run.examples_processed_count,
-                "notes": run.notes,
-            },
+            "training_run": {**own, "notes": run.notes},
             "validation": self.validation.to_json() if self.validation is not None else None,
             **({"platform_url": run.platform_url} if run.platform_url else {}),
             "checkpoints": [checkpoint_item(checkpoint) for checkpoint in self.checkpoints],
@@ -118,68 +143,55 @@ class DescribedTraining(DescribedRun):
         return {**super().outcome(), **{key: data[key] for key in ("validation", "checkpoints", "metrics")}}
 
 
-def list_runs(client: PlatformClient, *, limit: int, everything: bool) -> Listing[TrainingRunRow]:
-    """List the workspace's runs, newest first; arguments as in ``fetch_listing``."""
-    from osmosis_ai.services.listing import fetch_listing
+def list_runs(client: PlatformClient, limit: int, everything: bool) -> Listing[TrainingRunRow]:
 
-    return fetch_listing(
-        lambda size, offset: client.training_runs.list(limit=size, offset=offset),
-        lambda page: page.training_runs,
-        limit=limit,
-        everything=everything,
-    )
+    def fetch(size: int, offset: int) -> TrainingRunList:
+        params = {"limit": size, "offset": offset}
+        return client.get(RUN_PATHS["train"], model=TrainingRunList, params=params)
+
+    return fetch_listing(fetch, lambda page: page.training_runs, limit=limit, everything=everything)
 
 
 def describe_run(client: PlatformClient, name: str) -> DescribedTraining:
-    """Return a run with its metrics and checkpoints; if these are unavailable, that is not an error.
-
-    Raises:
-        PlatformError: the run does not exist or the request failed.
-    """
-    from osmosis_ai.api.http_errors import PlatformError
-
-    detail = client.training_runs.get(name)
+    """Return a run with its metrics and checkpoints; if these are unavailable, that is not an error."""
+    detail = get_training(client, name)
     run = detail.training_run
     checkpoints: tuple[Checkpoint, ...] = ()
     if run.status in TERMINAL["train"]:
         with suppress(PlatformError):
-            checkpoints = tuple(client.training_runs.checkpoints(run.id).checkpoints)
+            checkpoints = tuple(list_checkpoints(client, run.id).checkpoints)
     if run.status in WAITING:
         return DescribedTraining(detail, metrics_error=METRICS_NOT_YET)
     try:
-        metrics = client.training_runs.metrics(run.id)
+        metrics = _get_metrics(client, run.id)
     except PlatformError as error:
         return DescribedTraining(detail, metrics_error=error.message, checkpoints=checkpoints)
     return DescribedTraining(detail, metrics, checkpoints=checkpoints)
 
 
-def list_checkpoints(client: PlatformClient, name: str) -> CheckpointList:
-    """List the adapters that a run has saved, oldest first."""
-    return client.training_runs.checkpoints(name)
+def _get_metrics(client: PlatformClient, run_id: str) -> TrainingMetrics:
+    return client.get(run_path("train", run_id, "/metrics"), model=TrainingMetrics)
+
+
+def resume_run(client: PlatformClient, name: str) -> ResumeReply:
+    """Resume a run that failed or was stopped from its last checkpoint."""
+    return client.post(run_path("train", name, "/resume"), None, model=ResumeReply)
 
 
 def run_item(row: TrainingRunRow) -> dict[str, Any]:
-    """Return the JSON of a listed run."""
-    return {
-        **_own_fields(row),
-        **_references(
-            (row.model.id, row.model.model_name) if row.model else None,
-            (row.dataset.id, row.dataset.file_name) if row.dataset else None,
-            (row.rollout.id, row.rollout.name) if row.rollout else None,
-        ),
-        **_optional(row),
-        "summary": run_summary(row),
-    }
+    names = [
+        (row.model.id, row.model.model_name) if row.model else None,
+        (row.dataset.id, row.dataset.file_name) if row.dataset else None,
+        (row.rollout.id, row.rollout.name) if row.rollout else None,
+    ]
+    return {**_own_fields(row, names), "summary": run_summary(row)}
 
 
 def checkpoint_item(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the JSON of a checkpoint."""
-    known = checkpoint.model_dump(mode="json")
-    return {key: known[key] for key in ("id", "checkpoint_name", "checkpoint_step", "status", "created_at")}
+    return checkpoint.model_dump(mode="json", exclude={"size"})
 
 
 def run_summary(run: TrainingRun) -> dict[str, Any]:
-    """Return the known metrics of a run."""
     known: dict[str, Any] = {"reward": run.reward} if run.reward is not None else {}
     if run.current_step is not None and run.total_steps is not None:
         total = max(run.total_steps, run.current_step)
@@ -187,49 +199,37 @@ def run_summary(run: TrainingRun) -> dict[str, Any]:
     return known
 
 
-def _own_fields(run: TrainingRun) -> dict[str, Any]:
-    known = run.model_dump(mode="json")
-    own = (
-        "id",
-        "name",
-        "status",
-        "creator_name",
-        "creator_email",
-        "created_at",
-        "started_at",
-        "completed_at",
-    )
-    return {key: known[key] for key in own}
+_FIELDS = {
+    "id",
+    "name",
+    "status",
+    "creator_name",
+    "creator_email",
+    "created_at",
+    "started_at",
+    "completed_at",
+}
+_OPTIONAL = {"platform_url", "current_step", "total_steps", "reward", "error", "waits"}
 
 
-def _references(*references: tuple[str | None, str | None] | None) -> dict[str, str | None]:
-    named: dict[str, str | None] = {}
-    for what, reference in zip(("model", "dataset", "rollout"), references, strict=True):
-        named[f"{what}_id"], named[f"{what}_name"] = reference or (None, None)
-    return named
-
-
-def _optional(run: TrainingRun) -> dict[str, Any]:
-    optional = ("platform_url", "current_step", "total_steps", "reward", "error", "waits")
-    known = {key: getattr(run, key) for key in optional}
-    return {key: value for key, value in known.items() if value is not None}
+def _own_fields(run: TrainingRun, names: Sequence[tuple[str | None, str | None] | None]) -> dict[str, Any]:
+    """Return a run's fields, and id and name of its model, dataset and rollout."""
+    fields = run.model_dump(mode="json", include=_FIELDS)
+    for what, name in zip(("model", "dataset", "rollout"), names, strict=True):
+        fields[f"{what}_id"], fields[f"{what}_name"] = name or (None, None)
+    return fields | run.model_dump(mode="json", include=_OPTIONAL, exclude_none=True)
 
 
 def metrics_document(described: DescribedTraining) -> dict[str, Any]:
     """Return the content of a metrics file; a run without metrics has no series in it."""
     run, detail, metrics = described.run, described.detail, described.metrics
     overview = metrics.overview if metrics else None
-    known = run.model_dump(mode="json")
     about = {
-        "id": run.id,
-        "status": run.status,
-        "name": run.name,
-        "base_model_name": detail.model.name if detail.model else None,
+        **run.model_dump(mode="json", include={"id", "status", "name", "started_at", "completed_at"}),
+        "base_model_name": detail.model_name,
         "dataset_name": detail.dataset.name if detail.dataset else None,
         "rollout_name": detail.rollout.name if detail.rollout else None,
         "duration_ms": described.duration_ms,
-        "started_at": known["started_at"],
-        "completed_at": known["completed_at"],
         "rows_processed": _first(
             overview.examples_processed_count if overview else None, run.examples_processed_count
         ),
@@ -237,9 +237,9 @@ def metrics_document(described: DescribedTraining) -> dict[str, Any]:
         "total_steps": _first(overview.total_steps if overview else None, run.total_steps),
     }
     return {
-        "training_run": _present(about),
+        "training_run": {key: value for key, value in about.items() if value is not None},
         "summary": {
-            exported_name(summary.key): _present(summary.model_dump(exclude={"key", "title"}))
+            exported_name(summary.key): summary.model_dump(exclude={"key", "title"}, exclude_none=True)
             for summary in (overview.metric_summaries if overview else ())
         },
         "metrics": [
@@ -257,21 +257,10 @@ def metrics_document(described: DescribedTraining) -> dict[str, Any]:
 
 
 def exported_name(key: str) -> str:
-    """Return the exported name of the platform's metric ``key``."""
     return EXPORTED_NAMES.get(key, key)
 
 
 def export_path(described: DescribedTraining, workspace: WorkspaceDirectory, output: str | None) -> Path:
-    """Return the path of a metrics file.
-
-    Args:
-        described: the run.
-        workspace: contains the default directory, ``.osmosis/metrics``.
-        output: an existing directory or a path with a trailing slash, for the default file name; otherwise
-            the file, whose suffix becomes ``.json``.
-    """
-    from osmosis_ai.services.runs.files import safe_name
-
     run = described.run
     name = f"{safe_name(run.name or 'run')}_{safe_name(run.id[:_SHOWN_ID_CHARS])}.json"
     if output is None:
@@ -284,13 +273,7 @@ def export_path(described: DescribedTraining, workspace: WorkspaceDirectory, out
 def save_metrics(
     described: DescribedTraining, workspace: WorkspaceDirectory, output: str | None = None
 ) -> tuple[Path | None, str | None]:
-    """Write a metrics file and return its path or, if it cannot be written, the reason.
-
-    Args:
-        described, workspace, output: as for :func:`export_path`.
-    """
-    from osmosis_ai.files import write_json
-
+    """Write a metrics file and return its path or, if it cannot be written, the reason."""
     path = export_path(described, workspace, output)
     try:
         if output is None:
@@ -303,10 +286,6 @@ def save_metrics(
 
 def _first(*values: int | None) -> int | None:
     return next((value for value in values if value is not None), None)
-
-
-def _present(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in fields.items() if value is not None}
 
 
 def _iso(timestamp_ms: int) -> str | None:
@@ -336,8 +315,6 @@ class LocalTraining:
         return self.curves.headline
 
     def data(self) -> dict[str, Any]:
-        from osmosis_ai.services.eval_runs.local_runs import local_item
-
         return {
             "local_run": local_item(self.detail.summary, self.directory),
             "config": dict(self.detail.config_effective),
@@ -353,15 +330,7 @@ class LocalTraining:
 
 
 def training_directory(word: str) -> Path | None:
-    """Return the training directory at a path; None if the word may be the name of a platform's run.
-
-    Raises:
-        NotFoundError: the directory does not exist, and the word is a path or there is no workspace.
-        OsmosisError: the path is not a training directory.
-    """
-    from osmosis_ai.services.downloaded_runs import is_downloaded_run
-    from osmosis_ai.viewer.local_runs import kind_of
-
+    """Return the training directory at a path; None if the word may be the name of a platform's run."""
     try:
         given = expanded(word).absolute()
         kind, there = kind_of(given), given.exists()
@@ -396,14 +365,6 @@ def require_run_of_platform(word: str, command: str, instead: Callable[[Path], s
     """Reject a training directory in a command that accepts only runs of a platform.
 
     With a login, a word without a slash is always the name of such a run.
-
-    Args:
-        word: reference to the run.
-        command: command that received it.
-        instead: returns a similar command for the directory.
-
-    Raises:
-        OsmosisError: the word is a training directory, or as :func:`training_directory`.
     """
     if not _is_path(word) and (_is_logged_in() or not _is_here(word)):
         return
@@ -416,8 +377,6 @@ def require_run_of_platform(word: str, command: str, instead: Callable[[Path], s
 
 
 def _is_here(word: str) -> bool:
-    from osmosis_ai.viewer.local_runs import kind_of
-
     try:
         return kind_of(Path(word).absolute()) == "training"
     except (OSError, ValueError):
@@ -440,9 +399,6 @@ def _is_logged_in() -> bool:
 
 def _missing(word: str, folder: Path) -> NotFoundError:
     """Return the error about a missing path, with the most similar training directories."""
-    from osmosis_ai.config.issues import nearest
-    from osmosis_ai.viewer.local_runs import RunPlaces
-
     written = Path(word).parent
     if not folder.is_dir():
         folder, written = Path.cwd(), Path()
@@ -458,8 +414,6 @@ def _missing(word: str, folder: Path) -> NotFoundError:
 
 def _require_platform_of(word: str, *, there: bool) -> None:
     """Raise if there is no workspace whose platform could have a run of that name."""
-    from osmosis_ai.workspace.layout import find_workspace
-
     try:
         find_workspace(require_scaffold=False)
     except WorkspaceRequiredError:
@@ -470,11 +424,6 @@ def _require_platform_of(word: str, *, there: bool) -> None:
 
 
 def describe_training(directory: Path) -> LocalTraining:
-    """Return a training directory with its metrics.
-
-    Raises:
-        OsmosisError: the manifest cannot be read.
-    """
     from osmosis_ai.viewer.local.training_runs import read_training, training_detail
 
     known = read_training(directory, directory.name)
@@ -488,14 +437,6 @@ def describe_training(directory: Path) -> LocalTraining:
 
 
 def _metrics(status: str, curves: TrainingCurves, moments: dict[int, int]) -> TrainingMetrics:
-    from osmosis_ai.api.models.training_runs import (
-        MetricPoint,
-        MetricSeries,
-        MetricSummary,
-        TrainingMetrics,
-        TrainingMetricsOverview,
-    )
-
     series, summaries = [], []
     for curve in curves.curves:
         values = [point.value for point in curve.points]
@@ -593,19 +534,7 @@ class _Validation:
 def show_validation(
     reference: str, wanted: WantedSamples, *, step: int | None, client: Callable[[], PlatformClient]
 ) -> ShownValidation:
-    """Return conversations of a run's validation, worst first.
-
-    Args:
-        reference: a local training directory, or else the name or id of a platform's run.
-        wanted: filter.
-        step: training step of the validation; None for the newest.
-        client: connects to the platform; called only if needed.
-
-    Raises:
-        NotFoundError: no matching validation or sample was saved.
-        OsmosisError: the record cannot be read.
-        PlatformError: the run does not exist, the platform does not support this, or the request failed.
-    """
+    """Return conversations of a run's validation, worst first."""
     directory = training_directory(reference)
     found = _here(directory) if directory is not None else _there(client(), reference)
     if found is None:
@@ -619,10 +548,7 @@ def show_validation(
 
 
 def _here(directory: Path) -> _Validation | None:
-    from osmosis_ai.evaluation.attempt_files import AttemptFiles
-    from osmosis_ai.evaluation.run_directory import RunDirectory
     from osmosis_ai.training.runs.run_directory import TrainingDirectory
-    from osmosis_ai.viewer.validation import known_of, validated_entry
 
     samples = TrainingDirectory(directory).read_validation()
     if samples is None:
@@ -641,11 +567,7 @@ def _here(directory: Path) -> _Validation | None:
 
 
 def _there(client: PlatformClient, name: str) -> _Validation | None:
-    from osmosis_ai.api.capabilities import Capability
-    from osmosis_ai.api.http_errors import PlatformError
-    from osmosis_ai.services.capabilities import require_offered
-
-    run = client.training_runs.get(name).training_run
+    run = get_training(client, name).run
     require_offered(client, Capability.TRAINING_VALIDATION)
     details: dict[tuple[int, int], SampleDetail] = {}
     step, total = None, None
@@ -660,7 +582,8 @@ def _there(client: PlatformClient, name: str) -> _Validation | None:
 
     def fetch(row: int, attempt: int) -> StoredConversation:
         try:
-            said = client.training_runs.validation_conversation(run.id, row, attempt)
+            path = run_path("train", run.id, f"/validation/{row}/{attempt}")
+            said = client.get(path, model=ValidationConversation)
         except PlatformError as error:
             if error.status != 404:
                 raise
@@ -672,11 +595,11 @@ def _there(client: PlatformClient, name: str) -> _Validation | None:
 
 
 def _pages(client: PlatformClient, run_id: str) -> Iterator[ValidationPage]:
-    """Yield the items of a paged list until it ends or repeats a page."""
+    path = run_path("train", run_id, "/validation")
     cursor: str | None = None
     seen: set[str | None] = {None}
     while True:
-        page = client.training_runs.validation(run_id, cursor=cursor)
+        page = client.get(path, model=ValidationPage, params={"cursor": cursor})
         yield page
         cursor = page.next_cursor
         if cursor in seen or not page.samples:
@@ -688,12 +611,6 @@ _DRAWN: Mapping[str, Literal["restart", "warning"]] = {"restart": "restart", "wa
 
 
 def report_training(run: LocalTraining | DescribedTraining, report: ReportFile) -> None:
-    """Write a training run as a single-file report.
-
-    Raises:
-        ConflictError: the file exists, and overwriting is not allowed.
-        OsmosisError: the file cannot be written; no partial file remains.
-    """
     from osmosis_ai.viewer.one_file import write_training_report
 
     if isinstance(run, LocalTraining):
@@ -705,7 +622,6 @@ def report_training(run: LocalTraining | DescribedTraining, report: ReportFile) 
 
 
 def _detail(described: DescribedTraining) -> RunDetail:
-    """Convert a platform's run for the viewer."""
     run, detail = described.run, described.detail
     entry = RunEntry(
         "training",
@@ -735,9 +651,6 @@ def _detail(described: DescribedTraining) -> RunDetail:
 
 def curves_of(described: DescribedTraining) -> TrainingCurves:
     """Convert a platform's metrics, checkpoints and marks for the viewer's charts."""
-    from osmosis_ai.training.runs.curves import reward_at
-    from osmosis_ai.training.runs.metrics import TITLES
-
     series = described.metrics.metrics if described.metrics is not None else []
     values = {
         each.metric_key: [(point.step, point.value) for point in each.data_points if point.value is not None]
@@ -768,8 +681,6 @@ def _marks(told: Iterable[TrainingMark]) -> Iterator[CurveMark]:
 
 @dataclass(frozen=True)
 class TrainingComparison:
-    """Two runs side by side."""
-
     a: DescribedTraining
     b: DescribedTraining
     differences: TrainingDifferences
@@ -787,12 +698,6 @@ class TrainingComparison:
 
 
 def compare_runs(client: PlatformClient, a: str, b: str) -> TrainingComparison:
-    """Compare two training runs.
-
-    Raises:
-        ConflictError: both references are the same run.
-        PlatformError: a run does not exist or the request failed.
-    """
     from osmosis_ai.training.runs.run_differences import compare_training, summary
 
     first, second = describe_run(client, a), describe_run(client, b)
@@ -846,33 +751,6 @@ def _settings(run: DescribedTraining) -> dict[str, Any]:
 _STEP_TIME = "time/step_s"  # present in every step
 
 
-@dataclass(frozen=True)
-class SeenTraining:
-    """A snapshot of a training run; ``metrics`` is None if missing."""
-
-    detail: TrainingRunDetail
-    metrics: TrainingMetrics | None = None
-
-    @property
-    def ended(self) -> bool:
-        """Whether the status is final."""
-        return self.detail.training_run.status in TERMINAL["train"]
-
-    def values(self, key: str) -> Sequence[float]:
-        """Return the values of a metric by step."""
-        return [value for _, value in points(self.metrics, key)]
-
-    def latest(self, key: str) -> float | None:
-        values = self.values(key)
-        return values[-1] if values else None
-
-    def of_last_step(self, key: str) -> float | None:
-        """Return a metric's value at the run's last step."""
-        measured = points(self.metrics, key)
-        last = max((step for step, _ in points(self.metrics, _STEP_TIME)), default=None)
-        return measured[-1][1] if measured and measured[-1][0] == last else None
-
-
 def points(metrics: TrainingMetrics | None, key: str) -> list[tuple[int, float]]:
     """Return (step, value) for every step with a measurement."""
     for series in metrics.metrics if metrics else ():
@@ -890,19 +768,16 @@ class TrainingLook:
         self._step: int | None = None
         self._metrics: TrainingMetrics | None = None
 
-    def __call__(self) -> SeenTraining:
-        from osmosis_ai.api.http_errors import PlatformError
-        from osmosis_ai.services.runs.lifecycle import is_away
-
-        detail = self._client.training_runs.get(self._name)
+    def __call__(self) -> DescribedTraining:
+        detail = get_training(self._client, self._name)
         run = detail.training_run
         self._name = run.id
         if run.current_step is not None and run.current_step != self._step:
             try:
-                self._metrics = self._client.training_runs.metrics(run.id)
+                self._metrics = _get_metrics(self._client, run.id)
             except PlatformError as error:
                 # The progress is available even if the metrics are not.
                 if is_away(error):
                     raise
             self._step = run.current_step
-        return SeenTraining(detail, self._metrics)
+        return DescribedTraining(detail, self._metrics)

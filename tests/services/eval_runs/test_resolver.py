@@ -18,8 +18,8 @@ from osmosis_ai.api.client import PlatformClient
 from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.datasets import file_digest
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError, WorkspaceRequiredError
-from osmosis_ai.services.eval_runs.platform_samples import read_platform_samples
-from osmosis_ai.services.eval_runs.resolver import find_local_run, find_run_samples, resolve_run
+from osmosis_ai.services.eval_runs.resolver import find_local_run, resolve_run
+from osmosis_ai.services.eval_runs.samples import find_run_samples, read_platform_samples
 from osmosis_ai.workspace.layout import WorkspaceDirectory
 from tests.cli.eval_replies import DETAIL, METRICS, OWN, RESULTS
 from tests.decisions.builders import write_journalled_run
@@ -35,12 +35,13 @@ def logged_out() -> PlatformClient:
 
 
 @pytest.fixture
-def workspace(tmp_path: Path) -> WorkspaceDirectory:
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WorkspaceDirectory:
     """With the runs amber-fox (the oldest), amber-owl and blue-hen (the newest)."""
     made = make_workspace(tmp_path / "workspace")
     for age, name in enumerate(("blue-hen", "amber-owl", "amber-fox")):
         directory = write_journalled_run(made.evals_dir / name, [[1.0], [0.0]])
         os.utime(directory / "manifest.json", ns=(10**18 - age, 10**18 - age))
+    monkeypatch.chdir(made.data_dir)
     return made
 
 
@@ -52,13 +53,13 @@ def workspace(tmp_path: Path) -> WorkspaceDirectory:
     ],
 )
 def test_local_run_by_name_prefix_or_last(workspace: WorkspaceDirectory, word: str, name: str) -> None:
-    found = resolve_run(word, client=nobody, start=workspace.data_dir)
+    found = resolve_run(word, client=nobody)
     assert (found.place, found.name, found.directory) == ("local", name, workspace.evals_dir / name)
 
 
 def test_ambiguous_prefix(workspace: WorkspaceDirectory) -> None:
     with pytest.raises(ConflictError, match="`amber` matches 2 runs: amber-owl, amber-fox") as caught:
-        resolve_run("amber", client=nobody, start=workspace.root)
+        resolve_run("amber", client=nobody)
     assert caught.value.details["candidates"] == ["amber-owl", "amber-fox"]
 
 
@@ -77,22 +78,22 @@ NO_NAMES = (
 @pytest.mark.parametrize("word", NO_NAMES, ids=range(len(NO_NAMES)))
 def test_invalid_run_names(workspace: WorkspaceDirectory, word: str) -> None:
     with pytest.raises(NotFoundError, match="invalid run name: `") as caught:
-        resolve_run(word, client=nobody, start=workspace.root)
+        resolve_run(word, client=nobody)
     assert len(caught.value.message) < 100
 
 
 def test_archived_run_needs_its_full_name(workspace: WorkspaceDirectory) -> None:
     write_journalled_run(workspace.evals_dir / "red-cat.archive-1", [[1.0]])
-    assert find_local_run("red-cat.archive-1", start=workspace.root).name == "red-cat.archive-1"
+    assert find_local_run("red-cat.archive-1").name == "red-cat.archive-1"
     with pytest.raises(NotFoundError):
-        find_local_run("red-cat", start=workspace.root)
+        find_local_run("red-cat")
 
 
 def test_downloaded_run_is_refused(workspace: WorkspaceDirectory, tmp_path: Path) -> None:
     (tmp_path / "fetched").mkdir()
     (tmp_path / "fetched" / "summary.jsonl").write_text("{}\n")
     with pytest.raises(OsmosisError, match="download of a platform's run") as caught:
-        resolve_run(str(tmp_path / "fetched"), client=nobody, start=workspace.root)
+        resolve_run(str(tmp_path / "fetched"), client=nobody)
     assert "platform:NAME" in (caught.value.hint or "")
 
 
@@ -129,27 +130,27 @@ class TestOfACommit:
         self.run(workspace, "good", head, 2)
         self.run(workspace, "older", head, 3)
         self.run(workspace, "elsewhere", "0" * 40, 0)
-        found = find_run_samples("git:HEAD", client=nobody, start=workspace.root)
+        found = find_run_samples("git:HEAD", client=nobody)
         assert found.name == "good"
 
     def test_run_of_the_compared_config(self, workspace: WorkspaceDirectory, head: str) -> None:
         self.run(workspace, "other", head, 0, config="configs/eval/b.toml")
         self.run(workspace, "mine", head, 1)
-        like = find_run_samples("mine", client=nobody, start=workspace.root).inputs
-        assert resolve_run("git:HEAD", client=nobody, start=workspace.root, like=like).name == "mine"
+        like = find_run_samples("mine", client=nobody).inputs
+        assert resolve_run("git:HEAD", client=nobody, like=like).name == "mine"
         with pytest.raises(
             ConflictError, match=r"runs of 2 configs: configs/eval/a\.toml, configs/eval/b\.toml"
         ):
-            resolve_run("git:HEAD", client=nobody, start=workspace.root)
+            resolve_run("git:HEAD", client=nobody)
 
     def test_unknown_ref_and_commit_without_run(self, workspace: WorkspaceDirectory, head: str) -> None:
         with pytest.raises(NotFoundError, match="has no commit `no-such`"):
-            resolve_run("git:no-such", client=nobody, start=workspace.root)
+            resolve_run("git:no-such", client=nobody)
         with pytest.raises(NotFoundError, match="no finished run of the commit `HEAD`") as caught:
-            resolve_run("git:HEAD", client=logged_out, start=workspace.root)
+            resolve_run("git:HEAD", client=logged_out)
         assert "uncommitted changes" in (caught.value.hint or "")
         with pytest.raises(NotFoundError, match="has no commit `--output=x`"):
-            resolve_run("git:--output=x", client=nobody, start=workspace.root)
+            resolve_run("git:--output=x", client=nobody)
 
 
 BASE = "https://platform.osmosis.ai"
@@ -299,8 +300,10 @@ def test_rows_without_identity(ours: Replies, client: PlatformClient, other: lis
         read_platform_samples(client, "amber-otter-42")
 
 
-def test_platform_run_by_name_prefix_or_last(ours: Replies, client: PlatformClient, tmp_path: Path) -> None:
-    workspace = make_workspace(tmp_path / "workspace")
+def test_platform_run_by_name_prefix_or_last(
+    ours: Replies, client: PlatformClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(make_workspace(tmp_path / "workspace").root)
     ours.run()
     ours.get("/eval-runs/amber", {"error": "there is no run 'amber'"}, status=404)
     ours.get("/eval-runs/b", {"error": "there is no run 'b'"}, status=404)
@@ -309,7 +312,7 @@ def test_platform_run_by_name_prefix_or_last(ours: Replies, client: PlatformClie
     )
 
     def found(word: str) -> tuple[str, str]:
-        run = resolve_run(word, client=lambda: client, start=workspace.root)
+        run = resolve_run(word, client=lambda: client)
         return run.place, run.name
 
     assert found("platform:amber-otter-42") == found("amber") == found("platform:@last")
@@ -325,8 +328,9 @@ def test_platform_run_by_name_prefix_or_last(ours: Replies, client: PlatformClie
     assert (caught.value.hint or "").startswith("did you mean amber-otter-42?; ")
 
 
-def test_dataset_must_be_unchanged(tmp_path: Path) -> None:
+def test_dataset_must_be_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workspace = make_workspace(tmp_path / "workspace")
+    monkeypatch.chdir(workspace.root)
     file = workspace.data_dir / "rows.jsonl"
     file.write_text(
         "".join(
@@ -339,7 +343,7 @@ def test_dataset_must_be_unchanged(tmp_path: Path) -> None:
         directory, [[1.0], [0.0]], inputs={"dataset": dataset}, provenance={"dataset_name": "rows"}
     )
 
-    run = find_run_samples("amber", client=logged_out, start=workspace.root)
+    run = find_run_samples("amber", client=logged_out)
     assert run.slice_values("level") == ["1", "2"]
     file.write_text(file.read_text() + "\n")
     with pytest.raises(ConflictError, match=r"rows\.jsonl` has changed since the run amber used it"):
@@ -356,19 +360,23 @@ def test_pending_run(ours: Replies, client: PlatformClient) -> None:
 
 
 @pytest.mark.parametrize("file", ["", "events.jsonl", "metrics.json", "results of a classic evaluation"])
-def test_run_by_path(workspace: WorkspaceDirectory, tmp_path: Path, file: str) -> None:
+def test_run_by_path(
+    workspace: WorkspaceDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    monkeypatch.chdir("/")
     directory = workspace.evals_dir / "blue-hen"
     (directory / "metrics.json").write_text("{}")
     given = directory / file
     if file.startswith("results"):
         given = tmp_path / "results.json"
         given.write_text(json.dumps({"summary": {"run_dir": str(directory)}, "rows": []}))
-    found = resolve_run(str(given), client=nobody, start=Path("/"))
+    found = resolve_run(str(given), client=nobody)
     assert (found.place, found.directory) == ("file", directory)
 
 
-def test_classic_run_outside_a_repository(tmp_path: Path) -> None:
+def test_classic_run_outside_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(WorkspaceRequiredError):
-        resolve_run("amber", client=nobody, start=tmp_path)
+        resolve_run("amber", client=nobody)
     directory = write_journalled_run(tmp_path / ".osmosis" / "evals" / "amber", [[1.0]])
-    assert resolve_run("amber", client=nobody, start=tmp_path).directory == directory
+    assert resolve_run("amber", client=nobody).directory == directory

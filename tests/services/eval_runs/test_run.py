@@ -13,7 +13,7 @@ from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.manifest import Manifest, run_lock
 from osmosis_ai.evaluation.spec import Budget, EvalRunOptions
 from osmosis_ai.sandbox import IsolationUnavailableError, SandboxCapability, check_sandbox
-from osmosis_ai.services.eval_runs.info import RunWatcher
+from osmosis_ai.services.eval_runs.local_runs import RunWatcher
 from osmosis_ai.services.eval_runs.run import EvalRunRequest, PreparedEvalRun, local_sandbox, prepare_eval_run
 from osmosis_ai.services.runs.lifecycle import watch_run
 from osmosis_ai.workspace.layout import WorkspaceDirectory
@@ -33,12 +33,13 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WorkspaceDirec
     workspace = make_workspace(tmp_path / "workspace")
     (workspace.root / CONFIG).write_text(MINIMAL_EVAL)
     write_rows(workspace.data_dir / "multiply.jsonl", ["1 * 1", "2 * 2", "3 * 3"])
+    monkeypatch.chdir(workspace.root)
     return workspace
 
 
 def prepare(workspace: WorkspaceDirectory, **changed: Any) -> PreparedEvalRun:
     request = EvalRunRequest(**{"config": CONFIG, **changed})
-    return prepare_eval_run(request, start=workspace.root)
+    return prepare_eval_run(request)
 
 
 def configure(workspace: WorkspaceDirectory, text: str) -> None:

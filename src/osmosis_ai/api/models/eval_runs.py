@@ -83,6 +83,15 @@ class EvalRunDetail(RunDetail):
     dataset_df_stats: dict[str, Any] | None = None
     grader_digest: str | None = None
 
+    @property
+    def run(self) -> EvalRun:
+        return self.eval_run
+
+    @property
+    def model_name(self) -> str | None:
+        path = (self.config or {}).get("model_path")
+        return path if isinstance(path, str) else None
+
 
 class EvalMetricsOverview(WireModel):
     duration_ms: float | None = None

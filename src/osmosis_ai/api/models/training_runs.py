@@ -87,6 +87,14 @@ class TrainingRunDetail(RunDetail):
     training_run: DescribedTrainingRun
     model: Named | None = None
 
+    @property
+    def run(self) -> DescribedTrainingRun:
+        return self.training_run
+
+    @property
+    def model_name(self) -> str | None:
+        return self.model.name if self.model else None
+
 
 class MetricSummary(WireModel):
     """One metric in a line; ``delta`` is latest minus initial."""

@@ -7,10 +7,9 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from enum import Enum
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -37,7 +36,7 @@ from osmosis_ai.cli.output.formats import shown_path
 from osmosis_ai.cli.output.results import DetailResult, ListResult, OperationResult, Row, StreamResult, Table
 from osmosis_ai.cli.root import CLASSIC_EVAL
 from osmosis_ai.cli.rubric.eval_rubric import rubric
-from osmosis_ai.cli.runs.download import DownloadYesOption, OverwriteOption, download_run
+from osmosis_ai.cli.runs.download import DownloadYesOption, OverwriteOption, download_run, fetch_files
 from osmosis_ai.cli.runs.showing import (
     AttemptOption,
     FailedOption,
@@ -64,11 +63,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.cli.runs.view import RunStanding
     from osmosis_ai.evaluation.hooks import RunSummary
-    from osmosis_ai.services.eval_runs.info import ProposedRetry, WatchedRun
+    from osmosis_ai.services.eval_runs.local_runs import WatchedRun
     from osmosis_ai.services.eval_runs.run import EvalRunResult
-    from osmosis_ai.services.eval_runs.upload import OpenProgress, UploadedRun
+    from osmosis_ai.services.eval_runs.upload import UploadableRun, UploadedRun
 
 
 app = typer.Typer(help="Evaluate agents.")
@@ -76,13 +74,6 @@ app = typer.Typer(help="Evaluate agents.")
 
 WHERE, PACE, LIMITS = "Rows and results", "Execution", "Budget"
 ISOLATION = "Isolation"
-
-
-class NetworkChoice(str, Enum):
-    """The network of a rollout."""
-
-    host = "host"
-    none = "none"
 
 
 def run(
@@ -146,12 +137,12 @@ def run(
         typer.Option("--isolate", help="Run the rollout in a sandbox (Linux).", rich_help_panel=ISOLATION),
     ] = False,
     network: Annotated[
-        NetworkChoice,
+        Literal["host", "none"],
         typer.Option(
             help="Network of the rollout: host (this machine's) or none (only the model, in a sandbox).",
             rich_help_panel=ISOLATION,
         ),
-    ] = NetworkChoice.host,
+    ] = "host",
     upload: Annotated[
         bool, typer.Option("--upload", help="Upload the run to the platform once it is complete.")
     ] = False,
@@ -176,6 +167,7 @@ def run(
     from osmosis_ai import event_loop
     from osmosis_ai.evaluation.spec import EvalRunOptions
     from osmosis_ai.services.eval_runs.run import EvalRunRequest, prepare_eval_run, run_eval
+    from osmosis_ai.services.eval_runs.upload import require_uploads
     from osmosis_ai.workspace.secrets_file import read_secrets_file
 
     request = EvalRunRequest(
@@ -186,7 +178,7 @@ def run(
         secret_values=read_secrets_file(secrets_file) if secrets_file else {},
         slices=tuple(slices or ()),
         isolate=isolate,
-        network=network.value,
+        network=network,
         run=EvalRunOptions(
             name=name,
             fresh=fresh,
@@ -203,7 +195,9 @@ def run(
     )
     prepared = prepare_eval_run(request, fetching=_fetching)
     if upload:
-        require_uploads_shown()
+        # Before anything is spent on the run.
+        with platform_context() as context, current().status("Asking the platform"):
+            require_uploads(context.client)
     with LiveRun(current(), prepared, yes=yes) as live:
         result = event_loop.run(run_eval(prepared, live))
     if result is None:
@@ -211,7 +205,7 @@ def run(
     stop = result.summary.stop
     if stop is not None and stop.kind == "fault":
         current().warn(f"the run was halted: {stop.reason}", code="RUN_HALTED")
-    return and_uploaded(_operation(result), result.summary) if upload else _operation(result)
+    return _and_uploaded(_operation(result), result.summary) if upload else _operation(result)
 
 
 @contextmanager
@@ -221,42 +215,22 @@ def _fetching(dataset: str, size: int | None) -> Iterator[Callable[[int], None]]
 
 
 def _operation(result: EvalRunResult) -> OperationResult:
-
     from osmosis_ai.cli.eval_runs.view import (
         finished_message,
         finished_steps,
         finished_steps_structured,
         result_blocks,
     )
-
-    summary = result.summary
-    return OperationResult(
-        operation="eval.run",
-        status="success" if summary.complete else "partial",
-        message=finished_message(summary),
-        resource=_resource(result),
-        blocks=result_blocks(summary, result.slices),
-        next_steps=finished_steps(result),
-        next_steps_structured=finished_steps_structured(result),
-    )
-
-
-def _resource(result: EvalRunResult) -> dict[str, Any]:
     from osmosis_ai.ui.run_numbers import score_json
 
     summary, prepared, metrics = result.summary, result.prepared, result.summary.metrics
+    counts = ("total_work_items", "dispatched", "succeeded", "failed", "skipped", "pending", "resumed")
     resource: dict[str, Any] = {
         "run_name": summary.run_dir.name,
         "local_run_id": summary.local_run_id,
         "output_path": str(summary.run_dir),
         "dataset_source": prepared.dataset.source,
-        "total_work_items": summary.total_work_items,
-        "dispatched": summary.dispatched,
-        "succeeded": summary.succeeded,
-        "failed": summary.failed,
-        "skipped": summary.skipped,
-        "pending": summary.pending,
-        "resumed": summary.resumed,
+        **{name: getattr(summary, name) for name in counts},
         "cancelled": summary.stop is not None,
         "duration_ms": summary.duration_ms,
         "headline": score_json(summary.headline),
@@ -269,7 +243,15 @@ def _resource(result: EvalRunResult) -> dict[str, Any]:
         resource["slices"] = [each.data() for each in result.slices]
     if summary.stop is not None:
         resource["stopped"] = {"kind": summary.stop.kind, "reason": summary.stop.reason}
-    return resource
+    return OperationResult(
+        operation="eval.run",
+        status="success" if summary.complete else "partial",
+        message=finished_message(summary),
+        resource=resource,
+        blocks=result_blocks(summary, result.slices),
+        next_steps=finished_steps(result),
+        next_steps_structured=finished_steps_structured(result),
+    )
 
 
 def submit(
@@ -336,12 +318,12 @@ def info(
         osmosis eval info amber-otter-42 --slice difficulty
         osmosis eval info platform:amber-otter-42 -o results
     """
-    from osmosis_ai.cli.eval_runs.view import VIEW, local_info, local_run_first
+    from osmosis_ai.cli.eval_runs.view import local_info, local_run_first, sliced_info
 
     return local_run_first(
         run,
         local=lambda directory: local_info(directory, output, slices or ()),
-        remote=lambda name: VIEW.sliced_info(name, output, slices or ()),
+        remote=lambda name: sliced_info(name, output, slices or ()),
     )
 
 
@@ -412,82 +394,61 @@ def watch(
     Examples:
         osmosis eval watch amber-otter-42
     """
-    from osmosis_ai.services.eval_runs.resolver import find_local_run, name_elsewhere
+    from osmosis_ai.cli.eval_runs.view import VIEW
+    from osmosis_ai.services.eval_runs.resolver import find_local_run, name_elsewhere, run_nowhere
 
     try:
         directory = find_local_run(run)
     except NotFoundError as missing:
-        return _watch_platform(name_elsewhere(run, missing), missing)
+        name = name_elsewhere(run, missing)
+        try:
+            return VIEW.watch(name)
+        except OsmosisError as error:
+            raise run_nowhere(name, missing, error) from None
     return _watch_local(run, directory)
 
 
 def _watch_local(run: str, directory: Path) -> OperationResult:
+    from osmosis_ai.cli.eval_runs.view import recorded_results
     from osmosis_ai.cli.runs import view
-    from osmosis_ai.services.eval_runs.info import RunWatcher
+    from osmosis_ai.services.eval_runs.local_runs import RunWatcher
     from osmosis_ai.services.runs.lifecycle import watch_run
+    from osmosis_ai.ui.run_numbers import score_json
+
+    def standing(seen: WatchedRun) -> view.RunStanding:
+        progress, note = seen.progress, view.evaluation_note(seen.progress)
+        return view.RunStanding(
+            seen.run_name, seen.status, progress.completed, progress.total, "rollouts", note
+        )
 
     watcher = RunWatcher(directory)
     if not watcher.look().ended:
         looks = watch_run(watcher.look, pause=view.pause, tell=current().note)
-        view.show_progress(looks, _standing, again=f"osmosis eval watch {quote(run)}")
-    return _local_operation(watcher.look())
-
-
-def _standing(seen: WatchedRun) -> RunStanding:
-    from osmosis_ai.cli.runs.view import RunStanding, evaluation_note
-
-    progress, note = seen.progress, evaluation_note(seen.progress)
-    return RunStanding(seen.run_name, seen.status, progress.completed, progress.total, "rollouts", note)
-
-
-def _watch_platform(run: str, missing: NotFoundError) -> OperationResult:
-    """Follow a run of the platform; errors include the failed local search (``missing``)."""
-    from osmosis_ai.cli.eval_runs.view import VIEW
-    from osmosis_ai.services.eval_runs.info import run_nowhere
-
-    try:
-        return VIEW.watch(run)
-    except OsmosisError as error:
-        raise run_nowhere(run, missing, error) from None
-
-
-def _local_operation(seen: WatchedRun) -> OperationResult:
-    from osmosis_ai.cli.eval_runs.view import recorded_results
-
-    finished = seen.status == "finished"
-    progress = seen.progress
-    left = (
-        ""
-        if finished
-        else f" {progress.total - progress.completed} of {progress.total} attempts are pending."
-    )
+        view.show_progress(looks, standing, again=f"osmosis eval watch {quote(run)}")
+    seen = watcher.look()
+    progress, metrics = seen.progress, seen.metrics or {}
+    finished, pending = seen.status == "finished", progress.total - progress.completed
+    left = "" if finished else f" {pending} of {progress.total} attempts are pending."
     return OperationResult(
         operation="eval.watch",
         status="success" if finished else "partial",
-        message=f"Evaluation run {'finished' if finished else 'stopped'}: {formats.shown_path(seen.run_dir)}.{left}",
-        resource=_local_resource(seen),
+        message=f"Evaluation run {'finished' if finished else 'stopped'}: {shown_path(seen.run_dir)}.{left}",
+        resource={
+            "run_name": seen.run_name,
+            "local_run_id": seen.local_run_id,
+            "output_path": str(seen.run_dir),
+            "status": seen.status,
+            "total_work_items": progress.total,
+            "succeeded": progress.completed - progress.failed - progress.skipped,
+            "failed": progress.failed,
+            "skipped": progress.skipped,
+            "pending": pending,
+            "headline": score_json(seen.headline),
+            "metrics": {**metrics.get("summary", {}), "estimates": metrics.get("estimates")},
+        },
         blocks=recorded_results(seen),
         next_steps=[] if finished else ["Resume: run the same command again"],
     )
-
-
-def _local_resource(seen: WatchedRun) -> dict[str, Any]:
-    from osmosis_ai.ui.run_numbers import score_json
-
-    progress, metrics = seen.progress, seen.metrics or {}
-    return {
-        "run_name": seen.run_name,
-        "local_run_id": seen.local_run_id,
-        "output_path": str(seen.run_dir),
-        "status": seen.status,
-        "total_work_items": progress.total,
-        "succeeded": progress.completed - progress.failed - progress.skipped,
-        "failed": progress.failed,
-        "skipped": progress.skipped,
-        "pending": progress.total - progress.completed,
-        "headline": score_json(seen.headline),
-        "metrics": {**metrics.get("summary", {}), "estimates": metrics.get("estimates")},
-    }
 
 
 def logs(
@@ -507,31 +468,19 @@ def logs(
         osmosis eval logs platform:amber-otter-42 --follow
     """
     from osmosis_ai.cli.eval_runs.view import VIEW, local_run_first
+    from osmosis_ai.cli.runs.view import local_logs
+    from osmosis_ai.services.downloaded_runs import require_types
+
+    def local(directory: Path) -> ListResult | StreamResult:
+        require_types(directory, "logs")
+        older = f"osmosis eval logs {directory.name}"
+        return local_logs(directory, older, limit=limit, cursor=cursor, follow=follow, level=level)
 
     return local_run_first(
         run,
-        local=lambda directory: _local_logs(directory, limit, cursor, follow, level),
+        local=local,
         remote=lambda name: VIEW.logs(name, limit=limit, cursor=cursor, follow=follow, level=level),
     )
-
-
-def _local_logs(
-    directory: Path, limit: int, cursor: str | None, follow: bool, level: str | None
-) -> ListResult | StreamResult:
-    from osmosis_ai.cli.logs import page_result, require_no_cursor, stream_result
-    from osmosis_ai.cli.runs import view
-    from osmosis_ai.services.downloaded_runs import require_types
-    from osmosis_ai.services.eval_runs.local_runs import follow_local_log, local_log
-
-    require_types(directory, "logs")
-    if follow:
-        require_no_cursor(cursor)
-        pause, tell = view.pause, current().note
-        return stream_result(follow_local_log(directory, first=limit, level=level, pause=pause, tell=tell))
-    page, looked_through = local_log(directory, limit=limit, cursor=cursor, level=level)
-    older = f"osmosis eval logs {directory.name}" + (f" --level {level}" if level else "")
-    extra = {"output_path": str(directory)}
-    return page_result(page, older=older, extra=extra, level=level, looked_through=looked_through)
 
 
 def stop(run: RunArgument, yes: YesOption = False) -> OperationResult:
@@ -573,10 +522,11 @@ def download(
         osmosis eval download amber-otter-42 --type metrics --rows 0-9
     """
     from osmosis_ai.services.runs.files import EVAL_FILES, check_rows
+    from osmosis_ai.services.runs.lifecycle import get_evaluation
 
     return download_run(
         EVAL_FILES,
-        lambda client: client.eval_runs.get(run).eval_run,
+        lambda client: get_evaluation(client, run).run,
         operation="eval.download",
         types=types,
         rows=check_rows(rows),
@@ -619,7 +569,15 @@ def retry(
             planned = plan_retry(
                 context.client, run, values, max_cost=budget.max_cost_usd, max_tokens=budget.max_tokens
             )
-        rows = _rows(planned)
+        check = planned.check
+        rows: list[Row] = [
+            ("Run", planned.name),
+            ("Attempts", f"{planned.samples}: {planned.reasons}"),
+            ("Commit", (check.commit_sha or "")[:12]),
+            *planned.execution,
+        ]
+        if scopes := sorted(check.resolved_secret_scopes.items()):
+            rows.append(("Secrets", ", ".join(f"{name} ({scope})" for name, scope in scopes)))
         output.show(Table(("", ""), rows, title="Retry"))
         output.confirm(
             f'Retry {planned.samples} attempts of evaluation run "{planned.name}"?',
@@ -629,14 +587,13 @@ def retry(
         )
         with output.status("Reopening the run"):
             reopened = submit_retry(context.client, planned)
-        count = planned.check.samples
         result = OperationResult(
             operation="eval.retry",
-            message=f"Evaluation run reopened: {reopened.name}, {amount(count, 'attempt')} will run again",
+            message=f"Evaluation run reopened: {reopened.name}, {amount(check.samples, 'attempt')} will run again",
             resource={
                 **run_again_fields(reopened),
-                "samples": count,
-                "planned": planned.check.planned,
+                "samples": check.samples,
+                "planned": check.planned,
                 **context.resource(),
             },
             next_steps=[
@@ -649,22 +606,6 @@ def retry(
             ],
         )
         return VIEW.submitted(context.client, reopened, result, watch=watch)
-
-
-def _rows(planned: ProposedRetry) -> list[Row]:
-    check = planned.check
-    scopes = check.resolved_secret_scopes
-    return [
-        ("Run", planned.name),
-        ("Attempts", f"{planned.samples}: {planned.reasons}"),
-        ("Commit", (check.commit_sha or "")[:12]),
-        *planned.execution,
-        *(
-            [("Secrets", ", ".join(f"{name} ({scope})" for name, scope in sorted(scopes.items())))]
-            if scopes
-            else []
-        ),
-    ]
 
 
 def upload(
@@ -690,40 +631,39 @@ def upload(
 
     directory = find_local_run(run)
     with platform_context() as context:
-        uploaded = upload_shown(context.client, directory)
+        uploaded = _upload(context.client, directory)
+        steps: list[Mapping[str, Any]] = [{"action": "eval_info", "name": uploaded.name}]
+        if url := uploaded.session.platform_url:
+            steps.append({"action": "open_url", "url": url})
         return OperationResult(
             operation="eval.upload",
-            message=uploaded_message(uploaded),
+            message=_uploaded_message(uploaded),
             resource={**uploaded.resource(), **context.resource()},
-            next_steps=next_steps(uploaded),
-            next_steps_structured=next_steps_structured(uploaded),
+            next_steps=_upload_steps(uploaded),
+            next_steps_structured=steps,
         )
 
 
-def upload_shown(client: PlatformClient, directory: Path) -> UploadedRun:
-    """Upload a run and show the progress."""
+def _upload(client: PlatformClient, directory: Path) -> UploadedRun:
     from osmosis_ai.services.eval_runs.upload import upload_run
 
-    with _shown() as progress:
-        return upload_run(client, directory, progress=progress)
+    with ExitStack() as stack:
+
+        def shown(run: UploadableRun) -> Callable[[int], None]:
+            progress = current().progress("Uploading", total=run.size_bytes, unit="bytes")
+            return stack.enter_context(progress).update
+
+        return upload_run(client, directory, progress=shown)
 
 
-def require_uploads_shown() -> None:
-    """Check that runs can be uploaded before anything is spent on one."""
-    from osmosis_ai.services.eval_runs.upload import require_uploads
-
-    with platform_context() as context, current().status("Asking the platform"):
-        require_uploads(context.client)
-
-
-def and_uploaded(operation: OperationResult, summary: RunSummary) -> OperationResult:
+def _and_uploaded(operation: OperationResult, summary: RunSummary) -> OperationResult:
     """Upload a run and add the outcome to its result; a failed upload does not discard the result."""
     if not summary.complete:
         return replace(operation, message=f"{operation.message} Incomplete runs are not uploaded.")
     resource = dict(operation.resource or {})
     try:
         with platform_context() as context:
-            uploaded = upload_shown(context.client, summary.run_dir)
+            uploaded = _upload(context.client, summary.run_dir)
     except OsmosisError as error:
         failed = {"error": {"code": error.code, "message": error.message}}
         again = f"osmosis eval upload {shlex.quote(shown_path(summary.run_dir))}"
@@ -737,42 +677,24 @@ def and_uploaded(operation: OperationResult, summary: RunSummary) -> OperationRe
     fields = uploaded.resource()
     return replace(
         operation,
-        message=f"{operation.message}. {uploaded_message(uploaded)}",
+        message=f"{operation.message}. {_uploaded_message(uploaded)}",
         resource={**resource, "upload": fields, "platform_url": fields["platform_url"]},
-        next_steps=[*operation.next_steps, *next_steps(uploaded)],
+        next_steps=[*operation.next_steps, *_upload_steps(uploaded)],
     )
 
 
-def uploaded_message(uploaded: UploadedRun) -> str:
-    """Describe an upload."""
+def _uploaded_message(uploaded: UploadedRun) -> str:
     name = uploaded.run.manifest.run_name
     message = f"Uploaded local evaluation: {name}"
     return message if uploaded.name == name else f"{message} (as {uploaded.name}: the name was taken)"
 
 
-def next_steps(uploaded: UploadedRun) -> list[str]:
+def _upload_steps(uploaded: UploadedRun) -> list[str]:
     sent = f"{formats.count(uploaded.sent)} of {formats.count(len(uploaded.run.files))} files were sent"
     steps = [sent] if uploaded.sent < len(uploaded.run.files) else []
     steps.append(f"Details: osmosis eval info {uploaded.name}")
     url = uploaded.session.platform_url
     return [*steps, f"View: {url}"] if url else steps
-
-
-def next_steps_structured(uploaded: UploadedRun) -> list[Mapping[str, Any]]:
-    session = uploaded.session
-    steps: list[Mapping[str, Any]] = [{"action": "eval_info", "name": uploaded.name}]
-    return [*steps, {"action": "open_url", "url": session.platform_url}] if session.platform_url else steps
-
-
-@contextmanager
-def _shown() -> Iterator[OpenProgress]:
-    with ExitStack() as stack:
-        out = current()
-        yield (
-            lambda run: (
-                stack.enter_context(out.progress("Uploading", total=run.size_bytes, unit="bytes")).update
-            )
-        )
 
 
 def resubmit(
@@ -806,14 +728,6 @@ def delete(run: RunArgument, yes: YesOption = False) -> OperationResult:
     return VIEW.delete(run, yes=yes)
 
 
-class FormatChoice(str, Enum):
-    """Formats of exports."""
-
-    inspect = "inspect"
-    jsonl = "jsonl"
-    parquet = "parquet"
-
-
 def export(
     run: Annotated[
         str,
@@ -824,12 +738,12 @@ def export(
         ),
     ],
     export_format: Annotated[
-        FormatChoice,
+        Literal["inspect", "jsonl", "parquet"],
         typer.Option(
             "--format",
             help="inspect: a log for inspect_ai; jsonl, parquet: one flat record per attempt, for pandas and DuckDB.",
         ),
-    ] = FormatChoice.jsonl,
+    ] = "jsonl",
     output: Annotated[
         Path | None,
         typer.Option(
@@ -849,10 +763,10 @@ def export(
     from osmosis_ai.services.eval_runs.export import export_run
 
     to_stdout = output == Path("-")
-    if to_stdout and (export_format is not FormatChoice.jsonl or current().mode == "json"):
+    if to_stdout and (export_format != "jsonl" or current().mode == "json"):
         raise typer.BadParameter("'-' needs '--format jsonl' without '--json'.", param_hint="'--output'")
     directory = _directory(run, yes=yes)
-    done = export_run(directory, export_format.value, target=output, overwrite=overwrite)
+    done = export_run(directory, export_format, target=output, overwrite=overwrite)
     if done.progress != "finished":
         current().warn(f"the run is {done.progress}: only its results so far were exported")
     if to_stdout:
@@ -871,43 +785,29 @@ def export(
 
 
 def _directory(run: str, *, yes: bool) -> Path:
-    from osmosis_ai.services.eval_runs.export import find_run_directory
-    from osmosis_ai.services.eval_runs.info import run_nowhere
-    from osmosis_ai.services.eval_runs.resolver import name_elsewhere
+    """Return the directory of a local or downloaded run; a run of the platform is downloaded first."""
+    from osmosis_ai.services.eval_runs.export import needed_types
+    from osmosis_ai.services.eval_runs.resolver import find_local_run, name_elsewhere, run_nowhere
+    from osmosis_ai.services.runs.lifecycle import get_evaluation
 
     try:
-        return find_run_directory(run)
+        return find_local_run(run, downloads=True)
     except NotFoundError as missing:
         name = name_elsewhere(run, missing)
         try:
-            return _download(name, yes=yes)
+            with platform_context() as context:
+                outcome = fetch_files(
+                    context, lambda client: (get_evaluation(client, name).run, needed_types(client)), yes=yes
+                )
         except OsmosisError as error:
             raise run_nowhere(name, missing, error) from None
-
-
-def _download(run: str, *, yes: bool) -> Path:
-    """Download the missing files that an export needs from the platform."""
-    from osmosis_ai.cli.runs.download import confirm_size
-    from osmosis_ai.services.eval_runs.export import needed_types
-    from osmosis_ai.services.runs.download import plan_download, run_download
-
-    out = current()
-    with platform_context() as context:
-        with out.status("Fetching the list of files"):
-            found = context.client.eval_runs.get(run).eval_run
-            plan = plan_download(
-                context.client, found, types=needed_types(context.client), workspace=context.workspace
-            )
-        confirm_size(out, plan, yes=yes)
-        with out.progress("Downloading", total=plan.pending_bytes, unit="bytes") as shown:
-            outcome = run_download(context.client, plan, progress=shown.update)
     if outcome.failures:
         raise OsmosisError(
-            f"{amount(len(outcome.failures), 'file')} of `{run}` could not be downloaded: {outcome.failures[0].path} "
+            f"{amount(len(outcome.failures), 'file')} of `{name}` could not be downloaded: {outcome.failures[0].path} "
             f"{outcome.failures[0].error}.",
-            hint=f"run `osmosis eval download {run}`, then export again",
+            hint=f"run `osmosis eval download {name}`, then export again",
         )
-    return plan.directory
+    return outcome.plan.directory
 
 
 app.command("run")(run)

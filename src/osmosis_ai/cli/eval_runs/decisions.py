@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from enum import Enum
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -26,7 +24,13 @@ from osmosis_ai.cli.options import (
 )
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.formats import count, duration, money, one_line, percent
-from osmosis_ai.cli.output.reports import DecisionFiles, report_file, tell_written
+from osmosis_ai.cli.output.reports import (
+    DecisionDocument,
+    DecisionFiles,
+    JunitCase,
+    report_file,
+    tell_written,
+)
 from osmosis_ai.cli.output.results import (
     Cell,
     Column,
@@ -40,15 +44,12 @@ from osmosis_ai.cli.output.results import (
 from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
-    from osmosis_ai.cli.output.reports import DecisionDocument
-    from osmosis_ai.decisions.compare import CompareOptions, RunComparison, RunTotals
+    from osmosis_ai.decisions.compare import RunComparison, RunTotals
     from osmosis_ai.decisions.gate import RuleResult, Verdict
     from osmosis_ai.decisions.plan import Design, EvalPlan
     from osmosis_ai.decisions.samples import ComparedInputs, RunSamples
     from osmosis_ai.services.eval_runs.gate import GatedRun, GateReport
-    from osmosis_ai.services.eval_runs.gate_decision import GateQuestion
-    from osmosis_ai.services.eval_runs.plan import PlannedEval, PlanRequest
-    from osmosis_ai.services.report_files import ReportFile
+    from osmosis_ai.services.eval_runs.plan import PlannedEval
 
 
 _MOST_ROWS = 10_000
@@ -122,8 +123,10 @@ def compare(
         osmosis eval compare amber-otter-42 keen-owl-7
         osmosis eval compare amber-otter-42 keen-owl-7 --report compared.html
     """
+    from osmosis_ai.cli.output.comparison_tables import comparison_blocks, comparison_document
     from osmosis_ai.decisions.comparability import Allowances
     from osmosis_ai.decisions.compare import CompareOptions
+    from osmosis_ai.services.eval_runs.samples import compare as compare_named
 
     options = CompareOptions(
         metric=None if metric is None else _checked_metric(metric),
@@ -139,27 +142,14 @@ def compare(
     files = DecisionFiles(markdown=markdown).check()
     text = _TEXT if slices else ""
     file = report_file(report, overwrite=force, no_text=no_text, holds={None: (_NUMBERS, text)})
-    return _run_comparison(baseline, candidates, options, files, file)
-
-
-def _run_comparison(
-    baseline: str,
-    candidates: Sequence[str],
-    options: CompareOptions,
-    files: DecisionFiles,
-    report: ReportFile | None,
-) -> OperationResult:
-    from osmosis_ai.cli.output.comparison_tables import comparison_blocks, comparison_document
-    from osmosis_ai.services.eval_runs.compare import compare as compare_named
-
     with platform_when_needed() as client:
-        found = compare_named(baseline, candidates, options, client=client, report=report)
+        found = compare_named(baseline, candidates, options, client=client, report=file)
     files.write(comparison_document(found))
     return OperationResult(
         operation="eval.compare",
         # A name may hold a line break, and CI reads lines as commands.
         message=one_line(found.sentence),
-        resource={**found.data(), **tell_written(report)},
+        resource={**found.data(), **tell_written(file)},
         blocks=comparison_blocks(found),
         next_steps=_next_steps(found),
     )
@@ -203,13 +193,6 @@ _MESSAGES: dict[Verdict, str] = {
     "fail": "does not meet every rule.",
     "unclear": "has too little evidence.",
 }
-
-
-class Unclear(str, Enum):
-    """Exit status of an unclear gate."""
-
-    PASS = "pass"
-    FAIL = "fail"
 
 
 def gate(
@@ -264,7 +247,7 @@ def gate(
         ),
     ] = None,
     unclear: Annotated[
-        Unclear | None,
+        Literal["pass", "fail"] | None,
         typer.Option(
             "--unclear",
             help="Exit with 0 (pass) or 1 (fail) instead of 3 if the evidence is insufficient.",
@@ -319,10 +302,13 @@ def gate(
     """
     from osmosis_ai.decisions.comparability import Allowances
     from osmosis_ai.decisions.gate import parse_rules
-    from osmosis_ai.services.eval_runs.gate_decision import GateQuestion
+    from osmosis_ai.services.eval_runs.gate import GateQuestion, GateUsageError
+    from osmosis_ai.services.eval_runs.gate import gate as apply_gate
 
-    with _rule_errors():
+    try:
         parsed = parse_rules(minima or [], maxima or [], margins or [])
+    except OsmosisError as error:
+        raise _usage_error(error) from None
     level = None if confidence is None else checked_confidence(confidence)
     files = DecisionFiles(markdown, junit).check()
     question = GateQuestion(
@@ -335,7 +321,11 @@ def gate(
         allowed=Allowances(unpaired, True, allow_different_grader, allow_same),
         allow_imported=allow_imported,
     )
-    report = _run_gate(run, question)
+    try:
+        with platform_when_needed() as client:
+            report = apply_gate(run, question, client=client)
+    except GateUsageError as error:
+        raise _usage_error(error) from None
     for warning in report.warnings:
         current().warn(one_line(warning))
     ended = _exit_verdict(report, unclear)
@@ -350,36 +340,18 @@ def gate(
     return result
 
 
-@contextmanager
-def _rule_errors() -> Iterator[None]:
-    """Report an invalid rule as a usage error, not as a failed gate."""
-    try:
-        yield
-    except OsmosisError as error:
-        raise _usage_error(error) from None
-
-
 def _usage_error(error: OsmosisError) -> typer.BadParameter:
     return typer.BadParameter(f"{error.message.rstrip('.')}; {error.hint}" if error.hint else error.message)
 
 
-def _run_gate(run: str, question: GateQuestion) -> GateReport:
-    from osmosis_ai.services.eval_runs.gate_decision import GateUsageError, gate
-
-    try:
-        with platform_when_needed() as client:
-            return gate(run, question, client=client)
-    except GateUsageError as error:
-        raise _usage_error(error) from None
-
-
-def _exit_verdict(report: GateReport, unclear: Unclear | None) -> Verdict:
+def _exit_verdict(report: GateReport, unclear: Literal["pass", "fail"] | None) -> Verdict:
     """Return the exit verdict; `--unclear pass` does not pass an unfinished run or one without the number."""
     if report.verdict != "unclear" or unclear is None:
         return report.verdict
-    if unclear is Unclear.PASS:
-        return "unclear" if report.undecided is not None or report.without_number else "pass"
-    return "fail"
+    if unclear == "fail":
+        return "fail"
+    lacks_number = any(each.evidence.value is None for each in report.judgements)
+    return "unclear" if report.undecided is not None or lacks_number else "pass"
 
 
 def _name(run: GatedRun | RunTotals) -> str:
@@ -397,8 +369,6 @@ def _message(report: GateReport, ended: Verdict) -> str:
 
 
 def _write(files: DecisionFiles, report: GateReport, result: OperationResult) -> None:
-    from osmosis_ai.cli.output.reports import DecisionDocument, JunitCase
-
     met = [(str(each.rule), _why(each)) for each in report.judgements if each.verdict == "pass"]
     document = DecisionDocument(
         title="osmosis eval gate",
@@ -559,7 +529,7 @@ def plan(
         osmosis eval plan configs/eval/multiply.toml --pilot amber-otter-42 --detect 0.03
         osmosis eval plan configs/eval/multiply.toml --pass-rate 0.6 --icc 0.3 --rows-at-most 200
     """
-    from osmosis_ai.services.eval_runs.plan import PlanRequest
+    from osmosis_ai.services.eval_runs.plan import PlanRequest, PlanUsageError, plan_eval
 
     request = PlanRequest(
         config=config,
@@ -576,10 +546,20 @@ def plan(
         icc=icc,
     )
     files = DecisionFiles(markdown=markdown).check()
-    planned = _run_plan(request)
-    verdict, *further = plan_sentences(planned)
-    shown = plan_table(planned)
-    files.write(plan_document(planned, shown))
+    try:
+        planned = plan_eval(request, _find, _platform_rows)
+    except PlanUsageError as error:
+        raise typer.BadParameter(error.message) from None
+    verdict, *further = _plan_sentences(planned)
+    shown = _plan_table(planned)
+    document = DecisionDocument(
+        title="osmosis eval plan",
+        marker=f"eval.plan:{planned.config}",
+        verdict=verdict,
+        notes=[*further, *planned.notes],
+        blocks=[shown],
+    )
+    files.write(document)
     return OperationResult(
         operation="eval.plan",
         message=verdict,
@@ -592,17 +572,8 @@ def plan(
     )
 
 
-def _run_plan(request: PlanRequest) -> PlannedEval:
-    from osmosis_ai.services.eval_runs.plan import PlanUsageError, plan_eval
-
-    try:
-        return plan_eval(request, _find, _platform_rows)
-    except PlanUsageError as error:
-        raise typer.BadParameter(error.message) from None
-
-
 def _find(reference: str, like: ComparedInputs) -> RunSamples:
-    from osmosis_ai.services.eval_runs.resolver import find_run_samples
+    from osmosis_ai.services.eval_runs.samples import find_run_samples
 
     with platform_when_needed() as client:
         return find_run_samples(reference, client=client, like=like)
@@ -623,14 +594,14 @@ _ALIKE = 0.02
 """Designs are equivalent if their detectable differences differ by less than this share."""
 
 
-def plan_sentences(planned: PlannedEval) -> list[str]:
-    """Return sentences about the config's design, the goal, the budget and what helps."""
+def _plan_sentences(planned: PlannedEval) -> list[str]:
     return [*_config_part(planned), *_goal_part(planned), *_budget_part(planned), *_advice(planned)]
 
 
-def plan_table(planned: PlannedEval) -> Table:
-    """Return every design with its detectable difference, cost and time."""
-    plan, judged_by = planned.plan, planned.plan.goal.judged_by
+def _plan_table(planned: PlannedEval) -> Table:
+    plan, goal, at_once = planned.plan, planned.plan.goal, planned.plan.price.at_once
+    judged_by = goal.judged_by
+    pace = "one attempt after another" if at_once == 1 else f"{at_once} attempts at once"
     columns: list[Column | str] = [
         Column("Rows", right=True),
         Column("n", right=True),
@@ -646,21 +617,9 @@ def plan_table(planned: PlannedEval) -> Table:
         columns,
         [_row(planned, design) for design in plan.designs],
         title="Designs",
-        note=_table_note(plan),
+        note=f"detects: the smallest difference found with {100 * goal.power:.0f}% power at "
+        f"{100 * goal.confidence:g}% confidence; cost and time of one run, {pace}",
         in_plain=True,
-    )
-
-
-def plan_document(planned: PlannedEval, shown: Table) -> DecisionDocument:
-    from osmosis_ai.cli.output.reports import DecisionDocument
-
-    verdict, *further = plan_sentences(planned)
-    return DecisionDocument(
-        title="osmosis eval plan",
-        marker=f"eval.plan:{planned.config}",
-        verdict=verdict,
-        notes=[*further, *planned.notes],
-        blocks=[shown],
     )
 
 
@@ -671,19 +630,13 @@ def _row(planned: PlannedEval, design: Design) -> tuple[Cell, ...]:
     sizes = (count(design.rows), design.n, count(design.attempts))
     cells: list[Cell] = [*sizes, Styled(sees, "good") if enough else sees]
     if plan.outlook.possible:
-        cells.append(_range(planned, design))
+        least, most = _cell(planned, design.least), _cell(planned, design.greatest)
+        cells.append(None if design.least is None else least if least == most else f"{least} – {most}")
     if plan.goal.judged_by is not None:
         cells.append(percent(design.power, digits=0))
     cost = "unknown" if design.cost_usd is None else money(design.cost_usd)
     time = "unknown" if design.duration_s is None else duration(design.duration_s)
     return (*cells, cost, time, ", ".join(_marks(plan, design)))
-
-
-def _range(planned: PlannedEval, design: Design) -> str | None:
-    if design.least is None:
-        return None
-    least, most = _cell(planned, design.least), _cell(planned, design.greatest)
-    return least if least == most else f"{least} – {most}"
 
 
 def _marks(plan: EvalPlan, design: Design) -> Iterator[str]:
@@ -693,15 +646,6 @@ def _marks(plan: EvalPlan, design: Design) -> Iterator[str]:
         yield "cheapest"
     if design == plan.best:
         yield f"best for {money(plan.goal.most_cost_usd)}"
-
-
-def _table_note(plan: EvalPlan) -> str:
-    goal, at_once = plan.goal, plan.price.at_once
-    pace = "one attempt after another" if at_once == 1 else f"{at_once} attempts at once"
-    return (
-        f"detects: the smallest difference found with {100 * goal.power:.0f}% power at "
-        f"{100 * goal.confidence:g}% confidence; cost and time of one run, {pace}"
-    )
 
 
 def _config_part(planned: PlannedEval) -> Iterator[str]:
@@ -718,7 +662,10 @@ def _config_part(planned: PlannedEval) -> Iterator[str]:
         return
     sentence = f"{runs}: this design detects {_amount(planned, own.sees)} or more"
     if plan.goal.judged_by is not None and own.power is not None:
-        sentence += f"; {_change(planned, plan.goal.judged_by)} is detected with {100 * own.power:.0f}% power"
+        judged_by = plan.goal.judged_by
+        is_rate = planned.metric == "pass_rate"
+        change = f"a {_points(judged_by)}-point change" if is_rate else f"a change of {judged_by:.3g}"
+        sentence += f"; {change} is detected with {100 * own.power:.0f}% power"
     yield f"{sentence}."
 
 
@@ -816,20 +763,12 @@ def _cell(planned: PlannedEval, difference: float | None) -> str:
     return f"{difference:.3f}" if difference >= 0.01 else f"{difference:.3g}"
 
 
-def _number(planned: PlannedEval, difference: float) -> str:
-    return _points(difference) if planned.metric == "pass_rate" else f"{difference:.3g}"
-
-
 def _amount(planned: PlannedEval, difference: float) -> str:
     """Return ``7.1 points`` for a rate, ``0.071`` for a reward."""
-    number = _number(planned, difference)
-    return f"{number} point{'' if number == '1' else 's'}" if planned.metric == "pass_rate" else number
-
-
-def _change(planned: PlannedEval, difference: float) -> str:
     if planned.metric != "pass_rate":
-        return f"a change of {difference:.3g}"
-    return f"a {_points(difference)}-point change"
+        return f"{difference:.3g}"
+    number = _points(difference)
+    return f"{number} point{'' if number == '1' else 's'}"
 
 
 def _points(difference: float) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from osmosis_ai.cli.connection import platform_context
+from osmosis_ai.cli.connection import platform_context, platform_when_needed
 from osmosis_ai.cli.graceful_stop import GracefulStop
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import OutputContext, current
@@ -33,21 +33,40 @@ from osmosis_ai.cli.output.results import (
 )
 from osmosis_ai.cli.runs.view import RunStanding, RunView, evaluation_note
 from osmosis_ai.cli.startup import current_env_file, environment_with_file
+from osmosis_ai.config.sections import EvaluationSettings
+from osmosis_ai.controller.record import TerminalRecord
+from osmosis_ai.datasets.selection import RowsDrawn
+from osmosis_ai.decisions.samples import RunSlice, run_slices
 from osmosis_ai.errors import NotFoundError, OsmosisError, WorkspaceRequiredError
-from osmosis_ai.evaluation.hooks import ProgressSnapshot, RunHooks
+from osmosis_ai.evaluation.hooks import ProgressSnapshot, RunHooks, RunSummary
 from osmosis_ai.evaluation.manifest import RunPlan
-from osmosis_ai.evaluation.metrics import RunScore
+from osmosis_ai.evaluation.metrics import Estimates, RunScore
 from osmosis_ai.evaluation.run_log import LogEvent
 from osmosis_ai.services.downloaded_runs import fetching, is_download, is_downloaded_run
 from osmosis_ai.services.eval_runs import info
-from osmosis_ai.services.eval_runs.info import DescribedEvaluation, EvaluationLook, SeenEvaluation
+from osmosis_ai.services.eval_runs.info import (
+    DescribedEvaluation,
+    EvaluationLook,
+)
 from osmosis_ai.services.eval_runs.local_runs import (
     LocalRuns,
+    WatchedRun,
     describe_local_run,
     first_run_command,
     local_item,
     nobody_asked,
 )
+from osmosis_ai.services.eval_runs.resolver import (
+    find_local_run,
+    local_names,
+    name_elsewhere,
+    named_on_platform,
+    run_nowhere,
+    tells_no_rows,
+)
+from osmosis_ai.services.eval_runs.run import EvalRunResult, PreparedEvalRun, find_secret_values
+from osmosis_ai.services.eval_runs.samples import platform_slices, read_run_directory
+from osmosis_ai.services.runs.download import save_metrics
 from osmosis_ai.ui.numbers import amount
 from osmosis_ai.ui.run_numbers import (
     describe_briefly,
@@ -60,19 +79,10 @@ from osmosis_ai.ui.run_numbers import (
     sample_counts,
     score_json,
 )
+from osmosis_ai.viewer.source import RunDetail, RunEntry
 
 if TYPE_CHECKING:
-    from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.controller.record import TerminalRecord
-    from osmosis_ai.datasets.selection import RowsDrawn
-    from osmosis_ai.decisions.samples import RunSlice
-    from osmosis_ai.evaluation.hooks import RunSummary
-    from osmosis_ai.evaluation.metrics import Estimates
     from osmosis_ai.services.context import PlatformContext
-    from osmosis_ai.services.eval_runs.info import WatchedRun
-    from osmosis_ai.services.eval_runs.run import EvalRunResult, PreparedEvalRun
-    from osmosis_ai.services.listing import Listing
-    from osmosis_ai.viewer.source import RunDetail, RunEntry
 
 
 SHOWN_FAILURES = 10
@@ -84,7 +94,6 @@ _ID_PREFIX = 8
 
 
 def plan_table(plan: RunPlan, prepared: PreparedEvalRun) -> Table:
-    """Return the configuration of the run."""
     spec, request = prepared.spec, prepared.request
     rows: list[Row] = [
         ("Run", f"{plan.name} (continued)" if plan.manifest is not None else plan.name),
@@ -105,7 +114,6 @@ def plan_table(plan: RunPlan, prepared: PreparedEvalRun) -> Table:
 
 
 def finished_message(summary: RunSummary) -> str:
-    """Return a one-sentence summary."""
     where = shown_path(summary.run_dir)
     if summary.complete:
         return f"Evaluation run finished: {where}"
@@ -127,7 +135,6 @@ def result_blocks(summary: RunSummary, by_slice: Sequence[RunSlice] = ()) -> lis
 
 
 def recorded_results(seen: WatchedRun) -> list[Block]:
-    """Return the recorded numbers of a run."""
     estimates = seen.estimates
     if estimates is None:
         return []
@@ -146,7 +153,6 @@ def numbers_table(estimates: Estimates, rows: RowsDrawn | None, more: Sequence[R
 
 
 def slice_tables(found: Sequence[RunSlice]) -> list[Block]:
-    """Return a table for each column of slices."""
     headings = ("Rows", "Samples", "Pass rate", "95% CI", "Reward", "95% CI")
     columns = (Column("", keep=True), *(Column(heading, right=True) for heading in headings))
     return [
@@ -172,12 +178,10 @@ def _slice_cells(found: RunSlice) -> Sequence[Cell]:
 
 
 def headline_table(found: RunScore) -> Text:
-    """Return an evaluation's result in one line."""
     return Text(f"Result: {describe_score(found)}", in_plain=True)
 
 
 def finished_steps(result: EvalRunResult) -> list[str]:
-    """Return the commands to continue with."""
     steps = []
     if not result.summary.complete:
         steps.append(f"Resume: {_command(result)}")
@@ -203,7 +207,6 @@ def finished_steps_structured(result: EvalRunResult) -> list[Mapping[str, Any]]:
 
 
 def _view_command(result: EvalRunResult) -> str:
-    """Return the command that shows this run in a browser."""
     request, directory = result.prepared.request, result.summary.run_dir
     return shlex.join(
         ["osmosis", "view", directory.name if request.output is None else shown_path(directory)]
@@ -307,136 +310,110 @@ def _command(result: EvalRunResult, *extra: str) -> str:
     return shlex.join([*words, *request.options(), *extra])
 
 
-class EvalRunView(RunView[DescribedEvaluation, SeenEvaluation]):
-    """Output of evaluation runs."""
-
-    kind = "eval"
-    model_heading = "Model"
-    shows_who = False
-
-    def fetch(
-        self, client: PlatformClient, *, limit: int, everything: bool
-    ) -> tuple[Listing[Any], Callable[[Any], Mapping[str, Any]]]:
-        return info.list_runs(client, limit=limit, everything=everything), info.run_item
-
-    def describe(self, client: PlatformClient, name: str) -> DescribedEvaluation:
-        return info.describe_run(client, name)
-
-    def sliced_info(self, name: str, output: str | None, columns: Sequence[str]) -> DetailResult:
-        """Return the details of a run, and its numbers by the values of dataset columns."""
-        shown = self.info(name, output)
-        if not columns:
-            return shown
-        from osmosis_ai.services.eval_runs.slices import platform_slices
-
-        with platform_context() as context, current().status("Fetching samples"):
-            found = platform_slices(context.client, name, columns)
-        return replace(
-            shown,
-            data={**shown.data, "slices": [each.data() for each in found]},
-            blocks=[*shown.blocks, *slice_tables(found)],
-        )
-
-    def look(self, client: PlatformClient, name: str) -> EvaluationLook:
-        return EvaluationLook(client, name)
-
-    def standing(self, seen: SeenEvaluation) -> RunStanding:
-        run, progress = seen.detail.eval_run, seen.progress
-        return RunStanding(
-            name=run.name or "Evaluating",
-            status=run.status,
-            completed=progress.completed if progress else None,
-            total=progress.total if progress else None,
-            unit="samples",
-            note=evaluation_note(progress) if progress else "",
-            waits=seen.detail.waits or "",
-            waits_for=seen.detail.waits_for,
-        )
-
-    def save(
-        self, context: PlatformContext, described: DescribedEvaluation, output: str | None
-    ) -> tuple[Path | None, str | None]:
-        from osmosis_ai.services.runs.download import save_metrics
-
-        directory = Path(output) if output is not None else None
-        return save_metrics(context.client, described.run, context.workspace, directory)
-
-    def own_columns(self) -> Sequence[Column]:
-        return (
-            Column("Rollout", "rollout"),
-            Column("Result (scored attempts)", value=_result, in_rich=False),
-            Column("Result (scored attempts)", value=_short_result, in_plain=False),
-            Column("Reward", value=_reward, right=True),
-        )
-
-    def results(self, described: DescribedEvaluation) -> Iterator[Row]:
-        run, headline = described.run, described.headline
-        rows = info.rows_drawn(described.detail.results, described.detail.config)
-        if run.imported is not None:
-            yield "Imported", Styled(run.imported.words, "warn")
-        if run.revision:
-            yield "Retried", f"{amount(run.revision, 'time')}, last {formats.date(run.retried_at)}"
-        if rows is not None:
-            yield "Rows", rows.words
-        if headline is not None:
-            yield "Scored", format_scored(headline)
-            if headline.failed:
-                yield "Failed", format_failed(headline)
-            yield "Pass rate", f"{format_rate(headline)} ({pass_rule(headline.pass_threshold)})"
-            for warning in headline.warnings:
-                yield "Warning", Styled(warning, "warn")
-        yield "Tokens", formats.count(described.summary.get("total_tokens") or None)
-
-    def settings(self, config: Mapping[str, Any]) -> Iterable[str]:
-        from osmosis_ai.config.sections import EvaluationSettings
-
-        known = EvaluationSettings.model_fields
-        others = sorted(key for key in config if key not in known and key != "model_path")
-        return (f"{key}={config[key]}" for key in (*known, *others) if config.get(key) is not None)
-
-    def own_sections(self, described: DescribedEvaluation) -> Iterator[Section]:
-        """Yield the results that no larger table has."""
-        rows = list(_counted(described))
-        if described.estimates is None and rows:
-            yield Section("Results", rows)
-
-    def numbers(self, described: DescribedEvaluation) -> Iterator[Block]:
-        """Yield the numbers as `eval run` shows them, if the platform computes intervals."""
-        estimates, headline = described.estimates, described.headline
-        if estimates is None or (described.metrics and described.metrics.overview.total_samples == 0):
-            return
-        more: list[Row] = []
-        if estimates.counts.pending:
-            more.append(("Pending", Styled(formats.count(estimates.counts.pending), "pending")))
-        if described.metrics and described.metrics.overview.duration_ms is not None:
-            more.append(("Duration", formats.duration(described.metrics.overview.duration_ms / 1000)))
-        yield from numbers_table(estimates, headline.rows if headline is not None else None, more)
-
-    def headline(self, described: DescribedEvaluation) -> Iterator[Block]:
-        if described.estimates is not None:
-            yield from self.numbers(described)
-        elif rows := [*_counted(described), *_measured(described)]:
-            yield Table(("", ""), rows, title="Results", in_plain=True)
-        if described.headline is not None:
-            yield headline_table(described.headline)
-
-    def own_hints(self, described: DescribedEvaluation, *, followed: bool) -> Iterator[str]:
-        if followed and described.metrics is not None:
-            yield f"Conversations: osmosis eval download {described.run.name or described.run.id}"
-        failed = described.headline is not None and described.headline.failed
-        if failed and described.ended and described.run.imported is None:
-            yield f"Log: osmosis eval logs {described.run.name or described.run.id}"
-            if described.estimates is not None:  # a platform of ours
-                yield f"Retry: osmosis eval retry {described.run.name or described.run.id}"
+def sliced_info(name: str, output: str | None, columns: Sequence[str]) -> DetailResult:
+    """Return the details of a run, and its numbers by the values of dataset columns."""
+    shown = VIEW.info(name, output)
+    if not columns:
+        return shown
+    with platform_context() as context, current().status("Fetching samples"):
+        found = platform_slices(context.client, name, columns)
+    return replace(
+        shown,
+        data={**shown.data, "slices": [each.data() for each in found]},
+        blocks=[*shown.blocks, *slice_tables(found)],
+    )
 
 
-VIEW = EvalRunView()
+def _standing(seen: DescribedEvaluation) -> RunStanding:
+    run, progress = seen.detail.eval_run, seen.progress
+    return RunStanding(
+        name=run.name or "Evaluating",
+        status=run.status,
+        completed=progress.completed if progress else None,
+        total=progress.total if progress else None,
+        unit="samples",
+        note=evaluation_note(progress) if progress else "",
+        waits=seen.detail.waits or "",
+        waits_for=seen.detail.waits_for,
+    )
+
+
+def _save(
+    context: PlatformContext, described: DescribedEvaluation, output: str | None
+) -> tuple[Path | None, str | None]:
+    directory = Path(output) if output is not None else None
+    return save_metrics(context.client, described.run, context.workspace, directory)
+
+
+def _results(described: DescribedEvaluation) -> Iterator[Row]:
+    run, headline = described.run, described.headline
+    rows = info.rows_drawn(described.detail)
+    if run.imported is not None:
+        yield "Imported", Styled(run.imported.words, "warn")
+    if run.revision:
+        yield "Retried", f"{amount(run.revision, 'time')}, last {formats.date(run.retried_at)}"
+    if rows is not None:
+        yield "Rows", rows.words
+    if headline is not None:
+        yield "Scored", format_scored(headline)
+        if headline.failed:
+            yield "Failed", format_failed(headline)
+        yield "Pass rate", f"{format_rate(headline)} ({pass_rule(headline.pass_threshold)})"
+        for warning in headline.warnings:
+            yield "Warning", Styled(warning, "warn")
+    yield "Tokens", formats.count(described.summary.get("total_tokens") or None)
+
+
+def _settings(config: Mapping[str, Any]) -> Iterable[str]:
+    known = EvaluationSettings.model_fields
+    others = sorted(key for key in config if key not in known and key != "model_path")
+    return (f"{key}={config[key]}" for key in (*known, *others) if config.get(key) is not None)
+
+
+def _sections(described: DescribedEvaluation) -> Iterator[Section]:
+    """Yield the results that no larger table has."""
+    rows = list(_counted(described))
+    if described.estimates is None and rows:
+        yield Section("Results", rows)
+
+
+def _numbers_of(described: DescribedEvaluation) -> Iterator[Block]:
+    """Yield the numbers as `eval run` shows them, if the platform computes intervals."""
+    estimates, headline = described.estimates, described.headline
+    if estimates is None or (described.metrics and described.metrics.overview.total_samples == 0):
+        return
+    more: list[Row] = []
+    if estimates.counts.pending:
+        more.append(("Pending", Styled(formats.count(estimates.counts.pending), "pending")))
+    if described.metrics and described.metrics.overview.duration_ms is not None:
+        more.append(("Duration", formats.duration(described.metrics.overview.duration_ms / 1000)))
+    yield from numbers_table(estimates, headline.rows if headline is not None else None, more)
+
+
+def _headline(described: DescribedEvaluation) -> Iterator[Block]:
+    if described.estimates is not None:
+        yield from _numbers_of(described)
+    elif rows := [*_counted(described), *_measured(described)]:
+        yield Table(("", ""), rows, title="Results", in_plain=True)
+    if described.headline is not None:
+        yield headline_table(described.headline)
+
+
+def _hints(described: DescribedEvaluation, followed: bool) -> Iterator[str]:
+    name = described.run.name or described.run.id
+    if followed and described.metrics is not None:
+        yield f"Conversations: osmosis eval download {name}"
+    failed = described.headline is not None and described.headline.failed
+    if failed and described.ended and described.run.imported is None:
+        yield f"Log: osmosis eval logs {name}"
+        if described.estimates is not None:  # a platform of ours
+            yield f"Retry: osmosis eval retry {name}"
 
 
 def _reward(item: Mapping[str, Any]) -> str:
     """Return the mean reward, over scored attempts if the platform reports that."""
     reward = (item["headline"] or {}).get("reward")
-    return _number(item["summary"].get("avg_reward") if reward is None else reward)
+    return formats.number(item["summary"].get("avg_reward") if reward is None else reward)
 
 
 def _result(item: Mapping[str, Any]) -> str | None:
@@ -499,9 +476,29 @@ def _measured(described: DescribedEvaluation) -> Iterator[Row]:
         yield "Duration", formats.duration(overview.duration_ms / 1000)
 
 
-def _number(value: Any) -> str:
-    return formats.number(value if isinstance(value, (int, float)) else None)
-
+VIEW = RunView(
+    kind="eval",
+    model_heading="Model",
+    shows_submitter=False,
+    columns=(
+        Column("Rollout", "rollout"),
+        Column("Result (scored attempts)", value=_result, in_rich=False),
+        Column("Result (scored attempts)", value=_short_result, in_plain=False),
+        Column("Reward", value=_reward, right=True),
+    ),
+    fetch=info.list_runs,
+    item=info.run_item,
+    describe=info.describe_run,
+    look=EvaluationLook,
+    standing=_standing,
+    save=_save,
+    results=_results,
+    settings=_settings,
+    numbers=_numbers_of,
+    headline=_headline,
+    hints=_hints,
+    sections=_sections,
+)
 
 ResultT = TypeVar("ResultT")
 _ARCHIVES_NAMED = 3
@@ -521,14 +518,6 @@ def local_run_first(
     run: str, *, local: Callable[[Path], ResultT], remote: Callable[[str], ResultT]
 ) -> ResultT:
     """Return the result for the local run of this name, otherwise for the platform's."""
-    from osmosis_ai.services.eval_runs.info import run_nowhere
-    from osmosis_ai.services.eval_runs.resolver import (
-        find_local_run,
-        local_names,
-        name_elsewhere,
-        named_on_platform,
-    )
-
     named = named_on_platform(run)
     if named is not None:
         return remote(named)
@@ -549,7 +538,6 @@ def local_run_first(
 
 def _has_platform() -> bool:
     """Return whether a Git origin and a login exist, so that they are not the cause of an error."""
-
     try:
         with platform_context():
             return True
@@ -604,7 +592,6 @@ def with_local_runs(
 
 
 def _archive_hints(names: Sequence[str]) -> Iterator[str]:
-    """Yield a hint about archived runs, which are not listed."""
     if names:
         more = f" and {len(names) - _ARCHIVES_NAMED} more" if len(names) > _ARCHIVES_NAMED else ""
         runs = "run was" if len(names) == 1 else "runs were"
@@ -612,8 +599,6 @@ def _archive_hints(names: Sequence[str]) -> Iterator[str]:
 
 
 def local_info(directory: Path, output: str | None, columns: Sequence[str]) -> DetailResult:
-    """Return the details of a local run."""
-
     if output is not None:
         raise OsmosisError(
             f"{directory.name} is a local run; its numbers are in {directory / 'metrics.json'}.",
@@ -656,7 +641,6 @@ def local_info(directory: Path, output: str | None, columns: Sequence[str]) -> D
 
 
 def _look_at(directory: Path) -> str:
-    """Return a hint about the run's conversations."""
     shown = quote(formats.shown_path(directory))
     if is_downloaded_run(directory):
         return f"Conversations: osmosis eval show {shown}; as a page: osmosis view {shown} --report FILE.html"
@@ -668,13 +652,9 @@ def _look_at(directory: Path) -> str:
 def _slices(directory: Path, columns: Sequence[str]) -> Sequence[RunSlice]:
     if not columns:
         return ()
-    from osmosis_ai.services.eval_runs.resolver import tells_no_rows
 
     if is_download(directory):
         raise tells_no_rows(directory)
-    from osmosis_ai.cli.connection import platform_when_needed
-    from osmosis_ai.decisions.samples import run_slices
-    from osmosis_ai.services.eval_runs.resolver import read_run_directory
 
     with platform_when_needed() as client:
         return run_slices(read_run_directory(directory, client=client), columns)
@@ -737,7 +717,6 @@ class LiveRun(GracefulStop, RunHooks):
         self._plan: RunPlan | None = None
 
     def plan(self, plan: RunPlan) -> None:
-        """Show the plan and its notes."""
         self._plan = plan
         self._output.show(plan_table(plan, self._prepared))
         for note in self._prepared.notes:
@@ -751,7 +730,6 @@ class LiveRun(GracefulStop, RunHooks):
             )
 
     def note(self, message: str) -> None:
-        """Write a line to stderr."""
         self._output.note(message)
 
     def stage(self, message: str) -> None:
@@ -760,7 +738,6 @@ class LiveRun(GracefulStop, RunHooks):
             self._output.note(f"{message} …")
 
     def log_event(self, event: LogEvent) -> None:
-        """Show an event as a line of the run's log."""
         self._output.note(event.to_line())
 
     def progress(self, snapshot: ProgressSnapshot) -> None:
@@ -784,8 +761,6 @@ class LiveRun(GracefulStop, RunHooks):
 
     def resolve_secrets(self, names: Sequence[str]) -> dict[str, str]:
         """Read secrets from the secrets file, the environment, the `.env` file, or a prompt."""
-        from osmosis_ai.services.eval_runs.run import find_secret_values
-
         ask = self._ask if self._output.interactive else None
         given = self._prepared.request.secret_values or {}
         file = current_env_file()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,13 +10,14 @@ import typer
 
 from osmosis_ai.cli.connection import platform_context
 from osmosis_ai.cli.output import formats
-from osmosis_ai.cli.output.context import OutputContext, current
+from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import OperationResult
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.api.models.runs import Run
-    from osmosis_ai.services.runs.download import DownloadOutcome, DownloadPlan
+    from osmosis_ai.services.context import PlatformContext
+    from osmosis_ai.services.runs.download import DownloadOutcome
     from osmosis_ai.services.runs.files import FileLayout
 
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Fetch again what is there.")]
@@ -36,43 +37,47 @@ def download_run(
     overwrite: bool,
     yes: bool,
 ) -> OperationResult:
-    """Fetch the files of a run, asking before much of it, and return what came."""
-    from osmosis_ai.services.runs.download import plan_download, run_download
+    """Download the files of a run, asking before a large download."""
     from osmosis_ai.services.runs.files import parse_types
 
     asked = parse_types(types, layout)
-    out = current()
     with platform_context() as context:
-        with out.status("Fetching the list of files"):
-            plan = plan_download(
-                context.client,
-                find(context.client),
-                types=asked,
-                workspace=context.workspace,
-                layout=layout,
-                rows=rows,
-                output=output,
-                overwrite=overwrite,
-            )
-        confirm_size(out, plan, yes=yes)
-        with out.progress("Downloading", total=plan.pending_bytes, unit="bytes") as shown:
-            outcome = run_download(context.client, plan, progress=shown.update)
+        outcome = fetch_files(
+            context,
+            lambda client: (find(client), asked),
+            layout=layout,
+            rows=rows,
+            output=output,
+            overwrite=overwrite,
+            yes=yes,
+        )
         return _result(outcome, operation, context.resource())
 
 
-def confirm_size(out: OutputContext, plan: DownloadPlan, *, yes: bool) -> None:
-    """Ask before much is downloaded."""
-    from osmosis_ai.services.runs.download import ASK_FROM_BYTES
+def fetch_files(
+    context: PlatformContext,
+    find: Callable[[PlatformClient], tuple[Run, Sequence[str]]],
+    *,
+    yes: bool,
+    **options: Any,
+) -> DownloadOutcome:
+    """Download the files of the types that ``find`` returns with a run; ``options`` are those of ``plan_download``."""
+    from osmosis_ai.services.runs.download import ASK_FROM_BYTES, plan_download, run_download
 
-    if plan.pending_bytes <= ASK_FROM_BYTES:
-        return
-    count, size = formats.count(len(plan.pending)), formats.size(plan.pending_bytes)
-    out.confirm(
-        f"Download {count} files, {size}?",
-        yes=yes,
-        default=False,
-        summary={"Files": count, "Download size": size, "Destination": str(plan.directory)},
-    )
+    out = current()
+    with out.status("Fetching the list of files"):
+        run, types = find(context.client)
+        plan = plan_download(context.client, run, types=types, workspace=context.workspace, **options)
+    if plan.pending_bytes > ASK_FROM_BYTES:
+        count, size = formats.count(len(plan.pending)), formats.size(plan.pending_bytes)
+        out.confirm(
+            f"Download {count} files, {size}?",
+            yes=yes,
+            default=False,
+            summary={"Files": count, "Download size": size, "Destination": str(plan.directory)},
+        )
+    with out.progress("Downloading", total=plan.pending_bytes, unit="bytes") as shown:
+        return run_download(context.client, plan, progress=shown.update)
 
 
 def _result(outcome: DownloadOutcome, operation: str, extra: Mapping[str, Any]) -> OperationResult:
@@ -90,8 +95,8 @@ def _result(outcome: DownloadOutcome, operation: str, extra: Mapping[str, Any]) 
     steps = [f"Failed: {failed.path} — {failed.error}" for failed in failures[:_SHOWN_FAILURES]]
     if len(failures) > _SHOWN_FAILURES:
         steps.append(f"and {formats.count(len(failures) - _SHOWN_FAILURES)} more")
-    if plan.lacks_rows:
-        steps.append(f"The run has no {' or '.join(plan.row_types)} of rows {plan.rows}.")
+    if plan.types_without_rows:
+        steps.append(f"The run has no {' or '.join(plan.types_without_rows)} of rows {plan.rows}.")
     if failures:
         steps.append("Run the same command again to fetch what is missing.")
     elif plan.run.status == "running":

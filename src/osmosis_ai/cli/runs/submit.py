@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -46,7 +47,7 @@ _SOURCES = {
 
 
 def submit_run(
-    view: RunView[Any, Any],
+    view: RunView[Any],
     config: Path,
     *,
     check: bool,
@@ -54,7 +55,6 @@ def submit_run(
     secrets_file: str | None,
     yes: bool,
 ) -> OperationResult:
-    """Check everything a submit needs, show it, ask, and submit."""
     from osmosis_ai.config.checks import EVAL, TRAINING
     from osmosis_ai.services.runs.submit import prepare_submission
     from osmosis_ai.workspace.config_files import require_config_file
@@ -85,31 +85,34 @@ def submit_run(
 
 
 def next_steps_structured(group: str, name: str | None, platform_url: str | None) -> list[Mapping[str, Any]]:
-    """Return what a script may do after a submit."""
     steps: list[Mapping[str, Any]] = [{"action": f"{group}_info", "name": name}, {"action": f"{group}_list"}]
     return [*steps, {"action": "open_url", "url": platform_url}] if platform_url else steps
 
 
 def _check(output: OutputContext, context: PlatformContext, submission: PreparedSubmit) -> OperationResult:
     from osmosis_ai.services.datasets import dataset_item
-    from osmosis_ai.services.runs.submit import check_dataset, in_words, require_import
+    from osmosis_ai.services.runs.submit import CHECKS, check_dataset, in_words, require_import
 
     require_import(submission)
     with output.status("Checking the dataset"):
         dataset = check_dataset(context, submission)
     warn_without_panel(output, submission.warnings)
     shown, kind = _shown(submission, context), submission.kind
-    findings, name = submission.findings.with_checked("dataset"), submission.config.path.name
-    resource = {**submission.resource(), "checked": findings.checked, "unchecked": findings.unchecked}
+    unchecked, name = (
+        [each for each in submission.unchecked if each != "dataset"],
+        submission.config.path.name,
+    )
+    checked = [each for each in CHECKS if each not in unchecked]
+    resource = {**submission.resource(), "checked": checked, "unchecked": unchecked}
     return OperationResult(
         operation=f"{kind}.check",
         message=f"Nothing is wrong with {name} as far as was checked."
-        if findings.unchecked
+        if unchecked
         else f"{name} can be submitted.",
         resource={**resource, "dataset": dataset_item(dataset), **context.resource()},
         next_steps=[
-            f"Checked: {in_words(findings.checked)}",
-            *([f"Not checked: {in_words(findings.unchecked)}"] if findings.unchecked else []),
+            f"Checked: {in_words(checked)}",
+            *([f"Not checked: {in_words(unchecked)}"] if unchecked else []),
             f"Submit it: osmosis {kind} submit {shown}",
         ],
         next_steps_structured=[{"action": f"{kind}_submit", "config": shown}],
@@ -133,15 +136,15 @@ def _submit(
     output: OutputContext,
     context: PlatformContext,
     submission: PreparedSubmit,
-    view: RunView[Any, Any],
+    view: RunView[Any],
     *,
     watch: bool,
 ) -> OperationResult:
-    from osmosis_ai.services.runs.submit import submit
+    from osmosis_ai.services.runs.submit import post_run
 
     kind, noun = submission.kind, NOUNS[submission.kind]
     with output.status(f"Submitting {noun} run"):
-        run = submit(context, submission)
+        run = post_run(context.client, kind, submission.body)
     result = OperationResult(
         operation=f"{kind}.submit",
         message=f"{noun.title()} run submitted: {run.name}",
@@ -181,7 +184,6 @@ def _next_steps(run: SubmittedRun, submission: PreparedSubmit) -> list[str]:
 
 
 def _tables(submission: PreparedSubmit) -> list[Block]:
-    """Return what is about to be submitted, for people."""
     title = f"{NOUNS[submission.kind].title()} Run"
     blocks: list[Block] = [Table(("", ""), _rows(submission), title=title)]
     return [
@@ -205,7 +207,6 @@ def closing_blocks(
 
 
 def secret_rows(secrets: Sequence[RunSecret]) -> list[tuple[str, str]]:
-    """Return the names of secrets, each with where its value will come from."""
     return [(secret.name, _SOURCES[secret.source]) for secret in secrets]
 
 
@@ -240,10 +241,9 @@ def _shown(submission: PreparedSubmit, context: PlatformContext) -> str:
 
 
 def resubmit_run(
-    view: RunView[Any, Any], name: str, *, watch: bool, secrets_file: str | None, yes: bool
+    view: RunView[Any], name: str, *, watch: bool, secrets_file: str | None, yes: bool
 ) -> OperationResult:
-    """Show what has changed since a run was submitted, ask, and submit its config again."""
-    from osmosis_ai.services.runs.submit import prepare_resubmit, resubmit
+    from osmosis_ai.services.runs.submit import post_run, prepare_resubmit
     from osmosis_ai.workspace.secrets_file import read_secrets_file
 
     output, kind, noun = current(), view.kind, NOUNS[view.kind]
@@ -262,7 +262,7 @@ def resubmit_run(
             warnings=prepared.warnings,
         )
         with output.status(f"Submitting {noun} run"):
-            made = resubmit(context, prepared)
+            made = post_run(context.client, kind, prepared.body)
         result = OperationResult(
             operation=f"{kind}.resubmit",
             message=f"{noun.title()} run submitted: {made.name}, of the config of {prepared.name}",
@@ -277,7 +277,7 @@ def _resubmitted(made: SubmittedRun, prepared: PreparedResubmit) -> dict[str, An
     return {
         **run_again_fields(made),
         "resubmit_of": {"id": prepared.run.id, "name": prepared.name},
-        "changes": prepared.changes_data(),
+        "changes": [asdict(change) for change in prepared.changes],
     }
 
 

@@ -1,20 +1,23 @@
-"""One view of the platform's runs, whatever their kind: listed, shown in full, and followed to their end."""
+"""Commands about platform runs of either kind: list, show, follow, stop and delete them."""
 
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from osmosis_ai.api.models.base import LogEntry
+from osmosis_ai.api.models.runs import SubmittedRun
 from osmosis_ai.cli.connection import list_result, platform_context
 from osmosis_ai.cli.logs import page_result, require_no_cursor, stream_result
 from osmosis_ai.cli.options import NOUNS
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import current
+from osmosis_ai.cli.output.progress import Progress
 from osmosis_ai.cli.output.results import (
     Block,
     Column,
@@ -28,39 +31,34 @@ from osmosis_ai.cli.output.results import (
     Styled,
     Timestamp,
 )
-from osmosis_ai.services.deletion import count_adapters, delete_run, find_deletable_run
+from osmosis_ai.evaluation.hooks import ProgressSnapshot
+from osmosis_ai.services.listing import Listing
 from osmosis_ai.services.runs.lifecycle import (
     DescribedRun,
     RunKind,
     RunNews,
-    SeenT,
+    delete_run,
+    find_deletable_run,
     follow_run_log,
-    run_log,
+    log_page,
     stop_run,
     watch_run,
 )
+from osmosis_ai.ui.run_numbers import execution_rows
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.api.models.base import LogEntry
-    from osmosis_ai.api.models.runs import SubmittedRun
-    from osmosis_ai.cli.output.progress import Progress
-    from osmosis_ai.evaluation.hooks import ProgressSnapshot
     from osmosis_ai.services.context import PlatformContext
-    from osmosis_ai.services.listing import Listing
 
 
 POLL_S = 1.0
 
 Look = TypeVar("Look")
+DescribedT = TypeVar("DescribedT", bound=DescribedRun)
 
 
 @dataclass(frozen=True, slots=True)
 class RunStanding:
-    """What is shown of a run at one moment."""
-
     name: str
     status: str
     completed: int | None
@@ -78,13 +76,12 @@ class RunStanding:
 
     @property
     def said(self) -> str:
-        """What is said while there is nothing to draw."""
         told = _SAID.get(self.status, "")
         return f"{told}: {self.waits}" if told and self.waits else told
 
     @property
     def saying(self) -> tuple[str, object]:
-        """What stays the same while a log need not be told again."""
+        """A value that changes only when a log needs another line."""
         told = _SAID.get(self.status, "")
         return told, self.waits_for if told else None
 
@@ -97,8 +94,7 @@ _SAID = {
 
 
 def show_progress(looks: Iterable[Look], standing: Callable[[Look], RunStanding], *, again: str) -> None:
-    """Show a run until there is nothing more to look at: a spinner while it waits, a bar once something is
-    counted."""
+    """Show a run until it ends: a spinner while it waits, then a bar."""
     output = current()
     bar: Progress | None = None
     said: object = ""
@@ -129,12 +125,11 @@ def show_progress(looks: Iterable[Look], standing: Callable[[Look], RunStanding]
 
 
 def pause() -> None:
-    """Wait between two looks."""
     time.sleep(POLL_S)
 
 
 def evaluation_note(snapshot: ProgressSnapshot) -> str:
-    """Return the live numbers of an evaluation beside its bar."""
+    """Return the live numbers of an evaluation next to its bar."""
     parts = []
     if snapshot.scored:
         passed, scored = formats.count(snapshot.passed), formats.count(snapshot.scored)
@@ -147,7 +142,7 @@ def evaluation_note(snapshot: ProgressSnapshot) -> str:
 
 
 def spent(snapshot: ProgressSnapshot, *, failed: str = "failed") -> Iterator[str]:
-    """Yield what was lost and used so far, and how fast the work progresses; empty entries are left out."""
+    """Yield failures, usage and pace so far; empty entries are left out."""
     if snapshot.failed:
         yield f"{formats.count(snapshot.failed)} {failed}"
     if snapshot.tokens:
@@ -159,7 +154,32 @@ def spent(snapshot: ProgressSnapshot, *, failed: str = "failed") -> Iterator[str
         yield f"{rate:.1f}/s" if rate >= 1 else f"{rate * 60:.1f}/min"
 
 
-DescribedT = TypeVar("DescribedT", bound=DescribedRun)
+def local_logs(
+    directory: Path,
+    older: str,
+    *,
+    limit: int,
+    cursor: str | None,
+    follow: bool,
+    level: str | None,
+    is_running: Callable[[], bool] | None = None,
+) -> ListResult | StreamResult:
+    """Return the log of a local run; ``older`` is the command that continues with older lines."""
+    from osmosis_ai.services.eval_runs.local_runs import follow_local_log, local_log
+
+    if follow:
+        require_no_cursor(cursor)
+        tell = current().note
+        return stream_result(
+            follow_local_log(
+                directory, first=limit, level=level, pause=pause, tell=tell, is_running=is_running
+            )
+        )
+    page, looked_through = local_log(directory, limit=limit, cursor=cursor, level=level)
+    older += f" --level {level}" if level else ""
+    extra = {"output_path": str(directory)}
+    return page_result(page, older=older, extra=extra, level=level, looked_through=looked_through)
+
 
 SCOPES = {
     "workspace": "workspace",
@@ -167,87 +187,46 @@ SCOPES = {
     "user_override": "personal, overrides workspace",
     "run": "this run only",
 }
-"""Where the value of a run's secret came from, as people read it."""
+"""Display names of the sources of secrets."""
 
 
-class RunView(ABC, Generic[DescribedT, SeenT]):
-    """How runs of one kind are asked for and shown."""
+@dataclass(frozen=True)
+class RunView(Generic[DescribedT]):
+    """The commands of runs of one kind; the fields are what differs between kinds.
 
-    kind: ClassVar[RunKind]
-    model_heading: ClassVar[str]
-    shows_who: ClassVar[bool] = True
-    """Whether people see in a list who submitted a run."""
+    ``numbers`` are shown in details and ``headline`` after a run was followed; ``hints`` receives whether it was.
+    """
 
-    # What differs
-
-    @abstractmethod
-    def fetch(
-        self, client: PlatformClient, *, limit: int, everything: bool
-    ) -> tuple[Listing[Any], Callable[[Any], Mapping[str, Any]]]:
-        """Return the workspace's runs, the newest first, and how scripts see one."""
-
-    @abstractmethod
-    def describe(self, client: PlatformClient, name: str) -> DescribedT:
-        """Return a run with its numbers, as far as they can be had."""
-
-    @abstractmethod
-    def look(self, client: PlatformClient, name: str) -> Callable[[], SeenT]:
-        """Return what asks how a run stands, again and again."""
-
-    @abstractmethod
-    def standing(self, seen: SeenT) -> RunStanding:
-        """Return what is shown of a run while it is running."""
-
-    @abstractmethod
-    def save(
-        self, context: PlatformContext, described: DescribedT, output: str | None
-    ) -> tuple[Path | None, str | None]:
-        """Keep the run's metrics in a file; return it, or why there is none."""
-
-    @abstractmethod
-    def own_columns(self) -> Sequence[Column]:
-        """Return what a list shows between a run's status and when it was submitted."""
-
-    @abstractmethod
-    def results(self, described: DescribedT) -> Iterator[Row]:
-        """Yield what the run has come to."""
-
-    @abstractmethod
-    def settings(self, config: Mapping[str, Any]) -> Iterable[str]:
-        """Return the run's settings, in order."""
-
-    @abstractmethod
-    def numbers(self, described: DescribedT) -> Iterator[Block]:
-        """Yield every number of the run."""
-
-    @abstractmethod
-    def headline(self, described: DescribedT) -> Iterator[Block]:
-        """Yield the numbers one looks at first when the run has ended."""
-
-    def own_sections(self, described: DescribedT) -> Iterator[Section]:
-        """Yield what else belongs to its facts."""
-        yield from ()
-
-    def own_hints(self, described: DescribedT, *, followed: bool) -> Iterator[str]:
-        """Yield where else to look; ``followed`` when only the headline is shown."""
-        yield from ()
-
-    # What does not
+    kind: RunKind
+    model_heading: str
+    shows_submitter: bool
+    columns: Sequence[Column]
+    fetch: Callable[[PlatformClient, int, bool], Listing[Any]]
+    item: Callable[[Any], Mapping[str, Any]]
+    describe: Callable[[PlatformClient, str], DescribedT]
+    look: Callable[[PlatformClient, str], Callable[[], DescribedT]]
+    standing: Callable[[DescribedT], RunStanding]
+    save: Callable[[PlatformContext, DescribedT, str | None], tuple[Path | None, str | None]]
+    results: Callable[[DescribedT], Iterable[Row]]
+    settings: Callable[[Mapping[str, Any]], Iterable[str]]
+    numbers: Callable[[DescribedT], Iterable[Block]]
+    headline: Callable[[DescribedT], Iterable[Block]]
+    hints: Callable[[DescribedT, bool], Iterable[str]]
+    sections: Callable[[DescribedT], Iterable[Section]] = lambda _: ()
 
     def list_runs(self, *, limit: int, everything: bool) -> ListResult:
-        """Return the runs of the workspace as the command's result."""
         with platform_context() as context, current().status(f"Fetching {NOUNS[self.kind]} runs"):
-            listing, item = self.fetch(context.client, limit=limit, everything=everything)
+            listing = self.fetch(context.client, limit, everything)
             columns = (
                 Column("Name", value=lambda item: item["name"] or "(unnamed)", keep=True),
                 Column("Status", value=lambda item: Status(item["status"]), keep=True),
-                *self.own_columns(),
+                *self.columns,
                 Column("Submitted", value=lambda item: Timestamp(item["created_at"])),
-                Column("Submitted By", "creator_name", in_rich=self.shows_who),
-                # There is something to say of few runs on some days.
+                Column("Submitted By", "creator_name", in_rich=self.shows_submitter),
+                # Few runs have a reason on some days.
                 *([Column("Waits", "waits")] if any(run.waits for run in listing.items) else ()),
             )
-            return list_result(listing, item, columns=columns, extra=context.resource())
+            return list_result(listing, self.item, columns=columns, extra=context.resource())
 
     def info(
         self,
@@ -256,8 +235,7 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
         *,
         also: Callable[[DescribedT], Mapping[str, Any]] = lambda _: {},
     ) -> DetailResult:
-        """Return one run in full as the command's result; its metrics go to a file for people, or where
-        asked."""
+        """Show a run; its metrics go to a file for people, or if ``output`` is given."""
         with platform_context() as context:
             with current().status(f"Fetching {NOUNS[self.kind]} run"):
                 described = self.describe(context.client, name)
@@ -271,20 +249,20 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
                 data={**described.data(), **saved, **context.resource()},
                 title=f"{NOUNS[self.kind].title()} Run",
                 rows=list(self._rows(described)),
-                sections=[*self._configuration(described), *self.own_sections(described)],
+                sections=[*self._configuration(described), *self.sections(described)],
                 blocks=list(self.numbers(described)),
                 hints=[*self._hints(described, followed=False), *([f"Metrics: {path}"] if path else [])],
             )
 
     def logs(
-        self, name: str, *, limit: int, cursor: str | None, follow: bool, level: str | None = None
+        self, name: str, *, limit: int, cursor: str | None, follow: bool, level: str | None
     ) -> ListResult | StreamResult:
-        """Return a page of a run's log, or its lines as they come."""
+        """Return a page of a run's log, or follow it."""
         if follow:
             require_no_cursor(cursor)
             return stream_result(self._lines(name, limit, level))
         with platform_context() as context, current().status("Fetching logs"):
-            page, looked_through = run_log(
+            page, looked_through = log_page(
                 context.client, self.kind, name, limit=limit, cursor=cursor, level=level
             )
             older = f"osmosis {self.kind} logs {name}" + (f" --level {level}" if level else "")
@@ -292,38 +270,34 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
             return page_result(page, older=older, extra=extra, level=level, looked_through=looked_through)
 
     def stop(self, name: str, *, yes: bool) -> OperationResult:
-        """Ask, and end a run; one that has ended by itself is left as it is. ``yes`` does not ask."""
+        """Ask, and stop a run; one that has ended by itself is left unchanged."""
         output, noun = current(), NOUNS[self.kind]
         with platform_context() as context:
             output.confirm(f'Stop {noun} run "{name}"?', yes=yes, default=False, summary={"Run": name})
             with output.status(f"Stopping {noun} run"):
-                answer = stop_run(context.client, self.kind, name)
+                ended, is_stopping = stop_run(context.client, self.kind, name)
             run = f'{noun.title()} run "{name}"'
             later = f"{run} is stopping; `osmosis {self.kind} info {name}` shows when it has stopped."
             return OperationResult(
                 operation=f"{self.kind}.stop",
-                status="noop" if answer.ended else "success",
+                status="noop" if ended else "success",
                 # Scripts get the hosted platform's word.
-                message=f"{run} had ended before: {answer.ended}." if answer.ended else f"{run} stopped.",
-                shown=later if answer.is_stopping else None,
+                message=f"{run} had ended before: {ended}." if ended else f"{run} stopped.",
+                shown=later if is_stopping else None,
                 resource={"name": name, **context.resource()},
             )
 
     def delete(self, name: str, *, yes: bool) -> OperationResult:
-        """Ask, and delete a run that has ended; ``yes`` does not ask."""
+        """Ask, and delete a run that has ended."""
         output, noun = current(), NOUNS[self.kind]
         with platform_context() as context:
             with output.status("Looking it up"):
-                run = find_deletable_run(context.client, self.kind, name)
-                adapters = count_adapters(context.client, self.kind, run)
+                run, adapters = find_deletable_run(context.client, self.kind, name)
             shown = run.name or run.id
             saved = "1 adapter" if adapters == 1 else f"{adapters} adapters"
             what = f'{noun} run "{shown}"' + (f" with the {saved} that it has made" if adapters else "")
-            summary = {
-                "Run": shown,
-                "Status": run.status,
-                **({"Adapters": str(adapters)} if adapters else {}),
-            }
+            summary = {"Run": shown, "Status": run.status}
+            summary |= {"Adapters": str(adapters)} if adapters else {}
             output.confirm(f"Delete {what}? This cannot be undone.", yes=yes, summary=summary)
             with output.status(f"Deleting {shown}"):
                 delete_run(context.client, self.kind, run)
@@ -334,44 +308,36 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
             )
 
     def watch(self, name: str) -> OperationResult:
-        """Follow a run to its end, and return the result of the command that did only that."""
         with platform_context() as context:
-            described = self.follow(context.client, name)
+            described = self._follow(context.client, name)
             own = {"id": described.run.id, "name": described.run.name}
-            return self.ended(described, "watch", {**own, **described.outcome(), **context.resource()})
+            return self._ended(described, "watch", {**own, **described.outcome(), **context.resource()})
 
-    def follow(self, client: PlatformClient, name: str, *, called: str | None = None) -> DescribedT:
-        """Show how far a run is until it has ended, and return what came of it."""
+    def submitted(
+        self, client: PlatformClient, run: SubmittedRun, result: OperationResult, *, watch: bool
+    ) -> OperationResult:
+        """Return the result of a submit; if asked, after following the run to its end."""
+        if not watch:
+            return result
+        current().note(result.message or "")
+        described = self._follow(client, run.id, called=run.name)
+        verb = result.operation.removeprefix(f"{self.kind}.")
+        resource = {**(result.resource or {}), **described.outcome()}
+        return self._ended(described, verb, resource, result.next_steps_structured)
+
+    def _follow(self, client: PlatformClient, name: str, *, called: str | None = None) -> DescribedT:
         with closing(RunNews(client, self.kind, name, pause=pause)) as news:
             looks = watch_run(self.look(client, name), pause=news, tell=current().note)
             show_progress(looks, self.standing, again=f"osmosis {self.kind} watch {quote(called or name)}")
         return self.describe(client, name)
 
-    def submitted(
-        self,
-        client: PlatformClient,
-        run: SubmittedRun,
-        result: OperationResult,
-        *,
-        watch: bool,
-    ) -> OperationResult:
-        """Return the result of a command that submitted a run; where asked, what came of the run."""
-        if not watch:
-            return result
-        current().note(result.message or "")
-        described = self.follow(client, run.id, called=run.name)
-        verb = result.operation.removeprefix(f"{self.kind}.")
-        resource = {**(result.resource or {}), **described.outcome()}
-        return self.ended(described, verb, resource, result.next_steps_structured)
-
-    def ended(
+    def _ended(
         self,
         described: DescribedT,
         verb: str,
         resource: Mapping[str, Any],
         next_steps_structured: Sequence[Mapping[str, Any]] = (),
     ) -> OperationResult:
-        """Return the result of a command that followed a run to its end."""
         run = described.run
         said = f"{NOUNS[self.kind].title()} run {run.status}: {run.name or run.id}"
         return OperationResult(
@@ -423,9 +389,6 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
             yield "Note", "The metrics are a snapshot: the run has not ended."
 
     def _configuration(self, described: DescribedT) -> Iterator[Section]:
-        """Yield how the run was configured, where anything says so."""
-        from osmosis_ai.ui.run_numbers import execution_rows
-
         detail = described.detail
         scopes = (detail.resolved_secret_scopes or {}).items()
         known: Sequence[tuple[str, str | None]] = (
@@ -435,7 +398,7 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
             ("Commit", detail.commit_sha and detail.commit_sha[:7]),
             *execution_rows((detail.request or {}).get("advanced_config")),
             ("Environment", detail.environment),
-            # Why it is not begun is what it waits for.
+            # A run that has not started waits for it.
             ("Isolation", None if described.waiting and detail.waits else detail.isolation),
             ("Secrets", ", ".join(f"{name} ({SCOPES.get(it, it)})" for name, it in sorted(scopes))),
             (
@@ -448,7 +411,6 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
             yield Section("Configuration", rows)
 
     def _hints(self, described: DescribedT, *, followed: bool) -> Iterator[str]:
-        """Yield where to look next."""
         run, group = described.run, f"osmosis {self.kind}"
         name = run.name or run.id
         if run.platform_url:
@@ -458,4 +420,4 @@ class RunView(ABC, Generic[DescribedT, SeenT]):
         if not described.ended:
             yield f"Follow with: {group} watch {name}"
             yield f"Stop with: {group} stop {name}"
-        yield from self.own_hints(described, followed=followed)
+        yield from self.hints(described, followed)

@@ -250,7 +250,6 @@ def info(
 def _local_info(
     directory: Path, output: str | None, also: Callable[[LocalTraining], dict[str, Any]]
 ) -> DetailResult:
-    """Return a training directory in full."""
     from osmosis_ai.cli.output.results import Section, Text, Timestamp
     from osmosis_ai.cli.training_runs.view import is_wide_terminal, metrics_table, reward_chart
     from osmosis_ai.errors import OsmosisError
@@ -369,40 +368,23 @@ def logs(
         osmosis train logs keen-owl-2 --level warning --follow
         osmosis train logs trained/keen-owl-2
     """
+    from osmosis_ai.cli.runs.view import local_logs
     from osmosis_ai.cli.training_runs.view import VIEW
     from osmosis_ai.services.training_runs import training_directory
+    from osmosis_ai.training.runs.run_directory import TrainingDirectory
 
     directory = training_directory(run)
     if directory is not None:
-        return _local_logs(directory, limit, cursor, follow, level)
-    return VIEW.logs(run, limit=limit, cursor=cursor, follow=follow, level=level)
-
-
-def _local_logs(
-    directory: Path, limit: int, cursor: str | None, follow: bool, level: str | None
-) -> ListResult | StreamResult:
-
-    from osmosis_ai.cli.logs import page_result, require_no_cursor, stream_result
-    from osmosis_ai.cli.output.formats import shown_path
-    from osmosis_ai.cli.runs import view
-    from osmosis_ai.services.eval_runs.local_runs import follow_local_log, local_log
-    from osmosis_ai.training.runs.run_directory import TrainingDirectory
-
-    if follow:
-        require_no_cursor(cursor)
-        lines = follow_local_log(
+        return local_logs(
             directory,
-            first=limit,
+            f"osmosis train logs {quote(formats.shown_path(directory))}",
+            limit=limit,
+            cursor=cursor,
+            follow=follow,
             level=level,
-            pause=view.pause,
-            tell=current().note,
             is_running=TrainingDirectory(directory).is_running,
         )
-        return stream_result(lines)
-    page, looked_through = local_log(directory, limit=limit, cursor=cursor, level=level)
-    older = f"osmosis train logs {quote(shown_path(directory))}" + (f" --level {level}" if level else "")
-    extra = {"output_path": str(directory)}
-    return page_result(page, older=older, extra=extra, level=level, looked_through=looked_through)
+    return VIEW.logs(run, limit=limit, cursor=cursor, follow=follow, level=level)
 
 
 @app.command()
@@ -514,7 +496,8 @@ def checkpoints(run: RunArgument) -> ListResult:
         osmosis train checkpoints keen-owl-2
     """
     from osmosis_ai.cli.training_runs.view import checkpoint_columns, deploy_hint
-    from osmosis_ai.services.training_runs import checkpoint_item, list_checkpoints, require_run_of_platform
+    from osmosis_ai.services.runs.lifecycle import list_checkpoints
+    from osmosis_ai.services.training_runs import checkpoint_item, require_run_of_platform
 
     require_run_of_platform(
         run, "osmosis train checkpoints", lambda _: f"osmosis train info {quote(run)} lists its checkpoints"
@@ -551,19 +534,18 @@ def resume(run: RunArgument) -> OperationResult:
     Examples:
         osmosis train resume keen-owl-2
     """
+    from osmosis_ai.services.training_runs import resume_run
+
     with platform_context() as context:
         with current().status("Resuming training run"):
-            resumed = context.client.training_runs.resume(run)
+            resumed = resume_run(context.client, run)
         name = resumed.name or resumed.id
         where = f" after step {resumed.step}" if resumed.step is not None else ""
         return OperationResult(
             operation="train.resume",
             message=f'Training run "{name}" resumes{where}.',
             resource={
-                "id": resumed.id,
-                "name": resumed.name,
-                "status": resumed.status,
-                "step": resumed.step,
+                **resumed.model_dump(),
                 **context.resource(),
             },
             next_steps=[f"Follow with: osmosis train watch {name}"],

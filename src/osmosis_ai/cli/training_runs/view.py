@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from osmosis_ai.api.models.training_runs import Checkpoint, MetricSeries, MetricSummary, TrainingMetrics
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.chart import sparkline
-from osmosis_ai.cli.output.context import current
+from osmosis_ai.cli.output.context import OutputContext, current
 from osmosis_ai.cli.output.results import (
     Block,
     Cell,
@@ -24,15 +24,16 @@ from osmosis_ai.cli.output.results import (
 )
 from osmosis_ai.cli.runs.view import RunStanding, RunView
 from osmosis_ai.services import training_runs
-from osmosis_ai.services.training_runs import DescribedTraining, SeenTraining, TrainingLook
+from osmosis_ai.services.training_runs import (
+    DescribedTraining,
+    TrainingLook,
+    checkpoint_item,
+    points,
+    save_metrics,
+)
 
 if TYPE_CHECKING:
-    from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.api.models.training_runs import Checkpoint, MetricSeries, MetricSummary, TrainingMetrics
-    from osmosis_ai.cli.output.context import OutputContext
-    from osmosis_ai.services.context import PlatformContext
-    from osmosis_ai.services.listing import Listing
-    from osmosis_ai.services.training_runs import DescribedTraining
+    pass
 
 
 _SECTIONS = ("training", "sampling", "checkpoints", "advanced")
@@ -55,107 +56,78 @@ _HEADLINE = (
 )
 
 
-class TrainingRunView(RunView[DescribedTraining, SeenTraining]):
-    """Steps, curves and checkpoints."""
-
-    kind = "train"
-    model_heading = "Base Model"
-
-    def fetch(
-        self, client: PlatformClient, *, limit: int, everything: bool
-    ) -> tuple[Listing[Any], Callable[[Any], Mapping[str, Any]]]:
-        return training_runs.list_runs(client, limit=limit, everything=everything), training_runs.run_item
-
-    def describe(self, client: PlatformClient, name: str) -> DescribedTraining:
-        return training_runs.describe_run(client, name)
-
-    def look(self, client: PlatformClient, name: str) -> TrainingLook:
-        return TrainingLook(client, name)
-
-    def standing(self, seen: SeenTraining) -> RunStanding:
-        run = seen.detail.training_run
-        return RunStanding(
-            name=run.name or "Training",
-            status=run.status,
-            completed=run.current_step,
-            total=run.total_steps,
-            unit="steps",
-            note=" · ".join(_facts(seen)),
-            below=tuple(_lines(seen)),
-            waits=seen.detail.waits or "",
-            waits_for=seen.detail.waits_for,
-        )
-
-    def save(
-        self, context: PlatformContext, described: DescribedTraining, output: str | None
-    ) -> tuple[Path | None, str | None]:
-        from osmosis_ai.services.training_runs import save_metrics
-
-        return save_metrics(described, context.workspace, output)
-
-    def own_columns(self) -> Sequence[Column]:
-        return (
-            Column("Base Model", "model_name"),
-            Column("Rollout", "rollout_name"),
-            Column("Reward", value=lambda item: formats.compact(item["summary"].get("reward")), right=True),
-        )
-
-    def results(self, described: DescribedTraining) -> Iterator[Row]:
-        if "reward" in described.summary:
-            yield "Reward", formats.compact(described.summary["reward"])
-        if described.validation is not None:
-            yield from described.validation.facts()
-        yield "Examples Processed", formats.count(described.run.examples_processed_count)
-        if described.run.notes:
-            yield "Notes", described.run.notes
-
-    def settings(self, config: Mapping[str, Any]) -> Iterable[str]:
-        """Yield every setting under the section it was written in."""
-        for name in (*_SECTIONS, *(name for name in config if name not in _SECTIONS)):
-            section = config.get(name)
-            if isinstance(section, Mapping):
-                yield from (f"{name}.{key}={value}" for key, value in section.items() if value is not None)
-            elif section is not None:
-                yield f"{name}={section}"
-
-    def numbers(self, described: DescribedTraining) -> Iterator[Block]:
-        metrics = described.metrics
-        if metrics is not None:
-            yield from reward_chart(metrics)
-            if summaries := metrics.overview.metric_summaries:
-                trends = is_wide_terminal(current())
-                yield metrics_table(metrics, summaries, trends=trends)
-        yield from checkpoint_tables(described)
-
-    def headline(self, described: DescribedTraining) -> Iterator[Block]:
-        """Yield the curve of the reward, the numbers one looks at first, and the checkpoints."""
-        metrics = described.metrics
-        if metrics is not None:
-            yield from reward_chart(metrics)
-            summaries = {summary.key: summary for summary in metrics.overview.metric_summaries}
-            if shown := [summaries[key] for key in _HEADLINE if key in summaries]:
-                yield metrics_table(metrics, shown, trends=False)
-        for name, words in described.validation.facts() if described.validation is not None else ():
-            yield Text(f"{name}: {words}", in_plain=True)
-        yield from checkpoint_tables(described)
-
-    def own_hints(self, described: DescribedTraining, *, followed: bool) -> Iterator[str]:
-        run = described.run
-        name = run.name or run.id
-        if followed:
-            # Why it ended before its last step, perhaps.
-            if run.notes:
-                yield f"Notes: {run.notes}"
-            yield f"Every metric: osmosis train info {name}"
-        if run.resumable:
-            yield f"Resume with: osmosis train resume {name}"
-        yield from deploy_hint(described.checkpoints)
+def _standing(seen: DescribedTraining) -> RunStanding:
+    run = seen.detail.training_run
+    return RunStanding(
+        name=run.name or "Training",
+        status=run.status,
+        completed=run.current_step,
+        total=run.total_steps,
+        unit="steps",
+        note=" · ".join(_facts(seen)),
+        below=tuple(_lines(seen)),
+        waits=seen.detail.waits or "",
+        waits_for=seen.detail.waits_for,
+    )
 
 
-VIEW = TrainingRunView()
+def _results(described: DescribedTraining) -> Iterator[Row]:
+    if "reward" in described.summary:
+        yield "Reward", formats.compact(described.summary["reward"])
+    if described.validation is not None:
+        yield from described.validation.facts()
+    yield "Examples Processed", formats.count(described.run.examples_processed_count)
+    if described.run.notes:
+        yield "Notes", described.run.notes
 
 
-def _facts(seen: SeenTraining) -> Iterator[str]:
+def _settings(config: Mapping[str, Any]) -> Iterable[str]:
+    """Yield every setting under the section it was written in."""
+    for name in (*_SECTIONS, *(name for name in config if name not in _SECTIONS)):
+        section = config.get(name)
+        if isinstance(section, Mapping):
+            yield from (f"{name}.{key}={value}" for key, value in section.items() if value is not None)
+        elif section is not None:
+            yield f"{name}={section}"
+
+
+def _numbers(described: DescribedTraining) -> Iterator[Block]:
+    metrics = described.metrics
+    if metrics is not None:
+        yield from reward_chart(metrics)
+        if summaries := metrics.overview.metric_summaries:
+            trends = is_wide_terminal(current())
+            yield metrics_table(metrics, summaries, trends=trends)
+    yield from checkpoint_tables(described)
+
+
+def _headline(described: DescribedTraining) -> Iterator[Block]:
+    """Yield the curve of the reward, the numbers one looks at first, and the checkpoints."""
+    metrics = described.metrics
+    if metrics is not None:
+        yield from reward_chart(metrics)
+        summaries = {summary.key: summary for summary in metrics.overview.metric_summaries}
+        if shown := [summaries[key] for key in _HEADLINE if key in summaries]:
+            yield metrics_table(metrics, shown, trends=False)
+    for name, words in described.validation.facts() if described.validation is not None else ():
+        yield Text(f"{name}: {words}", in_plain=True)
+    yield from checkpoint_tables(described)
+
+
+def _hints(described: DescribedTraining, followed: bool) -> Iterator[str]:
+    run = described.run
+    name = run.name or run.id
+    if followed:
+        # Why it ended before its last step, perhaps.
+        if run.notes:
+            yield f"Notes: {run.notes}"
+        yield f"Every metric: osmosis train info {name}"
+    if run.resumable:
+        yield f"Resume with: osmosis train resume {name}"
+    yield from deploy_hint(described.checkpoints)
+
+
+def _facts(seen: DescribedTraining) -> Iterator[str]:
     """Yield what one line says of the last step."""
     reward = seen.latest(REWARD)
     if reward is None:
@@ -174,7 +146,7 @@ def _facts(seen: SeenTraining) -> Iterator[str]:
         yield rate
 
 
-def _lines(seen: SeenTraining) -> Iterator[str]:
+def _lines(seen: DescribedTraining) -> Iterator[str]:
     """Yield the same under a bar, with the curve of the reward."""
     rewards = seen.values(REWARD)
     if not rewards:
@@ -189,7 +161,7 @@ def _lines(seen: SeenTraining) -> Iterator[str]:
         yield "  " + " · ".join(filter(None, told))
 
 
-def _phases(seen: SeenTraining) -> Iterator[str]:
+def _phases(seen: DescribedTraining) -> Iterator[str]:
     """Yield what the last step spent a noticeable time with; validations come every so many steps only."""
     for key, word in _PHASES.items():
         value = seen.of_last_step(key)
@@ -197,7 +169,7 @@ def _phases(seen: SeenTraining) -> Iterator[str]:
             yield f"{word} {_seconds(value)}"
 
 
-def _sampled_per_s(seen: SeenTraining) -> str:
+def _sampled_per_s(seen: DescribedTraining) -> str:
     rate = seen.latest("speed/sampling_tokens_per_s")
     return f"{formats.count(round(rate))} tokens/s" if rate is not None else ""
 
@@ -207,7 +179,6 @@ def _seconds(value: float) -> str:
 
 
 def checkpoint_columns(*, with_id: bool = False) -> tuple[Column, ...]:
-    """Return what a list shows of each checkpoint."""
     return (
         Column("Checkpoint", value=lambda item: item["checkpoint_name"] or "(unnamed)", keep=True),
         Column("Step", "checkpoint_step", right=True),
@@ -218,9 +189,6 @@ def checkpoint_columns(*, with_id: bool = False) -> tuple[Column, ...]:
 
 
 def checkpoint_tables(described: DescribedTraining) -> list[Block]:
-    """Return what the run has saved; nothing when it has saved nothing."""
-    from osmosis_ai.services.training_runs import checkpoint_item
-
     if not described.checkpoints:
         return []
     shown = checkpoint_columns(with_id=described.detail.is_internal_user)
@@ -230,7 +198,6 @@ def checkpoint_tables(described: DescribedTraining) -> list[Block]:
 
 
 def deploy_hint(checkpoints: Sequence[Checkpoint]) -> list[str]:
-    """Return how the last checkpoint gets served."""
     named = [checkpoint.checkpoint_name for checkpoint in checkpoints if checkpoint.checkpoint_name]
     return [f"Deploy with: osmosis model deploy {named[-1]}"] if named else []
 
@@ -243,8 +210,6 @@ def is_wide_terminal(output: OutputContext) -> bool:
 
 def reward_chart(metrics: TrainingMetrics) -> Iterator[Block]:
     """Yield the chart of the reward in training and in validation, once there is a line to draw."""
-    from osmosis_ai.services.training_runs import points
-
     training = points(metrics, REWARD)
     if len(training) < 2:
         return
@@ -256,7 +221,6 @@ def reward_chart(metrics: TrainingMetrics) -> Iterator[Block]:
 
 
 def metrics_table(metrics: TrainingMetrics, summaries: Sequence[MetricSummary], *, trends: bool) -> Table:
-    """Return metrics, one a row."""
     headings = [Column("Metric", keep=True)]
     headings += [Column(name, right=True) for name in ("First", "Latest", "Change", "Least", "Greatest")]
     curves = {series.metric_key: series for series in metrics.metrics}
@@ -273,3 +237,26 @@ def metrics_table(metrics: TrainingMetrics, summaries: Sequence[MetricSummary], 
 def _trend(series: MetricSeries | None) -> str:
     points = series.data_points if series is not None else []
     return sparkline([point.value for point in points if point.value is not None], width=TREND_WIDTH)
+
+
+VIEW = RunView(
+    kind="train",
+    model_heading="Base Model",
+    shows_submitter=True,
+    columns=(
+        Column("Base Model", "model_name"),
+        Column("Rollout", "rollout_name"),
+        Column("Reward", value=lambda item: formats.compact(item["summary"].get("reward")), right=True),
+    ),
+    fetch=training_runs.list_runs,
+    item=training_runs.run_item,
+    describe=training_runs.describe_run,
+    look=TrainingLook,
+    standing=_standing,
+    save=lambda context, described, output: save_metrics(described, context.workspace, output),
+    results=_results,
+    settings=_settings,
+    numbers=_numbers,
+    headline=_headline,
+    hints=_hints,
+)

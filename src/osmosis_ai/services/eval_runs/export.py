@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Literal
 
+from osmosis_ai.api.capabilities import Capability
 from osmosis_ai.errors import ConflictError, OsmosisError
+from osmosis_ai.evaluation.export import ExportedRun, read_run
 from osmosis_ai.files import replacing_or_streaming
+from osmosis_ai.services.downloaded_runs import require_types
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.evaluation.export import ExportedRun
 
 ExportFormat = Literal["inspect", "jsonl", "parquet"]
 EXTENSIONS: dict[ExportFormat, str] = {"inspect": ".eval", "jsonl": ".jsonl", "parquet": ".parquet"}
@@ -35,42 +37,14 @@ def needed_types(client: PlatformClient) -> tuple[str, ...]:
 
     The journal has fields that the platform's sample lists lack.
     """
-    from osmosis_ai.api.capabilities import Capability
-
     journal = ("journal",) if Capability.EVAL_JOURNALS in (client.offers or ()) else ()
     return ("metrics", "trajectories", *journal)
-
-
-def find_run_directory(run: str) -> Path:
-    """Return the directory of a local run, by name or path, or of a downloaded run, by path.
-
-    Raises:
-        NotFoundError: the run does not exist.
-    """
-    from osmosis_ai.services.eval_runs.resolver import find_local_run
-
-    return find_local_run(run, downloads=True)
 
 
 def export_run(
     directory: Path, export_format: ExportFormat, *, target: Path | None = None, overwrite: bool = False
 ) -> Export:
-    """Write a run's samples atomically in another tool's format.
-
-    Args:
-        directory: the run's directory.
-        export_format: ``inspect`` (inspect_ai's log), ``jsonl`` or ``parquet`` (one flat record per sample).
-        target: output file or directory, or ``-`` for stdout; by default the run's name in the current directory.
-        overwrite: replace an existing file.
-
-    Raises:
-        ConflictError: the target exists.
-        OsmosisError: the run is missing, damaged or not fully downloaded, the target has the wrong suffix, or
-            the file cannot be written.
-    """
-    from osmosis_ai.evaluation.export import read_run
-    from osmosis_ai.services.downloaded_runs import require_types
-
+    """Write a run's samples atomically in another tool's format."""
     require_types(directory, "metrics", "trajectories")
     run = read_run(directory)
     if target == Path("-"):

@@ -1,58 +1,123 @@
-"""`osmosis eval gate`: check a run of this machine or of a platform against thresholds.
+"""`osmosis eval gate`: check a run of this machine or of a platform against thresholds and, if asked, a baseline.
 
 Local runs are read from the journal, so the numbers are always computed by this release. Self-hosted
 platforms send estimates. The hosted service sends counts only; bounds computed from them assume independent
-rows. The result file of a judge has its own metrics.
+rows. The result file of a judge has its own metrics. Samples are read only when a rule needs them.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from osmosis_ai.api.capabilities import Capability
+from osmosis_ai.config.decisions import Decisions, margin_problem, needs_scores
+from osmosis_ai.decisions.changes import ChangeSettings, unscored_of
+from osmosis_ai.decisions.comparability import (
+    Allowances,
+    Comparability,
+    require_comparable,
+    require_vouched_for,
+)
+from osmosis_ai.decisions.compare import FEWEST_ROWS, RunTotals, require_in_range
 from osmosis_ai.decisions.gate import (
     RUBRIC_METRICS,
     RUN_METRICS,
+    SHARES,
     Evidence,
+    Judge,
     Rule,
     RuleResult,
     Verdict,
+    alone,
+    attempts_of,
+    cost_of_attempt,
+    describe_unknown_range,
     evidence_of,
     evidence_of_figure,
     evidence_of_mean,
     evidence_of_share,
+    judge,
+    judge_pair,
+    judge_together,
     overall,
     require_known,
     require_pass_at,
+    require_rules,
+    rows_of,
+    sampled_evidence,
+    settle,
+    spread_of_run,
     weakest,
+    with_unscored,
 )
-from osmosis_ai.errors import ConflictError, OsmosisError
+from osmosis_ai.decisions.local_runs import read_inputs
+from osmosis_ai.decisions.samples import CountsOnly, LabelledRun, RunPair, RunSamples, by_slice
+from osmosis_ai.errors import ConflictError, OsmosisError, WorkspaceRequiredError
+from osmosis_ai.evaluation.local_results import read_local_results
+from osmosis_ai.files import expanded
+from osmosis_ai.services.eval_runs.info import describe_run
+from osmosis_ai.services.eval_runs.resolver import Client, ResolvedRun, resolve_run, run_of_file
+from osmosis_ai.services.eval_runs.samples import (
+    counts_of,
+    find_run_samples,
+    read_run_directory,
+    unfinished_there,
+)
 from osmosis_ai.statistics.estimates import CONFIDENCE
+from osmosis_ai.statistics.variance import VarianceComponents
+from osmosis_ai.workspace.config_files import decisions_of_run, load_decisions
+from osmosis_ai.workspace.layout import find_workspace
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.decisions.changes import ChangeSettings
-    from osmosis_ai.decisions.compare import RunTotals
-    from osmosis_ai.decisions.samples import CountsOnly
+
+_OF_SAMPLES = ("cost_per_row", "tokens", "latency")
+"""Metrics that are missing from a run's estimates and computed from its samples."""
+
+
+class GateUsageError(OsmosisError):
+    """The question does not apply to this run: a usage error, not a failed gate."""
+
+
+@dataclass(frozen=True)
+class GateQuestion:
+    """Rules and options of a gate; those that are not given come from the decide file, named or next to the config.
+
+    A given rule overrides the file's rule for the same metric and bound. ``decided_by`` names the file if any of
+    its rules apply.
+    """
+
+    rules: tuple[Rule, ...] = ()
+    against: str | None = None
+    rules_file: Path | None = None
+    slices: tuple[str, ...] = ()
+    confidence: float | None = None
+    reward_range: tuple[float, float] | None = None
+    allowed: Allowances = field(default_factory=Allowances)
+    allow_imported: bool = False
+    decided_by: str | None = None
+
+    @property
+    def margins(self) -> list[Rule]:
+        return [rule for rule in self.rules if rule.bound == "margin"]
+
+    @property
+    def limits(self) -> list[Rule]:
+        return [rule for rule in self.rules if rule.bound != "margin"]
 
 
 @dataclass(frozen=True)
 class GatedRun:
     """A run and its evidence for each rule.
 
-    Attributes:
-        place: directory or page URL.
-        unfinished: sentence explaining why the run is incomplete; None if it is complete.
-        scored, tried: attempts with a score, and attempts made; None if unknown.
-        evidence: returns the evidence for a rule's metric.
-        metrics: metrics that the run may have.
-        passes_at: available k of pass@k for a finished run; None if unknown.
-        notes: sentences about the evidence.
-        subject: identity that is stable across runs, such as the config.
+    ``scored`` and ``tried`` count attempts. ``passes_at`` lists the available k of pass@k for a finished run, None if
+    unknown. ``subject`` is an identity that is stable across runs, such as the config.
     """
 
     name: str
@@ -73,23 +138,10 @@ class GatedRun:
     def unscored(self) -> int:
         return 0 if self.scored is None or self.tried is None else max(0, self.tried - self.scored)
 
-    def require(self, rules: Sequence[Rule]) -> None:
-        """Check that the run can have the metrics of the rules."""
-        require_known(rules, self.metrics, "a judge's result file" if self.source == "rubric" else "a run")
-        if self.passes_at is not None:
-            require_pass_at(rules, self.passes_at)
-
 
 @dataclass(frozen=True)
 class GateReport:
-    """The results of all rules.
-
-    Attributes:
-        confidence: confidence level of each bound.
-        baseline: totals of the baseline.
-        decided_by: display name of the decide file that rules came from.
-        undecided: sentence explaining why no rule could be decided; such a run never passes.
-    """
+    """The results of all rules; ``undecided`` explains why no rule could be decided."""
 
     run: GatedRun
     judgements: tuple[RuleResult, ...]
@@ -101,13 +153,7 @@ class GateReport:
 
     @property
     def verdict(self) -> Verdict:
-        """The combined verdict of all rules."""
         return overall(self.judgements)
-
-    @property
-    def without_number(self) -> bool:
-        """Whether the run lacks the metric of some rule."""
-        return any(judgement.evidence.value is None for judgement in self.judgements)
 
     def resource(self) -> dict[str, Any]:
         run = self.run
@@ -130,44 +176,331 @@ class GateReport:
         }
 
 
+def gate(reference: str, question: GateQuestion, *, client: Client) -> GateReport:
+    """Decide whether a run, or a result file of `osmosis eval rubric`, meets its rules."""
+    file = expanded(reference)
+    if file.is_file() and run_of_file(file) is None:
+        run, found = rubric_results(file), None
+        question = _with_decisions(question, None)
+    else:
+        found = resolve_run(reference, client=client)
+        question = _with_decisions(question, found)
+        if found.directory is not None:
+            run = local_run(found.directory)
+        else:
+            run = platform_run(client(), found.name, allow_imported=question.allow_imported)
+    return _Gate(run, found, question, client).report()
+
+
+def _with_decisions(question: GateQuestion, found: ResolvedRun | None) -> GateQuestion:
+    """Fill in the decide file, and check the question."""
+    decisions = _decisions(question, found)
+    given = {(rule.metric, rule.bound) for rule in question.rules}
+    written = [rule for rule in rules_of(decisions) if (rule.metric, rule.bound) not in given]
+    asked = replace(
+        question,
+        rules=(*question.rules, *written),
+        against=question.against or decisions.against,
+        slices=question.slices or decisions.slices,
+        confidence=question.confidence or decisions.confidence,
+        reward_range=question.reward_range or decisions.reward_range,
+        decided_by=decisions.shown if written else None,
+    )
+    try:
+        require_rules(asked.rules)
+    except OsmosisError as error:
+        raise GateUsageError(error.message, hint=error.hint) from None
+    if asked.margins and asked.against is None:
+        rule = asked.margins[0]
+        where = "" if rule in question.rules else f" of {asked.decided_by}"
+        raise GateUsageError(f"`{rule}`{where} needs a baseline.", hint="name a run: --against BASE")
+    if question.against is not None and not asked.margins:
+        raise GateUsageError(
+            "no rule uses the baseline.",
+            hint="set the accepted loss: --margin pass_rate=0.03",
+        )
+    for rule in asked.margins:
+        problem = margin_problem(rule.described, rule.limit, asked.reward_range)
+        if problem:
+            raise GateUsageError(f"`--margin {rule.metric}={rule.limit:g}`: {problem}.")
+    return asked
+
+
+def rules_of(decisions: Decisions) -> Iterator[Rule]:
+    for metric, limit in decisions.minima.items():
+        yield Rule(metric, "min", limit)
+    for metric, limit in decisions.maxima.items():
+        yield Rule(metric, "max", limit)
+    for metric, limit in decisions.margins.items():
+        yield Rule(metric, "margin", limit)
+
+
+def _decisions(question: GateQuestion, found: ResolvedRun | None) -> Decisions:
+    """Return the named decide file, or else the one next to the run's config."""
+    try:
+        workspace = find_workspace(require_scaffold=False)
+    except WorkspaceRequiredError:
+        workspace = None
+    if question.rules_file is not None:
+        named = expanded(question.rules_file).absolute()
+        if not named.is_file():
+            raise GateUsageError(
+                f"file not found: `{question.rules_file}`.", hint="name a .decide.toml: --rules FILE"
+            )
+        return load_decisions(named, workspace)
+    if found is None or found.directory is None or workspace is None:
+        return Decisions()
+    return decisions_of_run(read_inputs(found.directory).config, workspace)
+
+
+class _Gate:
+    """One decision; samples are read at most once, when a rule needs them."""
+
+    def __init__(
+        self, run: GatedRun, found: ResolvedRun | None, question: GateQuestion, client: Client
+    ) -> None:
+        self._run = run
+        self._found = found
+        self._question = question
+        self._confidence = question.confidence or CONFIDENCE
+        self._client = client
+        self._read: RunSamples | None = None
+        self._notes: list[str] = []
+
+    def report(self) -> GateReport:
+        """Apply all rules: first those of the whole run, then those of slices."""
+        asked, run = self._question, self._run
+        self._require_known()
+        compared = self._compare() if asked.margins else None
+        questions: dict[Rule, Judge] = {
+            rule: self._judged(rule, partial(self._evidence, rule)) for rule in asked.limits
+        }
+        questions |= self._limits_of_slices()
+        undecided, baseline = run.unfinished, None
+        if compared is not None:
+            pair, comparability, baseline = compared
+            undecided = undecided or comparability.undecided
+            questions |= self._margins(pair, undecided)
+        found = judge_together(questions, confidence=self._confidence)
+        for rule in asked.limits:
+            found[rule] = self._settled(found[rule])
+        results = [found[rule] for rule in asked.rules]
+        results += [each for rule, each in found.items() if rule.slice is not None]
+        notes = [*run.notes]
+        if run.unscored and not self._asks_about_unscored():
+            notes.append(
+                f"{run.unscored:,} of {run.tried:,} attempts have no score and are excluded from rates; add a rule "
+                "such as --max unscored=0.1"
+            )
+        return GateReport(
+            run,
+            tuple(results),
+            tuple(dict.fromkeys([*notes, *self._notes])),
+            confidence=self._confidence,
+            baseline=baseline,
+            decided_by=asked.decided_by,
+            undecided=undecided,
+        )
+
+    def _require_known(self) -> None:
+        asked, run = self._question, self._run
+        is_rubric = run.source == "rubric"
+        if is_rubric and (asked.margins or asked.slices or self._confidence != CONFIDENCE):
+            raise GateUsageError(
+                "a judge's result file can only be checked against limits.",
+                hint="compare it with another: osmosis eval rubric --baseline FILE",
+            )
+        try:
+            require_known(asked.limits, run.metrics, "a judge's result file" if is_rubric else "a run")
+            if run.passes_at is not None:
+                require_pass_at(asked.limits, run.passes_at)
+        except OsmosisError as error:
+            raise GateUsageError(error.message, hint=error.hint) from None
+
+    def _asks_about_unscored(self) -> bool:
+        return any(rule.metric == "unscored" for rule in self._question.rules)
+
+    def _settings(self, confidence: float) -> ChangeSettings:
+        return ChangeSettings(confidence=confidence, reward_range=self._question.reward_range)
+
+    def _samples(self) -> RunSamples:
+        if self._read is None:
+            assert self._found is not None  # a judge's file was refused
+            if self._found.directory is None:
+                reference = f"platform:{self._found.name}"
+                self._read = find_run_samples(reference, client=self._client)
+            else:
+                self._read = read_run_directory(
+                    self._found.directory, place=self._found.place, client=self._client
+                )
+            require_in_range([self._read], self._question.reward_range)
+        return self._read
+
+    def _judged(self, rule: Rule, evidence: Callable[[float], Evidence]) -> Judge:
+        """Return the judge of a limit; ``evidence`` depends on the confidence level."""
+
+        def judge_at(confidence: float) -> RuleResult:
+            return judge(rule, evidence(confidence), unfinished=self._run.unfinished, confidence=confidence)
+
+        return judge_at
+
+    def _evidence(self, rule: Rule, confidence: float) -> Evidence:
+        run, settings = self._run, self._settings(confidence)
+        if rule.described.compared and (
+            rule.metric in _OF_SAMPLES
+            or (confidence != CONFIDENCE and rule.metric != "failed")
+            or (rule.kind == "pass^K" and run.source == "local")
+            or (rule.metric == "reward" and self._question.reward_range is not None)
+        ):
+            attempts = self._attempts()
+            if attempts is not None:
+                return sampled_evidence(attempts, rule, settings)
+        found = run.evidence(rule, settings)
+        if run.unfinished is not None or not run.unscored or not needs_scores(rule.metric):
+            return found
+        if found.undecided is not None or found.extremes is not None:
+            return found
+        attempts = self._attempts()
+        if attempts is None:
+            return replace(
+                found,
+                unscored=run.unscored,
+                undecided=f"{run.unscored:,} attempts have no score, and the platform does not list attempts.",
+            )
+        return with_unscored(found, attempts, rule.metric, settings)
+
+    def _attempts(self) -> LabelledRun | None:
+        """Return the run's attempts; None for a judge's file or a platform that only counts attempts."""
+        if self._run.source == "rubric":
+            return None
+        if self._run.source == "platform":
+            offers = self._client().offers
+            if offers is None or Capability.EVAL_SAMPLES not in offers or self._samples().summary is not None:
+                return None
+        return alone(self._samples()).b
+
+    def _settled(self, found: RuleResult) -> RuleResult:
+        """Add what would settle an inconclusive result, if known."""
+        run, evidence, rule = self._run, found.evidence, found.rule
+        if found.verdict != "unclear" or found.settles is not None or evidence.undecided is not None:
+            return found
+        if run.unfinished is not None or run.source == "rubric" or evidence.value is None:
+            return found
+        attempts = self._attempts()
+        if attempts is None:
+            # Only counts are known: independent rows. Rows with identical outcomes give no variance estimate;
+            # assume that of a share at the limit.
+            share, rows = evidence.value, evidence.rows or evidence.samples
+            if rule.metric not in ("pass_rate", *SHARES) or not rows:
+                return found
+            spread = VarianceComponents(share * (1 - share) or rule.limit * (1 - rule.limit), None, rows, 1.0)
+            known = settle(spread, share - rule.limit, rows, 1, confidence=self._confidence)
+            return replace(found, settles=known.words)
+        measured = spread_of_run(attempts, rule.metric)
+        if evidence.rows is None or measured is None:
+            return found
+        known = settle(
+            measured,
+            evidence.value - rule.limit,
+            evidence.rows,
+            attempts_of(attempts.run),
+            confidence=self._confidence,
+            cost_attempt=cost_of_attempt(attempts.run),
+        )
+        return replace(found, settles=known.words)
+
+    def _limits_of_slices(self) -> dict[Rule, Judge]:
+        rules = self._question.limits
+        if not rules or not self._question.slices:
+            return {}
+
+        def evidence(attempts: LabelledRun, rule: Rule, confidence: float) -> Evidence:
+            return sampled_evidence(attempts, rule, self._settings(confidence))
+
+        return {
+            (in_slice := replace(rule, slice=where)): self._judged(
+                in_slice, partial(evidence, part.b, in_slice)
+            )
+            for where, part in self._parts(alone(self._samples())).items()
+            for rule in rules
+        }
+
+    def _compare(self) -> tuple[RunPair, Comparability, RunTotals]:
+        asked, run = self._question, self._samples()
+        assert asked.against is not None  # required with a margin
+        baseline = find_run_samples(asked.against, client=self._client, like=run.inputs)
+        for each in (run, baseline):
+            require_vouched_for(each, allow_imported=asked.allow_imported)
+        require_in_range([baseline], asked.reward_range)
+        try:
+            comparability = require_comparable(baseline, run, asked.allowed)
+        except ConflictError:
+            unfinished = [f"{each.name}: {each.unfinished}" for each in (run, baseline) if each.unfinished]
+            if not unfinished:
+                raise
+            # There may be no common row yet.
+            comparability = Comparability(None, (), None, undecided=unfinished[0])
+        self._notes += comparability.notes
+        if comparability.label:
+            self._notes.append(comparability.label)
+        pair = RunPair.of(baseline, run, comparability.matched)
+        missing = unscored_of(pair.a)
+        if missing and not self._asks_about_unscored():
+            self._notes.append(f"{missing:,} attempts of the baseline {baseline.name} have no score.")
+        return pair, comparability, RunTotals.of(baseline, baseline.name)
+
+    def _margins(self, pair: RunPair, undecided: str | None) -> dict[Rule, Judge]:
+        def judge_at(rule: Rule, part: RunPair, confidence: float) -> RuleResult:
+            return judge_pair(rule, part, self._settings(confidence), undecided)
+
+        found: dict[Rule, Judge] = {rule: partial(judge_at, rule, pair) for rule in self._question.margins}
+        for where, part in self._parts(pair).items():
+            for rule in self._question.margins:
+                in_slice = replace(rule, slice=where)
+                found[in_slice] = partial(judge_at, in_slice, part)
+        return found
+
+    def _parts(self, pair: RunPair) -> dict[tuple[str, str | None], RunPair]:
+        """Return the slices that are large enough for a verdict, and note the others."""
+        parts = {}
+        for column in self._question.slices:
+            for where, part in by_slice(pair, column).items():
+                if rows_of(part) >= FEWEST_ROWS:
+                    parts[where] = part
+                else:
+                    said = f"{column} = {where[1]}" if where[1] is not None else f"no {column}"
+                    self._notes.append(
+                        f"slice {said}: {rows_of(part)} rows; below {FEWEST_ROWS} there is no verdict."
+                    )
+        return parts
+
+
 def local_run(directory: Path) -> GatedRun:
-    """Read a run of this machine.
-
-    Raises:
-        OsmosisError: the directory is damaged or does not contain a run.
-    """
-    from osmosis_ai.evaluation.local_results import read_local_results
-
-    found = read_local_results(directory)
+    found, inputs = read_local_results(directory), read_inputs(directory)
     estimates = found.metrics.estimates.model_dump(mode="json")
     # Match a platform's estimates: JSON object keys are strings.
     estimates["pass_at_k"] = {str(k): value for k, value in estimates["pass_at_k"].items()}
-    counts = found.metrics.estimates.counts
-    planned = counts.planned
-    unfinished = found.unfinished
+    counts, threshold = found.metrics.estimates.counts, found.pass_threshold
+
+    def evidence(rule: Rule, settings: ChangeSettings) -> Evidence:
+        known = evidence_of(rule.metric, estimates, rows=found.rows, confidence=settings.confidence)
+        if threshold == 1.0 or rule.kind not in ("pass_rate", "pass@K"):
+            return known
+        said = f"a sample passes at a reward of {threshold:g}."
+        return replace(known, note=f"{known.note.rstrip('.')}; {said}" if known.note else said)
+
     return GatedRun(
         name=found.name,
         source="local",
         status=found.status,
         place=str(directory),
-        unfinished=unfinished,
+        unfinished=found.unfinished,
         scored=counts.scored,
-        tried=planned - counts.pending - counts.skipped,
-        evidence=lambda rule, settings: _with_threshold(
-            rule,
-            evidence_of(rule.metric, estimates, rows=found.rows, confidence=settings.confidence),
-            found.pass_threshold,
-        ),
-        passes_at=_passes_at(estimates) if unfinished is None else None,
-        subject=_subject(directory),
+        tried=counts.planned - counts.pending - counts.skipped,
+        evidence=evidence,
+        passes_at=_passes_at(estimates) if found.unfinished is None else None,
+        subject=inputs.config or f"{inputs.rollout}/{inputs.dataset_name}",
     )
-
-
-def _subject(directory: Path) -> str:
-    from osmosis_ai.decisions.local_runs import read_inputs
-
-    inputs = read_inputs(directory)
-    return inputs.config or f"{inputs.rollout}/{inputs.dataset_name}"
 
 
 def _passes_at(estimates: Mapping[str, Any]) -> tuple[int, ...] | None:
@@ -177,29 +510,7 @@ def _passes_at(estimates: Mapping[str, Any]) -> tuple[int, ...] | None:
     return tuple(sorted(int(k) for k in estimates.get("pass_at_k") or {}))
 
 
-def _with_threshold(rule: Rule, evidence: Evidence, threshold: float) -> Evidence:
-    """Note a pass threshold other than 1."""
-    if threshold == 1.0 or rule.kind not in ("pass_rate", "pass@K"):
-        return evidence
-    said = f"a sample passes at a reward of {threshold:g}."
-    return replace(evidence, note=f"{evidence.note.rstrip('.')}; {said}" if evidence.note else said)
-
-
 def platform_run(client: PlatformClient, name: str, *, allow_imported: bool = False) -> GatedRun:
-    """Read a run of a platform.
-
-    Args:
-        client: the platform.
-        name: the run's name or id.
-        allow_imported: accept an uploaded run, which the platform did not execute itself.
-
-    Raises:
-        PlatformError: the run does not exist or the request failed.
-        ConflictError: the run was imported, and ``allow_imported`` is not set.
-    """
-    from osmosis_ai.services.eval_runs.info import describe_run
-    from osmosis_ai.services.eval_runs.platform_samples import counts_of, unfinished_there
-
     found = describe_run(client, name)
     run, metrics = found.run, found.metrics
     if run.imported is not None and not allow_imported:
@@ -247,11 +558,7 @@ def platform_run(client: PlatformClient, name: str, *, allow_imported: bool = Fa
 
 
 def rubric_results(file: Path) -> GatedRun:
-    """Read a result file of `osmosis eval rubric`; with several judges, every judge must meet each rule.
-
-    Raises:
-        OsmosisError: the file is not a rubric result.
-    """
+    """Read a result file of `osmosis eval rubric`; with several judges, every judge must meet each rule."""
     import msgspec
 
     from osmosis_ai.rubric.agreement import AgreementReport
@@ -317,8 +624,6 @@ def _with_unscored_calls(found: Evidence, missing: int, figures: Mapping[str, An
 
 def _evidence_of_counts(counts: CountsOnly, rule: Rule, settings: ChangeSettings) -> Evidence:
     """Return the evidence that counts give for a rule's metric."""
-    from osmosis_ai.decisions.gate import describe_unknown_range
-
     metric, rows = rule.metric, counts.rows
     note = (
         "the platform does not report the row of each sample: each row counts once."
@@ -383,18 +688,3 @@ def _evidence_of_counts(counts: CountsOnly, rule: Rule, settings: ChangeSettings
             extremes=(mean_with(missing, lowest), mean_with(missing, highest)),
         )
     return Evidence(note=f"the platform does not report `{metric}`.")
-
-
-def warnings_of(run: GatedRun, rules: Sequence[Rule]) -> list[str]:
-    """Return warnings to show next to the verdict, one sentence each."""
-    found = [*run.notes]
-    if run.unscored and not asks_about_unscored(rules):
-        found.append(
-            f"{run.unscored:,} of {run.tried:,} attempts have no score and are excluded from rates; add a rule "
-            "such as --max unscored=0.1"
-        )
-    return found
-
-
-def asks_about_unscored(rules: Sequence[Rule]) -> bool:
-    return any(rule.metric == "unscored" for rule in rules)

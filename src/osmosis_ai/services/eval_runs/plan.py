@@ -10,19 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from osmosis_ai.config.decisions import MOST_CONFIDENCE
+from osmosis_ai.datasets import count_records
+from osmosis_ai.decisions.plan import ICC_RANGE, SMALL_PILOT, AttemptPrice, EvalPlan, Goal, Outlook, make_plan
+from osmosis_ai.decisions.samples import ComparedInputs, RunSamples, match_rows
 from osmosis_ai.errors import OsmosisError
-
-if TYPE_CHECKING:
-    from osmosis_ai.decisions.plan import AttemptPrice, EvalPlan, Goal, Outlook
-    from osmosis_ai.decisions.samples import ComparedInputs, RunSamples
-    from osmosis_ai.statistics.estimates import Floats, Integers
-    from osmosis_ai.workspace.config_files import EvalConfig
-    from osmosis_ai.workspace.layout import WorkspaceDirectory
-
+from osmosis_ai.statistics.variance import VarianceComponents
+from osmosis_ai.workspace.config_files import EvalConfig, decisions_about, load_eval_config
+from osmosis_ai.workspace.layout import find_dataset_file, find_workspace
 
 _MOST_USD = 1e12
 
 PlannedMetric: TypeAlias = Literal["pass_rate", "reward"]
+
+if TYPE_CHECKING:
+    from osmosis_ai.statistics.estimates import Floats, Integers
 
 
 class PlanUsageError(OsmosisError):
@@ -31,49 +32,34 @@ class PlanUsageError(OsmosisError):
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """Options of a plan; all but ``config`` are optional.
+    """Options of a plan: ``detect`` is on the metric's scale, costs are in US dollars.
 
-    Attributes:
-        config: a file in ``configs/eval/``.
-        pilot, against: runs that the variance is estimated from; with both, the variance of their difference.
-        detect: difference to detect, on the metric's scale: three percentage points of a rate are 0.03.
-        power: statistical power: probability of detecting the difference.
-        confidence: confidence level; None for that of the decide file.
-        max_cost: US dollars for one run.
-        rows_at_most: None for all rows of the dataset.
-        row_cost: US dollars to create one more row, excluding its attempts.
-        pass_rate, icc: assumptions without a pilot.
+    The variance is estimated from ``pilot`` and ``against``, with both that of their difference, or is assumed from
+    ``pass_rate`` and ``icc``. ``row_cost`` is the cost of creating one more row, excluding its attempts.
     """
 
     config: Path
-    metric: PlannedMetric = "pass_rate"
-    pilot: str | None = None
-    against: str | None = None
-    detect: float | None = None
-    power: float = 0.8
-    confidence: float | None = None
-    max_cost: float | None = None
-    rows_at_most: int | None = None
-    row_cost: float = 0.0
-    pass_rate: float | None = None
-    icc: float | None = None
+    metric: PlannedMetric
+    pilot: str | None
+    against: str | None
+    detect: float | None
+    power: float
+    confidence: float | None
+    max_cost: float | None
+    rows_at_most: int | None
+    row_cost: float
+    pass_rate: float | None
+    icc: float | None
 
     @property
     def from_runs(self) -> bool:
-        """Whether the variance is estimated from runs."""
         return self.pilot is not None or self.against is not None
 
     def check(self) -> None:
-        """Check the options that need no files or runs."""
+        most_confidence = math.nextafter(MOST_CONFIDENCE, 1)
         for option, number, low, high, said in (
             ("--power", self.power, 0.5, 1, "between 0.5 and 1, such as 0.8"),
-            (
-                "--confidence",
-                self.confidence,
-                0.5,
-                math.nextafter(MOST_CONFIDENCE, 1),
-                "between 0.5 and 1, such as 0.95",
-            ),
+            ("--confidence", self.confidence, 0.5, most_confidence, "between 0.5 and 1, such as 0.95"),
             ("--pass-rate", self.pass_rate, 0, 1, "between 0 and 1: write 60% as 0.6"),
         ):
             if number is not None and not low < number < high:
@@ -103,7 +89,6 @@ class PlanRequest:
             )
 
     def check_scale(self, width: float | None) -> None:
-        """Check that the difference is possible."""
         if self.detect is None or width is None or self.detect <= width:
             return
         what = f"a {self.metric.replace('_', ' ')} can change by {width:g} at most"
@@ -121,16 +106,7 @@ ASSUMED_PASS_RATE, ASSUMED_ICC = 0.5, 0.3
 
 @dataclass(frozen=True)
 class PlannedEval:
-    """A plan with its inputs.
-
-    Attributes:
-        config: display name.
-        dataset_rows: rows of the dataset; None if unknown.
-        rows, n: rows and attempts per row in the config; ``rows`` is None if unknown.
-        pilot, against: runs that the plan is based on.
-        pass_rate, icc: measured or assumed; None if unknown.
-        notes: sentences to show with the numbers.
-    """
+    """A plan with its inputs; numbers are None if unknown, ``rows`` and ``n`` are those of the config."""
 
     config: str
     metric: PlannedMetric
@@ -145,46 +121,21 @@ class PlannedEval:
     notes: tuple[str, ...]
 
     def data(self) -> dict[str, Any]:
-        return {
-            "config": self.config,
-            "metric": self.metric,
-            "dataset_rows": self.dataset_rows,
-            "rows": self.rows,
-            "n": self.n,
-            "pilot": self.pilot,
-            "against": self.against,
-            "pass_rate": self.pass_rate,
-            "icc": self.icc,
-            **self.plan.data(),
-            "notes": list(self.notes),
-        }
+        known = {key: value for key, value in vars(self).items() if key != "plan"}
+        return {**known, **self.plan.data(), "notes": list(self.notes)}
 
 
-def plan_eval(
-    request: PlanRequest, find: FindRun, count_rows: CountRows, *, start: Path | None = None
-) -> PlannedEval:
-    """Plan an eval config.
-
-    Args:
-        request: the user's options.
-        find: finds a run by reference; for `git:REF`, a run like that of the given inputs.
-        count_rows: asks the platform for the number of rows of a dataset; None if it cannot be asked.
-        start: a directory in the workspace; the current one when None.
-
-    Raises:
-        PlanUsageError: an option is invalid.
-        OsmosisError: the config or a run is missing or invalid, or gives no variance estimate.
-    """
-    from osmosis_ai.decisions.plan import Goal, make_plan
-    from osmosis_ai.workspace.config_files import decisions_about, load_eval_config
-    from osmosis_ai.workspace.layout import find_workspace
-
+def plan_eval(request: PlanRequest, find: FindRun, count_rows: CountRows) -> PlannedEval:
     request.check()
-    workspace = find_workspace(start)
+    workspace = find_workspace()
     config = load_eval_config(request.config, workspace)
     decided = decisions_about(config.path, workspace)
-    dataset_rows = _dataset_rows(workspace, config, count_rows)
+    path = find_dataset_file(workspace, config.experiment.dataset)
+    dataset_rows = count_rows(config.experiment.dataset) if path is None else count_records(path)
     most = request.rows_at_most or dataset_rows
+    width = None if decided.reward_range is None else decided.reward_range[1] - decided.reward_range[0]
+    if request.metric == "pass_rate":
+        width = 1.0
     goal = Goal(
         detect=request.detect,
         power=request.power,
@@ -192,20 +143,29 @@ def plan_eval(
         most_cost_usd=request.max_cost,
         most_rows=most,
         row_cost_usd=request.row_cost,
-        width=1.0 if request.metric == "pass_rate" else _width(decided.reward_range),
+        width=width,
         pass_or_fail=request.metric == "pass_rate",
     )
     request.check_scale(goal.width)
-    like = _inputs_of(config, workspace)
+    like = ComparedInputs(
+        config=config.path.relative_to(workspace.root).as_posix(),
+        rollout=config.experiment.rollout,
+        dataset_name=config.experiment.dataset,
+    )
     evidence = _Evidence.of(request, goal, lambda reference: find(reference, like))
-    notes = [*evidence.notes, *_size_notes(config, dataset_rows, most)]
+    notes = [*evidence.notes]
+    if dataset_rows is None:
+        notes.append(f"how many rows the dataset {config.experiment.dataset} has is not known here.")
+    elif most is not None and most > dataset_rows:
+        notes.append(f"the dataset has {dataset_rows:,} rows; beyond them, rows have to be made.")
     if evidence.model not in (None, config.experiment.model_path):
         notes.append(
             f"the pilot used {evidence.model}, the config {config.experiment.model_path}: cost and variance are the "
             "pilot's."
         )
-    price = _price(config, evidence)
-    if price.cost_usd is None:
+    cost = 0.0 if evidence.cost_usd is None and _is_free(config) else evidence.cost_usd
+    price = AttemptPrice(cost, evidence.duration_s, at_once=config.evaluation.batch_size or 1)
+    if cost is None:
         notes.append("the cost of an attempt is unknown; use a pilot that recorded it.")
         if request.max_cost is not None:
             raise OsmosisError(
@@ -226,16 +186,6 @@ def plan_eval(
         icc=evidence.icc,
         plan=make_plan(goal, evidence.outlook, price, own_rows=rows, own_n=n),
         notes=tuple(notes),
-    )
-
-
-def _inputs_of(config: EvalConfig, workspace: WorkspaceDirectory) -> ComparedInputs:
-    from osmosis_ai.decisions.samples import ComparedInputs
-
-    return ComparedInputs(
-        config=config.path.relative_to(workspace.root).as_posix(),
-        rollout=config.experiment.rollout,
-        dataset_name=config.experiment.dataset,
     )
 
 
@@ -268,8 +218,6 @@ class _Evidence:
 
     @classmethod
     def assumed(cls, request: PlanRequest) -> _Evidence:
-        from osmosis_ai.decisions.plan import ICC_RANGE, Outlook
-
         rate = ASSUMED_PASS_RATE if request.pass_rate is None else request.pass_rate
         icc = ASSUMED_ICC if request.icc is None else request.icc
         note = (
@@ -281,9 +229,6 @@ class _Evidence:
 
     @classmethod
     def of_one(cls, request: PlanRequest, goal: Goal, run: RunSamples) -> _Evidence:
-        from osmosis_ai.decisions.plan import Outlook
-        from osmosis_ai.statistics.variance import VarianceComponents
-
         values, rows = _scored(run, request.metric)
         spread = VarianceComponents.of(values, rows)
         if spread is None:
@@ -306,10 +251,6 @@ class _Evidence:
 
     @classmethod
     def of_two(cls, request: PlanRequest, goal: Goal, run: RunSamples, base: RunSamples) -> _Evidence:
-        from osmosis_ai.decisions.plan import Outlook
-        from osmosis_ai.decisions.samples import match_rows
-        from osmosis_ai.statistics.variance import VarianceComponents
-
         if run.run_id == base.run_id:
             raise OsmosisError(
                 f"--pilot and --against are the same run, {run.name}: there is no difference to measure."
@@ -392,19 +333,6 @@ def _seconds(run: RunSamples) -> float | None:
     return None if duration_ms is None else duration_ms / 1000
 
 
-def _price(config: EvalConfig, evidence: _Evidence) -> AttemptPrice:
-    from osmosis_ai.decisions.plan import AttemptPrice
-
-    cost = evidence.cost_usd
-    if cost is None and _is_free(config):
-        cost = 0.0
-    return AttemptPrice(cost, evidence.duration_s, at_once=config.evaluation.batch_size or 1)
-
-
-def _width(reward_range: tuple[float, float] | None) -> float | None:
-    return None if reward_range is None else reward_range[1] - reward_range[0]
-
-
 def _is_free(config: EvalConfig) -> bool:
     """Whether the config's model costs nothing: served by Osmosis or by the user's own server."""
     from osmosis_ai.inference import served_models
@@ -421,24 +349,6 @@ def _is_free(config: EvalConfig) -> bool:
     return price_of(endpoint) == FREE
 
 
-def _dataset_rows(workspace: WorkspaceDirectory, config: EvalConfig, count_rows: CountRows) -> int | None:
-    from osmosis_ai.datasets import count_records
-    from osmosis_ai.workspace.layout import find_dataset_file
-
-    name = config.experiment.dataset
-    path = find_dataset_file(workspace, name)
-    return count_rows(name) if path is None else count_records(path)
-
-
-def _size_notes(config: EvalConfig, dataset_rows: int | None, most: int | None) -> list[str]:
-    notes = []
-    if dataset_rows is None:
-        notes.append(f"how many rows the dataset {config.experiment.dataset} has is not known here.")
-    elif most is not None and most > dataset_rows:
-        notes.append(f"the dataset has {dataset_rows:,} rows; beyond them, rows have to be made.")
-    return notes
-
-
 def _run_notes(run: RunSamples) -> list[str]:
     from osmosis_ai.controller.outcomes import STATUSES
 
@@ -451,8 +361,6 @@ def _run_notes(run: RunSamples) -> list[str]:
 
 
 def _spread_notes(rows: int, negative: bool) -> list[str]:
-    from osmosis_ai.decisions.plan import SMALL_PILOT
-
     notes = []
     if rows < SMALL_PILOT:
         notes.append(f"{rows} rows give an imprecise variance: its range is in brackets.")

@@ -7,24 +7,21 @@ runs need no login, because the platform is queried only for runs that are not o
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Literal
 
-from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
+from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError, WorkspaceRequiredError
+from osmosis_ai.evaluation.spec import is_archive
 from osmosis_ai.files import can_be_path, expanded
-from osmosis_ai.services.eval_runs.run_directories import (
-    archived_names,
-    evaluation,
-    newest_runs,
-    readable,
-    workspace_of_runs,
-)
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.decisions.samples import ComparedInputs, RunSamples
+    from osmosis_ai.decisions.samples import ComparedInputs
+    from osmosis_ai.workspace.layout import WorkspaceDirectory
 
 Client = Callable[[], "PlatformClient"]
 """Connects to the platform on call, which requires a login."""
@@ -53,61 +50,10 @@ class ResolvedRun:
     directory: Path | None = None
 
 
-def find_run_samples(
-    reference: str, *, client: Client, start: Path | None = None, like: ComparedInputs | None = None
-) -> RunSamples:
-    """Find a run and read its samples.
-
-    Args:
-        reference: as the user named it.
-        client: connects to the platform; called only if the run is not on this machine.
-        start: a directory in the workspace; the current one when None.
-        like: for `git:REF`: inputs of a run whose config is meant.
-
-    Raises:
-        NotFoundError: the run does not exist; the message lists the nearest names.
-        ConflictError: the reference is ambiguous.
-        OsmosisError: the run cannot be read.
-    """
-    found = resolve_run(reference, client=client, start=start, like=like)
-    if found.directory is None:
-        from osmosis_ai.services.eval_runs.platform_samples import read_platform_samples
-        from osmosis_ai.services.eval_runs.run_datasets import platform_dataset
-
-        platform = client()
-        run = read_platform_samples(platform, found.name)
-        return replace(run, open_dataset=lambda: platform_dataset(platform, run))
-    return read_run_directory(found.directory, place=found.place, client=client, start=start)
-
-
-def read_run_directory(
-    directory: Path,
-    *,
-    client: Client,
-    place: Literal["local", "platform", "file"] = "local",
-    start: Path | None = None,
-) -> RunSamples:
-    """Read a local run; its dataset is located on first use.
-
-    Raises:
-        OsmosisError: as ``read_local_samples``.
-    """
-    from osmosis_ai.decisions.local_runs import read_local_samples
-    from osmosis_ai.services.eval_runs.run_datasets import local_dataset
-
-    run = replace(read_local_samples(directory), place=place)
-    return replace(run, open_dataset=lambda: local_dataset(run, directory, client, start))
-
-
 def resolve_run(
-    reference: str,
-    *,
-    client: Client,
-    start: Path | None = None,
-    like: ComparedInputs | None = None,
-    downloads: bool = False,
+    reference: str, *, client: Client, like: ComparedInputs | None = None, downloads: bool = False
 ) -> ResolvedRun:
-    """Locate a run; arguments and errors as in :func:`find_run_samples`.
+    """Locate a run; ``like`` is a run of the config that `git:REF` means.
 
     With ``downloads``, the directory of a downloaded run (``services.downloaded_runs``) is accepted.
     """
@@ -115,38 +61,26 @@ def resolve_run(
     if place is None and (directory := _at_path(word, downloads)) is not None:
         return ResolvedRun("file", directory.name, evaluation(readable(directory)))
     if place == "platform":
-        return ResolvedRun("platform", _name_there(word, client(), start, like))
-    here = _find_here(word, start, like)
+        return ResolvedRun("platform", _name_there(word, client(), like))
+    here = _find_here(word, like)
     if here is not None:
         return ResolvedRun("local", here.name, readable(here))
-    missing = _missing(reference, word, start)
+    missing = _missing(reference, word)
     if place == "local" or _is_path(word):
         raise missing
-    from osmosis_ai.services.eval_runs.info import run_nowhere
-
     try:
-        return ResolvedRun("platform", _name_there(word, client(), start, like))
+        return ResolvedRun("platform", _name_there(word, client(), like))
     except OsmosisError as error:
         raise run_nowhere(word, missing, error) from None
 
 
-def find_local_run(reference: str, *, start: Path | None = None, downloads: bool = False) -> Path:
-    """Return the directory of a local run, given its path, its name or `@last`.
-
-    Args:
-        reference: as the user named it.
-        start: a directory in the workspace; the current one when None.
-        downloads: accept the directory of a downloaded run (``services.downloaded_runs``).
-
-    Raises:
-        NotFoundError: the run does not exist; the message lists existing names.
-        ConflictError: the reference is ambiguous.
-    """
+def find_local_run(reference: str, *, downloads: bool = False) -> Path:
+    """Return the directory of a local run, given its path, its name or `@last`."""
     place, word = _forced(reference)
     directory = _at_path(word, downloads) if place is None else None
-    here = directory or (_find_here(word, start, None) if place != "platform" else None)
+    here = directory or (_find_here(word, None) if place != "platform" else None)
     if here is None:
-        raise _missing(reference, word, start)
+        raise _missing(reference, word)
     return readable(here)
 
 
@@ -155,13 +89,8 @@ def names_commit(reference: str) -> bool:
     return _forced(reference)[1].startswith(GIT)
 
 
-def evals_directory(start: Path | None = None) -> Path:
-    """Return the directory that contains the runs of this machine.
-
-    Raises:
-        WorkspaceRequiredError: there is no workspace, and the current directory has no runs.
-    """
-    return workspace_of_runs(start).evals_dir
+def evals_directory() -> Path:
+    return workspace_of_runs().evals_dir
 
 
 def named_on_platform(reference: str) -> str | None:
@@ -170,17 +99,13 @@ def named_on_platform(reference: str) -> str | None:
     return word if place == "platform" else None
 
 
-def local_names(start: Path | None = None) -> list[str]:
+def local_names() -> list[str]:
     """Return the names of the workspace's local runs, newest first."""
-    return [directory.name for directory in newest_runs(evals_directory(start))]
+    return [directory.name for directory in newest_runs(evals_directory())]
 
 
 def name_elsewhere(reference: str, missing: NotFoundError) -> str:
-    """Return the platform name of a run that :func:`find_local_run` did not find.
-
-    Raises:
-        NotFoundError: ``missing``, if the reference can only mean a local run.
-    """
+    """Return the platform name of a run that :func:`find_local_run` did not find."""
     place, word = _forced(reference)
     if place == "local" or _is_path(word) or word == LAST or word.startswith(GIT):
         raise missing
@@ -263,13 +188,11 @@ def _told_by(file: Path) -> Path | None:
         return None
 
 
-def _find_here(word: str, start: Path | None, like: ComparedInputs | None) -> Path | None:
+def _find_here(word: str, like: ComparedInputs | None) -> Path | None:
     """Return the directory of a run in the workspace; None if it does not exist."""
-    from osmosis_ai.evaluation.spec import is_archive
-
     if not word or not can_be_path(word):
         return None
-    workspace = workspace_of_runs(start)
+    workspace = workspace_of_runs()
     root = workspace.evals_dir
     if word.startswith(GIT):
         return _of_commit_here(root, _commit(word, workspace.root), like)
@@ -347,12 +270,12 @@ def _same_config(inputs: ComparedInputs, like: ComparedInputs | None) -> bool:
     return (inputs.rollout, inputs.dataset_name) == (like.rollout, like.dataset_name)
 
 
-def _missing(reference: str, word: str, start: Path | None) -> NotFoundError:
+def _missing(reference: str, word: str) -> NotFoundError:
     """Return the error about a run that is not on this machine."""
     from difflib import get_close_matches
 
-    root = workspace_of_runs(start).evals_dir
-    names = local_names(start)
+    root = workspace_of_runs().evals_dir
+    names = local_names()
     given = expanded(word)
     if word.startswith(GIT):
         return NotFoundError(
@@ -375,15 +298,16 @@ def _missing(reference: str, word: str, start: Path | None) -> NotFoundError:
     )
 
 
-def _name_there(word: str, client: PlatformClient, start: Path | None, like: ComparedInputs | None) -> str:
+def _name_there(word: str, client: PlatformClient, like: ComparedInputs | None) -> str:
     """Return the name of a platform's run, or the id by which it was requested."""
     from difflib import get_close_matches
 
     from osmosis_ai.api.http_errors import PlatformError
     from osmosis_ai.services.names import names_of
+    from osmosis_ai.services.runs.lifecycle import get_evaluation
 
     if word.startswith(GIT):
-        return _of_commit_there(word, client, start, like)
+        return _of_commit_there(word, client, like)
     if word == LAST:
         names = names_of(client, "eval")
         if not names:
@@ -392,7 +316,7 @@ def _name_there(word: str, client: PlatformClient, start: Path | None, like: Com
             )
         return names[0]
     try:
-        client.eval_runs.get(word)
+        get_evaluation(client, word)
         return word
     except PlatformError as error:
         if error.status != 404 or (error.platform_code or "").startswith("GIT_"):
@@ -406,14 +330,14 @@ def _name_there(word: str, client: PlatformClient, start: Path | None, like: Com
         raise
 
 
-def _of_commit_there(
-    word: str, client: PlatformClient, start: Path | None, like: ComparedInputs | None
-) -> str:
+def _of_commit_there(word: str, client: PlatformClient, like: ComparedInputs | None) -> str:
     """Return the newest finished run of a commit and config on the first page of the platform's list."""
+    from osmosis_ai.services.eval_runs.info import list_runs
+    from osmosis_ai.services.listing import DEFAULT_LIMIT
     from osmosis_ai.workspace.layout import find_workspace
 
-    commit = _commit(word, find_workspace(start, require_scaffold=False).root)
-    for row in client.eval_runs.list().eval_runs:
+    commit = _commit(word, find_workspace(require_scaffold=False).root)
+    for row in list_runs(client, limit=DEFAULT_LIMIT, everything=False).items:
         rollout, dataset = (part.name if part is not None else None for part in (row.rollout, row.dataset))
         same = like is None or (rollout, dataset) == (like.rollout, like.dataset_name)
         if row.commit_sha == commit and row.status == "finished" and same:
@@ -421,4 +345,100 @@ def _of_commit_there(
     raise NotFoundError(
         f"{client.platform_url} has no finished run of the commit {commit[:12]} among the latest.",
         hint="name the run; `osmosis eval list` lists them",
+    )
+
+
+def run_nowhere(run: str, missing: NotFoundError, error: OsmosisError) -> OsmosisError:
+    """Return the error about a run that was found neither on this machine nor on a platform."""
+    platform_code = getattr(error, "platform_code", None)
+    if error.code in ("AUTH_REQUIRED", "VALIDATION") and getattr(error, "status", None) is None:
+        hint = f"{missing.hint}; log in to see runs of a platform" if missing.hint else None
+        return NotFoundError(missing.message, details=missing.details, hint=hint)
+    if error.code == "NOT_FOUND" and not (platform_code or "").startswith("GIT_"):
+        meant = _meant_there(error)
+        here = missing.hint
+        if meant and missing.details.get("nearest"):
+            here = f"of the local runs, {here}"
+        hints = (meant, here, "`osmosis eval list` lists all runs")
+        return NotFoundError(
+            f"there is no run `{run}`, neither on this machine nor on the platform.",
+            details=missing.details,
+            hint="; ".join(filter(None, hints)),
+        )
+    if getattr(error, "status", 0) is None and missing.hint:
+        # An unreachable platform may have the run, and so may this machine under a similar name.
+        error.hint = f"{error.hint}; of the local runs, {missing.hint}" if error.hint else missing.hint
+    return error
+
+
+def _meant_there(error: OsmosisError) -> str | None:
+    if error.hint is not None and error.hint.startswith("did you mean"):
+        return error.hint
+    suggested = getattr(error, "body", {}).get("suggestion")
+    return f"did you mean {suggested[:_LONGEST_NAME]}?" if isinstance(suggested, str) and suggested else None
+
+
+def workspace_of_runs() -> WorkspaceDirectory:
+    """Return the workspace, or the current directory if it contains runs of a classic evaluation."""
+    from osmosis_ai.workspace.layout import WorkspaceDirectory, find_workspace
+
+    try:
+        return find_workspace(require_scaffold=False)
+    except WorkspaceRequiredError:
+        here = WorkspaceDirectory(Path.cwd())
+        if not here.evals_dir.is_dir():
+            raise
+        return here
+
+
+def newest_runs(root: Path) -> list[Path]:
+    """Return the workspace's run directories, newest first, without archived ones."""
+    return [directory for directory in _dated(root) if not is_archive(directory.name)]
+
+
+def archived_names(root: Path) -> list[str]:
+    return [directory.name for directory in _dated(root) if is_archive(directory.name)]
+
+
+def unreadable_names(root: Path) -> list[str]:
+    """Return the names of directories without read permission, which may or may not be runs."""
+    try:
+        folders = [path for path in root.iterdir() if path.is_dir()]
+    except OSError:
+        return []
+    return sorted(path.name for path in folders if not os.access(path, os.R_OK | os.X_OK))
+
+
+def _dated(root: Path) -> list[Path]:
+    dated = []
+    for path in root.glob("*/manifest.json"):
+        try:
+            dated.append((path.stat().st_mtime_ns, path.parent))
+        except OSError:
+            continue  # being removed
+    return [directory for _, directory in sorted(dated, reverse=True)]
+
+
+def readable(directory: Path) -> Path:
+    """Return a run's directory after checking that its files are regular files."""
+    from osmosis_ai.viewer.local_runs import irregular_file
+
+    name = irregular_file(directory)
+    if name is None:
+        return directory
+    raise OsmosisError(
+        f"the run `{directory.name}` cannot be read: `{directory / name}` is not a regular file.",
+        hint="runs create only regular files there; move it or the run away",
+    )
+
+
+def evaluation(directory: Path) -> Path:
+    from osmosis_ai.viewer.local_runs import kind_of
+
+    if kind_of(directory) != "training":
+        return directory
+    named = quote(str(directory))
+    raise OsmosisError(
+        f"{directory} is a training directory, not an evaluation.",
+        hint=f"osmosis train info {named}, osmosis train show {named}",
     )

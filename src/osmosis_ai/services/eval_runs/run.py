@@ -8,38 +8,37 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from osmosis_ai._version import __version__
+from osmosis_ai.api.http_errors import PlatformError
+from osmosis_ai.config.sections import PREVIEWS_KEY, previews_enabled, served_agent
+from osmosis_ai.datasets import Selection, count_records, file_digest, select_rows
+from osmosis_ai.decisions.samples import RunSlice
 from osmosis_ai.errors import InteractiveRequiredError, NotFoundError, OsmosisError
-from osmosis_ai.evaluation.spec import EvalRunOptions
+from osmosis_ai.evaluation.hooks import RunHooks, RunSummary
+from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions, EvalRunSpec
 from osmosis_ai.files import cache_dir, expanded
+from osmosis_ai.services.eval_runs.samples import local_slices, require_sliceable
+from osmosis_ai.workspace.config_files import (
+    EvalConfig,
+    decisions_about,
+    entrypoint_path,
+    load_eval_config,
+    rollout_directory,
+)
+from osmosis_ai.workspace.git import read_git_state, read_origin, without_credentials
+from osmosis_ai.workspace.layout import WorkspaceDirectory, find_dataset_file, find_workspace, similar_dataset
 
 if TYPE_CHECKING:
-    from osmosis_ai.datasets import Selection
-    from osmosis_ai.decisions.samples import RunSlice
-    from osmosis_ai.evaluation.hooks import RunHooks, RunSummary
     from osmosis_ai.evaluation.sources import RolloutSource
-    from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec
     from osmosis_ai.sandbox import Network, Sandbox
     from osmosis_ai.services.datasets import OpenNamedProgress
-    from osmosis_ai.workspace.config_files import EvalConfig
-    from osmosis_ai.workspace.layout import WorkspaceDirectory
 
 
 _OPTIONS = {"isolation": "--isolate", "network": "--network none", "servers": "--servers"}
 
 
 def local_sandbox(root: Path, rollout_dir: Path, *, network: Network, port: int | None) -> Sandbox:
-    """Return a local rollout's sandbox, which shows its workspace without `.env`, earlier runs and other dotfiles.
-
-    Args:
-        root: the workspace directory.
-        rollout_dir: the rollout's directory, which is writable; changes are discarded.
-        network: allowed network access.
-        port: user-chosen port of the rollout server.
-
-    Raises:
-        IsolationUnavailableError: this machine cannot sandbox processes.
-        OsmosisError: a port is given without network access.
-    """
+    """Return a local rollout's sandbox, which shows its workspace without `.env`, earlier runs and other dotfiles."""
     from osmosis_ai.sandbox import RunLimits, check_sandbox, choose_isolation
 
     if network == "none" and port is not None:
@@ -60,12 +59,7 @@ def isolation_fact(sandbox: Sandbox | None) -> str | None:
 
 
 def advanced_note(advanced: Mapping[str, Any], sandbox: Sandbox | None) -> str:
-    """Return a note about a config's ``[advanced]`` section for a local run.
-
-    Args:
-        advanced: the section.
-        sandbox: sandbox that the options request.
-    """
+    """Return a note about a config's ``[advanced]`` section for a local run."""
     from osmosis_ai.config.execution import EXECUTION
 
     said = "`[advanced]` is recorded, but has no effect on this machine"
@@ -81,18 +75,10 @@ def advanced_note(advanced: Mapping[str, Any], sandbox: Sandbox | None) -> str:
 
 @dataclass(frozen=True)
 class EvalRunRequest:
-    """Options of a local evaluation; all but ``config`` are optional.
+    """Options of a local evaluation.
 
-    Attributes:
-        config: a file in ``configs/eval/``.
-        dataset_file: use rows of this file instead of ``data/<dataset>.*`` or the platform's dataset.
-        rows: for example ``"3,7,10-20"``; overrides the config's ``limit``.
-        output: directory of runs; the workspace's ``.osmosis/evals`` by default.
-        secret_values: values for ``[secrets].required``; they override the environment.
-        slices: dataset columns to show results by, in addition to those of the config's decide.toml.
-        isolate: run the rollout in a sandbox.
-        network: allowed network access; a restriction implies a sandbox.
-        run: how to run it. The config and its decide.toml can also forbid previews.
+    ``rows`` overrides the config's ``limit``, ``slices`` add to those of its decide file, values of secrets override
+    the environment, and a restricted network implies a sandbox.
     """
 
     config: Path
@@ -106,11 +92,7 @@ class EvalRunRequest:
     run: EvalRunOptions = field(default_factory=EvalRunOptions)
 
     def options(self, shown: Callable[[Path], str] = str) -> list[str]:
-        """Return the options that a command needs to resume this run or retry its failures.
-
-        Args:
-            shown: formats paths.
-        """
+        """Return the options that a command needs to resume this run or retry its failures."""
         given: list[tuple[str, object]] = [
             ("--rows", self.rows),
             ("--dataset-file", self.dataset_file and shown(self.dataset_file)),
@@ -127,13 +109,10 @@ class EvalRunRequest:
 
 @dataclass(frozen=True)
 class PreparedEvalRun:
-    """A run with validated inputs.
+    """A run with validated inputs, and notes to show before confirmation.
 
-    Attributes:
-        notes: information to show before confirmation (differing pins, ignored sections).
-        served: whether Osmosis serves the policy, which then costs nothing.
-        slices: dataset columns with few enough values.
-        options: the request's, with the number of servers and the config's decision on previews.
+    ``served`` models are Osmosis's own, which cost nothing. ``options`` are the request's, with the number of servers and
+    the config's decision on previews.
     """
 
     request: EvalRunRequest
@@ -162,27 +141,12 @@ class EvalRunResult:
 
 
 def prepare_eval_run(
-    request: EvalRunRequest, *, start: Path | None = None, fetching: OpenNamedProgress | None = None
+    request: EvalRunRequest, *, fetching: OpenNamedProgress | None = None
 ) -> PreparedEvalRun:
-    """Find and validate the inputs of a run; writes nothing except a dataset to the cache.
-
-    Args:
-        request: the user's options.
-        start: a directory in the workspace; the current one when None.
-        fetching: opens a progress display if a dataset of the platform is downloaded.
-
-    Raises:
-        OsmosisError: an input is missing or invalid.
-    """
-    from osmosis_ai.config.sections import previews_enabled
-    from osmosis_ai.datasets import count_records, file_digest, select_rows
-    from osmosis_ai.evaluation.spec import DatasetInput, EvalRunSpec
+    """Find and validate the inputs of a run; writes nothing except a dataset to the cache."""
     from osmosis_ai.inference import served_models
-    from osmosis_ai.services.eval_runs.slices import require_sliceable
-    from osmosis_ai.workspace.config_files import decisions_about, load_eval_config
-    from osmosis_ai.workspace.layout import find_workspace
 
-    workspace = find_workspace(start)
+    workspace = find_workspace()
     config = load_eval_config(request.config, workspace)
     spec = EvalRunSpec(config.experiment, config.evaluation, env=config.env, secret_names=config.secrets)
     rollout = _rollout(workspace, config, request)
@@ -196,6 +160,7 @@ def prepare_eval_run(
     provenance, notes = _provenance(workspace, config, path, rollout.sandbox)
     provenance["reward_range"] = None if decided.reward_range is None else list(decided.reward_range)
     provenance["options"] = request.options(lambda given: _in_workspace(workspace, expanded(given)))
+    origin = read_origin(workspace.root)
     return PreparedEvalRun(
         request=request,
         workspace=workspace,
@@ -206,7 +171,7 @@ def prepare_eval_run(
         rollout=rollout,
         output_root=(expanded(request.output).absolute() if request.output else workspace.evals_dir),
         provenance={**provenance, "isolation": isolation_fact(rollout.sandbox)},
-        origin=_origin(workspace),
+        origin=without_credentials(origin) if origin else None,
         notes=notes,
         served=served,
         slices=slices,
@@ -219,14 +184,9 @@ def prepare_eval_run(
 
 
 async def run_eval(prepared: PreparedEvalRun, hooks: RunHooks) -> EvalRunResult | None:
-    """Run a prepared evaluation; return None if ``hooks`` declined to start.
-
-    Raises:
-        OsmosisError: the run could not start or be resumed.
-    """
+    """Run a prepared evaluation; return None if ``hooks`` declined to start."""
     from osmosis_ai.evaluation.runner import EvalRunner
     from osmosis_ai.evaluation.sources import open_policy
-    from osmosis_ai.services.eval_runs.slices import local_slices
 
     if prepared.output_root.is_relative_to(prepared.workspace.state_dir):
         prepared.workspace.create_state_dir()
@@ -258,11 +218,7 @@ def find_secret_values(
     environ: Mapping[str, str],
     ask: Callable[[str], str] | None = None,
 ) -> dict[str, str]:
-    """Return a value for every name: from ``given``, else ``environ``, else by asking.
-
-    Raises:
-        InteractiveRequiredError: a name has no value and ``ask`` is None.
-    """
+    """Return a value for every name: from ``given``, else ``environ``, else by asking."""
     found = {name: value for name in names if (value := given.get(name) or environ.get(name))}
     missing = [name for name in names if name not in found]
     if missing and ask is None:
@@ -277,7 +233,6 @@ def find_secret_values(
 
 
 def _servers(options: EvalRunOptions, config: EvalConfig) -> int:
-    """Return the maximum number of rollout servers."""
     from osmosis_ai.config.execution import read_execution
     from osmosis_ai.controller.server_process import default_servers
 
@@ -288,9 +243,7 @@ def _servers(options: EvalRunOptions, config: EvalConfig) -> int:
 
 def _rollout(workspace: WorkspaceDirectory, config: EvalConfig, request: EvalRunRequest) -> RolloutSource:
     """Return the agent that a config names: a local directory or a remote agent."""
-    from osmosis_ai.config.sections import served_agent
     from osmosis_ai.evaluation.sources import ProjectSource
-    from osmosis_ai.workspace.config_files import entrypoint_path, rollout_directory
 
     agent = served_agent(config.experiment.entrypoint)
     isolate = request.isolate or request.network == "none"
@@ -327,8 +280,6 @@ def _served(agent: str) -> RolloutSource:
 def _dataset_file(
     workspace: WorkspaceDirectory, name: str, explicit: Path | None, fetching: OpenNamedProgress | None
 ) -> tuple[Path, str]:
-    from osmosis_ai.workspace.layout import find_dataset_file
-
     if explicit is not None:
         path = expanded(explicit).absolute()
         if not path.is_file():
@@ -343,10 +294,8 @@ def _platform_dataset(
 ) -> tuple[Path, str]:
     """Return the platform's dataset of that name; None without a login."""
     from osmosis_ai.api.credentials import require_credentials
-    from osmosis_ai.api.http_errors import PlatformError
     from osmosis_ai.services.context import find_checkout, open_context
     from osmosis_ai.services.datasets import fetch_dataset
-    from osmosis_ai.workspace.layout import similar_dataset
 
     missing = (
         f"the config names the dataset `{name}`, and there is no `data/{name}.jsonl`, `.csv`, `.json` or "
@@ -400,10 +349,6 @@ def _provenance(
     workspace: WorkspaceDirectory, config: EvalConfig, dataset: Path, sandbox: Sandbox | None
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return provenance for the manifest, and notes about it."""
-    from osmosis_ai._version import __version__
-    from osmosis_ai.config.sections import PREVIEWS_KEY
-    from osmosis_ai.workspace.git import read_git_state
-
     git, experiment = read_git_state(workspace.root), config.experiment
     notes = []
     if config.advanced.keys() - {PREVIEWS_KEY}:
@@ -436,10 +381,3 @@ def _in_workspace(workspace: WorkspaceDirectory, path: Path) -> str:
     """Return a path relative to the workspace; paths outside it are unchanged."""
     resolved, root = path.resolve(), workspace.root.resolve()
     return resolved.relative_to(root).as_posix() if resolved.is_relative_to(root) else str(resolved)
-
-
-def _origin(workspace: WorkspaceDirectory) -> str | None:
-    from osmosis_ai.workspace.git import read_origin, without_credentials
-
-    origin = read_origin(workspace.root)
-    return without_credentials(origin) if origin else None

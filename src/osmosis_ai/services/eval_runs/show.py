@@ -14,12 +14,15 @@ from shlex import quote
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Protocol
 
-from osmosis_ai.api.paging import iterate_samples
+from osmosis_ai.api.models.eval_runs import EvalSample
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.attempt_files import StoredConversation
 from osmosis_ai.evaluation.conversation import LARGEST_CONVERSATION_BYTES, as_messages
+from osmosis_ai.llm.replies import FlaggedFinish
 from osmosis_ai.services.downloaded_runs import laid_out
 from osmosis_ai.services.eval_runs.resolver import resolve_run
+from osmosis_ai.services.runs.download import DownloadPlan, plan_download, run_download
+from osmosis_ai.services.runs.lifecycle import get_evaluation, lists_samples, platform_samples
 from osmosis_ai.viewer.read_sample import ReadSample, conversation_in
 from osmosis_ai.viewer.source import (
     Outcome,
@@ -30,14 +33,10 @@ from osmosis_ai.viewer.source import (
     no_sample,
     pieces,
 )
+from osmosis_ai.workspace.layout import WorkspaceDirectory
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.api.models.eval_runs import EvalSample
-    from osmosis_ai.evaluation.attempt_files import StoredConversation
-    from osmosis_ai.llm.replies import FlaggedFinish
-    from osmosis_ai.services.runs.download import DownloadPlan
-    from osmosis_ai.viewer.source import Outcome, SampleEntry
 
 
 _PAGE = 200
@@ -46,40 +45,24 @@ _CONVERSATION = re.compile(r"trajectories/row_([0-9]{1,18})_run_([0-9]{1,18})\.j
 
 
 class RunConversations(Protocol):
-    """A run with conversations; ``subject`` starts a sentence about it."""
+    """A run with conversations; ``subject`` starts a sentence about it.
+
+    ``samples`` are by row and attempt. ``problems`` are sentences about unreadable parts, to be asked for after reading.
+    ``same_row`` finds the sample on the row of another run's sample, if possible with the same attempt number.
+    """
 
     @property
     def name(self) -> str: ...
-
     @property
     def place(self) -> str: ...
-
     @property
     def subject(self) -> str: ...
-
-    def samples(self, row: int | None, outcome: Outcome | None) -> Iterator[SampleEntry]:
-        """Yield samples by row and attempt."""
-        ...
-
-    def detail(self, sample: SampleEntry) -> SampleDetail:
-        """Return a sample in full."""
-        ...
-
-    def conversations(self, samples: Sequence[SampleEntry]) -> Sequence[StoredConversation]:
-        """Return the conversation of each of ``samples``."""
-        ...
-
-    def no_sample(self, row: int, attempt: int | None) -> NotFoundError:
-        """Return the error about a missing sample."""
-        ...
-
-    def problems(self) -> Sequence[str]:
-        """Return sentences about unreadable parts of the run; call it after reading the samples."""
-        ...
-
-    def same_row(self, sample: SampleEntry) -> SampleEntry | None:
-        """Return the sample on the row of another run's sample, if possible with the same attempt number."""
-        ...
+    def samples(self, row: int | None, outcome: Outcome | None) -> Iterator[SampleEntry]: ...
+    def detail(self, sample: SampleEntry) -> SampleDetail: ...
+    def conversations(self, samples: Sequence[SampleEntry]) -> Sequence[StoredConversation]: ...
+    def no_sample(self, row: int, attempt: int | None) -> NotFoundError: ...
+    def problems(self) -> Sequence[str]: ...
+    def same_row(self, sample: SampleEntry) -> SampleEntry | None: ...
 
 
 class LocalConversations(AbstractContextManager["LocalConversations"]):
@@ -115,7 +98,6 @@ class LocalConversations(AbstractContextManager["LocalConversations"]):
         return self._source.no_sample(self.name, row, attempt)
 
     def problems(self) -> Sequence[str]:
-        """Return problems with the journal and the run's other files."""
         return self._source.run("eval", self.name).problems
 
     def same_row(self, sample: SampleEntry) -> SampleEntry | None:
@@ -133,7 +115,7 @@ class PlatformConversations:
     def __init__(self, client: PlatformClient, name: str, scratch: Path) -> None:
         self._client = client
         self._scratch = scratch
-        detail = client.eval_runs.get(name)
+        detail = get_evaluation(client, name)
         self._run = detail.eval_run
         self.name = self._run.name or self._run.id
         self.subject = f"the run `{self.name}`"
@@ -147,12 +129,7 @@ class PlatformConversations:
         self._problems: Sequence[str] = ()
 
     def samples(self, row: int | None, outcome: Outcome | None) -> Iterator[SampleEntry]:
-        from osmosis_ai.api.capabilities import Capability
-        from osmosis_ai.services.capabilities import is_offered
-
-        # The capabilities are known: the run has already been requested.
-        offered = self._client.offers is not None and is_offered(self._client.offers, Capability.EVAL_SAMPLES)
-        found = self._told() if offered else self._listed()
+        found = self._told() if lists_samples(self._client) else self._listed()
         for number, attempts in groupby(found, key=lambda sample: sample.row):
             if row in (None, number):
                 yield from of_outcome(list(attempts), outcome)
@@ -163,8 +140,6 @@ class PlatformConversations:
         return SampleDetail(sample, self._noted.get((sample.row, sample.attempt), {}))
 
     def conversations(self, samples: Sequence[SampleEntry]) -> Sequence[StoredConversation]:
-        from osmosis_ai.services.runs.download import run_download
-
         paths = [f"trajectories/row_{each.row}_run_{each.attempt}.json" for each in samples]
         by_hand = f"`osmosis eval download {quote(self.name)}`"
         found: dict[str, StoredConversation] = {}
@@ -199,7 +174,6 @@ class PlatformConversations:
         return no_sample(self.name, row, attempt, near, rows=self._rows, n=self._n)
 
     def problems(self) -> Sequence[str]:
-        """Report a missing list of samples if the platform has conversations."""
         return self._problems
 
     def same_row(self, sample: SampleEntry) -> SampleEntry | None:
@@ -210,9 +184,6 @@ class PlatformConversations:
 
     def _plan(self, source_row: int | None) -> DownloadPlan:
         """Return the conversations to download for a dataset row; all if the row is unknown."""
-        from osmosis_ai.services.runs.download import plan_download
-        from osmosis_ai.workspace.layout import WorkspaceDirectory
-
         if source_row not in self._plans:
             self._plans[source_row] = plan_download(
                 self._client,
@@ -225,16 +196,13 @@ class PlatformConversations:
         return self._plans[source_row]
 
     def _told(self) -> Iterator[SampleEntry]:
-        asked = self._client.eval_runs.samples
-        for each in iterate_samples(lambda cursor: asked(self._run.id, cursor=cursor, details=True)):
+        for each in platform_samples(self._client, self._run.id, details=True):
             if each.notes is not None or each.parts is not None:
                 self._noted[each.row, each.attempt] = {"notes": each.notes, "parts": each.parts}
             yield told_entry(each, self._threshold)
 
     def _listed(self) -> Iterator[SampleEntry]:
         """Yield the samples of the contract's ``summary.jsonl``; invalid lines are counted as a problem."""
-        from osmosis_ai.services.runs.download import run_download
-
         plan = self._plan(None)
         listing = tuple(
             file
@@ -281,10 +249,8 @@ def _listed_sample(line: bytes) -> Mapping[str, Any] | None:
         found = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    is_sample = isinstance(found, dict) and all(
-        _is_number(found.get(name)) for name in ("row_index", "run_index")
-    )
-    return found if is_sample else None
+    place = [found.get(name) for name in ("row_index", "run_index")] if isinstance(found, dict) else [None]
+    return found if all(type(number) is int and number >= 0 for number in place) else None
 
 
 def told_entry(sample: EvalSample, pass_threshold: float) -> SampleEntry:
@@ -318,7 +284,6 @@ def _entry(
 
 
 def of_outcome(attempts: Sequence[SampleEntry], outcome: Outcome | None) -> Sequence[SampleEntry]:
-    """Return the attempts with an outcome."""
     if outcome is None:
         return attempts
     if outcome == "flaky":
@@ -338,10 +303,10 @@ def _nearest(found: Iterator[SampleEntry], sample: SampleEntry) -> SampleEntry |
     return first
 
 
-def _is_number(value: Any) -> bool:
-    return type(value) is int and value >= 0
-
-
+_SHOWN_FIELDS = (
+    *("row", "attempt", "row_digest", "status", "passed", "reward", "tokens", "cost_usd", "duration_ms"),
+    *("boundary", "category", "error", "finish_reasons"),
+)
 MOST_SEARCHED = 2_000
 """Maximum number of conversations that one search reads."""
 _AT_ONCE = 20
@@ -349,13 +314,7 @@ _AT_ONCE = 20
 
 @dataclass(frozen=True)
 class WantedSamples:
-    """A filter for samples.
-
-    Attributes:
-        finish: finish reason of at least one model call.
-        text: case-insensitive text in the conversation, its previews or its error.
-        limit: maximum number of samples.
-    """
+    """A filter for samples; ``text`` is searched for in the conversation, its previews and its error."""
 
     row: int | None = None
     attempt: int | None = None
@@ -376,20 +335,8 @@ class ShownConversation(ReadSample):
         sample = self.sample
         known = {
             "run": self.run,
-            "row": sample.row,
-            "attempt": sample.attempt,
             "source_row_index": sample.source_row,
-            "row_digest": sample.row_digest,
-            "status": sample.status,
-            "passed": sample.passed,
-            "reward": sample.reward,
-            "tokens": sample.tokens,
-            "cost_usd": sample.cost_usd,
-            "duration_ms": sample.duration_ms,
-            "boundary": sample.boundary,
-            "category": sample.category,
-            "error": sample.error,
-            "finish_reasons": sample.finish_reasons,
+            **{name: getattr(sample, name) for name in _SHOWN_FIELDS},
             "from_model_calls": self.conversation.from_model_calls or None,
             "ground_truth": self.ground_truth,
             **{name: self.graded(name) for name in ("notes", "parts", "judgements")},
@@ -406,14 +353,8 @@ class ShownConversation(ReadSample):
 class ShownRun:
     """The result of :func:`show`.
 
-    Attributes:
-        more: whether more samples match.
-        searched: number of conversations searched for a text; None without a search.
-        without: number of searched samples without a conversation; only their previews and errors were
-            searched.
-        too_large: number of conversations that are too large to read.
-        unsearched: whether the search stopped at its limit.
-        problems: sentences about unreadable parts of the run.
+    A search read ``searched`` conversations, was ``without`` conversation for others, or found them ``too_large``;
+    ``unsearched`` tells whether it stopped at its limit.
     """
 
     name: str
@@ -454,24 +395,11 @@ def show(
     *,
     client: Callable[[], PlatformClient],
     beside: str | None = None,
-    start: Path | None = None,
 ) -> ShownRun:
-    """Return conversations of a run, by row and attempt.
-
-    Args:
-        reference: the run, as the user named it (``services.eval_runs.resolver``).
-        wanted: filter.
-        client: connects to the platform; called only if needed.
-        beside: another run whose attempt on the same row is shown next to each sample.
-        start: a directory in the workspace; the current one when None.
-
-    Raises:
-        NotFoundError: the run, or the requested row and attempt, does not exist.
-        OsmosisError: a run cannot be read.
-    """
+    """Return conversations of a run, by row and attempt."""
     with ExitStack() as held:
-        run = _opened(reference, client, start, held)
-        other = _opened(beside, client, start, held) if beside is not None else None
+        run = _opened(reference, client, held)
+        other = _opened(beside, client, held) if beside is not None else None
         return shown_samples(run, wanted, other)
 
 
@@ -483,7 +411,11 @@ def shown_samples(
     found = scan.read()
     if not found and wanted.row is not None and not (wanted.outcome or wanted.finish or wanted.text):
         missing = run.no_sample(wanted.row, wanted.attempt)
-        raise _with_nearest(missing, run.problems())
+        # The nearest samples are links on a page.
+        near = ", ".join(missing.details["samples"])
+        numbers = f"{missing.hint}; the nearest, as ROW.ATTEMPT: {near}" if near else missing.hint
+        hint = " ".join([*run.problems(), numbers or ""])
+        raise NotFoundError(missing.message, hint=hint, details=missing.details)
     shown = [_shown(run, sample, stored, other) for sample, stored in found]
     problems = list(run.problems())
     if not found and wanted.finish and all(each.finish_reasons is None for each in run.samples(None, None)):
@@ -502,18 +434,8 @@ def shown_samples(
     )
 
 
-def _with_nearest(missing: NotFoundError, problems: Sequence[str]) -> NotFoundError:
-    """Add the nearest samples, which are links on a page, to the error's hint."""
-    near = ", ".join(missing.details["samples"])
-    numbers = f"{missing.hint}; the nearest, as ROW.ATTEMPT: {near}" if near else missing.hint
-    hint = " ".join([*problems, numbers or ""])
-    return NotFoundError(missing.message, hint=hint, details=missing.details)
-
-
-def _opened(
-    reference: str, client: Callable[[], PlatformClient], start: Path | None, held: ExitStack
-) -> RunConversations:
-    found = resolve_run(reference, client=client, start=start, downloads=True)
+def _opened(reference: str, client: Callable[[], PlatformClient], held: ExitStack) -> RunConversations:
+    found = resolve_run(reference, client=client, downloads=True)
     if found.directory is not None:
         directory, cache = held.enter_context(laid_out(found.directory))
         return held.enter_context(LocalConversations(directory, place=found.place, cache=cache))
@@ -522,14 +444,7 @@ def _opened(
 
 
 class _Scan:
-    """Reads matching samples with their conversations, up to a limit for searches.
-
-    Attributes:
-        searched, without, too_large: number of a search's conversations that were read, missing, or too
-            large.
-        gave_up: whether the search stopped at its limit.
-        more: whether more samples match.
-    """
+    """Reads matching samples with their conversations, up to a limit for searches."""
 
     def __init__(self, run: RunConversations, wanted: WantedSamples) -> None:
         self._run = run
@@ -564,17 +479,14 @@ class _Scan:
                 self.gave_up = True
                 return
             for sample, stored in zip(piece, self._run.conversations(piece), strict=True):
-                self._count(stored)
+                if stored.content is not None:
+                    self.searched += 1
+                elif stored.size > LARGEST_CONVERSATION_BYTES:
+                    self.too_large += 1
+                else:
+                    self.without += 1
                 if self._is_found(sample, stored):
                     yield sample, stored
-
-    def _count(self, stored: StoredConversation) -> None:
-        if stored.content is not None:
-            self.searched += 1
-        elif stored.size > LARGEST_CONVERSATION_BYTES:
-            self.too_large += 1
-        else:
-            self.without += 1
 
     def _is_found(self, sample: SampleEntry, stored: StoredConversation) -> bool:
         from osmosis_ai.viewer.conversation_search import contains_text

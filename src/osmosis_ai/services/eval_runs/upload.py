@@ -12,16 +12,40 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from osmosis_ai.api.capabilities import Capability
+from osmosis_ai.api.connections import COMPLETING, SIGNING
+from osmosis_ai.api.models.base import WireModel
+from osmosis_ai.api.models.eval_imports import (
+    LARGEST_BATCH,
+    EvalImportSession,
+    EvalImportStart,
+    ImportPart,
+    ImportUpload,
+    ImportUploadComplete,
+    ImportUploads,
+    ImportUploadsRequest,
+)
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.attempt_files import item_name
+from osmosis_ai.evaluation.journal import JournalReader, load_results
+from osmosis_ai.evaluation.manifest import SCHEMA_VERSION, Manifest, run_lock
+from osmosis_ai.evaluation.results import AttemptTable
+from osmosis_ai.evaluation.run_directory import (
+    ARTIFACTS,
+    RESERVED_ARTIFACT,
+    IndexEntry,
+    RunDirectory,
+    name_problem,
+    read_index,
+)
 from osmosis_ai.files import open_regular
+from osmosis_ai.services.capabilities import require_offered
+from osmosis_ai.services.runs.lifecycle import RUN_PATHS, item_path
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.api.models.eval_imports import EvalImportSession, EvalImportStart, ImportUpload
     from osmosis_ai.api.transfer import BlobClient
-    from osmosis_ai.evaluation.manifest import Manifest
     from osmosis_ai.evaluation.results import AttemptTable
-    from osmosis_ai.evaluation.run_directory import IndexEntry, RunDirectory
 
 
 _BLOCK_BYTES = 1 << 20
@@ -30,12 +54,7 @@ _SHORTEST_SECRET = 8
 
 @dataclass(frozen=True)
 class UploadFile:
-    """A file with its identity at the time of hashing.
-
-    Attributes:
-        path: wire name, relative to the run's directory.
-        identity: inode, size and modification time.
-    """
+    """A file under its wire name, with inode, size and modification time at the time of hashing."""
 
     path: str
     file: Path
@@ -44,7 +63,6 @@ class UploadFile:
     identity: tuple[int, int, int]
 
     def require_unchanged(self) -> None:
-        """Check that the file has not changed since it was hashed."""
         try:
             found = self.file.lstat()
         except OSError:
@@ -57,12 +75,7 @@ class UploadFile:
 
 @dataclass(frozen=True)
 class UploadableRun:
-    """A complete run.
-
-    Attributes:
-        described: run fields of ``metrics.json``.
-        files: files by path.
-    """
+    """A complete run with its files, and the run fields of its ``metrics.json``."""
 
     directory: Path
     manifest: Manifest
@@ -76,17 +89,13 @@ class UploadableRun:
         return sum(file.size for file in self.files)
 
     def announcement(self) -> EvalImportStart:
-        """Return the body that announces the upload."""
-        from osmosis_ai.api.models import eval_imports as wire
-        from osmosis_ai.evaluation.manifest import SCHEMA_VERSION
-
         inputs, provenance = self.manifest.inputs, self.manifest.provenance
         rollout, dataset = inputs["rollout"], inputs["dataset"]
         pinned = {
             "branch": provenance.get("config_branch"),
             "commit_sha": provenance.get("config_commit_sha"),
         }
-        return wire.EvalImportStart.model_validate(
+        return EvalImportStart.model_validate(
             {
                 "schema_version": SCHEMA_VERSION,
                 "local_run_id": self.manifest.local_run_id,
@@ -124,14 +133,7 @@ _PROVENANCE = ("sdk_version", "git_head", "git_branch", "git_dirty", "config_bra
 
 
 def read_uploadable(directory: Path) -> UploadableRun:
-    """Read a run for upload; the caller must hold its lock.
-
-    Raises:
-        OsmosisError: the run is incomplete or damaged, or has a file that cannot be uploaded.
-    """
-    from osmosis_ai.evaluation.manifest import Manifest
-    from osmosis_ai.evaluation.run_directory import RunDirectory
-
+    """Read a run for upload; the caller must hold its lock."""
     found = RunDirectory(directory)
     for path in (directory, found.trials, found.manifest):
         if path.is_symlink():
@@ -144,7 +146,9 @@ def read_uploadable(directory: Path) -> UploadableRun:
         )
     described, threshold = _described(found, manifest)
     entries = _entries(found, manifest)
-    secrets = _secret_values(manifest)
+    # Search the files for the values of secrets in the environment that are distinctive enough.
+    values = {name: os.environ.get(name, "").strip() for name in manifest.inputs.get("secret_names", ())}
+    secrets = {name: value.encode() for name, value in values.items() if len(value) >= _SHORTEST_SECRET}
     files = [_hashed(directory, path, secrets) for path in (found.index, found.progress)]
     for entry in entries:
         files += _files_of(found, entry, secrets)
@@ -173,11 +177,12 @@ def _described(found: RunDirectory, manifest: Manifest) -> tuple[Mapping[str, An
 
 def _entries(found: RunDirectory, manifest: Manifest) -> list[IndexEntry]:
     """Return the index entries of the run after checking them against the journal."""
-    from osmosis_ai.evaluation.journal import JournalReader
-    from osmosis_ai.evaluation.run_directory import read_index
-
     rows, n = manifest.planned(found.manifest)
-    table = _table(found, rows, n)
+    table = AttemptTable(rows, n)
+    if not found.events.is_file():
+        raise _refused(f"`{found.events}` is missing", "a downloaded run is already on its platform")
+    # The public SDK writes no checksums.
+    load_results(found.events, table, without_crc=True)
     if table.open_count:
         left = f"{table.open_count} of {rows * n} samples are pending"
         raise _refused(f"the run `{manifest.run_name}` is not finished: {left}", "run it again to continue")
@@ -192,28 +197,7 @@ def _entries(found: RunDirectory, manifest: Manifest) -> list[IndexEntry]:
     return entries
 
 
-def _table(found: RunDirectory, rows: int, n: int) -> AttemptTable:
-    from osmosis_ai.evaluation.journal import load_results
-    from osmosis_ai.evaluation.results import AttemptTable
-
-    table = AttemptTable(rows, n)
-    if not found.events.is_file():
-        raise _refused(f"`{found.events}` is missing", "a downloaded run is already on its platform")
-    # The public SDK writes no checksums.
-    load_results(found.events, table, without_crc=True)
-    return table
-
-
-def _secret_values(manifest: Manifest) -> dict[str, bytes]:
-    """Return secret values in the environment that are distinctive enough to search for."""
-    values = {name: os.environ.get(name, "").strip() for name in manifest.inputs.get("secret_names", ())}
-    return {name: value.encode() for name, value in values.items() if len(value) >= _SHORTEST_SECRET}
-
-
 def _files_of(found: RunDirectory, entry: IndexEntry, secrets: Mapping[str, bytes]) -> Iterator[UploadFile]:
-    """Yield the trajectory and the artifacts of an attempt."""
-    from osmosis_ai.evaluation.attempt_files import item_name
-    from osmosis_ai.evaluation.run_directory import ARTIFACTS, RESERVED_ARTIFACT
     from osmosis_ai.rollout.trajectory.atif import trajectory_problem
 
     trial = found.trial(entry.rollout_id)
@@ -252,8 +236,6 @@ def _below(directory: Path) -> Iterator[Path]:
 def _hashed(
     root: Path, path: Path, secrets: Mapping[str, bytes], *, wire_path: Path | None = None
 ) -> UploadFile:
-    from osmosis_ai.evaluation.run_directory import name_problem
-
     relative = (wire_path or path).relative_to(root).as_posix()
     problem = name_problem(relative)
     if problem is not None:
@@ -301,16 +283,11 @@ def _refused(what: str, hint: str | None = None) -> OsmosisError:
 
 PARALLEL = 4
 Progress = Callable[[int], None]
-OpenProgress = Callable[[UploadableRun], Progress]
 
 
 @dataclass(frozen=True)
 class UploadedRun:
-    """An uploaded run.
-
-    Attributes:
-        sent: number of files that this upload sent.
-    """
+    """An uploaded run, of which this upload sent so many files."""
 
     run: UploadableRun
     session: EvalImportSession
@@ -318,33 +295,17 @@ class UploadedRun:
 
     @property
     def name(self) -> str:
-        """The run's name on the platform."""
         return self.session.eval_run_name or self.run.manifest.run_name
 
     def resource(self) -> dict[str, Any]:
-        session = self.session
         return {
-            "session_id": session.session_id,
             "local_run_id": self.run.manifest.local_run_id,
             "local_run_path": str(self.run.directory),
-            "eval_run_id": session.eval_run_id,
-            "eval_run_name": session.eval_run_name,
-            "status": session.status,
-            "expected_files": session.expected_files,
-            "uploaded_files": session.uploaded_files,
-            "platform_url": session.platform_url,
+            **self.session.model_dump(exclude={"files", "expires_at"}),
         }
 
 
 def require_uploads(client: PlatformClient) -> None:
-    """Check that the platform accepts uploaded runs.
-
-    Raises:
-        PlatformError: it does not, or the request failed.
-    """
-    from osmosis_ai.api.capabilities import Capability
-    from osmosis_ai.services.capabilities import require_offered
-
     require_offered(client, Capability.EVAL_IMPORTS)
 
 
@@ -352,25 +313,10 @@ def upload_run(
     client: PlatformClient,
     directory: Path,
     *,
-    progress: OpenProgress | None = None,
-    blobs: BlobClient | None = None,
+    progress: Callable[[UploadableRun], Progress],
 ) -> UploadedRun:
-    """Upload a complete run while holding its lock.
-
-    Args:
-        client: the platform.
-        directory: the run's directory.
-        progress: called after the run has been read; the returned function receives the number of uploaded
-            bytes.
-        blobs: HTTP client of the store; by default opened and closed here.
-
-    Raises:
-        ConflictError: another process works on the run.
-        PlatformError: the platform refuses the run or is unreachable; uploaded files are kept.
-        OsmosisError: the run is incomplete, damaged, or changes during the upload.
-    """
+    """Upload a complete run while holding its lock."""
     from osmosis_ai.api.transfer import BlobClient
-    from osmosis_ai.evaluation.manifest import run_lock
 
     require_uploads(client)
     with ExitStack() as held:
@@ -382,21 +328,22 @@ def upload_run(
                 hint="copy it to where you may write",
             ) from None
         run = read_uploadable(directory)
-        store = blobs if blobs is not None else held.enter_context(BlobClient())
-        return _Upload(client, run, store, progress(run) if progress is not None else None).run()
+        return _Upload(client, run, held.enter_context(BlobClient()), progress(run)).run()
 
 
 class _Cancelled(Exception):
     """The command is ending, so the current file is abandoned."""
 
 
-class _Upload:
-    """The upload of one run."""
+_IMPORTS = f"{RUN_PATHS['eval']}/imports"
+_PARTS_TIMEOUT_S, _FINALIZE_TIMEOUT_S = 120.0, 300.0
 
+
+class _Upload:
     def __init__(
-        self, client: PlatformClient, run: UploadableRun, blobs: BlobClient, progress: Progress | None
+        self, client: PlatformClient, run: UploadableRun, blobs: BlobClient, progress: Progress
     ) -> None:
-        self._imports = client.eval_imports
+        self._client = client
         self._run = run
         self._files = {file.path: file for file in run.files}
         self._blobs = blobs
@@ -408,14 +355,24 @@ class _Upload:
 
     def run(self) -> UploadedRun:
         announced = self._run.announcement()
-        session = self._imports.start(announced)
+        session = self._client.post(
+            _IMPORTS, announced, model=EvalImportSession, timeout_s=_PARTS_TIMEOUT_S, retry=SIGNING
+        )
         _require_same(session, announced)
         pending = [file.path for file in session.files if file.state == "pending"]
         try:
             if session.status == "uploading":
-                self._note_there(session)
+                for file in session.files:
+                    if file.state == "uploaded":
+                        self._note(file.path, file.size)
                 self._send(session.session_id, pending)
-            ended = self._imports.finalize(session.session_id)
+            ended = self._client.post(
+                item_path(_IMPORTS, session.session_id, "/finalize"),
+                None,
+                model=EvalImportSession,
+                timeout_s=_FINALIZE_TIMEOUT_S,
+                retry=COMPLETING,
+            )
         except OsmosisError as error:
             error.hint = (
                 error.hint or "uploaded files are kept for a day: run the same command again to continue"
@@ -426,19 +383,14 @@ class _Upload:
             raise _nonsense("it does not name the new run")
         return UploadedRun(self._run, ended, len(pending))
 
-    def _note_there(self, session: EvalImportSession) -> None:
-        for file in session.files:
-            if file.state == "uploaded":
-                self._note(file.path, file.size)
-
     def _send(self, session_id: str, pending: Sequence[str]) -> None:
-        from osmosis_ai.api.models.eval_imports import LARGEST_BATCH
-
         with ThreadPoolExecutor(PARALLEL, thread_name_prefix="osmosis-upload") as pool:
             try:
                 for start in range(0, len(pending), LARGEST_BATCH):
                     batch = pending[start : start + LARGEST_BATCH]
-                    uploads = self._imports.uploads(session_id, batch)
+                    asked = ImportUploadsRequest(paths=list(batch))
+                    path = item_path(_IMPORTS, session_id, "/uploads")
+                    uploads = self._client.post(path, asked, model=ImportUploads, retry=SIGNING).files
                     if not {each.path for each in uploads} <= set(batch):
                         raise _nonsense("it asks for files that were not offered")
                     for done in [pool.submit(self._send_one, session_id, each) for each in uploads]:
@@ -459,7 +411,16 @@ class _Upload:
             progress=lambda done: self._note(file.path, done),
             client=self._blobs,
         )
-        self._imports.complete(session_id, file.path, sent.parts)
+        done = ImportUploadComplete(path=file.path)
+        if sent.parts is not None:
+            done.parts = [ImportPart(part_number=part.PartNumber, etag=part.ETag) for part in sent.parts]
+        self._client.post(
+            item_path(_IMPORTS, session_id, "/uploads/complete"),
+            done,
+            model=WireModel,
+            timeout_s=_PARTS_TIMEOUT_S,
+            retry=COMPLETING,
+        )
         self._note(file.path, file.size)
 
     def _note(self, path: str, done: int) -> None:
@@ -468,8 +429,7 @@ class _Upload:
         with self._counting:
             self._total += done - self._arrived.get(path, 0)
             self._arrived[path] = done
-            if self._progress is not None:
-                self._progress(self._total)
+            self._progress(self._total)
 
 
 def _require_same(session: EvalImportSession, announced: EvalImportStart) -> None:

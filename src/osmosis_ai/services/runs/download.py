@@ -14,7 +14,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from osmosis_ai.api.capabilities import Capability
+from osmosis_ai.api.connections import SIGNING
+from osmosis_ai.api.http_errors import PlatformError
+from osmosis_ai.api.models.eval_runs import (
+    DownloadItem,
+    DownloadUrls,
+    DownloadUrlsRequest,
+    ManifestFile,
+    SampleManifest,
+)
+from osmosis_ai.api.models.runs import Run
+from osmosis_ai.datasets.selection import file_digest
 from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.evaluation.journal import replay
+from osmosis_ai.services.capabilities import require_offered
 from osmosis_ai.services.runs.files import (
     EVAL_FILES,
     JOURNAL,
@@ -24,14 +38,12 @@ from osmosis_ai.services.runs.files import (
     path_problem,
     run_directory,
 )
+from osmosis_ai.services.runs.lifecycle import run_path
+from osmosis_ai.workspace.layout import WorkspaceDirectory
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.api.models.eval_runs import ManifestFile, SampleManifest
-    from osmosis_ai.api.models.runs import Run
-    from osmosis_ai.api.resources import BenchmarkRuns, EvalRuns
     from osmosis_ai.api.transfer import BlobClient
-    from osmosis_ai.workspace.layout import WorkspaceDirectory
 
 ASK_FROM_BYTES = 100 << 20
 PARALLEL = 8
@@ -46,12 +58,7 @@ class FailedFile:
 
 @dataclass(frozen=True)
 class DownloadPlan:
-    """Files to download.
-
-    Attributes:
-        pending: files to fetch; ``skipped`` files exist already.
-        failures: listed files that must not be written.
-    """
+    """Files to fetch, files that exist already, and listed files that must not be written."""
 
     run: Run
     types: tuple[str, ...]
@@ -69,18 +76,14 @@ class DownloadPlan:
         return sum(file.size for file in self.pending)
 
     @property
-    def row_types(self) -> tuple[str, ...]:
-        """The requested types with one file per sample."""
-        return tuple(kind for kind in self.types if kind in ("trajectories", "artifacts"))
-
-    @property
-    def lacks_rows(self) -> bool:
-        """Whether rows were requested, but the run has no files for them."""
-        of_samples = tuple(f"{kind}/" for kind in self.row_types)
+    def types_without_rows(self) -> tuple[str, ...]:
+        """The requested types with a file per sample, if rows were requested and none of them has such a file."""
+        kinds = tuple(kind for kind in self.types if kind in ("trajectories", "artifacts"))
         listed = [file.path for file in (*self.pending, *self.skipped)] + [
-            failed.path for failed in self.failures
+            each.path for each in self.failures
         ]
-        return bool(self.rows and of_samples and not any(path.startswith(of_samples) for path in listed))
+        has_files = any(path.startswith(tuple(f"{kind}/" for kind in kinds)) for path in listed)
+        return () if self.rows is None or has_files else kinds
 
 
 @dataclass(frozen=True)
@@ -121,26 +124,10 @@ def plan_download(
     output: Path | None = None,
     overwrite: bool = False,
 ) -> DownloadPlan:
-    """List a run's files and decide which to fetch; writes nothing.
-
-    Args:
-        client: the platform.
-        run: the run, as the platform describes it.
-        types: a subset of the types of ``layout``.
-        workspace: base of the default directory.
-        layout: files of runs of this kind.
-        rows: dataset rows, for example ``3,7,10-20``; None for all.
-        output: the run's directory; None for the default one.
-        overwrite: fetch existing files again.
-
-    Raises:
-        NotFoundError: the run no longer exists, or the platform does not support downloads.
-        OsmosisError: the run has not started, journals are requested but not offered, or no listed file can
-            be written.
-    """
+    """List a run's files and decide which to fetch; writes nothing."""
     layout.require_begun(run)
     if JOURNAL_TYPE in types:
-        _require_journals(client)
+        require_offered(client, Capability.EVAL_JOURNALS)
     manifest = _manifest(client, run, types, rows, layout)
     directory = run_directory(run, workspace, output, layout)
     pending, skipped, failures = [], [], []
@@ -150,8 +137,9 @@ def plan_download(
         if problem is None and file.path in seen:
             problem = "is listed twice"
         seen.add(file.path)
+        shown = file.path if len(file.path) <= 200 else f"{file.path[:200]}…"
         if problem is not None:
-            failures.append(FailedFile(_shown(file.path), problem))
+            failures.append(FailedFile(shown, problem))
         elif not overwrite and _is_there(directory / file.path, file) and not _damage(directory, file.path):
             skipped.append(file)
         else:
@@ -182,39 +170,22 @@ def run_download(
     plan: DownloadPlan,
     *,
     progress: Callable[[int], None] | None = None,
-    blobs: BlobClient | None = None,
 ) -> DownloadOutcome:
-    """Fetch pending files, eight at a time; a failed file does not stop the others.
-
-    Args:
-        client: the platform, which signs the URLs.
-        plan: from :func:`plan_download`.
-        progress: receives the number of downloaded bytes.
-        blobs: HTTP client of the store; by default opened and closed here.
-
-    Raises:
-        PlatformError: the platform stopped signing URLs; downloaded files are kept.
-    """
+    """Fetch pending files, eight at a time; a failed file does not stop the others."""
     from osmosis_ai.api.transfer import BlobClient
 
     if not plan.pending:
         return DownloadOutcome(plan, (), plan.failures)
     if plan.directory.is_relative_to(plan.workspace.state_dir):
         plan.workspace.create_state_dir()
-    if blobs is not None:
+    with BlobClient() as blobs:
         return _Fetch(client, plan, blobs, progress).run()
-    with BlobClient() as own:
-        return _Fetch(client, plan, own, progress).run()
 
 
 def save_metrics(
     client: PlatformClient, run: Run, workspace: WorkspaceDirectory, output: Path | None
 ) -> tuple[Path | None, str | None]:
-    """Fetch a run's ``metrics.json`` into the run's directory.
-
-    Returns:
-        The file, or the reason why it is missing.
-    """
+    """Fetch a run's ``metrics.json`` into the run's directory."""
     try:
         plan = plan_download(
             client, run, types=("metrics",), workspace=workspace, output=output, overwrite=True
@@ -234,8 +205,6 @@ class _Cancelled(Exception):
 
 
 class _Fetch:
-    """The transfer of one plan."""
-
     def __init__(
         self,
         client: PlatformClient,
@@ -288,13 +257,13 @@ class _Fetch:
             yield from _finished(running)
 
     def _sign(self, files: Sequence[ManifestFile]) -> dict[tuple[str | None, str], str]:
-        from osmosis_ai.api.models.eval_runs import DownloadItem
-
         wanted = [
             DownloadItem.model_validate({"path": file.path, **({"token": file.token} if file.token else {})})
             for file in files
         ]
-        given = _runs(self._client, self._plan.layout).download_urls(self._plan.run.id, wanted).items
+        path = f"{_files_path(self._plan.run, self._plan.layout)}/download-urls"
+        request = DownloadUrlsRequest(items=wanted)
+        given = self._client.post(path, request, model=DownloadUrls, retry=SIGNING).items
         exact = {(item.token, item.path): item.url for item in given if item.url}
         by_path = {item.path: item.url for item in given if item.url}
         found = {}
@@ -309,6 +278,13 @@ class _Fetch:
         from osmosis_ai.api.transfer import download
 
         target = self._plan.directory / file.path
+
+        def refresh() -> str:
+            new = self._sign([file]).get((file.token, file.path))
+            if new is None:
+                raise OsmosisError("the platform gave no new URL for it", code="PLATFORM_ERROR")
+            return new
+
         try:
             # Check again: a link may have been created since the plan.
             problem = path_problem(file.path, self._plan.types, self._plan.directory, self._plan.layout)
@@ -320,7 +296,7 @@ class _Fetch:
                 expected_size=file.size,
                 expected_sha256=file.sha256,
                 progress=lambda done: self._note(file.path, done),
-                refresh_url=lambda: self._refresh(file),
+                refresh_url=refresh,
                 client=self._blobs,
             )
         except OsmosisError as error:
@@ -333,12 +309,6 @@ class _Fetch:
             return damage
         self._note(file.path, file.size)
         return None
-
-    def _refresh(self, file: ManifestFile) -> str:
-        url = self._sign([file]).get((file.token, file.path))
-        if url is None:
-            raise OsmosisError("the platform gave no new URL for it", code="PLATFORM_ERROR")
-        return url
 
     def _note(self, path: str, done: int) -> None:
         if self._cancelled.is_set():
@@ -357,17 +327,23 @@ def _finished(running: dict[Future[str | None], ManifestFile]) -> Iterator[tuple
         yield running.pop(future), future.result()
 
 
-def _runs(client: PlatformClient, layout: FileLayout) -> EvalRuns | BenchmarkRuns:
-    return client.eval_runs if layout is EVAL_FILES else client.benchmark_runs
+def _files_path(run: Run, layout: FileLayout) -> str:
+    return (
+        run_path("eval", run.id, "/samples")
+        if layout is EVAL_FILES
+        else run_path("benchmark", run.id, "/outputs")
+    )
 
 
 def _manifest(
     client: PlatformClient, run: Run, types: Sequence[str], rows: str | None, layout: FileLayout
 ) -> SampleManifest:
-    from osmosis_ai.api.http_errors import PlatformError
-
     try:
-        return _runs(client, layout).manifest(run.id, types=types, rows=rows)
+        return client.get(
+            f"{_files_path(run, layout)}/manifest",
+            model=SampleManifest,
+            params={"types": ",".join(types), "rows": rows},
+        )
     except PlatformError as error:
         if error.status == 404:
             raise NotFoundError(
@@ -378,18 +354,10 @@ def _manifest(
         raise
 
 
-def _require_journals(client: PlatformClient) -> None:
-    from osmosis_ai.api.capabilities import Capability
-    from osmosis_ai.services.capabilities import require_offered
-
-    require_offered(client, Capability.EVAL_JOURNALS)
-
-
 def _damage(directory: Path, path: str) -> str | None:
     """Return what is wrong with a downloaded journal; other files cannot be checked."""
     if path != JOURNAL:
         return None
-    from osmosis_ai.evaluation.journal import replay
 
     try:
         for _ in replay(directory / path):
@@ -400,8 +368,6 @@ def _damage(directory: Path, path: str) -> str | None:
 
 
 def _is_there(path: Path, file: ManifestFile) -> bool:
-    from osmosis_ai.datasets.selection import file_digest
-
     try:
         if not path.is_file() or path.stat().st_size != file.size:
             return False
@@ -409,7 +375,3 @@ def _is_there(path: Path, file: ManifestFile) -> bool:
         return file.sha256 is None or file_digest(path) == file.sha256.lower()
     except OSError:
         return False
-
-
-def _shown(path: str) -> str:
-    return path if len(path) <= 200 else f"{path[:200]}…"

@@ -11,16 +11,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from osmosis_ai.api.models.eval_runs import ManifestFile
+from osmosis_ai.api.models.runs import Run
 from osmosis_ai.errors import ErrorCode, OsmosisError
 from osmosis_ai.files import expanded
 from osmosis_ai.services.runs.lifecycle import WAITING
-
-if TYPE_CHECKING:
-    from osmosis_ai.api.models.eval_runs import ManifestFile
-    from osmosis_ai.api.models.runs import Run
-    from osmosis_ai.workspace.layout import WorkspaceDirectory
+from osmosis_ai.workspace.layout import WorkspaceDirectory
 
 
 @dataclass(frozen=True)
@@ -47,15 +44,12 @@ class FileLayout:
 
     @property
     def all(self) -> tuple[str, ...]:
-        """The file types that `all` stands for."""
         return tuple(name for name in self.patterns if name not in self.by_name)
 
     def home(self, workspace: WorkspaceDirectory) -> Path:
-        """Return the parent directory of such runs."""
         return workspace.evals_dir if self.key == "eval_run" else workspace.benchmarks_dir
 
     def require_begun(self, run: Run) -> None:
-        """Check that a run has started."""
         if run.status in WAITING:
             name = run.name or run.id
             raise OsmosisError(
@@ -100,11 +94,7 @@ _LONGEST_NAME = 96
 
 
 def parse_types(text: str, layout: FileLayout = EVAL_FILES) -> tuple[str, ...]:
-    """Parse ``metrics,trajectories`` or ``all`` (also ``all,journal``), keeping the order.
-
-    Raises:
-        OsmosisError: a type is unknown, or the list is empty.
-    """
+    """Parse ``metrics,trajectories`` or ``all`` (also ``all,journal``), keeping the order."""
     asked = list(dict.fromkeys(word.strip().lower() for word in text.split(",")))
     unknown = [word for word in asked if word not in ("all", *layout.patterns)]
     if unknown:
@@ -118,11 +108,7 @@ def parse_types(text: str, layout: FileLayout = EVAL_FILES) -> tuple[str, ...]:
 
 
 def check_rows(rows: str | None) -> str | None:
-    """Return ``rows`` without spaces.
-
-    Raises:
-        OsmosisError: it is not a list of rows such as ``3,7,10-20``.
-    """
+    """Return ``rows`` without spaces."""
     if rows is None:
         return None
     tight = re.sub(r"\s+", "", rows)

@@ -1,25 +1,40 @@
-"""Platform runs of both kinds: status, watching, logs and stopping."""
+"""Runs on a platform, of either kind: read, watch, follow the log, stop and delete."""
 
 from __future__ import annotations
 
+import math
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Mapping
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping
+from osmosis_ai.api.capabilities import Capability
+from osmosis_ai.api.client import segment
+from osmosis_ai.api.connections import REPEATING
+from osmosis_ai.api.http_errors import PlatformError, UnreadableReply
+from osmosis_ai.api.models.base import LogEntry, LogPage
+from osmosis_ai.api.models.eval_runs import EvalMetrics, EvalRunDetail, EvalSample, EvalSamplePage
+from osmosis_ai.api.models.runs import Run, StopReply
+from osmosis_ai.api.models.training_runs import CheckpointList, TrainingMetrics, TrainingRunDetail
+from osmosis_ai.api.paging import iterate_samples
+from osmosis_ai.errors import ConflictError
+from osmosis_ai.services.capabilities import is_offered, require_offered
+from osmosis_ai.services.datasets import explain_unsure_deletion
+from osmosis_ai.services.log_following import LogFollower, at_level, follow_log, none_of_level, page_of_level
 
+if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.api.http_errors import PlatformError
-    from osmosis_ai.api.models.base import LogEntry, LogPage
-    from osmosis_ai.api.models.eval_runs import EvalMetrics, EvalRunDetail
-    from osmosis_ai.api.models.runs import Run
-    from osmosis_ai.api.models.training_runs import TrainingMetrics, TrainingRunDetail
-    from osmosis_ai.api.resources import EvalRuns, TrainingRuns
 
 RunKind = Literal["eval", "train"]
 """Kind of a run, named like its command group."""
+
+AnyKind = Literal["eval", "train", "benchmark"]
+
+RUN_PATHS: Mapping[AnyKind, str] = {
+    "eval": "/api/cli/eval-runs",
+    "train": "/api/cli/training-runs",
+    "benchmark": "/api/cli/benchmark-runs",
+}
 
 TERMINAL: Mapping[RunKind, frozenset[str]] = {
     "eval": frozenset({"finished", "failed", "stopped"}),
@@ -33,16 +48,72 @@ WAITING = frozenset({"pending", "queued"})
 PATIENCE_S = 300.0
 """How long the platform may be unavailable while a run is watched."""
 
+_LARGEST_SAMPLE_PAGE = 5_000
 _STREAM_TRIES = 3
 """Number of streams that may end without an event before polling takes over."""
 
 
-class DescribedRun:
-    """A run of either kind with its metrics.
+def item_path(collection: str, name_or_id: str, below: str = "") -> str:
+    """Return the path of an item of a collection, or of what is below it, such as ``/logs``."""
+    return f"{collection}/{segment(name_or_id)}{below}"
 
-    Attributes:
-        metrics: None if missing or unavailable; ``metrics_error`` has the reason.
-    """
+
+def run_path(kind: AnyKind, name_or_id: str, below: str = "") -> str:
+    return item_path(RUN_PATHS[kind], name_or_id, below)
+
+
+def get_evaluation(client: PlatformClient, name: str) -> EvalRunDetail:
+    return client.get(run_path("eval", name), model=EvalRunDetail)
+
+
+def get_training(client: PlatformClient, name: str) -> TrainingRunDetail:
+    return client.get(run_path("train", name), model=TrainingRunDetail)
+
+
+def get_run(client: PlatformClient, kind: RunKind, name: str) -> EvalRunDetail | TrainingRunDetail:
+    return get_evaluation(client, name) if kind == "eval" else get_training(client, name)
+
+
+def list_checkpoints(client: PlatformClient, name: str) -> CheckpointList:
+    return client.get(run_path("train", name, "/checkpoints"), model=CheckpointList)
+
+
+def lists_samples(client: PlatformClient) -> bool:
+    """Whether the platform lists the samples of runs; call it after another request."""
+    return client.offers is not None and is_offered(client.offers, Capability.EVAL_SAMPLES)
+
+
+def platform_samples(client: PlatformClient, run_id: str, *, details: bool = False) -> Iterator[EvalSample]:
+    """Yield a run's samples by row and attempt."""
+    path, wanted = run_path("eval", run_id, "/samples"), "true" if details else None
+
+    def fetch(cursor: str | None) -> EvalSamplePage:
+        params = {"limit": _LARGEST_SAMPLE_PAGE, "cursor": cursor, "details": wanted}
+        return client.get(path, model=EvalSamplePage, params=params)
+
+    return iterate_samples(fetch)
+
+
+def finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def plain(message: Any) -> Any:
+    """Return a platform message as JSON data, with non-finite numbers as null."""
+    return None if message is None else jsonable(message.to_wire())
+
+
+def jsonable(value: Any) -> Any:
+    """Return JSON data with non-finite numbers as null."""
+    if isinstance(value, dict):
+        return {key: jsonable(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [jsonable(item) for item in value]
+    return finite(value) if isinstance(value, float) else value
+
+
+class DescribedRun:
+    """A run with its metrics, or the reason why they are unavailable."""
 
     kind: ClassVar[RunKind]
     detail: EvalRunDetail | TrainingRunDetail
@@ -51,11 +122,11 @@ class DescribedRun:
 
     @property
     def run(self) -> Run:
-        raise NotImplementedError
+        return self.detail.run
 
     @property
     def model(self) -> str | None:
-        raise NotImplementedError
+        return self.detail.model_name
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -69,7 +140,6 @@ class DescribedRun:
 
     @property
     def waiting(self) -> bool:
-        """Whether the run has not started."""
         return self.run.status in WAITING
 
     @property
@@ -125,11 +195,6 @@ class RunNews:
     """Waits for changes of a run: on an event stream if the platform offers one, else by ``pause``.
 
     A new stream immediately sends the current state, so no change between a poll and the stream is missed.
-
-    Args:
-        client: the platform, which must have answered a request before.
-        kind, name: the run.
-        pause: waits until the next poll.
     """
 
     def __init__(
@@ -141,10 +206,8 @@ class RunNews:
         self._failed = 0
 
     def __call__(self) -> None:
-        from osmosis_ai.api.http_errors import PlatformError
-
         if self._events is None and self._is_told():
-            self._events = _runs(self._client, self._kind).events(self._name)
+            self._events = self._client.events(run_path(self._kind, self._name, "/events"))
         if self._events is not None:
             try:
                 next(self._events)
@@ -157,13 +220,10 @@ class RunNews:
         self._pause()
 
     def close(self) -> None:
-        """Close the stream."""
         if self._events is not None:
             self._events.close()
 
     def _is_told(self) -> bool:
-        from osmosis_ai.api.capabilities import Capability
-
         return self._failed < _STREAM_TRIES and Capability.RUN_EVENTS in (self._client.offers or ())
 
 
@@ -174,19 +234,7 @@ def watch_run(
     tell: Callable[[str], None],
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[SeenT]:
-    """Yield the state of a run until it ends, retrying while the platform is briefly unreachable.
-
-    Args:
-        look: fetches the state.
-        pause: waits between two polls.
-        tell: receives one message when the platform becomes unreachable.
-        clock: seconds.
-
-    Raises:
-        PlatformError: ``look`` raised it, and retrying does not help or did not within :data:`PATIENCE_S`.
-    """
-    from osmosis_ai.api.http_errors import PlatformError, UnreadableReply
-
+    """Yield the state of a run until it ends, retrying while the platform is briefly unreachable."""
     answered = clock()
     waiting = begun = False
     while True:
@@ -214,25 +262,28 @@ def is_away(error: PlatformError) -> bool:
     return error.status is None or error.status >= 500 or error.status == 429
 
 
-def run_log(
+def log_page(
     client: PlatformClient,
-    kind: RunKind,
+    kind: AnyKind,
     name: str,
     *,
     limit: int,
     cursor: str | None,
     level: str | None = None,
 ) -> tuple[LogPage, int]:
-    """Return a page of a run's log, oldest line first, and how many lines were searched for it.
+    """Return log lines of at least ``level``, oldest first, and how many lines were searched for them."""
+    fetch = _older_lines(client, kind, name)
+    return page_of_level(fetch, limit=limit, cursor=cursor, level=level)
 
-    Only lines of at least ``level`` are returned, or all lines if it is None.
-    """
-    from osmosis_ai.services.log_following import page_of_level
 
-    runs = _runs(client, kind)
-    return page_of_level(
-        lambda size, place: runs.logs(name, limit=size, cursor=place), limit=limit, cursor=cursor, level=level
-    )
+def _older_lines(client: PlatformClient, kind: AnyKind, name: str) -> Callable[[int, str | None], LogPage]:
+    path = run_path(kind, name, "/logs")
+
+    def fetch(limit: int, cursor: str | None) -> LogPage:
+        params: dict[str, str | int | None] = {"limit": limit, "direction": "older", "cursor": cursor}
+        return client.get(path, model=LogPage, params=params)
+
+    return fetch
 
 
 def follow_run_log(
@@ -245,32 +296,18 @@ def follow_run_log(
     tell: Callable[[str], None],
     level: str | None = None,
 ) -> Iterator[LogEntry]:
-    """Yield the last ``first`` lines of a run's log, then new ones until the run ends.
-
-    Args:
-        client: the platform.
-        kind: kind of the run.
-        name: the run's name or id.
-        first: number of lines to begin with, of every level.
-        pause: waits between two polls.
-        tell: receives the reason why no worker is active when it changes, one message about a silent worker,
-            and a message at the end if no line had the level.
-        level: minimum level; None for all lines.
-    """
-    from osmosis_ai.services.log_following import LogFollower, at_level, follow_log, none_of_level
-
-    run_id = get_run(client, kind, name).id
-    runs = _runs(client, kind)
-    follower = LogFollower(lambda size, cursor: runs.logs(run_id, limit=size, cursor=cursor), first=first)
+    """Yield the last ``first`` lines of a run's log, then new ones until the run ends."""
+    run_id = get_run(client, kind, name).run.id
+    follower = LogFollower(_older_lines(client, kind, run_id), first=first)
     told: object = None
 
     def ended() -> bool:
         nonlocal told
-        detail = _detail(client, kind, run_id)
+        detail = get_run(client, kind, run_id)
         if detail.waits and detail.waits_for != told:
             tell(f"Run status: {detail.waits}")
         told = detail.waits_for
-        return _own(detail).status in TERMINAL[kind]
+        return detail.run.status in TERMINAL[kind]
 
     looked_through = shown = 0
     for entry in follow_log(follower, ended=ended, pause=pause):
@@ -282,56 +319,37 @@ def follow_run_log(
         tell(none_of_level(level, looked_through))
 
 
-@dataclass(frozen=True)
-class StopAnswer:
-    """The result of a stop request.
-
-    Attributes:
-        ended: the final status, if the run had already ended.
-        is_stopping: whether the worker still has to finish its current work.
-    """
-
-    ended: str | None = None
-    is_stopping: bool = False
-
-
-def stop_run(client: PlatformClient, kind: RunKind, name: str) -> StopAnswer:
-    """Request that a run stops.
-
-    Raises:
-        PlatformError: the run does not exist or the request failed.
-    """
-    from osmosis_ai.api.http_errors import PlatformError
-
+def stop_run(client: PlatformClient, kind: RunKind, name: str) -> tuple[str | None, bool]:
+    """Request that a run stops; return the status with which it had ended before, and whether it is stopping."""
     try:
-        status = _runs(client, kind).stop(name).status
+        status = post_stop(client, kind, name).status
     except PlatformError as error:
         ended = error.body.get("status")
         if error.status != 409 or ended not in TERMINAL[kind]:
             raise
-        return StopAnswer(str(ended))
-    ended_before = status if status in TERMINAL[kind] - {"stopped"} else None
-    return StopAnswer(ended_before, status == "stopping")
+        return str(ended), False
+    return status if status in TERMINAL[kind] - {"stopped"} else None, status == "stopping"
 
 
-def _runs(client: PlatformClient, kind: RunKind) -> EvalRuns | TrainingRuns:
-    return client.eval_runs if kind == "eval" else client.training_runs
+def post_stop(client: PlatformClient, kind: AnyKind, name: str) -> StopReply:
+    return client.post(run_path(kind, name, "/stop"), None, model=StopReply, retry=REPEATING)
 
 
-def get_run(client: PlatformClient, kind: RunKind, name: str) -> Run:
-    """Return a run without its metrics.
+def find_deletable_run(client: PlatformClient, kind: RunKind, name: str) -> tuple[Run, int]:
+    """Return a run that has ended, and how many adapters are deleted with it."""
+    run = get_run(client, kind, name).run
+    require_offered(client, Capability.DELETION)
+    if run.status not in TERMINAL[kind]:
+        shown = run.name or run.id
+        raise ConflictError(
+            f"the run '{shown}' is {run.status}: only a run that has ended can be deleted.",
+            details={"id": run.id, "status": run.status},
+            hint=f"stop it first with `osmosis {kind} stop {shown}`",
+        )
+    return run, len(list_checkpoints(client, run.id).checkpoints) if kind == "train" else 0
 
-    Raises:
-        PlatformError: the run does not exist or the request failed.
-    """
-    return _own(_detail(client, kind, name))
 
-
-def _detail(client: PlatformClient, kind: RunKind, name: str) -> EvalRunDetail | TrainingRunDetail:
-    return client.eval_runs.get(name) if kind == "eval" else client.training_runs.get(name)
-
-
-def _own(detail: EvalRunDetail | TrainingRunDetail) -> Run:
-    from osmosis_ai.api.models.eval_runs import EvalRunDetail
-
-    return detail.eval_run if isinstance(detail, EvalRunDetail) else detail.training_run
+def delete_run(client: PlatformClient, kind: RunKind, run: Run) -> None:
+    """Delete a run permanently."""
+    with explain_unsure_deletion(f"osmosis {kind} list"):
+        client.delete(run_path(kind, run.id))

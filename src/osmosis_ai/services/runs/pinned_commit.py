@@ -6,34 +6,20 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 from urllib.parse import quote, urlsplit
 
+from osmosis_ai.api.git_identity import GitIdentity
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.process_environment import github_environment
 from osmosis_ai.workspace.git import run_git
-
-if TYPE_CHECKING:
-    from osmosis_ai.api.git_identity import GitIdentity
 
 Answer = Literal["present", "absent", "unknown"]
 GITHUB_TIMEOUT_S = 20.0
 
 
 def check_pinned_commit(root: Path, commit_sha: str, git: GitIdentity) -> str | None:
-    """Look for a commit in this clone and, if the origin is on GitHub, there.
-
-    Args:
-        root: the work tree.
-        commit_sha: as written in the config.
-        git: identity of the repository.
-
-    Returns:
-        A warning about what could not be verified, or None.
-
-    Raises:
-        OsmosisError: GitHub has no such commit.
-    """
+    """Look for a commit in this clone and, if the origin is on GitHub, there."""
     local = run_git(["cat-file", "-e", f"{commit_sha}^{{commit}}"], cwd=root).returncode == 0
     answer = _ask_github(git.identity, commit_sha) if _is_on_github(git) else "unknown"
     if answer == "present":

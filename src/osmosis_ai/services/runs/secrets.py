@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.errors import InteractiveRequiredError, NotFoundError, OsmosisError
+from osmosis_ai.workspace.secrets_file import value_problem
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.api.http_errors import PlatformError
 
 SecretSource = Literal["run", "user_override", "user", "workspace", "unknown"]
 _REFUSAL = "Secret(s) not found:"
@@ -50,20 +51,7 @@ def plan_run_secrets(
     *,
     suppliable: Sequence[str] | None = None,
 ) -> RunSecretPlan:
-    """Determine the source of each secret's value.
-
-    Args:
-        client: the platform.
-        names: ``[secrets].required``.
-        supplied: values for this run; other names are ignored.
-        suppliable: names that accept such values; None for all.
-
-    Raises:
-        InteractiveRequiredError: secrets are missing; the message lists all of them.
-        PlatformError: the platform refuses this user or this repository.
-    """
-    from osmosis_ai.api.http_errors import PlatformError
-
+    """Determine the source of each secret's value."""
     if not names:
         return RunSecretPlan(())
     doubt = None
@@ -102,13 +90,7 @@ def plan_run_secrets(
 
 
 def supplied_values(names: Sequence[str], values: Mapping[str, str]) -> dict[str, str]:
-    """Return the supplied values whose names the config requires.
-
-    Raises:
-        OsmosisError: a value is invalid; the message does not contain it.
-    """
-    from osmosis_ai.workspace.secrets_file import value_problem
-
+    """Return the supplied values whose names the config requires."""
     supplied = {name: value for name, value in values.items() if name in names and value}
     for name, value in supplied.items():
         problem = value_problem(value)
@@ -132,18 +114,7 @@ def stand_ins(names: Iterable[str]) -> dict[str, str]:
 
 @contextmanager
 def explaining_failures(look: str | None = None) -> Iterator[None]:
-    """Add hints to the error of a failed submit: how to store missing secrets, and how to look for the run.
-
-    Args:
-        look: command that shows the run, which may exist if the platform did not reply; None for a preview,
-            which changes nothing.
-
-    Raises:
-        PlatformError: the original error with a hint.
-        NotFoundError: replaces an error about missing secrets.
-    """
-    from osmosis_ai.api.http_errors import PlatformError
-
+    """Add hints to the error of a failed submit: how to store missing secrets, and how to look for the run."""
     try:
         yield
     except PlatformError as error:
@@ -154,7 +125,6 @@ def explaining_failures(look: str | None = None) -> Iterator[None]:
 
 
 def _explained(error: PlatformError) -> OsmosisError:
-    """Return the error for a refused submit, with instructions if secrets are missing."""
     if error.status != 404 or not error.message.startswith(_REFUSAL):
         return error
     listed = error.message.removeprefix(_REFUSAL).split("\n")[0].strip().rstrip(".")

@@ -3,32 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.config.sections import served_agent
+from osmosis_ai.api.connections import REPEATING
+from osmosis_ai.api.git_identity import GitIdentity
+from osmosis_ai.api.http_errors import PlatformError
+from osmosis_ai.api.models.datasets import Dataset
+from osmosis_ai.api.models.eval_runs import EvalRun, EvalRunDetail
+from osmosis_ai.api.models.runs import EvalRunSubmit, Run, SubmitCheck, SubmittedRun, TrainingRunSubmit
+from osmosis_ai.api.models.training_runs import TrainingRunDetail
+from osmosis_ai.api.platform_url import DEFAULT_PLATFORM_URL
+from osmosis_ai.config.sections import EvaluationSettings, Experiment, served_agent
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
-from osmosis_ai.workspace.git import run_git
+from osmosis_ai.redaction import exposure_warnings
+from osmosis_ai.services.runs.lifecycle import RUN_PATHS, RunKind, get_run
+from osmosis_ai.services.runs.pinned_commit import check_pinned_commit
+from osmosis_ai.services.runs.secrets import (
+    RunSecret,
+    explaining_failures,
+    plan_run_secrets,
+    stand_ins,
+    supplied_values,
+    unused_values,
+)
+from osmosis_ai.ui.numbers import amount
+from osmosis_ai.ui.run_numbers import execution_rows
+from osmosis_ai.workspace.config_files import (
+    EvalConfig,
+    TrainingConfig,
+    entrypoint_path,
+    load_eval_config,
+    load_training_config,
+    rollout_directory,
+)
+from osmosis_ai.workspace.git import GitState, read_git_state, run_git
 
 if TYPE_CHECKING:
-    from osmosis_ai.api.models.datasets import Dataset
-    from osmosis_ai.api.models.runs import EvalRunSubmit, SubmitCheck, SubmittedRun, TrainingRunSubmit
-    from osmosis_ai.config.issues import Issue
+    from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.services.context import PlatformContext
     from osmosis_ai.services.rollout_preflight import ImportOutcome
-    from osmosis_ai.services.runs.lifecycle import RunKind
-    from osmosis_ai.services.runs.secrets import RunSecret
-    from osmosis_ai.workspace.config_files import EvalConfig, TrainingConfig
-    from osmosis_ai.workspace.layout import WorkspaceDirectory
 
     Config = EvalConfig | TrainingConfig
-    from osmosis_ai.api.git_identity import GitIdentity
-    from osmosis_ai.api.models.eval_runs import EvalRunDetail
-    from osmosis_ai.api.models.runs import Run
-    from osmosis_ai.api.models.training_runs import TrainingRunDetail
-    from osmosis_ai.config.sections import Experiment
-    from osmosis_ai.workspace.git import GitState
 
     Body = EvalRunSubmit | TrainingRunSubmit
     Detail = EvalRunDetail | TrainingRunDetail
@@ -46,37 +63,11 @@ CHECKS = {
 }
 """Display names of all checks that can refuse a submit."""
 
+_NO_ROUTE = (404, 405, 410, 501)
 _ONLY_THE_PLATFORM = ("dataset", "model", "commit", "rollout", "limits")
 
 
-@dataclass(frozen=True)
-class Findings:
-    """Completed and pending checks; both are keys of :data:`CHECKS`, in its order."""
-
-    checked: tuple[str, ...]
-    unchecked: tuple[str, ...]
-
-    @classmethod
-    def of(cls, verdict: SubmitCheck | None, *, doubtful: Sequence[str]) -> Findings:
-        """Divide the checks into completed and pending ones.
-
-        Args:
-            verdict: the platform's preview, if available.
-            doubtful: checks that neither this machine nor the verdict settles.
-        """
-        unchecked = {*doubtful, *(() if verdict is not None else _ONLY_THE_PLATFORM)}
-        return cls(
-            tuple(check for check in CHECKS if check not in unchecked),
-            tuple(check for check in CHECKS if check in unchecked),
-        )
-
-    def with_checked(self, check: str) -> Findings:
-        unchecked = [each for each in self.unchecked if each != check]
-        return Findings(tuple(each for each in CHECKS if each not in unchecked), tuple(unchecked))
-
-
 def in_words(checks: Sequence[str]) -> str:
-    """Return the display names of checks."""
     return ", ".join(CHECKS[check] for check in checks)
 
 
@@ -119,7 +110,8 @@ def code_warnings(
         return warnings
     if verdict is not None and verdict.commit_sha:
         return [*warnings, *_distance(root, git, verdict)]
-    if not _is_itself(root, repository):
+    origin = Path(repository.display_url)
+    if not (origin.is_absolute() and origin == root.resolve()):  # this same repository needs no push
         warnings += _push_warnings(git)
     if experiment.branch is None:
         warnings.append(
@@ -135,9 +127,10 @@ def _distance(root: Path, git: GitState, verdict: SubmitCheck) -> list[str]:
         return [f"{would}; nothing is committed here yet."]
     if git.head == sha:
         return []
-    missing = _count(root, f"{sha}..{git.head}")
-    if missing is None:
+    counted = run_git(["rev-list", "--count", f"{sha}..{git.head}"], cwd=root)
+    if counted.returncode != 0:
         return [f"{would}, which is not in this clone; {git.head[:8]} is checked out here."]
+    missing = int(counted.stdout)
     if missing == 0:
         return [f"{would}, which is newer than {git.head[:8]}, checked out here."]
     commits = (
@@ -160,30 +153,12 @@ def _push_warnings(git: GitState) -> list[str]:
     return warnings
 
 
-def _is_itself(root: Path, repository: GitIdentity) -> bool:
-    """Whether the origin is this same repository, which needs no push."""
-    return Path(repository.display_url).is_absolute() and Path(repository.display_url) == root.resolve()
-
-
-def _count(root: Path, commits: str) -> int | None:
-    counted = run_git(["rev-list", "--count", commits], cwd=root)
-    return int(counted.stdout) if counted.returncode == 0 and counted.stdout.strip().isdigit() else None
-
-
 Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class PreparedSubmit:
-    """A run that is ready to be submitted.
-
-    Attributes:
-        body: request body; may contain secret values.
-        notes: information to show before confirmation.
-        warnings: possible surprises.
-        findings: completed and pending checks.
-        imported: result of importing the entrypoint; an import error is raised instead.
-    """
+    """A run that is ready to be submitted; ``unchecked`` has the keys of :data:`CHECKS` that are pending."""
 
     kind: RunKind
     config: Config
@@ -191,7 +166,7 @@ class PreparedSubmit:
     secrets: tuple[RunSecret, ...]
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
-    findings: Findings
+    unchecked: tuple[str, ...]
     imported: ImportOutcome
 
     def resource(self) -> dict[str, Any]:
@@ -209,16 +184,13 @@ class PreparedSubmit:
             "secrets": {secret.name: secret.source for secret in self.secrets},
             "notes": list(self.notes),
             "warnings": list(self.warnings),
-            "checked": list(self.findings.checked),
-            "unchecked": list(self.findings.unchecked),
+            "checked": [check for check in CHECKS if check not in self.unchecked],
+            "unchecked": list(self.unchecked),
         }
 
     @property
     def rows_drawn(self) -> str | None:
         """The dataset rows and attempts of an evaluation, without their total, which only the platform knows."""
-        from osmosis_ai.ui.numbers import amount
-        from osmosis_ai.workspace.config_files import EvalConfig
-
         if not isinstance(self.config, EvalConfig):
             return None
         limit, n = self.config.evaluation.limit, self.config.evaluation.n
@@ -229,16 +201,9 @@ class PreparedSubmit:
         return f"{rows}; {amount(n, 'attempt')} per row"
 
     def described(self) -> dict[str, Any]:
-        """Return the experiment's fields of a submit's result."""
-        experiment = self.config.experiment
-        return {
-            "rollout": experiment.rollout,
-            "entrypoint": experiment.entrypoint,
-            "model": experiment.model_path,
-            "dataset": experiment.dataset,
-            "branch": experiment.branch,
-            "commit_sha": experiment.commit_sha,
-        }
+        known = self.config.experiment.model_dump()
+        keys = ("rollout", "entrypoint", "model_path", "dataset", "branch", "commit_sha")
+        return {key.removesuffix("_path"): known[key] for key in keys}
 
 
 def prepare_submission(
@@ -246,87 +211,54 @@ def prepare_submission(
     kind: RunKind,
     config: Path,
     *,
-    secret_values: Mapping[str, str] | None = None,
-    tell: Tell = lambda _stage: None,
+    secret_values: Mapping[str, str],
+    tell: Tell,
 ) -> PreparedSubmit:
-    """Read and validate the inputs of a submit, including a preview by the platform if it supports one.
-
-    Args:
-        context: workspace directory, login and platform.
-        kind: kind of the run.
-        config: a file in ``configs/eval/`` or ``configs/training/``.
-        secret_values: values from the user's secrets file, for this run only.
-        tell: receives a message before each slow step.
-
-    Raises:
-        OsmosisError: an input is missing or invalid, or the platform would refuse the run.
-    """
-    from osmosis_ai.redaction import exposure_warnings
-    from osmosis_ai.services.runs.secrets import (
-        plan_run_secrets,
-        stand_ins,
-        supplied_values,
-        unused_values,
-    )
-    from osmosis_ai.workspace.git import read_git_state
-
-    loaded = _load(kind, config, context.workspace)
+    """Read and validate the inputs of a submit, including a preview by the platform if it supports one."""
+    load = load_eval_config if kind == "eval" else load_training_config
+    loaded: Config = load(config, context.workspace)
     imported = _import_code(context, kind, loaded, tell)
-    supplied = supplied_values(loaded.secrets, secret_values or {})
+    supplied = supplied_values(loaded.secrets, secret_values)
     context.client.hide(supplied.values())
     if loaded.secrets:
         tell("Checking secrets")
     secrets = plan_run_secrets(context.client, loaded.secrets, supplied)
     tell("Asking the platform")
-    verdict = ask_platform(context, _body(kind, loaded, stand_ins(supplied)))
+    verdict = ask_platform(context, _body(loaded, stand_ins(supplied)))
     # Configs are sent in the request, so changes in them do not matter.
     state = read_git_state(context.workspace.root, ignored="configs")
     git = context.checkout.git
     doubts = [
         imported.problem,
-        unused_values(loaded.secrets, secret_values or {}),
+        unused_values(loaded.secrets, secret_values),
         *exposure_warnings(supplied),
     ]
-    doubtful = ["import"] if imported.kind != "imported" else []
+    unchecked = {"import"} if imported.kind != "imported" else set()
     if verdict is None:
-        doubts += [secrets.doubt, _look_for_commit(context, loaded, tell)]
-        doubtful += ["secrets"] if secrets.doubt else []
+        unchecked |= {*_ONLY_THE_PLATFORM, *(["secrets"] if secrets.doubt else [])}
+        doubts.append(secrets.doubt)
+        if commit_sha := loaded.experiment.commit_sha:
+            tell("Looking for the pinned commit")
+            doubts.append(check_pinned_commit(context.workspace.root, commit_sha, git))
     doubts += _settings_doubts(loaded, verdict)
+    doubts += code_warnings(context.workspace.root, loaded.experiment, git, state, verdict)
     return PreparedSubmit(
         kind=kind,
         config=loaded,
-        body=_body(kind, loaded, supplied),
+        body=_body(loaded, supplied),
         secrets=secrets.secrets,
         notes=(
             *code_notes(loaded.experiment, git, state, verdict),
             f"The config is read from this machine: {loaded.path.name}.",
         ),
-        warnings=tuple(
-            filter(
-                None,
-                [*doubts, *code_warnings(context.workspace.root, loaded.experiment, git, state, verdict)],
-            )
-        ),
-        findings=Findings.of(verdict, doubtful=doubtful),
+        warnings=tuple(filter(None, doubts)),
+        unchecked=tuple(check for check in CHECKS if check in unchecked),
         imported=imported,
     )
 
 
-def submit(context: PlatformContext, submission: PreparedSubmit) -> SubmittedRun:
-    """Submit a run, without repeating the request.
-
-    Raises:
-        PlatformError: the platform refused, or did not answer; in the latter case the run may exist.
-    """
-    return post_run(context, submission.kind, submission.body)
-
-
 def require_import(submission: PreparedSubmit) -> None:
-    """Check that the entrypoint was imported in time; a submit leaves a slow import to the platform.
-
-    Raises:
-        OsmosisError: it was not.
-    """
+    """Check that the entrypoint was imported in time; a submit leaves a slow import to the platform."""
     if submission.imported.kind == "late":
         raise OsmosisError(
             submission.imported.problem,
@@ -347,34 +279,22 @@ def check_dataset(context: PlatformContext, submission: PreparedSubmit) -> Datas
     return require_ready(get_dataset(context.client, submission.config.experiment.dataset))
 
 
-def _load(kind: RunKind, config: Path, workspace: WorkspaceDirectory) -> Config:
-    from osmosis_ai.workspace.config_files import load_eval_config, load_training_config
-
-    return load_eval_config(config, workspace) if kind == "eval" else load_training_config(config, workspace)
-
-
 def _settings_doubts(config: Config, verdict: SubmitCheck | None) -> list[str]:
-    """Return objections of this release to the settings; the platform decides."""
     from osmosis_ai.inference.catalog import base_model_of
-    from osmosis_ai.workspace.config_files import EvalConfig
 
     if config.doubts:
-        likely = [f"{_said(issue)}; the platform is likely to refuse it." for issue in config.doubts]
-        return likely if verdict is None else []
+        likely = []
+        for issue in config.doubts if verdict is None else ():
+            meant = f" (did you mean '{issue.suggestion}'?)" if issue.suggestion else ""
+            likely.append(f"{issue.key}: {issue.message}{meant}; the platform is likely to refuse it.")
+        return likely
     if isinstance(config, EvalConfig):
         return []
     return config.settings.warnings(base_model_of(config.experiment.model_path))
 
 
-def _said(issue: Issue) -> str:
-    meant = f" (did you mean '{issue.suggestion}'?)" if issue.suggestion else ""
-    return f"{issue.key}: {issue.message}{meant}"
-
-
 def _import_code(context: PlatformContext, kind: RunKind, config: Config, tell: Tell) -> ImportOutcome:
-    """Import the local entrypoint."""
     from osmosis_ai.services.rollout_preflight import import_entrypoint, served_elsewhere
-    from osmosis_ai.workspace.config_files import entrypoint_path, rollout_directory
 
     workspace, experiment = context.workspace, config.experiment
     if served_agent(experiment.entrypoint) is not None:
@@ -389,60 +309,48 @@ def _import_code(context: PlatformContext, kind: RunKind, config: Config, tell: 
     ).require(f"{kind} submit")
 
 
-def _look_for_commit(context: PlatformContext, config: Config, tell: Tell) -> str | None:
-    """Return a warning about the pinned commit that does not need the platform, or None."""
-    from osmosis_ai.services.runs.pinned_commit import check_pinned_commit
-
-    commit_sha = config.experiment.commit_sha
-    if commit_sha is None:
-        return None
-    tell("Looking for the pinned commit")
-    return check_pinned_commit(context.workspace.root, commit_sha, context.checkout.git)
-
-
 def ask_platform(context: PlatformContext, body: Body) -> SubmitCheck | None:
     """Preview the submit of ``body`` on the platform; None if unsupported.
 
     The hosted service has no such route, and is never sent a request that it does not know.
-
-    Raises:
-        OsmosisError: the platform would refuse the run.
     """
-    from osmosis_ai.api.models.runs import EvalRunSubmit
-    from osmosis_ai.api.platform_url import DEFAULT_PLATFORM_URL
-    from osmosis_ai.services.runs.secrets import explaining_failures
-
     if context.credentials.platform_url == DEFAULT_PLATFORM_URL:
         return None
     with explaining_failures():
-        if isinstance(body, EvalRunSubmit):
-            return context.client.eval_runs.check(body)
-        return context.client.training_runs.check(body)
+        return check_run(context.client, body)
 
 
-def _body(kind: RunKind, config: Config, supplied: Mapping[str, str]) -> Body:
-    from osmosis_ai.api.models.runs import EvalRunSubmit, TrainingRunSubmit
+def check_run(client: PlatformClient, body: Body) -> SubmitCheck | None:
+    """Preview a submit; None if the platform has no such route."""
+    try:
+        found = client.post(f"{_collection(body)}/check", body, model=SubmitCheck, retry=REPEATING)
+    except PlatformError as error:
+        # Other errors of these statuses refuse the submit or its user.
+        is_verdict = error.body.get("dry_run") is True or (error.platform_code or "").startswith("GIT_")
+        if error.status in _NO_ROUTE and not is_verdict:
+            return None
+        raise
+    return found if found.dry_run else None
 
+
+def _collection(body: Body) -> str:
+    return RUN_PATHS["eval" if isinstance(body, EvalRunSubmit) else "train"]
+
+
+def _body(config: Config, supplied: Mapping[str, str]) -> Body:
     payload = config.payload()
     if supplied:
         payload["secrets"] = {**payload["secrets"], "provided": dict(supplied)}
-    body = EvalRunSubmit if kind == "eval" else TrainingRunSubmit
+    body = EvalRunSubmit if isinstance(config, EvalConfig) else TrainingRunSubmit
     return body.model_validate(payload)
 
 
-def post_run(context: PlatformContext, kind: RunKind, body: Body) -> SubmittedRun:
-    """Submit ``body``, without repeating the request.
-
-    Raises:
-        PlatformError: the platform refused, or did not answer; in the latter case the run may exist.
-    """
-    from osmosis_ai.api.models.runs import EvalRunSubmit
-    from osmosis_ai.services.runs.secrets import explaining_failures
-
+def post_run(client: PlatformClient, kind: RunKind, body: Body) -> SubmittedRun:
+    """Submit a run; the request is never repeated, and no error contains values of its secrets."""
+    if body.secrets is not None:
+        client.hide(body.secrets.provided.values())
     with explaining_failures(f"osmosis {kind} list"):
-        if isinstance(body, EvalRunSubmit):
-            return context.client.eval_runs.submit(body)
-        return context.client.training_runs.submit(body)
+        return client.post(_collection(body), body, model=SubmittedRun)
 
 
 _DIGITS = 12
@@ -451,13 +359,7 @@ _NOT_SAID = "the platform does not report what was submitted: a pinned commit an
 
 @dataclass(frozen=True)
 class Change:
-    """A setting of the earlier run compared with its current value.
-
-    Attributes:
-        what: key of the setting.
-        before, now: None if unknown.
-        changed: None if unknown.
-    """
+    """A setting of the earlier run compared with its current value; None if unknown."""
 
     what: str
     before: str | None
@@ -470,7 +372,6 @@ class Change:
 
     @property
     def words(self) -> str:
-        """The change as a phrase."""
         if self.changed is None:
             return f"{self.before or 'not recorded'}; now {self.now or 'known to the platform only'}"
         return f"was {self.before}, now {self.now}" if self.changed else f"{self.now} (unchanged)"
@@ -478,14 +379,7 @@ class Change:
 
 @dataclass(frozen=True)
 class PreparedResubmit:
-    """A run that is ready to be resubmitted.
-
-    Attributes:
-        run: the original run.
-        body: request body; may contain secret values.
-        changes: all compared settings, including unchanged ones.
-        warnings: possible surprises.
-    """
+    """A run that is ready to be resubmitted, with all compared settings, including unchanged ones."""
 
     kind: RunKind
     run: Run
@@ -497,35 +391,14 @@ class PreparedResubmit:
     def name(self) -> str:
         return self.run.name or self.run.id
 
-    def changes_data(self) -> list[dict[str, Any]]:
-        return [asdict(change) for change in self.changes]
-
 
 def prepare_resubmit(
     context: PlatformContext, kind: RunKind, name: str, secret_values: Mapping[str, str]
 ) -> PreparedResubmit:
-    """Read a run's config and compare it with the current state; the platform previews the submit if it can.
-
-    Args:
-        context: workspace directory, login and platform.
-        kind: kind of the run.
-        name: the run's name or id.
-        secret_values: values from the user's secrets file, for the new run only.
-
-    Raises:
-        PlatformError: the run does not exist, or the platform would refuse the new one.
-        OsmosisError: the run cannot be resubmitted.
-    """
-    from osmosis_ai.services.runs.secrets import (
-        plan_run_secrets,
-        stand_ins,
-        supplied_values,
-        unused_values,
-    )
-
+    """Read a run's config and compare it with the current state; the platform previews the submit if it can."""
     client = context.client
-    detail: Detail = client.eval_runs.get(name) if kind == "eval" else client.training_runs.get(name)
-    run = _own(detail)
+    detail = get_run(client, kind, name)
+    run = detail.run
     _require_executed(run, detail)
     names = tuple(detail.resolved_secret_scopes or ())
     supplied = supplied_values(names, secret_values)
@@ -546,25 +419,7 @@ def prepare_resubmit(
     )
 
 
-def resubmit(context: PlatformContext, prepared: PreparedResubmit) -> SubmittedRun:
-    """Resubmit a run, without repeating the request.
-
-    Raises:
-        PlatformError: the platform refused, or did not answer; in the latter case the run may exist.
-    """
-
-    return post_run(context, prepared.kind, prepared.body)
-
-
-def _own(detail: Detail) -> Run:
-    from osmosis_ai.api.models.eval_runs import EvalRunDetail
-
-    return detail.eval_run if isinstance(detail, EvalRunDetail) else detail.training_run
-
-
 def _require_executed(run: Run, detail: Detail) -> None:
-    from osmosis_ai.api.models.eval_runs import EvalRun
-
     if isinstance(run, EvalRun) and run.imported is not None:
         raise ConflictError(
             f"the evaluation run '{run.name or run.id}' was imported: the platform has no config of it to submit.",
@@ -579,8 +434,6 @@ def _require_executed(run: Run, detail: Detail) -> None:
 
 def _body_again(kind: RunKind, detail: Detail, provided: Mapping[str, str]) -> Body:
     from pydantic import ValidationError
-
-    from osmosis_ai.api.models.runs import EvalRunSubmit, TrainingRunSubmit
 
     request = dict(detail.request or _recorded(kind, detail))
     names = list(detail.resolved_secret_scopes or ())
@@ -600,13 +453,11 @@ def _body_again(kind: RunKind, detail: Detail, provided: Mapping[str, str]) -> B
 
 def _recorded(kind: RunKind, detail: Detail) -> dict[str, Any]:
     """Return the config as far as the platform's run details contain it."""
-    from osmosis_ai.config.sections import EvaluationSettings
-
     config = _without_nulls(detail.config or {})
     experiment = {
         "rollout": detail.rollout.name if detail.rollout else None,
         "entrypoint": detail.entrypoint,
-        "model_path": _model_of(detail),
+        "model_path": detail.model_name,
         "dataset": detail.dataset.name if detail.dataset else None,
         "branch": detail.branch,
     }
@@ -626,26 +477,15 @@ def _without_nulls(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key: _without_nulls(value) if isinstance(value, dict) else value for key, value in known.items()}
 
 
-def _model_of(detail: Detail) -> str | None:
-    from osmosis_ai.api.models.eval_runs import EvalRunDetail
-
-    if isinstance(detail, EvalRunDetail):
-        path = (detail.config or {}).get("model_path")
-        return path if isinstance(path, str) else None
-    return detail.model.name if detail.model else None
-
-
 def _changes(
     context: PlatformContext, detail: Detail, verdict: SubmitCheck | None, secrets: tuple[RunSecret, ...]
 ) -> list[Change]:
-    from osmosis_ai.ui.run_numbers import execution_rows
-
     told = verdict.resolved_secret_scopes if verdict is not None else {}
     now = {secret.name: told.get(secret.name, secret.source) for secret in secrets}
     changes = [
         _compared("commit", _short(detail.commit_sha), _short(verdict.commit_sha if verdict else None)),
         _dataset_change(context, detail, verdict),
-        Change("model", _model_of(detail), _model_of(detail), False),
+        Change("model", detail.model_name, detail.model_name, False),
     ]
     for label, value in execution_rows((detail.request or {}).get("advanced_config")):
         changes.append(Change(label.lower(), value, value, False))
@@ -663,7 +503,7 @@ def _dataset_change(context: PlatformContext, detail: Detail, verdict: SubmitChe
     before, now = detail.dataset_sha256, verdict.dataset_sha256 if verdict is not None else None
     if before is not None and now is not None:
         return _compared("dataset", _short(before), _short(now))
-    name, begun = detail.dataset.name if detail.dataset else None, _own(detail).created_at
+    name, begun = detail.dataset.name if detail.dataset else None, detail.run.created_at
     if name is None:
         return Change("dataset", None, None, None)
     try:

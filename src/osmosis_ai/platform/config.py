@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -55,13 +55,12 @@ class RayCluster:
 
     def to_json(self) -> dict[str, Any]:
         """Return it for another process of this machine; the token stays in its file."""
-        file = str(self.token_file) if self.token_file is not None else None
-        return {"address": self.address, "token_file": file, "allow_open": self.allow_open}
+        return {**asdict(self), "token_file": str(self.token_file or "")}
 
     @classmethod
     def from_json(cls, written: Mapping[str, Any]) -> RayCluster:
         file = written["token_file"]
-        return cls(written["address"], Path(file) if file else None, written["allow_open"])
+        return cls(**{**written, "token_file": Path(file) if file else None})
 
     def token(self) -> str | None:
         """Return the cluster's token, read again each time; None if there is none."""
@@ -196,12 +195,12 @@ def from_environment(env: Mapping[str, str] | None = None) -> PlatformConfig:
         port=read.number("OSMOSIS_PLATFORM_PORT", DEFAULT_PORT, 0, 65535),
         public_url=read.accepted("OSMOSIS_PUBLIC_URL", normalize_platform_url),
         trusted_proxies=read.addresses("OSMOSIS_TRUSTED_PROXIES"),
-        max_connections=read.number("OSMOSIS_MAX_CONNECTIONS", 4096, 8, 1_000_000),
+        max_connections=read.number("OSMOSIS_MAX_CONNECTIONS", PlatformConfig.max_connections, 8, 1_000_000),
         executor_slots=read.number("OSMOSIS_EXECUTOR_SLOTS", RAY_SLOTS if ray else LOCAL_SLOTS, 0, 1024),
         ray=ray,
-        lease_s=read.number("OSMOSIS_LEASE_SECONDS", 30, 1, 3600),
-        run_upload_gb=read.number("OSMOSIS_RUN_UPLOAD_GB", 1000, 1, 1_000_000),
-        minimum_cli_version=read.version("OSMOSIS_MINIMUM_CLI_VERSION", "0.2.14"),
+        lease_s=read.number("OSMOSIS_LEASE_SECONDS", PlatformConfig.lease_s, 1, 3600),
+        run_upload_gb=read.number("OSMOSIS_RUN_UPLOAD_GB", PlatformConfig.run_upload_gb, 1, 1_000_000),
+        minimum_cli_version=read.version("OSMOSIS_MINIMUM_CLI_VERSION", PlatformConfig.minimum_cli_version),
         recommended_cli_version=read.version("OSMOSIS_RECOMMENDED_CLI_VERSION"),
         isolation=read.setting(isolation_setting, "auto"),
         network=read.setting(network_setting, None),

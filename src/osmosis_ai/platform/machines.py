@@ -95,13 +95,8 @@ class Machine:
 
 def needs_key(asks: ExecutionSection) -> str | None:
     """Return a key that runs with the same requirements share; None without requirements."""
-    asked = {
-        "labels": sorted(set(asks.labels or ())),
-        "cpus": asks.cpus,
-        "gpus": asks.gpus,
-        "memory_gb": asks.memory_gb,
-        "sandbox": asks.needs_sandbox,
-    }
+    asked = asks.model_dump(include={"cpus", "gpus", "memory_gb"})
+    asked |= {"labels": sorted(set(asks.labels or ())), "sandbox": asks.needs_sandbox}
     known = {name: value for name, value in asked.items() if value}
     return orjson.dumps(known, option=orjson.OPT_SORT_KEYS).decode() if known else None
 
@@ -171,16 +166,8 @@ class KnownWorkers:
 
 
 def _described(request: ClaimRequest, token: DbWorkerToken) -> dict[str, Any]:
-    return {
-        "token_id": token.id,
-        "machine": request.machine,
-        "labels": sorted(set(request.labels)),
-        "cpus": request.cpus,
-        "gpus": request.gpus,
-        "memory_gb": request.memory_gb,
-        "sandbox": request.sandbox,
-        "sandbox_problem": request.sandbox_problem,
-    }
+    facts = request.model_dump(include={"machine", "cpus", "gpus", "memory_gb", "sandbox", "sandbox_problem"})
+    return {**facts, "token_id": token.id, "labels": sorted(set(request.labels))}
 
 
 def _id_of(described: dict[str, Any]) -> str:

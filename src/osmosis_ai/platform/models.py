@@ -19,7 +19,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sqlalchemy import and_, bindparam, func, select
+from sqlalchemy import and_, func, select
 from sqlalchemy.orm import Session
 
 from osmosis_ai.api.models.models import ModelFile
@@ -54,12 +54,7 @@ MAX_ADAPTERS = 8
 """Maximum number of adapter processes."""
 ADAPTER_IDLE_S = 600.0
 """How long an adapter's process waits for its next request."""
-_NEWEST_FIRST = PagedRows(
-    DbLoraModel,
-    DbLoraModel.workspace_id == bindparam("workspace_id"),
-    *(DbLoraModel.created_at, DbLoraModel.id),
-    descending=True,
-)
+_NEWEST_FIRST: PagedRows[DbLoraModel] = PagedRows.newest(DbLoraModel)
 
 
 class DeploymentLimitError(ConflictError):

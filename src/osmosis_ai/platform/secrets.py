@@ -35,12 +35,7 @@ _BY_NAME = PagedRows(
     ),
     *(DbSecret.name, DbSecret.scope),
 )
-_ACCESSES = PagedRows(
-    DbSecretAccess,
-    DbSecretAccess.workspace_id == bindparam("workspace_id"),
-    *(DbSecretAccess.created_at, DbSecretAccess.id),
-    descending=True,
-)
+_ACCESSES: PagedRows[DbSecretAccess] = PagedRows.newest(DbSecretAccess)
 
 
 class MissingSecretsError(NotFoundError):

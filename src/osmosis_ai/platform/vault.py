@@ -9,16 +9,15 @@ Layout of a sealed value: version (1 byte), key id (8), nonce (12), AES-256-GCM 
 
 from __future__ import annotations
 
-import base64
-import json
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 from sqlalchemy import select
 
 from osmosis_ai.errors import ConflictError, OsmosisError
@@ -50,20 +49,31 @@ class VaultError(OsmosisError):
 
 @dataclass(frozen=True)
 class _KeyRing:
-    """The keys by id, the id of the active one, and when the others were replaced."""
+    """The keys by id (in hex), the id of the active one, and when the others were replaced: the key file's content."""
 
-    active: bytes = b""
-    keys: Mapping[bytes, bytes] = field(default_factory=dict, repr=False)
-    replaced: Mapping[bytes, datetime] = field(default_factory=dict)
+    version: Literal[1]
+    active: str
+    keys: Mapping[str, bytes] = field(repr=False)
+    replaced: Mapping[str, datetime]
 
     def with_new_key(self, now: datetime) -> _KeyRing:
-        key_id = secrets.token_bytes(_KEY_ID_BYTES)
+        key_id = secrets.token_hex(_KEY_ID_BYTES)
         replaced = {id: self.replaced.get(id, now) for id in self.keys}
-        return _KeyRing(key_id, {**self.keys, key_id: secrets.token_bytes(_KEY_BYTES)}, replaced)
+        return _KeyRing(1, key_id, {**self.keys, key_id: secrets.token_bytes(_KEY_BYTES)}, replaced)
 
-    def without(self, key_ids: Collection[bytes]) -> _KeyRing:
+    def without(self, key_ids: Collection[str]) -> _KeyRing:
         kept = {id: key for id, key in self.keys.items() if id not in key_ids}
-        return _KeyRing(self.active, kept, {id: at for id, at in self.replaced.items() if id in kept})
+        return _KeyRing(1, self.active, kept, {id: at for id, at in self.replaced.items() if id in kept})
+
+    def is_complete(self) -> bool:
+        lengths_fit = all(
+            len(bytes.fromhex(id)) == _KEY_ID_BYTES and len(key) == _KEY_BYTES
+            for id, key in self.keys.items()
+        )
+        return self.active in self.keys and lengths_fit
+
+
+_EMPTY = _KeyRing(1, "", {}, {})
 
 
 class Vault:
@@ -80,7 +90,7 @@ class Vault:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         ring = self._keys()
-        header, nonce = _VERSION + ring.active, secrets.token_bytes(_NONCE_BYTES)
+        header, nonce = _VERSION + bytes.fromhex(ring.active), secrets.token_bytes(_NONCE_BYTES)
         sealed = AESGCM(ring.keys[ring.active]).encrypt(nonce, plaintext, header + context.encode())
         return header + nonce + sealed
 
@@ -92,10 +102,10 @@ class Vault:
         header, rest = sealed[:_HEADER_BYTES], sealed[_HEADER_BYTES:]
         if header[:1] != _VERSION or len(rest) < _NONCE_BYTES:
             raise VaultError(f"the sealed value of `{context}` is damaged: its format is unknown.")
-        key_id = header[1:]
+        key_id = key_id_of(sealed).hex()
         if (key := self._keys().keys.get(key_id)) is None:
             raise VaultError(
-                f"`{context}` was sealed with the key {key_id.hex()}, which is not in {self.key_file}.",
+                f"`{context}` was sealed with the key {key_id}, which is not in {self.key_file}.",
                 hint="restore that file from the backup that belongs to this database, or set the secrets again",
             )
         try:
@@ -108,7 +118,7 @@ class Vault:
 
     def is_stale(self, sealed: bytes) -> bool:
         """Return whether a value was sealed with a key that has been replaced since."""
-        return key_id_of(sealed) != self._keys().active
+        return key_id_of(sealed).hex() != self._keys().active
 
     def rotate(self, now: datetime) -> None:
         """Create a new active key, also for other processes; values sealed before stay readable."""
@@ -116,8 +126,8 @@ class Vault:
 
     def forget_replaced_keys(self, *, before: datetime, in_use: Collection[bytes] = ()) -> int:
         """Delete keys that were replaced before a moment; what they sealed can never be opened again."""
-        replaced = self._keys().replaced
-        unneeded = {id for id, at in replaced.items() if at < before and id not in in_use}
+        replaced, used = self._keys().replaced, {id.hex() for id in in_use}
+        unneeded = {id for id, at in replaced.items() if at < before and id not in used}
         if unneeded:
             self._update(lambda ring: ring.without(unneeded))
         return len(unneeded)
@@ -147,8 +157,8 @@ class Vault:
         try:
             self.key_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with FileLock(f"{self.key_file}.lock", timeout=_LOCK_TIMEOUT_S, mode=0o600):
-                ring = change(self._read() or _KeyRing())
-                write_json(self.key_file, _to_json(ring))
+                ring = change(self._read() or _EMPTY)
+                write_json(self.key_file, msgspec.to_builtins(ring))
                 self._known = (ring, self._identity())
                 return ring
         except Timeout:
@@ -170,14 +180,16 @@ class Vault:
                 )
             # Taken before the file is read: a file that is replaced in between is read again next time.
             identity = self._identity()
-            ring = _from_json(json.loads(self.key_file.read_bytes()))
+            ring = msgspec.json.decode(self.key_file.read_bytes(), type=_KeyRing)
+            if not ring.is_complete():
+                raise ValueError("not a key ring")
             self._known = (ring, identity)
             return ring
         except FileNotFoundError:
             return None
         except OSError as error:
             raise VaultError(f"the key file {self.key_file} cannot be read: {error.strerror}.") from error
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, msgspec.DecodeError):
             # Not chained: a decoder quotes what it read.
             raise VaultError(
                 f"the key file {self.key_file} is damaged.", hint="restore it from a backup"
@@ -196,25 +208,6 @@ def sealing_context(row: DbSecret | DbRun | DbRolloutServer) -> str:
 def key_id_of(sealed: bytes) -> bytes:
     """Return the id of the key that a value was sealed with."""
     return sealed[len(_VERSION) : _HEADER_BYTES]
-
-
-def _to_json(ring: _KeyRing) -> dict[str, object]:
-    keys = {key_id.hex(): base64.b64encode(key).decode("ascii") for key_id, key in ring.keys.items()}
-    replaced = {key_id.hex(): at.isoformat() for key_id, at in ring.replaced.items()}
-    return {"version": 1, "active": ring.active.hex(), "keys": keys, "replaced": replaced}
-
-
-def _from_json(document: dict[str, Any]) -> _KeyRing:
-    """Raises ValueError, KeyError, TypeError or AttributeError when the document is not a key ring."""
-    encoded = document["keys"].items()
-    keys = {bytes.fromhex(key_id): base64.b64decode(key, validate=True) for key_id, key in encoded}
-    moments = document["replaced"].items()
-    replaced = {bytes.fromhex(key_id): datetime.fromisoformat(at) for key_id, at in moments}
-    ring = _KeyRing(bytes.fromhex(document["active"]), keys, replaced)
-    lengths_fit = all(len(key_id) == _KEY_ID_BYTES and len(key) == _KEY_BYTES for key_id, key in keys.items())
-    if document["version"] != 1 or ring.active not in keys or not lengths_fit:
-        raise ValueError("not a key ring")
-    return ring
 
 
 # -- rotation ------------------------------------------------------------------------------------------

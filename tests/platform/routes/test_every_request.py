@@ -21,8 +21,7 @@ from osmosis_ai.platform.db.engine import DatabaseBusyError, StorageFullError
 from osmosis_ai.platform.http.authentication import WorkspaceScope
 from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.middleware import OFFERED
-from osmosis_ai.platform.http.paging import LogPaging, Paging
-from osmosis_ai.platform.http.routing import api_router
+from osmosis_ai.platform.http.routing import LogPaging, Paging, api_router
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import Member, World, application, assert_flat_error
 from tests.platform.one_hop_client import OneHopClient, running

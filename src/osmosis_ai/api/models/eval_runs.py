@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import AliasChoices, Field
 
 from osmosis_ai.api.models.base import Named, Page, Timestamp, WireModel
-from osmosis_ai.api.models.runs import Run, RunDetail
+from osmosis_ai.api.models.runs import DetailedRun, Run
 
 
 class EvalResults(WireModel):
@@ -77,7 +77,7 @@ class EvalRunList(Page):
     eval_runs: list[EvalRunRow]
 
 
-class EvalRunDetail(RunDetail):
+class EvalRunDetail(DetailedRun):
     eval_run: EvalRun
     results: EvalResults | None = None
     dataset_df_stats: dict[str, Any] | None = None

@@ -17,22 +17,21 @@ class RunSecrets(WireModel):
     provided: dict[str, str] = Field(default={}, repr=False)
 
 
-class EvalRunSubmit(WireModel):
+class RunSubmit(WireModel):
     experiment_config: Experiment
-    evaluation_config: dict[str, Any] = {}
     advanced_config: dict[str, Any] = {}
     env_config: dict[str, str] = {}
     secrets: RunSecrets | None = None
 
 
-class TrainingRunSubmit(WireModel):
-    experiment_config: Experiment
+class EvalRunSubmit(RunSubmit):
+    evaluation_config: dict[str, Any] = {}
+
+
+class TrainingRunSubmit(RunSubmit):
     training_config: dict[str, Any] = {}
     sampling_config: dict[str, Any] = {}
     checkpoints_config: dict[str, Any] = {}
-    advanced_config: dict[str, Any] = {}
-    env_config: dict[str, str] = {}
-    secrets: RunSecrets | None = None
 
 
 class Run(WireModel):
@@ -51,7 +50,7 @@ class Run(WireModel):
     waits: str | None = None
 
 
-class RunDetail(WireModel):
+class DetailedRun(WireModel):
     """What the details of both kinds have; fields from ``request`` on are only on our platform."""
 
     config: dict[str, Any] | None = None

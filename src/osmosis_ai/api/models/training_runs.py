@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from osmosis_ai.api.models.base import Named, Page, Timestamp, WireModel
 from osmosis_ai.api.models.eval_runs import EvalSample
-from osmosis_ai.api.models.runs import Run, RunDetail
+from osmosis_ai.api.models.runs import DetailedRun, Run
 
 
 def _finite_or_none(value: Any) -> float | None:
@@ -83,7 +83,7 @@ class ResumeReply(WireModel):
     step: Counted = None
 
 
-class TrainingRunDetail(RunDetail):
+class TrainingRunDetail(DetailedRun):
     training_run: DescribedTrainingRun
     model: Named | None = None
 

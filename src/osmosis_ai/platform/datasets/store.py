@@ -20,13 +20,14 @@ from secrets import token_hex
 from typing import Any
 
 from pydantic import TypeAdapter
-from sqlalchemy import bindparam, delete, select
+from sqlalchemy import delete, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, defer
 
 from osmosis_ai.api.models.datasets import (
     CompletedPart,
     DatasetCreateRequest,
+    DatasetDownload,
     UploadInstructions,
     UploadIntent,
 )
@@ -74,13 +75,7 @@ _UNPRINTABLE = frozenset({"Cc", "Cs", "Zl", "Zp"})
 _DIRECTION_MARKS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 # The wire has milliseconds, and clients recognise a new version of a dataset by them.
 _TICK = timedelta(milliseconds=1)
-_NEWEST_FIRST = PagedRows(
-    DbDataset,
-    DbDataset.workspace_id == bindparam("workspace_id"),
-    *(DbDataset.created_at, DbDataset.id),
-    descending=True,
-    options=[defer(DbDataset.preview, raiseload=True)],
-)
+_NEWEST_FIRST: PagedRows[DbDataset] = PagedRows.newest(DbDataset, defer(DbDataset.preview, raiseload=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,14 +243,16 @@ class DatasetStore:
         with self._db.session() as session:
             return _NEWEST_FIRST.page(session, mine, limit=limit, offset=offset, cursor=cursor)
 
-    def download_url(self, workspace_id: str, name_or_id: str) -> tuple[str, timedelta, str]:
+    def download(self, workspace_id: str, name_or_id: str) -> DatasetDownload:
         """Return a URL of the bytes, how long it works, and the name of the file."""
         row = self.get(workspace_id, name_or_id)
         if row.status != "uploaded" or row.blob_key is None:
             raise ConflictError(_why_not_ready(row), details={"status": row.status})
         filename = f"{row.name}.{row.extension}"
         url = self._blobs.signed_get_url(row.blob_key, filename=filename, ttl=DOWNLOAD_TTL)
-        return url, DOWNLOAD_TTL, filename
+        return DatasetDownload(
+            presigned_url=url, expires_in=int(DOWNLOAD_TTL.total_seconds()), file_name=filename
+        )
 
     def _resume_upload(
         self, workspace_id: str, creator_id: str, request: DatasetCreateRequest, intent: UploadIntent | None

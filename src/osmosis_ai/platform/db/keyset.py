@@ -90,6 +90,12 @@ class PagedRows(Generic[RowT]):
         below = downward.where(tuple_(*columns) < place)
         self._behind, self._before = (below, above) if descending else (above, below)
 
+    @classmethod
+    def newest(cls, table: Any, *options: ExecutableOption) -> PagedRows[Any]:
+        """Return the list of the rows of a workspace, newest first."""
+        mine = table.workspace_id == bindparam("workspace_id")
+        return PagedRows(table, mine, table.created_at, table.id, descending=True, options=options)
+
     def page(
         self,
         session: Session,
@@ -272,10 +278,6 @@ def _part(
 ) -> _Part:
     if key is None:
         return _Part(tuple(conditions), columns, descending)
-    if len(columns) == 1:
-        column, value = columns[0], key[0]
-        behind = column < value if descending else column > value
-    else:
-        values = tuple_(*(literal(value, column.type) for value, column in zip(key, columns, strict=True)))
-        behind = tuple_(*columns) < values if descending else tuple_(*columns) > values
+    values = tuple_(*(literal(value, column.type) for value, column in zip(key, columns, strict=True)))
+    behind = tuple_(*columns) < values if descending else tuple_(*columns) > values
     return _Part((and_(*conditions, behind),), columns, descending)

@@ -182,7 +182,10 @@ class DbSecret(Base):
     """A sealed value. ``scope``: ``workspace`` (``owner_id`` empty) or ``user`` (its owner's own)."""
 
     __tablename__ = "secrets"
-    __table_args__ = (UniqueConstraint("workspace_id", "scope", "owner_id", "name"),)
+    __table_args__ = (
+        UniqueConstraint("workspace_id", "scope", "owner_id", "name"),
+        Index("ix_secrets_workspace_name", "workspace_id", "name", "scope", "owner_id"),
+    )
 
     id: Mapped[str] = mapped_column(String(40), primary_key=True)
     workspace_id: Mapped[str] = mapped_column(ForeignKey("workspaces.id", ondelete="CASCADE"))

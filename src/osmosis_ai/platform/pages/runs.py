@@ -26,9 +26,9 @@ from osmosis_ai.api.models.runs import EvalRetry
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.platform.accounts import TokenRejected
 from osmosis_ai.platform.db.tables import DbRun
-from osmosis_ai.platform.http.addresses import root_path, workspace_path
 from osmosis_ai.platform.http.authentication import Scope
 from osmosis_ai.platform.http.errors import ApiError
+from osmosis_ai.platform.http.routing import root_path, workspace_path
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.pages.shell import (
     SESSION_COOKIE,

@@ -32,10 +32,9 @@ from osmosis_ai.config.issues import nearest
 from osmosis_ai.errors import NotFoundError
 from osmosis_ai.platform.accounts import Principal, TokenRejected
 from osmosis_ai.platform.db.tables import DbUser, DbWorkspace
-from osmosis_ai.platform.http.addresses import is_encrypted, root_path, workspace_path
 from osmosis_ai.platform.http.authentication import Services
 from osmosis_ai.platform.http.errors import ApiError, as_api_error
-from osmosis_ai.platform.http.routing import ApiRoute
+from osmosis_ai.platform.http.routing import ApiRoute, is_encrypted, root_path, workspace_path
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.workspaces import NoSuchNameError, Role
 from osmosis_ai.ui.assets import assets

@@ -10,8 +10,8 @@ from urllib.parse import urlencode
 from fastapi import Form, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
-from osmosis_ai.platform.http.addresses import client_address, root_path
 from osmosis_ai.platform.http.authentication import Services
+from osmosis_ai.platform.http.routing import client_address, root_path
 from osmosis_ai.platform.pages.shell import (
     STALE_FORM,
     Csrf,

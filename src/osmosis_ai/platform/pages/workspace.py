@@ -14,8 +14,8 @@ from osmosis_ai.datasets.readers import iter_records
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.platform.blobs.store import BlobStoreError
 from osmosis_ai.platform.db.tables import DbDataset, DbToken
-from osmosis_ai.platform.http.addresses import page_url, root_path
 from osmosis_ai.platform.http.authentication import Services
+from osmosis_ai.platform.http.routing import page_url, root_path
 from osmosis_ai.platform.pages.runs import PageActions
 from osmosis_ai.platform.pages.shell import (
     STALE_FORM,

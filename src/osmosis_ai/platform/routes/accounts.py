@@ -10,10 +10,9 @@ from fastapi import Request
 from osmosis_ai.api.models import auth as wire
 from osmosis_ai.platform.accounts import Principal
 from osmosis_ai.platform.db.tables import DbRepository, DbWorkspace
-from osmosis_ai.platform.http.addresses import client_address
 from osmosis_ai.platform.http.authentication import Authenticated, GitHeader, Services, resolve_scope
 from osmosis_ai.platform.http.errors import ApiError
-from osmosis_ai.platform.http.routing import api_router
+from osmosis_ai.platform.http.routing import api_router, client_address
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.sign_in import LIFETIME, PollRefused
 from osmosis_ai.platform.workspaces import Role

@@ -15,12 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 
 from osmosis_ai.platform.blobs.local import BLOCK_BYTES, LocalBlobStore, wrong_size
-from osmosis_ai.platform.blobs.signing import (
-    BLOBS_PATH,
-    OCTET_STREAM,
-    DownloadGrant,
-    content_disposition,
-)
+from osmosis_ai.platform.blobs.signing import BLOBS_PATH, OCTET_STREAM, DownloadGrant, content_disposition
 from osmosis_ai.platform.blobs.store import (
     BlobError,
     BlobNotFound,

@@ -10,11 +10,9 @@ from osmosis_ai.api.models import datasets as wire
 from osmosis_ai.api.models.base import LogPage
 from osmosis_ai.platform.datasets.store import DatasetRejected
 from osmosis_ai.platform.db.tables import DbDataset
-from osmosis_ai.platform.http.addresses import page_url
 from osmosis_ai.platform.http.authentication import Services, WorkspaceScope
 from osmosis_ai.platform.http.errors import ApiError
-from osmosis_ai.platform.http.paging import LogPaging, Paging
-from osmosis_ai.platform.http.routing import api_router, quick_read
+from osmosis_ai.platform.http.routing import LogPaging, Paging, api_router, page_url, quick_read
 
 router = api_router("/api/cli/datasets")
 
@@ -83,8 +81,7 @@ def get_dataset(services: Services, scope: WorkspaceScope, name_or_id: str) -> w
 @router.get("/{name_or_id}/download")
 def download_dataset(services: Services, scope: WorkspaceScope, name_or_id: str) -> wire.DatasetDownload:
     """Return a download URL."""
-    url, ttl, filename = services.datasets.download_url(scope.workspace_id, name_or_id)
-    return wire.DatasetDownload(presigned_url=url, expires_in=int(ttl.total_seconds()), file_name=filename)
+    return services.datasets.download(scope.workspace_id, name_or_id)
 
 
 @router.get("/{name_or_id}/logs")

@@ -5,9 +5,8 @@ from __future__ import annotations
 from osmosis_ai.api.models import eval_imports as wire
 from osmosis_ai.api.models.base import WireModel
 from osmosis_ai.api.models.datasets import CompletedPart
-from osmosis_ai.platform.http.addresses import run_url
 from osmosis_ai.platform.http.authentication import Scope, Services, WorkspaceScope
-from osmosis_ai.platform.http.routing import api_router
+from osmosis_ai.platform.http.routing import api_router, run_url
 from osmosis_ai.platform.runs.run_imports import ImportState
 from osmosis_ai.platform.services import PlatformServices
 

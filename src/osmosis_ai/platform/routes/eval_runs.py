@@ -18,11 +18,9 @@ from osmosis_ai.config.checks import EVAL
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun, DbSample, duration_ms
-from osmosis_ai.platform.http.addresses import run_url
 from osmosis_ai.platform.http.authentication import Scope, Services, WorkspaceScope
 from osmosis_ai.platform.http.errors import ApiError
-from osmosis_ai.platform.http.paging import Paging, SamplePaging
-from osmosis_ai.platform.http.routing import quick_read
+from osmosis_ai.platform.http.routing import Paging, SamplePaging, quick_read, run_url
 from osmosis_ai.platform.routes import runs
 from osmosis_ai.platform.runs.files import LINK_TTL, WantedFile, parse_types
 from osmosis_ai.platform.runs.reopening import PlannedRetry

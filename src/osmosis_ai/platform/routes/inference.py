@@ -24,10 +24,7 @@ from osmosis_ai.platform.db.tables import DbLoraModel
 from osmosis_ai.platform.http.authentication import Services, bearer_token
 from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.routing import ApiRoute
-from osmosis_ai.platform.models import (
-    ModelUnavailableError,
-    ServableModel,
-)
+from osmosis_ai.platform.models import ModelUnavailableError, ServableModel
 from osmosis_ai.platform.services import PlatformServices
 
 if TYPE_CHECKING:

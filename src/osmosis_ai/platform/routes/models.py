@@ -9,11 +9,9 @@ from anyio import from_thread
 from osmosis_ai.api.models import models as wire
 from osmosis_ai.errors import NotFoundError
 from osmosis_ai.platform.db.tables import DbLoraModel
-from osmosis_ai.platform.http.addresses import page_url
 from osmosis_ai.platform.http.authentication import Scope, Services, WorkspaceScope
 from osmosis_ai.platform.http.errors import ApiError, as_sentence
-from osmosis_ai.platform.http.paging import Paging
-from osmosis_ai.platform.http.routing import api_router
+from osmosis_ai.platform.http.routing import Paging, api_router, page_url
 from osmosis_ai.platform.models import LINK_TTL, MAX_ACTIVE_DEPLOYMENTS, DeploymentLimitError
 from osmosis_ai.platform.runs.requests import is_servable
 from osmosis_ai.platform.services import PlatformServices

@@ -24,8 +24,7 @@ from osmosis_ai.platform.http.authentication import (
     resolve_scope,
 )
 from osmosis_ai.platform.http.errors import ApiError
-from osmosis_ai.platform.http.paging import PageParams, Paging
-from osmosis_ai.platform.http.routing import api_router
+from osmosis_ai.platform.http.routing import PageParams, Paging, api_router
 from osmosis_ai.platform.services import PlatformServices
 
 router = api_router("/api/cli")

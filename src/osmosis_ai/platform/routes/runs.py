@@ -22,7 +22,6 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.accounts import TokenRejected
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.gitsync.remote import parse_clone_url
-from osmosis_ai.platform.http.addresses import page_url, run_url, workspace_path
 from osmosis_ai.platform.http.authentication import (
     GitHeader,
     Scope,
@@ -32,8 +31,14 @@ from osmosis_ai.platform.http.authentication import (
     resolve_scope,
 )
 from osmosis_ai.platform.http.errors import ApiError
-from osmosis_ai.platform.http.paging import LogPaging
-from osmosis_ai.platform.http.routing import api_router, quick_read
+from osmosis_ai.platform.http.routing import (
+    LogPaging,
+    api_router,
+    page_url,
+    quick_read,
+    run_url,
+    workspace_path,
+)
 from osmosis_ai.platform.isolation import isolation_shown
 from osmosis_ai.platform.runs.lifecycle import OPEN, RunKind
 from osmosis_ai.platform.runs.requests import SubmitRejectedError

@@ -7,10 +7,8 @@ from typing import Annotated, Any, Literal
 from fastapi import Query
 
 from osmosis_ai.api.models import secrets as wire
-from osmosis_ai.platform.http.addresses import page_url
 from osmosis_ai.platform.http.authentication import Scope, Services, WorkspaceScope
-from osmosis_ai.platform.http.paging import Paging
-from osmosis_ai.platform.http.routing import api_router
+from osmosis_ai.platform.http.routing import Paging, api_router, page_url
 from osmosis_ai.platform.secrets import SECRET_SCOPES, SecretScope
 
 router = api_router("/api/cli/environment-secrets")

@@ -12,10 +12,8 @@ from osmosis_ai.evaluation.conversation import LARGEST_CONVERSATION_BYTES
 from osmosis_ai.inference.catalog import base_model_of
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.tables import DbRun, duration_ms
-from osmosis_ai.platform.http.addresses import run_url
 from osmosis_ai.platform.http.authentication import Services, WorkspaceScope
-from osmosis_ai.platform.http.paging import Paging, SamplePaging
-from osmosis_ai.platform.http.routing import quick_read
+from osmosis_ai.platform.http.routing import Paging, SamplePaging, quick_read, run_url
 from osmosis_ai.platform.models import adapter_size
 from osmosis_ai.platform.routes import runs
 from osmosis_ai.platform.runs.lifecycle import VALIDATION

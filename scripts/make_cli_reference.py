@@ -16,7 +16,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any, NamedTuple, get_args
 
-from osmosis_ai.cli.failures import INTERRUPTED_STATUS, USAGE_STATUS
+from osmosis_ai.cli.application import INTERRUPTED_STATUS, USAGE_STATUS
 from osmosis_ai.cli.main import BROKEN_PIPE_STATUS
 from osmosis_ai.cli.registry import COMMANDS, OPTIONS, SUMMARY
 from osmosis_ai.cli.root import PROGRAM, build_root

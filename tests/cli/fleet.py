@@ -11,7 +11,6 @@ from osmosis_ai.cli.output.results import (
     Column,
     DetailResult,
     ListResult,
-    MessageResult,
     OperationResult,
     Status,
     Table,
@@ -67,9 +66,9 @@ def bare() -> OperationResult:
 
 
 @app.command()
-def say(text: str) -> MessageResult:
+def say(text: str) -> OperationResult:
     """Say something."""
-    return MessageResult(text, extra={"loud": False})
+    return OperationResult("fleet.say", message=text, extra={"loud": False})
 
 
 @app.command()
@@ -101,16 +100,16 @@ def interrupt() -> None:
 
 
 @app.command()
-def sink(yes: bool = typer.Option(False, "--yes", "-y")) -> MessageResult:
+def sink(yes: bool = typer.Option(False, "--yes", "-y")) -> OperationResult:
     """Ask before doing."""
     current().confirm(
         "Sink the Argo?", yes=yes, summary={"Ship": "Argo"}, notes=["It is old."], warnings=["It is full."]
     )
-    return MessageResult("Sunk.")
+    return OperationResult("fleet.sink", message="Sunk.")
 
 
 @app.command()
-def sail() -> MessageResult:
+def sail() -> OperationResult:
     """Take a while."""
     output = current()
     with output.status("Raising the anchor"):
@@ -120,7 +119,7 @@ def sail() -> MessageResult:
     with output.progress("Sailing", total=20, unit="miles") as progress:
         for done in range(21):
             progress.update(done, note="calm")
-    return MessageResult("Arrived.")
+    return OperationResult("fleet.sail", message="Arrived.")
 
 
 @crew.command("list")

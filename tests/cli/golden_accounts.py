@@ -41,7 +41,9 @@ def user_types(*typed: str) -> Callable[[Maze], Any]:
     def prepare(maze: Maze) -> None:
         answers = iter(typed)
         maze.patch.setattr("sys.stdin", TerminalInput())
-        maze.patch.setattr("osmosis_ai.cli.typed_line.ask_shown", lambda output, question: next(answers))
+        maze.patch.setattr(
+            "osmosis_ai.cli.output.context.OutputContext.ask_shown", lambda output, question: next(answers)
+        )
         maze.patch.setattr("osmosis_ai.cli.quickstart._copy", lambda text: False)
 
     return prepare

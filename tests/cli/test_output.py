@@ -40,13 +40,13 @@ def test_json_documents(cli: Cli) -> None:
     assert (len(listed["items"]), listed["git"]) == (2, {"identity": "a/b"})
     launched = cli("fleet", "launch", "--json").json
     assert (launched["status"], launched["wind"]) == ("success", "fair")
-    surrogate = '{"schema_version":1,"message":"caf\\udce9","loud":false}\n'
-    assert cli("fleet", "say", "caf\udce9", "--json").out == surrogate
+    said = '{"schema_version":1,"status":"success","operation":"fleet.say","message":"%s","loud":false}\n'
+    assert cli("fleet", "say", "caf\udce9", "--json").out == said % "caf\\udce9"
     assert cli("fleet", "say", "--", "--json").out == "--json\n"
     assert cli("fleet", "nan", "--json").error == internal_error("ValueError")
     assert cli("fleet", "sail", "--json") == (
         0,
-        '{"schema_version":1,"message":"Arrived."}\n',
+        '{"schema_version":1,"status":"success","operation":"fleet.sail","message":"Arrived."}\n',
         f'{{"schema_version":1,"cli_version":"{__version__}","warning":{{"code":"FOG","message":"Fog ahead."}}}}\n',
     )
 

@@ -42,7 +42,7 @@ def be_at_a_terminal(maze: Maze, *answers: str, log_in: Callable[..., Any]) -> N
     typed = iter(answers)
     for name, replaced in {
         "cli.output.formats.is_terminal": lambda _: True,
-        "cli.typed_line.ask_shown": lambda *_: next(typed),
+        "cli.output.context.OutputContext.ask_shown": lambda *_: next(typed),
         "cli.auth.log_in_with_device": log_in,
         "cli.quickstart._copy": lambda _: False,
         "services.quickstart.POLL_S": 0.0,

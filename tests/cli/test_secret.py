@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from osmosis_ai.cli.output.context import OutputContext
-from osmosis_ai.cli.typed_line import ask_hidden
 from tests.cli.golden_cases import SECRET
 from tests.cli.maze import Maze, sent
 from tests.cli.outcome import Outcome, TerminalInput
@@ -94,7 +93,7 @@ def test_set_prompt(maze: Maze) -> None:
         questions.append(question)
         return answers.pop(0)
 
-    maze.patch.setattr("osmosis_ai.cli.typed_line.ask_hidden", answer)
+    maze.patch.setattr("osmosis_ai.cli.output.context.OutputContext.ask_hidden", answer)
     assert 'Secret "API_KEY" saved' in set_secret(maze).out
     assert sent(maze.post(SECRETS))["value"] == f" {VALUE} "
     assert set_secret(maze)[:2] == (0, "Cancelled.\n")
@@ -170,7 +169,7 @@ def test_hidden_prompt_input(typed: bytes, got: str | None) -> None:
     with os.fdopen(program, encoding="utf-8", closefd=False) as stdin:
         output = OutputContext("rich", stdin=stdin, stdout=io.StringIO(), stderr=screen)
         answers: list[str | None] = []
-        thread = threading.Thread(target=lambda: answers.append(ask_hidden(output, "Value")))
+        thread = threading.Thread(target=lambda: answers.append(output.ask_hidden("Value")))
         thread.start()
         assert asking.wait(60)
         _write(person, typed)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from osmosis_ai.cli.browser import open_browser
+from osmosis_ai.cli.application import use_platform
+from osmosis_ai.cli.connection import open_browser
 from osmosis_ai.cli.options import YesOption
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import OutputContext, current
 from osmosis_ai.cli.output.results import DetailResult, OperationResult, Section, Text, Timestamp
-from osmosis_ai.cli.startup import use_platform
 from osmosis_ai.errors import InteractiveRequiredError, OsmosisError
 
 if TYPE_CHECKING:
@@ -34,20 +34,13 @@ def login(
     line: typer.Context,
     platform: Annotated[
         str | None,
-        typer.Option(
-            "--platform",
-            metavar="URL",
-            help="Log in to the platform at URL, and let this directory use it.",
-            show_default=False,
-        ),
+        typer.Option(metavar="URL", help="Log in to the platform at URL, and let this directory use it."),
     ] = None,
     token: Annotated[
         str | None,
         typer.Option(
-            "--token",
             metavar="TOKEN",
             help="Log in with a token you have; `-` reads it from stdin, out of the process list.",
-            show_default=False,
         ),
     ] = None,
     no_browser: Annotated[
@@ -106,14 +99,22 @@ def log_in_with_device(output: OutputContext, *, open_page: bool) -> Login:
     """Log in by a code that the user confirms in a browser, and save the login."""
     from osmosis_ai.services import auth
 
-    return auth.login_with_device(lambda code: _announce(output, code, open_page=open_page), warn=output.warn)
+    def announce(code: DeviceAuthorization) -> None:
+        page = code.verification_uri_complete or code.verification_uri
+        minutes = auth.minutes_to_confirm(code)
+        output.note(f"Your code: {code.user_code}\nConfirm it within {minutes} minutes at {page}")
+        is_web = page.startswith(("https://", "http://"))
+        opened = open_page and is_web and open_browser(page)
+        output.note(
+            "Your browser should show that page now. Waiting …" if opened else "Waiting for you to confirm …"
+        )
+
+    return auth.login_with_device(announce, warn=output.warn)
 
 
 def _token_from_stdin(output: OutputContext) -> str:
     if output.interactive:
-        from osmosis_ai.cli.typed_line import ask_hidden
-
-        token = ask_hidden(output, "Token")
+        token = output.ask_hidden("Token")
         if token is None:
             raise KeyboardInterrupt
     else:
@@ -124,20 +125,6 @@ def _token_from_stdin(output: OutputContext) -> str:
     if not token.strip():
         raise OsmosisError("There is no token on stdin.", hint="osmosis login --token - < FILE")
     return token.strip()
-
-
-def _announce(output: OutputContext, authorization: DeviceAuthorization, *, open_page: bool) -> None:
-    from osmosis_ai.services.auth import minutes_to_confirm
-
-    page = authorization.verification_uri_complete or authorization.verification_uri
-    output.note(
-        f"Your code: {authorization.user_code}\n"
-        f"Confirm it within {minutes_to_confirm(authorization)} minutes at {page}"
-    )
-    opened = open_page and open_browser(page)
-    output.note(
-        "Your browser should show that page now. Waiting …" if opened else "Waiting for you to confirm …"
-    )
 
 
 def _logged_in(login: Login, directory: Path | None) -> OperationResult:
@@ -152,13 +139,14 @@ def _logged_in(login: Login, directory: Path | None) -> OperationResult:
             resource=resource,
             next_steps=[*uses, "Log in again, as yourself or another: osmosis login --force"],
         )
-    outranked = ["OSMOSIS_TOKEN is set and is used instead: unset OSMOSIS_TOKEN"]
     facts = {
         "Email": login.user.email,
         "Name": login.user.name or formats.MISSING,
         "Platform": url,
         "Expires": formats.date(login.credentials.expires_at, seconds=True),
     }
+    if os.environ.get("OSMOSIS_TOKEN"):
+        uses.append("OSMOSIS_TOKEN is set and is used instead: unset OSMOSIS_TOKEN")
     return OperationResult(
         operation="auth.login",
         message=f"Logged in as {login.user.email}.",
@@ -166,12 +154,7 @@ def _logged_in(login: Login, directory: Path | None) -> OperationResult:
         blocks=[
             Text("\n".join(f"{label + ':':<10}{value}" for label, value in facts.items()), title="Osmosis")
         ],
-        next_steps=[
-            *uses,
-            *(outranked if os.environ.get("OSMOSIS_TOKEN") else []),
-            "Clone a connected repository: git clone URL",
-            "Check it: osmosis doctor",
-        ],
+        next_steps=[*uses, "Clone a connected repository: git clone URL", "Check it: osmosis doctor"],
         next_steps_structured=[{"action": "platform.clone_repository"}, {"action": "doctor"}],
     )
 

@@ -15,10 +15,9 @@ is expected nothing is answered, and the shell completes file names itself.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from osmosis_ai.cli.registry import COMMANDS, OPTIONS
+from osmosis_ai.cli.registry import COMMANDS, MODES, OPTIONS, split_modes
 
 COMPLETION_ENV = "_OSMOSIS_COMPLETE"
 
@@ -57,79 +56,55 @@ end
 """
 
 
-class Candidate(NamedTuple):
-    """A word that fits, and what it means."""
-
-    word: str
-    help: str
-
-
-class Shell(NamedTuple):
-    """A shell's half of the protocol, and how it wants a candidate written."""
-
-    script: str
-    line: Callable[[Candidate], str]
-
-
-SHELLS = {
-    "bash": Shell(_BASH, lambda candidate: candidate.word),
-    "zsh": Shell(_ZSH, lambda candidate: f"{candidate.word.replace(':', chr(92) + ':')}:{candidate.help}"),
-    "fish": Shell(_FISH, lambda candidate: f"{candidate.word}\t{candidate.help}"),
+# Each shell's half of the protocol, and how it wants a word and its meaning written.
+SHELLS: Mapping[str, tuple[str, Callable[[str, str], str]]] = {
+    "bash": (_BASH, lambda word, _: word),
+    "zsh": (_ZSH, lambda word, meaning: f"{word.replace(':', chr(92) + ':')}:{meaning}"),
+    "fish": (_FISH, lambda word, meaning: f"{word}\t{meaning}"),
 }
 
 
 def complete(instruction: str, words: Sequence[str]) -> int:
     """Answer one request of a shell on stdout and return the exit status."""
     action, _, name = instruction.partition("_")
-    shell = SHELLS.get(name)
-    if shell is None or action not in ("source", "complete"):
+    if name not in SHELLS or action not in ("source", "complete"):
         known = ", ".join(f"{verb}_{shell_name}" for verb in ("source", "complete") for shell_name in SHELLS)
         sys.stderr.write(f"Error: {COMPLETION_ENV} must be one of {known}.\n")
         return 2
+    script, line = SHELLS[name]
     if action == "source":
-        sys.stdout.write(shell.script.lstrip())
+        sys.stdout.write(script.lstrip())
         return 0
     *typed, current = words or [""]
-    for candidate in candidates(typed, current):
-        sys.stdout.write(shell.line(candidate) + "\n")
+    for word, meaning in candidates(typed, current):
+        sys.stdout.write(line(word, meaning) + "\n")
     return 0
 
 
-def candidates(typed: Sequence[str], current: str) -> Iterator[Candidate]:
-    """Yield what may stand in place of ``current`` after the complete words ``typed``."""
-    from osmosis_ai.cli.registry import MODES, split_modes
-
+def candidates(typed: Sequence[str], current: str) -> Iterator[tuple[str, str]]:
+    """Yield what may stand in place of ``current`` after the complete words ``typed``, and what it means."""
     _, before = split_modes(typed)
     if "--" in before:
         return
     if not before and not current.startswith("-"):
-        yield from (
-            Candidate(name, entry.help)
-            for name, entry in COMMANDS.items()
-            if name.startswith(current) and not entry.hidden
-        )
+        for name, entry in COMMANDS.items():
+            if name.startswith(current) and not entry.hidden:
+                yield name, entry.help
         return
-    found = list(_parser_candidates(before, current))
-    yield from found
-    if current.startswith("-"):
-        meanings = dict(OPTIONS)
-        named = {candidate.word for candidate in found}
-        yield from (
-            Candidate(flag, meanings[flag])
-            for flag in MODES
-            if flag.startswith(current) and flag not in typed and flag not in named
-        )
-
-
-def _parser_candidates(before: list[str], current: str) -> Iterator[Candidate]:
     # Any of Typer's shells will do: only its walk through the commands is used, not its script.
     from typer._completion_classes import BashComplete
 
     from osmosis_ai.cli.root import PROGRAM, build_root
 
+    found = set()
     root = build_root(lambda **_: None)
     for item in BashComplete(root, {}, PROGRAM, COMPLETION_ENV).get_completions(before, current):
         # Paths ("file", "dir") are the shell's own business.
         if item.type == "plain":
-            help_text = " ".join((item.help or "").split())
-            yield Candidate(str(item.value), help_text)
+            found.add(str(item.value))
+            yield str(item.value), " ".join((item.help or "").split())
+    if current.startswith("-"):
+        meanings = dict(OPTIONS)
+        for flag in MODES:
+            if flag.startswith(current) and flag not in typed and flag not in found:
+                yield flag, meanings[flag]

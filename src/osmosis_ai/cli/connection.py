@@ -1,7 +1,9 @@
-"""How commands reach the platform, and how what it lists becomes a result."""
+"""How commands reach the platform and the user's browser, and how what the platform lists becomes a result."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -71,18 +73,30 @@ def list_result(
     item: Callable[[T], Mapping[str, Any]],
     *,
     columns: Sequence[Column],
-    extra: Mapping[str, Any],
+    extra: Mapping[str, Any] | None = None,
     hints: Sequence[str] = (),
     title: str = "",
 ) -> ListResult:
-    """Return a listing as the command's result."""
     return ListResult(
         items=[item(each) for each in listing.items],
         columns=columns,
         total_count=listing.total_count,
         has_more=listing.has_more,
         next_offset=listing.next_offset,
-        extra=extra,
+        extra=extra or {},
         hints=hints,
         title=title,
     )
+
+
+def open_browser(page: str) -> bool:
+    """Show a page in the user's browser; False if no browser would open a window of its own."""
+    windows = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
+    if sys.platform.startswith("linux") and not any(os.environ.get(name) for name in windows):
+        return False
+    import webbrowser
+
+    try:
+        return webbrowser.open(page)
+    except webbrowser.Error:
+        return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -32,11 +32,11 @@ from osmosis_ai.cli.output.results import (
     Text,
     Timestamp,
 )
+from osmosis_ai.ui.numbers import amount
 
 if TYPE_CHECKING:
     from osmosis_ai.api.models.datasets import Dataset
     from osmosis_ai.datasets import DatasetReport
-    from osmosis_ai.services.dataset_files import ImportPlan, ImportReport
     from osmosis_ai.services.datasets import DatasetPreview
 
 # Below this a file is read before anyone could look at a progress bar.
@@ -46,7 +46,7 @@ _REPLACES = "a dataset of that name is replaced, for everyone in the workspace."
 
 T = TypeVar("T")
 NameArgument = Annotated[
-    str, typer.Argument(help="Name or id of a dataset.", show_default=False, autocompletion=complete_dataset)
+    str, typer.Argument(help="Name or id of a dataset.", autocompletion=complete_dataset)
 ]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")]
 
@@ -100,9 +100,7 @@ def import_(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output", "-o", help="The .jsonl file to write (default: data/NAME.jsonl).", show_default=False
-        ),
+        typer.Option("--output", "-o", help="The .jsonl file to write (default: data/NAME.jsonl)."),
     ] = None,
     overwrite: OverwriteOption = False,
     skip_invalid: Annotated[
@@ -117,12 +115,20 @@ def import_(
     Examples:
         osmosis dataset import questions.csv --map prompt=question,ground_truth=answer
     """
-    from osmosis_ai.services.dataset_files import check_target, import_rows, plan_import
+    from osmosis_ai.services.dataset_files import check_target, import_rows, mapping_rows, plan_import
 
     shown = current()
     plan = plan_import(file, mapping=mapping or (), target=output, skip_invalid=skip_invalid)
     check_target(plan.target, overwrite=overwrite)  # before anybody is asked about it
-    _show_plan(shown, plan)
+    mapped = mapping_rows(plan)
+    rows = [
+        (entry["column"], entry["becomes"] or "left out", "guessed" if entry["guessed"] else "")
+        for entry in mapped
+    ]
+    shown.show(Table(("Column", "Becomes", ""), rows, title="Mapping"))
+    if plan.preview:
+        cells = [[_cell(value, 200, none="null") for value in row.values()] for row in plan.preview]
+        shown.show(Table(list(plan.preview[0]), cells, title="First rows"))
     shown.confirm(
         f"Write {formats.shown_path(plan.target)}?",
         yes=yes or not plan.guessed,
@@ -132,31 +138,7 @@ def import_(
     report = _with_progress(
         "Importing", file, partial(import_rows, plan, overwrite=overwrite, skip_invalid=skip_invalid)
     )
-    return _imported(shown, plan, report)
-
-
-def _show_plan(shown: OutputContext, plan: ImportPlan) -> None:
-    from osmosis_ai.services.dataset_files import mapping_rows
-
-    rows = [
-        (entry["column"], entry["becomes"] or "left out", "guessed" if entry["guessed"] else "")
-        for entry in mapping_rows(plan)
-    ]
-    shown.show(Table(("Column", "Becomes", ""), rows, title="Mapping"))
-    columns = list(plan.preview[0]) if plan.preview else []
-    cells = [[_cell(row[column], 200, none="null") for column in columns] for row in plan.preview]
-    if cells:
-        shown.show(Table(columns, cells, title="First rows"))
-
-
-def _counted(count: int) -> str:
-    return f"{count:,} row{'' if count == 1 else 's'}"
-
-
-def _imported(shown: OutputContext, plan: ImportPlan, report: ImportReport) -> OperationResult:
-    from osmosis_ai.services.dataset_files import mapping_rows
-
-    warnings = [f"{_counted(report.skipped)} left out"] if report.skipped else []
+    warnings = [f"{amount(report.skipped, 'row')} left out"] if report.skipped else []
     warnings += report.problems
     if report.dataset is not None:
         warnings += [f"a platform would refuse the file: {error}" for error in report.dataset.errors]
@@ -165,13 +147,13 @@ def _imported(shown: OutputContext, plan: ImportPlan, report: ImportReport) -> O
         shown.warn(warning)
     return OperationResult(
         operation="dataset.import",
-        message=f"Imported {_counted(report.row_count)} into {formats.shown_path(plan.target)}",
+        message=f"Imported {amount(report.row_count, 'row')} into {formats.shown_path(plan.target)}",
         resource={
             "file": str(plan.target),
             "source": str(plan.source),
             "row_count": report.row_count,
             "skipped": report.skipped,
-            "mapping": mapping_rows(plan),
+            "mapping": mapped,
             "valid": report.dataset is not None and report.dataset.valid,
         },
         next_steps=[f"Check it: osmosis dataset validate {shlex.quote(formats.shown_path(plan.target))}"],
@@ -199,7 +181,14 @@ def upload(
         osmosis dataset upload data/multiply.jsonl
         osmosis dataset upload data/multiply.jsonl --overwrite --wait --yes
     """
-    from osmosis_ai.services.datasets import follow_check, upload_dataset, wait_until_checked, warn_of_size
+    from osmosis_ai.services.datasets import (
+        IN_PROGRESS,
+        dataset_item,
+        follow_check,
+        upload_dataset,
+        wait_until_checked,
+        warn_of_size,
+    )
 
     output = current()
     if not file.exists():
@@ -219,7 +208,23 @@ def upload(
                 )
         if wait or not overwrite:  # A dataset that is being replaced has its former size until it is checked.
             warn_of_size(dataset, report, output.warn)
-        return _uploaded(dataset, file, report, context.resource())
+        resource = {**dataset_item(dataset), **context.resource()}
+    name = dataset.file_name or file.stem
+    steps = [f"Status: {dataset.status}"] if dataset.status else []
+    if dataset.status in IN_PROGRESS:
+        steps.append(f"The platform checks it now; see how far it is: osmosis dataset info {name}")
+    structured: Mapping[str, Any] = {"action": "dataset_info", "id": dataset.id}
+    if dataset.platform_url:
+        steps.append(f"View: {dataset.platform_url}")
+        structured = {"label": "View dataset", "url": dataset.platform_url}
+    return OperationResult(
+        operation="dataset.upload",
+        message=f"Dataset uploaded: {name}",
+        resource=resource,
+        next_steps=steps,
+        next_steps_structured=[structured],
+        extra={"warnings": report.warnings} if report.warnings else {},
+    )
 
 
 def _check(output: OutputContext, file: Path) -> DatasetReport:
@@ -251,30 +256,6 @@ def _confirm(output: OutputContext, file: Path, report: DatasetReport, *, overwr
         default=not overwrite,
         summary={label: str(value) for label, value in rows},
         warnings=[_REPLACES] if overwrite else (),
-    )
-
-
-def _uploaded(
-    dataset: Dataset, file: Path, report: DatasetReport, extra: Mapping[str, Any]
-) -> OperationResult:
-    from osmosis_ai.services.datasets import IN_PROGRESS, dataset_item
-
-    name = dataset.file_name or file.stem
-    steps = [f"Status: {dataset.status}"] if dataset.status else []
-    if dataset.status in IN_PROGRESS:
-        steps.append(f"The platform checks it now; see how far it is: osmosis dataset info {name}")
-    if dataset.platform_url:
-        steps.append(f"View: {dataset.platform_url}")
-        structured: Mapping[str, Any] = {"label": "View dataset", "url": dataset.platform_url}
-    else:
-        structured = {"action": "dataset_info", "id": dataset.id}
-    return OperationResult(
-        operation="dataset.upload",
-        message=f"Dataset uploaded: {name}",
-        resource={**dataset_item(dataset), **extra},
-        next_steps=steps,
-        next_steps_structured=[structured],
-        extra={"warnings": report.warnings} if report.warnings else {},
     )
 
 
@@ -315,38 +296,25 @@ def info(name: NameArgument) -> DetailResult:
 
     with platform_context() as context, current().status("Fetching dataset"):
         dataset = get_dataset(context.client, name)
-        return DetailResult(
-            data={**dataset_item(dataset), **context.resource()},
-            title="Dataset",
-            rows=_details(dataset),
-            hints=_hints(dataset),
-        )
-
-
-def _details(dataset: Dataset) -> list[Row]:
-    """Return what is known of a dataset, label by label."""
-    rows: list[Row] = [("File", dataset.file_name)]
-    if dataset.is_internal_user:
-        rows.append(("ID", dataset.id))
-    rows += [
-        ("Status", Status(dataset.status)),
-        ("File Format", _file_format(dataset)),
-        ("Total Rows", formats.count(dataset.row_count)),
-        ("Size", _size(dataset)),
-        ("Uploaded", Timestamp(dataset.created_at, seconds=True)),
-        ("Uploaded By", dataset.creator_name),
-    ]
-    if dataset.upload_error:
-        rows.append(("Last Upload", f"refused: {dataset.upload_error}"))
-    return rows
-
-
-def _hints(dataset: Dataset) -> list[str]:
-    """Return where to look next."""
-    said = [f"View: {dataset.platform_url}"] if dataset.platform_url else []
+    hints = [f"View: {dataset.platform_url}"] if dataset.platform_url else []
     if dataset.status == "error" or dataset.upload_error:
-        said.append(f"See logs with: osmosis dataset logs {dataset.file_name or dataset.id}")
-    return said
+        hints.append(f"See logs with: osmosis dataset logs {dataset.file_name or dataset.id}")
+    return DetailResult(
+        data={**dataset_item(dataset), **context.resource()},
+        title="Dataset",
+        rows=[
+            ("File", dataset.file_name),
+            *([("ID", dataset.id)] if dataset.is_internal_user else []),
+            ("Status", Status(dataset.status)),
+            ("File Format", _file_format(dataset)),
+            ("Total Rows", formats.count(dataset.row_count)),
+            ("Size", _size(dataset)),
+            ("Uploaded", Timestamp(dataset.created_at, seconds=True)),
+            ("Uploaded By", dataset.creator_name),
+            *([("Last Upload", f"refused: {dataset.upload_error}")] if dataset.upload_error else []),
+        ],
+        hints=hints,
+    )
 
 
 def _file_format(dataset: Dataset) -> str | None:
@@ -367,8 +335,7 @@ def _size(dataset: Dataset) -> str:
 
 @app.command("preview")
 def preview(
-    name: NameArgument,
-    rows: Annotated[int, typer.Option(min=1, help="How many rows at most.")] = 5,
+    name: NameArgument, rows: Annotated[int, typer.Option(min=1, help="How many rows at most.")] = 5
 ) -> DetailResult:
     """Show the first rows of a dataset, as far as the platform keeps them.
 
@@ -390,15 +357,12 @@ def preview(
 def _blocks(found: DatasetPreview) -> list[Block]:
     if not found.available:
         return [Text(found.message or "", tone="dim", in_plain=True)]
-    columns: Sequence[str] = list(
-        dict.fromkeys(key for row in found.rows if isinstance(row, Mapping) for key in map(str, row))
-    )
+    records = [row for row in found.rows if isinstance(row, Mapping)]
+    columns = list(dict.fromkeys(key for row in records for key in map(str, row)))
     if not columns:
         return [Text("\n".join(map(_cell, found.rows)), in_plain=True)] if found.rows else []
-    records = [row for row in found.rows if isinstance(row, Mapping)]
-    return [
-        Table(columns, [[_cell(row.get(column)) for column in columns] for row in records], in_plain=True)
-    ]
+    cells = [[_cell(row.get(column)) for column in columns] for row in records]
+    return [Table(columns, cells, in_plain=True)]
 
 
 def _cell(value: object, longest: int = 300, *, none: str = "") -> str:
@@ -432,7 +396,6 @@ def download(
             "-o",
             metavar="PATH",
             help="A file, or a directory (an existing one, or ending in /); the current directory by default.",
-            show_default=False,
         ),
     ] = None,
     overwrite: OverwriteOption = False,
@@ -446,7 +409,7 @@ def download(
 
     with platform_context() as context:
         dataset, path = download_dataset(
-            context.client, name, output=output, overwrite=overwrite, progress=_progress
+            context.client, name, output=output, overwrite=overwrite, progress=_downloading
         )
         return OperationResult(
             operation="dataset.download",
@@ -456,16 +419,13 @@ def download(
 
 
 @contextmanager
-def _progress(size: int | None) -> Iterator[Callable[[int], None]]:
+def _downloading(size: int | None) -> Iterator[Callable[[int], None]]:
     with current().progress("Downloading", total=size, unit="bytes") as shown:
         yield shown.update
 
 
 @app.command("delete")
-def delete(
-    name: NameArgument,
-    yes: YesOption = False,
-) -> OperationResult:
+def delete(name: NameArgument, yes: YesOption = False) -> OperationResult:
     """Delete a dataset from the platform; runs that used it keep its name and their results.
 
     Examples:

@@ -6,7 +6,6 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,7 +19,7 @@ from osmosis_ai.cli.output.results import ConversationBlock, OperationResult, St
 from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
-    from osmosis_ai.services.demo import DemoEvaluation, DemoOutcome, DemoSample, Scratch
+    from osmosis_ai.services.demo import DemoEvaluation, DemoOutcome, Scratch
 
 
 def demo(
@@ -52,6 +51,7 @@ def demo(
         osmosis demo
         osmosis demo --train --keep
     """
+    from osmosis_ai.cli.graceful_stop import signals_raise
     from osmosis_ai.services.demo import prepare_scratch, run_demo
 
     for refused, message in (
@@ -66,7 +66,8 @@ def demo(
         from osmosis_ai.training import require_train_extra
 
         require_train_extra()
-    with _termination_exits():
+    # SIGTERM and SIGHUP end the demo with what it started and what it wrote.
+    with signals_raise((signal.SIGTERM, signal.SIGHUP), lambda number: SystemExit(128 + number)):
         scratch = prepare_scratch(keep_dir)
         try:
             outcome = run_demo(
@@ -87,23 +88,6 @@ def demo(
     if clean and complete:
         shutil.rmtree(scratch.root)
     return _result(outcome, scratch, complete=complete, removed=clean and complete)
-
-
-@contextmanager
-def _termination_exits() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the demo with what it started and what it wrote."""
-
-    def end(number: int, _frame: object) -> None:
-        for one in before:
-            signal.signal(one, signal.SIG_IGN)
-        raise SystemExit(128 + number)
-
-    before = {one: signal.signal(one, end) for one in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
 
 
 def _tell(line: str) -> None:
@@ -129,6 +113,16 @@ def _result(outcome: DemoOutcome, scratch: Scratch, *, complete: bool, removed: 
             f"{len(training.rewards)} training steps{took} took the pass rate from {before} to {after} "
             "on rows that were not trained on."
         )
+    blocks = []
+    if sample:
+        truth = "" if sample.label is None else f", correct answer {sample.label}"
+        block = ConversationBlock(
+            turns=list(turns_of(sample.conversation)),
+            title=f"One of them: row {sample.row_index}, attempt {sample.run_index}",
+            closing=Styled(f"reward {sample.reward:g}{truth}", "good" if sample.reward > 0 else "bad"),
+            in_plain=True,
+        )
+        blocks.append(block)
     return OperationResult(
         operation="demo",
         status="success" if complete else "partial",
@@ -153,7 +147,7 @@ def _result(outcome: DemoOutcome, scratch: Scratch, *, complete: bool, removed: 
             },
         },
         extra=extra,
-        blocks=[_conversation(sample)] if sample else [],
+        blocks=blocks,
         next_steps=[] if removed else list(_further(outcome, scratch)),
         next_steps_structured=[] if removed else [{"action": "look", "path": str(evaluation.results)}],
     )
@@ -172,16 +166,6 @@ def _numbers(evaluation: DemoEvaluation) -> dict[str, Any]:
         "total": estimates["counts"]["planned"],
         "output_path": str(evaluation.results),
     }
-
-
-def _conversation(sample: DemoSample) -> ConversationBlock:
-    truth = "" if sample.label is None else f", correct answer {sample.label}"
-    return ConversationBlock(
-        turns=list(turns_of(sample.conversation)),
-        title=f"One of them: row {sample.row_index}, attempt {sample.run_index}",
-        closing=Styled(f"reward {sample.reward:g}{truth}", "good" if sample.reward > 0 else "bad"),
-        in_plain=True,
-    )
 
 
 def _further(outcome: DemoOutcome, scratch: Scratch) -> Iterator[str]:

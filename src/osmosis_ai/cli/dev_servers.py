@@ -17,9 +17,7 @@ app = typer.Typer(help="Develop rollouts.")
 server = typer.Typer(help="Serve a rollout on the hosted platform.")
 app.add_typer(server, name="server")
 
-ServerArgument = Annotated[
-    str, typer.Argument(metavar="SERVER_ID", help="Id of a server.", show_default=False)
-]
+ServerArgument = Annotated[str, typer.Argument(metavar="SERVER_ID", help="Id of a server.")]
 _SERVERS = (
     Column("ID", "id", keep=True),
     Column("Rollout", "name"),
@@ -102,10 +100,7 @@ def logs(
     follow: Annotated[
         bool | None,
         typer.Option(
-            "--follow/--no-follow",
-            "-f",
-            help="Show new lines as they arrive (default: in a terminal).",
-            show_default=False,
+            "--follow/--no-follow", "-f", help="Show new lines as they arrive (default: in a terminal)."
         ),
     ] = None,
     tail: Annotated[

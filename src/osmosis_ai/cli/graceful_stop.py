@@ -5,20 +5,37 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from osmosis_ai.cli.application import report
 from osmosis_ai.cli.output.context import OutputContext
+from osmosis_ai.cli.output.progress import Progress
 from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from osmosis_ai.cli.output.progress import Progress
-
 _HANDLED = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def signals_raise(numbers: Sequence[int], error: Callable[[int], BaseException]) -> Iterator[None]:
+    """Let the first of these signals end the block by an exception, and ignore later ones until it has ended."""
+
+    def end(number: int, _frame: object) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)
+        raise error(number)
+
+    before = {each: signal.signal(each, end) for each in numbers}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 class GracefulStop:
@@ -64,8 +81,6 @@ class GracefulStop:
 
     def _on_signal(self) -> None:
         if self._interrupt is None:
-            from osmosis_ai.cli.failures import report
-
             self._shown.close()
             report(self._output, OsmosisError(self._quit_at_once, code="INTERNAL"), self._words)
             self._output.stderr.flush()

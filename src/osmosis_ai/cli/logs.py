@@ -15,21 +15,17 @@ if TYPE_CHECKING:
     from osmosis_ai.api.models.base import LogEntry, LogPage
 
 LinesOption = Annotated[int, typer.Option(min=1, max=200, help="How many lines at most, the newest.")]
-CursorOption = Annotated[
-    str | None, typer.Option(help="Go on towards older lines from a `next_cursor`.", show_default=False)
-]
+CursorOption = Annotated[str | None, typer.Option(help="Go on towards older lines from a `next_cursor`.")]
 FollowOption = Annotated[
     bool, typer.Option("--follow", "-f", help="Go on showing lines until the run has ended.")
 ]
 LevelOption = Annotated[
     Literal["debug", "info", "warning", "error"] | None,
-    typer.Option(help="Only lines of this level and above.", show_default=False),
+    typer.Option(help="Only lines of this level and above."),
 ]
 _TONES: dict[str, Tone] = {
-    "error": "bad",
-    "critical": "bad",
-    "warning": "warn",
-    "warn": "warn",
+    **dict.fromkeys(("error", "critical"), "bad"),
+    **dict.fromkeys(("warning", "warn"), "warn"),
     "debug": "dim",
 }
 
@@ -41,19 +37,13 @@ def require_no_cursor(cursor: str | None) -> None:
 
 
 def page_result(
-    page: LogPage,
-    *,
-    older: str,
-    extra: Mapping[str, Any],
-    level: str | None = None,
-    looked_through: int = 0,
+    page: LogPage, *, older: str, extra: Mapping[str, Any], level: str | None = None, looked_through: int = 0
 ) -> ListResult:
-    """Return a page of a log."""
     from osmosis_ai.services.log_following import none_of_level
 
     result = ListResult(
-        items=[entry_item(entry) for entry in page.logs],
-        columns=_columns(),
+        items=[entry.model_dump() for entry in page.logs],
+        columns=_COLUMNS,
         has_more=page.next_cursor is not None,
         more=f"Older lines: {older} --cursor {page.next_cursor}",
         extra={**extra, "next_cursor": page.next_cursor},
@@ -65,37 +55,27 @@ def page_result(
 
 def stream_result(entries: Iterable[LogEntry]) -> StreamResult:
     """Return a log that is shown line by line as it grows."""
-    return StreamResult(items=map(entry_item, entries), columns=_columns())
+    return StreamResult(items=(entry.model_dump() for entry in entries), columns=_COLUMNS)
 
 
-def entry_item(entry: LogEntry) -> dict[str, Any]:
-    """Return a line as scripts see it."""
-    return {
-        "timestamp": entry.timestamp,
-        "level": entry.level,
-        "step": entry.step,
-        "message": entry.message,
-        "details": entry.details,
-    }
-
-
-def _columns() -> tuple[Column, ...]:
-    return (
-        Column("Time", value=lambda item: Timestamp(item["timestamp"], seconds=True)),
-        Column("Level", value=lambda item: _toned(item["level"])),
-        Column("Step", "step"),
-        Column("Message", value=lambda item: _said(item["message"], item["details"])),
-    )
-
-
-def _said(message: str | None, details: Mapping[str, Any] | None) -> str | None:
-    """Return what a line says and of which sample, without terminal sequences, which are counted behind it."""
+def _message(item: Mapping[str, Any]) -> str | None:
+    """Return what a line says and of which attempt; terminal sequences are removed and counted."""
     from osmosis_ai.evaluation.run_log import with_attempt
     from osmosis_ai.ui.terminal_text import told_without_sequences
 
-    return told_without_sequences(with_attempt(message, details)) if message else message
+    text: str | None = item["message"]
+    return told_without_sequences(with_attempt(text, item["details"])) if text else text
 
 
-def _toned(level: str | None) -> Cell:
+def _level(item: Mapping[str, Any]) -> Cell:
+    level: str | None = item["level"]
     tone = _TONES.get((level or "").lower())
     return Styled(level or "", tone) if tone else level
+
+
+_COLUMNS = (
+    Column("Time", value=lambda item: Timestamp(item["timestamp"], seconds=True)),
+    Column("Level", value=_level),
+    Column("Step", "step"),
+    Column("Message", value=_message),
+)

@@ -35,10 +35,12 @@ def _run(arguments: Sequence[str]) -> int:
 
             sys.stdout.write(f"osmosis-ai {__version__}\n")
             status = 0
-        else:
-            from osmosis_ai.cli.application import run
+        elif request := os.environ.get("_OSMOSIS_COMPLETE"):
+            from osmosis_ai.cli.completion import complete
 
-            status = run(arguments)
+            status = complete(request, arguments)
+        else:
+            status = _run_or_help(arguments)
         sys.stdout.flush()
     except BrokenPipeError:
         _detach_stdout()
@@ -50,6 +52,18 @@ def _run(arguments: Sequence[str]) -> int:
         _detach_stdout()
         return 1
     return status
+
+
+def _run_or_help(arguments: Sequence[str]) -> int:
+    from osmosis_ai.cli.registry import root_help, split_modes
+
+    modes, rest = split_modes(arguments)
+    if len(modes) < 2 and (not rest or rest[0] in ("-h", "--help")):
+        sys.stdout.write(root_help())
+        return 0
+    from osmosis_ai.cli.application import run
+
+    return run(modes, rest)
 
 
 def _quit_when_interrupted(status: int) -> None:

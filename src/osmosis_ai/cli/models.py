@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,21 +32,16 @@ from osmosis_ai.cli.output.results import (
 from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
+    from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.api.models.models import DeploymentChange, LoraModel
     from osmosis_ai.services.context import PlatformContext
-    from osmosis_ai.services.listing import Listing
 
 _TYPES = ("all", "base", "lora")
 _ACTIVE = "active"
 _NEVER = "not deployed"
 
 LoraArgument = Annotated[
-    str,
-    typer.Argument(
-        help="Name of a LoRA model; BASE:NAME is one, too.",
-        show_default=False,
-        autocompletion=complete_model,
-    ),
+    str, typer.Argument(help="Name of a LoRA model; BASE:NAME is one, too.", autocompletion=complete_model)
 ]
 
 app = typer.Typer(help="See models, and serve trained ones.")
@@ -65,62 +61,55 @@ def list_(
     asked = kind.strip().lower()
     if asked not in _TYPES:
         raise OsmosisError(f"--type takes all, base or lora, and not {kind!r}.", details={"type": kind})
+    sections: dict[str, ListResult] = {}
+    deployments: dict[str, Any] = {}
     with platform_context() as context, current().status("Fetching models"):
-        if asked == "base":
-            return _base_models(context, limit, everything, context.resource())
-        adapters, deployments = _lora_models(context, limit, everything, context.resource())
-        if asked == "lora":
-            return adapters
-        return SectionedListResult(
-            sections={"base_models": _base_models(context, limit, everything, {}), "lora_models": adapters},
-            extra={**deployments, **context.resource()},
-        )
+        if asked != "lora":
+            sections["base_models"] = _base_models(context.client, limit, everything)
+        if asked != "base":
+            sections["lora_models"], deployments = _lora_models(context.client, limit, everything)
+        extra = {**deployments, **context.resource()}
+    if asked == "all":
+        return SectionedListResult(sections=sections, extra=extra)
+    [listed] = sections.values()
+    return replace(listed, extra=extra)
 
 
-def _base_models(context: PlatformContext, limit: int, everything: bool, extra: dict[str, Any]) -> ListResult:
+def _base_models(client: PlatformClient, limit: int, everything: bool) -> ListResult:
     from osmosis_ai.services.models import list_base_models
 
     return list_result(
-        list_base_models(context.client, limit=limit, everything=everything),
+        list_base_models(client, limit=limit, everything=everything),
         lambda row: row.model_dump(mode="json"),
         columns=(
             Column("Name", value=lambda item: item["model_name"] or item["id"], keep=True),
             Column("Created", value=lambda item: Timestamp(item["created_at"])),
             Column("Created By", "creator_name"),
         ),
-        extra=extra,
         title="Base Models",
     )
 
 
-def _lora_models(
-    context: PlatformContext, limit: int, everything: bool, extra: dict[str, Any]
-) -> tuple[ListResult, dict[str, int | None]]:
+def _lora_models(client: PlatformClient, limit: int, everything: bool) -> tuple[ListResult, dict[str, Any]]:
     from osmosis_ai.services.models import can_be_deployed, list_lora_models, lora_item
 
-    listing: Listing[LoraModel]
-    listing, deployments = list_lora_models(context.client, limit=limit, everything=everything)
-    deployment = Column(
-        "Deployment Status", value=lambda item: Status(item.get("deployment_status") or _NEVER)
-    )
+    listing, deployments = list_lora_models(client, limit=limit, everything=everything)
+    columns = [
+        Column("Name", value=lambda item: item["model_name"] or "(unnamed)", keep=True),
+        Column("Base Model", "base_model"),
+        Column("Training Run", "training_run_name"),
+        Column("Checkpoint Step", "checkpoint_step", right=True),
+        Column("Training Reward", value=lambda item: _reward(item["reward"]), right=True),
+        Column("Created", value=lambda item: Timestamp(item["created_at"])),
+    ]
+    if any(map(can_be_deployed, listing.items)):
+        columns.append(
+            Column("Deployment Status", value=lambda item: Status(item.get("deployment_status") or _NEVER))
+        )
     active, maximum = deployments.get("active_deployments"), deployments.get("max_active_deployments")
-    most = "" if maximum is None else f" of {maximum}"
-    result = list_result(
-        listing,
-        lora_item,
-        columns=(
-            Column("Name", value=lambda item: item["model_name"] or "(unnamed)", keep=True),
-            Column("Base Model", "base_model"),
-            Column("Training Run", "training_run_name"),
-            Column("Checkpoint Step", "checkpoint_step", right=True),
-            Column("Training Reward", value=lambda item: _reward(item["reward"]), right=True),
-            Column("Created", value=lambda item: Timestamp(item["created_at"])),
-            *((deployment,) if any(map(can_be_deployed, listing.items)) else ()),
-        ),
-        extra={**deployments, **extra},
-        hints=[] if active is None else [f"Deployed: {active}{most}"],
-        title="LoRA Models",
-    )
+    most = f" of {maximum}" if maximum is not None else ""
+    hints = [] if active is None else [f"Deployed: {active}{most}"]
+    result = list_result(listing, lora_item, columns=columns, hints=hints, title="LoRA Models")
     return result, deployments
 
 
@@ -135,8 +124,13 @@ def info(model: LoraArgument) -> DetailResult:
 
     with platform_context() as context, current().status("Fetching model"):
         found = get_lora_model(context.client, model)
+        uploaded = (
+            ("Upload Status", (found.hf_upload_status or "").replace("_", " ").title()),
+            ("URL", found.hf_url),
+            ("Uploaded By", found.uploaded_by),
+        )
         sections = [
-            Section("Hugging Face", list(_hugging_face(found))),
+            Section("Hugging Face", [(label, value) for label, value in uploaded if value]),
             Section("Deployment", list(_deployment(found))),
         ]
         return DetailResult(
@@ -184,22 +178,14 @@ def _hints(model: LoraModel) -> list[str]:
     said = [f"View: {model.platform_url}"] if model.platform_url else []
     name = model.model_name or model.id
     said.append(f"Download with: osmosis model download {name}")
-    if not can_be_deployed(model):
-        return said
-    if model.deployment_status == _ACTIVE:
-        said.append(f"Take back with: osmosis model undeploy {name}")
-    else:
-        said.append(f"Deploy with: osmosis model deploy {name}")
+    if can_be_deployed(model):
+        is_active = model.deployment_status == _ACTIVE
+        said.append(
+            f"Take back with: osmosis model undeploy {name}"
+            if is_active
+            else f"Deploy with: osmosis model deploy {name}"
+        )
     return said
-
-
-def _hugging_face(model: LoraModel) -> Iterator[Row]:
-    if model.hf_upload_status:
-        yield "Upload Status", model.hf_upload_status.replace("_", " ").title()
-    if model.hf_url:
-        yield "URL", model.hf_url
-    if model.uploaded_by:
-        yield "Uploaded By", model.uploaded_by
 
 
 def _deployment(model: LoraModel) -> Iterator[Row]:
@@ -271,9 +257,7 @@ def download(
     model: LoraArgument,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output", "-o", help="The adapter's folder (default: .osmosis/models/NAME).", show_default=False
-        ),
+        typer.Option("--output", "-o", help="The adapter's folder (default: .osmosis/models/NAME)."),
     ] = None,
 ) -> OperationResult:
     """Fetch a LoRA model's adapter in PEFT's format, each file checked; a folder that is there is whole.

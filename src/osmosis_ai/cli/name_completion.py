@@ -24,7 +24,13 @@ def complete_run(ctx: Any, incomplete: str) -> list[str]:
 
 def complete_local_run(incomplete: str) -> list[str]:
     """Return the names of evaluations of this machine that begin with what was typed."""
-    return [name for name in _within(LIMIT_S, _names_here) if name.startswith(incomplete)]
+
+    def look() -> list[str]:
+        from osmosis_ai.services.eval_runs.resolver import local_names
+
+        return local_names()
+
+    return [name for name in _within(LIMIT_S, look) if name.startswith(incomplete)]
 
 
 def complete_run_anywhere(ctx: Any, incomplete: str) -> list[str]:
@@ -32,30 +38,17 @@ def complete_run_anywhere(ctx: Any, incomplete: str) -> list[str]:
     return list(dict.fromkeys([*complete_local_run(incomplete), *_names(ctx, "eval", incomplete)]))
 
 
-def _names_here() -> list[str]:
-    from osmosis_ai.services.eval_runs.resolver import local_names
+def _completing(kind: Kind) -> Callable[[Any, str], list[str]]:
+    def complete(ctx: Any, incomplete: str) -> list[str]:
+        return _names(ctx, kind, incomplete)
 
-    return local_names()
-
-
-def complete_benchmark(ctx: Any, incomplete: str) -> list[str]:
-    """Return the keys of benchmarks that begin with what was typed."""
-    return _names(ctx, "benchmark", incomplete)
+    return complete
 
 
-def complete_dataset(ctx: Any, incomplete: str) -> list[str]:
-    """Return the names of datasets that begin with what was typed."""
-    return _names(ctx, "dataset", incomplete)
-
-
-def complete_model(ctx: Any, incomplete: str) -> list[str]:
-    """Return the names of LoRA models that begin with what was typed."""
-    return _names(ctx, "model", incomplete)
-
-
-def complete_served_agent(ctx: Any, incomplete: str) -> list[str]:
-    """Return the names of served agents that begin with what was typed."""
-    return _names(ctx, "rollout_server", incomplete)
+complete_benchmark = _completing("benchmark")
+complete_dataset = _completing("dataset")
+complete_model = _completing("model")
+complete_served_agent = _completing("rollout_server")
 
 
 def _names(ctx: Any, kind: Kind, incomplete: str) -> list[str]:
@@ -65,8 +58,8 @@ def _names(ctx: Any, kind: Kind, incomplete: str) -> list[str]:
 
 
 def _ask(kind: Kind, env_file: Any, platform: str | None) -> list[str]:
+    from osmosis_ai.cli.application import prepare_environment
     from osmosis_ai.cli.output.context import OutputContext
-    from osmosis_ai.cli.startup import prepare_environment
     from osmosis_ai.services.context import find_checkout_if_any, open_client
     from osmosis_ai.services.names import names_of
 

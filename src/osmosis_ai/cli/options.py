@@ -18,35 +18,27 @@ if TYPE_CHECKING:
     from osmosis_ai.services.runs.lifecycle import RunKind
 
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-RunArgument = Annotated[
-    str, typer.Argument(help="Name or id of a run.", show_default=False, autocompletion=complete_run)
-]
+RunArgument = Annotated[str, typer.Argument(help="Name or id of a run.", autocompletion=complete_run)]
 RunAnywhereArgument = Annotated[
     str,
     typer.Argument(
         help="A run of this machine (its name or the beginning of one, a directory, @last), else one of the platform "
         "by name or id.",
-        show_default=False,
         autocompletion=complete_run_anywhere,
     ),
 ]
 
 LimitOption = Annotated[int, typer.Option(min=1, max=50, help="How many at most.")]
 AllOption = Annotated[bool, typer.Option("--all", help="Every one, page after page.")]
-EvalConfigArgument = Annotated[Path, typer.Argument(help="A TOML file of configs/eval/.", show_default=False)]
-TrainingConfigArgument = Annotated[
-    Path, typer.Argument(help="A TOML file of configs/training/.", show_default=False)
-]
-DataFileArgument = Annotated[
-    Path, typer.Argument(help="A .csv, .jsonl, .json or .parquet file.", show_default=False)
-]
+EvalConfigArgument = Annotated[Path, typer.Argument(help="A TOML file of configs/eval/.")]
+TrainingConfigArgument = Annotated[Path, typer.Argument(help="A TOML file of configs/training/.")]
+DataFileArgument = Annotated[Path, typer.Argument(help="A .csv, .jsonl, .json or .parquet file.")]
 SliceOption = Annotated[
     list[str] | None,
     typer.Option(
         "--slice",
         metavar="COLUMN",
         help="Also by the values of a column of the dataset, or of a key of its metadata; repeatable.",
-        show_default=False,
     ),
 ]
 ServersOption = Annotated[
@@ -56,21 +48,14 @@ ServersOption = Annotated[
         max=8,
         help="Rollout servers that share the rollouts; their modules are loaded once in each (default: one for each "
         "processor but one).",
-        rich_help_panel="Execution",
     ),
 ]
 NoPreviewsOption = Annotated[
-    bool,
-    typer.Option("--no-previews", help="Do not record how input and output of each sample begin."),
+    bool, typer.Option("--no-previews", help="Do not record how input and output of each sample begin.")
 ]
 ReportOption = Annotated[
     Path | None,
-    typer.Option(
-        "--report",
-        metavar="FILE.html",
-        help="Also write it into one file that opens from a disk.",
-        show_default=False,
-    ),
+    typer.Option("--report", metavar="FILE.html", help="Also write it into one file that opens from a disk."),
 ]
 NoTextOption = Annotated[
     bool, typer.Option("--no-text", help="With --report: numbers only, no texts or explanations.")
@@ -82,21 +67,16 @@ MarkdownOption = Annotated[
         "--markdown",
         metavar="FILE",
         help="Write a comment for a pull request; also into $GITHUB_STEP_SUMMARY where that is set.",
-        show_default=False,
     ),
 ]
 JunitOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--junit", metavar="FILE", help="Write a test report, a case for each rule.", show_default=False
-    ),
+    Path | None, typer.Option("--junit", metavar="FILE", help="Write a test report, a case for each rule.")
 ]
 RewardRangeOption = Annotated[
     str | None,
     typer.Option(
         metavar="LOW,HIGH",
         help="The least and the greatest reward there can be; bounds what unscored attempts could change.",
-        show_default=False,
     ),
 ]
 

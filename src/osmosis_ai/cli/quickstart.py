@@ -1,10 +1,9 @@
-"""`osmosis quickstart`: from nothing to a workspace directory and a task for a coding agent."""
+"""`osmosis quickstart`: from nothing to a workspace directory and a task for a coding agent; and `osmosis upgrade`."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -17,20 +16,14 @@ from osmosis_ai.cli.output.results import OperationResult, Text
 from osmosis_ai.errors import InteractiveRequiredError
 
 # What puts text on the clipboard: the first that is there.
-_CLIPBOARDS = (
-    ("pbcopy",),
-    ("wl-copy",),
-    ("xclip", "-selection", "clipboard"),
-    ("clip.exe",),
-)
+_CLIPBOARDS = (("pbcopy",), ("wl-copy",), ("xclip", "-selection", "clipboard"), ("clip.exe",))
 _CLIPBOARD_TIMEOUT_S = 5.0
 
 
 def quickstart(
     line: typer.Context,
     workspace: Annotated[
-        str | None,
-        typer.Option("--workspace", "-w", metavar="NAME", help="A workspace of yours.", show_default=False),
+        str | None, typer.Option("--workspace", "-w", metavar="NAME", help="A workspace of yours.")
     ] = None,
 ) -> OperationResult:
     """Take the first steps: log in, choose a workspace, clone its repository, and hand a task to a coding agent.
@@ -95,9 +88,7 @@ class _Guide:
                 return folded.index(typed)
 
     def ask(self, question: str) -> str:
-        from osmosis_ai.cli.typed_line import ask_shown
-
-        typed = ask_shown(self._output, question)
+        typed = self._output.ask_shown(question)
         if typed is None:
             raise KeyboardInterrupt
         return typed
@@ -112,7 +103,7 @@ class _Guide:
 def _copy(text: str) -> bool:
     """Put ``text`` on the clipboard, where there is one."""
     command = next((words for words in _CLIPBOARDS if shutil.which(words[0])), None)
-    if command is None or (sys.platform == "win32" and command != _CLIPBOARDS[-1]):
+    if command is None:
         return False
     try:
         done = subprocess.run(
@@ -126,3 +117,27 @@ def _copy(text: str) -> bool:
     except (OSError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 0
+
+
+def upgrade() -> OperationResult:
+    """Print the command that upgrades Osmosis.
+
+    The command takes the newer version from where this installation came: a checkout, a directory or a Git repository.
+
+    Examples:
+        osmosis upgrade
+    """
+    from osmosis_ai._version import __version__
+    from osmosis_ai.services.upgrade import upgrade_command
+
+    found = upgrade_command()
+    return OperationResult(
+        operation="upgrade",
+        message=found.command,
+        resource={
+            "installed_version": __version__,
+            "latest_version": None,
+            "method": found.method,
+            "command": found.command,
+        },
+    )

@@ -1,4 +1,4 @@
-"""`osmosis rollout`: the agents that are evaluated and trained, and those that are served elsewhere."""
+"""`osmosis rollout` and `osmosis template`: agents that are evaluated and trained, and those that are served elsewhere."""
 
 from __future__ import annotations
 
@@ -17,25 +17,19 @@ from osmosis_ai.cli.output.results import Column, ListResult, OperationResult, S
 if TYPE_CHECKING:
     from osmosis_ai.api.models.rollouts import RegisteredRolloutServer
 
-DiffOption = Annotated[
-    bool, typer.Option("--diff", help="If files exist, show how the new ones differ.", show_default=False)
-]
-Registered = Annotated[
-    str, typer.Argument(help="The agent's name.", autocompletion=complete_served_agent, show_default=False)
-]
+DiffOption = Annotated[bool, typer.Option("--diff", help="If files exist, show how the new ones differ.")]
+Registered = Annotated[str, typer.Argument(help="The agent's name.", autocompletion=complete_served_agent)]
 
 app = typer.Typer(help="Write the agents that are evaluated and trained.")
 served = typer.Typer(help="See and remove the agents that are served elsewhere.")
 app.add_typer(served, name="server")
+templates = typer.Typer(help="Begin with an agent that works.")
 
 
 @app.command("init")
 def init(
     context: typer.Context,
-    name: Annotated[
-        str | None,
-        typer.Argument(help="Lower-case letters, digits and hyphens.", show_default=False),
-    ] = None,
+    name: Annotated[str | None, typer.Argument(help="Lower-case letters, digits and hyphens.")] = None,
     example: Annotated[
         bool,
         typer.Option("--example", help="Write an agent that works, with its data, instead of a skeleton."),
@@ -55,7 +49,7 @@ def init(
 
     if name is None and not example:
         context.fail("Missing argument 'NAME'.")
-    with conflicts_with_diff(diff):
+    with _conflicts_with_diff(diff):
         resource = initialize_rollout(name, example=example, force=force)
     eval_config = resource["configs"]["eval"]
     return OperationResult(
@@ -63,7 +57,7 @@ def init(
         message=f"Initialized rollout '{resource['name']}'.",
         resource=resource,
         next_steps=[
-            *written_lines(resource),
+            *_written_lines(resource),
             f"{'Change' if example else 'Write'} the agent and its grader: {resource['rollout_dir']}/main.py",
             *([] if example else [f"Name the dataset and the model: {eval_config}"]),
             f"Evaluate on this machine: osmosis eval run {eval_config}",
@@ -72,7 +66,7 @@ def init(
     )
 
 
-def written_lines(resource: Mapping[str, Any]) -> list[str]:
+def _written_lines(resource: Mapping[str, Any]) -> list[str]:
     """Return a line for each file that was written, and one for what Git ignores now, of a result's resource."""
     added = resource["gitignore"]["added"]
     lines = [f"  {path}" for path in resource["files"]]
@@ -80,7 +74,7 @@ def written_lines(resource: Mapping[str, Any]) -> list[str]:
 
 
 @contextmanager
-def conflicts_with_diff(wanted: bool) -> Iterator[None]:
+def _conflicts_with_diff(wanted: bool) -> Iterator[None]:
     """Add the differences to the error about files that already exist, if ``wanted``."""
     from osmosis_ai.errors import ConflictError
 
@@ -100,9 +94,7 @@ def conflicts_with_diff(wanted: bool) -> Iterator[None]:
 def list_(
     limit: LimitOption = 50,
     everything: AllOption = False,
-    branch: Annotated[
-        str | None, typer.Option(help="Of this branch instead of the default one.", show_default=False)
-    ] = None,
+    branch: Annotated[str | None, typer.Option(help="Of this branch instead of the default one.")] = None,
 ) -> ListResult:
     """List the rollouts that the platform has read from the connected repository.
 
@@ -218,9 +210,7 @@ def remove(name: Registered, yes: YesOption = False) -> OperationResult:
         with current().status(f"Removing {name}"):
             remove_server(client, name)
     return OperationResult(
-        operation="rollout.server.remove",
-        message=f'Removed "{name}".',
-        resource={"name": name, **resource},
+        operation="rollout.server.remove", message=f'Removed "{name}".', resource={"name": name, **resource}
     )
 
 
@@ -231,3 +221,67 @@ def _address(item: Mapping[str, Any]) -> str:
 
 def _problem(found: RegisteredRolloutServer) -> str:
     return found.health_check_result.error or "the platform does not say why"
+
+
+@templates.command("list")
+def list_rollout_templates() -> ListResult:
+    """List the templates: agents that come with Osmosis, or those of OSMOSIS_WORKSPACE_TEMPLATE_PATH.
+
+    Examples:
+        osmosis template list
+    """
+    from osmosis_ai.services.rollouts import list_templates
+
+    items = [{"name": template.name, "summary": template.summary} for template in list_templates()]
+    return ListResult(
+        items,
+        # Scripts take every plain line for a name.
+        (Column("Name", "name", keep=True), Column("What it is", "summary", in_plain=False)),
+        hints=["Write one into this repository: osmosis template apply NAME"],
+    )
+
+
+def _complete_template(incomplete: str) -> list[str]:
+    """Return the names of templates that begin with what was typed."""
+    from osmosis_ai.errors import OsmosisError
+    from osmosis_ai.workspace.rollout_templates import template_names
+
+    try:
+        return [name for name in template_names() if name.startswith(incomplete)]
+    except (OsmosisError, OSError):  # a shell's prompt is no place for an error
+        return []
+
+
+@templates.command("apply")
+def apply(
+    name: Annotated[
+        str, typer.Argument(help="One of `osmosis template list`.", autocompletion=_complete_template)
+    ],
+    force: Annotated[
+        bool, typer.Option("--force", "-f", help="Replace a rollout, configs and data of those names.")
+    ] = False,
+    diff: DiffOption = False,
+) -> OperationResult:
+    """Write a template into this repository: its rollout, its configs and their data.
+
+    Examples:
+        osmosis template apply multiply
+    """
+    from osmosis_ai.services.rollouts import apply_template
+
+    with _conflicts_with_diff(diff):
+        template, resource = apply_template(name, force=force)
+    evaluations = [path for path in template.config_paths if path.startswith("configs/eval/")]
+    return OperationResult(
+        operation="template.apply",
+        status="success" if resource["files"] else "noop",
+        message=f"Applied template '{name}'."
+        if resource["files"]
+        else f"Template '{name}' is here already, word for word: nothing was changed.",
+        resource=resource,
+        next_steps=[
+            *_written_lines(resource),
+            *(f"Evaluate on this machine: osmosis eval run {path}" for path in evaluations),
+        ],
+        next_steps_structured=[{"action": "eval_run", "config": path} for path in evaluations],
+    )

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from osmosis_ai.cli.registry import COMMANDS, OPTIONS, CommandEntry, root_help
-from osmosis_ai.cli.unknown_commands import is_former, no_such_command
 
 PROGRAM = "osmosis"
 # Shared by every context of one invocation: the names of the commands resolved so far.
@@ -33,37 +32,68 @@ _HELP = ("-h", "--help")
 _CONTEXT_SETTINGS = {"help_option_names": [*_HELP], "max_content_width": 100}
 
 
+# What other tools call what is here found under another name.
+_OTHER_WORDS: Mapping[str, Sequence[str]] = {
+    **dict.fromkeys(("evaluate", "evals", "evaluation"), ("eval",)),
+    **dict.fromkeys(("metrics", "graph", "export"), ("info",)),
+    **dict.fromkeys(("show", "status", "info", "check", "ping", "health"), ("info", "probe")),
+    **dict.fromkeys(("add", "create"), ("register",)),
+    **dict.fromkeys(("rm", "delete", "unregister", "deregister"), ("delete", "remove")),
+}
+
+_INFO = "`osmosis train info RUN` shows it"
+_ORIGIN = "a directory belongs to the workspace that its repository is connected to, by Git's remote `origin`"
+
+# What is said after "No such command", by the words of the command.
+_FORMER_COMMANDS: Mapping[str, str] = {
+    "init": "`osmosis rollout init NAME` makes a rollout, `osmosis doctor --fix` a workspace directory",
+    "link": f"{_ORIGIN}; `osmosis workspace current` shows which",
+    "unlink": f"{_ORIGIN}; `osmosis workspace current` shows which",
+    "deploy": "it is `osmosis model deploy MODEL` now",
+    "undeploy": "it is `osmosis model undeploy MODEL` now",
+    "deployment": "`osmosis model list` shows what is deployed",
+    "train metrics": _INFO,
+    "train graph": _INFO,
+    "train export": "`osmosis train info RUN --output FILE` writes it",
+    "train traces": "`osmosis train logs RUN` shows what the run said",
+    "model delete": "a trained model goes with its run, by `osmosis train delete RUN`; `osmosis model undeploy MODEL` "
+    "only ends its serving",
+    "rollout validate": "`osmosis check` imports every rollout that a config names",
+}
+
+
+class LazyCommand(NamedTuple):
+    """A command that is known by its help until it is made."""
+
+    help: str | None
+    hidden: bool
+    make: Callable[[], Any]
+
+
 class CommandGroup(TyperGroup):
     """A group that shows its help when called bare and suggests the command that was meant."""
 
     _outlining = False
-    _unmade: Mapping[str, Any] = {}
-
-    def hold(self, commands: Mapping[str, Any]) -> None:
-        """Take commands, as Typer registers them, that become commands of this group when they are asked for."""
-        self._unmade = commands
+    lazy: Mapping[str, LazyCommand] = {}
+    """Commands that are made when they are asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of all commands, in the order of their registration, then those of groups."""
-        return list(dict.fromkeys([*self._unmade, *self.commands]))
+        return list(dict.fromkeys([*self.lazy, *self.commands]))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command; None when there is none of that name."""
-        held = self._unmade.get(cmd_name)
-        if held is None or cmd_name in self.commands:
+        lazy = self.lazy.get(cmd_name)
+        if lazy is None or cmd_name in self.commands:
             return self.commands.get(cmd_name)
         if self._outlining:
-            return TyperCommand(cmd_name, help=held.callback.__doc__, hidden=held.hidden)
-        self.commands[cmd_name] = made = make_command(held)
+            return TyperCommand(cmd_name, help=lazy.help, hidden=lazy.hidden)
+        self.commands[cmd_name] = made = lazy.make()
         return made
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the names and first sentences of the commands."""
         with self._outline():
             super().format_commands(ctx, formatter)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        """Complete the names of commands."""
         with self._outline():
             return super().shell_complete(ctx, incomplete)
 
@@ -82,8 +112,11 @@ class CommandGroup(TyperGroup):
         name = args[0]
         trail = ctx.meta.setdefault(TRAIL, [])
         if not ctx.resilient_parsing and self.get_command(ctx, name) is None:
-            sentence = no_such_command(name, trail, self._visible_names(ctx))
-            if is_former((*trail, name)):
+            with self._outline():
+                known = [(each, self.get_command(ctx, each)) for each in self.list_commands(ctx)]
+            visible = [each for each, command in known if not command.hidden]
+            sentence = _no_such_command(name, trail, visible)
+            if " ".join((*trail, name)) in _FORMER_COMMANDS:
                 trail.append(name)
             ctx.fail(sentence)
         trail.append(name)
@@ -91,7 +124,11 @@ class CommandGroup(TyperGroup):
 
     def _eval_form(self, ctx: Any, args: list[str]) -> list[str]:
         """Tell `eval -m MODULE:AGENT …` from `eval SUBCOMMAND …`; fail where a line is neither or both."""
-        has_module = any(_names_module(word) for word in args)
+        # The option -m may have its value behind it.
+        has_module = any(
+            word.partition("=")[0] == "--module" or (word.startswith("-m") and not word.startswith("--"))
+            for word in args
+        )
         if args[:1] and args[0] in self.list_commands(ctx) and args[0] != CLASSIC_EVAL:
             if has_module:
                 ctx.fail(f"'{PROGRAM} eval {args[0]}' has no -m. {TWO_FORMS}")
@@ -100,16 +137,12 @@ class CommandGroup(TyperGroup):
             return args
         if not has_module:
             ctx.fail(f"'{PROGRAM} eval' without a subcommand needs -m. {TWO_FORMS}")
-        if meant := _positional(args, [name for name in self.list_commands(ctx) if name != CLASSIC_EVAL]):
-            ctx.fail(f"'{PROGRAM} eval -m' has no subcommand '{meant}'. {TWO_FORMS}")
+        for before, word in pairwise(args):
+            if word in self.list_commands(ctx) and word != CLASSIC_EVAL and not before.startswith("-"):
+                ctx.fail(f"'{PROGRAM} eval -m' has no subcommand '{word}'. {TWO_FORMS}")
         # What follows are options of a command whose own name looks like one.
         words = ["--help"] if any(word in _HELP for word in args) else args
         return ["--", CLASSIC_EVAL, *words]
-
-    def _visible_names(self, ctx: Any) -> list[str]:
-        with self._outline():
-            found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-        return [name for name, command in found if command is not None and not command.hidden]
 
     @contextmanager
     def _outline(self) -> Iterator[None]:
@@ -122,36 +155,17 @@ class CommandGroup(TyperGroup):
 
 
 class RootGroup(CommandGroup):
-    """The registry as a group."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Return every registered name, hidden ones too."""
-        return list(COMMANDS)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Import and return a command; None when there is none of that name."""
-        entry = COMMANDS.get(cmd_name)
-        if entry is None:
-            return None
-        if self._outlining:
-            return TyperCommand(cmd_name, help=entry.help, hidden=entry.hidden)
-        if cmd_name not in self.commands:
-            self.commands[cmd_name] = load(cmd_name, entry)
-        return self.commands[cmd_name]
+    """The root, whose help is the same text with and without a parser."""
 
     def get_help(self, ctx: Any) -> str:
-        """Return the same text that ``osmosis --help`` prints without a parser."""
         return root_help().rstrip("\n")
-
-    def _visible_names(self, ctx: Any) -> list[str]:
-        return [name for name, entry in COMMANDS.items() if not entry.hidden]
 
 
 @cache
 def load(name: str, entry: CommandEntry) -> Any:
     """Import what ``entry`` names and return it as a command of this tree, made once a process."""
     module, _, attribute = entry.target.partition(":")
-    found = getattr(importlib.import_module(module), attribute)
+    found = getattr(importlib.import_module(module, __package__), attribute)
     if isinstance(found, typer.Typer):
         app = found
     else:
@@ -163,13 +177,19 @@ def load(name: str, entry: CommandEntry) -> Any:
 
 def make_group(app: typer.Typer) -> CommandGroup:
     """Return ``app`` as a group of this tree, which makes its commands when they are used."""
+    registered: list[Any] = app.registered_commands
     bare = copy(app)
     bare.registered_commands, bare.registered_groups = [], []
     bare.info = copy(app.info)
     bare.info.cls = CommandGroup
     group: Any = typer.main.get_group(bare)
     group.rich_markup_mode = None
-    group.hold({_name_of(held): held for held in app.registered_commands})
+    group.lazy = {
+        str(held.name or held.callback.__name__.replace("_", "-")): LazyCommand(
+            held.callback.__doc__, held.hidden, partial(make_command, held)
+        )
+        for held in registered
+    }
     for nested in app.registered_groups:
         if nested.typer_instance is not None:
             group.add_command(make_group(nested.typer_instance), nested.name)
@@ -202,7 +222,6 @@ def build_root(start: Any) -> Any:
         env_file: Annotated[
             Path | None,
             typer.Option(
-                "--env-file",
                 envvar="OSMOSIS_ENV_FILE",
                 exists=True,
                 dir_okay=False,
@@ -210,20 +229,18 @@ def build_root(start: Any) -> Any:
                 help=_MEANINGS["--env-file FILE"],
             ),
         ] = None,
-        platform: Annotated[
-            str | None, typer.Option("--platform", metavar="URL", help=_MEANINGS["--platform URL"])
-        ] = None,
+        platform: Annotated[str | None, typer.Option(metavar="URL", help=_MEANINGS["--platform URL"])] = None,
     ) -> None:
         start(env_file=env_file, platform=platform)
 
     app.callback()(callback)
     root: Any = typer.main.get_group(app)
     root.rich_markup_mode = None
+    root.lazy = {
+        name: LazyCommand(entry.help, entry.hidden, partial(load, name, entry))
+        for name, entry in COMMANDS.items()
+    }
     return root
-
-
-def _name_of(held: Any) -> str:
-    return str(held.name or held.callback.__name__.replace("_", "-"))
 
 
 def _print_version(wanted: bool) -> None:
@@ -234,14 +251,14 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def _positional(words: Sequence[str], names: Sequence[str]) -> str | None:
-    """Return the word that is one of ``names`` and no value of the option before it; None without any."""
-    return next(
-        (word for before, word in pairwise(words) if word in names and not before.startswith("-")), None
-    )
+def _no_such_command(name: str, trail: Sequence[str], visible: Sequence[str]) -> str:
+    """Return what to say of ``name``, which is no command."""
+    if name == "help":
+        return "No such command 'help'. Use 'osmosis --help' or 'osmosis <command> --help'."
+    if former := _FORMER_COMMANDS.get(" ".join((*trail, name))):
+        return f"No such command {name!r}: {former}."
+    from osmosis_ai.config.issues import closest
 
-
-def _names_module(word: str) -> bool:
-    """Tell whether a word of a command line is the option -m, also with its value behind it."""
-    attached = word.startswith(CLASSIC_EVAL) and not word.startswith("--")
-    return attached or word.partition("=")[0] == "--module"
+    meant = [word for word in _OTHER_WORDS.get(name, ()) if word in visible]
+    near = meant[0] if meant else closest(name, visible)
+    return f"No such command {name!r}." + (f" Did you mean {near!r}?" if near else "")

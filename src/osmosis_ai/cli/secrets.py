@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from osmosis_ai.cli.connection import platform_context
+from osmosis_ai.cli.connection import list_result, platform_context
 from osmosis_ai.cli.options import YesOption
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import current
@@ -37,18 +37,16 @@ def list_(
     wanted = None if scope == "all" else secrets.parse_scope(scope)
     with platform_context() as context, current().status("Fetching secrets"):
         listing, page = secrets.list_secrets(context.client, wanted, limit=limit, everything=everything)
-    return ListResult(
+    return list_result(
+        listing,
+        secrets.secret_item,
         title="Secrets",
-        items=[secrets.secret_item(secret) for secret in listing.items],
         columns=[
             Column("Name", "name", keep=True),
             Column("Scope", value=lambda item: str(item["scope"] or formats.MISSING).capitalize()),
             Column("Updated", value=lambda item: Timestamp(item["updated_at"])),
             Column("Updated By", value=lambda item: item["updater_name"] or item["creator_name"]),
         ],
-        total_count=listing.total_count,
-        has_more=listing.has_more,
-        next_offset=listing.next_offset,
         extra={**context.resource(), **({"platform_url": page} if page else {})},
         hints=[f"View secrets: {page}"] if page else [],
     )
@@ -70,9 +68,7 @@ def set_(
     env: Annotated[
         str | None,
         typer.Option(
-            metavar="VARNAME",
-            help="Take the value from this environment variable instead of asking.",
-            show_default=False,
+            metavar="VARNAME", help="Take the value from this environment variable instead of asking."
         ),
     ] = None,
 ) -> OperationResult:
@@ -84,7 +80,6 @@ def set_(
     Examples:
         osmosis secret set OPENAI_API_KEY --env OPENAI_API_KEY
     """
-    from osmosis_ai.cli.typed_line import ask_hidden
     from osmosis_ai.redaction import exposure_warnings
     from osmosis_ai.services import secrets
 
@@ -102,7 +97,7 @@ def set_(
         )
     with platform_context() as context:
         if value is None:
-            typed = ask_hidden(output, f"Value of {name} (not shown)")
+            typed = output.ask_hidden(f"Value of {name} (not shown)")
             if typed is None:
                 return OperationResult(operation="secret.set", status="cancelled", message="Cancelled.")
             value = secrets.check_value(typed, source=f"The value of {name}")
@@ -152,10 +147,7 @@ def delete(
 
 
 @app.command("audit")
-def audit(
-    limit: LimitOption = 50,
-    everything: AllOption = False,
-) -> ListResult:
+def audit(limit: LimitOption = 50, everything: AllOption = False) -> ListResult:
     """List which runs were handed which secrets, by their names, and on which machine; the newest first.
 
     Examples:
@@ -165,9 +157,10 @@ def audit(
 
     with platform_context() as context, current().status("Fetching the audit"):
         listing, page = secrets.list_handouts(context.client, limit=limit, everything=everything)
-    return ListResult(
+    return list_result(
+        listing,
+        lambda handout: handout.model_dump(mode="json"),
         title="Secret access log",
-        items=[handout.model_dump(mode="json") for handout in listing.items],
         columns=[
             Column("Accessed", value=lambda item: Timestamp(item["handed_at"])),
             Column("Secrets", value=lambda item: ", ".join(item["names"]), keep=True),
@@ -176,9 +169,6 @@ def audit(
             Column("Machine", "machine"),
             Column("Pool", "pool"),
         ],
-        total_count=listing.total_count,
-        has_more=listing.has_more,
-        next_offset=listing.next_offset,
         extra={**context.resource(), **({"platform_url": page} if page else {})},
         hints=[f"View the audit: {page}"] if page else [],
     )

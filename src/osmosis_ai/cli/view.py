@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from math import isfinite
@@ -10,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from osmosis_ai.cli.browser import is_remote, open_own_file, tunnel_command
-from osmosis_ai.cli.connection import platform_when_needed
+from osmosis_ai.cli.connection import open_browser, platform_when_needed
 from osmosis_ai.cli.name_completion import complete_local_run
 from osmosis_ai.cli.options import NoTextOption, OverwriteReportOption
 from osmosis_ai.cli.output.context import current
@@ -22,7 +22,7 @@ from osmosis_ai.cli.output.results import Column, OperationResult, StreamResult
 if TYPE_CHECKING:
     from osmosis_ai.services.report_files import ReportFile
     from osmosis_ai.services.viewing import ViewerAddress
-    from osmosis_ai.viewer.report import ReportContent, RunReportOptions
+    from osmosis_ai.viewer.report import RunReportOptions
 
 MOST_MB = 10.0
 _EVALUATION_HOLDS = (
@@ -38,7 +38,6 @@ def view(
         typer.Argument(
             metavar="[RUN|DIR]",
             help="A run of this machine, or a directory that holds runs somewhere below (default: the workspace); with --report also platform:NAME.",
-            show_default=False,
             autocompletion=complete_local_run,
         ),
     ] = None,
@@ -54,10 +53,7 @@ def view(
         ),
     ] = None,
     max_mb: Annotated[
-        float,
-        typer.Option(
-            "--max-mb", min=0, help="With --report: how much of an evaluation's conversations goes in."
-        ),
+        float, typer.Option(min=0, help="With --report: how much of an evaluation's conversations goes in.")
     ] = MOST_MB,
     everything: Annotated[
         bool, typer.Option("--all", help="With --report: all conversations, however large.")
@@ -98,8 +94,7 @@ def view(
     from osmosis_ai.services.viewing import open_viewer
 
     found = open_viewer(run, host=host, port=port)
-    message = Column("", value=lambda item: str(item["message"]))
-    return StreamResult(items=_shown(found, opens=not no_open), columns=[message])
+    return StreamResult(items=_shown(found, opens=not no_open), columns=[Column("", "message")])
 
 
 def _written(run: str | None, file: ReportFile, options: RunReportOptions) -> OperationResult:
@@ -108,6 +103,9 @@ def _written(run: str | None, file: ReportFile, options: RunReportOptions) -> Op
 
     with platform_when_needed() as client:
         name, content = report_run(run, file, options, client=client)
+    counts = (
+        {} if content is None else {key: count for key, count in asdict(content).items() if key != "places"}
+    )
     held = ""
     if content is not None:
         held = f": {amount(content.samples, 'sample')}, {amount(content.conversations, 'conversation')}"
@@ -116,34 +114,32 @@ def _written(run: str | None, file: ReportFile, options: RunReportOptions) -> Op
     return OperationResult(
         operation="view.report",
         message=f"Wrote {shown_path(file.path)}{held}",
-        resource={
-            "run": name,
-            "path": str(file.path),
-            "bytes": file.path.stat().st_size,
-            **_counts(content),
-        },
+        resource={"run": name, "path": str(file.path), "bytes": file.path.stat().st_size, **counts},
     )
-
-
-def _counts(content: ReportContent | None) -> dict[str, int]:
-    """Return how much of an evaluation a report holds; nothing of what is none."""
-    if content is None:
-        return {}
-    return {name: count for name, count in asdict(content).items() if name != "places"}
 
 
 def _shown(found: ViewerAddress, *, opens: bool) -> Iterator[dict[str, Any]]:
     """Yield the one line that says where to look, and end when the viewer has."""
-    from osmosis_ai.cli.output.envelopes import result_envelope
     from osmosis_ai.services.viewing import page_for_browser
 
     output = current()
-    yield result_envelope(_result(found))
-    if is_remote():
+    already = " (already open)" if found.running is None else ""
+    result = OperationResult(
+        operation="view",
+        message=f"The runs of {shown_path(found.place)} are at {found.address}{already}",
+        resource={
+            "place": str(found.place),
+            "url": found.address,
+            "port": found.port,
+            "already_open": found.running is None,
+        },
+    )
+    yield result.envelope()
+    if os.environ.get("SSH_CONNECTION") or os.environ.get("SSH_TTY"):
         output.note(
-            f"On your own machine, then open the address there:  {tunnel_command(found.host, found.port)}"
+            f"On your own machine, then open the address there:  {_tunnel_command(found.host, found.port)}"
         )
-    elif opens and (page := page_for_browser(found)) is not None and open_own_file(page):
+    elif opens and (page := page_for_browser(found)) is not None and open_browser(page):
         output.note("Your browser should show it now.")
     if not found.has_own_name:
         output.note(
@@ -155,15 +151,14 @@ def _shown(found: ViewerAddress, *, opens: bool) -> Iterator[dict[str, Any]]:
     found.running.run()
 
 
-def _result(found: ViewerAddress) -> OperationResult:
-    already = " (already open)" if found.running is None else ""
-    return OperationResult(
-        operation="view",
-        message=f"The runs of {shown_path(found.place)} are at {found.address}{already}",
-        resource={
-            "place": str(found.place),
-            "url": found.address,
-            "port": found.port,
-            "already_open": found.running is None,
-        },
-    )
+def _tunnel_command(host: str, port: int) -> str:
+    """Return the command that forwards a port of the user's own machine to this machine's loopback."""
+    import getpass
+    import socket
+
+    try:
+        user = f"{getpass.getuser()}@"
+    except (KeyError, OSError):
+        user = ""
+    here = "" if host == "127.0.0.1" else f"{host}:"
+    return f"ssh -N -L {here}{port}:{host}:{port} {user}{socket.gethostname()}"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -119,19 +118,12 @@ def switch(
     )
 
 
-class Annotations(str, Enum):
-    """Whose annotations are written."""
-
-    github = "github"
-
-
 def check(
     paths: Annotated[
         list[Path] | None,
         typer.Argument(
             metavar="[PATHS]...",
             help="Configs, dataset files, or directories with configs; all of the workspace's when left out.",
-            show_default=False,
         ),
     ] = None,
     no_import: Annotated[
@@ -145,7 +137,7 @@ def check(
         bool, typer.Option("--strict", help="Fail when a dataset has rows that cannot be evaluated.")
     ] = False,
     annotations: Annotated[
-        Annotations | None,
+        Literal["github"] | None,
         typer.Option(help="Also write every problem to stderr as GitHub Actions shows it in a change."),
     ] = None,
 ) -> OperationResult:
@@ -167,7 +159,9 @@ def check(
         tell=lambda text: output.note(one_line(text)),
     )
     if annotations is not None:
-        _annotate(report)
+        for problem in report.problems:
+            sys.stderr.write(f"{spelled_out(' '.join(problem.github_annotation().splitlines()))}\n")
+        sys.stderr.flush()
     if report.errors:
         raise OsmosisError(
             f"{_counted(len(report.errors), 'error')} in {_looked_at(report)}:\n" + "\n".join(_lines(report)),
@@ -198,16 +192,8 @@ def _lines(report: CheckReport) -> list[str]:
 
 
 def _looked_at(report: CheckReport) -> str:
-    parts = [
-        _counted(len(found), noun)
-        for found, noun in (
-            (report.configs, "config"),
-            (report.entrypoints, "entrypoint"),
-            (report.datasets, "dataset"),
-        )
-        if found
-    ]
-    return ", ".join(parts)
+    looked = {"config": report.configs, "entrypoint": report.entrypoints, "dataset": report.datasets}
+    return ", ".join(_counted(len(found), noun) for noun, found in looked.items() if found)
 
 
 def _counted(count: int, noun: str) -> str:
@@ -231,15 +217,22 @@ def doctor(
     from osmosis_ai.services.workspace_check import examine
 
     resource = examine(path, fix=fix)
-    rows: list[tuple[str, Cell]] = [
-        (name, _state(name, resource["missing"], resource["fixed"])) for name in resource["required_paths"]
-    ]
+    states: dict[str, Cell] = {
+        **dict.fromkeys(resource["required_paths"], Styled("ok", "good")),
+        **dict.fromkeys(resource["missing"], Styled("missing (optional)", "dim")),
+        **dict.fromkeys(resource["fixed"], Styled("created", "good")),
+    }
+    rows = [(name, states[name]) for name in resource["required_paths"]]
     ignoring, tracked = resource["gitignore"], resource["tracked_env_files"]
     rows.append((".gitignore", _ignoring(ignoring["missing"], ignoring["added"])))
     rows += [(name, Styled("in the repository, keys and all", "bad")) for name in tracked]
-    rows.append(("sandbox", _sandbox(resource["sandbox"])))
-    if resource["sandbox"]["works"]:
-        rows.append(("limits of a platform's runs", resource["sandbox"]["limits"].removeprefix("limits: ")))
+    sandbox = resource["sandbox"]
+    if sandbox["works"]:
+        rows.append(("sandbox", Styled("works (bubblewrap): `osmosis eval run --isolate`", "good")))
+        rows.append(("limits of a platform's runs", sandbox["limits"].removeprefix("limits: ")))
+    else:  # This is no fault of the workspace.
+        problem = f"not possible here: {sandbox['problem']}; {sandbox['remedy']}"
+        rows.append(("sandbox", Styled(problem, "dim")))
     linked = resource["workspace"]
     steps = []
     if resource["missing"]:
@@ -267,20 +260,7 @@ def doctor(
     )
 
 
-def _sandbox(found: dict[str, Any]) -> Cell:
-    """Return whether `--isolate` works here; that it does not is no fault of the workspace."""
-    if found["works"]:
-        return Styled("works (bubblewrap): `osmosis eval run --isolate`", "good")
-    return Styled(f"not possible here: {found['problem']}; {found['remedy']}", "dim")
-
-
 def _ignoring(missing: list[str], added: list[str]) -> Cell:
     if added:
         return Styled(f"added: {', '.join(added)}", "good")
     return Styled(f"does not ignore {', '.join(missing)}", "warn") if missing else Styled("ok", "good")
-
-
-def _state(name: str, missing: list[str], fixed: list[str]) -> Cell:
-    if name in fixed:
-        return Styled("created", "good")
-    return Styled("missing (optional)", "dim") if name in missing else Styled("ok", "good")

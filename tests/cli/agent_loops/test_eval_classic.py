@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.cli.agent_loops.classic_run import run_line
+from osmosis_ai.cli.agent_loop_runs import run_line
 from osmosis_ai.cli.output.context import OutputContext
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.services.classic_eval import ClassicEvalRequest

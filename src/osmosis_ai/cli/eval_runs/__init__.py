@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from osmosis_ai.cli.agent_loops.eval_classic import eval_classic
+from osmosis_ai.cli.agent_loops import eval_classic
 from osmosis_ai.cli.connection import platform_context
 from osmosis_ai.cli.eval_runs.decisions import compare, gate, plan
 from osmosis_ai.cli.logs import CursorOption, FollowOption, LevelOption, LinesOption
@@ -35,7 +35,7 @@ from osmosis_ai.cli.output.context import Declined, current
 from osmosis_ai.cli.output.formats import shown_path
 from osmosis_ai.cli.output.results import DetailResult, ListResult, OperationResult, Row, StreamResult, Table
 from osmosis_ai.cli.root import CLASSIC_EVAL
-from osmosis_ai.cli.rubric.eval_rubric import rubric
+from osmosis_ai.cli.rubrics import rubric
 from osmosis_ai.cli.runs.download import DownloadYesOption, OverwriteOption, download_run, fetch_files
 from osmosis_ai.cli.runs.showing import (
     AttemptOption,

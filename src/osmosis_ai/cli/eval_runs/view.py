@@ -11,12 +11,12 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from osmosis_ai.cli.application import current_env_file, environment_with_file
 from osmosis_ai.cli.connection import platform_context, platform_when_needed
 from osmosis_ai.cli.graceful_stop import GracefulStop
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import OutputContext, current
 from osmosis_ai.cli.output.formats import shown_path
-from osmosis_ai.cli.output.plain import joined
 from osmosis_ai.cli.output.results import (
     Block,
     Cell,
@@ -30,9 +30,9 @@ from osmosis_ai.cli.output.results import (
     Table,
     Text,
     Timestamp,
+    joined,
 )
 from osmosis_ai.cli.runs.view import RunStanding, RunView, evaluation_note
-from osmosis_ai.cli.startup import current_env_file, environment_with_file
 from osmosis_ai.config.sections import EvaluationSettings
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.datasets.selection import RowsDrawn

@@ -21,7 +21,7 @@ from osmosis_ai.decisions.compare import (
 )
 
 if TYPE_CHECKING:
-    from osmosis_ai.decisions.compare import ComparedCandidate, RunComparison, RunTotals
+    from osmosis_ai.decisions.compare import ComparedCandidate, RunComparison
 
 _TONES: dict[str, Tone] = {"better": "good", "worse": "bad", "unclear": "warn", "too few rows": "dim"}
 # The name of a metric, and of a slice, is what can be wrapped and still be read.
@@ -33,7 +33,8 @@ def comparison_blocks(found: RunComparison) -> list[Table | Text]:
     rows: list[Table | Text] = []
     for candidate in found.candidates:
         rows += [*_row_counts(found, candidate), *_rows(found, candidate)]
-    return [*_notes(found), *_summary(found), *rows, *_slices_of_all(found), _table(taken(found))]
+    notes = [Text(note, tone="dim", in_plain=True) for note in _note_texts(found)]
+    return [*notes, *_summary(found), *rows, *_slices_of_all(found), _table(taken(found))]
 
 
 def comparison_document(found: RunComparison) -> DecisionDocument:
@@ -58,18 +59,13 @@ def comparison_document(found: RunComparison) -> DecisionDocument:
 
 def _note_texts(found: RunComparison) -> list[str]:
     said = {note: None for candidate in found.candidates for note in candidate.comparability.notes}
-    places = ", ".join(f"{run.name} ({_place(run)})" for run in runs_of(found))
-    return [formats.one_line(note) for note in (f"Compared: {places}.", *said)]
-
-
-def _notes(found: RunComparison) -> Iterator[Text]:
-    for note in _note_texts(found):
-        yield Text(note, tone="dim", in_plain=True)
-
-
-def _place(run: RunTotals) -> str:
-    place = {"local": "on this machine", "platform": "on the platform", "file": run.location}[run.place]
-    return f"revision {run.revision}, {place}" if run.revision else place
+    compared = []
+    for run in runs_of(found):
+        place = {"local": "on this machine", "platform": "on the platform", "file": run.location}[run.place]
+        compared.append(
+            f"{run.name} (revision {run.revision}, {place})" if run.revision else f"{run.name} ({place})"
+        )
+    return [formats.one_line(note) for note in (f"Compared: {', '.join(compared)}.", *said)]
 
 
 def _summary(found: RunComparison) -> Iterator[Table]:

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from osmosis_ai.cli.output import formats
+from osmosis_ai._version import __version__
+from osmosis_ai.cli.output import formats, prompts
+from osmosis_ai.cli.output.progress import LineProgress, Progress
+from osmosis_ai.cli.output.results import SCHEMA_VERSION, Block, Result, StreamResult, dumps, joined
 from osmosis_ai.errors import InteractiveRequiredError
+from osmosis_ai.redaction import Redactor
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from osmosis_ai.cli.output.progress import Progress
-    from osmosis_ai.cli.output.results import Block, Result, StreamResult
-
 Mode = Literal["rich", "plain", "json"]
 _BOLD_RED, _YELLOW, _DIM = "1;31", "33", "2"
+_SECRET_NAME = re.compile(
+    r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$|^(DATABASE_URL|PGPASSWORD)$", re.IGNORECASE
+)
+# Shorter values ("1", "true", "none") are no secrets, and hiding them would garble the message.
+_SHORTEST_SECRET = 8
 
 
 class Declined(Exception):
@@ -71,10 +78,8 @@ class OutputContext:
     @contextmanager
     def progress(self, description: str, *, total: float | None, unit: str = "") -> Iterator[Progress]:
         """Show how far something is: a bar on a terminal, a line every so often elsewhere."""
-        from osmosis_ai.cli.output.progress import LineProgress, SilentProgress
-
         if not self.narrates:
-            yield SilentProgress()
+            yield Progress()
         elif self.animated:
             from osmosis_ai.cli.output import terminal
 
@@ -86,11 +91,9 @@ class OutputContext:
             lines.finish()
 
     def warn(self, message: str, code: str | None = None) -> None:
-        """Warn on stderr, in every mode."""
         if self.mode == "json":
-            from osmosis_ai.cli.output.envelopes import warning_envelope
-
-            self.say_json(warning_envelope(message, code))
+            warning = {"code": code, "message": message}
+            self.say_json({"schema_version": SCHEMA_VERSION, "cli_version": __version__, "warning": warning})
         elif self.mode == "plain":
             self.say(f"warning: {formats.literal(message)}")
         else:
@@ -117,68 +120,70 @@ class OutputContext:
         if yes:
             return
         if self.interactive:
-            from osmosis_ai.cli.output.prompts import ask_yes_no
-
-            if not ask_yes_no(self.stderr, message, default=default):
+            if not prompts.ask_yes_no(self.stderr, message, default=default):
                 raise Declined(message)
             return
         facts: dict[str, Any] = {"summary": dict(summary or {}), "notes": [*notes], "warnings": [*warnings]}
-        if self.mode == "plain":
-            self._write_confirmation(message, **facts)
-        elif self.mode == "rich":
-            # What is agreed to stands above, in tables.
-            self._write_confirmation(message, summary={}, notes=(), warnings=())
+        if self.mode != "json":
+            lines = [f"Confirmation required: {message}"]
+            if self.mode == "plain":  # In rich mode, what is agreed to stands above, in tables.
+                lines += [f"  {label}: {value}" for label, value in facts["summary"].items()]
+                for title, entries in (("Notes:", notes), ("Warnings:", warnings)):
+                    if entries:
+                        lines += [title, *(f"  {entry}" for entry in entries)]
+            self.say(formats.literal("\n".join(lines)))
         raise InteractiveRequiredError(
             "Use --yes to confirm in non-interactive mode.",
             details={"prompt": message, **{key: value for key, value in facts.items() if value}},
         )
 
-    def _write_confirmation(
-        self, message: str, *, summary: Mapping[str, str], notes: Sequence[str], warnings: Sequence[str]
-    ) -> None:
-        lines = [f"Confirmation required: {message}"]
-        lines += [f"  {label}: {value}" for label, value in summary.items()]
-        for title, entries in (("Notes:", notes), ("Warnings:", warnings)):
-            if entries:
-                lines += [title, *(f"  {entry}" for entry in entries)]
-        self.say(formats.literal("\n".join(lines)))
+    def ask_hidden(self, question: str) -> str | None:
+        """Ask for a secret on the terminal and return it as it was typed, or None if the user cancelled."""
+        return self._ask(question, lambda _text: None)
+
+    def ask_shown(self, question: str) -> str | None:
+        """Ask for a line and return it without the spaces around it, or None if the user cancelled."""
+        typed = self._ask(question, self._write)
+        return typed if typed is None else typed.strip()
+
+    def _ask(self, question: str, echo: Callable[[str], None]) -> str | None:
+        # Silent before the question is seen: somebody may answer it at once.
+        with prompts.silent_terminal(self.stdin.fileno()) as descriptor:
+            self._write(f"{question}: ")
+            typed = prompts.LineReader(descriptor, echo).read()
+        self._write("\n")
+        return typed
+
+    def _write(self, text: str) -> None:
+        self.stderr.write(text)
+        self.stderr.flush()
 
     # -- at the end -------------------------------------------------------------------------
 
     def emit(self, result: Result) -> int:
         """Write the result to stdout, once, and return the exit status that follows from it."""
-        from osmosis_ai.cli.output.results import StreamResult
-
-        if isinstance(result, StreamResult):
-            self._emit_stream(result)
-        elif self.mode == "json":
-            from osmosis_ai.cli.output.envelopes import dumps, result_envelope
-
-            self.stdout.write(dumps(result_envelope(result)) + "\n")
-        elif self.mode == "plain":
-            from osmosis_ai.cli.output.plain import lines_of
-
-            self.stdout.writelines(f"{line}\n" for line in lines_of(result))
-        else:
-            from osmosis_ai.cli.output import terminal
-
-            terminal.print_result(terminal.open_console(self.stdout), result)
-        self.stdout.flush()
-        return result.exit_code
-
-    def _emit_stream(self, result: StreamResult) -> None:
-        from osmosis_ai.cli.output.envelopes import dumps
-        from osmosis_ai.cli.output.plain import joined
-
         if self.mode == "rich":
             from osmosis_ai.cli.output import terminal
 
-            terminal.print_stream(terminal.open_console(self.stdout), result)
-            return
-        for item in result.items:
-            shown = dumps(dict(item)) if self.mode == "json" else joined(c.cell(item) for c in result.columns)
-            self.stdout.write(f"{shown}\n")
-            self.stdout.flush()
+            terminal.print_result(terminal.open_console(self.stdout), result)
+        else:
+            for line in self._lines(result):
+                self.stdout.write(f"{line}\n")
+                if isinstance(result, StreamResult):
+                    self.stdout.flush()
+        self.stdout.flush()
+        return result.exit_code
+
+    def _lines(self, result: Result) -> Iterator[str]:
+        if isinstance(result, StreamResult):
+            for item in result.items:
+                yield (
+                    dumps(dict(item)) if self.mode == "json" else joined(c.cell(item) for c in result.columns)
+                )
+        elif self.mode == "json":
+            yield dumps(result.envelope())
+        else:
+            yield from result.plain_lines()
 
     def error(self, message: str, *, hint: str | None = None) -> None:
         """Write an error for people: the sentence in red, then one dim hint."""
@@ -201,16 +206,11 @@ class OutputContext:
 
     def say(self, text: str, *, style: str | None = None) -> None:
         """Write ``text`` to stderr as it is, but for secret values; ``style`` is an ANSI style."""
-        from osmosis_ai.cli.output.redaction import redact
-
-        self._write_error(redact(text), style)
+        self._write_error(_redactor().text(text), style)
 
     def say_json(self, envelope: dict[str, Any]) -> None:
         """Write a line of JSON to stderr, secret values taken out of its texts."""
-        from osmosis_ai.cli.output.envelopes import dumps
-        from osmosis_ai.cli.output.redaction import redact_tree
-
-        self._write_error(dumps(redact_tree(envelope)))
+        self._write_error(dumps(_redactor().tree(envelope)))
 
     def _write_error(self, text: str, style: str | None = None) -> None:
         if style and self.mode == "rich" and formats.has_colour(self.stderr):
@@ -220,8 +220,12 @@ class OutputContext:
 
             terminal.print_line(self._console, text)
         else:
-            self.stderr.write(text + "\n")
-            self.stderr.flush()
+            self._write(text + "\n")
+
+
+def _redactor() -> Redactor:
+    secrets = (value for name, value in os.environ.items() if _SECRET_NAME.search(name))
+    return Redactor(secrets, shortest=_SHORTEST_SECRET)
 
 
 _current: OutputContext | None = None

@@ -30,7 +30,6 @@ _LONGEST_NAME = 200
 
 
 def shown_run(found: ShownRun, wanted: WantedSamples) -> DetailResult:
-    """Return the conversations of a run as a command's result."""
     return DetailResult(
         data=found.data(),
         blocks=[_block(each, against=found.beside) for each in found.conversations],
@@ -39,7 +38,6 @@ def shown_run(found: ShownRun, wanted: WantedSamples) -> DetailResult:
 
 
 def shown_validation(found: ShownValidation, wanted: WantedSamples) -> DetailResult:
-    """Return the conversations of a training run's validation as a command's result."""
     shown = shown_run(found.run, wanted)
     of = f" of {found.total:,}" if found.total is not None else ""
     told = f"Validation after step {found.step:,}: {found.kept:,}{of} samples are kept, without a score first, then the worst."
@@ -49,21 +47,21 @@ def shown_validation(found: ShownValidation, wanted: WantedSamples) -> DetailRes
 def _block(shown: ShownConversation, *, against: str | None) -> Block:
     if against is None:
         return _conversation(shown)
-    right = (
-        _conversation(shown.beside, named=True)
-        if shown.beside is not None
-        else ConversationBlock(
-            [], title=against, closing=Styled("no attempt on this row", "dim"), in_plain=True
-        )
-    )
+    missing = Styled("no attempt on this row", "dim")
+    right = ConversationBlock([], title=against, closing=missing, in_plain=True)
+    if shown.beside is not None:
+        right = _conversation(shown.beside, named=True)
     return SideBySide(_conversation(shown, named=True), right)
 
 
 def _conversation(shown: ShownConversation, *, named: bool = False) -> ConversationBlock:
-    sample = shown.sample
-    place = f"row {sample.row}, attempt {sample.attempt}"
+    turns = [
+        ConversationTurn(_name(turn.role), _text(turn.text), _name(turn.label))
+        for turn in turns_of(shown.conversation)
+    ]
+    place = f"row {shown.sample.row}, attempt {shown.sample.attempt}"
     return ConversationBlock(
-        turns=[*_turns(shown), *_remarks(shown)],
+        turns=[*turns, *_remarks(shown)],
         title=f"{shown.run}, {place}" if named else place,
         closing=_closing(shown),
         in_plain=True,
@@ -94,11 +92,6 @@ def _call(exchange: ToolExchange) -> str:
     return f"{exchange.name or ''}({arguments if isinstance(arguments, str) else json_text(arguments)})"
 
 
-def _turns(shown: ShownConversation) -> Iterator[ConversationTurn]:
-    for turn in turns_of(shown.conversation):
-        yield ConversationTurn(_name(turn.role), _text(turn.text), _name(turn.label))
-
-
 def _remarks(shown: ShownConversation) -> Iterator[ConversationTurn]:
     """Yield what is known beside the messages: the grader's words, an error, what could not be read."""
     sample = shown.sample
@@ -119,9 +112,9 @@ def _remarks(shown: ShownConversation) -> Iterator[ConversationTurn]:
 
 def _closing(shown: ShownConversation) -> Styled:
     sample, truth = shown.sample, shown.ground_truth
-    if sample.reward is None:
-        words, tone = "no reward", "warn"
-    else:
+    words = "no reward"
+    tone: Tone = "warn"
+    if sample.reward is not None:
         words, tone = f"reward {sample.reward:g}", "good" if sample.passed else "bad"
     if truth is not None:
         words += f", correct answer {_text(truth)}"
@@ -132,8 +125,7 @@ def _closing(shown: ShownConversation) -> Styled:
         formats.duration(sample.duration_ms / 1000) if sample.duration_ms is not None else "",
     ]
     told = " · ".join(each for each in known if each)
-    tones: dict[str, Tone] = {"good": "good", "bad": "bad", "warn": "warn"}
-    return Styled(f"{words} ({told})" if told else words, tones[tone])
+    return Styled(f"{words} ({told})" if told else words, tone)
 
 
 def _hints(found: ShownRun, wanted: WantedSamples) -> Iterator[str]:

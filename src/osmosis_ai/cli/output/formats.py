@@ -4,51 +4,28 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, TextIO
 
-from osmosis_ai.ui.numbers import (
-    MISSING,
-    compact,
-    count,
-    date,
-    duration,
-    interval,
-    iso,
-    money,
-    number,
-    parse_date,
-    percent,
-    percent_range,
-    size,
-)
+from osmosis_ai.ui.numbers import MISSING as MISSING
+from osmosis_ai.ui.numbers import compact as compact
+from osmosis_ai.ui.numbers import count as count
+from osmosis_ai.ui.numbers import date as date
+from osmosis_ai.ui.numbers import duration as duration
+from osmosis_ai.ui.numbers import interval as interval
+from osmosis_ai.ui.numbers import iso as iso
+from osmosis_ai.ui.numbers import money as money
+from osmosis_ai.ui.numbers import number as number
+from osmosis_ai.ui.numbers import percent as percent
+from osmosis_ai.ui.numbers import percent_range as percent_range
+from osmosis_ai.ui.numbers import size as size
 from osmosis_ai.ui.text import UNSEEN
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = [
-    "MISSING",
-    "amount",
-    "compact",
-    "count",
-    "date",
-    "duration",
-    "has_colour",
-    "interval",
-    "is_terminal",
-    "iso",
-    "literal",
-    "money",
-    "number",
-    "one_line",
-    "parse_date",
-    "percent",
-    "percent_range",
-    "shown_path",
-    "size",
-    "spelled_out",
-]
-
+_LEVELS = "▁▂▃▄▅▆▇█"
 _TO_SPACES = {ord("\t"): " ", ord("\n"): " ", ord("\r"): " "}
 # Terminals act on control characters, and data must not drive the terminal it is shown on. Halves of surrogate pairs
 # are bytes of file names, which streams write as they are to be typed.
@@ -63,16 +40,14 @@ _COMMAND = re.compile(r"^\s*::|##\[", re.MULTILINE)
 def literal(text: str) -> str:
     """Return ``text`` safe to show: controls (but tabs and newlines) spelled out, marks for what is not seen."""
     shown = spelled_out(text)
-    return _COMMAND.sub(_disarmed, shown) if os.environ.get("GITHUB_ACTIONS") else shown
+    if not os.environ.get("GITHUB_ACTIONS"):
+        return shown
+    return _COMMAND.sub(lambda command: f"{command[0][:-1]}\u200b{command[0][-1]}", shown)
 
 
 def spelled_out(text: str) -> str:
     """Return ``text`` with what does not show, or turns text around, spelled out: the text of a command, too."""
     return text.replace("\r\n", "\n").translate(_CONTROLS)
-
-
-def _disarmed(command: re.Match[str]) -> str:
-    return command[0][:-1] + "\u200b" + command[0][-1]
 
 
 def one_line(text: str) -> str:
@@ -88,6 +63,20 @@ def amount(completed: float, total: float | None, unit: str) -> str:
     done = count(int(completed))
     counted = done if total is None else f"{done}/{count(int(total))}"
     return f"{counted} {unit}".rstrip()
+
+
+def sparkline(values: Sequence[float], *, width: int) -> str:
+    """Return ``values`` as at most ``width`` bars, each the mean of its share of them, from least to greatest."""
+    if not values:
+        return ""
+    count = min(width, len(values))
+    edges = [position * len(values) // count for position in range(count + 1)]
+    means = [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]
+    low, high = min(means), max(means)
+    if high == low:
+        return _LEVELS[0] * count
+    top = len(_LEVELS) - 1
+    return "".join(_LEVELS[round((mean - low) / (high - low) * top)] for mean in means)
 
 
 def shown_path(path: Path) -> str:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from osmosis_ai.cli.output import formats
 
-if TYPE_CHECKING:
-    pass
+STEPS = 10
+QUIET_LIMIT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +24,8 @@ class ProgressState:
     waits: str
 
 
-class Progress(ABC):
-    """Shows how far something is."""
+class Progress:
+    """Shows how far something is; this one shows nothing."""
 
     def update(
         self,
@@ -37,44 +36,24 @@ class Progress(ABC):
         below: Sequence[str] = (),
         waits: str = "",
     ) -> None:
-        """Say how much is done."""
         self.show(ProgressState(completed, note, total, below, waits))
 
-    @abstractmethod
     def show(self, now: ProgressState) -> None:
         """Show it in this display's way."""
-
-
-STEPS = 10
-QUIET_LIMIT_S = 30.0
-
-
-class SilentProgress(Progress):
-    """Progress that nobody reads."""
-
-    def show(self, now: ProgressState) -> None:
-        """Show nothing."""
 
 
 class LineProgress(Progress):
     """Progress for logs: a line at each tenth, and one when nothing was said for a while."""
 
     def __init__(
-        self,
-        write: Callable[[str], Any],
-        description: str,
-        *,
-        total: float | None,
-        unit: str,
-        clock: Callable[[], float] = time.monotonic,
+        self, write: Callable[[str], Any], description: str, *, total: float | None, unit: str
     ) -> None:
         self._write = write
         self._description = description
         self._total = total
         self._unit = unit
-        self._clock = clock
         self._said_step = 0
-        self._said_at = clock()
+        self._said_at = time.monotonic()
         self._said = ""
         self._unsaid: str | None = None
 
@@ -84,7 +63,7 @@ class LineProgress(Progress):
             self._total = now.total
         step = int(now.completed * STEPS / self._total) if self._total else 0
         line = self._line(now.completed, now.waits or now.note)
-        if step > self._said_step or self._clock() - self._said_at >= QUIET_LIMIT_S:
+        if step > self._said_step or time.monotonic() - self._said_at >= QUIET_LIMIT_S:
             self._say(line, step)
         elif line != self._said:
             self._unsaid = line
@@ -96,7 +75,7 @@ class LineProgress(Progress):
 
     def _say(self, line: str, step: int) -> None:
         self._write(formats.one_line(line))
-        self._said, self._said_step, self._said_at, self._unsaid = line, step, self._clock(), None
+        self._said, self._said_step, self._said_at, self._unsaid = line, step, time.monotonic(), None
 
     def _line(self, completed: float, note: str) -> str:
         parts = [f"{self._description}: {formats.amount(completed, self._total, self._unit)}"]

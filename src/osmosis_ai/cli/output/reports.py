@@ -17,8 +17,7 @@ import typer
 
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.formats import shown_path
-from osmosis_ai.cli.output.plain import cell_text
-from osmosis_ai.cli.output.results import Cell, Column, Table, Text
+from osmosis_ai.cli.output.results import Cell, Column, Table, Text, cell_text
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.files import expanded, replacing_or_streaming, require_writable
 
@@ -61,9 +60,9 @@ class DecisionDocument:
     details: Sequence[Table | Text] = ()
 
 
-def markdown_of(document: DecisionDocument, *, most: int = MOST_CHARACTERS) -> str:
-    """Return the document in GitHub's Markdown, which GitLab reads too, of at most ``most`` characters."""
-    page = _Page(most - _ROOM_TO_TELL)
+def markdown_of(document: DecisionDocument) -> str:
+    """Return the document in GitHub's Markdown, which GitLab reads too, of at most ``MOST_CHARACTERS``."""
+    page = _Page(MOST_CHARACTERS - _ROOM_TO_TELL)
     page.add(f"<!-- osmosis:{_marker(document.marker)} -->\n### {_paragraph(document.title)}\n", of="titles")
     page.add(f"**{_paragraph(document.verdict)}**\n", of="verdicts")
     for note in document.notes:
@@ -75,9 +74,11 @@ def markdown_of(document: DecisionDocument, *, most: int = MOST_CHARACTERS) -> s
     return page.text()
 
 
-def escaped(text: str, *, longest: int = _LONGEST_TEXT) -> str:
+def _escaped(text: str, *, longest: int = _LONGEST_TEXT) -> str:
     """Return ``text`` so that Markdown and HTML show it as it is, on one line; what nobody would see is spelled out."""
-    flat = text if text.isprintable() else _spelled_out(text)
+    flat = text
+    if not text.isprintable():
+        flat = "".join(map(_visible, re.sub(r"[\t\r\n]+", " ", text)))
     return _SPECIAL.sub(_reference, _cut(flat, longest))
 
 
@@ -100,8 +101,15 @@ class _Page:
 
     def add_block(self, block: Table | Text, *, folded: bool = False) -> None:
         """Add a block, a table as far as there is room."""
-        before, after = _around(block.title, folded)
-        head = [*before, *(_table_head(block) if isinstance(block, Table) else ())]
+        title = _escaped(block.title or "", longest=_LONGEST_CELL)
+        head = [f"#### {title}", ""] if block.title else []
+        after = ""
+        if folded:
+            head, after = ["<details>", f"<summary>{title}</summary>", ""], "\n</details>\n"
+        if isinstance(block, Table):
+            columns = [each if isinstance(each, Column) else Column(each) for each in block.columns]
+            rules = ["---:" if column.right else "---" for column in columns]
+            head += [_line([column.heading for column in columns]), f"| {' | '.join(rules)} |"]
         self._room -= len(after) + 1
         if not self.add("\n".join(head), of="sections"):
             return
@@ -122,27 +130,14 @@ class _Page:
         return "\n".join(self._parts)
 
 
-def _around(title: str | None, folded: bool) -> tuple[list[str], str]:
-    shown = escaped(title or "", longest=_LONGEST_CELL)
-    if folded:
-        return ["<details>", f"<summary>{shown}</summary>", ""], "\n</details>\n"
-    return ([f"#### {shown}", ""] if title else []), ""
-
-
-def _table_head(table: Table) -> list[str]:
-    columns = [each if isinstance(each, Column) else Column(each) for each in table.columns]
-    rules = ["---:" if column.right else "---" for column in columns]
-    return [_line([column.heading for column in columns]), f"| {' | '.join(rules)} |"]
-
-
 def _line(cells: Sequence[Cell]) -> str:
-    shown = (escaped(cell_text(cell).strip(), longest=_LONGEST_CELL) for cell in cells)
+    shown = (_escaped(cell_text(cell).strip(), longest=_LONGEST_CELL) for cell in cells)
     return f"| {' | '.join(shown)} |"
 
 
 def _paragraph(text: str) -> str:
     """Return text that may begin a line: no list, no heading, no indented code, no `/close`."""
-    shown = escaped(text.strip())
+    shown = _escaped(text.strip())
     if shown and not shown[0].isalpha() and shown[0] != "&":
         return f"&#{ord(shown[0])};{shown[1:]}"
     return shown
@@ -151,11 +146,6 @@ def _paragraph(text: str) -> str:
 def _reference(match: re.Match[str]) -> str:
     entity = f"&#{ord(match[0])};"
     return entity + _ZERO_WIDTH_SPACE if match["reference"] else entity
-
-
-def _spelled_out(text: str) -> str:
-    flat = re.sub(r"[\t\r\n]+", " ", text)
-    return "".join(_visible(character) for character in flat)
 
 
 def _visible(character: str) -> str:
@@ -199,23 +189,17 @@ def junit_of(suite: str, cases: Sequence[JunitCase]) -> bytes:
     root = ElementTree.Element("testsuites", numbers)
     parent = ElementTree.SubElement(root, "testsuite", {"name": _legal(suite), **numbers})
     for case in cases:
-        _add(parent, suite, case)
+        names = {"classname": _legal(suite), "name": _legal(case.name)}
+        found, message = ElementTree.SubElement(parent, "testcase", names), _legal(case.message)
+        if case.outcome == "fail":
+            ElementTree.SubElement(found, "failure", {"message": message}).text = message
+        elif case.outcome == "unclear":
+            ElementTree.SubElement(found, "skipped", {"message": message}).text = message
+        elif message:
+            ElementTree.SubElement(found, "system-out").text = message
     ElementTree.indent(root)
-    found: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
-    return found + b"\n"
-
-
-def _add(parent: ElementTree.Element, suite: str, case: JunitCase) -> None:
-    found = ElementTree.SubElement(
-        parent, "testcase", {"classname": _legal(suite), "name": _legal(case.name)}
-    )
-    message = _legal(case.message)
-    if case.outcome == "fail":
-        ElementTree.SubElement(found, "failure", {"message": message}).text = message
-    elif case.outcome == "unclear":
-        ElementTree.SubElement(found, "skipped", {"message": message}).text = message
-    elif message:
-        ElementTree.SubElement(found, "system-out").text = message
+    document: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
+    return document + b"\n"
 
 
 def _legal(text: str) -> str:
@@ -269,8 +253,6 @@ def _unwritable(option: str, path: Path, error: OSError) -> OsmosisError:
 
 
 def _add_to_step_summary(text: str) -> None:
-    """Add to what GitHub shows of a job's step."""
-
     path = os.environ.get(STEP_SUMMARY)
     if not path:
         return
@@ -315,7 +297,6 @@ def require_report(given: Mapping[str, bool]) -> None:
 
 
 def tell_what_goes_in(numbers: str, text: str) -> None:
-    """Say what a report holds, before it is written."""
     more = f"; {text} (without that with --no-text)" if text else ""
     current().note(f"What goes into the report: {numbers}{more}.")
 

@@ -1,15 +1,46 @@
-"""What a command hands back: plain data that the frame renders once, in the mode the user asked for."""
+"""What commands return, and how it is written as JSON and as plain lines; ``terminal.py`` draws it.
+
+A JSON envelope is one line. It never holds NaN or an infinity, and a command's extra keys never replace the contract's own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import date, datetime
 from typing import Any, Literal
 
+from osmosis_ai.cli.output import formats
+
 Tone = Literal["good", "bad", "warn", "active", "pending", "accent", "strong", "dim"]
-OperationStatus = Literal["success", "noop", "cancelled", "partial", "no_update", "failed", "unclear"]
+OperationStatus = Literal["success", "noop", "cancelled", "partial", "failed", "unclear"]
+SCHEMA_VERSION = 1
 _EXIT_CODES: Mapping[OperationStatus, int] = {"partial": 1, "failed": 1, "unclear": 3}
+_CURVE_WIDTH = 40
+
+
+def dumps(value: Any) -> str:
+    """Return ``value`` as one line of JSON, not escaped beyond what JSON asks for."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_encode)
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        # A file name that is not UTF-8 holds lone surrogates; escaped they survive the trip.
+        return json.dumps(value, allow_nan=False, separators=(",", ":"), default=_encode)
+    return text
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, date):
+        return value.isoformat()
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+# -- cells ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +70,26 @@ Cell = str | int | float | bool | Styled | Status | Timestamp | None
 Row = tuple[str, Cell]
 
 
+def cell_text(cell: Cell) -> str:
+    """Return a cell's text on one line."""
+    if cell is None:
+        return formats.MISSING
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    if isinstance(cell, Styled):
+        return formats.one_line(cell.text)
+    if isinstance(cell, Timestamp):
+        return formats.one_line(formats.iso(cell.at))
+    if isinstance(cell, Status):
+        return f"[{formats.one_line(cell.word)}]"
+    return f"{cell:g}" if isinstance(cell, float) else formats.one_line(str(cell))
+
+
+def joined(cells: Iterable[Cell]) -> str:
+    """Return a record's line."""
+    return "\t".join(map(cell_text, cells))
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """One column of a table."""
@@ -52,16 +103,18 @@ class Column:
     in_rich: bool = True
 
     def cell(self, item: Mapping[str, Any]) -> Cell:
-        """Return what this column shows of ``item``."""
         if self.value is not None:
             return self.value(item)
         found: Cell = item.get(self.key)
         return found
 
 
+# -- blocks: shown on a terminal, in plain mode only with ``in_plain``, never in JSON ------------
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table for people: shown in rich mode, in plain mode only with ``in_plain``, never in JSON."""
+    """A table for people."""
 
     columns: Sequence[Column | str]
     rows: Sequence[Sequence[Cell]]
@@ -69,15 +122,26 @@ class Table:
     note: str | None = None
     in_plain: bool = False
 
+    def plain_lines(self) -> Iterator[str]:
+        headings = [each.heading if isinstance(each, Column) else each for each in self.columns]
+        if any(heading.strip() for heading in headings):
+            yield joined(headings)
+        yield from map(joined, self.rows)
+        if self.note:
+            yield formats.literal(self.note)
+
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A paragraph for people; with a ``title`` it gets a frame. See :class:`Table` for the modes."""
+    """A paragraph for people; with a ``title`` it gets a frame."""
 
     text: str
     title: str | None = None
     tone: Tone | None = None
     in_plain: bool = False
+
+    def plain_lines(self) -> Iterator[str]:
+        yield formats.literal(self.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +155,23 @@ class ConversationTurn:
 
 @dataclass(frozen=True, slots=True)
 class ConversationBlock:
-    """An agent's conversation, turn by turn, with a closing line (its reward). Modes as :class:`Table`."""
+    """An agent's conversation, turn by turn, with a closing line (its reward)."""
 
     turns: Sequence[ConversationTurn]
     title: str | None = None
     closing: Styled | None = None
     in_plain: bool = False
 
+    def plain_lines(self) -> Iterator[str]:
+        for turn in self.turns:
+            yield f"{turn.role}: {formats.one_line(turn.text)}"
+        if self.closing:
+            yield formats.literal(self.closing.text)
+
 
 @dataclass(frozen=True, slots=True)
 class SideBySide:
-    """Two conversations, beside each other where there is room. Modes as those of ``left``."""
+    """Two conversations, next to each other if there is room."""
 
     left: ConversationBlock
     right: ConversationBlock
@@ -118,15 +188,34 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Curves over one x axis: drawn for people, in plain mode (with ``in_plain``) a line each, never in JSON."""
+    """Curves over one x axis; in plain mode a line each."""
 
     curves: Sequence[Curve]
     title: str | None = None
     x_label: str = ""
     in_plain: bool = False
 
+    def plain_lines(self) -> Iterator[str]:
+        for curve in self.curves:
+            values = [value for _, value in curve.points]
+            ends = f"{values[0]:.3g} → {values[-1]:.3g}" if values else formats.MISSING
+            yield joined([curve.name, formats.sparkline(values, width=_CURVE_WIDTH), ends])
+
 
 Block = Table | Text | ConversationBlock | SideBySide | Chart
+
+
+def _block_lines(blocks: Iterable[Block]) -> Iterator[str]:
+    for block in blocks:
+        if isinstance(block, SideBySide):
+            yield from _block_lines([block.left, block.right])
+        elif block.in_plain:
+            if block.title:
+                yield f"{formats.one_line(block.title)}:"
+            yield from block.plain_lines()
+
+
+# -- results -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,17 +225,38 @@ class Section:
     title: str
     rows: Sequence[Row]
 
+    def plain_lines(self) -> Iterator[str]:
+        yield from (f"{label}: {cell_text(value)}" for label, value in self.rows)
 
-@dataclass(frozen=True)
-class _Result:
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a command returns."""
+
+    blocks: Sequence[Block] = ()
+    hints: Sequence[str] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
     @property
     def exit_code(self) -> int:
         """The process's exit status that follows from this result."""
         return 0
 
+    def body(self) -> dict[str, Any]:
+        """Return the contract's own keys of the JSON document."""
+        raise NotImplementedError
+
+    def plain_lines(self) -> Iterator[str]:
+        """Yield lines without line ends."""
+        yield from _block_lines(self.blocks)
+
+    def envelope(self) -> dict[str, Any]:
+        document = {"schema_version": SCHEMA_VERSION, **self.body()}
+        return {**document, **{key: value for key, value in self.extra.items() if key not in document}}
+
 
 @dataclass(frozen=True)
-class ListResult(_Result):
+class ListResult(Result):
     """One page (or all) of a collection."""
 
     items: Sequence[Mapping[str, Any]]
@@ -157,35 +267,59 @@ class ListResult(_Result):
     next_offset: int | None = None
     more: str = "Use --all to see every one."
     none: str = "Nothing here yet."
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    hints: Sequence[str] = ()
-    blocks: Sequence[Block] = ()
+
+    def body(self) -> dict[str, Any]:
+        return {
+            "items": [dict(item) for item in self.items],
+            "total_count": len(self.items) if self.total_count is None else self.total_count,
+            "has_more": self.has_more,
+            "next_offset": self.next_offset,
+        }
+
+    def plain_lines(self) -> Iterator[str]:
+        shown = [column for column in self.columns if column.in_plain]
+        yield from (joined(column.cell(item) for column in shown) for item in self.items)
+        yield from super().plain_lines()
 
 
 @dataclass(frozen=True)
-class SectionedListResult(_Result):
+class SectionedListResult(Result):
     """Several lists under one envelope, each with its own pagination, keyed by its JSON name."""
 
     sections: Mapping[str, ListResult]
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    hints: Sequence[str] = ()
-    blocks: Sequence[Block] = ()
+
+    def body(self) -> dict[str, Any]:
+        return {name: part.body() for name, part in self.sections.items()}
+
+    def plain_lines(self) -> Iterator[str]:
+        for name, section in self.sections.items():
+            yield f"{section.title or name}:"
+            yield from section.plain_lines()
 
 
 @dataclass(frozen=True)
-class DetailResult(_Result):
+class DetailResult(Result):
     """One thing in full: ``data`` for scripts; ``title``, ``rows``, ``sections``, ``hints`` for people."""
 
     data: Mapping[str, Any]
     title: str = ""
     rows: Sequence[Row] = ()
     sections: Sequence[Section] = ()
-    hints: Sequence[str] = ()
-    blocks: Sequence[Block] = ()
+
+    def body(self) -> dict[str, Any]:
+        return {"data": dict(self.data)}
+
+    def plain_lines(self) -> Iterator[str]:
+        yield from Section("", self.rows).plain_lines()
+        for section in self.sections:
+            yield f"{section.title}:"
+            yield from section.plain_lines()
+        yield from super().plain_lines()
+        yield from map(formats.literal, self.hints)
 
 
 @dataclass(frozen=True)
-class OperationResult(_Result):
+class OperationResult(Result):
     """Something was done, or deliberately not."""
 
     operation: str
@@ -195,8 +329,6 @@ class OperationResult(_Result):
     resource: Mapping[str, Any] | None = None
     next_steps: Sequence[str] = ()
     next_steps_structured: Sequence[Mapping[str, Any]] = ()
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    blocks: Sequence[Block] = ()
 
     @property
     def sentence(self) -> str:
@@ -205,32 +337,26 @@ class OperationResult(_Result):
 
     @property
     def exit_code(self) -> int:
-        """What follows from the status; 0 for one that is good."""
         return _EXIT_CODES.get(self.status, 0)
 
+    def body(self) -> dict[str, Any]:
+        optional = {
+            "resource": self.resource and dict(self.resource),
+            "message": self.message,
+            "next_steps_structured": [dict(step) for step in self.next_steps_structured] or None,
+        }
+        present = {key: value for key, value in optional.items() if value is not None}
+        return {"status": self.status, "operation": self.operation, **present}
+
+    def plain_lines(self) -> Iterator[str]:
+        yield formats.literal(self.sentence)
+        yield from super().plain_lines()
+        yield from map(formats.literal, self.next_steps)
+
 
 @dataclass(frozen=True)
-class MessageResult(_Result):
-    """A sentence, when there is nothing else to say."""
-
-    message: str
-    extra: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class StreamResult(_Result):
+class StreamResult(Result):
     """Items that are shown one by one while they come (a log that is followed), without an envelope."""
 
     items: Iterable[Mapping[str, Any]]
     columns: Sequence[Column] = ()
-
-
-Result = ListResult | SectionedListResult | DetailResult | OperationResult | MessageResult | StreamResult
-RESULT_TYPES = (
-    ListResult,
-    SectionedListResult,
-    DetailResult,
-    OperationResult,
-    MessageResult,
-    StreamResult,
-)

@@ -19,8 +19,7 @@ from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
 from osmosis_ai.cli.output import formats
-from osmosis_ai.cli.output.formats import amount
-from osmosis_ai.cli.output.plain import cell_text
+from osmosis_ai.cli.output.chart import draw
 from osmosis_ai.cli.output.progress import Progress, ProgressState
 from osmosis_ai.cli.output.results import (
     Block,
@@ -31,7 +30,6 @@ from osmosis_ai.cli.output.results import (
     ConversationTurn,
     DetailResult,
     ListResult,
-    MessageResult,
     OperationResult,
     Result,
     Row,
@@ -43,6 +41,7 @@ from osmosis_ai.cli.output.results import (
     Table,
     Timestamp,
     Tone,
+    cell_text,
 )
 
 _STYLES: dict[Tone, str] = {
@@ -93,40 +92,40 @@ def print_line(console: Console, text: str) -> None:
 
 
 def print_result(console: Console, result: Result) -> None:
-    """Draw ``result`` on ``console``."""
-    if isinstance(result, MessageResult):
-        _print_text(console, result.message)
-    elif isinstance(result, ListResult):
+    hints = result.hints
+    if isinstance(result, ListResult):
         _print_list(console, result)
-        print_blocks(console, result.blocks)
-        _print_hints(console, result.hints)
     elif isinstance(result, SectionedListResult):
         for name, section in result.sections.items():
             _print_rule(console, section.title or name)
-            _print_list(console, section)
-            _print_hints(console, section.hints)
-        print_blocks(console, result.blocks)
-        _print_hints(console, result.hints)
+            print_result(console, section)
     elif isinstance(result, DetailResult):
-        _print_detail(console, result)
+        if result.title:
+            _print_rule(console, result.title)
+        if result.rows:
+            console.print(_rows_table(result.rows))
+        for part in result.sections:
+            if part.rows:
+                _print_rule(console, part.title)
+                console.print(_rows_table(part.rows))
     elif isinstance(result, OperationResult):
-        _print_operation(console, result)
-
-
-def print_stream(console: Console, result: StreamResult) -> None:
-    """Print each item of ``result`` on a line of its own, as it comes."""
-    for item in result.items:
-        line = RichText("  ").join(_cell(column.cell(item)) for column in result.columns)
-        console.print(line, soft_wrap=True)
+        _print_text(console, result.sentence, style="green" if result.status == "success" else "yellow")
+        hints = result.next_steps
+    elif isinstance(result, StreamResult):
+        for item in result.items:
+            line = RichText("  ").join(_cell(column.cell(item)) for column in result.columns)
+            console.print(line, soft_wrap=True)
+    print_blocks(console, result.blocks)
+    for hint in hints:
+        _print_text(console, hint, style="dim")
 
 
 def print_blocks(console: Console, blocks: Sequence[Block]) -> None:
-    """Draw blocks one below the other."""
     for block in blocks:
         if isinstance(block, Table):
             if block.title:
                 _print_rule(console, block.title)
-            console.print(_table(block.columns, [list(row) for row in block.rows]))
+            console.print(_table(block.columns, block.rows))
             if block.note:
                 _print_text(console, block.note, style="dim")
         elif isinstance(block, ConversationBlock):
@@ -135,29 +134,24 @@ def print_blocks(console: Console, blocks: Sequence[Block]) -> None:
             _print_side_by_side(console, block)
         elif isinstance(block, Chart):
             _print_chart(console, block)
+        elif block.title:
+            framed = Panel(
+                RichText(formats.literal(block.text)),
+                title=RichText(formats.one_line(block.title)),
+                title_align="left",
+                border_style=_STYLES[block.tone] if block.tone else "dim",
+                expand=False,
+            )
+            console.print(framed)
         else:
-            style = _STYLES[block.tone] if block.tone else ""
-            if block.title:
-                console.print(
-                    Panel(
-                        RichText(formats.literal(block.text)),
-                        title=RichText(formats.one_line(block.title)),
-                        title_align="left",
-                        border_style=style or "dim",
-                        expand=False,
-                    )
-                )
-            else:
-                _print_text(console, block.text, style=style)
+            _print_text(console, block.text, style=_STYLES[block.tone] if block.tone else "")
 
 
 def _print_list(console: Console, result: ListResult) -> None:
     if not result.items:
+        looked = f"None among those looked through. {result.more}".rstrip()
         if not result.blocks:
-            none = (
-                f"None among those looked through. {result.more}".rstrip() if result.has_more else result.none
-            )
-            _print_text(console, none, style="dim")
+            _print_text(console, looked if result.has_more else result.none, style="dim")
         return
     columns = [column for column in result.columns if column.in_rich]
     rows = [[column.cell(item) for column in columns] for item in result.items]
@@ -166,30 +160,6 @@ def _print_list(console: Console, result: ListResult) -> None:
         shown, total = len(result.items), result.total_count
         of_total = f" of {total}" if total is not None else ""
         _print_text(console, f"Showing {shown}{of_total}. {result.more}".rstrip(), style="dim")
-
-
-def _print_detail(console: Console, result: DetailResult) -> None:
-    if result.title:
-        _print_rule(console, result.title)
-    if result.rows:
-        console.print(_rows_table(result.rows))
-    for section in result.sections:
-        if section.rows:
-            _print_rule(console, section.title)
-            console.print(_rows_table(section.rows))
-    print_blocks(console, result.blocks)
-    _print_hints(console, result.hints)
-
-
-def _print_operation(console: Console, result: OperationResult) -> None:
-    _print_text(console, result.sentence, style="green" if result.status == "success" else "yellow")
-    print_blocks(console, result.blocks)
-    _print_hints(console, result.next_steps)
-
-
-def _print_hints(console: Console, hints: Sequence[str]) -> None:
-    for hint in hints:
-        _print_text(console, hint, style="dim")
 
 
 def _print_text(console: Console, text: str, *, style: str = "") -> None:
@@ -289,8 +259,6 @@ def _turn_heading(turn: ConversationTurn) -> RichText:
 
 
 def _print_chart(console: Console, chart: Chart) -> None:
-    from osmosis_ai.cli.output.chart import draw
-
     width = max(_NARROWEST_CHART, min(console.width, _READING_WIDTH) - _CHART_MARGIN)
     lines = draw(chart.curves, width=width, height=_CHART_HEIGHT, x_label=chart.x_label)
     if lines and chart.title:
@@ -320,14 +288,15 @@ def bar(console: Console, description: str, *, total: float | None, unit: str) -
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False, table_column=RichColumn(no_wrap=True)),
         BarColumn(bar_width=20),
-        _Amount(unit),
+        _Amount(RichColumn(no_wrap=True)),
         TimeElapsedColumn(),
-        _Remaining(),
+        _Remaining(RichColumn(no_wrap=True)),
         _Note(),
         console=console,
     )
     with drawn:
-        yield _Bar(drawn, drawn.add_task(formats.one_line(description), total=total, note="", waits=False))
+        shown = formats.one_line(description)
+        yield _Bar(drawn, drawn.add_task(shown, total=total, unit=unit, note="", waits=False))
 
 
 class _BarWithLines(RichProgress):
@@ -353,7 +322,6 @@ class _Bar(Progress):
         self._task = task
 
     def show(self, now: ProgressState) -> None:
-        """Redraw with what is done now."""
         self._drawn.below, self._drawn.waits = now.below, now.waits
         note = "" if now.below else formats.one_line(now.note)
         self._drawn.update(
@@ -362,13 +330,8 @@ class _Bar(Progress):
 
 
 class _Amount(ProgressColumn):
-    def __init__(self, unit: str) -> None:
-        super().__init__(RichColumn(no_wrap=True))
-        self._unit = unit
-
     def render(self, task: Task) -> RichText:
-        """Return ``40/400 samples``."""
-        return RichText(amount(task.completed, task.total, self._unit))
+        return RichText(formats.amount(task.completed, task.total, task.fields["unit"]))
 
 
 class _Note(ProgressColumn):
@@ -379,9 +342,6 @@ class _Note(ProgressColumn):
 
 class _Remaining(ProgressColumn):
     max_refresh = 1.0  # an estimate that changes ten times a second cannot be read
-
-    def __init__(self) -> None:
-        super().__init__(RichColumn(no_wrap=True))
 
     def render(self, task: Task) -> RichText:
         """Return ``40s left``, or nothing if the time is unknown or nothing is running."""

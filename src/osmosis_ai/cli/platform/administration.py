@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from enum import Enum
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
@@ -16,15 +14,15 @@ from osmosis_ai.cli.options import YesOption
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import Column, ListResult, OperationResult, Status, Timestamp
-from osmosis_ai.cli.platform.local_platform import LocalPlatform, iso, local_platform
+from osmosis_ai.cli.platform.local_platform import fields, iso, local_platform
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
-from osmosis_ai.files import expanded
+from osmosis_ai.files import expanded, require_writable, write_atomic, write_new
+from osmosis_ai.ui.numbers import amount
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
-    from osmosis_ai.platform.db.tables import DbToken, DbUser, DbWorkerToken
+    from osmosis_ai.platform.accounts import AccountStore
     from osmosis_ai.platform.offboarding import OffboardingReport
+    from osmosis_ai.platform.queue.access import WorkerAccess
 
 WorkspaceArgument = Annotated[str, typer.Argument(help="The workspace's name.")]
 EmailArgument = Annotated[str, typer.Argument(help="The user's address.")]
@@ -107,12 +105,9 @@ def connect(
         operation="platform.connect",
         message=f"Connected {repository.identity} to {home.name}; runs clone {repository.clone_url}.",
         resource={
-            "id": repository.id,
+            **fields(repository, "id", "identity", "clone_url", "default_branch"),
             "workspace": home.name,
-            "identity": repository.identity,
             "identities": identities,
-            "clone_url": repository.clone_url,
-            "default_branch": repository.default_branch,
         },
         next_steps=located.next_steps,
     )
@@ -139,27 +134,22 @@ def _require_clone(git_dir: Path, identity: str, clone_url: str, branch: str | N
     branches = [name.removeprefix("refs/heads/") for name in refs.commits if name.startswith("refs/heads/")]
     if branch is not None and branch not in branches:
         near = closest(branch, branches)
-        raise NotFoundError(
-            f"{clone_url} has no branch '{branch}'.",
-            hint=f"did you mean {near}?"
-            if near
-            else f"it has {', '.join(sorted(branches)[:5]) or 'none yet'}",
-        )
+        hint = f"did you mean {near}?" if near else f"it has {', '.join(sorted(branches)[:5]) or 'none yet'}"
+        raise NotFoundError(f"{clone_url} has no branch '{branch}'.", hint=hint)
     if not branches:
         current().warn(f"{clone_url} has no commits yet; runs need at least one.")
 
 
-@dataclass(frozen=True)
-class _Located:
+class _Located(NamedTuple):
     """What to clone, the origin that clients of it have, and what to tell the user."""
 
     clone_url: str
     origin: str
-    next_steps: list[str] = field(default_factory=list)
+    next_steps: Sequence[str] = ()
 
 
 def _located(source: str) -> _Located:
-    from osmosis_ai.workspace.git import worktree_root
+    from osmosis_ai.workspace.git import read_origin, without_credentials, worktree_root
 
     path = expanded(source)
     if "://" in source or not path.exists():
@@ -167,17 +157,11 @@ def _located(source: str) -> _Located:
             raise NotFoundError(f"there is no directory {source}.", hint="name a Git repository, or its URL")
         return _Located(source, source)
     root = worktree_root(path)
-    if root is not None:
-        return _located_checkout(root)
-    bare = path.resolve()
-    if not ((bare / "HEAD").is_file() and (bare / "objects").is_dir()):
-        raise NotFoundError(f"{source} is not a Git repository.", hint="make it one with `git init`")
-    return _Located(str(bare), str(bare))
-
-
-def _located_checkout(root: Path) -> _Located:
-    from osmosis_ai.workspace.git import read_origin, without_credentials
-
+    if root is None:
+        bare = path.resolve()
+        if not ((bare / "HEAD").is_file() and (bare / "objects").is_dir()):
+            raise NotFoundError(f"{source} is not a Git repository.", hint="make it one with `git init`")
+        return _Located(str(bare), str(bare))
     here, committed = str(root), "Runs use what is committed there; nothing needs to be pushed."
     origin = read_origin(root)
     if origin is None:
@@ -185,7 +169,8 @@ def _located_checkout(root: Path) -> _Located:
         return _Located(
             here, here, [committed, f"Its commands need an origin. To use the repository itself: {own}"]
         )
-    absolute = _absolute(origin, root)
+    is_path = "://" not in origin and (root / origin).exists()
+    absolute = str((root / origin).resolve()) if is_path else origin
     if _identity_of(absolute, required=False) == _identity_of(here, required=True):
         return _Located(here, here, [committed])
     pushed = f"osmosis platform connect {quote(without_credentials(absolute))}"
@@ -204,18 +189,10 @@ def _identity_of(origin: str, *, required: bool) -> str:
         return ""
 
 
-def _absolute(origin: str, root: Path) -> str:
-    return str((root / origin).resolve()) if "://" not in origin and (root / origin).exists() else origin
-
-
 def disconnect(
     repository: Annotated[
         str,
-        typer.Argument(
-            metavar="IDENTITY|URL|PATH",
-            help="One of its identities, or what it is cloned from.",
-            show_default=False,
-        ),
+        typer.Argument(metavar="IDENTITY|URL|PATH", help="One of its identities, or what it is cloned from."),
     ],
     yes: YesOption = False,
 ) -> OperationResult:
@@ -228,20 +205,18 @@ def disconnect(
 
     with local_platform() as platform:
         found = platform.workspaces.find_repository(repository)
-        waiting = platform.workspaces.waiting_runs(found.id)
         warnings = []
-        if waiting:
-            counted = "1 pending run" if len(waiting) == 1 else f"{formats.count(len(waiting))} pending runs"
+        if waiting := platform.workspaces.waiting_runs(found.id):
+            counted = amount(len(waiting), "pending run")
             warnings = [f"{counted} will fail without its code: {', '.join(waiting[:5])}."]
-        for warning in warnings:
-            current().warn(warning)
+            current().warn(warnings[0])
         current().confirm(f"Disconnect {found.identity}?", yes=yes, warnings=warnings)
         platform.workspaces.disconnect_repository(found.id)
         MirrorStore(platform.config.git_dir).remove(found)
     return OperationResult(
         operation="platform.disconnect",
         message=f"Disconnected {found.identity}; its runs, datasets and models stay.",
-        resource={"id": found.id, "identity": found.identity, "clone_url": found.clone_url},
+        resource=fields(found, "id", "identity", "clone_url"),
         next_steps=[f"Connect it again: osmosis platform connect {found.clone_url}"],
     )
 
@@ -261,15 +236,10 @@ def list_repositories(
         named = platform.workspaces.all() if workspace is None else [platform.workspaces.find(workspace)]
         items = [
             {
-                "id": repository.id,
+                **fields(repository, "id", "identity", "clone_url", "default_branch"),
+                **fields(repository, "last_synced_sha", "last_synced_at", "sync_error"),
                 "workspace": home.name,
-                "identity": repository.identity,
                 "identities": platform.workspaces.identities(repository.id),
-                "clone_url": repository.clone_url,
-                "default_branch": repository.default_branch,
-                "last_synced_sha": repository.last_synced_sha,
-                "last_synced_at": iso(repository.last_synced_at),
-                "sync_error": repository.sync_error,
                 "connected_at": iso(repository.created_at),
             }
             for home in named
@@ -289,11 +259,11 @@ def list_repositories(
     )
 
 
-def _fetched(item: Any) -> str:
+def _fetched(item: Any) -> str | None:
     if item["sync_error"]:
         return f"failed: {item['sync_error']}"
     if item["last_synced_sha"] is None:
-        return formats.MISSING
+        return None
     return f"{item['last_synced_sha'][:8]} at {item['last_synced_at']}"
 
 
@@ -334,17 +304,15 @@ def list_workspaces() -> ListResult:
     with local_platform() as platform:
         items = [
             {
-                "id": workspace.id,
-                "name": workspace.name,
+                **fields(workspace, "id", "name", "created_at"),
                 "members": [
                     {"email": user.email, "role": role}
                     for user, role in platform.workspaces.members(workspace.id)
                 ],
                 "repositories": [
-                    {"identity": repository.identity, "clone_url": repository.clone_url}
+                    fields(repository, "identity", "clone_url")
                     for repository in platform.workspaces.repositories(workspace.id)
                 ],
-                "created_at": iso(workspace.created_at),
             }
             for workspace in platform.workspaces.all()
         ]
@@ -353,37 +321,21 @@ def list_workspaces() -> ListResult:
         items=items,
         columns=[
             Column("Name", "name", keep=True),
-            Column(
-                "Members",
-                value=lambda item: (
-                    ", ".join(f"{member['email']} ({member['role']})" for member in item["members"])
-                    or formats.MISSING
-                ),
-            ),
-            Column(
-                "Repositories",
-                value=lambda item: (
-                    ", ".join(repository["identity"] for repository in item["repositories"])
-                    or formats.MISSING
-                ),
-            ),
+            Column("Members", value=lambda item: _listed("{email} ({role})", item["members"])),
+            Column("Repositories", value=lambda item: _listed("{identity}", item["repositories"])),
         ],
     )
 
 
-class RoleName(str, Enum):
-    """What a member may do."""
-
-    owner = "owner"
-    admin = "admin"
-    member = "member"
+def _listed(template: str, items: Sequence[Mapping[str, Any]]) -> str | None:
+    return ", ".join(template.format(**item) for item in items) or None
 
 
 @members.command("add")
 def add_member(
     workspace: WorkspaceArgument,
     email: EmailArgument,
-    role: Annotated[RoleName, typer.Option(help="What they may do.")] = RoleName.member,
+    role: Annotated[Literal["owner", "admin", "member"], typer.Option(help="What they may do.")] = "member",
 ) -> OperationResult:
     """Let a user into a workspace, or change their role there.
 
@@ -392,20 +344,18 @@ def add_member(
     """
     with local_platform() as platform:
         home, user = platform.workspaces.find(workspace), platform.accounts.find_user(email)
-        platform.workspaces.add_member(home.id, user.id, role.value)
-    article = "a" if role is RoleName.member else "an"
+        platform.workspaces.add_member(home.id, user.id, role)
+    article = "a" if role == "member" else "an"
     return OperationResult(
         operation="platform.member.add",
-        message=f"{user.email} is {article} {role.value} of {home.name}.",
-        resource={"workspace": home.name, "email": user.email, "role": role.value},
+        message=f"{user.email} is {article} {role} of {home.name}.",
+        resource={"workspace": home.name, "email": user.email, "role": role},
     )
 
 
 @members.command("remove")
 def remove_member(
-    workspace: WorkspaceArgument,
-    email: EmailArgument,
-    yes: YesOption = False,
+    workspace: WorkspaceArgument, email: EmailArgument, yes: YesOption = False
 ) -> OperationResult:
     """Take a user out of a workspace; what they made there stays.
 
@@ -445,28 +395,22 @@ def add_user(
         if home is not None:
             platform.workspaces.add_member(home.id, user.id)
         page = f"{platform.url}/device"
-    member = (
-        []
-        if home is not None
-        else [f"Give them a workspace: osmosis platform member add WORKSPACE {user.email}"]
-    )
+    steps = [
+        f"The user logs in with `osmosis --platform {platform.url} login` and approves the login at {page}"
+    ]
+    if home is None:
+        steps.insert(0, f"Give them a workspace: osmosis platform member add WORKSPACE {user.email}")
     added = f"Added {user.email}."
     return OperationResult(
         operation="platform.user.add",
         message=added,
         shown=f"{added} Password: {password}" if made else None,
         resource={
-            "id": user.id,
-            "email": user.email,
-            "name": user.name,
-            "is_admin": user.is_admin,
+            **fields(user, "id", "email", "name", "is_admin"),
             "workspace": home.name if home is not None else None,
             **({"password": password} if made else {}),
         },
-        next_steps=[
-            *member,
-            f"The user logs in with `osmosis --platform {platform.url} login` and approves the login at {page}",
-        ],
+        next_steps=steps,
     )
 
 
@@ -480,13 +424,9 @@ def list_users() -> ListResult:
     with local_platform() as platform:
         items = [
             {
-                "id": user.id,
-                "email": user.email,
-                "name": user.name,
-                "is_admin": user.is_admin,
+                **fields(user, "id", "email", "name", "is_admin", "created_at"),
                 "status": "active" if user.disabled_at is None else "disabled",
                 "workspaces": [home.name for home, _, _ in platform.workspaces.of_user(user.id)],
-                "created_at": iso(user.created_at),
             }
             for user in platform.accounts.users()
         ]
@@ -495,10 +435,10 @@ def list_users() -> ListResult:
         items=items,
         columns=[
             Column("E-mail", "email", keep=True),
-            Column("Name", value=lambda item: item["name"] or formats.MISSING),
+            Column("Name", "name"),
             Column("Admin", "is_admin"),
-            Column("Status", value=lambda item: Status(str(item["status"]))),
-            Column("Workspaces", value=lambda item: ", ".join(item["workspaces"]) or formats.MISSING),
+            Column("Status", value=lambda item: Status(item["status"])),
+            Column("Workspaces", value=lambda item: ", ".join(item["workspaces"]) or None),
         ],
     )
 
@@ -620,85 +560,45 @@ def _password(from_stdin: bool) -> tuple[str, bool]:
     return secrets.token_urlsafe(12), True
 
 
-class _Issued(Protocol):
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def revoked_at(self) -> datetime | None: ...
-
-
-class TokenStore(Protocol):
-    """Where tokens of one sort are kept."""
-
-    def find_token(self, token_id: str) -> _Issued: ...
-
-    def revoke_token(self, token_id: str) -> _Issued: ...
-
-
 def _token_list(
-    title: str,
-    items: Sequence[Mapping[str, Any]],
-    whose: Sequence[Column],
-    more: Sequence[Column],
-    *,
-    everything: bool,
-    gone: str,
+    title: str, items: Sequence[Mapping[str, Any]], columns: Sequence[Column], *, everything: bool, gone: str
 ) -> ListResult:
-    """Return a list of tokens."""
     shown = [item for item in items if everything or item["status"] == "active"]
     hidden = len(items) - len(shown)
+    used = Column("Last used", value=lambda item: Timestamp(item["last_used_at"]))
     return ListResult(
         title=title,
         items=shown,
-        columns=[
-            Column("ID", "id", keep=True),
-            *whose[:1],
-            Column("Name", value=lambda item: item["name"] or formats.MISSING),
-            *whose[1:],
-            Column("Status", value=lambda item: Status(str(item["status"]))),
-            *more,
-            Column("Last used", value=lambda item: Timestamp(item["last_used_at"])),
-        ],
+        columns=[Column("ID", "id", keep=True), *columns, used],
         hints=[f"{hidden} {gone}: add --all to see them."] if hidden else [],
     )
 
 
 def _revoke_token(
-    operation: str,
-    token_id: str,
-    kept: Callable[[LocalPlatform], TokenStore],
-    *,
-    loss: str,
-    yes: bool,
+    noun: Literal["token", "worker-token"], token_id: str, *, loss: str, yes: bool
 ) -> OperationResult:
     """Ask, and make a token useless for good; a second time changes nothing."""
     with local_platform() as platform:
-        is_new = kept(platform).find_token(token_id).revoked_at is None
+        store: AccountStore | WorkerAccess = platform.accounts if noun == "token" else platform.worker_access
+        is_new = store.find_token(token_id).revoked_at is None
         if is_new:
             current().confirm(f"Revoke {token_id}? {loss}", yes=yes)
-        token = kept(platform).revoke_token(token_id)
+        token = store.revoke_token(token_id)
     return OperationResult(
-        operation=operation,
+        operation=f"platform.{noun}.revoke",
         status="success" if is_new else "noop",
         message=f"Revoked {token_id}." if is_new else f"{token_id} was revoked already.",
-        resource={"id": token.id, "revoked_at": iso(token.revoked_at)},
+        resource=fields(token, "id", "revoked_at"),
     )
-
-
-class Kind(str, Enum):
-    """What a token is good for."""
-
-    cli = "cli"
-    api_key = "api_key"
 
 
 @tokens.command("create")
 def create_token(
     user: UserOption = None,
     kind: Annotated[
-        Kind, typer.Option(help="`cli` for commands and the API, `api_key` for calling served models.")
-    ] = Kind.cli,
+        Literal["cli", "api_key"],
+        typer.Option(help="`cli` for commands and the API, `api_key` for calling served models."),
+    ] = "cli",
     name: TokenNameOption = None,
     days: Annotated[int, typer.Option(min=1, max=3650, help="How long it works.")] = 90,
     no_expiry: Annotated[bool, typer.Option("--no-expiry", help="Let it work until it is revoked.")] = False,
@@ -723,7 +623,7 @@ def create_token(
             platform.workspaces.require_member(home, owner)
         token, plain = platform.accounts.create_token(
             owner.id,
-            kind.value,
+            kind,
             name=name,
             ttl=None if no_expiry else timedelta(days=days),
             workspace_id=home.id if home is not None else None,
@@ -740,12 +640,9 @@ def create_token(
         shown=plain,
         resource={
             "token": plain,
-            "id": token.id,
-            "kind": token.kind,
-            "name": token.name,
+            **fields(token, "id", "kind", "name", "expires_at"),
             "user": owner.email,
             "workspace": home.name if home is not None else None,
-            "expires_at": iso(token.expires_at),
             "platform_url": url,
         },
     )
@@ -766,21 +663,28 @@ def list_tokens(
         now = platform.clock.now()
         names = {workspace.id: workspace.name for workspace in platform.workspaces.all()}
         items = [
-            _token_item(token, owner, names, now)
+            {
+                **fields(token, "id", "kind", "name", "created_at", "expires_at", "last_used_at"),
+                "user": owner.email,
+                "workspace": names.get(token.workspace_id or ""),
+                "status": "revoked"
+                if token.revoked_at is not None
+                else "expired"
+                if token.expires_at is not None and token.expires_at <= now
+                else "active",
+            }
             for token, owner in platform.accounts.tokens(user_id=owner_id)
         ]
-    return _token_list(
-        "Tokens",
-        items,
-        [Column("Kind", "kind"), Column("User", "user")],
-        [
-            Column(
-                "Expires", value=lambda item: Timestamp(item["expires_at"]) if item["expires_at"] else "never"
-            )
-        ],
-        everything=everything,
-        gone="expired or revoked",
-    )
+    columns = [
+        Column("Kind", "kind"),
+        Column("Name", "name"),
+        Column("User", "user"),
+        Column("Status", value=lambda item: Status(item["status"])),
+        Column(
+            "Expires", value=lambda item: Timestamp(item["expires_at"]) if item["expires_at"] else "never"
+        ),
+    ]
+    return _token_list("Tokens", items, columns, everything=everything, gone="expired or revoked")
 
 
 @tokens.command("revoke")
@@ -795,28 +699,7 @@ def revoke_user_token(
     Examples:
         osmosis platform token revoke 3f2a9c10
     """
-    return _revoke_token(
-        "platform.token.revoke",
-        token_id,
-        lambda platform: platform.accounts,
-        loss="Its users can no longer log in with it.",
-        yes=yes,
-    )
-
-
-def _token_item(token: DbToken, owner: DbUser, names: dict[str, str], now: datetime) -> dict[str, Any]:
-    expired = token.expires_at is not None and token.expires_at <= now
-    return {
-        "id": token.id,
-        "kind": token.kind,
-        "name": token.name,
-        "user": owner.email,
-        "workspace": names.get(token.workspace_id or ""),
-        "status": "revoked" if token.revoked_at is not None else "expired" if expired else "active",
-        "created_at": iso(token.created_at),
-        "expires_at": iso(token.expires_at),
-        "last_used_at": iso(token.last_used_at),
-    }
+    return _revoke_token("token", token_id, loss="Its users can no longer log in with it.", yes=yes)
 
 
 @worker_tokens.command("create")
@@ -826,25 +709,19 @@ def create_worker_token(
         typer.Option(
             metavar="NAME",
             help="Whose runs it is good for: those that name this pool under [advanced.execution].",
-            show_default=False,
         ),
     ],
     workspace: Annotated[
         list[str] | None,
         typer.Option(
-            "--workspace",
-            "-w",
-            help="Make it good for the runs of this workspace alone; repeatable.",
-            show_default=False,
+            "--workspace", "-w", help="Make it good for the runs of this workspace alone; repeatable."
         ),
     ] = None,
     name: TokenNameOption = None,
     output: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE",
-            help="Write it into a file that you alone can read, instead of printing it.",
-            show_default=False,
+            metavar="FILE", help="Write it into a file that you alone can read, instead of printing it."
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="With --output: replace the file.")] = False,
@@ -863,12 +740,17 @@ def create_worker_token(
     with local_platform() as platform:
         homes = [platform.workspaces.find(named) for named in dict.fromkeys(workspace or [])]
         if output is not None:
-            _require_place(output, force)
+            _require_place(output, force)  # before there is a token
         token, plain = platform.worker_access.create_token(
             pool, name=name, workspace_ids=[home.id for home in homes]
         )
         if output is not None:
-            _write(platform, token, plain, output, force)
+            try:
+                (write_atomic if force else write_new)(output, plain + "\n")
+            except OSError as error:
+                # A token that could not be written is worth nothing.
+                platform.worker_access.revoke_token(token.id)
+                raise _unwritable(output, error) from error
         url = platform.url
     scope = f" of {', '.join(home.name for home in homes)}" if homes else ""
     made = f"Made worker token {token.id} for the pool {token.pool}{scope}"
@@ -880,9 +762,7 @@ def create_worker_token(
         shown=plain if output is None else None,
         resource={
             **({"token": plain} if output is None else {"path": str(output)}),
-            "id": token.id,
-            "pool": token.pool,
-            "name": token.name,
+            **fields(token, "id", "pool", "name"),
             "workspaces": [home.name for home in homes] or None,
             "platform_url": url,
         },
@@ -907,15 +787,22 @@ def list_worker_tokens(
     """
     with local_platform() as platform:
         names = {workspace.id: workspace.name for workspace in platform.workspaces.all()}
-        items = [_worker_token_item(token, names) for token in platform.worker_access.tokens()]
-    return _token_list(
-        "Worker tokens",
-        items,
-        [Column("Pool", "pool"), Column("Workspaces", value=_workspaces_shown)],
-        [Column("Created", value=lambda item: Timestamp(item["created_at"]))],
-        everything=everything,
-        gone="revoked",
-    )
+        items = [
+            {
+                **fields(token, "id", "pool", "name", "created_at", "last_used_at"),
+                "workspaces": token.workspace_ids and [names.get(each, each) for each in token.workspace_ids],
+                "status": "revoked" if token.revoked_at is not None else "active",
+            }
+            for token in platform.worker_access.tokens()
+        ]
+    columns = [
+        Column("Pool", "pool"),
+        Column("Name", "name"),
+        Column("Workspaces", value=lambda item: ", ".join(item["workspaces"] or ["all"])),
+        Column("Status", value=lambda item: Status(item["status"])),
+        Column("Created", value=lambda item: Timestamp(item["created_at"])),
+    ]
+    return _token_list("Worker tokens", items, columns, everything=everything, gone="revoked")
 
 
 @worker_tokens.command("revoke")
@@ -930,67 +817,26 @@ def revoke_worker_token(
     Examples:
         osmosis platform worker-token revoke wkt_3f2a9c10
     """
-    return _revoke_token(
-        "platform.worker-token.revoke",
-        token_id,
-        lambda platform: platform.worker_access,
-        loss="Its workers end.",
-        yes=yes,
-    )
+    return _revoke_token("worker-token", token_id, loss="Its workers end.", yes=yes)
 
 
 def _require_place(output: Path, force: bool) -> None:
-    """Find out, before there is a token, whether a file can be written."""
-    from osmosis_ai.files import require_writable
-
     if output.is_dir():
         raise OsmosisError(
             f"{output} is a directory.", hint=f"name a file in it: --output {output / 'worker.token'}"
         )
-    if output.exists() and not force:
-        raise _exists(output)
     try:
+        if output.exists() and not force:
+            raise FileExistsError
         require_writable(output)
     except OSError as error:
         raise _unwritable(output, error) from error
 
 
-def _write(platform: LocalPlatform, token: DbWorkerToken, plain: str, output: Path, force: bool) -> None:
-    """Write the token into its file; one that could not be written is worth nothing."""
-    from osmosis_ai.files import write_atomic, write_new
-
-    try:
-        (write_atomic if force else write_new)(output, plain + "\n")
-    except OSError as error:
-        platform.worker_access.revoke_token(token.id)
-        raise (
-            _exists(output) if isinstance(error, FileExistsError) else _unwritable(output, error)
-        ) from error
-
-
-def _exists(output: Path) -> ConflictError:
-    return ConflictError(f"{output} exists.", hint="choose another file, or replace it with --force")
-
-
 def _unwritable(output: Path, error: OSError) -> OsmosisError:
+    if isinstance(error, FileExistsError):
+        return ConflictError(f"{output} exists.", hint="choose another file, or replace it with --force")
     return OsmosisError(f"{output} cannot be written: {error.strerror or error}.")
-
-
-def _workspaces_shown(item: Mapping[str, Any]) -> str:
-    return ", ".join(item["workspaces"]) if item["workspaces"] is not None else "all"
-
-
-def _worker_token_item(token: DbWorkerToken, names: dict[str, str]) -> dict[str, Any]:
-    spaces = token.workspace_ids
-    return {
-        "id": token.id,
-        "pool": token.pool,
-        "name": token.name,
-        "workspaces": [names.get(space, space) for space in spaces] if spaces is not None else None,
-        "status": "revoked" if token.revoked_at is not None else "active",
-        "created_at": iso(token.created_at),
-        "last_used_at": iso(token.last_used_at),
-    }
 
 
 @secret_keys.command("rotate")
@@ -1004,7 +850,9 @@ def rotate_secret_key() -> OperationResult:
         osmosis platform secret-key rotate
     """
     with local_platform() as platform:
-        done = platform.rotate_secret_key()
+        from osmosis_ai.platform import vault
+
+        done = vault.rotate_secret_key(platform.db, vault.open_vault(platform.config), platform.clock)
     if done.damaged:
         current().warn(
             f"{len(done.damaged)} secrets could not be opened and are as they were: {', '.join(done.damaged[:5])}; "
@@ -1016,11 +864,7 @@ def rotate_secret_key() -> OperationResult:
     return OperationResult(
         operation="platform.secret-key.rotate",
         message=f"Rotated the secret key: {done.resealed} {secrets} resealed{kept}.",
-        resource={
-            "resealed": done.resealed,
-            "forgotten_keys": done.forgotten,
-            "damaged": list(done.damaged),
-        },
+        resource={"resealed": done.resealed, "forgotten_keys": done.forgotten, "damaged": list(done.damaged)},
         next_steps=[
             "Backups made before this hold the former key: keep them as safe as it, or make a new one"
         ],

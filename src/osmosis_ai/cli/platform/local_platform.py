@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from osmosis_ai.errors import MissingExtraError, NotFoundError, OsmosisError
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from osmosis_ai.platform.accounts import AccountStore
     from osmosis_ai.platform.clock import Clock
     from osmosis_ai.platform.config import PlatformConfig
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from osmosis_ai.platform.db.tables import DbUser, DbWorkspace
     from osmosis_ai.platform.offboarding import Offboarding
     from osmosis_ai.platform.queue.access import WorkerAccess
-    from osmosis_ai.platform.vault import Rotation
     from osmosis_ai.platform.workspaces import WorkspaceStore
 
 T = TypeVar("T")
@@ -60,12 +58,6 @@ class LocalPlatform:
 
         running = running_platform(self.config.home)
         return running.url if running is not None and running.url else self.config.base_url
-
-    def rotate_secret_key(self) -> Rotation:
-        """Seal everything with a new key."""
-        from osmosis_ai.platform.vault import open_vault, rotate_secret_key
-
-        return rotate_secret_key(self.db, open_vault(self.config), self.clock)
 
     def user(self, email: str | None) -> DbUser:
         """Return the user with this address, or the only one there is."""
@@ -120,6 +112,12 @@ def local_platform(config: PlatformConfig | None = None) -> Iterator[LocalPlatfo
         yield LocalPlatform(config, clock, db, accounts, WorkspaceStore(db, clock), offboarding)
     finally:
         db.dispose()
+
+
+def fields(row: object, *names: str) -> dict[str, Any]:
+    """Return attributes of a row of the database as scripts see them."""
+    values = {name: getattr(row, name) for name in names}
+    return {name: iso(value) if isinstance(value, datetime) else value for name, value in values.items()}
 
 
 def iso(moment: datetime | None) -> str | None:

@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
@@ -29,14 +29,12 @@ from osmosis_ai.cli.output.results import (
     Styled,
     Timestamp,
 )
-from osmosis_ai.cli.platform.local_platform import iso, local_platform, platform_extra
+from osmosis_ai.cli.platform.local_platform import fields, iso, local_platform, platform_extra
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.files import is_read_by_all
 from osmosis_ai.ui.numbers import amount
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from osmosis_ai.platform.config import PlatformConfig
     from osmosis_ai.platform.server import RunningPlatform
 
@@ -81,67 +79,44 @@ def start(
         osmosis platform start --host 0.0.0.0 --public-url https://osmosis.example.org
         osmosis platform start --log-format json
     """
-    message = Column("", value=lambda item: str(item["message"]))
+    from osmosis_ai.cli.graceful_stop import signals_raise
+
     logs_json = log_format == "json"
+    items: Iterator[dict[str, Any]] = iter(())
     try:
-        with _ended_by_signals():
+        # Loading a platform takes seconds on a busy machine.
+        with signals_raise((signal.SIGTERM, signal.SIGINT), lambda _: _EndedWhileLoadingError()):
             config = _config(host, port, public_url)
+        items = _serve(config, login, logs_json)
     except _EndedWhileLoadingError:
-        return StreamResult(items=_nothing(logs_json), columns=[message])
-    return StreamResult(items=_serve(config, login, logs_json), columns=[message])
+        if not logs_json:  # A log of objects says nothing of an end before there was a log.
+            current().note(_NOT_READY)
+    return StreamResult(items=items, columns=[Column("", "message")])
 
 
 class _EndedWhileLoadingError(KeyboardInterrupt):
-    """The start was told to end before it had begun anything."""
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Let SIGTERM and Ctrl-C end the block by an exception: loading a platform takes seconds on a busy machine."""
-
-    def end(_number: int, _frame: FrameType | None) -> None:
-        restore()
-        raise _EndedWhileLoadingError
-
-    def restore() -> None:
-        for number, handler in former.items():
-            signal.signal(number, handler)
-
-    former = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        restore()
+    """A signal ended the start before it had begun anything."""
 
 
 def _config(host: str | None, port: int | None, public_url: str | None) -> PlatformConfig:
-    """Load all that a platform needs, and return how it is to be."""
+    """Load all that a platform needs, and return its settings."""
+    from osmosis_ai.api.platform_url import normalize_platform_url
+
     with platform_extra():
         import osmosis_ai.platform.server  # noqa: F401 - all it needs, or the extra is missed here
         from osmosis_ai.platform.config import from_environment
 
     config = from_environment()
-    if public_url is not None:
-        from osmosis_ai.api.platform_url import normalize_platform_url
-
-        config = replace(config, public_url=normalize_platform_url(public_url))
-    if host is not None:
-        config = replace(config, host=host)
-    if port is not None:
-        config = replace(config, port=port)
-    return config
-
-
-def _nothing(logs_json: bool) -> Iterator[dict[str, Any]]:
-    """Yield no line; what logs objects says nothing of an end before there was a log."""
-    if not logs_json:
-        current().note(_NOT_READY)
-    yield from ()
+    return replace(
+        config,
+        host=config.host if host is None else host,
+        port=config.port if port is None else port,
+        public_url=config.public_url if public_url is None else normalize_platform_url(public_url),
+    )
 
 
 def _serve(config: PlatformConfig, login: bool, logs_json: bool) -> Iterator[dict[str, Any]]:
     """Yield the one line that says it is ready, and end when the platform has."""
-    from osmosis_ai.cli.output.envelopes import result_envelope
     from osmosis_ai.platform.server import StartEndedError, run_platform
 
     handler: type[logging.Handler] = _JsonToStderr if logs_json else _ToStderr
@@ -157,11 +132,9 @@ def _serve(config: PlatformConfig, login: bool, logs_json: bool) -> Iterator[dic
         with run_platform(config) as platform:
             saved_in = _log_in(platform) if login else None
             ready = _ready(platform, saved_in)
-            yield result_envelope(ready)
+            yield ready.envelope()
             # A log is kept and read by others: it gets no password.
-            for line in (
-                [f"The platform is ready at {platform.config.base_url}"] if logs_json else ready.next_steps
-            ):
+            for line in [ready.sentence] if logs_json else ready.next_steps:
                 note(line)
             platform.wait()
             note("Stopping; runs under way go on at the next start.")
@@ -171,16 +144,15 @@ def _serve(config: PlatformConfig, login: bool, logs_json: bool) -> Iterator[dic
 
 def _ready(platform: RunningPlatform, saved_in: str | None) -> OperationResult:
     url, first = platform.config.base_url, platform.first_login
-    steps = []
+    steps = [
+        f"Data: {platform.config.home}",
+        "Use it in the Git repository of your rollouts:",
+        f"  osmosis --platform {url} login",
+        "  osmosis platform connect .",
+    ]
     if first is not None:
-        steps.append(
-            f"First start: user {first.email}, password {first.password} (not shown again), "
-            f"workspace {first.workspace_name}."
-        )
-    steps.append(f"Data: {platform.config.home}")
-    steps.append("Use it in the Git repository of your rollouts:")
-    steps.append(f"  osmosis --platform {url} login")
-    steps.append("  osmosis platform connect .")
+        shown = f"user {first.email}, password {first.password} (not shown again)"
+        steps.insert(0, f"First start: {shown}, workspace {first.workspace_name}.")
     return OperationResult(
         operation="platform.start",
         message=f"The platform is ready at {url}",
@@ -237,11 +209,9 @@ def _log_in(platform: RunningPlatform) -> str:
 
 
 class _JsonToStderr(logging.Handler):
-    """What the platform logs, an object a line, secret values taken out of its texts."""
+    """Writes what the platform logs to stderr, an object a line."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        from datetime import datetime, timezone
-
         from osmosis_ai.platform.http.middleware import REQUEST_ID
 
         moment = datetime.fromtimestamp(record.created, timezone.utc)
@@ -259,7 +229,7 @@ class _JsonToStderr(logging.Handler):
 
 
 class _ToStderr(logging.Handler):
-    """What the platform logs, through the one way to stderr, which blanks what is secret."""
+    """Writes what the platform logs to stderr, a line of text each."""
 
     def emit(self, record: logging.LogRecord) -> None:
         output, level, text = current(), record.levelname.lower(), self.format(record)
@@ -283,38 +253,34 @@ def status() -> DetailResult:
     Examples:
         osmosis platform status
     """
-    from osmosis_ai.platform.config import data_of_environment
+    from osmosis_ai.platform.config import RayCluster, data_of_environment
     from osmosis_ai.platform.process_state import running_platform
 
     config = data_of_environment()
-    home = config.home
-    process = running_platform(home)
+    process = running_platform(config.home)
     if process is None:
         raise NotFoundError(
-            f"No platform is running in {home}.",
+            f"No platform is running in {config.home}.",
             hint="start it with `osmosis platform start`, or set OSMOSIS_HOME",
         )
     state, problems = _state(process.local_url)
     # What another release has in its database, that one knows.
     workers = _workers(config) if (state, process.version) == ("running", __version__) else []
-    cluster = _cluster(process.ray)
+    cluster: dict[str, Any] | None = None
+    if process.ray is not None:
+        from osmosis_ai.platform.ray_jobs import cluster_problem
+
+        ray = RayCluster.from_json(process.ray)
+        cluster = {"address": ray.address, "problem": cluster_problem(ray)}
     return DetailResult(
         title="Platform",
         data={
+            **fields(process, "url", "local_url", "pid", "blobs", "version", "started_at"),
+            **fields(process, "debuggable", "isolation", "executor", "warnings"),
             "status": state,
             "problems": problems,
-            "url": process.url,
-            "local_url": process.local_url,
-            "pid": process.pid,
-            "home": str(home),
-            "blobs": process.blobs,
-            "version": process.version,
-            "started_at": process.started_at,
-            "debuggable": process.debuggable,
-            "isolation": process.isolation,
-            "executor": process.executor,
+            "home": str(config.home),
             "ray": cluster,
-            "warnings": list(process.warnings),
             "workers": workers,
         },
         rows=[
@@ -327,31 +293,27 @@ def status() -> DetailResult:
             ("Process", process.pid),
             ("Started", Timestamp(process.started_at)),
             ("Version", process.version),
-            ("Data", str(home)),
-            *([("Runs on", process.executor)] if process.executor else []),
+            ("Data", str(config.home)),
             *(
-                [("Its cluster", Styled(cluster["problem"], "warn"))]
-                if cluster and cluster["problem"]
+                (label, value)
+                for label, value in (
+                    ("Runs on", process.executor),
+                    ("Its cluster", cluster and cluster["problem"] and Styled(cluster["problem"], "warn")),
+                    ("Isolation", process.isolation),
+                    ("Files", process.blobs),
+                    *(("Warning", Styled(warning, "warn")) for warning in process.warnings),
+                    ("Debuggable", process.debuggable and _DEBUGGABLE),
+                )
+                if value
+            ),
+            *(("Worker", _describe_worker(worker)) for worker in workers[:_MOST_SHOWN]),
+            *(
+                [("Workers", f"{len(workers)} in all; --json lists them")]
+                if len(workers) > _MOST_SHOWN
                 else []
             ),
-            *([("Isolation", process.isolation)] if process.isolation else []),
-            *([("Files", process.blobs)] if process.blobs else []),
-            *(("Warning", Styled(warning, "warn")) for warning in process.warnings),
-            *([("Debuggable", _DEBUGGABLE)] if process.debuggable else []),
-            *_worker_rows(workers),
         ],
     )
-
-
-def _cluster(written: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return where the Ray cluster of a platform is, and what keeps it from taking runs; None where there is none."""
-    if written is None:
-        return None
-    from osmosis_ai.platform.config import RayCluster
-    from osmosis_ai.platform.ray_jobs import cluster_problem
-
-    cluster = RayCluster.from_json(written)
-    return {"address": cluster.address, "problem": cluster_problem(cluster)}
 
 
 def _workers(config: PlatformConfig) -> list[dict[str, Any]]:
@@ -366,31 +328,16 @@ def _workers(config: PlatformConfig) -> list[dict[str, Any]]:
         return []
     return [
         {
-            "machine": worker.machine,
-            "pool": worker.pool,
-            "labels": worker.labels,
-            "cpus": worker.cpus,
-            "gpus": worker.gpus,
-            "memory_gb": worker.memory_gb,
-            "sandbox": worker.sandbox,
-            "sandbox_problem": worker.sandbox_problem,
+            **fields(worker, "machine", "pool", "labels", "cpus", "gpus", "memory_gb"),
+            **fields(worker, "sandbox", "sandbox_problem", "seen_at"),
             "runs": runs,
-            "seen_at": iso(worker.seen_at),
             "heard_at": iso(heard_at),
         }
         for worker, runs, heard_at in known
     ]
 
 
-def _worker_rows(workers: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    now = datetime.now(timezone.utc)
-    for worker in workers[:_MOST_SHOWN]:
-        yield "Worker", _describe_worker(worker, now)
-    if len(workers) > _MOST_SHOWN:
-        yield "Workers", f"{len(workers)} in all; --json lists them"
-
-
-def _describe_worker(worker: Mapping[str, Any], now: datetime) -> str:
+def _describe_worker(worker: Mapping[str, Any]) -> str:
     """Return in a line what a machine has, and what it does, or when it was last seen."""
     has = [
         f"{worker[key]:g} {unit}{'s' if unit != 'GiB' and worker[key] != 1 else ''}"
@@ -402,7 +349,7 @@ def _describe_worker(worker: Mapping[str, Any], now: datetime) -> str:
     labels = f" [{', '.join(worker['labels'])}]" if worker["labels"] else ""
     name, runs = formats.one_line(worker["machine"] or "unnamed"), worker["runs"]
     does = f"works on {amount(runs, 'run')}" if runs else "idle"
-    silence = now - datetime.fromisoformat(worker["heard_at"].replace("Z", "+00:00"))
+    silence = datetime.now(timezone.utc) - datetime.fromisoformat(worker["heard_at"].replace("Z", "+00:00"))
     if silence > _SILENT:
         does = f"last seen {formats.duration(silence.total_seconds())} ago"
     return f"{name} of {worker['pool']}{labels}: {', '.join(has)}; {does}, asked last {formats.date(worker['seen_at'])}"
@@ -415,10 +362,9 @@ def _state(local_url: str | None) -> tuple[str, dict[str, str]]:
     import httpx
 
     try:
-        health = httpx.get(f"{local_url}/health", timeout=_PATIENCE_S, trust_env=False)
-        checks = (
-            httpx.get(f"{local_url}/ready", timeout=_PATIENCE_S, trust_env=False).json().get("checks", {})
-        )
+        with httpx.Client(base_url=local_url, timeout=_PATIENCE_S, trust_env=False) as client:
+            health = client.get("/health")
+            checks = client.get("/ready").json().get("checks", {})
     except (httpx.HTTPError, ValueError, AttributeError):
         return "unresponsive", {}
     problems = {name: why for name, why in checks.items() if why != "ok"}
@@ -444,19 +390,14 @@ def stop(
         process = stop_platform(home, timeout_s=timeout)
     return OperationResult(
         operation="platform.stop",
-        status="noop" if process is None else "success",
-        message=f"No platform is running in {home}."
-        if process is None
-        else f"Stopped the platform in {home}.",
-        resource={"home": str(home), "pid": process.pid if process else None},
+        status="success" if process else "noop",
+        message=f"Stopped the platform in {home}." if process else f"No platform is running in {home}.",
+        resource={"home": str(home), "pid": process and process.pid},
     )
 
 
 def backup(
-    file: Annotated[
-        Path,
-        typer.Argument(help="File to write; compressed if it ends in .gz or .tgz.", show_default=False),
-    ],
+    file: Annotated[Path, typer.Argument(help="File to write; compressed if it ends in .gz or .tgz.")],
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     with_bucket: Annotated[
         bool, typer.Option("--with-bucket", help="Also back up the files in the bucket.")
@@ -499,9 +440,7 @@ def backup(
 
 
 def restore(
-    file: Annotated[
-        Path, typer.Argument(help="Backup written by `osmosis platform backup`.", show_default=False)
-    ],
+    file: Annotated[Path, typer.Argument(help="Backup written by `osmosis platform backup`.")],
     database_file: Annotated[
         Path | None,
         typer.Option(
@@ -542,10 +481,7 @@ def restore(
         operation="platform.restore",
         message=f"Restored {config.home} from the backup of {formats.iso(report.created_at)}: "
         f"{amount(report.files, 'file')}, all verified.",
-        resource={
-            "home": str(config.home),
-            **report.facts(),
-        },
+        resource={"home": str(config.home), **report.facts()},
         next_steps=[
             "Stop the old platform first: both would execute the runs in progress.",
             f"Start it: {settings}osmosis platform start",
@@ -582,9 +518,8 @@ def _asked_once() -> Iterator[None]:
     try:
         yield
     except BlobStoreBusy as error:
-        is_silent = isinstance(error, BlobStoreSilent)
         retry = "run the command again later"
-        if is_silent:
+        if isinstance(error, BlobStoreSilent):
             retry = "check that the store runs at OSMOSIS_BLOBS_URL, then run the command again"
         raise BlobStoreError(_LATER.sub(".", error.message), hint=error.hint or retry) from error
 
@@ -605,38 +540,23 @@ _ENDINGS = {
 def worker(
     pool: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Execute runs that name this pool under [advanced.execution].",
-            show_default=False,
-        ),
+        typer.Option(metavar="NAME", help="Execute runs that name this pool under [advanced.execution]."),
     ] = None,
     run: Annotated[
         str | None,
-        typer.Option(
-            metavar="ID",
-            help="Execute only this run, and end with it or with the parent process.",
-            show_default=False,
-        ),
+        typer.Option(metavar="ID", help="Execute only this run, and end with it or with the parent process."),
     ] = None,
     url: Annotated[
-        str | None,
-        typer.Option(help="URL of the platform (default: the one of this directory).", show_default=False),
+        str | None, typer.Option(help="URL of the platform (default: the one of this directory).")
     ] = None,
     token_file: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE",
-            help="Read the worker token or ticket from this file; `-` is stdin.",
-            show_default=False,
-        ),
+        typer.Option(metavar="FILE", help="Read the worker token or ticket from this file; `-` is stdin."),
     ] = None,
     token_env: Annotated[
         str | None,
         typer.Option(
-            metavar="VARIABLE",
-            help="Read the worker token or ticket from this environment variable.",
-            show_default=False,
+            metavar="VARIABLE", help="Read the worker token or ticket from this environment variable."
         ),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="End after one run.")] = False,
@@ -646,7 +566,6 @@ def worker(
         typer.Option(
             metavar="DURATION",
             help="End after this time without a run: 90, 90s, 10m, 2h (default: never; with --run 10m).",
-            show_default=False,
         ),
     ] = None,
     labels: Annotated[
@@ -654,17 +573,13 @@ def worker(
         typer.Option(
             metavar="A,B",
             help="Labels of this machine; runs that require labels go to workers with all of them.",
-            show_default=False,
         ),
     ] = None,
     cpus: Annotated[
-        float | None,
-        typer.Option(min=0.1, help="Processors for each run (default: this machine's).", show_default=False),
+        float | None, typer.Option(min=0.1, help="Processors for each run (default: this machine's).")
     ] = None,
     gpus: Annotated[int, typer.Option(min=0, help="GPUs for each run.")] = 0,
-    memory_gb: Annotated[
-        float | None, typer.Option(min=0.1, help="Memory for each run, in GiB.", show_default=False)
-    ] = None,
+    memory_gb: Annotated[float | None, typer.Option(min=0.1, help="Memory for each run, in GiB.")] = None,
 ) -> OperationResult:
     """Execute runs of a platform on this machine, until Ctrl-C or SIGTERM.
 
@@ -712,12 +627,7 @@ def worker(
         resource={
             "platform_url": address,
             "runs": [
-                {
-                    "id": shard.run_id,
-                    "name": shard.run_name,
-                    "attempt": shard.attempt,
-                    "ending": shard.ending,
-                }
+                {"id": shard.run_id, "name": shard.run_name, **fields(shard, "attempt", "ending")}
                 for shard in executed
             ],
         },

@@ -21,8 +21,8 @@ from osmosis_ai.cli.options import (
     YesOption,
 )
 from osmosis_ai.cli.output import formats
-from osmosis_ai.cli.output.chart import sparkline
 from osmosis_ai.cli.output.context import current
+from osmosis_ai.cli.output.formats import sparkline
 from osmosis_ai.cli.output.reports import TRAINING_HOLDS, report_file, tell_written
 from osmosis_ai.cli.output.results import (
     Block,

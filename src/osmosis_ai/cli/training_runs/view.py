@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.api.models.training_runs import Checkpoint, MetricSeries, MetricSummary, TrainingMetrics
 from osmosis_ai.cli.output import formats
-from osmosis_ai.cli.output.chart import sparkline
 from osmosis_ai.cli.output.context import OutputContext, current
+from osmosis_ai.cli.output.formats import sparkline
 from osmosis_ai.cli.output.results import (
     Block,
     Cell,

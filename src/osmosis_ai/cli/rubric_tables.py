@@ -1,4 +1,4 @@
-"""What `osmosis eval rubric` shows: its progress, its scores and how judges agree."""
+"""Output of `osmosis eval rubric`: progress, scores and the agreement of judges."""
 
 from __future__ import annotations
 
@@ -23,36 +23,25 @@ if TYPE_CHECKING:
     from osmosis_ai.services.rubric import RubricOutcome
 
 
-QUIT_AT_ONCE = "Interrupted. Run the same command with `--resume` to go on: what was scored is kept."
-
-
 class LiveSession(GracefulStop, RunHooks):
     """The session's side of the terminal; a context manager around it."""
 
     def __init__(self, output: OutputContext, words: list[str]) -> None:
-        super().__init__(output, words, quit_at_once=QUIT_AT_ONCE)
+        kept = "Interrupted. Run the same command with `--resume` to go on: what was scored is kept."
+        super().__init__(output, words, quit_at_once=kept)
 
     def progress(self, snapshot: ProgressSnapshot) -> None:
         """Move the bar; a single call has none."""
         if snapshot.total > 1:
-            self._move_bar("Judging", snapshot.completed, snapshot.total, "calls", describe(snapshot))
-
-
-def describe(snapshot: ProgressSnapshot) -> str:
-    """Return the live numbers beside the bar."""
-    mean = snapshot.reward_mean
-    parts = [f"mean {mean:.3f}"] if mean is not None else []
-    parts += spent(snapshot, failed="without a score")
-    parts.append(f"{snapshot.in_flight} in flight")
-    return " · ".join(parts)
+            mean = [] if snapshot.reward_mean is None else [f"mean {snapshot.reward_mean:.3f}"]
+            parts = [*mean, *spent(snapshot, failed="without a score"), f"{snapshot.in_flight} in flight"]
+            self._move_bar("Judging", snapshot.completed, snapshot.total, "calls", " · ".join(parts))
 
 
 SHOWN_DISPUTES = 5
 
 
-def agreement_blocks(
-    report: AgreementReport, *, in_plain: bool = False, with_page: bool = False
-) -> Iterator[Block]:
+def _agreement_blocks(report: AgreementReport, *, with_page: bool) -> Iterator[Block]:
     """Yield every figure with its interval and denominators, and the records on which scores differ most."""
     from itertools import groupby, islice
 
@@ -62,7 +51,7 @@ def agreement_blocks(
     for table in tables:
         if table.rows:
             columns = [Column(heading, right=place > 1) for place, heading in enumerate(table.headings)]
-            yield Table(columns, table.rows, title=table.title, note=table.note, in_plain=in_plain)
+            yield Table(columns, table.rows, title=table.title, note=table.note, in_plain=True)
     scale = ScoreFormat(report.score_min, report.score_max)
     disputes = [
         (between, f"{each.record:,}", each.label, *map(scale.points, each.scores))
@@ -72,11 +61,11 @@ def agreement_blocks(
     if disputes:
         headings = ("Between", "#", "Record", "Score", "Score")
         columns = [Column(each, right=each in ("#", "Score")) for each in headings]
-        yield Table(columns, disputes, title="Largest disagreements", in_plain=in_plain)
+        yield Table(columns, disputes, title="Largest disagreements", in_plain=True)
         if not with_page:
             yield Text("`--report report.html` shows their texts and explanations.", tone="dim")
     if missing := not_measured(tables):
-        yield Text("\n".join(missing), tone="dim", in_plain=in_plain)
+        yield Text("\n".join(missing), tone="dim", in_plain=True)
 
 
 _LONGEST = 280
@@ -89,8 +78,7 @@ _LISTED_CALLS, _LEAST_RECORDS = 40, 3
 def blocks(outcome: RubricOutcome) -> list[Block]:
     """Return the records, the statistics, what is known of the judges, and the comparison."""
     session = outcome.session
-    head = _classic_head(outcome) if outcome.prepared.request.classic else _head(outcome)
-    shown: list[Block] = [Text("\n".join(head), in_plain=True)]
+    shown: list[Block] = [Text("\n".join(_head(outcome)), in_plain=True)]
     listed = outcome.records[: max(_LEAST_RECORDS, _LISTED_CALLS // session.spec.calls_per_record)]
     shown += [Text("\n".join(_record_lines(entry)), in_plain=True) for entry in listed]
     more = len(session.index) - len(listed)
@@ -115,28 +103,24 @@ def scores(outcome: RubricOutcome) -> list[Block]:
 
 def _conclusions(outcome: RubricOutcome) -> Iterator[Block]:
     yield Table(("", ""), [*_overall(outcome)], title="Overall Statistics", in_plain=True)
-    yield from agreement_blocks(
-        outcome.agreement, in_plain=True, with_page=outcome.prepared.report is not None
-    )
+    yield from _agreement_blocks(outcome.agreement, with_page=outcome.prepared.report is not None)
     if outcome.comparison is not None:
-        yield baseline_table(outcome.comparison, in_plain=True)
+        yield Text("\n".join(_baseline_lines(outcome.comparison)), in_plain=True)
 
 
 def _head(outcome: RubricOutcome) -> Iterator[str]:
-    session = outcome.session
+    prepared, session = outcome.prepared, outcome.session
+    if prepared.request.classic:
+        yield f"Rubric: {session.spec.rubric.rubric_id} ({prepared.spec.rubric.source})"
+        yield f"Provider: {prepared.provider_shown}"
+        yield f"Model: {prepared.model_shown}"
+        yield f"Loaded {formats.count(len(session.index))} matching record(s) from {prepared.request.data}"
+        yield f"Running {formats.count(session.spec.runs)} evaluation(s) per record"
+        return
     yield f"Model: {', '.join(session.spec.model_names)}"
-    yield f"Evaluated {amount(len(session.index), 'record')} from {outcome.prepared.request.data}"
+    yield f"Evaluated {amount(len(session.index), 'record')} from {prepared.request.data}"
     runs = "Calls per record and judge" if len(session.spec.judges) > 1 else "Runs per record"
     yield f"{runs}: {session.spec.runs}"
-
-
-def _classic_head(outcome: RubricOutcome) -> Iterator[str]:
-    prepared, session = outcome.prepared, outcome.session
-    yield f"Rubric: {session.spec.rubric.rubric_id} ({prepared.spec.rubric.source})"
-    yield f"Provider: {prepared.provider_shown}"
-    yield f"Model: {prepared.model_shown}"
-    yield f"Loaded {formats.count(len(session.index))} matching record(s) from {prepared.request.data}"
-    yield f"Running {formats.count(session.spec.runs)} evaluation(s) per record"
 
 
 def message(outcome: RubricOutcome) -> str:
@@ -180,13 +164,6 @@ def next_steps(outcome: RubricOutcome) -> list[str]:
     return steps
 
 
-def next_steps_structured(outcome: RubricOutcome) -> list[Mapping[str, Any]]:
-    """Return the same for programs."""
-    if outcome.journal_path is None:
-        return []
-    return [{"action": "resume", "command": resume_command(outcome)}]
-
-
 def resume_command(outcome: RubricOutcome) -> str:
     """Return the command that resumes the session; it never contains a key."""
     request = outcome.prepared.request
@@ -212,14 +189,15 @@ def resume_command(outcome: RubricOutcome) -> str:
             words += [option, str(value)]
     if (limits := request.budget) is not None:
         stop = outcome.session.stop
-        spent = stop is not None and stop.kind == "budget"
-        for option, limit in (
-            ("--max-cost", limits.max_cost_usd),
-            ("--max-tokens", limits.max_tokens),
-            ("--max-time", limits.max_time_s),
-        ):
+        is_spent = stop is not None and stop.kind == "budget"
+        budget = {
+            "--max-cost": limits.max_cost_usd,
+            "--max-tokens": limits.max_tokens,
+            "--max-time": limits.max_time_s,
+        }
+        for option, limit in budget.items():
             if limit is not None:
-                words += [option, "HIGHER" if spent else str(limit)]
+                words += [option, "HIGHER" if is_spent else str(limit)]
     if request.swap:
         words.append("--swap")
     if not request.report_text:
@@ -227,24 +205,22 @@ def resume_command(outcome: RubricOutcome) -> str:
     return shlex.join([*words, "--resume"])
 
 
-def baseline_table(comparison: SessionComparison, *, in_plain: bool) -> Block:
-    """Return the verdict, the records it is over, what differs, and the shift of the statistics."""
-    lines = [f"Baseline comparison (source: {comparison.baseline.source_path}):", f"  {comparison.verdict}"]
+def _baseline_lines(comparison: SessionComparison) -> Iterator[str]:
+    """Yield the verdict, the records it is over, what differs, and the shift of the statistics."""
+    yield f"Baseline comparison (source: {comparison.baseline.source_path}):"
+    yield f"  {comparison.verdict}"
     if comparison.paired_by:
-        lines.append(f"  Paired by {comparison.paired_by}: {amount(comparison.common, 'record')} in both")
-    lines += [f"  {_short(change)}" for change in comparison.changes]
-    lines += [f"  warning: {warning}" for warning in comparison.warnings]
-    before = comparison.baseline.statistics
+        yield f"  Paired by {comparison.paired_by}: {amount(comparison.common, 'record')} in both"
+    yield from (f"  {_short(change)}" for change in comparison.changes)
+    yield from (f"  warning: {warning}" for warning in comparison.warnings)
     for key in _COMPARED:
         delta = comparison.delta_statistics.get(key)
         if delta is not None:
+            before = comparison.baseline.statistics[key]
             digits = 6 if key == "variance" else 4
-            now = before[key] + delta
+            now = before + delta
             delta = round(delta, digits) + 0.0  # no negative zero
-            lines.append(
-                f"  {key} baseline={before[key]:.{digits}f} current={now:.{digits}f} delta={delta:+.{digits}f}"
-            )
-    return Text("\n".join(lines), in_plain=in_plain)
+            yield f"  {key} baseline={before:.{digits}f} current={now:.{digits}f} delta={delta:+.{digits}f}"
 
 
 def _record_lines(entry: Mapping[str, Any]) -> Iterator[str]:
@@ -310,8 +286,11 @@ def _overall(outcome: RubricOutcome) -> Iterator[Row]:
     yield "average", Styled(f"{average} ({clamped})" if clamped else average, "strong")
     yield "stdev", f"{numbers['stdev']:.4f}" if scored else None
     yield "min / max", f"{numbers['min']:.4f} / {numbers['max']:.4f}" if scored else None
-    yield "scored", _scored(outcome)
-    if copies := outcome.agreement.counts.copied_records:
+    counts = outcome.agreement.counts
+    calls = f"{formats.count(counts.scored_calls)} of {amount(counts.calls, 'call')}"
+    records = f"{formats.count(counts.scored_records)} of {amount(counts.records, 'record')}"
+    yield "scored", f"{calls}, in {records}"
+    if copies := counts.copied_records:
         yield "duplicates", f"{amount(copies, 'record')} (excluded from the counts below)"
     for status, count, reasons in reversed([*_without_score(session)]):
         yield status, Styled(f"{count}: {reasons}", "bad" if status == "failed" else "warn")
@@ -322,13 +301,6 @@ def _overall(outcome: RubricOutcome) -> Iterator[Row]:
     yield "tokens", token_count(session)
     yield "cost", formats.money(session.cost_usd) if session.cost_usd is not None else "unknown"
     yield "duration", formats.duration(session.elapsed_s)
-
-
-def _scored(outcome: RubricOutcome) -> str:
-    """How many calls gave the scores that the numbers are over, and how many records have one."""
-    counts = outcome.agreement.counts
-    calls = f"{formats.count(counts.scored_calls)} of {amount(counts.calls, 'call')}"
-    return f"{calls}, in {formats.count(counts.scored_records)} of {amount(counts.records, 'record')}"
 
 
 def _first_error(outcome: RubricOutcome) -> str:

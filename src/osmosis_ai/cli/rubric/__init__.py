@@ -1,1 +1,0 @@
-"""Judging files of answers against a rubric: `osmosis eval rubric`, `osmosis eval-rubric`, `osmosis preview`."""

@@ -81,6 +81,13 @@ class FakeTime:
         self.slept.append(seconds)
 
 
+@pytest.fixture(autouse=True)
+def fake_time(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
+    clock = FakeTime()
+    monkeypatch.setattr("osmosis_ai.services.auth.time", clock)
+    return clock
+
+
 # With a token
 
 
@@ -196,20 +203,19 @@ def _polls(platform: respx.MockRouter, *replies: Any, **authorized: Any) -> resp
     return platform.post("/api/cli/device/token").mock(side_effect=list(replies))
 
 
-def test_poll_interval_and_expiry(platform: respx.MockRouter) -> None:
+def test_poll_interval_and_expiry(platform: respx.MockRouter, fake_time: FakeTime) -> None:
     _polls(platform, *[SLOW_DOWN] * 100, expires_in=5000, interval=0)
-    time = FakeTime()
     with pytest.raises(OsmosisError) as caught:
-        login_with_device(lambda _: None, clock=time)
+        login_with_device(lambda _: None)
     assert (caught.value.code, "not confirmed in time" in caught.value.message) == ("AUTH_REQUIRED", True)
-    assert time.slept[:7] == [6, 11, 16, 21, 26, 30, 30]
-    assert sum(time.slept) == 900
+    assert fake_time.slept[:7] == [6, 11, 16, 21, 26, 30, 30]
+    assert sum(fake_time.slept) == 900
 
 
 def test_short_outage_during_device_login(platform: respx.MockRouter) -> None:
     trouble = [httpx.ConnectError("down"), httpx.Response(503)]
     _polls(platform, *trouble, PENDING, *trouble, httpx.Response(200, json=ISSUED))
-    login_with_device(lambda _: None, clock=FakeTime())
+    login_with_device(lambda _: None)
     assert saved() == NEW_TOKEN
 
 
@@ -228,7 +234,7 @@ def test_persistent_failure_of_device_login(
 ) -> None:
     route = _polls(platform, *[reply] * 5)
     with pytest.raises(OsmosisError) as caught:
-        login_with_device(lambda _: None, clock=FakeTime())
+        login_with_device(lambda _: None)
     assert (caught.value.code, route.call_count) == (code, polls)
     assert "dc_canary" not in f"{caught.value.message} {caught.value.details}"
 
@@ -252,7 +258,7 @@ def test_unsaved_device_token_is_revoked(
     revoke = platform.delete("/api/cli/tokens/ct_NEW").respond(json={})
     _refuse_to_save(monkeypatch, error)
     with pytest.raises(type(error)):
-        login_with_device(lambda _: None, clock=FakeTime())
+        login_with_device(lambda _: None)
     assert revoke.calls.last.request.headers["authorization"] == f"Bearer {NEW_TOKEN}"
     assert saved() == TOKEN
 
@@ -264,7 +270,7 @@ def test_unsaved_and_unrevoked_device_token(
     platform.delete("/api/cli/tokens/ct_NEW").respond(503)
     _refuse_to_save(monkeypatch, DISK_FULL)
     with pytest.raises(OsmosisError) as caught:
-        login_with_device(lambda _: None, clock=FakeTime())
+        login_with_device(lambda _: None)
     assert caught.value.code == "TOKEN_REVOKE_FAILED"
     assert "the disk is full" in caught.value.message
     assert NEW_TOKEN not in f"{caught.value.message} {caught.value.details}"

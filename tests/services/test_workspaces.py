@@ -61,7 +61,7 @@ def platform(monkeypatch: pytest.MonkeyPatch) -> Iterator[respx.MockRouter]:
 
 
 @pytest.mark.usefixtures("platform")
-def test_find_workspace_directory(tmp_path: Path) -> None:
+def test_find_workspace_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = make_checkout(tmp_path).root
     with pytest.raises(NotFoundError) as caught:
         find_workspace_directory("fern-lab")
@@ -70,7 +70,8 @@ def test_find_workspace_directory(tmp_path: Path) -> None:
     for name in ("fern-lab", "ws_1", "FERN-LAB"):
         found = find_workspace_directory(name)
         assert (found.directory, found.current) == (root, False)
-    assert find_workspace_directory("fern-lab", root).current
+    monkeypatch.chdir(root)
+    assert find_workspace_directory("fern-lab").current
 
 
 def test_unknown_workspace(platform: respx.MockRouter) -> None:

@@ -152,7 +152,6 @@ class PlatformClient:
         connect_timeout_s: float | None = None,
         on_warning: Callable[[str, str], None] | None = None,
     ) -> PlatformClient:
-        """Return a client for the platform and user of ``credentials``."""
         return cls(
             credentials.platform_url,
             credentials.token,
@@ -307,7 +306,6 @@ class PlatformClient:
             yield response
 
     def _own_headers(self, git: GitScope, *, anonymous: bool = False) -> dict[str, str]:
-        """Return the headers with the token and the repository."""
         if git == "required" and self.git_identity is None:
             raise missing_git_scope(self._request_info)
         sent = {}
@@ -327,7 +325,10 @@ class PlatformClient:
             if isinstance(error, httpx.TimeoutException) and not retry.after_timeouts:
                 raise failure from None
             raise Transient(failure) from None
-        self._note_capabilities(reply)
+        said = read_capabilities(reply.headers)
+        # An error without the header may be a proxy's and says nothing about the platform.
+        if said is not None or (self.offers is None and reply.status < 300):
+            self.offers = HOSTED if said is None else said
         if not 200 <= reply.status < 300:
             refused = self._refusal(reply, request)
             if reply.status in retry.statuses:
@@ -403,12 +404,6 @@ class PlatformClient:
             details={"platform_url": self.platform_url},
             hint=connection_hint(self.platform_url, error),
         )
-
-    def _note_capabilities(self, reply: Reply) -> None:
-        said = read_capabilities(reply.headers)
-        # An error without the header may be a proxy's and says nothing about the platform.
-        if said is not None or (self.offers is None and reply.status < 300):
-            self.offers = HOSTED if said is None else said
 
     def _note_version(self, headers: Mapping[str, str]) -> None:
         code = _VERSION_WARNINGS.get(headers.get("x-osmosis-version-status", ""))

@@ -7,17 +7,20 @@ have fixed waits that the server may extend.
 from __future__ import annotations
 
 import logging
+import re
+import socket
+import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 from urllib.parse import urlsplit
+
+import httpx
+import stamina
 
 from osmosis_ai.api.platform_url import describe_platform, is_loopback
 from osmosis_ai.errors import NetworkError, OsmosisError, with_causes
-
-if TYPE_CHECKING:
-    import httpx
 
 # stamina logs every scheduled retry; without a handler, Python prints these records to stderr.
 logging.getLogger("stamina").addHandler(logging.NullHandler())
@@ -39,8 +42,6 @@ def open_http(
     transport: httpx.BaseTransport | None = None,
 ) -> httpx.Client:
     """Open an HTTP client for the host of ``url``; the caller closes it."""
-    import httpx
-
     parts = urlsplit(url)
     try:
         client = httpx.Client(
@@ -68,10 +69,6 @@ def open_http(
 
 def reason(error: Exception) -> str:
     """Return a short reason for a failed connection, without the URL."""
-    import re
-
-    import httpx
-
     if isinstance(error, httpx.TimeoutException):
         return "timed out"
     if isinstance(error, httpx.InvalidURL | httpx.UnsupportedProtocol):
@@ -82,12 +79,6 @@ def reason(error: Exception) -> str:
 
 
 def connection_hint(url: str, error: Exception) -> str:
-    """Return a hint for a host that could not be reached."""
-    import socket
-    import ssl
-
-    import httpx
-
     text, url_used = str(error).lower(), f"the platform's URL: {describe_platform(url)}"
     here = is_loopback(urlsplit(url).hostname)
     if "certificate" in text:
@@ -139,8 +130,6 @@ class Waits:
 
     def run(self, attempt: Callable[[], T]) -> T:
         """Call ``attempt`` until it returns, raises anything but :class:`Transient`, or no attempt is left."""
-        import stamina
-
         left, until = iter(self.seconds), time.monotonic() + self.lasting_s
 
         def wait_after(failure: Exception) -> float | bool:

@@ -130,7 +130,6 @@ class CredentialStore:
         self._warn = warn
 
     def load(self, platform_url: str) -> Credentials | None:
-        """Return the saved login of a platform, or None."""
         former = None
         while (entry := self._read().get(platform_url)) is not None:
             login = self._parse(platform_url, entry)
@@ -256,7 +255,6 @@ class CredentialStore:
                 return
 
     def _read(self) -> dict[str, dict[str, Any]]:
-        """Return the entries by platform."""
         try:
             content = json.loads(self.path.read_bytes())
         except FileNotFoundError:

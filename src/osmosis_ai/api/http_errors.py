@@ -104,7 +104,6 @@ class Reply:
 
 
 def unsupported(platform_url: str, capability: Capability, status: int | None = None) -> PlatformError:
-    """Return the error for a request that needs a capability the platform lacks."""
     return PlatformError(
         f"This platform does not support {capability.what}: {platform_url}.",
         status=status,

@@ -28,7 +28,6 @@ _selected_by_option: str | None = None
 
 
 def normalize_platform_url(raw: str) -> str:
-    """Return the normalised URL of a platform."""
     from urllib.parse import urlsplit
 
     text = raw.strip()
@@ -170,7 +169,6 @@ def recorded_directories(platform_url: str | None = None) -> tuple[str, ...]:
 
 
 def forget_directories(directories: tuple[str, ...]) -> None:
-    """Remove the records of these directories."""
     if directories:
         with _changing() as recorded:
             for place in directories:

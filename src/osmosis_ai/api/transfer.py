@@ -56,13 +56,9 @@ class TransferError(PlatformError):
     is_passing = False
 
 
-def _is_loggable(_: logging.LogRecord) -> bool:
-    return not _unlogged.get()
-
-
 # httpx logs every URL it requests, and these URLs grant access.
 for _name in ("httpx", "httpcore.http11"):
-    logging.getLogger(_name).addFilter(_is_loggable)
+    logging.getLogger(_name).addFilter(lambda _record: not _unlogged.get())
 
 
 class BlobClient:
@@ -192,7 +188,6 @@ def may_pass(status: int | None) -> bool:
 
 
 def refusal(url: str, response: httpx.Response) -> Exception:
-    """Return the exception for a status that is not a success."""
     status = response.status_code
     hint = None
     if status in (401, 403, 404, 410):
@@ -210,13 +205,6 @@ def refusal(url: str, response: httpx.Response) -> Exception:
     return error
 
 
-@dataclass(frozen=True)
-class Download:
-    path: Path
-    size: int
-    suggested_name: str | None = None
-
-
 def download(
     url: str,
     target: Path,
@@ -228,8 +216,10 @@ def download(
     waits: Waits = _DOWNLOAD_WAITS,
     store_within_s: float | None = None,
     client: BlobClient | None = None,
-) -> Download:
-    """Download a file, as far as it is not there yet; an existing ``target`` is replaced atomically.
+) -> str | None:
+    """Download a file, as far as it is not there yet, and return the name that the store suggests.
+
+    An existing ``target`` is replaced atomically.
 
     Args:
         refresh_url: returns a new URL when the store refuses the old one.
@@ -245,14 +235,13 @@ def download(
                 blobs, url, partial, expected_size, expected_sha256, progress, refresh_url, store_within_s
             )
             waits.run(transfer.attempt)
-            size = partial.size()
             partial.finish()
         except OSError as error:
             raise OsmosisError(
                 f"cannot write {target}: {error.strerror or error}.",
                 hint="what was fetched is kept; run the command again when there is room",
             ) from None
-        return Download(target, size, transfer.suggested_name)
+        return transfer.suggested_name
 
 
 class _Partial:
@@ -319,7 +308,6 @@ class _Partial:
         return digest.hexdigest()
 
     def finish(self) -> None:
-        """Move the file to its final path."""
         # Only large files are flushed to disk; small ones are cheap to download again.
         large = self.size() >= _WORTH_RESUMING_BYTES
         if large:
@@ -356,7 +344,7 @@ class _Transfer:
                 self._start_again(response)
             self._ensure_success(response)
             continues = response.status_code == 206
-            if continues and not (resuming and _starts_at(response, have) and _same(response, validator)):
+            if continues and not (resuming and _continues(response, have, validator)):
                 self._start_again(response)
             self.suggested_name = _suggested_name(response) or self.suggested_name
             if not continues:
@@ -400,7 +388,6 @@ class _Transfer:
             and isinstance(failure, TransferError)
         ):
             self.url = self.refresh_url()
-            check_url(self.url)
             raise Transient(failure)
         if (
             self.store_within_s is not None
@@ -472,14 +459,12 @@ def _validator(response: httpx.Response) -> str | None:
     return modified or None
 
 
-def _starts_at(response: httpx.Response, offset: int) -> bool:
+def _continues(response: httpx.Response, offset: int, validator: str | None) -> bool:
+    """Tell whether the reply has the bytes from ``offset`` on of the version with this ``validator``."""
     match = re.match(r"bytes (\d+)-", response.headers.get("content-range", ""))
-    return match is not None and int(match[1]) == offset
-
-
-def _same(response: httpx.Response, validator: str | None) -> bool:
     etag = response.headers.get("etag")
-    return etag is None or validator is None or not validator.startswith('"') or etag == validator
+    is_same = etag is None or validator is None or not validator.startswith('"') or etag == validator
+    return match is not None and int(match[1]) == offset and is_same
 
 
 def _suggested_name(response: httpx.Response) -> str | None:
@@ -574,7 +559,7 @@ def _put(
             timeout_s=timeout_s,
         )
     )
-    source.ensure_unchanged()
+    source.require_unchanged()
     return replied
 
 
@@ -634,8 +619,7 @@ class _Source:
             if self._progress is not None:
                 self._progress(done + size - left)
 
-    def ensure_unchanged(self) -> None:
-        """Raise if the file has changed."""
+    def require_unchanged(self) -> None:
         if self._stat() != self._state:
             raise self._changed()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import redirect_stdout
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -167,24 +166,14 @@ def validate(
     from osmosis_ai.services.agent_loops import validate as validate_agent
 
     agent = validate_agent(module, run=run)
-    rows: list[Row] = [("Name", agent.name), ("Tools", agent.tool_count), ("Warnings", len(agent.warnings))]
+    name, warnings, trial = agent["agent_name"], agent["warnings"], agent["run"]
+    rows: list[Row] = [("Name", name), ("Tools", agent["tool_count"]), ("Warnings", len(warnings))]
     if verbose:
-        rows += [(f"  {each['code']}", f"{each['field']}: {each['message']}") for each in agent.warnings]
-    if agent.trial is not None:
-        calls = "1 call" if agent.trial.model_calls == 1 else f"{agent.trial.model_calls} calls"
-        rows.append(("Run", f"ended with {agent.trial.finish_reason!r} after {calls} of {agent.trial.model}"))
-    return DetailResult(
-        data={
-            "valid": True,
-            "agent_name": agent.name,
-            "tool_count": agent.tool_count,
-            "errors": [],
-            "warnings": agent.warnings,
-            "run": agent.trial and asdict(agent.trial),
-        },
-        title=f"Agent loop '{agent.name}' is valid",
-        rows=rows,
-    )
+        rows += [(f"  {each['code']}", f"{each['field']}: {each['message']}") for each in warnings]
+    if trial is not None:
+        calls = "1 call" if trial["model_calls"] == 1 else f"{trial['model_calls']} calls"
+        rows.append(("Run", f"ended with {trial['finish_reason']!r} after {calls} of {trial['model']}"))
+    return DetailResult(data=agent, title=f"Agent loop '{name}' is valid", rows=rows)
 
 
 def try_agent(

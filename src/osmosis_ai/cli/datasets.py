@@ -342,12 +342,20 @@ def preview(
     Examples:
         osmosis dataset preview multiply --rows 10
     """
-    from osmosis_ai.services.datasets import preview_dataset
+    from osmosis_ai.services.datasets import dataset_item, preview_dataset
 
     with platform_context() as context, current().status("Fetching preview"):
         found = preview_dataset(context.client, name, rows=rows)
         return DetailResult(
-            data={**found.data(), **context.resource()},
+            data={
+                "dataset": dataset_item(found.dataset),
+                "rows": found.rows,
+                "requested_rows": rows,
+                "returned_rows": len(found.rows),
+                "available": found.message is None,
+                **({} if found.message is None else {"message": found.message}),
+                **context.resource(),
+            },
             rows=[("Dataset", found.dataset.file_name), ("Rows Shown", len(found.rows))],
             title="Preview",
             blocks=_blocks(found),
@@ -355,8 +363,8 @@ def preview(
 
 
 def _blocks(found: DatasetPreview) -> list[Block]:
-    if not found.available:
-        return [Text(found.message or "", tone="dim", in_plain=True)]
+    if found.message is not None:
+        return [Text(found.message, tone="dim", in_plain=True)]
     records = [row for row in found.rows if isinstance(row, Mapping)]
     columns = list(dict.fromkeys(key for row in records for key in map(str, row)))
     if not columns:

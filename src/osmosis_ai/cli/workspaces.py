@@ -68,16 +68,16 @@ def current_() -> DetailResult:
     with output.status("Asking the platform"):
         found = current_workspace(warn=output.warn)
     return DetailResult(
-        data=found.data(),
+        data=found,
         title="Workspace",
         rows=[
-            ("Workspace", found.membership.name),
-            ("Role", found.membership.role),
-            ("User", found.user.email),
-            ("Expires", Timestamp(found.expires_at, seconds=True)),
-            ("Platform", found.platform_url),
-            ("Repository", found.checkout.git.identity),
-            ("Directory", str(found.checkout.workspace.root)),
+            ("Workspace", found["name"]),
+            ("Role", found["role"]),
+            ("User", found["email"]),
+            ("Expires", Timestamp(found["expires_at"], seconds=True)),
+            ("Platform", found["platform_url"]),
+            ("Repository", found["git"]["identity"]),
+            ("Directory", found["workspace_directory"]),
         ],
     )
 

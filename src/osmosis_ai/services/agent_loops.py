@@ -42,58 +42,47 @@ _TRIAL_TOKENS = 32
 _CALLS_AT_ONCE = 64
 
 
-@dataclass(frozen=True)
-class TrialRun:
-    """One single-turn attempt by an agent: the model it called, how often, and why it ended."""
+def validate(module: str, *, run: bool) -> dict[str, Any]:
+    """Check the agent loop ``module:attribute``, and return what is known of it as the JSON output shows it.
 
-    model: str
-    model_calls: int
-    finish_reason: str
-    duration_ms: float
-
-
-@dataclass(frozen=True)
-class ValidatedAgent:
-    """A valid agent loop: its name, the number of its tools, warnings, and the result of its self-test."""
-
-    name: str
-    tool_count: int
-    warnings: list[dict[str, Any]]
-    trial: TrialRun | None
-
-
-def validate(module: str, *, run: bool) -> ValidatedAgent:
-    """Check the agent loop ``module:attribute``; with ``run``, also run it once on :data:`TRIAL_MODEL`.
-
-    The details of an error list the agent's problems.
+    With ``run``, also run it once on :data:`TRIAL_MODEL`. The details of an error list the agent's problems.
     """
     agent = load_agent_loop(module)
     found = validate_agent_loop(agent)
-    warnings = [_problem(each) for each in found.warnings]
+    problems = {
+        "errors": [_problem(each) for each in found.errors],
+        "warnings": [_problem(each) for each in found.warnings],
+    }
     if not found.valid:
         many = "1 error" if len(found.errors) == 1 else f"{len(found.errors)} errors"
         lines = [f"agent loop '{found.agent_name or module}' is not valid: {many}", *map(str, found.errors)]
-        raise OsmosisError(
-            "\n  ".join(lines),
-            details={"errors": [_problem(each) for each in found.errors], "warnings": warnings},
-        )
-    return ValidatedAgent(agent.name, found.tool_count, warnings, _try(agent) if run else None)
+        raise OsmosisError("\n  ".join(lines), details=problems)
+    return {
+        "valid": True,
+        "agent_name": agent.name,
+        "tool_count": found.tool_count,
+        **problems,
+        "run": _try(agent) if run else None,
+    }
 
 
-def _try(agent: RolloutAgentLoop) -> TrialRun:
+def _problem(found: Any) -> dict[str, Any]:
+    return {"code": found.code, "message": found.message, "field": found.field}
+
+
+def _try(agent: RolloutAgentLoop) -> dict[str, Any]:
     result = asyncio.run(_run_once(agent))
     if not result.success:
         raise OsmosisError(
             f"agent loop '{agent.name}' looks valid, but its run failed: {result.raised or result.error}",
             details={"errors": [{"code": "RUN_FAILED", "message": result.error, "field": "run"}]},
         )
-    ended = result.result
-    return TrialRun(
-        model=TRIAL_MODEL,
-        model_calls=result.token_usage["num_llm_calls"],
-        finish_reason="" if ended is None else ended.finish_reason,
-        duration_ms=result.duration_ms,
-    )
+    return {
+        "model": TRIAL_MODEL,
+        "model_calls": result.token_usage["num_llm_calls"],
+        "finish_reason": "" if result.result is None else result.result.finish_reason,
+        "duration_ms": result.duration_ms,
+    }
 
 
 async def _run_once(agent: RolloutAgentLoop) -> LocalRunResult:
@@ -114,10 +103,6 @@ async def _run_once(agent: RolloutAgentLoop) -> LocalRunResult:
             timeout_s=TRIAL_TIMEOUT_S,
         )
         return await runner.run_single(row, 0, max_turns=1, completion_params={"max_tokens": _TRIAL_TOKENS})
-
-
-def _problem(found: Any) -> dict[str, Any]:
-    return {"code": found.code, "message": found.message, "field": found.field}
 
 
 @dataclass(frozen=True)
@@ -252,7 +237,6 @@ class AgentTestOutcome:
 
     @property
     def total_tokens(self) -> int:
-        """The tokens of all rows, including failed ones."""
         return sum(row["token_usage"].get("total_tokens", 0) for row in self.rows)
 
     def add(self, result: LocalRunResult) -> None:
@@ -262,7 +246,6 @@ class AgentTestOutcome:
             self.failures.append((result.row_index, result.raised or result.error or "failed"))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the content of the results file."""
         return {
             "summary": {
                 "total": len(self.rows),

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from osmosis_ai.api.client import PlatformClient, segment
 from osmosis_ai.api.credentials import (
@@ -169,24 +169,14 @@ def _membership(workspace: Workspace | WorkspaceMembership) -> dict[str, Any]:
     return workspace.model_dump(include={"id", "name", "role"})
 
 
-class Time(Protocol):
-    """A clock in seconds, such as the module ``time``."""
-
-    def monotonic(self) -> float: ...
-
-    def sleep(self, seconds: float, /) -> None: ...
-
-
 def minutes_to_confirm(authorization: DeviceAuthorization) -> int:
     """Return how many minutes the user has left to confirm, at least one."""
     return max(1, round(_wait_s(authorization) / 60))
 
 
-def await_token(
-    client: PlatformClient, authorization: DeviceAuthorization, clock: Time = time
-) -> IssuedToken:
+def await_token(client: PlatformClient, authorization: DeviceAuthorization) -> IssuedToken:
     """Poll for the token, as often as the platform allows, until the user has decided."""
-    deadline = clock.monotonic() + _wait_s(authorization)
+    deadline = time.monotonic() + _wait_s(authorization)
     interval = min(max(authorization.interval, _SHORTEST_INTERVAL_S), _LONGEST_INTERVAL_S)
     failures = 0
     while True:
@@ -203,11 +193,11 @@ def await_token(
                 return answer
             if answer == "slow_down":
                 interval = min(interval + _SLOWER_BY_S, _LONGEST_INTERVAL_S)
-        remaining = deadline - clock.monotonic()
+        remaining = deadline - time.monotonic()
         if remaining <= 0:
             message, hint = _ENDINGS["expired_token"]
             raise OsmosisError(message, code="AUTH_REQUIRED", hint=hint)
-        clock.sleep(min(interval, remaining))
+        time.sleep(min(interval, remaining))
 
 
 def _wait_s(authorization: DeviceAuthorization) -> float:
@@ -315,9 +305,7 @@ def require_device_login() -> None:
         )
 
 
-def login_with_device(
-    announce: Callable[[DeviceAuthorization], None], *, warn: Warn = log_warning, clock: Time = time
-) -> Login:
+def login_with_device(announce: Callable[[DeviceAuthorization], None], *, warn: Warn = log_warning) -> Login:
     """Log in to the active platform with a code that the user confirms in a browser.
 
     ``announce`` shows the user the code and the page.
@@ -328,7 +316,7 @@ def login_with_device(
     with _client(platform_url, None, warn) as client:
         authorization = authorize_device(client, socket.gethostname().strip() or "Unknown")
         announce(authorization)
-        issued = await_token(client, authorization, clock)
+        issued = await_token(client, authorization)
     return _keep(store, _credentials(platform_url, issued.token, issued), "device", warn)
 
 
@@ -420,7 +408,6 @@ class LogoutPlan:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to remove."""
         return not (self.platforms or self.directories or self.damaged)
 
     def resource(self, *, revoked: bool = False) -> dict[str, Any]:

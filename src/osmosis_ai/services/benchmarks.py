@@ -83,7 +83,6 @@ def list_runs(
 
 
 def get_run(client: PlatformClient, name_or_id: str) -> BenchmarkRunDetail:
-    """Return one run."""
     return client.get(f"{_RUNS}/{segment(name_or_id)}", model=BenchmarkRunDetail)
 
 

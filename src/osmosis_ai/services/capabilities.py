@@ -31,7 +31,6 @@ def is_offered(offers: Collection[Capability] | None, capability: Capability) ->
 
 
 def why_empty(client: PlatformClient, capability: Capability) -> list[str]:
-    """Return the notes for an empty list."""
     if is_offered(client.offers, capability):
         return []
     return [unsupported(client.platform_url, capability).message]

@@ -124,7 +124,6 @@ class ClassicEvalRequest:
 
     @property
     def completion_params(self) -> dict[str, Any]:
-        """The sampling parameters of the agent's calls."""
         return build_completion_params(self.temperature, self.max_tokens)
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import filelock
 
@@ -37,7 +37,7 @@ from osmosis_ai.api.models.datasets import (
     DatasetList,
     UploadInstructions,
 )
-from osmosis_ai.api.transfer import Download, download, upload_file
+from osmosis_ai.api.transfer import download, upload_file
 from osmosis_ai.api.upload_records import (
     NotedIntent,
     UnfinishedUpload,
@@ -95,25 +95,12 @@ def dataset_item(dataset: Dataset) -> dict[str, Any]:
     return dataset.model_dump(mode="json", include=keys)
 
 
-@dataclass(frozen=True)
-class DatasetPreview:
+class DatasetPreview(NamedTuple):
     """The first rows of a dataset, or the ``message`` why the platform has no preview."""
 
     dataset: Dataset
-    rows: tuple[Any, ...]
-    requested_rows: int
-    available: bool
+    rows: list[Any]
     message: str | None = None
-
-    def data(self) -> dict[str, Any]:
-        shown = {
-            "dataset": dataset_item(self.dataset),
-            "rows": list(self.rows),
-            "requested_rows": self.requested_rows,
-            "returned_rows": len(self.rows),
-            "available": self.available,
-        }
-        return shown if self.message is None else {**shown, "message": self.message}
 
 
 def preview_dataset(client: PlatformClient, name: str, *, rows: int) -> DatasetPreview:
@@ -123,7 +110,7 @@ def preview_dataset(client: PlatformClient, name: str, *, rows: int) -> DatasetP
     if isinstance(found, Mapping) and isinstance(found.get("rows"), list):
         found = found["rows"]
     if isinstance(found, list):
-        return DatasetPreview(dataset, tuple(found[:rows]), rows, available=True)
+        return DatasetPreview(dataset, found[:rows])
     message = {
         READY: "The platform keeps no preview of this dataset.",
         "error": f"The platform did not accept this dataset. See logs with: osmosis dataset logs {name}",
@@ -131,7 +118,7 @@ def preview_dataset(client: PlatformClient, name: str, *, rows: int) -> DatasetP
     }.get(
         dataset.status, "The platform is still working on this dataset; there is a preview when it is done."
     )
-    return DatasetPreview(dataset, (), rows, available=False, message=message)
+    return DatasetPreview(dataset, [], message)
 
 
 def find_deletable_dataset(client: PlatformClient, name: str) -> Dataset:
@@ -253,17 +240,17 @@ class _Sender:
 
     def _send(self, dataset_id: str, instructions: UploadInstructions) -> Dataset:
         record = None
-        # The upload works without its record, so a disk error does not stop it.
-        with suppress(OSError):
-            if instructions.method == "multipart":
-                record = open_upload(
-                    cache_dir() / "uploads",
-                    digest=self.noted.intent.sha256,
-                    dataset_id=dataset_id,
-                    instructions=instructions,
-                    scope=self.scope,
-                )
         try:
+            # The upload works without its record, so a disk error does not stop it.
+            with suppress(OSError):
+                if instructions.method == "multipart":
+                    record = open_upload(
+                        cache_dir() / "uploads",
+                        digest=self.noted.intent.sha256,
+                        dataset_id=dataset_id,
+                        instructions=instructions,
+                        scope=self.scope,
+                    )
             upload = upload_file(self.path, instructions, progress=self.progress, record=record)
             dataset = self._complete(dataset_id, upload.parts)
         except BaseException as error:  # Ctrl-C too: no partial upload stays on the platform
@@ -287,9 +274,10 @@ class _Sender:
         return dataset
 
     def _complete(self, dataset_id: str, parts: Sequence[CompletedPart] | None) -> Dataset:
-        request, timeout_s = DatasetCompleteRequest(file_extension=self.report.extension), None
+        request = DatasetCompleteRequest(file_extension=self.report.extension)
         if parts is not None:
-            request.parts, timeout_s = list(parts), _COMPLETE_PARTS_TIMEOUT_S
+            request.parts = list(parts)
+        timeout_s = None if parts is None else _COMPLETE_PARTS_TIMEOUT_S
         path = f"{_DATASETS}/{segment(dataset_id)}/complete"
         return self.client.post(path, request, model=Dataset, timeout_s=timeout_s, retry=COMPLETING)
 
@@ -384,9 +372,9 @@ def download_dataset(
             f"{target} already exists.", hint="replace it with `--overwrite`, or name another with `--output`"
         )
     with progress(dataset.file_size or None) as shown:
-        done = _fetch(client, dataset, source.presigned_url, target, shown)
-    if directory is not None and done.suggested_name and done.suggested_name != target.name:
-        renamed = directory / done.suggested_name
+        suggested = _fetch(client, dataset, source.presigned_url, target, shown)
+    if directory is not None and suggested and suggested != target.name:
+        renamed = directory / suggested
         if overwrite or not renamed.exists():
             return dataset, target.replace(renamed)
     return dataset, target
@@ -396,7 +384,7 @@ def _signed(client: PlatformClient, dataset: Dataset) -> DatasetDownload:
     return client.get(f"{_DATASETS}/{segment(dataset.id)}/download", model=DatasetDownload)
 
 
-def _fetch(client: PlatformClient, dataset: Dataset, url: str, target: Path, shown: Progress) -> Download:
+def _fetch(client: PlatformClient, dataset: Dataset, url: str, target: Path, shown: Progress) -> str | None:
     return download(
         url,
         target,

@@ -64,7 +64,6 @@ def start_dev_server(client: PlatformClient, body: dict[str, Any]) -> dict[str, 
 
 
 def end_dev_server(client: PlatformClient, server_id: str) -> dict[str, Any]:
-    """End a server and return the platform's reply."""
     path = f"{_SERVERS}/{segment(server_id)}"
     ended: dict[str, Any] = plain(client.request("DELETE", path, model=DevServerReply, body={}))
     return ended

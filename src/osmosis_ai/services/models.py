@@ -216,7 +216,11 @@ def download_model(
     listed, directory = plan.listed, plan.directory
     there = _is_whole(directory, listed)
     if not there:
-        _require_free(directory)
+        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+            raise ConflictError(
+                f"{directory} holds something else than this model.",
+                hint="name another folder with --output, or remove this one",
+            )
         if directory.is_relative_to(plan.workspace.state_dir):
             plan.workspace.create_state_dir()
         staging = directory.with_name(f".{directory.name}.fetching")
@@ -255,14 +259,6 @@ def _is_right(path: Path, file: ModelFile) -> bool:
     if not path.is_file() or path.stat().st_size != file.size:
         return False
     return file.sha256 is None or file_digest(path) == file.sha256
-
-
-def _require_free(directory: Path) -> None:
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise ConflictError(
-            f"{directory} holds something else than this model.",
-            hint="name another folder with --output, or remove this one",
-        )
 
 
 def _fetch(

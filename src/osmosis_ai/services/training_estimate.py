@@ -68,7 +68,6 @@ class EstimatedTraining:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the run fits; None on a CPU."""
         return self.memory.fits
 
     def data(self) -> dict[str, Any]:

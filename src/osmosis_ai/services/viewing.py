@@ -254,7 +254,6 @@ def viewed_place(reference: str | None) -> ViewedPlace:
 
 
 def _not_viewed(reference: str, file: Path) -> OsmosisError:
-    """Return the error about a file that cannot be viewed."""
     if kind_of(file.parent) is not None:
         return OsmosisError(
             f"{reference} is a file of a run; view its directory instead.",

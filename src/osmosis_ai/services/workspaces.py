@@ -16,7 +16,7 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,13 +24,12 @@ from urllib.parse import urlsplit
 from osmosis_ai.api.credentials import require_credentials
 from osmosis_ai.api.git_identity import IDENTITY, identify_origin
 from osmosis_ai.api.http_errors import PlatformError
-from osmosis_ai.api.models.auth import User, Workspace, WorkspaceMembership
+from osmosis_ai.api.models.auth import Workspace, WorkspaceMembership
 from osmosis_ai.api.platform_url import DEFAULT_PLATFORM_URL, active_platform
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.files import config_dir, write_json
 from osmosis_ai.services.auth import iso, list_memberships, verify_with_workspace
 from osmosis_ai.services.context import (
-    Checkout,
     Warn,
     connect,
     connect_hint,
@@ -71,26 +70,6 @@ class Membership:
         }
 
 
-@dataclass(frozen=True)
-class CurrentWorkspace:
-    """The workspace of the current directory's repository, and the user's role in it."""
-
-    membership: WorkspaceMembership
-    user: User
-    expires_at: datetime | None
-    platform_url: str
-    checkout: Checkout
-
-    def data(self) -> dict[str, Any]:
-        return {
-            **self.membership.model_dump(),
-            "email": self.user.email,
-            "expires_at": iso(self.expires_at),
-            "platform_url": self.platform_url,
-            **self.checkout.resource(),
-        }
-
-
 def list_workspaces(start: Path | None = None, *, warn: Warn = log_warning) -> tuple[Membership, ...]:
     """Return every workspace of the user and mark the current one; also works outside a repository."""
     credentials = require_credentials()
@@ -111,8 +90,11 @@ def list_workspaces(start: Path | None = None, *, warn: Warn = log_warning) -> t
     )
 
 
-def current_workspace(start: Path | None = None, *, warn: Warn = log_warning) -> CurrentWorkspace:
-    """Return the workspace that the repository around ``start`` belongs to; NotFoundError if there is none."""
+def current_workspace(start: Path | None = None, *, warn: Warn = log_warning) -> dict[str, Any]:
+    """Return the workspace that the repository around ``start`` belongs to, as the JSON output shows it.
+
+    Raises NotFoundError if there is none.
+    """
     with open_context(start, require_scaffold=False, warn=warn) as context:
         verified = context.client.verify()
     if verified.workspace is None:
@@ -125,21 +107,21 @@ def current_workspace(start: Path | None = None, *, warn: Warn = log_warning) ->
     WorkspaceDirectories(context.credentials.platform_url).remember(
         verified.workspace.id, context.workspace.root
     )
-    return CurrentWorkspace(
-        membership=verified.workspace,
-        user=verified.user,
-        expires_at=verified.expires_at or context.credentials.expires_at,
-        platform_url=context.credentials.platform_url,
-        checkout=context.checkout,
-    )
+    return {
+        **verified.workspace.model_dump(),
+        "email": verified.user.email,
+        "expires_at": iso(verified.expires_at or context.credentials.expires_at),
+        "platform_url": context.credentials.platform_url,
+        **context.resource(),
+    }
 
 
-def find_workspace_directory(name: str, start: Path | None = None, *, warn: Warn = log_warning) -> Membership:
+def find_workspace_directory(name: str, *, warn: Warn = log_warning) -> Membership:
     """Return the workspace with this name or id, and a checkout of it on this machine.
 
     Raises NotFoundError without such a workspace or checkout; the hint says how to get one.
     """
-    memberships = list_workspaces(start, warn=warn)
+    memberships = list_workspaces(warn=warn)
     chosen = named_membership(name, memberships)
     if chosen.directory is not None or chosen.current:
         return chosen
@@ -159,8 +141,6 @@ def named_membership(name: str, memberships: Sequence[Membership]) -> Membership
     folded = [member for member in memberships if member.workspace.name.lower() == name.lower()]
     if len(folded) == 1:
         return folded[0]
-    from difflib import get_close_matches
-
     near = get_close_matches(name, names, n=1)
     raise NotFoundError(
         f"You have no workspace named '{name}'." + (f" Did you mean '{near[0]}'?" if near else ""),

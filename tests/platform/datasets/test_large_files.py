@@ -158,9 +158,9 @@ def test_200_mib_go_up_and_come_back_in_flat_memory(
         assert (dataset["status"], dataset["row_count"], dataset["file_size"]) == ("uploaded", 200, SIZE)
         url = served.client.get("/api/cli/datasets/large/download").json()["presigned_url"]
         back = tmp_path / "back.jsonl"
-        fetched = download(url, back, expected_size=SIZE, expected_sha256=file_digest(source))
+        suggested = download(url, back, expected_size=SIZE, expected_sha256=file_digest(source))
 
-        assert fetched.suggested_name == "large.jsonl"
+        assert suggested == "large.jsonl"
         growth = served.peak_bytes() - before
         assert growth < MOST_GROWTH, f"{growth / MIB:.0f} MiB more at the peak"
 

@@ -106,7 +106,7 @@ def finished_evaluation(maze: Maze) -> None:
     from osmosis_ai.evaluation.hooks import RunHooks, RunSummary
     from osmosis_ai.evaluation.manifest import RunPlan
     from osmosis_ai.evaluation.run_directory import RunDirectory
-    from osmosis_ai.services.eval_runs.run import EvalRunResult, PreparedEvalRun
+    from osmosis_ai.services.eval_runs.run import PreparedEvalRun
     from tests.evaluation.builders import MeasuredResults
     from tests.evaluation.recorded_runs import record
 
@@ -116,7 +116,7 @@ def finished_evaluation(maze: Maze) -> None:
     directory = maze.workspace.evals_dir / "calm-fern-1"
     outcomes = [[1.0, 0.0], [1.0, "agent"]]
 
-    async def run_eval(prepared: PreparedEvalRun, hooks: RunHooks) -> EvalRunResult:
+    async def run_eval(prepared: PreparedEvalRun, hooks: RunHooks) -> RunSummary:
         plan = RunPlan(directory=RunDirectory(directory), total=4, pending=4)
         hooks.plan(plan)
         hooks.stage("starting the rollout's server")
@@ -124,24 +124,21 @@ def finished_evaluation(maze: Maze) -> None:
         for row, attempts in enumerate(outcomes):
             for attempt, outcome in enumerate(attempts):
                 metrics.set_result(record(row, attempt, outcome))
-        return EvalRunResult(
-            prepared,
-            RunSummary(
-                run_dir=directory,
-                local_run_id="0" * 32,
-                total_work_items=4,
-                dispatched=4,
-                succeeded=3,
-                failed=1,
-                skipped=0,
-                pending=0,
-                resumed=0,
-                stop=None,
-                duration_ms=61500,
-                metrics=metrics.summary(),
-                failures=(),
-                rows=prepared.selection.drawn,
-            ),
+        return RunSummary(
+            run_dir=directory,
+            local_run_id="0" * 32,
+            total_work_items=4,
+            dispatched=4,
+            succeeded=3,
+            failed=1,
+            skipped=0,
+            pending=0,
+            resumed=0,
+            stop=None,
+            duration_ms=61500,
+            metrics=metrics.summary(),
+            failures=(),
+            rows=prepared.selection.drawn,
         )
 
     maze.patch.setattr("osmosis_ai.services.eval_runs.run.run_eval", run_eval)

@@ -33,7 +33,7 @@ DATASET = {"id": "ds_31", "file_name": "maze-walks", "status": "uploaded"}
 
 def committed(maze: Maze) -> None:
     """Commit everything and pretend that it is pushed."""
-    maze.patch.setattr("osmosis_ai.services.runs.pinned_commit._ask_github", lambda identity, sha: "present")
+    maze.patch.setattr("osmosis_ai.services.runs.submit._ask_github", lambda identity, sha: "present")
     commit(maze)
 
 

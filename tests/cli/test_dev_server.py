@@ -34,7 +34,7 @@ def rollout(maze: Maze, monkeypatch: pytest.MonkeyPatch) -> Maze:
     maze.get("/verify").respond(json={"user": {"id": "u1", "email": "mara@fern.example"}})
     maze.post("/dev-rollout-server").respond(json=REPLY)
     monkeypatch.chdir(maze.workspace.rollouts_dir / "multiply")
-    monkeypatch.setattr("osmosis_ai.services.runs.pinned_commit._ask_github", lambda identity, sha: "present")
+    monkeypatch.setattr("osmosis_ai.services.runs.submit._ask_github", lambda identity, sha: "present")
     return maze
 
 
@@ -65,7 +65,7 @@ def test_up_with_uncommitted_changes(rollout: Maze) -> None:
 
 
 def test_up_with_unpushed_commit(rollout: Maze, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("osmosis_ai.services.runs.pinned_commit._ask_github", lambda *_: "absent")
+    monkeypatch.setattr("osmosis_ai.services.runs.submit._ask_github", lambda *_: "absent")
     error = rollout.osmosis("dev", "server", "up", "--json").error
     assert "not pushed" in error["message"] and error["hint"] == "push it: git push"
     assert not rollout.post("/dev-rollout-server").called

@@ -35,13 +35,14 @@ _CATALOG = (
     ),
     Column("Tasks", "task_count", right=True),
 )
+_RESULTS = "{completed:,} / {total:,}"
 _RUNS = (
     Column("Name", value=lambda item: item["name"] or "(unnamed)", keep=True),
     Column("Status", value=lambda item: results.Status(item["status"]), keep=True),
     Column("Benchmark", "benchmark_name"),
     Column("Agents", "agent_count", right=True),
     Column("Best pass@1", value=lambda item: formats.percent(item["best_pass_at_1"]), right=True),
-    Column("Results", value=lambda item: _progress(item.get("progress"))),
+    Column("Results", value=lambda item: _RESULTS.format(**item["progress"]) if "progress" in item else None),
     Column("Submitted", value=lambda item: Timestamp(item["created_at"])),
     Column("Submitted By", "creator_name"),
 )
@@ -145,17 +146,15 @@ def submit(
             Table(("", ""), list(agents.items()), title=f"Agents ({len(agents)})"),
             *submits.closing_blocks(written.env, prepared.secrets, notes, warnings),
         )
-        if yes:
-            submits.warn_without_panel(output, warnings)
-        env = {f"env.{name}": value for name, value in sorted(written.env.items())}
-        secrets = {f"secret.{name}": scope for name, scope in submits.secret_rows(prepared.secrets)}
-        output.confirm(
-            "Submit this benchmark run?",
-            yes=yes,
-            default=True,
-            summary={**facts, **agents, **env, **secrets},
+        submits.confirm_submit(
+            output,
+            "benchmark",
+            {**facts, **agents},
+            written.env,
+            prepared.secrets,
             notes=notes,
             warnings=warnings,
+            yes=yes,
         )
         with output.status("Submitting benchmark run"):
             run = benchmarks.submit_run(context.client, prepared.body)
@@ -286,7 +285,7 @@ def download(
         osmosis benchmark runs download amber-otter-42 --type all
     """
     from osmosis_ai.services import benchmarks
-    from osmosis_ai.services.runs.files import BENCHMARK_FILES
+    from osmosis_ai.services.runs.download import BENCHMARK_FILES
 
     return download_run(
         BENCHMARK_FILES,
@@ -319,10 +318,6 @@ def _agents(config: BenchmarkConfig) -> dict[str, str]:
         f"agents[{at}]": f"{name} ({model.type})"
         for at, (name, model) in enumerate(zip(names, models, strict=True))
     }
-
-
-def _progress(progress: Mapping[str, int] | None) -> str | None:
-    return f"{progress['completed']:,} / {progress['total']:,}" if progress else None
 
 
 def _rows(values: Mapping[str, Any]) -> list[results.Row]:

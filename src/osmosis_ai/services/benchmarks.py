@@ -56,7 +56,6 @@ class PreparedBenchmarkRun:
 
 
 def list_benchmarks(client: PlatformClient, *, limit: int, everything: bool) -> Listing[ListedBenchmark]:
-    """Return the catalog; arguments as in ``fetch_listing``."""
     pages = client.pages(_BENCHMARKS, BenchmarkList)
     return fetch_listing(pages, lambda page: page.benchmarks, limit=limit, everything=everything)
 
@@ -109,10 +108,10 @@ def prepare_run(
     supplied = supplied_values(names, secret_values)
     context.client.hide(supplied.values())
     require_offered(context.client, Capability.BENCHMARKS)
-    plan = plan_run_secrets(context.client, config.referenced_secrets, supplied, suppliable=names)
-    doubts = (plan.doubt, unused_values(names, secret_values), *exposure_warnings(supplied))
-    warnings = tuple(doubt for doubt in doubts if doubt)
-    return PreparedBenchmarkRun(config, config.payload(supplied), plan.secrets, warnings)
+    secrets, doubt = plan_run_secrets(context.client, config.referenced_secrets, supplied, suppliable=names)
+    doubts = (doubt, unused_values(names, secret_values), *exposure_warnings(supplied))
+    warnings = tuple(filter(None, doubts))
+    return PreparedBenchmarkRun(config, config.payload(supplied), secrets, warnings)
 
 
 def submit_run(client: PlatformClient, body: Mapping[str, Any]) -> SubmittedBenchmarkRun:

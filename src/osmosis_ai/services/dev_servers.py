@@ -16,7 +16,7 @@ from osmosis_ai.services.capabilities import require_offered
 from osmosis_ai.services.context import PlatformContext
 from osmosis_ai.services.listing import Listing, fetch_listing
 from osmosis_ai.services.runs.lifecycle import plain
-from osmosis_ai.services.runs.pinned_commit import check_pinned_commit
+from osmosis_ai.services.runs.submit import check_pinned_commit
 from osmosis_ai.workspace.git import read_git_state
 
 _ENTRYPOINT = "main.py"

@@ -126,7 +126,9 @@ def as_local_run(directory: Path) -> Iterator[Path]:
         listed = _write_journal(run, local.events)
         if not listed.samples:
             unread = (
-                f": {_lines(listed.unread)} of its list of samples cannot be read" if listed.unread else ""
+                f": {amount(listed.unread, 'line')} of its list of samples cannot be read"
+                if listed.unread
+                else ""
             )
             raise NoSampleListedError(
                 f"the run that was downloaded to {directory} has no sample{unread}.",
@@ -211,16 +213,12 @@ def fetched_run(client: PlatformClient, name: str, *, conversations: bool) -> It
             )
         filled = _fill_in(client, found.id, RunDirectory(plan.directory).summary, text=conversations)
         large = sum(file.size > LARGEST_CONVERSATION_BYTES for file in plan.pending if "/" in file.path)
-        _note(plan.directory, {"samples_unread": not filled, "unread": large})
+        found_files = RunDirectory(plan.directory)
+        written = found_files.read_metrics()
+        if written is not None:
+            known = {**as_table(written.get("eval_run")), "samples_unread": not filled, "unread": large}
+            write_json(found_files.metrics, {**written, "eval_run": known})
         yield plan.directory
-
-
-def _note(directory: Path, beside: Mapping[str, Any]) -> None:
-    """Record what else is known of a downloaded run next to its own metadata."""
-    found = RunDirectory(directory)
-    written = found.read_metrics()
-    if written is not None:
-        write_json(found.metrics, {**written, "eval_run": {**as_table(written.get("eval_run")), **beside}})
 
 
 def _fill_in(client: PlatformClient, run_id: str, listing: Path, *, text: bool) -> bool:
@@ -280,15 +278,12 @@ def _beside(sample: EvalSample, *, text: bool) -> dict[str, Any]:
     known = {name: getattr(sample, name) for name in (*_TOLD, *(_TOLD_IN_WORDS if text else ()))}
     took = sample.duration_ms
     known["duration_ms"] = round(took) if took is not None and math.isfinite(took) else None
-    return {name: value for name, value in known.items() if _can_be_written(value)}
-
-
-def _can_be_written(value: Any) -> bool:
-    try:
-        orjson.dumps(value)
-    except TypeError:  # a lone surrogate, which JSON can contain, is not text
-        return False
-    return True
+    for name, value in tuple(known.items()):
+        try:
+            orjson.dumps(value)
+        except TypeError:  # a lone surrogate, which JSON can contain, is not text
+            del known[name]
+    return known
 
 
 @dataclass(frozen=True)
@@ -339,7 +334,7 @@ def _not_told(
         )
     if listed.unread:
         yield (
-            f"{_lines(listed.unread)} of the platform's list of its samples cannot be read: "
+            f"{amount(listed.unread, 'line')} of the platform's list of its samples cannot be read: "
             "these samples are omitted."
         )
     if counted is not None and counted > listed.samples:
@@ -349,10 +344,6 @@ def _not_told(
         )
     if without_metrics:
         yield "Its metrics.json, which has the pass threshold, is missing: a reward of 1 is assumed."
-
-
-def _lines(count: int) -> str:
-    return "1 line" if count == 1 else f"{count:,} lines"
 
 
 def _manifest(run: ExportedRun, listed: _ListedSamples, counted: int | None) -> Manifest:

@@ -34,7 +34,6 @@ from osmosis_ai.datasets import file_digest
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.files import expanded, sync_directory
 from osmosis_ai.services.listing import Listing, fetch_listing
-from osmosis_ai.services.runs.files import safe_name
 from osmosis_ai.workspace.layout import WorkspaceDirectory
 
 INFERENCE_PATH = "/v1/chat/completions"
@@ -197,6 +196,8 @@ def plan_model_download(
     client: PlatformClient, name: str, *, workspace: WorkspaceDirectory, output: Path | None
 ) -> ModelPlan:
     """Look up an adapter's files and decide on its folder (default: in ``.osmosis/models``); writes nothing."""
+    from osmosis_ai.services.runs.download import safe_name
+
     listed = ask_by_name(client, name, lambda named: _files_of(client, named))
     _check_listing(listed)
     if output is None:

@@ -31,7 +31,7 @@ from osmosis_ai.api.platform_url import DEFAULT_PLATFORM_URL, TOKEN_ENV, is_loop
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.services.capabilities import is_offered
 from osmosis_ai.services.context import connect, find_checkout
-from osmosis_ai.services.runs.files import safe_name
+from osmosis_ai.services.runs.download import safe_name
 from osmosis_ai.services.runs.lifecycle import is_away
 from osmosis_ai.services.workspaces import (
     Membership,

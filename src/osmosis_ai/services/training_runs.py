@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
@@ -13,23 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from osmosis_ai.api.capabilities import Capability
 from osmosis_ai.api.http_errors import PlatformError
-from osmosis_ai.api.models.training_runs import (
-    Checkpoint,
-    DescribedTrainingRun,
-    MetricPoint,
-    MetricSeries,
-    MetricSummary,
-    ResumeReply,
-    TrainingMark,
-    TrainingMetrics,
-    TrainingMetricsOverview,
-    TrainingRun,
-    TrainingRunDetail,
-    TrainingRunList,
-    TrainingRunRow,
-    ValidationConversation,
-    ValidationPage,
-)
+from osmosis_ai.api.models import training_runs as wire
 from osmosis_ai.config.issues import nearest
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError, WorkspaceRequiredError
 from osmosis_ai.evaluation.attempt_files import AttemptFiles, StoredConversation
@@ -42,7 +26,7 @@ from osmosis_ai.services.eval_runs.local_runs import local_item
 from osmosis_ai.services.eval_runs.show import ShownRun, WantedSamples, of_outcome, shown_samples, told_entry
 from osmosis_ai.services.listing import Listing, fetch_listing
 from osmosis_ai.services.report_files import ReportFile
-from osmosis_ai.services.runs.files import safe_name
+from osmosis_ai.services.runs.download import safe_name
 from osmosis_ai.services.runs.lifecycle import (
     RUN_PATHS,
     TERMINAL,
@@ -74,7 +58,7 @@ if TYPE_CHECKING:
 
 
 METRICS_NOT_YET = "there are no metrics before the run has started."
-EXPORTED_NAMES: Mapping[str, str] = {
+_EXPORTED_NAMES: Mapping[str, str] = {
     "rollout/raw_reward": "training_reward",
     "eval/validation/reward": "validation_reward",
     "train/entropy_loss": "entropy",
@@ -92,13 +76,13 @@ class DescribedTraining(DescribedRun):
     """A training run with its metrics and, once it has ended, its checkpoints."""
 
     kind: ClassVar[RunKind] = "train"
-    detail: TrainingRunDetail
-    metrics: TrainingMetrics | None = None
+    detail: wire.TrainingRunDetail
+    metrics: wire.TrainingMetrics | None = None
     metrics_error: str | None = None
-    checkpoints: tuple[Checkpoint, ...] = ()
+    checkpoints: tuple[wire.Checkpoint, ...] = ()
 
     @property
-    def run(self) -> DescribedTrainingRun:
+    def run(self) -> wire.DescribedTrainingRun:
         return self.detail.training_run
 
     @property
@@ -143,11 +127,11 @@ class DescribedTraining(DescribedRun):
         return {**super().outcome(), **{key: data[key] for key in ("validation", "checkpoints", "metrics")}}
 
 
-def list_runs(client: PlatformClient, limit: int, everything: bool) -> Listing[TrainingRunRow]:
+def list_runs(client: PlatformClient, limit: int, everything: bool) -> Listing[wire.TrainingRunRow]:
 
-    def fetch(size: int, offset: int) -> TrainingRunList:
+    def fetch(size: int, offset: int) -> wire.TrainingRunList:
         params = {"limit": size, "offset": offset}
-        return client.get(RUN_PATHS["train"], model=TrainingRunList, params=params)
+        return client.get(RUN_PATHS["train"], model=wire.TrainingRunList, params=params)
 
     return fetch_listing(fetch, lambda page: page.training_runs, limit=limit, everything=everything)
 
@@ -156,7 +140,7 @@ def describe_run(client: PlatformClient, name: str) -> DescribedTraining:
     """Return a run with its metrics and checkpoints; if these are unavailable, that is not an error."""
     detail = get_training(client, name)
     run = detail.training_run
-    checkpoints: tuple[Checkpoint, ...] = ()
+    checkpoints: tuple[wire.Checkpoint, ...] = ()
     if run.status in TERMINAL["train"]:
         with suppress(PlatformError):
             checkpoints = tuple(list_checkpoints(client, run.id).checkpoints)
@@ -169,16 +153,16 @@ def describe_run(client: PlatformClient, name: str) -> DescribedTraining:
     return DescribedTraining(detail, metrics, checkpoints=checkpoints)
 
 
-def _get_metrics(client: PlatformClient, run_id: str) -> TrainingMetrics:
-    return client.get(run_path("train", run_id, "/metrics"), model=TrainingMetrics)
+def _get_metrics(client: PlatformClient, run_id: str) -> wire.TrainingMetrics:
+    return client.get(run_path("train", run_id, "/metrics"), model=wire.TrainingMetrics)
 
 
-def resume_run(client: PlatformClient, name: str) -> ResumeReply:
+def resume_run(client: PlatformClient, name: str) -> wire.ResumeReply:
     """Resume a run that failed or was stopped from its last checkpoint."""
-    return client.post(run_path("train", name, "/resume"), None, model=ResumeReply)
+    return client.post(run_path("train", name, "/resume"), None, model=wire.ResumeReply)
 
 
-def run_item(row: TrainingRunRow) -> dict[str, Any]:
+def run_item(row: wire.TrainingRunRow) -> dict[str, Any]:
     names = [
         (row.model.id, row.model.model_name) if row.model else None,
         (row.dataset.id, row.dataset.file_name) if row.dataset else None,
@@ -187,11 +171,11 @@ def run_item(row: TrainingRunRow) -> dict[str, Any]:
     return {**_own_fields(row, names), "summary": run_summary(row)}
 
 
-def checkpoint_item(checkpoint: Checkpoint) -> dict[str, Any]:
+def checkpoint_item(checkpoint: wire.Checkpoint) -> dict[str, Any]:
     return checkpoint.model_dump(mode="json", exclude={"size"})
 
 
-def run_summary(run: TrainingRun) -> dict[str, Any]:
+def run_summary(run: wire.TrainingRun) -> dict[str, Any]:
     known: dict[str, Any] = {"reward": run.reward} if run.reward is not None else {}
     if run.current_step is not None and run.total_steps is not None:
         total = max(run.total_steps, run.current_step)
@@ -212,7 +196,9 @@ _FIELDS = {
 _OPTIONAL = {"platform_url", "current_step", "total_steps", "reward", "error", "waits"}
 
 
-def _own_fields(run: TrainingRun, names: Sequence[tuple[str | None, str | None] | None]) -> dict[str, Any]:
+def _own_fields(
+    run: wire.TrainingRun, names: Sequence[tuple[str | None, str | None] | None]
+) -> dict[str, Any]:
     """Return a run's fields, and id and name of its model, dataset and rollout."""
     fields = run.model_dump(mode="json", include=_FIELDS)
     for what, name in zip(("model", "dataset", "rollout"), names, strict=True):
@@ -230,21 +216,25 @@ def metrics_document(described: DescribedTraining) -> dict[str, Any]:
         "dataset_name": detail.dataset.name if detail.dataset else None,
         "rollout_name": detail.rollout.name if detail.rollout else None,
         "duration_ms": described.duration_ms,
-        "rows_processed": _first(
-            overview.examples_processed_count if overview else None, run.examples_processed_count
-        ),
-        "latest_step": _first(overview.latest_step if overview else None, run.current_step),
-        "total_steps": _first(overview.total_steps if overview else None, run.total_steps),
+        "rows_processed": run.examples_processed_count,
+        "latest_step": run.current_step,
+        "total_steps": run.total_steps,
     }
+    if overview is not None:
+        measured = (overview.examples_processed_count, overview.latest_step, overview.total_steps)
+        keys = ("rows_processed", "latest_step", "total_steps")
+        about |= {key: value for key, value in zip(keys, measured, strict=True) if value is not None}
     return {
         "training_run": {key: value for key, value in about.items() if value is not None},
         "summary": {
-            exported_name(summary.key): summary.model_dump(exclude={"key", "title"}, exclude_none=True)
+            _EXPORTED_NAMES.get(summary.key, summary.key): summary.model_dump(
+                exclude={"key", "title"}, exclude_none=True
+            )
             for summary in (overview.metric_summaries if overview else ())
         },
         "metrics": [
             {
-                "key": exported_name(series.metric_key),
+                "key": _EXPORTED_NAMES.get(series.metric_key, series.metric_key),
                 "title": series.title,
                 "data": [
                     {"step": point.step, "value": point.value, "timestamp": _iso(point.timestamp)}
@@ -256,25 +246,19 @@ def metrics_document(described: DescribedTraining) -> dict[str, Any]:
     }
 
 
-def exported_name(key: str) -> str:
-    return EXPORTED_NAMES.get(key, key)
-
-
-def export_path(described: DescribedTraining, workspace: WorkspaceDirectory, output: str | None) -> Path:
+def save_metrics(
+    described: DescribedTraining, workspace: WorkspaceDirectory, output: str | None
+) -> tuple[Path | None, str | None]:
+    """Write a metrics file and return its path or, if it cannot be written, the reason."""
     run = described.run
     name = f"{safe_name(run.name or 'run')}_{safe_name(run.id[:_SHOWN_ID_CHARS])}.json"
     if output is None:
-        return workspace.state_dir / "metrics" / name
-    path = expanded(output).absolute()
-    separators = tuple(filter(None, (os.sep, os.altsep)))
-    return path / name if output.endswith(separators) or path.is_dir() else path.with_suffix(".json")
-
-
-def save_metrics(
-    described: DescribedTraining, workspace: WorkspaceDirectory, output: str | None = None
-) -> tuple[Path | None, str | None]:
-    """Write a metrics file and return its path or, if it cannot be written, the reason."""
-    path = export_path(described, workspace, output)
+        path = workspace.state_dir / "metrics" / name
+    else:
+        path = expanded(output).absolute()
+        separators = tuple(filter(None, (os.sep, os.altsep)))
+        is_folder = output.endswith(separators) or path.is_dir()
+        path = path / name if is_folder else path.with_suffix(".json")
     try:
         if output is None:
             workspace.create_state_dir()
@@ -282,10 +266,6 @@ def save_metrics(
     except OSError as error:
         return None, f"the metrics could not be saved to {path}: {error.strerror or error}."
     return path, None
-
-
-def _first(*values: int | None) -> int | None:
-    return next((value for value in values if value is not None), None)
 
 
 def _iso(timestamp_ms: int) -> str | None:
@@ -307,7 +287,7 @@ class LocalTraining:
     directory: Path
     detail: RunDetail
     curves: TrainingCurves
-    metrics: TrainingMetrics
+    metrics: wire.TrainingMetrics
 
     @property
     def validation(self) -> ValidationHeadline | None:
@@ -357,7 +337,13 @@ def training_directory(word: str) -> Path | None:
         )
     if is_path and (word.startswith(_PATHS) or not _is_logged_in()):
         raise _missing(word, given.parent)
-    _require_platform_of(word, there=there)
+    try:
+        find_workspace(require_scaffold=False)
+    except WorkspaceRequiredError:
+        raise NotFoundError(
+            f"there is no training run {'in ' if there else ''}`{word[:200]}`.",
+            hint="use the directory path of a local run, or inside a workspace the name of a platform's run",
+        ) from None
     return None
 
 
@@ -366,7 +352,11 @@ def require_run_of_platform(word: str, command: str, instead: Callable[[Path], s
 
     With a login, a word without a slash is always the name of such a run.
     """
-    if not _is_path(word) and (_is_logged_in() or not _is_here(word)):
+    try:
+        is_here = kind_of(Path(word).absolute()) == "training"
+    except (OSError, ValueError):
+        is_here = False
+    if not _is_path(word) and (not is_here or _is_logged_in()):
         return
     directory = training_directory(word)
     if directory is not None:
@@ -374,13 +364,6 @@ def require_run_of_platform(word: str, command: str, instead: Callable[[Path], s
             f"{word} is a local training directory; `{command}` takes runs of a platform.",
             hint=instead(directory),
         )
-
-
-def _is_here(word: str) -> bool:
-    try:
-        return kind_of(Path(word).absolute()) == "training"
-    except (OSError, ValueError):
-        return False
 
 
 def _is_path(word: str) -> bool:
@@ -412,17 +395,6 @@ def _missing(word: str, folder: Path) -> NotFoundError:
     )
 
 
-def _require_platform_of(word: str, *, there: bool) -> None:
-    """Raise if there is no workspace whose platform could have a run of that name."""
-    try:
-        find_workspace(require_scaffold=False)
-    except WorkspaceRequiredError:
-        raise NotFoundError(
-            f"there is no training run {'in ' if there else ''}`{word[:200]}`.",
-            hint="use the directory path of a local run, or inside a workspace the name of a platform's run",
-        ) from None
-
-
 def describe_training(directory: Path) -> LocalTraining:
     from osmosis_ai.viewer.local.training_runs import read_training, training_detail
 
@@ -436,13 +408,13 @@ def describe_training(directory: Path) -> LocalTraining:
     )
 
 
-def _metrics(status: str, curves: TrainingCurves, moments: dict[int, int]) -> TrainingMetrics:
+def _metrics(status: str, curves: TrainingCurves, moments: dict[int, int]) -> wire.TrainingMetrics:
     series, summaries = [], []
     for curve in curves.curves:
         values = [point.value for point in curve.points]
         first, last = values[0], values[-1]
         summaries.append(
-            MetricSummary(
+            wire.MetricSummary(
                 key=curve.key,
                 title=curve.title,
                 initial=first,
@@ -453,12 +425,16 @@ def _metrics(status: str, curves: TrainingCurves, moments: dict[int, int]) -> Tr
             )
         )
         points = [
-            MetricPoint(step=point.step, value=point.value, timestamp=moments.get(point.step, 0))
+            wire.MetricPoint(step=point.step, value=point.value, timestamp=moments.get(point.step, 0))
             for point in curve.points
         ]
-        series.append(MetricSeries(metric_key=curve.key, title=curve.title, data_points=points))
-    overview = TrainingMetricsOverview(latest_step=max(moments, default=None), metric_summaries=summaries)
-    return TrainingMetrics(status=status, overview=overview, metrics=series, validation=curves.validation)
+        series.append(wire.MetricSeries(metric_key=curve.key, title=curve.title, data_points=points))
+    overview = wire.TrainingMetricsOverview(
+        latest_step=max(moments, default=None), metric_summaries=summaries
+    )
+    return wire.TrainingMetrics(
+        status=status, overview=overview, metrics=series, validation=curves.validation
+    )
 
 
 _HINT = "a run that validates (`[checkpoints].eval_interval`) keeps the samples of its newest validation"
@@ -466,13 +442,7 @@ _HINT = "a run that validates (`[checkpoints].eval_interval`) keeps the samples 
 
 @dataclass(frozen=True)
 class ShownValidation:
-    """The result of :func:`show_validation`.
-
-    Attributes:
-        step: training step of the validation.
-        total: number of samples; None if unknown.
-        kept: number of samples that were saved with their conversations.
-    """
+    """Conversations of the validation after ``step``, of whose samples so many were kept."""
 
     run: ShownRun
     step: int
@@ -488,12 +458,7 @@ class ShownValidation:
 
 @dataclass(frozen=True)
 class _Validation:
-    """The samples of a validation, as ``RunConversations``.
-
-    Attributes:
-        details: by row and attempt, in list order.
-        fetch: returns the conversation of a row and attempt.
-    """
+    """The samples of a validation by row and attempt, as ``RunConversations``."""
 
     name: str
     place: str
@@ -526,9 +491,8 @@ class _Validation:
         return ()
 
     def same_row(self, sample: SampleEntry) -> SampleEntry | None:
-        return (
-            self.details[place].summary if (place := (sample.row, sample.attempt)) in self.details else None
-        )
+        found = self.details.get((sample.row, sample.attempt))
+        return found.summary if found is not None else None
 
 
 def show_validation(
@@ -583,7 +547,7 @@ def _there(client: PlatformClient, name: str) -> _Validation | None:
     def fetch(row: int, attempt: int) -> StoredConversation:
         try:
             path = run_path("train", run.id, f"/validation/{row}/{attempt}")
-            said = client.get(path, model=ValidationConversation)
+            said = client.get(path, model=wire.ValidationConversation)
         except PlatformError as error:
             if error.status != 404:
                 raise
@@ -594,12 +558,12 @@ def _there(client: PlatformClient, name: str) -> _Validation | None:
     return _Validation(run.name or run.id, "platform", step, total, details, fetch)
 
 
-def _pages(client: PlatformClient, run_id: str) -> Iterator[ValidationPage]:
+def _pages(client: PlatformClient, run_id: str) -> Iterator[wire.ValidationPage]:
     path = run_path("train", run_id, "/validation")
     cursor: str | None = None
     seen: set[str | None] = {None}
     while True:
-        page = client.get(path, model=ValidationPage, params={"cursor": cursor})
+        page = client.get(path, model=wire.ValidationPage, params={"cursor": cursor})
         yield page
         cursor = page.next_cursor
         if cursor in seen or not page.samples:
@@ -625,7 +589,7 @@ def _detail(described: DescribedTraining) -> RunDetail:
     run, detail = described.run, described.detail
     entry = RunEntry(
         "training",
-        run.name or run.id,
+        described.name,
         run.id,
         run.status,
         started_at=run.started_at,
@@ -667,16 +631,12 @@ def curves_of(described: DescribedTraining) -> TrainingCurves:
         for each in described.checkpoints
         if each.checkpoint_step is not None
     ]
-    marks = _marks(described.metrics.marks if described.metrics is not None else ())
+    marks = [
+        CurveMark(mark.step, kind, mark.text)
+        for mark in (described.metrics.marks if described.metrics is not None else ())
+        if (kind := _DRAWN.get(mark.kind)) and mark.step is not None and 0 <= mark.step <= LARGEST_STEP
+    ]
     return TrainingCurves.of(values, titles, marks, saved)
-
-
-def _marks(told: Iterable[TrainingMark]) -> Iterator[CurveMark]:
-    """Yield marks of known kinds at valid steps."""
-    for mark in told:
-        kind = _DRAWN.get(mark.kind)
-        if kind is not None and mark.step is not None and 0 <= mark.step <= LARGEST_STEP:
-            yield CurveMark(mark.step, kind, mark.text)
 
 
 @dataclass(frozen=True)
@@ -688,10 +648,12 @@ class TrainingComparison:
     """Which run is better, with caveats."""
 
     def data(self) -> dict[str, Any]:
+        a, b = self.a.data(), self.b.data()
+        keys = ("training_run", "summary", "config", "commit_sha", "metrics_available", "metrics_error")
         return {
             "verdict": {**self.differences.verdict.data(), "sentence": self.sentence},
-            "a": _described(self.a),
-            "b": _described(self.b),
+            "a": {key: a[key] for key in keys},
+            "b": {key: b[key] for key in keys},
             "config_differences": [asdict(setting) for setting in self.differences.settings],
             "metrics": [asdict(metric) for metric in self.differences.metrics],
         }
@@ -702,9 +664,7 @@ def compare_runs(client: PlatformClient, a: str, b: str) -> TrainingComparison:
 
     first, second = describe_run(client, a), describe_run(client, b)
     if first.run.id == second.run.id:
-        raise ConflictError(
-            f"the run {first.run.name or first.run.id} is compared with itself.", hint="name another run"
-        )
+        raise ConflictError(f"the run {first.name} is compared with itself.", hint="name another run")
     compared = _compared(first), _compared(second)
     differences = compare_training(*compared)
     return TrainingComparison(first, second, differences, summary(compared, [differences]))
@@ -715,19 +675,13 @@ def _compared(run: DescribedTraining) -> ComparedTraining:
 
     titles = {series.metric_key: series.title for series in run.metrics.metrics} if run.metrics else {}
     return ComparedTraining(
-        run.run.name or run.run.id,
+        run.name,
         _settings(run),
         titles,
         {key: dict(points(run.metrics, key)) for key in titles},
         run.metrics.validation if run.metrics else None,
         curves_of(run).hollow_validations(),
     )
-
-
-def _described(run: DescribedTraining) -> dict[str, Any]:
-    data = run.data()
-    keys = ("training_run", "summary", "config", "commit_sha", "metrics_available", "metrics_error")
-    return {key: data[key] for key in keys}
 
 
 def _settings(run: DescribedTraining) -> dict[str, Any]:
@@ -751,7 +705,7 @@ def _settings(run: DescribedTraining) -> dict[str, Any]:
 _STEP_TIME = "time/step_s"  # present in every step
 
 
-def points(metrics: TrainingMetrics | None, key: str) -> list[tuple[int, float]]:
+def points(metrics: wire.TrainingMetrics | None, key: str) -> list[tuple[int, float]]:
     """Return (step, value) for every step with a measurement."""
     for series in metrics.metrics if metrics else ():
         if series.metric_key == key:
@@ -766,7 +720,7 @@ class TrainingLook:
         self._client = client
         self._name = name
         self._step: int | None = None
-        self._metrics: TrainingMetrics | None = None
+        self._metrics: wire.TrainingMetrics | None = None
 
     def __call__(self) -> DescribedTraining:
         detail = get_training(self._client, self._name)

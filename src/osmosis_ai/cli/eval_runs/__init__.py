@@ -13,49 +13,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from osmosis_ai.cli import options
 from osmosis_ai.cli.agent_loops import eval_classic
 from osmosis_ai.cli.connection import platform_context
 from osmosis_ai.cli.eval_runs.decisions import compare, gate, plan
 from osmosis_ai.cli.logs import CursorOption, FollowOption, LevelOption, LinesOption
 from osmosis_ai.cli.name_completion import complete_local_run, complete_run_anywhere
-from osmosis_ai.cli.options import (
-    AllOption,
-    EvalConfigArgument,
-    LimitOption,
-    NoPreviewsOption,
-    RunAnywhereArgument,
-    RunArgument,
-    ServersOption,
-    SliceOption,
-    YesOption,
-    parse_budget,
-)
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import Declined, current
 from osmosis_ai.cli.output.formats import shown_path
 from osmosis_ai.cli.output.results import DetailResult, ListResult, OperationResult, Row, StreamResult, Table
 from osmosis_ai.cli.root import CLASSIC_EVAL
 from osmosis_ai.cli.rubrics import rubric
+from osmosis_ai.cli.runs import showing
+from osmosis_ai.cli.runs import submit as submits
 from osmosis_ai.cli.runs.download import DownloadYesOption, OverwriteOption, download_run, fetch_files
-from osmosis_ai.cli.runs.showing import (
-    AttemptOption,
-    FailedOption,
-    FinishOption,
-    PassedOption,
-    RowOption,
-    SearchOption,
-    ShownOption,
-    UnscoredOption,
-    reading_conversations,
-    wanted_samples,
-)
-from osmosis_ai.cli.runs.submit import (
-    CheckOption,
-    SecretsFileOption,
-    WatchOption,
-    run_again_fields,
-    submit_run,
-)
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.ui.numbers import amount
 
@@ -63,13 +35,21 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from osmosis_ai.api.client import PlatformClient
+    from osmosis_ai.cli.runs.view import RunView
     from osmosis_ai.evaluation.hooks import RunSummary
+    from osmosis_ai.services.eval_runs.info import DescribedEvaluation
     from osmosis_ai.services.eval_runs.local_runs import WatchedRun
-    from osmosis_ai.services.eval_runs.run import EvalRunResult
+    from osmosis_ai.services.eval_runs.run import PreparedEvalRun
     from osmosis_ai.services.eval_runs.upload import UploadableRun, UploadedRun
 
 
 app = typer.Typer(help="Evaluate agents.")
+
+
+def _view() -> RunView[DescribedEvaluation]:
+    from osmosis_ai.cli.eval_runs.view import VIEW
+
+    return VIEW
 
 
 WHERE, PACE, LIMITS = "Rows and results", "Execution", "Budget"
@@ -77,7 +57,7 @@ ISOLATION = "Isolation"
 
 
 def run(
-    config: EvalConfigArgument,
+    config: options.EvalConfigArgument,
     rows: Annotated[
         str | None, typer.Option(help='Rows to run, counted from 0: "3,7,10-20".', rich_help_panel=WHERE)
     ] = None,
@@ -112,7 +92,7 @@ def run(
     max_in_flight: Annotated[
         int | None, typer.Option(min=1, help="Maximum number of concurrent attempts.", rich_help_panel=PACE)
     ] = None,
-    servers: ServersOption = None,
+    servers: options.ServersOption = None,
     seed: Annotated[int, typer.Option(help="Random seed of the run.", rich_help_panel=PACE)] = 0,
     max_cost: Annotated[
         float | None,
@@ -147,8 +127,8 @@ def run(
         bool, typer.Option("--upload", help="Upload the run to the platform once it is complete.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")] = False,
-    slices: SliceOption = None,
-    no_previews: NoPreviewsOption = False,
+    slices: options.SliceOption = None,
+    no_previews: options.NoPreviewsOption = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show the run's log as it is written.")] = False,
 ) -> OperationResult:
     """Evaluate an agent on this machine.
@@ -189,7 +169,7 @@ def run(
             servers=servers,
             verbose=verbose,
             seed=seed,
-            budget=parse_budget(max_cost, max_tokens, max_time),
+            budget=options.parse_budget(max_cost, max_tokens, max_time),
             previews=not no_previews,
         ),
     )
@@ -199,13 +179,14 @@ def run(
         with platform_context() as context, current().status("Asking the platform"):
             require_uploads(context.client)
     with LiveRun(current(), prepared, yes=yes) as live:
-        result = event_loop.run(run_eval(prepared, live))
-    if result is None:
+        summary = event_loop.run(run_eval(prepared, live))
+    if summary is None:
         raise Declined("nothing was started")
-    stop = result.summary.stop
+    stop = summary.stop
     if stop is not None and stop.kind == "fault":
         current().warn(f"the run was halted: {stop.reason}", code="RUN_HALTED")
-    return _and_uploaded(_operation(result), result.summary) if upload else _operation(result)
+    result = _run_result(prepared, summary)
+    return _and_uploaded(result, summary) if upload else result
 
 
 @contextmanager
@@ -214,16 +195,12 @@ def _fetching(dataset: str, size: int | None) -> Iterator[Callable[[int], None]]
         yield shown.update
 
 
-def _operation(result: EvalRunResult) -> OperationResult:
-    from osmosis_ai.cli.eval_runs.view import (
-        finished_message,
-        finished_steps,
-        finished_steps_structured,
-        result_blocks,
-    )
+def _run_result(prepared: PreparedEvalRun, summary: RunSummary) -> OperationResult:
+    from osmosis_ai.cli.eval_runs.view import finished_message, finished_steps, result_blocks
+    from osmosis_ai.services.eval_runs.samples import local_slices
     from osmosis_ai.ui.run_numbers import score_json
 
-    summary, prepared, metrics = result.summary, result.prepared, result.summary.metrics
+    metrics, slices = summary.metrics, local_slices(summary.run_dir, prepared.dataset.path, prepared.slices)
     counts = ("total_work_items", "dispatched", "succeeded", "failed", "skipped", "pending", "resumed")
     resource: dict[str, Any] = {
         "run_name": summary.run_dir.name,
@@ -240,26 +217,27 @@ def _operation(result: EvalRunResult) -> OperationResult:
         "workspace_directory": str(prepared.workspace.root),
     }
     if prepared.slices:
-        resource["slices"] = [each.data() for each in result.slices]
+        resource["slices"] = [each.data() for each in slices]
     if summary.stop is not None:
         resource["stopped"] = {"kind": summary.stop.kind, "reason": summary.stop.reason}
+    steps, structured = finished_steps(prepared, summary)
     return OperationResult(
         operation="eval.run",
         status="success" if summary.complete else "partial",
         message=finished_message(summary),
         resource=resource,
-        blocks=result_blocks(summary, result.slices),
-        next_steps=finished_steps(result),
-        next_steps_structured=finished_steps_structured(result),
+        blocks=result_blocks(summary, slices),
+        next_steps=steps,
+        next_steps_structured=structured,
     )
 
 
 def submit(
-    config: EvalConfigArgument,
-    watch: WatchOption = False,
-    check: CheckOption = False,
-    secrets_file: SecretsFileOption = None,
-    yes: YesOption = False,
+    config: options.EvalConfigArgument,
+    watch: submits.WatchOption = False,
+    check: submits.CheckOption = False,
+    secrets_file: submits.SecretsFileOption = None,
+    yes: options.YesOption = False,
 ) -> OperationResult:
     """Submit an evaluation to the platform.
 
@@ -270,12 +248,10 @@ def submit(
         osmosis eval submit configs/eval/multiply.toml --watch
         osmosis eval submit configs/eval/multiply.toml --check
     """
-    from osmosis_ai.cli.eval_runs.view import VIEW
-
-    return submit_run(VIEW, config, check=check, watch=watch, secrets_file=secrets_file, yes=yes)
+    return submits.submit_run(_view(), config, check=check, watch=watch, secrets_file=secrets_file, yes=yes)
 
 
-def list_(limit: LimitOption = 50, everything: AllOption = False) -> ListResult:
+def list_(limit: options.LimitOption = 50, everything: options.AllOption = False) -> ListResult:
     """List evaluation runs of the workspace and of this machine.
 
     Without a login or a Git origin, only the runs of this machine are listed. If the platform request fails, they are
@@ -286,19 +262,19 @@ def list_(limit: LimitOption = 50, everything: AllOption = False) -> ListResult:
         osmosis eval list
         osmosis eval list --limit 5 --json
     """
-    from osmosis_ai.cli.eval_runs.view import VIEW, with_local_runs
+    from osmosis_ai.cli.eval_runs.view import with_local_runs
     from osmosis_ai.services.eval_runs.local_runs import list_local_runs
 
     local = list_local_runs(limit=limit, everything=everything)
     return with_local_runs(
         local,
-        lambda: VIEW.list_runs(limit=limit, everything=everything),
+        lambda: _view().list_runs(limit=limit, everything=everything),
         limit=None if everything else limit,
     )
 
 
 def info(
-    run: RunAnywhereArgument,
+    run: options.RunAnywhereArgument,
     output: Annotated[
         str | None,
         typer.Option(
@@ -309,7 +285,7 @@ def info(
             show_default=False,
         ),
     ] = None,
-    slices: SliceOption = None,
+    slices: options.SliceOption = None,
 ) -> DetailResult:
     """Show the progress, configuration and results of a run.
 
@@ -336,15 +312,15 @@ def show(
             autocompletion=complete_run_anywhere,
         ),
     ],
-    row: RowOption = None,
-    attempt: AttemptOption = None,
-    failed: FailedOption = False,
-    passed: PassedOption = False,
+    row: showing.RowOption = None,
+    attempt: showing.AttemptOption = None,
+    failed: showing.FailedOption = False,
+    passed: showing.PassedOption = False,
     flaky: Annotated[bool, typer.Option("--flaky", help="Rows with both passes and failures.")] = False,
-    unscored: UnscoredOption = False,
-    finish: FinishOption = None,
-    search: SearchOption = "",
-    limit: ShownOption = 5,
+    unscored: showing.UnscoredOption = False,
+    finish: showing.FinishOption = None,
+    search: showing.SearchOption = "",
+    limit: showing.ShownOption = 5,
     side_by_side: Annotated[
         str | None,
         typer.Option(
@@ -364,7 +340,7 @@ def show(
     from osmosis_ai.cli.output.conversations import shown_run
     from osmosis_ai.services.eval_runs.show import show as show_named
 
-    selection = wanted_samples(
+    selection = showing.wanted_samples(
         row,
         attempt,
         search,
@@ -375,7 +351,7 @@ def show(
         unscored=unscored,
         finish=finish,
     )
-    with reading_conversations() as client:
+    with showing.reading_conversations() as client:
         return shown_run(show_named(run, selection, client=client, beside=side_by_side), selection)
 
 
@@ -394,7 +370,6 @@ def watch(
     Examples:
         osmosis eval watch amber-otter-42
     """
-    from osmosis_ai.cli.eval_runs.view import VIEW
     from osmosis_ai.services.eval_runs.resolver import find_local_run, name_elsewhere, run_nowhere
 
     try:
@@ -402,7 +377,7 @@ def watch(
     except NotFoundError as missing:
         name = name_elsewhere(run, missing)
         try:
-            return VIEW.watch(name)
+            return _view().watch(name)
         except OsmosisError as error:
             raise run_nowhere(name, missing, error) from None
     return _watch_local(run, directory)
@@ -452,7 +427,7 @@ def _watch_local(run: str, directory: Path) -> OperationResult:
 
 
 def logs(
-    run: RunAnywhereArgument,
+    run: options.RunAnywhereArgument,
     limit: LinesOption = 50,
     cursor: CursorOption = None,
     follow: FollowOption = False,
@@ -467,7 +442,7 @@ def logs(
         osmosis eval logs @last --level warning --follow
         osmosis eval logs platform:amber-otter-42 --follow
     """
-    from osmosis_ai.cli.eval_runs.view import VIEW, local_run_first
+    from osmosis_ai.cli.eval_runs.view import local_run_first
     from osmosis_ai.cli.runs.view import local_logs
     from osmosis_ai.services.downloaded_runs import require_types
 
@@ -479,23 +454,21 @@ def logs(
     return local_run_first(
         run,
         local=local,
-        remote=lambda name: VIEW.logs(name, limit=limit, cursor=cursor, follow=follow, level=level),
+        remote=lambda name: _view().logs(name, limit=limit, cursor=cursor, follow=follow, level=level),
     )
 
 
-def stop(run: RunArgument, yes: YesOption = False) -> OperationResult:
+def stop(run: options.RunArgument, yes: options.YesOption = False) -> OperationResult:
     """Stop an evaluation on the platform. Finished attempts are kept.
 
     Examples:
         osmosis eval stop amber-otter-42
     """
-    from osmosis_ai.cli.eval_runs.view import VIEW
-
-    return VIEW.stop(run, yes=yes)
+    return _view().stop(run, yes=yes)
 
 
 def download(
-    run: RunArgument,
+    run: options.RunArgument,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -521,7 +494,7 @@ def download(
         osmosis eval download amber-otter-42
         osmosis eval download amber-otter-42 --type metrics --rows 0-9
     """
-    from osmosis_ai.services.runs.files import EVAL_FILES, check_rows
+    from osmosis_ai.services.runs.download import EVAL_FILES, check_rows
     from osmosis_ai.services.runs.lifecycle import get_evaluation
 
     return download_run(
@@ -537,16 +510,16 @@ def download(
 
 
 def retry(
-    run: RunArgument,
-    watch: WatchOption = False,
-    secrets_file: SecretsFileOption = None,
+    run: options.RunArgument,
+    watch: submits.WatchOption = False,
+    secrets_file: submits.SecretsFileOption = None,
     max_cost: Annotated[
         float | None, typer.Option(help="Budget of the retry in US dollars; replaces the run's budget.")
     ] = None,
     max_tokens: Annotated[
         int | None, typer.Option(help="Budget of the retry in tokens; replaces the run's budget.")
     ] = None,
-    yes: YesOption = False,
+    yes: options.YesOption = False,
 ) -> OperationResult:
     """Retry the failed and unscored attempts of a run.
 
@@ -557,11 +530,10 @@ def retry(
         osmosis eval retry amber-otter-42 --watch
         osmosis eval retry amber-otter-42 --max-cost 5
     """
-    from osmosis_ai.cli.eval_runs.view import VIEW
     from osmosis_ai.services.eval_runs.info import plan_retry, submit_retry
     from osmosis_ai.workspace.secrets_file import read_secrets_file
 
-    budget = parse_budget(max_cost, max_tokens, None)
+    budget = options.parse_budget(max_cost, max_tokens, None)
     output = current()
     with platform_context() as context:
         values = read_secrets_file(secrets_file) if secrets_file else {}
@@ -591,7 +563,7 @@ def retry(
             operation="eval.retry",
             message=f"Evaluation run reopened: {reopened.name}, {amount(check.samples, 'attempt')} will run again",
             resource={
-                **run_again_fields(reopened),
+                **submits.run_again_fields(reopened),
                 "samples": check.samples,
                 "planned": check.planned,
                 **context.resource(),
@@ -605,7 +577,7 @@ def retry(
                 {"action": "eval_watch", "name": reopened.name},
             ],
         )
-        return VIEW.submitted(context.client, reopened, result, watch=watch)
+        return _view().submitted(context.client, reopened, result, watch=watch)
 
 
 def upload(
@@ -698,10 +670,10 @@ def _upload_steps(uploaded: UploadedRun) -> list[str]:
 
 
 def resubmit(
-    run: RunArgument,
-    watch: WatchOption = False,
-    secrets_file: SecretsFileOption = None,
-    yes: YesOption = False,
+    run: options.RunArgument,
+    watch: submits.WatchOption = False,
+    secrets_file: submits.SecretsFileOption = None,
+    yes: options.YesOption = False,
 ) -> OperationResult:
     """Submit the config of an evaluation again, after showing changes.
 
@@ -711,21 +683,16 @@ def resubmit(
         osmosis eval resubmit amber-otter-42
         osmosis eval resubmit amber-otter-42 --secrets-file secrets.env --watch --yes
     """
-    from osmosis_ai.cli.eval_runs.view import VIEW
-    from osmosis_ai.cli.runs.submit import resubmit_run
-
-    return resubmit_run(VIEW, run, watch=watch, secrets_file=secrets_file, yes=yes)
+    return submits.resubmit_run(_view(), run, watch=watch, secrets_file=secrets_file, yes=yes)
 
 
-def delete(run: RunArgument, yes: YesOption = False) -> OperationResult:
+def delete(run: options.RunArgument, yes: options.YesOption = False) -> OperationResult:
     """Delete an ended evaluation and all its files from the platform.
 
     Examples:
         osmosis eval delete copper-finch
     """
-    from osmosis_ai.cli.eval_runs.view import VIEW
-
-    return VIEW.delete(run, yes=yes)
+    return _view().delete(run, yes=yes)
 
 
 def export(

@@ -9,19 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from osmosis_ai.cli import options
 from osmosis_ai.cli.connection import platform_context, platform_when_needed
 from osmosis_ai.cli.name_completion import complete_run_anywhere
-from osmosis_ai.cli.options import (
-    EvalConfigArgument,
-    JunitOption,
-    MarkdownOption,
-    NoTextOption,
-    OverwriteReportOption,
-    ReportOption,
-    RewardRangeOption,
-    checked_confidence,
-    parse_reward_range,
-)
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.formats import count, duration, money, one_line, percent
 from osmosis_ai.cli.output.reports import (
@@ -47,7 +37,6 @@ if TYPE_CHECKING:
     from osmosis_ai.decisions.compare import RunComparison, RunTotals
     from osmosis_ai.decisions.gate import RuleResult, Verdict
     from osmosis_ai.decisions.plan import Design, EvalPlan
-    from osmosis_ai.decisions.samples import ComparedInputs, RunSamples
     from osmosis_ai.services.eval_runs.gate import GatedRun, GateReport
     from osmosis_ai.services.eval_runs.plan import PlannedEval
 
@@ -95,7 +84,7 @@ def compare(
     confidence: Annotated[
         float, typer.Option(metavar="SHARE", help="Confidence level of the intervals.")
     ] = 0.95,
-    reward_range: RewardRangeOption = None,
+    reward_range: options.RewardRangeOption = None,
     unpaired: Annotated[bool, typer.Option("--unpaired", help="Compare runs on different rows.")] = False,
     partial: Annotated[bool, typer.Option("--partial", help="Also compare unfinished runs.")] = False,
     allow_different_grader: Annotated[
@@ -110,10 +99,10 @@ def compare(
     rows: Annotated[
         int, typer.Option(min=0, max=_MOST_ROWS, help="Number of rows to list, most changed first.")
     ] = 10,
-    markdown: MarkdownOption = None,
-    report: ReportOption = None,
-    no_text: NoTextOption = False,
-    force: OverwriteReportOption = False,
+    markdown: options.MarkdownOption = None,
+    report: options.ReportOption = None,
+    no_text: options.NoTextOption = False,
+    force: options.OverwriteReportOption = False,
 ) -> OperationResult:
     """Compare runs with a baseline, row by row. The exit code is 0 for every verdict.
 
@@ -128,11 +117,11 @@ def compare(
     from osmosis_ai.decisions.compare import CompareOptions
     from osmosis_ai.services.eval_runs.samples import compare as compare_named
 
-    options = CompareOptions(
+    settings = CompareOptions(
         metric=None if metric is None else _checked_metric(metric),
         slices=tuple(dict.fromkeys(slices or [])),
-        confidence=checked_confidence(confidence),
-        reward_range=None if reward_range is None else parse_reward_range(reward_range),
+        confidence=options.checked_confidence(confidence),
+        reward_range=None if reward_range is None else options.parse_reward_range(reward_range),
         seed=seed,
         rows_shown=rows,
         allowances=Allowances(
@@ -143,7 +132,7 @@ def compare(
     text = _TEXT if slices else ""
     file = report_file(report, overwrite=force, no_text=no_text, holds={None: (_NUMBERS, text)})
     with platform_when_needed() as client:
-        found = compare_named(baseline, candidates, options, client=client, report=file)
+        found = compare_named(baseline, candidates, settings, client=client, report=file)
     files.write(comparison_document(found))
     return OperationResult(
         operation="eval.compare",
@@ -264,7 +253,7 @@ def gate(
             autocompletion=complete_run_anywhere,
         ),
     ] = None,
-    reward_range: RewardRangeOption = None,
+    reward_range: options.RewardRangeOption = None,
     unpaired: Annotated[bool, typer.Option("--unpaired", help="Compare runs on different rows.")] = False,
     allow_different_grader: Annotated[
         bool,
@@ -279,8 +268,8 @@ def gate(
             "--allow-imported", help="Also accept a platform run that was uploaded from another machine."
         ),
     ] = False,
-    markdown: MarkdownOption = None,
-    junit: JunitOption = None,
+    markdown: options.MarkdownOption = None,
+    junit: options.JunitOption = None,
 ) -> OperationResult:
     """Check a run against thresholds.
 
@@ -309,7 +298,7 @@ def gate(
         parsed = parse_rules(minima or [], maxima or [], margins or [])
     except OsmosisError as error:
         raise _usage_error(error) from None
-    level = None if confidence is None else checked_confidence(confidence)
+    level = None if confidence is None else options.checked_confidence(confidence)
     files = DecisionFiles(markdown, junit).check()
     question = GateQuestion(
         rules=tuple(parsed),
@@ -317,7 +306,7 @@ def gate(
         rules_file=rules,
         slices=tuple(dict.fromkeys(slices or [])),
         confidence=level,
-        reward_range=None if reward_range is None else parse_reward_range(reward_range),
+        reward_range=None if reward_range is None else options.parse_reward_range(reward_range),
         allowed=Allowances(unpaired, True, allow_different_grader, allow_same),
         allow_imported=allow_imported,
     )
@@ -403,27 +392,12 @@ def _tables(report: GateReport) -> list[Table]:
 
 
 def _table(judgements: list[RuleResult], title: str, value: str, note: str) -> Table:
-    return Table(
-        (
-            "Rule",
-            Column(value, right=True),
-            Column("At least", right=True),
-            Column("At most", right=True),
-            Column("Rows", right=True),
-            "Verdict",
-        ),
-        [
-            (
-                str(each.rule),
-                *_numbers(each),
-                each.evidence.rows,
-                Styled(each.verdict, _TONES[each.verdict]),
-            )
-            for each in judgements
-        ],
-        title=title,
-        note=note,
-    )
+    numbers = [Column(heading, right=True) for heading in (value, "At least", "At most", "Rows")]
+    rows = [
+        (str(each.rule), *_numbers(each), each.evidence.rows, Styled(each.verdict, _TONES[each.verdict]))
+        for each in judgements
+    ]
+    return Table(("Rule", *numbers, "Verdict"), rows, title=title, note=note)
 
 
 def _line(judgement: RuleResult) -> str:
@@ -459,7 +433,7 @@ GOAL, LIMITS, SPREAD = "Goal", "Limits", "Variance"
 
 
 def plan(
-    config: EvalConfigArgument,
+    config: options.EvalConfigArgument,
     pilot: Annotated[
         str | None,
         typer.Option(
@@ -519,7 +493,7 @@ def plan(
             help="Cost of one more row in US dollars, without its attempts.", rich_help_panel=LIMITS
         ),
     ] = 0.0,
-    markdown: MarkdownOption = None,
+    markdown: options.MarkdownOption = None,
 ) -> OperationResult:
     """Plan how many rows and attempts detect a difference.
 
@@ -547,10 +521,12 @@ def plan(
     )
     files = DecisionFiles(markdown=markdown).check()
     try:
-        planned = plan_eval(request, _find, _platform_rows)
+        with platform_when_needed() as client:
+            planned = plan_eval(request, client=client, count_rows=_platform_rows)
     except PlanUsageError as error:
         raise typer.BadParameter(error.message) from None
-    verdict, *further = _plan_sentences(planned)
+    parts = (_config_part, _goal_part, _budget_part, _advice)
+    verdict, *further = (sentence for part in parts for sentence in part(planned))
     shown = _plan_table(planned)
     document = DecisionDocument(
         title="osmosis eval plan",
@@ -572,13 +548,6 @@ def plan(
     )
 
 
-def _find(reference: str, like: ComparedInputs) -> RunSamples:
-    from osmosis_ai.services.eval_runs.samples import find_run_samples
-
-    with platform_when_needed() as client:
-        return find_run_samples(reference, client=client, like=like)
-
-
 def _platform_rows(dataset: str) -> int | None:
     """Return the number of rows of a dataset on the platform; None if it cannot be read."""
     from osmosis_ai.services.datasets import get_dataset
@@ -592,10 +561,6 @@ def _platform_rows(dataset: str) -> int | None:
 
 _ALIKE = 0.02
 """Designs are equivalent if their detectable differences differ by less than this share."""
-
-
-def _plan_sentences(planned: PlannedEval) -> list[str]:
-    return [*_config_part(planned), *_goal_part(planned), *_budget_part(planned), *_advice(planned)]
 
 
 def _plan_table(planned: PlannedEval) -> Table:
@@ -716,7 +681,13 @@ def _advice(planned: PlannedEval) -> Iterator[str]:
         if rows is None:
             sentence = f"the dataset has too few rows to double them, and {sentence}"
         elif attempts is not None and rows.sees and attempts.sees:
-            sentence += f": {_compare_gains(rows.sees, attempts.sees)}"
+            gain = "help as much as"
+            if attempts.sees < rows.sees * (1 - _ALIKE):
+                gain = "help more than"
+            if attempts.sees <= rows.sees * (1 + _ALIKE):
+                sentence += f": more attempts {gain} more rows"
+            else:
+                sentence += ": more rows help more than more attempts"
         yield f"{sentence[0].upper()}{sentence[1:]}."
     if plan.best_n is None:
         return
@@ -727,14 +698,6 @@ def _advice(planned: PlannedEval) -> Iterator[str]:
         )
     elif rows is not None:
         yield "One more row is more cost-effective than one more attempt, while rows are available."
-
-
-def _compare_gains(by_rows: float, by_attempts: float) -> str:
-    if by_attempts < by_rows * (1 - _ALIKE):
-        return "more attempts help more than more rows"
-    if by_attempts <= by_rows * (1 + _ALIKE):
-        return "more attempts help as much as more rows"
-    return "more rows help more than more attempts"
 
 
 def _price(design: Design) -> str:

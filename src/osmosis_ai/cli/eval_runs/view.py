@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -43,42 +44,13 @@ from osmosis_ai.evaluation.manifest import RunPlan
 from osmosis_ai.evaluation.metrics import Estimates, RunScore
 from osmosis_ai.evaluation.run_log import LogEvent
 from osmosis_ai.services.downloaded_runs import fetching, is_download, is_downloaded_run
-from osmosis_ai.services.eval_runs import info
-from osmosis_ai.services.eval_runs.info import (
-    DescribedEvaluation,
-    EvaluationLook,
-)
-from osmosis_ai.services.eval_runs.local_runs import (
-    LocalRuns,
-    WatchedRun,
-    describe_local_run,
-    first_run_command,
-    local_item,
-    nobody_asked,
-)
-from osmosis_ai.services.eval_runs.resolver import (
-    find_local_run,
-    local_names,
-    name_elsewhere,
-    named_on_platform,
-    run_nowhere,
-    tells_no_rows,
-)
-from osmosis_ai.services.eval_runs.run import EvalRunResult, PreparedEvalRun, find_secret_values
+from osmosis_ai.services.eval_runs import info, local_runs, resolver
+from osmosis_ai.services.eval_runs.info import DescribedEvaluation, EvaluationLook
+from osmosis_ai.services.eval_runs.run import PreparedEvalRun, find_secret_values
 from osmosis_ai.services.eval_runs.samples import platform_slices, read_run_directory
 from osmosis_ai.services.runs.download import save_metrics
+from osmosis_ai.ui import run_numbers
 from osmosis_ai.ui.numbers import amount
-from osmosis_ai.ui.run_numbers import (
-    describe_briefly,
-    describe_score,
-    format_failed,
-    format_rate,
-    format_scored,
-    number_lines,
-    pass_rule,
-    sample_counts,
-    score_json,
-)
 from osmosis_ai.viewer.source import RunDetail, RunEntry
 
 if TYPE_CHECKING:
@@ -95,15 +67,18 @@ _ID_PREFIX = 8
 
 def plan_table(plan: RunPlan, prepared: PreparedEvalRun) -> Table:
     spec, request = prepared.spec, prepared.request
+    everything = request.rows is None and prepared.config.evaluation.limit is None
+    drawn = f"{prepared.selection.drawn.words}{' (the config sets no limit)' if everything else ''}"
+    pending = f" ({formats.count(plan.pending)} pending)" if plan.pending != plan.total else ""
     rows: list[Row] = [
         ("Run", f"{plan.name} (continued)" if plan.manifest is not None else plan.name),
         ("Rollout", spec.experiment.rollout),
         ("Entrypoint", spec.experiment.entrypoint),
         ("Model", spec.experiment.model_path),
         ("Dataset", f"{spec.experiment.dataset} ({shown_path(prepared.dataset.path)})"),
-        ("Rows", _metric_rows(prepared)),
+        ("Rows", drawn),
         ("Attempts per row", spec.evaluation.n),
-        ("Attempts", _attempts(plan)),
+        ("Attempts", f"{formats.count(plan.total)}{pending}"),
         ("Servers", plan.servers),
         ("Seed", request.run.seed),
         ("Output", shown_path(plan.directory.path)),
@@ -123,18 +98,25 @@ def finished_message(summary: RunSummary) -> str:
     return f"Evaluation run interrupted: {where}{why}. {left} are pending."
 
 
-def result_blocks(summary: RunSummary, by_slice: Sequence[RunSlice] = ()) -> list[Block]:
+def result_blocks(summary: RunSummary, by_slice: Sequence[RunSlice]) -> list[Block]:
     """Return the failures and the numbers, including those of slices."""
     failures: list[Block] = [_failed_rows(summary)] if summary.failures else []
+    session: list[Row] = []
+    if summary.pending:
+        session.append(("Pending", Styled(formats.count(summary.pending), "pending")))
+    if summary.resumed:
+        session.append(("From earlier sessions", formats.count(summary.resumed)))
+    session.append(("Duration", formats.duration(summary.duration_ms / 1000)))
+    session.append(("Output", shown_path(summary.run_dir)))
     return [
         *failures,
-        *numbers_table(summary.metrics.estimates, summary.rows, list(_session_rows(summary))),
+        *numbers_table(summary.metrics.estimates, summary.rows, session),
         *slice_tables(by_slice),
         headline_table(summary.headline),
     ]
 
 
-def recorded_results(seen: WatchedRun) -> list[Block]:
+def recorded_results(seen: local_runs.WatchedRun) -> list[Block]:
     estimates = seen.estimates
     if estimates is None:
         return []
@@ -144,10 +126,16 @@ def recorded_results(seen: WatchedRun) -> list[Block]:
 def numbers_table(estimates: Estimates, rows: RowsDrawn | None, more: Sequence[Row] = ()) -> list[Block]:
     """Return an evaluation's numbers with their intervals and denominators."""
     columns = ("", Column("Value", right=True), Column("95% CI"), Column("Over"))
-    results = [*_numbers(estimates), *_warnings(estimates)]
+    lines: list[Sequence[Cell]] = [
+        (line.label, Styled(line.value, "strong") if line.is_result else line.value, line.interval, line.over)
+        for line in run_numbers.number_lines(estimates)
+    ]
+    lines += [(Styled("Warning", "warn"), "", "", Styled(text, "warn")) for text in estimates.warnings]
     return [
-        Table(columns, results, title="Results", in_plain=True),
-        Table(("", ""), [*sample_counts(estimates, rows), *more], title="Attempts", in_plain=True),
+        Table(columns, lines, title="Results", in_plain=True),
+        Table(
+            ("", ""), [*run_numbers.sample_counts(estimates, rows), *more], title="Attempts", in_plain=True
+        ),
         *_row_behaviour(estimates),
     ]
 
@@ -178,51 +166,34 @@ def _slice_cells(found: RunSlice) -> Sequence[Cell]:
 
 
 def headline_table(found: RunScore) -> Text:
-    return Text(f"Result: {describe_score(found)}", in_plain=True)
+    return Text(f"Result: {run_numbers.describe_score(found)}", in_plain=True)
 
 
-def finished_steps(result: EvalRunResult) -> list[str]:
-    steps = []
-    if not result.summary.complete:
-        steps.append(f"Resume: {_command(result)}")
-        hint = getattr(result.summary.stop and result.summary.stop.error, "hint", None)
+def finished_steps(
+    prepared: PreparedEvalRun, summary: RunSummary
+) -> tuple[list[str], list[Mapping[str, Any]]]:
+    """Return the commands to continue with, as texts and structured."""
+    request = prepared.request
+    # Archiving changes the name of a directory, not the run that a command continues.
+    run = ["osmosis", "eval", "run", str(request.config), "--name", summary.run_dir.name]
+    words = [*run, *request.options()]
+    resume, retry = shlex.join(words), shlex.join([*words, "--retry-failed"])
+    shown = summary.run_dir.name if request.output is None else shown_path(summary.run_dir)
+    view = shlex.join(["osmosis", "view", shown])
+    steps: list[str] = []
+    structured: list[Mapping[str, Any]] = []
+    if not summary.complete:
+        steps.append(f"Resume: {resume}")
+        structured.append({"action": "resume", "command": resume})
+        hint = getattr(summary.stop and summary.stop.error, "hint", None)
         if hint:
             steps.append(f"hint: {hint}")
-    if result.summary.failed:
-        steps.append(f"Retry the failed attempts: {_command(result, '--retry-failed')}")
-    if result.summary.succeeded:
-        steps.append(f"Conversations: {shown_path(result.summary.run_dir / 'trajectories')}/")
-    steps.append(f"View: {_view_command(result)}")
-    return steps
-
-
-def finished_steps_structured(result: EvalRunResult) -> list[Mapping[str, Any]]:
-    steps: list[Mapping[str, Any]] = []
-    if not result.summary.complete:
-        steps.append({"action": "resume", "command": _command(result)})
-    if result.summary.failed:
-        steps.append({"action": "retry_failed", "command": _command(result, "--retry-failed")})
-    steps.append({"action": "view", "command": _view_command(result)})
-    return steps
-
-
-def _view_command(result: EvalRunResult) -> str:
-    request, directory = result.prepared.request, result.summary.run_dir
-    return shlex.join(
-        ["osmosis", "view", directory.name if request.output is None else shown_path(directory)]
-    )
-
-
-def _metric_rows(prepared: PreparedEvalRun) -> str:
-    everything = prepared.request.rows is None and prepared.config.evaluation.limit is None
-    note = " (the config sets no limit)" if everything else ""
-    return f"{prepared.selection.drawn.words}{note}"
-
-
-def _attempts(plan: RunPlan) -> str:
-    if plan.pending == plan.total:
-        return formats.count(plan.total)
-    return f"{formats.count(plan.total)} ({formats.count(plan.pending)} pending)"
+    if summary.failed:
+        steps.append(f"Retry the failed attempts: {retry}")
+        structured.append({"action": "retry_failed", "command": retry})
+    if summary.succeeded:
+        steps.append(f"Conversations: {shown_path(summary.run_dir / 'trajectories')}/")
+    return [*steps, f"View: {view}"], [*structured, {"action": "view", "command": view}]
 
 
 def _failed_rows(summary: RunSummary) -> Table:
@@ -251,16 +222,6 @@ def _failed_row(record: TerminalRecord) -> Sequence[Cell]:
     )
 
 
-def _numbers(estimates: Estimates) -> Iterator[Sequence[Cell]]:
-    for line in number_lines(estimates):
-        yield (
-            line.label,
-            Styled(line.value, "strong") if line.is_result else line.value,
-            line.interval,
-            line.over,
-        )
-
-
 def _row_behaviour(estimates: Estimates) -> Iterator[Block]:
     """Yield the flaky rows, and whether more rows or more attempts would help."""
     flaky = estimates.flaky
@@ -287,27 +248,6 @@ def _row_behaviour(estimates: Estimates) -> Iterator[Block]:
         else:
             advice = "More attempts help nearly as much as more rows."
         yield Text(f"Between-row variance: {between:.0%}. {advice}", in_plain=True)
-
-
-def _warnings(estimates: Estimates) -> Iterator[Sequence[Cell]]:
-    for warning in estimates.warnings:
-        yield Styled("Warning", "warn"), "", "", Styled(warning, "warn")
-
-
-def _session_rows(summary: RunSummary) -> Iterator[Row]:
-    if summary.pending:
-        yield "Pending", Styled(formats.count(summary.pending), "pending")
-    if summary.resumed:
-        yield "From earlier sessions", formats.count(summary.resumed)
-    yield "Duration", formats.duration(summary.duration_ms / 1000)
-    yield "Output", shown_path(summary.run_dir)
-
-
-def _command(result: EvalRunResult, *extra: str) -> str:
-    """Return the command that continues this run, by its directory's name, which archiving changes."""
-    request, summary = result.prepared.request, result.summary
-    words = ["osmosis", "eval", "run", str(request.config), "--name", summary.run_dir.name]
-    return shlex.join([*words, *request.options(), *extra])
 
 
 def sliced_info(name: str, output: str | None, columns: Sequence[str]) -> DetailResult:
@@ -355,10 +295,13 @@ def _results(described: DescribedEvaluation) -> Iterator[Row]:
     if rows is not None:
         yield "Rows", rows.words
     if headline is not None:
-        yield "Scored", format_scored(headline)
+        yield "Scored", run_numbers.format_scored(headline)
         if headline.failed:
-            yield "Failed", format_failed(headline)
-        yield "Pass rate", f"{format_rate(headline)} ({pass_rule(headline.pass_threshold)})"
+            yield "Failed", run_numbers.format_failed(headline)
+        yield (
+            "Pass rate",
+            f"{run_numbers.format_rate(headline)} ({run_numbers.pass_rule(headline.pass_threshold)})",
+        )
         for warning in headline.warnings:
             yield "Warning", Styled(warning, "warn")
     yield "Tokens", formats.count(described.summary.get("total_tokens") or None)
@@ -400,7 +343,7 @@ def _headline(described: DescribedEvaluation) -> Iterator[Block]:
 
 
 def _hints(described: DescribedEvaluation, followed: bool) -> Iterator[str]:
-    name = described.run.name or described.run.id
+    name = described.name
     if followed and described.metrics is not None:
         yield f"Conversations: osmosis eval download {name}"
     failed = described.headline is not None and described.headline.failed
@@ -418,9 +361,12 @@ def _reward(item: Mapping[str, Any]) -> str:
 
 def _result(item: Mapping[str, Any]) -> str | None:
     headline, rows = item["headline"], item["rows"]
-    parts = ["imported"] if "imported" in item else []
-    parts += [headline["brief"]] if headline is not None else []
-    return "; ".join([*parts, *([rows] if rows else [])]) or None
+    parts = [
+        "imported" if "imported" in item else None,
+        headline["brief"] if headline is not None else None,
+        rows,
+    ]
+    return "; ".join(filter(None, parts)) or None
 
 
 def _short_result(item: Mapping[str, Any]) -> str | None:
@@ -518,21 +464,21 @@ def local_run_first(
     run: str, *, local: Callable[[Path], ResultT], remote: Callable[[str], ResultT]
 ) -> ResultT:
     """Return the result for the local run of this name, otherwise for the platform's."""
-    named = named_on_platform(run)
+    named = resolver.named_on_platform(run)
     if named is not None:
         return remote(named)
     try:
-        directory = find_local_run(run, downloads=True)
+        directory = resolver.find_local_run(run, downloads=True)
     except WorkspaceRequiredError:
         return remote(run)
     except NotFoundError as missing:
-        name = name_elsewhere(run, missing)
+        name = resolver.name_elsewhere(run, missing)
         try:
             return remote(name)
         except OsmosisError as error:
-            if not local_names() or (error.code == "VALIDATION" and _has_platform()):
+            if not resolver.local_names() or (error.code == "VALIDATION" and _has_platform()):
                 raise
-            raise run_nowhere(run, missing, error) from None
+            raise resolver.run_nowhere(run, missing, error) from None
     return local(directory)
 
 
@@ -546,19 +492,23 @@ def _has_platform() -> bool:
 
 
 def with_local_runs(
-    local: LocalRuns, of_platform: Callable[[], ListResult], *, limit: int | None
+    local: local_runs.LocalRuns, of_platform: Callable[[], ListResult], *, limit: int | None
 ) -> ListResult:
     """Return the platform's list and the local runs, or only those without a platform.
 
     In plain mode both together have at most ``limit`` lines.
     """
     extra: dict[str, Any] = {
-        "local_runs": [local_item(entry) for entry in local.items],
+        "local_runs": [local_runs.local_item(entry) for entry in local.items],
         "local_total_count": local.total,
     }
     if local.archived:
         extra["local_archived"] = list(local.archived)
-    hints = list(_archive_hints(local.archived))
+    hints = []
+    if names := local.archived:
+        more = f" and {len(names) - _ARCHIVES_NAMED} more" if len(names) > _ARCHIVES_NAMED else ""
+        runs = "run was" if len(names) == 1 else "runs were"
+        hints.append(f"{len(names)} {runs} archived by --fresh: {', '.join(names[:_ARCHIVES_NAMED])}{more}")
     if local.unreadable:
         extra["local_unreadable"] = list(local.unreadable)
         current().note(f"Runs without read permission are not listed: {', '.join(local.unreadable)}")
@@ -570,11 +520,11 @@ def with_local_runs(
     except OsmosisError as error:
         local_list = ListResult([], title="", extra=extra, hints=hints, blocks=_local_blocks(local, limit))
         if not local.items:
-            if nobody_asked(error):
-                first = f"to start on this machine: {first_run_command()}"
+            if local_runs.nobody_asked(error):
+                first = f"to start on this machine: {local_runs.first_run_command()}"
                 error.hint = f"{error.hint}; {first}" if error.hint else first
             raise
-        if nobody_asked(error):
+        if local_runs.nobody_asked(error):
             current().note(f"Only local runs are listed: {error.message}")
             return local_list
         if current().mode == "json":
@@ -591,22 +541,26 @@ def with_local_runs(
     )
 
 
-def _archive_hints(names: Sequence[str]) -> Iterator[str]:
-    if names:
-        more = f" and {len(names) - _ARCHIVES_NAMED} more" if len(names) > _ARCHIVES_NAMED else ""
-        runs = "run was" if len(names) == 1 else "runs were"
-        yield f"{len(names)} {runs} archived by --fresh: {', '.join(names[:_ARCHIVES_NAMED])}{more}"
-
-
 def local_info(directory: Path, output: str | None, columns: Sequence[str]) -> DetailResult:
     if output is not None:
         raise OsmosisError(
             f"{directory.name} is a local run; its numbers are in {directory / 'metrics.json'}.",
             hint="omit --output, or select the platform's run with platform:NAME",
         )
-    detail = describe_local_run(directory)
+    detail = local_runs.describe_local_run(directory)
     entry, estimates = detail.summary, detail.estimates
-    slices = _slices(directory, columns)
+    slices: Sequence[RunSlice] = ()
+    if columns:
+        if is_download(directory):
+            raise resolver.tells_no_rows(directory)
+        with platform_when_needed() as client:
+            slices = run_slices(read_run_directory(directory, client=client), columns)
+    shown = quote(formats.shown_path(directory))
+    look = f"View: osmosis view {shown}"
+    if is_downloaded_run(directory):
+        look = f"Conversations: osmosis eval show {shown}; as a page: osmosis view {shown} --report FILE.html"
+    elif is_download(directory):
+        look = f"Attempts: {fetching(directory, 'trajectories')}"
     headline = entry.headline
     blocks = (
         [] if estimates is None else numbers_table(estimates, headline.rows if headline is not None else None)
@@ -616,8 +570,8 @@ def local_info(directory: Path, output: str | None, columns: Sequence[str]) -> D
     blocks += [*slice_tables(slices), *([headline_table(headline)] if headline is not None else [])]
     return DetailResult(
         data={
-            "local_run": local_item(entry, directory),
-            "headline": score_json(headline),
+            "local_run": local_runs.local_item(entry, directory),
+            "headline": run_numbers.score_json(headline),
             "metrics": {
                 **detail.summary_numbers,
                 "estimates": estimates.model_dump(mode="json") if estimates is not None else None,
@@ -635,29 +589,9 @@ def local_info(directory: Path, output: str | None, columns: Sequence[str]) -> D
         blocks=blocks,
         hints=[
             *(f"Continue: {command}" for command in detail.commands),
-            _look_at(directory),
+            look,
         ],
     )
-
-
-def _look_at(directory: Path) -> str:
-    shown = quote(formats.shown_path(directory))
-    if is_downloaded_run(directory):
-        return f"Conversations: osmosis eval show {shown}; as a page: osmosis view {shown} --report FILE.html"
-    if is_download(directory):
-        return f"Attempts: {fetching(directory, 'trajectories')}"
-    return f"View: osmosis view {shown}"
-
-
-def _slices(directory: Path, columns: Sequence[str]) -> Sequence[RunSlice]:
-    if not columns:
-        return ()
-
-    if is_download(directory):
-        raise tells_no_rows(directory)
-
-    with platform_when_needed() as client:
-        return run_slices(read_run_directory(directory, client=client), columns)
 
 
 def _rows(detail: RunDetail) -> Iterator[Row]:
@@ -674,7 +608,7 @@ def _rows(detail: RunDetail) -> Iterator[Row]:
         yield "Previous run", detail.previous.name
 
 
-def _local_blocks(local: LocalRuns, limit: int | None) -> list[Block]:
+def _local_blocks(local: local_runs.LocalRuns, limit: int | None) -> list[Block]:
     """Return a table of the local runs, or in plain mode at most ``limit`` lines with the platform's columns."""
     if current().mode == "plain":
         # The last column of a platform's run is its submitter.
@@ -688,7 +622,7 @@ def _local_blocks(local: LocalRuns, limit: int | None) -> list[Block]:
 def _cells(entry: RunEntry) -> Sequence[Cell]:
     headline = entry.headline
     result = (
-        describe_briefly(headline)
+        run_numbers.describe_briefly(headline)
         if headline is not None
         else Styled(entry.error, "bad")
         if entry.error
@@ -761,15 +695,14 @@ class LiveRun(GracefulStop, RunHooks):
 
     def resolve_secrets(self, names: Sequence[str]) -> dict[str, str]:
         """Read secrets from the secrets file, the environment, the `.env` file, or a prompt."""
-        ask = self._ask if self._output.interactive else None
+
+        def ask_user(name: str) -> str:
+            return getpass.getpass(f"{name}: ", stream=self._output.stderr)
+
+        ask = ask_user if self._output.interactive else None
         given = self._prepared.request.secret_values or {}
         file = current_env_file()
         found = find_secret_values(names, given=given, environ=environment_with_file(), ask=ask)
         if file is not None:
             file.refuse_foreign_keys({**os.environ, **found})
         return found
-
-    def _ask(self, name: str) -> str:
-        import getpass
-
-        return getpass.getpass(f"{name}: ", stream=self._output.stderr)

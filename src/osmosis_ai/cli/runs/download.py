@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.api.models.runs import Run
     from osmosis_ai.services.context import PlatformContext
-    from osmosis_ai.services.runs.download import DownloadOutcome
-    from osmosis_ai.services.runs.files import FileLayout
+    from osmosis_ai.services.runs.download import DownloadOutcome, FileLayout
 
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Fetch again what is there.")]
 DownloadYesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before a large download.")]
@@ -38,7 +37,7 @@ def download_run(
     yes: bool,
 ) -> OperationResult:
     """Download the files of a run, asking before a large download."""
-    from osmosis_ai.services.runs.files import parse_types
+    from osmosis_ai.services.runs.download import parse_types
 
     asked = parse_types(types, layout)
     with platform_context() as context:

@@ -59,7 +59,11 @@ def wanted_samples(
     """Return which samples were asked for: ``asked`` has each outcome's option."""
     from osmosis_ai.services.eval_runs.show import WantedSamples
 
-    return WantedSamples(row, attempt, _outcome_of(**asked), finish, search.strip(), limit)
+    names: tuple[Outcome, ...] = ("failed", "passed", "flaky", "unscored")
+    chosen = [name for name in names if asked.get(name)]
+    if len(chosen) > 1:
+        raise typer.BadParameter(f"{' and '.join(f'--{name}' for name in chosen)} are mutually exclusive.")
+    return WantedSamples(row, attempt, chosen[0] if chosen else None, finish, search.strip(), limit)
 
 
 @contextmanager
@@ -67,12 +71,3 @@ def reading_conversations() -> Iterator[Callable[[], PlatformClient]]:
     """Say that conversations are read; the platform is connected with when it is asked."""
     with platform_when_needed() as client, current().status("Reading conversations"):
         yield client
-
-
-def _outcome_of(**asked: bool) -> Outcome | None:
-    """Return the one outcome that was asked for, by its name."""
-    names: tuple[Outcome, ...] = ("failed", "passed", "flaky", "unscored")
-    chosen = [name for name in names if asked.get(name)]
-    if len(chosen) > 1:
-        raise typer.BadParameter(f"{' and '.join(f'--{name}' for name in chosen)} are mutually exclusive.")
-    return chosen[0] if chosen else None

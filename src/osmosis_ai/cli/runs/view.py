@@ -339,7 +339,7 @@ class RunView(Generic[DescribedT]):
         next_steps_structured: Sequence[Mapping[str, Any]] = (),
     ) -> OperationResult:
         run = described.run
-        said = f"{NOUNS[self.kind].title()} run {run.status}: {run.name or run.id}"
+        said = f"{NOUNS[self.kind].title()} run {run.status}: {described.name}"
         return OperationResult(
             operation=f"{self.kind}.{verb}",
             status="success" if run.status == "finished" else "partial",
@@ -411,8 +411,7 @@ class RunView(Generic[DescribedT]):
             yield Section("Configuration", rows)
 
     def _hints(self, described: DescribedT, *, followed: bool) -> Iterator[str]:
-        run, group = described.run, f"osmosis {self.kind}"
-        name = run.name or run.id
+        run, name, group = described.run, described.name, f"osmosis {self.kind}"
         if run.platform_url:
             yield f"View: {run.platform_url}"
         if run.status in ("failed", "crashed"):

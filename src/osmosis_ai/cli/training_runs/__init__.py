@@ -8,55 +8,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from osmosis_ai.cli import options
 from osmosis_ai.cli.connection import platform_context
 from osmosis_ai.cli.logs import CursorOption, FollowOption, LevelOption, LinesOption
-from osmosis_ai.cli.options import (
-    AllOption,
-    LimitOption,
-    NoTextOption,
-    OverwriteReportOption,
-    ReportOption,
-    RunArgument,
-    TrainingConfigArgument,
-    YesOption,
-)
-from osmosis_ai.cli.output import formats
+from osmosis_ai.cli.output import formats, results
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.formats import sparkline
 from osmosis_ai.cli.output.reports import TRAINING_HOLDS, report_file, tell_written
-from osmosis_ai.cli.output.results import (
-    Block,
-    Chart,
-    Column,
-    Curve,
-    DetailResult,
-    ListResult,
-    OperationResult,
-    Row,
-    Status,
-    StreamResult,
-    Styled,
-    Table,
-)
-from osmosis_ai.cli.runs.showing import (
-    AttemptOption,
-    FailedOption,
-    FinishOption,
-    PassedOption,
-    RowOption,
-    SearchOption,
-    ShownOption,
-    UnscoredOption,
-    reading_conversations,
-    wanted_samples,
-)
-from osmosis_ai.cli.runs.submit import CheckOption, SecretsFileOption, WatchOption, submit_run
+from osmosis_ai.cli.output.results import DetailResult, ListResult, OperationResult, StreamResult
+from osmosis_ai.cli.runs import showing
+from osmosis_ai.cli.runs.submit import CheckOption, SecretsFileOption, WatchOption, resubmit_run, submit_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from osmosis_ai.cli.output.results import Block, Row
+    from osmosis_ai.cli.runs.view import RunView
     from osmosis_ai.services.training_estimate import EstimatedTraining
     from osmosis_ai.services.training_runs import DescribedTraining, LocalTraining, TrainingComparison
 
@@ -64,13 +31,19 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Train agents.")
 
 
+def _view() -> RunView[DescribedTraining]:
+    from osmosis_ai.cli.training_runs.view import VIEW
+
+    return VIEW
+
+
 @app.command()
 def submit(
-    config: TrainingConfigArgument,
+    config: options.TrainingConfigArgument,
     watch: WatchOption = False,
     check: CheckOption = False,
     secrets_file: SecretsFileOption = None,
-    yes: YesOption = False,
+    yes: options.YesOption = False,
 ) -> OperationResult:
     """Submit a training run to the platform.
 
@@ -80,9 +53,7 @@ def submit(
     Examples:
         osmosis train submit configs/training/multiply.toml --watch
     """
-    from osmosis_ai.cli.training_runs.view import VIEW
-
-    return submit_run(VIEW, config, check=check, watch=watch, secrets_file=secrets_file, yes=yes)
+    return submit_run(_view(), config, check=check, watch=watch, secrets_file=secrets_file, yes=yes)
 
 
 _PARTS = {
@@ -101,7 +72,7 @@ _PARTS = {
 
 @app.command()
 def estimate(
-    config: TrainingConfigArgument,
+    config: options.TrainingConfigArgument,
     gpu: Annotated[
         str | None,
         typer.Option(help="A GPU by name: T4, L4, A100, H100, H200 …", show_default=False),
@@ -135,10 +106,10 @@ def estimate(
     )
 
 
-def _estimate_rows(found: EstimatedTraining) -> list[Row]:
+def _estimate_rows(found: EstimatedTraining) -> list[results.Row]:
     memory, experiment = found.memory, found.config.experiment
     processes = found.settings.learner_processes
-    rows: list[Row] = [
+    rows: list[results.Row] = [
         ("Config", found.config.path.name),
         ("Model", experiment.model_path),
         ("Device", found.device.name),
@@ -147,7 +118,7 @@ def _estimate_rows(found: EstimatedTraining) -> list[Row]:
     ]
     if memory.gpu_bytes is not None:
         rows.append(("There is", formats.size(memory.gpu_bytes)))
-        fits = Styled("yes", "good") if found.fits else Styled("no", "bad")
+        fits = results.Styled("yes", "good") if found.fits else results.Styled("no", "bad")
         rows.append(("Fits", fits))
     if memory.sessions_that_fit is not None:
         rows.append(("Room for sessions", formats.count(memory.sessions_that_fit)))
@@ -156,14 +127,14 @@ def _estimate_rows(found: EstimatedTraining) -> list[Row]:
     return rows
 
 
-def _parts(found: EstimatedTraining) -> Table:
+def _parts(found: EstimatedTraining) -> results.Table:
     cells = [
         (_PARTS[name], formats.size(size), formats.percent(size / found.memory.total, digits=0))
         for name, size in found.memory.parts().items()
         if size
     ]
-    return Table(
-        (Column("Part"), Column("Memory", right=True), Column("Share", right=True)),
+    return results.Table(
+        (results.Column("Part"), results.Column("Memory", right=True), results.Column("Share", right=True)),
         cells,
         title="At the peak of a step",
         note="within 20% of measured peaks, without what an allocator loses to fragmentation",
@@ -193,20 +164,18 @@ def _hints(found: EstimatedTraining) -> list[str]:
 
 
 @app.command("list")
-def list_(limit: LimitOption = 50, everything: AllOption = False) -> ListResult:
+def list_(limit: options.LimitOption = 50, everything: options.AllOption = False) -> ListResult:
     """List the training runs of the workspace, the newest first.
 
     Examples:
         osmosis train list
     """
-    from osmosis_ai.cli.training_runs.view import VIEW
-
-    return VIEW.list_runs(limit=limit, everything=everything)
+    return _view().list_runs(limit=limit, everything=everything)
 
 
 @app.command()
 def info(
-    run: RunArgument,
+    run: options.RunArgument,
     output: Annotated[
         str | None,
         typer.Option(
@@ -216,9 +185,9 @@ def info(
             show_default=False,
         ),
     ] = None,
-    report: ReportOption = None,
-    no_text: NoTextOption = False,
-    force: OverwriteReportOption = False,
+    report: options.ReportOption = None,
+    no_text: options.NoTextOption = False,
+    force: options.OverwriteReportOption = False,
 ) -> DetailResult:
     """Show a training run: how far it is, how it was configured, how its metrics went.
 
@@ -229,7 +198,6 @@ def info(
         osmosis train info keen-owl-2 -o metrics.json
         osmosis train info keen-owl-2 --report keen-owl-2.html
     """
-    from osmosis_ai.cli.training_runs.view import VIEW
     from osmosis_ai.services.training_runs import training_directory
 
     file = report_file(report, overwrite=force, no_text=no_text, holds={"training": TRAINING_HOLDS})
@@ -244,7 +212,7 @@ def info(
     directory = training_directory(run)
     if directory is not None:
         return _local_info(directory, output, also)
-    return VIEW.info(run, output, also=also)
+    return _view().info(run, output, also=also)
 
 
 def _local_info(
@@ -266,28 +234,22 @@ def _local_info(
         (adapter.name, adapter.step, formats.compact(adapter.reward)) for adapter in found.curves.checkpoints
     ]
     started = entry.started_at
-    rows: list[Row] = [
+    rows: list[results.Row] = [
         ("Name", entry.name),
-        ("Status", Status(entry.status)),
-        *(("Problem", Styled(problem, "bad")) for problem in found.detail.problems),
+        ("Status", results.Status(entry.status)),
+        *(("Problem", results.Styled(problem, "bad")) for problem in found.detail.problems),
         ("Started", Timestamp(started.isoformat()) if started is not None else None),
         ("Reward", formats.compact(entry.reward)),
         *(found.validation.facts() if found.validation is not None else ()),
     ]
-    trends = is_wide_terminal(current())
-    blocks: list[Block] = [
-        *reward_chart(metrics),
-        *(
-            [metrics_table(metrics, metrics.overview.metric_summaries, trends=trends)]
-            if metrics.metrics
-            else []
-        ),
-        *(
-            [Table(("Checkpoint", "Step", "Reward"), saved, title="Checkpoints", in_plain=True)]
-            if saved
-            else []
-        ),
-    ]
+    blocks: list[results.Block] = [*reward_chart(metrics)]
+    if metrics.metrics:
+        trends = is_wide_terminal(current())
+        blocks.append(metrics_table(metrics, metrics.overview.metric_summaries, trends=trends))
+    if saved:
+        blocks.append(
+            results.Table(("Checkpoint", "Step", "Reward"), saved, title="Checkpoints", in_plain=True)
+        )
     if found.detail.config_written is not None:
         blocks.append(Text(found.detail.config_written, title="Config"))
     return DetailResult(
@@ -302,19 +264,19 @@ def _local_info(
 
 @app.command()
 def show(
-    run: RunArgument,
-    row: RowOption = None,
-    attempt: AttemptOption = None,
+    run: options.RunArgument,
+    row: showing.RowOption = None,
+    attempt: showing.AttemptOption = None,
     step: Annotated[
         int | None,
         typer.Option(min=0, help="Only if the validation after this step is still kept.", show_default=False),
     ] = None,
-    failed: FailedOption = False,
-    passed: PassedOption = False,
-    unscored: UnscoredOption = False,
-    finish: FinishOption = None,
-    search: SearchOption = "",
-    limit: ShownOption = 5,
+    failed: showing.FailedOption = False,
+    passed: showing.PassedOption = False,
+    unscored: showing.UnscoredOption = False,
+    finish: showing.FinishOption = None,
+    search: showing.SearchOption = "",
+    limit: showing.ShownOption = 5,
 ) -> DetailResult:
     """Print conversations of a run's newest validation: without a score first, then the worst.
 
@@ -327,33 +289,32 @@ def show(
     from osmosis_ai.cli.output.conversations import shown_validation
     from osmosis_ai.services.training_runs import show_validation
 
-    wanted = wanted_samples(
+    wanted = showing.wanted_samples(
         row, attempt, search, limit, failed=failed, passed=passed, unscored=unscored, finish=finish
     )
-    with reading_conversations() as client:
+    with showing.reading_conversations() as client:
         return shown_validation(show_validation(run, wanted, step=step, client=client), wanted)
 
 
 @app.command()
-def watch(run: RunArgument) -> OperationResult:
+def watch(run: options.RunArgument) -> OperationResult:
     """Follow a training run until it ends. Ctrl-C stops watching, not the run.
 
     Examples:
         osmosis train watch keen-owl-2
     """
-    from osmosis_ai.cli.training_runs.view import VIEW
     from osmosis_ai.services.training_runs import require_run_of_platform
 
     shown = quote(run)
     require_run_of_platform(
         run, "osmosis train watch", lambda _: f"osmosis train logs {shown} --follow, osmosis view {shown}"
     )
-    return VIEW.watch(run)
+    return _view().watch(run)
 
 
 @app.command()
 def logs(
-    run: RunArgument,
+    run: options.RunArgument,
     limit: LinesOption = 50,
     cursor: CursorOption = None,
     follow: FollowOption = False,
@@ -369,7 +330,6 @@ def logs(
         osmosis train logs trained/keen-owl-2
     """
     from osmosis_ai.cli.runs.view import local_logs
-    from osmosis_ai.cli.training_runs.view import VIEW
     from osmosis_ai.services.training_runs import training_directory
     from osmosis_ai.training.runs.run_directory import TrainingDirectory
 
@@ -384,7 +344,7 @@ def logs(
             level=level,
             is_running=TrainingDirectory(directory).is_running,
         )
-    return VIEW.logs(run, limit=limit, cursor=cursor, follow=follow, level=level)
+    return _view().logs(run, limit=limit, cursor=cursor, follow=follow, level=level)
 
 
 @app.command()
@@ -422,21 +382,22 @@ def compare(
         )
 
 
-def _compared_rows(letter: str, run: DescribedTraining) -> Iterator[Row]:
-    yield letter, _name(run)
-    yield f"{letter} status", Status(run.run.status)
+def _compared_rows(letter: str, run: DescribedTraining) -> Iterator[results.Row]:
+    yield letter, run.name
+    yield f"{letter} status", results.Status(run.run.status)
     if run.metrics_error:
         yield f"{letter} metrics", f"Not available: {run.metrics_error}"
 
 
-def _blocks(found: TrainingComparison) -> Iterator[Block]:
+def _blocks(found: TrainingComparison) -> Iterator[results.Block]:
     from osmosis_ai.cli.training_runs.view import is_wide_terminal
 
-    columns = (Column("Setting", keep=True), "A", "B")
+    columns = (results.Column("Setting", keep=True), "A", "B")
     differing = [
-        (setting.key, _shown(setting.a), _shown(setting.b)) for setting in found.differences.settings
+        (each.key, *(formats.MISSING if value is None else str(value) for value in (each.a, each.b)))
+        for each in found.differences.settings
     ]
-    yield Table(
+    yield results.Table(
         columns,
         differing or [("all settings", "same", "same")],
         title="Configured differently",
@@ -447,49 +408,35 @@ def _blocks(found: TrainingComparison) -> Iterator[Block]:
         yield _metrics(found, trends=is_wide_terminal(current()))
 
 
-def _charts(found: TrainingComparison) -> Iterator[Chart]:
+def _charts(found: TrainingComparison) -> Iterator[results.Chart]:
     from osmosis_ai.cli.training_runs.view import REWARD, VALIDATION
     from osmosis_ai.services.training_runs import points
 
     for key, title in ((REWARD, "Training reward"), (VALIDATION, "Validation reward")):
         curves = (
-            Curve(f"A {_name(found.a)}", points(found.a.metrics, key), "accent"),
-            Curve(f"B {_name(found.b)}", points(found.b.metrics, key), "warn"),
+            results.Curve(f"A {found.a.name}", points(found.a.metrics, key), "accent"),
+            results.Curve(f"B {found.b.name}", points(found.b.metrics, key), "warn"),
         )
         if all(len(curve.points) > 1 for curve in curves):
-            yield Chart(curves, title=title, x_label="step", in_plain=True)
+            yield results.Chart(curves, title=title, x_label="step", in_plain=True)
 
 
-def _metrics(found: TrainingComparison, *, trends: bool) -> Table:
-    headings = ("A, last", "B, last", "B - A", "95% interval")
-    columns = [Column("Metric"), *(Column(name, right=True, keep=True) for name in headings)]
-    if trends:
-        columns += [Column("A"), Column("B")]
-    rows = [
-        [*row, *(_trends(found, metric.key) if trends else ())]
-        for metric, row in zip(found.differences.metrics, found.differences.metric_rows(), strict=True)
-    ]
-    return Table(columns, rows, title="Metrics", note=found.differences.note, in_plain=True)
-
-
-def _trends(found: TrainingComparison, key: str) -> Iterator[str]:
+def _metrics(found: TrainingComparison, *, trends: bool) -> results.Table:
     from osmosis_ai.cli.training_runs.view import TREND_WIDTH
-    from osmosis_ai.services.training_runs import points
 
-    for run in (found.a, found.b):
-        yield sparkline([value for _, value in points(run.metrics, key)], width=TREND_WIDTH // 2)
-
-
-def _shown(value: object) -> str:
-    return formats.MISSING if value is None else str(value)
-
-
-def _name(run: DescribedTraining) -> str:
-    return run.run.name or run.run.id
+    headings = ("A, last", "B, last", "B - A", "95% interval")
+    columns = [results.Column("Metric"), *(results.Column(name, right=True, keep=True) for name in headings)]
+    if trends:
+        columns += [results.Column("A"), results.Column("B")]
+    rows = []
+    for metric, row in zip(found.differences.metrics, found.differences.metric_rows(), strict=True):
+        shown = (found.a, found.b) if trends else ()
+        rows.append([*row, *(sparkline(run.values(metric.key), width=TREND_WIDTH // 2) for run in shown)])
+    return results.Table(columns, rows, title="Metrics", note=found.differences.note, in_plain=True)
 
 
 @app.command()
-def checkpoints(run: RunArgument) -> ListResult:
+def checkpoints(run: options.RunArgument) -> ListResult:
     """List the checkpoints of a training run, the earliest first; each is a model that can be deployed.
 
     Examples:
@@ -513,19 +460,17 @@ def checkpoints(run: RunArgument) -> ListResult:
 
 
 @app.command()
-def stop(run: RunArgument, yes: YesOption = False) -> OperationResult:
+def stop(run: options.RunArgument, yes: options.YesOption = False) -> OperationResult:
     """Stop a pending or running training run; its checkpoints are kept.
 
     Examples:
         osmosis train stop keen-owl-2
     """
-    from osmosis_ai.cli.training_runs.view import VIEW
-
-    return VIEW.stop(run, yes=yes)
+    return _view().stop(run, yes=yes)
 
 
 @app.command()
-def resume(run: RunArgument) -> OperationResult:
+def resume(run: options.RunArgument) -> OperationResult:
     """Go on with a failed or stopped training run, from its last checkpoint.
 
     It stays the same run: adapter, optimizer, data order and step are those of the checkpoint, and so are its
@@ -555,10 +500,10 @@ def resume(run: RunArgument) -> OperationResult:
 
 @app.command()
 def resubmit(
-    run: RunArgument,
+    run: options.RunArgument,
     watch: WatchOption = False,
     secrets_file: SecretsFileOption = None,
-    yes: YesOption = False,
+    yes: options.YesOption = False,
 ) -> OperationResult:
     """Submit the config of a training run again, after showing what has changed since.
 
@@ -569,19 +514,14 @@ def resubmit(
         osmosis train resubmit keen-owl-2
         osmosis train resubmit keen-owl-2 --secrets-file secrets.env --watch --yes
     """
-    from osmosis_ai.cli.runs.submit import resubmit_run
-    from osmosis_ai.cli.training_runs.view import VIEW
-
-    return resubmit_run(VIEW, run, watch=watch, secrets_file=secrets_file, yes=yes)
+    return resubmit_run(_view(), run, watch=watch, secrets_file=secrets_file, yes=yes)
 
 
 @app.command()
-def delete(run: RunArgument, yes: YesOption = False) -> OperationResult:
+def delete(run: options.RunArgument, yes: options.YesOption = False) -> OperationResult:
     """Delete a training run that has ended: its curves, log, and the adapters it has saved.
 
     Examples:
         osmosis train delete copper-finch
     """
-    from osmosis_ai.cli.training_runs.view import VIEW
-
-    return VIEW.delete(run, yes=yes)
+    return _view().delete(run, yes=yes)

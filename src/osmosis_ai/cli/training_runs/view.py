@@ -6,22 +6,10 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.api.models.training_runs import Checkpoint, MetricSeries, MetricSummary, TrainingMetrics
-from osmosis_ai.cli.output import formats
+from osmosis_ai.api.models.training_runs import Checkpoint, MetricSummary, TrainingMetrics
+from osmosis_ai.cli.output import formats, results
 from osmosis_ai.cli.output.context import OutputContext, current
 from osmosis_ai.cli.output.formats import sparkline
-from osmosis_ai.cli.output.results import (
-    Block,
-    Cell,
-    Chart,
-    Column,
-    Curve,
-    Row,
-    Status,
-    Table,
-    Text,
-    Timestamp,
-)
 from osmosis_ai.cli.runs.view import RunStanding, RunView
 from osmosis_ai.services import training_runs
 from osmosis_ai.services.training_runs import (
@@ -71,7 +59,7 @@ def _standing(seen: DescribedTraining) -> RunStanding:
     )
 
 
-def _results(described: DescribedTraining) -> Iterator[Row]:
+def _results(described: DescribedTraining) -> Iterator[results.Row]:
     if "reward" in described.summary:
         yield "Reward", formats.compact(described.summary["reward"])
     if described.validation is not None:
@@ -91,7 +79,7 @@ def _settings(config: Mapping[str, Any]) -> Iterable[str]:
             yield f"{name}={section}"
 
 
-def _numbers(described: DescribedTraining) -> Iterator[Block]:
+def _numbers(described: DescribedTraining) -> Iterator[results.Block]:
     metrics = described.metrics
     if metrics is not None:
         yield from reward_chart(metrics)
@@ -101,7 +89,7 @@ def _numbers(described: DescribedTraining) -> Iterator[Block]:
     yield from checkpoint_tables(described)
 
 
-def _headline(described: DescribedTraining) -> Iterator[Block]:
+def _headline(described: DescribedTraining) -> Iterator[results.Block]:
     """Yield the curve of the reward, the numbers one looks at first, and the checkpoints."""
     metrics = described.metrics
     if metrics is not None:
@@ -110,13 +98,12 @@ def _headline(described: DescribedTraining) -> Iterator[Block]:
         if shown := [summaries[key] for key in _HEADLINE if key in summaries]:
             yield metrics_table(metrics, shown, trends=False)
     for name, words in described.validation.facts() if described.validation is not None else ():
-        yield Text(f"{name}: {words}", in_plain=True)
+        yield results.Text(f"{name}: {words}", in_plain=True)
     yield from checkpoint_tables(described)
 
 
 def _hints(described: DescribedTraining, followed: bool) -> Iterator[str]:
-    run = described.run
-    name = run.name or run.id
+    run, name = described.run, described.name
     if followed:
         # Why it ended before its last step, perhaps.
         if run.notes:
@@ -178,23 +165,25 @@ def _seconds(value: float) -> str:
     return f"{value:.1f} s" if value < 60 else formats.duration(value)
 
 
-def checkpoint_columns(*, with_id: bool = False) -> tuple[Column, ...]:
+def checkpoint_columns(*, with_id: bool = False) -> tuple[results.Column, ...]:
     return (
-        Column("Checkpoint", value=lambda item: item["checkpoint_name"] or "(unnamed)", keep=True),
-        Column("Step", "checkpoint_step", right=True),
-        Column("Status", value=lambda item: Status(item["status"]) if item["status"] else None),
-        Column("Saved", value=lambda item: Timestamp(item["created_at"])),
-        *((Column("ID", value=lambda item: item["id"][:8]),) if with_id else ()),
+        results.Column("Checkpoint", value=lambda item: item["checkpoint_name"] or "(unnamed)", keep=True),
+        results.Column("Step", "checkpoint_step", right=True),
+        results.Column(
+            "Status", value=lambda item: results.Status(item["status"]) if item["status"] else None
+        ),
+        results.Column("Saved", value=lambda item: results.Timestamp(item["created_at"])),
+        *((results.Column("ID", value=lambda item: item["id"][:8]),) if with_id else ()),
     )
 
 
-def checkpoint_tables(described: DescribedTraining) -> list[Block]:
+def checkpoint_tables(described: DescribedTraining) -> list[results.Block]:
     if not described.checkpoints:
         return []
     shown = checkpoint_columns(with_id=described.detail.is_internal_user)
     items = [checkpoint_item(checkpoint) for checkpoint in described.checkpoints]
     cells = [[column.cell(item) for column in shown] for item in items]
-    return [Table(shown, cells, title="Checkpoints", in_plain=True)]
+    return [results.Table(shown, cells, title="Checkpoints", in_plain=True)]
 
 
 def deploy_hint(checkpoints: Sequence[Checkpoint]) -> list[str]:
@@ -208,35 +197,36 @@ def is_wide_terminal(output: OutputContext) -> bool:
     return on_terminal and shutil.get_terminal_size().columns >= WIDE
 
 
-def reward_chart(metrics: TrainingMetrics) -> Iterator[Block]:
+def reward_chart(metrics: TrainingMetrics) -> Iterator[results.Block]:
     """Yield the chart of the reward in training and in validation, once there is a line to draw."""
     training = points(metrics, REWARD)
     if len(training) < 2:
         return
-    curves = [Curve("training", training, "accent")]
+    curves = [results.Curve("training", training, "accent")]
     validation = points(metrics, VALIDATION)
     if validation:
-        curves.append(Curve("validation", validation, "good"))
-    yield Chart(curves, title="Reward", x_label="step")
+        curves.append(results.Curve("validation", validation, "good"))
+    yield results.Chart(curves, title="Reward", x_label="step")
 
 
-def metrics_table(metrics: TrainingMetrics, summaries: Sequence[MetricSummary], *, trends: bool) -> Table:
-    headings = [Column("Metric", keep=True)]
-    headings += [Column(name, right=True) for name in ("First", "Latest", "Change", "Least", "Greatest")]
+def metrics_table(
+    metrics: TrainingMetrics, summaries: Sequence[MetricSummary], *, trends: bool
+) -> results.Table:
+    headings = [results.Column("Metric", keep=True)]
+    headings += [
+        results.Column(name, right=True) for name in ("First", "Latest", "Change", "Least", "Greatest")
+    ]
     curves = {series.metric_key: series for series in metrics.metrics}
-    cells: list[list[Cell]] = []
+    cells: list[list[results.Cell]] = []
     for summary in summaries:
         values = (summary.initial, summary.latest, summary.delta, summary.min, summary.max)
-        row: list[Cell] = [summary.title, *map(formats.compact, values)]
+        row: list[results.Cell] = [summary.title, *map(formats.compact, values)]
         if trends:
-            row.append(_trend(curves.get(summary.key)))
+            series = curves.get(summary.key)
+            known = [point.value for point in series.data_points if point.value is not None] if series else []
+            row.append(sparkline(known, width=TREND_WIDTH))
         cells.append(row)
-    return Table([*headings, *(["Trend"] if trends else [])], cells, title="Metrics", in_plain=True)
-
-
-def _trend(series: MetricSeries | None) -> str:
-    points = series.data_points if series is not None else []
-    return sparkline([point.value for point in points if point.value is not None], width=TREND_WIDTH)
+    return results.Table([*headings, *(["Trend"] if trends else [])], cells, title="Metrics", in_plain=True)
 
 
 VIEW = RunView(
@@ -244,9 +234,11 @@ VIEW = RunView(
     model_heading="Base Model",
     shows_submitter=True,
     columns=(
-        Column("Base Model", "model_name"),
-        Column("Rollout", "rollout_name"),
-        Column("Reward", value=lambda item: formats.compact(item["summary"].get("reward")), right=True),
+        results.Column("Base Model", "model_name"),
+        results.Column("Rollout", "rollout_name"),
+        results.Column(
+            "Reward", value=lambda item: formats.compact(item["summary"].get("reward")), right=True
+        ),
     ),
     fetch=training_runs.list_runs,
     item=training_runs.run_item,

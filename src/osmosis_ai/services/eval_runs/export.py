@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Literal
 
 from osmosis_ai.api.capabilities import Capability
 from osmosis_ai.errors import ConflictError, OsmosisError
-from osmosis_ai.evaluation.export import ExportedRun, read_run
+from osmosis_ai.evaluation.export import ExportedRun, read_run, write_inspect_log, write_jsonl, write_parquet
 from osmosis_ai.files import replacing_or_streaming
 from osmosis_ai.services.downloaded_runs import require_types
 
@@ -42,15 +42,25 @@ def needed_types(client: PlatformClient) -> tuple[str, ...]:
 
 
 def export_run(
-    directory: Path, export_format: ExportFormat, *, target: Path | None = None, overwrite: bool = False
+    directory: Path, export_format: ExportFormat, *, target: Path | None, overwrite: bool
 ) -> Export:
     """Write a run's samples atomically in another tool's format."""
     require_types(directory, "metrics", "trajectories")
     run = read_run(directory)
+    writers: dict[ExportFormat, Callable[[ExportedRun, IO[bytes]], int]] = {
+        "inspect": write_inspect_log,
+        "jsonl": write_jsonl,
+        "parquet": write_parquet,
+    }
+    write = writers[export_format]
     if target == Path("-"):
-        count = _writer(export_format)(run, sys.stdout.buffer)
+        count = write(run, sys.stdout.buffer)
         return Export(run.name, target, export_format, count, run.progress)
-    path = _target(run, export_format, target)
+    name = f"{run.directory.name}{EXTENSIONS[export_format]}"
+    if target is None:
+        path = Path(name)
+    else:
+        path = target / name if target.is_dir() else target
     if export_format == "inspect" and path.suffix != EXTENSIONS["inspect"]:
         raise OsmosisError(
             f"inspect_ai cannot open a log named {path.name}.",
@@ -62,22 +72,7 @@ def export_run(
         )
     try:
         with replacing_or_streaming(path, mode=0o644) as handle:
-            count = _writer(export_format)(run, handle)
+            count = write(run, handle)
     except OSError as error:
         raise OsmosisError(f"{path} cannot be written: {error.strerror or error}.") from error
     return Export(run.name, path, export_format, count, run.progress)
-
-
-def _target(run: ExportedRun, export_format: ExportFormat, target: Path | None) -> Path:
-    name = f"{run.directory.name}{EXTENSIONS[export_format]}"
-    if target is None:
-        return Path(name)
-    return target / name if target.is_dir() else target
-
-
-def _writer(export_format: ExportFormat) -> Callable[[ExportedRun, IO[bytes]], int]:
-    from osmosis_ai.evaluation import export
-
-    if export_format == "inspect":
-        return export.write_inspect_log
-    return export.write_jsonl if export_format == "jsonl" else export.write_parquet

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from osmosis_ai.api.capabilities import Capability
 from osmosis_ai.config.decisions import Decisions, margin_problem, needs_scores
+from osmosis_ai.decisions import gate as rulings
 from osmosis_ai.decisions.changes import ChangeSettings, unscored_of
 from osmosis_ai.decisions.comparability import (
     Allowances,
@@ -25,37 +26,7 @@ from osmosis_ai.decisions.comparability import (
     require_vouched_for,
 )
 from osmosis_ai.decisions.compare import FEWEST_ROWS, RunTotals, require_in_range
-from osmosis_ai.decisions.gate import (
-    RUBRIC_METRICS,
-    RUN_METRICS,
-    SHARES,
-    Evidence,
-    Judge,
-    Rule,
-    RuleResult,
-    Verdict,
-    alone,
-    attempts_of,
-    cost_of_attempt,
-    describe_unknown_range,
-    evidence_of,
-    evidence_of_figure,
-    evidence_of_mean,
-    evidence_of_share,
-    judge,
-    judge_pair,
-    judge_together,
-    overall,
-    require_known,
-    require_pass_at,
-    require_rules,
-    rows_of,
-    sampled_evidence,
-    settle,
-    spread_of_run,
-    weakest,
-    with_unscored,
-)
+from osmosis_ai.decisions.gate import Evidence, Judge, Rule, RuleResult, Verdict
 from osmosis_ai.decisions.local_runs import read_inputs
 from osmosis_ai.decisions.samples import CountsOnly, LabelledRun, RunPair, RunSamples, by_slice
 from osmosis_ai.errors import ConflictError, OsmosisError, WorkspaceRequiredError
@@ -128,7 +99,7 @@ class GatedRun:
     scored: int | None
     tried: int | None
     evidence: Callable[[Rule, ChangeSettings], Evidence]
-    metrics: tuple[str, ...] = RUN_METRICS
+    metrics: tuple[str, ...] = rulings.RUN_METRICS
     passes_at: tuple[int, ...] | None = None
     notes: tuple[str, ...] = ()
     subject: str = ""
@@ -153,7 +124,7 @@ class GateReport:
 
     @property
     def verdict(self) -> Verdict:
-        return overall(self.judgements)
+        return rulings.overall(self.judgements)
 
     def resource(self) -> dict[str, Any]:
         run = self.run
@@ -207,7 +178,7 @@ def _with_decisions(question: GateQuestion, found: ResolvedRun | None) -> GateQu
         decided_by=decisions.shown if written else None,
     )
     try:
-        require_rules(asked.rules)
+        rulings.require_rules(asked.rules)
     except OsmosisError as error:
         raise GateUsageError(error.message, hint=error.hint) from None
     if asked.margins and asked.against is None:
@@ -281,7 +252,7 @@ class _Gate:
             pair, comparability, baseline = compared
             undecided = undecided or comparability.undecided
             questions |= self._margins(pair, undecided)
-        found = judge_together(questions, confidence=self._confidence)
+        found = rulings.judge_together(questions, confidence=self._confidence)
         for rule in asked.limits:
             found[rule] = self._settled(found[rule])
         results = [found[rule] for rule in asked.rules]
@@ -311,9 +282,11 @@ class _Gate:
                 hint="compare it with another: osmosis eval rubric --baseline FILE",
             )
         try:
-            require_known(asked.limits, run.metrics, "a judge's result file" if is_rubric else "a run")
+            rulings.require_known(
+                asked.limits, run.metrics, "a judge's result file" if is_rubric else "a run"
+            )
             if run.passes_at is not None:
-                require_pass_at(asked.limits, run.passes_at)
+                rulings.require_pass_at(asked.limits, run.passes_at)
         except OsmosisError as error:
             raise GateUsageError(error.message, hint=error.hint) from None
 
@@ -340,7 +313,9 @@ class _Gate:
         """Return the judge of a limit; ``evidence`` depends on the confidence level."""
 
         def judge_at(confidence: float) -> RuleResult:
-            return judge(rule, evidence(confidence), unfinished=self._run.unfinished, confidence=confidence)
+            return rulings.judge(
+                rule, evidence(confidence), unfinished=self._run.unfinished, confidence=confidence
+            )
 
         return judge_at
 
@@ -354,7 +329,7 @@ class _Gate:
         ):
             attempts = self._attempts()
             if attempts is not None:
-                return sampled_evidence(attempts, rule, settings)
+                return rulings.sampled_evidence(attempts, rule, settings)
         found = run.evidence(rule, settings)
         if run.unfinished is not None or not run.unscored or not needs_scores(rule.metric):
             return found
@@ -367,7 +342,7 @@ class _Gate:
                 unscored=run.unscored,
                 undecided=f"{run.unscored:,} attempts have no score, and the platform does not list attempts.",
             )
-        return with_unscored(found, attempts, rule.metric, settings)
+        return rulings.with_unscored(found, attempts, rule.metric, settings)
 
     def _attempts(self) -> LabelledRun | None:
         """Return the run's attempts; None for a judge's file or a platform that only counts attempts."""
@@ -377,7 +352,7 @@ class _Gate:
             offers = self._client().offers
             if offers is None or Capability.EVAL_SAMPLES not in offers or self._samples().summary is not None:
                 return None
-        return alone(self._samples()).b
+        return rulings.alone(self._samples()).b
 
     def _settled(self, found: RuleResult) -> RuleResult:
         """Add what would settle an inconclusive result, if known."""
@@ -391,21 +366,21 @@ class _Gate:
             # Only counts are known: independent rows. Rows with identical outcomes give no variance estimate;
             # assume that of a share at the limit.
             share, rows = evidence.value, evidence.rows or evidence.samples
-            if rule.metric not in ("pass_rate", *SHARES) or not rows:
+            if rule.metric not in ("pass_rate", *rulings.SHARES) or not rows:
                 return found
             spread = VarianceComponents(share * (1 - share) or rule.limit * (1 - rule.limit), None, rows, 1.0)
-            known = settle(spread, share - rule.limit, rows, 1, confidence=self._confidence)
+            known = rulings.settle(spread, share - rule.limit, rows, 1, confidence=self._confidence)
             return replace(found, settles=known.words)
-        measured = spread_of_run(attempts, rule.metric)
+        measured = rulings.spread_of_run(attempts, rule.metric)
         if evidence.rows is None or measured is None:
             return found
-        known = settle(
+        known = rulings.settle(
             measured,
             evidence.value - rule.limit,
             evidence.rows,
-            attempts_of(attempts.run),
+            rulings.attempts_of(attempts.run),
             confidence=self._confidence,
-            cost_attempt=cost_of_attempt(attempts.run),
+            cost_attempt=rulings.cost_of_attempt(attempts.run),
         )
         return replace(found, settles=known.words)
 
@@ -415,13 +390,13 @@ class _Gate:
             return {}
 
         def evidence(attempts: LabelledRun, rule: Rule, confidence: float) -> Evidence:
-            return sampled_evidence(attempts, rule, self._settings(confidence))
+            return rulings.sampled_evidence(attempts, rule, self._settings(confidence))
 
         return {
             (in_slice := replace(rule, slice=where)): self._judged(
                 in_slice, partial(evidence, part.b, in_slice)
             )
-            for where, part in self._parts(alone(self._samples())).items()
+            for where, part in self._parts(rulings.alone(self._samples())).items()
             for rule in rules
         }
 
@@ -451,7 +426,7 @@ class _Gate:
 
     def _margins(self, pair: RunPair, undecided: str | None) -> dict[Rule, Judge]:
         def judge_at(rule: Rule, part: RunPair, confidence: float) -> RuleResult:
-            return judge_pair(rule, part, self._settings(confidence), undecided)
+            return rulings.judge_pair(rule, part, self._settings(confidence), undecided)
 
         found: dict[Rule, Judge] = {rule: partial(judge_at, rule, pair) for rule in self._question.margins}
         for where, part in self._parts(pair).items():
@@ -465,12 +440,12 @@ class _Gate:
         parts = {}
         for column in self._question.slices:
             for where, part in by_slice(pair, column).items():
-                if rows_of(part) >= FEWEST_ROWS:
+                if rulings.rows_of(part) >= FEWEST_ROWS:
                     parts[where] = part
                 else:
                     said = f"{column} = {where[1]}" if where[1] is not None else f"no {column}"
                     self._notes.append(
-                        f"slice {said}: {rows_of(part)} rows; below {FEWEST_ROWS} there is no verdict."
+                        f"slice {said}: {rulings.rows_of(part)} rows; below {FEWEST_ROWS} there is no verdict."
                     )
         return parts
 
@@ -483,7 +458,7 @@ def local_run(directory: Path) -> GatedRun:
     counts, threshold = found.metrics.estimates.counts, found.pass_threshold
 
     def evidence(rule: Rule, settings: ChangeSettings) -> Evidence:
-        known = evidence_of(rule.metric, estimates, rows=found.rows, confidence=settings.confidence)
+        known = rulings.evidence_of(rule.metric, estimates, rows=found.rows, confidence=settings.confidence)
         if threshold == 1.0 or rule.kind not in ("pass_rate", "pass@K"):
             return known
         said = f"a sample passes at a reward of {threshold:g}."
@@ -529,7 +504,7 @@ def platform_run(client: PlatformClient, name: str, *, allow_imported: bool = Fa
         passes_at = _passes_at(estimates) if unfinished is None else None
 
         def evidence(rule: Rule, settings: ChangeSettings) -> Evidence:
-            return evidence_of(rule.metric, estimates, rows=rows, confidence=settings.confidence)
+            return rulings.evidence_of(rule.metric, estimates, rows=rows, confidence=settings.confidence)
 
     else:
         told = counts_of(found)
@@ -571,7 +546,7 @@ def rubric_results(file: Path) -> GatedRun:
         scored, unscored, pending = counts.scored_calls, counts.unscored_calls, counts.pending_calls
         clamped = describe_outside_scale(int(document.get("counts", {}).get("outside_scale") or 0), scored)
         judges = [
-            (judge.model, judge.unscored_calls, msgspec.to_builtins(judge.figures)) for judge in report.judges
+            (each.model, each.unscored_calls, msgspec.to_builtins(each.figures)) for each in report.judges
         ]
         if not all(figures["mean"] and figures["alpha"] for *_, figures in judges) or not judges:
             raise ValueError("the file has no judge")
@@ -583,18 +558,26 @@ def rubric_results(file: Path) -> GatedRun:
 
     def evidence(rule: Rule, settings: ChangeSettings) -> Evidence:
         if rule.metric == "unscored":
-            return evidence_of_share(
+            return rulings.evidence_of_share(
                 unscored, scored + unscored, counts.records, confidence=settings.confidence
             )
         found = []
         for model, missing, figures in judges:
             note = f"the weakest of {len(judges)} judges is {model}." if len(judges) > 1 else ""
             if rule.metric == "score":
-                mean = evidence_of_figure(figures["mean"], note=note)
-                found.append(_with_unscored_calls(mean, missing, figures))
+                mean = rulings.evidence_of_figure(figures["mean"], note=note)
+                found.append(mean)
+                worst, best = figures.get("mean_at_worst"), figures.get("mean_at_best")
+                if missing and (worst is None or best is None):
+                    reason = f"{missing:,} calls have no score, and the file has no bounds for them."
+                    found[-1] = replace(mean, unscored=missing, undecided=reason)
+                elif missing:
+                    # Every unscored call at either end of the scale.
+                    extremes = rulings.evidence_of_figure(worst), rulings.evidence_of_figure(best)
+                    found[-1] = replace(mean, unscored=missing, extremes=extremes)
             else:
-                found.append(evidence_of_figure(figures["alpha"], note=note))
-        return weakest(rule, found)
+                found.append(rulings.evidence_of_figure(figures["alpha"], note=note))
+        return rulings.weakest(rule, found)
 
     return GatedRun(
         name=file.name,
@@ -605,21 +588,10 @@ def rubric_results(file: Path) -> GatedRun:
         scored=scored,
         tried=scored + unscored,
         evidence=evidence,
-        metrics=RUBRIC_METRICS,
+        metrics=rulings.RUBRIC_METRICS,
         subject=file.name,
         notes=(f"{clamped}.",) if clamped else (),
     )
-
-
-def _with_unscored_calls(found: Evidence, missing: int, figures: Mapping[str, Any]) -> Evidence:
-    """Add a judge's mean score with every unscored call at either end of the scale."""
-    worst, best = figures.get("mean_at_worst"), figures.get("mean_at_best")
-    if not missing:
-        return found
-    if worst is None or best is None:
-        reason = f"{missing:,} calls have no score, and the file has no bounds for them."
-        return replace(found, unscored=missing, undecided=reason)
-    return replace(found, unscored=missing, extremes=(evidence_of_figure(worst), evidence_of_figure(best)))
 
 
 def _evidence_of_counts(counts: CountsOnly, rule: Rule, settings: ChangeSettings) -> Evidence:
@@ -634,7 +606,7 @@ def _evidence_of_counts(counts: CountsOnly, rule: Rule, settings: ChangeSettings
     def share(hits: float | None, samples: int | None) -> Evidence:
         if hits is None or samples is None:
             return Evidence(note=f"the platform does not report `{metric}`.")
-        return evidence_of_share(
+        return rulings.evidence_of_share(
             hits, samples, rows, note=note if samples else "", confidence=settings.confidence
         )
 
@@ -674,13 +646,15 @@ def _evidence_of_counts(counts: CountsOnly, rule: Rule, settings: ChangeSettings
             value = (scored * mean + more * reward) / total
             squares = scored * (std**2 + (mean - value) ** 2) + more * (reward - value) ** 2
             spread = math.sqrt(squares / total)
-            return evidence_of_mean(value, spread, total, rows, note=note, confidence=settings.confidence)
+            return rulings.evidence_of_mean(
+                value, spread, total, rows, note=note, confidence=settings.confidence
+            )
 
         found = mean_with(0, 0.0)
         if not missing:
             return found
         if settings.reward_range is None:
-            return replace(found, unscored=missing, undecided=describe_unknown_range(missing))
+            return replace(found, unscored=missing, undecided=rulings.describe_unknown_range(missing))
         lowest, highest = settings.reward_range
         return replace(
             found,

@@ -14,6 +14,8 @@ from osmosis_ai.datasets import count_records
 from osmosis_ai.decisions.plan import ICC_RANGE, SMALL_PILOT, AttemptPrice, EvalPlan, Goal, Outlook, make_plan
 from osmosis_ai.decisions.samples import ComparedInputs, RunSamples, match_rows
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.services.eval_runs.resolver import Client
+from osmosis_ai.services.eval_runs.samples import find_run_samples
 from osmosis_ai.statistics.variance import VarianceComponents
 from osmosis_ai.workspace.config_files import EvalConfig, decisions_about, load_eval_config
 from osmosis_ai.workspace.layout import find_dataset_file, find_workspace
@@ -98,9 +100,6 @@ class PlanRequest:
         )
 
 
-FindRun: TypeAlias = "Callable[[str, ComparedInputs], RunSamples]"
-CountRows: TypeAlias = Callable[[str], int | None]
-
 ASSUMED_PASS_RATE, ASSUMED_ICC = 0.5, 0.3
 
 
@@ -125,7 +124,10 @@ class PlannedEval:
         return {**known, **self.plan.data(), "notes": list(self.notes)}
 
 
-def plan_eval(request: PlanRequest, find: FindRun, count_rows: CountRows) -> PlannedEval:
+def plan_eval(
+    request: PlanRequest, *, client: Client, count_rows: Callable[[str], int | None]
+) -> PlannedEval:
+    """Plan an eval config; ``count_rows`` asks the platform for the size of a dataset."""
     request.check()
     workspace = find_workspace()
     config = load_eval_config(request.config, workspace)
@@ -152,7 +154,9 @@ def plan_eval(request: PlanRequest, find: FindRun, count_rows: CountRows) -> Pla
         rollout=config.experiment.rollout,
         dataset_name=config.experiment.dataset,
     )
-    evidence = _Evidence.of(request, goal, lambda reference: find(reference, like))
+    evidence = _Evidence.of(
+        request, goal, lambda reference: find_run_samples(reference, client=client, like=like)
+    )
     notes = [*evidence.notes]
     if dataset_rows is None:
         notes.append(f"how many rows the dataset {config.experiment.dataset} has is not known here.")

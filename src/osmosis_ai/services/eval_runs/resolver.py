@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -116,16 +116,12 @@ def _forced(reference: str) -> tuple[str | None, str]:
     """Split off an explicit place from a reference."""
     place, colon, rest = reference.partition(":")
     forced, word = (place, rest) if colon and place in _PLACES else (None, reference)
-    if "\0" in word or not (can_be_path(word) or (forced != "local" and _fits_a_platform(word))):
+    # A name on a platform is limited in characters, a file's in bytes.
+    is_text = not any("\ud800" <= c <= "\udfff" for c in word)
+    fits_a_platform = len(word) <= _LONGEST_NAME and not _is_path(word) and is_text
+    if "\0" in word or not (can_be_path(word) or (forced != "local" and fits_a_platform)):
         raise NotFoundError(f"invalid run name: `{word[:40]}…`.", hint="osmosis eval list")
     return forced, word
-
-
-def _fits_a_platform(word: str) -> bool:
-    """Whether a platform's run can have this name; limits are in characters there, in bytes for files."""
-    return (
-        len(word) <= _LONGEST_NAME and not _is_path(word) and not any("\ud800" <= c <= "\udfff" for c in word)
-    )
 
 
 def _is_path(word: str) -> bool:
@@ -172,20 +168,14 @@ def tells_no_rows(download: Path) -> OsmosisError:
 
 def run_of_file(file: Path) -> Path | None:
     """Return the run directory that contains a file or that a results file refers to, or None."""
-    for directory in (file.absolute().parent, _told_by(file)):
-        if directory is not None and (directory / "manifest.json").is_file():
-            return directory
-    return None
-
-
-def _told_by(file: Path) -> Path | None:
-    """Return the run directory that a classic evaluation's results file refers to."""
+    places = [file.absolute().parent]
     try:
-        if file.stat().st_size > _LARGEST_RESULT_BYTES:
-            return None
-        return Path(json.loads(file.read_bytes())["summary"]["run_dir"])
+        if file.stat().st_size <= _LARGEST_RESULT_BYTES:
+            # The results file of a classic evaluation refers to the run's directory.
+            places.append(Path(json.loads(file.read_bytes())["summary"]["run_dir"]))
     except (OSError, ValueError, RecursionError, KeyError, TypeError):
-        return None
+        pass
+    return next((place for place in places if (place / "manifest.json").is_file()), None)
 
 
 def _find_here(word: str, like: ComparedInputs | None) -> Path | None:
@@ -233,32 +223,28 @@ def _commit(word: str, root: Path) -> str:
 
 
 def _of_commit_here(root: Path, commit: str, like: ComparedInputs | None) -> Path | None:
-    """Return the newest finished run of a commit and config, or None."""
+    """Return the newest finished run of an unmodified commit, and of the config of ``like``."""
+    from osmosis_ai.decisions.local_runs import read_inputs
     from osmosis_ai.evaluation.local_results import read_local_results
 
-    chosen = [(path, inputs) for path, inputs in _clean_runs(root, commit) if _same_config(inputs, like)]
-    configs = {inputs.config or f"{inputs.rollout} on {inputs.dataset_name}" for _, inputs in chosen}
-    if len(configs) > 1:
-        names = [path.name for path, _ in chosen]
-        raise ConflictError(
-            f"the commit {commit[:12]} has runs of {len(configs)} configs: {', '.join(sorted(configs)[:_MOST_SHOWN])}.",
-            details={"candidates": names[:_MOST_SHOWN]},
-            hint=f"name the run: {', '.join(names[:_MOST_SHOWN])}",
-        )
-    return next((path for path, _ in chosen if read_local_results(path).unfinished is None), None)
-
-
-def _clean_runs(root: Path, commit: str) -> Iterator[tuple[Path, ComparedInputs]]:
-    """Yield readable runs of an unmodified commit, newest first."""
-    from osmosis_ai.decisions.local_runs import read_inputs
-
+    chosen: list[Path] = []
+    configs = set()
     for directory in newest_runs(root):
         try:
             inputs = read_inputs(directory)
         except OsmosisError:
             continue
-        if inputs.commit == commit and not inputs.dirty:
-            yield directory, inputs
+        if inputs.commit == commit and not inputs.dirty and _same_config(inputs, like):
+            chosen.append(directory)
+            configs.add(inputs.config or f"{inputs.rollout} on {inputs.dataset_name}")
+    if len(configs) > 1:
+        names = [path.name for path in chosen]
+        raise ConflictError(
+            f"the commit {commit[:12]} has runs of {len(configs)} configs: {', '.join(sorted(configs)[:_MOST_SHOWN])}.",
+            details={"candidates": names[:_MOST_SHOWN]},
+            hint=f"name the run: {', '.join(names[:_MOST_SHOWN])}",
+        )
+    return next((path for path in chosen if read_local_results(path).unfinished is None), None)
 
 
 def _same_config(inputs: ComparedInputs, like: ComparedInputs | None) -> bool:
@@ -355,7 +341,12 @@ def run_nowhere(run: str, missing: NotFoundError, error: OsmosisError) -> Osmosi
         hint = f"{missing.hint}; log in to see runs of a platform" if missing.hint else None
         return NotFoundError(missing.message, details=missing.details, hint=hint)
     if error.code == "NOT_FOUND" and not (platform_code or "").startswith("GIT_"):
-        meant = _meant_there(error)
+        suggested = getattr(error, "body", {}).get("suggestion")
+        meant = (
+            f"did you mean {suggested[:_LONGEST_NAME]}?" if isinstance(suggested, str) and suggested else None
+        )
+        if error.hint is not None and error.hint.startswith("did you mean"):
+            meant = error.hint
         here = missing.hint
         if meant and missing.details.get("nearest"):
             here = f"of the local runs, {here}"
@@ -369,13 +360,6 @@ def run_nowhere(run: str, missing: NotFoundError, error: OsmosisError) -> Osmosi
         # An unreachable platform may have the run, and so may this machine under a similar name.
         error.hint = f"{error.hint}; of the local runs, {missing.hint}" if error.hint else missing.hint
     return error
-
-
-def _meant_there(error: OsmosisError) -> str | None:
-    if error.hint is not None and error.hint.startswith("did you mean"):
-        return error.hint
-    suggested = getattr(error, "body", {}).get("suggestion")
-    return f"did you mean {suggested[:_LONGEST_NAME]}?" if isinstance(suggested, str) and suggested else None
 
 
 def workspace_of_runs() -> WorkspaceDirectory:

@@ -12,12 +12,11 @@ from osmosis_ai._version import __version__
 from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.config.sections import PREVIEWS_KEY, previews_enabled, served_agent
 from osmosis_ai.datasets import Selection, count_records, file_digest, select_rows
-from osmosis_ai.decisions.samples import RunSlice
 from osmosis_ai.errors import InteractiveRequiredError, NotFoundError, OsmosisError
 from osmosis_ai.evaluation.hooks import RunHooks, RunSummary
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions, EvalRunSpec
 from osmosis_ai.files import cache_dir, expanded
-from osmosis_ai.services.eval_runs.samples import local_slices, require_sliceable
+from osmosis_ai.services.eval_runs.samples import require_sliceable
 from osmosis_ai.workspace.config_files import (
     EvalConfig,
     decisions_about,
@@ -53,12 +52,7 @@ def local_sandbox(root: Path, rollout_dir: Path, *, network: Network, port: int 
     return capability.sandbox(rollout_dir, readable=shown, limits=RunLimits(), network=network)
 
 
-def isolation_fact(sandbox: Sandbox | None) -> str | None:
-    """Return the sandbox fields of a run's manifest and page; None without a sandbox."""
-    return None if sandbox is None else f"bubblewrap, network {sandbox.network}"
-
-
-def advanced_note(advanced: Mapping[str, Any], sandbox: Sandbox | None) -> str:
+def _advanced_note(advanced: Mapping[str, Any], sandbox: Sandbox | None) -> str:
     """Return a note about a config's ``[advanced]`` section for a local run."""
     from osmosis_ai.config.execution import EXECUTION
 
@@ -131,19 +125,12 @@ class PreparedEvalRun:
     options: EvalRunOptions = field(default_factory=EvalRunOptions)
 
 
-@dataclass(frozen=True)
-class EvalRunResult:
-    """How the run ended, where it is, and its metrics by slice if requested."""
-
-    prepared: PreparedEvalRun
-    summary: RunSummary
-    slices: tuple[RunSlice, ...] = ()
-
-
 def prepare_eval_run(
     request: EvalRunRequest, *, fetching: OpenNamedProgress | None = None
 ) -> PreparedEvalRun:
     """Find and validate the inputs of a run; writes nothing except a dataset to the cache."""
+    from osmosis_ai.config.execution import read_execution
+    from osmosis_ai.controller.server_process import default_servers
     from osmosis_ai.inference import served_models
 
     workspace = find_workspace()
@@ -159,8 +146,13 @@ def prepare_eval_run(
     require_sliceable(slices, path, selection)
     provenance, notes = _provenance(workspace, config, path, rollout.sandbox)
     provenance["reward_range"] = None if decided.reward_range is None else list(decided.reward_range)
+    isolation = f"bubblewrap, network {rollout.sandbox.network}" if rollout.sandbox is not None else None
+    provenance["isolation"] = isolation
     provenance["options"] = request.options(lambda given: _in_workspace(workspace, expanded(given)))
-    origin = read_origin(workspace.root)
+    servers, origin = request.run.servers, read_origin(workspace.root)
+    if servers is None:
+        gpus = read_execution(config.advanced).gpus
+        servers = 1 if request.run.rollout_port is not None else default_servers(gpus=gpus)
     return PreparedEvalRun(
         request=request,
         workspace=workspace,
@@ -170,20 +162,20 @@ def prepare_eval_run(
         selection=selection,
         rollout=rollout,
         output_root=(expanded(request.output).absolute() if request.output else workspace.evals_dir),
-        provenance={**provenance, "isolation": isolation_fact(rollout.sandbox)},
+        provenance=provenance,
         origin=without_credentials(origin) if origin else None,
         notes=notes,
         served=served,
         slices=slices,
         options=replace(
             request.run,
-            servers=_servers(request.run, config),
+            servers=servers,
             previews=request.run.previews and decided.previews and previews_enabled(config.advanced),
         ),
     )
 
 
-async def run_eval(prepared: PreparedEvalRun, hooks: RunHooks) -> EvalRunResult | None:
+async def run_eval(prepared: PreparedEvalRun, hooks: RunHooks) -> RunSummary | None:
     """Run a prepared evaluation; return None if ``hooks`` declined to start."""
     from osmosis_ai.evaluation.runner import EvalRunner
     from osmosis_ai.evaluation.sources import open_policy
@@ -204,11 +196,7 @@ async def run_eval(prepared: PreparedEvalRun, hooks: RunHooks) -> EvalRunResult 
         config_stem=prepared.config.path.stem,
         cache_dir=None if prepared.rollout.sandbox is None else cache_dir() / "sandboxed",
     )
-    summary = await runner.run()
-    if summary is None:
-        return None
-    slices = local_slices(summary.run_dir, prepared.dataset.path, prepared.slices)
-    return EvalRunResult(prepared, summary, slices)
+    return await runner.run()
 
 
 def find_secret_values(
@@ -230,15 +218,6 @@ def find_secret_values(
     if ask is not None:
         found.update({name: ask(name) for name in missing})
     return found
-
-
-def _servers(options: EvalRunOptions, config: EvalConfig) -> int:
-    from osmosis_ai.config.execution import read_execution
-    from osmosis_ai.controller.server_process import default_servers
-
-    if options.servers is not None or options.rollout_port is not None:
-        return options.servers or 1
-    return default_servers(gpus=read_execution(config.advanced).gpus)
 
 
 def _rollout(workspace: WorkspaceDirectory, config: EvalConfig, request: EvalRunRequest) -> RolloutSource:
@@ -280,23 +259,19 @@ def _served(agent: str) -> RolloutSource:
 def _dataset_file(
     workspace: WorkspaceDirectory, name: str, explicit: Path | None, fetching: OpenNamedProgress | None
 ) -> tuple[Path, str]:
+    """Return the given file, or else the workspace's or the platform's dataset of that name."""
+    from osmosis_ai.api.credentials import require_credentials
+    from osmosis_ai.services.context import find_checkout, open_context
+    from osmosis_ai.services.datasets import fetch_dataset
+
     if explicit is not None:
         path = expanded(explicit).absolute()
         if not path.is_file():
             raise NotFoundError(f"there is no dataset file `{explicit}`.")
         return path, "explicit"
     found = find_dataset_file(workspace, name)
-    return (found, "workspace") if found is not None else _platform_dataset(workspace, name, fetching)
-
-
-def _platform_dataset(
-    workspace: WorkspaceDirectory, name: str, fetching: OpenNamedProgress | None
-) -> tuple[Path, str]:
-    """Return the platform's dataset of that name; None without a login."""
-    from osmosis_ai.api.credentials import require_credentials
-    from osmosis_ai.services.context import find_checkout, open_context
-    from osmosis_ai.services.datasets import fetch_dataset
-
+    if found is not None:
+        return found, "workspace"
     missing = (
         f"the config names the dataset `{name}`, and there is no `data/{name}.jsonl`, `.csv`, `.json` or "
         f"`.parquet` in {workspace.root}"
@@ -352,7 +327,7 @@ def _provenance(
     git, experiment = read_git_state(workspace.root), config.experiment
     notes = []
     if config.advanced.keys() - {PREVIEWS_KEY}:
-        notes.append(advanced_note(config.advanced, sandbox))
+        notes.append(_advanced_note(config.advanced, sandbox))
     if experiment.branch and experiment.branch != git.branch:
         notes.append(
             f"the config pins branch `{experiment.branch}`; this runs what is checked out ({git.branch})."

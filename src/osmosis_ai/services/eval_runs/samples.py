@@ -7,20 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from osmosis_ai.api.models.eval_runs import EvalResults, EvalRun, EvalRunDetail
+from osmosis_ai.api.models.eval_runs import EvalRun, EvalRunDetail
 from osmosis_ai.datasets import Selection
+from osmosis_ai.decisions import samples
 from osmosis_ai.decisions.compare import CompareOptions, RunComparison, compare_runs
 from osmosis_ai.decisions.local_runs import find_dataset_file, read_local_samples, require_unchanged
 from osmosis_ai.decisions.run_dataset import read_slice_values
-from osmosis_ai.decisions.samples import (
-    SAMPLE_FIELDS,
-    ComparedInputs,
-    CountsOnly,
-    RunSamples,
-    RunSlice,
-    SampleCollector,
-    run_slices,
-)
+from osmosis_ai.decisions.samples import ComparedInputs, RunSamples, RunSlice
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.services.eval_runs.info import (
     DescribedEvaluation,
@@ -66,13 +59,13 @@ def read_platform_samples(client: PlatformClient, name: str) -> RunSamples:
     if not lists_samples(client):
         return replace(run, summary=counts_of(found))
     rows, n = _size(found.detail)
-    collector = SampleCollector(run, rows=rows, n=n, source=client.platform_url)
+    collector = samples.SampleCollector(run, rows=rows, n=n, source=client.platform_url)
     for sample in platform_samples(client, found.run.id):
         collector.add(sample)
     return collector.run()
 
 
-def counts_of(found: DescribedEvaluation) -> CountsOnly:
+def counts_of(found: DescribedEvaluation) -> samples.CountsOnly:
     results, metrics = found.detail.results, found.metrics
     overview = metrics.overview if metrics is not None else None
 
@@ -80,15 +73,18 @@ def counts_of(found: DescribedEvaluation) -> CountsOnly:
         values = (getattr(part, name, None) for part in (overview, results))
         return next((value for value in values if value is not None), None)
 
+    tried = first("completed_samples")
+    if tried is None and results is not None and results.total_runs is not None:
+        tried = max(0, results.total_runs - (results.skipped or 0))
     stats = (metrics.reward_stats if metrics is not None else None) or {}
     mean, std = finite(stats.get("mean")), finite(stats.get("std"))
     points = metrics.pass_at_k if metrics is not None else []
-    return CountsOnly(
+    return samples.CountsOnly(
         rows=results.sampled_rows if results is not None else None,
         scored=first("graded"),
         passed=first("passed"),
         failed=first("failed"),
-        tried=_tried(results) if (tried := first("completed_samples")) is None else tried,
+        tried=tried,
         reward=(mean, std) if mean is not None and std is not None else None,
         pass_at_k={
             point.k: point.value
@@ -96,13 +92,6 @@ def counts_of(found: DescribedEvaluation) -> CountsOnly:
             if finite(point.value) is not None and point.value is not None
         },
     )
-
-
-def _tried(results: EvalResults | None) -> int | None:
-    """Return the number of attempts without skipped ones, if only the run's results report it."""
-    if results is None or results.total_runs is None:
-        return None
-    return max(0, results.total_runs - (results.skipped or 0))
 
 
 def _without_samples(found: DescribedEvaluation) -> RunSamples:
@@ -122,7 +111,7 @@ def _without_samples(found: DescribedEvaluation) -> RunSamples:
         row_keys=(),
         keyed_by="row_digest",
         source_rows=none,
-        samples=np.zeros(0, dtype=np.dtype(SAMPLE_FIELDS)),
+        samples=np.zeros(0, dtype=np.dtype(samples.SAMPLE_FIELDS)),
         planned=rows * n,
         unfinished=unfinished_there(run),
         imported=run.imported.words if run.imported is not None else None,
@@ -216,11 +205,11 @@ def local_slices(run_dir: Path, dataset: Path, columns: Sequence[str]) -> tuple[
     if not columns:
         return ()
 
-    return run_slices(replace(read_local_samples(run_dir), open_dataset=lambda: dataset), columns)
+    return samples.run_slices(replace(read_local_samples(run_dir), open_dataset=lambda: dataset), columns)
 
 
 def platform_slices(client: PlatformClient, name: str, columns: Sequence[str]) -> tuple[RunSlice, ...]:
-    return run_slices(find_run_samples(f"platform:{name}", client=lambda: client), columns)
+    return samples.run_slices(find_run_samples(f"platform:{name}", client=lambda: client), columns)
 
 
 def compare(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
@@ -407,8 +408,21 @@ def shown_samples(
     run: RunConversations, wanted: WantedSamples, other: RunConversations | None = None
 ) -> ShownRun:
     """Return the matching samples of a run, each with the same row of the other run."""
-    scan = _Scan(run, wanted)
-    found = scan.read()
+    seen: Counter[str] = Counter()
+    matching = (
+        each
+        for each in run.samples(wanted.row, wanted.outcome)
+        if wanted.attempt in (None, each.attempt)
+        and (wanted.finish is None or wanted.finish in (each.finish_reasons or ()))
+    )
+    if wanted.text:
+        found = list(islice(_search(run, matching, wanted.text.casefold(), seen), wanted.limit + 1))
+        more, found = len(found) > wanted.limit, found[: wanted.limit]
+    else:
+        first = list(islice(matching, wanted.limit))
+        # One more sample shows that there are more, without reading its conversation.
+        more = next(matching, None) is not None
+        found = list(zip(first, run.conversations(first), strict=True))
     if not found and wanted.row is not None and not (wanted.outcome or wanted.finish or wanted.text):
         missing = run.no_sample(wanted.row, wanted.attempt)
         # The nearest samples are links on a page.
@@ -424,12 +438,12 @@ def shown_samples(
         name=run.name,
         place=run.place,
         conversations=shown,
-        more=scan.more,
+        more=more,
         beside=other.name if other is not None else None,
-        searched=scan.searched if wanted.text else None,
-        without=scan.without,
-        too_large=scan.too_large,
-        unsearched=scan.gave_up,
+        searched=seen["searched"] if wanted.text else None,
+        without=seen["without"],
+        too_large=seen["too_large"],
+        unsearched=seen["unsearched"] > 0,
         problems=problems,
     )
 
@@ -443,59 +457,25 @@ def _opened(reference: str, client: Callable[[], PlatformClient], held: ExitStac
     return PlatformConversations(client(), found.name, Path(scratch))
 
 
-class _Scan:
-    """Reads matching samples with their conversations, up to a limit for searches."""
+def _search(
+    run: RunConversations, samples: Iterator[SampleEntry], text: str, seen: Counter[str]
+) -> Iterator[tuple[SampleEntry, StoredConversation]]:
+    """Yield the samples with a text, and count which conversations were searched for it."""
+    from osmosis_ai.viewer.conversation_search import contains_text
 
-    def __init__(self, run: RunConversations, wanted: WantedSamples) -> None:
-        self._run = run
-        self._wanted = wanted
-        self.searched = self.without = self.too_large = 0
-        self.gave_up = False
-        self.more = False
-
-    def read(self) -> list[tuple[SampleEntry, StoredConversation]]:
-        wanted = self._wanted
-        samples = self._run.samples(wanted.row, wanted.outcome)
-        rest = (
-            each
-            for each in samples
-            if wanted.attempt in (None, each.attempt)
-            and (wanted.finish is None or wanted.finish in (each.finish_reasons or ()))
-        )
-        limit = self._wanted.limit
-        if self._wanted.text:
-            found = list(islice(self._search(rest), limit + 1))
-            self.more = len(found) > limit
-            return found[:limit]
-        # `rest` yields only matches, so one more item shows that there are more without reading its
-        # conversation.
-        shown = list(islice(rest, limit))
-        self.more = next(rest, None) is not None
-        return list(zip(shown, self._run.conversations(shown), strict=True))
-
-    def _search(self, rest: Iterator[SampleEntry]) -> Iterator[tuple[SampleEntry, StoredConversation]]:
-        while piece := list(islice(rest, _AT_ONCE)):
-            if self.searched + self.without + self.too_large >= MOST_SEARCHED:
-                self.gave_up = True
-                return
-            for sample, stored in zip(piece, self._run.conversations(piece), strict=True):
-                if stored.content is not None:
-                    self.searched += 1
-                elif stored.size > LARGEST_CONVERSATION_BYTES:
-                    self.too_large += 1
-                else:
-                    self.without += 1
-                if self._is_found(sample, stored):
-                    yield sample, stored
-
-    def _is_found(self, sample: SampleEntry, stored: StoredConversation) -> bool:
-        from osmosis_ai.viewer.conversation_search import contains_text
-
-        text = self._wanted.text.casefold()
-        said = (sample.input, sample.output, sample.error)
-        return any(text in each.casefold() for each in said if each) or (
-            stored.content is not None and contains_text(stored.content, text)
-        )
+    while piece := list(islice(samples, _AT_ONCE)):
+        if seen.total() >= MOST_SEARCHED:
+            seen["unsearched"] += 1
+            return
+        for sample, stored in zip(piece, run.conversations(piece), strict=True):
+            is_large = stored.size > LARGEST_CONVERSATION_BYTES
+            missing = "too_large" if is_large else "without"
+            seen["searched" if stored.content is not None else missing] += 1
+            said = (sample.input, sample.output, sample.error)
+            if any(text in each.casefold() for each in said if each) or (
+                stored.content is not None and contains_text(stored.content, text)
+            ):
+                yield sample, stored
 
 
 def _shown(

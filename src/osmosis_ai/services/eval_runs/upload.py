@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,17 +12,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from osmosis_ai.api.capabilities import Capability
 from osmosis_ai.api.connections import COMPLETING, SIGNING
+from osmosis_ai.api.models import eval_imports as wire
 from osmosis_ai.api.models.base import WireModel
-from osmosis_ai.api.models.eval_imports import (
-    LARGEST_BATCH,
-    EvalImportSession,
-    EvalImportStart,
-    ImportPart,
-    ImportUpload,
-    ImportUploadComplete,
-    ImportUploads,
-    ImportUploadsRequest,
-)
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.attempt_files import item_name
 from osmosis_ai.evaluation.journal import JournalReader, load_results
@@ -40,6 +29,7 @@ from osmosis_ai.evaluation.run_directory import (
 )
 from osmosis_ai.files import open_regular
 from osmosis_ai.services.capabilities import require_offered
+from osmosis_ai.services.runs.download import Transfers
 from osmosis_ai.services.runs.lifecycle import RUN_PATHS, item_path
 
 if TYPE_CHECKING:
@@ -88,14 +78,14 @@ class UploadableRun:
     def size_bytes(self) -> int:
         return sum(file.size for file in self.files)
 
-    def announcement(self) -> EvalImportStart:
+    def announcement(self) -> wire.EvalImportStart:
         inputs, provenance = self.manifest.inputs, self.manifest.provenance
         rollout, dataset = inputs["rollout"], inputs["dataset"]
         pinned = {
             "branch": provenance.get("config_branch"),
             "commit_sha": provenance.get("config_commit_sha"),
         }
-        return EvalImportStart.model_validate(
+        return wire.EvalImportStart.model_validate(
             {
                 "schema_version": SCHEMA_VERSION,
                 "local_run_id": self.manifest.local_run_id,
@@ -282,7 +272,6 @@ def _refused(what: str, hint: str | None = None) -> OsmosisError:
 
 
 PARALLEL = 4
-Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -290,7 +279,7 @@ class UploadedRun:
     """An uploaded run, of which this upload sent so many files."""
 
     run: UploadableRun
-    session: EvalImportSession
+    session: wire.EvalImportSession
     sent: int
 
     @property
@@ -313,7 +302,7 @@ def upload_run(
     client: PlatformClient,
     directory: Path,
     *,
-    progress: Callable[[UploadableRun], Progress],
+    progress: Callable[[UploadableRun], Callable[[int], None]],
 ) -> UploadedRun:
     """Upload a complete run while holding its lock."""
     from osmosis_ai.api.transfer import BlobClient
@@ -328,11 +317,9 @@ def upload_run(
                 hint="copy it to where you may write",
             ) from None
         run = read_uploadable(directory)
-        return _Upload(client, run, held.enter_context(BlobClient()), progress(run)).run()
-
-
-class _Cancelled(Exception):
-    """The command is ending, so the current file is abandoned."""
+        blobs = held.enter_context(BlobClient())
+        transfers = held.enter_context(Transfers(PARALLEL, "osmosis-upload", progress(run)))
+        return _Upload(client, run, blobs, transfers).run()
 
 
 _IMPORTS = f"{RUN_PATHS['eval']}/imports"
@@ -341,22 +328,18 @@ _PARTS_TIMEOUT_S, _FINALIZE_TIMEOUT_S = 120.0, 300.0
 
 class _Upload:
     def __init__(
-        self, client: PlatformClient, run: UploadableRun, blobs: BlobClient, progress: Progress
+        self, client: PlatformClient, run: UploadableRun, blobs: BlobClient, transfers: Transfers
     ) -> None:
         self._client = client
         self._run = run
         self._files = {file.path: file for file in run.files}
         self._blobs = blobs
-        self._progress = progress
-        self._counting = threading.Lock()
-        self._arrived: dict[str, int] = {}
-        self._total = 0
-        self._cancelled = threading.Event()
+        self._note, self._pool = transfers.note, transfers.pool
 
     def run(self) -> UploadedRun:
         announced = self._run.announcement()
         session = self._client.post(
-            _IMPORTS, announced, model=EvalImportSession, timeout_s=_PARTS_TIMEOUT_S, retry=SIGNING
+            _IMPORTS, announced, model=wire.EvalImportSession, timeout_s=_PARTS_TIMEOUT_S, retry=SIGNING
         )
         _require_same(session, announced)
         pending = [file.path for file in session.files if file.state == "pending"]
@@ -369,7 +352,7 @@ class _Upload:
             ended = self._client.post(
                 item_path(_IMPORTS, session.session_id, "/finalize"),
                 None,
-                model=EvalImportSession,
+                model=wire.EvalImportSession,
                 timeout_s=_FINALIZE_TIMEOUT_S,
                 retry=COMPLETING,
             )
@@ -384,23 +367,17 @@ class _Upload:
         return UploadedRun(self._run, ended, len(pending))
 
     def _send(self, session_id: str, pending: Sequence[str]) -> None:
-        with ThreadPoolExecutor(PARALLEL, thread_name_prefix="osmosis-upload") as pool:
-            try:
-                for start in range(0, len(pending), LARGEST_BATCH):
-                    batch = pending[start : start + LARGEST_BATCH]
-                    asked = ImportUploadsRequest(paths=list(batch))
-                    path = item_path(_IMPORTS, session_id, "/uploads")
-                    uploads = self._client.post(path, asked, model=ImportUploads, retry=SIGNING).files
-                    if not {each.path for each in uploads} <= set(batch):
-                        raise _nonsense("it asks for files that were not offered")
-                    for done in [pool.submit(self._send_one, session_id, each) for each in uploads]:
-                        done.result()
-            except BaseException:
-                self._cancelled.set()
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        path = item_path(_IMPORTS, session_id, "/uploads")
+        for start in range(0, len(pending), wire.LARGEST_BATCH):
+            batch = pending[start : start + wire.LARGEST_BATCH]
+            asked = wire.ImportUploadsRequest(paths=list(batch))
+            uploads = self._client.post(path, asked, model=wire.ImportUploads, retry=SIGNING).files
+            if not {each.path for each in uploads} <= set(batch):
+                raise _nonsense("it asks for files that were not offered")
+            for done in [self._pool.submit(self._send_one, session_id, each) for each in uploads]:
+                done.result()
 
-    def _send_one(self, session_id: str, upload: ImportUpload) -> None:
+    def _send_one(self, session_id: str, upload: wire.ImportUpload) -> None:
         from osmosis_ai.api.transfer import upload_file
 
         file: UploadFile = self._files[upload.path]
@@ -411,9 +388,9 @@ class _Upload:
             progress=lambda done: self._note(file.path, done),
             client=self._blobs,
         )
-        done = ImportUploadComplete(path=file.path)
+        done = wire.ImportUploadComplete(path=file.path)
         if sent.parts is not None:
-            done.parts = [ImportPart(part_number=part.PartNumber, etag=part.ETag) for part in sent.parts]
+            done.parts = [wire.ImportPart(part_number=part.PartNumber, etag=part.ETag) for part in sent.parts]
         self._client.post(
             item_path(_IMPORTS, session_id, "/uploads/complete"),
             done,
@@ -423,16 +400,8 @@ class _Upload:
         )
         self._note(file.path, file.size)
 
-    def _note(self, path: str, done: int) -> None:
-        if self._cancelled.is_set():
-            raise _Cancelled
-        with self._counting:
-            self._total += done - self._arrived.get(path, 0)
-            self._arrived[path] = done
-            self._progress(self._total)
 
-
-def _require_same(session: EvalImportSession, announced: EvalImportStart) -> None:
+def _require_same(session: wire.EvalImportSession, announced: wire.EvalImportStart) -> None:
     """Check that the platform lists exactly the announced files."""
     theirs = sorted((file.path, file.size, file.sha256) for file in session.files)
     if theirs != sorted((file.path, file.size, file.sha256) for file in announced.files):

@@ -1,4 +1,4 @@
-"""Download a run's files into its directory.
+"""Download a run's files into its directory: their types, valid names and local paths.
 
 The platform's file list is untrusted: a path that is not in the contract, or that leads elsewhere through a
 link or its name, counts as a failure and is never written. Files are written atomically. Files that are there
@@ -7,8 +7,10 @@ already are skipped, so repeating the command resumes a download.
 
 from __future__ import annotations
 
+import hashlib
+import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,19 +28,11 @@ from osmosis_ai.api.models.eval_runs import (
 )
 from osmosis_ai.api.models.runs import Run
 from osmosis_ai.datasets.selection import file_digest
-from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.errors import ErrorCode, NotFoundError, OsmosisError
 from osmosis_ai.evaluation.journal import replay
+from osmosis_ai.files import expanded
 from osmosis_ai.services.capabilities import require_offered
-from osmosis_ai.services.runs.files import (
-    EVAL_FILES,
-    JOURNAL,
-    JOURNAL_TYPE,
-    FileLayout,
-    breakdown,
-    path_problem,
-    run_directory,
-)
-from osmosis_ai.services.runs.lifecycle import run_path
+from osmosis_ai.services.runs.lifecycle import WAITING, run_path
 from osmosis_ai.workspace.layout import WorkspaceDirectory
 
 if TYPE_CHECKING:
@@ -48,6 +42,171 @@ if TYPE_CHECKING:
 ASK_FROM_BYTES = 100 << 20
 PARALLEL = 8
 URL_BATCH = 500
+
+
+@dataclass(frozen=True)
+class FileLayout:
+    """The files of runs of one kind: name patterns by type, and names that the platform reserves.
+
+    Types in ``by_name`` are excluded from `all`, because not every platform has them.
+    """
+
+    key: str
+    noun: str
+    follow: str
+    patterns: Mapping[str, re.Pattern[str]]
+    not_begun: ErrorCode
+    reserved: re.Pattern[str] | None = None
+    by_name: tuple[str, ...] = ()
+
+
+JOURNAL_TYPE, JOURNAL = "journal", "events.jsonl"
+EVAL_FILES = FileLayout(
+    key="eval_run",
+    noun="Evaluation",
+    follow="osmosis eval watch",
+    patterns={
+        "metrics": re.compile(r"metrics\.json"),
+        "trajectories": re.compile(r"summary\.jsonl|trajectories/row_\d+_run_\d+\.json", re.ASCII),
+        "artifacts": re.compile(r"artifacts/row_\d+_run_\d+/.+", re.ASCII | re.DOTALL),
+        "logs": re.compile(r"logs\.txt"),
+        JOURNAL_TYPE: re.compile(re.escape(JOURNAL)),
+    },
+    not_begun="VALIDATION",
+    reserved=re.compile(r"artifacts/row_\d+_run_\d+/manifest\.json", re.ASCII),
+    by_name=(JOURNAL_TYPE,),
+)
+BENCHMARK_FILES = FileLayout(
+    key="benchmark_run",
+    noun="Benchmark",
+    follow="osmosis benchmark runs info",
+    patterns={
+        "summary": re.compile(r"summary\.csv"),
+        "results": re.compile(r"results\.csv"),
+        "artifacts": re.compile(r"artifacts/[^/]+/.+", re.DOTALL),
+        "logs": re.compile(r"logs\.txt"),
+    },
+    not_begun="CONFLICT",
+)
+_ROWS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*", re.ASCII)
+_WINDOWS_NAMES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
+_LONGEST_NAME = 96
+
+
+def parse_types(text: str, layout: FileLayout) -> tuple[str, ...]:
+    """Parse ``metrics,trajectories`` or ``all`` (also ``all,journal``), keeping the order."""
+    asked = list(dict.fromkeys(word.strip().lower() for word in text.split(",")))
+    unknown = [word for word in asked if word not in ("all", *layout.patterns)]
+    if unknown:
+        named = ", ".join(f"`{word}`" for word in unknown)
+        raise OsmosisError(f"--type: unknown {named}; it takes {', '.join(layout.patterns)} or `all`.")
+    if "all" not in asked:
+        return tuple(asked)
+    if set(asked) - {"all", *layout.by_name}:
+        raise OsmosisError("--type takes either `all` or a list of types, not both.")
+    usual = (name for name in layout.patterns if name not in layout.by_name)
+    return (*usual, *(word for word in asked if word != "all"))
+
+
+def check_rows(rows: str | None) -> str | None:
+    """Return ``rows`` without spaces."""
+    if rows is None:
+        return None
+    tight = re.sub(r"\s+", "", rows)
+    if not _ROWS.fullmatch(tight):
+        raise OsmosisError(f"--rows takes rows such as 3,7,10-20, got {rows!r}.")
+    for part in tight.split(","):
+        first, _, last = part.partition("-")
+        if last and int(last) < int(first):
+            raise OsmosisError(f"--rows: {part} ends before it begins.")
+    return tight
+
+
+def run_directory(run: Run, workspace: WorkspaceDirectory, output: Path | None, layout: FileLayout) -> Path:
+    """Return the directory for a run's files: ``output``, or a subdirectory of ``.osmosis``.
+
+    Names are normalized for all file systems. The run's id is appended if two runs could share a directory,
+    or if a local evaluation uses it.
+    """
+    if output is not None:
+        return expanded(output).absolute()
+    home = workspace.evals_dir if layout.key == "eval_run" else workspace.benchmarks_dir
+    run_id = safe_name(run.id)
+    if not run.name:
+        return home / run_id
+    folded = safe_name(run.name)
+    place = home / folded
+    unsure = folded != run.name or folded != folded.lower() or _WINDOWS_NAMES.fullmatch(folded)
+    if unsure or (place / "manifest.json").exists():
+        return home / f"{folded}--{run_id}"
+    return place
+
+
+def path_problem(path: str, types: Sequence[str], directory: Path, layout: FileLayout) -> str | None:
+    """Return why a listed path must not be written; None if it may be."""
+    kind = next((name for name in types if layout.patterns[name].fullmatch(path)), None)
+    parts = path.split("/")
+    if (
+        kind is None
+        or "\\" in path
+        or not path.isprintable()
+        or any(part in ("", ".", "..") for part in parts)
+        or any(part.endswith((".partial", ".partial.json")) for part in parts[-1:])
+    ):
+        return "is not a path of the requested file types"
+    if layout.reserved is not None and layout.reserved.fullmatch(path):
+        return "has a reserved name"
+    place = directory
+    for part in parts:
+        place = place / part
+        if place.is_symlink():
+            return "would be written through a symbolic link"
+    return None
+
+
+class TransferCancelled(Exception):
+    """The command is ending, so the current transfer is abandoned."""
+
+
+class Transfers:
+    """Threads that transfer files, and the bytes done so far; an error abandons the transfers in progress."""
+
+    def __init__(self, threads: int, name: str, progress: Callable[[int], None] | None) -> None:
+        self.pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._progress = progress
+        self._arrived: dict[str, int] = {}
+        self._total = 0
+        self._counting = threading.Lock()
+        self._cancelled = threading.Event()
+
+    def __enter__(self) -> Transfers:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._cancelled.set()
+            self.pool.shutdown(wait=False, cancel_futures=True)
+        self.pool.shutdown()
+
+    def note(self, path: str, done: int) -> None:
+        if self._cancelled.is_set():
+            raise TransferCancelled
+        with self._counting:
+            change = done - self._arrived.get(path, 0)
+            self._total += change
+            self._arrived[path] = done
+            if change and self._progress is not None:
+                self._progress(self._total)
+
+
+def safe_name(name: str) -> str:
+    """Return ``name`` as one path segment that is safe on all file systems."""
+    folded = re.sub(r"[^A-Za-z0-9._-]", "_", name)
+    folded = re.sub(r"^[.]+|[. ]+$", "_", folded)
+    if len(folded) > _LONGEST_NAME:
+        digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+        folded = f"{folded[:_LONGEST_NAME]}-{digest}"
+    return folded or "_"
 
 
 @dataclass(frozen=True)
@@ -96,6 +255,10 @@ class DownloadOutcome:
         """Return the JSON without the command's own fields; ``status`` is the run's."""
         plan = self.plan
         listed = [*plan.pending, *plan.skipped]
+        breakdown = {}
+        for name in plan.types:
+            sizes = [file.size for file in listed if plan.layout.patterns[name].fullmatch(file.path)]
+            breakdown[name] = {"files": len(sizes), "bytes": sum(sizes)}
         resource: dict[str, Any] = {
             plan.layout.key: {"id": plan.run.id, "name": plan.run.name},
             "status": plan.run.status,
@@ -106,7 +269,7 @@ class DownloadOutcome:
             "bytes_downloaded": sum(file.size for file in self.fetched),
             "total_files": len(listed) + len(plan.failures),
             "total_bytes": sum(file.size for file in listed),
-            "breakdown": breakdown(plan.types, listed, plan.layout),
+            "breakdown": breakdown,
             "manifest_totals": plan.totals,
             "output_path": str(plan.directory),
         }
@@ -125,7 +288,14 @@ def plan_download(
     overwrite: bool = False,
 ) -> DownloadPlan:
     """List a run's files and decide which to fetch; writes nothing."""
-    layout.require_begun(run)
+    if run.status in WAITING:
+        name = run.name or run.id
+        raise OsmosisError(
+            f"{layout.noun} run `{name}` has not started yet; there is nothing to download.",
+            code=layout.not_begun,
+            details={"id": run.id, "status": run.status},
+            hint=f"follow it with: {layout.follow} {name}",
+        )
     if JOURNAL_TYPE in types:
         require_offered(client, Capability.EVAL_JOURNALS)
     manifest = _manifest(client, run, types, rows, layout)
@@ -178,8 +348,8 @@ def run_download(
         return DownloadOutcome(plan, (), plan.failures)
     if plan.directory.is_relative_to(plan.workspace.state_dir):
         plan.workspace.create_state_dir()
-    with BlobClient() as blobs:
-        return _Fetch(client, plan, blobs, progress).run()
+    with BlobClient() as blobs, Transfers(PARALLEL, "osmosis-download", progress) as transfers:
+        return _Fetch(client, plan, blobs, transfers).run()
 
 
 def save_metrics(
@@ -200,46 +370,28 @@ def save_metrics(
     return plan.directory / "metrics.json", None
 
 
-class _Cancelled(Exception):
-    """The command is ending, so the current transfer is abandoned."""
-
-
 class _Fetch:
     def __init__(
-        self,
-        client: PlatformClient,
-        plan: DownloadPlan,
-        blobs: BlobClient,
-        progress: Callable[[int], None] | None,
+        self, client: PlatformClient, plan: DownloadPlan, blobs: BlobClient, transfers: Transfers
     ) -> None:
         self._client = client
         self._plan = plan
         self._blobs = blobs
-        self._progress = progress
-        self._arrived: dict[str, int] = {}
-        self._total = 0
-        self._counting = threading.Lock()
-        self._cancelled = threading.Event()
+        self._note, self._pool = transfers.note, transfers.pool
 
     def run(self) -> DownloadOutcome:
         failures = {failed.path: failed for failed in self._plan.failures}
         fetched = []
-        with ThreadPoolExecutor(PARALLEL, thread_name_prefix="osmosis-download") as pool:
-            try:
-                for file, error in self._results(pool):
-                    if error is None:
-                        fetched.append(file)
-                    else:
-                        failures[file.path] = FailedFile(file.path, error)
-            except BaseException:
-                self._cancelled.set()
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        for file, error in self._results():
+            if error is None:
+                fetched.append(file)
+            else:
+                failures[file.path] = FailedFile(file.path, error)
         order = {file.path: index for index, file in enumerate(self._plan.pending)}
         fetched.sort(key=lambda file: order[file.path])
         return DownloadOutcome(self._plan, tuple(fetched), tuple(failures.values()))
 
-    def _results(self, pool: ThreadPoolExecutor) -> Iterator[tuple[ManifestFile, str | None]]:
+    def _results(self) -> Iterator[tuple[ManifestFile, str | None]]:
         # URLs expire within minutes, so a batch is signed when the previous one is almost done.
         running: dict[Future[str | None], ManifestFile] = {}
         for start in range(0, len(self._plan.pending), URL_BATCH):
@@ -250,7 +402,7 @@ class _Fetch:
                 if url is None:
                     yield file, "the platform gave no URL for it"
                 else:
-                    running[pool.submit(self._fetch, file, url)] = file
+                    running[self._pool.submit(self._fetch, file, url)] = file
             while len(running) > PARALLEL:
                 yield from _finished(running)
         while running:
@@ -310,16 +462,6 @@ class _Fetch:
         self._note(file.path, file.size)
         return None
 
-    def _note(self, path: str, done: int) -> None:
-        if self._cancelled.is_set():
-            raise _Cancelled
-        with self._counting:
-            change = done - self._arrived.get(path, 0)
-            self._total += change
-            self._arrived[path] = done
-            if change and self._progress is not None:
-                self._progress(self._total)
-
 
 def _finished(running: dict[Future[str | None], ManifestFile]) -> Iterator[tuple[ManifestFile, str | None]]:
     done, _ = wait(running, return_when=FIRST_COMPLETED)
@@ -358,7 +500,6 @@ def _damage(directory: Path, path: str) -> str | None:
     """Return what is wrong with a downloaded journal; other files cannot be checked."""
     if path != JOURNAL:
         return None
-
     try:
         for _ in replay(directory / path):
             pass

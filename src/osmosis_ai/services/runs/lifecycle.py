@@ -125,6 +125,10 @@ class DescribedRun:
         return self.detail.run
 
     @property
+    def name(self) -> str:
+        return self.run.name or self.run.id
+
+    @property
     def model(self) -> str | None:
         return self.detail.model_name
 
@@ -160,14 +164,10 @@ class DescribedRun:
     def data(self) -> dict[str, Any]:
         """Return the JSON without the command's own fields."""
         detail = self.detail
+        same = ("config", "entrypoint", "branch", "commit_sha", "env_config", "resolved_secret_scopes")
         return {
             "summary": self.summary,
-            "config": detail.config,
-            "entrypoint": detail.entrypoint,
-            "branch": detail.branch,
-            "commit_sha": detail.commit_sha,
-            "env_config": detail.env_config,
-            "resolved_secret_scopes": detail.resolved_secret_scopes,
+            **{key: getattr(detail, key) for key in same},
             "metrics_available": self.metrics is not None,
             "metrics_error": self.metrics_error,
             **({"waits": detail.waits} if detail.waits else {}),
@@ -206,7 +206,8 @@ class RunNews:
         self._failed = 0
 
     def __call__(self) -> None:
-        if self._events is None and self._is_told():
+        is_told = self._failed < _STREAM_TRIES and Capability.RUN_EVENTS in (self._client.offers or ())
+        if self._events is None and is_told:
             self._events = self._client.events(run_path(self._kind, self._name, "/events"))
         if self._events is not None:
             try:
@@ -222,9 +223,6 @@ class RunNews:
     def close(self) -> None:
         if self._events is not None:
             self._events.close()
-
-    def _is_told(self) -> bool:
-        return self._failed < _STREAM_TRIES and Capability.RUN_EVENTS in (self._client.offers or ())
 
 
 def watch_run(

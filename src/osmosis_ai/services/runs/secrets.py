@@ -36,24 +36,16 @@ class RunSecret:
     source: SecretSource
 
 
-@dataclass(frozen=True)
-class RunSecretPlan:
-    """The secrets of a run in the config's order; ``doubt`` says why sources are unknown."""
-
-    secrets: tuple[RunSecret, ...]
-    doubt: str | None = None
-
-
 def plan_run_secrets(
     client: PlatformClient,
     names: Sequence[str],
     supplied: Mapping[str, str],
     *,
     suppliable: Sequence[str] | None = None,
-) -> RunSecretPlan:
-    """Determine the source of each secret's value."""
+) -> tuple[tuple[RunSecret, ...], str | None]:
+    """Determine the source of each secret's value; return the secrets, and why sources are unknown."""
     if not names:
-        return RunSecretPlan(())
+        return (), None
     doubt = None
     stored: dict[str, set[str]] | None
     try:
@@ -61,10 +53,8 @@ def plan_run_secrets(
     except PlatformError as error:
         if error.status is not None and error.status < 500 and error.status != 429:
             raise
-        stored, doubt = (
-            None,
-            f"the stored secrets could not be listed ({error.message}); the platform checks them.",
-        )
+        stored = None
+        doubt = f"the stored secrets could not be listed ({error.message}); the platform checks them."
     found: list[RunSecret] = []
     missing: list[str] = []
     for name in names:
@@ -74,19 +64,23 @@ def plan_run_secrets(
         elif scopes is None:
             found.append(RunSecret(name, "unknown"))
         elif scopes:
-            found.append(RunSecret(name, _source(scopes)))
+            own: SecretSource = "user" if "user" in scopes else "workspace"
+            found.append(RunSecret(name, "user_override" if len(scopes) > 1 else own))
         else:
             missing.append(name)
     if missing:
+        hint = "or supply values for this run alone with `--secrets-file FILE`"
+        if stored_only := [name for name in missing if suppliable is not None and name not in suppliable]:
+            hint = f"to supply values for this run alone, list {', '.join(stored_only)} in [secrets].required, too"
         raise InteractiveRequiredError(
-            f"{_counted(missing)} required by the config and not stored on the platform:\n{_list(missing)}\n"
-            f"Store {'it' if len(missing) == 1 else 'them'} once:\n{_commands(missing)}",
+            f"{'1 secret is' if len(missing) == 1 else f'{len(missing)} secrets are'} required by the config and not "
+            "stored on the platform:\n"
+            + "\n".join(f"  - {name}" for name in missing)
+            + f"\n{_how_to_store(missing)}",
             details={"missing": missing, "flags": ["--secrets-file"]},
-            hint=_how_to_supply(
-                [name for name in missing if suppliable is not None and name not in suppliable]
-            ),
+            hint=hint,
         )
-    return RunSecretPlan(tuple(found), doubt)
+    return tuple(found), doubt
 
 
 def supplied_values(names: Sequence[str], values: Mapping[str, str]) -> dict[str, str]:
@@ -121,28 +115,16 @@ def explaining_failures(look: str | None = None) -> Iterator[None]:
         if error.status is None and look is not None:
             unsure = f"the request may have succeeded: check with `{look}` before you repeat it"
             error.hint = f"{error.hint.rstrip('?')}; {unsure}" if error.hint else unsure
-        raise _explained(error) from None
-
-
-def _explained(error: PlatformError) -> OsmosisError:
-    if error.status != 404 or not error.message.startswith(_REFUSAL):
-        return error
-    listed = error.message.removeprefix(_REFUSAL).split("\n")[0].strip().rstrip(".")
-    missing = [name.strip() for name in listed.split(",") if name.strip()]
-    page = error.body.get("platform_url")
-    return NotFoundError(
-        f"{error.message}\nStore {'it' if len(missing) == 1 else 'them'} once:\n{_commands(missing)}",
-        details={**error.details, "missing": missing},
-        hint=f"or on the secrets page: {page}" if isinstance(page, str) else error.hint,
-    )
-
-
-def _how_to_supply(stored_only: Sequence[str]) -> str:
-    if stored_only:
-        return (
-            f"to supply values for this run alone, list {', '.join(stored_only)} in [secrets].required, too"
-        )
-    return "or supply values for this run alone with `--secrets-file FILE`"
+        if error.status != 404 or not error.message.startswith(_REFUSAL):
+            raise
+        listed = error.message.removeprefix(_REFUSAL).split("\n")[0].strip().rstrip(".")
+        missing = [name.strip() for name in listed.split(",") if name.strip()]
+        page = error.body.get("platform_url")
+        raise NotFoundError(
+            f"{error.message}\n{_how_to_store(missing)}",
+            details={**error.details, "missing": missing},
+            hint=f"or on the secrets page: {page}" if isinstance(page, str) else error.hint,
+        ) from None
 
 
 def _stored_scopes(client: PlatformClient) -> dict[str, set[str]]:
@@ -155,21 +137,8 @@ def _stored_scopes(client: PlatformClient) -> dict[str, set[str]]:
     return scopes
 
 
-def _source(scopes: set[str]) -> SecretSource:
-    if scopes == {"workspace", "user"}:
-        return "user_override"
-    return "user" if "user" in scopes else "workspace"
-
-
-def _counted(names: Sequence[str]) -> str:
-    return "1 secret is" if len(names) == 1 else f"{len(names)} secrets are"
-
-
-def _list(names: Sequence[str]) -> str:
-    return "\n".join(f"  - {name}" for name in names)
-
-
-def _commands(names: Sequence[str]) -> str:
-    return "\n".join(
+def _how_to_store(names: Sequence[str]) -> str:
+    commands = [
         f"  osmosis secret set {name}" + (f" --env {name}" if os.environ.get(name) else "") for name in names
-    )
+    ]
+    return "\n".join([f"Store {'it' if len(names) == 1 else 'them'} once:", *commands])

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import quote, urlsplit
 
 from osmosis_ai.api.connections import REPEATING
 from osmosis_ai.api.git_identity import GitIdentity
@@ -17,9 +21,9 @@ from osmosis_ai.api.models.training_runs import TrainingRunDetail
 from osmosis_ai.api.platform_url import DEFAULT_PLATFORM_URL
 from osmosis_ai.config.sections import EvaluationSettings, Experiment, served_agent
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
+from osmosis_ai.process_environment import github_environment
 from osmosis_ai.redaction import exposure_warnings
 from osmosis_ai.services.runs.lifecycle import RUN_PATHS, RunKind, get_run
-from osmosis_ai.services.runs.pinned_commit import check_pinned_commit
 from osmosis_ai.services.runs.secrets import (
     RunSecret,
     explaining_failures,
@@ -63,12 +67,9 @@ CHECKS = {
 }
 """Display names of all checks that can refuse a submit."""
 
+_GITHUB_TIMEOUT_S = 20.0
 _NO_ROUTE = (404, 405, 410, 501)
 _ONLY_THE_PLATFORM = ("dataset", "model", "commit", "rollout", "limits")
-
-
-def in_words(checks: Sequence[str]) -> str:
-    return ", ".join(CHECKS[check] for check in checks)
 
 
 def code_notes(
@@ -222,7 +223,7 @@ def prepare_submission(
     context.client.hide(supplied.values())
     if loaded.secrets:
         tell("Checking secrets")
-    secrets = plan_run_secrets(context.client, loaded.secrets, supplied)
+    secrets, doubt = plan_run_secrets(context.client, loaded.secrets, supplied)
     tell("Asking the platform")
     verdict = ask_platform(context, _body(loaded, stand_ins(supplied)))
     # Configs are sent in the request, so changes in them do not matter.
@@ -235,8 +236,8 @@ def prepare_submission(
     ]
     unchecked = {"import"} if imported.kind != "imported" else set()
     if verdict is None:
-        unchecked |= {*_ONLY_THE_PLATFORM, *(["secrets"] if secrets.doubt else [])}
-        doubts.append(secrets.doubt)
+        unchecked |= {*_ONLY_THE_PLATFORM, *(["secrets"] if doubt else [])}
+        doubts.append(doubt)
         if commit_sha := loaded.experiment.commit_sha:
             tell("Looking for the pinned commit")
             doubts.append(check_pinned_commit(context.workspace.root, commit_sha, git))
@@ -246,7 +247,7 @@ def prepare_submission(
         kind=kind,
         config=loaded,
         body=_body(loaded, supplied),
-        secrets=secrets.secrets,
+        secrets=secrets,
         notes=(
             *code_notes(loaded.experiment, git, state, verdict),
             f"The config is read from this machine: {loaded.path.name}.",
@@ -399,27 +400,6 @@ def prepare_resubmit(
     client = context.client
     detail = get_run(client, kind, name)
     run = detail.run
-    _require_executed(run, detail)
-    names = tuple(detail.resolved_secret_scopes or ())
-    supplied = supplied_values(names, secret_values)
-    client.hide(supplied.values())
-    secrets = plan_run_secrets(client, names, supplied)
-    verdict = ask_platform(context, _body_again(kind, detail, stand_ins(supplied)))
-    warnings = [
-        None if detail.request is not None else _NOT_SAID,
-        secrets.doubt if verdict is None else None,
-        unused_values(names, secret_values),
-    ]
-    return PreparedResubmit(
-        kind=kind,
-        run=run,
-        body=_body_again(kind, detail, supplied),
-        changes=tuple(_changes(context, detail, verdict, secrets.secrets)),
-        warnings=tuple(filter(None, warnings)),
-    )
-
-
-def _require_executed(run: Run, detail: Detail) -> None:
     if isinstance(run, EvalRun) and run.imported is not None:
         raise ConflictError(
             f"the evaluation run '{run.name or run.id}' was imported: the platform has no config of it to submit.",
@@ -430,6 +410,23 @@ def _require_executed(run: Run, detail: Detail) -> None:
             f"the platform does not say how the run '{run.name or run.id}' was configured.",
             hint="submit its config again with `submit CONFIG`",
         )
+    names = tuple(detail.resolved_secret_scopes or ())
+    supplied = supplied_values(names, secret_values)
+    client.hide(supplied.values())
+    secrets, doubt = plan_run_secrets(client, names, supplied)
+    verdict = ask_platform(context, _body_again(kind, detail, stand_ins(supplied)))
+    warnings = [
+        None if detail.request is not None else _NOT_SAID,
+        doubt if verdict is None else None,
+        unused_values(names, secret_values),
+    ]
+    return PreparedResubmit(
+        kind=kind,
+        run=run,
+        body=_body_again(kind, detail, supplied),
+        changes=tuple(_changes(context, detail, verdict, secrets)),
+        warnings=tuple(filter(None, warnings)),
+    )
 
 
 def _body_again(kind: RunKind, detail: Detail, provided: Mapping[str, str]) -> Body:
@@ -527,3 +524,59 @@ def _compared(what: str, before: str | None, now: str | None) -> Change:
 
 def _short(digest: str | None) -> str | None:
     return digest[:_DIGITS] if digest else None
+
+
+def check_pinned_commit(root: Path, commit_sha: str, git: GitIdentity) -> str | None:
+    """Look for a commit in this clone and, if the origin is on GitHub, there."""
+    local = run_git(["cat-file", "-e", f"{commit_sha}^{{commit}}"], cwd=root).returncode == 0
+    try:
+        is_on_github = (urlsplit(git.display_url).hostname or "").rstrip(".") == "github.com"
+    except ValueError:
+        is_on_github = False
+    answer = _ask_github(git.identity, commit_sha) if is_on_github else "unknown"
+    if answer == "present":
+        return None
+    if answer == "absent":
+        details = {"commit_sha": commit_sha, "identity": git.identity, "exists_locally": local}
+        if local:
+            raise OsmosisError(
+                f"Commit {commit_sha} is in this clone but not pushed to {git.identity}.",
+                details=details,
+                hint="push it: git push",
+            )
+        raise OsmosisError(
+            f"Commit {commit_sha} is neither in this clone nor in {git.identity}.",
+            details=details,
+            hint="write the SHA of a pushed commit into `commit_sha`; `git log` lists them",
+        )
+    if not local:
+        return f"commit {commit_sha} is not in this clone; whether {git.identity} has it is left to the platform."
+    known = run_git(["branch", "--remotes", "--contains", commit_sha], cwd=root)
+    if known.returncode == 0 and known.stdout.strip():
+        return None
+    return f"commit {commit_sha} is not on any remote branch known to this clone; it may not be pushed yet."
+
+
+def _ask_github(identity: str, commit_sha: str) -> Literal["present", "absent", "unknown"]:
+    """Query GitHub with the GitHub CLI, which has the user's login; the result is unknown without it."""
+    gh = shutil.which("gh")
+    if gh is None:
+        return "unknown"
+    path = f"repos/{quote(identity)}/commits/{quote(commit_sha, safe='')}"
+    try:
+        done = subprocess.run(
+            [gh, "api", "--silent", path],
+            env={**github_environment(os.environ), "GH_PROMPT_DISABLED": "1", "NO_COLOR": "1"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=_GITHUB_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    if done.returncode == 0:
+        return "present"
+    # GitHub returns 404 for repositories that this login cannot see, too, but 422 only for missing commits.
+    return "absent" if "HTTP 422" in done.stderr else "unknown"

@@ -14,6 +14,7 @@ from tests.cli.eval_replies import offer_run
 from tests.cli.maze import Maze
 from tests.cli.outcome import Outcome
 from tests.decisions.builders import write_journalled_run
+from tests.viewer.builders import tiles_of
 
 HARD = [0, 1, 2, 3, 4, 2] * 5
 BETTER = [1, 2, 3, 4, 4, 3] * 5
@@ -241,7 +242,7 @@ def test_hosted_run_with_counts(maze: Maze) -> None:
 
 def cells_of(page: str) -> dict[str, list[str]]:
     """Return the rows of a page's table of numbers by their first cell, without how an interval was made."""
-    table = page[page.index('aria-label="Numbers"') :].partition("</table>")[0]
+    table = page[page.index('aria-label="All metrics"') :].partition("</table>")[0]
     rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL) for row in table.split("<tr>")[2:]]
     plain = [[html.unescape(re.sub(r"( <span.*?</span>|<.*?>)", "", cell)) for cell in row] for row in rows]
     return {name: cells for name, *cells in plain}
@@ -261,7 +262,8 @@ def test_report_has_the_same_numbers(maze: Maze, tmp_path: Path) -> None:
     rate = next(cells for name, cells in shown.items() if name.startswith("Pass rate"))
     interval = f"{100 * headline['low']:.1f} – {100 * headline['high']:.1f}%"
     assert rate[:2] == [f"{100 * headline['pass_rate']:.1f}%", interval]
-    assert f"{rate[0]} of 120 scored attempts pass ({interval}); 120 of 120 planned scored." in page
+    tiles = tiles_of(page)
+    assert tiles["Pass rate"] == f"{rate[0]} 95% CI {interval}" and tiles["Scored"] == "120 of 120 planned"
     values = {metric["metric"]: metric["candidate"]["value"] for metric in compared}
     assert values["pass_rate"] == pytest.approx(headline["pass_rate"], abs=1e-12)
     for name in ("pass@2", "pass@4", "pass^2", "pass^4"):

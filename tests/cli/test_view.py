@@ -140,7 +140,7 @@ def test_report_without_text(stored: DownloadableRun, tmp_path: Path) -> None:
 
     tells(stored, {"samples": [FAILED]})
     text = written(stored, tmp_path, "--no-text")
-    assert '<th scope="row">grader</th><td>invalid_value</td>' in text and "$0.0123" in text
+    assert '<th scope="row">grader<span class="interval">invalid_value</span>' in text and "$0.0123" in text
     assert not any(each in text for each in TEXTS)
 
 
@@ -224,7 +224,10 @@ def test_report_of_platform_samples(stored: DownloadableRun, tmp_path: Path) -> 
     first = {**FAILED, "row": 0, "status": "success", "error": None, "input": "how much is five"}
     route = tells(stored, {"samples": [first], "next_cursor": "0-0"}, {"samples": [FAILED]})
     text = written(stored, tmp_path)
-    assert '<th scope="row">grader</th><td>invalid_value</td>' in text and "not known" not in text
+    assert (
+        '<th scope="row">grader<span class="interval">invalid_value</span>' in text
+        and "not known" not in text
+    )
     rows = re.findall(r"<tr(?: id=\"row-\d+\")?><th scope=\"row\">.*?</tr>", text, re.DOTALL)
     passed, failed = rows[-2:]
     for said in ("how much is five", "it is seven", "77", "$0.0123"):

@@ -11,7 +11,6 @@ from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import OutputContext
 from osmosis_ai.cli.output.formats import shown_path
 from osmosis_ai.cli.output.results import Block, Column, Row, Styled, Table, Text
-from osmosis_ai.cli.runs.view import spent
 from osmosis_ai.evaluation.hooks import ProgressSnapshot, RunHooks
 from osmosis_ai.rubric.documents import describe_outside_scale
 from osmosis_ai.ui.numbers import amount
@@ -34,7 +33,11 @@ class LiveSession(GracefulStop, RunHooks):
         """Move the bar; a single call has none."""
         if snapshot.total > 1:
             mean = [] if snapshot.reward_mean is None else [f"mean {snapshot.reward_mean:.3f}"]
-            parts = [*mean, *spent(snapshot, failed="without a score"), f"{snapshot.in_flight} in flight"]
+            parts = [
+                *mean,
+                *formats.spent(snapshot, failed="without a score"),
+                f"{snapshot.in_flight} in flight",
+            ]
             self._move_bar("Judging", snapshot.completed, snapshot.total, "calls", " · ".join(parts))
 
 

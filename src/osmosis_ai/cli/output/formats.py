@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, TextIO
 
@@ -24,6 +24,8 @@ from osmosis_ai.ui.text import UNSEEN
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from osmosis_ai.evaluation.hooks import ProgressSnapshot
 
 _LEVELS = "▁▂▃▄▅▆▇█"
 _TO_SPACES = {ord("\t"): " ", ord("\n"): " ", ord("\r"): " "}
@@ -102,3 +104,16 @@ def is_terminal(stream: TextIO | None) -> bool:
         return stream is not None and stream.isatty()
     except ValueError:  # a closed stream
         return False
+
+
+def spent(snapshot: ProgressSnapshot, *, failed: str = "failed") -> Iterator[str]:
+    """Yield failures, usage and pace so far; empty entries are left out."""
+    if snapshot.failed:
+        yield f"{count(snapshot.failed)} {failed}"
+    if snapshot.tokens:
+        yield f"{count(snapshot.tokens)} tokens"
+    if snapshot.cost_usd:
+        yield money(snapshot.cost_usd)
+    rate = snapshot.rate_per_s
+    if rate:
+        yield f"{rate:.1f}/s" if rate >= 1 else f"{rate * 60:.1f}/min"

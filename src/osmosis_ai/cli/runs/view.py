@@ -135,23 +135,10 @@ def evaluation_note(snapshot: ProgressSnapshot) -> str:
         passed, scored = formats.count(snapshot.passed), formats.count(snapshot.scored)
         parts.append(f"{passed} of {scored} scored attempts pass")
         parts.append(f"mean reward {snapshot.reward_mean:.3f}")
-    parts += spent(snapshot)
+    parts += formats.spent(snapshot)
     if snapshot.in_flight is not None:
         parts.append(f"{snapshot.in_flight} in flight")
     return " · ".join(parts)
-
-
-def spent(snapshot: ProgressSnapshot, *, failed: str = "failed") -> Iterator[str]:
-    """Yield failures, usage and pace so far; empty entries are left out."""
-    if snapshot.failed:
-        yield f"{formats.count(snapshot.failed)} {failed}"
-    if snapshot.tokens:
-        yield f"{formats.count(snapshot.tokens)} tokens"
-    if snapshot.cost_usd:
-        yield formats.money(snapshot.cost_usd)
-    rate = snapshot.rate_per_s
-    if rate:
-        yield f"{rate:.1f}/s" if rate >= 1 else f"{rate * 60:.1f}/min"
 
 
 def local_logs(

@@ -26,7 +26,7 @@ from osmosis_ai.platform.queue.queue import RunQueue
 from osmosis_ai.platform.queue.uploads import RunUploads
 from osmosis_ai.platform.readiness import Readiness
 from osmosis_ai.platform.rollouts import RolloutServerStore, RolloutStore
-from osmosis_ai.platform.runs.files import Downloads, RunFiles
+from osmosis_ai.platform.runs.files import RunFiles
 from osmosis_ai.platform.runs.reopening import RunReopener
 from osmosis_ai.platform.runs.run_imports import EvalImportStore
 from osmosis_ai.platform.runs.run_store import RunStore
@@ -67,7 +67,6 @@ class PlatformServices:
     reopener: RunReopener
     lora_models: LoraModelStore
     run_files: RunFiles
-    downloads: Downloads
     maintenance: Maintenance
     sample_counts: SharedReads
     readiness: Readiness
@@ -123,7 +122,6 @@ def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> Pla
         reopener=reopener,
         lora_models=LoraModelStore(db, blobs, used_clock),
         run_files=run_files,
-        downloads=Downloads(db, blobs, run_files),
         maintenance=Maintenance(
             {
                 "blobs": blobs.sweep,

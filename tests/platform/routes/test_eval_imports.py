@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select
 
 from osmosis_ai.platform.db.tables import DbSample
-from osmosis_ai.platform.runs.imported_run import ImportLimits
+from osmosis_ai.platform.runs import imported_run
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, assert_flat_error
 from tests.platform.local_runs import IMPORTS, LocalRun, rollout_id, started, trajectory
@@ -357,17 +357,20 @@ def test_a_path_cannot_be_a_file_and_a_directory(api: TestClient, run: LocalRun)
     assert "a file and a directory at once" in body["error"]
 
 
+@pytest.mark.parametrize(
+    ("limit", "size", "said"),
+    [
+        ("MOST_FILES", 3, "this platform takes 3 of a run"),
+        ("MOST_TOTAL_BYTES", 100, "this platform takes 100 of a run"),
+        ("MOST_SAMPLES", 5, "a run of 6 samples; this platform takes 1 to 5"),
+        ("MOST_TRAJECTORY_BYTES", 10, "10 are the most"),
+    ],
+)
 def test_files_and_their_bytes_are_bounded_in_all(
-    api: TestClient, services: PlatformServices, run: LocalRun, monkeypatch: pytest.MonkeyPatch
+    api: TestClient, run: LocalRun, monkeypatch: pytest.MonkeyPatch, limit: str, size: int, said: str
 ) -> None:
-    for limits, said in (
-        (ImportLimits(max_files=3), "this platform takes 3 of a run"),
-        (ImportLimits(max_total_bytes=100), "this platform takes 100 of a run"),
-        (ImportLimits(max_samples=5), "a run of 6 samples; this platform takes 1 to 5"),
-        (ImportLimits(max_trajectory_bytes=10), "10 are the most"),
-    ):
-        monkeypatch.setattr(services.eval_imports, "limits", limits)
-        assert said in assert_flat_error(api.post(IMPORTS, json=run.start()), 400, "VALIDATION")["error"]
+    monkeypatch.setattr(imported_run, limit, size)
+    assert said in assert_flat_error(api.post(IMPORTS, json=run.start()), 400, "VALIDATION")["error"]
 
 
 # What arrives and is not what was announced

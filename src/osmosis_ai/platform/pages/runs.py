@@ -47,7 +47,7 @@ from osmosis_ai.platform.routes.models import deploy_lora_model, undeploy_lora_m
 from osmosis_ai.platform.routes.runs import refusals
 from osmosis_ai.platform.runs.lifecycle import COMMAND_GROUPS, OPEN, UNFINISHED, RunKind
 from osmosis_ai.platform.runs.requests import EvalRequest, TrainingRequest
-from osmosis_ai.platform.runs.submitter import CheckedSubmission, RunSubmission
+from osmosis_ai.platform.runs.submitter import CheckedSubmission
 from osmosis_ai.platform.viewer.source import PlatformSource
 from osmosis_ai.training.runs.curves import SavedAdapter
 from osmosis_ai.ui.numbers import money
@@ -95,17 +95,29 @@ class PageActions:
             RunButton(
                 ACTION_TEXTS[name],
                 self.visit.href(SECTIONS[run.kind], run.name, name),
-                _refused(name, run) or self._cannot_continue(name, run),
+                self._refused(name, run),
             )
             for name in RUN_ACTIONS[run.kind]
         ]
 
-    def _cannot_continue(self, action: RunAction, run: RunEntry) -> str | None:
-        services = self.visit.services
+    def _refused(self, action: RunAction, run: RunEntry) -> str | None:
+        """Return why an action makes no sense for a run, or is impossible now."""
+        if action == "resubmit":
+            return None
+        ended = run.status not in OPEN
+        if action == "stop":
+            if ended:
+                return f"the run has ended ({run.status})"
+            return "the run is stopping" if run.stopping else None
+        if not ended or (action == "resume" and run.status not in UNFINISHED):
+            return f"the run is {run.status}"
+        line, services = run.headline, self.visit.services
+        if action == "retry" and line is not None and line.scored + line.skipped >= line.planned > 0:
+            return "every attempt has a score"
         try:
             if action == "resume":
                 services.reopener.plan_resume(services.runs.get(self.visit.workspace.id, "training", run.id))
-            elif action == "retry":
+            else:
                 services.reopener.require_retryable(run.id)
         except OsmosisError as error:
             return error.message
@@ -121,24 +133,6 @@ class PageActions:
         return [
             RunButton(name.capitalize(), self.visit.href("models", adapter.name, name), refused, posts=True)
         ]
-
-
-def _refused(action: RunAction, run: RunEntry) -> str | None:
-    """Return why an action makes no sense for a run."""
-    ended = run.status not in OPEN
-    if action == "stop":
-        return (
-            f"the run has ended ({run.status})" if ended else "the run is stopping" if run.stopping else None
-        )
-    if action == "resubmit":
-        return None
-    if action == "resume":
-        return None if run.status in UNFINISHED else f"the run is {run.status}"
-    if not ended:
-        return f"the run is {run.status}"
-    line = run.headline
-    all_scored = line is not None and line.scored + line.skipped >= line.planned > 0
-    return "every attempt has a score" if all_scored else None
 
 
 # -- confirmations -----------------------------------------------------------------------------------
@@ -177,16 +171,17 @@ def _retry(page: WorkspaceVisit, run: DbRun) -> Confirmation:
         with refusals(page.services, scope):
             return page.services.reopener.retry(planned, by=_by(page))
 
-    failed = sum(planned.failed.values())
+    repeated = planned.repeated
+    failed = sum(repeated.failed.values())
     facts = [
-        ("Attempts to repeat", f"{planned.count:,} of {planned.planned:,}"),
+        ("Attempts to repeat", f"{repeated.samples:,} of {repeated.planned:,}"),
         (
             "Reasons",
-            f"{failed:,} failed, {planned.no_reward:,} without a reward, {planned.missing:,} not started",
+            f"{failed:,} failed, {repeated.no_reward:,} without a reward, {repeated.missing:,} not started",
         ),
         ("Commit", run.commit_sha),
         *execution_rows(run.request.get("advanced_config"), planned.budget),
-        ("Estimated maximum cost", _cost(run, planned.count)),
+        ("Estimated maximum cost", _cost(run, repeated.samples)),
     ]
     return Confirmation(
         "Attempts without a score run again on the same commit and rows. "
@@ -214,10 +209,8 @@ def _resubmit(page: WorkspaceVisit, run: DbRun) -> Confirmation:
             f"the run '{run.name}' was imported: submit its config with `{COMMAND_GROUPS[run.kind]} submit`."
         )
     scope = scope_of(page, run)
-    user = page.visitor.user
-    submission = RunSubmission(run.kind, page.workspace.id, scope.repository, user, dict(run.request))
     with refusals(page.services, scope):
-        checked = page.services.submitter.check(submission)
+        checked = page.services.submitter.check(run.kind, scope.repository, scope.user, run.request)
 
     def resubmit() -> DbRun:
         with refusals(page.services, scope):
@@ -322,8 +315,6 @@ class _SentForms:
 
 
 _sent = _SentForms()
-
-
 _DESCRIBE: Mapping[RunAction, Callable[[WorkspaceVisit, DbRun], Confirmation]] = {
     "stop": _stop,
     "retry": _retry,
@@ -342,13 +333,13 @@ def _add_action(kind: RunKind, action: RunAction) -> None:
         try:
             return _confirm(page, run, action, describe(page, run))
         except (ApiError, OsmosisError) as error:
-            return _refusal(page, run, action, error)
+            return _confirm(page, run, action, error)
 
     @actions.post(path, include_in_schema=False)
     def do(page: WorkspacePage, name: str, csrf: Csrf = "", once: Once = "") -> Response:
         run = page.services.runs.get(page.workspace.id, kind, name)
         if not is_own_form(page.request, csrf) or not once:
-            return _confirm(page, run, action, None, problem=STALE_FORM, status=403)
+            return _confirm(page, run, action, ApiError(403, "STALE_FORM", STALE_FORM))
 
         def act() -> str:
             shown = describe(page, run).do()
@@ -359,7 +350,7 @@ def _add_action(kind: RunKind, action: RunAction) -> None:
         except NotFoundError:
             raise
         except (ApiError, OsmosisError) as error:
-            return _refusal(page, run, action, error)
+            return _confirm(page, run, action, error)
         return RedirectResponse(page.href(SECTIONS[kind], shown), status_code=303)
 
 
@@ -395,22 +386,10 @@ def change_deployment(page: WorkspacePage, name: str, csrf: Csrf = "") -> Respon
     return RedirectResponse(page.href("models", name), status_code=303)
 
 
-def _refusal(
-    page: WorkspaceVisit, run: DbRun, action: RunAction, error: ApiError | OsmosisError
-) -> HTMLResponse:
-    problem, status = _problem(error)
-    return _confirm(page, run, action, None, problem=problem, status=status)
-
-
 def _confirm(
-    page: WorkspaceVisit,
-    run: DbRun,
-    action: RunAction,
-    confirmation: Confirmation | None,
-    *,
-    problem: str = "",
-    status: int = 200,
+    page: WorkspaceVisit, run: DbRun, action: RunAction, shown: Confirmation | ApiError | OsmosisError
 ) -> HTMLResponse:
+    problem, status = ("", 200) if isinstance(shown, Confirmation) else _problem(shown)
     section = SECTIONS[run.kind]
     return page.page(
         "confirm.html",
@@ -418,7 +397,7 @@ def _confirm(
         status=status,
         title=f"{ACTION_TEXTS[action]}: {run.name}",
         action_text=ACTION_TEXTS[action],
-        confirmation=confirmation,
+        confirmation=shown if isinstance(shown, Confirmation) else None,
         problem=problem,
         once=secrets.token_hex(16),
         back=page.href(section, run.name),

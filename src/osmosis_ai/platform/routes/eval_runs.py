@@ -1,8 +1,7 @@
-"""Evaluation runs: submit, list, follow, stop, retry, download."""
+"""Evaluation runs: submit, list, follow, stop, retry, download, upload."""
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import asdict
 from functools import lru_cache
 from typing import Annotated, Any
@@ -11,8 +10,10 @@ from fastapi import Query
 from fastapi.responses import StreamingResponse
 from sqlalchemy import select, tuple_
 
+from osmosis_ai.api.models import eval_imports as imports
 from osmosis_ai.api.models import eval_runs as wire
-from osmosis_ai.api.models.base import Named
+from osmosis_ai.api.models.base import WireModel
+from osmosis_ai.api.models.datasets import CompletedPart
 from osmosis_ai.api.models.runs import EvalRetry, SubmittedRun
 from osmosis_ai.config.checks import EVAL
 from osmosis_ai.platform.clock import Clock
@@ -22,9 +23,10 @@ from osmosis_ai.platform.http.authentication import Scope, Services, WorkspaceSc
 from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.routing import Paging, SamplePaging, quick_read, run_url
 from osmosis_ai.platform.routes import runs
-from osmosis_ai.platform.runs.files import LINK_TTL, WantedFile, parse_types
+from osmosis_ai.platform.runs.files import LINK_TTL, parse_types
 from osmosis_ai.platform.runs.reopening import PlannedRetry
 from osmosis_ai.platform.runs.results import eval_config, headline_of, rows_of
+from osmosis_ai.platform.runs.run_imports import ImportState
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.ui.run_numbers import score_json
 
@@ -128,7 +130,7 @@ def sample_manifest(
 ) -> StreamingResponse:
     """List the files of a run, optionally of some types and rows."""
     run = services.runs.get(scope.workspace_id, "eval", name_or_id)
-    pieces = services.downloads.manifest(run, parse_types(types), rows or None)
+    pieces = services.run_files.manifest(run, parse_types(types), rows or None)
     return StreamingResponse(pieces, media_type="application/json")
 
 
@@ -140,14 +142,8 @@ def download_urls(
     if not 1 <= len(request.items) <= MAX_URLS:
         raise ApiError(400, "VALIDATION_FAILED", f"`items` must have 1 to {MAX_URLS} files.", field="items")
     run = services.runs.get(scope.workspace_id, "eval", name_or_id)
-    wanted = [WantedFile(item.path, item.token) for item in request.items]
-    return wire.DownloadUrls(
-        items=[
-            wire.DownloadItem(path=file.path, url=url, **({"token": file.token} if file.token else {}))
-            for file, url in services.downloads.urls(run, wanted)
-        ],
-        expires_in=int(LINK_TTL.total_seconds()),
-    )
+    found = services.run_files.urls(run, request.items)
+    return wire.DownloadUrls(items=found, expires_in=int(LINK_TTL.total_seconds()))
 
 
 @router.post("/{name_or_id}/retry/check")
@@ -155,29 +151,21 @@ async def check_retry(
     services: Services, scope: WorkspaceScope, name_or_id: str, again: EvalRetry
 ) -> wire.RetryCheck:
     """Return what a retry would repeat, without changing anything."""
-    planning = services.submitter.in_thread(lambda: plan_retry(services, scope, name_or_id, again))
     with runs.refusals(services, scope):
-        planned = await asyncio.wrap_future(planning)
-    return wire.RetryCheck(
-        eval_run=Named(id=planned.run.id, name=planned.run.name),
-        samples=planned.count,
-        planned=planned.planned,
-        failed=dict(planned.failed),
-        no_reward=planned.no_reward,
-        missing=planned.missing,
-        commit_sha=planned.run.commit_sha,
-        resolved_secret_scopes=dict(planned.checked.scopes),
-    )
+        planned = await services.submitter.in_thread(lambda: plan_retry(services, scope, name_or_id, again))
+    return planned.repeated
 
 
 @router.post("/{name_or_id}/retry")
 async def retry(services: Services, scope: WorkspaceScope, name_or_id: str, again: EvalRetry) -> SubmittedRun:
     """Retry a run: its failed and unscored attempts run again on the same commit and rows."""
-    reopening = services.submitter.in_thread(
-        lambda: services.reopener.retry(plan_retry(services, scope, name_or_id, again), by=scope.user.email)
-    )
+
+    def plan_and_retry() -> DbRun:
+        planned = plan_retry(services, scope, name_or_id, again)
+        return services.reopener.retry(planned, by=scope.user.email)
+
     with runs.refusals(services, scope):
-        return runs.submitted(services, scope, await asyncio.wrap_future(reopening))
+        return runs.submitted(services, scope, await services.submitter.in_thread(plan_and_retry))
 
 
 def plan_retry(services: PlatformServices, scope: Scope, name_or_id: str, again: EvalRetry) -> PlannedRetry:
@@ -222,16 +210,13 @@ def _results(run: DbRun) -> wire.EvalResults:
 def _overview(run: DbRun, clock: Clock) -> wire.EvalMetricsOverview:
     results = run.results or {}
     total, skipped = results.get("total_runs", 0), results.get("skipped", 0)
-    overview: dict[str, Any] = {
+    overview = {
+        **dict.fromkeys(("graded", "passed", "failed"), 0),
+        **results,
         "duration_ms": duration_ms(run, clock.now()),
         "total_samples": total,
         "completed_samples": total - skipped,
-        "graded": results.get("graded", 0),
-        "passed": results.get("passed", 0),
-        "failed": results.get("failed", 0),
         "skipped": skipped,
-        "pass_rate": results.get("pass_rate"),
-        "pass_threshold": results.get("pass_threshold"),
         "tokens_used": results.get("total_tokens", 0),
     }
     return wire.EvalMetricsOverview(**_with_null_rate(runs.present(overview)))
@@ -240,3 +225,69 @@ def _overview(run: DbRun, clock: Clock) -> wire.EvalMetricsOverview:
 def _with_null_rate(numbers: dict[str, Any]) -> dict[str, Any]:
     """Return a run's numbers, with a null pass rate if no sample has a score."""
     return {**numbers, "pass_rate": None} if numbers.get("graded") == 0 else numbers
+
+
+# -- uploads of evaluations that ran on other machines -----------------------------------------------
+
+
+@router.post("/imports")
+def start_import(
+    services: Services, scope: WorkspaceScope, body: imports.EvalImportStart
+) -> imports.EvalImportSession:
+    """Start an upload of a run. A repeated request for the same run resumes it."""
+    state = services.eval_imports.start(scope.workspace_id, scope.repository.id, scope.user.id, body)
+    return _import_session(services, scope, state)
+
+
+@router.post("/imports/{session_id}/uploads")
+def import_uploads(
+    services: Services, scope: WorkspaceScope, session_id: str, body: imports.ImportUploadsRequest
+) -> imports.ImportUploads:
+    """Return upload URLs for those of the named files (1 to 100) that have not been uploaded."""
+    return imports.ImportUploads(
+        files=services.eval_imports.upload_instructions(scope.workspace_id, session_id, body.paths)
+    )
+
+
+@router.post("/imports/{session_id}/uploads/complete")
+def complete_import_upload(
+    services: Services, scope: WorkspaceScope, session_id: str, body: imports.ImportUploadComplete
+) -> WireModel:
+    """Complete the upload of a file; its bytes must match the announced digest."""
+    parts = None
+    if body.parts is not None:
+        parts = [CompletedPart(PartNumber=part.part_number, ETag=part.etag) for part in body.parts]
+    services.eval_imports.complete_file(scope.workspace_id, session_id, body.path, parts)
+    return WireModel()
+
+
+@router.post("/imports/{session_id}/finalize")
+def finalize_import(services: Services, scope: WorkspaceScope, session_id: str) -> imports.EvalImportSession:
+    """Create a run from the uploaded files. The request may be repeated."""
+    return _import_session(services, scope, services.eval_imports.finalize(scope.workspace_id, session_id))
+
+
+def _import_session(
+    services: PlatformServices, scope: Scope, state: ImportState
+) -> imports.EvalImportSession:
+    session = imports.EvalImportSession(
+        session_id=state.row.id,
+        status="uploading" if state.run is None else "finalized",
+        expected_files=len(state.files),
+        uploaded_files=sum(file.is_stored for file in state.files),
+        files=[
+            imports.ImportFileState(
+                path=file.path,
+                size=file.size,
+                sha256=file.sha256,
+                state="uploaded" if file.is_stored else "pending",
+            )
+            for file in state.files
+        ],
+    )
+    if state.run is None:
+        session.expires_at = state.row.expires_at
+        return session
+    session.eval_run_id, session.eval_run_name = state.run.id, state.run.name
+    session.platform_url = run_url(services, scope.workspace, state.run.kind, state.run.name)
+    return session

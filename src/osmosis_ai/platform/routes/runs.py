@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -43,7 +42,6 @@ from osmosis_ai.platform.isolation import isolation_shown
 from osmosis_ai.platform.runs.lifecycle import OPEN, RunKind
 from osmosis_ai.platform.runs.requests import SubmitRejectedError
 from osmosis_ai.platform.runs.run_store import RunEndedError
-from osmosis_ai.platform.runs.submitter import RunSubmission
 from osmosis_ai.platform.secrets import MissingSecretsError
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.source import PlatformSource
@@ -61,10 +59,11 @@ def run_router(prefix: str, kind: RunKind, config: ConfigKind) -> APIRouter:
         services: Services, scope: WorkspaceScope, body: Annotated[dict[str, Any], Body()]
     ) -> SubmittedRun:
         """Submit a run. In a refusal, `issues` lists every problem."""
+        submitter = services.submitter
         with refusals(services, scope):
-            submission = _submission(scope, kind, body)
-            submitting = services.submitter.in_thread(lambda: services.submitter.submit(submission))
-            run = await asyncio.wrap_future(submitting)
+            run = await submitter.in_thread(
+                lambda: submitter.create(submitter.check(kind, scope.repository, scope.user, body))
+            )
         return submitted(services, scope, run)
 
     @router.post("/check", openapi_extra=_submit_body(config))
@@ -72,11 +71,9 @@ def run_router(prefix: str, kind: RunKind, config: ConfigKind) -> APIRouter:
         services: Services, scope: WorkspaceScope, body: Annotated[dict[str, Any], Body()]
     ) -> SubmitCheck:
         """Check a submission without creating a run. Refusals contain `dry_run`."""
+        submitter, repository = services.submitter, scope.repository
         with refusals(services, scope, dry_run=True):
-            submission = _submission(scope, kind, body)
-            checking = services.submitter.in_thread(lambda: services.submitter.check(submission))
-            checked = await asyncio.wrap_future(checking)
-        repository = scope.repository
+            checked = await submitter.in_thread(lambda: submitter.check(kind, repository, scope.user, body))
         source = parse_clone_url(repository.clone_url, allow_local=True)
         return SubmitCheck(
             dry_run=True,
@@ -179,10 +176,6 @@ def submitted(services: PlatformServices, scope: Scope, run: DbRun) -> Submitted
         created_at=run.created_at,
         platform_url=run_url(services, scope.workspace, run.kind, run.name),
     )
-
-
-def _submission(scope: Scope, kind: RunKind, body: Mapping[str, Any]) -> RunSubmission:
-    return RunSubmission(kind, scope.workspace_id, scope.repository, scope.user, dict(body))
 
 
 @contextmanager

@@ -36,7 +36,7 @@ def list_training_runs(services: Services, scope: WorkspaceScope, page: Paging) 
             wire.TrainingRunRow(
                 **runs.run_fields(run, run_url(services, scope.workspace, run.kind, run.name)),
                 **runs.present({"waits": why(run)}),
-                **_standing(run.results),
+                **_progress(run),
                 model=wire.NamedModel(id=run.model_path, model_name=run.model_path),
                 dataset=wire.NamedFile(**runs.present({"id": run.dataset_id, "file_name": run.dataset_name})),
                 rollout=runs.named(run.rollout_id, run.rollout_name),
@@ -59,10 +59,9 @@ def get_training_run(services: Services, scope: WorkspaceScope, name_or_id: str)
     return wire.TrainingRunDetail(
         training_run=wire.DescribedTrainingRun(
             **runs.run_fields(run, run_url(services, scope.workspace, run.kind, run.name)),
-            **_standing(run.results),
+            **_progress(run),
             **runs.present(
                 {
-                    "examples_processed_count": results.get("examples_processed_count"),
                     "notes": notes or None,
                     "resumable": services.reopener.is_resumable(run) or None,
                 },
@@ -78,7 +77,7 @@ def get_training_run(services: Services, scope: WorkspaceScope, name_or_id: str)
 def training_run_metrics(services: Services, scope: WorkspaceScope, name_or_id: str) -> wire.TrainingMetrics:
     """Return the points of every metric so far, and events with their steps."""
     run = services.runs.get(scope.workspace_id, "training", name_or_id)
-    curves = read_curves(services.db, run.id)
+    curves = read_curves(services.db, run.id)[run.id]
     validation = wire.ValidatedRows(**run.metrics[VALIDATION]) if run.metrics else None
     marks = [wire.TrainingMark(**asdict(mark)) for mark in logged_marks(services.logs, run.id)]
     return wire.TrainingMetrics(
@@ -175,19 +174,17 @@ def resume_training_run(services: Services, scope: WorkspaceScope, name_or_id: s
     return wire.ResumeReply(id=run.id, name=run.name, status=run.status, step=step)
 
 
-def _standing(results: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the progress of a run."""
-    known = results or {}
-    return {key: known[key] for key in ("current_step", "total_steps", "reward") if key in known}
+def _progress(run: DbRun) -> dict[str, Any]:
+    known, names = run.results or {}, ("current_step", "total_steps", "reward", "examples_processed_count")
+    return {name: known[name] for name in names if name in known}
 
 
 def _overview(run: DbRun, curves: Curves, clock: Clock) -> wire.TrainingMetricsOverview:
-    results = run.results or {}
+    progress = _progress(run)
     known = {
         "duration_ms": duration_ms(run, clock.now()),
-        "examples_processed_count": results.get("examples_processed_count"),
-        "latest_step": results.get("current_step"),
-        "total_steps": results.get("total_steps"),
+        "latest_step": progress.get("current_step"),
+        **progress,
     }
     summaries = []
     for key, points in curves.items():

@@ -21,7 +21,6 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache, partial
 from io import BytesIO
@@ -31,6 +30,7 @@ import orjson
 from sqlalchemy import delete, select, update
 
 from osmosis_ai.api.models.base import wire_time
+from osmosis_ai.api.models.eval_runs import DownloadItem
 from osmosis_ai.controller.outcomes import Status
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.evaluation.attempt_files import item_name
@@ -47,9 +47,22 @@ _MOST_OF_A_PACK = 64 << 20
 _BATCH = 500
 _IN_MEMORY_BYTES = 8 << 20
 
+TYPES = ("metrics", "trajectories", "artifacts", "logs", "journal")
+"""The contract's types, and the journal, which is downloaded only if it is named."""
+LINK_TTL = timedelta(minutes=15)
+Ranges = Sequence[tuple[int, int]]
+"""First and last rows, ascending and disjoint."""
+
+_METRICS, _SUMMARY, _LOGS, _JOURNAL = "metrics.json", "summary.jsonl", "logs.txt", "events.jsonl"
+_DERIVED = {_METRICS: "metrics", _SUMMARY: "trajectories", _LOGS: "logs", _JOURNAL: "journal"}
+"""Derived files and their types."""
+_TOKEN = re.compile(r"[0-9a-f]{64}")
+_ROWS_AT_ONCE = 2000
+_BLOCK_BYTES = 64 * 1024
+
 
 class RunFiles:
-    """Opens the files of runs."""
+    """Opens and lists the files of runs."""
 
     def __init__(self, db: Database, blobs: BlobStore, signer: UrlSigner) -> None:
         self._db = db
@@ -89,88 +102,7 @@ class RunFiles:
             raise BlobNotFound("this file was replaced or removed.")
         return self.open(current)
 
-
-def pack_files(db: Database, blobs: BlobStore, run_id: str, keep_lease: Callable[[], None]) -> None:
-    """Move the small files of a run from the database into blobs."""
-    mine = DbConversation.run_id == run_id
-    asked = select(DbConversation.path).where(mine).order_by(DbConversation.path).limit(100_000)
-    while True:
-        with db.session() as session:
-            paths = session.scalars(asked).all()
-        if not paths:
-            return
-        key, packed = f"runs/{run_id}/{PACK_FOLDER}/{secrets.token_hex(16)}", list[tuple[str, int, int]]()
-        with tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY_BYTES) as pack:
-            for start in range(0, len(paths), _BATCH):
-                keep_lease()
-                some = select(DbConversation).where(
-                    mine, DbConversation.path.in_(paths[start : start + _BATCH])
-                )
-                with db.session() as session:
-                    for row in session.scalars(some.order_by(DbConversation.path)):
-                        packed.append((row.path, pack.tell(), len(row.content)))
-                        pack.write(row.content)
-                if pack.tell() >= _MOST_OF_A_PACK:
-                    break
-            pack.seek(0)
-            blobs.put(key, cast(BinaryIO, pack))
-        for start in range(0, len(packed), _BATCH):
-            keep_lease()
-            some_packed = packed[start : start + _BATCH]
-            moved = mine, DbConversation.path.in_([path for path, _, _ in some_packed])
-            with db.transaction() as session:
-                session.execute(
-                    update(DbRunFile),
-                    [
-                        {"run_id": run_id, "path": path, "blob_key": key, "offset": offset, "length": length}
-                        for path, offset, length in some_packed
-                    ],
-                )
-                session.execute(delete(DbConversation).where(*moved))
-
-
-def _unpacked(packed: bytes, file: DbRunFile) -> bytes:
-    unpacking = zlib.decompressobj()
-    try:
-        content = unpacking.decompress(packed, file.size + 1)
-    except zlib.error:
-        content = None
-    if content is None or len(content) != file.size or not unpacking.eof:
-        raise BlobError(f"the stored bytes of {file.path} are damaged.")
-    return content
-
-
-# -- downloads ---------------------------------------------------------------------------------------
-
-TYPES = ("metrics", "trajectories", "artifacts", "logs", "journal")
-"""The contract's types, and the journal, which is downloaded only if it is named."""
-LINK_TTL = timedelta(minutes=15)
-Ranges = Sequence[tuple[int, int]]
-"""First and last rows, ascending and disjoint."""
-
-_METRICS, _SUMMARY, _LOGS, _JOURNAL = "metrics.json", "summary.jsonl", "logs.txt", "events.jsonl"
-_DERIVED = {_METRICS: "metrics", _SUMMARY: "trajectories", _LOGS: "logs", _JOURNAL: "journal"}
-"""Derived files and their types."""
-_TOKEN = re.compile(r"[0-9a-f]{64}")
-_ROWS_AT_ONCE = 2000
-_BLOCK_BYTES = 64 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class WantedFile:
-    """A file to be downloaded."""
-
-    path: str
-    token: str | None = field(default=None, repr=False)
-
-
-class Downloads:
-    """The downloads of all runs."""
-
-    def __init__(self, db: Database, blobs: BlobStore, files: RunFiles) -> None:
-        self._db = db
-        self._blobs = blobs
-        self._files = files
+    # -- downloads -------------------------------------------------------------------------------------
 
     def manifest(self, run: DbRun, types: Sequence[str], rows: str | None) -> Iterator[bytes]:
         """Yield the manifest's JSON in pieces, with files of these types and, for sample files, these rows."""
@@ -197,28 +129,27 @@ class Downloads:
         self, run: DbRun, types: Sequence[str], ranges: Ranges | None
     ) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the type and manifest entry of each file."""
-        for path, kind in _DERIVED.items():
-            if kind in types:
+        for name in (_LOGS, _JOURNAL, "artifacts", _METRICS, _SUMMARY, "trajectories"):
+            kind = _DERIVED.get(name, name)
+            if kind in types and name in _DERIVED:
                 with suppress(BlobNotFound):
-                    token, size = self._derive(run, path)
-                    yield kind, {"path": path, "size": size, "token": token, "sha256": token}
-        kinds = {"artifacts", "trajectories"} & set(types)
-        files = (
-            select(
-                DbRunFile.kind, DbRunFile.source_row_index, DbRunFile.path, DbRunFile.size, DbRunFile.sha256
-            )
-            .where(DbRunFile.run_id == run.id, DbRunFile.kind.in_(kinds))
-            .order_by(DbRunFile.path)
-            .execution_options(yield_per=_ROWS_AT_ONCE)
-        )
-        with self._db.session() as session:
-            for kind, row, path, size, sha256 in session.execute(files):
-                if ranges is None or _is_in(ranges, row):
-                    digest = {"sha256": sha256} if sha256 is not None else {}
-                    yield kind, {"path": path, "size": size, **digest}
+                    token, size = self._derive(run, name)
+                    yield kind, {"path": name, "size": size, "token": token, "sha256": token}
+            elif kind in types:
+                files = (
+                    select(DbRunFile.source_row_index, DbRunFile.path, DbRunFile.size, DbRunFile.sha256)
+                    .where(DbRunFile.run_id == run.id, DbRunFile.kind == kind)
+                    .order_by(DbRunFile.path)
+                    .execution_options(yield_per=_ROWS_AT_ONCE)
+                )
+                with self._db.session() as session:
+                    for row, path, size, sha256 in session.execute(files):
+                        if ranges is None or _is_in(ranges, row):
+                            digest = {"sha256": sha256} if sha256 is not None else {}
+                            yield kind, {"path": path, "size": size, **digest}
 
-    def urls(self, run: DbRun, wanted: Sequence[WantedFile]) -> list[tuple[WantedFile, str]]:
-        """Return a URL for each wanted file that exists."""
+    def urls(self, run: DbRun, wanted: Sequence[DownloadItem]) -> list[DownloadItem]:
+        """Return the wanted files that exist, with their URLs."""
         paths = {file.path for file in wanted if file.path not in _DERIVED}
         named = (DbRunFile.run_id == run.id, DbRunFile.path.in_(paths))
         with self._db.session() as session:
@@ -230,21 +161,28 @@ class Downloads:
                 return self._derive(run, path)[0]
             return None
 
-        found = []
-        for file in wanted:
-            name = file.path.rpartition("/")[2]
-            if file.path not in _DERIVED:
-                if (row := stored.get(file.path)) is not None:
-                    found.append((file, self._files.url(row, filename=name, ttl=LINK_TTL)))
-                continue
+        def derived_url(file: DownloadItem) -> str | None:
             token = file.token if file.token is not None else derived_now(file.path)
             if token is None or not _TOKEN.fullmatch(token):
-                continue
+                return None
             # A lost file is derived again, once however many tokens are asked for.
-            may_be_lost = file.path != _JOURNAL
-            if self._has(run, file.path, token) or (may_be_lost and derived_now(file.path) == token):
-                key = _key(run, file.path, token)
-                found.append((file, self._blobs.signed_get_url(key, filename=name, ttl=LINK_TTL)))
+            if not self._has(run, file.path, token) and (
+                file.path == _JOURNAL or derived_now(file.path) != token
+            ):
+                return None
+            key = _key(run, file.path, token)
+            return self._blobs.signed_get_url(key, filename=file.path, ttl=LINK_TTL)
+
+        found = []
+        for file in wanted:
+            url = None
+            if file.path in _DERIVED:
+                url = derived_url(file)
+            elif (row := stored.get(file.path)) is not None:
+                url = self.url(row, filename=file.path.rpartition("/")[2], ttl=LINK_TTL)
+            if url is not None:
+                token = {"token": file.token} if file.token else {}
+                found.append(DownloadItem(path=file.path, url=url, **token))
         return found
 
     # -- derived files ---------------------------------------------------------------------------------
@@ -317,6 +255,56 @@ class Downloads:
                 details = f" {json.dumps(line.details, sort_keys=True)}" if line.details else ""
                 text = f"{wire_time(line.timestamp)} {line.level.upper()} [{line.step}] {line.message}{details}\n"
                 yield text.encode("utf-8")
+
+
+def pack_files(db: Database, blobs: BlobStore, run_id: str, keep_lease: Callable[[], None]) -> None:
+    """Move the small files of a run from the database into blobs."""
+    mine = DbConversation.run_id == run_id
+    asked = select(DbConversation.path).where(mine).order_by(DbConversation.path).limit(100_000)
+    while True:
+        with db.session() as session:
+            paths = session.scalars(asked).all()
+        if not paths:
+            return
+        key, packed = f"runs/{run_id}/{PACK_FOLDER}/{secrets.token_hex(16)}", list[tuple[str, int, int]]()
+        with tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY_BYTES) as pack:
+            for start in range(0, len(paths), _BATCH):
+                keep_lease()
+                some = select(DbConversation).where(
+                    mine, DbConversation.path.in_(paths[start : start + _BATCH])
+                )
+                with db.session() as session:
+                    for row in session.scalars(some.order_by(DbConversation.path)):
+                        packed.append((row.path, pack.tell(), len(row.content)))
+                        pack.write(row.content)
+                if pack.tell() >= _MOST_OF_A_PACK:
+                    break
+            pack.seek(0)
+            blobs.put(key, cast(BinaryIO, pack))
+        for start in range(0, len(packed), _BATCH):
+            keep_lease()
+            some_packed = packed[start : start + _BATCH]
+            moved = mine, DbConversation.path.in_([path for path, _, _ in some_packed])
+            with db.transaction() as session:
+                session.execute(
+                    update(DbRunFile),
+                    [
+                        {"run_id": run_id, "path": path, "blob_key": key, "offset": offset, "length": length}
+                        for path, offset, length in some_packed
+                    ],
+                )
+                session.execute(delete(DbConversation).where(*moved))
+
+
+def _unpacked(packed: bytes, file: DbRunFile) -> bytes:
+    unpacking = zlib.decompressobj()
+    try:
+        content = unpacking.decompress(packed, file.size + 1)
+    except zlib.error:
+        content = None
+    if content is None or len(content) != file.size or not unpacking.eof:
+        raise BlobError(f"the stored bytes of {file.path} are damaged.")
+    return content
 
 
 def parse_types(text: str | None) -> tuple[str, ...]:

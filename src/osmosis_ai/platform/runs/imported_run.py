@@ -75,24 +75,18 @@ _RESERVED_NAME = re.compile(r"imports|check|run_[0-9a-f]{24}")
 _NAME_TRIES = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class ImportLimits:
-    """How large an uploaded run may be; sizes in bytes."""
-
-    max_files: int = 30_000
-    max_samples: int = 100_000
-    max_total_bytes: int = 5 * _GIB
-    max_file_bytes: int = _GIB
-    max_index_bytes: int = 64 * _MIB
-    max_trajectory_bytes: int = 64 * _MIB
-    max_progress_bytes: int = 64 * 1024
-    details_s: float = 120.0
+# The limits of an uploaded run; sizes in bytes.
+MOST_FILES, MOST_SAMPLES = 30_000, 100_000
+MOST_TOTAL_BYTES, MOST_FILE_BYTES = 5 * _GIB, _GIB
+MOST_INDEX_BYTES, MOST_TRAJECTORY_BYTES, MOST_PROGRESS_BYTES = 64 * _MIB, 64 * _MIB, 64 * 1024
+_DETAILS_S = 120.0
+"""How long trajectories are read for details that the index lacks."""
 
 
 # -- the announcement --------------------------------------------------------------------------------
 
 
-def check_announcement(start: EvalImportStart, limits: ImportLimits) -> None:
+def check_announcement(start: EvalImportStart) -> None:
     """Check what is to be uploaded."""
     _check_versions(start)
     _check_texts(start.run)
@@ -102,16 +96,16 @@ def check_announcement(start: EvalImportStart, limits: ImportLimits) -> None:
             raise _refused(f"the year {moment.year} is not that of any run", "run.started_at")
     if start.run.completed_at < start.run.started_at:
         raise _refused("the run ends before it starts", "run.completed_at")
-    samples = len(selected_rows(start.run, limits)) * start.run.evaluation_config.n
-    if not 1 <= samples <= limits.max_samples:
+    samples = len(selected_rows(start.run)) * start.run.evaluation_config.n
+    if not 1 <= samples <= MOST_SAMPLES:
         raise _refused(
-            f"a run of {samples:,} samples; this platform takes 1 to {limits.max_samples:,}",
+            f"a run of {samples:,} samples; this platform takes 1 to {MOST_SAMPLES:,}",
             "run.evaluation_config.n",
         )
-    _check_files(start.files, limits)
+    _check_files(start.files)
 
 
-def selected_rows(run: ImportedRun, limits: ImportLimits) -> Selection:
+def selected_rows(run: ImportedRun) -> Selection:
     """Return which rows of its dataset a run uses."""
     described = run.experiment_config.dataset.selected_source_rows
     count = 0
@@ -121,9 +115,9 @@ def selected_rows(run: ImportedRun, limits: ImportLimits) -> Selection:
         if last < first:
             raise _refused("`selected_source_rows` takes rows and ranges, as in 0-9,12", "dataset")
         count += last - first + 1
-        if count > limits.max_samples:
+        if count > MOST_SAMPLES:
             # Checked before the ranges are expanded.
-            raise _refused(f"it uses more than {limits.max_samples:,} rows", "dataset")
+            raise _refused(f"it uses more than {MOST_SAMPLES:,} rows", "dataset")
     return select_rows(_MOST_ROWS, limit=None, rows=described)
 
 
@@ -196,13 +190,13 @@ def _check_texts(run: ImportedRun) -> None:
         raise _refused("the name of the run is not a valid directory name", "run.name")
 
 
-def _check_files(files: list[ImportFile], limits: ImportLimits) -> None:
-    if len(files) > limits.max_files:
-        raise _refused(f"{len(files):,} files; this platform takes {limits.max_files:,} of a run", "files")
+def _check_files(files: list[ImportFile]) -> None:
+    if len(files) > MOST_FILES:
+        raise _refused(f"{len(files):,} files; this platform takes {MOST_FILES:,} of a run", "files")
     for file in files:
         trial = _trial_file(file.path)
-        largest = limits.max_trajectory_bytes if trial and trial.trajectory else limits.max_file_bytes
-        largest = {INDEX: limits.max_index_bytes, PROGRESS: limits.max_progress_bytes}.get(file.path, largest)
+        largest = MOST_TRAJECTORY_BYTES if trial and trial.trajectory else MOST_FILE_BYTES
+        largest = {INDEX: MOST_INDEX_BYTES, PROGRESS: MOST_PROGRESS_BYTES}.get(file.path, largest)
         problem = name_problem(file.path)
         if problem is None and trial is None and file.path not in (INDEX, PROGRESS):
             problem = "it is not a file of an uploaded run"
@@ -219,9 +213,9 @@ def _check_files(files: list[ImportFile], limits: ImportLimits) -> None:
     if missing := {INDEX, PROGRESS} - paths:
         raise _refused(f"`{min(missing)}` is missing", "files")
     total = sum(file.size for file in files)
-    if total > limits.max_total_bytes:
+    if total > MOST_TOTAL_BYTES:
         raise _refused(
-            f"the files have {total:,} bytes; this platform takes {limits.max_total_bytes:,} of a run",
+            f"the files have {total:,} bytes; this platform takes {MOST_TOTAL_BYTES:,} of a run",
             "files",
         )
 
@@ -246,22 +240,16 @@ class ReceivedRun:
     files: Sequence[DbEvalImportFile]
 
     @classmethod
-    def read(
-        cls,
-        upload: DbEvalImport,
-        files: Sequence[DbEvalImportFile],
-        blobs: BlobStore,
-        limits: ImportLimits,
-    ) -> ReceivedRun:
+    def read(cls, upload: DbEvalImport, files: Sequence[DbEvalImportFile], blobs: BlobStore) -> ReceivedRun:
         """Read what has arrived."""
         announced = EvalImportStart.model_validate(upload.announced)
-        rows = selected_rows(announced.run, limits)
+        rows = selected_rows(announced.run)
         by_path = {file.path: file for file in files}
         n = announced.run.evaluation_config.n
         total_rows = _read_progress(blobs, by_path[PROGRESS], rows, n)
         with blobs.open(by_path[INDEX].blob_key) as lines:
             entries = read_index(lines, rows=len(rows), n=n)
-        details = _read_trajectories(blobs, by_path, entries, limits)
+        details = _read_trajectories(blobs, by_path, entries)
         records = [
             TerminalRecord(
                 entry.row_index,
@@ -427,16 +415,13 @@ def _read_progress(blobs: BlobStore, file: DbEvalImportFile, rows: Selection, n:
 
 
 def _read_trajectories(
-    blobs: BlobStore,
-    files: Mapping[str, DbEvalImportFile],
-    entries: Sequence[IndexEntry],
-    limits: ImportLimits,
+    blobs: BlobStore, files: Mapping[str, DbEvalImportFile], entries: Sequence[IndexEntry]
 ) -> dict[str, dict[str, Any]]:
     """Check the files of attempts against the index; return by rollout id what the trajectories state."""
     by_rollout = {entry.rollout_id: entry for entry in entries}
     details: dict[str, dict[str, Any]] = {}
     with_trajectory = set()
-    deadline = time.monotonic() + limits.details_s
+    deadline = time.monotonic() + _DETAILS_S
     for path, file in files.items():
         found = _trial_file(path)
         if found is None:

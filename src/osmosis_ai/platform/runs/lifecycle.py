@@ -1,8 +1,8 @@
 """Kinds of runs, their status transitions, and the file names that workers and the platform share.
 
 ``pending -> running -> finished | failed | stopped``, and ``pending -> failed | stopped`` for a run that never
-started. A terminal run never changes, unless it is reopened: a training run is resumed, or an evaluation
-retried (``reopening``). The phases between are in ``platform/queue/phases.py``.
+started. A terminal run never changes, unless it is reopened: a training run is resumed, an evaluation is retried
+(``reopening``). The phases between are in ``platform/queue/phases.py``.
 """
 
 from __future__ import annotations

@@ -19,6 +19,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, case, func, or_, select
 from sqlalchemy.orm import Session
 
+from osmosis_ai.api.models.base import Named
+from osmosis_ai.api.models.eval_runs import RetryCheck
 from osmosis_ai.config.execution import EXECUTION
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.errors import ConflictError, NotFoundError
@@ -45,7 +47,7 @@ from osmosis_ai.platform.runs.requests import (
     read_training_request,
 )
 from osmosis_ai.platform.runs.run_store import Queue
-from osmosis_ai.platform.runs.submitter import CheckedSubmission, RunSubmission, RunSubmitter, seal_secrets
+from osmosis_ai.platform.runs.submitter import CheckedSubmission, RunSubmitter, seal_secrets
 from osmosis_ai.platform.secrets import ResolvedScope, resolve_scopes
 from osmosis_ai.platform.vault import Vault
 from osmosis_ai.ui.numbers import amount
@@ -69,22 +71,12 @@ def forget_resume(run: DbRun) -> None:
 
 @dataclass(frozen=True)
 class PlannedRetry:
-    """A checked retry of ``count`` attempts without a score: failed ones by error source, and those never made.
-
-    ``planned`` counts all attempts of the run; ``budget`` replaces the run's if it has any key.
-    """
+    """A checked retry and what it would repeat; ``budget`` replaces the run's if it has any key."""
 
     run: DbRun
-    planned: int
-    failed: Mapping[str, int]
-    no_reward: int
-    missing: int
+    repeated: RetryCheck
     checked: CheckedSubmission
     budget: dict[str, float]
-
-    @property
-    def count(self) -> int:
-        return sum(self.failed.values()) + self.no_reward + self.missing
 
 
 class RunReopener:
@@ -168,7 +160,17 @@ class RunReopener:
             )
         checked = self._check(run, user, provided)
         self._require_journal(run)
-        return PlannedRetry(run, planned, failed, no_reward, missing, checked, budget)
+        repeated = RetryCheck(
+            eval_run=Named(id=run.id, name=run.name),
+            samples=sum(failed.values()) + no_reward + missing,
+            planned=planned,
+            failed=failed,
+            no_reward=no_reward,
+            missing=missing,
+            commit_sha=run.commit_sha,
+            resolved_secret_scopes=dict(checked.scopes),
+        )
+        return PlannedRetry(run, repeated, checked, budget)
 
     def retry(self, planned: PlannedRetry, *, by: str) -> DbRun:
         """Queue the attempts of a planned retry."""
@@ -189,9 +191,10 @@ class RunReopener:
                     hint="try again in a minute",
                 )
             run.dataset_id, run.rollout_id = checked.dataset.id, checked.rollout_id
-            run.creator_id = checked.submission.user.id
+            run.creator_id = checked.user.id
             run.sealed_secrets = seal_secrets(self._vault, run.id, checked.request.provided)
-            run.progress = {"completed": planned.planned - planned.count, "total": planned.planned}
+            total, count = planned.repeated.planned, planned.repeated.samples
+            run.progress = {"completed": total - count, "total": total}
             run.metrics = {**(run.metrics or {}), "earlier_ms": (run.metrics or {}).get("duration_ms", 0)}
             if planned.budget:
                 advanced = run.request.get("advanced_config") or {}
@@ -202,8 +205,8 @@ class RunReopener:
             run.reopened_at = run.accepted
             scored, n = _scored(session, run.id), evaluation_settings(run.request).n
             attempts = ((row, number) for row in range(len(checked.rows.rows())) for number in range(n))
-            verb = "runs" if planned.count == 1 else "run"
-            message = f"{by} retried the run: {amount(planned.count, 'attempt')} without a score {verb} again"
+            verb = "runs" if count == 1 else "run"
+            message = f"{by} retried the run: {amount(count, 'attempt')} without a score {verb} again"
             unscored = [attempt for attempt in attempts if attempt not in scored]
             self._reopen(session, run, checked.scopes, message, unscored)
         return run
@@ -236,7 +239,7 @@ class RunReopener:
         body = {**run.request, "experiment_config": experiment}
         if provided:
             body["secrets"] = {**(body.get("secrets") or {}), "provided": dict(provided)}
-        checked = self._submitter.check(RunSubmission("eval", run.workspace_id, repository, owner, body))
+        checked = self._submitter.check("eval", repository, owner, body)
         personal = [name for name, scope in checked.scopes.items() if scope in ("user", "user_override")]
         if personal and owner.id != user.id:
             raise ConflictError(

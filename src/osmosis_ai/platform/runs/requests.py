@@ -274,9 +274,9 @@ def parse_eval_request(body: Mapping[str, Any], is_adapter: IsAdapter) -> EvalRe
     """Check the body of a submit."""
     document, issues = check_body(body, EVAL)
     keys = {issue.key for issue in issues}
-    # Other issues leave open which model is meant, or with which variables it is called.
-    is_known = not keys & {"experiment", MODEL_PATH}
-    if is_known and not any(key.partition(".")[0] in ("env", "secrets") for key in keys):
+    # An issue with one of these leaves open which model is meant, or with which variables it is called.
+    hiding = ("experiment", MODEL_PATH, "env", "secrets")
+    if not any(key in hiding or key.startswith(("env.", "secrets.")) for key in keys):
         issues += _eval_model_issues(document, is_adapter)
     if issues:
         raise rejected(issues)

@@ -52,11 +52,7 @@ def summarised_results(known: Mapping[str, Any], metrics: Mapping[str, Any]) -> 
         stats = {**stats, "pass_at_k": by_k}
     new = {
         "score": stats["mean"] if stats is not None else None,
-        "pass_rate": summary["pass_rate"],
-        "graded": summary["graded"],
-        "passed": summary["passed"],
-        "failed": summary["failed"],
-        "skipped": summary["skipped"],
+        **{name: summary[name] for name in ("pass_rate", "graded", "passed", "failed", "skipped")},
         "total_runs": summary["total_samples"],
         "total_tokens": summary["tokens_used"],
         "reward_stats": stats,
@@ -233,16 +229,11 @@ Curves = dict[str, list[CurvePoint]]
 """The points of each metric, at least one, by rising step."""
 
 
-def read_curves(db: Database, run_id: str) -> Curves:
-    """Return a run's curves in the order in which users want to see them; metrics of other trainers come last."""
-    return read_curves_of(db, [run_id])[run_id]
-
-
-def read_curves_of(db: Database, run_ids: Sequence[str]) -> dict[str, Curves]:
-    """Return the curves of each of some runs like :func:`read_curves`, in one statement."""
+def read_curves(db: Database, *run_ids: str) -> dict[str, Curves]:
+    """Return the curves of runs in the order in which users want to see them; metrics of other trainers come last."""
     found: dict[str, Curves] = {run_id: {} for run_id in run_ids}
     with db.session() as session:
-        rows = session.execute(_POINTS, {"run_ids": list(run_ids)})
+        rows = session.execute(_POINTS, {"run_ids": run_ids})
         for (run_id, key), points in groupby(rows, key=lambda row: (row[0], row[1])):
             found[run_id][key] = [CurvePoint(*row[2:]) for row in points]
     return {

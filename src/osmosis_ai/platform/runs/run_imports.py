@@ -16,8 +16,8 @@ from sqlalchemy import and_, delete, or_, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from osmosis_ai.api.models.datasets import CompletedPart, UploadInstructions
-from osmosis_ai.api.models.eval_imports import LARGEST_BATCH, EvalImportStart, ImportFile
+from osmosis_ai.api.models.datasets import CompletedPart
+from osmosis_ai.api.models.eval_imports import LARGEST_BATCH, EvalImportStart, ImportFile, ImportUpload
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.platform.blobs.parted_upload import (
     MULTIPART_FROM_BYTES,
@@ -39,12 +39,7 @@ from osmosis_ai.platform.db.tables import (
     new_id,
 )
 from osmosis_ai.platform.logs import LogStore
-from osmosis_ai.platform.runs.imported_run import (
-    ImportLimits,
-    ReceivedRun,
-    check_announcement,
-    known_provenance,
-)
+from osmosis_ai.platform.runs.imported_run import ReceivedRun, check_announcement, known_provenance
 from osmosis_ai.platform.runs.run_store import RunStore
 
 _NAMED_PROBLEMS = 5
@@ -63,28 +58,18 @@ class ImportState:
 class EvalImportStore:
     """The uploads of all workspaces."""
 
-    def __init__(
-        self,
-        db: Database,
-        blobs: BlobStore,
-        clock: Clock,
-        logs: LogStore,
-        runs: RunStore,
-        *,
-        limits: ImportLimits | None = None,
-    ) -> None:
+    def __init__(self, db: Database, blobs: BlobStore, clock: Clock, logs: LogStore, runs: RunStore) -> None:
         self._db = db
         self._blobs = blobs
         self._clock = clock
         self._logs = logs
         self._runs = runs
-        self.limits = limits or ImportLimits()
 
     def start(
         self, workspace_id: str, repository_id: str, creator_id: str, start: EvalImportStart
     ) -> ImportState:
         """Begin an upload, or resume it if its run was announced before."""
-        check_announcement(start, self.limits)
+        check_announcement(start)
         known = self._known(workspace_id, start)
         if known is not None and self._is_over(known.row, known.run):
             self._forget(known.row)
@@ -103,7 +88,7 @@ class EvalImportStore:
 
     def upload_instructions(
         self, workspace_id: str, session_id: str, paths: Sequence[str]
-    ) -> list[tuple[DbEvalImportFile, UploadInstructions]]:
+    ) -> list[ImportUpload]:
         """Return where to send those of ``paths`` that are missing."""
         if not 1 <= len(paths) <= LARGEST_BATCH:
             raise OsmosisError(f"`paths` takes 1 to {LARGEST_BATCH} files.", details={"key": "paths"})
@@ -125,7 +110,15 @@ class EvalImportStore:
                     noted += [(file, theirs, None)] if theirs is not None else []
         for unneeded in surplus:
             self._blobs.abort_upload(unneeded)
-        return [(file, upload.instructions(self._blobs, received)) for file, upload, received in noted]
+        return [
+            ImportUpload(
+                path=file.path,
+                size=file.size,
+                sha256=file.sha256,
+                upload=upload.instructions(self._blobs, received),
+            )
+            for file, upload, received in noted
+        ]
 
     def complete_file(
         self, workspace_id: str, session_id: str, path: str, parts: Sequence[CompletedPart] | None
@@ -163,7 +156,7 @@ class EvalImportStore:
             raise ConflictError(
                 f"{len(missing)} of {len(state.files)} files have not arrived, the first is `{missing[0]}`."
             )
-        received = ReceivedRun.read(state.row, state.files, self._blobs, self.limits)
+        received = ReceivedRun.read(state.row, state.files, self._blobs)
         for left in reversed(range(_TRIES)):
             try:
                 with self._db.transaction() as session:

@@ -186,11 +186,15 @@ class SourceArchives:
 
 def pack(source: Path, target: BinaryIO) -> None:
     """Write the files and symbolic links below ``source`` to ``target`` as a compressed archive."""
+    paths = []
+    for folder, folders, files in os.walk(source):
+        links = [name for name in folders if Path(folder, name).is_symlink()]
+        paths += [str(Path(folder, name).relative_to(source)) for name in (*files, *links)]
     with (
         gzip.GzipFile("", "wb", 6, target, mtime=0) as compressed,
         tarfile.open(fileobj=compressed, mode="w", format=tarfile.GNU_FORMAT) as archive,
     ):
-        for path in sorted(_files(source)):
+        for path in sorted(paths):
             member = tarfile.TarInfo(path)
             file = source / path
             if file.is_symlink():
@@ -201,11 +205,3 @@ def pack(source: Path, target: BinaryIO) -> None:
             member.mode = 0o755 if os.access(file, os.X_OK) else 0o644
             with file.open("rb") as content:
                 archive.addfile(member, content)
-
-
-def _files(source: Path) -> list[str]:
-    found = []
-    for folder, folders, files in os.walk(source):
-        links = [name for name in folders if Path(folder, name).is_symlink()]
-        found += [str(Path(folder, name).relative_to(source)) for name in (*files, *links)]
-    return found

@@ -6,6 +6,7 @@ one transaction, and no transaction is open while the repository is fetched.
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import json
 import logging
@@ -15,7 +16,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -66,21 +67,11 @@ _GIB = 1 << 30
 
 
 @dataclass(frozen=True)
-class RunSubmission:
-    """Who submits what, from where."""
-
-    kind: RunKind
-    workspace_id: str
-    repository: DbRepository
-    user: DbUser
-    body: dict[str, Any] = field(repr=False)
-
-
-@dataclass(frozen=True)
 class CheckedSubmission:
     """A submit without issues, and what was resolved for it."""
 
-    submission: RunSubmission
+    repository: DbRepository
+    user: DbUser
     request: RunRequest
     dataset: DbDataset
     rows: RowSelection
@@ -117,26 +108,22 @@ class RunSubmitter:
         self._threads = ThreadPoolExecutor(_PARALLEL_SUBMITS, thread_name_prefix="submit")
         self._syncs = ThreadPoolExecutor(_PARALLEL_SUBMITS, thread_name_prefix="submit-sync")
 
-    def in_thread(self, call: Callable[[], Done]) -> Future[Done]:
+    async def in_thread(self, call: Callable[[], Done]) -> Done:
         """Call a function that may block for as long as a submit."""
-        return self._threads.submit(call)
+        return await asyncio.wrap_future(self._threads.submit(call))
 
     def close(self) -> None:
         """End; nothing can be submitted afterwards."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._syncs.shutdown(wait=False, cancel_futures=True)
 
-    def submit(self, submission: RunSubmission) -> DbRun:
-        """Check a request and create its run; blocks for :data:`SYNC_WAIT_S` at most."""
-        return self.create(self.check(submission))
-
-    def check(self, submission: RunSubmission) -> CheckedSubmission:
-        """Check whether a request can become a run, and write nothing; blocks like :meth:`submit`."""
-        workspace_id = submission.workspace_id
-        parse = parse_eval_request if submission.kind == "eval" else parse_training_request
-        request: RunRequest = parse(
-            submission.body, lambda path: find_adapter(self._db, workspace_id, path) is not None
-        )
+    def check(
+        self, kind: RunKind, repository: DbRepository, user: DbUser, body: Mapping[str, Any]
+    ) -> CheckedSubmission:
+        """Check whether a request can become a run, and write nothing; blocks for :data:`SYNC_WAIT_S` at most."""
+        workspace_id = repository.workspace_id
+        parse = parse_eval_request if kind == "eval" else parse_training_request
+        request: RunRequest = parse(body, lambda path: find_adapter(self._db, workspace_id, path) is not None)
         # Machines of a pool report what they can do.
         problems = [own_machine_problem(self._config, request.execution)]
         if served_agent(request.experiment.entrypoint) is None:
@@ -145,30 +132,30 @@ class RunSubmitter:
             raise rejected(found)
         dataset = self._dataset(workspace_id, request.experiment.dataset)
         rows = request.choose_rows(dataset.row_count or 0, dataset.sha256 or "", dataset.extension)
-        sha = self._commit(submission.repository, request)
+        sha = self._commit(repository, request)
         stored = [name for name in request.secrets if name not in request.provided]
-        scopes = resolve_scopes(self._db, workspace_id, submission.user.id, stored)
+        scopes = resolve_scopes(self._db, workspace_id, user.id, stored)
         with self._db.session() as session:
             known = select(DbRollout.id).where(
-                DbRollout.repository_id == submission.repository.id,
+                DbRollout.repository_id == repository.id,
                 DbRollout.name == request.experiment.rollout,
             )
             rollout_id = session.scalar(known)
         all_scopes = {name: scopes.get(name, "run") for name in request.secrets}
-        return CheckedSubmission(submission, request, dataset, rows, sha, rollout_id, all_scopes)
+        return CheckedSubmission(repository, user, request, dataset, rows, sha, rollout_id, all_scopes)
 
     def create(self, checked: CheckedSubmission) -> DbRun:
         """Create and queue the run of a checked submit."""
-        submission, request = checked.submission, checked.request
+        request = checked.request
         self.require_source(checked)
         run_id = new_id("run")
         described: dict[str, Any] = {
             "id": run_id,
-            "workspace_id": submission.workspace_id,
-            "repository_id": submission.repository.id,
+            "workspace_id": checked.repository.workspace_id,
+            "repository_id": checked.repository.id,
             "kind": request.kind,
             "status": "pending",
-            "creator_id": submission.user.id,
+            "creator_id": checked.user.id,
             "created_at": self._clock.now(),
             "request": dict(request.written),
             "commit_sha": checked.commit_sha,
@@ -212,7 +199,7 @@ class RunSubmitter:
         """Begin to pack the commit of a submit for workers, and refuse one that cannot be packed."""
         if served_agent(checked.request.experiment.entrypoint) is not None:
             return
-        packing = self._sources.prepare(checked.submission.repository, checked.commit_sha)
+        packing = self._sources.prepare(checked.repository, checked.commit_sha)
         try:
             packing.result(timeout=PACK_WAIT_S)
         except FutureTimeout:

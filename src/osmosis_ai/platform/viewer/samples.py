@@ -174,7 +174,9 @@ class SampleLists:
         whole = self._once("outcomes", self._count_outcomes)
         if asked == SampleQuery():
             return {**whole, "total": whole["unfiltered"]}
-        return {**whole, "total": self._once(asked, lambda: self._count(query))}
+        mine = self._all(select(func.count()).select_from(DbSample))
+        total = self._once(asked, lambda: self.session.scalar(mine.where(*self._conditions(query))) or 0)
+        return {**whole, "total": total}
 
     def failures(self) -> list[FailureCount]:
         """Return the kinds of failures, the most frequent first."""
@@ -205,7 +207,9 @@ class SampleLists:
 
     def _conditions(self, query: SampleQuery, walked: Any = None) -> list[ColumnElement[bool]]:
         """Return which samples a query means."""
-        values = {name: _value(getattr(DbSample, name), walked) for name in _RANGES}
+        columns = {name: getattr(DbSample, name) for name in _RANGES}
+        # SQLite would read a range of the compared value's index and sort, where another index is walked.
+        values = {name: column if column is walked else column + 0 for name, column in columns.items()}
         passes = values["reward"] >= self._settings.pass_threshold
         by_outcome: dict[str | None, list[ColumnElement[bool]]] = {
             None: [],
@@ -296,10 +300,6 @@ class SampleLists:
             "flaky": self._flaky().samples,
         }
 
-    def _count(self, query: SampleQuery) -> int:
-        counted = self._all(select(func.count()).select_from(DbSample)).where(*self._conditions(query))
-        return self.session.scalar(counted) or 0
-
     def _count_failures(self) -> list[FailureCount]:
         """Return the kinds with the first of each; the samples are read once, and each first one by its key."""
         n = self._settings.n
@@ -356,11 +356,6 @@ def sample_entry(row: Any, pass_threshold: float) -> SampleEntry:
     )
 
 
-def _value(column: Any, walked: Any) -> Any:
-    """Return a value to be compared: SQLite would read a range of its index and sort, where another is walked."""
-    return column if column is walked else column + 0
-
-
 def _position(query: SampleQuery, row: Any, backward: bool) -> SamplePosition:
     column = _VALUES[query.sort]
     value = getattr(row, column.key) if column is not None else None
@@ -394,8 +389,7 @@ def compared_runs(session: Session, runs: Sequence[DbRun]) -> list[RunSamples]:
         rows, n = sampled_rows(run), evaluation_settings(run.request).n
         if not rows:
             raise ConflictError(f"the run {run.name} is {run.status}: it has no row yet.")
-        empty = _without_samples(run)
-        collectors[run.id] = SampleCollector(empty, rows=rows, n=n, source="the platform")
+        collectors[run.id] = SampleCollector(_without_samples(run), rows=rows, n=n, source="the platform")
     samples = select(*_COMPARED_COLUMNS).where(DbSample.run_id.in_(collectors))
     for sample in session.execute(samples.execution_options(yield_per=_BATCH)):
         collectors[sample.run_id].add(sample)
@@ -412,49 +406,40 @@ def samples_of_row(
         .order_by(DbSample.row_index, DbSample.run_index)
         .limit(limit)
     ).all()
-    thresholds = [evaluation_settings(run.request).pass_threshold for run in runs]
-    return [
-        [sample_entry(row, threshold) for row in rows if row.run_id == run.id]
-        for run, threshold in zip(runs, thresholds, strict=True)
-    ]
+    thresholds = {run.id: evaluation_settings(run.request).pass_threshold for run in runs}
+    return [[sample_entry(row, thresholds[run.id]) for row in rows if row.run_id == run.id] for run in runs]
 
 
 def _without_samples(run: DbRun) -> RunSamples:
-    imported = run.imported or {}
-    origin = RunOrigin.model_validate(run.imported) if run.imported is not None else None
+    imported, settings = run.imported or {}, evaluation_settings(run.request)
     return RunSamples(
         name=run.name,
         run_id=imported.get("local_run_id") or run.id,
         place="platform",
         location=run.name,
         status=run.status,
-        inputs=_inputs(run),
+        inputs=ComparedInputs(
+            model=run.model_path,
+            dataset_name=run.dataset_name,
+            dataset_sha256=(run.selection or {}).get("sha256"),
+            rollout=run.rollout_name,
+            entrypoint=(run.request.get("experiment_config") or {}).get("entrypoint"),
+            grader_digest=run.grader_digest,
+            commit=run.commit_sha or imported.get("git_head"),
+            dirty=imported.get("git_dirty") if run.imported is not None else False,
+            n=settings.n,
+            seed=run.seed if run.imported is None else None,
+            pass_threshold=settings.pass_threshold,
+            env=dict(run.request.get("env_config") or {}),
+        ),
         row_keys=(),
         keyed_by="row_digest",
         source_rows=np.zeros(0, dtype=np.int64),
         samples=np.zeros(0, dtype=np.dtype(SAMPLE_FIELDS)),
-        planned=sampled_rows(run) * evaluation_settings(run.request).n,
+        planned=sampled_rows(run) * settings.n,
         unfinished=_unfinished(run),
-        imported=origin.words if origin is not None else None,
+        imported=RunOrigin.model_validate(imported).words if run.imported is not None else None,
         revision=run.revision,
-    )
-
-
-def _inputs(run: DbRun) -> ComparedInputs:
-    imported, settings = run.imported or {}, evaluation_settings(run.request)
-    return ComparedInputs(
-        model=run.model_path,
-        dataset_name=run.dataset_name,
-        dataset_sha256=(run.selection or {}).get("sha256"),
-        rollout=run.rollout_name,
-        entrypoint=(run.request.get("experiment_config") or {}).get("entrypoint"),
-        grader_digest=run.grader_digest,
-        commit=run.commit_sha or imported.get("git_head"),
-        dirty=imported.get("git_dirty") if run.imported is not None else False,
-        n=settings.n,
-        seed=run.seed if run.imported is None else None,
-        pass_threshold=settings.pass_threshold,
-        env=dict(run.request.get("env_config") or {}),
     )
 
 

@@ -53,7 +53,7 @@ from osmosis_ai.platform.runs.lifecycle import (
     conversation_path,
 )
 from osmosis_ai.platform.runs.requests import evaluation_settings
-from osmosis_ai.platform.runs.results import headline_of, logged_marks, read_curves, read_curves_of
+from osmosis_ai.platform.runs.results import headline_of, logged_marks, read_curves
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.runs import (
     RUNS,
@@ -138,7 +138,7 @@ class PlatformSource:
             if kind == "eval":
                 return eval_detail(entry, previous, SampleLists(session, run, self.services.sample_counts))
         resumable = self.services.reopener.is_resumable(run)
-        curves = read_curves(self.services.db, run.id)
+        curves = read_curves(self.services.db, run.id)[run.id]
         return training_detail(entry, previous, run, curves, resumable=resumable)
 
     def samples(
@@ -242,11 +242,10 @@ class PlatformSource:
         return self.services.logs.page(found.id, limit=limit, direction=direction, cursor=cursor)
 
     def curves(self, run: str) -> TrainingCurves:
-        with self.services.db.session() as session:
-            found = self._run(session, "training", run)
         services = self.services
-        curves = read_curves(services.db, found.id)
-        happened = logged_marks(services.logs, found.id)
+        with services.db.session() as session:
+            found = self._run(session, "training", run)
+        curves, happened = read_curves(services.db, found.id)[found.id], logged_marks(services.logs, found.id)
         return viewed_training(found, curves, services.lora_models.of_run(found.id), happened)
 
     def validation(self, run: str) -> ValidationSamples | None:
@@ -298,9 +297,8 @@ class PlatformSource:
     def compared_training(self, runs: Sequence[str]) -> Sequence[tuple[RunDetail, TrainingCurves]]:
         with self.services.db.session() as session:
             found = find_runs(session, self.workspace_id, "training", runs)
-        curves = read_curves_of(self.services.db, [run.id for run in found])
-        now = self.services.clock.now()
-        return [compared_training(run, curves[run.id], now) for run in found]
+        curves = read_curves(self.services.db, *(run.id for run in found))
+        return [compared_training(run, curves[run.id], self.services.clock.now()) for run in found]
 
     def samples_of_row(self, digest: str, runs: Sequence[str], *, limit: int) -> list[list[SampleEntry]]:
         with self.services.db.session() as session:

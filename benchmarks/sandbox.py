@@ -29,9 +29,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from osmosis_ai.processes import program_start
-from osmosis_ai.sandbox import RunLimits, SandboxedProgram, check_sandbox
-from osmosis_ai.sandbox.control_groups import Delegation, RunGroup, hierarchy_mount
+from osmosis_ai.processes.child_process import program_start
+from osmosis_ai.sandbox.bubblewrap import SandboxedProgram
+from osmosis_ai.sandbox.control_groups import Delegation, RunGroup, RunLimits, hierarchy_mount
+from osmosis_ai.sandbox.isolation import check_sandbox
 
 REPOSITORY = Path(__file__).parents[1]
 CONFIG = "configs/eval/multiply.toml"

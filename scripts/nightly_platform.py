@@ -53,13 +53,13 @@ def nightly_routes(seconds: float, first_seed: int) -> Iterator[str]:
 
     from osmosis_ai.platform.app import create_app
     from osmosis_ai.platform.config import PlatformConfig
-    from osmosis_ai.platform.services import build_services
+    from osmosis_ai.platform.services import PlatformServices
 
     statuses: Counter[int] = Counter()
     failed: dict[str, str] = {}
     deadline, round_number = time.monotonic() + seconds, 0
     with _scratch() as directory:
-        services = build_services(PlatformConfig(home=directory / "platform"))
+        services = PlatformServices(PlatformConfig(home=directory / "platform"))
         headers = World(services).member().headers
         described = schemathesis.openapi.from_asgi("/api/openapi.json", create_app(services))
         operations = [found.ok() for found in described.get_all_operations()]

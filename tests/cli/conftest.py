@@ -91,12 +91,12 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The services of a platform that was started once, whose data directory the environment names."""
     from osmosis_ai.platform.accounts import bootstrap
     from osmosis_ai.platform.config import PlatformConfig
-    from osmosis_ai.platform.services import build_services
+    from osmosis_ai.platform.services import PlatformServices
 
     home = tmp_path / "platform"
     monkeypatch.setenv("OSMOSIS_HOME", str(home))
     hash_passwords_quickly(monkeypatch)
     put_migrated_database(home)
-    services = build_services(PlatformConfig(home=home))
+    services = PlatformServices(PlatformConfig(home=home))
     bootstrap(services.db, services.clock)
     return services

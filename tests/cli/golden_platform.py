@@ -17,7 +17,7 @@ from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db import tables
 from osmosis_ai.platform.offboarding import Offboarding
 from osmosis_ai.platform.process_state import PlatformProcess
-from osmosis_ai.platform.services import PlatformServices, build_services
+from osmosis_ai.platform.services import PlatformServices
 from tests.cli.golden_cases import Case, together
 from tests.cli.maze import Maze
 from tests.logins import hash_passwords_quickly
@@ -53,7 +53,7 @@ def _home() -> dict[Path, bytes]:
     with TemporaryDirectory() as directory:
         home = Path(directory) / "platform"
         put_migrated_database(home)
-        services = build_services(PlatformConfig(home=home))
+        services = PlatformServices(PlatformConfig(home=home))
         _add_accounts(services)
         services.db.dispose()
         return {path.relative_to(directory): path.read_bytes() for path in home.rglob("*") if path.is_file()}

@@ -20,8 +20,8 @@ import pytest
 
 from osmosis_ai._version import __version__
 from osmosis_ai.cli.registry import COMMANDS
-from osmosis_ai.sandbox import MachineControl, SandboxCapability
-from osmosis_ai.sandbox.control_groups import Delegation
+from osmosis_ai.sandbox.control_groups import Delegation, MachineControl
+from osmosis_ai.sandbox.isolation import SandboxCapability
 from tests.cli import (
     golden_accounts,
     golden_agents,
@@ -85,9 +85,9 @@ def run_case(tmp_path: Path, capsys: pytest.CaptureFixture[str], logging_as_it_w
             patch.setattr("osmosis_ai.workspace.layout.worktree_root", lambda _: root)
             patch.setattr("osmosis_ai.services.context.read_origin", lambda _: ORIGIN)
             bubblewrap = SandboxCapability(Path("/usr/bin/bwrap"))
-            patch.setattr("osmosis_ai.sandbox.check_sandbox", lambda *_: bubblewrap)
+            patch.setattr("osmosis_ai.sandbox.isolation.check_sandbox", lambda *_: bubblewrap)
             limits = Delegation(Path("/sys/fs/cgroup/osmosis.service"), ("memory", "pids", "cpu"))
-            patch.setattr("osmosis_ai.sandbox.look_at_control", lambda: MachineControl(limits))
+            patch.setattr("osmosis_ai.sandbox.control_groups.look_at_control", lambda: MachineControl(limits))
             for name in CANARIES:
                 patch.setenv(name, "sk-golden-canary")
             case.prepare(maze)

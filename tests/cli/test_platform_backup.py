@@ -29,7 +29,7 @@ from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.engine import Database, opened_database
 from osmosis_ai.platform.db.tables import Base, DbDataset, DbLogLine, DbWorkspace, new_id
-from osmosis_ai.platform.services import PlatformServices, build_services
+from osmosis_ai.platform.services import PlatformServices
 from tests.cli.conftest import Cli
 from tests.full_disk import files_of_at_most
 from tests.logins import hash_passwords_quickly
@@ -60,7 +60,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlatformConfig:
 def platform(config: PlatformConfig) -> PlatformServices:
     """A platform with a secret, a stored file, a run under way and a mirror, open in this process."""
     put_migrated_database(config.home)
-    services = build_services(config)
+    services = PlatformServices(config)
     first = bootstrap(services.db, services.clock)
     assert first is not None
     store(services, first.workspace_id, "multiply", b"rows")
@@ -124,7 +124,7 @@ def test_backup_and_restore(
     assert {stat.S_IMODE(path.stat().st_mode) & 0o077 for path in restored.rglob("*")} == {0}
     assert os.access(restored / "git" / "rep_1.git" / "hook", os.X_OK)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["kept", "platform", "restored"]
-    again = build_services(PlatformConfig(home=restored))
+    again = PlatformServices(PlatformConfig(home=restored))
     assert [user.email for user in again.accounts.users()] == ["admin@localhost"]
     sealed = platform.vault.seal(b"value", context="secrets:1")
     assert again.vault.open(sealed, context="secrets:1") == b"value"
@@ -409,7 +409,8 @@ def test_move_to_postgresql_and_a_bucket_and_back(
 KILLED = """
 import os, sys
 from osmosis_ai.cli.main import main
-from osmosis_ai.platform.backup import databases, restore
+from osmosis_ai.platform import backup
+from osmosis_ai.platform.backup import databases
 from osmosis_ai.platform.blobs.s3 import S3BlobStore
 
 def end(*_, **__):
@@ -423,13 +424,13 @@ def put_some(store, key, stream, *, put=S3BlobStore.put):
 
 match sys.argv.pop(1):
     case "unpacked":
-        restore.check_database = end
+        backup.check_database = end
     case "files":
         S3BlobStore.put = put_some
     case "rows":
         databases._set_sequences = end
     case "committed":
-        restore.sync_directory = lambda path: None if path.name != "elsewhere" else end()
+        backup.sync_directory = lambda path: None if path.name != "elsewhere" else end()
         from pathlib import Path
         unlink = Path.unlink
         Path.unlink = lambda path, **k: end() if path.name == "restoring.json" else unlink(path, **k)

@@ -26,7 +26,7 @@ from osmosis_ai.platform.config import PlatformConfig, RayCluster, from_environm
 from osmosis_ai.platform.process_state import PlatformProcess, only_platform_of
 from osmosis_ai.platform.ray_jobs import cluster_problem
 from osmosis_ai.platform.server import run_platform
-from osmosis_ai.platform.services import build_services
+from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.worker.client import WorkerClient
 from osmosis_ai.ui.numbers import date
 from tests.cli.conftest import Cli
@@ -101,7 +101,7 @@ def test_start_status_and_stop(cli: Cli, starting: Any, monkeypatch: pytest.Monk
     assert "OSMOSIS_RAY_ADDRESS is set and OSMOSIS_EXECUTOR is not" in warned
     assert f"Warning: {warned}" in cli("platform", "status", "--plain").out
 
-    services = build_services(from_environment())
+    services = PlatformServices(from_environment())
     _, plain = services.worker_access.create_token("gpu")
     machine = claim_request(machine="box-1", labels=["a100"], cpus=1, sandbox=True)
     services.worker_access.authorize(plain, machine)
@@ -154,10 +154,10 @@ class Slow:
 sys.meta_path.insert(0, Slow())
 """,
     "self-test": """
-from osmosis_ai.sandbox import self_test
+from osmosis_ai.sandbox import isolation
 
-self_test.TIMEOUT_S = 600
-self_test.find_bwrap = lambda: Path(sys.argv[1])
+isolation.TIMEOUT_S = 600
+isolation.find_bwrap = lambda: Path(sys.argv[1])
 """,
 }
 """Code that hangs in a program while the platform is being loaded, or while its sandbox is being tested."""

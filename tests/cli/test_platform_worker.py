@@ -24,7 +24,7 @@ from osmosis_ai.platform.worker import process, worker
 from osmosis_ai.platform.worker.client import CredentialRefusedError, WorkerClient
 from osmosis_ai.platform.worker.evaluation import EvalWork
 from osmosis_ai.platform.worker.host import Ending, ExecutedShard, HostOptions, host_runs
-from osmosis_ai.sandbox import IsolationUnavailableError, SandboxCapability
+from osmosis_ai.sandbox.isolation import IsolationUnavailableError, SandboxCapability
 from tests.cli.conftest import Cli
 from tests.logins import hash_passwords_quickly
 from tests.platform.worker.fake_platform import assignment

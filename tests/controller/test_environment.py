@@ -25,7 +25,7 @@ from osmosis_ai.controller.environments import (
     unmet_requirements,
 )
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.sandbox import interpreter_places
+from osmosis_ai.sandbox.bubblewrap import interpreter_places
 from tests.controller.wheels import make_sdk_dependencies, make_wheel
 
 SDK_VERSION = metadata.version("osmosis-ai")

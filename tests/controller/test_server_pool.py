@@ -18,7 +18,7 @@ from osmosis_ai.controller.server_process import (
     default_servers,
     granted_cores,
 )
-from osmosis_ai.processes import Service, ServiceDiedError, ServiceError, ServiceSpec
+from osmosis_ai.processes.service import Service, ServiceDiedError, ServiceError, ServiceSpec
 from osmosis_ai.rollout.driver import RolloutOutcome, RolloutRunRequest
 from tests.controller.proxy_world import settle
 

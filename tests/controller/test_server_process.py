@@ -35,16 +35,12 @@ from osmosis_ai.controller.server_process import (
     health_timeout,
 )
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.processes import (
-    PrivateSocket,
-    ServiceError,
-    open_server_session,
-    server_url,
-    service,
-)
-from osmosis_ai.processes.addresses import socket_path
+from osmosis_ai.processes import service
+from osmosis_ai.processes.addresses import PrivateSocket, open_server_session, server_url, socket_path
+from osmosis_ai.processes.service import ServiceError
 from osmosis_ai.rollout.driver import RolloutOutcome, RolloutRunRequest
-from osmosis_ai.sandbox import InnerListener, check_sandbox, interpreter_places
+from osmosis_ai.sandbox.bubblewrap import InnerListener, interpreter_places
+from osmosis_ai.sandbox.isolation import check_sandbox
 from tests.controller.wire import EchoBridge
 from tests.loop_clock import advance_loop_clock
 from tests.processes import alive

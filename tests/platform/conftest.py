@@ -18,7 +18,7 @@ from osmosis_ai.platform.app import create_app
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRepository, DbUser, DbWorkspace
-from osmosis_ai.platform.services import PlatformServices, build_services
+from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.workspaces import Role, WorkspaceStore
 from tests.logins import hash_passwords_quickly
 from tests.platform.databases import platform_database, statements_compiled_once
@@ -151,7 +151,7 @@ def services(config: PlatformConfig, clock: ManualClock) -> Iterator[PlatformSer
     with pytest.MonkeyPatch.context() as patch:
         if config.database_url.startswith("sqlite:") and (config.home / "platform.db").exists():
             patch.setattr(Database, "migrate", lambda _: None)  # it was, before it was copied
-        built = build_services(config, clock=clock)
+        built = PlatformServices(config, clock=clock)
     yield built
     built.db.dispose()
 

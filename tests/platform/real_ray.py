@@ -13,7 +13,7 @@ from pathlib import Path
 
 from osmosis_ai.platform.config import RayCluster
 from osmosis_ai.platform.ray_jobs import RayError, RayJobs
-from osmosis_ai.processes import free_port
+from osmosis_ai.processes.service import free_port
 
 _PROGRAMS = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 RAY = shutil.which("ray", path=_PROGRAMS)

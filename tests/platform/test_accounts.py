@@ -312,8 +312,8 @@ def test_guessing_codes_is_stopped(client: TestClient, mara: Member) -> None:
 def test_the_cookie_is_secure_behind_tls(services: PlatformServices) -> None:
     from dataclasses import replace
 
-    public = replace(services, config=replace(services.config, public_url="https://osmosis.fern.example/lab"))
-    client = TestClient(application(public))
+    services.config = replace(services.config, public_url="https://osmosis.fern.example/lab")
+    client = TestClient(application(services))
     assert "secure" in client.get("/device").headers["set-cookie"].lower()
     started = client.post("/api/cli/device/authorize", json={}).json()
     assert started["verification_uri"] == "https://osmosis.fern.example/lab/device"

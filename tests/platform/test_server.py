@@ -21,7 +21,7 @@ from osmosis_ai.platform import server
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.process_state import PlatformProcess, running_platform, stop_platform
 from osmosis_ai.platform.server import require_safe_address, run_platform
-from osmosis_ai.sandbox import IsolationSetting, SandboxCapability
+from osmosis_ai.sandbox.isolation import IsolationSetting, SandboxCapability
 from tests.platform.conftest import World
 from tests.platform.viewer.runs_world import add_file, add_run
 

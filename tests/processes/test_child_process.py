@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.processes import ChildProcess, privacy
+from osmosis_ai.processes import privacy
+from osmosis_ai.processes.child_process import TAIL_BYTES, ChildProcess, FinishedProgram, run_program
 from osmosis_ai.processes.privacy import is_debuggable
-from osmosis_ai.processes.program import TAIL_BYTES, FinishedProgram, run_program
 from tests.processes import alive, gone
 
 # Ends only by force; says so on its output once it is deaf to a polite end.
@@ -87,7 +87,7 @@ async def test_stop_of_grandchildren(tmp_path: Path) -> None:
     await asyncio.wait_for(gone(grandchild), 60)
 
 
-WATCHING = "from osmosis_ai.processes import watch_parent\nwatch_parent()\n" + POLITE
+WATCHING = "from osmosis_ai.processes.child_process import watch_parent\nwatch_parent()\n" + POLITE
 WATCHING_WITH_DEAF_GRANDCHILD = f"""
     import signal, subprocess, sys, threading
     from osmosis_ai.processes import child_process
@@ -150,7 +150,7 @@ async def test_log_file(tmp_path: Path) -> None:
 def test_lower_priority_is_inherited() -> None:
     script = """
 from pathlib import Path
-from osmosis_ai.processes import lower_priority
+from osmosis_ai.processes.child_process import lower_priority
 from tests.processes.test_child_process import first_line, start
 lower_priority()
 print(first_line(start('import os; print(os.getpriority(os.PRIO_PROCESS, 0))', Path.cwd())))
@@ -261,7 +261,7 @@ def test_debuggable_setting() -> None:
 async def test_private_variables(tmp_path: Path) -> None:
     program = """
 import json, os
-from osmosis_ai.processes import take_private_variables
+from osmosis_ai.processes.privacy import take_private_variables
 began_with = open("/proc/self/environ").read() if os.path.exists("/proc/self/environ") else str(os.environ)
 first, second = take_private_variables(), take_private_variables()
 print(json.dumps([CANARY in began_with, first, second, sorted(name for name in os.environ if "HANDED" in name)]))

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.processes import (
+from osmosis_ai.processes import service
+from osmosis_ai.processes.service import (
     Service,
     ServiceDiedError,
     ServiceError,
     ServiceSpec,
     free_port,
     is_free,
-    service,
+    shorten_log,
 )
-from osmosis_ai.processes.service import shorten_log
 from tests.processes import alive
 
 READY = 'import threading; print(\'{"url": "here"}\', flush=True); threading.Event().wait()'

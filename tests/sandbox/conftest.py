@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from osmosis_ai.process_environment import program_environment
-from osmosis_ai.sandbox import RunLimits, Sandbox, SandboxCapability, SandboxedProgram, check_sandbox
+from osmosis_ai.sandbox.bubblewrap import Sandbox, SandboxedProgram
+from osmosis_ai.sandbox.control_groups import RunLimits
+from osmosis_ai.sandbox.isolation import SandboxCapability, check_sandbox
 
 
 @dataclass

@@ -28,16 +28,11 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_ai.process_environment import program_environment
-from osmosis_ai.processes import privacy, program_start
-from osmosis_ai.sandbox import (
-    InnerListener,
-    RunLimits,
-    Sandbox,
-    SandboxedProgram,
-    check_sandbox,
-    interpreter_places,
-)
-from osmosis_ai.sandbox.bubblewrap import SDK
+from osmosis_ai.processes import privacy
+from osmosis_ai.processes.child_process import program_start
+from osmosis_ai.sandbox.bubblewrap import SDK, InnerListener, Sandbox, SandboxedProgram, interpreter_places
+from osmosis_ai.sandbox.control_groups import RunLimits
+from osmosis_ai.sandbox.isolation import check_sandbox
 
 PROBE = Path(__file__).with_name("reach_probe.py")
 METADATA = "169.254.169.254"

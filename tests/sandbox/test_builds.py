@@ -11,8 +11,9 @@ import pytest
 from osmosis_ai.controller.environments import RolloutEnvironment, prepare_environment
 from osmosis_ai.controller.server_process import RolloutServer, ServerSpec
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.processes import open_server_session, server_url
-from osmosis_ai.sandbox import Sandbox, SandboxCapability
+from osmosis_ai.processes.addresses import open_server_session, server_url
+from osmosis_ai.sandbox.bubblewrap import Sandbox
+from osmosis_ai.sandbox.isolation import SandboxCapability
 from tests.controller.test_environment import World, offline, wheelhouse
 
 __all__ = ["offline", "wheelhouse"]

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from osmosis_ai.process_environment import program_environment
-from osmosis_ai.processes import ChildProcess
-from osmosis_ai.sandbox import processors_for
+from osmosis_ai.processes.child_process import ChildProcess
+from osmosis_ai.sandbox.control_groups import processors_for
 from tests.sandbox.conftest import Machine
 
 pytestmark = pytest.mark.integration

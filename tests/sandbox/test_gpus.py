@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_ai.config.execution import ExecutionSection
-from osmosis_ai.platform.config import PlatformConfig
-from osmosis_ai.platform.worker import containment
-from osmosis_ai.platform.worker.containment import contain
-from osmosis_ai.platform.worker.directory import WorkingDirectory
-from osmosis_ai.sandbox import GpuGrant, SandboxCapability, grant_gpus
+from osmosis_ai.platform.worker import work
+from osmosis_ai.sandbox.gpus import GpuGrant, grant_gpus
+from osmosis_ai.sandbox.isolation import SandboxCapability
+from tests.platform.worker.test_containment import contained
 from tests.sandbox.conftest import Machine
 
 ADDRESSES = {0: "0000:41:00.0", 1: "0000:01:00.0"}
@@ -165,12 +163,9 @@ def test_a_runs_log_shows_what_it_got(
     machine: str, asked: int | None, words: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / machine
-    monkeypatch.setattr(containment, "check_sandbox", lambda home: SandboxCapability(Path("/bin/bwrap")))
-    monkeypatch.setattr(
-        containment, "grant_gpus", lambda count, locks: grant_gpus(count, locks, {}, root=root)
-    )
-    config, asks = PlatformConfig(home=tmp_path / "home"), ExecutionSection(gpus=asked)
-    held = contain(config, WorkingDirectory(tmp_path / "runs", "r"), "w", asks)
+    monkeypatch.setattr(work, "check_sandbox", lambda home: SandboxCapability(Path("/bin/bwrap")))
+    monkeypatch.setattr(work, "grant_gpus", lambda count, locks: grant_gpus(count, locks, {}, root=root))
+    held = contained(tmp_path / "home", {}, False, {}, {"gpus": asked})
     assert held.sandbox is not None
     with held.sandbox.command(["true"], cwd=tmp_path, writable=[]).start({}) as begun:
         command = begun.command

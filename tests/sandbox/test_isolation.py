@@ -12,14 +12,14 @@ import pytest
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.platform.config import PlatformConfig, RayCluster, from_environment
 from osmosis_ai.platform.isolation import look_at_isolation, require_one_workspace, why_not_shared
-from osmosis_ai.sandbox import (
+from osmosis_ai.sandbox.bubblewrap import interpreter_places
+from osmosis_ai.sandbox.isolation import (
     IsolationUnavailableError,
     SandboxCapability,
     choose_isolation,
-    interpreter_places,
+    explain,
     isolation_setting,
 )
-from osmosis_ai.sandbox.self_test import explain
 from tests.sandbox.conftest import Machine
 
 ABLE = SandboxCapability(Path("/usr/bin/bwrap"))
@@ -69,28 +69,42 @@ def test_why_it_does_not_work_is_told_from_the_kernels_settings(
     assert remedy in (found.remedy or "")
 
 
-def test_a_second_workspace_needs_a_sandbox_or_the_operators_word(tmp_path: Path) -> None:
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> list[SandboxCapability]:
+    """What the self-test finds: the last one."""
+    capabilities = [UNABLE]
+    monkeypatch.setattr("osmosis_ai.platform.isolation.check_sandbox", lambda _home: capabilities[-1])
+    return capabilities
+
+
+def test_a_second_workspace_needs_a_sandbox_or_the_operators_word(
+    tmp_path: Path, found: list[SandboxCapability]
+) -> None:
     config = PlatformConfig(home=tmp_path)
-    require_one_workspace(config, 0, UNABLE)
-    require_one_workspace(config, 1, ABLE)
-    require_one_workspace(PlatformConfig(home=tmp_path, isolation="off"), 1, UNABLE)
+    require_one_workspace(config, 0)
+    require_one_workspace(PlatformConfig(home=tmp_path, isolation="off"), 1)
     with pytest.raises(ConflictError, match="a second workspace is not added") as refused:
-        require_one_workspace(config, 1, UNABLE)
+        require_one_workspace(config, 1)
     assert refused.value.hint and refused.value.hint.endswith(
         "OSMOSIS_ISOLATION=off, to this command as to `platform start`"
     )
     # Where a cluster executes runs, each of its nodes is asked, and this machine holds nobody back.
-    require_one_workspace(PlatformConfig(home=tmp_path, ray=RayCluster("http://127.0.0.1:8265")), 1, UNABLE)
+    require_one_workspace(PlatformConfig(home=tmp_path, ray=RayCluster("http://127.0.0.1:8265")), 1)
+    found.append(ABLE)
+    require_one_workspace(config, 1)
 
 
-def test_several_workspaces_without_a_sandbox_need_the_operators_word_at_a_start_too(tmp_path: Path) -> None:
+def test_several_workspaces_without_a_sandbox_need_the_operators_word_at_a_start_too(
+    tmp_path: Path, found: list[SandboxCapability]
+) -> None:
     config = PlatformConfig(home=tmp_path)
-    assert why_not_shared(config, 0, UNABLE) is why_not_shared(config, 1, UNABLE) is None
-    assert why_not_shared(config, 2, ABLE) is None
-    assert why_not_shared(PlatformConfig(home=tmp_path, isolation="off"), 2, UNABLE) is None
-    why = why_not_shared(config, 2, UNABLE) or ""
+    assert why_not_shared(config, 0) is why_not_shared(config, 1) is None
+    assert why_not_shared(PlatformConfig(home=tmp_path, isolation="off"), 2) is None
+    why = why_not_shared(config, 2) or ""
     assert "there are 2 workspaces" in why and "no run is executed: the kernel allows no user" in why
     assert "sysctl -w x=1" in why and "OSMOSIS_ISOLATION=off" in why
+    found.append(ABLE)
+    assert why_not_shared(config, 2) is None
 
 
 def test_a_platform_that_requires_what_there_is_not_executes_nothing(
@@ -114,7 +128,7 @@ def test_a_platform_that_requires_what_there_is_not_executes_nothing(
 def test_where_the_kernel_allows_no_user_namespaces_that_is_what_is_said(machine: Machine) -> None:
     python = Path(sys.executable)
     code = (
-        "import json; from osmosis_ai.sandbox import check_sandbox; found = check_sandbox();"
+        "import json; from osmosis_ai.sandbox.isolation import check_sandbox; found = check_sandbox();"
         "print(json.dumps([found.works, found.problem, found.remedy]))"
     )
     from dataclasses import replace

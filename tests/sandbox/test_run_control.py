@@ -12,19 +12,21 @@ from osmosis_ai.controller.environments import Uv, UvError
 from osmosis_ai.controller.server_process import RolloutServer, ServerSpec
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.isolation import look_at_isolation
-from osmosis_ai.platform.worker.directory import WorkingDirectory
-from osmosis_ai.platform.worker.process import WorkerStarter
-from osmosis_ai.processes import ChildProcess, ServiceError
-from osmosis_ai.sandbox import (
+from osmosis_ai.platform.worker.process import WorkingDirectory, worker_starter
+from osmosis_ai.processes.child_process import ChildProcess
+from osmosis_ai.processes.service import ServiceError
+from osmosis_ai.sandbox import control_groups
+from osmosis_ai.sandbox.bubblewrap import interpreter_places
+from osmosis_ai.sandbox.control_groups import (
     CGROUP_ENV,
+    Delegation,
+    RunGroup,
     RunLimits,
-    SandboxCapability,
-    control_groups,
-    interpreter_places,
+    control_run,
     look_at_control,
     prepare_control,
 )
-from osmosis_ai.sandbox.control_groups import Delegation, RunGroup, control_run
+from osmosis_ai.sandbox.isolation import SandboxCapability
 from tests.platform.evaluations import wait_until
 from tests.platform.worker.fake_platform import assignment
 
@@ -131,7 +133,7 @@ def test_systemd_starts_workers_in_a_scope_that_is_theirs_to_arrange(
     )
     assert look_at_isolation(PlatformConfig(home=tmp_path)) == (f"bubblewrap, network host; {words}", True)
     systemd.unlink()
-    start = WorkerStarter(PlatformConfig(home=tmp_path), "http://127.0.0.1:9")
+    start = worker_starter(PlatformConfig(home=tmp_path), "http://127.0.0.1:9")
     claimed = assignment("r1")
     worker = start(claimed)
     assert isinstance(worker, ChildProcess)

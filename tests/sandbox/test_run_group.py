@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_ai.sandbox import RunLimits
 from osmosis_ai.sandbox.control_groups import (
     CGROUP_ENV,
     LEAF,
@@ -22,6 +21,7 @@ from osmosis_ai.sandbox.control_groups import (
     ProcessView,
     Resource,
     RunGroup,
+    RunLimits,
     arrange,
     control_run,
     end_group,
@@ -347,7 +347,7 @@ def test_what_is_in_the_sandbox_is_in_the_group_and_sees_none_around_it(
 @pytest.mark.integration
 def test_the_run_of_a_killed_worker_is_ended_by_the_next_one(hierarchy: Path) -> None:
     code = (
-        "import subprocess, sys; from pathlib import Path; from osmosis_ai.sandbox import RunLimits;"
+        "import subprocess, sys; from pathlib import Path; from osmosis_ai.sandbox.control_groups import RunLimits;"
         "from osmosis_ai.sandbox.control_groups import RunGroup; from osmosis_ai.sandbox.control_groups import Delegation;"
         f"group = RunGroup.make(Delegation(Path({str(hierarchy)!r}), ()), 'r1', RunLimits());"
         "server = subprocess.Popen(group.command(['/bin/sh', '-c', 'echo up; exec sleep 600'], 'server-1'));"

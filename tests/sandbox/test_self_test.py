@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_ai.sandbox import SandboxCapability, check_sandbox
+from osmosis_ai.sandbox.isolation import SandboxCapability, check_sandbox
 
 pytestmark = pytest.mark.integration
 
 LONG_AGO = time.time() - 3600
 TRIED = """
 import os, pathlib, shutil, signal, subprocess, sys
-from osmosis_ai.sandbox import check_sandbox
+from osmosis_ai.sandbox.isolation import check_sandbox
 home, moment = pathlib.Path(sys.argv[1]), sys.argv[2]
 def interrupted(owner, name):
     call = getattr(owner, name)

@@ -396,7 +396,7 @@ def eval_classic(
     Examples:
         osmosis eval -m server:agent_loop -d test_data.jsonl --eval-fn rewards:compute_reward --model openai/gpt-5-mini
     """
-    from osmosis_ai.processes import disable_inspection
+    from osmosis_ai.processes.privacy import disable_inspection
 
     # First, because the agent is another program of this user and must not read the keys of this process.
     disable_inspection(os.environ)

@@ -45,7 +45,7 @@ def run(modes: Sequence[Mode], arguments: list[str]) -> int:
     """Run one command line, of which ``modes`` were taken out, and return its exit status."""
     if os.environ.get("_OSMOSIS_LIFELINE_FD"):
         # A parent that tied this process to itself (the demo) ends it with its own end.
-        from osmosis_ai.processes import watch_parent
+        from osmosis_ai.processes.child_process import watch_parent
 
         watch_parent()
     # The demo shows what its commands do while it reads their results as JSON; theirs are not to narrate.

@@ -13,8 +13,8 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from osmosis_ai.config.issues import Issue, as_written, closest, table_issues
 from osmosis_ai.config.sections import ConfigSection, Count, CountOrZero, Positive, matching, setting
+from osmosis_ai.sandbox.bubblewrap import Network
 from osmosis_ai.sandbox.isolation import ISOLATION_ENV, IsolationSetting
-from osmosis_ai.sandbox.network import Network
 
 EXECUTION = "execution"
 """The table's key in ``[advanced]``."""

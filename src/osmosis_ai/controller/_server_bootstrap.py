@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.processes import watch_parent
+from osmosis_ai.processes.child_process import watch_parent
 from osmosis_ai.rollout.cli_utils import holds_an_agent_loop, names_an_attribute
 
 INSTANCE_ENV = "_OSMOSIS_ROLLOUT_INSTANCE_ID"

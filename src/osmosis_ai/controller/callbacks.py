@@ -22,8 +22,7 @@ from pydantic import BaseModel, ValidationError
 from osmosis_ai.controller.model_proxy import RefusedCallError
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.llm.replies import dumps, loads
-from osmosis_ai.processes import open_server_session, server_url
-from osmosis_ai.processes.addresses import describe_bind_error, listen
+from osmosis_ai.processes.addresses import describe_bind_error, listen, open_server_session, server_url
 from osmosis_ai.retry_after import retry_after_s
 from osmosis_ai.rollout.driver import RolloutDriver, RolloutOutcome, RolloutRunRequest
 from osmosis_ai.rollout.types import GraderCompleteRequest, RolloutCompleteRequest, RolloutStatus

@@ -30,9 +30,8 @@ from osmosis_ai.errors import OsmosisError, install_command
 from osmosis_ai.files import remove_tree
 from osmosis_ai.installation import DISTRIBUTION
 from osmosis_ai.process_environment import PACKAGE_PREFIXES, build_environment
-from osmosis_ai.processes import ChildProcess
-from osmosis_ai.sandbox import Sandbox, SandboxedProgram, interpreter_places
-from osmosis_ai.sandbox.bubblewrap import reachable_as
+from osmosis_ai.processes.child_process import ChildProcess
+from osmosis_ai.sandbox.bubblewrap import Sandbox, SandboxedProgram, interpreter_places, reachable_as
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -24,20 +24,18 @@ from osmosis_ai.controller._server_bootstrap import INSTANCE_ENV, INSTANCE_HEADE
 from osmosis_ai.controller.environments import RolloutEnvironment, prepare_environment, running_environment
 from osmosis_ai.errors import OsmosisError, reason_of
 from osmosis_ai.llm.providers import ONLY_ADDRESS_ENV
-from osmosis_ai.processes import (
+from osmosis_ai.processes.addresses import PrivateSocket, open_server_session, server_url
+from osmosis_ai.processes.service import (
     Deaths,
-    PrivateSocket,
     Service,
     ServiceDiedError,
     ServiceError,
     ServiceSpec,
     free_port,
     is_free,
-    open_server_session,
-    server_url,
 )
 from osmosis_ai.rollout.cli_utils import names_an_attribute
-from osmosis_ai.sandbox import InnerListener, Sandbox, SandboxedProgram
+from osmosis_ai.sandbox.bubblewrap import InnerListener, Sandbox, SandboxedProgram
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -53,7 +53,7 @@ from osmosis_ai.evaluation.run_log import RunLog, redact_server_logs
 from osmosis_ai.evaluation.sources import RemoteSource, RolloutSource
 from osmosis_ai.evaluation.spec import DatasetInput, EvalRunOptions, EvalRunSpec, Spending, Spent
 from osmosis_ai.files import cache_dir as default_cache_dir
-from osmosis_ai.processes import ServiceDiedError, ServiceError
+from osmosis_ai.processes.service import ServiceDiedError, ServiceError
 from osmosis_ai.redaction import Redactor, exposure_warnings
 from osmosis_ai.statistics.estimates import load_distributions
 

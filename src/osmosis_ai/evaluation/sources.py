@@ -22,7 +22,7 @@ from osmosis_ai.rollout.source_digest import digest_files, grader_digest, source
 if TYPE_CHECKING:
     from osmosis_ai.controller.remote_agents import AgentAddress, RemoteAgent
     from osmosis_ai.llm.providers import ModelEndpoint
-    from osmosis_ai.sandbox import Sandbox
+    from osmosis_ai.sandbox.bubblewrap import Sandbox
 
 
 @dataclass

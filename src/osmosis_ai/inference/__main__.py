@@ -15,7 +15,7 @@ from pathlib import Path
 from osmosis_ai import event_loop
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.inference.process import API_KEY_ENV
-from osmosis_ai.processes import watch_parent
+from osmosis_ai.processes.child_process import watch_parent
 
 
 def main() -> int:

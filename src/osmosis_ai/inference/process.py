@@ -14,7 +14,7 @@ from pathlib import Path
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.inference.catalog import MODELS_DIR, served_models
 from osmosis_ai.process_environment import chosen, python_environment
-from osmosis_ai.processes import Service, ServiceSpec
+from osmosis_ai.processes.service import Service, ServiceSpec
 
 API_KEY_ENV = "OSMOSIS_INFERENCE_API_KEY"
 # The matrices are too small for threads. One name for each library that NumPy's products may use.

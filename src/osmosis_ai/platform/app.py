@@ -31,34 +31,21 @@ from osmosis_ai.platform.routes import (
     training_runs,
     workers,
 )
-from osmosis_ai.platform.services import PlatformServices, build_services
+from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.viewer.live import LiveHub
 from osmosis_ai.viewer.live_routes import live_hub
-
-__all__ = ["PlatformServices", "build_services", "create_app"]
 
 # Requests that may wait for the disk or another writer at a time, while others are served.
 _THREADS = 32
 # Routes are tried in this order. Those that clients poll come first; the last are pages of a workspace, whose name
 # may be any first segment that nothing else has taken.
 _IN_ORDER = (
-    *(
-        eval_runs,
-        training_runs,
-        datasets,
-        accounts,
-        blobs,
-        secrets,
-        rollouts,
-        models,
-        inference,
-    ),
+    *(eval_runs, training_runs, datasets, accounts, blobs, secrets, rollouts, models, inference),
     *(sign_in, workspace, run_pages),
 )
 
 
 def create_app(services: PlatformServices) -> FastAPI:
-    """Return the ASGI application of one platform."""
     app = FastAPI(
         title="Osmosis platform",
         version=__version__,

@@ -15,20 +15,16 @@ class Clock(Protocol):
 
     def now(self) -> datetime:
         """Return the moment, in UTC."""
-        ...
 
     def monotonic(self) -> float:
         """Return seconds since some fixed moment; never runs backwards."""
-        ...
 
 
 class SystemClock:
     """The machine's own clock."""
 
     def now(self) -> datetime:
-        """Return the moment, in UTC."""
         return datetime.now(timezone.utc)
 
     def monotonic(self) -> float:
-        """Return seconds since some fixed moment; never runs backwards."""
         return time.monotonic()

@@ -21,8 +21,8 @@ from osmosis_ai.controller.remote_agents import NETWORKS_ENV, allowed_networks
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.files import expanded, is_read_by_all
 from osmosis_ai.platform.s3_address import parse_s3_address
+from osmosis_ai.sandbox.bubblewrap import Network, network_setting
 from osmosis_ai.sandbox.isolation import IsolationSetting, isolation_setting
-from osmosis_ai.sandbox.network import Network, network_setting
 
 SettingT = TypeVar("SettingT")
 DEFAULT_HOST = "127.0.0.1"

@@ -10,32 +10,30 @@ from __future__ import annotations
 import logging
 import os
 
-from osmosis_ai.api.models.workers import ClaimRequest
 from osmosis_ai.config.execution import PLACE, ExecutionSection
 from osmosis_ai.config.issues import Issue
 from osmosis_ai.errors import ConflictError
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.tables import DbRun
-from osmosis_ai.sandbox import (
+from osmosis_ai.sandbox.control_groups import prepare_control
+from osmosis_ai.sandbox.isolation import (
     ISOLATION_ENV,
     Isolation,
     IsolationUnavailableError,
-    SandboxCapability,
     check_sandbox,
     choose_isolation,
-    prepare_control,
     stricter,
 )
 
 logger = logging.getLogger(__name__)
 
 
-def isolation_of(config: PlatformConfig, capability: SandboxCapability | None = None) -> Isolation:
+def isolation_of(config: PlatformConfig) -> Isolation:
     """Return what runs get that ask for nothing; blocking, for the sandbox is tried."""
     wanted = stricter(config.isolation, "required" if config.network == "none" else None)
     if wanted == "off":
         return Isolation("none")
-    return choose_isolation(wanted, capability or check_sandbox(config.home), config.network or "host")
+    return choose_isolation(wanted, check_sandbox(config.home), config.network or "host")
 
 
 def look_at_isolation(config: PlatformConfig) -> tuple[str, bool]:
@@ -57,11 +55,9 @@ def look_at_isolation(config: PlatformConfig) -> tuple[str, bool]:
     return f"{found.words}, network {config.network or 'host'}; {prepare_control().words}", True
 
 
-def why_not_shared(
-    config: PlatformConfig, workspaces: int, capability: SandboxCapability | None = None
-) -> str | None:
+def why_not_shared(config: PlatformConfig, workspaces: int) -> str | None:
     """Return why a platform with several workspaces executes no runs, as after a move to another machine."""
-    if (found := _unshared(config, workspaces - 1, capability)) is None:
+    if (found := _unshared(config, workspaces - 1)) is None:
         return None
     why = (
         f"none, and there are {workspaces} workspaces, whose runs could read each other's secrets and files, so no run is "
@@ -71,50 +67,18 @@ def why_not_shared(
     return why
 
 
-def lacks_isolation(offer: ClaimRequest) -> bool:
-    """Return whether a machine cannot sandbox rollouts and its operator has not declared its users as trusted."""
-    return offer.sandbox is False and offer.isolation == "auto"
-
-
-def why_not_for_all(offer: ClaimRequest, workspaces: int, *, of_cluster: bool = False) -> str | None:
-    """Return why a machine without a sandbox gets no runs of several workspaces; None if it may."""
-    if workspaces < 2:
-        return None
-    name = _named(offer) if of_cluster else "this machine"
-    remedy = "" if of_cluster else "give it a token for one (`worker-token create --workspace`), or, "
-    return (
-        f"{name} gets no runs of {workspaces} workspaces: rollouts cannot be sandboxed there "
-        f"({offer.sandbox_problem or 'it does not say why'}), so runs of one could read the secrets and files of another; "
-        f"{remedy}if all of them trust each other, set {ISOLATION_ENV}=off there."
-    )
-
-
-def why_not_at_all(offer: ClaimRequest) -> str:
-    """Return why a cluster node without a sandbox does not get a run that needs one."""
-    return (
-        f"{_named(offer)} does not get this run, which needs a sandbox: rollouts cannot be sandboxed there "
-        f"({offer.sandbox_problem or 'it does not say why'})."
-    )
-
-
-def _named(offer: ClaimRequest) -> str:
-    return f"the machine '{offer.machine}'" if offer.machine else "this machine"
-
-
 def isolation_shown(config: PlatformConfig, run: DbRun) -> str | None:
     """Describe a run's isolation, or why this platform does not start it."""
     waits = run.status == "pending" and run.pool is None
     return run.isolation or (config.executes_nothing if waits else None)
 
 
-def isolation_problem(
-    config: PlatformConfig, asked: ExecutionSection, capability: SandboxCapability | None = None
-) -> Issue | None:
+def isolation_problem(config: PlatformConfig, asked: ExecutionSection) -> Issue | None:
     """Return why a run that requires a sandbox would fail on this machine; None for any other run."""
     is_elsewhere = config.ray is not None or asked.pool is not None
     if is_elsewhere or config.executes_nothing or not asked.needs_sandbox:
         return None
-    found = capability or check_sandbox(config.home)
+    found = check_sandbox(config.home)
     if found.works:
         return None
     key = "isolation" if asked.isolation == "required" else "network"
@@ -125,11 +89,9 @@ def isolation_problem(
     )
 
 
-def require_one_workspace(
-    config: PlatformConfig, workspaces: int, capability: SandboxCapability | None = None
-) -> None:
+def require_one_workspace(config: PlatformConfig, workspaces: int) -> None:
     """Refuse a further workspace where rollouts of one could read what the other's have."""
-    if (found := _unshared(config, workspaces, capability)) is None:
+    if (found := _unshared(config, workspaces)) is None:
         return
     raise ConflictError(
         f"a second workspace is not added: rollouts cannot be sandboxed here ({found.reason}), so runs of one workspace could read the secrets and files of "
@@ -139,10 +101,10 @@ def require_one_workspace(
     )
 
 
-def _unshared(config: PlatformConfig, others: int, capability: SandboxCapability | None) -> Isolation | None:
+def _unshared(config: PlatformConfig, others: int) -> Isolation | None:
     """Return the missing isolation if a workspace in addition to ``others`` needs the operator's consent."""
     # The nodes of a cluster are asked with each claim.
     if others < 1 or config.isolation != "auto" or config.ray is not None:
         return None
-    found = isolation_of(config, capability)
+    found = isolation_of(config)
     return None if found.is_sandboxed else found

@@ -31,8 +31,6 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True)
 class PlatformProcess:
-    """A running platform."""
-
     pid: int
     started_at: str
     version: str
@@ -55,7 +53,17 @@ def only_platform_of(home: Path) -> Iterator[Callable[[PlatformProcess], None]]:
         deadline = time.monotonic() + _LOCK_WAIT_S
         while not _try_lock(descriptor, fcntl.LOCK_EX):
             if time.monotonic() >= deadline:
-                raise _runs_already(home)
+                process = running_platform(home)
+                where = f" as process {process.pid}" if process else ""
+                at = f", at {process.url}" if process and process.url else ""
+                raise ConflictError(
+                    f"a platform runs in {home} already{where}{at}.",
+                    details={
+                        "home": str(home),
+                        **({"pid": process.pid, "url": process.url} if process else {}),
+                    },
+                    hint="use it, stop it with `osmosis platform stop`, or set OSMOSIS_HOME to another directory",
+                )
             time.sleep(_POLL_S)
         # The file of a killed platform must not be taken for ours.
         (home / STATE_NAME).unlink(missing_ok=True)
@@ -68,7 +76,6 @@ def only_platform_of(home: Path) -> Iterator[Callable[[PlatformProcess], None]]:
 
 
 def running_platform(home: Path) -> PlatformProcess | None:
-    """Return the running platform of ``home``, or None."""
     if not (home / LOCK_NAME).exists():
         return None
     deadline = time.monotonic() + _LOCK_WAIT_S
@@ -144,14 +151,3 @@ def _is_held(home: Path) -> bool:
         return not _try_lock(descriptor, fcntl.LOCK_SH)
     finally:
         os.close(descriptor)
-
-
-def _runs_already(home: Path) -> ConflictError:
-    process = running_platform(home)
-    where = f" as process {process.pid}" if process else ""
-    at = f", at {process.url}" if process and process.url else ""
-    return ConflictError(
-        f"a platform runs in {home} already{where}{at}.",
-        details={"home": str(home), **({"pid": process.pid, "url": process.url} if process else {})},
-        hint="use it, stop it with `osmosis platform stop`, or set OSMOSIS_HOME to another directory",
-    )

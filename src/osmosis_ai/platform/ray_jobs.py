@@ -19,7 +19,7 @@ import secrets
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -27,18 +27,12 @@ from pydantic import AliasPath, BaseModel, Field, TypeAdapter, ValidationError
 
 from osmosis_ai.api.connections import open_http, reason
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.config import (
-    RAY_ADDRESS_ENV,
-    RAY_ALLOW_OPEN_ENV,
-    RAY_TOKEN_FILE_ENV,
-    RayCluster,
-)
+from osmosis_ai.platform.config import RAY_ADDRESS_ENV, RAY_ALLOW_OPEN_ENV, RAY_TOKEN_FILE_ENV, RayCluster
 from osmosis_ai.redaction import Redactor
 
 if TYPE_CHECKING:
     import httpx
 
-    from osmosis_ai.platform.db.tables import DbRunShard
     from osmosis_ai.platform.queue.access import WorkerAccess
     from osmosis_ai.platform.queue.queue import RunQueue
 
@@ -116,28 +110,22 @@ class RayUnreachableError(RayError):
         self.reason = reason
 
 
+@dataclass
 class RayJobs:
     """The jobs of one cluster, which outlive this process; for one thread."""
 
-    def __init__(
-        self,
-        cluster: RayCluster,
-        entrypoint: Callable[[Job], str],
-        *,
-        transport: httpx.BaseTransport | None = None,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._cluster = cluster
-        self._entrypoint = entrypoint
-        self._transport = transport
-        self._monotonic = monotonic
+    cluster: RayCluster
+    entrypoint: Callable[[Job], str]
+    transport: httpx.BaseTransport | None = None
+    monotonic: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._client: httpx.Client | None = None
         self._checked_at: float | None = None
 
     def start(self, job: Job, ticket: str) -> None:
-        """Submit a job to the cluster; harmless if it has it already."""
         body = {
-            "entrypoint": self._entrypoint(job),
+            "entrypoint": self.entrypoint(job),
             "submission_id": job.id,
             "entrypoint_num_cpus": job.cpus,
             "entrypoint_num_gpus": job.gpus,
@@ -174,7 +162,6 @@ class RayJobs:
             raise RayError(f"{self._name} did not stop a job: {self._quoted(status, text)}.")
 
     def list(self) -> list[JobState]:
-        """Return all jobs of platforms."""
         found = self._read(*self._ask("GET", "/api/jobs/"), list[_JobAnswer])
         return [job.state() for job in found if shard_of(job.submission_id or "")]
 
@@ -205,27 +192,24 @@ class RayJobs:
             raise self._error_reply(status, text)
 
     def close(self) -> None:
-        """Close the connections; the jobs continue."""
         if self._client is not None:
             self._client.close()
 
-    # -- exchanges -----------------------------------------------------------------------------
-
     @property
     def _name(self) -> str:
-        return f"the Ray cluster at {self._cluster.address}"
+        return f"the Ray cluster at {self.cluster.address}"
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, str]:
         """Return status and body of a reply, from a cluster that requires a token."""
         try:
-            if self._checked_at is None or self._monotonic() - self._checked_at > _CHECKED_FOR_S:
+            if self._checked_at is None or self.monotonic() - self._checked_at > _CHECKED_FOR_S:
                 self._require_protected()
-                self._checked_at = self._monotonic()
-            token = self._cluster.token()
+                self._checked_at = self.monotonic()
+            token = self.cluster.token()
             status, text = self._exchange(method, path, body, token)
             if status in (401, 403):
                 raise RayError(
-                    f"{self._name} refuses the token in {self._cluster.token_file}."
+                    f"{self._name} refuses the token in {self.cluster.token_file}."
                     if token
                     else f"{self._name} requires a token.",
                     hint=f"set {RAY_TOKEN_FILE_ENV} to the file with the token that the cluster was started with",
@@ -238,7 +222,7 @@ class RayJobs:
     def _require_protected(self) -> None:
         """Send a request without a token and refuse a cluster that answers it."""
         status, text = self._exchange("GET", "/api/version", None, None)
-        if status in (401, 403) or (status == 200 and self._cluster.allow_open):
+        if status in (401, 403) or (status == 200 and self.cluster.allow_open):
             return
         if status == 200:
             raise RayError(
@@ -255,29 +239,25 @@ class RayJobs:
 
         if self._client is None:
             self._client = open_http(
-                self._cluster.address, headers={}, timeout_s=TIMEOUT_S, transport=self._transport
+                self.cluster.address, headers={}, timeout_s=TIMEOUT_S, transport=self.transport
             )
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
             with self._client.stream(
                 method,
-                f"{self._cluster.address}{path}",
+                f"{self.cluster.address}{path}",
                 headers=headers,
                 json=body,
                 timeout=SUBMIT_TIMEOUT_S if body else TIMEOUT_S,
             ) as reply:
-                return reply.status_code, b"".join(self._bounded(reply)).decode("utf-8", "replace")
+                content, began = bytearray(), time.monotonic()
+                for part in reply.iter_bytes():
+                    content += part
+                    if len(content) > _LARGEST_REPLY_BYTES or time.monotonic() - began > 6 * TIMEOUT_S:
+                        raise RayError(f"{self._name} returned a reply that is too large or too slow.")
+                return reply.status_code, content.decode("utf-8", "replace")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise RayUnreachableError(self._name, reason(error)) from None
-
-    def _bounded(self, reply: httpx.Response) -> Iterator[bytes]:
-        """Yield a body; refuse one that is too large or too slow."""
-        size, began = 0, time.monotonic()
-        for part in reply.iter_bytes():
-            size += len(part)
-            if size > _LARGEST_REPLY_BYTES or time.monotonic() - began > 6 * TIMEOUT_S:
-                raise RayError(f"{self._name} returned a reply that is too large or too slow.")
-            yield part
 
     def _read(self, status: int, text: str, shape: type[AnswerT]) -> AnswerT:
         if status != 200:
@@ -293,7 +273,7 @@ class RayJobs:
     def _quoted(self, status: int, text: str, secret: str = "") -> str:
         """Return the last line of a reply, which is where Python says what went wrong, without secrets."""
         lines = [line.strip() for line in text.splitlines() if len(line.strip()) > 1]
-        shown = Redactor(filter(None, (secret, self._cluster.token()))).text(lines[-1] if lines else "")
+        shown = Redactor(filter(None, (secret, self.cluster.token()))).text(lines[-1] if lines else "")
         return f"{status} {shown[:_LONGEST_QUOTE]}".strip().rstrip(".")
 
 
@@ -345,23 +325,17 @@ class _Started:
     stop_by: float | None = None
 
 
+@dataclass
 class RayLauncher:
     """Starts and watches a job for every shard that waits for the platform's own machines; in a thread."""
 
-    def __init__(
-        self,
-        queue: RunQueue,
-        access: WorkerAccess,
-        jobs: RayJobs,
-        *,
-        slots: int,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._queue = queue
-        self._access = access
-        self._jobs = jobs
-        self._slots = slots
-        self._monotonic = monotonic
+    queue: RunQueue
+    access: WorkerAccess
+    jobs: RayJobs
+    slots: int
+    monotonic: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._started: dict[str, _Started] = {}
         self._has_listed = False
         self._away_since: float | None = None
@@ -371,16 +345,14 @@ class RayLauncher:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin."""
         self._thread = threading.Thread(target=self._work, name="ray-launcher", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """End; the jobs continue."""
         self._ending.set()
         if self._thread is not None:
             self._thread.join(TIMEOUT_S)
-        self._jobs.close()
+        self.jobs.close()
 
     def round(self) -> None:
         """Watch the jobs, and start missing ones."""
@@ -395,7 +367,11 @@ class RayLauncher:
         else:
             if self._away:
                 logger.warning("the Ray cluster answers again")
-                self._end_outage()
+                self.queue.explain(list(self._explained), "")
+                for started in self._started.values():
+                    started.explained = ""  # the next round explains again what its job waits for
+                self._explained.clear()
+                self._away_since, self._away = None, ""
 
     def _work(self) -> None:
         while not self._ending.wait(_ROUND_S):
@@ -408,102 +384,93 @@ class RayLauncher:
 
     def _find_jobs(self) -> None:
         """Watch the jobs that an earlier process of this platform started."""
-        for state in self._jobs.list():
+        for state in self.jobs.list():
             shard_id = shard_of(state.id)
             if state.phase == "ended" or shard_id is None:
                 continue
-            if (shard := self._queue.open_shard(shard_id)) is not None:
+            if (shard := self.queue.open_shard(shard_id)) is not None:
                 job = Job(state.id, shard_id, shard.run_id)
                 attempt = shard.attempt - (shard.status == "running")
                 self._started[shard_id] = _Started(job, attempt, was_seen=True)
         self._has_listed = True
 
     def _watch(self, shard_id: str, started: _Started) -> None:
-        state, shard = self._jobs.state(started.job), self._queue.open_shard(shard_id)
+        state, shard = self.jobs.state(started.job), self.queue.open_shard(shard_id)
         if state is None and started.was_seen:
             why = "is not known to the cluster any more: it was deleted, or the head was restarted"
             state = JobState(started.job.id, "ended", f"the Ray job {started.job.id} {why}")
         if state is None or state.phase == "ended":
-            self._access.withdraw(shard_id)
+            self.access.withdraw(shard_id)
             if shard is not None and state is not None:
-                self._handle_end(shard, started, state)
+                # Return a shard that the job's worker still had, or never claimed.
+                is_unclaimed = shard.status == "pending" and shard.attempt == started.attempt
+                is_owned = shard.status == "running" and shard.attempt == started.attempt + 1
+                # A claim that the platform could not answer, without its file store, is no failure of the run.
+                is_unanswered = is_unclaimed and shard.ticket_claim_id is not None
+                if is_unclaimed or is_owned:
+                    counts = state.is_failure and not is_unanswered
+                    self.queue.give_back(shard.id, state.message, counts=counts)
             del self._started[shard_id]
             return
         started.was_seen = True
         if state.phase == "running" and not started.is_running:
             started.is_running = True
-            self._access.note_running(shard_id)
+            self.access.note_running(shard_id)
         self._explain_wait(shard_id, started)
-        if shard is None or self._queue.must_stop(shard.run_id):
+        if shard is None or self.queue.must_stop(shard.run_id):
             self._stop(shard_id, started)
 
     def _explain_wait(self, shard_id: str, started: _Started) -> None:
         """Record what a job waits for, once it has waited long; ask the cluster again only once in a while."""
-        now = self._monotonic()
+        now = self.monotonic()
         if started.is_running:
             started.waits_for = ""
         elif started.waits_since is None:
             started.waits_since = now
         elif now - started.waits_since >= WAITS_LONG_S:
             started.waits_since = now
-            started.waits_for = f"the Ray job {started.job.id} {self._jobs.shortage(started.job)}"
+            started.waits_for = f"the Ray job {started.job.id} {self.jobs.shortage(started.job)}"
         if started.waits_for != started.explained:
             started.explained = started.waits_for
-            self._queue.explain([shard_id], started.waits_for)
-
-    def _handle_end(self, shard: DbRunShard, started: _Started, state: JobState) -> None:
-        """Return a shard that the job's worker still had, or never claimed."""
-        is_unclaimed = shard.status == "pending" and shard.attempt == started.attempt
-        is_owned = shard.status == "running" and shard.attempt == started.attempt + 1
-        if is_unclaimed or is_owned:
-            # A claim that the platform could not answer, without its file store, is no failure of the run.
-            is_unanswered = is_unclaimed and shard.ticket_claim_id is not None
-            self._queue.give_back(shard.id, state.message, counts=state.is_failure and not is_unanswered)
+            self.queue.explain([shard_id], started.waits_for)
 
     def _stop(self, shard_id: str, started: _Started) -> None:
-        now = self._monotonic()
+        now = self.monotonic()
         if not started.is_running:
             # A job that no node can hold keeps waiting even after it was stopped; without its ticket it cannot claim.
-            self._access.withdraw(shard_id)
-            self._jobs.stop(started.job)
+            self.access.withdraw(shard_id)
+            self.jobs.stop(started.job)
             del self._started[shard_id]
         elif started.stop_by is None:
             started.stop_by = now + _STOP_WITHIN_S
         elif now >= started.stop_by:
-            self._jobs.stop(started.job)
+            self.jobs.stop(started.job)
 
     def _start_jobs(self) -> None:
-        waiting = iter(self._queue.waiting_shards(besides=self._started))
-        while len(self._started) < self._slots and not self._ending.is_set():
+        waiting = iter(self.queue.waiting_shards(besides=self._started))
+        while len(self._started) < self.slots and not self._ending.is_set():
             if (found := next(waiting, None)) is None:
                 return
             shard, asked = found
             job_id = f"{_PREFIX}{shard.id}-{secrets.token_hex(4)}"
             job = Job(job_id, shard.id, shard.run_id, asked.cpus or 1.0, asked.gpus or 0, asked.memory_gb)
-            ticket = self._access.issue_ticket(shard.id)
+            ticket = self.access.issue_ticket(shard.id)
             # Recorded first: if it is unknown whether it was started, the next round asks.
             started = self._started[shard.id] = _Started(job, shard.attempt)
-            self._jobs.start(job, ticket)
+            self.jobs.start(job, ticket)
             started.was_seen = True
-            self._queue.log(shard.run_id, f"submitted to the Ray cluster as {job_id}")
+            self.queue.log(shard.run_id, f"submitted to the Ray cluster as {job_id}")
 
     def _explain_outage(self, error: RayError) -> None:
         """Log once why the cluster executes nothing, and after a while explain it on waiting runs."""
-        now = self._monotonic()
+        now = self.monotonic()
         if self._away != error.message:
             logger.warning("the launcher of Ray jobs waits: %s", error.with_hint)
             self._away, self._away_since = error.message, self._away_since or now
         if self._away_since is not None and now - self._away_since >= WAITS_LONG_S:
-            waiting = [shard.id for shard, _ in self._queue.waiting_shards()][:_MOST_EXPLAINED]
-            self._queue.explain(waiting, error.message)
+            waiting = [shard.id for shard, _ in self.queue.waiting_shards()][:_MOST_EXPLAINED]
+            self.queue.explain(waiting, error.message)
             self._explained.update(waiting)
-
-    def _end_outage(self) -> None:
-        self._queue.explain(list(self._explained), "")
-        for started in self._started.values():
-            started.explained = ""  # the next round explains again what its job waits for
-        self._explained.clear()
-        self._away_since, self._away = None, ""
 
 
 class _JobAnswer(BaseModel):

@@ -35,8 +35,7 @@ from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.keyset import PagedRows
 from osmosis_ai.platform.db.tables import DbRepository, DbRollout, DbRolloutServer, new_id
-from osmosis_ai.platform.gitsync.mirror import MirrorStore
-from osmosis_ai.platform.gitsync.tree import RolloutDirectory
+from osmosis_ai.platform.gitsync.mirror import MirrorStore, RolloutDirectory
 from osmosis_ai.platform.vault import Vault, sealing_context
 from osmosis_ai.viewer.source import ItemPage
 

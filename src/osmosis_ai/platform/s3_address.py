@@ -22,8 +22,6 @@ _BOOLEANS = {"1": True, "true": True, "0": False, "false": False}
 
 @dataclass(frozen=True, slots=True)
 class S3Address:
-    """A place in an S3-compatible store."""
-
     bucket: str
     prefix: str = ""
     endpoint: str = ""
@@ -37,7 +35,6 @@ class S3Address:
         return f"the bucket '{self.bucket}' at {self.endpoint or 'Amazon S3'}"
 
     def key_of(self, key: str) -> str:
-        """Return the store's key of a blob."""
         return f"{self.prefix}/{key}" if self.prefix else key
 
 

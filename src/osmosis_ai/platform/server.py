@@ -13,6 +13,7 @@ import queue
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -33,15 +34,15 @@ from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.config import PlatformConfig, require_usable_cluster
 from osmosis_ai.platform.http.connection_limits import ConnectionLimits, limited_protocol
 from osmosis_ai.platform.isolation import look_at_isolation, why_not_shared
+from osmosis_ai.platform.operations import missing_files
 from osmosis_ai.platform.process_state import PlatformProcess, only_platform_of
 from osmosis_ai.platform.ray_jobs import RayJobs, RayLauncher, worker_entrypoint
-from osmosis_ai.platform.readiness import missing_files
-from osmosis_ai.platform.services import PlatformServices, build_services
+from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.worker.client import WorkerClient
 from osmosis_ai.platform.worker.host import Host, HostOptions
-from osmosis_ai.platform.worker.process import StartWorker, WorkerStarter
-from osmosis_ai.processes import PrivateSocket, disable_inspection, is_debuggable
-from osmosis_ai.processes.addresses import listen
+from osmosis_ai.platform.worker.process import StartWorker, worker_starter
+from osmosis_ai.processes.addresses import PrivateSocket, listen
+from osmosis_ai.processes.privacy import disable_inspection, is_debuggable
 from osmosis_ai.viewer.live_routes import LiveServer
 
 logger = logging.getLogger(__name__)
@@ -61,12 +62,11 @@ _OTHER_DESCRIPTORS = 200
 _API_ENDED = "the API has ended"
 # A signal just before a wait does not interrupt it, so waits are short.
 _SIGNAL_POLL_S = 0.5
+_START_POLL_S = 0.005
 
 
 @dataclass(frozen=True)
 class RunningPlatform:
-    """A platform that serves requests and executes runs."""
-
     config: PlatformConfig
     process: PlatformProcess
     services: PlatformServices
@@ -110,14 +110,14 @@ def run_platform(config: PlatformConfig) -> Iterator[RunningPlatform]:
         isolation, executes = look_at_isolation(bound) if bound.ray is None else (None, True)
         if not executes:
             bound = replace(bound, executes_nothing=isolation)
-        services = build_services(bound)
+        services = PlatformServices(bound)
         stack.callback(services.db.dispose)
         if isolation is not None and executes:
             shared_problem = why_not_shared(bound, len(services.workspaces.all()))
             if shared_problem is not None:
                 isolation, executes = shared_problem, False
                 bound = replace(bound, executes_nothing=shared_problem)
-                services = replace(services, config=bound)
+                services.config = bound
         try:
             services.blobs.check()
         except BlobStoreBusy as error:
@@ -142,7 +142,9 @@ def run_platform(config: PlatformConfig) -> Iterator[RunningPlatform]:
         stack.enter_context(_serving_api(create_app(services), bound, listener, ends))
         if executes:
             stack.enter_context(_executing(services, bound))
-        process = replace(process, url=bound.base_url, local_url=_local_url(host, port))
+        reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        local_url = f"http://{f'[{reachable}]' if ':' in reachable else reachable}:{port}"
+        process = replace(process, url=bound.base_url, local_url=local_url)
         record(process)
         yield RunningPlatform(bound, process, services, first_login, ends)
 
@@ -200,59 +202,55 @@ def _listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-class _Api(LiveServer):
-    """Sets an event when it answers, or has failed to start."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.decided = threading.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.decided.set()
-
-
 @contextmanager
 def _serving_api(
     app: FastAPI, config: PlatformConfig, listener: socket.socket, ends: queue.SimpleQueue[str]
 ) -> Iterator[None]:
-    """Serve HTTP in a thread, so that the main one is free for signals."""
-    api = _Api(
-        uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            lifespan="on",
-            ws="none",
-            server_header=False,
-            http=limited_protocol(
-                ConnectionLimits(HEADERS_WITHIN_S, READ_WITHIN_S, _most_connections(config))
-            ),
-            # Any client can send these headers, so only configured proxies are trusted.
-            proxy_headers=bool(config.trusted_proxies),
-            forwarded_allow_ips=list(config.trusted_proxies),
-            timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=_DRAIN_S,
-        )
+    """Serve HTTP; if that ends, ``ends`` receives :data:`_API_ENDED`."""
+    limits = ConnectionLimits(HEADERS_WITHIN_S, READ_WITHIN_S, _most_connections(config))
+    settings = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="on",
+        ws="none",
+        server_header=False,
+        http=limited_protocol(limits),
+        # Any client can send these headers, so only configured proxies are trusted.
+        proxy_headers=bool(config.trusted_proxies),
+        forwarded_allow_ips=list(config.trusted_proxies),
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_DRAIN_S,
     )
+    with _serving(settings, [listener], lambda: ends.put(_API_ENDED)):
+        yield
+
+
+@contextmanager
+def _serving(
+    settings: uvicorn.Config,
+    sockets: list[socket.socket] | None = None,
+    ended: Callable[[], None] = lambda: None,
+) -> Iterator[None]:
+    """Run a server in a thread, so that the main one is free for signals."""
+    server = LiveServer(settings)
 
     def serve() -> None:
         try:
-            api.run(sockets=[listener])
+            server.run(sockets)
         finally:
-            api.decided.set()
-            ends.put(_API_ENDED)
+            ended()
 
-    thread = threading.Thread(target=serve, name="api", daemon=True)
+    thread = threading.Thread(target=serve, name="server", daemon=True)
     thread.start()
-    api.decided.wait()
-    if not api.started:
-        thread.join()
+    while thread.is_alive() and not server.started:
+        time.sleep(_START_POLL_S)
+    if not server.started:
         raise OsmosisError("the platform's API could not start; the log says why.", code="INTERNAL")
     try:
         yield
     finally:
-        api.should_exit = True
+        server.should_exit = True
         thread.join()
 
 
@@ -263,8 +261,7 @@ def _executing(services: PlatformServices, config: PlatformConfig) -> Iterator[N
         with local_host(services, config):
             yield
         return
-    entrypoint = partial(worker_entrypoint, platform_url=config.base_url)
-    jobs = RayJobs(config.ray, entrypoint)
+    jobs = RayJobs(config.ray, partial(worker_entrypoint, platform_url=config.base_url))
     launcher = RayLauncher(services.queue, services.worker_access, jobs, slots=config.executor_slots)
     launcher.start()
     try:
@@ -278,16 +275,30 @@ def local_host(
     services: PlatformServices, config: PlatformConfig, start_worker: StartWorker | None = None
 ) -> Iterator[Host]:
     """Run a host in this process. Its workers reach the platform over a socket that only this user can open."""
-    blobs = services.blobs
     services.queue.give_back_local()
     with _worker_socket(services) as address:
+        blobs = services.blobs
         has_keys = isinstance(blobs, S3BlobStore) and blobs.has_credentials_of_machine()
-        start = start_worker or WorkerStarter(config, address, has_bucket_keys=has_keys)
+        start = start_worker or worker_starter(config, address, has_bucket_keys=has_keys)
         client = WorkerClient(address, services.worker_access.local_token)
-        options = HostOptions(slots=config.executor_slots)
-        claimable = services.queue.claimable
-        host = Host(client, start, options, config.runs_dir, say=logger.info, claimable=claimable)
-        thread = threading.Thread(target=_host, args=(host,), name="host", daemon=True)
+        host = Host(
+            client,
+            start,
+            HostOptions(slots=config.executor_slots),
+            config.runs_dir,
+            say=logger.info,
+            claimable=services.queue.claimable,
+        )
+
+        def execute() -> None:
+            try:
+                host.run()
+            except KeyboardInterrupt:
+                logger.warning("the workers did not release their runs in time and were killed")
+            except OsmosisError as error:
+                logger.error("this machine executes no more runs: %s", error.message)
+
+        thread = threading.Thread(target=execute, name="host", daemon=True)
         thread.start()
         try:
             yield host
@@ -299,38 +310,24 @@ def local_host(
             client.close()
 
 
-def _host(host: Host) -> None:
-    try:
-        host.run()
-    except KeyboardInterrupt:
-        logger.warning("the workers did not release their runs in time and were killed")
-    except OsmosisError as error:
-        logger.error("this machine executes no more runs: %s", error.message)
-
-
 @contextmanager
 def _worker_socket(services: PlatformServices) -> Iterator[str]:
-    """Serve the worker protocol on a private socket, in a thread; yields its address."""
+    """Serve the worker protocol on a private socket; yields its address."""
     listener = PrivateSocket()
-    server = LiveServer(
-        uvicorn.Config(
-            create_worker_app(services),
-            fd=listener.fileno(),
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            ws="none",
-            timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=_WORKERS_DRAIN_S,
-        )
+    settings = uvicorn.Config(
+        create_worker_app(services),
+        fd=listener.fileno(),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_WORKERS_DRAIN_S,
     )
-    thread = threading.Thread(target=server.run, name="worker-socket", daemon=True)
-    thread.start()
     try:
-        yield listener.address
+        with _serving(settings):
+            yield listener.address
     finally:
-        server.should_exit = True
-        thread.join()
         listener.remove()
 
 
@@ -348,8 +345,3 @@ def _most_connections(config: PlatformConfig) -> int:
         allowed,
     )
     return possible
-
-
-def _local_url(host: str, port: int) -> str:
-    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://{f'[{reachable}]' if ':' in reachable else reachable}:{port}"

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 from osmosis_ai.platform.accounts import AccountStore
 from osmosis_ai.platform.blobs import open_blob_store
-from osmosis_ai.platform.blobs.signing import UrlSigner, url_signer
-from osmosis_ai.platform.blobs.store import BlobStore
+from osmosis_ai.platform.blobs.signing import url_signer
 from osmosis_ai.platform.clock import Clock, SystemClock
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.datasets.store import DatasetStore
@@ -16,15 +14,13 @@ from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.gitsync.mirror import MirrorStore
 from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.machines import Demands
-from osmosis_ai.platform.maintenance import Maintenance
-from osmosis_ai.platform.metrics import PlatformMetrics
 from osmosis_ai.platform.models import LoraModelStore, ModelServerPool, start_model_server
+from osmosis_ai.platform.operations import Maintenance, PlatformMetrics, Readiness
 from osmosis_ai.platform.queue.access import WorkerAccess
 from osmosis_ai.platform.queue.assignment import Assignments
 from osmosis_ai.platform.queue.finalize import PlatformShards
 from osmosis_ai.platform.queue.queue import RunQueue
-from osmosis_ai.platform.queue.uploads import RunUploads
-from osmosis_ai.platform.readiness import Readiness
+from osmosis_ai.platform.queue.reports import RunUploads
 from osmosis_ai.platform.rollouts import RolloutServerStore, RolloutStore
 from osmosis_ai.platform.runs.files import RunFiles
 from osmosis_ai.platform.runs.reopening import RunReopener
@@ -34,111 +30,64 @@ from osmosis_ai.platform.runs.source_archives import SourceArchives
 from osmosis_ai.platform.runs.submitter import RunSubmitter
 from osmosis_ai.platform.secrets import SecretStore
 from osmosis_ai.platform.sign_in import DeviceLoginStore, SignIns
-from osmosis_ai.platform.vault import Vault, open_vault
+from osmosis_ai.platform.vault import open_vault
 from osmosis_ai.platform.workspaces import WorkspaceStore
 from osmosis_ai.viewer.shared_reads import SharedReads
 
 
-@dataclass(frozen=True)
 class PlatformServices:
-    """The parts of a platform."""
+    """The parts of a platform; the data directory is prepared, and the database brought up to date."""
 
-    config: PlatformConfig
-    clock: Clock
-    db: Database
-    accounts: AccountStore
-    workspaces: WorkspaceStore
-    sign_ins: SignIns
-    device_logins: DeviceLoginStore
-    logs: LogStore
-    blobs: BlobStore
-    url_signer: UrlSigner
-    datasets: DatasetStore
-    vault: Vault
-    secrets: SecretStore
-    mirrors: MirrorStore
-    rollouts: RolloutStore
-    rollout_servers: RolloutServerStore
-    model_servers: ModelServerPool
-    sources: SourceArchives
-    submitter: RunSubmitter
-    runs: RunStore
-    eval_imports: EvalImportStore
-    reopener: RunReopener
-    lora_models: LoraModelStore
-    run_files: RunFiles
-    maintenance: Maintenance
-    sample_counts: SharedReads
-    readiness: Readiness
-    metrics: PlatformMetrics
-    worker_access: WorkerAccess
-    queue: RunQueue
-    platform_shards: PlatformShards
+    def __init__(self, config: PlatformConfig, *, clock: Clock | None = None) -> None:
+        config.prepare_home()
+        clock = clock or SystemClock()
+        db = Database(config.database_url)
+        db.migrate()
+        self.config, self.clock, self.db = config, clock, db
+        self.vault, self.logs = open_vault(config), LogStore(db, clock)
+        self.blobs, self.url_signer = open_blob_store(config, clock), url_signer(config, clock)
+        blobs, vault, logs, signer = self.blobs, self.vault, self.logs, self.url_signer
+        self.accounts, self.workspaces = AccountStore(db, clock), WorkspaceStore(db, clock)
+        self.sign_ins = SignIns(self.accounts, clock)
+        self.device_logins = DeviceLoginStore(db, clock, self.accounts)
+        self.secrets = SecretStore(db, vault, clock)
+        self.datasets = DatasetStore(db, blobs, clock, logs)
+        self.mirrors = MirrorStore(config.git_dir)
+        self.rollouts = RolloutStore(db, self.mirrors, clock)
+        self.rollout_servers = RolloutServerStore(db, vault, clock)
+        self.lora_models = LoraModelStore(db, blobs, clock)
+        self.model_servers = ModelServerPool(partial(start_model_server, db, blobs))
 
+        demands = Demands.of(config)
+        self.sources = SourceArchives(db, blobs, clock, self.mirrors)
+        assignments = Assignments(db, vault, blobs, signer, self.sources, config.lease_term, demands)
+        uploads = RunUploads(db, blobs, signer, config.run_upload_bytes)
+        queue = RunQueue(
+            db, clock, logs, demands, config.lease_term, assignments=assignments, uploads=uploads
+        )
+        self.queue, self.worker_access = queue, WorkerAccess(db, clock, logs, demands)
+        self.platform_shards = PlatformShards(db, clock, blobs, queue, uploads, assignments)
+        self.runs = RunStore(db, clock, blobs, logs, queue, demands, config.executes_nothing)
+        self.submitter = RunSubmitter(
+            config, db, clock, vault, self.mirrors, self.rollouts, self.runs, self.sources, queue
+        )
+        self.reopener = RunReopener(db, blobs, vault, clock, logs, self.submitter, queue)
+        self.eval_imports = EvalImportStore(db, blobs, clock, logs, self.runs)
+        self.run_files = RunFiles(db, blobs, signer)
+        self.sample_counts = SharedReads(most=500)
 
-def build_services(config: PlatformConfig, *, clock: Clock | None = None) -> PlatformServices:
-    """Prepare the data directory, bring the database up to date, and return the parts."""
-    config.prepare_home()
-    used_clock = clock if clock is not None else SystemClock()
-    db = Database(config.database_url)
-    db.migrate()
-    accounts, vault = AccountStore(db, used_clock), open_vault(config)
-    mirrors, logs = MirrorStore(config.git_dir), LogStore(db, used_clock)
-    blobs, signer = open_blob_store(config, used_clock), url_signer(config, used_clock)
-    rollouts, datasets = RolloutStore(db, mirrors, used_clock), DatasetStore(db, blobs, used_clock, logs)
-    sources, demands = SourceArchives(db, blobs, used_clock, mirrors), Demands.of(config)
-    assignments = Assignments(db, vault, blobs, signer, sources, config.lease_term, demands)
-    uploads = RunUploads(db, blobs, signer, config.run_upload_bytes)
-    queue = RunQueue(db, used_clock, logs, demands, config.lease_term, assignments, uploads)
-    shards = PlatformShards(db, used_clock, blobs, queue, uploads, sources, assignments)
-    runs = RunStore(db, used_clock, blobs, logs, queue, demands, config.executes_nothing)
-    submitter = RunSubmitter(config, db, used_clock, vault, mirrors, rollouts, runs, sources, queue)
-    reopener = RunReopener(db, blobs, vault, used_clock, logs, submitter, queue)
-    imports = EvalImportStore(db, blobs, used_clock, logs, runs)
-    access = WorkerAccess(db, used_clock, logs, demands)
-    run_files, readiness = RunFiles(db, blobs, signer), Readiness(db, blobs, used_clock)
-    return PlatformServices(
-        config=config,
-        clock=used_clock,
-        db=db,
-        accounts=accounts,
-        workspaces=WorkspaceStore(db, used_clock),
-        sign_ins=SignIns(accounts, used_clock),
-        device_logins=DeviceLoginStore(db, used_clock, accounts),
-        logs=logs,
-        blobs=blobs,
-        url_signer=signer,
-        datasets=datasets,
-        vault=vault,
-        secrets=SecretStore(db, vault, used_clock),
-        mirrors=mirrors,
-        rollouts=rollouts,
-        rollout_servers=RolloutServerStore(db, vault, used_clock),
-        model_servers=ModelServerPool(partial(start_model_server, db, blobs)),
-        sources=sources,
-        submitter=submitter,
-        runs=runs,
-        eval_imports=imports,
-        reopener=reopener,
-        lora_models=LoraModelStore(db, blobs, used_clock),
-        run_files=run_files,
-        maintenance=Maintenance(
+        self.readiness = Readiness(db, blobs, clock)
+        self.metrics = PlatformMetrics(config, db, clock, self.readiness)
+        self.maintenance = Maintenance(
             {
                 "blobs": blobs.sweep,
-                "datasets": datasets.ingest.recover,
-                "uploads of runs": imports.tidy,
-                "checkpoints of runs": reopener.forget_old,
-                "commits of runs that have ended": sources.sweep,
-                "uploads of runs that have ended": shards.clear_ended,
-                "workers that are gone": access.known.forget_old,
-                "files of deleted runs": runs.finish_deletions,
+                "datasets": self.datasets.ingest.recover,
+                "uploads of runs": self.eval_imports.tidy,
+                "checkpoints of runs": self.reopener.forget_old,
+                "commits of runs that have ended": self.sources.sweep,
+                "uploads of runs that have ended": self.platform_shards.clear_ended,
+                "workers that are gone": self.worker_access.known.forget_old,
+                "files of deleted runs": self.runs.finish_deletions,
                 "free space of the database": db.reclaim_space,
             }
-        ),
-        sample_counts=SharedReads(most=500),
-        readiness=readiness,
-        metrics=PlatformMetrics(config, db, used_clock, readiness),
-        worker_access=access,
-        queue=queue,
-        platform_shards=shards,
-    )
+        )

@@ -29,7 +29,7 @@ from osmosis_ai.platform.db.tables import (
     DbWorkspace,
     new_id,
 )
-from osmosis_ai.platform.gitsync.remote import parse_clone_url
+from osmosis_ai.platform.gitsync.git import parse_clone_url
 
 Role = Literal["owner", "admin", "member"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -270,7 +270,7 @@ def _identities_of(clone_url: str) -> list[str]:
 
 def checked_clone_url(clone_url: str) -> str:
     """Return the address for Git; refuse credentials, which would be stored readable in the database."""
-    parsed = parse_clone_url(clone_url, allow_local=True)
+    parsed = parse_clone_url(clone_url)
     if parsed.username or parsed.password:
         raise OsmosisError(
             "a clone URL must not carry credentials.",

@@ -87,15 +87,9 @@ def on_stop_signals(stop: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-@contextlib.contextmanager
-def stop_on_signals(server: uvicorn.Server) -> Iterator[None]:
+def stop_on_signals(server: uvicorn.Server) -> contextlib.AbstractContextManager[None]:
     """Let signals stop a uvicorn server and not the process: uvicorn raises them again once all is closed."""
-
-    def stop() -> None:
-        server.should_exit = True
-
-    with on_stop_signals(stop):
-        yield
+    return on_stop_signals(lambda: setattr(server, "should_exit", True))
 
 
 class PrivateSocket:
@@ -130,7 +124,11 @@ class PrivateSocket:
 def _locked_directory() -> tuple[Path, int]:
     """Return a new directory and the descriptor that locks it; a sweep may remove it until it is locked."""
     while True:
-        made = _short_directory()
+        made = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        if len(bytes(made / _SOCKET_NAME)) > _MAX_PATH_BYTES:
+            with contextlib.suppress(FileNotFoundError):  # swept
+                made.rmdir()
+            made = Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp"))
         try:
             descriptor = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
@@ -152,13 +150,3 @@ def _sweep(parent: Path) -> None:
                 shutil.rmtree(left, ignore_errors=True)
             finally:
                 os.close(descriptor)
-
-
-def _short_directory() -> Path:
-    """Return a new directory, of mode 0700, whose path leaves room for the socket's name."""
-    made = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    if len(bytes(made / _SOCKET_NAME)) <= _MAX_PATH_BYTES:
-        return made
-    with contextlib.suppress(FileNotFoundError):  # swept
-        made.rmdir()
-    return Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp"))

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Protocol
 
+from osmosis_ai.processes import reaper
 from osmosis_ai.processes.privacy import PRIVATE_VARIABLES_ENV, private_end
 from osmosis_ai.processes.reaper import LIFELINE_ENV
 
@@ -208,19 +209,8 @@ class ChildProcess:
             except BaseException:
                 self.close_lifeline()
                 raise
-        _share_niceness(self._process.pid)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def stdout(self) -> IO[bytes] | None:
-        return self._process.stdout
-
-    @property
-    def stderr(self) -> IO[bytes] | None:
-        return self._process.stderr
+        self.pid, self.stdout, self.stderr = self._process.pid, self._process.stdout, self._process.stderr
+        _share_niceness(self.pid)
 
     def poll(self) -> int | None:
         """Return the exit status, or None while the child runs."""
@@ -264,7 +254,6 @@ class ChildProcess:
             self.close_lifeline()
 
     def kill(self) -> None:
-        """Kill the child's process group."""
         self._signal(signal.SIGKILL)
         self._process.wait()
         self.close_lifeline()
@@ -278,3 +267,68 @@ class ChildProcess:
         """End a child that watches its lifeline."""
         if self._lifeline is not None:
             self._lifeline.close()
+
+
+TAIL_BYTES = 64 * 1024
+"""How much of the end of each output is returned."""
+GRACE_S = 1.0
+_LAST_WAIT_S = 3.0
+_PROGRAM_POLL_S = 0.002
+
+
+@dataclass(frozen=True)
+class FinishedProgram:
+    status: int
+    stdout: str
+    stderr: str
+    flooded: bool
+
+
+async def run_program(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: Path,
+    stdin: Path,
+    max_output_bytes: int,
+    grace_s: float = GRACE_S,
+) -> FinishedProgram:
+    """Run a third-party program to completion; cancelling this ends it, and all that it started.
+
+    :mod:`osmosis_ai.processes.reaper` runs in between. It ends all descendants when the program ends, when this process
+    drops it, and when this process dies. The output pipes close when the reaper ends.
+    """
+    loop = asyncio.get_running_loop()
+    exceeded: asyncio.Future[None] = loop.create_future()
+    left = max_output_bytes
+    tails = [bytearray(), bytearray()]
+
+    async def read(output: IO[bytes], tail: bytearray) -> None:
+        nonlocal left
+        reader = asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(reader)
+        transport, _ = await loop.connect_read_pipe(lambda: protocol, output)
+        with contextlib.closing(transport):
+            while chunk := await reader.read(TAIL_BYTES):
+                tail += chunk
+                del tail[:-TAIL_BYTES]
+                left -= len(chunk)
+                if left < 0 and not exceeded.done():
+                    exceeded.set_result(None)
+
+    reaping = [sys.executable, "-I", "-S", reaper.__file__, str(grace_s), str(cwd)]
+    pipe = subprocess.PIPE
+    with stdin.open("rb") as prompt:
+        process = ChildProcess([*reaping, *command], env=env, cwd=cwd, stdin=prompt, stdout=pipe, stderr=pipe)
+    assert process.stdout is not None and process.stderr is not None
+    reading = asyncio.gather(read(process.stdout, tails[0]), read(process.stderr, tails[1]))
+    try:
+        await asyncio.wait((reading, exceeded), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        process.close_lifeline()
+        await asyncio.wait((reading,), timeout=grace_s + _LAST_WAIT_S)
+        reading.cancel()
+        process.poll()
+    status = await process.wait(_PROGRAM_POLL_S)
+    stdout, stderr = (tail.decode("utf-8", "replace") for tail in tails)
+    return FinishedProgram(status, stdout, stderr, exceeded.done())

@@ -18,8 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from osmosis_ai.process_environment import program_environment
-from osmosis_ai.processes.child_process import describe_exit
-from osmosis_ai.processes.program import run_program
+from osmosis_ai.processes.child_process import describe_exit, run_program
 from osmosis_ai.redaction import Redactor
 
 from .agent_workflow import AgentWorkflow

@@ -9,22 +9,29 @@ started it (PR_SET_PDEATHSIG in prctl(2)), so start it from a thread that outliv
 
 Only files installed by the operator are shown. A built environment contains code of others, so its contents never add
 a directory to a sandbox.
+
+Without the machine's network, a program still has its own loopback. One socket listens there at the address that the
+model and the callbacks have outside, and this process answers on it, so the address means the same inside. The
+sandbox's first program (:mod:`.inner_listener`) creates the socket, sends it out and exits before user code is loaded.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal, cast, get_args
 
-from osmosis_ai.processes import ProgramStart
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.processes.child_process import ProgramStart
 from osmosis_ai.processes.privacy import pipe_of
+from osmosis_ai.sandbox import inner_listener
 from osmosis_ai.sandbox.control_groups import ProcessLimits, ResourceControl, RunLimits
 from osmosis_ai.sandbox.gpus import VISIBLE_ENV, GpuGrant
-from osmosis_ai.sandbox.network import Network
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store")
 """Programs and libraries; symbolic links among them are recreated."""
@@ -68,8 +75,6 @@ _COPY = f'cp -a {_COPIED_FROM}/. "$0"/ && '
 
 @dataclass(frozen=True)
 class Sandbox:
-    """How programs of one run are started."""
-
     bwrap: Path
     source: Path
     overlays: bool = True
@@ -198,18 +203,16 @@ def _covered_proc(gpus: GpuGrant | None) -> list[str]:
             if gpus is not None and gpus.driver is not None and name == gpus.driver[1].parent.name:
                 words += ["--ro-bind", *map(str, gpus.driver)]
             words += ["--remount-ro", f"/proc/{name}"]
-    for name in sorted({*_KERNELS_FILES, *_written_files(Path("/proc"))}):
+    written = set(_KERNELS_FILES)
+    # The kernel's writable files differ between kernels.
+    with suppress(OSError), os.scandir("/proc") as entries:
+        for entry in entries:
+            if entry.is_file(follow_symlinks=False) and entry.stat().st_mode & 0o222:
+                written.add(entry.name)
+    for name in sorted(written):
         if Path("/proc", name).exists():
             words += ["--ro-bind", str(_ETC / "nothing"), f"/proc/{name}"]
     return words
-
-
-def _written_files(proc: Path) -> Iterator[str]:
-    """Yield the kernel's writable files, which differ between kernels."""
-    with suppress(OSError), os.scandir(proc) as entries:
-        for entry in entries:
-            if entry.is_file(follow_symlinks=False) and entry.stat().st_mode & 0o222:
-                yield entry.name
 
 
 def interpreter_places(python: Path) -> tuple[Path, ...]:
@@ -245,3 +248,62 @@ def _added_by_site() -> Iterator[Path]:
                 place = Path(folder, line.strip())
                 if str(place) in known and place.is_dir() and not Path.home().is_relative_to(place):
                     yield place
+
+
+Network = Literal["host", "none"]
+NETWORK_ENV = "OSMOSIS_NETWORK"
+_UNEXPECTED_FILE = "the file from the sandbox is not a listening socket"
+
+
+def network_setting(environ: Mapping[str, str]) -> Network | None:
+    """Return ``OSMOSIS_NETWORK``, if set; raises OsmosisError."""
+    written = environ.get(NETWORK_ENV, "").strip()
+    if written and written not in get_args(Network):
+        raise OsmosisError(f"{NETWORK_ENV} must be one of {', '.join(get_args(Network))}, not '{written}'.")
+    return cast(Network, written) if written else None
+
+
+def narrower(machine: Network | None, asked: Network | None) -> Network:
+    """Return the narrower one of the machine's setting and the run's request."""
+    return "none" if "none" in (machine, asked) else "host"
+
+
+class InnerListener:
+    """A socket that listens on a sandbox's loopback and is sent out of it."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._here, self._there = socket.socketpair()
+        self.authority = f"{inner_listener.LOOPBACK}:{port}"
+        """The only ``host:port`` that can be reached inside."""
+
+    def fileno(self) -> int:
+        return self._there.fileno()
+
+    def command(self, python: Path, program: Sequence[str]) -> list[str]:
+        """Return the command that creates the socket and becomes ``program``."""
+        script = str(inner_listener.__file__)
+        return [str(python), "-I", "-S", script, str(self.fileno()), str(self._port), *program]
+
+    def take(self) -> socket.socket:
+        """Return the socket, once the program runs; raises OSError."""
+        self._there.close()
+        self._here.setblocking(False)
+        _, descriptors, *_ = socket.recv_fds(self._here, 1, 1)
+        if not descriptors:
+            raise OSError("no socket came from the sandbox")
+        # The sandbox may send any file: accept only the expected listening socket.
+        try:
+            listening = socket.socket(fileno=descriptors[0])
+        except OSError:
+            os.close(descriptors[0])
+            raise OSError(_UNEXPECTED_FILE) from None
+        is_listening = listening.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 1
+        if not is_listening or listening.getsockname() != (inner_listener.LOOPBACK, self._port):
+            listening.close()
+            raise OSError(_UNEXPECTED_FILE)
+        return listening
+
+    def close(self) -> None:
+        self._there.close()
+        self._here.close()

@@ -40,6 +40,7 @@ RESOURCE_OF: dict[str, Resource] = {"memory": "memory", "pids": "processes", "cp
 CONTROLLERS = tuple(RESOURCE_OF)
 CGROUP_ENV = "OSMOSIS_CGROUP"
 """``off``: control groups are not used."""
+_IS_OFF = f"{CGROUP_ENV}=off"
 LEAF = "osmosis-main"
 PREFIX = "osmosis-run-"
 SCOPE = "cgroup of a systemd scope"
@@ -61,9 +62,6 @@ _MORE_MEMORY = "give the run more with `memory_gb` under [advanced.execution], o
 _FEWER_PROCESSES = "threads count, too: start fewer of both for each rollout, or have fewer rollouts at once"
 _NOT_OURS = "the processes in its group (cgroup) are not this platform's alone"
 _NOT_DELEGATED = "the cgroup of this process is not delegated to it"
-
-
-# Limits
 
 
 @dataclass(frozen=True)
@@ -109,13 +107,12 @@ class ProcessLimits:
     """Limits of each process, without a control group; ``problem`` is the reason."""
 
     problem: str | None = None
-    user: int = os.geteuid() if hasattr(os, "geteuid") else -1
     holds: frozenset[Resource] = frozenset()
     refused: int = 0
 
     @property
     def words(self) -> str:
-        return limit_words(self.holds, by="cgroup", user=self.user)
+        return limit_words(self.holds, by="cgroup")
 
     def command(self, program: Sequence[str], part: str) -> list[str]:
         return list(program)
@@ -128,7 +125,7 @@ class ProcessLimits:
 
 def limit_words(held: frozenset[Resource], *, by: str, user: int | None = None) -> str:
     """Describe what limits a run whose group limits the resources ``held``."""
-    user = os.geteuid() if user is None and hasattr(os, "geteuid") else user
+    user = os.geteuid() if user is None else user
     by_group = [name for name in RESOURCE_OF.values() if name in held]
     by_process, absent = [], []
     if "memory" not in held:
@@ -141,9 +138,6 @@ def limit_words(held: frozenset[Resource], *, by: str, user: int | None = None) 
     limits = [f"{how} ({', '.join(what)})" for how, what in ((by, by_group), ("rlimits", by_process)) if what]
     unlimited = f"; unlimited: {', '.join(absent)}" if absent else ""
     return f"limits: {', '.join(limits)}{unlimited}"
-
-
-# Delegation
 
 
 @dataclass(frozen=True)
@@ -162,7 +156,7 @@ class ProcessView:
     proc: Path = Path("/proc")
     systemd: Path = Path("/run/systemd/system")
     pid: int = os.getpid()
-    user: int = os.geteuid() if hasattr(os, "geteuid") else -1
+    user: int = os.geteuid()
     patience_s: float = 1.0
 
     def ancestors(self, pid: int) -> Iterator[int]:
@@ -277,11 +271,7 @@ def _is_given(group: Path, view: ProcessView) -> bool:
         return not view.systemd.is_dir()
     if not os.access(group.parent / "cgroup.procs", os.W_OK):
         return True
-    return _is_delegated_by_user_systemd(group, view)
-
-
-def _is_delegated_by_user_systemd(group: Path, view: ProcessView) -> bool:
-    """Ask the user's systemd, which does not mark delegated groups (252)."""
+    # The user's systemd does not mark delegated groups (252).
     program = shutil.which("systemctl")
     if program is None or not view.systemd.is_dir():
         return False
@@ -329,13 +319,8 @@ def _lines(file: Path) -> list[str]:
         return []
 
 
-# Groups of runs
-
-
 @dataclass(frozen=True)
 class RunGroup:
-    """The control group of one run."""
-
     path: Path
     controllers: tuple[str, ...]
     limits: RunLimits
@@ -410,17 +395,27 @@ class RunGroup:
 
 def sweep(place: Path) -> int:
     """End the groups whose creators are gone; return their number."""
-    found = [group for group in place.glob(f"{PREFIX}*") if not _has_owner(group.name)]
-    for group in found:
-        end_group(group)
-    return len(found)
+    ended = 0
+    for group in place.glob(f"{PREFIX}*"):
+        pid, _, since = group.name.partition(".")[2].partition(".")
+        if not pid.isdigit() or _start_ticks(int(pid)) != since:
+            end_group(group)
+            ended += 1
+    return ended
 
 
 def end_group(group: Path, timeout_s: float = _ENDING_S) -> bool:
     """Kill all processes of a group and remove it; return whether it is gone."""
     deadline = time.monotonic() + timeout_s
     while group.exists():
-        _kill(group)
+        try:
+            with os.fdopen(os.open(group / "cgroup.kill", os.O_WRONLY), "w") as file:
+                file.write("1")
+        except OSError:  # Linux before 5.14, or the group is gone
+            for folder, _, _ in os.walk(group):
+                for pid in processes_of(Path(folder)):
+                    with suppress(OSError):
+                        os.kill(pid, signal.SIGKILL)
         for folder, _, _ in os.walk(group, topdown=False):
             with suppress(OSError):  # a process is still ending
                 Path(folder).rmdir()
@@ -430,23 +425,6 @@ def end_group(group: Path, timeout_s: float = _ENDING_S) -> bool:
         if group.exists():
             time.sleep(_ENDING_POLL_S)
     return True
-
-
-def _kill(group: Path) -> None:
-    try:
-        with os.fdopen(os.open(group / "cgroup.kill", os.O_WRONLY), "w") as file:
-            file.write("1")
-    except OSError:  # Linux before 5.14, or the group is gone
-        for folder, _, _ in os.walk(group):
-            for pid in processes_of(Path(folder)):
-                with suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
-
-
-def _has_owner(name: str) -> bool:
-    _, _, owner = name.partition(".")
-    pid, _, since = owner.partition(".")
-    return pid.isdigit() and _start_ticks(int(pid)) == since
 
 
 def _start_ticks(pid: int) -> str | None:
@@ -468,9 +446,6 @@ def _pairs(file: Path) -> dict[str, int]:
 ResourceControl = RunGroup | ProcessLimits
 
 
-# The choice
-
-
 @dataclass(frozen=True)
 class MachineControl:
     """What limits runs on this machine; ``starter`` is the command that starts a worker in a systemd scope."""
@@ -487,14 +462,25 @@ class MachineControl:
         return words if controllers else f"{words}; no cgroup: {self.delegation.problem}"
 
 
-def look_at_control() -> MachineControl:
-    """Find out what would limit runs, without changing anything; may block on systemd."""
-    return _machine_control(_look())
+def look_at_control(found: Delegation | None = None) -> MachineControl:
+    """Find out what would limit runs, without changing anything; may block on systemd.
+
+    It is the delegated group, otherwise workers in a systemd scope, if that limits anything.
+    """
+    found = found or _look()
+    program, mount = shutil.which("systemd-run"), hierarchy_mount()
+    if found.path is not None or found.problem == _IS_OFF or program is None or mount is None:
+        return MachineControl(found)
+    whose = [] if os.geteuid() == 0 else ["--user"]
+    starter = (program, *whose, "--scope", "--quiet", "--collect", "--property=Delegate=yes", "--")
+    available = _systemd_output([*starter, "/bin/sh", "-c", _SHOW_CONTROLLERS, str(mount)]).split()
+    controllers = tuple(name for name in CONTROLLERS if name in available)
+    return MachineControl(found, starter, controllers) if controllers else MachineControl(found)
 
 
 def prepare_control() -> MachineControl:
     """Prepare the limits of runs, before any of them is started; may block on systemd."""
-    return _machine_control(arrange(_look()))
+    return look_at_control(arrange(_look()))
 
 
 def control_run(run: str, limits: RunLimits) -> ResourceControl:
@@ -512,20 +498,5 @@ def control_run(run: str, limits: RunLimits) -> ResourceControl:
 
 
 def _look() -> Delegation:
-    return Delegation(problem=f"{CGROUP_ENV}=off") if _is_off() else look_at_delegation()
-
-
-def _is_off() -> bool:
-    return os.environ.get(CGROUP_ENV, "").strip() == "off"
-
-
-def _machine_control(found: Delegation) -> MachineControl:
-    """Return the delegated group, otherwise workers in a systemd scope, if it limits anything."""
-    program, mount = shutil.which("systemd-run"), hierarchy_mount()
-    if found.path is not None or _is_off() or program is None or mount is None:
-        return MachineControl(found)
-    whose = [] if os.geteuid() == 0 else ["--user"]
-    starter = (program, *whose, "--scope", "--quiet", "--collect", "--property=Delegate=yes", "--")
-    available = _systemd_output([*starter, "/bin/sh", "-c", _SHOW_CONTROLLERS, str(mount)]).split()
-    controllers = tuple(name for name in CONTROLLERS if name in available)
-    return MachineControl(found, starter, controllers) if controllers else MachineControl(found)
+    is_off = os.environ.get(CGROUP_ENV, "").strip() == "off"
+    return Delegation(problem=_IS_OFF) if is_off else look_at_delegation()

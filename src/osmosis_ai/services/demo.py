@@ -27,7 +27,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.conversation import Conversation, read_conversation
 from osmosis_ai.files import expanded, write_atomic
 from osmosis_ai.process_environment import PACKAGE_PREFIXES, chosen, python_environment
-from osmosis_ai.processes import ChildProcess
+from osmosis_ai.processes.child_process import ChildProcess
 from osmosis_ai.workspace.git import run_git
 from osmosis_ai.workspace.rollout_templates import copy_sample_workspace
 

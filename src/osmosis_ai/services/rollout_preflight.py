@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.process_environment import python_environment
-from osmosis_ai.processes import ChildProcess, describe_exit, watch_parent
+from osmosis_ai.processes.child_process import ChildProcess, describe_exit, watch_parent
 
 TIMEOUT_S = 60.0
 HINT = (

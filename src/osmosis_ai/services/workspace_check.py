@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from osmosis_ai import sandbox
 from osmosis_ai.api.git_identity import identify_origin
 from osmosis_ai.config.decisions import decide_file, decided_config, is_decide_file
 from osmosis_ai.config.execution import is_of_our_table
@@ -22,6 +21,8 @@ from osmosis_ai.config.sections import served_agent
 from osmosis_ai.datasets import validate_dataset
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.files import expanded
+from osmosis_ai.sandbox.control_groups import look_at_control
+from osmosis_ai.sandbox.isolation import check_sandbox
 from osmosis_ai.services.rollout_preflight import import_entrypoint, served_elsewhere
 from osmosis_ai.workspace import doctor
 from osmosis_ai.workspace.config_files import (
@@ -414,7 +415,7 @@ def examine(path: Path | None = None, *, fix: bool = False) -> dict[str, Any]:
     """
     report = doctor.fix(path) if fix else doctor.check(path)
     git = _git_facts(report.root)
-    capability = sandbox.check_sandbox()
+    capability = check_sandbox()
     facts = {
         "workspace_directory": str(report.root),
         "git": git,
@@ -429,7 +430,7 @@ def examine(path: Path | None = None, *, fix: bool = False) -> dict[str, Any]:
             "works": capability.works,
             "problem": capability.problem,
             "remedy": capability.remedy,
-            "limits": sandbox.look_at_control().words,
+            "limits": look_at_control().words,
         },
     }
     if not report.valid:

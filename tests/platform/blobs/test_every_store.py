@@ -19,7 +19,7 @@ from osmosis_ai.platform.blobs.s3 import S3BlobStore
 from osmosis_ai.platform.blobs.store import BlobNotFound, BlobStore, BlobUpload, PartsMismatch, UploadNotFound
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.config import PlatformConfig
-from osmosis_ai.platform.services import build_services
+from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import application
 from tests.platform.one_hop_client import OneHopClient, running
 from tests.platform.s3_server import CREDENTIALS, OTHER_STORE, new_address
@@ -53,7 +53,7 @@ def place(
 ) -> Iterator[Place]:
     if request.param == "directory":
         config = PlatformConfig(home=tmp_path / "platform")
-        services = build_services(config)
+        services = PlatformServices(config)
         with running(application(services), portal, config.base_url) as client:
             yield Place(services.blobs, client)
         services.db.dispose()

@@ -18,9 +18,8 @@ import pytest
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.blobs import s3
-from osmosis_ai.platform.blobs.copies import BlobCopies
 from osmosis_ai.platform.blobs.local import IncomingFile
-from osmosis_ai.platform.blobs.s3 import S3BlobStore
+from osmosis_ai.platform.blobs.s3 import BlobCopies, S3BlobStore
 from osmosis_ai.platform.blobs.store import BlobStoreBusy, BlobStoreError, BlobStoreSilent, BlobUpload
 from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.config import from_environment

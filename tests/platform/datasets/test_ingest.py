@@ -15,8 +15,8 @@ import pytest
 
 from osmosis_ai.api.models.datasets import CompletedPart, DatasetCreateRequest
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
-from osmosis_ai.platform.blobs.parted_upload import UPLOAD_TTL
 from osmosis_ai.platform.blobs.store import BlobStoreBusy, BlobUpload
+from osmosis_ai.platform.blobs.upload_session import UPLOAD_TTL
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.datasets import check as checking
 from osmosis_ai.platform.datasets.check import Check, check_dataset, check_in_process
@@ -302,12 +302,12 @@ from fastapi.testclient import TestClient
 from osmosis_ai.platform.app import create_app
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.datasets.store import DatasetLimits
-from osmosis_ai.platform.services import build_services
+from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import World
 from tests.platform.datasets_world import Uploads, rows
 
 MIB = 1 << 20
-services = build_services(PlatformConfig(home=Path(sys.argv[1])))
+services = PlatformServices(PlatformConfig(home=Path(sys.argv[1])))
 services.datasets.limits = DatasetLimits(multipart_from_bytes=6 * MIB, part_bytes=2 * MIB)
 blobs = services.config.blobs_dir
 member = World(services).member()

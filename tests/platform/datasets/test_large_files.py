@@ -38,8 +38,8 @@ import uvicorn
 from osmosis_ai.platform.app import create_app
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.datasets.store import DatasetLimits
-from osmosis_ai.platform.services import build_services
-from osmosis_ai.processes import ChildProcess
+from osmosis_ai.platform.services import PlatformServices
+from osmosis_ai.processes.child_process import ChildProcess
 from tests.platform.conftest import World
 
 if "stop checks" in sys.argv:
@@ -52,7 +52,7 @@ if "stop checks" in sys.argv:
 
 listening = socket.create_server(("127.0.0.1", 0))
 home = Path(sys.argv[1])
-services = build_services(PlatformConfig(home=home, port=listening.getsockname()[1]))
+services = PlatformServices(PlatformConfig(home=home, port=listening.getsockname()[1]))
 services.datasets.limits = DatasetLimits(multipart_from_bytes=int(sys.argv[2]))
 known = home / "headers.json"
 if not known.exists():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from osmosis_ai.errors import NotFoundError
-from osmosis_ai.platform.gitsync import tree
+from osmosis_ai.platform.gitsync import mirror
 from osmosis_ai.platform.gitsync.git import GitError
 from osmosis_ai.platform.gitsync.mirror import MirrorStore
 from tests.full_disk import files_of_at_most
@@ -159,7 +159,7 @@ def test_a_commit_that_is_too_large_is_refused_before_anything_is_written(
     repository.write("a", b"x" * 1000)
     sha = repository.commit("b", "c")
     mirrors.sync(repository.source)
-    monkeypatch.setattr(tree, limit, most)
+    monkeypatch.setattr(mirror, limit, most)
 
     with pytest.raises(GitError, match=problem):
         mirrors.export(repository.source, sha, tmp_path / "out")
@@ -170,7 +170,7 @@ def test_a_few_objects_that_are_a_billion_files_are_refused(
     mirrors: MirrorStore, repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Git takes ten seconds to write as much as is read of a list; with less it is the same refusal.
-    monkeypatch.setattr(tree, "_MOST_LISTED_BYTES", 1 << 20)
+    monkeypatch.setattr(mirror, "_MOST_LISTED_BYTES", 1 << 20)
     raw = repository.tree(*(("100644", b"%d" % name, b"") for name in range(10)))
     for _ in range(7):
         below = bytes.fromhex(repository.store("tree", raw))

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.gitsync.git import GitError, GitResult
+from osmosis_ai.platform.gitsync.git import GitError, GitResult, SyncError, parse_clone_url
 from osmosis_ai.platform.gitsync.mirror import MirrorStore, RevisionError, exclusive_fetch
-from osmosis_ai.platform.gitsync.remote import SyncError, parse_clone_url
 from tests.platform.gitsync.repositories import Repository, Source
 
 
@@ -266,7 +265,7 @@ def test_a_host_that_stays_silent_is_given_up_with_all_its_processes(
     lifeline = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     os.set_blocking(lifeline, True)
     monkeypatch.setenv("PATH", f"{ssh.parent}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr("osmosis_ai.platform.gitsync.remote.QUERY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("osmosis_ai.platform.gitsync.git.QUERY_TIMEOUT_S", 0.1)
     start = threading.Timer.start
 
     def start_with_ssh(timer: threading.Timer) -> None:
@@ -331,7 +330,7 @@ def test_a_git_that_outlives_its_platform_keeps_others_from_fetching(
 def test_what_git_is_given_and_people_see_holds_no_credentials(
     text: str, address: str, transport: str
 ) -> None:
-    url = parse_clone_url(text, allow_local=True)
+    url = parse_clone_url(text)
 
     assert (url.address, url.transport) == (address, transport)
     assert "s3cret" not in repr(url)
@@ -361,11 +360,5 @@ def test_what_git_says_of_a_url_with_a_password_is_told_without_it() -> None:
 )
 def test_what_is_no_plain_address_is_refused_without_its_credentials(text: str) -> None:
     with pytest.raises(OsmosisError) as caught:
-        parse_clone_url(text, allow_local=True)
+        parse_clone_url(text)
     assert "s3cret" not in f"{caught.value} {caught.value.hint} {caught.value.details}"
-
-
-@pytest.mark.parametrize("text", ["/srv/a.git", "file:///srv/a.git"])
-def test_a_path_of_this_machine_is_for_its_administrator(text: str) -> None:
-    with pytest.raises(OsmosisError, match="can only be connected there"):
-        parse_clone_url(text, allow_local=False)

@@ -39,7 +39,7 @@ class Watched(io.BytesIO):
 def config(config: PlatformConfig, monkeypatch: pytest.MonkeyPatch) -> PlatformConfig:
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("osmosis_ai.platform.queue.uploads.PART_BYTES", PART)
+    monkeypatch.setattr("osmosis_ai.platform.queue.reports.PART_BYTES", PART)
     return replace(config, blobs_url=new_bucket())
 
 

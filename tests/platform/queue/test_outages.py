@@ -138,7 +138,7 @@ def test_a_claim_whose_answer_was_lost_in_an_outage_is_repeated(
     fails = raising(DatabaseBusyError("the database is busy."))
     for broken in ("_find", "_dataset", "secrets"):
         with monkeypatch.context() as patch:
-            patch.setattr(type(services.queue._assignments), broken, fails)
+            patch.setattr(type(services.queue.assignments), broken, fails)
             with pytest.raises(Refused, match="503 DATABASE_BUSY"):
                 claim(services, token, request)
         services.clock.advance(10)  # type: ignore[attr-defined]

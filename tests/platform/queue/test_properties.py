@@ -52,7 +52,7 @@ from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbConversation, DbLogLine, DbRun, DbRunFile, DbRunShard, DbSample
 from osmosis_ai.platform.queue.assignment import Assignments
 from osmosis_ai.platform.runs.journals import read_journal, stored_lines
-from osmosis_ai.platform.services import PlatformServices, build_services
+from osmosis_ai.platform.services import PlatformServices
 from tests.evaluation.builders import record
 from tests.platform.conftest import ManualClock, application
 from tests.platform.databases import platform_database, postgres_database
@@ -270,7 +270,7 @@ class QueueMachine(RuleBasedStateMachine):
         old = self.services
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Database, "migrate", lambda _: None)
-            QueueMachine.services = build_services(old.config, clock=self.clock)
+            QueueMachine.services = PlatformServices(old.config, clock=self.clock)
         application(self.services)
         old.db.dispose()
         self.services.queue.extend_all()

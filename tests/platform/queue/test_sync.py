@@ -384,7 +384,7 @@ def test_a_sync_with_everything_is_all_or_nothing(
 
     before = stored(worker.services)
     with monkeypatch.context() as patch:
-        patch.setattr("osmosis_ai.platform.queue.queue.SyncReply", raising(MemoryError()))
+        patch.setattr("osmosis_ai.platform.queue.queue.wire.SyncReply", raising(MemoryError()))
         with pytest.raises((Refused, MemoryError)):
             worker.sync(**everything)
     assert stored(worker.services) == before

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from osmosis_ai.platform.queue.training import ROLLOUTS
+from osmosis_ai.platform.queue.reports import ROLLOUTS
 from osmosis_ai.platform.runs.lifecycle import version_of
 from osmosis_ai.training.runs.metrics import TRAINING_REWARD
 from tests.platform.conftest import ManualClock

@@ -9,7 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from osmosis_ai.api.models.workers import MOST_WANTED
-from osmosis_ai.platform.queue.uploads import MOST_OPEN
+from osmosis_ai.platform.queue.reports import MOST_OPEN
 from tests.platform.conftest import ManualClock
 from tests.platform.fake_worker import EVALS, GPU, FakeWorker, Refused, downloaded, expire_leases
 from tests.platform.platform_parts import PlatformServices

@@ -323,8 +323,8 @@ def test_old_clients_are_told_and_older_ones_refused(
 ) -> None:
     from dataclasses import replace
 
-    recommending = replace(services, config=replace(config, recommended_cli_version="0.3.5"))
-    client = TestClient(application(recommending))
+    services.config = replace(config, recommended_cli_version="0.3.5")
+    client = TestClient(application(services))
     headers = {**member.headers, **({"X-Osmosis-Cli-Version": stated} if stated else {})}
     reply = client.get("/api/cli/verify", headers=headers)
     assert reply.status_code == http_status

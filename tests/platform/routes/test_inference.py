@@ -6,7 +6,6 @@ import asyncio
 import io
 import json
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -241,7 +240,8 @@ def upstream() -> Upstream:
 async def platform(services: PlatformServices, upstream: Upstream) -> AsyncIterator[PlatformServices]:
     """The platform over a model that ``upstream`` speaks for."""
     served = ModelServerPool(Starts(StandIn(upstream.answer)))
-    yield replace(services, model_servers=served)
+    services.model_servers = served
+    yield services
     await served.close()
 
 
@@ -279,10 +279,10 @@ async def test_a_model_that_dies_in_the_middle_of_a_stream_is_an_event(
         request.transport.abort()
         return reply
 
-    platform = replace(services, model_servers=ModelServerPool(Starts(StandIn(die))))
-    client = _Client(platform, api_key)
+    services.model_servers = ModelServerPool(Starts(StandIn(die)))
+    client = _Client(services, api_key)
     await client.post({**CHAT, "stream": True})
-    await platform.model_servers.close()
+    await services.model_servers.close()
 
     body = b"".join(client.received.get_nowait().get("body", b"") for _ in range(client.received.qsize()))
     error = json.loads(body.decode().split("data: ")[-1])["error"]

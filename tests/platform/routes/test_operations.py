@@ -13,10 +13,10 @@ from anyio.from_thread import BlockingPortal
 from sqlalchemy import text
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform import readiness
+from osmosis_ai.platform import operations
 from osmosis_ai.platform.blobs.store import BlobStoreBusy
 from osmosis_ai.platform.config import from_environment
-from osmosis_ai.platform.maintenance import Maintenance
+from osmosis_ai.platform.operations import Maintenance
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, application
 from tests.platform.one_hop_client import OneHopClient, running
@@ -29,8 +29,8 @@ GOOD = {"database": "ok", "migrations": "ok", "blobs": "ok"}
 @pytest.fixture
 def monitored(services: PlatformServices, portal: BlockingPortal) -> Iterator[OneHopClient]:
     """A platform with a metrics token."""
-    configured = replace(services, config=replace(services.config, metrics_token=TOKEN))
-    with running(application(configured), portal, configured.config.base_url) as client:
+    services.config = replace(services.config, metrics_token=TOKEN)
+    with running(application(services), portal, services.config.base_url) as client:
         yield client
 
 
@@ -68,7 +68,7 @@ def test_a_platform_without_its_store_is_not_ready_and_hides_the_location(
         assert "planted" not in reply.text and "'planted' answered 503" in caplog.text
     # A result is cached for a while.
     assert client.get("/ready").status_code == 503
-    clock.advance(readiness.FRESH_S)
+    clock.advance(operations.FRESH_S)
     assert client.get("/ready").status_code == 200
     assert "ready again: blobs" in caplog.text
 
@@ -102,13 +102,13 @@ def test_metrics_need_the_operators_token(
 ) -> None:
     off = client.get("/metrics", headers=member.headers)
     assert (off.status_code, off.json()["code"]) == (404, "METRICS_OFF")
-    configured = replace(services, config=replace(services.config, metrics_token=TOKEN))
-    with running(application(configured), portal, configured.config.base_url) as monitored:
+    services.config = replace(services.config, metrics_token=TOKEN)
+    with running(application(services), portal, services.config.base_url) as monitored:
         for headers in ({}, member.headers, {"Authorization": f"Bearer {TOKEN}x"}):
             refused = monitored.get("/metrics", headers=headers)
             assert (refused.status_code, refused.json()["code"]) == (401, "METRICS_TOKEN_REQUIRED")
             assert TOKEN not in refused.text
-    assert TOKEN not in repr(configured.config)
+    assert TOKEN not in repr(services.config)
 
 
 def test_metrics_cover_runs_requests_and_the_machine(
@@ -180,7 +180,7 @@ def test_a_failing_maintenance_task_does_not_block_others(caplog: pytest.LogCapt
         raise BlobStoreBusy("the bucket 'models' answered 503; it is asked again later.")
 
     maintenance = Maintenance({"blobs": full, "runs": away, "datasets": broken, "uploads": done.set})
-    with caplog.at_level(logging.ERROR, "osmosis_ai.platform.maintenance"):
+    with caplog.at_level(logging.ERROR, "osmosis_ai.platform.operations"):
         maintenance.start()
         assert done.wait(60)
         maintenance.close()

@@ -23,7 +23,7 @@ from osmosis_ai.platform import machines
 from osmosis_ai.platform.machines import Machine
 from osmosis_ai.platform.runs import submitter
 from osmosis_ai.platform.services import PlatformServices
-from osmosis_ai.sandbox import SandboxCapability
+from osmosis_ai.sandbox.isolation import SandboxCapability
 from tests.evaluation.builders import record
 from tests.platform.conftest import assert_flat_error
 from tests.platform.evaluations import submit_body

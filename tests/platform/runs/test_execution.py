@@ -31,7 +31,7 @@ from osmosis_ai.platform.server import local_host
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.worker import host as host_module
 from osmosis_ai.platform.worker.host import Host
-from osmosis_ai.platform.worker.process import WorkerStarter
+from osmosis_ai.platform.worker.process import worker_starter
 from tests.controller.served_loop import LoopProcess
 from tests.e2e.turnstile import Turnstile
 from tests.platform.conftest import Member
@@ -277,7 +277,7 @@ def test_a_run_whose_workers_always_die_fails(api: TestClient, services: Platfor
         os.killpg(process.pid, signal.SIGKILL)
         return process
 
-    starter = WorkerStarter(services.config, "http://127.0.0.1:1")
+    starter = worker_starter(services.config, "http://127.0.0.1:1")
     PlatformShards.start(services.platform_shards)
     with local_host(services, services.config, start_dying):
         run = submit(api)

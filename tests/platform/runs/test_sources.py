@@ -22,8 +22,8 @@ from osmosis_ai.platform.gitsync.git import GitError
 from osmosis_ai.platform.runs.run_store import PACKING
 from osmosis_ai.platform.runs.source_archives import WANTED_FOR
 from osmosis_ai.platform.services import PlatformServices
-from osmosis_ai.platform.worker import source_archive
-from osmosis_ai.platform.worker.source_archive import SourceArchiveError, unpack_source
+from osmosis_ai.platform.worker import work
+from osmosis_ai.platform.worker.work import SourceArchiveError, unpack_source
 from tests.platform.conftest import ManualClock
 from tests.platform.evaluations import Code, submit_body, wait_until
 from tests.platform.fake_worker import EVALS, FakeWorker
@@ -249,7 +249,7 @@ def test_hostile_archives(tmp_path: Path, target: Path, entries: list[tuple[str,
 def test_damaged_and_large_archives(tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.tar.gz").write_bytes(b"no archive")
     (tmp_path / "b.tar.gz").write_bytes(gzip.compress(b"x" * 5000)[:-20])
-    monkeypatch.setattr(source_archive, "MAX_SOURCE_BYTES", 1000)
+    monkeypatch.setattr(work, "MAX_SOURCE_BYTES", 1000)
     archive_of(tmp_path / "c.tar.gz", ("a", b"x" * 600, "file"), ("b", b"x" * 600, "file"))
     for name in "abc":
         with pytest.raises(SourceArchiveError):

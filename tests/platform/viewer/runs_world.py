@@ -22,7 +22,7 @@ from osmosis_ai.platform.runs.journals import pack_journal, read_lines
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.source import PlatformSource
 from osmosis_ai.platform.worker.client import OutgoingBlob
-from osmosis_ai.platform.worker.directory import WorkingDirectory
+from osmosis_ai.platform.worker.process import WorkingDirectory
 from osmosis_ai.platform.worker.training import TrainingReports
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.training.runs.run_directory import ValidationSamples

@@ -13,7 +13,7 @@ from osmosis_ai.decisions.samples import run_slices
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.tables import DbRun, DbSample
-from osmosis_ai.platform.services import PlatformServices, build_services
+from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.source import PlatformSource
 from osmosis_ai.ui.numbers import date
 from osmosis_ai.viewer.source import RunQuery, SampleQuery, SampleSort
@@ -273,7 +273,9 @@ def test_a_run_is_measured_by_those_of_its_model_rows_and_bar(
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlatformPlace]:
     home = tmp_path_factory.mktemp("contract") / "platform"
     with platform_database(home) as url:
-        services = build_services(PlatformConfig(home=home, database_url=url, port=8735), clock=ManualClock())
+        services = PlatformServices(
+            PlatformConfig(home=home, database_url=url, port=8735), clock=ManualClock()
+        )
         yield PlatformPlace(services, World(services).member())
         services.db.dispose()
 
@@ -300,7 +302,7 @@ def test_text_is_found_whatever_its_case_on_postgresql(tmp_path: Path) -> None:
     """As far as its database's locale knows letters, which the locale C does not."""
     with postgres_database("TEMPLATE template0 LOCALE_PROVIDER builtin BUILTIN_LOCALE 'C.UTF-8'") as url:
         config = PlatformConfig(home=tmp_path / "platform", database_url=url, port=8736)
-        services = build_services(config, clock=ManualClock())
+        services = PlatformServices(config, clock=ManualClock())
         member = World(services).member()
         find_letters(PlatformPlace(services, member), services, member)
         services.db.dispose()

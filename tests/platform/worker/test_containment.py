@@ -12,13 +12,11 @@ from osmosis_ai.api.models.workers import FinishRequest
 from osmosis_ai.config.execution import ExecutionSection
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.config import from_environment
-from osmosis_ai.platform.worker import containment
-from osmosis_ai.platform.worker.containment import RunContainment
-from osmosis_ai.platform.worker.directory import WorkingDirectory
+from osmosis_ai.platform.worker import work as work_module
 from osmosis_ai.platform.worker.evaluation import EvalWork
-from osmosis_ai.platform.worker.process import worker_environment
-from osmosis_ai.platform.worker.work import failed
-from osmosis_ai.sandbox import IsolationUnavailableError, SandboxCapability
+from osmosis_ai.platform.worker.process import WorkingDirectory, worker_environment
+from osmosis_ai.platform.worker.work import RunContainment, failed
+from osmosis_ai.sandbox.isolation import IsolationUnavailableError, SandboxCapability
 from tests.platform.worker.fake_platform import assignment
 
 HERE = SandboxCapability(Path("/bin/bwrap"))
@@ -31,7 +29,7 @@ OFF, HOST, NONE = ({"OSMOSIS_ISOLATION": "off"}, {"OSMOSIS_NETWORK": "host"}, {"
 def capability(monkeypatch: pytest.MonkeyPatch) -> list[SandboxCapability]:
     """What the sandbox of the machine can do; the last one counts."""
     found = [HERE]
-    monkeypatch.setattr(containment, "check_sandbox", lambda home: found[-1])
+    monkeypatch.setattr(work_module, "check_sandbox", lambda home: found[-1])
     return found
 
 

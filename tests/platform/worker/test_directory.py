@@ -7,7 +7,7 @@ import stat
 import time
 from pathlib import Path
 
-from osmosis_ai.platform.worker.directory import KEPT_S, WorkingDirectory, remove_old
+from osmosis_ai.platform.worker.process import KEPT_S, WorkingDirectory, remove_old
 from tests.deep_directories import deep_directories
 
 OLD_S = KEPT_S + 60

@@ -35,18 +35,10 @@ from osmosis_ai.platform.worker.client import (
     PlatformUnreachableError,
     StoreAwayError,
 )
-from osmosis_ai.platform.worker.directory import WorkingDirectory
 from osmosis_ai.platform.worker.host import ExecutedShard, Host, HostOptions
-from osmosis_ai.platform.worker.process import (
-    BUSY,
-    ENDED,
-    LEARNER_LOST,
-    LEASE_LOST,
-    UNREACHABLE,
-    worker_environment,
-)
+from osmosis_ai.platform.worker.process import WorkerExit, WorkingDirectory, worker_environment
 from osmosis_ai.process_environment import program_environment
-from osmosis_ai.sandbox import SandboxCapability
+from osmosis_ai.sandbox.isolation import SandboxCapability
 from tests.e2e.turnstile import Turnstile
 from tests.platform.conftest import ManualClock
 from tests.platform.evaluations import executing, wait_until
@@ -137,7 +129,7 @@ class Platform:
         """Let all workers end by themselves."""
         self.signals.append(number)
         for process in self.processes:
-            process.status = ENDED if process.status is None else process.status
+            process.status = WorkerExit.ENDED if process.status is None else process.status
 
     @property
     def waits(self) -> list[float]:
@@ -185,7 +177,9 @@ def endings(executed: list[ExecutedShard]) -> list[str | None]:
 
 
 def test_poll_interval_and_claim_ids(play: Play) -> None:
-    platform, host = play([assignment("a"), 40.0, 5.0, assignment("b")], [ENDED, ENDED], gpus=2)
+    platform, host = play(
+        [assignment("a"), 40.0, 5.0, assignment("b")], [WorkerExit.ENDED, WorkerExit.ENDED], gpus=2
+    )
     assert endings(host.run()) == ["ended", "ended"]
     first, second, third, fourth, *_ = platform.claims
     assert (first.pool, first.gpus, first.run_id) == ("gpu", 2, None)
@@ -204,9 +198,9 @@ def test_slots_limit_the_workers(play: Play) -> None:
 
 
 def test_once_and_a_named_run(play: Play) -> None:
-    platform, host = play([assignment("a"), assignment("b")], [ENDED], once=True)
+    platform, host = play([assignment("a"), assignment("b")], [WorkerExit.ENDED], once=True)
     assert endings(host.run()) == ["ended"] and len(platform.claims) == 1
-    platform, host = play([1.0, assignment("a")], [ENDED], pool=None, run_id="run_a")
+    platform, host = play([1.0, assignment("a")], [WorkerExit.ENDED], pool=None, run_id="run_a")
     assert endings(host.run()) == ["ended"]
     assert {(each.pool, each.run_id) for each in platform.claims} == {(None, "run_a")}
     assert len({each.claim_id for each in platform.claims}) == 1, "a ticket is bound to it"
@@ -215,13 +209,13 @@ def test_once_and_a_named_run(play: Play) -> None:
 @pytest.mark.parametrize(
     ("status", "ending", "reason", "counts"),
     [
-        (ENDED, "ended", None, None),
-        (LEASE_LOST, "lease_lost", None, None),
+        (WorkerExit.ENDED, "ended", None, None),
+        (WorkerExit.LEASE_LOST, "lease_lost", None, None),
         (-signal.SIGKILL, "died", "the worker died (signal 9", True),
         (1, "died", "the worker died (exit status 1)", True),
-        (LEARNER_LOST, "died", "a process of its learner died", True),
-        (BUSY, "died", "an earlier worker on the same machine has not ended yet", False),
-        (UNREACHABLE, "unreachable", "the store is unavailable.", False),
+        (WorkerExit.LEARNER_LOST, "died", "a process of its learner died", True),
+        (WorkerExit.BUSY, "died", "an earlier worker on the same machine has not ended yet", False),
+        (WorkerExit.UNREACHABLE, "unreachable", "the store is unavailable.", False),
     ],
 )
 def test_each_exit_status(
@@ -325,7 +319,7 @@ def test_named_run_is_released_when_its_job_ends(play: Play, monkeypatch: pytest
 
 @pytest.mark.parametrize(("error", "claims"), [(AWAY, 1), (ANSWERED, 4)])
 def test_failed_claims_are_repeated_with_growing_pauses(play: Play, error: OsmosisError, claims: int) -> None:
-    platform, host = play([error, error, error, assignment("a")], [ENDED], once=True)
+    platform, host = play([error, error, error, assignment("a")], [WorkerExit.ENDED], once=True)
     assert endings(host.run()) == ["ended"]
     assert len({each.claim_id for each in platform.claims}) == claims
     assert platform.said.count(f"trying again: {error.message}") == 1
@@ -334,7 +328,9 @@ def test_failed_claims_are_repeated_with_growing_pauses(play: Play, error: Osmos
 
 @pytest.mark.parametrize("outage", [[], [AWAY]])
 @pytest.mark.parametrize(
-    "error", [CredentialRefusedError("This token has been revoked."), NoPlatformError()], ids=repr
+    "error",
+    [CredentialRefusedError("This token has been revoked."), NoPlatformError("no platform.")],
+    ids=repr,
 )
 def test_refusal_ends_the_host(play: Play, error: OsmosisError, outage: list[Exception]) -> None:
     platform, host = play([assignment("a"), *outage, error], [None], slots=2)

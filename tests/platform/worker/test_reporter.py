@@ -22,7 +22,7 @@ from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.platform.clock import Clock, SystemClock
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.services import PlatformServices
-from osmosis_ai.platform.worker import artifacts, reporter
+from osmosis_ai.platform.worker import reporter
 from osmosis_ai.platform.worker.client import (
     CredentialRefusedError,
     PlatformUnreachableError,
@@ -188,7 +188,7 @@ def test_conversations_are_sent_again_when_they_change(run: Run, monkeypatch: py
     ]
     assert all(request.journal is None for _, request in run.exchanges)
     run.finish(20)
-    monkeypatch.setattr(run.services.queue._uploads, "_most_bytes", 1)
+    monkeypatch.setattr(run.services.queue.uploads, "most_bytes", 1)
     run.converse(0, {"said": "".join(map(str, range(50_000)))})
     run.reporter.flush()
     assert run.rows[-1] == 20, "a conversation that cannot be stored stops nothing"
@@ -273,7 +273,7 @@ def test_an_upload_that_the_platform_has_lost_is_sent_again(run: Run) -> None:
 
 
 def test_a_run_at_its_upload_limit_continues_without_files(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run.services.queue._uploads, "_most_bytes", 1)
+    monkeypatch.setattr(run.services.queue.uploads, "most_bytes", 1)
     for row in (0, 1):
         run.finish(row, artifacts={"a.txt": b"an artifact"})
     run.reporter.flush()
@@ -467,13 +467,13 @@ CLEANED = {
 def test_secrets_are_removed_from_artifacts_and_json_stays_json(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "artifact"
     file.write_bytes(content)
-    with file.open("rb") as raw, artifacts.clean_artifact(raw, Redactor(SECRETS)) as clean:
+    with file.open("rb") as raw, reporter.clean_artifact(raw, Redactor(SECRETS)) as clean:
         assert clean.read() == CLEANED[content]
 
 
 def test_a_huge_line_is_cleaned_in_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(artifacts, "_LARGEST_DOCUMENT_BYTES", 1 << 16)
-    monkeypatch.setattr(artifacts, "_PIECE_BYTES", 1 << 14)
+    monkeypatch.setattr(reporter, "_LARGEST_DOCUMENT_BYTES", 1 << 16)
+    monkeypatch.setattr(reporter, "_PIECE_BYTES", 1 << 14)
     key, content = SECRETS[1].encode(), bytearray()
     # Across the end of what is read first, across each kind of border, and cut within a letter.
     for place in ((1 << 16) - 4, (1 << 16) + (1 << 14) - 5, (1 << 18) - 1, 2 << 20, (8 << 20) - 7):
@@ -483,7 +483,7 @@ def test_a_huge_line_is_cleaned_in_little_memory(tmp_path: Path, monkeypatch: py
     file.write_bytes(content)
     tracemalloc.start()
     try:
-        with file.open("rb") as raw, artifacts.clean_artifact(raw, Redactor(SECRETS)) as clean:
+        with file.open("rb") as raw, reporter.clean_artifact(raw, Redactor(SECRETS)) as clean:
             _, most = tracemalloc.get_traced_memory()
             assert clean.read() == bytes(content).replace(key, b"[REDACTED]")
     finally:

@@ -27,8 +27,7 @@ from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.source import PlatformSource
 from osmosis_ai.platform.worker.client import WorkerClient
-from osmosis_ai.platform.worker.directory import WorkingDirectory
-from osmosis_ai.platform.worker.process import LEARNER_LOST
+from osmosis_ai.platform.worker.process import WorkerExit, WorkingDirectory
 from osmosis_ai.platform.worker.reporter import Reporter
 from osmosis_ai.platform.worker.training import TrainingWork
 from osmosis_ai.platform.worker.work import Interrupt, ShardEnd
@@ -309,7 +308,7 @@ def test_stopped_run_reports_the_steps_of_a_killed_worker(machine: Machine) -> N
 
 def test_upload_limit_ends_the_run(machine: Machine) -> None:
     machine.submit()
-    machine.patch.setattr(machine.services.queue._uploads, "_most_bytes", 10)
+    machine.patch.setattr(machine.services.queue.uploads, "most_bytes", 10)
 
     def train(fake: FakeTrainer) -> StopReason:
         fake.take_steps(7)
@@ -334,7 +333,7 @@ def test_lost_learner_process_ends_the_worker(machine: Machine) -> None:
         raise LearnerProcessLostError("process 1 of the learner ended (signal 9).", hint="")
 
     machine.submit().patch.setattr(os, "_exit", die)
-    with pytest.raises(Died, match=str(LEARNER_LOST)):
+    with pytest.raises(Died, match=str(WorkerExit.LEARNER_LOST.value)):
         machine.work(train)
     assert machine.steps() == [1, 2, 3] and machine.checkpoints() == []
     assert "process 1 of the learner ended (signal 9)." in machine.log

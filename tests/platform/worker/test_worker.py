@@ -30,24 +30,21 @@ from osmosis_ai.platform.runs.run_store import STOPPING
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.worker import evaluation, reporter, worker
 from osmosis_ai.platform.worker.client import StoreAwayError, StoredBytesError, WorkerClient
-from osmosis_ai.platform.worker.containment import RunContainment
-from osmosis_ai.platform.worker.directory import WorkingDirectory
 from osmosis_ai.platform.worker.evaluation import EvalWork
 from osmosis_ai.platform.worker.process import (
     ASSIGNMENT,
-    BUSY,
-    ENDED,
-    LEASE_LOST,
     PLATFORM_URL,
-    UNREACHABLE,
-    WorkerStarter,
+    WorkerExit,
+    WorkingDirectory,
+    worker_starter,
 )
 from osmosis_ai.platform.worker.training import TrainingWork
-from osmosis_ai.platform.worker.work import Interrupt, ShardEnd, one_sentence
+from osmosis_ai.platform.worker.work import Interrupt, RunContainment, ShardEnd, one_sentence
 from osmosis_ai.platform.worker.worker import Worker
-from osmosis_ai.processes import ChildProcess
-from osmosis_ai.sandbox import Isolation, RunLimits, Sandbox
-from osmosis_ai.sandbox.control_groups import Delegation, RunGroup
+from osmosis_ai.processes.child_process import ChildProcess
+from osmosis_ai.sandbox.bubblewrap import Sandbox
+from osmosis_ai.sandbox.control_groups import Delegation, RunGroup, RunLimits
+from osmosis_ai.sandbox.isolation import Isolation
 from tests.evaluation.builders import record
 from tests.full_disk import files_of_at_most
 from tests.platform.evaluations import wait_until
@@ -163,7 +160,7 @@ FULL = f"the disk of the worker's machine ({socket.gethostname()}) is full: "
 def test_preparation_failures(
     claimed: Claimed, kind: str, failure: Exception, failed: int | None, said: str
 ) -> None:
-    assert claimed.claim(kind).run(failure=failure) == ENDED
+    assert claimed.claim(kind).run(failure=failure) == WorkerExit.ENDED
     run, shard, attempts, error = claimed.state
     messages = claimed.owner.messages()
     if failed is None:
@@ -196,7 +193,7 @@ def test_a_run_with_a_stop_request_is_stopped(claimed: Claimed, end: ShardEnd) -
         wait_until(lambda: interrupt)
         return end
 
-    assert claimed.run(execute) == ENDED
+    assert claimed.run(execute) == WorkerExit.ENDED
     assert claimed.state[1] == "stopped"
 
 
@@ -206,7 +203,7 @@ def test_a_signal_releases_the_shard(claimed: Claimed, pool: str | None) -> None
         os.kill(os.getpid(), signal.SIGTERM)
         return until_interrupted(interrupt)
 
-    assert claimed.claim(pool=pool).run(execute) == ENDED
+    assert claimed.claim(pool=pool).run(execute) == WorkerExit.ENDED
     assert claimed.state == ("running", "pending", 0, None)
     whose = " of the pool 'gpu'" if pool else ""
     assert claimed.owner.messages()[-1] == (
@@ -223,7 +220,7 @@ def test_log_counts_refused_processes(
     sandbox = Sandbox(Path("/bin/bwrap"), tmp_path, control=group)
     containment = RunContainment(Isolation("bubblewrap"), sandbox, tmp_path)
     end = FinishRequest(outcome="finished")
-    assert claimed.claim().run(lambda _: end, containment=containment) == ENDED
+    assert claimed.claim().run(lambda _: end, containment=containment) == WorkerExit.ENDED
     assert any("4096 processes and threads 7 times" in line for line in claimed.owner.messages())
     assert claimed.owner.run.isolation.startswith("bubblewrap, network host")
 
@@ -257,14 +254,14 @@ def test_refused_worker_prepares_nothing(
         wait_until(lambda: work.worker._is_refused)
 
     monkeypatch.setattr(work.worker._reporter, "start", started)
-    assert work.run(failure=AssertionError("it is prepared")) == LEASE_LOST
+    assert work.run(failure=AssertionError("it is prepared")) == WorkerExit.LEASE_LOST
     assert "refuses this worker" in capsys.readouterr().err
     assert not platform.calls("finish") + platform.calls("release")
 
 
 def test_a_shard_that_cannot_be_closed_is_left_with_the_reason(work: Work, platform: FakePlatform) -> None:
     platform.answer = lambda _: refusal(503)
-    assert work.run(failure=OsmosisError("main.py has an error.")) == UNREACHABLE
+    assert work.run(failure=OsmosisError("main.py has an error.")) == WorkerExit.UNREACHABLE
     assert work.directory.take_failure()
 
 
@@ -272,7 +269,7 @@ def test_a_rejected_report_releases_the_shard_with_the_reason(work: Work, platfo
     platform.answer = lambda asked: (
         refusal(400, "VALIDATION") if "log" in (asked.body or {}) else None  # every report with a log line
     )
-    assert work.run(until_interrupted) == ENDED
+    assert work.run(until_interrupted) == WorkerExit.ENDED
     (released,) = platform.calls("release")
     assert released.body == {"reason": "validation.", "counts": True, "unfit": False}
 
@@ -289,7 +286,7 @@ def test_work_begins_again_when_the_platform_is_back(work: Work, platform: FakeP
         platform.answer = lambda _: None
         return ReleaseRequest()
 
-    assert work.run(execute) == ENDED
+    assert work.run(execute) == WorkerExit.ENDED
     assert times == [False, False]
     assert [line for line in platform.messages if "unavailable" in line] == [
         "the platform was unavailable for 0 s; the run continues"
@@ -317,7 +314,7 @@ def test_paused_work_continues_only_if_the_platform_is_back_within_a_lease(
         work.worker.leave()
         return ReleaseRequest()
 
-    assert work.run(execute) == ENDED
+    assert work.run(execute) == WorkerExit.ENDED
     assert outlasted == [end == "back"]
 
 
@@ -340,9 +337,9 @@ def test_a_stop_is_forced_if_the_work_does_not_end(
         return ReleaseRequest()
 
     work.run(execute)
-    assert exits == [ENDED] and platform.calls("release")
+    assert exits == [WorkerExit.ENDED] and platform.calls("release")
     work.worker._end_by_force()
-    assert exits == [ENDED]
+    assert exits == [WorkerExit.ENDED]
 
 
 # -- the journal -------------------------------------------------------------------------------------------
@@ -439,7 +436,7 @@ def test_assignment_through_a_pipe_and_release_after_a_signal(
 
     platform.answer = answer
     config.prepare_home()
-    process = WorkerStarter(replace(config, isolation="off"), port)(assignment())
+    process = worker_starter(replace(config, isolation="off"), port)(assignment())
     assert isinstance(process, ChildProcess)
     try:
         assert fetching.wait(60), WorkingDirectory(config.runs_dir, "shd_1").log.read_text()
@@ -450,7 +447,7 @@ def test_assignment_through_a_pipe_and_release_after_a_signal(
         assert not other.lock(), "it is the only worker of its shard here"
         os.kill(process.pid, signal.SIGTERM)
         go_on.set()
-        assert process.finish(timeout_s=60) == ENDED
+        assert process.finish(timeout_s=60) == WorkerExit.ENDED
     finally:
         go_on.set()
         process.kill()
@@ -468,7 +465,7 @@ def test_second_worker_of_a_shard_is_busy(
     monkeypatch.setenv("OSMOSIS_HOME", str(config.home))
     first = WorkingDirectory(config.runs_dir, "shd_1")
     assert first.lock()
-    assert worker.main() == BUSY
+    assert worker.main() == WorkerExit.BUSY
     assert platform.asked == []
 
 
@@ -483,6 +480,6 @@ class AskedLast:
 
 late = AskedLast()
 signal.signal(signal.SIGTERM, lambda *_: None)
-worker.end_process(worker.LEASE_LOST)
+worker.end_process(worker.WorkerExit.LEASE_LOST)
 """
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == LEASE_LOST
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == WorkerExit.LEASE_LOST

@@ -12,7 +12,7 @@ from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.manifest import Manifest, run_lock
 from osmosis_ai.evaluation.spec import Budget, EvalRunOptions
-from osmosis_ai.sandbox import IsolationUnavailableError, SandboxCapability, check_sandbox
+from osmosis_ai.sandbox.isolation import IsolationUnavailableError, SandboxCapability, check_sandbox
 from osmosis_ai.services.eval_runs.local_runs import RunWatcher
 from osmosis_ai.services.eval_runs.run import EvalRunRequest, PreparedEvalRun, local_sandbox, prepare_eval_run
 from osmosis_ai.services.runs.lifecycle import watch_run
@@ -103,7 +103,7 @@ def test_slices(workspace: WorkspaceDirectory) -> None:
 @pytest.fixture
 def works(monkeypatch: pytest.MonkeyPatch) -> None:
     found = SandboxCapability(Path("/usr/bin/bwrap"))
-    monkeypatch.setattr("osmosis_ai.sandbox.check_sandbox", lambda: found)
+    monkeypatch.setattr("osmosis_ai.sandbox.isolation.check_sandbox", lambda: found)
 
 
 @pytest.mark.usefixtures("works")
@@ -131,7 +131,7 @@ def test_isolation_conflicts(workspace: WorkspaceDirectory) -> None:
 
 def test_isolation_unavailable(workspace: WorkspaceDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     absent = SandboxCapability(problem="bubblewrap is not installed", remedy="install it")
-    monkeypatch.setattr("osmosis_ai.sandbox.check_sandbox", lambda: absent)
+    monkeypatch.setattr("osmosis_ai.sandbox.isolation.check_sandbox", lambda: absent)
     with pytest.raises(IsolationUnavailableError, match="isolation is required, and rollouts cannot be"):
         prepare(workspace, isolate=True)
     assert prepare(workspace).rollout.sandbox is None

@@ -16,7 +16,7 @@ from osmosis_ai.evaluation.conversation import read_conversation
 from osmosis_ai.inference.chat import BuiltInChat
 from osmosis_ai.inference.engine import InferenceEngine
 from osmosis_ai.inference.model import Model
-from osmosis_ai.processes import ServiceDiedError
+from osmosis_ai.processes.service import ServiceDiedError
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.training.engines.policy_bridge import PolicyBridge
 from osmosis_ai.training.engines.policy_engine import InProcessPolicyEngine

@@ -140,7 +140,7 @@ def run(
         osmosis eval run configs/eval/multiply.toml --rows 0-4 --max-time 10m --yes
     """
     from osmosis_ai.cli.eval_runs.view import LiveRun
-    from osmosis_ai.processes import disable_inspection
+    from osmosis_ai.processes.privacy import disable_inspection
 
     # First, because the agent is another program of this user and must not read this process's keys.
     disable_inspection(os.environ)

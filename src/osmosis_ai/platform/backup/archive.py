@@ -27,6 +27,7 @@ from typing import IO, Any, cast
 from osmosis_ai._version import __version__
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.files import replacing
+from osmosis_ai.platform.blobs.store import HashedStream
 
 HOME = "home"
 DATABASE = "platform.db"
@@ -40,8 +41,6 @@ _BLOCK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class BackupReport:
-    """What a backup holds."""
-
     path: Path
     created_at: str
     version: str
@@ -50,7 +49,6 @@ class BackupReport:
     missing_blobs: int
 
     def facts(self) -> dict[str, Any]:
-        """Return everything but the path."""
         return {name: value for name, value in asdict(self).items() if name != "path"}
 
 
@@ -83,23 +81,13 @@ class _Digest:
         self._size_bytes = 0
 
     def begin(self, entry: tarfile.TarInfo) -> None:
-        """Add an entry without its content."""
-        described = (entry.name, entry.linkname, entry.size)
-        self._digest.update(json.dumps(described).encode())
+        self._digest.update(json.dumps((entry.name, entry.linkname, entry.size)).encode())
         self._files += entry.isreg()
         self._size_bytes += entry.size
 
     def reading(self, stream: IO[bytes]) -> IO[bytes]:
         """Return a stream that adds everything that is read of ``stream``."""
-        digest = self._digest
-
-        class Hashed(io.RawIOBase):
-            def read(self, size: int = -1) -> bytes:
-                block = stream.read(size)
-                digest.update(block)
-                return block
-
-        return cast("IO[bytes]", Hashed())
+        return cast("IO[bytes]", HashedStream(stream, self._digest))
 
     def seal(self) -> dict[str, Any]:
         """Return the content of the archive's last entry."""
@@ -188,7 +176,10 @@ def _unpack(archive: tarfile.TarFile, source: Path, stage: Path) -> BackupReport
             break
         else:
             digest.begin(entry)
-            path = stage / _safe(entry.name)
+            name = PurePosixPath(entry.name)
+            if name.is_absolute() or ".." in name.parts or name.parts[:1] != (HOME,):
+                raise damaged(f"it holds a file outside of the data directory: {name}")
+            path = stage / name
             if entry.isdir():
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
             elif entry.issym():
@@ -224,13 +215,6 @@ def _read_json(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> dict[str, An
     if not isinstance(value, dict):
         raise damaged(f"{entry.name} cannot be read")
     return value
-
-
-def _safe(name: str) -> PurePosixPath:
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or path.parts[:1] != (HOME,):
-        raise damaged(f"it holds a file outside of the data directory: {name}")
-    return path
 
 
 def damaged(what: str) -> OsmosisError:

@@ -15,8 +15,6 @@ from typing import Any
 
 import orjson
 from sqlalchemy import (
-    Column,
-    ColumnElement,
     LargeBinary,
     Row,
     Select,
@@ -93,7 +91,6 @@ def copy_database(config: PlatformConfig, target: Path) -> None:
 
 
 def check_database(path: Path) -> None:
-    """Refuse a damaged database."""
     try:
         if not path.is_file():
             raise damaged("it holds no database")
@@ -212,23 +209,22 @@ def _insert(session: Session, table: Table, rows: Sequence[Mapping[str, Any]]) -
 
 def _digests(session: Session) -> dict[str, tuple[int, str]]:
     """Return the number and the digest of the rows of every table, by its name."""
-    return {table.name: _digest(session, table) for table in _TABLES}
-
-
-def _digest(session: Session, table: Table) -> tuple[int, str]:
     is_sqlite = session.get_bind().dialect.name == "sqlite"
-
-    def by_bytes(column: Column[Any]) -> ColumnElement[Any]:
+    found: dict[str, tuple[int, str]] = {}
+    for table in _TABLES:
         # PostgreSQL may order text by the rules of a language.
-        return column if is_sqlite or not isinstance(column.type, String) else collate(column, "C")
-
-    hashed, count = hashlib.sha256(), 0
-    for rows in _batches(session, table, select(table).order_by(*map(by_bytes, table.primary_key))):
-        for row in rows:
-            hashed.update(orjson.dumps(_values(row), default=bytes.hex, option=orjson.OPT_SORT_KEYS))
-            hashed.update(b"\n")
-        count += len(rows)
-    return count, hashed.hexdigest()
+        order = [
+            column if is_sqlite or not isinstance(column.type, String) else collate(column, "C")
+            for column in table.primary_key
+        ]
+        hashed, count = hashlib.sha256(), 0
+        for rows in _batches(session, table, select(table).order_by(*order)):
+            for row in rows:
+                hashed.update(orjson.dumps(_values(row), default=bytes.hex, option=orjson.OPT_SORT_KEYS))
+                hashed.update(b"\n")
+            count += len(rows)
+        found[table.name] = count, hashed.hexdigest()
+    return found
 
 
 def _batches(session: Session, table: Table, query: Select[Any]) -> Iterator[Sequence[Row[Any]]]:

@@ -27,7 +27,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import BinaryIO
 
-from osmosis_ai.datasets import file_digest
 from osmosis_ai.files import sync_directory, write_json
 from osmosis_ai.platform.blobs.signing import DownloadGrant, PartGrant, UrlSigner
 from osmosis_ai.platform.blobs.store import (
@@ -39,6 +38,7 @@ from osmosis_ai.platform.blobs.store import (
     TransferRefused,
     UploadNotFound,
     check_key,
+    measure,
 )
 from osmosis_ai.platform.clock import Clock
 
@@ -70,8 +70,7 @@ class LocalBlobStore:
     def put(self, key: str, stream: BinaryIO) -> BlobInfo:
         target = self._path(key)
         with IncomingFile(self._incoming) as incoming:
-            while block := stream.read(BLOCK_BYTES):
-                incoming.write(block)
+            shutil.copyfileobj(stream, incoming, BLOCK_BYTES)
             info = incoming.seal()
             make_directories(target.parent)
             incoming.move_to(target)
@@ -218,8 +217,7 @@ class LocalBlobStore:
             with IncomingFile(self._incoming) as incoming:
                 for source in sources:
                     with source.open("rb") as part:
-                        while block := part.read(BLOCK_BYTES):
-                            incoming.write(block)
+                        shutil.copyfileobj(part, incoming, BLOCK_BYTES)
                 info = incoming.seal()
                 incoming.move_to(target)
             return info
@@ -259,7 +257,6 @@ class IncomingFile:
         self._path.unlink(missing_ok=True)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Add bytes."""
         self._received += len(data)
         if self._expected is not None and self._received > self._expected:
             raise wrong_size(self._received, self._expected)
@@ -325,6 +322,7 @@ def sweep(place: Path, *, now: datetime) -> None:
 
 def _info_of(path: Path) -> BlobInfo | None:
     try:
-        return BlobInfo(path.stat().st_size, file_digest(path))
+        with path.open("rb") as blob:
+            return measure(blob)
     except FileNotFoundError:
         return None

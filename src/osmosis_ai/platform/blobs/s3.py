@@ -8,6 +8,7 @@ goes through a local copy.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import io
 import logging
@@ -16,7 +17,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
@@ -27,8 +28,7 @@ from urllib.parse import urlsplit
 
 from osmosis_ai.api.connections import longest_transfer_s
 from osmosis_ai.api.platform_url import is_loopback
-from osmosis_ai.platform.blobs.copies import BlobCopies
-from osmosis_ai.platform.blobs.local import IncomingFile
+from osmosis_ai.platform.blobs.local import IncomingFile, make_directories, sweep
 from osmosis_ai.platform.blobs.signing import OCTET_STREAM, content_disposition
 from osmosis_ai.platform.blobs.store import (
     BlobError,
@@ -38,10 +38,12 @@ from osmosis_ai.platform.blobs.store import (
     BlobStoreError,
     BlobStoreSilent,
     BlobUpload,
+    HashedStream,
     Part,
     PartsMismatch,
     UploadNotFound,
     check_key,
+    measure,
 )
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.s3_address import S3Address
@@ -55,16 +57,9 @@ _ATTEMPTS = 2
 # boto3 does not repeat a request whose body breaks off.
 _BODY_ATTEMPTS = 3
 _DELETING_THREADS = 8
-# The status of a deletion; after another success, the object is looked up.
+# The status of a deletion.
 _DELETED = 204
 _BLOCK_BYTES = 1 << 20
-
-
-class _Object(NamedTuple):
-    """What is known of an object: its ETag, without quotes, and its size in bytes."""
-
-    etag: str
-    size: int
 
 
 class S3BlobStore:
@@ -89,7 +84,7 @@ class S3BlobStore:
         self.delete(key)
 
     def put(self, key: str, stream: BinaryIO) -> BlobInfo:
-        where, source = self._where(key), _HashedStream(stream)
+        where, source = self._where(key), HashedStream(stream)
         from boto3.s3.transfer import TransferConfig
 
         # Without threads, only one part is in memory at a time.
@@ -126,10 +121,7 @@ class S3BlobStore:
         where = self._where(key)
         with self._request("delete"):
             reply = self._clients.own.delete_object(**where)
-        if not _says_deleted(reply):
-            with suppress(BlobNotFound):
-                self._look_up(key)
-                raise self._not_deleted()
+        self._require_deleted(reply, lambda: self._look_up(key))
 
     def delete_below(self, prefix: str) -> None:
         with ThreadPoolExecutor(_DELETING_THREADS, thread_name_prefix="osmosis-blob-deletion") as pool:
@@ -170,7 +162,7 @@ class S3BlobStore:
         key = self._address.key_of(check_key(upload.key))
         try:
             found = self._listed("list_parts", "Parts", Key=key, UploadId=upload.id)
-            return {part["PartNumber"]: Part(_bare(part["ETag"]), part["Size"]) for part in found}
+            return {part["PartNumber"]: Part(part["ETag"].strip('"'), part["Size"]) for part in found}
         except BlobNotFound:
             raise UploadNotFound from None
 
@@ -188,12 +180,9 @@ class S3BlobStore:
                 )
         try:
             with self.open(upload.key) as stored:
-                hashed = _HashedStream(stored)
-                while hashed.read(RANGE_BYTES):
-                    pass
+                return measure(stored)
         except BlobNotFound:
             raise UploadNotFound from None
-        return hashed.info()
 
     def abort_upload(self, upload: BlobUpload) -> None:
         try:
@@ -203,10 +192,7 @@ class S3BlobStore:
                 )
         except BlobNotFound:
             return
-        if not _says_deleted(reply):
-            with suppress(UploadNotFound):
-                self.parts(upload)
-                raise self._not_deleted()
+        self._require_deleted(reply, lambda: self.parts(upload))
 
     def unfinished_uploads(self) -> Iterator[tuple[BlobUpload, datetime]]:
         prefix = self._address.key_of("")
@@ -223,7 +209,7 @@ class S3BlobStore:
         """Return whether the credentials come from the cloud's metadata address, which every program on this machine can read."""
         return self._clients.by_machine
 
-    def _look_up(self, key: str) -> _Object:
+    def _look_up(self, key: str) -> Part:
         from botocore.exceptions import ClientError
 
         found = None
@@ -236,16 +222,16 @@ class S3BlobStore:
         if found is None:
             # The reply to a HEAD has no body that could name the missing thing: the object or the bucket.
             return self._read_range(key, 0, 1)[0]
-        return _Object(_bare(found["ETag"]), found["ContentLength"])
+        return Part(found["ETag"].strip('"'), found["ContentLength"])
 
-    def _fetch(self, key: str, known: _Object, incoming: IncomingFile, start: int) -> None:
+    def _fetch(self, key: str, known: Part, incoming: IncomingFile, start: int) -> None:
         for offset in range(start, known.size, RANGE_BYTES):
             found, block = self._read_range(key, offset, min(RANGE_BYTES, known.size - offset))
             if found != known:
                 raise self._altered(key)
             incoming.write(block)
 
-    def _read_range(self, key: str, offset: int, length: int) -> tuple[_Object, bytes]:
+    def _read_range(self, key: str, offset: int, length: int) -> tuple[Part, bytes]:
         """Return what is known of the object, and up to ``length`` of its bytes from ``offset`` on."""
         from botocore.exceptions import BotoCoreError, ClientError
 
@@ -276,7 +262,7 @@ class S3BlobStore:
             raise self._altered(key)
         return found, b""
 
-    def _described(self, key: str, reply: Mapping[str, Any], length: int) -> _Object:
+    def _described(self, key: str, reply: Mapping[str, Any], length: int) -> Part:
         """Return what a reply says of the object, before its body is read."""
         size: int = reply["ContentLength"]
         if size > length:
@@ -284,7 +270,7 @@ class S3BlobStore:
         total = str(reply.get("ContentRange", "")).rpartition("/")[2]
         if total and not (total.isascii() and total.isdigit()):
             raise self._altered(key)
-        return _Object(_bare(reply["ETag"]), int(total) if total else size)
+        return Part(reply["ETag"].strip('"'), int(total) if total else size)
 
     def _altered(self, key: str) -> BlobStoreError:
         return BlobStoreError(
@@ -292,11 +278,14 @@ class S3BlobStore:
             hint="nothing else may write below its prefix",
         )
 
-    def _not_deleted(self) -> BlobStoreBusy:
-        # A proxy in front of the store may answer anything.
-        return BlobStoreBusy(
-            f"{self._address.shown} reported a deletion but deleted nothing; the platform retries later."
-        )
+    def _require_deleted(self, reply: Mapping[str, Any], look: Callable[[], object]) -> None:
+        """Look for what was deleted if the reply is unusual: a proxy in front of the store may answer anything."""
+        if reply["ResponseMetadata"]["HTTPStatusCode"] != _DELETED:
+            with suppress(BlobNotFound, UploadNotFound):
+                look()
+                raise BlobStoreBusy(
+                    f"{self._address.shown} reported a deletion but deleted nothing; the platform retries later."
+                )
 
     def _listed(self, operation: str, items: str, **options: Any) -> Iterator[Any]:
         paginator = self._clients.own.get_paginator(operation)
@@ -348,35 +337,9 @@ class S3BlobStore:
             return _connect(self._address, self._attempts)
 
 
-class _HashedStream:
-    """A stream that is read once, and the size and digest of what was read."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-        self._digest = hashlib.sha256()
-        self._size = 0
-
-    def read(self, size: int = -1) -> bytes:
-        data = self._stream.read(size)
-        self._digest.update(data)
-        self._size += len(data)
-        return data
-
-    def info(self) -> BlobInfo:
-        return BlobInfo(self._size, self._digest.hexdigest())
-
-
-def _copy_name(key: str, found: _Object) -> str:
+def _copy_name(key: str, found: Part) -> str:
     digest = hashlib.sha256(f"{key}\n{found.etag}\n{found.size}".encode()).hexdigest()
     return digest[:40] + PurePosixPath(key).suffix
-
-
-def _bare(etag: str) -> str:
-    return etag.strip('"')
-
-
-def _says_deleted(reply: Mapping[str, Any]) -> bool:
-    return bool(reply["ResponseMetadata"]["HTTPStatusCode"] == _DELETED)
 
 
 _MOST_REQUESTS = 16
@@ -404,36 +367,25 @@ class _StoreGate:
     @contextmanager
     def passing(self) -> Iterator[None]:
         """Let one request through, and record whether it is answered."""
-        if getattr(self._thread, "has_turn", False):
-            # Never refused here: this thread may be the probe.
-            with self._recording():
-                yield
-            return
-        self._require_responsive()
-        if not self._turns.acquire(timeout=_TURN_WITHIN_S):
-            raise BlobStoreBusy(
-                f"{self._shown} is slow and too many requests are waiting for it; the platform retries later."
-            )
-        self._thread.has_turn = True
-        try:
-            with self._recording():
-                yield
-        finally:
-            self._thread.has_turn = False
-            self._turns.release()
-
-    @contextmanager
-    def _recording(self) -> Iterator[None]:
+        # Never refused if this thread has a turn already: it may be the probe.
+        is_first = not getattr(self._thread, "has_turn", False)
+        if is_first:
+            self._require_responsive()
+            if not self._turns.acquire(timeout=_TURN_WITHIN_S):
+                raise BlobStoreBusy(
+                    f"{self._shown} is slow and too many requests are waiting for it; the platform retries later."
+                )
+            self._thread.has_turn = True
         try:
             yield
-        except BlobStoreSilent as error:
-            self._record(error)
-            raise
-        except BlobError:
             self._record(None)
+        except BlobError as error:
+            self._record(error if isinstance(error, BlobStoreSilent) else None)
             raise
-        else:
-            self._record(None)
+        finally:
+            if is_first:
+                self._thread.has_turn = False
+                self._turns.release()
 
     def _require_responsive(self) -> None:
         with self._deciding:
@@ -662,3 +614,97 @@ def _no_answer(address: S3Address, kind: str) -> BlobStoreError:
     if kind == "HTTPClientError" or kind.endswith(("TimeoutError", "ConnectionError")):
         return BlobStoreSilent(f"{shown} cannot be reached ({kind}); the platform retries later.")
     return BlobStoreError(f"{shown} cannot be used ({kind}).")
+
+
+LIMIT_BYTES = 8 << 30
+"""The size of the cache (8 GiB); a larger copy stays while it is read."""
+_TRIES = 5
+# Recording each use would change the file's times, which other programs identify it by.
+_USE_RECORDED_EVERY_S = 300.0
+
+
+class BlobCopies:
+    def __init__(self, root: Path, *, limit_bytes: int = LIMIT_BYTES) -> None:
+        self._copies = root / "copies"
+        self._incoming = root / "incoming"
+        self._limit = limit_bytes
+
+    @contextmanager
+    def open(self, name: str, fetch: Callable[[IncomingFile], None]) -> Iterator[tuple[Path, BinaryIO]]:
+        """Provide the copy ``name`` and its open file; it is not removed within the block."""
+        path = self._copies / name
+        for _ in range(_TRIES):
+            handle = _open_locked(path)
+            if handle is not None:
+                break
+            make_directories(path.parent)
+            with IncomingFile(self._incoming) as incoming:
+                fetch(incoming)
+                incoming.seal()
+                # A copy that another process made has the same bytes, and may be in use.
+                incoming.move_to_free(path)
+        else:
+            raise OSError(f"the copy {path} is removed as often as it is made")
+        with handle:
+            self.trim()
+            yield path, handle
+        self.trim()
+
+    def trim(self) -> None:
+        """Remove the least recently used copies until the rest is small enough."""
+        found: list[tuple[int, int, Path]] = []
+        with suppress(FileNotFoundError):
+            for path in self._copies.iterdir():
+                with suppress(FileNotFoundError):
+                    status = path.stat()
+                    found.append((status.st_mtime_ns, status.st_size, path))
+        excess = sum(size for _, size, _ in found) - self._limit
+        for _, size, path in sorted(found):
+            if excess <= 0:
+                return
+            if _removed(path):
+                excess -= size
+
+    def sweep(self, now: datetime) -> None:
+        """Remove the leftovers of killed processes, and trim."""
+        sweep(self._incoming, now=now)
+        self.trim()
+
+
+def _open_locked(path: Path) -> BinaryIO | None:
+    """Open a copy so that it is not removed; None if there is none."""
+    while True:
+        try:
+            handle = path.open("rb")
+        except FileNotFoundError:
+            return None
+        fcntl.flock(handle, fcntl.LOCK_SH)
+        if _is_at(handle, path):
+            # A time in the future is from a clock that was set back since.
+            if abs(time.time() - os.fstat(handle.fileno()).st_mtime) >= _USE_RECORDED_EVERY_S:
+                os.utime(handle.fileno())
+            return handle
+        handle.close()
+
+
+def _removed(path: Path) -> bool:
+    """Remove a copy unless it is in use; return whether it is gone."""
+    try:
+        with path.open("rb") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # If it was replaced after being opened, the new file may be in use.
+            if not _is_at(handle, path):
+                return False
+            path.unlink()
+    except FileNotFoundError:
+        return True
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_at(handle: BinaryIO, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle.fileno()), path.stat())
+    except FileNotFoundError:
+        return False

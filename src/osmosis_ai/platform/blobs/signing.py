@@ -55,8 +55,6 @@ class PartGrant:
 
 @dataclass(frozen=True)
 class UrlSigner:
-    """Makes and checks signed URLs."""
-
     key: bytes = field(repr=False)
     base_url: str
     clock: Clock
@@ -98,7 +96,6 @@ class UrlSigner:
 
 
 def url_signer(config: PlatformConfig, clock: Clock) -> UrlSigner:
-    """Return the signer of a platform."""
     return UrlSigner(load_signing_key(config.keys_dir / "blob-urls.key"), config.base_url, clock)
 
 

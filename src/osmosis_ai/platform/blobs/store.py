@@ -7,17 +7,19 @@ an incomplete upload leaves nothing. All methods block and must not be called in
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import IO, BinaryIO, Protocol
 
 from osmosis_ai.errors import OsmosisError
 
 MAX_KEY_CHARS = 255
+_BLOCK_BYTES = 1 << 20
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*")
 
 
@@ -88,7 +90,7 @@ class BlobUpload:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A received part: its ETag, without quotes, and its size in bytes."""
+    """A received part, or a stored object: its ETag, without quotes, and its size in bytes."""
 
     etag: str
     size: int
@@ -147,6 +149,32 @@ class BlobStore(Protocol):
 
     def sweep(self) -> None:
         """Remove the leftovers of killed processes."""
+
+
+class HashedStream:
+    """A stream that is read once, and the size and digest of what was read; ``digest`` continues that of other streams."""
+
+    def __init__(self, stream: IO[bytes], digest: hashlib._Hash | None = None) -> None:
+        self._stream = stream
+        self._digest = digest or hashlib.sha256()
+        self._size = 0
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._stream.read(size)
+        self._digest.update(data)
+        self._size += len(data)
+        return data
+
+    def info(self) -> BlobInfo:
+        return BlobInfo(self._size, self._digest.hexdigest())
+
+
+def measure(stream: IO[bytes]) -> BlobInfo:
+    """Return the size and digest of what is left of a stream."""
+    hashed = HashedStream(stream)
+    while hashed.read(_BLOCK_BYTES):
+        pass
+    return hashed.info()
 
 
 def check_key(key: str) -> str:

@@ -99,7 +99,7 @@ def _text(text: str) -> str:
 
 def _check_in_subprocess(path: Path, stopping: threading.Event) -> Check:
     from osmosis_ai.process_environment import python_environment
-    from osmosis_ai.processes import ChildProcess
+    from osmosis_ai.processes.child_process import ChildProcess
 
     with tempfile.TemporaryDirectory(prefix="osmosis-check-") as directory:
         result = Path(directory) / "result.json"
@@ -122,7 +122,7 @@ def _check_in_subprocess(path: Path, stopping: threading.Event) -> Check:
 
 def main(arguments: list[str]) -> None:
     """Check the file named by the first argument, and write the result to the second."""
-    from osmosis_ai.processes import watch_parent
+    from osmosis_ai.processes.child_process import watch_parent
 
     watch_parent()
     os.nice(10)

@@ -9,6 +9,7 @@ or the new bytes completely.
 from __future__ import annotations
 
 import logging
+import shutil
 import threading
 import unicodedata
 from collections.abc import Sequence
@@ -35,13 +36,6 @@ from osmosis_ai.datasets import SUPPORTED_EXTENSIONS, file_digest
 from osmosis_ai.datasets.validation import MAX_FILE_BYTES
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.platform.blobs.local import BLOCK_BYTES, IncomingFile
-from osmosis_ai.platform.blobs.parted_upload import (
-    MULTIPART_FROM_BYTES,
-    PART_BYTES,
-    UPLOAD_TTL,
-    PartedUpload,
-    old_uploads,
-)
 from osmosis_ai.platform.blobs.store import (
     BlobInfo,
     BlobNotFound,
@@ -50,6 +44,15 @@ from osmosis_ai.platform.blobs.store import (
     BlobUpload,
     PartsMismatch,
     UploadNotFound,
+)
+from osmosis_ai.platform.blobs.upload_session import (
+    MULTIPART_FROM_BYTES,
+    PART_BYTES,
+    UPLOAD_TTL,
+    UnexpectedBytesError,
+    UploadSession,
+    new_upload,
+    old_uploads,
 )
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.datasets.check import Check, CheckCancelled, check_dataset
@@ -98,7 +101,7 @@ class DatasetRejected(OsmosisError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PendingUpload(PartedUpload):
+class PendingUpload(UploadSession):
     """An upload in progress, as stored in the dataset's row until its bytes have been checked.
 
     A later upload of the same dataset replaces it, and work on the earlier one stops when it finds another id in the row.
@@ -108,7 +111,6 @@ class PendingUpload(PartedUpload):
     creator_id: str | None
     expires_at: datetime
     etags: tuple[str, ...] | None = None
-    intent: UploadIntent | None = None
 
     @classmethod
     def of(cls, row: DbDataset | None) -> PendingUpload | None:
@@ -123,10 +125,10 @@ class PendingUpload(PartedUpload):
 
     def is_of(self, creator_id: str, request: DatasetCreateRequest, intent: UploadIntent) -> bool:
         """Return whether the same user is still sending the same file."""
-        if self.intent is None or self.etags is not None:
+        if self.etags is not None:
             return False
         same_file = (self.extension, self.size) == (request.extension, request.file_size)
-        return same_file and self.creator_id == creator_id and self.intent.sha256 == intent.sha256
+        return same_file and self.creator_id == creator_id and self.sha256 == intent.sha256
 
 
 _PENDING = TypeAdapter(PendingUpload)
@@ -156,20 +158,17 @@ class DatasetStore:
         with self._db.session() as session:
             self._replaceable(session, workspace_id, request)
         in_parts = request.file_size >= self.limits.multipart_from_bytes
-        pending = PendingUpload(
-            upload=self._blobs.begin_upload(f"{_BLOB_PREFIX}/{token_hex(16)}.{request.extension}"),
-            extension=request.extension,
-            size=request.file_size,
-            part_size=self.limits.part_bytes if in_parts else request.file_size,
-            creator_id=creator_id,
-            expires_at=self._clock.now() + UPLOAD_TTL,
-            intent=intent,
-        )
-        try:
+        with new_upload(self._blobs, f"{_BLOB_PREFIX}/{token_hex(16)}.{request.extension}") as upload:
+            pending = PendingUpload(
+                upload=upload,
+                extension=request.extension,
+                size=request.file_size,
+                sha256=intent.sha256 if intent is not None else None,
+                part_size=self.limits.part_bytes if in_parts else request.file_size,
+                creator_id=creator_id,
+                expires_at=self._clock.now() + UPLOAD_TTL,
+            )
             row, former = self._register(workspace_id, request, pending)
-        except BaseException:
-            self._blobs.abort_upload(pending.upload)
-            raise
         if former is not None:
             self._blobs.abort_upload(former)
         return self.get(workspace_id, row.id), pending.instructions(self._blobs)
@@ -272,9 +271,8 @@ class DatasetStore:
             or pending.expires_at <= self._clock.now()
         ):
             return None
-        try:
-            received = self._blobs.parts(pending.upload)
-        except UploadNotFound:
+        received = pending.received(self._blobs)
+        if received is None:
             return None
         pending = replace(pending, expires_at=self._clock.now() + UPLOAD_TTL)
         with self._db.transaction() as session:
@@ -351,13 +349,12 @@ class DatasetStore:
         self, row: DbDataset, pending: PendingUpload, parts: Sequence[CompletedPart] | None
     ) -> Sequence[str]:
         """Return the ETags of the received parts; empty if the upload has ended meanwhile."""
-        try:
-            received = self._blobs.parts(pending.upload)
-        except UploadNotFound:
+        received = pending.received(self._blobs)
+        if received is None:
             return []
         problems = pending.problems_with(received, parts)
         if not problems:
-            return pending.all_etags(received)
+            return list(received.values())
         # A concurrent request may have completed it: a running check consumes the parts.
         if self.get(row.workspace_id, row.id).pending_upload != row.pending_upload:
             return []
@@ -484,15 +481,11 @@ class Ingest:
         if row is None or pending is None or pending.etags is None:
             return
         try:
-            info: BlobInfo | None = self._blobs.complete_upload(pending.upload, pending.etags)
+            info: BlobInfo | None = pending.complete(self._blobs, pending.etags)
             with self._blobs.local_copy(pending.upload.key) as path:
                 check = check_dataset(path, stopping=self._stopping)
-            if info is not None and info.size != pending.size:
-                check = Check(errors=[f"{info.size} bytes were stored instead of {pending.size}"])
-            elif info is not None and pending.intent is not None and info.sha256 != pending.intent.sha256:
-                check = Check(
-                    errors=["the bytes received are not those that were announced; upload the file again"]
-                )
+        except UnexpectedBytesError as error:
+            info, check = None, Check(errors=[error.message])
         except (UploadNotFound, PartsMismatch):
             info, check = None, Check(errors=["the bytes received are gone; upload the file again"])
         except BlobStoreError:
@@ -612,8 +605,7 @@ def _copy(blobs: BlobStore, row: DbDataset, target: Path) -> None:
     if target.is_file() and target.stat().st_size == row.file_size and file_digest(target) == row.sha256:
         return
     with blobs.open(row.blob_key) as source, IncomingFile(target.parent) as copy:
-        while block := source.read(BLOCK_BYTES):
-            copy.write(block)
+        shutil.copyfileobj(source, copy, BLOCK_BYTES)
         if copy.seal().sha256 != row.sha256:
             raise OsmosisError(
                 f"the stored bytes of the dataset '{row.name}' are damaged: their SHA-256 has changed.",

@@ -27,6 +27,7 @@ from sqlalchemy.exc import (
     DBAPIError,
     DisconnectionError,
     NoSuchModuleError,
+    OperationalError,
     SQLAlchemyError,
 )
 from sqlalchemy.exc import TimeoutError as NoConnectionFree
@@ -34,7 +35,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.db.postgres import PATIENCE, TEXT, connection_failure
+from osmosis_ai.platform.db.migrations import POSTGRESQL_TEXT, upgrade
 from osmosis_ai.sqlite_text import teach_holds
 
 Read = TypeVar("Read")
@@ -58,6 +59,38 @@ _IDLE_SINCE = "osmosis_idle_since"
 # A connection used within this time needs no ping, which costs every transaction a round trip.
 _TRUSTED_S = 1.0
 _FORMS = "write it as sqlite:////path/to/platform.db or postgresql://user:password@host/database"
+_PATIENCE: dict[str, Any] = {
+    "connect_timeout": 10,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}
+"""Parameters of libpq that detect an unreachable server, in seconds; the last one in milliseconds."""
+
+# PostgreSQL's codes for: no connection left, shutting down, crashed, starting.
+_TURNED_AWAY = ("53300", "57P01", "57P02", "57P03")
+_BROKEN_CLASS = "08"
+# A standby, or a server that was made read-only, refuses a transaction that writes in one of these two ways.
+_READ_ONLY = "25006"
+_IN_RECOVERY = ("0A000", "during recovery")
+# Cancelled by a timeout of the operator's or because of a lock; a retry may succeed.
+_CANCELLED = ("57014", "55P03", "40001", "40P01")
+# The driver gives a failed connection attempt no code, only a text.
+_MEANINGS = {
+    "too many clients": "has no connection left",
+    "connection slots": "has no connection left",
+    "too many connections": "has no connection left",
+    "password": "refuses the user or the password",
+    "authentication failed": "refuses the user or the password",
+    "does not exist": "does not exist, or its user does not",
+    "translate host": "is at a host that is not found",
+    "resolve host": "is at a host that is not found",
+    "certificate": "has a certificate that is not trusted",
+    "starting up": "is starting",
+    "shutting down": "is ending",
+    "administrator command": "has ended the connection",
+}
 
 
 class DatabaseBusyError(OsmosisError):
@@ -88,9 +121,6 @@ class Database:
         self._writing = threading.Lock()
         self._writer: int | None = None
 
-    def __repr__(self) -> str:
-        return f"Database({self.shown!r})"
-
     @property
     def shown(self) -> str:
         """The database's location for display, without a password."""
@@ -106,7 +136,6 @@ class Database:
 
     @property
     def sqlite_path(self) -> Path | None:
-        """The database's file, if it is SQLite."""
         return Path(self._url.database) if self.is_sqlite and self._url.database else None
 
     @contextmanager
@@ -147,8 +176,6 @@ class Database:
 
     def migrate(self) -> None:
         """Bring the schema up to this release; safe when several processes do so at once."""
-        from osmosis_ai.platform.db.migrations import upgrade
-
         with self._translated():
             upgrade(self._url, self.sqlite_path, self.shown)
 
@@ -166,7 +193,6 @@ class Database:
                     connection.exec_driver_sql("PRAGMA incremental_vacuum(1)")
 
     def dispose(self) -> None:
-        """Close every idle connection."""
         self._engine.dispose()
 
     @contextmanager
@@ -200,7 +226,7 @@ class Database:
         except (DBAPIError, sqlite3.OperationalError) as error:
             does = None
             if not self.is_sqlite and isinstance(error, DBAPIError):
-                does = connection_failure(error, writes=writes)
+                does = _connection_failure(error, writes=writes)
             if does is not None:
                 raise DatabaseUnreachableError(
                     f"the database {self.shown} {does}.",
@@ -220,7 +246,6 @@ class Database:
 
 @contextmanager
 def opened_database(url: str) -> Iterator[Database]:
-    """Open a database while the block lasts."""
     database = Database(url)
     try:
         yield database
@@ -233,6 +258,22 @@ def _busy() -> DatabaseBusyError:
         "the platform's database is busy: another process has been writing to it for too long.",
         hint="try again; end other programs that have the database open",
     )
+
+
+def _connection_failure(error: DBAPIError, *, writes: bool) -> str | None:
+    """Describe a connection failure (``has no connection left``); None if a retry would not help."""
+    state = getattr(error.orig, "sqlstate", None)
+    in_recovery = state == _IN_RECOVERY[0] and _IN_RECOVERY[1] in str(error.orig)
+    if writes and (state == _READ_ONLY or in_recovery):
+        return "takes no writes: it is a standby, or was made read-only"
+    if state in _CANCELLED:
+        return "gave up what it was asked: others hold what it needs, or it takes too long"
+    not_made = isinstance(error, OperationalError) and state is None
+    broken = error.connection_invalidated or str(state)[:2] == _BROKEN_CLASS
+    if not (not_made or broken or state in _TURNED_AWAY):
+        return None
+    said = str(error.orig).lower()
+    return next((meaning for sign, meaning in _MEANINGS.items() if sign in said), "does not answer")
 
 
 def _parse(url: str, named: str) -> URL:
@@ -251,11 +292,11 @@ def _parse(url: str, named: str) -> URL:
 
 
 def _create_engine(url: URL, is_sqlite: bool) -> Engine:
-    patience = {name: value for name, value in PATIENCE.items() if name not in url.query}
+    patience = {name: value for name, value in _PATIENCE.items() if name not in url.query}
     try:
         engine = create_engine(
             url,
-            connect_args={} if is_sqlite else {**patience, **TEXT},
+            connect_args={} if is_sqlite else {**patience, **POSTGRESQL_TEXT},
             pool_size=_POOL_SIZE,
             max_overflow=_POOL_OVERFLOW,
             pool_timeout=BUSY_TIMEOUT_S,
@@ -276,13 +317,9 @@ def _create_engine(url: URL, is_sqlite: bool) -> Engine:
         event.listen(engine, "connect", _on_sqlite_connect)
         event.listen(engine, "begin", _on_sqlite_begin)
     else:
-        event.listen(engine, "checkin", _on_checkin)
+        event.listen(engine, "checkin", lambda _, record: record.info.update({_IDLE_SINCE: time.monotonic()}))
         event.listen(engine, "checkout", partial(_on_checkout, engine.dialect))
     return engine
-
-
-def _on_checkin(_connection: object, record: ConnectionPoolEntry) -> None:
-    record.info[_IDLE_SINCE] = time.monotonic()
 
 
 def _on_checkout(dialect: Dialect, connection: Any, record: ConnectionPoolEntry, _proxy: object) -> None:
@@ -309,8 +346,7 @@ def _on_sqlite_connect(connection: sqlite3.Connection, _record: object) -> None:
 def _on_sqlite_begin(connection: Connection) -> None:
     wait_s = connection.get_execution_options().get(_WAIT_OPTION)
     driver: Any = connection.connection.driver_connection
-    busy_ms = int((BUSY_TIMEOUT_S if wait_s is None else wait_s) * 1000)
-    mode = (busy_ms, "ON" if wait_s is None else "OFF")
+    mode = (int((BUSY_TIMEOUT_S if wait_s is None else wait_s) * 1000), "ON" if wait_s is None else "OFF")
     # Most connections are used the same way again.
     if connection.info.get(_MODE) != mode:
         driver.execute(f"PRAGMA busy_timeout={mode[0]}")

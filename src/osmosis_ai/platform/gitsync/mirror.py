@@ -1,8 +1,14 @@
-"""A bare mirror per connected repository, updated atomically; commits named by runs are kept.
+"""A bare mirror per connected repository, updated atomically and read without a work tree.
 
 A mirror appears when its first fetch has succeeded, and a failed fetch changes nothing. One process at a time fetches
 (with a file lock), and any number may read. Branches deleted upstream are pruned, but commits never are, so submitted
 runs can always be resumed.
+
+Names are untrusted bytes. Contents are read by object id, so file and branch names never become arguments of Git.
+
+An export contains exactly the commit's files, with no links out of it. Contents are written as stored: no filter, no
+line-end conversion, no ``export-ignore``. Regular files are written first, into newly created directories. Symbolic
+links come last and are kept only if their target is inside. The directory appears atomically.
 """
 
 from __future__ import annotations
@@ -13,32 +19,30 @@ import fcntl
 import os
 import re
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from collections.abc import Set as AbstractSet
-from pathlib import Path
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
 
 from osmosis_ai.errors import ErrorCode, NotFoundError, OsmosisError
 from osmosis_ai.platform.db.tables import DbRepository
-from osmosis_ai.platform.gitsync.git import Git, GitError
-from osmosis_ai.platform.gitsync.remote import (
+from osmosis_ai.platform.gitsync.git import (
+    FETCH_TIMEOUT_S,
+    LOCAL_TIMEOUT_S,
     QUERY_TIMEOUT_S,
+    Git,
+    GitError,
     Remote,
     RemoteRefs,
     SyncError,
     parse_clone_url,
 )
-from osmosis_ai.platform.gitsync.tree import (
-    REGULAR,
-    RolloutDirectory,
-    export_commit,
-    find_rollouts,
-    list_tree,
-    read_objects,
-)
 
-FETCH_TIMEOUT_S = 300.0
 MAX_READ_BYTES = 8 * 1024 * 1024
 
 _STAMP = "osmosis-fetched"
@@ -65,8 +69,6 @@ class RevisionError(OsmosisError):
 
 
 class MirrorStore:
-    """The mirrors under one directory."""
-
     def __init__(self, root: Path) -> None:
         self.root = root
         self._git = Git(root)
@@ -87,7 +89,11 @@ class MirrorStore:
         """
         mirror = self._path(repository)
         with self._locked(repository) as lock:
-            if max_age_s > 0 and _age_s(mirror) <= max_age_s:
+            age_s = -1.0
+            with contextlib.suppress(OSError):
+                age_s = time.time() - (mirror / _STAMP).stat().st_mtime
+            # If the clock was set back, the age of the last fetch is unknown.
+            if max_age_s > 0 and 0 <= age_s <= max_age_s:
                 return self.head(repository)
             remote = self._remote(repository.identity, repository.clone_url)
             refs = remote.refs()
@@ -108,7 +114,6 @@ class MirrorStore:
         return branches.get(branch) if branch else None
 
     def branches(self, repository: DbRepository) -> dict[str, str]:
-        """Return the commit of every branch, by the branch's name."""
         return self._branches(repository)[0]
 
     def resolve(
@@ -132,29 +137,92 @@ class MirrorStore:
 
     def export(self, repository: DbRepository, sha: str, target: Path) -> None:
         """Write the files of a commit to ``target``, which must not exist yet."""
-        export_commit(self._git, self._existing(repository), sha, target)
+        mirror = self._existing(repository)
+        entries = list(self._list_tree(mirror, sha))
+        _refuse_unsafe_paths(entries)
+        size = sum(entry.size for entry in entries)
+        if size > MAX_EXPORT_BYTES:
+            raise GitError(
+                f"the commit {sha} holds {size / 1024**3:.1f} GiB of files, and {MAX_EXPORT_BYTES // 1024**3} GiB is "
+                "the most a run can take.",
+                hint=_LESS_DATA,
+            )
+        if os.path.lexists(target):
+            raise GitError(f"{target} already exists.")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
+        try:
+            with self._objects(mirror, timeout_s=EXPORT_TIMEOUT_S) as reader:
+                _write_files(reader, partial, entries)
+                _write_links(reader, partial, entries)
+            partial.rename(target)
+        except BaseException as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            if isinstance(error, FileExistsError):  # a file system for which `A` and `a` are one
+                raise _clash(os.path.relpath(error.filename or target, partial)) from None
+            raise
 
     def list_rollouts(self, repository: DbRepository, sha: str) -> list[RolloutDirectory]:
-        """Return the rollouts of a commit, by name."""
-        return find_rollouts(self._git, self._existing(repository), sha)
+        """Return the rollouts of a commit by name: the directories under ``rollouts/`` that contain a file."""
+        mirror, projects = self._existing(repository), dict[str, TreeEntry | None]()
+        for entry in self._list_tree(mirror, sha, "rollouts/"):
+            _, name, *inside = entry.path.split("/", 2)
+            # Directories of tools are none, nor is a name that a config cannot contain.
+            is_name = name.isprintable() and len(name) <= _LONGEST_NAME and not name.startswith((".", "__"))
+            if not inside or not is_name:
+                continue
+            projects.setdefault(name, None)
+            if inside == ["pyproject.toml"] and entry.mode in REGULAR and entry.size <= MAX_PYPROJECT_BYTES:
+                projects[name] = entry
+        with self._objects(mirror) as reader:
+            return [RolloutDirectory(name, _description(reader, projects[name])) for name in sorted(projects)]
 
     def read_file(self, repository: DbRepository, sha: str, path: str) -> bytes:
-        """Return the content of one file of a commit."""
         mirror = self._existing(repository)
         is_path = not {"", ".", ".."} & set(path.split("/")) and "\0" not in path
-        entries = list_tree(self._git, mirror, sha, path) if is_path else iter(())
+        entries = self._list_tree(mirror, sha, path) if is_path else iter(())
         entry = next((entry for entry in entries if entry.path == path and entry.mode in REGULAR), None)
         if entry is None:
             raise NotFoundError(f"there is no file {path} in {repository.identity} at {sha[:12]}.")
         if entry.size > MAX_READ_BYTES:
             raise GitError(f"{path} is too large to be read: {entry.size} bytes.")
-        with read_objects(self._git, mirror) as reader:
+        with self._objects(mirror) as reader:
             return reader.read(entry)
 
     def remove(self, repository: DbRepository) -> None:
         """Delete the mirror of a disconnected repository; harmless without one."""
         with self._locked(repository):
             shutil.rmtree(self._path(repository), ignore_errors=True)
+
+    def _list_tree(self, mirror: Path, sha: str, path: str = "") -> Iterator[TreeEntry]:
+        """Yield the files of the commit ``sha``: all, those below the directory ``path/``, or the file ``path``."""
+        if not _SHA.fullmatch(sha):
+            raise GitError(f"'{sha}' is not a full commit id.")
+        only = ["--", path] if path else []
+        asked = [f"--git-dir={mirror}", "ls-tree", "-r", "-z", "-l", "--full-tree", sha, *only]
+        try:
+            listed = self._git.run(asked, most_bytes=_MOST_LISTED_BYTES)
+        except GitError as error:
+            raise GitError(f"the files of the commit {sha} cannot be listed: {error.message}") from None
+        if listed.exit_status != 0:
+            raise GitError(f"the commit {sha} cannot be read: {listed.reason}.")
+        if listed.output.count(b"\0") > MOST_FILES:
+            raise GitError(
+                f"the commit {sha} holds more than {MOST_FILES:,} files, which is the most a run can take.",
+                hint=_LESS_DATA,
+            )
+        for record in listed.output.split(b"\0"):
+            if record:
+                facts, _, name = record.partition(b"\t")
+                mode, _kind, object_id, size = facts.decode("ascii").split()
+                yield TreeEntry(mode, object_id, int(size) if size.isdigit() else 0, os.fsdecode(name))
+
+    @contextlib.contextmanager
+    def _objects(self, mirror: Path, *, timeout_s: float = LOCAL_TIMEOUT_S) -> Iterator[ObjectReader]:
+        """Read many objects with one process while the block lasts."""
+        arguments = [f"--git-dir={mirror}", "cat-file", "--batch"]
+        with self._git.started(arguments, timeout_s, {}, stdin=subprocess.PIPE) as (process, _):
+            yield ObjectReader(process)
 
     def _branches(self, repository: DbRepository) -> tuple[dict[str, str], str | None]:
         """Return the commit of every branch, and the remote's default branch."""
@@ -183,7 +251,7 @@ class MirrorStore:
         mirror = self._existing(repository)
         # Unlike `rev-parse <text>`, this never takes a branch of that name for the commit.
         objects = self._read(mirror, "rev-parse", f"--disambiguate={commit.lower()}").split()
-        commits = [sha for sha in objects if self._is_commit(mirror, sha)]
+        commits = [sha for sha in objects if self._read(mirror, "cat-file", "-t", sha).strip() == "commit"]
         if len(commits) > 1:
             raise RevisionError(
                 f"'{commit}' is the beginning of {len(commits)} commits of {repository.identity}: "
@@ -202,9 +270,6 @@ class MirrorStore:
             )
         return commits[0]
 
-    def _is_commit(self, mirror: Path, sha: str) -> bool:
-        return self._read(mirror, "cat-file", "-t", sha).strip() == "commit"
-
     def _branch(self, repository: DbRepository, branch: str) -> str:
         branches = self.branches(repository)
         if branch in branches:
@@ -220,8 +285,7 @@ class MirrorStore:
         )
 
     def _remote(self, identity: str, clone_url: str) -> Remote:
-        # Only administrators connect repositories, so local paths are allowed.
-        return Remote(self._git, identity, parse_clone_url(clone_url, allow_local=True))
+        return Remote(self._git, identity, parse_clone_url(clone_url))
 
     def _path(self, repository: DbRepository) -> Path:
         if not _REPOSITORY_ID.fullmatch(repository.id):
@@ -265,39 +329,20 @@ class MirrorStore:
             raise
 
     def _fetch(self, remote: Remote, mirror: Path, refs: RemoteRefs, lock: int) -> None:
-        known = self._known_refs(mirror)
+        asked = ("for-each-ref", "--format=%(objectname) %(refname)", "refs/heads/", "refs/tags/")
+        listed = (line.partition(" ") for line in self._read(mirror, *asked).splitlines())
+        known = {name: sha for sha, _, name in listed}
         if refs.commits != known:
-            if refs.default and (gone := known.keys() - refs.commits.keys()):
-                self._leave_default(remote, mirror, refs.default, gone, lock)
-            remote.fetch(mirror, timeout_s=FETCH_TIMEOUT_S, lock=lock)
+            gone = known.keys() - refs.commits.keys()
+            if refs.default and gone and self._read(mirror, "symbolic-ref", "HEAD").strip() in gone:
+                # Another default branch comes before the old one is pruned, so that readers always find one. Only
+                # `main/next` cannot exist next to `main`; it is fetched after `main` was pruned.
+                with contextlib.suppress(SyncError):
+                    remote.fetch(mirror, lock, only=refs.default)
+                    self._read(mirror, "symbolic-ref", "HEAD", refs.default)
+            remote.fetch(mirror, lock)
         if refs.default:
             self._read(mirror, "symbolic-ref", "HEAD", refs.default)
-
-    def _leave_default(
-        self, remote: Remote, mirror: Path, default: str, gone: AbstractSet[str], lock: int
-    ) -> None:
-        """Switch to another default branch before the old one is pruned, so that readers always find one."""
-        if self._read(mirror, "symbolic-ref", "HEAD").strip() not in gone:
-            return
-        # `main/next` cannot exist next to `main`; it is fetched after `main` was pruned.
-        with contextlib.suppress(SyncError):
-            remote.fetch(mirror, timeout_s=FETCH_TIMEOUT_S, lock=lock, only=default)
-            self._read(mirror, "symbolic-ref", "HEAD", default)
-
-    def _known_refs(self, mirror: Path) -> dict[str, str]:
-        listed = self._read(
-            mirror, "for-each-ref", "--format=%(objectname) %(refname)", "refs/heads/", "refs/tags/"
-        )
-        return {name: sha for sha, _, name in (line.partition(" ") for line in listed.splitlines())}
-
-
-def _age_s(mirror: Path) -> float:
-    """Return how long ago the last fetch ended; a clock that was set back makes it unknown."""
-    try:
-        age = time.time() - (mirror / _STAMP).stat().st_mtime
-    except OSError:
-        return float("inf")
-    return age if age >= 0 else float("inf")
 
 
 @contextlib.contextmanager
@@ -320,3 +365,141 @@ def exclusive_fetch(path: Path, *, timeout_s: float) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+MAX_EXPORT_BYTES = 4 * 1024**3
+EXPORT_TIMEOUT_S = 600.0
+MAX_PYPROJECT_BYTES = 1024 * 1024
+MOST_FILES = 250_000
+"""Maximum number of files of a commit, or of one of its directories."""
+_SHA = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_CHUNK_BYTES = 1024 * 1024
+_MOST_LISTED_BYTES = 64 << 20
+_LONGEST_LINK = 4096
+_DEEPEST = 256
+_LONGEST_NAME = 255
+_LONGEST_DESCRIPTION = 1000
+_LESS_DATA = "keep data in datasets rather than in the repository"
+
+REGULAR = frozenset({"100644", "100755", "100664"})
+_EXECUTABLE = "100755"
+_SYMLINK = "120000"
+
+
+@dataclass(frozen=True, slots=True)
+class TreeEntry:
+    mode: str
+    object_id: str
+    size: int
+    path: str
+
+
+class ObjectReader:
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None and process.stdout is not None
+        self._requests: IO[bytes] = process.stdin
+        self._replies: IO[bytes] = process.stdout
+
+    def read(self, entry: TreeEntry) -> bytes:
+        """Return the content of a file that fits into memory."""
+        return b"".join(self.chunks(entry))
+
+    def chunks(self, entry: TreeEntry) -> Iterator[bytes]:
+        """Yield the content in pieces; read all of them before the next file."""
+        try:
+            self._requests.write(entry.object_id.encode("ascii") + b"\n")
+            self._requests.flush()
+            header = self._replies.readline().split()
+        except OSError:
+            header = []
+        if len(header) != 3 or header[1] != b"blob":
+            raise GitError(f"the content of {entry.path!r} cannot be read: the mirror is damaged.")
+        left = int(header[2])
+        while left:
+            chunk = self._replies.read(min(left, _CHUNK_BYTES))
+            if not chunk:
+                raise GitError(f"reading {entry.path!r} did not finish in time.")
+            left -= len(chunk)
+            yield chunk
+        self._replies.read(1)  # the newline that ends every reply
+
+
+@dataclass(frozen=True)
+class RolloutDirectory:
+    """A rollout: the name of its directory, and the description in its ``pyproject.toml``."""
+
+    name: str
+    description: str | None
+
+
+def _description(reader: ObjectReader, project: TreeEntry | None) -> str | None:
+    if project is None:
+        return None
+    try:
+        document: dict[str, Any] = tomllib.loads(reader.read(project).decode("utf-8"))
+        text = document["project"]["description"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return text.strip()[:_LONGEST_DESCRIPTION] or None if isinstance(text, str) else None
+
+
+def _refuse_unsafe_paths(entries: Iterable[TreeEntry]) -> None:
+    """Refuse crafted trees, which Git itself does not write."""
+    files = Counter(entry.path for entry in entries)
+    for path, times in files.items():
+        if path.count("/") > _DEEPEST:
+            # Python before 3.13 cannot walk or delete a tree deeper than its recursion limit.
+            raise GitError(
+                f"the repository holds a file below more than {_DEEPEST} directories: {path[:80]!r}…"
+            )
+        parents = [str(parent) for parent in PurePosixPath(path).parents]
+        if times > 1 or not files.keys().isdisjoint(parents):
+            raise _clash(path)
+        for part in path.split("/"):
+            # `.git` in the spellings that case-folding and Windows-like file systems take for it.
+            folded = part.casefold().rstrip(" .").replace("\u200c", "")
+            if part in ("", ".", "..") or folded in (".git", "git~1"):
+                raise GitError(f"the repository holds a path that no checkout may have: {path!r}.")
+
+
+def _write_files(reader: ObjectReader, root: Path, entries: Iterable[TreeEntry]) -> None:
+    for entry in entries:
+        path = root / entry.path
+        if entry.mode == _SYMLINK:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        elif entry.mode in REGULAR:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            mode = 0o755 if entry.mode == _EXECUTABLE else 0o644
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+            with os.fdopen(descriptor, "wb") as file:
+                for chunk in reader.chunks(entry):
+                    file.write(chunk)
+
+
+def _write_links(reader: ObjectReader, root: Path, entries: Iterable[TreeEntry]) -> None:
+    links: list[Path] = []
+    for entry in entries:
+        if entry.mode != _SYMLINK:
+            continue
+        destination = reader.read(entry) if entry.size <= _LONGEST_LINK else b""
+        if destination and b"\0" not in destination:
+            links.append(root / entry.path)
+            links[-1].symlink_to(os.fsdecode(destination))
+    # Checked when all of them are there: a link may lead outside by way of another one.
+    inside = root.resolve()
+    outward = [
+        link
+        for link in links
+        if link.readlink().is_absolute() or not Path(os.path.realpath(link)).is_relative_to(inside)
+    ]
+    for link in outward:
+        link.unlink()
+
+
+def _clash(path: str) -> GitError:
+    return GitError(f"two paths of the repository are the same file here: {path!r}.")

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from osmosis_ai.api.capabilities import CAPABILITIES_HEADER, Capability, capabilities_header
 from osmosis_ai.platform.http.errors import ApiError
-from osmosis_ai.platform.metrics import PlatformMetrics
+from osmosis_ai.platform.operations import PlatformMetrics
 
 logger = logging.getLogger("osmosis_ai.platform.http.requests")
 

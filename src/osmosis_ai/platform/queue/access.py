@@ -31,19 +31,13 @@ from osmosis_ai.platform.accounts import (
 )
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
-from osmosis_ai.platform.db.tables import (
-    DbRun,
-    DbRunShard,
-    DbWorkerToken,
-    DbWorkspace,
-    new_id,
-)
-from osmosis_ai.platform.isolation import lacks_isolation, why_not_at_all, why_not_for_all
+from osmosis_ai.platform.db.tables import DbRun, DbRunShard, DbWorkerToken, DbWorkspace, new_id
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.machines import Demands, KnownWorkers
 from osmosis_ai.platform.queue.queue import LOCAL, ClaimScope, lock_shard
 from osmosis_ai.platform.runs.lifecycle import OPEN
+from osmosis_ai.sandbox.isolation import ISOLATION_ENV
 
 _STATUSES: Mapping[str, int] = {
     "TOKEN_INVALID": 401,
@@ -61,6 +55,7 @@ CLAIM_WITHIN = timedelta(minutes=10)
 """How long a ticket can be used for its first claim after its job was first seen running."""
 # Repeated refusals must not fill a run's log.
 _REFUSAL_LOGGED_EVERY = timedelta(minutes=1)
+_UNKNOWN = "it does not say why"
 
 
 class WorkerRefused(OsmosisError):
@@ -86,8 +81,6 @@ class WorkerAccess:
         self.local_token = secrets.token_urlsafe(32)
         """What the host in this process claims the runs without a pool with."""
 
-    # -- tokens ----------------------------------------------------------------------------------------
-
     def create_token(
         self, pool: str, *, name: str | None = None, workspace_ids: Sequence[str] = ()
     ) -> tuple[DbWorkerToken, str]:
@@ -110,13 +103,11 @@ class WorkerAccess:
         return token, plain
 
     def tokens(self) -> list[DbWorkerToken]:
-        """Return the worker tokens, newest first."""
         with self._db.session() as session:
             newest = DbWorkerToken.created_at.desc(), DbWorkerToken.id.desc()
             return list(session.scalars(select(DbWorkerToken).order_by(*newest)))
 
     def find_token(self, token_id: str) -> DbWorkerToken:
-        """Return a worker token by its id."""
         with self._db.session() as session:
             return _known(session.get(DbWorkerToken, token_id), token_id)
 
@@ -134,8 +125,6 @@ class WorkerAccess:
             session.execute(update(DbRunShard).where(*owned).values(released))
         return token
 
-    # -- tickets ---------------------------------------------------------------------------------------
-
     def issue_ticket(self, shard_id: str) -> str:
         """Return a ticket for the next attempt of a shard; former ones can claim nothing any more."""
         plain = new_bearer(TICKET_PREFIX)
@@ -151,15 +140,12 @@ class WorkerAccess:
         """Record that the job with the shard's ticket runs; of several calls the first counts."""
         unseen = DbRunShard.id == shard_id, DbRunShard.ticket_running_at.is_(None)
         with self._db.transaction() as session:
-            now = self._clock.now()
-            session.execute(update(DbRunShard).where(*unseen).values(ticket_running_at=now))
+            session.execute(update(DbRunShard).where(*unseen).values(ticket_running_at=self._clock.now()))
 
     def withdraw(self, shard_id: str) -> None:
         """Make the ticket of a shard invalid: its job has ended, or is no longer wanted."""
         with self._db.transaction() as session:
             session.execute(update(DbRunShard).where(DbRunShard.id == shard_id).values(ticket_hash=None))
-
-    # -- claims ----------------------------------------------------------------------------------------
 
     def authorize(self, bearer: str, request: ClaimRequest) -> ClaimScope:
         """Return what the bearer of a token or ticket may claim; a WorkerRefused otherwise."""
@@ -264,7 +250,11 @@ class WorkerAccess:
         if is_repeated:
             return None
         if self._demands.read(run.request).needs_sandbox and request.sandbox is False:
-            return WorkerRefused("WORKER_ISOLATION", why_not_at_all(request))
+            why = (
+                f"{_named(request)} does not get this run, which needs a sandbox: rollouts cannot be sandboxed there "
+                f"({request.sandbox_problem or _UNKNOWN})."
+            )
+            return WorkerRefused("WORKER_ISOLATION", why)
         return _unconfined(session, request, of_cluster=True)
 
 
@@ -276,13 +266,25 @@ def _unconfined(
     of_cluster: bool = False,
 ) -> WorkerRefused | None:
     """Return why a machine without a sandbox gets no runs of several workspaces; None if its operator permits it."""
-    if not lacks_isolation(request):
+    if request.sandbox is not False or request.isolation != "auto":
         return None
     count = select(func.count()).select_from(DbWorkspace)
     if spaces is not None:
         count = count.where(DbWorkspace.id.in_(spaces))
-    why = why_not_for_all(request, session.scalar(count) or 0, of_cluster=of_cluster)
-    return WorkerRefused("WORKER_ISOLATION", why) if why is not None else None
+    if (workspaces := session.scalar(count) or 0) < 2:
+        return None
+    name = _named(request) if of_cluster else "this machine"
+    remedy = "" if of_cluster else "give it a token for one (`worker-token create --workspace`), or, "
+    return WorkerRefused(
+        "WORKER_ISOLATION",
+        f"{name} gets no runs of {workspaces} workspaces: rollouts cannot be sandboxed there "
+        f"({request.sandbox_problem or _UNKNOWN}), so runs of one could read the secrets and files of another; "
+        f"{remedy}if all of them trust each other, set {ISOLATION_ENV}=off there.",
+    )
+
+
+def _named(request: ClaimRequest) -> str:
+    return f"the machine '{request.machine}'" if request.machine else "this machine"
 
 
 def _other_release(request: ClaimRequest) -> WorkerRefused | None:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import wait
+from dataclasses import dataclass
 
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
@@ -35,13 +36,12 @@ from osmosis_ai.platform.db.tables import (
 )
 from osmosis_ai.platform.queue.assignment import Assignments
 from osmosis_ai.platform.queue.queue import Lease, RunQueue, sentence_of
-from osmosis_ai.platform.queue.uploads import RunUploads
+from osmosis_ai.platform.queue.reports import RunUploads
 from osmosis_ai.platform.runs.files import pack_files
 from osmosis_ai.platform.runs.journals import pack_journal, run_lines
 from osmosis_ai.platform.runs.lifecycle import OPEN, RESUME, LeaseLostError
 from osmosis_ai.platform.runs.results import MetricsUpdater, write_numbers
 from osmosis_ai.platform.runs.run_store import PACKING
-from osmosis_ai.platform.runs.source_archives import SourceArchives
 from osmosis_ai.redaction import Redactor
 
 logger = logging.getLogger("osmosis_ai.platform.queue")
@@ -55,34 +55,25 @@ _BATCH = 5000
 _FILES_AT_ONCE = 500
 
 
+@dataclass
 class PlatformShards:
     """Executes ``prepare`` and ``finalize`` shards, and keeps the numbers of active runs up to date."""
 
-    def __init__(
-        self,
-        db: Database,
-        clock: Clock,
-        blobs: BlobStore,
-        queue: RunQueue,
-        uploads: RunUploads,
-        sources: SourceArchives,
-        assignments: Assignments,
-    ) -> None:
-        self._db = db
-        self._clock = clock
-        self._blobs = blobs
-        self._queue = queue
-        self._uploads = uploads
-        self._sources = sources
-        self._assignments = assignments
-        self._numbers = MetricsUpdater(db)
+    db: Database
+    clock: Clock
+    blobs: BlobStore
+    queue: RunQueue
+    uploads: RunUploads
+    assignments: Assignments
+
+    def __post_init__(self) -> None:
+        self._numbers = MetricsUpdater(self.db)
         self._count_at = 0.0
         self._ending = threading.Event()
         self._threads: list[threading.Thread] = []
         self._reported: set[str] = set()
 
     def start(self) -> None:
-        """Begin, in threads."""
         self._ending.clear()
         works = [self._keep_up, *[self.execute_next] * _THREADS]
         self._threads = [
@@ -95,7 +86,7 @@ class PlatformShards:
     def close(self) -> None:
         """End; a shard that is being executed is completed first."""
         self._ending.set()
-        self._queue.changed.set()
+        self.queue.changed.set()
         for thread in self._threads:
             thread.join()
 
@@ -111,11 +102,11 @@ class PlatformShards:
                     logger.warning("the run queue waits: %s", error.message)
             except Exception:  # the edge of this thread, without which no run would begin or end
                 logger.exception("the run queue had an unexpected error and continues")
-            self._queue.changed.wait(_EVERY_S)
-            self._queue.changed.clear()
+            self.queue.changed.wait(_EVERY_S)
+            self.queue.changed.clear()
 
     def _keep_up(self) -> bool:
-        self._queue.close_stopped()
+        self.queue.close_stopped()
         if (began := time.monotonic()) >= self._count_at:
             self._numbers.update()
             now = time.monotonic()
@@ -125,13 +116,13 @@ class PlatformShards:
     def execute_next(self) -> bool:
         """Execute the next shard of the platform; return whether there was one."""
         for kind, execute in (("prepare", self._prepare), ("finalize", self._finalize)):
-            if (lease := self._queue.take(kind)) is not None:
+            if (lease := self.queue.take(kind)) is not None:
                 self._execute(lease, execute)
                 return True
         return False
 
     def _execute(self, lease: Lease, execute: Callable[[Lease, DbRun], None]) -> None:
-        with self._db.session() as session:
+        with self.db.session() as session:
             run = session.get_one(DbRun, lease.run_id)
         try:
             execute(lease, run)
@@ -140,74 +131,73 @@ class PlatformShards:
         except (OSError, OsmosisError) as error:
             if isinstance(error, OsmosisError) and not error.is_infrastructure:
                 failed = FinishRequest(outcome="failed", error=sentence_of(error))
-                self._queue.finish(lease.shard_id, lease.token, failed)
+                self.queue.finish(lease.shard_id, lease.token, failed)
                 return
             what = "the store" if isinstance(error, BlobError) else "the platform"
             reason = f"{what} is not ready: {error}"
-            self._queue.release(lease.shard_id, lease.token, ReleaseRequest(reason=reason))
+            self.queue.release(lease.shard_id, lease.token, ReleaseRequest(reason=reason))
         except Exception as error:  # the edge of a shard: otherwise its run would never end
             logger.exception("the run %s met an unexpected error", run.name)
             reason = f"the platform met an unexpected error ({type(error).__name__}), which its log explains"
-            self._queue.release(lease.shard_id, lease.token, ReleaseRequest(reason=reason, counts=True))
+            self.queue.release(lease.shard_id, lease.token, ReleaseRequest(reason=reason, counts=True))
 
     def _prepare(self, lease: Lease, run: DbRun) -> None:
-        """Pack the run's commit for its workers."""
         if served_agent(run.request["experiment_config"]["entrypoint"]) is None:
-            with self._db.session() as session:
+            with self.db.session() as session:
                 repository = session.get(DbRepository, run.repository_id) if run.repository_id else None
             if repository is not None:
-                packing = self._sources.prepare(repository, run.commit_sha or "")
+                packing = self.assignments.sources.prepare(repository, run.commit_sha or "")
                 if not packing.done():
-                    self._queue.log(run.id, PACKING)
+                    self.queue.log(run.id, PACKING)
                 keep_lease = self._keeper(lease)
                 while not wait([packing], timeout=1.0).done:
                     keep_lease()
                 packing.result()
-        self._queue.finish(lease.shard_id, lease.token, FinishRequest(outcome="finished"))
+        self.queue.finish(lease.shard_id, lease.token, FinishRequest(outcome="finished"))
 
     def _finalize(self, lease: Lease, run: DbRun) -> None:
         """Pack what the run's workers reported, compute its results, and give it its final status."""
         keep_lease = self._keeper(lease)
         former, key = run.journal_blob, f"runs/{run.id}/journals/{run.revision}-events.jsonl.gz"
-        secret_values = [value.get_secret_value() for value in self._assignments.secrets(run).values()]
-        lines = run_lines(self._db, self._blobs, run.id, former if former != key else None)
-        has_lines = pack_journal(_each(lines, keep_lease), key, self._blobs, Redactor(secret_values))
-        pack_files(self._db, self._blobs, run.id, keep_lease)
+        secret_values = [value.get_secret_value() for value in self.assignments.secrets(run).values()]
+        lines = run_lines(self.db, self.blobs, run.id, former if former != key else None)
+        has_lines = pack_journal(_each(lines, keep_lease), key, self.blobs, Redactor(secret_values))
+        pack_files(self.db, self.blobs, run.id, keep_lease)
         metrics = self._numbers.final(run)
-        with self._queue.writing(lease.shard_id, lease.token) as (session, current, shard):
+        with self.queue.writing(lease.shard_id, lease.token) as (session, current, shard):
             if metrics is not None:
                 write_numbers(current, metrics, current.accepted)
             current.journal_blob = key if has_lines else None
             if current.revision:
                 _forget_replaced_files(session, current)
             shard.status, shard.lease_expires_at = "finished", None
-            self._queue.end_run(session, current)
+            self.queue.end_run(session, current)
             packed = select(DbRunShard.id).where(DbRunShard.run_id == run.id)
             session.execute(delete(DbJournalChunk).where(DbJournalChunk.shard_id.in_(packed)))
         if former is not None and former != current.journal_blob:
-            self._blobs.delete(former)
+            self.blobs.delete(former)
         if run.kind == "training" and current.status == "finished":
-            self._blobs.delete_below(f"runs/{run.id}/{RESUME}")
-        self._uploads.forget(run.id)
+            self.blobs.delete_below(f"runs/{run.id}/{RESUME}")
+        self.uploads.forget(run.id)
 
     def clear_ended(self) -> None:
         """Delete what a crash after the end of a run has left of its uploads."""
         with_uploads = DbRun.id.in_(select(DbRunUpload.run_id))
-        with self._db.session() as session:
+        with self.db.session() as session:
             ended = list(session.scalars(select(DbRun.id).where(DbRun.status.not_in(OPEN), with_uploads)))
         for run_id in ended:
-            self._uploads.forget(run_id)
+            self.uploads.forget(run_id)
 
     def _keeper(self, lease: Lease) -> Callable[[], None]:
         """Return a function to be called often, which renews the lease in time."""
-        renewed_at = self._clock.monotonic()
+        renewed_at = self.clock.monotonic()
 
         def keep_lease() -> None:
             nonlocal renewed_at
-            if self._clock.monotonic() - renewed_at > self._queue.term.total_seconds() / 3:
-                with self._queue.writing(lease.shard_id, lease.token):
+            if self.clock.monotonic() - renewed_at > self.queue.term.total_seconds() / 3:
+                with self.queue.writing(lease.shard_id, lease.token):
                     pass
-                renewed_at = self._clock.monotonic()
+                renewed_at = self.clock.monotonic()
 
         return keep_lease
 

@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import product
 from typing import Any
@@ -25,32 +24,20 @@ from typing import Any
 from sqlalchemy import ColumnElement, bindparam, func, or_, select, update
 from sqlalchemy.orm import Session
 
-from osmosis_ai.api.models.workers import (
-    Assignment,
-    ClaimRequest,
-    FinishRequest,
-    LogPart,
-    ReleaseRequest,
-    ShardClosed,
-    SyncReply,
-    SyncRequest,
-)
+from osmosis_ai.api.models import workers as wire
 from osmosis_ai.config.execution import ExecutionSection, read_execution
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.platform.blobs.store import BlobError
 from osmosis_ai.platform.clock import Clock
-from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun, DbRunShard, DbSample, DbSecretAccess, DbWorkerToken, new_id
 from osmosis_ai.platform.log_lines import LogLine, bounded, bounded_details, storable
-from osmosis_ai.platform.logs import LogStore
-from osmosis_ai.platform.machines import Demands, Machine
+from osmosis_ai.platform.machines import Machine
 from osmosis_ai.platform.queue.assignment import Assignments
-from osmosis_ai.platform.queue.budget import used_up
-from osmosis_ai.platform.queue.phases import LONGEST_PAUSE, RunPhases, has_own_clock, is_over
-from osmosis_ai.platform.queue.training import apply_training
-from osmosis_ai.platform.queue.uploads import (
+from osmosis_ai.platform.queue.phases import LONGEST_PAUSE, RunPhases, is_over, used_up
+from osmosis_ai.platform.queue.reports import (
     BegunUpload,
     RunUploads,
+    apply_training,
     attempt_of,
     check_contents,
     require_own_names,
@@ -118,53 +105,42 @@ class Pace:
         self._clock = clock
         self._term_s = term.total_seconds()
         self._shortest_s = shortest_s
-        self._seen: OrderedDict[str, float] = OrderedDict()
+        self._seen: dict[str, float] = {}
         self._lock = threading.Lock()
 
     def next_s(self, caller: str) -> float:
-        """Return the seconds until the caller should call again."""
         now = self._clock.monotonic()
         with self._lock:
+            # The callers that were seen last come last.
+            self._seen.pop(caller, None)
             self._seen[caller] = now
-            self._seen.move_to_end(caller)
-            while self._seen and now - next(iter(self._seen.values())) > 2 * self._term_s:
-                self._seen.popitem(last=False)
+            while now - self._seen[oldest := next(iter(self._seen))] > 2 * self._term_s:
+                del self._seen[oldest]
             return min(max(self._shortest_s, len(self._seen) / 100), self._term_s / 3)
 
 
+@dataclass
 class RunQueue(RunPhases):
     """The queue of one platform. Every method blocks, and none may be called inside a transaction unless it takes one."""
 
-    def __init__(
-        self,
-        db: Database,
-        clock: Clock,
-        logs: LogStore,
-        demands: Demands,
-        term: timedelta,
-        assignments: Assignments,
-        uploads: RunUploads,
-    ) -> None:
-        super().__init__(db, clock, logs, demands, term)
-        self._assignments = assignments
-        self._uploads = uploads
-        self._claims = Pace(clock, term, shortest_s=1.0)
-        self._syncs = Pace(clock, term, shortest_s=min(2.0, term.total_seconds() / 6))
+    assignments: Assignments = field(kw_only=True)
+    uploads: RunUploads = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.claim_pace = Pace(self.clock, self.term, shortest_s=1.0)
+        self._syncs = Pace(self.clock, self.term, shortest_s=min(2.0, self.term.total_seconds() / 6))
         # Building a statement takes as long as executing it, and a moment of the database's clock is part of it.
-        self._renewing = (
-            _CHANGED_SHARD.values(self._renewal()) if has_own_clock(db, clock) else _CHANGED_SHARD
-        )
+        self._renewing = _CHANGED_SHARD.values(self._renewal()) if self._has_own_clock else _CHANGED_SHARD
         self._extents: dict[str, _Extent] = {}
         self._reported: set[tuple[str, type[OsmosisError]]] = set()
 
-    # -- claim ---------------------------------------------------------------------------------------
-
-    def claim(self, request: ClaimRequest, scope: ClaimScope) -> Assignment | None:
+    def claim(self, request: wire.ClaimRequest, scope: ClaimScope) -> wire.Assignment | None:
         """Assign a shard to a worker, with everything it needs; None if there is none for it."""
         while (lease := self._take(request, scope)) is not None:
             try:
                 next_poll_s = self._syncs.next_s(lease.shard_id)
-                assignment = self._assignments.of(lease.shard_id, next_poll_s=next_poll_s)
+                assignment = self.assignments.of(lease.shard_id, next_poll_s=next_poll_s)
             except OsmosisError as error:
                 if error.is_infrastructure:
                     what = "the store" if isinstance(error, BlobError) else "its inputs"
@@ -185,13 +161,9 @@ class RunQueue(RunPhases):
             return assignment
         return None
 
-    def next_claim_s(self, host: str) -> float:
-        """Return the seconds until a host should claim again."""
-        return self._claims.next_s(host)
-
     def take(self, kind: str) -> Lease | None:
         """Assign a ``prepare`` or ``finalize`` shard to the platform itself."""
-        with self._db.session() as session:
+        with self.db.session() as session:
             # Most calls find nothing, and need not write.
             claimable = select(DbRunShard.id).join(DbRun).where(self._is_claimable(kind)).limit(1)
             if session.scalar(claimable) is None:
@@ -210,15 +182,15 @@ class RunQueue(RunPhases):
             self._extend(shard)
             yield session, run, shard
 
-    def _take(self, request: ClaimRequest, scope: ClaimScope) -> Lease | None:
+    def _take(self, request: wire.ClaimRequest, scope: ClaimScope) -> Lease | None:
         is_repeated = DbRunShard.claim_id == request.claim_id
-        with self._db.session() as session:
+        with self.db.session() as session:
             # Most claims find nothing, and need not write.
             is_new = session.scalar(select(DbRunShard.id).where(is_repeated)) is None
             if is_new and not self._candidates(session, request, scope):
                 return None
         with self._writing() as session:
-            if not self._db.is_sqlite:
+            if not self.db.is_sqlite:
                 # A claim that arrives twice at the same time must not get two shards.
                 session.execute(select(func.pg_advisory_xact_lock(int(request.claim_id[:15], 16))))
             if (found := lock_shard(session, is_repeated)) is not None:
@@ -228,8 +200,12 @@ class RunQueue(RunPhases):
                     raise ConflictError("this claim has been answered; a new claim needs an id of its own.")
                 self._extend(shard)
                 return Lease(shard.id, shard.lease_token or "", run.id)
-            if not _is_valid(session, scope.token_id):
-                return None
+            if scope.token_id not in (None, LOCAL):
+                # It cannot be revoked until the transaction ends.
+                named = DbWorkerToken.id == scope.token_id, DbWorkerToken.revoked_at.is_(None)
+                valid = select(DbWorkerToken.id).where(*named).with_for_update(read=True)
+                if session.scalar(valid) is None:
+                    return None
             for shard_id in self._candidates(session, request, scope):
                 is_free = DbRunShard.id == shard_id, self._is_claimable("work")
                 if (found := lock_shard(session, *is_free, skip_locked=True)) is None:
@@ -237,7 +213,7 @@ class RunQueue(RunPhases):
                 run, shard = found
                 if shard.status == "running":
                     silent = f"worker {shard.number + 1} stopped reporting, and its lease expired"
-                    self._logs.add(session, run.id, [LogLine(silent, level="warning", step="queue")])
+                    self.logs.add(session, run.id, [LogLine(silent, level="warning", step="queue")])
                     shard.failed_attempts += 1
                     if shard.failed_attempts >= MAX_FAILED_ATTEMPTS[run.kind]:
                         self._end_shard(session, run, shard, "failed", _hopeless(shard.failed_attempts))
@@ -245,11 +221,13 @@ class RunQueue(RunPhases):
                 shard.claim_id, shard.token_id = request.claim_id, scope.token_id
                 shard.worker_id = scope.worker_id
                 if run.status == "pending":
-                    run.status, run.started_at = "running", run.started_at or self._clock.now()
+                    run.status, run.started_at = "running", run.started_at or self.clock.now()
                 return self._own(run, shard)
         return None
 
-    def _candidates(self, session: Session, request: ClaimRequest | None, scope: ClaimScope) -> list[str]:
+    def _candidates(
+        self, session: Session, request: wire.ClaimRequest | None, scope: ClaimScope
+    ) -> list[str]:
         """Return the shards that a machine can execute, those of the workspace with the fewest active ones first."""
         conditions = [self._is_claimable("work")]
         if scope.shard_id is not None:
@@ -272,7 +250,7 @@ class RunQueue(RunPhases):
         found = session.execute(asked.where(DbRunShard.id.in_(oldest))).all()
         if scope.shard_id is None and request is not None:
             machine = Machine.of(request)
-            found = [row for row in found if not any(machine.lacks(self._demands.read(row.request)))]
+            found = [row for row in found if not any(machine.lacks(self.demands.read(row.request)))]
         if len(found) > 1:
             live = DbRunShard.status == "running", DbRunShard.lease_expires_at > self._now
             counted = select(DbRun.workspace_id, func.count()).join(DbRunShard)
@@ -296,7 +274,9 @@ class RunQueue(RunPhases):
             self._make_pending(shard, _INPUTS_PAUSE)
             self._explain(session, shard, waits)
 
-    def _log_secrets(self, assignment: Assignment, request: ClaimRequest, scope: ClaimScope) -> None:
+    def _log_secrets(
+        self, assignment: wire.Assignment, request: wire.ClaimRequest, scope: ClaimScope
+    ) -> None:
         """Record which secrets a claim is answered with, before it is: for the workspace, and in the run's log."""
         run, attempt, names = assignment.run, assignment.lease.attempt, sorted(assignment.secrets)
         entry = DbSecretAccess(
@@ -309,35 +289,31 @@ class RunQueue(RunPhases):
             names=names,
             machine=None if request.machine is None else storable(request.machine),
             pool=scope.pool,
-            created_at=self._clock.now(),
+            created_at=self.clock.now(),
         )
         where = {"machine": request.machine, "pool": scope.pool}
         details = {name: value for name, value in where.items() if value is not None}
         message = f"the worker of attempt {attempt} received these secrets: {', '.join(names)}"
         with self._writing() as session:
             session.add(entry)
-            self._logs.add(session, run.id, [LogLine(message, step="queue", details=details or None)])
-
-    # -- jobs of a cluster -----------------------------------------------------------------------------
+            self.logs.add(session, run.id, [LogLine(message, step="queue", details=details or None)])
 
     def waiting_shards(self, besides: Collection[str] = ()) -> list[tuple[DbRunShard, ExecutionSection]]:
         """Return the shards that wait for the platform's own machines, with what their runs require."""
-        with self._db.session() as session:
+        with self.db.session() as session:
             ids = self._candidates(session, None, ClaimScope())
             wanted = [shard_id for shard_id in ids if shard_id not in besides]
             asked = select(DbRunShard, DbRun.request).join(DbRun).where(DbRunShard.id.in_(wanted))
             found = {shard.id: (shard, request) for shard, request in session.execute(asked)}
-        return [(shard, self._demands.read(request)) for shard, request in map(found.__getitem__, wanted)]
+        return [(shard, self.demands.read(request)) for shard, request in map(found.__getitem__, wanted)]
 
     def open_shard(self, shard_id: str) -> DbRunShard | None:
-        """Return a shard that has not ended."""
-        with self._db.session() as session:
+        with self.db.session() as session:
             shard = session.get(DbRunShard, shard_id)
         return shard if shard is not None and shard.status in OPEN else None
 
     def must_stop(self, run_id: str) -> bool:
-        """Return whether a run must end."""
-        with self._db.session() as session:
+        with self.db.session() as session:
             run = session.get(DbRun, run_id)
         return run is None or run.stop_requested_at is not None or run.error is not None
 
@@ -346,12 +322,12 @@ class RunQueue(RunPhases):
         with self._writing() as session:
             found = lock_shard(session, DbRunShard.id == shard_id, DbRunShard.status.in_(OPEN))
             if found is not None:
-                self._release(session, *found, ReleaseRequest(reason=reason, counts=counts))
+                self._release(session, *found, wire.ReleaseRequest(reason=reason, counts=counts))
 
     def give_back_local(self) -> None:
         """Return the shards of this platform's previous process, whose workers ended with it."""
         mine = DbRunShard.token_id == LOCAL, DbRunShard.kind == "work", DbRunShard.status == "running"
-        with self._db.session() as session:
+        with self.db.session() as session:
             found = list(session.scalars(select(DbRunShard.id).where(*mine)))
         for shard_id in found:
             self.give_back(shard_id, "the platform was restarted", counts=True)
@@ -366,16 +342,13 @@ class RunQueue(RunPhases):
 
     def _explain(self, session: Session, shard: DbRunShard, waits: str | None) -> None:
         if waits is not None and waits != shard.waits:
-            self._logs.add(session, shard.run_id, [LogLine(waits, level="warning", step="queue")])
+            self.logs.add(session, shard.run_id, [LogLine(waits, level="warning", step="queue")])
         shard.waits = waits
 
     def log(self, run_id: str, message: str) -> None:
-        """Add a line to the log of a run."""
-        self._logs.append(run_id, [LogLine(message, step="queue")])
+        self.logs.append(run_id, [LogLine(message, step="queue")])
 
-    # -- sync ----------------------------------------------------------------------------------------
-
-    def sync(self, shard_id: str, token: str, request: SyncRequest) -> SyncReply:
+    def sync(self, shard_id: str, token: str, request: wire.SyncRequest) -> wire.SyncReply:
         """Extend a lease, and write everything that a worker reports, or nothing."""
         lines = read_lines(request.journal) if request.journal is not None else None
         begun: Sequence[BegunUpload] = ()
@@ -385,34 +358,37 @@ class RunQueue(RunPhases):
             names = [each.name for each in request.sent] + [each.name for each in request.wanted]
             require_own_names(shard_id, [*names, *(part.blob for part in request.files if part.blob)])
             check_contents(request.files)
-            self._uploads.complete(run_id, request.sent)
-            begun = self._uploads.begin(run_id, request.wanted)
+            self.uploads.complete(run_id, request.sent)
+            begun = self.uploads.begin(run_id, request.wanted)
         try:
             reply, replaced, obsolete = self._write(shard_id, token, request, lines, begun)
         except BaseException as error:
             if begun:
-                self._uploads.give_up(run_id, begun)
+                self.uploads.give_up(begun)
             if isinstance(error, UploadLimitError | _ForeignAttemptError):
-                self._report_once(self.require_owner(shard_id, token), error)
+                run_id = self.require_owner(shard_id, token)
+                # Once per run: a message may name anything that the worker has sent.
+                if (known := (run_id, type(error))) not in self._reported:
+                    self._reported.add(known)
+                    self.logs.append(run_id, [LogLine(error.with_hint, level="warning", step="queue")])
             raise
-        self._uploads.clear(replaced, obsolete)
+        self.uploads.clear(replaced, obsolete)
         if begun:
-            reply.uploads = [self._uploads.grant(run_id, each) for each in begun]
+            reply.uploads = [each.grant for each in begun]
         if request.find_agent:
-            reply.agent = self._assignments.agent_of(shard_id)
+            reply.agent = self.assignments.agent_of(shard_id)
         return reply
 
     def _write(
         self,
         shard_id: str,
         token: str,
-        request: SyncRequest,
+        request: wire.SyncRequest,
         lines: NewLines | None,
         begun: Sequence[BegunUpload],
-    ) -> tuple[SyncReply, Sequence[Any], Sequence[str]]:
+    ) -> tuple[wire.SyncReply, Sequence[Any], Sequence[str]]:
         with self._writing() as session:
-            owned = {"shard_id": shard_id, "token": token}
-            held = session.connection().execute(_OWNED, owned).one_or_none()
+            held = session.connection().execute(_OWNED, {"shard_id": shard_id, "token": token}).one_or_none()
             if held is None:
                 raise _lost()
             run_id, error = held.run_id, held.error
@@ -429,7 +405,7 @@ class RunQueue(RunPhases):
                 )
                 has_progress, changes["journal_bytes"] = end > held.journal_bytes, end
                 run_changes["accepted"] = accepted
-            replaced = self._uploads.note_wanted(session, run_id, begun)
+            replaced = self.uploads.note_wanted(session, run_id, begun)
             if request.files:
                 take_files(session, run_id, held.revision, request.files)
             if request.log is not None:
@@ -447,7 +423,7 @@ class RunQueue(RunPhases):
             obsolete: Sequence[str] = ()
             if request.training is not None:
                 run = session.get_one(DbRun, run_id)
-                applied = apply_training(session, run, held.attempt, request.training, self._clock.now())
+                applied = apply_training(session, run, held.attempt, request.training, self.clock.now())
                 checkpoints, obsolete = applied.checkpoints, applied.obsolete
                 has_progress |= applied.has_progress
             if has_progress:
@@ -457,7 +433,7 @@ class RunQueue(RunPhases):
             if self._renewing is _CHANGED_SHARD:
                 changes |= self._renewal()
             session.connection().execute(self._renewing, {"row": shard_id, **changes})
-            reply = SyncReply(
+            reply = wire.SyncReply(
                 stop=held.stop_requested_at is not None or error is not None,
                 term_s=self.term.total_seconds(),
                 next_poll_s=self._syncs.next_s(shard_id),
@@ -467,7 +443,7 @@ class RunQueue(RunPhases):
             )
         return reply, replaced, obsolete
 
-    def _take_log(self, session: Session, held: Any, part: LogPart) -> int:
+    def _take_log(self, session: Session, held: Any, part: wire.LogPart) -> int:
         # An older state of the database knows fewer lines; those between are lost.
         new = part.lines[max(0, held.log_lines - part.first) :]
         prefix = f"worker {held.number + 1}: " if held.count > 1 else ""
@@ -477,7 +453,7 @@ class RunQueue(RunPhases):
             )
             for line in new
         ]
-        self._logs.add(session, held.run_id, lines)
+        self.logs.add(session, held.run_id, lines)
         known: int = held.log_lines
         return max(known, part.first + len(part.lines))
 
@@ -487,7 +463,7 @@ class RunQueue(RunPhases):
     def require_owner(self, shard_id: str, token: str) -> str:
         """Check a lease by reading; return the run's id."""
         is_owned = DbRunShard.lease_token == token, DbRunShard.status == "running"
-        with self._db.session() as session:
+        with self.db.session() as session:
             run_id = session.scalar(select(DbRunShard.run_id).where(DbRunShard.id == shard_id, *is_owned))
         if run_id is None:
             raise _lost()
@@ -503,15 +479,7 @@ class RunQueue(RunPhases):
             self._extents[shard_id] = extent
         return extent
 
-    def _report_once(self, run_id: str, error: OsmosisError) -> None:
-        # A message may name anything that the worker has sent.
-        if (known := (run_id, type(error))) not in self._reported:
-            self._reported.add(known)
-            self._logs.append(run_id, [LogLine(error.with_hint, level="warning", step="queue")])
-
-    # -- finish and release --------------------------------------------------------------------------
-
-    def finish(self, shard_id: str, token: str, request: FinishRequest) -> ShardClosed:
+    def finish(self, shard_id: str, token: str, request: wire.FinishRequest) -> wire.ShardClosed:
         """End a shard. A run with a stop request is stopped, whatever else happened."""
         with self._writing() as session:
             run, shard = _leased(session, shard_id, token)
@@ -523,14 +491,12 @@ class RunQueue(RunPhases):
                 status: Outcome = "stopped" if run.stop_requested_at is not None else request.outcome
                 error = request.error
                 if status == "finished" and run.error is None and (missing := _missing(session, run, shard)):
-                    status, error = (
-                        "failed",
-                        f"the worker finished without the records of {missing} attempts.",
-                    )
+                    status = "failed"
+                    error = f"the worker finished without the records of {missing} attempts."
                 self._end_shard(session, run, shard, status, error)
-            return ShardClosed(status=shard.status)  # type: ignore[arg-type]
+            return wire.ShardClosed(status=shard.status)  # type: ignore[arg-type]
 
-    def release(self, shard_id: str, token: str, request: ReleaseRequest) -> ShardClosed:
+    def release(self, shard_id: str, token: str, request: wire.ReleaseRequest) -> wire.ShardClosed:
         """Return a shard for another worker, which continues from what was reported."""
         with self._writing() as session:
             run, shard = _leased(session, shard_id, token)
@@ -538,10 +504,10 @@ class RunQueue(RunPhases):
                 self._release(session, run, shard, request)
             status = shard.status
         if request.counts:
-            self._assignments.doubt_source(run.id)
-        return ShardClosed(status=status)  # type: ignore[arg-type]
+            self.assignments.sources.doubt(run.id)
+        return wire.ShardClosed(status=status)  # type: ignore[arg-type]
 
-    def _release(self, session: Session, run: DbRun, shard: DbRunShard, request: ReleaseRequest) -> None:
+    def _release(self, session: Session, run: DbRun, shard: DbRunShard, request: wire.ReleaseRequest) -> None:
         reason = bounded(storable(request.reason)).rstrip(".") if request.reason else None
         if request.counts:
             shard.failed_attempts += 1
@@ -559,7 +525,7 @@ class RunQueue(RunPhases):
             pause = min(LONGEST_PAUSE, _FIRST_PAUSE * 2 ** max(0, shard.failed_attempts - 1))
             whose = f"worker {shard.number + 1}: " if shard.count > 1 else ""
             again = f"{whose}{reason} (trying again in {pause.total_seconds():g} s)"
-            self._logs.add(session, run.id, [LogLine(again, level="warning", step="queue")])
+            self.logs.add(session, run.id, [LogLine(again, level="warning", step="queue")])
         if request.unfit:
             shard.unfit_worker_id, pause = shard.worker_id, max(pause, _FIRST_PAUSE)
         self._make_pending(shard, pause)
@@ -653,14 +619,6 @@ def _leased(session: Session, shard_id: str, token: str) -> tuple[DbRun, DbRunSh
     if found is None:
         raise _lost()
     return found
-
-
-def _is_valid(session: Session, token_id: str | None) -> bool:
-    """Whether a worker token has not been revoked since it was checked; it cannot be until the transaction ends."""
-    if token_id in (None, LOCAL):
-        return True
-    asked = select(DbWorkerToken.id).where(DbWorkerToken.id == token_id, DbWorkerToken.revoked_at.is_(None))
-    return session.scalar(asked.with_for_update(read=True)) is not None
 
 
 def _lost() -> LeaseLostError:

@@ -15,7 +15,7 @@ from osmosis_ai.api.models.dev_servers import DevServerList
 from osmosis_ai.platform.http.authentication import Services, require_scope, unauthorized
 from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.routing import Paging, api_router
-from osmosis_ai.platform.metrics import CONTENT_TYPE
+from osmosis_ai.platform.operations import CONTENT_TYPE
 
 router = api_router()
 

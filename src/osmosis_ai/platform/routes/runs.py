@@ -20,7 +20,7 @@ from osmosis_ai.config.checks import ConfigKind
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.accounts import TokenRejected
 from osmosis_ai.platform.db.tables import DbRun
-from osmosis_ai.platform.gitsync.remote import parse_clone_url
+from osmosis_ai.platform.gitsync.git import parse_clone_url
 from osmosis_ai.platform.http.authentication import (
     GitHeader,
     Scope,
@@ -74,7 +74,7 @@ def run_router(prefix: str, kind: RunKind, config: ConfigKind) -> APIRouter:
         submitter, repository = services.submitter, scope.repository
         with refusals(services, scope, dry_run=True):
             checked = await submitter.in_thread(lambda: submitter.check(kind, repository, scope.user, body))
-        source = parse_clone_url(repository.clone_url, allow_local=True)
+        source = parse_clone_url(repository.clone_url)
         return SubmitCheck(
             dry_run=True,
             commit_sha=checked.commit_sha,

@@ -70,7 +70,7 @@ async def _claim(request: Request, services: PlatformServices) -> Response:
         return _reply(ClaimReply())
     scope = await _do(services.worker_access.authorize, bearer, claim)
     assignment = await _do(services.queue.claim, claim, scope)
-    next_poll_s = services.queue.next_claim_s(scope.worker_id or claim.machine or bearer)
+    next_poll_s = services.queue.claim_pace.next_s(scope.worker_id or claim.machine or bearer)
     if assignment is None:
         return _reply(ClaimReply(next_poll_s=next_poll_s))
     return _reply(ClaimReply(assignment=assignment, next_poll_s=next_poll_s))

@@ -19,14 +19,15 @@ from sqlalchemy.orm import Session
 from osmosis_ai.api.models.datasets import CompletedPart
 from osmosis_ai.api.models.eval_imports import LARGEST_BATCH, EvalImportStart, ImportFile, ImportUpload
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
-from osmosis_ai.platform.blobs.parted_upload import (
+from osmosis_ai.platform.blobs.store import BlobStore, BlobUpload, PartsMismatch, UploadNotFound
+from osmosis_ai.platform.blobs.upload_session import (
     MULTIPART_FROM_BYTES,
     PART_BYTES,
     UPLOAD_TTL,
-    PartedUpload,
+    UnexpectedBytesError,
+    UploadSession,
     old_uploads,
 )
-from osmosis_ai.platform.blobs.store import BlobStore, BlobUpload, Part, PartsMismatch, UploadNotFound
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.base import upsert
 from osmosis_ai.platform.db.engine import Database
@@ -130,13 +131,13 @@ class EvalImportStore:
         upload = _upload_of(file)
         if upload is None:
             raise ConflictError(f"nothing has been sent of `{path}`: ask where to send it first.")
+        is_right = True
         try:
-            info = self._blobs.complete_upload(upload.upload, self._received(upload, path, parts))
+            upload.complete(self._blobs, self._received(upload, path, parts))
         except (UploadNotFound, PartsMismatch):
             raise ConflictError(f"the bytes of `{path}` are gone; send them again.") from None
-        is_right = (info.size, info.sha256) == (file.size, file.sha256)
-        if not is_right:
-            self._blobs.delete(file.blob_key)
+        except UnexpectedBytesError:
+            is_right = False
         with self._db.transaction() as session:
             row = _current(session, file)
             row.is_stored, row.upload = is_right, None
@@ -288,32 +289,27 @@ class EvalImportStore:
             self._blobs.delete(file.blob_key)
         return self.get(known.row.workspace_id, known.row.id)
 
-    def _open_upload(self, file: DbEvalImportFile) -> tuple[PartedUpload, Mapping[int, Part] | None]:
+    def _open_upload(self, file: DbEvalImportFile) -> tuple[UploadSession, Mapping[int, str] | None]:
         """Return the open upload of a file and its received parts, or a new upload."""
         upload = _upload_of(file)
-        if upload is not None:
-            try:
-                return upload, self._blobs.parts(upload.upload)
-            except UploadNotFound:
-                pass
+        if upload is not None and (received := upload.received(self._blobs)) is not None:
+            return upload, received
         part_size = PART_BYTES if file.size >= MULTIPART_FROM_BYTES else file.size
-        begun = self._blobs.begin_upload(file.blob_key)
-        return PartedUpload(upload=begun, size=file.size, part_size=part_size), None
+        return _session_of(file, self._blobs.begin_upload(file.blob_key).id, part_size), None
 
     def _received(
-        self, upload: PartedUpload, path: str, parts: Sequence[CompletedPart] | None
+        self, upload: UploadSession, path: str, parts: Sequence[CompletedPart] | None
     ) -> Sequence[str]:
         """Return the ETags of the received parts; empty if they were already combined into a blob."""
-        try:
-            received = self._blobs.parts(upload.upload)
-        except UploadNotFound:
+        received = upload.received(self._blobs)
+        if received is None:
             return []
         if problems := upload.problems_with(received, parts):
             raise OsmosisError(
                 f"`{path}` is not complete: {'; '.join(problems[:_NAMED_PROBLEMS])}.",
                 details={"path": path},
             )
-        return upload.all_etags(received)
+        return list(received.values())
 
     def _forget(self, row: DbEvalImport) -> None:
         """Delete an upload with its bytes, unless a client has continued it since."""
@@ -354,11 +350,15 @@ def _current(session: Session, file: DbEvalImportFile) -> DbEvalImportFile:
     return row
 
 
-def _upload_of(file: DbEvalImportFile) -> PartedUpload | None:
+def _upload_of(file: DbEvalImportFile) -> UploadSession | None:
     if file.upload is None:
         return None
-    upload = BlobUpload(file.upload["id"], file.blob_key)
-    return PartedUpload(upload=upload, size=file.size, part_size=file.upload["part_size"])
+    return _session_of(file, file.upload["id"], file.upload["part_size"])
+
+
+def _session_of(file: DbEvalImportFile, upload_id: str, part_size: int) -> UploadSession:
+    upload = BlobUpload(upload_id, file.blob_key)
+    return UploadSession(upload=upload, size=file.size, sha256=file.sha256, part_size=part_size)
 
 
 def _without_files(start: EvalImportStart) -> dict[str, Any]:

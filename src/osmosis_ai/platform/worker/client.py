@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import hashlib
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,31 +35,14 @@ from osmosis_ai.api.http_errors import (
     UnreadableReply,
     http_error,
 )
+from osmosis_ai.api.models import workers as wire
 from osmosis_ai.api.models.base import WireModel
-from osmosis_ai.api.models.workers import (
-    CLAIM,
-    JOURNAL_OFFSET,
-    LEASE_LOST,
-    STORE_AWAY,
-    UPLOAD_GONE,
-    UPLOAD_LIMIT,
-    ClaimReply,
-    ClaimRequest,
-    FinishRequest,
-    InputDownload,
-    ReleaseRequest,
-    SentUpload,
-    ShardClosed,
-    SyncReply,
-    SyncRequest,
-    UploadGrant,
-    shard_route,
-)
 from osmosis_ai.api.platform_url import ensure_secure, is_loopback
 from osmosis_ai.api.transfer import TRANSIENT_STATUSES, BlobClient, TransferError, may_pass
 from osmosis_ai.api.transfer import download as download_file
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.files import write_atomic
+from osmosis_ai.platform.blobs.store import measure
 from osmosis_ai.platform.runs.lifecycle import (
     JournalOffsetError,
     LeaseLostError,
@@ -107,12 +89,6 @@ class NoPlatformError(OsmosisError):
 
     default_code = "PLATFORM_ERROR"
 
-    def __init__(self) -> None:
-        super().__init__(
-            "no platform accepts workers at this address.",
-            hint="give --url the address of the platform's pages, without a proxy that asks for a login",
-        )
-
 
 class StoredBytesError(OsmosisError):
     """The store does not have the bytes that the platform has named."""
@@ -134,11 +110,8 @@ class OutgoingBlob:
     def of(cls, name: str, content: IO[bytes]) -> OutgoingBlob:
         """Return everything that ``content`` has, measured."""
         content.seek(0)
-        digest, size = hashlib.sha256(), 0
-        while block := content.read(_BLOCK_BYTES):
-            digest.update(block)
-            size += len(block)
-        return cls(name, content, size, digest.hexdigest())
+        info = measure(content)
+        return cls(name, content, info.size, info.sha256)
 
 
 class WorkerClient:
@@ -168,18 +141,14 @@ class WorkerClient:
         self._uploads = ThreadPoolExecutor(_UPLOAD_THREADS, thread_name_prefix="uploads")
 
     def close(self) -> None:
-        """Close the connections."""
         self._uploads.shutdown(wait=False, cancel_futures=True)
         self._http.close()
         self._own.close()
         self._foreign.close()
 
-    # -- calls -----------------------------------------------------------------------------------------
-
-    def claim(self, request: ClaimRequest) -> ClaimReply:
-        """Ask for a shard."""
+    def claim(self, request: wire.ClaimRequest) -> wire.ClaimReply:
         try:
-            content = self._ask("POST", CLAIM, self._token, _WAITS, request)
+            content = self._ask("POST", wire.CLAIM, self._token, _WAITS, request)
         except _ForeignRefusal:
             raise self._no_platform() from None
         except PlatformError as error:
@@ -188,7 +157,7 @@ class WorkerClient:
                 raise self._no_platform() from None
             raise
         try:
-            found = decode(content, ClaimReply, "the claim")
+            found = decode(content, wire.ClaimReply, "the claim")
         except UnreadableReply:
             if b'"lease"' in content:
                 raise
@@ -199,31 +168,34 @@ class WorkerClient:
         return found
 
     def sync(
-        self, shard_id: str, lease: SecretStr, request: SyncRequest, *, timeout_s: float = _TIMEOUT_S
-    ) -> SyncReply:
+        self, shard_id: str, lease: SecretStr, request: wire.SyncRequest, *, timeout_s: float = _TIMEOUT_S
+    ) -> wire.SyncReply:
         """Keep a lease and report what is new; tried once."""
-        content = self._ask("POST", shard_route(shard_id, "sync"), lease, Waits(), request, timeout_s)
-        return _decoded(content, SyncReply, "the sync")
+        content = self._ask("POST", wire.shard_route(shard_id, "sync"), lease, Waits(), request, timeout_s)
+        return _decoded(content, wire.SyncReply, "the sync")
 
     def end(
-        self, shard_id: str, lease: SecretStr, request: FinishRequest | ReleaseRequest, *, lasting_s: float
-    ) -> ShardClosed:
+        self,
+        shard_id: str,
+        lease: SecretStr,
+        request: wire.FinishRequest | wire.ReleaseRequest,
+        *,
+        lasting_s: float,
+    ) -> wire.ShardClosed:
         """Finish or release a shard; retried for ``lasting_s`` seconds while the platform is unreachable."""
-        route = shard_route(shard_id, "finish" if isinstance(request, FinishRequest) else "release")
+        route = wire.shard_route(shard_id, "finish" if isinstance(request, wire.FinishRequest) else "release")
         waits, timeout_s = _WAITS.lasting(lasting_s), min(_TIMEOUT_S, max(_SHORTEST_S, lasting_s / 6))
         content = self._ask("POST", route, lease, waits, request, timeout_s)
-        return _decoded(content, ShardClosed, "the end of the shard")
+        return _decoded(content, wire.ShardClosed, "the end of the shard")
 
     def journal(self, shard_id: str, lease: SecretStr, target: Path, *, most_bytes: int) -> None:
         """Download the stored journal of a shard to a file."""
-        route = shard_route(shard_id, "journal")
+        route = wire.shard_route(shard_id, "journal")
         content = self._ask("GET", route, lease, _BLOB_WAITS, most_bytes=most_bytes)
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(target, content)
 
-    # -- bytes -----------------------------------------------------------------------------------------
-
-    def fetch(self, download: InputDownload, target: Path, *, lasting_s: float) -> None:
+    def fetch(self, download: wire.InputDownload, target: Path, *, lasting_s: float) -> None:
         """Download an input to a file atomically, and verify its digest."""
         url, blobs = self._place(download.url)
         try:
@@ -241,12 +213,12 @@ class WorkerClient:
             raise StoredBytesError(error.message) from None
 
     def send_all(
-        self, blobs: Sequence[tuple[OutgoingBlob, UploadGrant]], *, lasting_s: float
-    ) -> list[SentUpload]:
+        self, blobs: Sequence[tuple[OutgoingBlob, wire.UploadGrant]], *, lasting_s: float
+    ) -> list[wire.SentUpload]:
         """Upload blobs where they were granted, several at a time."""
         return list(self._uploads.map(lambda pair: self._send(pair[0], pair[1], lasting_s), blobs))
 
-    def _send(self, blob: OutgoingBlob, grant: UploadGrant, lasting_s: float) -> SentUpload:
+    def _send(self, blob: OutgoingBlob, grant: wire.UploadGrant, lasting_s: float) -> wire.SentUpload:
         etags: list[str] = []
         # Without a URL, the platform has the bytes.
         for number, url in enumerate([grant.url, *grant.further_urls] if grant.url else []):
@@ -257,7 +229,7 @@ class WorkerClient:
             size = min(grant.part_size or blob.size, blob.size - offset)
             etags.append(self._put(url, blob.content, offset, size, lasting_s))
         first, *further = etags or [""]
-        return SentUpload(name=blob.name, id=grant.id, etag=first, further_etags=further)
+        return wire.SentUpload(name=blob.name, id=grant.id, etag=first, further_etags=further)
 
     def _put(self, url: str, content: IO[bytes], offset: int, size: int, lasting_s: float) -> str:
         place, blobs = self._place(url)
@@ -285,8 +257,6 @@ class WorkerClient:
             return url, self._foreign
         return f"{self._base}/{url.lstrip('/')}", self._own
 
-    # -- requests --------------------------------------------------------------------------------------
-
     def _ask(
         self,
         method: str,
@@ -311,37 +281,45 @@ class WorkerClient:
             asked: dict[str, Any] = {"content": body, "headers": headers, "timeout": httpx.Timeout(timeout_s)}
             try:
                 with self._http.stream(method, f"{self._base}{route}", **asked) as reply:
-                    content = _content(reply, most_bytes)
+                    # A refusal may be longer than what was asked for.
+                    most = _LARGEST_REPLY_BYTES if most_bytes is None or not reply.is_success else most_bytes
+                    content, began = bytearray(), time.monotonic()
+                    for block in reply.iter_bytes():
+                        content += block
+                        if len(content) > most or time.monotonic() - began > _LONGEST_REPLY_S:
+                            raise PlatformUnreachableError("the platform's reply is too long.")
             except (httpx.HTTPError, httpx.StreamError) as error:
                 message = f"the platform is unreachable: {reason(error)}."
                 hint = connection_hint(self._base, error)
                 raise Transient(PlatformUnreachableError(message, hint=hint)) from None
             if reply.is_success:
-                return content
-            raise self._refusal(Reply(reply.status_code, reply.headers, content), token)
+                return bytes(content)
+            raise self._refusal(Reply(reply.status_code, reply.headers, bytes(content)), token)
 
         return waits.run(attempt)
 
     def _no_platform(self) -> OsmosisError:
         if self._was_here:
             return PlatformUnreachableError("the server at the platform's address is not a platform now.")
-        return NoPlatformError()
+        return NoPlatformError(
+            "no platform accepts workers at this address.",
+            hint="give --url the address of the platform's pages, without a proxy that asks for a login",
+        )
 
     def _refusal(self, reply: Reply, token: SecretStr) -> Exception:
-        """Return the error for a reply that is no success."""
         redactor = ReplyRedactor([token.get_secret_value()])
         error = http_error(reply, RequestInfo(self._base, "given"), redactor)
-        if error.platform_code == JOURNAL_OFFSET:
+        if error.platform_code == wire.JOURNAL_OFFSET:
             details = error.body.get("details")
             stored = details.get("bytes") if isinstance(details, dict) else None
             return JournalOffsetError(stored if isinstance(stored, int) and stored >= 0 else 0)
         if error.platform_code in _ERRORS:
             return _ERRORS[error.platform_code](error.message)
         if reply.status in (401, 403, 426):
-            kind = CredentialRefusedError if error.body else _ForeignRefusal
-            return kind(error.message, hint=error.hint)
+            refused = CredentialRefusedError if error.body else _ForeignRefusal
+            return refused(error.message, hint=error.hint)
         if reply.status in _BUSY:
-            away = StoreAwayError if error.body.get(STORE_AWAY) is True else PlatformUnreachableError
+            away = StoreAwayError if error.body.get(wire.STORE_AWAY) is True else PlatformUnreachableError
             unreachable = away(error.message, hint=error.hint)
             return Transient(unreachable) if reply.status in (429, 502, 503, 504) else unreachable
         return error
@@ -352,21 +330,10 @@ class _ForeignRefusal(CredentialRefusedError):
 
 
 _ERRORS: Mapping[str | None, type[OsmosisError]] = {
-    LEASE_LOST: LeaseLostError,
-    UPLOAD_GONE: UploadGoneError,
-    UPLOAD_LIMIT: UploadLimitError,
+    wire.LEASE_LOST: LeaseLostError,
+    wire.UPLOAD_GONE: UploadGoneError,
+    wire.UPLOAD_LIMIT: UploadLimitError,
 }
-
-
-def _content(reply: httpx.Response, most_bytes: int | None) -> bytes:
-    if most_bytes is None or not reply.is_success:  # a refusal may be longer than what was asked for
-        most_bytes = _LARGEST_REPLY_BYTES
-    body, began = bytearray(), time.monotonic()
-    for block in reply.iter_bytes():
-        body += block
-        if len(body) > most_bytes or time.monotonic() - began > _LONGEST_REPLY_S:
-            raise PlatformUnreachableError("the platform's reply is too long.")
-    return bytes(body)
 
 
 def _decoded(content: bytes, model: type[M], call: str) -> M:

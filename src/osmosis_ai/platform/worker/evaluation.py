@@ -19,7 +19,7 @@ from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.run_log import Level as EngineLevel
 from osmosis_ai.evaluation.run_log import LogEvent
 from osmosis_ai.evaluation.runner import EvalRunner
-from osmosis_ai.evaluation.sources import ProjectSource, RolloutSource, TrainedAdapter, open_policy
+from osmosis_ai.evaluation.sources import ProjectSource, RolloutSource, open_policy
 from osmosis_ai.evaluation.spec import EvalRunOptions
 from osmosis_ai.files import open_regular
 from osmosis_ai.platform.log_lines import Level, LogLine
@@ -34,8 +34,6 @@ _BLOCK_BYTES = 1 << 20
 
 
 class EvalWork(Work):
-    """The work on a shard of an evaluation."""
-
     def prepare(self) -> None:
         """Fetch the inputs, and send what an earlier worker on this machine has recorded."""
         self._adopt_journal()
@@ -43,16 +41,21 @@ class EvalWork(Work):
         self.secret_values(self._request.secrets)
         policy = self.policy()
         self.contain(self._request)
-        self._rollout = self._rollout_source()
+        self._rollout: RolloutSource
+        if (agent := served_agent(self._request.experiment.entrypoint)) is not None:
+            self._rollout = self.served(agent)
+        else:
+            sandbox = self.containment.sandbox if self.containment is not None else None
+            self._rollout = ProjectSource(self.source() / "rollouts" / self._run.rollout_name, sandbox)
         self._rows_file = self.dataset()
-        self._adapter = TrainedAdapter(policy.base_model, policy.adapter) if policy.adapter else None
+        self._adapter = policy if policy.directory is not None else None
 
     async def execute(self, interrupt: Interrupt) -> ShardEnd:
-        """Run the attempts of the shard that are pending."""
-        run, shard, reporter = self._run, self._assignment.shard, self._reporter
+        run, shard, reporter = self._run, self._assignment.shard, self.reporter
         if interrupt:
             return ReleaseRequest()
         experiment, advanced = self._request.experiment, run.request.get("advanced_config")
+        listed = None if shard.attempts is None else frozenset(shard.attempts)
         runner = EvalRunner(
             spec=self._request.spec(commit_sha=run.commit_sha),
             options=EvalRunOptions(
@@ -61,13 +64,15 @@ class EvalWork(Work):
                 servers=self.servers(self._request),
                 verbose=True,
                 previews=previews_enabled(advanced),
-                only=_assigned(shard),
+                only=lambda row, number: (
+                    row % shard.count == shard.number if listed is None else (row, number) in listed
+                ),
                 worked_before_s=shard.worked_s,
             ),
             dataset=self._rows_file,
             selection=self._rows.rows(),
             rollout=self._rollout,
-            output_root=self._directory.output_root,
+            output_root=self.directory.output_root,
             hooks=_Hooks(self, reporter, interrupt),
             open_model=lambda env, lost: open_policy(run.model_path, env, lost, adapter=self._adapter),
             provenance={
@@ -81,28 +86,23 @@ class EvalWork(Work):
             cache_dir=None if self.containment is None else self.containment.cache,
         )
         summary = await runner.run()
-        manifest = self._directory.evaluation(run.name).manifest
+        manifest = self.directory.evaluation(run.name).manifest
         if manifest.exists() and (digest := Manifest.load(manifest).grader_digest):
             reporter.know(grader_digest=digest)
         if summary is not None and (limited := summary.metrics.estimates.limited_by) is not None:
             reporter.know(limited_by=limited.model_dump(mode="json"))
         return _end(summary)
 
-    def _rollout_source(self) -> RolloutSource:
-        """Return the agent: a directory of the commit, or a remote one."""
-        agent = served_agent(self._request.experiment.entrypoint)
-        if agent is not None:
-            return self.served(agent)
-        sandbox = self.containment.sandbox if self.containment is not None else None
-        return ProjectSource(self.source() / "rollouts" / self._run.rollout_name, sandbox)
-
     def _adopt_journal(self) -> None:
         """Continue the journal of this machine if it begins with the platform's; otherwise download the latter."""
-        directory, reporter = self._directory.evaluation(self._run.name), self._reporter
+        directory, reporter = self.directory.evaluation(self._run.name), self.reporter
         events, stored = directory.events, self._assignment.shard
         if not _begins_with(events, stored):
             if events.exists():
-                kept = _free_name(events)
+                number, kept = 1, events.with_name(f"{events.name}.diverged")
+                while kept.exists():
+                    number += 1
+                    kept = events.with_name(f"{events.name}.diverged-{number}")
                 events.rename(kept)
                 message = f"this machine's journal differs from the platform's and is kept as {kept.name}"
                 reporter.log(LogLine(message, level="warning", step="run"))
@@ -164,14 +164,6 @@ class _Hooks(RunHooks):
         self._interrupt.listen(lambda: None)
 
 
-def _assigned(shard: AssignedShard) -> Callable[[int, int], bool]:
-    """Return which attempts belong to a shard."""
-    if shard.attempts is None:
-        return lambda row, _: row % shard.count == shard.number
-    listed = frozenset(shard.attempts)
-    return lambda row, number: (row, number) in listed
-
-
 def _end(summary: RunSummary | None) -> ShardEnd:
     assert summary is not None  # dispatch is never declined here
     stop = summary.stop
@@ -197,11 +189,3 @@ def _begins_with(events: Path, stored: AssignedShard) -> bool:
     except OSError:
         return False
     return not left and digest.hexdigest() == stored.journal_sha256
-
-
-def _free_name(events: Path) -> Path:
-    number, name = 1, events.with_name(f"{events.name}.diverged")
-    while name.exists():
-        number += 1
-        name = events.with_name(f"{events.name}.diverged-{number}")
-    return name

@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -26,20 +26,18 @@ from osmosis_ai.controller.server_process import granted_cores
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.config import from_environment
 from osmosis_ai.platform.worker.client import PlatformUnreachableError, StoreAwayError, WorkerClient
-from osmosis_ai.platform.worker.directory import WorkingDirectory, remove_old
 from osmosis_ai.platform.worker.process import (
-    BUSY,
-    ENDED,
-    LEARNER_LOST,
-    LEASE_LOST,
-    UNREACHABLE,
     StartWorker,
-    WorkerStarter,
+    WorkerExit,
+    WorkingDirectory,
+    remove_old,
+    worker_starter,
 )
-from osmosis_ai.processes import ChildProcess, describe_exit, disable_inspection
 from osmosis_ai.processes.addresses import on_stop_signals
-from osmosis_ai.sandbox import IsolationSetting, SandboxCapability, check_sandbox, choose_isolation
+from osmosis_ai.processes.child_process import ChildProcess, describe_exit
+from osmosis_ai.processes.privacy import disable_inspection
 from osmosis_ai.sandbox.gpus import VISIBLE_ENV, counted_gpus
+from osmosis_ai.sandbox.isolation import IsolationSetting, SandboxCapability, check_sandbox, choose_isolation
 from osmosis_ai.ui.numbers import amount, duration
 
 Ending = Literal["ended", "left", "lease_lost", "unreachable", "died"]
@@ -91,11 +89,9 @@ class HostOptions:
 
     @property
     def is_single(self) -> bool:
-        """Whether the host ends after one shard."""
         return self.once or self.run_id is not None
 
     def request(self, claim_id: str) -> ClaimRequest:
-        """Return a claim."""
         problem = None
         if self.sandbox is not None and not self.sandbox.works:
             said = "; ".join(filter(None, (self.sandbox.problem, self.sandbox.remedy)))
@@ -151,7 +147,7 @@ def host_runs(
     client = WorkerClient(address, token)
     # The workers in all slots share the processors.
     cpus = None if options.cpus is None else min(options.cpus, granted_cores() / options.slots)
-    start = WorkerStarter(config, address, cpus=cpus)
+    start = worker_starter(config, address, cpus=cpus)
     config.prepare_home()
     sandbox = check_sandbox(config.home)
     if config.isolation == "required" or config.network == "none":
@@ -170,35 +166,22 @@ def host_runs(
         return host.run()
 
 
+@dataclass
 class Host:
-    """The workers of one machine.
+    """The workers of one machine; ``say`` prints a message, and the address is for messages."""
 
-    Args:
-        address: The platform's, for messages.
-        say: Prints a message.
-        claimable: If set by the platform in this process, a claim is due.
-    """
+    client: WorkerClient
+    start_worker: StartWorker
+    options: HostOptions
+    runs_dir: Path
+    _: KW_ONLY
+    address: str = ""
+    say: Callable[[str], None]
+    # If set by the platform in this process, a claim is due.
+    claimable: threading.Event = field(default_factory=threading.Event)
+    monotonic: Callable[[], float] = time.monotonic
 
-    def __init__(
-        self,
-        client: WorkerClient,
-        start_worker: StartWorker,
-        options: HostOptions,
-        runs_dir: Path,
-        *,
-        address: str = "",
-        say: Callable[[str], None],
-        claimable: threading.Event | None = None,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._client = client
-        self._start_worker = start_worker
-        self._options = options
-        self._runs_dir = runs_dir
-        self._address = address
-        self._say = say
-        self._claimable = claimable or threading.Event()
-        self._monotonic = monotonic
+    def __post_init__(self) -> None:
         self._hosted: list[_Hosted] = []
         self._executed: list[ExecutedShard] = []
         self._calls: list[threading.Thread] = []
@@ -211,7 +194,7 @@ class Host:
         self._said = ""
         self._failures = self._unanswered = 0
         self._claim_at = self._sweep_at = 0.0
-        self._busy_at = monotonic()
+        self._busy_at = self.monotonic()
         self._asked_to_end = 0
         self._parent = os.getppid()
 
@@ -227,7 +210,6 @@ class Host:
             self._wait_for(self._leave(), unless_asked=2)
 
     def processes(self) -> Sequence[ChildProcess]:
-        """Return the worker processes that run now."""
         return [hosted.process for hosted in self._hosted]
 
     def _run(self) -> list[ExecutedShard]:
@@ -237,7 +219,7 @@ class Host:
                 if self._may_claim():
                     self._claim()
                 with contextlib.suppress(queue.Empty):
-                    round_s = _LOOK_S if self._claimable.is_set() else _ROUND_S
+                    round_s = _LOOK_S if self.claimable.is_set() else _ROUND_S
                     self._answered(self._answers.get(timeout=round_s))
             with contextlib.suppress(queue.Empty):
                 while True:
@@ -252,65 +234,61 @@ class Host:
             call.join()
         if self._refused is not None:
             if runs := len({shard.run_id for shard in self._executed}):
-                self._say(f"executed {amount(runs, 'run')}")
+                self.say(f"executed {amount(runs, 'run')}")
             raise self._refused
         return self._executed
-
-    # -- when to end -----------------------------------------------------------------------------------
 
     @property
     def _is_leaving(self) -> bool:
         return self._asked_to_end > 0 or self._refused is not None
 
     def _is_over(self) -> bool:
-        if self._options.run_id is not None and os.getppid() != self._parent:
+        if self.options.run_id is not None and os.getppid() != self._parent:
             self._asked_to_end = max(1, self._asked_to_end)  # the job that started this process is gone
         if self._asked_to_end > 1:
             raise KeyboardInterrupt
         self._calls = [call for call in self._calls if call.is_alive()]
         if self._hosted or self._calls:
             return False
-        is_done = self._options.is_single and bool(self._executed)
+        is_done = self.options.is_single and bool(self._executed)
         return self._is_leaving or is_done or self._is_out_of_patience()
 
     def _is_out_of_patience(self) -> bool:
-        if self._is_claiming or self._monotonic() < self._busy_at + self._options.patience_s:
+        if self._is_claiming or self.monotonic() < self._busy_at + self.options.patience_s:
             return False
         if self._waits_for is not None:
             raise self._waits_for
-        if self._options.run_id is not None:
+        if self.options.run_id is not None:
             raise OsmosisError(
-                f"the run {self._options.run_id} could not be claimed: it does not exist for this worker, has ended, or "
+                f"the run {self.options.run_id} could not be claimed: it does not exist for this worker, has ended, or "
                 "another worker executes it.",
                 hint="look at it with `osmosis eval info` or `osmosis train info`",
             )
         return True
 
-    # -- claims ----------------------------------------------------------------------------------------
-
     def _may_claim(self) -> bool:
-        if self._is_leaving or self._is_claiming or (self._options.is_single and self._executed):
+        if self._is_leaving or self._is_claiming or (self.options.is_single and self._executed):
             return False
-        if self._claimable.is_set() and not self._failures and not self._unanswered:
+        if self.claimable.is_set() and not self._failures and not self._unanswered:
             self._claim_at = 0.0
-        return self._monotonic() >= self._claim_at and len(self._hosted) < self._options.slots
+        return self.monotonic() >= self._claim_at and len(self._hosted) < self.options.slots
 
     def _claim(self) -> None:
         """Claim in a thread, because signals and workers cannot wait for the answer."""
-        request = self._options.request(self._claim_id)
-        self._claimable.clear()
+        request = self.options.request(self._claim_id)
+        self.claimable.clear()
         self._is_claiming = True
 
         def ask() -> None:
             try:
-                self._answers.put(self._client.claim(request))
+                self._answers.put(self.client.claim(request))
             except Exception as error:  # the edge of this thread; the main one handles it
                 self._answers.put(error)
 
         threading.Thread(target=ask, name="claim", daemon=True).start()
-        if (now := self._monotonic()) >= self._sweep_at:
+        if (now := self.monotonic()) >= self._sweep_at:
             self._sweep_at = now + _SWEPT_EVERY_S
-            self._call(lambda: remove_old(self._runs_dir))
+            self._call(lambda: remove_old(self.runs_dir))
 
     def _answered(self, answer: ClaimReply | Exception) -> None:
         self._is_claiming = False
@@ -319,7 +297,7 @@ class Host:
             self._greet()
             if answer.assignment is None:
                 self._failures = 0
-                self._claim_at = self._monotonic() + answer.next_poll_s
+                self._claim_at = self.monotonic() + answer.next_poll_s
             else:
                 self._claim_id = secrets.token_hex(16)
                 self._begin(answer.assignment)
@@ -327,33 +305,33 @@ class Host:
             # The same claim again: it may have been answered.
             self._waits_for = answer
             self._claim_later(answer)
-        elif isinstance(answer, OsmosisError) and answer.code == "CONFLICT" and self._options.run_id is None:
+        elif isinstance(answer, OsmosisError) and answer.code == "CONFLICT" and self.options.run_id is None:
             self._claim_id = secrets.token_hex(16)
             self._claim_later(answer)
         else:
             # A ticket may expire while its run waits for the store.
-            is_ticket = self._options.run_id is not None and isinstance(self._waits_for, StoreAwayError)
+            is_ticket = self.options.run_id is not None and isinstance(self._waits_for, StoreAwayError)
             self._refused = self._waits_for if is_ticket else answer
             if self._hosted:
-                self._say(f"no more runs are claimed: {answer}")
+                self.say(f"no more runs are claimed: {answer}")
 
     def _claim_later(self, error: OsmosisError) -> None:
         self._pause(self._unanswered)
         self._unanswered += 1
         if error.message != self._said:
             self._said = error.message
-            self._say(f"trying again: {error.message}")
+            self.say(f"trying again: {error.message}")
 
     def _greet(self) -> None:
-        if self._has_greeted or self._is_leaving or not self._address:
+        if self._has_greeted or self._is_leaving or not self.address:
             return
         self._has_greeted = True
-        if self._options.run_id is None:
-            self._say(f"executes runs of {self._address}")
+        if self.options.run_id is None:
+            self.say(f"executes runs of {self.address}")
         else:
-            self._say(
-                f"executes the run {self._options.run_id} of {self._address}, and waits for it for at most "
-                f"{duration(self._options.patience_s)}"
+            self.say(
+                f"executes the run {self.options.run_id} of {self.address}, and waits for it for at most "
+                f"{duration(self.options.patience_s)}"
             )
 
     def _begin(self, assignment: Assignment) -> None:
@@ -364,19 +342,17 @@ class Host:
         self._executed.append(shard)
         self._said = ""
         try:
-            process = self._start_worker(assignment)
+            process = self.start_worker(assignment)
         except OSError as error:
             where, why = socket.gethostname(), error.strerror or error
             problem = f"the machine {where} could not start a worker: {why}"
             self._give_up(shard, assignment, ReleaseRequest(reason=problem, counts=True, unfit=True))
             return
-        now, part = self._monotonic(), assignment.shard
-        directory = WorkingDirectory(self._runs_dir, part.id)
+        now, part = self.monotonic(), assignment.shard
+        directory = WorkingDirectory(self.runs_dir, part.id)
         self._hosted.append(_Hosted(shard, assignment, directory, process, now, now, now))
         which = f", worker {part.number + 1} of {part.count}" if part.count > 1 else ""
-        self._say(f"executing the run {shard.run_name} (claim {shard.attempt}{which})")
-
-    # -- workers ---------------------------------------------------------------------------------------
+        self.say(f"executing the run {shard.run_name} (claim {shard.attempt}{which})")
 
     def _tend(self) -> None:
         for hosted in list(self._hosted):
@@ -384,7 +360,7 @@ class Host:
             if status is not None:
                 hosted.process.kill()  # what it started, too
                 self._hosted.remove(hosted)
-                self._busy_at = self._monotonic()
+                self._busy_at = self.monotonic()
                 self._handle_exit(hosted, status)
             elif self._is_leaving and not hosted.is_asked_to_end:
                 hosted.is_asked_to_end = True
@@ -396,14 +372,14 @@ class Host:
 
     def _keep_lease(self, hosted: _Hosted) -> None:
         """Keep the lease of a worker whose start may take longer."""
-        now, lease, shard_id = self._monotonic(), hosted.assignment.lease, hosted.assignment.shard.id
+        now, lease, shard_id = self.monotonic(), hosted.assignment.lease, hosted.assignment.shard.id
         if now - hosted.started_at <= _YOUNG_S and now - hosted.kept_at >= lease.term_s / 3:
             hosted.kept_at = now
-            self._call(lambda: self._client.sync(shard_id, lease.token, SyncRequest()))
+            self._call(lambda: self.client.sync(shard_id, lease.token, SyncRequest()))
 
     def _end_if_hung(self, hosted: _Hosted) -> None:
         """Kill a worker that has not responded for long: it would keep its place for ever."""
-        now, touched_at = self._monotonic(), hosted.directory.touched_at()
+        now, touched_at = self.monotonic(), hosted.directory.touched_at()
         if touched_at != hosted.touched_at:
             hosted.touched_at, hosted.seen_at = touched_at, now
         elif now - hosted.seen_at > _HUNG_TERMS * hosted.assignment.lease.term_s:
@@ -413,31 +389,35 @@ class Host:
     def _handle_exit(self, hosted: _Hosted, status: int) -> None:
         """Return a shard whose worker could not."""
         shard, assignment = hosted.shard, hosted.assignment
-        if status == ENDED:
+        if status == WorkerExit.ENDED:
             shard.ending = "left" if hosted.is_asked_to_end else "ended"
             self._failures = 0
-        elif status == LEASE_LOST:
+        elif status == WorkerExit.LEASE_LOST:
             shard.ending = "lease_lost"
         elif hosted.is_asked_to_end and status == -signal.SIGTERM:
             shard.ending = "left"  # it was asked before it could listen
             self._release(assignment, ReleaseRequest())
-        elif status == BUSY:
+        elif status == WorkerExit.BUSY:
             reason = "an earlier worker on the same machine has not ended yet"
             self._give_up(shard, assignment, ReleaseRequest(reason=reason))
-        elif status == UNREACHABLE:
+        elif status == WorkerExit.UNREACHABLE:
             reason = hosted.directory.take_failure() or "the platform was unreachable"
             self._give_up(shard, assignment, ReleaseRequest(reason=reason), "unreachable")
         else:
-            how = "a process of its learner died" if status == LEARNER_LOST else describe_exit(status)
+            how = (
+                "a process of its learner died"
+                if status == WorkerExit.LEARNER_LOST
+                else describe_exit(status)
+            )
             how = "it did not respond" if hosted.is_hung else how
             where = f"{hosted.directory.log} on the machine {socket.gethostname()}"
             reason = f"the worker died ({how}); its output is in {where}"
-            if self._monotonic() - hosted.started_at >= _LONGEST_PAUSE_S:
+            if self.monotonic() - hosted.started_at >= _LONGEST_PAUSE_S:
                 self._failures = 0
             self._give_up(shard, assignment, ReleaseRequest(reason=reason, counts=True))
         if shard.ending in _MESSAGES:
-            self._say(_MESSAGES[shard.ending].format(shard.run_name))
-        self._claimable.set()
+            self.say(_MESSAGES[shard.ending].format(shard.run_name))
+        self.claimable.set()
 
     def _give_up(
         self, shard: ExecutedShard, assignment: Assignment, request: ReleaseRequest, ending: Ending = "died"
@@ -445,14 +425,12 @@ class Host:
         """Release a shard with a reason, and pause before the next claim, which may be of the same shard."""
         shard.ending = ending
         self._release(assignment, request)
-        self._say(f"released the run {shard.run_name}: {request.reason}")
+        self.say(f"released the run {shard.run_name}: {request.reason}")
         self._pause(self._failures)
         self._failures += 1
 
     def _pause(self, times: int) -> None:
-        self._claim_at = self._monotonic() + min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(times, 16))
-
-    # -- last calls ------------------------------------------------------------------------------------
+        self._claim_at = self.monotonic() + min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(times, 16))
 
     def _leave_at_once(self) -> None:
         """End the workers and release their shards, within a moment."""
@@ -463,10 +441,10 @@ class Host:
         left = [(hosted.shard.run_name, hosted.assignment.shard.id) for hosted in self._hosted]
         again = "attempts that were not reported run again"
         if released := [name for name, shard in left if shard in self._released]:
-            self._say(f"released {_named(released)} for another worker; {again}")
+            self.say(f"released {_named(released)} for another worker; {again}")
         if others := [name for name, shard in left if shard not in self._released]:
             leases = "its lease has" if len(others) == 1 else "their leases have"
-            self._say(
+            self.say(
                 f"could not release {_named(others)}: another worker may continue when {leases} expired; {again}"
             )
 
@@ -475,14 +453,14 @@ class Host:
         if not self._has_greeted or self._has_left:
             return []
         self._has_left = True
-        request = self._options.request(self._claim_id).model_copy(update={"leaves": True})
-        return [self._call(lambda: self._client.claim(request))]
+        request = self.options.request(self._claim_id).model_copy(update={"leaves": True})
+        return [self._call(lambda: self.client.claim(request))]
 
     def _release(self, assignment: Assignment, request: ReleaseRequest) -> threading.Thread:
         shard_id, lease = assignment.shard.id, assignment.lease
 
         def release() -> None:
-            self._client.end(shard_id, lease.token, request, lasting_s=lease.term_s)
+            self.client.end(shard_id, lease.token, request, lasting_s=lease.term_s)
             self._released.add(shard_id)
 
         return self._call(release)
@@ -500,9 +478,9 @@ class Host:
         return thread
 
     def _wait_for(self, calls: list[threading.Thread], *, unless_asked: int) -> None:
-        deadline = self._monotonic() + _LAST_CALLS_S
+        deadline = self.monotonic() + _LAST_CALLS_S
         while running := [call for call in calls if call.is_alive()]:
-            if self._asked_to_end >= unless_asked or self._monotonic() >= deadline:
+            if self._asked_to_end >= unless_asked or self.monotonic() >= deadline:
                 break
             running[0].join(_LOOK_S)
 

@@ -9,9 +9,12 @@ them.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
+import json
 import math
 import os
+import tempfile
 import threading
 import traceback
 import zlib
@@ -29,25 +32,7 @@ from pydantic import SecretStr
 
 from osmosis_ai.api.connections import Transient, Waits
 from osmosis_ai.api.http_errors import PlatformError
-from osmosis_ai.api.models.workers import (
-    LARGEST_FILE_BYTES,
-    LARGEST_INLINE_BYTES,
-    MOST_FILES,
-    AgentPlace,
-    Assignment,
-    FinishRequest,
-    InputDownload,
-    JournalPart,
-    LogPart,
-    ReleaseRequest,
-    RunFilePart,
-    SentUpload,
-    ShardClosed,
-    SyncReply,
-    SyncRequest,
-    WantedUpload,
-    WorkerLogLine,
-)
+from osmosis_ai.api.models import workers as wire
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.attempt_files import (
@@ -68,7 +53,6 @@ from osmosis_ai.platform.runs.lifecycle import (
     UploadGoneError,
     UploadLimitError,
 )
-from osmosis_ai.platform.worker.artifacts import clean_artifact
 from osmosis_ai.platform.worker.client import (
     CredentialRefusedError,
     OutgoingBlob,
@@ -86,7 +70,7 @@ _MOST_LINES_AT_ONCE = 200
 _MOST_WAITING_BYTES = 16 << 20
 """Of parcels that wait to be sent: everything else waits on the disk."""
 _MOST_EXCHANGE_BYTES = 3 << 20
-_MOST_EXCHANGE_FILES = MOST_FILES // 2
+_MOST_EXCHANGE_FILES = wire.MOST_FILES // 2
 _FILE_BYTES = 512
 """What a file takes of an exchange, in addition to its path and content."""
 _MOST_LOG_LINES, _MOST_LOG_BYTES = 500, 160 << 10
@@ -122,8 +106,8 @@ class _Parcel:
     offset: int
     line: bytes = b""
     attempt: _Attempt | None = None
-    files: list[RunFilePart] = field(default_factory=list)
-    sent: list[SentUpload] = field(default_factory=list)
+    files: list[wire.RunFilePart] = field(default_factory=list)
+    sent: list[wire.SentUpload] = field(default_factory=list)
     size: int = 0
 
 
@@ -131,7 +115,7 @@ class Reporter:
     """Reports about one shard; ``notify`` is called with events."""
 
     def __init__(
-        self, client: WorkerClient, assignment: Assignment, clock: Clock, notify: Callable[[Event], None]
+        self, client: WorkerClient, assignment: wire.Assignment, clock: Clock, notify: Callable[[Event], None]
     ) -> None:
         self._client = client
         self.assignment = assignment
@@ -188,7 +172,6 @@ class Reporter:
             self._collect_now.set()
 
     def recorded(self) -> None:
-        """Note that the engine has recorded an attempt."""
         self._collect_now.set()
 
     def log(self, line: LogLine) -> None:
@@ -218,11 +201,10 @@ class Reporter:
             pass
 
     def close(self) -> None:
-        """Stop syncing."""
         self._has_ended = True
         self._sync_now.set()
 
-    def end(self, request: FinishRequest | ReleaseRequest) -> ShardClosed:
+    def end(self, request: wire.FinishRequest | wire.ReleaseRequest) -> wire.ShardClosed:
         """Finish the shard, or release it for another worker."""
         self.close()
         return self._client.end(*self._shard, request, lasting_s=self.term_s)
@@ -241,13 +223,13 @@ class Reporter:
     def _shard(self) -> tuple[str, SecretStr]:
         return self.assignment.shard.id, self.assignment.lease.token
 
-    def sync(self, **fields: Any) -> SyncReply:
+    def sync(self, **fields: Any) -> wire.SyncReply:
         """Exchange these fields of a :class:`SyncRequest`; tried once."""
         asked_at = self._clock.monotonic()
         # There is time to try again before the lease expires.
         left_s = self.term_s - self.silence_s()
         timeout_s = min(self.term_s / 3, max(1.0, left_s)) if left_s > 0 else max(1.0, self.term_s / 6)
-        reply = self._client.sync(*self._shard, SyncRequest(**fields), timeout_s=timeout_s)
+        reply = self._client.sync(*self._shard, wire.SyncRequest(**fields), timeout_s=timeout_s)
         with self._lock:
             # A lease counts from when it was asked for: the reply may have taken long.
             self._answered_at = max(self._answered_at, asked_at)
@@ -277,26 +259,23 @@ class Reporter:
 
         return _WAITS.lasting(self.term_s if lasting_s is None else lasting_s).run(attempt)
 
-    def find_agent(self) -> AgentPlace | None:
+    def find_agent(self) -> wire.AgentPlace | None:
         """Return where the run's remote agent is served now."""
         return self.insist(lambda: self.sync(find_agent=True)).agent
 
-    def fetch(self, download: InputDownload, target: Path) -> None:
-        """Download an input to a file."""
+    def fetch(self, download: wire.InputDownload, target: Path) -> None:
         self._client.fetch(download, target, lasting_s=self.term_s)
 
     def fetch_journal(self, target: Path) -> None:
-        """Download the stored journal of the shard."""
         self._client.journal(*self._shard, target, most_bytes=self.assignment.shard.journal_bytes)
 
-    def upload(self, blobs: Sequence[OutgoingBlob]) -> list[SentUpload]:
+    def upload(self, blobs: Sequence[OutgoingBlob]) -> list[wire.SentUpload]:
         """Upload blobs, at most :data:`MOST_WANTED`; the exchange that names them has the result in ``sent``."""
-        wanted = [WantedUpload(name=each.name, size=each.size, sha256=each.sha256) for each in blobs]
+        wanted = [wire.WantedUpload(name=each.name, size=each.size, sha256=each.sha256) for each in blobs]
         granted = {grant.name: grant for grant in self.sync(wanted=wanted).uploads}
         if missing := [each.name for each in blobs if each.name not in granted]:
             raise PlatformUnreachableError(f"the platform did not return an upload URL for `{missing[0]}`.")
-        pairs = [(each, granted[each.name]) for each in blobs]
-        return self._client.send_all(pairs, lasting_s=self.term_s)
+        return self._client.send_all([(each, granted[each.name]) for each in blobs], lasting_s=self.term_s)
 
     # -- exchanges -------------------------------------------------------------------------------------
 
@@ -339,13 +318,13 @@ class Reporter:
                 is_full = len(parcels) < len(self._parcels) or len(log) == _MOST_LOG_LINES
             fields = dict(facts)
             if log:
-                fields["log"] = LogPart(first=self._log_sent, lines=log)
+                fields["log"] = wire.LogPart(first=self._log_sent, lines=log)
             if parcels:
                 fields["files"] = [part for parcel in parcels for part in parcel.files]
                 fields["sent"] = [each for parcel in parcels for each in parcel.sent]
             if lines := [parcel for parcel in parcels if parcel.line]:
                 content = b"".join(parcel.line for parcel in lines).decode()
-                fields["journal"] = JournalPart(offset=lines[0].offset, lines=content)
+                fields["journal"] = wire.JournalPart(offset=lines[0].offset, lines=content)
             try:
                 self.sync(**fields)
             except JournalOffsetError as error:
@@ -382,14 +361,14 @@ class Reporter:
             parcels.append(parcel)
         return parcels
 
-    def _next_log(self) -> list[WorkerLogLine]:
-        lines: list[WorkerLogLine] = []
+    def _next_log(self) -> list[wire.WorkerLogLine]:
+        lines: list[wire.WorkerLogLine] = []
         room = _MOST_LOG_BYTES
         # By index: other threads append lines, which would invalidate an iterator.
         for place in range(min(len(self._log), _MOST_LOG_LINES)):
             line = self._log[place]
             assert line.timestamp is not None  # `log` dates them
-            sent = WorkerLogLine(
+            sent = wire.WorkerLogLine(
                 timestamp=line.timestamp,
                 level=line.level,
                 step=line.step[:64],
@@ -586,7 +565,7 @@ class Reporter:
     def _add_file(self, parcel: _Parcel, attempt: _Attempt, path: str, content: bytes) -> None:
         """Add a file to a parcel, or upload it if it is too large; its kind is the first part of its path."""
         packed = zlib.compress(content, 6)
-        if len(packed) > LARGEST_INLINE_BYTES or len(content) > LARGEST_FILE_BYTES:
+        if len(packed) > wire.LARGEST_INLINE_BYTES or len(content) > wire.LARGEST_FILE_BYTES:
             self._upload_files(parcel, attempt, {path: BytesIO(content)})
             return
         self._add_part(parcel, attempt, path, len(content), content=packed)
@@ -599,7 +578,7 @@ class Reporter:
 
     def _add_part(self, parcel: _Parcel, attempt: _Attempt, path: str, size: int, **where: Any) -> None:
         kind, row = path.partition("/")[0], attempt.source_row_index
-        parcel.files.append(RunFilePart(path=path, kind=kind, size=size, source_row_index=row, **where))
+        parcel.files.append(wire.RunFilePart(path=path, kind=kind, size=size, source_row_index=row, **where))
 
     def _add_artifacts(self, directory: RunDirectory, attempt: _Attempt, pieces: list[_Parcel]) -> None:
         trial = directory.trial(attempt.rollout_id)
@@ -635,3 +614,55 @@ def _named(shard_id: str, path: str, content: IO[bytes]) -> OutgoingBlob:
     measured = OutgoingBlob.of("", content)
     digest = hashlib.sha256(f"{path}\0{measured.sha256}".encode()).hexdigest()
     return replace(measured, name=f"files/{shard_id}/{digest}")
+
+
+_LARGEST_DOCUMENT_BYTES = 8 << 20
+"""Larger content is not read as one JSON document or line, but piece by piece, as text."""
+_PIECE_BYTES = 1 << 20
+
+
+def clean_artifact(raw: IO[bytes], redactor: Redactor) -> IO[bytes]:
+    """Return an artifact without secrets, in a file to be closed; a document of JSON stays one."""
+    clean = tempfile.SpooledTemporaryFile(max_size=_PIECE_BYTES)  # noqa: SIM115 - the caller closes it
+    document = None
+    if os.fstat(raw.fileno()).st_size <= _LARGEST_DOCUMENT_BYTES:
+        document = _clean_document(raw.read(), redactor)
+        raw.seek(0)
+    for piece in _clean_lines(raw, redactor) if document is None else [document]:
+        clean.write(piece)
+    clean.seek(0)
+    return clean
+
+
+def _clean_lines(raw: IO[bytes], redactor: Redactor) -> Iterator[bytes]:
+    while line := raw.readline(_LARGEST_DOCUMENT_BYTES):
+        if len(line) == _LARGEST_DOCUMENT_BYTES and not line.endswith(b"\n"):
+            for text in redactor.in_pieces(_texts_of_line(line, raw)):
+                yield text.encode("utf-8", "surrogateescape")
+        elif line[:1] in b"{[" and (document := _clean_document(line, redactor)) is not None:
+            # A line of JSON stays one (``.jsonl``).
+            yield document.rstrip(b"\n") + line[len(line.rstrip(b"\n")) :]
+        else:
+            text = redactor.text(line.decode("utf-8", "surrogateescape"))
+            yield text.encode("utf-8", "surrogateescape")
+
+
+def _texts_of_line(beginning: bytes, raw: IO[bytes]) -> Iterator[str]:
+    """Yield the text of a long line: its beginning, and its rest in ``raw``."""
+    decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+    for start in range(0, len(beginning), _PIECE_BYTES):
+        yield decoder.decode(beginning[start : start + _PIECE_BYTES])
+    while (piece := raw.readline(_PIECE_BYTES)) and not piece.endswith(b"\n"):
+        yield decoder.decode(piece)
+    yield decoder.decode(piece, final=True)
+
+
+def _clean_document(content: bytes, redactor: Redactor) -> bytes | None:
+    """Return a JSON value without secrets, byte for byte unchanged if it has none; None if it is not JSON."""
+    try:
+        document = json.loads(content)
+        clean = redactor.tree(document)
+    except (ValueError, RecursionError):
+        return None
+    # Compared as written: NaN equals nothing, and 1 equals true.
+    return content if repr(clean) == repr(document) else json.dumps(clean).encode()

@@ -22,18 +22,7 @@ from io import BytesIO
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from osmosis_ai._version import __version__
-from osmosis_ai.api.models.workers import (
-    LARGEST_EXCHANGE_BYTES,
-    CheckpointPart,
-    FinishRequest,
-    ReleaseRequest,
-    RunFilePart,
-    StoredTraining,
-    TrainingNews,
-    TrainingStart,
-    TrainingStep,
-    ValidationPart,
-)
+from osmosis_ai.api.models import workers as wire
 from osmosis_ai.config.sections import served_agent
 from osmosis_ai.datasets import file_digest
 from osmosis_ai.errors import OsmosisError
@@ -55,7 +44,7 @@ from osmosis_ai.platform.runs.lifecycle import (
 )
 from osmosis_ai.platform.runs.requests import read_training_request
 from osmosis_ai.platform.worker.client import OutgoingBlob
-from osmosis_ai.platform.worker.process import LEARNER_LOST
+from osmosis_ai.platform.worker.process import WorkerExit
 from osmosis_ai.platform.worker.reporter import Reporter
 from osmosis_ai.platform.worker.work import Interrupt, ShardEnd, Work, failed
 from osmosis_ai.process_environment import program_environment
@@ -83,19 +72,16 @@ _MOST_VALIDATION_BYTES = 512 << 20
 """Of all conversations; the list begins with the worst, so those that are left out are the best."""
 _LARGEST_RANGE_BYTES = 4 << 20
 """Larger conversations are blobs of their own; the platform unpacks a range in memory."""
-_MOST_OF_STEPS = LARGEST_EXCHANGE_BYTES // 2
+_MOST_OF_STEPS = wire.LARGEST_EXCHANGE_BYTES // 2
 
 
 class TrainingWork(Work):
-    """The work on one training run."""
-
     def prepare(self) -> None:
-        """Fetch everything that the run needs; blocking."""
         run, request = self._run, read_training_request(self._run.request)
         policy, secret_values = self.policy(), self.secret_values(request.secrets)
         self.contain(request)
         agent = served_agent(request.experiment.entrypoint)
-        files = self.source() if agent is None else self._directory.path
+        files = self.source() if agent is None else self.directory.path
         self._spec = TrainingSpec(
             settings=request.settings,
             model_path=policy.base_model,
@@ -103,7 +89,7 @@ class TrainingWork(Work):
             rollout_dir=files / "rollouts" / run.rollout_name,
             served=self.served(agent) if agent is not None else None,
             entrypoint=request.experiment.entrypoint,
-            adapter=policy.adapter,
+            adapter=policy.directory,
             env=request.env,
             secret_values=secret_values,
             servers=self.servers(request),
@@ -111,11 +97,10 @@ class TrainingWork(Work):
         self._resumed_from = self._take_over()
 
     async def execute(self, interrupt: Interrupt) -> ShardEnd:
-        """Train, or continue training."""
-        reporter, spec = self._reporter, self._spec
+        reporter, spec = self.reporter, self._spec
         save_freq = spec.settings.checkpoint_save_freq
         reports = TrainingReports(
-            self._directory.training, reporter, base_model=spec.model_path, save_freq=save_freq
+            self.directory.training, reporter, base_model=spec.model_path, save_freq=save_freq
         )
         if self._resumed_from is not None:
             message = f"resumed on another machine from the checkpoint of step {self._resumed_from}"
@@ -144,7 +129,7 @@ class TrainingWork(Work):
         containment, run = self.containment, self._run
         trainer = Trainer(
             self._spec,
-            self._directory.training.path,
+            self.directory.training.path,
             hooks,
             environ=program_environment(os.environ),
             rollout_cache=None if containment is None else containment.cache,
@@ -167,9 +152,9 @@ class TrainingWork(Work):
         self.note = " ".join(notes) or None
         if ending.because == "stopped" and reports.refused is None:
             return await self._leave(reports)
-        self._reporter.log(LogLine(ending.message, step="run"))
+        self.reporter.log(LogLine(ending.message, step="run"))
         if await asyncio.to_thread(reports.keep_last):
-            return FinishRequest(outcome="finished")
+            return wire.FinishRequest(outcome="finished")
         not_stored = OsmosisError(
             "the training is done, but its last checkpoint could not be stored; the run's log has the reason",
             hint="make room on the platform's disk",
@@ -178,22 +163,22 @@ class TrainingWork(Work):
 
     async def _leave(self, reports: TrainingReports) -> ShardEnd:
         """Leave the run for any machine to continue; what it learned is kept in case this is its end."""
-        if self._reporter.stop_requested:
+        if self.reporter.stop_requested:
             await asyncio.to_thread(reports.keep_last)
         await asyncio.to_thread(reports.keep_resume_archive)
-        return ReleaseRequest()
+        return wire.ReleaseRequest()
 
     async def _exit_as_killed(self, loss: OsmosisError) -> NoReturn:
         """End this process as if killed, so that another worker resumes from the last checkpoint."""
-        self._reporter.log(LogLine(loss.message, level="warning", step="run"))
+        self.reporter.log(LogLine(loss.message, level="warning", step="run"))
         try:
-            await asyncio.to_thread(self._reporter.flush)
+            await asyncio.to_thread(self.reporter.flush)
         finally:
-            os._exit(LEARNER_LOST)
+            os._exit(WorkerExit.LEARNER_LOST)
 
     def _take_over(self) -> int | None:
         """Unpack the platform's resume archive if it is ahead of this machine's checkpoints; return its step."""
-        stored, directory = self._assignment.training, self._directory.training
+        stored, directory = self._assignment.training, self.directory.training
         if stored is None or stored.resume is None or stored.resume_step is None:
             return None
         if any(checkpoint.step >= stored.resume_step for checkpoint in checkpoints_in(directory.checkpoints)):
@@ -201,7 +186,7 @@ class TrainingWork(Work):
         directory.path.mkdir(parents=True, exist_ok=True)
         archive = directory.path / f".{RESUME_FILE}"
         try:
-            self._reporter.fetch(stored.resume, archive)
+            self.reporter.fetch(stored.resume, archive)
             unpack(archive, directory, stored.resume_step)
         finally:
             archive.unlink(missing_ok=True)
@@ -234,8 +219,7 @@ class _Hooks(TrainingHooks):
         about = {"training_step": step}  # where the run's page marks it
         self._reporter.log(LogLine(message, "warning", step=WARNED, details=about))
 
-    def stage(self, message: str) -> None:
-        self.note(message)
+    stage = note
 
     def environment(self, words: str) -> None:
         self._reporter.know(environment=words)
@@ -276,7 +260,7 @@ class TrainingReports:
     def __init__(
         self, directory: TrainingDirectory, reporter: Reporter, *, base_model: str, save_freq: int
     ) -> None:
-        stored = reporter.assignment.training or StoredTraining()
+        stored = reporter.assignment.training or wire.StoredTraining()
         self._directory = directory
         self._reporter = reporter
         self._base_model = base_model
@@ -291,13 +275,12 @@ class TrainingReports:
 
     def begin(self, plan: TrainingPlan) -> None:
         """Report the planned steps and the starting point; later data are deleted."""
-        start = TrainingStart(total_steps=plan.total_steps, steps_done=plan.steps_done)
-        self._send(TrainingNews(start=start))
+        start = wire.TrainingStart(total_steps=plan.total_steps, steps_done=plan.steps_done)
+        self._send(wire.TrainingNews(start=start))
 
     def append(self, records: Iterable[StepRecord]) -> None:
-        """Report the metrics of steps."""
         for steps in _exchanges(records):
-            self._send(TrainingNews(steps=steps))
+            self._send(wire.TrainingNews(steps=steps))
 
     def catch_up(self) -> None:
         """Publish every step, every due checkpoint and the newest validation that are in the directory."""
@@ -307,8 +290,7 @@ class TrainingReports:
 
     def keep_validation(self) -> None:
         """Store the newest validation's conversations; if that fails, the previous ones remain."""
-        what = "the conversations of the newest validation"
-        self._store(what, self._send_validation, step="validation")
+        self._store("the conversations of the newest validation", self._send_validation, step="validation")
 
     def keep_due(self) -> None:
         """Keep the checkpoints that are due and not kept yet; one that cannot be is tried again with the next."""
@@ -363,7 +345,9 @@ class TrainingReports:
             return error
         return None
 
-    def _send(self, news: TrainingNews, blobs: Mapping[str, IO[bytes]] | None = None) -> Mapping[int, str]:
+    def _send(
+        self, news: wire.TrainingNews, blobs: Mapping[str, IO[bytes]] | None = None
+    ) -> Mapping[int, str]:
         """Send updates with the blobs that they name, all or nothing; return names of kept checkpoints by step."""
         outgoing = [OutgoingBlob.of(name, content) for name, content in (blobs or {}).items()]
 
@@ -382,7 +366,7 @@ class TrainingReports:
         # The name contains the digest, so that sending the file again leaves no second copy.
         files = {path.name: f"{CHECKPOINTS}/{step}/{file_digest(path)[:16]}-{path.name}" for path in paths}
         metrics = checkpoint.provenance().get("metrics") or {}
-        part = CheckpointPart(
+        part = wire.CheckpointPart(
             step=step,
             base_model=self._base_model,
             files=files,
@@ -391,19 +375,19 @@ class TrainingReports:
         )
         with ExitStack() as opened:
             blobs = {files[path.name]: opened.enter_context(path.open("rb")) for path in paths}
-            name = self._send(TrainingNews(checkpoints=[part]), blobs)[step]
+            name = self._send(wire.TrainingNews(checkpoints=[part]), blobs)[step]
         self._kept.add(step)
         self._reporter.log(LogLine(f"stored the checkpoint `{name}`", step="checkpoint"))
 
     def _send_archive(self, checkpoint: CheckpointDirectory) -> None:
         step = checkpoint.step
         name = f"{RESUME}/{step}-{secrets.token_hex(4)}/{RESUME_FILE}"
-        part = CheckpointPart(
+        part = wire.CheckpointPart(
             step=step, base_model=self._base_model, files={RESUME_FILE: name}, is_resume=True
         )
         with tempfile.TemporaryFile(dir=self._directory.path) as archive:
             pack(self._directory, checkpoint, self._reporter.redactor, archive)
-            self._send(TrainingNews(checkpoints=[part]), {name: archive})
+            self._send(wire.TrainingNews(checkpoints=[part]), {name: archive})
         self._resume_step = step
 
     def _send_validation(self) -> None:
@@ -419,11 +403,11 @@ class TrainingReports:
         if version == self._validation:
             return
         if samples is None or version is None:
-            self._send(TrainingNews(validation=ValidationPart(version=None)))
+            self._send(wire.TrainingNews(validation=wire.ValidationPart(version=None)))
             self._validation = None
             return
         below = f"{blobs_below(version)}/{secrets.token_hex(4)}"
-        files: list[RunFilePart] = []
+        files: list[wire.RunFilePart] = []
         blobs: dict[str, IO[bytes]] = {}
         with tempfile.TemporaryFile(dir=self._directory.path) as packs:
             for path, content in ((VALIDATION_SAMPLES, listed), *self._conversations(samples)):
@@ -435,8 +419,8 @@ class TrainingReports:
                     where = {"blob": f"{below}-conversations", "offset": packs.tell(), "length": len(packed)}
                     packs.write(packed)
                     blobs[where["blob"]] = packs
-                files.append(RunFilePart(path=path, kind=VALIDATION, size=len(content), **where))
-            self._send(TrainingNews(validation=ValidationPart(version=version, files=files)), blobs)
+                files.append(wire.RunFilePart(path=path, kind=VALIDATION, size=len(content), **where))
+            self._send(wire.TrainingNews(validation=wire.ValidationPart(version=version, files=files)), blobs)
         self._validation = version
 
     def _conversations(self, samples: ValidationSamples) -> Iterator[tuple[str, bytes]]:
@@ -455,22 +439,15 @@ class TrainingReports:
                 yield conversation_path(row, attempt), clean
 
 
-def _exchanges(records: Iterable[StepRecord]) -> Iterator[list[TrainingStep]]:
+def _exchanges(records: Iterable[StepRecord]) -> Iterator[list[wire.TrainingStep]]:
     """Yield steps in pieces that fit into an exchange: one of many held-out rows is tens of kilobytes."""
-    steps: list[TrainingStep] = []
+    steps: list[wire.TrainingStep] = []
     room = _MOST_OF_STEPS
     for record in records:
         room -= len(record.to_line())
         if room < 0 and steps:
             yield steps
             steps, room = [], _MOST_OF_STEPS
-        steps.append(
-            TrainingStep(
-                step=record.step,
-                timestamp_ms=record.timestamp_ms,
-                metrics={**record.metrics},
-                validation_rewards={**record.validation_rewards},
-            )
-        )
+        steps.append(wire.TrainingStep.model_validate(record, from_attributes=True))
     if steps:
         yield steps

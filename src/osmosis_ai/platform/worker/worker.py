@@ -30,22 +30,20 @@ from osmosis_ai.platform.config import PlatformConfig, from_environment
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.runs.lifecycle import LeaseLostError
 from osmosis_ai.platform.worker.client import CredentialRefusedError, PlatformUnreachableError, WorkerClient
-from osmosis_ai.platform.worker.directory import WorkingDirectory
 from osmosis_ai.platform.worker.evaluation import EvalWork
 from osmosis_ai.platform.worker.process import (
     ASSIGNMENT,
-    BUSY,
     CPUS,
-    ENDED,
     HAS_BUCKET_KEYS,
-    LEASE_LOST,
     PLATFORM_URL,
-    UNREACHABLE,
+    WorkerExit,
+    WorkingDirectory,
 )
 from osmosis_ai.platform.worker.reporter import Event, Reporter
 from osmosis_ai.platform.worker.training import TrainingWork
 from osmosis_ai.platform.worker.work import Interrupt, ShardEnd, Work, failed, one_sentence
-from osmosis_ai.processes import disable_inspection, lower_priority, take_private_variables, watch_parent
+from osmosis_ai.processes.child_process import lower_priority, watch_parent
+from osmosis_ai.processes.privacy import disable_inspection, take_private_variables
 
 _LOCK_WAIT_S = 10.0
 """How long an earlier worker of the shard on this machine may take to end."""
@@ -55,8 +53,6 @@ _STOP_WITHIN_S = {"eval": 30.0, "training": 300.0}
 
 
 class Worker:
-    """One worker and its shard."""
-
     def __init__(
         self,
         client: WorkerClient,
@@ -69,7 +65,8 @@ class Worker:
     ) -> None:
         self._directory = directory
         self._run = assignment.run
-        self._interrupt = Interrupt(self._outlast)
+        # While the work is paused, its rollout servers wait for one more term.
+        self._interrupt = Interrupt(lambda: self._wait_for_platform(terms=2) and not self._interrupt)
         self._is_leaving = self._is_refused = self._was_cut_off = self._is_done = False
         self._away_s = 0.0
         self._reporter = Reporter(client, assignment, SystemClock(), self._handle)
@@ -104,14 +101,14 @@ class Worker:
                 end = failed(_DamagedJournalError(reporter.damage))
             return self._close(end)
         except LeaseLostError:
-            return LEASE_LOST
+            return WorkerExit.LEASE_LOST
         except CredentialRefusedError as error:
             sys.stderr.write(f"{error.message}\n")
-            return LEASE_LOST
+            return WorkerExit.LEASE_LOST
         except PlatformUnreachableError as error:
             # Everything is in the journal, and the next worker reports it.
             self._directory.note_failure(error.message)
-            return UNREACHABLE
+            return WorkerExit.UNREACHABLE
         finally:
             reporter.close()
             if self._work.containment is not None:
@@ -124,7 +121,7 @@ class Worker:
         elif event == "stop":
             self._stop()
         elif event == "lost":
-            os._exit(LEASE_LOST)  # the children of this process follow
+            os._exit(WorkerExit.LEASE_LOST)  # the children of this process follow
         elif event == "refused":
             self._is_refused = True
             self.leave()
@@ -142,7 +139,7 @@ class Worker:
         """Close the shard as it is, because the work does not end."""
         if self._is_done:
             return
-        status = UNREACHABLE
+        status: int = WorkerExit.UNREACHABLE
         with contextlib.suppress(OsmosisError):
             self._reporter.log(
                 LogLine("the worker did not stop in time and was killed", level="warning", step="run")
@@ -162,7 +159,13 @@ class Worker:
             self._require_credential()
             self._work.prepare()
             is_prepared = True
-            self._report_start()
+            containment = self._work.containment
+            commit = f" on commit {self._run.commit_sha[:12]}" if self._run.commit_sha else ""
+            attempt = self._reporter.assignment.lease.attempt
+            self._reporter.log(LogLine(f"attempt {attempt}{commit}", step="run"))
+            if containment is not None:
+                self._reporter.log(containment.line)
+                self._reporter.know(isolation=containment.words)
             self._require_credential()
             return self._execute()
         except (LeaseLostError, CredentialRefusedError):
@@ -175,7 +178,8 @@ class Worker:
                 name = f"dataset '{self._run.dataset_name}'"
                 error.message = error.message.replace(str(dataset), name)
             # A training run without room for a checkpoint fails; the next worker would need the same room.
-            if _met_full_disk(error) and (not is_prepared or self._run.kind == "eval"):
+            causes = (each for each in with_causes(error) if isinstance(each, OSError))
+            if any(map(is_disk_full, causes)) and (not is_prepared or self._run.kind == "eval"):
                 problem = error.message if isinstance(error, OsmosisError) else str(error)
                 full = f"the disk of the worker's machine ({socket.gethostname()}) is full: {problem}"
                 return ReleaseRequest(reason=one_sentence(OsmosisError(full)), counts=True, unfit=True)
@@ -187,14 +191,6 @@ class Worker:
             message = f"the worker had an internal error ({kind}); see the run's log for the details."
             return FinishRequest(outcome="failed", error=message)
 
-    def _report_start(self) -> None:
-        reporter, containment = self._reporter, self._work.containment
-        commit = f" on commit {self._run.commit_sha[:12]}" if self._run.commit_sha else ""
-        reporter.log(LogLine(f"attempt {reporter.assignment.lease.attempt}{commit}", step="run"))
-        if containment is not None:
-            reporter.log(containment.line)
-            reporter.know(isolation=containment.words)
-
     def _execute(self) -> ShardEnd:
         """Execute the shard, again each time after the platform was unreachable."""
         while True:
@@ -203,10 +199,6 @@ class Worker:
             is_over = has_ended or self._is_leaving or self._reporter.stop_requested
             if is_over or not self._was_cut_off or not self._wait_for_platform():
                 return end
-
-    def _outlast(self) -> bool:
-        """Wait for the platform while the work is paused, for one more term; then its rollout servers must end."""
-        return self._wait_for_platform(terms=2) and not self._interrupt
 
     def _wait_for_platform(self, *, terms: float = math.inf) -> bool:
         """Wait until the platform answers again; False if the shard is left, or after ``terms`` without an answer."""
@@ -251,7 +243,7 @@ class Worker:
                 reporter.log(LogLine(message, step="run"))
                 reporter.flush()
                 reporter.end(end)
-            return ENDED
+            return WorkerExit.ENDED
 
 
 class _DamagedJournalError(OsmosisError):
@@ -265,10 +257,6 @@ class _DamagedJournalError(OsmosisError):
         )
 
 
-def _met_full_disk(error: Exception) -> bool:
-    return any(isinstance(cause, OSError) and is_disk_full(cause) for cause in with_causes(error))
-
-
 def _log_details(error: Exception) -> str | None:
     """Return what the log has in addition to the run's one sentence; None if that leaves nothing out."""
     if not isinstance(error, OsmosisError):
@@ -279,7 +267,6 @@ def _log_details(error: Exception) -> str | None:
 
 
 def main() -> int:
-    """Run a worker; return its exit status."""
     disable_inspection(os.environ)
     watch_parent()
     lower_priority()
@@ -288,7 +275,7 @@ def main() -> int:
     config = from_environment(os.environ)
     directory = WorkingDirectory(config.runs_dir, assignment.shard.id)
     if not directory.lock(timeout_s=_LOCK_WAIT_S):
-        return BUSY
+        return WorkerExit.BUSY
     cpus = float(os.environ[CPUS]) if CPUS in os.environ else None
     has_keys = HAS_BUCKET_KEYS in os.environ
     with contextlib.closing(WorkerClient(private[PLATFORM_URL])) as client:

@@ -29,7 +29,7 @@ from osmosis_ai.workspace.layout import WorkspaceDirectory, find_dataset_file, f
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.sources import RolloutSource
-    from osmosis_ai.sandbox import Network, Sandbox
+    from osmosis_ai.sandbox.bubblewrap import Network, Sandbox
     from osmosis_ai.services.datasets import OpenNamedProgress
 
 
@@ -38,7 +38,8 @@ _OPTIONS = {"isolation": "--isolate", "network": "--network none", "servers": "-
 
 def local_sandbox(root: Path, rollout_dir: Path, *, network: Network, port: int | None) -> Sandbox:
     """Return a local rollout's sandbox, which shows its workspace without `.env`, earlier runs and other dotfiles."""
-    from osmosis_ai.sandbox import RunLimits, check_sandbox, choose_isolation
+    from osmosis_ai.sandbox.control_groups import RunLimits
+    from osmosis_ai.sandbox.isolation import check_sandbox, choose_isolation
 
     if network == "none" and port is not None:
         raise OsmosisError(

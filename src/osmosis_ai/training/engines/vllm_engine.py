@@ -39,7 +39,7 @@ from osmosis_ai.inference.engine import (
     SampledToken,
 )
 from osmosis_ai.llm.transport import open_session
-from osmosis_ai.processes import Service, ServiceSpec, free_port
+from osmosis_ai.processes.service import Service, ServiceSpec, free_port
 
 if TYPE_CHECKING:
     from osmosis_ai.config.training import TrainingSettings

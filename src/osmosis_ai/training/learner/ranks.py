@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.files import write_json
-from osmosis_ai.processes import Service, ServiceError, ServiceSpec, free_port, watch_parent
+from osmosis_ai.processes.child_process import watch_parent
+from osmosis_ai.processes.service import Service, ServiceError, ServiceSpec, free_port
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -42,7 +42,7 @@ from osmosis_ai.training.runs.spec import DataOrder, SplitRows, TrainingSpec, sp
 if TYPE_CHECKING:
     from osmosis_ai.controller.remote_agents import RemoteAgent
     from osmosis_ai.controller.server_process import RolloutServer
-    from osmosis_ai.sandbox import Sandbox
+    from osmosis_ai.sandbox.bubblewrap import Sandbox
     from osmosis_ai.training.learner.checkpoints import CheckpointStore
     from osmosis_ai.training.learner.learner import Learner
     from osmosis_ai.training.runs.loop import TrainingLoop

@@ -1,7 +1,7 @@
 """Database schema as Alembic revisions.
 
 A revision is a file in ``versions/``; a test checks that they create what ``tables.py`` declares.
-``python -m osmosis_ai.platform.db.migrations "what changes"`` drafts the next one.
+``scripts/draft_migration.py "what changes"`` drafts the next one.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import URL, Connection, create_engine, event, inspect, text
+from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.pool import NullPool
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.db.postgres import TEXT, permitted, require_unicode
 
 if TYPE_CHECKING:
     from alembic.config import Config
 
 HERE = Path(__file__).parent
+POSTGRESQL_TEXT = {"client_encoding": "utf8"}
+"""Makes the server send text even if its own encoding is none, so that :func:`_require_unicode` can refuse it."""
 _LOCK_TIMEOUT_S = 300.0
 # Any number will do, as long as every release asks PostgreSQL for the same.
 _ADVISORY_LOCK = 7_023_641_190
@@ -72,7 +74,6 @@ def alembic_config(connection: Connection) -> Config:
 
     config = Config()
     config.set_main_option("script_location", str(HERE).replace("%", "%%"))
-    config.set_main_option("file_template", "%%(rev)s_%%(slug)s")
     config.attributes["connection"] = connection
     return config
 
@@ -80,9 +81,9 @@ def alembic_config(connection: Connection) -> Config:
 @contextmanager
 def _locked(url: URL, sqlite_path: Path | None, shown: str) -> Iterator[Connection]:
     if sqlite_path is None:
-        engine = create_engine(url, poolclass=NullPool, hide_parameters=True, connect_args=TEXT)
-        with permitted(shown), engine.begin() as connection:
-            require_unicode(connection, shown)
+        engine = create_engine(url, poolclass=NullPool, hide_parameters=True, connect_args=POSTGRESQL_TEXT)
+        with _permitted(shown), engine.begin() as connection:
+            _require_unicode(connection, shown)
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _ADVISORY_LOCK})
             yield connection
         return
@@ -117,3 +118,26 @@ def _sqlite(url: URL) -> Iterator[Connection]:
     event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
     with engine.begin() as connection:
         yield connection
+
+
+def _require_unicode(connection: Connection, shown: str) -> None:
+    """Refuse a database that cannot store every text."""
+    encoding = connection.scalar(text("SHOW server_encoding"))
+    if encoding != "UTF8":
+        raise OsmosisError(
+            f"{shown} stores text as {encoding}, which cannot represent all of Unicode.",
+            hint="create a database with ENCODING 'UTF8'",
+        )
+
+
+@contextmanager
+def _permitted(shown: str) -> Iterator[None]:
+    """Report a missing permission to create tables."""
+    try:
+        yield
+    except ProgrammingError as error:
+        said = str(error.orig).splitlines()[0]
+        raise OsmosisError(
+            f"{shown} does not allow the platform to create its tables: {said}.",
+            hint="make the user the owner of the database, or GRANT CREATE ON SCHEMA public to the user",
+        ) from None

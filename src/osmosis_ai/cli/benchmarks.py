@@ -312,16 +312,14 @@ def _facts(config: BenchmarkConfig) -> dict[str, str]:
 
 
 def _agents(config: BenchmarkConfig) -> dict[str, str]:
-    models = [agent.model for agent in config.agents]
-    names = [model.lora_model_name if model.type == "hosted" else model.model for model in models]
-    return {
-        f"agents[{at}]": f"{name} ({model.type})"
-        for at, (name, model) in enumerate(zip(names, models, strict=True))
-    }
+    shown = {}
+    for at, model in enumerate(agent.model for agent in config.agents):
+        name = model.lora_model_name if model.type == "hosted" else model.model
+        shown[f"agents[{at}]"] = f"{name} ({model.type})"
+    return shown
 
 
 def _rows(values: Mapping[str, Any]) -> list[results.Row]:
-    """Return the plain values of an object as labels and texts."""
     return [(_label(name), text) for name, value in values.items() if (text := _text(value))]
 
 

@@ -91,7 +91,6 @@ def describe_run(client: PlatformClient, name_or_id: str) -> dict[str, Any]:
 
 
 def listed_run(run: BenchmarkRun) -> dict[str, Any]:
-    """Return a listed run as the JSON output shows it, with its progress."""
     if run.expected_results is None:
         return _run_item(run)
     done = run.ingested_results or 0

@@ -240,7 +240,6 @@ def _fill_in(client: PlatformClient, run_id: str, listing: Path, *, text: bool) 
 
 
 def _told(client: PlatformClient, run_id: str) -> Iterator[EvalSample]:
-    """Yield the platform's samples until they end or are out of order."""
     reached = (-1, -1)
     for sample in platform_samples(client, run_id, details=True):
         if (sample.row, sample.attempt) <= reached:

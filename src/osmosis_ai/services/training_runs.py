@@ -91,7 +91,6 @@ class DescribedTraining(DescribedRun):
 
     @property
     def validation(self) -> ValidationHeadline | None:
-        """The newest validation; None before the first one."""
         return ValidationHeadline.of({key: points(self.metrics, key) for key in CURVES})
 
     def values(self, key: str) -> Sequence[float]:
@@ -137,7 +136,6 @@ def list_runs(client: PlatformClient, limit: int, everything: bool) -> Listing[w
 
 
 def describe_run(client: PlatformClient, name: str) -> DescribedTraining:
-    """Return a run with its metrics and checkpoints; if these are unavailable, that is not an error."""
     detail = get_training(client, name)
     run = detail.training_run
     checkpoints: tuple[wire.Checkpoint, ...] = ()
@@ -158,7 +156,6 @@ def _get_metrics(client: PlatformClient, run_id: str) -> wire.TrainingMetrics:
 
 
 def resume_run(client: PlatformClient, name: str) -> wire.ResumeReply:
-    """Resume a run that failed or was stopped from its last checkpoint."""
     return client.post(run_path("train", name, "/resume"), None, model=wire.ResumeReply)
 
 
@@ -291,7 +288,6 @@ class LocalTraining:
 
     @property
     def validation(self) -> ValidationHeadline | None:
-        """The newest validation; None before the first one."""
         return self.curves.headline
 
     def data(self) -> dict[str, Any]:
@@ -706,7 +702,6 @@ _STEP_TIME = "time/step_s"  # present in every step
 
 
 def points(metrics: wire.TrainingMetrics | None, key: str) -> list[tuple[int, float]]:
-    """Return (step, value) for every step with a measurement."""
     for series in metrics.metrics if metrics else ():
         if series.metric_key == key:
             return [(point.step, point.value) for point in series.data_points if point.value is not None]

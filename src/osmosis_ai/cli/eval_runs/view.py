@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from osmosis_ai.cli.application import current_env_file, environment_with_file
 from osmosis_ai.cli.connection import platform_context, platform_when_needed
@@ -52,10 +52,6 @@ from osmosis_ai.services.runs.download import save_metrics
 from osmosis_ai.ui import run_numbers
 from osmosis_ai.ui.numbers import amount
 from osmosis_ai.viewer.source import RunDetail, RunEntry
-
-if TYPE_CHECKING:
-    from osmosis_ai.services.context import PlatformContext
-
 
 SHOWN_FAILURES = 10
 _MAX_ERROR = 160
@@ -99,7 +95,6 @@ def finished_message(summary: RunSummary) -> str:
 
 
 def result_blocks(summary: RunSummary, by_slice: Sequence[RunSlice]) -> list[Block]:
-    """Return the failures and the numbers, including those of slices."""
     failures: list[Block] = [_failed_rows(summary)] if summary.failures else []
     session: list[Row] = []
     if summary.pending:
@@ -124,7 +119,6 @@ def recorded_results(seen: local_runs.WatchedRun) -> list[Block]:
 
 
 def numbers_table(estimates: Estimates, rows: RowsDrawn | None, more: Sequence[Row] = ()) -> list[Block]:
-    """Return an evaluation's numbers with their intervals and denominators."""
     columns = ("", Column("Value", right=True), Column("95% CI"), Column("Over"))
     lines: list[Sequence[Cell]] = [
         (line.label, Styled(line.value, "strong") if line.is_result else line.value, line.interval, line.over)
@@ -251,7 +245,6 @@ def _row_behaviour(estimates: Estimates) -> Iterator[Block]:
 
 
 def sliced_info(name: str, output: str | None, columns: Sequence[str]) -> DetailResult:
-    """Return the details of a run, and its numbers by the values of dataset columns."""
     shown = VIEW.info(name, output)
     if not columns:
         return shown
@@ -276,13 +269,6 @@ def _standing(seen: DescribedEvaluation) -> RunStanding:
         waits=seen.detail.waits or "",
         waits_for=seen.detail.waits_for,
     )
-
-
-def _save(
-    context: PlatformContext, described: DescribedEvaluation, output: str | None
-) -> tuple[Path | None, str | None]:
-    directory = Path(output) if output is not None else None
-    return save_metrics(context.client, described.run, context.workspace, directory)
 
 
 def _results(described: DescribedEvaluation) -> Iterator[Row]:
@@ -437,7 +423,9 @@ VIEW = RunView(
     describe=info.describe_run,
     look=EvaluationLook,
     standing=_standing,
-    save=_save,
+    save=lambda context, described, output: save_metrics(
+        context.client, described.run, context.workspace, Path(output) if output is not None else None
+    ),
     results=_results,
     settings=_settings,
     numbers=_numbers_of,

@@ -164,7 +164,6 @@ def confirm_submit(
     warnings: Sequence[str],
     yes: bool,
 ) -> None:
-    """Ask before a run is submitted."""
     if yes:
         _warn_without_panel(output, warnings)
     variables = {f"env.{name}": value for name, value in sorted(env.items())}

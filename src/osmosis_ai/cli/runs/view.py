@@ -129,7 +129,6 @@ def pause() -> None:
 
 
 def evaluation_note(snapshot: ProgressSnapshot) -> str:
-    """Return the live numbers of an evaluation next to its bar."""
     parts = []
     if snapshot.scored:
         passed, scored = formats.count(snapshot.passed), formats.count(snapshot.scored)

@@ -198,7 +198,6 @@ def is_wide_terminal(output: OutputContext) -> bool:
 
 
 def reward_chart(metrics: TrainingMetrics) -> Iterator[results.Block]:
-    """Yield the chart of the reward in training and in validation, once there is a line to draw."""
     training = points(metrics, REWARD)
     if len(training) < 2:
         return

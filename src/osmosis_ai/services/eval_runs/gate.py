@@ -207,7 +207,6 @@ def rules_of(decisions: Decisions) -> Iterator[Rule]:
 
 
 def _decisions(question: GateQuestion, found: ResolvedRun | None) -> Decisions:
-    """Return the named decide file, or else the one next to the run's config."""
     try:
         workspace = find_workspace(require_scaffold=False)
     except WorkspaceRequiredError:
@@ -239,7 +238,6 @@ class _Gate:
         self._notes: list[str] = []
 
     def report(self) -> GateReport:
-        """Apply all rules: first those of the whole run, then those of slices."""
         asked, run = self._question, self._run
         self._require_known()
         compared = self._compare() if asked.margins else None

@@ -178,7 +178,6 @@ def rows_drawn(run: EvalRunRow | EvalRunDetail) -> RowsDrawn | None:
 
 
 def run_summary(run: EvalRunRow | EvalRunDetail) -> dict[str, Any]:
-    """Return the known metrics of a listed run."""
     results, progress = run.results, _progress(run)
     if results is None:
         return {}

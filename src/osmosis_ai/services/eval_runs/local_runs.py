@@ -77,7 +77,6 @@ def list_local_runs(*, limit: int, everything: bool) -> LocalRuns:
 
 
 def describe_local_run(directory: Path) -> RunDetail:
-    """Return a local or downloaded evaluation with its metrics."""
     from osmosis_ai.viewer.local.source import LocalSource
 
     require_types(evaluation(directory), "metrics")
@@ -223,7 +222,6 @@ class WatchedRun:
 
     @property
     def rows(self) -> RowsDrawn | None:
-        """Number and selection of rows; None before the first metrics."""
         return RowsDrawn.read((self.metrics or {}).get("eval_run", {}).get("rows"))
 
     @property

@@ -37,12 +37,9 @@ _LARGEST_RESULT_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class ResolvedRun:
-    """The location of a run.
+    """A run found by name on this machine or on the platform, or at a path.
 
-    Attributes:
-        place: found by name on this machine, on the platform, or at a path.
-        name: the run's name; for a platform's run possibly its id.
-        directory: directory of a local run; None for a run of the platform.
+    The name of a platform's run may be its id; it has no directory.
     """
 
     place: Literal["local", "platform", "file"]
@@ -85,7 +82,6 @@ def find_local_run(reference: str, *, downloads: bool = False) -> Path:
 
 
 def names_commit(reference: str) -> bool:
-    """Whether a reference is `git:REF`, with or without a place."""
     return _forced(reference)[1].startswith(GIT)
 
 
@@ -209,7 +205,6 @@ def _only(word: str, names: list[str]) -> str | None:
 
 
 def _commit(word: str, root: Path) -> str:
-    """Return the commit that `git:REF` refers to."""
     from osmosis_ai.workspace.git import run_git
 
     ref = word.removeprefix(GIT)

@@ -222,7 +222,6 @@ def find_secret_values(
 
 
 def _rollout(workspace: WorkspaceDirectory, config: EvalConfig, request: EvalRunRequest) -> RolloutSource:
-    """Return the agent that a config names: a local directory or a remote agent."""
     from osmosis_ai.evaluation.sources import ProjectSource
 
     agent = served_agent(config.experiment.entrypoint)
@@ -324,7 +323,6 @@ def _check_policy(spec: EvalRunSpec, request: EvalRunRequest, *, served: bool) -
 def _provenance(
     workspace: WorkspaceDirectory, config: EvalConfig, dataset: Path, sandbox: Sandbox | None
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return provenance for the manifest, and notes about it."""
     git, experiment = read_git_state(workspace.root), config.experiment
     notes = []
     if config.advanced.keys() - {PREVIEWS_KEY}:

@@ -15,10 +15,7 @@ from osmosis_ai.decisions.local_runs import find_dataset_file, read_local_sample
 from osmosis_ai.decisions.run_dataset import read_slice_values
 from osmosis_ai.decisions.samples import ComparedInputs, RunSamples, RunSlice
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
-from osmosis_ai.services.eval_runs.info import (
-    DescribedEvaluation,
-    describe_run,
-)
+from osmosis_ai.services.eval_runs.info import DescribedEvaluation, describe_run
 from osmosis_ai.services.eval_runs.resolver import Client, names_commit, resolve_run
 from osmosis_ai.services.report_files import ReportFile
 from osmosis_ai.services.runs.lifecycle import finite, lists_samples, platform_samples
@@ -120,7 +117,6 @@ def _without_samples(found: DescribedEvaluation) -> RunSamples:
 
 
 def unfinished_there(run: EvalRun) -> str | None:
-    """Return why a run is incomplete; None if it is complete."""
     if run.status == "finished":
         return None
     said = f" ({run.error.rstrip('.')})" if run.error else ""
@@ -224,7 +220,15 @@ def compare(
 
     If the options give no reward range, the range in the decide file of the last candidate's config applies.
     """
-    first, *others = find_runs([baseline, *candidates], client=client)
+    found: dict[int, RunSamples] = {}
+    like = None
+    # `git:REF` means a run of the same config as the other references.
+    for place, reference in sorted(
+        enumerate((baseline, *candidates)), key=lambda each: names_commit(each[1])
+    ):
+        found[place] = find_run_samples(reference, client=client, like=like)
+        like = like or found[place].inputs
+    first, *others = (found[place] for place in range(len(found)))
     if options.reward_range is None:
         options = replace(options, reward_range=_decided_range(others[-1].inputs))
     comparison = compare_runs(first, others, options)
@@ -234,16 +238,6 @@ def compare(
         with report.opened() as file:
             write_comparison_report(file, comparison, [first, *others], text=report.text)
     return comparison
-
-
-def find_runs(references: Sequence[str], *, client: Client) -> list[RunSamples]:
-    """Find runs, in the given order; `git:REF` means a run of the same config as the other references."""
-    found: dict[int, RunSamples] = {}
-    like = None
-    for place, reference in sorted(enumerate(references), key=lambda each: names_commit(each[1])):
-        found[place] = find_run_samples(reference, client=client, like=like)
-        like = like or found[place].inputs
-    return [found[place] for place in range(len(references))]
 
 
 def _decided_range(inputs: ComparedInputs) -> tuple[float, float] | None:

@@ -255,7 +255,6 @@ def _listed_sample(line: bytes) -> Mapping[str, Any] | None:
 
 
 def told_entry(sample: EvalSample, pass_threshold: float) -> SampleEntry:
-    """Convert a sample of the platform's list."""
     known = sample.model_dump(exclude={"row", "attempt", "status", "source_row_index", "reward"})
     place = sample.row, sample.attempt
     return _entry(*place, sample.status, sample.reward, sample.source_row_index, known, pass_threshold)
@@ -397,7 +396,6 @@ def show(
     client: Callable[[], PlatformClient],
     beside: str | None = None,
 ) -> ShownRun:
-    """Return conversations of a run, by row and attempt."""
     with ExitStack() as held:
         run = _opened(reference, client, held)
         other = _opened(beside, client, held) if beside is not None else None

@@ -248,7 +248,6 @@ def _hashed(
 
 
 def _opened(path: Path) -> BinaryIO:
-    """Open a regular file, without following links."""
     try:
         return open_regular(path)
     except FileNotFoundError:
@@ -357,9 +356,8 @@ class _Upload:
                 retry=COMPLETING,
             )
         except OsmosisError as error:
-            error.hint = (
-                error.hint or "uploaded files are kept for a day: run the same command again to continue"
-            )
+            kept = "uploaded files are kept for a day: run the same command again to continue"
+            error.hint = error.hint or kept
             raise
         _require_same(ended, announced)
         if ended.status != "finalized" or not (ended.eval_run_id and ended.eval_run_name):

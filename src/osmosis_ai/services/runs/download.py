@@ -52,6 +52,7 @@ class FileLayout:
     """
 
     key: str
+    path: str
     noun: str
     follow: str
     patterns: Mapping[str, re.Pattern[str]]
@@ -63,6 +64,7 @@ class FileLayout:
 JOURNAL_TYPE, JOURNAL = "journal", "events.jsonl"
 EVAL_FILES = FileLayout(
     key="eval_run",
+    path="/samples",
     noun="Evaluation",
     follow="osmosis eval watch",
     patterns={
@@ -78,6 +80,7 @@ EVAL_FILES = FileLayout(
 )
 BENCHMARK_FILES = FileLayout(
     key="benchmark_run",
+    path="/outputs",
     noun="Benchmark",
     follow="osmosis benchmark runs info",
     patterns={
@@ -426,7 +429,6 @@ class _Fetch:
         return found
 
     def _fetch(self, file: ManifestFile, url: str) -> str | None:
-        """Fetch one file and return the problem, if any."""
         from osmosis_ai.api.transfer import download
 
         target = self._plan.directory / file.path
@@ -470,11 +472,7 @@ def _finished(running: dict[Future[str | None], ManifestFile]) -> Iterator[tuple
 
 
 def _files_path(run: Run, layout: FileLayout) -> str:
-    return (
-        run_path("eval", run.id, "/samples")
-        if layout is EVAL_FILES
-        else run_path("benchmark", run.id, "/outputs")
-    )
+    return run_path("eval" if layout is EVAL_FILES else "benchmark", run.id, layout.path)
 
 
 def _manifest(

@@ -134,12 +134,10 @@ class DescribedRun:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The known metrics of the run."""
         raise NotImplementedError
 
     @property
     def ended(self) -> bool:
-        """Whether the status is final."""
         return self.run.status in TERMINAL[self.kind]
 
     @property
@@ -183,9 +181,7 @@ class RunSeen(Protocol):
     """A snapshot of a run."""
 
     @property
-    def ended(self) -> bool:
-        """Whether the status is final."""
-        ...
+    def ended(self) -> bool: ...
 
 
 SeenT = TypeVar("SeenT", bound=RunSeen)
@@ -230,10 +226,9 @@ def watch_run(
     *,
     pause: Callable[[], None],
     tell: Callable[[str], None],
-    clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[SeenT]:
     """Yield the state of a run until it ends, retrying while the platform is briefly unreachable."""
-    answered = clock()
+    answered = time.monotonic()
     waiting = begun = False
     while True:
         try:
@@ -242,13 +237,13 @@ def watch_run(
             # A page instead of a JSON reply may come from a proxy; before the first answer, it means a wrong
             # address.
             passes = is_away(error) and (begun or not isinstance(error, UnreadableReply))
-            if not passes or clock() - answered > PATIENCE_S:
+            if not passes or time.monotonic() - answered > PATIENCE_S:
                 raise
             if not waiting:
                 tell(f"{error.message}; waiting for the platform to come back")
             waiting = True
         else:
-            answered, waiting, begun = clock(), False, True
+            answered, waiting, begun = time.monotonic(), False, True
             yield seen
             if seen.ended:
                 return

@@ -25,12 +25,7 @@ _REFUSAL = "Secret(s) not found:"
 
 @dataclass(frozen=True)
 class RunSecret:
-    """A secret of a run.
-
-    Attributes:
-        source: ``run`` for a value supplied for this run, ``user_override`` for a personal value that
-            overrides the workspace's, ``unknown`` if the platform could not be queried.
-    """
+    """A secret of a run; a personal value may override the workspace's."""
 
     name: str
     source: SecretSource

@@ -19,6 +19,7 @@ from markdown_it import MarkdownIt
 
 from osmosis_ai import __version__
 from osmosis_ai.cli.output import formats
+from osmosis_ai.cli.output.formats import sparkline
 from osmosis_ai.cli.output.progress import LineProgress
 from osmosis_ai.cli.output.reports import (
     MOST_CHARACTERS,
@@ -335,3 +336,11 @@ def test_missing_route(maze: Maze, command: str) -> None:
     error = maze.osmosis(*command.split(), "--json").error
     assert error["message"].startswith(f"This platform does not support {what}: https://")
     assert "osmosis platform start" in error["hint"]
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [([1, 2, 3, 4], "▁▃▆█"), ([0.5, 0.5], "▁▁"), ([1.7e308, -1.7e308, 0], "█▁▅"), ([], "")],
+)
+def test_sparkline(values: list[float], shown: str) -> None:
+    assert sparkline(values, width=8) == shown

@@ -73,7 +73,11 @@ def sparkline(values: Sequence[float], *, width: int) -> str:
         return ""
     count = min(width, len(values))
     edges = [position * len(values) // count for position in range(count + 1)]
-    means = [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]
+    # Sums and differences of the largest floats would overflow.
+    scale = 4.0 * len(values)
+    means = [
+        sum(value / scale for value in values[start:end]) / (end - start) for start, end in pairwise(edges)
+    ]
     low, high = min(means), max(means)
     if high == low:
         return _LEVELS[0] * count

@@ -251,7 +251,7 @@ def cells_of(page: str) -> dict[str, list[str]]:
 def test_report_has_the_same_numbers(maze: Maze, tmp_path: Path) -> None:
     report = tmp_path / "moss.html"
     assert maze.osmosis("view", "moss", "--report", str(report)).status == 0
-    terminal = maze.osmosis("eval", "info", "moss", "--plain").out
+    terminal = maze.osmosis("eval", "info", "moss", "--plain", "--verbose").out
     data = maze.osmosis("eval", "info", "moss", "--json").data
     compared = resource(maze, "fern", "moss")["candidates"][0]["metrics"]
 

@@ -95,7 +95,8 @@ def test_watch(maze: Maze) -> None:
     assert "Waiting for the run to start" in outcome.err
     assert "amber-otter-42: 5/10 samples (50%) 4 of 8 scored attempts pass · mean reward 0.375" in outcome.err
     assert outcome.out.startswith("Evaluation run finished: amber-otter-42\n")
-    assert "scored 8 of 10 planned; failed 1: 1 agent; 1 skipped; 5 of 50 rows, the first" in outcome.out
+    assert "reward ≥ 1.0, 8 attempts scored, 1 failed\n" in outcome.out
+    assert "  Rows                      5 of 50 rows, the first\n" in outcome.out
 
 
 def watch(maze: Maze, *looks: Any, headers: dict[str, str] | None = None) -> Outcome:

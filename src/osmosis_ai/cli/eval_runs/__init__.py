@@ -129,7 +129,10 @@ def run(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")] = False,
     slices: options.SliceOption = None,
     no_previews: options.NoPreviewsOption = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Show the run's log as it is written.")] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", help="Show the run's log as it is written, and all metrics at the end."),
+    ] = False,
 ) -> OperationResult:
     """Evaluate an agent on this machine.
 
@@ -150,6 +153,7 @@ def run(
     from osmosis_ai.services.eval_runs.upload import require_uploads
     from osmosis_ai.workspace.secrets_file import read_secrets_file
 
+    current().verbose = verbose
     request = EvalRunRequest(
         config=config,
         dataset_file=dataset_file,
@@ -286,6 +290,7 @@ def info(
         ),
     ] = None,
     slices: options.SliceOption = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show all metrics and the config file.")] = False,
 ) -> DetailResult:
     """Show the progress, configuration and results of a run.
 
@@ -296,6 +301,7 @@ def info(
     """
     from osmosis_ai.cli.eval_runs.view import local_info, local_run_first, sliced_info
 
+    current().verbose = verbose
     return local_run_first(
         run,
         local=lambda directory: local_info(directory, output, slices or ()),

@@ -61,11 +61,16 @@ _MIN_VARIANCE_ROWS = 10
 _ID_PREFIX = 8
 
 
-def plan_table(plan: RunPlan, prepared: PreparedEvalRun) -> Table:
+def plan_block(plan: RunPlan, prepared: PreparedEvalRun) -> Block:
+    """Return what is about to run: a line, or with ``--verbose`` a table."""
     spec, request = prepared.spec, prepared.request
     everything = request.rows is None and prepared.config.evaluation.limit is None
     drawn = f"{prepared.selection.drawn.words}{' (the config sets no limit)' if everything else ''}"
     pending = f" ({formats.count(plan.pending)} pending)" if plan.pending != plan.total else ""
+    if not current().verbose:
+        attempts = f"{drawn} × {amount(spec.evaluation.n, 'attempt')}{pending}"
+        parts = (spec.experiment.rollout, spec.experiment.model_path, attempts, f"seed {request.run.seed}")
+        return Text(" · ".join(parts))
     rows: list[Row] = [
         ("Run", f"{plan.name} (continued)" if plan.manifest is not None else plan.name),
         ("Rollout", spec.experiment.rollout),
@@ -95,19 +100,18 @@ def finished_message(summary: RunSummary) -> str:
 
 
 def result_blocks(summary: RunSummary, by_slice: Sequence[RunSlice]) -> list[Block]:
-    failures: list[Block] = [_failed_rows(summary)] if summary.failures else []
-    session: list[Row] = []
+    session: list[tuple[str, str]] = []
     if summary.pending:
-        session.append(("Pending", Styled(formats.count(summary.pending), "pending")))
+        session.append(("Pending", formats.count(summary.pending)))
     if summary.resumed:
         session.append(("From earlier sessions", formats.count(summary.resumed)))
-    session.append(("Duration", formats.duration(summary.duration_ms / 1000)))
-    session.append(("Output", shown_path(summary.run_dir)))
+    if current().verbose:
+        session.append(("Duration", formats.duration(summary.duration_ms / 1000)))
     return [
-        *failures,
-        *numbers_table(summary.metrics.estimates, summary.rows, session),
+        *_failures(summary),
+        *number_blocks(summary.metrics.estimates, summary.rows, session),
         *slice_tables(by_slice),
-        headline_table(summary.headline),
+        *result_line(summary.headline),
     ]
 
 
@@ -115,10 +119,20 @@ def recorded_results(seen: local_runs.WatchedRun) -> list[Block]:
     estimates = seen.estimates
     if estimates is None:
         return []
-    return [*numbers_table(estimates, seen.rows), headline_table(RunScore.of(estimates, seen.rows))]
+    return [*number_blocks(estimates, seen.rows), *result_line(RunScore.of(estimates, seen.rows))]
 
 
-def numbers_table(estimates: Estimates, rows: RowsDrawn | None, more: Sequence[Row] = ()) -> list[Block]:
+def number_blocks(
+    estimates: Estimates, rows: RowsDrawn | None, more: Sequence[tuple[str, str]] = ()
+) -> list[Block]:
+    """Return an evaluation's main numbers, or with ``--verbose`` all of them."""
+    if not current().verbose:
+        shown = [
+            f"\n{'Results':<32}95% CI",
+            *_main_numbers(estimates),
+            *_circumstances(estimates, rows, more),
+        ]
+        return [Text("\n".join(shown), in_plain=True)]
     columns = ("", Column("Value", right=True), Column("95% CI"), Column("Over"))
     lines: list[Sequence[Cell]] = [
         (line.label, Styled(line.value, "strong") if line.is_result else line.value, line.interval, line.over)
@@ -132,6 +146,56 @@ def numbers_table(estimates: Estimates, rows: RowsDrawn | None, more: Sequence[R
         ),
         *_row_behaviour(estimates),
     ]
+
+
+def _main_numbers(estimates: Estimates) -> Iterator[str]:
+    """Yield a line for each number that decides, with its interval and its meaning, and one for what was spent."""
+    counts, rate, reward = estimates.counts, estimates.pass_rate, estimates.reward
+    scored = f"{amount(counts.scored, 'attempt')} scored, {sum(counts.failed_by_boundary.values()):,} failed"
+    rates = [("Pass rate", rate, f"reward ≥ {float(estimates.pass_threshold)}, {scored}")]
+    for sign, meaning, found in (
+        ("@", "at least one of {} attempts passes", estimates.pass_at_k),
+        ("^", "all {} attempts pass", estimates.pass_hat_k),
+    ):
+        rates += [(f"pass{sign}{k}", each, meaning.format(k)) for k, each in [*found.items()][-1:] if k > 1]
+    for label, each, meaning in rates:
+        value = formats.percent(each.value) if each is not None else "unknown"
+        yield _number(label, value, formats.interval(each, percent=True) if each is not None else "", meaning)
+    if reward is not None and rate is not None and reward.value != rate.value:
+        yield _number("Reward", formats.number(reward.value), formats.interval(reward), "mean over rows")
+    spent = []
+    if (latency := estimates.latency.rollout_ms) is not None:
+        p50, p95 = (formats.duration(each / 1000) for each in (latency.p50, latency.p95))
+        spent.append(f"Latency    {p50} p50 · {p95} p95")
+    tokens, cost = estimates.tokens, estimates.cost_usd.total
+    if tokens.known_samples or not tokens.unreported_samples:
+        spent.append(f"Tokens {tokens.total:,}")
+    if cost is not None:
+        spent.append(f"Cost {formats.money(cost)}")
+    if spent:
+        yield f"  {'        '.join(spent)}"
+
+
+def _number(label: str, value: str, interval: str, meaning: str) -> str:
+    return f"  {label:<10}{value:>9}{interval.replace(' – ', '–'):>18}     {meaning}"
+
+
+def _circumstances(
+    estimates: Estimates, rows: RowsDrawn | None, more: Sequence[tuple[str, str]]
+) -> Iterator[str]:
+    """Yield what limits the numbers: rows, failures, unfinished attempts, warnings, rows with mixed outcomes."""
+    counts = estimates.counts
+    hidden = {"Scored", "Bottleneck", "  infrastructure failures"}
+    if sum(counts.unscored.values()) == sum(counts.failed_by_boundary.values()):
+        hidden.add("Unscored")
+    for label, text in [*run_numbers.sample_counts(estimates, rows), *more]:
+        if label not in hidden:
+            yield f"  {label:<26}{text}"
+    for warning in estimates.warnings:
+        yield f"  Warning: {warning}"
+    if (mixed := estimates.flaky) is not None and mixed.count:
+        yield ""
+        yield f"{formats.count(mixed.count)} of {amount(mixed.of, 'row')} had mixed outcomes."
 
 
 def slice_tables(found: Sequence[RunSlice]) -> list[Block]:
@@ -159,8 +223,10 @@ def _slice_cells(found: RunSlice) -> Sequence[Cell]:
     )
 
 
-def headline_table(found: RunScore) -> Text:
-    return Text(f"Result: {run_numbers.describe_score(found)}", in_plain=True)
+def result_line(found: RunScore, *, is_alone: bool = False) -> list[Block]:
+    """Return the result in a line, if ``is_alone`` or with ``--verbose``; the main numbers say it otherwise."""
+    is_shown = is_alone or current().verbose
+    return [Text(f"Result: {run_numbers.describe_score(found)}", in_plain=True)] if is_shown else []
 
 
 def finished_steps(
@@ -188,6 +254,22 @@ def finished_steps(
     if summary.succeeded:
         steps.append(f"Conversations: {shown_path(summary.run_dir / 'trajectories')}/")
     return [*steps, f"View: {view}"], [*structured, {"action": "view", "command": view}]
+
+
+def _failures(summary: RunSummary) -> Iterator[Block]:
+    """Yield the first failed attempts: three lines, or with ``--verbose`` a table."""
+    if current().verbose and summary.failures:
+        yield _failed_rows(summary)
+    elif summary.failures:
+        lines = ["Failed attempts"]
+        for record in summary.failures[:3]:
+            error = formats.one_line(record.error or record.error_type or "")[:_MAX_ERROR]
+            lines.append(f"  row {record.row_index}, attempt {record.run_index}: {record.boundary}: {error}")
+        if summary.failed > 3:
+            lines.append(
+                f"  and {summary.failed - 3:,} more: osmosis eval show {summary.run_dir.name} --unscored"
+            )
+        yield Text("\n".join(lines), tone="bad", in_plain=True)
 
 
 def _failed_rows(summary: RunSummary) -> Table:
@@ -280,7 +362,7 @@ def _results(described: DescribedEvaluation) -> Iterator[Row]:
         yield "Retried", f"{amount(run.revision, 'time')}, last {formats.date(run.retried_at)}"
     if rows is not None:
         yield "Rows", rows.words
-    if headline is not None:
+    if headline is not None and (described.estimates is None or current().verbose):
         yield "Scored", run_numbers.format_scored(headline)
         if headline.failed:
             yield "Failed", run_numbers.format_failed(headline)
@@ -311,12 +393,12 @@ def _numbers_of(described: DescribedEvaluation) -> Iterator[Block]:
     estimates, headline = described.estimates, described.headline
     if estimates is None or (described.metrics and described.metrics.overview.total_samples == 0):
         return
-    more: list[Row] = []
+    more: list[tuple[str, str]] = []
     if estimates.counts.pending:
-        more.append(("Pending", Styled(formats.count(estimates.counts.pending), "pending")))
+        more.append(("Pending", formats.count(estimates.counts.pending)))
     if described.metrics and described.metrics.overview.duration_ms is not None:
         more.append(("Duration", formats.duration(described.metrics.overview.duration_ms / 1000)))
-    yield from numbers_table(estimates, headline.rows if headline is not None else None, more)
+    yield from number_blocks(estimates, headline.rows if headline is not None else None, more)
 
 
 def _headline(described: DescribedEvaluation) -> Iterator[Block]:
@@ -325,7 +407,7 @@ def _headline(described: DescribedEvaluation) -> Iterator[Block]:
     elif rows := [*_counted(described), *_measured(described)]:
         yield Table(("", ""), rows, title="Results", in_plain=True)
     if described.headline is not None:
-        yield headline_table(described.headline)
+        yield from result_line(described.headline, is_alone=described.estimates is None)
 
 
 def _hints(described: DescribedEvaluation, followed: bool) -> Iterator[str]:
@@ -550,12 +632,14 @@ def local_info(directory: Path, output: str | None, columns: Sequence[str]) -> D
     elif is_download(directory):
         look = f"Attempts: {fetching(directory, 'trajectories')}"
     headline = entry.headline
-    blocks = (
-        [] if estimates is None else numbers_table(estimates, headline.rows if headline is not None else None)
-    )
-    if detail.config_written is not None:
+    blocks: list[Block] = []
+    if estimates is not None:
+        blocks += number_blocks(estimates, headline.rows if headline is not None else None)
+    if detail.config_written is not None and current().verbose:
         blocks.append(Text(detail.config_written, title="Configuration file"))
-    blocks += [*slice_tables(slices), *([headline_table(headline)] if headline is not None else [])]
+    blocks += slice_tables(slices)
+    if headline is not None:
+        blocks += result_line(headline, is_alone=estimates is None)
     return DetailResult(
         data={
             "local_run": local_runs.local_item(entry, directory),
@@ -640,7 +724,7 @@ class LiveRun(GracefulStop, RunHooks):
 
     def plan(self, plan: RunPlan) -> None:
         self._plan = plan
-        self._output.show(plan_table(plan, self._prepared))
+        self._output.show(plan_block(plan, self._prepared))
         for note in self._prepared.notes:
             self._output.warn(note)
         if plan.archived is not None:

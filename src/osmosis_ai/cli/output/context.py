@@ -45,6 +45,7 @@ class OutputContext:
         narrates: bool = False,
     ) -> None:
         self.mode: Mode = mode
+        self.verbose = False
         self.narrates = narrates or mode != "json"
         self.stdin = stdin if stdin is not None else sys.stdin
         self.stdout = stdout if stdout is not None else sys.stdout

@@ -71,10 +71,7 @@ def list_benchmarks(limit: LimitOption = 50, everything: AllOption = False) -> L
 @app.command()
 def info(
     key: Annotated[
-        str,
-        typer.Argument(
-            help="Key, name or id of a benchmark.", show_default=False, autocompletion=complete_benchmark
-        ),
+        str, typer.Argument(help="Key, name or id of a benchmark.", autocompletion=complete_benchmark)
     ],
     limit: LimitOption = 50,
     everything: AllOption = False,
@@ -115,7 +112,7 @@ def info(
 
 @app.command()
 def submit(
-    config: Annotated[Path, typer.Argument(help="A TOML file of configs/benchmark/.", show_default=False)],
+    config: Annotated[Path, typer.Argument(help="A TOML file of configs/benchmark/.")],
     secrets_file: submits.SecretsFileOption = None,
     yes: YesOption = False,
 ) -> OperationResult:
@@ -164,12 +161,7 @@ def submit(
     return OperationResult(
         operation="benchmark.submit",
         message=f"Benchmark run submitted: {run.name}",
-        resource={
-            **fields,
-            "benchmark_name": key,
-            **context.resource(),
-            "config": written.described(),
-        },
+        resource={**fields, "benchmark_name": key, **context.resource(), "config": written.described()},
         next_steps=[f"Status: {run.status}", f"Benchmark: {key}", view],
         next_steps_structured=submits.next_steps_structured("benchmark", run.name, url),
     )
@@ -266,10 +258,7 @@ def stop(run: RunArgument, yes: YesOption = False) -> OperationResult:
 def download(
     run: RunArgument,
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", help="Directory (default: .osmosis/benchmarks/RUN).", show_default=False
-        ),
+        Path | None, typer.Option("--output", "-o", help="Directory (default: .osmosis/benchmarks/RUN).")
     ] = None,
     types: Annotated[
         str, typer.Option("--type", help="Comma-separated: summary, results, artifacts, logs; or all.")

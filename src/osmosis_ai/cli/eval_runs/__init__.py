@@ -52,59 +52,33 @@ def _view() -> RunView[DescribedEvaluation]:
     return VIEW
 
 
-WHERE, PACE, LIMITS = "Rows and results", "Execution", "Budget"
-ISOLATION = "Isolation"
-
-
 def run(
     config: options.EvalConfigArgument,
-    rows: Annotated[
-        str | None, typer.Option(help='Rows to run, counted from 0: "3,7,10-20".', rich_help_panel=WHERE)
-    ] = None,
+    rows: Annotated[str | None, typer.Option(help='Rows to run, counted from 0: "3,7,10-20".')] = None,
     dataset_file: Annotated[
-        Path | None,
-        typer.Option(help="Dataset file (default: data/<dataset>.*).", rich_help_panel=WHERE),
+        Path | None, typer.Option(help="Dataset file (default: data/<dataset>.*).")
     ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="Name of the run; an existing run continues.", rich_help_panel=WHERE)
-    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run; an existing run continues.")] = None,
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", help="Directory of runs (default: .osmosis/evals).", rich_help_panel=WHERE
-        ),
+        Path | None, typer.Option("--output", "-o", help="Directory of runs (default: .osmosis/evals).")
     ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start over; an existing run is archived.", rich_help_panel=WHERE)
-    ] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over; an existing run is archived.")] = False,
     retry_failed: Annotated[
-        bool,
-        typer.Option("--retry-failed", help="Also retry failed and skipped attempts.", rich_help_panel=WHERE),
+        bool, typer.Option("--retry-failed", help="Also retry failed and skipped attempts.")
     ] = False,
     salvage: Annotated[
-        bool,
-        typer.Option(
-            "--salvage",
-            help="Drop the damaged lines of a journal and repeat their attempts.",
-            rich_help_panel=WHERE,
-        ),
+        bool, typer.Option("--salvage", help="Drop the damaged lines of a journal and repeat their attempts.")
     ] = False,
     max_in_flight: Annotated[
-        int | None, typer.Option(min=1, help="Maximum number of concurrent attempts.", rich_help_panel=PACE)
+        int | None, typer.Option(min=1, help="Maximum number of concurrent attempts.")
     ] = None,
     servers: options.ServersOption = None,
-    seed: Annotated[int, typer.Option(help="Random seed of the run.", rich_help_panel=PACE)] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of the run.")] = 0,
     max_cost: Annotated[
-        float | None,
-        typer.Option(help="Budget in US dollars; no attempt starts beyond it.", rich_help_panel=LIMITS),
+        float | None, typer.Option(help="Budget in US dollars; no attempt starts beyond it.")
     ] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(help="Token budget; no attempt starts beyond it.", rich_help_panel=LIMITS)
-    ] = None,
-    max_time: Annotated[
-        str | None,
-        typer.Option(help="Time budget, such as 90, 90s, 10m or 2h.", rich_help_panel=LIMITS),
-    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Token budget; no attempt starts beyond it.")] = None,
+    max_time: Annotated[str | None, typer.Option(help="Time budget, such as 90, 90s, 10m or 2h.")] = None,
     secrets_file: Annotated[
         str | None, typer.Option(help="File of NAME=value lines for [secrets].required; - reads stdin.")
     ] = None,
@@ -112,15 +86,11 @@ def run(
         int | None,
         typer.Option(min=1, max=65535, help="Port of the rollout's server (default: a private socket)."),
     ] = None,
-    isolate: Annotated[
-        bool,
-        typer.Option("--isolate", help="Run the rollout in a sandbox (Linux).", rich_help_panel=ISOLATION),
-    ] = False,
+    isolate: Annotated[bool, typer.Option("--isolate", help="Run the rollout in a sandbox (Linux).")] = False,
     network: Annotated[
         Literal["host", "none"],
         typer.Option(
-            help="Network of the rollout: host (this machine's) or none (only the model, in a sandbox).",
-            rich_help_panel=ISOLATION,
+            help="Network of the rollout: host (this machine's) or none (only the model, in a sandbox)."
         ),
     ] = "host",
     upload: Annotated[
@@ -286,7 +256,6 @@ def info(
             "-o",
             metavar="PATH",
             help="Directory for a platform run's metrics.json (default: .osmosis/evals/RUN).",
-            show_default=False,
         ),
     ] = None,
     slices: options.SliceOption = None,
@@ -314,7 +283,6 @@ def show(
         str,
         typer.Argument(
             help="Local or platform run: a name, a unique prefix, a directory or @last.",
-            show_default=False,
             autocompletion=complete_run_anywhere,
         ),
     ],
@@ -332,7 +300,6 @@ def show(
         typer.Option(
             metavar="RUN",
             help="Also show the row's conversations in another run.",
-            show_default=False,
             autocompletion=complete_run_anywhere,
         ),
     ] = None,
@@ -366,7 +333,6 @@ def watch(
         str,
         typer.Argument(
             help="Local run (name or directory) or platform run (name or ID).",
-            show_default=False,
             autocompletion=complete_run_anywhere,
         ),
     ],
@@ -477,9 +443,7 @@ def download(
     run: options.RunArgument,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output", "-o", help="Directory of the run (default: .osmosis/evals/RUN).", show_default=False
-        ),
+        typer.Option("--output", "-o", help="Directory of the run (default: .osmosis/evals/RUN)."),
     ] = None,
     types: Annotated[
         str,
@@ -488,9 +452,7 @@ def download(
             help="Comma-separated: metrics, trajectories, artifacts, logs, or all; also journal, if the platform offers it.",
         ),
     ] = "metrics,trajectories",
-    rows: Annotated[
-        str | None, typer.Option(help='Only files of these dataset rows: "3,7,10-20".', show_default=False)
-    ] = None,
+    rows: Annotated[str | None, typer.Option(help='Only files of these dataset rows: "3,7,10-20".')] = None,
     overwrite: OverwriteOption = False,
     yes: DownloadYesOption = False,
 ) -> OperationResult:
@@ -592,7 +554,6 @@ def upload(
         typer.Argument(
             metavar="RUN_DIR",
             help="Name or directory of a finished local run.",
-            show_default=False,
             autocompletion=complete_local_run,
         ),
     ],
@@ -706,7 +667,6 @@ def export(
         str,
         typer.Argument(
             help="Local run (name or directory) or platform run (name or ID).",
-            show_default=False,
             autocompletion=complete_run_anywhere,
         ),
     ],
@@ -719,9 +679,7 @@ def export(
     ] = "jsonl",
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output", "-o", help="Output file, or - for stdout (default: RUN.<format>).", show_default=False
-        ),
+        typer.Option("--output", "-o", help="Output file, or - for stdout (default: RUN.<format>)."),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
     yes: Annotated[

@@ -52,7 +52,6 @@ def compare(
         typer.Argument(
             help="Baseline run: a name, a unique prefix, a directory, @last or git:REF; local:NAME and platform:NAME "
             "select the place.",
-            show_default=False,
             autocompletion=complete_run_anywhere,
         ),
     ],
@@ -60,7 +59,6 @@ def compare(
         list[str],
         typer.Argument(
             help="Runs to compare with the baseline, in the same notation.",
-            show_default=False,
             autocompletion=complete_run_anywhere,
         ),
     ],
@@ -70,15 +68,12 @@ def compare(
             metavar="METRIC",
             help="Metric of the verdict: reward, pass_rate, pass@K, pass^K, unscored, failed, cost_per_row, tokens or "
             "latency (default: pass_rate; reward if rewards are graded).",
-            show_default=False,
         ),
     ] = None,
     slices: Annotated[
         list[str] | None,
         typer.Option(
-            "--slice",
-            metavar="COLUMN",
-            help="Also compare by the values of a dataset column; repeatable.",
+            "--slice", metavar="COLUMN", help="Also compare by the values of a dataset column; repeatable."
         ),
     ] = None,
     confidence: Annotated[
@@ -190,7 +185,6 @@ def gate(
         typer.Argument(
             help="Local or platform run: a name, a unique prefix, a directory, @last or git:REF; or a result file of "
             "`osmosis eval rubric`.",
-            show_default=False,
             autocompletion=complete_run_anywhere,
         ),
     ],
@@ -238,9 +232,7 @@ def gate(
     unclear: Annotated[
         Literal["pass", "fail"] | None,
         typer.Option(
-            "--unclear",
-            help="Exit with 0 (pass) or 1 (fail) instead of 3 if the evidence is insufficient.",
-            show_default=False,
+            "--unclear", help="Exit with 0 (pass) or 1 (fail) instead of 3 if the evidence is insufficient."
         ),
     ] = None,
     against: Annotated[
@@ -249,15 +241,13 @@ def gate(
             "--against",
             metavar="RUN",
             help="Baseline run, in the same notation.",
-            show_default=False,
             autocompletion=complete_run_anywhere,
         ),
     ] = None,
     reward_range: options.RewardRangeOption = None,
     unpaired: Annotated[bool, typer.Option("--unpaired", help="Compare runs on different rows.")] = False,
     allow_different_grader: Annotated[
-        bool,
-        typer.Option("--allow-different-grader", help="Also compare runs with different graders."),
+        bool, typer.Option("--allow-different-grader", help="Also compare runs with different graders.")
     ] = False,
     allow_same: Annotated[
         bool, typer.Option("--allow-same", help="Compare runs of the same seed, model and code.")
@@ -429,9 +419,6 @@ def _numbers(judgement: RuleResult) -> tuple[str | None, ...]:
     return tuple(None if number is None else written(number) for number in numbers)
 
 
-GOAL, LIMITS, SPREAD = "Goal", "Limits", "Variance"
-
-
 def plan(
     config: options.EvalConfigArgument,
     pilot: Annotated[
@@ -439,7 +426,6 @@ def plan(
         typer.Option(
             help="Run to estimate variance and cost from, ideally with 30 rows and n >= 2.",
             metavar="RUN",
-            rich_help_panel=SPREAD,
             autocompletion=complete_run_anywhere,
         ),
     ] = None,
@@ -448,50 +434,31 @@ def plan(
         typer.Option(
             help="Second run on the same rows, for the variance of the difference.",
             metavar="RUN",
-            rich_help_panel=SPREAD,
             autocompletion=complete_run_anywhere,
         ),
     ] = None,
     pass_rate: Annotated[
-        float | None,
-        typer.Option(help="Expected pass rate, without a pilot (default: 0.5).", rich_help_panel=SPREAD),
+        float | None, typer.Option(help="Expected pass rate, without a pilot (default: 0.5).")
     ] = None,
     icc: Annotated[
-        float | None,
-        typer.Option(
-            help="Share of the variance between rows, without a pilot (default: 0.3).",
-            rich_help_panel=SPREAD,
-        ),
+        float | None, typer.Option(help="Share of the variance between rows, without a pilot (default: 0.3).")
     ] = None,
     detect: Annotated[
-        float | None,
-        typer.Option(help="Difference to detect: 0.03 is three points of a pass rate.", rich_help_panel=GOAL),
+        float | None, typer.Option(help="Difference to detect: 0.03 is three points of a pass rate.")
     ] = None,
     power: Annotated[
-        float,
-        typer.Option(
-            help="Statistical power: probability of detecting the difference.", rich_help_panel=GOAL
-        ),
+        float, typer.Option(help="Statistical power: probability of detecting the difference.")
     ] = 0.8,
     confidence: Annotated[
-        float | None,
-        typer.Option(help="Confidence level of the interval (0 to 1).", rich_help_panel=GOAL),
+        float | None, typer.Option(help="Confidence level of the interval (0 to 1).")
     ] = None,
-    metric: Annotated[
-        Literal["pass_rate", "reward"], typer.Option(help="Metric to compare.", rich_help_panel=GOAL)
-    ] = "pass_rate",
-    max_cost: Annotated[
-        float | None, typer.Option(help="Budget of one run in US dollars.", rich_help_panel=LIMITS)
-    ] = None,
+    metric: Annotated[Literal["pass_rate", "reward"], typer.Option(help="Metric to compare.")] = "pass_rate",
+    max_cost: Annotated[float | None, typer.Option(help="Budget of one run in US dollars.")] = None,
     rows_at_most: Annotated[
-        int | None,
-        typer.Option(help="Maximum number of rows (default: the dataset's).", rich_help_panel=LIMITS),
+        int | None, typer.Option(help="Maximum number of rows (default: the dataset's).")
     ] = None,
     row_cost: Annotated[
-        float,
-        typer.Option(
-            help="Cost of one more row in US dollars, without its attempts.", rich_help_panel=LIMITS
-        ),
+        float, typer.Option(help="Cost of one more row in US dollars, without its attempts.")
     ] = 0.0,
     markdown: options.MarkdownOption = None,
 ) -> OperationResult:

@@ -19,12 +19,8 @@ if TYPE_CHECKING:
 
 _MOST = 1_000
 
-RowOption = Annotated[
-    int | None, typer.Option(min=0, help="Only this row, counted from 0.", show_default=False)
-]
-AttemptOption = Annotated[
-    int | None, typer.Option(min=0, help="Only this attempt, counted from 0.", show_default=False)
-]
+RowOption = Annotated[int | None, typer.Option(min=0, help="Only this row, counted from 0.")]
+AttemptOption = Annotated[int | None, typer.Option(min=0, help="Only this attempt, counted from 0.")]
 FailedOption = Annotated[bool, typer.Option("--failed", help="Scored below the threshold.")]
 PassedOption = Annotated[bool, typer.Option("--passed", help="Scored at the threshold or above.")]
 UnscoredOption = Annotated[bool, typer.Option("--unscored", help="Attempts without a score.")]
@@ -33,15 +29,12 @@ FinishOption = Annotated[
     typer.Option(
         "--finish",
         help="Attempts with a model reply that was truncated (length), filtered (content_filter) or refused (refusal).",
-        show_default=False,
     ),
 ]
 SearchOption = Annotated[
     str,
     typer.Option(
-        metavar="TEXT",
-        help="With TEXT in what was said, in the notes of grader or judges, or in the error.",
-        show_default=False,
+        metavar="TEXT", help="With TEXT in what was said, in the notes of grader or judges, or in the error."
     ),
 ]
 ShownOption = Annotated[int, typer.Option("--limit", min=1, max=_MOST, help="How many at most.")]

@@ -25,15 +25,12 @@ if TYPE_CHECKING:
 
 WatchOption = Annotated[bool, typer.Option("--watch", help="Follow the run to its end and show how it went.")]
 CheckOption = Annotated[
-    bool,
-    typer.Option("--check", help="Do everything but submit; for CI. Exits 1 when something is wrong."),
+    bool, typer.Option("--check", help="Do everything but submit; for CI. Exits 1 when something is wrong.")
 ]
 SecretsFileOption = Annotated[
     str | None,
     typer.Option(
-        metavar="FILE|-",
-        help="NAME=value lines for [secrets].required, for this run only; - reads stdin.",
-        show_default=False,
+        metavar="FILE|-", help="NAME=value lines for [secrets].required, for this run only; - reads stdin."
     ),
 ]
 
@@ -47,13 +44,7 @@ _SOURCES = {
 
 
 def submit_run(
-    view: RunView[Any],
-    config: Path,
-    *,
-    check: bool,
-    watch: bool,
-    secrets_file: str | None,
-    yes: bool,
+    view: RunView[Any], config: Path, *, check: bool, watch: bool, secrets_file: str | None, yes: bool
 ) -> OperationResult:
     from osmosis_ai.config.checks import EVAL, TRAINING
     from osmosis_ai.services.runs.submit import post_run, prepare_submission
@@ -84,8 +75,7 @@ def submit_run(
         env, secrets = submission.config.env, submission.secrets
         notes, warnings = submission.notes, submission.warnings
         output.show(
-            Table(("", ""), rows, title=f"{noun.title()} Run"),
-            *closing_blocks(env, secrets, notes, warnings),
+            Table(("", ""), rows, title=f"{noun.title()} Run"), *closing_blocks(env, secrets, notes, warnings)
         )
         if check:
             return _check(output, context, submission)

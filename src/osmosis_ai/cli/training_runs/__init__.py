@@ -73,13 +73,9 @@ _PARTS = {
 @app.command()
 def estimate(
     config: options.TrainingConfigArgument,
-    gpu: Annotated[
-        str | None,
-        typer.Option(help="A GPU by name: T4, L4, A100, H100, H200 …", show_default=False),
-    ] = None,
+    gpu: Annotated[str | None, typer.Option(help="A GPU by name: T4, L4, A100, H100, H200 …")] = None,
     gpu_memory: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", help="The memory of any other GPU: 80GB.", show_default=False),
+        str | None, typer.Option(metavar="SIZE", help="The memory of any other GPU: 80GB.")
     ] = None,
 ) -> DetailResult:
     """Estimate the memory that a training run needs, and say on which GPUs it fits.
@@ -182,7 +178,6 @@ def info(
             "--output",
             "-o",
             help="File or directory for the metrics of a run of the platform (default: .osmosis/metrics).",
-            show_default=False,
         ),
     ] = None,
     report: options.ReportOption = None,
@@ -268,8 +263,7 @@ def show(
     row: showing.RowOption = None,
     attempt: showing.AttemptOption = None,
     step: Annotated[
-        int | None,
-        typer.Option(min=0, help="Only if the validation after this step is still kept.", show_default=False),
+        int | None, typer.Option(min=0, help="Only if the validation after this step is still kept.")
     ] = None,
     failed: showing.FailedOption = False,
     passed: showing.PassedOption = False,
@@ -349,8 +343,8 @@ def logs(
 
 @app.command()
 def compare(
-    a: Annotated[str, typer.Argument(help="Name or id of a run.", show_default=False)],
-    b: Annotated[str, typer.Argument(help="The run to compare it with.", show_default=False)],
+    a: Annotated[str, typer.Argument(help="Name or id of a run.")],
+    b: Annotated[str, typer.Argument(help="The run to compare it with.")],
 ) -> DetailResult:
     """Compare two training runs: which is better, settings that differ, curves, differences with intervals.
 
@@ -373,11 +367,7 @@ def compare(
         return DetailResult(
             data={**found.data(), **context.resource()},
             title="Training runs",
-            rows=[
-                ("Verdict", found.sentence),
-                *_compared_rows("A", found.a),
-                *_compared_rows("B", found.b),
-            ],
+            rows=[("Verdict", found.sentence), *_compared_rows("A", found.a), *_compared_rows("B", found.b)],
             blocks=list(_blocks(found)),
         )
 
@@ -489,10 +479,7 @@ def resume(run: options.RunArgument) -> OperationResult:
         return OperationResult(
             operation="train.resume",
             message=f'Training run "{name}" resumes{where}.',
-            resource={
-                **resumed.model_dump(),
-                **context.resource(),
-            },
+            resource={**resumed.model_dump(), **context.resource()},
             next_steps=[f"Follow with: osmosis train watch {name}"],
             next_steps_structured=[{"action": "train.watch", "name": name}],
         )

@@ -182,7 +182,7 @@ def test_unscored_attempts_exit_with_1(cli: Cli, tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr("osmosis_ai.services.demo._Terminal.watch", evaluate)
     incomplete = cli("demo", "--local", "--plain", "--clean", "--keep-dir", str(tmp_path / "some"))
-    assert incomplete.status == 1 and "The demo scored 1 of 2 samples." in incomplete.out
+    assert incomplete.status == 1 and "The demo scored 1 of 2 attempts." in incomplete.out
     assert "it is six" in incomplete.out and (tmp_path / "some").is_dir()
     rewards[:] = [None, None]
     nothing = cli("demo", "--local", "--json", "--keep-dir", str(tmp_path / "none"))

@@ -98,7 +98,7 @@ def _tell(line: str) -> None:
 def _result(outcome: DemoOutcome, scratch: Scratch, *, complete: bool, removed: bool) -> OperationResult:
     evaluation, sample, run = outcome.evaluation, outcome.evaluation.sample, outcome.evaluation.run
     counts = evaluation.metrics["estimates"]["counts"]
-    message = f"The demo scored {counts['scored']} of {counts['planned']} samples."
+    message = f"The demo scored {counts['scored']} of {counts['planned']} attempts."
     extra: dict[str, Any] = {}
     if (training := outcome.training) is not None and outcome.base is not None:
         extra = {

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from osmosis_ai.cli.eval_runs.view import numbers_table
+from osmosis_ai.cli.eval_runs.view import number_blocks
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.datasets import count_records, file_digest, select_rows
 from osmosis_ai.errors import OsmosisError
@@ -490,9 +490,9 @@ async def test_judge_explanation_and_cost(world: World) -> None:
     assert estimates.judges is not None
     expected = {"calls": 2, "tokens": 200, "cost_usd": 0.5, "outside_scale": 1}
     assert estimates.judges.model_dump() == expected
-    numbers, _ = numbers_table(estimates, None)
-    said = "2 calls, 200 tokens, 1 score outside the scale, clamped"
-    assert ("Judges", "$0.50", "", said) in numbers.rows  # type: ignore[union-attr]
+    (numbers,) = number_blocks(estimates, None)
+    said = "  Judges                    $0.50, 2 calls, 200 tokens, 1 score outside the scale, clamped"
+    assert said in numbers.text.splitlines()  # type: ignore[union-attr]
 
     write_rows(world.rows, [f"row {row}" for row in range(12)])
     limited = {"budget": Budget(max_cost_usd=0.5), "max_in_flight": 2, "name": "limited"}

@@ -6,7 +6,7 @@ import io
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from copy import copy
 from datetime import timedelta
 from itertools import count
 from typing import Any
@@ -143,7 +143,9 @@ def keep_journal(services: PlatformServices, run: DbRun, *records: TerminalRecor
 
 def source_of(services: PlatformServices, member: Member) -> PlatformSource:
     """Return the runs of a member's workspace, as one visitor sees them."""
-    return PlatformSource(replace(services, sample_counts=SharedReads(most=500)), member.workspace.id)
+    own = copy(services)
+    own.sample_counts = SharedReads(most=500)
+    return PlatformSource(own, member.workspace.id)
 
 
 _BACKGROUND = ("osmosis-maintenance", "platform-shards")

@@ -191,6 +191,9 @@ def _circumstances(
     for label, text in [*run_numbers.sample_counts(estimates, rows), *more]:
         if label not in hidden:
             yield f"  {label:<26}{text}"
+    for line in run_numbers.number_lines(estimates):
+        if line.label == "Judges":
+            yield f"  {line.label:<26}{line.value}, {line.over}"
     for warning in estimates.warnings:
         yield f"  Warning: {warning}"
     if (mixed := estimates.flaky) is not None and mixed.count:

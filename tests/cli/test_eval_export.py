@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.api.blob_server import BlobServer
 from tests.cli.eval_downloads import DownloadableRun
 from tests.cli.eval_replies import DETAIL
 from tests.cli.maze import Maze
@@ -251,3 +252,18 @@ def test_inspect_ai_reads_the_log(maze: Maze, tmp_path: Path) -> None:
     rate = next(score for score in log.results.scores if score.name == "passed")
     assert rate.metrics["accuracy"].value == 1.0
     assert [each.id for each in read_eval_log_sample_summaries(str(target))] == [0, 0, 1]
+
+
+@pytest.mark.parametrize("named", ["amber-otter-42", "platform:amber-otter-42"])
+def test_waiting_platform_run(maze: Maze, store: BlobServer, named: str) -> None:
+    run = DownloadableRun(maze, store)
+    waiting = {**DETAIL["eval_run"], "status": "pending"}
+    run.described({**DETAIL, "eval_run": waiting})
+    refused = maze.osmosis("eval", "export", named)
+    assert (
+        refused.status == 1 and "has not started yet" in refused.err and "there is no run" not in refused.err
+    )
+    # Retried, it keeps what it had.
+    run.described({**DETAIL, "eval_run": {**waiting, "revision": 1}})
+    assert maze.osmosis("eval", "download", "amber-otter-42", "--yes").status == 0
+    assert run.found()

@@ -342,7 +342,8 @@ def watch(
     Examples:
         osmosis eval watch amber-otter-42
     """
-    from osmosis_ai.services.eval_runs.resolver import find_local_run, name_elsewhere, run_nowhere
+    from osmosis_ai.cli.eval_runs.view import refused
+    from osmosis_ai.services.eval_runs.resolver import find_local_run, name_elsewhere
 
     try:
         directory = find_local_run(run)
@@ -351,7 +352,7 @@ def watch(
         try:
             return _view().watch(name)
         except OsmosisError as error:
-            raise run_nowhere(name, missing, error) from None
+            raise refused(run, missing, error) from None
     return _watch_local(run, directory)
 
 
@@ -717,8 +718,9 @@ def export(
 
 def _directory(run: str, *, yes: bool) -> Path:
     """Return the directory of a local or downloaded run; a run of the platform is downloaded first."""
+    from osmosis_ai.cli.eval_runs.view import refused
     from osmosis_ai.services.eval_runs.export import needed_types
-    from osmosis_ai.services.eval_runs.resolver import find_local_run, name_elsewhere, run_nowhere
+    from osmosis_ai.services.eval_runs.resolver import find_local_run, name_elsewhere
     from osmosis_ai.services.runs.lifecycle import get_evaluation
 
     try:
@@ -731,7 +733,7 @@ def _directory(run: str, *, yes: bool) -> Path:
                     context, lambda client: (get_evaluation(client, name).run, needed_types(client)), yes=yes
                 )
         except OsmosisError as error:
-            raise run_nowhere(name, missing, error) from None
+            raise refused(run, missing, error) from None
     if outcome.failures:
         raise OsmosisError(
             f"{amount(len(outcome.failures), 'file')} of `{name}` could not be downloaded: {outcome.failures[0].path} "

@@ -280,7 +280,15 @@ def _failed_rows(summary: RunSummary) -> Table:
     more = summary.failed - len(shown)
     further = f"; {formats.count(more)} more are in events.jsonl" if more > 0 else ""
     return Table(
-        columns=("Row", "Dataset row", "Run", "Source", "Error type", "Error", Column("Files", keep=True)),
+        columns=(
+            "Row",
+            "Dataset row",
+            "Attempt",
+            "Source",
+            "Error type",
+            "Error",
+            Column("Files", keep=True),
+        ),
         rows=[_failed_row(record) for record in shown],
         title="Failed attempts",
         note=f"files: {shown_path(summary.run_dir / 'rollout_trials')}" + further,
@@ -549,19 +557,24 @@ def local_run_first(
         try:
             return remote(name)
         except OsmosisError as error:
-            if not resolver.local_names() or (error.code == "VALIDATION" and _has_platform()):
+            if not resolver.local_names():
                 raise
-            raise resolver.run_nowhere(run, missing, error) from None
+            raise refused(run, missing, error) from None
     return local(directory)
 
 
-def _has_platform() -> bool:
-    """Return whether a Git origin and a login exist, so that they are not the cause of an error."""
-    try:
-        with platform_context():
-            return True
-    except OsmosisError:
-        return False
+def refused(run: str, missing: NotFoundError, error: OsmosisError) -> OsmosisError:
+    """Return the platform's refusal of a run that only it can have, otherwise that the run is nowhere."""
+    if resolver.named_on_platform(run) is not None:
+        return error
+    if error.code == "VALIDATION":
+        try:
+            with platform_context():
+                # A Git origin and a login exist, so they are not the cause.
+                return error
+        except OsmosisError:
+            pass
+    return resolver.run_nowhere(run, missing, error)
 
 
 def with_local_runs(

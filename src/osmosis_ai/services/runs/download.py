@@ -291,7 +291,7 @@ def plan_download(
     overwrite: bool = False,
 ) -> DownloadPlan:
     """List a run's files and decide which to fetch; writes nothing."""
-    if run.status in WAITING:
+    if run.status in WAITING and not getattr(run, "revision", 0):
         name = run.name or run.id
         raise OsmosisError(
             f"{layout.noun} run `{name}` has not started yet; there is nothing to download.",

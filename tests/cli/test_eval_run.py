@@ -443,9 +443,9 @@ async def test_finish_reason_counts(openai_world: World) -> None:
 
     seen = await world.osmosis("info", "seen", "--plain")
     for line in (
-        "Truncated (token limit)\t3 of 9 attempts",
-        "Filtered\t2 of 9 attempts",
-        "Refused\t2 of 9 attempts",
+        "  Truncated (token limit)   3 of 9 attempts",
+        "  Filtered                  2 of 9 attempts",
+        "  Refused                   2 of 9 attempts",
     ):
         assert line in seen.out
     assert warning in seen.out

@@ -21,8 +21,7 @@ from osmosis_ai.config.sections import served_agent
 from osmosis_ai.datasets import validate_dataset
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.files import expanded
-from osmosis_ai.sandbox.control_groups import look_at_control
-from osmosis_ai.sandbox.isolation import check_sandbox
+from osmosis_ai.sandbox import control_groups, isolation
 from osmosis_ai.services.rollout_preflight import import_entrypoint, served_elsewhere
 from osmosis_ai.workspace import doctor
 from osmosis_ai.workspace.config_files import (
@@ -415,7 +414,7 @@ def examine(path: Path | None = None, *, fix: bool = False) -> dict[str, Any]:
     """
     report = doctor.fix(path) if fix else doctor.check(path)
     git = _git_facts(report.root)
-    capability = check_sandbox()
+    capability = isolation.check_sandbox()
     facts = {
         "workspace_directory": str(report.root),
         "git": git,
@@ -430,7 +429,7 @@ def examine(path: Path | None = None, *, fix: bool = False) -> dict[str, Any]:
             "works": capability.works,
             "problem": capability.problem,
             "remedy": capability.remedy,
-            "limits": look_at_control().words,
+            "limits": control_groups.look_at_control().words,
         },
     }
     if not report.valid:

@@ -177,6 +177,7 @@ def test_disable_enable_and_remove_users(cli: Cli, running: Any) -> None:
     moss = running.workspaces.create("moss")
     mara = running.accounts.find_user("mara@fern.example")
     running.workspaces.add_member(moss.id, mara.id, "owner")
+    running.accounts.create_token(mara.id, "cli", name="laptop")
     assert cli("platform", "user", "disable", "mara@fern.example", "--plain").status == 1
     assert envelope(cli, "user", "disable", "mara@fern.example", "--yes")["status"] == "success"
     assert envelope(cli, "user", "disable", "mara@fern.example", "--yes")["status"] == "noop"
@@ -184,6 +185,8 @@ def test_disable_enable_and_remove_users(cli: Cli, running: Any) -> None:
         "admin@localhost": "active",
         "mara@fern.example": "disabled",
     }
+    (token,) = envelope(cli, "token", "list", "-u", "mara@fern.example")["items"]
+    assert token["status"] == "disabled"
     refused = cli("platform", "token", "create", "-u", "mara@fern.example", "--plain")
     assert refused.status == 1 and "user enable mara@fern.example" in refused.err
     assert envelope(cli, "user", "enable", "mara@fern.example")["status"] == "success"

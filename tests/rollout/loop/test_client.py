@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gzip
 import json
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -58,11 +60,15 @@ class Controller:
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Skip sleeps and return their lengths."""
+    """Skip sleeps and return their lengths; the loops of other threads sleep as they did."""
     waited: list[float] = []
+    real, own = asyncio.sleep, threading.get_ident()
 
     async def sleep(seconds: float) -> None:
-        waited.append(seconds)
+        if threading.get_ident() != own:
+            await real(seconds)
+        else:
+            waited.append(seconds)
 
     monkeypatch.setattr(client_module.asyncio, "sleep", sleep)
     return waited

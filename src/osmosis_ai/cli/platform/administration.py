@@ -563,7 +563,7 @@ def _password(from_stdin: bool) -> tuple[str, bool]:
 def _token_list(
     title: str, items: Sequence[Mapping[str, Any]], columns: Sequence[Column], *, everything: bool, gone: str
 ) -> ListResult:
-    shown = [item for item in items if everything or item["status"] == "active"]
+    shown = [item for item in items if everything or item["status"] in ("active", "disabled")]
     hidden = len(items) - len(shown)
     used = Column("Last used", value=lambda item: Timestamp(item["last_used_at"]))
     return ListResult(
@@ -671,6 +671,8 @@ def list_tokens(
                 if token.revoked_at is not None
                 else "expired"
                 if token.expires_at is not None and token.expires_at <= now
+                else "disabled"
+                if owner.disabled_at is not None
                 else "active",
             }
             for token, owner in platform.accounts.tokens(user_id=owner_id)

@@ -1,4 +1,4 @@
-"""Every route and every page, asked for one workspace's things by everybody who may not see them."""
+"""Requests for one workspace's data, on every route and page, by callers without access to it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.platform.routes.test_models import add_models
 from tests.platform.viewer.runs_world import add_file, add_run, add_samples
 
 MARK = "CANARY"
-"""In everything that belongs to the workspace `fern`; whoever reads it has seen something."""
+"""Part of every name and text of the workspace `fern`; a reply with it is a leak."""
 ADMINS_ONLY = {("post", "/api/cli/environment-secrets"), ("delete", "/api/cli/environment-secrets")}
 MAKERS_ONLY = {
     ("delete", "/api/cli/eval-runs/{name_or_id}"),

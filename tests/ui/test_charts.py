@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
-from osmosis_ai.ui.charts.bars import bars, counted_histogram, histograms, waterfall
+from osmosis_ai.ui.charts.bars import counted_histogram, histograms, waterfall
 from osmosis_ai.ui.charts.comparisons import forest, scatter
 from osmosis_ai.ui.charts.curves import line
 from osmosis_ai.ui.charts.drawing import LEFT, ChartMark, ChartPoint, ChartSeries, SvgChart, TimeSpan
@@ -36,7 +36,6 @@ def drawn(name: str = "judge") -> list[SvgChart]:
             marks=[ChartMark(0.5, name, name)],
             hollow=name,
         ),
-        bars([(name, 3_000), ("b", 0)], label=name, axis=name),
         counted_histogram([0, 0.5, 1], [2, 1], name=name, label=name, axis=name),
         waterfall([TimeSpan(name, name, 0, 5), TimeSpan(name, "b", NAN, NAN)], label=name),
     ]
@@ -65,7 +64,7 @@ def test_each_number_is_in_the_table_under_its_chart() -> None:
     assert list(measures.rows[0]) == ["judge, judge", "0.20", "0.10", "0.30"]
     assert list(measures.rows[1]) == ["b, judge", "0.70", "–", "–"]
     assert list(points.rows[0]) == ["judge", "0.20", "0.00", "0.10", "0.30", "5"]
-    curves, barred, counted, times = others
+    curves, counted, times = others
     assert list(curves.rows[0]) == [
         "0.2",
         "0.000 (0.100 to 0.300) over 5",
@@ -73,7 +72,7 @@ def test_each_number_is_in_the_table_under_its_chart() -> None:
         "",
     ]
     assert list(curves.rows[-1]) == ["1", "", "", "0.500, judge"]
-    assert list(barred.rows[0]) == ["judge", "3,000"] and list(counted.rows[1]) == ["0.5 to 1", "1"]
+    assert list(counted.rows[1]) == ["0.5 to 1", "1"]
     assert list(times.rows[1]) == ["judge", "b", "not recorded", "not recorded"]
     assert all(len(row) == len(chart.head) for chart in drawn() for row in chart.rows)
 

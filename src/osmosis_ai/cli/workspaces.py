@@ -177,12 +177,6 @@ def check(
     )
 
 
-def _annotate(report: CheckReport) -> None:
-    for problem in report.problems:
-        sys.stderr.write(f"{spelled_out(' '.join(problem.github_annotation().splitlines()))}\n")
-    sys.stderr.flush()
-
-
 def _lines(report: CheckReport) -> list[str]:
     """Return a line for each finding: names in a repository may have line breaks, and CI reads lines as commands."""
     errors = [problem.text() for problem in report.errors]

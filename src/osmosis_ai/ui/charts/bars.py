@@ -1,4 +1,4 @@
-"""What is as long as its number: bars, histograms of values and of counts, and a waterfall of what took how long."""
+"""Histograms of values and of counts, and a waterfall of durations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from osmosis_ai.ui import numbers
-from osmosis_ai.ui.charts.drawing import LEFT, Drawing, PlotScale, SvgChart, TimeSpan, colour, ticks
+from osmosis_ai.ui.charts.drawing import Drawing, PlotScale, SvgChart, TimeSpan, colour, ticks
 from osmosis_ai.ui.text import visible
 
 Floats = NDArray[np.float64]
@@ -20,20 +20,6 @@ _HEIGHT = 120
 _NAMES = 150
 _ROW = 18
 _MOST = 200
-
-
-def bars(items: Sequence[tuple[str, int]], *, label: str, axis: str) -> SvgChart:
-    """Return a bar for each of ``items`` (name and how many there are), under its name, its number at its end."""
-    drawing = Drawing.between(0.0, max([1, *(value for _, value in items)]), room=84)
-    for row, (name, value) in enumerate(items):
-        y, end = row * 36, drawing.x(value)
-        drawing.title(name, y + 14)
-        drawing.path("fill-1", f"M{LEFT} {y + 22}H{end}v10H{LEFT}Z")
-        drawing.text("tick", f"{drawing.x.place(value) + 6:.1f}", y + 32, numbers.count(value))
-    rows = [[name, numbers.count(value)] for name, value in items]
-    whole = [place for place in ticks(0.0, drawing.x.high) if place.is_integer()]
-    head = ("Name", axis.capitalize())
-    return drawing.chart(label, axis, 36 * len(items) + 4, head, rows, places=whole)
 
 
 def histograms(

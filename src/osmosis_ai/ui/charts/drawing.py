@@ -101,9 +101,9 @@ class Drawing:
     _legend: list[tuple[str, Markup]] = field(default_factory=list)
 
     @classmethod
-    def between(cls, low: float, high: float, *, left: float = LEFT, room: float = RIGHT) -> Drawing:
-        """Return an empty one, ``room`` its margin at the right."""
-        return cls(PlotScale(low, high, left, WIDTH - room))
+    def between(cls, low: float, high: float, *, left: float = LEFT) -> Drawing:
+        """Return an empty drawing whose x axis goes from ``low`` to ``high``."""
+        return cls(PlotScale(low, high, left, WIDTH - RIGHT))
 
     def path(self, kind: str, d: str, said: str = "") -> None:
         """Add a path of a class, if there is any; a pointer on it reads what is ``said``."""

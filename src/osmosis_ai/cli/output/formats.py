@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, TextIO
 
@@ -83,6 +83,13 @@ def sparkline(values: Sequence[float], *, width: int) -> str:
         return _LEVELS[0] * count
     top = len(_LEVELS) - 1
     return "".join(_LEVELS[round((mean - low) / (high - low) * top)] for mean in means)
+
+
+def next_block(steps: Iterable[tuple[str, str]]) -> list[str]:
+    """Return the lines of a ``Next:`` block: a label and a command or URL each, aligned."""
+    listed = list(steps)
+    width = max((len(label) for label, _ in listed), default=0)
+    return ["Next:", *(f"  {label:<{width}}  {command}" for label, command in listed)] if listed else []
 
 
 def shown_path(path: Path) -> str:

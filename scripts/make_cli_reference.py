@@ -1,4 +1,4 @@
-"""Writes docs/cli-reference.md from the commands themselves, so that the page cannot say anything else.
+"""Write docs/reference/cli/*.md, one page for each group of commands, from the commands themselves.
 
 python scripts/make_cli_reference.py           write the page
 python scripts/make_cli_reference.py --check   fail when the committed page is not what this writes
@@ -22,17 +22,17 @@ from osmosis_ai.cli.registry import COMMANDS, OPTIONS, SUMMARY
 from osmosis_ai.cli.root import PROGRAM, build_root
 from osmosis_ai.errors import ErrorCode
 
-PAGE = Path(__file__).parents[1] / "docs" / "cli-reference.md"
+FOLDER = Path(__file__).parents[1] / "docs" / "reference" / "cli"
+NOTE = "<!-- Written by scripts/make_cli_reference.py: edit the commands, then run it. -->\n"
 INTRODUCTION = f"""\
-<!-- Written by scripts/make_cli_reference.py: edit the commands, then run it. -->
-
-# Command reference
+{NOTE}
+# Commands
 
 {SUMMARY}
 
-A command prints its result on stdout and everything else (progress, warnings, errors) on stderr. Nothing asks
-when stdin is no terminal; `--yes` answers what a command would ask. Environment variables are on
-[a page of their own](environment.md).
+A command prints its result on stdout and everything else (progress, warnings, errors) on stderr. It never asks a
+question if stdin is not a terminal. `--yes` answers all confirmations. See also
+[environment variables](../environment.md).
 """
 STATUSES = (
     (0, "It worked. Evaluations whose samples failed count as having worked: the numbers tell."),
@@ -78,36 +78,47 @@ class Shown(NamedTuple):
 
 
 def main() -> int:
-    """Write the page, or compare it, and return the exit status."""
+    """Write the pages, or compare them, and return the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
+    wanted = {FOLDER / f"{name}.md": text for name, text in pages().items()}
+    committed = {path: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.md")}
     if not parser.parse_args().check:
-        PAGE.write_text(reference(), encoding="utf-8")
+        for path in committed.keys() - wanted.keys():
+            path.unlink()
+        for path, text in wanted.items():
+            path.write_text(text, encoding="utf-8")
         return 0
-    committed, wanted = PAGE.read_text(encoding="utf-8").splitlines(), reference().splitlines()
-    difference = list(difflib.unified_diff(committed, wanted, "committed", "commands", n=0, lineterm=""))
-    if difference:
-        sys.stderr.write("\n".join(difference) + "\n")
-        sys.stderr.write(
-            f"docs/{PAGE.name} is not what the commands say: run `python scripts/{Path(__file__).name}`\n"
+    for path in sorted(wanted.keys() | committed.keys()):
+        before, after = (pages.get(path, "").splitlines() for pages in (committed, wanted))
+        sys.stderr.writelines(
+            f"{line}\n"
+            for line in difflib.unified_diff(before, after, str(path.name), "commands", n=0, lineterm="")
         )
-    return 1 if difference else 0
+    if committed != wanted:
+        sys.stderr.write(f"docs/reference/cli is out of date: run `python scripts/{Path(__file__).name}`\n")
+    return int(committed != wanted)
 
 
-def reference() -> str:
-    """Return the whole page."""
-    parts = [INTRODUCTION, *_contents(), "## Options of every command\n", _root_options()]
+def pages() -> dict[str, str]:
+    """Return the text of every page by its name."""
+    written = {
+        "index": "\n".join(
+            [INTRODUCTION, *_contents(), "## Options of every command\n", _root_options(), *_statuses()]
+        )
+    }
     seen: dict[tuple[str, str], str] = {}
     for name, group in _groups():
-        parts.append(f"## `{PROGRAM} {name}`\n")
+        parts = [NOTE, f"# `{PROGRAM} {name}`\n"]
         for command in _leaves(*group):
             if command.path != f"{PROGRAM} {name}":
-                parts.append(f"### `{command.path}`\n")
+                parts.append(f"## `{command.path}`\n")
             same = seen.setdefault((command.summary, command.body), command.path)
             parts.append(_whole(command) if same == command.path else f"The same as {_link(same)}.\n")
-    return "\n".join([*parts, *_statuses()])
+        written[name] = "\n".join(parts)
+    return written
 
 
 def _groups() -> list[tuple[str, tuple[Any, Any]]]:
@@ -242,7 +253,7 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _link(path: str) -> str:
-    return f"[`{path}`](#{path.replace(' ', '-')})"
+    return f"[`{path}`]({path.split()[1]}.md#{path.replace(' ', '-')})"
 
 
 def _prose(text: str) -> str:

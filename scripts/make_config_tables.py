@@ -3,7 +3,7 @@
 python scripts/make_config_tables.py           write it
 python scripts/make_config_tables.py --check   fail when what is committed says otherwise
 
-The pages are docs/eval-configs.md, docs/training.md and configs/AGENTS.md. What fits where comes from the estimator of
+The pages are docs/reference/config.md, docs/guides/training.md and configs/AGENTS.md. What fits where comes from the estimator of
 `osmosis train estimate`. A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`.
 """
 
@@ -29,7 +29,7 @@ from osmosis_ai.training.runs.memory_estimate import GIB, ModelShape, estimate
 from osmosis_ai.workspace.doctor import guide_text
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("docs/eval-configs.md", "docs/training.md")
+PAGES = ("docs/reference/config.md", "docs/guides/training.md")
 GUIDE = "configs/AGENTS.md"
 TABLE = re.compile(r"(?<=<!-- table: )(?P<name>[a-z-]+)( -->\n).*?(?=<!-- end of table -->)", re.DOTALL)
 TABLES: Mapping[str, type[ConfigSection]] = {

@@ -216,7 +216,7 @@ def test_all_mistakes_in_one_report(ready: Maze) -> None:
 
 
 def test_documented_config(ready: Maze) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "benchmarks.md").read_text(encoding="utf-8")
     (text,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     configure(ready, text)
     missing = submit(ready, "--yes", "--json").error["details"]["missing"]

@@ -113,7 +113,7 @@ async def test_a_fault_stops_dispatch_and_cancels_items_in_flight() -> None:
     assert dispatcher.in_flight == 0
 
 
-PAGE = (Path(__file__).parents[2] / "docs" / "eval-run.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "run-evaluations.md").read_text()
 DOCUMENTED_CODES = set(re.findall(r"\| `(\w+)` \|", PAGE.partition("| category | |")[2].partition("\n\n")[0]))
 SUCCESS = {"status": "success"}
 GRADED = {"status": "success", "sample": {"messages": [], "reward": 1.0}}

@@ -1,4 +1,4 @@
-"""The action and the jobs of docs/ci.md: their own commands, run as far as no service is needed.
+"""The action and the jobs of docs/guides/ci.md: their own commands, run as far as no service is needed.
 
 Commands are taken out of the YAML that people use. `osmosis` and `gh` are stand-ins that write down how they were called;
 what was called is then run in this process.
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.integration
 
 REPOSITORY = Path(__file__).parents[2]
 ACTION: dict[str, Any] = yaml.safe_load((REPOSITORY / "action.yml").read_text())
-PAGE = (REPOSITORY / "docs" / "ci.md").read_text()
+PAGE = (REPOSITORY / "docs" / "guides" / "ci.md").read_text()
 BLOCKS: list[dict[Any, Any]] = [
     yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 ]

@@ -1,4 +1,4 @@
-"""The job of docs/ci.md does what the page says: it lets through what is good, and nothing that is not."""
+"""The job of docs/guides/ci.md does what the page says: it lets through what is good, and nothing that is not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.evaluation.recorded_runs import Outcome, passing, write_run
 
 from osmosis_ai.cli.main import main
 
-PAGE = Path(__file__).parents[2] / "docs" / "ci.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "ci.md"
 
 
 def steps() -> list[str]:

@@ -1,4 +1,4 @@
-"""The frameworks of docs/writing-a-rollout.md: its code runs, but for what needs an install."""
+"""The frameworks of docs/guides/agents.md: its code runs, but for what needs an install."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from osmosis_ai.rollout import LocalBackend
 from osmosis_ai.rollout.context import RolloutContext
 from osmosis_ai.rollout.model_client import close_shared_connections
 
-PAGE = (Path(__file__).parents[2] / "docs" / "writing-a-rollout.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "agents.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"(<!-- check-only: [^>]+ -->\n)?^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCKS = [(bool(mark), code) for mark, code in BLOCK.findall(PAGE)]
 
@@ -31,7 +31,7 @@ def workflow_of(heading: str) -> Any:
 
 @pytest.mark.parametrize("block", [code for _, code in BLOCKS])
 def test_every_block_is_python(block: str) -> None:
-    compile(block, "docs/writing-a-rollout.md", "exec")
+    compile(block, "docs/guides/agents.md", "exec")
 
 
 def test_only_what_needs_an_install_is_not_run() -> None:

@@ -52,8 +52,8 @@ def test_what_the_docs_say_of_config_keys_is_what_the_code_says(
 @pytest.mark.parametrize(
     "name, tables",
     [
-        ("eval-configs.md", ["decide", "evaluation", "execution", "experiment"]),
-        ("training.md", ["advanced", "checkpoints", "memory", "sampling", "training"]),
+        ("reference/config.md", ["decide", "evaluation", "execution", "experiment"]),
+        ("guides/training.md", ["advanced", "checkpoints", "memory", "sampling", "training"]),
     ],
 )
 def test_every_table_is_there(name: str, tables: list[str]) -> None:
@@ -68,7 +68,7 @@ def test_the_page_has_every_format_of_tool_calls_and_its_mark() -> None:
 
     rows = re.findall(
         r"(?m)^\| `([a-z0-9_]+)` \| .+ \| `(\S+)` \| [^|]+ \|$",
-        page("training.md").partition("### Tool calls")[2],
+        page("guides/training.md").partition("### Tool calls")[2],
     )
     assert [name for name, _ in rows] == list(FORMAT_NAMES)
     assert {(mark.replace("\\|", "|"), name) for name, mark in rows} == set(MARKS)
@@ -83,18 +83,19 @@ def test_every_variable_of_the_source_is_documented_and_no_other() -> None:
             text = node.value if isinstance(node, ast.Constant) else None
             if isinstance(text, str) and VARIABLE.fullmatch(text):
                 found.setdefault(text, path)
-    documented = set(VARIABLE.findall(page("environment.md")))
+    documented = set(VARIABLE.findall(page("reference/environment.md")))
     missing = {name: path for name, path in found.items() if name not in documented}
-    assert not missing, f"say what these are in docs/environment.md: {missing}"
+    assert not missing, f"say what these are in docs/reference/environment.md: {missing}"
     gone = sorted(documented - set(found))
-    assert not gone, f"docs/environment.md tells of variables that nothing reads: {gone}"
+    assert not gone, f"docs/reference/environment.md tells of variables that nothing reads: {gone}"
 
 
 def test_the_table_of_an_agent_loops_settings_has_each_variable_with_its_default_and_range() -> None:
     told = {
         name: (float(default), float(low), float(high))
         for name, default, low, high in re.findall(
-            r"(?m)^\| `(OSMOSIS_ROLLOUT_\w+)` \| ([\d.]+) \| ([\d.]+) – ([\d.]+) \|$", page("agent-loop.md")
+            r"(?m)^\| `(OSMOSIS_ROLLOUT_\w+)` \| ([\d.]+) \| ([\d.]+) – ([\d.]+) \|$",
+            page("guides/agent-loops.md"),
         )
     }
     declared = {}
@@ -107,7 +108,7 @@ def test_the_table_of_an_agent_loops_settings_has_each_variable_with_its_default
 
 
 def test_the_code_of_the_page_about_agent_loops_is_python_and_every_name_it_imports_is_there() -> None:
-    for block in re.findall(r"(?ms)^```python\n(.*?)^```$", page("agent-loop.md")):
+    for block in re.findall(r"(?ms)^```python\n(.*?)^```$", page("guides/agent-loops.md")):
         for node in ast.walk(ast.parse(block)):
             if isinstance(node, ast.ImportFrom) and node.module == "osmosis_ai.rollout":
                 assert {alias.name for alias in node.names} <= set(rollout.__all__)

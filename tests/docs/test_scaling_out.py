@@ -26,7 +26,7 @@ pytestmark = pytest.mark.integration
 REPOSITORY = Path(__file__).parents[2]
 FILES = REPOSITORY / "examples" / "scaling-out"
 UNITS = sorted(FILES.glob("*.service"))
-PAGE = (REPOSITORY / "docs" / "scaling-out.md").read_text(encoding="utf-8")
+PAGE = (REPOSITORY / "docs" / "platform" / "workers.md").read_text(encoding="utf-8")
 PLATFORM = "/opt/osmosis/.venv/bin/osmosis platform start --plain"
 
 
@@ -68,12 +68,12 @@ def options(command: str) -> dict[str, str]:
 
 def test_the_page_names_every_file_and_says_that_they_were_not_run() -> None:
     assert {path.name for path in FILES.iterdir()} == set(
-        re.findall(r"\]\(\.\./examples/scaling-out/([^)]+)\)", PAGE)
+        re.findall(r"\]\(\.\./\.\./examples/scaling-out/([^)]+)\)", PAGE)
     )
     assert "they were not run" in PAGE
 
 
-@pytest.mark.parametrize(("name", "count"), [("scaling-out.md", 3), ("eval-configs.md", 1)])
+@pytest.mark.parametrize(("name", "count"), [("platform/workers.md", 3), ("reference/config.md", 1)])
 def test_the_execution_tables_of_a_page_are_valid(name: str, count: int) -> None:
     blocks = blocks_of(REPOSITORY / "docs" / name)
     tables = [tomllib.loads(block.body) for block in blocks if "[advanced.execution]" in block.body]
@@ -98,7 +98,7 @@ def test_a_unit_parses_and_stops_its_main_process_first(path: Path, tmp_path: Pa
 
 
 def test_the_page_about_one_machine_shows_the_same_unit() -> None:
-    page = (REPOSITORY / "docs" / "self-hosting.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "docs" / "platform" / "operate.md").read_text(encoding="utf-8")
     assert (FILES / "osmosis-platform.service").read_text(encoding="utf-8") in page
     assert unit(FILES / "osmosis-platform.service")["Service"]["ExecStart"] == PLATFORM
 

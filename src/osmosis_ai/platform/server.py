@@ -188,7 +188,7 @@ def require_safe_address(config: PlatformConfig) -> None:
             f"listening on {config.host} needs to know the https address that clients use: the platform itself "
             "speaks plain http, which clients refuse beyond this machine.",
             hint="put a TLS proxy in front of it and start with --public-url https://NAME (see "
-            f"docs/self-hosting.md); on a network you trust: {ALLOW_INSECURE_ENV}=1 and --public-url http://NAME:PORT",
+            f"docs/platform/operate.md); on a network you trust: {ALLOW_INSECURE_ENV}=1 and --public-url http://NAME:PORT",
         )
 
 

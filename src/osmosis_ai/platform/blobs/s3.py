@@ -584,7 +584,7 @@ def _refusal(address: S3Address, doing: str, code: str, status: int) -> BlobStor
     if code in _OTHER_REGION or status == 301:
         return BlobStoreError(f"{answer}: it is in another region.", hint="add region=… to OSMOSIS_BLOBS_URL")
     if status in (401, 403, 405):
-        hint = "see docs/self-hosting.md for the policy that the bucket needs"
+        hint = "see docs/platform/operate.md for the policy that the bucket needs"
         return BlobStoreError(
             f"the platform's credentials have no permission to {doing} in {shown} ({code or status}).",
             hint=hint,

@@ -501,6 +501,17 @@ def _measured(described: DescribedEvaluation) -> Iterator[Row]:
         yield "Duration", formats.duration(overview.duration_ms / 1000)
 
 
+def _details(described: DescribedEvaluation) -> DetailResult:
+    return DetailResult(
+        data={},
+        title="Evaluation Run",
+        rows=list(VIEW.rows(described)),
+        sections=[*VIEW.configuration(described), *_sections(described)],
+        blocks=list(_numbers_of(described)),
+        hints=list(VIEW.next_hints(described, followed=False)),
+    )
+
+
 VIEW = RunView(
     kind="eval",
     model_heading="Model",
@@ -521,10 +532,9 @@ VIEW = RunView(
     ),
     results=_results,
     settings=_settings,
-    numbers=_numbers_of,
+    details=_details,
     headline=_headline,
     hints=_hints,
-    sections=_sections,
 )
 
 ResultT = TypeVar("ResultT")

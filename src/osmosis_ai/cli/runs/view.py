@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -180,7 +180,8 @@ SCOPES = {
 class RunView(Generic[DescribedT]):
     """The commands of runs of one kind; the fields are what differs between kinds.
 
-    ``numbers`` are shown in details and ``headline`` after a run was followed; ``hints`` receives whether it was.
+    ``details`` returns what `info` shows, and ``headline`` what is shown after a run was followed; ``hints`` receives
+    whether it was.
     """
 
     kind: RunKind
@@ -195,10 +196,9 @@ class RunView(Generic[DescribedT]):
     save: Callable[[PlatformContext, DescribedT, str | None], tuple[Path | None, str | None]]
     results: Callable[[DescribedT], Iterable[Row]]
     settings: Callable[[Mapping[str, Any]], Iterable[str]]
-    numbers: Callable[[DescribedT], Iterable[Block]]
+    details: Callable[[DescribedT], DetailResult]
     headline: Callable[[DescribedT], Iterable[Block]]
     hints: Callable[[DescribedT, bool], Iterable[str]]
-    sections: Callable[[DescribedT], Iterable[Section]] = lambda _: ()
 
     def list_runs(self, *, limit: int, everything: bool) -> ListResult:
         with platform_context() as context, current().status(f"Fetching {NOUNS[self.kind]} runs"):
@@ -231,14 +231,9 @@ class RunView(Generic[DescribedT]):
             if problem is not None:
                 current().warn(problem)
             saved = {"output_path": str(path) if path else None, "save_warning": problem, **also(described)}
-            return DetailResult(
-                data={**described.data(), **saved, **context.resource()},
-                title=f"{NOUNS[self.kind].title()} Run",
-                rows=list(self._rows(described)),
-                sections=[*self._configuration(described), *self.sections(described)],
-                blocks=list(self.numbers(described)),
-                hints=[*self._hints(described, followed=False), *([f"Metrics: {path}"] if path else [])],
-            )
+            shown = self.details(described)
+            data = {**described.data(), **saved, **context.resource()}
+            return replace(shown, data=data, hints=[*shown.hints, *([f"Metrics: {path}"] if path else [])])
 
     def logs(
         self, name: str, *, limit: int, cursor: str | None, follow: bool, level: str | None
@@ -332,7 +327,7 @@ class RunView(Generic[DescribedT]):
             message=f"{said}. {run.error[:1].upper()}{run.error[1:]}" if run.error else said,
             resource=resource,
             blocks=list(self.headline(described)),
-            next_steps=list(self._hints(described, followed=True)),
+            next_steps=list(self.next_hints(described, followed=True)),
             next_steps_structured=next_steps_structured,
         )
 
@@ -344,7 +339,7 @@ class RunView(Generic[DescribedT]):
                     context.client, self.kind, name, first=first, pause=news, tell=current().note, level=level
                 )
 
-    def _rows(self, described: DescribedT) -> Iterator[Row]:
+    def rows(self, described: DescribedT) -> Iterator[Row]:
         run, detail, progress = described.run, described.detail, described.summary.get("progress")
         yield "Name", run.name or "(unnamed)"
         if detail.is_internal_user:
@@ -374,7 +369,7 @@ class RunView(Generic[DescribedT]):
         elif described.in_progress:
             yield "Note", "The metrics are a snapshot: the run has not ended."
 
-    def _configuration(self, described: DescribedT) -> Iterator[Section]:
+    def configuration(self, described: DescribedT) -> Iterator[Section]:
         detail = described.detail
         scopes = (detail.resolved_secret_scopes or {}).items()
         known: Sequence[tuple[str, str | None]] = (
@@ -396,7 +391,7 @@ class RunView(Generic[DescribedT]):
         if rows:
             yield Section("Configuration", rows)
 
-    def _hints(self, described: DescribedT, *, followed: bool) -> Iterator[str]:
+    def next_hints(self, described: DescribedT, *, followed: bool) -> Iterator[str]:
         run, name, group = described.run, described.name, f"osmosis {self.kind}"
         if run.platform_url:
             yield f"View: {run.platform_url}"

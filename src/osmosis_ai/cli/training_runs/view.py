@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from osmosis_ai.api.models.training_runs import Checkpoint, MetricSummary, TrainingMetrics
 from osmosis_ai.cli.output import formats, results
@@ -19,10 +19,6 @@ from osmosis_ai.services.training_runs import (
     points,
     save_metrics,
 )
-
-if TYPE_CHECKING:
-    pass
-
 
 _SECTIONS = ("training", "sampling", "checkpoints", "advanced")
 _SPARKLINE = 24
@@ -228,6 +224,17 @@ def metrics_table(
     return results.Table([*headings, *(["Trend"] if trends else [])], cells, title="Metrics", in_plain=True)
 
 
+def _details(described: DescribedTraining) -> results.DetailResult:
+    return results.DetailResult(
+        data={},
+        title="Training Run",
+        rows=list(VIEW.rows(described)),
+        sections=list(VIEW.configuration(described)),
+        blocks=list(_numbers(described)),
+        hints=list(VIEW.next_hints(described, followed=False)),
+    )
+
+
 VIEW = RunView(
     kind="train",
     model_heading="Base Model",
@@ -247,7 +254,7 @@ VIEW = RunView(
     save=lambda context, described, output: save_metrics(described, context.workspace, output),
     results=_results,
     settings=_settings,
-    numbers=_numbers,
+    details=_details,
     headline=_headline,
     hints=_hints,
 )

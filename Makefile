@@ -10,7 +10,7 @@ export OPENBLAS_NUM_THREADS := 1
 export OMP_NUM_THREADS := 1
 SOURCES := src tests benchmarks scripts rollouts examples
 
-.PHONY: help demo demo-train test lint format unit integration e2e browser bench nightly nightly-tests nightly-series test-pythons model clean
+.PHONY: help demo demo-train test lint format docs unit integration e2e browser bench nightly nightly-tests nightly-series test-pythons model clean
 
 help:
 	@echo "make demo          evaluate an agent with the built-in model: no account, no key, no GPU"
@@ -18,6 +18,7 @@ help:
 	@echo "make test          lint, type-check and test everything"
 	@echo "make unit          the unit tests alone: what to run after each change"
 	@echo "make browser       the tests in a browser, with what they need (Chromium itself: apt install chromium)"
+	@echo "make docs          build the documentation site in build/site"
 	@echo "make bench         run the benchmarks"
 	@echo "make nightly       run the long checks: full test matrix, fault series, simulations, every Python"
 	@echo "make format        format the code"
@@ -46,6 +47,9 @@ lint: $(VENV)/.dev
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
+
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 unit: $(VENV)/.dev
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not e2e and not integration"
@@ -93,6 +97,10 @@ $(BIN)/python:
 
 $(VENV)/.demo: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -e '.[platform]'
+	@touch $@
+
+$(VENV)/.docs: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -e '.[docs]'
 	@touch $@
 
 $(VENV)/.browser: pyproject.toml $(VENV)/.dev

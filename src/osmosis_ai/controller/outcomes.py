@@ -41,7 +41,7 @@ _ERROR_CODES = {
 
 
 def error_code_of(error_type: str | None, model_error: ModelCallError | None = None) -> str:
-    """Return the code of a failure, which ``docs/guides/run-evaluations.md`` lists; a final model error takes precedence."""
+    """Return the code of a failure, which ``docs/concepts/failures.md`` lists; a final model error takes precedence."""
     if model_error is not None:
         return _MODEL_ERROR_CODES.get(model_error.category, model_error.category)
     return _ERROR_CODES.get(error_type or "", "unexplained")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -99,24 +100,63 @@ def test_removed_commands(cli: Cli, words: str, instead: str) -> None:
 ROOT = build_root(lambda **_: None)
 
 
-def commands_below(command: Any, context: Any) -> Iterator[tuple[str, Any]]:
-    """Every command that does something, by its words; hidden ones too."""
-    if not hasattr(command, "list_commands"):
-        yield context.command_path, command
-        return
-    for name in command.list_commands(context):
-        nested = command.get_command(context, name)
-        yield from commands_below(nested, nested.context_class(nested, parent=context, info_name=name))
+def tree(command: Any, context: Any) -> Iterator[tuple[Any, Any]]:
+    """A command and every command below it, hidden ones too, each with its context."""
+    yield command, context
+    if hasattr(command, "list_commands"):
+        for name in command.list_commands(context):
+            nested = command.get_command(context, name)
+            yield from tree(nested, nested.context_class(nested, parent=context, info_name=name))
+
+
+def groups_and_commands() -> dict[str, tuple[Any, Any]]:
+    """The whole tree below the root by its words, without what tests add to it."""
+    root = ROOT.context_class(ROOT, info_name=PROGRAM)
+    found: dict[str, tuple[Any, Any]] = {}
+    for name in COMMANDS:
+        command = ROOT.get_command(root, name)
+        start = command.context_class(command, parent=root, info_name=name)
+        found |= {context.command_path: (each, context) for each, context in tree(command, start)}
+    return found
 
 
 def commands() -> dict[str, Any]:
-    """The whole tree, without what tests add to it."""
-    root = ROOT.context_class(ROOT, info_name=PROGRAM)
-    found: dict[str, Any] = {}
-    for name in COMMANDS:
-        command = ROOT.get_command(root, name)
-        found |= commands_below(command, command.context_class(command, parent=root, info_name=name))
-    return found
+    """Every command that does something, by its words."""
+    return {
+        path: command
+        for path, (command, _) in groups_and_commands().items()
+        if not hasattr(command, "list_commands")
+    }
+
+
+def summary_of(command: Any) -> str:
+    return " ".join((command.help or "").split("\n\n")[0].split())
+
+
+def test_summaries_are_short_sentences() -> None:
+    summaries = {path: summary_of(command) for path, (command, _) in groups_and_commands().items()}
+    wrong = {path: text for path, text in summaries.items() if not re.fullmatch(r"[A-Z][^:;.]{1,58}\.", text)}
+    assert not wrong, "a summary is one imperative verb phrase of at most 60 characters"
+    for name, entry in COMMANDS.items():
+        assert summaries[f"{PROGRAM} {name}"] == entry.help
+
+
+def test_group_help_shows_whole_summaries() -> None:
+    for path, (group, context) in groups_and_commands().items():
+        if not hasattr(group, "list_commands"):
+            continue
+        context.terminal_width = 100
+        shown = " ".join(group.get_help(context).split())
+        assert "..." not in shown.replace("[ARGS]...", ""), path
+        for name in group.list_commands(context):
+            command = group.get_command(context, name)
+            assert name == "-m" or command.hidden or f"{name} {summary_of(command)}" in shown, (path, name)
+
+
+def test_classic_evaluation_is_shown_after_the_commands(cli: Cli) -> None:
+    shown = cli("eval", "--help").out
+    assert "\n  -m " not in shown
+    assert "osmosis eval -m MODULE:AGENT" in shown.partition("\nCommands:\n")[2]
 
 
 def examples_of(command: Any) -> list[str]:

@@ -74,10 +74,11 @@ def check_against_help(line: str) -> None:
     words = shlex.split(line.split("||")[0].split("|")[0], comments=True)[1:]
     command: list[str] = []
     for word in words:
-        # `eval -m` is a command that begins as an option does.
-        if (word.startswith("-") and word != "-m") or not re.search(
+        # `eval -m` is a command that begins as an option does and is not among those of the group's help.
+        named = not word.startswith("-") and re.search(
             rf"^[\s│]*{re.escape(word)}\s", help_of(*command), re.MULTILINE
-        ):
+        )
+        if not named and (*command, word) != ("eval", "-m"):
             break
         command.append(word)
     known = set(re.findall(r"(?<!\S)--?[a-zA-Z][\w-]*", help_of(*command) + help_of()))

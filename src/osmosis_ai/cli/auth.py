@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _SOURCES = {"environment": "OSMOSIS_TOKEN", "keyring": "saved login", "file": "saved login"}
 _UNSET = "Run 'unset OSMOSIS_TOKEN' to logout."
 
-app = typer.Typer(help="Log in, log out, see who you are.")
+app = typer.Typer()
 login_app = typer.Typer()
 
 
@@ -50,7 +50,7 @@ def login(
         bool, typer.Option("--force", "-f", help="Log in again although you are logged in.")
     ] = False,
 ) -> OperationResult:
-    """Log in with a browser or with a token.
+    """Log in with a browser or a token.
 
     You confirm a code in the browser. The token is saved in the system's keyring. Without a
     keyring, it is saved in a file that only you can read. The token that it replaces is revoked.
@@ -207,7 +207,7 @@ def logout(
 
 @app.command("whoami")
 def whoami() -> DetailResult:
-    """Show who you are, and the workspace of the repository.
+    """Show your account and the workspace of the repository.
 
     Examples:
         osmosis whoami --json

@@ -21,8 +21,8 @@ from osmosis_ai.cli.runs.download import DownloadYesOption, OverwriteOption, dow
 if TYPE_CHECKING:
     from osmosis_ai.config.benchmark import BenchmarkConfig
 
-app = typer.Typer(help="Run agents on benchmarks.")
-runs = typer.Typer(help="See, stop and fetch benchmark runs.")
+app = typer.Typer()
+runs = typer.Typer(help="List, inspect, stop and download benchmark runs.")
 app.add_typer(runs, name="runs")
 
 _CAPITALS = {"id": "ID", "url": "URL", "usd": "USD"}

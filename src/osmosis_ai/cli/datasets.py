@@ -50,12 +50,14 @@ NameArgument = Annotated[
 ]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")]
 
-app = typer.Typer(help="Check, upload and fetch datasets.")
+app = typer.Typer()
 
 
 @app.command("validate")
 def validate(file: DataFileArgument) -> DetailResult:
-    """Check a dataset file, all of its rows. Works offline, without an account or a workspace.
+    """Check every row of a dataset file.
+
+    Works offline, without an account or a workspace.
 
     Examples:
         osmosis dataset validate data/multiply.jsonl
@@ -108,7 +110,9 @@ def import_(
     ] = False,
     yes: YesOption = False,
 ) -> OperationResult:
-    """Turn a file of another shape (chat messages, question and answer …) into a dataset. Works offline.
+    """Convert a file with other columns into a dataset.
+
+    Accepts chat messages, question-and-answer tables and similar files. Works offline.
 
     What was guessed is shown, and asked, before anything is written.
 
@@ -173,7 +177,9 @@ def upload(
     ] = False,
     yes: YesOption = False,
 ) -> OperationResult:
-    """Check a file and upload it; its name without the extension becomes the dataset's.
+    """Check a dataset file and upload it.
+
+    The dataset is named like the file, without the extension.
 
     Run the same command again to go on with an upload that was cut off.
 
@@ -261,7 +267,7 @@ def _confirm(output: OutputContext, file: Path, report: DatasetReport, *, overwr
 
 @app.command("list")
 def list_(limit: LimitOption = 50, everything: AllOption = False) -> ListResult:
-    """List the datasets of the workspace, the newest first.
+    """List the datasets of the workspace, newest first.
 
     Examples:
         osmosis dataset list
@@ -287,7 +293,7 @@ def list_(limit: LimitOption = 50, everything: AllOption = False) -> ListResult:
 
 @app.command("info")
 def info(name: NameArgument) -> DetailResult:
-    """Show a dataset: its status, format, rows and size.
+    """Show the status, format, rows and size of a dataset.
 
     Examples:
         osmosis dataset info multiply
@@ -337,7 +343,7 @@ def _size(dataset: Dataset) -> str:
 def preview(
     name: NameArgument, rows: Annotated[int, typer.Option(min=1, help="How many rows at most.")] = 5
 ) -> DetailResult:
-    """Show the first rows of a dataset, as far as the platform keeps them.
+    """Show the first rows of a dataset.
 
     Examples:
         osmosis dataset preview multiply --rows 10
@@ -382,7 +388,7 @@ def _cell(value: object, longest: int = 300, *, none: str = "") -> str:
 
 @app.command("logs")
 def logs(name: NameArgument, limit: LinesOption = 50, cursor: CursorOption = None) -> ListResult:
-    """Show what was said while a dataset was checked, the newest line last.
+    """Show the validation log of a dataset, newest line last.
 
     Examples:
         osmosis dataset logs multiply
@@ -408,7 +414,9 @@ def download(
     ] = None,
     overwrite: OverwriteOption = False,
 ) -> OperationResult:
-    """Download a dataset. What was fetched before an interruption is not fetched again.
+    """Download a dataset.
+
+    An interrupted download resumes where it stopped.
 
     Examples:
         osmosis dataset download multiply -o data/
@@ -434,7 +442,9 @@ def _downloading(size: int | None) -> Iterator[Callable[[int], None]]:
 
 @app.command("delete")
 def delete(name: NameArgument, yes: YesOption = False) -> OperationResult:
-    """Delete a dataset from the platform; runs that used it keep its name and their results.
+    """Delete a dataset from the platform.
+
+    Runs that used it keep its name and their results.
 
     Examples:
         osmosis dataset delete multiply

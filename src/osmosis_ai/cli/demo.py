@@ -40,7 +40,9 @@ def demo(
     ] = None,
     clean: Annotated[bool, typer.Option("--clean", help="Remove the directory if nothing failed.")] = False,
 ) -> OperationResult:
-    """Evaluate a small agent on this machine: no account, no key, no GPU, under two minutes.
+    """Run a complete evaluation on this machine.
+
+    No account, key or GPU is needed. It takes less than two minutes.
 
     The demo runs the commands that it prints: it starts a platform, logs in, pushes a repository, uploads a dataset,
     stores a secret, submits an evaluation, and stops what it started. The model is small enough to ship in this

@@ -13,7 +13,7 @@ from osmosis_ai.cli.options import AllOption, LimitOption, YesOption
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import Column, ListResult, OperationResult, Status, StreamResult, Timestamp
 
-app = typer.Typer(help="Develop rollouts.")
+app = typer.Typer()
 server = typer.Typer(help="Serve a rollout on the hosted platform.")
 app.add_typer(server, name="server")
 
@@ -78,7 +78,7 @@ def up(
 
 @server.command()
 def down(server_id: ServerArgument) -> OperationResult:
-    """End a development server.
+    """Stop a development server.
 
     Examples:
         osmosis dev server down ds_42

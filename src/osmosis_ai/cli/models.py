@@ -44,7 +44,7 @@ LoraArgument = Annotated[
     str, typer.Argument(help="Name of a LoRA model; BASE:NAME is one, too.", autocompletion=complete_model)
 ]
 
-app = typer.Typer(help="See models, and serve trained ones.")
+app = typer.Typer()
 
 
 @app.command("list")
@@ -53,7 +53,7 @@ def list_(
     everything: AllOption = False,
     kind: Annotated[str, typer.Option("--type", help="base, lora or all.")] = "all",
 ) -> ListResult | SectionedListResult:
-    """List the models of the platform and the adapters trained on them, the newest first.
+    """List base models and trained adapters, newest first.
 
     Examples:
         osmosis model list --type lora
@@ -115,7 +115,7 @@ def _lora_models(client: PlatformClient, limit: int, everything: bool) -> tuple[
 
 @app.command("info")
 def info(model: LoraArgument) -> DetailResult:
-    """Show a LoRA model: where it comes from, and how it is served.
+    """Show the origin and deployment of a LoRA model.
 
     Examples:
         osmosis model info keen-owl-2-step-40
@@ -208,7 +208,9 @@ def _reward(reward: float | None) -> str:
 
 @app.command("deploy")
 def deploy(model: LoraArgument) -> OperationResult:
-    """Serve a LoRA model at the platform's endpoint; doing so twice changes nothing.
+    """Deploy a LoRA model to the platform's endpoint.
+
+    Deploying a deployed model changes nothing.
 
     Examples:
         osmosis model deploy keen-owl-2-step-40
@@ -235,7 +237,9 @@ def _deployment_result(
 
 @app.command("undeploy")
 def undeploy(model: LoraArgument, yes: YesOption = False) -> OperationResult:
-    """Serve a LoRA model no longer; doing so twice changes nothing. Asks on a terminal, never a script.
+    """Undeploy a LoRA model.
+
+    Undeploying twice changes nothing. On a terminal, you are asked to confirm.
 
     Examples:
         osmosis model undeploy keen-owl-2-step-40
@@ -260,7 +264,9 @@ def download(
         typer.Option("--output", "-o", help="The adapter's folder (default: .osmosis/models/NAME)."),
     ] = None,
 ) -> OperationResult:
-    """Fetch a LoRA model's adapter in PEFT's format, each file checked; a folder that is there is whole.
+    """Download a LoRA adapter in PEFT format.
+
+    Each file is checked. The folder appears only when it is complete.
 
     Examples:
         osmosis model download keen-owl-2-step-40 -o adapters/

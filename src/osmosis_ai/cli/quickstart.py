@@ -26,7 +26,9 @@ def quickstart(
         str | None, typer.Option("--workspace", "-w", metavar="NAME", help="A workspace of yours.")
     ] = None,
 ) -> OperationResult:
-    """Take the first steps: log in, choose a workspace, clone its repository, and hand a task to a coding agent.
+    """Log in, choose a workspace and clone its repository.
+
+    The last step hands a task to a coding agent.
 
     What is done already is not done again. Esc or Ctrl-C at any question ends it with status 130.
 

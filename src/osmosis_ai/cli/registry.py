@@ -33,40 +33,46 @@ class CommandEntry(NamedTuple):
 
 
 COMMANDS: dict[str, CommandEntry] = {
-    "demo": CommandEntry("command", ".demo:demo", "Watch a small agent being evaluated on this machine."),
+    "demo": CommandEntry("command", ".demo:demo", "Run a complete evaluation on this machine."),
     "quickstart": CommandEntry(
-        "command", ".quickstart:quickstart", "Log in, get your workspace here, and begin."
+        "command", ".quickstart:quickstart", "Log in, choose a workspace and clone its repository."
     ),
-    "dataset": CommandEntry("group", ".datasets:app", "Check, upload and fetch datasets."),
+    "dataset": CommandEntry("group", ".datasets:app", "Check, upload and download datasets."),
     "eval": CommandEntry("group", ".eval_runs:app", "Evaluate agents."),
-    "test": CommandEntry("command", ".agent_loops:try_agent", "Try an agent loop on rows of a file."),
+    "test": CommandEntry("command", ".agent_loops:try_agent", "Run an agent loop on rows of a file."),
     "eval-rubric": CommandEntry(
-        "command", ".rubrics:eval_rubric", "Score records with a rubric of a YAML file."
+        "command", ".rubrics:eval_rubric", "Score the records of a rubric with its judge."
     ),
-    "preview": CommandEntry("command", ".rubrics:preview", "Show the rubrics or records that a file holds."),
+    "preview": CommandEntry("command", ".rubrics:preview", "Show the rubrics or records in a file."),
     "train": CommandEntry("group", ".training_runs:app", "Train agents."),
-    "view": CommandEntry("command", ".view:view", "Look at the runs of this machine in a browser."),
+    "view": CommandEntry("command", ".view:view", "Browse local runs in a web browser."),
     "benchmark": CommandEntry("group", ".benchmarks:app", "Run agents on benchmarks."),
-    "model": CommandEntry("group", ".models:app", "See models, and serve trained ones."),
-    "rollout": CommandEntry("group", ".rollouts:app", "Write the agents that are evaluated and trained."),
-    "template": CommandEntry("group", ".rollouts:templates", "Begin with an agent that works."),
-    "serve": CommandEntry("command", ".agent_loops:serve", "Serve an agent loop to trainers elsewhere."),
-    "validate": CommandEntry("command", ".agent_loops:validate", "Check an agent loop."),
+    "model": CommandEntry("group", ".models:app", "List models and deploy trained ones."),
+    "rollout": CommandEntry("group", ".rollouts:app", "Create rollouts and manage remote agents."),
+    "template": CommandEntry("group", ".rollouts:templates", "Start from a working example agent."),
+    "serve": CommandEntry("command", ".agent_loops:serve", "Serve an agent loop over HTTP until Ctrl-C."),
+    "validate": CommandEntry(
+        "command", ".agent_loops:validate", "Check the name, tools and `run` method of an agent loop."
+    ),
     "check": CommandEntry(
-        "command", ".workspaces:check", "Check configs, code and datasets without a platform; for CI."
+        "command", ".workspaces:check", "Check configs, rollout code and datasets offline."
     ),
     "doctor": CommandEntry(
-        "command", ".workspaces:doctor", "Check the workspace directory, and fix it with --fix."
+        "command", ".workspaces:doctor", "Check the workspace directory and fix it with --fix."
     ),
     "dev": CommandEntry("group", ".dev_servers:app", "Develop rollouts.", hidden=True),
-    "login": CommandEntry("command", ".auth:login_app", "Log in to a platform.", PLATFORM),
-    "logout": CommandEntry("command", ".auth:logout", "Log out.", PLATFORM),
-    "whoami": CommandEntry("command", ".auth:whoami", "Show who you are, and in which workspace.", PLATFORM),
-    "auth": CommandEntry("group", ".auth:app", "Log in, log out, and show who you are.", PLATFORM),
-    "workspace": CommandEntry(
-        "group", ".workspaces:app", "See your workspaces, and find their directories.", PLATFORM
+    "login": CommandEntry("command", ".auth:login_app", "Log in with a browser or a token.", PLATFORM),
+    "logout": CommandEntry(
+        "command", ".auth:logout", "Revoke and remove the saved login of the platform.", PLATFORM
     ),
-    "secret": CommandEntry("group", ".secrets:app", "Keep the keys that runs need.", PLATFORM),
+    "whoami": CommandEntry(
+        "command", ".auth:whoami", "Show your account and the workspace of the repository.", PLATFORM
+    ),
+    "auth": CommandEntry("group", ".auth:app", "Log in, log out and show your account.", PLATFORM),
+    "workspace": CommandEntry(
+        "group", ".workspaces:app", "List workspaces and find their local directories.", PLATFORM
+    ),
+    "secret": CommandEntry("group", ".secrets:app", "Store and audit the secrets that runs use.", PLATFORM),
     "upgrade": CommandEntry(
         "command", ".quickstart:upgrade", "Print the command that upgrades Osmosis.", PLATFORM
     ),

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 DiffOption = Annotated[bool, typer.Option("--diff", help="If files exist, show how the new ones differ.")]
 Registered = Annotated[str, typer.Argument(help="The agent's name.", autocompletion=complete_served_agent)]
 
-app = typer.Typer(help="Write the agents that are evaluated and trained.")
-served = typer.Typer(help="See and remove the agents that are served elsewhere.")
+app = typer.Typer()
+served = typer.Typer(help="Register, check and remove remote agents.")
 app.add_typer(served, name="server")
-templates = typer.Typer(help="Begin with an agent that works.")
+templates = typer.Typer()
 
 
 @app.command("init")
@@ -39,7 +39,7 @@ def init(
     ] = False,
     diff: DiffOption = False,
 ) -> OperationResult:
-    """Write a new rollout with an eval and a training config.
+    """Create a rollout with evaluation and training configs.
 
     Examples:
         osmosis rollout init capitals
@@ -96,7 +96,7 @@ def list_(
     everything: AllOption = False,
     branch: Annotated[str | None, typer.Option(help="Of this branch instead of the default one.")] = None,
 ) -> ListResult:
-    """List the rollouts that the platform has read from the connected repository.
+    """List the rollouts of the connected repository.
 
     Examples:
         osmosis rollout list --branch main
@@ -126,7 +126,7 @@ def list_(
 
 @served.command("list")
 def list_servers(limit: LimitOption = 50, everything: AllOption = False) -> ListResult:
-    """List the agents that are served elsewhere, and how they did when they were last asked.
+    """List remote agents and their last health check.
 
     Examples:
         osmosis rollout server list
@@ -154,7 +154,9 @@ def register(
     name: Annotated[str, typer.Argument(help="The agent's name.")],
     address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where the platform finds it.")],
 ) -> OperationResult:
-    """Register an agent that is served already. Its key is read from OSMOSIS_ROLLOUT_SERVER_KEY.
+    """Register a remote agent.
+
+    Its key is read from OSMOSIS_ROLLOUT_SERVER_KEY.
 
     Examples:
         osmosis rollout server register calculator 10.0.0.7:9000
@@ -175,7 +177,9 @@ def register(
 
 @served.command("probe")
 def probe(name: Registered) -> OperationResult:
-    """Have the platform ask a served agent how it does; ends with 1 when it does not do well.
+    """Check the health of a remote agent from the platform.
+
+    Exits with 1 if the agent is unhealthy.
 
     Examples:
         osmosis rollout server probe calculator
@@ -198,7 +202,9 @@ def probe(name: Registered) -> OperationResult:
 
 @served.command("remove")
 def remove(name: Registered, yes: YesOption = False) -> OperationResult:
-    """Forget a served agent and its key. Its server keeps running; runs can no longer name it.
+    """Remove a remote agent and its key from the platform.
+
+    The agent's server keeps running. New runs cannot use it.
 
     Examples:
         osmosis rollout server remove calculator
@@ -225,7 +231,9 @@ def _problem(found: RegisteredRolloutServer) -> str:
 
 @templates.command("list")
 def list_rollout_templates() -> ListResult:
-    """List the templates: agents that come with Osmosis, or those of OSMOSIS_WORKSPACE_TEMPLATE_PATH.
+    """List the available templates.
+
+    The templates come with Osmosis or from OSMOSIS_WORKSPACE_TEMPLATE_PATH.
 
     Examples:
         osmosis template list
@@ -262,7 +270,9 @@ def apply(
     ] = False,
     diff: DiffOption = False,
 ) -> OperationResult:
-    """Write a template into this repository: its rollout, its configs and their data.
+    """Write a template into the current repository.
+
+    A template is a rollout with its configs and data.
 
     Examples:
         osmosis template apply multiply

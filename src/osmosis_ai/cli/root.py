@@ -21,10 +21,11 @@ PROGRAM = "osmosis"
 TRAIL = "osmosis.trail"
 _MEANINGS = dict(OPTIONS)
 CLASSIC_EVAL = "-m"
-"""What the classic evaluation is called among the commands of `eval`: what its lines begin with."""
+"""The name of the classic evaluation among the commands of `eval`."""
+CLASSIC_USAGE = f"{PROGRAM} eval -m MODULE:AGENT -d FILE --model MODEL --eval-fn MODULE:FN"
 TWO_FORMS = (
-    "An agent loop is evaluated by `osmosis eval -m MODULE:AGENT -d FILE --model MODEL --eval-fn MODULE:FN`, "
-    "without a subcommand; a config file by `osmosis eval run CONFIG` or `osmosis eval submit CONFIG`, without -m."
+    f"Evaluate an agent loop with `{CLASSIC_USAGE}`, "
+    "or a config file with `osmosis eval run CONFIG` or `osmosis eval submit CONFIG`."
 )
 EXAMPLES = "\n\nExamples:\n"
 """What a command's docstring has before its examples: one command line each, indented, after the description."""
@@ -82,12 +83,12 @@ class CommandGroup(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         lazy = self.lazy.get(cmd_name)
-        if lazy is None or cmd_name in self.commands:
-            return self.commands.get(cmd_name)
-        if self._outlining:
-            return TyperCommand(cmd_name, help=lazy.help, hidden=lazy.hidden)
-        self.commands[cmd_name] = made = lazy.make()
-        return made
+        if lazy is not None and self._outlining:
+            # The classic evaluation looks like an option; the group's epilog shows how to call it.
+            return TyperCommand(cmd_name, help=lazy.help, hidden=lazy.hidden or cmd_name == CLASSIC_EVAL)
+        if lazy is not None and cmd_name not in self.commands:
+            self.commands[cmd_name] = lazy.make()
+        return self.commands.get(cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with self._outline():
@@ -172,6 +173,7 @@ def load(name: str, entry: CommandEntry) -> Any:
         app = typer.Typer()
         app.command(name)(found)
     group = make_group(app)
+    group.help = entry.help
     return group if entry.kind == "group" else group.get_command(None, *group.list_commands(None))
 
 

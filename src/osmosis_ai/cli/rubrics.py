@@ -260,7 +260,9 @@ def eval_rubric(
         int | None, typer.Option(min=1, help="Calls at once, at most (default: 256).")
     ] = None,
 ) -> OperationResult:
-    """Score the records of a rubric with the judge that its YAML entry names.
+    """Score the records of a rubric with its judge.
+
+    The rubric's YAML entry names the judge.
 
     Ctrl-C keeps what was scored; --resume continues. Exits with 1 when a record has no score.
 
@@ -298,7 +300,9 @@ def preview(
         Path, typer.Option("--path", "-p", help="A .yaml file of rubrics, or a .jsonl file of records.")
     ],
 ) -> OperationResult:
-    """Show every rubric of a YAML file, or every record of a JSON Lines file.
+    """Show the rubrics or records in a file.
+
+    The file is a YAML file of rubrics or a JSON Lines file of records.
 
     Warns if `osmosis eval rubric` would reject the file.
 

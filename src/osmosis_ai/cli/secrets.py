@@ -16,7 +16,7 @@ from osmosis_ai.errors import InteractiveRequiredError
 LimitOption = Annotated[int, typer.Option(min=1, max=50, help="How many to show.")]
 AllOption = Annotated[bool, typer.Option("--all", help="Show every one.")]
 
-app = typer.Typer(help="Keep the keys that runs need.")
+app = typer.Typer()
 
 
 @app.command("list")
@@ -27,7 +27,9 @@ def list_(
     limit: LimitOption = 50,
     everything: AllOption = False,
 ) -> ListResult:
-    """List the names of secrets. A personal secret wins over one of the workspace in your runs.
+    """List the names of secrets.
+
+    In your runs, a personal secret takes precedence over a workspace secret.
 
     Examples:
         osmosis secret list --scope personal
@@ -72,7 +74,9 @@ def set_(
         ),
     ] = None,
 ) -> OperationResult:
-    """Store a secret, or replace its value. The value is asked for without being shown.
+    """Store a secret or replace its value.
+
+    The value is read without echo.
 
     There is no way to write a value on the command line, where the process list and the shell's
     history would keep it.
@@ -123,7 +127,9 @@ def delete(
     ] = "personal",
     yes: YesOption = False,
 ) -> OperationResult:
-    """Delete a secret. Runs that are under way keep what they were given.
+    """Delete a secret.
+
+    Runs in progress keep the values that they received.
 
     Examples:
         osmosis secret delete OPENAI_API_KEY
@@ -148,7 +154,7 @@ def delete(
 
 @app.command("audit")
 def audit(limit: LimitOption = 50, everything: AllOption = False) -> ListResult:
-    """List which runs were handed which secrets, by their names, and on which machine; the newest first.
+    """List which runs received which secrets, newest first.
 
     Examples:
         osmosis secret audit --limit 10

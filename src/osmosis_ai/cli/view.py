@@ -61,7 +61,9 @@ def view(
     no_text: NoTextOption = False,
     force: OverwriteReportOption = False,
 ) -> StreamResult | OperationResult:
-    """Look at evaluations, training runs and rubric results of this machine in a browser, until Ctrl-C.
+    """Browse local runs in a web browser.
+
+    Shows the evaluations, training runs and rubric results of this machine until Ctrl-C.
 
     It only reads, and only the browser that opens the printed address is let in. The same command again opens the viewer
     that is there already.

@@ -27,12 +27,14 @@ from osmosis_ai.errors import OsmosisError
 if TYPE_CHECKING:
     from osmosis_ai.services.workspace_check import CheckReport
 
-app = typer.Typer(help="See your workspaces, and find their directories.")
+app = typer.Typer()
 
 
 @app.command("list")
 def list_() -> ListResult:
-    """List your workspaces, and mark that of the repository you are in. Works in any directory.
+    """List your workspaces.
+
+    The workspace of the current repository is marked. Works in any directory.
 
     Examples:
         osmosis workspace list
@@ -57,7 +59,7 @@ def list_() -> ListResult:
 
 @app.command("current")
 def current_() -> DetailResult:
-    """Show the workspace that the repository you are in belongs to.
+    """Show the workspace of the current repository.
 
     Examples:
         osmosis workspace current
@@ -86,7 +88,7 @@ def current_() -> DetailResult:
 def switch(
     name: Annotated[str, typer.Argument(help="A workspace, as `osmosis workspace list` shows it.")],
 ) -> OperationResult:
-    """Find the directory to go to for working in another workspace.
+    """Find the local directory of another workspace.
 
     Commands are about the workspace whose repository they run in, so nothing is remembered as "the
     current one": this tells where on this machine NAME is checked out, as far as commands have run
@@ -141,7 +143,9 @@ def check(
         typer.Option(help="Also write every problem to stderr as GitHub Actions shows it in a change."),
     ] = None,
 ) -> OperationResult:
-    """Check every config, the import of the code it runs, and the dataset it names.
+    """Check configs, rollout code and datasets offline.
+
+    Every config is checked, with the code that it runs and the dataset that it names.
 
     Needs no platform, no login and no origin. Exits 1 with everything that is wrong.
 
@@ -202,7 +206,9 @@ def doctor(
         bool, typer.Option("--fix", help="Create what is missing; nothing is overwritten.")
     ] = False,
 ) -> OperationResult:
-    """Check the workspace directory, and fix it with --fix. Works offline, without an account.
+    """Check the workspace directory and fix it with --fix.
+
+    Works offline, without an account.
 
     Examples:
         osmosis doctor

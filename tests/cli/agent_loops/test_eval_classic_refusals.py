@@ -64,8 +64,8 @@ def test_mixed_command_forms(cli: Cli, project: Project) -> None:
     ):
         found = cli("eval", *words)
         assert (found.status, found.out) == (2, "")
-        assert f"Error: {said} An agent loop is evaluated by `osmosis eval -m MODULE:AGENT" in found.err
-        assert "a config file by `osmosis eval run CONFIG`" in found.err
+        assert f"Error: {said} Evaluate an agent loop with `osmosis eval -m MODULE:AGENT" in found.err
+        assert "a config file with `osmosis eval run CONFIG`" in found.err
         assert cli("eval", *words, "--json").error["message"].startswith(said)
     found = cli(*project.words("further"))
     assert found.status == 2 and "'osmosis eval -m' takes no argument 'further'" in found.err

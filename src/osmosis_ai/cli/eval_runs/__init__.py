@@ -23,7 +23,7 @@ from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import Declined, current
 from osmosis_ai.cli.output.formats import shown_path
 from osmosis_ai.cli.output.results import DetailResult, ListResult, OperationResult, Row, StreamResult, Table
-from osmosis_ai.cli.root import CLASSIC_EVAL
+from osmosis_ai.cli.root import CLASSIC_EVAL, CLASSIC_USAGE
 from osmosis_ai.cli.rubrics import rubric
 from osmosis_ai.cli.runs import showing
 from osmosis_ai.cli.runs import submit as submits
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from osmosis_ai.services.eval_runs.upload import UploadableRun, UploadedRun
 
 
-app = typer.Typer(help="Evaluate agents.")
+app = typer.Typer(epilog=f"\b\nEvaluate an agent loop without a config file:\n    {CLASSIC_USAGE}")
 
 
 def _view() -> RunView[DescribedEvaluation]:
@@ -304,7 +304,9 @@ def show(
         ),
     ] = None,
 ) -> DetailResult:
-    """Print conversations of a run. `osmosis view` shows them in a browser.
+    """Print conversations of a run.
+
+    `osmosis view` shows them in a browser.
 
     Examples:
         osmosis eval show amber-otter-42 --failed
@@ -337,7 +339,9 @@ def watch(
         ),
     ],
 ) -> OperationResult:
-    """Follow a run until it ends. Ctrl-C stops watching, not the run.
+    """Follow a run until it ends.
+
+    Ctrl-C stops watching, not the run.
 
     Examples:
         osmosis eval watch amber-otter-42
@@ -432,7 +436,9 @@ def logs(
 
 
 def stop(run: options.RunArgument, yes: options.YesOption = False) -> OperationResult:
-    """Stop an evaluation on the platform. Finished attempts are kept.
+    """Stop an evaluation on the platform.
+
+    Finished attempts are kept.
 
     Examples:
         osmosis eval stop amber-otter-42
@@ -457,7 +463,9 @@ def download(
     overwrite: OverwriteOption = False,
     yes: DownloadYesOption = False,
 ) -> OperationResult:
-    """Download the files of a run. Existing files are not fetched again.
+    """Download the files of a run.
+
+    Existing files are not fetched again.
 
     Examples:
         osmosis eval download amber-otter-42
@@ -643,7 +651,9 @@ def resubmit(
     secrets_file: submits.SecretsFileOption = None,
     yes: options.YesOption = False,
 ) -> OperationResult:
-    """Submit the config of an evaluation again, after showing changes.
+    """Submit the config of an evaluation again.
+
+    Changes since the first submission are shown before you confirm.
 
     Commit, dataset, secrets and the platform's version are compared. Supply the run's own secrets again.
 
@@ -655,7 +665,9 @@ def resubmit(
 
 
 def delete(run: options.RunArgument, yes: options.YesOption = False) -> OperationResult:
-    """Delete an ended evaluation and all its files from the platform.
+    """Delete an evaluation and its files from the platform.
+
+    The evaluation must have ended.
 
     Examples:
         osmosis eval delete copper-finch
@@ -687,7 +699,9 @@ def export(
         bool, typer.Option("--yes", "-y", help="Skip the confirmation of a large download.")
     ] = False,
 ) -> OperationResult:
-    """Export the attempts of a run for other tools. A platform run is downloaded first.
+    """Export the attempts of a run for other tools.
+
+    A platform run is downloaded first.
 
     Examples:
         osmosis eval export amber-otter-42 --format inspect

@@ -99,7 +99,9 @@ def compare(
     no_text: options.NoTextOption = False,
     force: options.OverwriteReportOption = False,
 ) -> OperationResult:
-    """Compare runs with a baseline, row by row. The exit code is 0 for every verdict.
+    """Compare runs with a baseline, row by row.
+
+    The exit code is 0 for every verdict.
 
     Rows are matched by content, not by position. `osmosis eval gate` turns a comparison into an exit code.
 

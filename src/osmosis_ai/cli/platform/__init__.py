@@ -6,7 +6,7 @@ import typer
 
 from osmosis_ai.cli.platform import administration, server
 
-app = typer.Typer(help="Run and administer your own platform.")
+app = typer.Typer()
 app.command("start")(server.start)
 app.command("status")(server.status)
 app.command("stop")(server.stop)

@@ -36,13 +36,13 @@ PasswordFromStdin = Annotated[
     typer.Option("--password-stdin", help="Read the password from standard input instead of making one."),
 ]
 
-tokens = typer.Typer(help="Make, list and revoke tokens.")
+tokens = typer.Typer(help="Create, list and revoke API tokens.")
 worker_tokens = typer.Typer(help="Create, list and revoke worker tokens.")
-users = typer.Typer(help="Add and list users, change passwords, send people away.")
+users = typer.Typer(help="Add, list, disable and remove users.")
 workspaces = typer.Typer(help="Add and list workspaces.")
-secret_keys = typer.Typer(help="Rotate the key that seals the platform's secrets.")
-repositories = typer.Typer(help="List the connected repositories.")
-members = typer.Typer(help="Let users into workspaces and out of them.")
+secret_keys = typer.Typer(help="Rotate the key that encrypts the platform's secrets.")
+repositories = typer.Typer(help="List connected repositories.")
+members = typer.Typer(help="Add and remove members of a workspace.")
 
 
 def connect(
@@ -72,7 +72,9 @@ def connect(
         ),
     ] = False,
 ) -> OperationResult:
-    """Connect a Git repository to a workspace; `osmosis eval submit` then works in its checkouts.
+    """Connect a Git repository to a workspace.
+
+    `osmosis eval submit` then works in its checkouts.
 
     What does not clone is refused.
 
@@ -196,7 +198,9 @@ def disconnect(
     ],
     yes: YesOption = False,
 ) -> OperationResult:
-    """Disconnect a Git repository; its runs, datasets and models stay, new runs cannot use it.
+    """Disconnect a Git repository from its workspace.
+
+    Runs, datasets and models are kept. New runs cannot use the repository.
 
     Examples:
         osmosis platform disconnect fern/agents --yes
@@ -227,7 +231,7 @@ def list_repositories(
         str | None, typer.Option("--workspace", "-w", help="Those of this workspace alone.")
     ] = None,
 ) -> ListResult:
-    """List the connected repositories: what they are called, what runs clone, when that last worked.
+    """List connected repositories and their last fetch.
 
     Examples:
         osmosis platform repository list --workspace default
@@ -296,7 +300,7 @@ def add_workspace(
 
 @workspaces.command("list")
 def list_workspaces() -> ListResult:
-    """List the workspaces with their members and repositories.
+    """List workspaces with their members and repositories.
 
     Examples:
         osmosis platform workspace list
@@ -337,7 +341,7 @@ def add_member(
     email: EmailArgument,
     role: Annotated[Literal["owner", "admin", "member"], typer.Option(help="What they may do.")] = "member",
 ) -> OperationResult:
-    """Let a user into a workspace, or change their role there.
+    """Add a user to a workspace or change their role.
 
     Examples:
         osmosis platform member add team-agents grace@example.org
@@ -357,7 +361,9 @@ def add_member(
 def remove_member(
     workspace: WorkspaceArgument, email: EmailArgument, yes: YesOption = False
 ) -> OperationResult:
-    """Take a user out of a workspace; what they made there stays.
+    """Remove a user from a workspace.
+
+    Everything the user created in the workspace is kept.
 
     Examples:
         osmosis platform member remove team-agents grace@example.org
@@ -383,7 +389,9 @@ def add_user(
     admin: Annotated[bool, typer.Option("--admin", help="Let them administer the platform.")] = False,
     password_stdin: PasswordFromStdin = False,
 ) -> OperationResult:
-    """Add a user. Without --password-stdin a password is made and printed, this once.
+    """Add a user.
+
+    Without --password-stdin, a password is generated and printed once.
 
     Examples:
         osmosis platform user add ada@example.org --name Ada --workspace team-agents
@@ -416,7 +424,7 @@ def add_user(
 
 @users.command("list")
 def list_users() -> ListResult:
-    """List the users.
+    """List users.
 
     Examples:
         osmosis platform user list
@@ -451,8 +459,10 @@ def change_password(
         bool, typer.Option("--revoke-tokens", help="Revoke their tokens and API keys, too.")
     ] = False,
 ) -> OperationResult:
-    """Give a user a new password, which ends their sessions. Without --password-stdin one is made and printed,
-    this once. Tokens and API keys go on working unless you say --revoke-tokens.
+    """Set a new password for a user.
+
+    This ends the user's sessions. Tokens and API keys stay valid unless you add --revoke-tokens.
+    Without --password-stdin, a password is generated and printed once.
 
     Examples:
         osmosis platform user password ada@example.org
@@ -478,7 +488,9 @@ def disable_user(
     ] = False,
     yes: YesOption = False,
 ) -> OperationResult:
-    """Let nobody in as this user until `enable`: sessions end, tokens, API keys and the password stop working.
+    """Disable a user's password, sessions, tokens and API keys.
+
+    `osmosis platform user enable` restores access.
 
     Examples:
         osmosis platform user disable ada@example.org --stop-runs
@@ -496,7 +508,9 @@ def disable_user(
 
 @users.command("enable")
 def enable_user(email: EmailArgument) -> OperationResult:
-    """Let a disabled user in again, with the password, tokens and API keys they had.
+    """Enable a disabled user.
+
+    The user's password, tokens and API keys work again.
 
     Examples:
         osmosis platform user enable ada@example.org
@@ -509,7 +523,9 @@ def enable_user(email: EmailArgument) -> OperationResult:
 
 @users.command("remove")
 def remove_user(email: EmailArgument, yes: YesOption = False) -> OperationResult:
-    """Delete a user with their tokens, memberships and personal secrets, and stop their open runs.
+    """Remove a user and stop their open runs.
+
+    Their tokens, memberships and personal secrets are deleted.
 
     Their datasets, runs and adapters, and the secrets of workspaces, stay.
 
@@ -606,7 +622,9 @@ def create_token(
         str | None, typer.Option("--workspace", "-w", help="Make it good for this workspace alone.")
     ] = None,
 ) -> OperationResult:
-    """Make a token and print it. It is shown this once; the platform keeps a hash.
+    """Create a token and print it.
+
+    The token is printed only once. The platform stores a hash.
 
     Examples:
         osmosis platform token create --user ada@example.org --name ci --days 30
@@ -653,7 +671,9 @@ def list_tokens(
     user: UserOption = None,
     everything: Annotated[bool, typer.Option("--all", help="Show expired and revoked tokens too.")] = False,
 ) -> ListResult:
-    """List tokens, newest first. The tokens themselves are not kept and cannot be shown.
+    """List tokens, newest first.
+
+    Only hashes are stored, so the tokens cannot be printed.
 
     Examples:
         osmosis platform token list
@@ -696,7 +716,7 @@ def revoke_user_token(
     ],
     yes: YesOption = False,
 ) -> OperationResult:
-    """Make a token useless at once and for good.
+    """Revoke a token permanently.
 
     Examples:
         osmosis platform token revoke 3f2a9c10
@@ -728,7 +748,9 @@ def create_worker_token(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="With --output: replace the file.")] = False,
 ) -> OperationResult:
-    """Make a worker token: what a machine executes the runs of a pool with. Without --output it is printed, this once.
+    """Create a token for the workers of a pool.
+
+    Without --output, the token is printed only once.
 
     It is good for `osmosis platform worker` alone, until it is revoked. A machine with this token
     receives the secrets of the runs that it takes.
@@ -782,7 +804,9 @@ def create_worker_token(
 def list_worker_tokens(
     everything: Annotated[bool, typer.Option("--all", help="Show revoked tokens too.")] = False,
 ) -> ListResult:
-    """List worker tokens, newest first. The tokens themselves are not kept and cannot be shown.
+    """List worker tokens, newest first.
+
+    Only hashes are stored, so the tokens cannot be printed.
 
     Examples:
         osmosis platform worker-token list
@@ -814,7 +838,9 @@ def revoke_worker_token(
     ],
     yes: YesOption = False,
 ) -> OperationResult:
-    """Make a worker token useless at once and for good: its workers put their runs aside, and others go on with them.
+    """Revoke a worker token permanently.
+
+    Its workers release their runs, and other workers continue them.
 
     Examples:
         osmosis platform worker-token revoke wkt_3f2a9c10
@@ -843,7 +869,9 @@ def _unwritable(output: Path, error: OSError) -> OsmosisError:
 
 @secret_keys.command("rotate")
 def rotate_secret_key() -> OperationResult:
-    """Make a new key and seal every secret with it, also while the platform runs.
+    """Encrypt all secrets with a new key.
+
+    The platform may be running.
 
     It may be interrupted at any time: every secret stays readable, and the same command continues. Replaced keys
     are kept for a day, for backups being made, and go with the first rotation after that.

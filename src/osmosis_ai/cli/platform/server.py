@@ -69,7 +69,9 @@ def start(
         ),
     ] = "text",
 ) -> StreamResult:
-    """Run the platform until Ctrl-C or `osmosis platform stop`; one line says when it is ready.
+    """Run the platform until Ctrl-C or `osmosis platform stop`.
+
+    One line reports when the platform is ready.
 
     Its data is in OSMOSIS_HOME. The first start makes an administrator and a workspace and says how to
     sign in. Whatever ends it, even `kill -9`, runs that were under way go on at the next start.
@@ -248,7 +250,9 @@ _DEBUGGABLE = "yes: programs of its user can read its memory and its workers' (O
 
 
 def status() -> DetailResult:
-    """Show the platform that runs on this machine, and the workers that asked it for runs; exits with 1 when there is none.
+    """Show the local platform and its workers.
+
+    Exits with 1 if the platform is not running.
 
     Examples:
         osmosis platform status
@@ -377,7 +381,9 @@ def _state(local_url: str | None) -> tuple[str, dict[str, str]]:
 def stop(
     timeout: Annotated[float, typer.Option(min=0.1, help="How long to wait for it, in seconds.")] = 60.0,
 ) -> OperationResult:
-    """Stop the platform that runs on this machine; runs under way go on at its next start.
+    """Stop the local platform.
+
+    Runs in progress continue at the next start.
 
     Examples:
         osmosis platform stop
@@ -403,7 +409,7 @@ def backup(
         bool, typer.Option("--with-bucket", help="Also back up the files in the bucket.")
     ] = False,
 ) -> OperationResult:
-    """Back up the platform of this machine, running or not.
+    """Back up the local platform, running or stopped.
 
     The file holds the rows of the database, datasets, results, Git mirrors and the encryption keys of the secrets. Keep
     it as safe as the platform itself. It leaves out files in a bucket (OSMOSIS_BLOBS_URL) unless you add --with-bucket.
@@ -581,7 +587,9 @@ def worker(
     gpus: Annotated[int, typer.Option(min=0, help="GPUs for each run.")] = 0,
     memory_gb: Annotated[float | None, typer.Option(min=0.1, help="Memory for each run, in GiB.")] = None,
 ) -> OperationResult:
-    """Execute runs of a platform on this machine, until Ctrl-C or SIGTERM.
+    """Execute the runs of a platform on this machine.
+
+    The worker stops at Ctrl-C or SIGTERM.
 
     It connects to the platform over HTTPS and accepts no connections. SIGTERM releases its runs: they send what they have,
     and another worker can continue them; a second one ends at once. Its files are in OSMOSIS_HOME, and rollouts run in

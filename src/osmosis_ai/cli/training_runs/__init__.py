@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from osmosis_ai.services.training_runs import DescribedTraining, LocalTraining, TrainingComparison
 
 
-app = typer.Typer(help="Train agents.")
+app = typer.Typer()
 
 
 def _view() -> RunView[DescribedTraining]:
@@ -78,7 +78,7 @@ def estimate(
         str | None, typer.Option(metavar="SIZE", help="The memory of any other GPU: 80GB.")
     ] = None,
 ) -> DetailResult:
-    """Estimate the memory that a training run needs, and say on which GPUs it fits.
+    """Estimate the GPU memory that a training run needs.
 
     Without a GPU named, this machine's is meant. The model's sizes are read from its configuration, built in,
     in a local folder or in the cache of the Hugging Face hub; nothing is downloaded.
@@ -161,7 +161,7 @@ def _hints(found: EstimatedTraining) -> list[str]:
 
 @app.command("list")
 def list_(limit: options.LimitOption = 50, everything: options.AllOption = False) -> ListResult:
-    """List the training runs of the workspace, the newest first.
+    """List the training runs of the workspace, newest first.
 
     Examples:
         osmosis train list
@@ -184,7 +184,7 @@ def info(
     no_text: options.NoTextOption = False,
     force: options.OverwriteReportOption = False,
 ) -> DetailResult:
-    """Show a training run: how far it is, how it was configured, how its metrics went.
+    """Show the progress, configuration and metrics of a run.
 
     RUN may also be a training directory of this machine, which needs no platform.
 
@@ -272,7 +272,9 @@ def show(
     search: showing.SearchOption = "",
     limit: showing.ShownOption = 5,
 ) -> DetailResult:
-    """Print conversations of a run's newest validation: without a score first, then the worst.
+    """Print conversations of the newest validation.
+
+    Unscored attempts come first, then the lowest scores.
 
     RUN may also be a training directory of this machine, which needs no platform. Rows are numbered as they are held out.
 
@@ -292,7 +294,9 @@ def show(
 
 @app.command()
 def watch(run: options.RunArgument) -> OperationResult:
-    """Follow a training run until it ends. Ctrl-C stops watching, not the run.
+    """Follow a training run until it ends.
+
+    Ctrl-C stops watching, not the run.
 
     Examples:
         osmosis train watch keen-owl-2
@@ -314,7 +318,7 @@ def logs(
     follow: FollowOption = False,
     level: LevelOption = None,
 ) -> ListResult | StreamResult:
-    """Show the log of a training run, the newest line last.
+    """Show the log of a training run, newest line last.
 
     RUN may also be a training directory of this machine, which needs no platform. With --follow --json each line is a JSON
     object of its own.
@@ -346,7 +350,7 @@ def compare(
     a: Annotated[str, typer.Argument(help="Name or id of a run.")],
     b: Annotated[str, typer.Argument(help="The run to compare it with.")],
 ) -> DetailResult:
-    """Compare two training runs: which is better, settings that differ, curves, differences with intervals.
+    """Compare the settings and metrics of two training runs.
 
     Examples:
         osmosis train compare keen-owl-2 bold-elm-3
@@ -427,7 +431,9 @@ def _metrics(found: TrainingComparison, *, trends: bool) -> results.Table:
 
 @app.command()
 def checkpoints(run: options.RunArgument) -> ListResult:
-    """List the checkpoints of a training run, the earliest first; each is a model that can be deployed.
+    """List the checkpoints of a training run, earliest first.
+
+    Each checkpoint is a model that you can deploy.
 
     Examples:
         osmosis train checkpoints keen-owl-2
@@ -451,7 +457,9 @@ def checkpoints(run: options.RunArgument) -> ListResult:
 
 @app.command()
 def stop(run: options.RunArgument, yes: options.YesOption = False) -> OperationResult:
-    """Stop a pending or running training run; its checkpoints are kept.
+    """Stop a pending or running training run.
+
+    Its checkpoints are kept.
 
     Examples:
         osmosis train stop keen-owl-2
@@ -461,7 +469,7 @@ def stop(run: options.RunArgument, yes: options.YesOption = False) -> OperationR
 
 @app.command()
 def resume(run: options.RunArgument) -> OperationResult:
-    """Go on with a failed or stopped training run, from its last checkpoint.
+    """Resume a failed or stopped run from its last checkpoint.
 
     It stays the same run: adapter, optimizer, data order and step are those of the checkpoint, and so are its
     config and commit.
@@ -492,7 +500,9 @@ def resubmit(
     secrets_file: SecretsFileOption = None,
     yes: options.YesOption = False,
 ) -> OperationResult:
-    """Submit the config of a training run again, after showing what has changed since.
+    """Submit the config of a training run again.
+
+    Changes since the first submission are shown before you confirm.
 
     Commit, dataset, secrets and the platform's version are compared. Secrets that were given with the run alone are
     to be given again.
@@ -506,7 +516,9 @@ def resubmit(
 
 @app.command()
 def delete(run: options.RunArgument, yes: options.YesOption = False) -> OperationResult:
-    """Delete a training run that has ended: its curves, log, and the adapters it has saved.
+    """Delete a training run and its files from the platform.
+
+    The run must have ended. Its metrics, log and saved adapters are deleted.
 
     Examples:
         osmosis train delete copper-finch

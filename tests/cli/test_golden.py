@@ -79,7 +79,7 @@ def run_case(tmp_path: Path, capsys: pytest.CaptureFixture[str], logging_as_it_w
     def run(case: Case, *mode: str) -> Outcome:
         directory = tmp_path / str(next(numbers))
         with pytest.MonkeyPatch.context() as patch, open_maze(directory, patch, capsys) as maze:
-            patch.setenv("COLUMNS", "200")
+            patch.setenv("COLUMNS", "100")
             # Two Git processes take longer than the rest of most commands.
             root = maze.workspace.root
             patch.setattr("osmosis_ai.workspace.layout.worktree_root", lambda _: root)

@@ -60,15 +60,13 @@ class OutputContext:
 
     @contextmanager
     def status(self, message: str) -> Iterator[None]:
-        """Say what is going on: a spinner on a terminal, a line elsewhere, nothing in JSON mode."""
-        shown = formats.one_line(message)
+        """Show a spinner on a terminal; print nothing elsewhere."""
         if not self.animated:
-            self.note(shown)
             yield
             return
         from osmosis_ai.cli.output import terminal
 
-        with terminal.spinner(self.error_console(), shown):
+        with terminal.spinner(self.error_console(), formats.one_line(message)):
             yield
 
     def note(self, message: str) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from osmosis_ai.evaluation.hooks import ProgressSnapshot
 
 _LEVELS = "▁▂▃▄▅▆▇█"
+_WIDEST_COMMAND = 60
 _TO_SPACES = {ord("\t"): " ", ord("\n"): " ", ord("\r"): " "}
 # Terminals act on control characters, and data must not drive the terminal it is shown on. Halves of surrogate pairs
 # are bytes of file names, which streams write as they are to be typed.
@@ -86,10 +87,14 @@ def sparkline(values: Sequence[float], *, width: int) -> str:
 
 
 def next_block(steps: Iterable[tuple[str, str]]) -> list[str]:
-    """Return the lines of a ``Next:`` block: a label and a command or URL each, aligned."""
+    """Return the aligned lines of ``Next:``: for each purpose and command (or URL), the command first."""
     listed = list(steps)
-    width = max((len(label) for label, _ in listed), default=0)
-    return ["Next:", *(f"  {label:<{width}}  {command}" for label, command in listed)] if listed else []
+    width = max((len(command) for _, command in listed if len(command) <= _WIDEST_COMMAND), default=0)
+    heads = ["Next:", *[""] * (len(listed) - 1)]
+    return [
+        f"{head:<7}{command:<{width}}    {purpose}"
+        for head, (purpose, command) in zip(heads, listed, strict=True)
+    ]
 
 
 def shown_path(path: Path) -> str:

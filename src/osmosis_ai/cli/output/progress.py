@@ -1,4 +1,4 @@
-"""One progress display: a bar on a terminal, a line every tenth (or half minute) elsewhere, nothing in JSON."""
+"""One progress display: a bar on a terminal, a line every 10% or 5 s elsewhere, nothing in JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from osmosis_ai.cli.output import formats
 
 STEPS = 10
-QUIET_LIMIT_S = 30.0
+QUIET_LIMIT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The table of docs/platform/security.md, cell by cell: each is what a malicious rollout really reached at that level."""
+"""The table of docs/platform/isolation.md, cell by cell: each is what a malicious rollout really reached at that level."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ROOTS_OWN = {"processes"}
 
 def table() -> dict[str, list[str]]:
     """Return the cells of the table, as the page has them."""
-    lines = (REPOSITORY / "docs" / "platform" / "security.md").read_text().splitlines()
+    lines = (REPOSITORY / "docs" / "platform" / "isolation.md").read_text().splitlines()
     first = next(
         number for number, line in enumerate(lines) if line.startswith("| within reach of a rollout")
     )

@@ -135,7 +135,7 @@ def explain(bwrap: Path, said: str, *, root: Path = Path("/")) -> SandboxCapabil
             "`--security-opt systempaths=unconfined`"
         )
     else:
-        remedy = "allow user namespaces to the user that runs this, or see docs/platform/security.md"
+        remedy = "allow user namespaces to the user that runs this, or see docs/platform/isolation.md"
         return SandboxCapability(bwrap, problem=f"bubblewrap: {complaint}", remedy=remedy)
     return SandboxCapability(bwrap, problem=f"{problem} (bubblewrap: {complaint})", remedy=remedy)
 

@@ -111,7 +111,7 @@ def look(root: Path, cache: Path, repeat: int) -> dict[str, Any]:
     from fastapi import FastAPI
     from starlette.testclient import TestClient
 
-    from osmosis_ai.ui.shell import ShellView
+    from osmosis_ai.ui.pages import ShellView
     from osmosis_ai.viewer.access import Viewing
     from osmosis_ai.viewer.local.source import LocalSource
     from osmosis_ai.viewer.routes import viewer_router
@@ -146,7 +146,7 @@ def _asked(client: Any, path: str) -> dict[str, float]:
 
 def asset_sizes() -> dict[str, float]:
     """Return the kilobytes of styles and modules as they are sent."""
-    from osmosis_ai.ui.assets import assets
+    from osmosis_ai.ui.pages import assets
 
     sizes = {"css": 0, "js": 0}
     for name, asset in assets().items():

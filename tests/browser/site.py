@@ -13,9 +13,7 @@ from dataclasses import replace
 from osmosis_ai.api.models.base import LogEntry
 from osmosis_ai.evaluation.metrics import RunScore
 from osmosis_ai.training.runs.run_directory import ValidationSamples
-from osmosis_ai.viewer.serving.app import viewer_app
-from osmosis_ai.viewer.serving.entry import ViewerKeys
-from osmosis_ai.viewer.serving.meeting import opening_address
+from osmosis_ai.viewer.serving import ViewerKeys, opening_address, viewer_app
 from osmosis_ai.viewer.source import FailureCount, Histogram, RunDetail
 from tests.viewer.builders import STEPS, a_document, learned, trajectory, two_runs
 from tests.viewer.fake_source import FakeSource, a_run, a_sample
@@ -98,7 +96,7 @@ def served(source: FakeSource) -> Iterator[str]:
     """Serve the viewer on a port of this machine, and yield an address that opens it once."""
     import uvicorn
 
-    from osmosis_ai.viewer.live_routes import LiveServer
+    from osmosis_ai.viewer.live import LiveServer
 
     keys = ViewerKeys()
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -89,10 +89,8 @@ def server_stops_at_once(maze: Maze) -> None:
 
 def viewer_stops_at_once(maze: Maze) -> None:
     """Stop the viewer once it has printed its URL, on a machine that does not resolve names below localhost."""
-    maze.patch.setattr("osmosis_ai.viewer.serving.server.name_leads_here", lambda name: False)
-    maze.patch.setattr(
-        "osmosis_ai.viewer.serving.server.RunningViewer.run", lambda viewer: viewer.listener.close()
-    )
+    maze.patch.setattr("osmosis_ai.viewer.serving.name_leads_here", lambda name: False)
+    maze.patch.setattr("osmosis_ai.viewer.serving.RunningViewer.run", lambda viewer: viewer.listener.close())
     maze.patch.delenv("SSH_CONNECTION", raising=False)
     maze.patch.delenv("SSH_TTY", raising=False)
 

@@ -410,7 +410,7 @@ def test_report(cli: Cli, judge: JudgeServer) -> None:
 
 
 def test_report_of_many_records(cli: Cli, judge: JudgeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("osmosis_ai.viewer.one_file.MOST_RECORDS", 1)
+    monkeypatch.setattr("osmosis_ai.viewer.reports.MOST_RECORDS", 1)
     texts("calm [score 0.5]", "disputed [score 0.5] [bias 0.3 judge-b]", "calm [score 0.6]")
     report = ["--model", "openai/judge-b", "-o", "out.json", "--report", "report.html"]
     assert score(cli, *report, model="openai/judge-a").status == 0

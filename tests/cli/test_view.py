@@ -62,9 +62,7 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The pages that were opened, by a viewer that is asked to end as soon as it has said where it is."""
     pages: list[str] = []
     monkeypatch.setattr("webbrowser.open", lambda page: pages.append(page) or True)  # type: ignore[func-returns-value]
-    monkeypatch.setattr(
-        "osmosis_ai.viewer.serving.server.RunningViewer.run", lambda viewer: viewer.listener.close()
-    )
+    monkeypatch.setattr("osmosis_ai.viewer.serving.RunningViewer.run", lambda viewer: viewer.listener.close())
     monkeypatch.setattr(sys, "platform", "linux")
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER", "SSH_CONNECTION", "SSH_TTY"):
         monkeypatch.delenv(name, raising=False)

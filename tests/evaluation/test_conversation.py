@@ -19,9 +19,8 @@ from osmosis_ai.evaluation.conversation import (
     read_conversation,
 )
 from osmosis_ai.rollout.trajectory.atif import Step
-from osmosis_ai.viewer.conversation_search import contains_text
+from osmosis_ai.viewer.conversations import as_dataset_row, contains_text
 from osmosis_ai.viewer.pages.conversation import time_spans
-from osmosis_ai.viewer.read_sample import as_dataset_row
 
 CALL = {"tool_call_id": "call-77", "function_name": "multiply", "arguments": {"a": 2, "b": 3}}
 TRAJECTORY: dict[str, Any] = {

@@ -8,10 +8,20 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
-from osmosis_ai.ui.charts.bars import counted_histogram, histograms, waterfall
-from osmosis_ai.ui.charts.comparisons import forest, scatter
-from osmosis_ai.ui.charts.curves import line
-from osmosis_ai.ui.charts.drawing import LEFT, ChartMark, ChartPoint, ChartSeries, SvgChart, TimeSpan
+from osmosis_ai.ui.charts import (
+    LEFT,
+    ChartMark,
+    ChartPoint,
+    ChartSeries,
+    SvgChart,
+    TimeSpan,
+    counted_histogram,
+    forest,
+    histograms,
+    line,
+    scatter,
+    waterfall,
+)
 
 NAN = float("nan")
 HOSTILE = "</svg><script>alert(1)</script>\u202e{{ 7 }}"

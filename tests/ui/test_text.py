@@ -11,8 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from osmosis_ai.ui.highlighting import code
-from osmosis_ai.ui.markdown import markdown
+from osmosis_ai.ui.markdown import code, markdown
 from osmosis_ai.ui.pages import templates
 from osmosis_ai.ui.terminal_text import ansi, plain, without_sequences
 from osmosis_ai.ui.text import visible

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING
 
-from osmosis_ai.ui.shell import ShellView
+from osmosis_ai.ui.pages import ShellView
 from osmosis_ai.viewer.access import Viewing
 
 if TYPE_CHECKING:

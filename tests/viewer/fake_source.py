@@ -15,15 +15,14 @@ from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.attempt_files import StoredArtifact, StoredConversation
 from osmosis_ai.training.runs.curves import TrainingCurves
 from osmosis_ai.training.runs.run_directory import ValidationSamples
-from osmosis_ai.viewer.cursors import changes_cursor
 from osmosis_ai.viewer.local_runs import RunKind
 from osmosis_ai.viewer.source import (
     Capability,
-    Changes,
     ItemPage,
     RunDetail,
     RunEntry,
     RunQuery,
+    RunState,
     SampleDetail,
     SampleEntry,
     SampleQuery,
@@ -177,9 +176,9 @@ class FakeSource:
     ) -> StoredConversation:
         return self.conversation(run, row, attempt, max_bytes=max_bytes)
 
-    def changes(self, kind: RunKind, run: str, *, since: str | None = None) -> Changes:
+    def state(self, kind: RunKind, run: str) -> RunState:
         status = self.run(kind, run).summary.status
-        return Changes(changes_cursor(status, [len(self.listed.get(run, []))], 0), status)
+        return RunState(f"{status}.{len(self.listed.get(run, []))}", status)
 
     def kinds(self, names: Sequence[str]) -> Mapping[str, Collection[RunKind]]:
         return {name: [run.kind for run in self.entries if run.name == name] for name in names}

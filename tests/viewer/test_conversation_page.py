@@ -199,9 +199,9 @@ def test_hostile_text_is_escaped(text: str, words: str) -> None:
 @example(["a\x1b[1mb\x1b]8;;x\x1b\\c", "\x1b[2J", "\x1b[31m"], "user")
 def test_rendered_text_equals_conversation(texts: list[str], source: str) -> None:
     content = trajectory(*({"source": source, "message": text} for text in texts))
-    from osmosis_ai.ui.shell import ShellView
+    from osmosis_ai.ui.pages import ShellView
+    from osmosis_ai.viewer.access import render
     from osmosis_ai.viewer.queries import words_of
-    from osmosis_ai.viewer.rendering import render
 
     view = Viewing(a_source(content), ShellView(), is_local=True)
     html = render(view, page_module.page(view, words_of(""), run="one", item="1.0"))

@@ -8,17 +8,16 @@ import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 
 from osmosis_ai.errors import NotFoundError
 from osmosis_ai.training.runs.run_directory import ValidationSamples
-from osmosis_ai.viewer.cursors import changes_cursor, encode
+from osmosis_ai.viewer.access import SharedReads
 from osmosis_ai.viewer.live import LiveHub, LiveNews, Watched
 from osmosis_ai.viewer.local_runs import RunKind
-from osmosis_ai.viewer.shared_reads import SharedReads
-from osmosis_ai.viewer.source import Changes
+from osmosis_ai.viewer.source import RunState
 from tests.viewer.browsing import page_text, visitor
 from tests.viewer.fake_source import FakeSource, a_run, a_sample
 from tests.viewer.source_contract import sample_record
@@ -28,26 +27,16 @@ WATCHED = Watched("", "eval", "calm-fern-1")
 
 @dataclass
 class GrowingSource(FakeSource):
-    """A run whose samples finish when a test says so; it records how often it is read."""
+    """A run whose attempts finish when a test says so."""
 
     finished: int = 0
     status: str = "running"
-    asked: list[str | None] = field(default_factory=list)
     is_gone: bool = False
-    more: bool = False
 
-    def changes(self, kind: RunKind, run: str, *, since: str | None = None) -> Changes:
-        self.asked.append(since)
+    def state(self, kind: RunKind, run: str) -> RunState:
         if self.is_gone:
             raise NotFoundError(f"there is no run {run!r} here.")
-        new = tuple((row, 0) for row in range(int((since or str(self.finished)).rstrip("!")), self.finished))
-        cursor = f"{self.finished}{'' if self.status == 'running' else '!'}"
-        return Changes(cursor, self.status, samples=new, more=self.more)
-
-
-def cursor_of(finished: int, status: str = "finished") -> str:
-    """Return the cursor of the fake source's run with so many finished samples."""
-    return changes_cursor(status, [finished], 0)
+        return RunState(f"{self.finished}{'' if self.status == 'running' else '!'}", self.status)
 
 
 async def news_of(stream: AsyncIterator[LiveNews]) -> LiveNews:
@@ -87,28 +76,14 @@ async def test_stream_resumes_from_a_cursor() -> None:
     source, hub = GrowingSource(), LiveHub(read_every_s=0.01)
     async with aclosing(hub.stream(WATCHED, source)) as stays:
         await news_of(stays)
-        for source.finished, source.more in ((1, False), (2, True), (3, False)):
+        for source.finished in (1, 2, 3):
             await news_of(stays)
-        async with aclosing(hub.stream(WATCHED, source, since="1")) as resumed:
-            found = (await news_of(resumed)).changes
-            assert found is not None and (found.cursor, found.samples) == ("3", ((1, 0), (2, 0)))
-            assert found.more, "not all samples of one step were told"
-        async with aclosing(hub.stream(WATCHED, source, since="of another time")) as strange:
-            found = (await news_of(strange)).changes
-            assert found is not None and (found.cursor, found.samples, found.more) == ("3", (), True)
-
-
-async def test_page_newer_than_the_last_read() -> None:
-    source, hub = GrowingSource(), LiveHub(read_every_s=0.5)
-    async with aclosing(hub.stream(WATCHED, source)) as stays:
-        await news_of(stays)
-        source.finished = 1  # and a page is made, before the reader looks again
-        now = await hub.changes(WATCHED, source, since="1")
-        assert (now.cursor, now.more) == ("1", False)
-        async with aclosing(hub.stream(WATCHED, source, since="1")) as newer:
-            source.finished = 2
-            found = (await news_of(newer)).changes
-            assert found is not None and (found.cursor, found.samples) == ("2", ((1, 0),))
+        for since in ("1", "of another time"):
+            async with aclosing(hub.stream(WATCHED, source, since=since)) as resumed:
+                assert (await news_of(resumed)).state == RunState("3", "running")
+        async with aclosing(hub.stream(WATCHED, source, since="3")) as newest:
+            source.finished = 4
+            assert (await news_of(newest)).state == RunState("4", "running")
 
 
 async def test_stream_follows_a_killed_and_resumed_run() -> None:
@@ -116,7 +91,7 @@ async def test_stream_follows_a_killed_and_resumed_run() -> None:
     stream, seen = hub.stream(WATCHED, source), list[str | None]()
     await news_of(stream)
     for source.finished, source.status in ((1, "incomplete"), (2, "running"), (3, "finished")):
-        found = (await news_of(stream)).changes
+        found = (await news_of(stream)).state
         seen.append(found and found.status)
     assert seen == ["incomplete", "running", "finished"]
     assert await ends_of(stream) == ["ended"]
@@ -184,12 +159,9 @@ def test_unchanged_reply_has_no_body() -> None:
     with visitor(source) as client:
         reply = client.get("/evals/calm-fern-1/changes")
         assert reply.json() == {
-            "cursor": cursor_of(1),
+            "cursor": "finished.1",
             "status": "finished",
             "headline": None,
-            "samples": [],
-            "more": False,
-            "log_cursor": None,
             "ended": True,
         }
         tag = reply.headers["etag"]
@@ -205,9 +177,9 @@ def test_events_of_a_finished_run() -> None:
     reply = client.get("/evals/calm-fern-1/changes", headers=accept)
     assert reply.headers["content-type"].startswith("text/event-stream")
     change, end, rest = reply.text.split("\n\n")
-    assert change.startswith("event: change\n") and change.endswith(f"\nid: {cursor_of(0)}") and rest == ""
+    assert change.startswith("event: change\n") and change.endswith("\nid: finished.0") and rest == ""
     assert json.loads(end.partition("data: ")[2]) == {"reason": "ended"}
-    back = client.get("/evals/calm-fern-1/changes", headers={**accept, "Last-Event-ID": cursor_of(0)})
+    back = client.get("/evals/calm-fern-1/changes", headers={**accept, "Last-Event-ID": "finished.0"})
     assert (back.status_code, back.content) == (204, b"")
 
 
@@ -217,25 +189,8 @@ def test_changes_of_unknown_run(accept: str) -> None:
     assert (reply.status_code, reply.json()) == (404, {"message": "there is no run 'none' here."})
 
 
-NO_CURSORS = {
-    "words": "garbage",
-    "a mark": "§",
-    "one of another release": "1024-0-running",
-    "a list's": encode("samples:row:asc", [None, 1, 0]),
-    "too few parts": encode("changes", ["running", "1"]),
-    "no position": encode("changes", ["running", "-1", 0]),
-    "a long one": "A" * 40_000,
-}
-"""Given as a cursor of a run's changes, none of which any server ever gave."""
-
-
-@pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
-@pytest.mark.parametrize("cursor", NO_CURSORS.values(), ids=NO_CURSORS.keys())
-def test_invalid_change_cursors(cursor: str, accept: str) -> None:
+@pytest.mark.parametrize("cursor", ["garbage", "§", "1024-0-running", "A" * 40_000])
+def test_unknown_cursors_get_the_state(cursor: str) -> None:
     pages = visitor(FakeSource([a_run("calm-fern-1")]))
-    here, headers = "/evals/calm-fern-1/changes", {"Accept": accept}
-    replies = [pages.get(here, params={"since": cursor}, headers=headers)]
-    if cursor.isascii():
-        replies.append(pages.get(here, headers={**headers, "Last-Event-ID": cursor}))
-    told = {"message": "the cursor is none of a run's changes."}
-    assert [(each.status_code, each.json()) for each in replies] == [(400, told)] * len(replies)
+    reply = pages.get("/evals/calm-fern-1/changes", params={"since": cursor})
+    assert (reply.status_code, reply.json()["cursor"]) == (200, "finished.0")

@@ -22,13 +22,12 @@ from osmosis_ai.evaluation.run_directory import MOST_OF_A_CONFIG, RunDirectory
 from osmosis_ai.services.eval_runs.local_runs import RunWatcher
 from osmosis_ai.services.report_files import ReportFile
 from osmosis_ai.services.viewing import report_run
-from osmosis_ai.viewer import conversation_search
-from osmosis_ai.viewer.conversation_search import search_conversations
-from osmosis_ai.viewer.cursors import encode
+from osmosis_ai.viewer import conversations
+from osmosis_ai.viewer.conversations import search_conversations
 from osmosis_ai.viewer.local.source import LocalSource
-from osmosis_ai.viewer.pages import conversation_files
-from osmosis_ai.viewer.report import RunReportOptions
-from osmosis_ai.viewer.source import Histogram, RunQuery, SampleQuery
+from osmosis_ai.viewer.pages import conversation
+from osmosis_ai.viewer.reports import RunReportOptions
+from osmosis_ai.viewer.source import Histogram, RunQuery, SampleQuery, encode
 from tests.datasets.builders import jsonl, prompt_rows
 from tests.evaluation.recorded_runs import with_crc, write_run
 from tests.viewer.browsing import page_text, visitor
@@ -102,7 +101,7 @@ def test_index_is_removed_with_its_run(local: LocalPlace) -> None:
     assert list(local.source.runs(RunQuery(), limit=5).items) == []
     assert not list((local.root / "cache" / "viewer").glob("run-*"))
     # Its page was open.
-    for look in (lambda: local.source.run("eval", "run"), lambda: local.source.changes("eval", "run")):
+    for look in (lambda: local.source.run("eval", "run"), lambda: local.source.state("eval", "run")):
         with pytest.raises(NotFoundError):
             look()
 
@@ -330,11 +329,9 @@ def test_log_pages(local: LocalPlace) -> None:
     assert told.message == "success (row 4, attempt 1)"
     with log.open("a") as more:
         more.write("torn")
-    following = local.source.changes("eval", "run").log_cursor
     end = local.source.log("eval", "run", limit=1, direction="newer")
     with log.open("a") as more:
         more.write(" and whole\n")
-    assert following
     new = local.source.log("eval", "run", limit=5, cursor=end.next_cursor, direction="newer")
     assert [entry.message for entry in new.logs] == ["torn and whole"]
 
@@ -482,8 +479,8 @@ def test_large_conversation_download(local: LocalPlace, monkeypatch: pytest.Monk
     local.start("run", rows=1, n=1, records=[sample_record(0, 0, 1.0)])
     content = leave_conversation(local, 0, "word " * 100)
     for name in ("_PIECE", "LARGEST_JSON_SHOWN", "LARGEST_CONVERSATION_BYTES"):
-        monkeypatch.setattr(conversation_files, name, 100)
-    monkeypatch.setattr(conversation_files, "_HEAD", 50)
+        monkeypatch.setattr(conversation, name, 100)
+    monkeypatch.setattr(conversation, "_HEAD", 50)
     asked = []
     monkeypatch.setattr(
         LocalSource,
@@ -511,7 +508,7 @@ def test_conversation_search_resumes_after_time_limit(local: LocalPlace) -> None
         leave_conversation(local, row, "wanted")
     query, seen, cursor, scans = SampleQuery(text="wanted"), list[int](), None, 0
     while scans == 0 or cursor is not None:
-        seconds = iter([0.0, conversation_search.MOST_SECONDS])
+        seconds = iter([0.0, conversations.MOST_SECONDS])
         found = search_conversations(local.source, "run", query, cursor=cursor, clock=seconds.__next__)
         seen += [sample.row for sample in found.page.items]
         cursor, scans = found.page.next, scans + 1

@@ -18,8 +18,13 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.services.report_files import ReportFile
 from osmosis_ai.services.viewing import open_viewer, report_run
 from osmosis_ai.viewer.local.source import LocalSource
-from osmosis_ai.viewer.one_file import write_comparison_report, write_judging_report, write_training_report
-from osmosis_ai.viewer.report import RunReportOptions, write_run_report
+from osmosis_ai.viewer.reports import (
+    RunReportOptions,
+    write_comparison_report,
+    write_judging_report,
+    write_run_report,
+    write_training_report,
+)
 from osmosis_ai.viewer.source import FailureCount, RunDetail, SampleQuery
 from tests.cli.trained_runs import trained_here
 from tests.evaluation.builders import record

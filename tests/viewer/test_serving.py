@@ -12,14 +12,16 @@ import pytest
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.services.viewing import viewed_place
-from osmosis_ai.viewer.serving.entry import MOST_KEYS, ViewerKeys, proof_of
-from osmosis_ai.viewer.serving.meeting import (
+from osmosis_ai.viewer.serving import (
+    MOST_KEYS,
     OpenViewer,
+    ViewerKeys,
     forget,
     found_viewer,
     leave_opening_page,
     meeting_file,
     opening_address,
+    proof_of,
     remove_opening_page,
     say_who_shows,
 )
@@ -41,7 +43,7 @@ def keys() -> ViewerKeys:
 
 @pytest.fixture
 def app(keys: ViewerKeys) -> FastAPI:
-    from osmosis_ai.viewer.serving.app import viewer_app
+    from osmosis_ai.viewer.serving import viewer_app
 
     hosts = frozenset({HERE.removeprefix("http://"), "127.0.0.1:4321"})
     return viewer_app(FakeSource([a_run("calm-fern-1")]), keys, hosts=hosts, secret="a-secret")
@@ -140,7 +142,7 @@ def test_port_of_an_ended_viewer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_opening_page(tmp_path: Path) -> None:
-    from osmosis_ai.viewer.serving.app import viewer_app
+    from osmosis_ai.viewer.serving import viewer_app
 
     keys = ViewerKeys()
     key = keys.make("/")
@@ -167,7 +169,7 @@ def test_unused_keys_expire() -> None:
 
 
 def test_assets_and_unknown_pages(app: FastAPI, keys: ViewerKeys) -> None:
-    from osmosis_ai.ui.assets import asset_name
+    from osmosis_ai.ui.pages import asset_name
 
     mine = browser(app)
     assert mine.get(f"/assets/{asset_name('viewer.css')}").headers["cache-control"].endswith("immutable")
@@ -203,7 +205,7 @@ def test_unwritable_or_damaged_viewer_file(tmp_path: Path) -> None:
 
 
 def test_loopback_only_and_port_in_use(tmp_path: Path) -> None:
-    from osmosis_ai.viewer.serving.server import prepare_viewer
+    from osmosis_ai.viewer.serving import prepare_viewer
 
     for host in ("0.0.0.0", "::", "192.168.1.4", "example.org", "localhost.example.org"):
         with pytest.raises(OsmosisError, match="listens on this machine alone"):

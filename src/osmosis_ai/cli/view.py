@@ -22,7 +22,7 @@ from osmosis_ai.cli.output.results import Column, OperationResult, StreamResult
 if TYPE_CHECKING:
     from osmosis_ai.services.report_files import ReportFile
     from osmosis_ai.services.viewing import ViewerAddress
-    from osmosis_ai.viewer.report import RunReportOptions
+    from osmosis_ai.viewer.reports import RunReportOptions
 
 MOST_MB = 10.0
 _EVALUATION_HOLDS = (
@@ -89,7 +89,7 @@ def view(
         holds={"eval": _EVALUATION_HOLDS, "training": TRAINING_HOLDS, "rubric": RUBRIC_HOLDS},
     )
     if file is not None:
-        from osmosis_ai.viewer.report import RunReportOptions
+        from osmosis_ai.viewer.reports import RunReportOptions
 
         options = RunReportOptions(int(max_mb * 2**20), everything, text=not no_text, is_limited=sized)
         return _written(run, file, options)

@@ -32,8 +32,7 @@ from osmosis_ai.platform.routes import (
     workers,
 )
 from osmosis_ai.platform.services import PlatformServices
-from osmosis_ai.viewer.live import LiveHub
-from osmosis_ai.viewer.live_routes import live_hub
+from osmosis_ai.viewer.live import LiveHub, live_hub
 
 # Requests that may wait for the disk or another writer at a time, while others are served.
 _THREADS = 32

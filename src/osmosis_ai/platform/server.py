@@ -43,7 +43,7 @@ from osmosis_ai.platform.worker.host import Host, HostOptions
 from osmosis_ai.platform.worker.process import StartWorker, worker_starter
 from osmosis_ai.processes.addresses import PrivateSocket, listen
 from osmosis_ai.processes.privacy import disable_inspection, is_debuggable
-from osmosis_ai.viewer.live_routes import LiveServer
+from osmosis_ai.viewer.live import LiveServer
 
 logger = logging.getLogger(__name__)
 

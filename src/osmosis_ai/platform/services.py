@@ -32,7 +32,7 @@ from osmosis_ai.platform.secrets import SecretStore
 from osmosis_ai.platform.sign_in import DeviceLoginStore, SignIns
 from osmosis_ai.platform.vault import open_vault
 from osmosis_ai.platform.workspaces import WorkspaceStore
-from osmosis_ai.viewer.shared_reads import SharedReads
+from osmosis_ai.viewer.access import SharedReads
 
 
 class PlatformServices:

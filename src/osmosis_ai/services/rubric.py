@@ -45,7 +45,7 @@ from osmosis_ai.rubric.session import (
 from osmosis_ai.rubric.types import check_bounds as check_scale
 from osmosis_ai.services.report_files import ReportFile
 from osmosis_ai.ui import numbers
-from osmosis_ai.viewer.judging_sessions import session_detail, session_entry
+from osmosis_ai.viewer.local.run_files import session_detail, session_entry
 
 if TYPE_CHECKING:  # loads NumPy
     from osmosis_ai.rubric.agreement import AgreementReport
@@ -498,7 +498,7 @@ def _head(outcome: RubricOutcome) -> dict[str, Any]:
 
 
 def _write_report(path: Path, outcome: RubricOutcome) -> None:
-    from osmosis_ai.viewer.one_file import MOST_RECORDS, write_judging_report
+    from osmosis_ai.viewer.reports import MOST_RECORDS, write_judging_report
 
     session, request = outcome.session, outcome.prepared.request
     table, results = session.table, session.output

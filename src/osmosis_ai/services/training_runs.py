@@ -48,8 +48,16 @@ from osmosis_ai.training.runs.curves import (
 )
 from osmosis_ai.training.runs.metrics import LARGEST_STEP, TITLES
 from osmosis_ai.viewer.local_runs import RunPlaces, kind_of
-from osmosis_ai.viewer.source import Outcome, RunDetail, RunEntry, SampleDetail, SampleEntry, no_sample
-from osmosis_ai.viewer.validation import known_of, validated_entry
+from osmosis_ai.viewer.source import (
+    Outcome,
+    RunDetail,
+    RunEntry,
+    SampleDetail,
+    SampleEntry,
+    known_of,
+    no_sample,
+    validated_entry,
+)
 from osmosis_ai.workspace.layout import WorkspaceDirectory, find_workspace
 
 if TYPE_CHECKING:
@@ -392,7 +400,7 @@ def _missing(word: str, folder: Path) -> NotFoundError:
 
 
 def describe_training(directory: Path) -> LocalTraining:
-    from osmosis_ai.viewer.local.training_runs import read_training, training_detail
+    from osmosis_ai.viewer.local.run_files import read_training, training_detail
 
     known = read_training(directory, directory.name)
     if known.recorded is None:
@@ -571,7 +579,7 @@ _DRAWN: Mapping[str, Literal["restart", "warning"]] = {"restart": "restart", "wa
 
 
 def report_training(run: LocalTraining | DescribedTraining, report: ReportFile) -> None:
-    from osmosis_ai.viewer.one_file import write_training_report
+    from osmosis_ai.viewer.reports import write_training_report
 
     if isinstance(run, LocalTraining):
         detail, curves = run.detail, run.curves

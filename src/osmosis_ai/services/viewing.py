@@ -23,8 +23,8 @@ from osmosis_ai.viewer.local_runs import RunKind, RunPlace, RunPlaces, is_result
 from osmosis_ai.workspace.layout import find_workspace
 
 if TYPE_CHECKING:
-    from osmosis_ai.viewer.report import ReportContent, RunReportOptions
-    from osmosis_ai.viewer.serving.server import RunningViewer
+    from osmosis_ai.viewer.reports import ReportContent, RunReportOptions
+    from osmosis_ai.viewer.serving import RunningViewer
 
 _PATIENCE_S = 0.7
 """How long a page reads a journal or runs before it shows partial data; some pages do so twice."""
@@ -78,8 +78,13 @@ def open_viewer(reference: str | None, *, host: str, port: int) -> ViewerAddress
         port: 0 for any free port, or for a running viewer of the same directory.
     """
     try:
-        from osmosis_ai.viewer.serving.meeting import bracketed, found_viewer, meeting_file
-        from osmosis_ai.viewer.serving.server import loopback_address, prepare_viewer
+        from osmosis_ai.viewer.serving import (
+            bracketed,
+            found_viewer,
+            loopback_address,
+            meeting_file,
+            prepare_viewer,
+        )
     except ModuleNotFoundError as error:
         raise MissingExtraError("eval", error.name or "fastapi") from error
     host = loopback_address(host)
@@ -109,7 +114,7 @@ def page_for_browser(found: ViewerAddress) -> str | None:
 
     None if the file cannot be written.
     """
-    from osmosis_ai.viewer.serving.meeting import leave_opening_page
+    from osmosis_ai.viewer.serving import leave_opening_page
 
     page = leave_opening_page(cache_dir(), found.address)
     return page.absolute().as_uri() if page is not None else None
@@ -190,8 +195,7 @@ def _report_download(
 def _report(
     root: Path, path: str, report: ReportFile, options: RunReportOptions, *, cache: Path
 ) -> tuple[str, ReportContent | None]:
-    from osmosis_ai.viewer.one_file import write_judging_report, write_training_report
-    from osmosis_ai.viewer.report import write_run_report
+    from osmosis_ai.viewer.reports import write_judging_report, write_run_report, write_training_report
 
     section, _, quoted = path.strip("/").partition("/")
     source, name = LocalSource(root, cache_dir=cache), unquote(quoted)

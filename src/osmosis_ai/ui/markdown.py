@@ -1,4 +1,4 @@
-"""Markdown without HTML, and of which nothing leads or loads anywhere: links and images are text with their address."""
+"""Code with its words in classes, and Markdown without HTML, of which nothing leads or loads anywhere."""
 
 from __future__ import annotations
 
@@ -8,13 +8,52 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
-from osmosis_ai.ui.highlighting import code
 from osmosis_ai.ui.terminal_text import removed_remark, without_sequences
 from osmosis_ai.ui.text import visible
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
     from markdown_it.token import Token
+    from pygments.formatter import Formatter
+    from pygments.lexer import Lexer
+
+
+MOST_JSON_CHARACTERS = 100_000
+"""Longer JSON is shown without colours: its lexer reads about a megabyte a second."""
+_MOST_OF_OTHERS = 20_000
+"""Of other languages: their lexers are regular expressions, whose time may grow with the square of the text."""
+
+# Those that people meet, and no others: a lexer is some hundred regular expressions that see hostile text. Pygments'
+# for YAML and TypeScript take more than a minute for 100,000 characters that are chosen for it.
+_LEXERS = {
+    *("json", "python", "py", "bash", "sh", "shell", "sql", "toml"),
+    *("javascript", "js", "html", "xml", "css", "diff"),
+}
+_TAKEN_FOR = {"jsonl": "json", "typescript": "javascript", "ts": "javascript", "traceback": "pytb"}
+
+
+def code(text: str, language: str = "") -> Markup:
+    """Return code to stand in a ``pre``: spans whose classes begin with ``c-``; its text stays as it is."""
+    shown = visible(text)
+    given = language.strip().lower()
+    name = given if given in _LEXERS else _TAKEN_FOR.get(given)
+    if name is None or len(shown) > (MOST_JSON_CHARACTERS if name == "json" else _MOST_OF_OTHERS):
+        return escape(shown)
+    from pygments import highlight
+
+    # It ends the last line, whether it had an end or not.
+    made = highlight(shown, *_lexer_and_formatter(name))
+    return Markup(made if shown.endswith("\n") else made.removesuffix("\n"))
+
+
+@lru_cache
+def _lexer_and_formatter(name: str) -> tuple[Lexer, Formatter]:
+    from pygments.formatters import HtmlFormatter
+    from pygments.lexers import get_lexer_by_name
+
+    lexer = get_lexer_by_name(name, stripnl=False, ensurenl=False)
+    return lexer, HtmlFormatter(nowrap=True, classprefix="c-")
+
 
 MOST_CHARACTERS = 65_536
 # A parser tries an opening bracket against all that follows it: a thousand of them take a tenth of a second.

@@ -1,25 +1,170 @@
-"""How a page is made: templates that escape, styles and scripts with their digests, the policy they stand under."""
+"""How a page is made: templates that escape, styles and scripts by digest, security headers, and the values of the shell."""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import re
 from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from markupsafe import Markup
 
 from osmosis_ai.ui import numbers
-from osmosis_ai.ui.assets import KIT, asset_name
-from osmosis_ai.ui.highlighting import code
-from osmosis_ai.ui.markdown import markdown
+from osmosis_ai.ui.markdown import code, markdown
 from osmosis_ai.ui.terminal_text import ansi
 from osmosis_ai.ui.text import visible
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
+
+PAGE_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+"""Content Security Policy Level 3: our own styles and modules, nothing inline, nothing from elsewhere."""
+
+THEME_COOKIE = "osmosis_theme"
+"""Set by the page's own script, read by the server, so that a page is never painted in the other theme first."""
+
+ASSET_CACHING = "public, max-age=31536000, immutable"
+"""For a year: what is named by its digest never changes."""
+
+
+def page_headers(*, form_leads_to: str = "", keep: bool = True) -> dict[str, str]:
+    """Return the headers of a page."""
+    policy = PAGE_POLICY
+    if form_leads_to:
+        policy = policy.replace("form-action 'self'", f"form-action 'self' {form_leads_to}")
+    return {
+        "Content-Security-Policy": policy,
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cache-Control": "private, no-cache" if keep else "no-store",
+    }
+
+
+def artifact_headers(name: str) -> dict[str, str]:
+    """Return the headers of a download called ``name`` (RFC 6266; the name as RFC 8187 encodes it)."""
+    encoded = quote(name.encode("utf-8", "replace"), safe="")
+    return {
+        **page_headers(),
+        "Content-Security-Policy": "default-src 'none'; sandbox",
+        "Content-Disposition": f"attachment; filename*=UTF-8''{encoded}",
+    }
+
+
+def theme_of(cookie: str | None) -> str:
+    """Return the theme that a visitor chose, from the value of :data:`THEME_COOKIE`; "" for the system's."""
+    return cookie if cookie in ("light", "dark") else ""
+
+
+@dataclass(frozen=True, slots=True)
+class NavItem:
+    """A link of the main navigation or of the way back (the crumbs)."""
+
+    text: str
+    href: str
+    current: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LiveChanges:
+    """Where the changes of what a page shows come from, and up to which of them it shows what there is."""
+
+    href: str
+    cursor: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShellView:
+    """What surrounds a page."""
+
+    workspace: str = ""
+    nav: Sequence[NavItem] = ()
+    root: str = ""
+    assets: str = "/assets"
+    user: str | None = None
+    sign_out: str | None = None
+    csrf: str = ""
+    live: LiveChanges | None = None
+    theme: str = ""
+
+
+KIT = Path(__file__).parent / "kit"
+MODULES = KIT / "modules"
+_IMPORT = re.compile(r'(?<=")\./([a-z]+\.js)(?=";)')
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """A file that pages load."""
+
+    name: str
+    media_type: str
+    content: bytes
+    gzipped: bytes
+
+    def reply(self, accept_encoding: str) -> tuple[bytes, dict[str, str]]:
+        """Return body and headers for a client that accepts these encodings."""
+        headers = {
+            "Content-Type": self.media_type,
+            "Cache-Control": ASSET_CACHING,
+            "X-Content-Type-Options": "nosniff",
+            "Vary": "Accept-Encoding",
+        }
+        if "gzip" in accept_encoding.lower():
+            return self.gzipped, {**headers, "Content-Encoding": "gzip"}
+        return self.content, headers
+
+
+@lru_cache
+def assets() -> Mapping[str, Asset]:
+    """Return every asset under its name with digest."""
+    return {made.name: made for made in _made().values()}
+
+
+def asset_name(plain: str) -> str:
+    """Return the name with digest of ``viewer.css`` or of a module such as ``page.js``."""
+    return _made()[plain].name
+
+
+def style_files() -> list[Path]:
+    """Return the files of ``viewer.css``: tokens and kit first, what belongs to single pages after them."""
+    first = [KIT / "tokens.css", KIT / "kit.css"]
+    return [*first, *sorted(set(KIT.glob("*.css")) - set(first))]
+
+
+@lru_cache
+def _made() -> Mapping[str, Asset]:
+    styles = "\n".join(file.read_text("utf-8") for file in style_files())
+    made = {"viewer.css": _asset("viewer.css", "text/css; charset=utf-8", styles)}
+    for file in sorted(MODULES.glob("*.js")):
+        _make_module(file.name, made)
+    return made
+
+
+def _make_module(plain: str, made: dict[str, Asset]) -> str:
+    """Make a module after those that it imports, and return its name with digest."""
+    if plain not in made:
+        source = (MODULES / plain).read_text("utf-8")
+        linked = _IMPORT.sub(lambda found: f"./{_make_module(found[1], made)}", source)
+        made[plain] = _asset(plain, "text/javascript; charset=utf-8", linked)
+    return made[plain].name
+
+
+def _asset(plain: str, media_type: str, text: str) -> Asset:
+    content = text.encode("utf-8")
+    stem, _, suffix = plain.rpartition(".")
+    name = f"{stem}-{hashlib.sha256(content).hexdigest()[:8]}.{suffix}"
+    return Asset(name, media_type, content, gzip.compress(content, mtime=0))
 
 
 def templates(*folders: Path) -> Environment:

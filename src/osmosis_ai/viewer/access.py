@@ -1,18 +1,55 @@
-"""Who looks at what: one visitor's request, and the page that answers it."""
+"""A visitor's request, and the page that answers it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
+import threading
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, Protocol, TypeVar
 from urllib.parse import quote
 
+from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.training.runs.curves import SavedAdapter
-from osmosis_ai.ui.shell import LiveChanges, NavItem, ShellView
-from osmosis_ai.viewer.live import is_over
+from osmosis_ai.ui.numbers import MISSING, NOT_RECORDED
+from osmosis_ai.ui.pages import LiveChanges, NavItem, ShellView, templates
+from osmosis_ai.ui.run_numbers import format_failed, format_rate, format_scored
 from osmosis_ai.viewer.local_runs import RunKind
-from osmosis_ai.viewer.shared_reads import SharedReads
-from osmosis_ai.viewer.source import Capability, RunEntry, RunSource
+from osmosis_ai.viewer.source import Capability, RunEntry, RunSource, SampleEntry
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+
+class SharedReads:
+    """Reads of one state of a run; may be used by several threads."""
+
+    def __init__(self, *, most: int = 50) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._reads: dict[Hashable, Future[Any]] = {}
+
+    def once(self, key: Hashable, read: Callable[[], ReadT]) -> ReadT:
+        """Return what was read under ``key``: the first who asks reads, and the others wait for it."""
+        with self._lock:
+            found = self._reads.get(key)
+            if is_mine := found is None:
+                found = Future()
+                self._reads[key] = found
+                if len(self._reads) > self._most:
+                    del self._reads[next(iter(self._reads))]
+        if is_mine:
+            try:
+                found.set_result(read())
+            except BaseException as error:
+                with self._lock:  # waiting callers share the failure; later calls read again
+                    self._reads.pop(key, None)
+                found.set_exception(error)
+        result: ReadT = found.result()
+        return result
+
 
 Asked = ParamSpec("Asked")
 ReadT = TypeVar("ReadT")
@@ -87,8 +124,8 @@ class Viewing:
         """Return the changes of a run, which its page follows; None where there are none to follow."""
         if self.parts is not None or not self.can("changes"):
             return None
-        now = self.source.changes(kind, run)
-        return LiveChanges(self.run_href(kind, run, "changes"), "" if is_over(now) else now.cursor)
+        now = self.source.state(kind, run)
+        return LiveChanges(self.run_href(kind, run, "changes"), "" if now.ended else now.cursor)
 
     def href(self, *segments: str | int) -> str:
         """Return the address of a page: ``href("evals", name, "samples")``; without segments that of the first."""
@@ -128,3 +165,55 @@ class RenderedPage:
     status: int = 200
     parts: Mapping[str, str] = field(default_factory=dict)
     live: LiveChanges | None = None
+
+
+TEMPLATES = Path(__file__).with_name("templates")
+
+
+@lru_cache
+def environment(*above: Path) -> Environment:
+    """Return what renders the viewer's templates and the kit's, those of folders ``above`` them in their place."""
+    made = templates(*above, TEMPLATES)
+    made.filters |= {
+        "preview": _preview,
+        "pass_rate": format_rate,
+        "scored": format_scored,
+        "failed": format_failed,
+    }
+    return made
+
+
+def _preview(text: str | None, sample: SampleEntry, some_are_kept: bool) -> str:
+    """Return what was said; where nothing was and the sample did not end before, it is lost, or was not to be kept."""
+    is_none = text is not None or (some_are_kept and sample.status != "success")
+    return text or (MISSING if is_none else NOT_RECORDED)
+
+
+def render(view: Viewing, page: RenderedPage, *, part: str | None = None) -> str:
+    """Return a page, or the pieces of it whose names stand in ``part``, with commas between them."""
+    values = {**page.values, "view": view, "shell": replace(view.shell, live=page.live), "root": view.root}
+    if part is None:
+        return environment().get_template(page.template).render(values)
+    names = list(dict.fromkeys(part.split(",")))
+    if strange := [name for name in names if name not in page.parts]:
+        raise NotFoundError(f"this page has no part {strange[0]!r}.")
+    return "".join(
+        f'<div data-live="{name}">{environment().get_template(page.parts[name]).render(values)}</div>'
+        for name in names
+    )
+
+
+def refused(error: OsmosisError, *, section: str = "") -> RenderedPage:
+    """Return the error page, with the reason, the nearest names and a link back."""
+    is_missing = isinstance(error, NotFoundError)
+    return RenderedPage(
+        "message.html",
+        {
+            "title": "Not found" if is_missing else "This cannot be shown",
+            "problem": error.sentence,
+            "hint": error.hint,
+            "details": error.details if is_missing else {},
+            "section": section,
+        },
+        status=404 if is_missing else 400,
+    )

@@ -1,53 +1,58 @@
-"""What is new in a run, told while it happens: one reader a run on the server, however many look at it."""
+"""Live updates of a run: one reader per run on the server, server-sent events or JSON for each page."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
-from collections import Counter, deque
+import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import orjson
+import uvicorn
+from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.responses import JSONResponse
+from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
+from starlette.responses import Response
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.ui.run_numbers import score_json
+from osmosis_ai.viewer.access import SECTIONS, SharedReads, Viewing
 from osmosis_ai.viewer.local_runs import RunKind
-from osmosis_ai.viewer.shared_reads import SharedReads
-from osmosis_ai.viewer.source import GOING_ON, Changes, RunSource
+from osmosis_ai.viewer.source import RunSource, RunState
 
 logger = logging.getLogger(__name__)
 
 READ_EVERY_S = 1.0
 KEEP_ALIVE_S = 15.0
-"""How often a silent stream says that it is there, and every stream whether its visitor may still look."""
+"""Interval of keep-alive events, and of checks whether the visitor still has access."""
 MAX_STREAMS = 4
-"""Of one visitor: a browser opens six connections to a server, and the others are for pages."""
+"""Per visitor: a browser opens six connections to a server, and the others are for pages."""
 POLL_AGAIN_S = 5
 _LINGER_S = 6.0
 """How long a reader continues without viewers; longer than the interval of a polling client."""
-_REMEMBERED = 120
-_MOST_SAMPLES = 500
+_EVENTS = "text/event-stream"
+_NOT_KEPT = {"Cache-Control": "private, no-cache", "X-Content-Type-Options": "nosniff"}
+# nginx would hold events back until its buffer is full.
+_UNBUFFERED = {"Cache-Control": "no-store", "X-Accel-Buffering": "no", "X-Content-Type-Options": "nosniff"}
 
 
 class Watched(NamedTuple):
-    """A run that is looked at; ``place`` tells those of one name apart, and is a workspace's or nothing."""
+    """A run that is watched; ``place`` is its workspace's path, or nothing on this machine."""
 
     place: str
     kind: RunKind
     run: str
 
 
-@dataclass(frozen=True, slots=True)
-class LiveNews:
-    """What a stream says: what is new, or why it ends (``ended``, ``gone`` or ``refused``)."""
+class LiveNews(NamedTuple):
+    """An event of a stream: a new state, or why the stream ends (``ended``, ``gone`` or ``refused``)."""
 
-    changes: Changes | None = None
+    state: RunState | None = None
     end: str | None = None
-
-
-def is_over(changes: Changes) -> bool:
-    """Tell whether a run will not change any more; one that was killed is gone on with under its name."""
-    return changes.status not in (*GOING_ON, "incomplete")
 
 
 class LiveHub:
@@ -60,17 +65,12 @@ class LiveHub:
         self._closed = False
 
     def may_stream(self, visitor: str) -> bool:
-        """Tell whether a visitor may open one more stream."""
+        """Whether a visitor may open one more stream."""
         return not self._closed and self._streams[visitor] < MAX_STREAMS
 
-    async def changes(self, watched: Watched, source: RunSource, *, since: str | None = None) -> Changes:
-        """Return how a run stands, and what came since a cursor that was given before."""
-        reader = await self._reader(watched, source)
-        if since and reader.end is None and since not in [each.cursor for each in reader.remembered]:
-            # A page that was made after the last look would be told what was before it.
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(reader.told.wait(), 2 * self._read_every_s)
-        return reader.since(since) or replace(reader.remembered[-1], samples=(), more=False)
+    async def state(self, watched: Watched, source: RunSource) -> RunState:
+        """Return the state of a run, at most one interval old."""
+        return (await self._reader(watched, source)).look()
 
     async def stream(
         self,
@@ -81,26 +81,26 @@ class LiveHub:
         since: str | None = None,
         allowed: Callable[[], bool] | None = None,
     ) -> AsyncIterator[LiveNews]:
-        """Yield how a run stands, then what is new as it comes; nothing new for a while is an empty one."""
+        """Yield the state of a run if it is another than ``since``, then each new one; or an empty event."""
         reader = await self._reader(watched, source)
         if not self.may_stream(visitor):
-            return  # the limit was reached; the client's next try reports it
+            return  # The limit was reached; the client's next try reports it.
         loop = asyncio.get_running_loop()
         asked = loop.time()
         reader.watchers += 1
         self._streams[visitor] += 1
         try:
             while not self._closed:
-                told = reader.told
-                if (found := reader.since(since)) is not None:
-                    since = found.cursor
-                    yield LiveNews(found)
+                changed = reader.changed
+                if (state := reader.look()).cursor != since:
+                    since = state.cursor
+                    yield LiveNews(state)
                 if reader.end is not None:
                     yield LiveNews(end=reader.end)
                     return
                 with suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(told.wait(), self._keep_alive_s)
-                if not told.is_set():
+                    await asyncio.wait_for(changed.wait(), self._keep_alive_s)
+                if not changed.is_set():
                     yield LiveNews()
                 if allowed is not None and loop.time() - asked >= self._keep_alive_s:
                     asked = loop.time()
@@ -112,12 +112,12 @@ class LiveHub:
             self._streams -= Counter([visitor])  # which keeps those above 0
 
     def reads(self, watched: Watched) -> SharedReads | None:
-        """Return what was read of a run since its last change; None where nobody looks. For any thread."""
+        """Return what was read of a run since its last change; None without a viewer. For any thread."""
         reader = self._readers.get(watched)
         return reader.reads if reader is not None and reader.failure is None else None
 
     def close(self) -> None:
-        """End every stream and reader: the server stops."""
+        """End every stream and reader when the server stops."""
         self._closed = True
         for reader in self._readers.values():
             reader.stop()
@@ -126,11 +126,11 @@ class LiveHub:
         reader = self._readers.get(watched)
         if reader is None or reader.task.done():
             reader = self._readers[watched] = _RunReader(watched, source, self._read_every_s)
-            # All who look fetch what a run has come to when it ends.
+            # All viewers fetch the final state of a run when it ends.
             loop = asyncio.get_running_loop()
             reader.task.add_done_callback(lambda _: loop.call_later(_LINGER_S, self._forget, watched, reader))
-        while not reader.remembered and not self._closed:
-            await reader.told.wait()
+        while reader.state is None and not self._closed:
+            await reader.changed.wait()
             if reader.failure is not None:
                 raise reader.failure
         if self._closed:
@@ -143,58 +143,121 @@ class LiveHub:
 
 
 class _RunReader:
-    """Reads one run for all who look."""
+    """Reads one run for all viewers."""
 
     def __init__(self, watched: Watched, source: RunSource, read_every_s: float) -> None:
         self._watched, self._source, self._read_every_s = watched, source, read_every_s
-        self.remembered: deque[Changes] = deque(maxlen=_REMEMBERED)
+        self.state: RunState | None = None
         self.watchers = 0
         self._looked = asyncio.get_running_loop().time()
-        self.told = asyncio.Event()
+        self.changed = asyncio.Event()
         self.end: str | None = None
         self.reads: SharedReads | None = None
         self.failure: Exception | None = None
         self.task = asyncio.create_task(self._read())
 
-    def since(self, cursor: str | None) -> Changes | None:
-        """Return what came after a cursor; None when nothing did."""
+    def look(self) -> RunState:
+        """Return the newest state, once there is one."""
+        assert self.state is not None
         self._looked = asyncio.get_running_loop().time()
-        known = [changes.cursor for changes in self.remembered]
-        if cursor is None or cursor not in known:
-            return replace(self.remembered[-1], samples=(), more=cursor is not None)
-        if not (later := list(self.remembered)[known.index(cursor) + 1 :]):
-            return None
-        samples = tuple(dict.fromkeys(sample for changes in later for sample in changes.samples))
-        more = any(changes.more for changes in later) or len(samples) > _MOST_SAMPLES
-        return replace(self.remembered[-1], samples=samples[:_MOST_SAMPLES], more=more)
+        return self.state
 
     def stop(self) -> None:
-        """Read no more, and wake all who wait."""
+        """Stop reading, and wake all waiting streams."""
         self.task.cancel()
-        self._tell()
+        self._notify()
 
     async def _read(self) -> None:
         kind, run = self._watched.kind, self._watched.run
         loop = asyncio.get_running_loop()
         try:
             while self.watchers or loop.time() - self._looked < _LINGER_S:
-                since = self.remembered[-1].cursor if self.remembered else None
-                found = await asyncio.to_thread(self._source.changes, kind, run, since=since)
-                if found.cursor != since:
-                    self.remembered.append(found)
-                    self.reads = SharedReads()
-                    self.end = "ended" if is_over(found) else None
-                    self._tell()
+                found = await asyncio.to_thread(self._source.state, kind, run)
+                if self.state is None or found.cursor != self.state.cursor:
+                    self.state, self.reads = found, SharedReads()
+                    self.end = "ended" if found.ended else None
+                    self._notify()
                 if self.end is not None:
                     return
                 await asyncio.sleep(self._read_every_s)
-        except Exception as error:  # told to all who look, each of whom asks again
+        except Exception as error:  # Each viewer learns of it and asks again.
             self.end = "gone" if isinstance(error, NotFoundError) else "failed"
             self.failure = error
-            if self.remembered and self.end == "failed":
+            if self.state is not None and self.end == "failed":
                 logger.warning("the %s run %s cannot be read", kind, run, exc_info=True)
-            self._tell()
+            self._notify()
 
-    def _tell(self) -> None:
-        told, self.told = self.told, asyncio.Event()
-        told.set()
+    def _notify(self) -> None:
+        changed, self.changed = self.changed, asyncio.Event()
+        changed.set()
+
+
+# -- addresses ---------------------------------------------------------------------------------------
+
+
+def live_hub(app: FastAPI) -> LiveHub:
+    """Return the readers of a server."""
+    hub = getattr(app.state, "live_hub", None)
+    if not isinstance(hub, LiveHub):
+        hub = app.state.live_hub = LiveHub()
+    return hub
+
+
+class LiveServer(uvicorn.Server):
+    """A server that closes its streams at shutdown, since it waits for every open reply."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop, streams first."""
+        if isinstance(self.config.app, FastAPI):
+            live_hub(self.config.app).close()
+        await super().shutdown(sockets)
+
+
+def add_live(router: APIRouter, viewing: Callable[..., Viewing], kind: RunKind) -> None:
+    """Add the address of the changes of a kind of runs."""
+
+    @router.get(f"/{SECTIONS[kind]}/{{run}}/changes", include_in_schema=False, response_model=None)
+    async def changes(request: Request, view: Viewing = Depends(viewing)) -> Response:  # noqa: B008 - FastAPI's way
+        return await live_reply(request, view, kind, request.path_params["run"])
+
+
+async def live_reply(request: Request, view: Viewing, kind: RunKind, run: str) -> Response:
+    """Return the state of a run: events where the request accepts them, else JSON with an ``ETag``."""
+    hub, watched = live_hub(request.app), Watched(view.root, kind, run)
+    since = request.headers.get("last-event-id") or request.query_params.get("since")
+    try:
+        now = await hub.state(watched, view.source)
+    except OsmosisError as error:
+        status = 404 if isinstance(error, NotFoundError) else 400 if error.code == "VALIDATION" else 503
+        return JSONResponse({"message": error.message}, status, headers=_NOT_KEPT)
+    if _EVENTS not in request.headers.get("accept", ""):
+        headers = {**_NOT_KEPT, "ETag": f'"{hashlib.sha256(now.cursor.encode()).hexdigest()[:16]}"'}
+        if headers["ETag"] in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        return Response(orjson.dumps(_described(now)), media_type="application/json", headers=headers)
+    if now.ended and since == now.cursor:
+        # A browser's EventSource does not reconnect after this (HTML, section 9.2.3).
+        return Response(status_code=204, headers=_NOT_KEPT)
+    if not hub.may_stream(view.visitor):
+        wait = {"Retry-After": str(POLL_AGAIN_S), **_NOT_KEPT}
+        return JSONResponse({"message": "the visitor has too many open streams."}, 429, headers=wait)
+    stream = hub.stream(watched, view.source, visitor=view.visitor, since=since, allowed=view.allowed)
+    return EventSourceResponse(_events(stream), headers=_UNBUFFERED)
+
+
+async def _events(stream: AsyncIterator[LiveNews]) -> AsyncIterator[bytes]:
+    async for state, end in stream:
+        if state is not None:
+            described = orjson.dumps(_described(state)).decode()
+            yield format_sse_event(event="change", id=state.cursor, data_str=described)
+        elif end == "failed":
+            return  # The client reconnects and then gets the error.
+        elif end is not None:
+            yield format_sse_event(event="end", data_str=orjson.dumps({"reason": end}).decode())
+        else:
+            yield KEEPALIVE_COMMENT
+
+
+def _described(state: RunState) -> dict[str, Any]:
+    headline = score_json(state.headline)
+    return {"cursor": state.cursor, "status": state.status, "headline": headline, "ended": state.ended}

@@ -14,24 +14,12 @@ from fastapi.routing import APIRoute
 from starlette.responses import Response
 
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.ui.policy import artifact_headers, page_headers
+from osmosis_ai.ui.pages import artifact_headers, page_headers
 from osmosis_ai.viewer import queries
-from osmosis_ai.viewer.access import SECTIONS, RenderedPage, Viewing
-from osmosis_ai.viewer.exporting import MEDIA_TYPES, exported_samples
-from osmosis_ai.viewer.live import Watched
-from osmosis_ai.viewer.live_routes import add_live, live_hub
-from osmosis_ai.viewer.pages import (
-    compare,
-    conversation,
-    conversation_files,
-    evaluation,
-    log,
-    rubric,
-    runs,
-    samples,
-    training,
-)
-from osmosis_ai.viewer.rendering import refused, render
+from osmosis_ai.viewer.access import SECTIONS, RenderedPage, Viewing, refused, render
+from osmosis_ai.viewer.conversations import MEDIA_TYPES, exported_samples
+from osmosis_ai.viewer.live import Watched, add_live, live_hub
+from osmosis_ai.viewer.pages import compare, conversation, lists, rubric, run
 from osmosis_ai.viewer.source import Capability
 
 Visitor = Callable[..., Viewing]
@@ -44,27 +32,28 @@ def viewer_router(viewing: Visitor, *, home: str = "/", route_class: type[APIRou
     """Return the router of all pages of a source."""
     router = APIRouter(redirect_slashes=False, route_class=route_class)
     add = partial(add_page, router, viewing)
-    add(home, runs.page, (*queries.RUN_WORDS, "cursor"))
-    add("/evals", partial(runs.page, kind="eval"), (*queries.RUN_WORDS, "cursor"))
-    add("/training", partial(runs.page, kind="training"), (*queries.RUN_WORDS, "cursor"))
-    add("/rubrics", partial(runs.page, kind="rubric"), (*queries.RUN_WORDS, "cursor"), needs="rubrics")
-    add("/evals/{run}", evaluation.page, ("slice",))
-    add("/evals/{run}/samples", samples.page, (*queries.SAMPLE_WORDS, "in", "group", "cursor"))
+    add(home, lists.runs, (*queries.RUN_WORDS, "cursor"))
+    add("/evals", partial(lists.runs, kind="eval"), (*queries.RUN_WORDS, "cursor"))
+    add("/training", partial(lists.runs, kind="training"), (*queries.RUN_WORDS, "cursor"))
+    add("/rubrics", partial(lists.runs, kind="rubric"), (*queries.RUN_WORDS, "cursor"), needs="rubrics")
+    add("/evals/{run}", run.evaluation, ("slice",))
+    add("/evals/{run}/samples", lists.samples, (*queries.SAMPLE_WORDS, "in", "group", "cursor"))
     add("/evals/{run}/samples.csv", partial(_export, kind="csv"), (*queries.SAMPLE_WORDS, "in"))
     add("/evals/{run}/samples.jsonl", partial(_export, kind="jsonl"), (*queries.SAMPLE_WORDS, "in"))
-    add("/evals/{run}/samples/{item}/artifacts/{path:path}", conversation_files.artifact)
-    add("/evals/{run}/log", log.page, ("cursor",))
-    add("/training/{run}", training.page, ("smooth",))
-    add("/training/{run}/log", partial(log.page, kind="training"), ("cursor",))
+    add("/evals/{run}/samples/{item}/artifacts/{path:path}", conversation.artifact)
+    add("/evals/{run}/log", lists.log, ("cursor",))
+    add("/training/{run}", run.training, ("smooth",))
+    add("/training/{run}/log", partial(lists.log, kind="training"), ("cursor",))
     said, as_file = (*queries.SAMPLE_WORDS, *conversation.WORDS), ("as", "step")
     add("/evals/{run}/samples/{item}", conversation.page, said)
-    add("/evals/{run}/samples/{item}/raw", conversation_files.raw, as_file)
+    add("/evals/{run}/samples/{item}/raw", conversation.raw, as_file)
     add("/training/{run}/validation/{item}", _of_validation(conversation.page), said)
-    add("/training/{run}/validation/{item}/raw", _of_validation(conversation_files.raw), as_file)
+    add("/training/{run}/validation/{item}/raw", _of_validation(conversation.raw), as_file)
     add("/rubrics/{run}", rubric.page, ("cursor",), needs="rubrics")
     add("/compare", compare.page, ("run", "kind", "metric", "slice", "allow"))
     add("/compare/row", compare.row, ("run", "row"))
-    add_live(router, viewing)
+    add_live(router, viewing, "eval")
+    add_live(router, viewing, "training")
     return router
 
 
@@ -133,7 +122,7 @@ def _export(view: Viewing, words: queries.Words, *, run: str, kind: str) -> Resp
     """Return the samples of a filter as a file, which is written while it is sent."""
     query = queries.sample_query(words)
     in_conversations = queries.searches_conversations(words, query)
-    samples.require_category(view, run, query)
+    lists.require_category(view, run, query)
     pieces = exported_samples(view.source, run, query, kind=kind, in_conversations=in_conversations)
     headers = artifact_headers(f"{run[:100]}-samples.{kind}")
     return StreamingResponse(pieces, media_type=MEDIA_TYPES[kind], headers=headers)

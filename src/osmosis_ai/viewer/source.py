@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
+import json
 import math
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from heapq import nsmallest
 from typing import TYPE_CHECKING, Any, BinaryIO, Generic, Literal, Protocol, TypeVar
 
+import msgspec
 import orjson
 
 from osmosis_ai.api.models.base import LogPage
-from osmosis_ai.errors import NotFoundError
+from osmosis_ai.controller.record import TerminalRecord
+from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.attempt_files import StoredArtifact, StoredConversation
 from osmosis_ai.evaluation.metrics import Estimates, RunScore
 from osmosis_ai.evaluation.run_log import LogDirection
 from osmosis_ai.llm.replies import FLAGGED_NAMES, FlaggedFinish
+from osmosis_ai.training.runs.run_directory import ValidationSamples, reward_of
 from osmosis_ai.viewer.local_runs import RunKind
 
 if TYPE_CHECKING:
@@ -25,6 +32,7 @@ if TYPE_CHECKING:
     from osmosis_ai.statistics.estimates import Floats
     from osmosis_ai.training.runs.curves import TrainingCurves
     from osmosis_ai.training.runs.run_directory import ValidationSamples
+
 
 ItemT = TypeVar("ItemT")
 _NEAREST = 3
@@ -147,7 +155,7 @@ class Histogram:
         """Return how rewards are spread, in twenty bars; None for none, or where no bars fit between them."""
         import numpy as np
 
-        from osmosis_ai.ui.charts.bars import even_edges
+        from osmosis_ai.ui.charts import even_edges
 
         if not rewards.size:
             return None
@@ -249,15 +257,17 @@ class SampleDetail:
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
-    """How a run stands, and what is new since a cursor."""
+class RunState:
+    """The state of a run; its ``cursor`` changes with anything that its pages show."""
 
     cursor: str
     status: str
     headline: RunScore | None = None
-    samples: Sequence[tuple[int, int]] = ()
-    more: bool = False
-    log_cursor: str | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run will not change any more; a killed one may be resumed under its name."""
+        return self.status not in (*GOING_ON, "incomplete")
 
 
 class RunSource(Protocol):
@@ -320,8 +330,8 @@ class RunSource(Protocol):
     ) -> StoredConversation:
         """Return the trajectory of one of these samples."""
 
-    def changes(self, kind: RunKind, run: str, *, since: str | None = None) -> Changes:
-        """Return how a run stands; cheap enough to be asked every second."""
+    def state(self, kind: RunKind, run: str) -> RunState:
+        """Return the state of a run; cheap enough to be asked every second."""
 
     def kinds(self, names: Sequence[str]) -> Mapping[str, Collection[RunKind]]:
         """Return of which kinds there is a run of each name."""
@@ -379,3 +389,166 @@ def traceback_in(content: bytes) -> str | None:
         return None
     found = diagnostics.get("traceback") if isinstance(diagnostics, dict) else None
     return found if isinstance(found, str) and found else None
+
+
+RowT = TypeVar("RowT")
+_LONGEST = 32_768
+_LARGEST = 2**31 - 1
+_LARGEST_AMOUNT = sys.float_info.max
+Scalar = str | int | float | None
+
+SORTED_BY: Mapping[str, str | None] = {
+    "row": None,
+    "reward": "reward",
+    "duration": "duration_ms",
+    "tokens": "tokens",
+    "cost": "cost_usd",
+}
+"""What of a sample each sort goes by; None for the order of rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplePosition:
+    """A place in a list of samples."""
+
+    value: float | None
+    row: int
+    attempt: int
+    backward: bool = False
+
+
+def item_page(
+    found: Sequence[RowT],
+    backward: bool | None,
+    *,
+    limit: int,
+    entry: Callable[[RowT], ItemT],
+    cursor: Callable[[RowT, bool], str],
+) -> ItemPage[ItemT]:
+    """Return a page of ``found``, which has one row more than the page where there are more."""
+    rows, more = list(found[:limit]), len(found) > limit
+    if backward:
+        rows.reverse()
+    if not rows:
+        return ItemPage(())
+    follows, precedes = (True, more) if backward else (more, backward is not None)
+    return ItemPage(
+        [entry(row) for row in rows],
+        next=cursor(rows[-1], False) if follows else None,
+        previous=cursor(rows[0], True) if precedes else None,
+    )
+
+
+def encode(order: str, key: Sequence[Scalar], *, backward: bool = False) -> str:
+    """Return a cursor: opaque, of letters, digits, ``-`` and ``_``."""
+    text = json.dumps([order, int(backward), *key], separators=(",", ":"))
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def decode(cursor: str, order: str, *, parts: int) -> tuple[list[Scalar], bool]:
+    """Return (key, backward) of a cursor."""
+    try:
+        if len(cursor) > _LONGEST:
+            raise ValueError("too long")
+        raw = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+        made_for, backward, *key = json.loads(raw)
+        if made_for != order or backward not in (0, 1) or len(key) != parts:
+            raise ValueError("of another order")
+        if not all(part is None or isinstance(part, str) or _is_amount(part) for part in key):
+            raise ValueError("no key")
+    except (ValueError, TypeError, RecursionError, binascii.Error):
+        raise refused(cursor) from None
+    return key, bool(backward)
+
+
+def order_of(query: RunQuery | SampleQuery) -> str:
+    """Return the name of a query's order, for :func:`encode`."""
+    listed = "runs" if isinstance(query, RunQuery) else "samples"
+    return f"{listed}:{query.sort}:{'desc' if query.descending else 'asc'}"
+
+
+def sample_cursor(query: SampleQuery, position: SamplePosition) -> str:
+    """Return the cursor of a place in a list of samples."""
+    key = (position.value, position.row, position.attempt)
+    return encode(order_of(query), key, backward=position.backward)
+
+
+def position_of(query: SampleQuery, entry: SampleEntry, *, backward: bool = False) -> SamplePosition:
+    """Return where a sample stands in the order of a query; ``backward`` where the page before it is meant."""
+    value = getattr(entry, SORTED_BY[query.sort] or "", None)
+    return SamplePosition(value, entry.row, entry.attempt, backward=backward)
+
+
+def sample_position(cursor: str, query: SampleQuery) -> SamplePosition:
+    """Return the place that a cursor names."""
+    (value, row, attempt), backward = decode(cursor, order_of(query), parts=3)
+    numbers = all(type(part) is int and 0 <= part <= _LARGEST for part in (row, attempt))
+    if not numbers or not (value is None or _is_amount(value)):
+        raise refused(cursor)
+    return SamplePosition(
+        None if value is None else float(value), int(row or 0), int(attempt or 0), backward=backward
+    )
+
+
+def _is_amount(value: Scalar) -> bool:
+    """Tell whether a value is one that a list can be sorted by: JSON's whole numbers may be larger than any float."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _LARGEST_AMOUNT
+
+
+def refused(cursor: str) -> OsmosisError:
+    """Return the error for a cursor of another list, or of none."""
+    return OsmosisError(
+        "the cursor is none of this list in this order.",
+        details={"cursor": cursor[:80]},
+        hint="begin at the list's first page",
+    )
+
+
+_SAME = (
+    *("status", "row_digest", "tokens", "duration_ms", "model_latency_ms", "cost_usd"),
+    *("boundary", "category", "error", "input", "output", "finish_reasons"),
+)
+
+
+def validated_record(samples: ValidationSamples | None, run: str, row: int, attempt: int) -> TerminalRecord:
+    """Return the record of a sample."""
+    kept = {(each.row_index, each.run_index): each for each in samples.records} if samples is not None else {}
+    if (row, attempt) in kept:
+        return kept[row, attempt]
+    missing = no_sample(run, row, attempt, kept, subject=f"the newest validation of the run `{run[:100]}`")
+    missing.hint = "its page lists those that are kept"
+    raise missing
+
+
+def known_of(record: TerminalRecord) -> dict[str, Any]:
+    """Return what a journal's record says, by its names."""
+    return {name: value for name, value in msgspec.structs.asdict(record).items() if value is not None}
+
+
+def validated_entry(record: TerminalRecord, pass_threshold: float) -> SampleEntry:
+    """Return a sample in a line."""
+    reward = reward_of(record)
+    return SampleEntry(
+        row=record.row_index,
+        attempt=record.run_index,
+        passed=None if reward is None else reward >= pass_threshold,
+        source_row=record.source_row_index,
+        reward=reward,
+        **{name: getattr(record, name) for name in _SAME},
+    )
+
+
+def validated_sample(samples: ValidationSamples | None, run: str, row: int, attempt: int) -> SampleDetail:
+    """Return a sample, between those that are a little worse and a little better."""
+    record = validated_record(samples, run, row, attempt)
+    assert samples is not None
+    entries = [validated_entry(each, samples.pass_threshold) for each in samples.records]
+    place = next(at for at, each in enumerate(samples.records) if each is record)
+    around = [None, *((each.row, each.attempt) for each in entries), None]
+    return SampleDetail(
+        entries[place],
+        known_of(record),
+        next=around[place + 2],
+        previous=around[place],
+        attempts=[each for each in entries if each.row == row],
+    )

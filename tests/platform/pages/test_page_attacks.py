@@ -13,8 +13,8 @@ from fastapi.testclient import TestClient
 from osmosis_ai.platform.db.tables import DbLoraModel
 from osmosis_ai.platform.pages import runs, workspace
 from osmosis_ai.platform.services import PlatformServices
-from osmosis_ai.viewer.cursors import encode
 from osmosis_ai.viewer.routes import viewer_router
+from osmosis_ai.viewer.source import encode
 from tests.platform.conftest import Member, World
 from tests.platform.evaluations import add_dataset
 from tests.platform.pages.browsing import PASSWORD, csrf_of, sign_in

@@ -26,7 +26,7 @@ from osmosis_ai.platform.worker.process import WorkingDirectory
 from osmosis_ai.platform.worker.training import TrainingReports
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.training.runs.run_directory import ValidationSamples
-from osmosis_ai.viewer.shared_reads import SharedReads
+from osmosis_ai.viewer.access import SharedReads
 from osmosis_ai.viewer.source import SampleEntry, SampleQuery
 from tests.platform.conftest import Member
 from tests.platform.fake_worker import FakeTrainer, journal_of

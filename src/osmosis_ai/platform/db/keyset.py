@@ -36,8 +36,7 @@ from sqlalchemy.sql.base import ExecutableOption
 from osmosis_ai.platform.db.base import Base, UtcDateTime
 from osmosis_ai.platform.log_lines import storable
 from osmosis_ai.sqlite_text import ESCAPE, HOLDS, like_pattern
-from osmosis_ai.viewer.cursors import Scalar, decode, encode, item_page, refused
-from osmosis_ai.viewer.source import ItemPage
+from osmosis_ai.viewer.source import ItemPage, Scalar, decode, encode, item_page, refused
 
 RowT = TypeVar("RowT", bound=Base)
 # PostgreSQL's plans that do not walk the index: a merge joins sorted rows from their beginning on, and what is

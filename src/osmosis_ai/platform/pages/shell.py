@@ -37,12 +37,9 @@ from osmosis_ai.platform.http.errors import ApiError, as_api_error
 from osmosis_ai.platform.http.routing import ApiRoute, is_encrypted, root_path, workspace_path
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.workspaces import NoSuchNameError, Role
-from osmosis_ai.ui.assets import assets
-from osmosis_ai.ui.pages import templates
-from osmosis_ai.ui.policy import THEME_COOKIE, page_headers, theme_of
-from osmosis_ai.ui.shell import NavItem, ShellView
+from osmosis_ai.ui.pages import THEME_COOKIE, NavItem, ShellView, assets, page_headers, templates, theme_of
+from osmosis_ai.viewer.access import environment
 from osmosis_ai.viewer.queries import require_known, word
-from osmosis_ai.viewer.rendering import environment
 
 SESSION_TTL = timedelta(hours=12)
 SESSION_COOKIE = "osmosis_session"

@@ -26,7 +26,7 @@ from osmosis_ai.platform.pages.shell import (
 )
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.sign_in import TooManyAttempts
-from osmosis_ai.ui.assets import assets
+from osmosis_ai.ui.pages import assets
 
 router = page_router()
 

@@ -30,7 +30,7 @@ from osmosis_ai.platform.pages.shell import (
 )
 from osmosis_ai.platform.viewer.runs import saved_adapter
 from osmosis_ai.platform.workspaces import ROLES, Role
-from osmosis_ai.ui.shell import NavItem
+from osmosis_ai.ui.pages import NavItem
 from osmosis_ai.viewer.queries import query_string
 from osmosis_ai.viewer.source import ItemPage
 

@@ -45,9 +45,9 @@ from osmosis_ai.platform.runs.run_store import RunEndedError
 from osmosis_ai.platform.secrets import MissingSecretsError
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.source import PlatformSource
-from osmosis_ai.ui.shell import ShellView
+from osmosis_ai.ui.pages import ShellView
 from osmosis_ai.viewer.access import Viewing
-from osmosis_ai.viewer.live_routes import live_reply
+from osmosis_ai.viewer.live import live_reply
 
 
 def run_router(prefix: str, kind: RunKind, config: ConfigKind) -> APIRouter:

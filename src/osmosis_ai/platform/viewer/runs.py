@@ -35,8 +35,18 @@ from osmosis_ai.training.runs.curves import CurveMark, SavedAdapter, TrainingCur
 from osmosis_ai.training.runs.metrics import TITLES
 from osmosis_ai.ui.numbers import amount, date
 from osmosis_ai.ui.run_numbers import execution_rows
-from osmosis_ai.viewer.cursors import Scalar, decode, encode, item_page, order_of, refused
-from osmosis_ai.viewer.source import ItemPage, RunDetail, RunEntry, RunQuery
+from osmosis_ai.viewer.source import (
+    ItemPage,
+    RunDetail,
+    RunEntry,
+    RunQuery,
+    Scalar,
+    decode,
+    encode,
+    item_page,
+    order_of,
+    refused,
+)
 
 KINDS: tuple[RunKind, ...] = get_args(RunKind)
 _ORDERS: Mapping[str, Any] = {

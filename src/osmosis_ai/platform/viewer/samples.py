@@ -39,9 +39,18 @@ from osmosis_ai.platform.db.keyset import (
 from osmosis_ai.platform.db.tables import DbRun, DbSample
 from osmosis_ai.platform.runs.lifecycle import OPEN
 from osmosis_ai.platform.runs.requests import evaluation_settings
-from osmosis_ai.viewer.cursors import SamplePosition, item_page, sample_cursor, sample_position
-from osmosis_ai.viewer.shared_reads import SharedReads
-from osmosis_ai.viewer.source import FailureCount, Histogram, ItemPage, SampleEntry, SampleQuery
+from osmosis_ai.viewer.access import SharedReads
+from osmosis_ai.viewer.source import (
+    FailureCount,
+    Histogram,
+    ItemPage,
+    SampleEntry,
+    SamplePosition,
+    SampleQuery,
+    item_page,
+    sample_cursor,
+    sample_position,
+)
 
 CountedT = TypeVar("CountedT")
 

@@ -74,15 +74,14 @@ from osmosis_ai.platform.viewer.samples import (
 from osmosis_ai.training.runs.curves import TrainingCurves
 from osmosis_ai.training.runs.run_directory import LARGEST_BYTES, ValidationSamples
 from osmosis_ai.ui.numbers import size
-from osmosis_ai.viewer.cursors import changes_cursor, positions_in
 from osmosis_ai.viewer.local_runs import RunKind
 from osmosis_ai.viewer.source import (
     Capability,
-    Changes,
     ItemPage,
     RunDetail,
     RunEntry,
     RunQuery,
+    RunState,
     SampleDetail,
     SampleEntry,
     SampleQuery,
@@ -98,7 +97,6 @@ _LARGEST = 2**31 - 1
 """The largest row or attempt that the columns hold."""
 _MOST_HELD_BYTES = 1 << 20
 """Maximum cached bytes of a journal; in a larger one each sample is looked up again."""
-_MOST_CHANGED_SAMPLES = 300
 _STORE_AWAY = "The platform cannot get at its stored files now; try again a little later."
 _TRAJECTORY_MISSING = "The platform has no trajectory of this sample."
 _RECORDED = (
@@ -257,30 +255,17 @@ class PlatformSource:
     ) -> StoredConversation:
         return self._validation_file(run, conversation_path(row, attempt), max_bytes=max_bytes)
 
-    def changes(self, kind: RunKind, run: str, *, since: str | None = None) -> Changes:
-        """Return how a run stands: one statement, and one more where samples have finished since."""
+    def state(self, kind: RunKind, run: str) -> RunState:
+        """Return the state of a run, in one statement."""
         asked: Any = select(DbRun, func.coalesce(_POSITION, 0), func.coalesce(_LINE, 0))
-        samples: list[tuple[int, int]] = []
         with self.services.db.session() as session:
             found = session.execute(of_runs(asked, self.workspace_id, kind, run)).first()
             if found is None:
                 raise _no_such_run(session, self.workspace_id, kind, run)
             row, position, log_line = found
             waits = self.services.runs.waits().read(session, [row]).why(row)
-            cursor = changes_cursor(_state_digest(row, waits), [position], log_line)
-            if since is not None and since != cursor and position > (seen := positions_in(since)[0]):
-                new = (DbSample.run_id == row.id, DbSample.position > seen)
-                finished = select(DbSample.row_index, DbSample.run_index).where(*new)
-                limited = session.execute(finished.limit(_MOST_CHANGED_SAMPLES + 1))
-                samples = [(row_index, attempt) for row_index, attempt in limited]
-        return Changes(
-            cursor,
-            row.status,
-            headline_of(row) if kind == "eval" else None,
-            samples=samples[:_MOST_CHANGED_SAMPLES],
-            more=len(samples) > _MOST_CHANGED_SAMPLES,
-            log_cursor=str(log_line),
-        )
+        cursor = f"{_state_digest(row, waits)}.{position}.{log_line}"
+        return RunState(cursor, row.status, headline_of(row) if kind == "eval" else None)
 
     def kinds(self, names: Sequence[str]) -> Mapping[str, Collection[RunKind]]:
         with self.services.db.session() as session:

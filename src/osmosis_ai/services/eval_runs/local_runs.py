@@ -91,7 +91,7 @@ def describe_local_run(directory: Path) -> RunDetail:
 
 def _numbers_alone(directory: Path, *problems: str) -> RunDetail:
     """Describe a downloaded run from its metrics alone, because its samples have problems."""
-    from osmosis_ai.viewer.local.evaluations import facts_of, read_evaluation
+    from osmosis_ai.viewer.local.run_files import facts_of, read_evaluation
 
     with numbers_alone(directory) as local:
         known = read_evaluation(local, local.name)

@@ -233,7 +233,7 @@ def compare(
         options = replace(options, reward_range=_decided_range(others[-1].inputs))
     comparison = compare_runs(first, others, options)
     if report is not None:
-        from osmosis_ai.viewer.one_file import write_comparison_report
+        from osmosis_ai.viewer.reports import write_comparison_report
 
         with report.opened() as file:
             write_comparison_report(file, comparison, [first, *others], text=report.text)

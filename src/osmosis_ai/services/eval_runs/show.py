@@ -24,7 +24,7 @@ from osmosis_ai.services.downloaded_runs import laid_out
 from osmosis_ai.services.eval_runs.resolver import resolve_run
 from osmosis_ai.services.runs.download import DownloadPlan, plan_download, run_download
 from osmosis_ai.services.runs.lifecycle import get_evaluation, lists_samples, platform_samples
-from osmosis_ai.viewer.read_sample import ReadSample, conversation_in
+from osmosis_ai.viewer.conversations import ReadSample, conversation_in
 from osmosis_ai.viewer.source import (
     Outcome,
     SampleDetail,
@@ -459,7 +459,7 @@ def _search(
     run: RunConversations, samples: Iterator[SampleEntry], text: str, seen: Counter[str]
 ) -> Iterator[tuple[SampleEntry, StoredConversation]]:
     """Yield the samples with a text, and count which conversations were searched for it."""
-    from osmosis_ai.viewer.conversation_search import contains_text
+    from osmosis_ai.viewer.conversations import contains_text
 
     while piece := list(islice(samples, _AT_ONCE)):
         if seen.total() >= MOST_SEARCHED:

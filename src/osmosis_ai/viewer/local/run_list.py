@@ -1,14 +1,15 @@
-"""The list of the runs of this machine: what a line says of each, read again when its files have changed."""
+"""The list of the runs of this machine: each entry is read again when its files have changed."""
 
 from __future__ import annotations
 
 import math
 import os
+import sqlite3
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime, timezone
 from functools import lru_cache
 from operator import ge, gt, itemgetter, le, lt
@@ -16,16 +17,90 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from osmosis_ai.evaluation.manifest import is_running
+from osmosis_ai.evaluation.metrics import RunScore
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
-from osmosis_ai.viewer.cursors import Scalar, decode, encode, order_of, refused
-from osmosis_ai.viewer.judging_sessions import read_session
-from osmosis_ai.viewer.local.evaluations import read_evaluation
-from osmosis_ai.viewer.local.kept_lines import KeptLine, KeptLines, Stamp
-from osmosis_ai.viewer.local.recorded import with_time_so_far
-from osmosis_ai.viewer.local.training_runs import read_training
+from osmosis_ai.viewer.local.cache_file import CacheFile, forget_all
+from osmosis_ai.viewer.local.run_files import read_evaluation, read_session, read_training, with_time_so_far
 from osmosis_ai.viewer.local_runs import RunKind, RunPlace
-from osmosis_ai.viewer.source import ItemPage, RunEntry, RunQuery, RunSort
+from osmosis_ai.viewer.source import (
+    ItemPage,
+    RunEntry,
+    RunQuery,
+    RunSort,
+    Scalar,
+    decode,
+    encode,
+    order_of,
+    refused,
+)
+
+Stamp = tuple[int, ...]
+_SCHEMA = f"""
+-- {", ".join(field.name for field in fields(RunEntry))}, {", ".join(RunScore.model_fields)}
+CREATE TABLE lines (path TEXT PRIMARY KEY, line BLOB) WITHOUT ROWID
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptLine:
+    """A run's line, and the state of its files that it was read from."""
+
+    stamp: Stamp
+    entry: RunEntry
+
+
+class KeptLines:
+    """Cache file of a directory's lines. Read and write errors are ignored."""
+
+    def __init__(self, root: Path, *, cache_dir: Path) -> None:
+        self._file = CacheFile(cache_dir, "list", root, _SCHEMA)
+        self._cache_dir = cache_dir
+
+    def close(self) -> None:
+        """Release the file."""
+        self._file.close()
+
+    def read(self) -> dict[Path, KeptLine]:
+        """Return what is kept, by the runs' paths."""
+        try:
+            lines = self._file.connection.execute("SELECT path, line FROM lines").fetchall()
+            return {Path(path): _lines().validate_json(line) for path, line in lines}
+        except (sqlite3.Error, ValueError, TypeError) as error:
+            self._file.give_up(error)
+            return {}
+
+    def write(self, lines: Mapping[Path, KeptLine], *, gone: Collection[Path]) -> None:
+        """Keep lines, and drop those of runs that are gone, with the indexes of their samples."""
+        try:
+            with self._file.connection as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                connection.executemany("INSERT OR REPLACE INTO lines VALUES (?, ?)", _written(lines))
+                connection.executemany(
+                    "DELETE FROM lines WHERE path = ?",
+                    ((os.fsencode(path).decode("utf-8", "replace"),) for path in gone),
+                )
+        except sqlite3.Error as error:
+            self._file.give_up(error)
+        for path in gone:
+            if not path.exists():
+                forget_all(self._cache_dir, "run", path)
+
+
+def _written(lines: Mapping[Path, KeptLine]) -> Iterator[tuple[str, bytes]]:
+    """Yield lines in the file's format. Lines with lone surrogates are left out and read again each time."""
+    for path, line in lines.items():
+        with suppress(ValueError):
+            str(path).encode()
+            yield str(path), _lines().dump_json(line)
+
+
+@lru_cache
+def _lines() -> TypeAdapter[KeptLine]:
+    return TypeAdapter(KeptLine)
+
 
 TREND_RUNS = 10
 _NAME_CHARACTERS = 60

@@ -25,32 +25,39 @@ from osmosis_ai.evaluation.attempt_files import (
 )
 from osmosis_ai.evaluation.local_results import LocalResults, describe_lost_results
 from osmosis_ai.evaluation.run_directory import RunDirectory
-from osmosis_ai.evaluation.run_log import LogDirection, cursor_at, read_log
+from osmosis_ai.evaluation.run_log import LogDirection, read_log
 from osmosis_ai.files import size_of
 from osmosis_ai.training.runs.curves import RecordedTraining, TrainingCurves
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
-from osmosis_ai.viewer.cursors import changes_cursor, positions_in
-from osmosis_ai.viewer.judging_sessions import read_session, session_detail
-from osmosis_ai.viewer.local.evaluations import KnownEvaluation, commands_of, facts_of, read_evaluation
-from osmosis_ai.viewer.local.recorded import secret_names, with_time_so_far
-from osmosis_ai.viewer.local.run_index import RunIndex, file_state
+from osmosis_ai.viewer.local.attempts import RunIndex, SampleList, file_state
+from osmosis_ai.viewer.local.run_files import (
+    KnownEvaluation,
+    commands_of,
+    facts_of,
+    read_evaluation,
+    read_session,
+    read_training,
+    secret_names,
+    session_detail,
+    training_detail,
+    with_time_so_far,
+)
 from osmosis_ai.viewer.local.run_list import RunList
-from osmosis_ai.viewer.local.sample_list import SampleList
-from osmosis_ai.viewer.local.training_runs import read_training, training_detail
 from osmosis_ai.viewer.local_runs import RunKind, RunPlace, RunPlaces, namesakes
 from osmosis_ai.viewer.source import (
     Capability,
-    Changes,
     ItemPage,
     RunDetail,
     RunEntry,
     RunQuery,
+    RunState,
     SampleDetail,
     SampleEntry,
     SampleQuery,
+    known_of,
     traceback_in,
+    validated_record,
 )
-from osmosis_ai.viewer.validation import known_of, validated_record
 from osmosis_ai.workspace.config_files import decisions_around
 
 if TYPE_CHECKING:
@@ -61,7 +68,6 @@ if TYPE_CHECKING:
 _OPEN_INDEXES = 8
 _FOLLOWED_RUNS = 4
 _ELSEWHERE_S = 1.0
-_MOST_CHANGES = 200
 _MOST_COMPARED = 1_000
 
 _PARTLY_READ = "{share:.0%} of the results are read so far: failures and rewards are counted over these, the numbers over all."
@@ -216,30 +222,16 @@ class LocalSource:
         directory = RunDirectory(self._place("training", run).path)
         return AttemptFiles(directory, record.rollout_id, row, attempt).conversation(max_bytes=max_bytes)
 
-    def changes(self, kind: RunKind, run: str, *, since: str | None = None) -> Changes:
-        """Return how a run stands."""
+    def state(self, kind: RunKind, run: str) -> RunState:
         place = self._place(kind, run)
         log = size_of(RunDirectory(place.path).log) if kind != "rubric" else 0
         if kind != "eval":
             entry = self._list.entry(place)
             size, changed = file_state(place.path / "metrics.jsonl" if kind == "training" else place.path)
-            # Nanoseconds have more digits than a position may.
-            cursor = changes_cursor(entry.status, [size, changed // 1000], log)
-            return Changes(cursor, entry.status, log_cursor=cursor_at(log))
-        known, finished, read = self._evaluation(place), list[tuple[int, int]](), 0
-        if known.manifest is not None:
-            samples, _ = self._samples(place)
-            read = samples.index.read
-            if since is not None:
-                finished = samples.since(positions_in(since)[0], limit=_MOST_CHANGES + 1)
-        return Changes(
-            cursor=changes_cursor(known.entry.status, [read], log),
-            status=known.entry.status,
-            headline=known.entry.headline,
-            samples=finished[:_MOST_CHANGES],
-            more=len(finished) > _MOST_CHANGES,
-            log_cursor=cursor_at(log),
-        )
+            return RunState(f"{entry.status}.{size}.{changed}.{log}", entry.status)
+        known = self._evaluation(place)
+        read = self._samples(place)[0].index.read if known.manifest is not None else 0
+        return RunState(f"{known.entry.status}.{read}.{log}", known.entry.status, known.entry.headline)
 
     def no_sample(self, run: str, row: int, attempt: int | None) -> NotFoundError:
         """Return what to say of a sample that is not there."""

@@ -1,19 +1,235 @@
-"""Runs side by side: the engine of ``eval compare`` and ``train compare``, with its numbers and its sentence first."""
+"""Runs side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
 from starlette.responses import RedirectResponse, Response
 
+from osmosis_ai.decisions import compare
+from osmosis_ai.decisions.comparability import Allowances
+from osmosis_ai.decisions.compare import ComparedTable, row_counts
+from osmosis_ai.decisions.samples import RunSamples, mean_rewards
 from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.training.runs import run_differences
+from osmosis_ai.training.runs.curves import TrainingCurves
+from osmosis_ai.training.runs.run_differences import ComparedTraining, TrainingDifferences
+from osmosis_ai.ui import numbers
+from osmosis_ai.ui.charts import ChartPoint, ChartSeries, SvgChart, forest, scatter
+from osmosis_ai.ui.numbers import MISSING
 from osmosis_ai.viewer.access import SECTIONS, RenderedPage, Viewing
 from osmosis_ai.viewer.local_runs import RunKind
-from osmosis_ai.viewer.pages import compare_evaluations, compare_training
+from osmosis_ai.viewer.pages.run import HOLLOW, chart_points
 from osmosis_ai.viewer.queries import Words, choice_of, query_string, word
-from osmosis_ai.viewer.source import SampleEntry
+from osmosis_ai.viewer.source import RunDetail, SampleEntry
+
+RowHref = Callable[[str, tuple[str, str]], str]
+
+_ROWS_SHOWN = 25
+_MOST_POINTS = 2_000
+ALLOWANCES = ("unpaired", "partial", "different_grader", "same")
+"""Words of an address that allow what is refused otherwise."""
+
+
+def choices(words: Words) -> dict[str, Any]:
+    """Return what the form shows that compares again."""
+    return {
+        "metric": word(words, "metric") or "",
+        "slices": ", ".join(words.get("slice", ())),
+        "allowed": words.get("allow", ()),
+    }
+
+
+def allowance_for(refusal: OsmosisError) -> str | None:
+    """Return which of :data:`ALLOWANCES` lets through what was refused; commands name it as an option."""
+    options = set(re.findall(r"--(?:allow-)?([a-z-]+)", refusal.hint or ""))
+    return next((name for name in ALLOWANCES if name.replace("_", "-") in options), None)
+
+
+def compared_evaluations(
+    view: Viewing, names: Sequence[str], options: compare.CompareOptions
+) -> dict[str, Any]:
+    """Return the values of the page."""
+
+    def row_href(key: str, runs: tuple[str, str]) -> str:
+        return view.href("compare", "row") + query_string({"run": runs, "row": key})
+
+    baseline, *others = runs = view.source.run_samples(names)
+    # As `eval compare` has it: the file beside the last run's config says between what rewards lie.
+    options = replace(options, reward_range=runs[-1].reward_range)
+    return shown(compare.compare_runs(baseline, others, options), runs, row_href)
+
+
+def shown(
+    comparison: compare.RunComparison, runs: Sequence[RunSamples], row_href: RowHref | None = None
+) -> dict[str, Any]:
+    """Return the values of a comparison that was made."""
+    baseline, *others = runs
+    return {
+        "row_href": row_href,
+        "sentence": comparison.sentence,
+        "notes": [note for each in comparison.candidates for note in each.comparability.notes],
+        "differs": compare.differing_inputs(comparison),
+        "candidates": [
+            _candidate(comparison, each, baseline, other)
+            for each, other in zip(comparison.candidates, others, strict=True)
+        ],
+        "forest": _forest(comparison),
+        "totals": compare.taken(comparison),
+    }
+
+
+def options_of(words: Words) -> compare.CompareOptions:
+    """Return how an address asks to compare runs."""
+    allowed = set(words.get("allow", ()))
+    if strange := allowed - set(ALLOWANCES):
+        raise OsmosisError(f"{sorted(strange)[0]!r} is nothing that a comparison can allow.")
+    slices = [name.strip() for given in words.get("slice", ()) for name in given.split(",")]
+    return compare.CompareOptions(
+        metric=word(words, "metric"),
+        slices=tuple(dict.fromkeys(filter(None, slices))),
+        rows_shown=_ROWS_SHOWN,
+        allowances=Allowances(**{name: name in allowed for name in ALLOWANCES}),
+    )
+
+
+def _candidate(
+    comparison: compare.RunComparison, candidate: compare.ComparedCandidate, a: RunSamples, b: RunSamples
+) -> dict[str, Any]:
+    rows, names = candidate.rows, (a.name, b.name)
+    return {
+        "name": candidate.name,
+        "names": names,
+        "metrics": compare.changed_metrics(comparison, candidate),
+        "scatter": _scatter(candidate, a, b),
+        "counts": None if rows is None else row_counts(rows),
+        "rows": compare.changed_rows(names, rows, " are not shown"),
+        "slices": compare.changed_slices(comparison, candidate),
+    }
+
+
+def _forest(comparison: compare.RunComparison) -> SvgChart | None:
+    """Return the deciding difference of every candidate, and of its slices, with the line of no difference."""
+    names: list[str] = []
+    points: list[ChartPoint] = []
+    for candidate in comparison.candidates:
+        deciding = next(each for each in candidate.changes if each.metric == comparison.metric)
+        named = [(candidate.name, deciding)]
+        named += [
+            (f"{candidate.name}: {each.column} = {each.value}", each.change) for each in candidate.slices
+        ]
+        for name, change in named:
+            if change.change is not None:
+                points.append(
+                    ChartPoint(change.change.value, len(names), change.change.low, change.change.high)
+                )
+                names.append(name)
+    if not points:
+        return None
+    none = 1.0 if deciding.described.scale == "amount" else 0.0
+    return forest(
+        names,
+        [ChartSeries(comparison.metric, points)],
+        label=f"Difference of {comparison.metric} from {comparison.baseline.name}, with intervals; dotted at none",
+        axis=f"difference of {comparison.metric}",
+        lines=(none,),
+        number=numbers.number,
+        is_share=False,
+    )
+
+
+def _scatter(candidate: compare.ComparedCandidate, a: RunSamples, b: RunSamples) -> SvgChart | None:
+    """Return each common row by its mean rewards in both runs; rows of the same means are one point."""
+    matched = candidate.comparability.matched
+    if matched is None:
+        return None
+    places, rows = mean_rewards(a, b, matched)
+    counted = zip(places[:_MOST_POINTS], rows[:_MOST_POINTS], strict=True)
+    points = [ChartPoint(float(x), float(y), over=int(count)) for (x, y), count in counted]
+    if not points:
+        return None
+    ends = [value for point in points for value in point[:2]]
+    return scatter(
+        [ChartSeries("rows", points)],
+        low=min(0.0, *ends),
+        high=max(1.0, *ends),
+        label="Each row by its mean reward in both runs; dotted where both are equal",
+        axes=(f"mean reward, {a.name}", f"mean reward, {b.name}"),
+        number=numbers.number,
+        joined=False,
+        counted="Rows",
+    )
+
+
+_DRAWN = ("rollout/raw_reward", "eval/validation/reward", "train/kl_base", "rollout/response_lengths")
+
+
+def compared_training(view: Viewing, names: Sequence[str]) -> dict[str, Any]:
+    """Return the values of the page about the runs of these names; every run is compared with the first."""
+    told = view.source.compared_training(names)
+    curves = [own for _, own in told]
+    runs = [_compared(detail, own) for detail, own in told]
+    differences = [run_differences.compare_training(runs[0], run) for run in runs[1:]]
+    return {
+        "sentence": run_differences.summary(runs, differences),
+        "charts": list(_charts(names, curves)),
+        "settings": _settings(names, differences),
+        "metrics": [
+            _metrics(runs[0].name, run.name, each) for run, each in zip(runs[1:], differences, strict=True)
+        ],
+    }
+
+
+def _compared(run: RunDetail, curves: TrainingCurves) -> ComparedTraining:
+    summary = run.summary
+    experiment = {name: getattr(summary, name) for name in ("model", "dataset", "rollout")}
+    experiment["commit_sha"] = summary.commit
+    settings = dict(run_differences.flat_settings({"experiment": experiment, **run.config_effective}))
+    return ComparedTraining(
+        summary.name,
+        {key: value for key, value in settings.items() if value is not None},
+        {curve.key: curve.title for curve in curves.curves},
+        {curve.key: {point.step: point.value for point in curve.points} for curve in curves.curves},
+        curves.validation,
+        curves.hollow_validations(),
+    )
+
+
+def _charts(names: Sequence[str], curves: Sequence[TrainingCurves]) -> Iterator[SvgChart]:
+    from osmosis_ai.ui.charts import line
+
+    for key in _DRAWN:
+        drawn = [
+            (name, curve)
+            for name, own in zip(names, curves, strict=True)
+            for curve in own.curves
+            if curve.key == key and curve.points
+        ]
+        if len(drawn) >= 2:
+            series = [ChartSeries(name, chart_points(curve)) for name, curve in drawn]
+            yield line(series, label=drawn[0][1].title, axis="step", hollow=HOLLOW)
+
+
+def _settings(names: Sequence[str], differences: Sequence[TrainingDifferences]) -> ComparedTable:
+    values: dict[str, list[Any]] = {}
+    for place, each in enumerate(differences, start=1):
+        for setting in each.settings:
+            row = values.setdefault(setting.key, [setting.a] * len(names))
+            row[place] = setting.b
+    rows = [
+        (key, *(MISSING if value is None else str(value) for value in row)) for key, row in values.items()
+    ] or [("all settings", *("same" for _ in names))]
+    return ComparedTable("Configured differently", ("Setting", *names), rows, range(len(names) + 1))
+
+
+def _metrics(a: str, b: str, differences: TrainingDifferences) -> ComparedTable:
+    headings = ("Metric", f"{a}, last", f"{b}, last", "B - A", "95% interval")
+    return ComparedTable(f"{b} against {a}", headings, differences.metric_rows(), note=differences.note)
+
 
 _MOST_RUNS = 10
 _MOST_PLACES = 1_000
@@ -29,19 +245,19 @@ def page(view: Viewing, words: Words) -> RenderedPage:
     given: dict[str, Any] = {"title": "Compare", "names": names, "turned": turned, "again": here}
     if len(names) < 2:
         return RenderedPage("compare.html", {**given, "itself": len(words.get("run", ())) > 1})
-    options = compare_evaluations.options_of(words)
+    options = options_of(words)
     kind = _kind(view, names, words)
     try:
         if kind == "training":
-            return RenderedPage("compare_training.html", {**given, **compare_training.found(view, names)})
-        given |= compare_evaluations.choices(words)
-        found = compare_evaluations.found(view, names, options)
+            return RenderedPage("compare_training.html", {**given, **compared_training(view, names)})
+        given |= choices(words)
+        found = compared_evaluations(view, names, options)
         return RenderedPage("compare_evaluations.html", {**given, **found})
     except OsmosisError as error:
         _kind(view, names, words)  # says which of them was deleted meanwhile
         # A name is written as it is.
         refused = error.message if error.message.startswith(tuple(names)) else error.sentence
-        given |= {"refused": refused, "mended_by": compare_evaluations.allowance_for(error)}
+        given |= {"refused": refused, "mended_by": allowance_for(error)}
         # Of what the address names there is none; else it is the runs that may not be compared.
         return RenderedPage("compare.html", given, 400 if {"metric", "column"} & {*error.details} else 200)
 

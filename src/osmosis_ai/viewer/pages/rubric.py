@@ -10,12 +10,9 @@ from markupsafe import Markup
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.rubric.documents import ReadRecord, describe_result, read_records
-from osmosis_ai.ui.charts.bars import histograms
-from osmosis_ai.ui.charts.comparisons import scatter
-from osmosis_ai.ui.charts.drawing import ChartPoint, ChartSeries, SvgChart
-from osmosis_ai.viewer.access import RenderedPage, Viewing
+from osmosis_ai.ui.charts import ChartPoint, ChartSeries, SvgChart, histograms, scatter
+from osmosis_ai.viewer.access import RenderedPage, Viewing, environment
 from osmosis_ai.viewer.queries import Words, query_string, word
-from osmosis_ai.viewer.rendering import environment
 from osmosis_ai.viewer.source import ItemPage, RunDetail
 
 if TYPE_CHECKING:

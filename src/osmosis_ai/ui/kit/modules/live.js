@@ -55,12 +55,6 @@ async function poll() {
     const reply = await fetch(address(), { cache: "no-store", headers: { Accept: "application/json", ...(tag && { "If-None-Match": tag }) } });
     const why = await refusal(reply);
     if (why) return end(why);
-    if (reply.status === 400 && cursor) {
-      // The cursor is not from this server, which may be newer: reload the page.
-      cursor = "";
-      failures = 0;
-      return follow();
-    }
     if (ended) {
       if (!reply.ok || (await reply.json()).ended) return;
       ended = false;

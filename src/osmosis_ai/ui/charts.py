@@ -1,0 +1,566 @@
+"""SVG charts without scripts or ``style`` attributes, coloured by the classes of ``kit.css``; each comes with a table."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle, pairwise
+from math import ceil, floor, isfinite, log10
+from typing import NamedTuple
+
+import numpy as np
+from markupsafe import Markup, escape
+from numpy.typing import NDArray
+
+from osmosis_ai.ui import numbers
+from osmosis_ai.ui.text import visible
+
+WIDTH, LEFT, RIGHT = 560, 60, 14
+_COLOURS = 7
+"""Of kit.css; the eighth series has the first colour again, and another shape."""
+
+_LONGEST = 52
+"""Characters of a title, which is larger in the drawing where the window is small."""
+Written = Callable[[float | None], str]
+"""How a number is written in the table under a chart."""
+
+
+class ChartPoint(NamedTuple):
+    """A number at its place, with its interval where there is one, and what it was taken over."""
+
+    x: float
+    y: float
+    low: float | None = None
+    high: float | None = None
+    over: int | None = None
+    hollow: bool = False
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Its two ends, where there are both."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
+
+class ChartSeries(NamedTuple):
+    """What belongs together in a chart, under one name."""
+
+    name: str
+    points: Sequence[ChartPoint]
+
+
+class ChartMark(NamedTuple):
+    """What happened at a place of the axis; equal kinds have equal shapes."""
+
+    x: float
+    kind: str
+    text: str
+
+
+class TimeSpan(NamedTuple):
+    """Something that took its time."""
+
+    name: str
+    kind: str
+    start_ms: float
+    duration_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class SvgChart:
+    """A chart and its numbers."""
+
+    label: str
+    svg: Markup
+    legend: Sequence[tuple[str, Markup]]
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PlotScale:
+    """From a number to its place on the drawing, in its units."""
+
+    low: float
+    high: float
+    first: float
+    last: float
+
+    def __call__(self, value: float) -> str:
+        """Return the place with one decimal: a tenth of a pixel."""
+        return f"{self.place(value):.1f}"
+
+    def place(self, value: float) -> float:
+        """Return the place; that of the nearer end for what lies beyond the scale."""
+        inside = min(max(value, self.low), self.high) - self.low
+        return self.first + inside / (self.high - self.low or 1.0) * (self.last - self.first)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A drawing while it is made, over the scale of its axis."""
+
+    x: PlotScale
+    _parts: list[str] = field(default_factory=list)
+    _legend: list[tuple[str, Markup]] = field(default_factory=list)
+
+    @classmethod
+    def between(cls, low: float, high: float, *, left: float = LEFT) -> Drawing:
+        """Return an empty drawing whose x axis goes from ``low`` to ``high``."""
+        return cls(PlotScale(low, high, left, WIDTH - RIGHT))
+
+    def path(self, kind: str, d: str, said: str = "") -> None:
+        """Add a path of a class, if there is any; a pointer on it reads what is ``said``."""
+        inside = f"><title>{escape(visible(said))}</title></path>" if said else "/>"
+        if d:
+            self._parts.append(f'<path class="{kind}" d="{d}"{inside}')
+
+    def text(self, kind: str, x: float | str, y: float | str, said: str) -> None:
+        """Add words of a class."""
+        self._parts.append(f'<text class="{kind}" x="{x}" y="{y}">{escape(visible(said))}</text>')
+
+    def title(self, name: str, y: int) -> None:
+        """Add a name above what it is of; of one that does not fit its end, which tells models apart."""
+        shown = visible(name)
+        self.text("title", LEFT, y, shown if len(shown) <= _LONGEST else f"…{shown[-_LONGEST:]}")
+
+    def grid(self, y: PlotScale, values: Sequence[float], written: Callable[[float], str]) -> None:
+        """Add a line across the drawing at each of ``values``, with its number."""
+        for value in values:
+            self.path("grid", f"M{LEFT} {y(value)}H{WIDTH - RIGHT}")
+            self.text("tick end", LEFT - 6, f"{y.place(value) + 4:.1f}", written(value))
+
+    def mark(self, place: int, x: float, y: float, *, hollow: bool = False) -> None:
+        """Add a point of the series at ``place``."""
+        self._parts.append(mark(place, x, y, hollow=hollow))
+
+    def key(self, name: str, drawn: str) -> None:
+        """Add to the legend a name behind what it is drawn with."""
+        shown = Markup(f'<svg viewBox="0 0 14 14" aria-hidden="true">{drawn}</svg>')
+        self._legend.append((name, shown))
+
+    def name(self, series: Sequence[ChartSeries]) -> None:
+        """Add each of ``series`` to the legend, with its mark."""
+        for place, each in enumerate(series):
+            self.key(each.name, mark(place, 7, 7))
+
+    def chart(
+        self,
+        label: str,
+        axis: str,
+        bottom: int,
+        head: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        *,
+        notes: Sequence[str] = (),
+        places: Sequence[float] | None = None,
+        is_pointed_at: bool = False,
+    ) -> SvgChart:
+        """Return the chart of what was drawn, with its axis below."""
+        x = self.x
+        places = ticks(x.low, x.high) if places is None else places
+        ends = "".join(f"M{x(place)} {bottom}v5" for place in places)
+        self.path("grid", f"M{LEFT} {bottom}H{WIDTH - RIGHT}{ends}")
+        for place in places:
+            self.text("tick middle", x(place), bottom + 18, f"{place:g}")
+        self.text("axis middle", (LEFT + WIDTH - RIGHT) // 2, bottom + 36, axis)
+        along = f' data-x="{x.low:g} {x.high:g} {x.first:g} {x.last:g}"' if is_pointed_at else ""
+        svg = Markup(
+            f'<svg viewBox="0 0 {WIDTH} {bottom + 42}" role="img" aria-label="{escape(visible(label))}"{along}>'
+            f"{''.join(self._parts)}</svg>"
+        )
+        return SvgChart(label, svg, self._legend, head, rows, notes)
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Return about five round numbers from ``low`` to ``high``: steps of 1, 2 or 5 times a power of ten."""
+    rough = (high - low) / 5 or 1.0
+    power = 10.0 ** floor(log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
+    first, last = ceil(low / step - 1e-9), floor(high / step + 1e-9)
+    # The sum takes the sign from a zero.
+    return [round(place * step, 12) + 0.0 for place in range(first, last + 1)]
+
+
+_OUTLINES = (
+    "m-4.5 0a4.5 4.5 0 1 0 9 0a4.5 4.5 0 1 0-9 0Z",
+    "m0-6l6 6l-6 6l-6-6Z",
+    "m-4.5-4.5h9v9h-9Z",
+    "m0-6l5.5 10h-11Z",
+    "m-2-6h4v4h4v4h-4v4h-4v-4h-4v-4h4Z",
+)
+
+
+def colour(place: int) -> int:
+    """Return which of the colours the series at ``place`` has."""
+    return place % _COLOURS + 1
+
+
+def mark(place: int, x: float, y: float, *, hollow: bool = False) -> str:
+    """Return the mark of the series at ``place``: its shape tells it as well as its colour."""
+    filled = f"line-{colour(place)} hollow" if hollow else f"fill-{colour(place)}"
+    return f'<path class="{filled}" d="M{x:.1f} {y:.1f}{_OUTLINES[place % len(_OUTLINES)]}"/>'
+
+
+_BINS = 20
+_HEIGHT = 120
+_NAMES = 150
+_ROW = 18
+_MOST = 200
+
+
+def histograms(
+    series: Sequence[tuple[str, Floats]], *, low: float, high: float, label: str, axis: str
+) -> SvgChart:
+    """Return a histogram for each of ``series``, one above the other on the same scales."""
+    known = [(name, values[~np.isnan(values)]) for name, values in series]
+    centres, edges = bins(np.concatenate([values for _, values in known]), low=low, high=high)
+    counts = [(name, np.histogram(values, bins=edges)[0].tolist()) for name, values in known]
+    named = [f"{centre:g}" for centre in np.round(centres, 6).tolist()]
+    return _drawn(counts, edges.tolist(), named, ends=(low, high), label=label, axis=axis)
+
+
+def counted_histogram(
+    edges: Sequence[float], counts: Sequence[int], *, name: str, label: str, axis: str
+) -> SvgChart:
+    """Return the histogram of values that are counted already: ``counts[i]`` lie from ``edges[i]`` to the next edge."""
+    named = [f"{left:g} to {right:g}" for left, right in pairwise(edges)]
+    return _drawn([(name, counts)], edges, named, ends=(edges[0], edges[-1]), label=label, axis=axis)
+
+
+def _drawn(
+    counts: Sequence[tuple[str, Sequence[int]]],
+    edges: Sequence[float],
+    named: Sequence[str],
+    *,
+    ends: tuple[float, float],
+    label: str,
+    axis: str,
+) -> SvgChart:
+    shares = [[found / max(sum(each), 1) for found in each] for _, each in counts]
+    most = max(max(map(max, shares)), 1e-9)
+    drawing = Drawing.between(edges[0], edges[-1])
+    x = drawing.x
+    for place, (name, _) in enumerate(counts):
+        top = place * _HEIGHT
+        y = PlotScale(0.0, most, top + 108, top + 30)
+        drawing.title(name, top + 18)
+        drawing.grid(y, (0.0, most), lambda share: f"{share:.0%}")
+        for (left, right), share in zip(pairwise(edges), shares[place], strict=True):
+            gap = 0.04 * (right - left)
+            if share > 0:
+                bar = f"M{x(left + gap)} {y(0)}V{y(share)}H{x(right - gap)}V{y(0)}Z"
+                drawing.path(f"fill-{colour(place)}", bar)
+    rows = [[text, *(f"{each[row]:,}" for _, each in counts)] for row, text in enumerate(named)]
+    head = (axis.capitalize(), *(name for name, _ in counts))
+    return drawing.chart(label, axis, _HEIGHT * len(counts) - 12, head, rows, places=ticks(*ends))
+
+
+def even_edges(low: float, high: float, parts: int) -> Floats:
+    """Return the edges of ``parts`` equal bars, rounded for display: 0.7, not 0.7000000000000001."""
+    exact: Floats = np.linspace(low, high, parts + 1)
+    digits = 9 - math.floor(math.log10(max((high - low) / parts, sys.float_info.min)))
+    inner = np.array([round(edge, digits) for edge in exact[1:-1].tolist()])
+    edges: Floats = np.concatenate(([low], inner, [high]))
+    return edges if (np.diff(edges) > 0).all() else exact
+
+
+def bins(values: Floats, *, low: float, high: float) -> tuple[Floats, Floats]:
+    """Return (centres, edges): one bin for each value that was given when they are few, else twenty."""
+    given = np.unique(values)
+    if 2 <= given.size <= 2 * _BINS + 1:
+        step = float(np.diff(given).min())
+        parts = round((high - low) / step)
+        if parts <= 2 * _BINS and np.isclose((given - low) / step % 1, 0).all():
+            centres: Floats = np.linspace(low, low + parts * step, parts + 1)
+            return centres, np.append(centres - step / 2, centres[-1] + step / 2)
+    edges = even_edges(low, high, _BINS)
+    return (edges[:-1] + edges[1:]) / 2, edges
+
+
+def waterfall(spans: Sequence[TimeSpan], *, label: str) -> SvgChart:
+    """Return a row for each of ``spans``, of the first 200; one whose times are not known stands in the table alone."""
+    timed = [each for each in spans if math.isfinite(each.start_ms + each.duration_ms)]
+    end_s = max((each.start_ms + each.duration_ms for each in timed), default=1.0) / 1000 or 1e-3
+    drawing, drawn = Drawing.between(0.0, end_s, left=_NAMES), timed[:_MOST]
+    kinds = dict.fromkeys(each.kind for each in spans)
+    fills = {kind: f"fill-{colour(place)}" for place, kind in enumerate(kinds)}
+    for kind, fill in fills.items():
+        drawing.key(kind, f'<path class="{fill}" d="M1 2h12v10h-12Z"/>')
+    for row, each in enumerate(drawn):
+        y = row * _ROW
+        left = drawing.x.place(each.start_ms / 1000)
+        # At least a pixel: what was quick happened as well.
+        width = max(drawing.x.place((each.start_ms + each.duration_ms) / 1000) - left, 1.0)
+        drawing.text("tick end", _NAMES - 8, y + 13, visible(each.name)[:22])
+        bar = f"M{left:.1f} {y + 3}h{width:.1f}v12h{-width:.1f}Z"
+        drawing.path(fills[each.kind], bar, f"{each.name}: {_took(each.duration_ms)}, {each.kind}")
+    head = ("What", "Kind", "Began after", "Took")
+    rows = [[each.name, each.kind, _took(each.start_ms), _took(each.duration_ms)] for each in spans]
+    notes = [f"The drawing has the first {_MOST} of {len(timed):,}."] if len(timed) > _MOST else []
+    return drawing.chart(label, "seconds", _ROW * len(drawn) + 4, head, rows, notes=notes)
+
+
+def _took(ms: float) -> str:
+    return numbers.NOT_RECORDED if math.isnan(ms) else numbers.duration(ms / 1000)
+
+
+_ENDS = ("Interval from", "to")
+
+
+def forest(
+    names: Sequence[str],
+    measures: Sequence[ChartSeries],
+    *,
+    label: str,
+    axis: str,
+    lines: Sequence[float],
+    number: Written,
+    is_share: bool = True,
+) -> SvgChart:
+    """Return numbers with their intervals, in a row for each of ``names``."""
+    points = [point for measure in measures for point in measure.points]
+    shown = [0.0, 1.0] if is_share else lines
+    least = min([*shown, *(point.x if point.low is None else point.low for point in points)])
+    most = max([*shown, *(point.x if point.high is None else point.high for point in points)])
+    margin = 0.0 if is_share else 0.04 * (most - least)
+    drawing = Drawing.between(max(least, -1.0) if is_share else least - margin, most + margin)
+    x = drawing.x
+    height = 30 + 18 * len(measures)
+    bottom = height * len(names) + 4
+    for row, name in enumerate(names):
+        drawing.title(name, row * height + 18)
+    for line in lines:
+        drawing.path("limit", f"M{x(line)} 0V{bottom}")
+    rows: list[list[str]] = []
+    for place, measure in enumerate(measures):
+        for point in measure.points:
+            y = point.y * height + 34 + 18 * place
+            if ends := point.interval:
+                drawing.path(f"line-{colour(place)}", f"M{x(ends[0])} {y:g}H{x(ends[1])}")
+            drawing.mark(place, x.place(point.x), y)
+            named = f"{names[int(point.y)]}, {measure.name}"
+            rows.append([named, *map(number, (point.x, point.low, point.high))])
+    head = (axis.capitalize(), "Value", *_ENDS)
+    drawing.name(measures)
+    return drawing.chart(label, axis, bottom, head, rows)
+
+
+def scatter(
+    series: Sequence[ChartSeries],
+    *,
+    low: float,
+    high: float,
+    label: str,
+    axes: tuple[str, str],
+    number: Written,
+    joined: bool = True,
+    counted: str = "Records",
+) -> SvgChart:
+    """Return points with their intervals in ``y``, joined within a series, beside the line of what is equal."""
+    margin = 0.03 * (high - low)
+    drawing = Drawing.between(low - margin, high + margin)
+    x, y = drawing.x, PlotScale(low - margin, high + margin, 390, 26)
+    drawing.text("axis", x.first, 14, axes[1])
+    drawing.grid(y, ticks(low, high), lambda value: f"{value:g}")
+    drawing.path("limit", f"M{x(low)} {y(low)}L{x(high)} {y(high)}")
+    rows: list[list[str]] = []
+    for place, (name, points) in enumerate(series):
+        kind = f"line-{colour(place)}"
+        if joined and len(points) > 1:
+            drawing.path(kind, "M" + "L".join(f"{x(point.x)} {y(point.y)}" for point in points))
+        for point in points:
+            if ends := point.interval:
+                drawing.path(kind, f"M{x(point.x)} {y(ends[0])}V{y(ends[1])}")
+        for point in points:
+            drawing.mark(place, x.place(point.x), y.place(point.y))
+            rows.append([name, *map(number, point[:4]), "" if point.over is None else f"{point.over:,}"])
+    head = ("Series", axes[0].capitalize(), axes[1].capitalize(), *_ENDS, counted)
+    drawing.name(series)
+    return drawing.chart(label, axes[0], 390, head, rows, places=ticks(low, high))
+
+
+Floats = NDArray[np.float64]
+Places = NDArray[np.int64]
+
+_COLUMN = 2
+"""Units of the drawing."""
+_ALL_DRAWN = 500
+"""Of a curve with more points, those that a column needs."""
+_TOP, _BOTTOM = 24, 230
+_FEW = 40
+"""Up to so many points of a curve have a mark each; a longer one has eight in all, so that shapes tell curves apart."""
+_ROWS = 100
+_EVENTS = ("m-5-8h10l-5 8Z", "m-4-8h8v8h-8Z", "m0-9l4.5 4.5l-4.5 4.5l-4.5-4.5Z")
+
+
+def line(
+    series: Sequence[ChartSeries],
+    *,
+    label: str,
+    axis: str,
+    smoothing: float = 0.0,
+    marks: Sequence[ChartMark] = (),
+    hollow: str = "",
+) -> SvgChart:
+    """Return curves over the same axis, each by rising ``x``."""
+    curves = [_numbers(each.points) for each in series]
+    first, last = _ends([*(along for along, *_ in curves), np.array([each.x for each in marks])])
+    drawing = Drawing.between(first, last if last > first else first + 1)
+    low, high = _ends([each[1:].ravel() for each in curves])
+    if low == high == 0:
+        high = 1.0  # of shares and counts that are all zero none is below it
+    margin = 0.04 * (high - low) or 0.5
+    x, y = drawing.x, PlotScale(low - margin, high + margin, _BOTTOM, _TOP)
+    drawing.grid(y, ticks(y.low, y.high), lambda value: f"{value:g}".replace("e-0", "e-"))
+    shapes = dict(zip(dict.fromkeys(each.kind for each in marks), cycle(_EVENTS), strict=False))
+    for each in marks:
+        drawing.path("limit", f"M{x(each.x)} {_TOP}V{_BOTTOM}")
+        drawing.path("event", f"M{x(each.x)} {_TOP}{shapes[each.kind]}", each.text)
+    for place, (curve, (_, points)) in enumerate(zip(curves, series, strict=True)):
+        _draw(drawing, place, (_placed(curve[0], x), *_placed(curve[1:], y)), points, smoothing)
+    drawing.name(series)
+    for kind, shape in shapes.items():
+        drawing.key(kind, f'<path class="event" d="M7 11{shape}"/>')
+    if hollow and any(point.hollow for each in series for point in each.points):
+        drawing.key(hollow, mark(0, 7, 7, hollow=True))
+    rows, notes = _table(series, axis, hollow)
+    notes += [f"{each.kind} at {axis} {each.x:g}: {each.text}" for each in marks]
+    head = (axis.capitalize(), *(each.name for each in series))
+    # What is counted has no halves, however few points there are.
+    whole = [place for place in ticks(x.low, x.high) if place.is_integer()]
+    return drawing.chart(label, axis, _BOTTOM, head, rows, notes=notes, places=whole, is_pointed_at=True)
+
+
+def sparkline(
+    values: Sequence[float | None], *, label: str = "trend", number: Written = numbers.number
+) -> Markup:
+    """Return values in the room of a word, the last with a dot; "" for fewer than two."""
+    known = [(place, value) for place, value in enumerate(values) if value is not None and isfinite(value)]
+    if len(known) < 2:
+        return Markup("")
+    heights = [value for _, value in known]
+    x = PlotScale(0, len(values) - 1, 3, 77)
+    y = PlotScale(min(heights), max(heights), 17, 3)
+    joined = " ".join(f"{x(place)} {y(value) if y.high > y.low else '10'}" for place, value in known)
+    last_x, last_y = joined.split(" ")[-2:]
+    said = escape(visible(f"{label}: {', '.join(number(value) for value in values)}"))
+    return Markup(
+        f'<svg class="spark" viewBox="0 0 80 20" role="img" aria-label="{said}"><path class="line-1" d="M{joined}"/>'
+        f'<path class="fill-1" d="M{last_x} {last_y}m-2.5 0a2.5 2.5 0 1 0 5 0a2.5 2.5 0 1 0-5 0Z"/></svg>'
+    )
+
+
+def _numbers(points: Sequence[ChartPoint]) -> Floats:
+    """Return points' places, their numbers, and both ends of their intervals, a row each; NaN for what there is not."""
+    # A float of None is NaN here; infinity has no place on a drawing either.
+    found: Floats = np.array([point[:4] for point in points], dtype=np.float64).reshape(-1, 4).T
+    found[~np.isfinite(found)] = np.nan
+    return found
+
+
+def _placed(values: Floats, scale: PlotScale) -> Floats:
+    """Return where numbers lie on the drawing, in its units."""
+    return np.interp(values, (scale.low, scale.high), (scale.first, scale.last))
+
+
+def _ends(values: Sequence[Floats]) -> tuple[float, float]:
+    known = np.concatenate([np.empty(0), *values])
+    known = known[np.isfinite(known)]
+    return (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
+
+
+def _draw(
+    drawing: Drawing, place: int, curve: Sequence[Floats], points: Sequence[ChartPoint], smoothing: float
+) -> None:
+    """Add a curve in units of the drawing: its band, its raw line, the smooth one over it, and its marks."""
+    along, raw, low, high = curve
+    shown, runs = _smooth(raw, smoothing), _runs(raw)
+    bands = [_band(along[run], low[run], high[run]) for run in _runs(low + high)]
+    drawing.path(f"band-{colour(place)}", "".join(bands))
+    for kind, up in ((" raw", raw), ("", shown)) if smoothing else (("", shown),):
+        drawing.path(f"line-{colour(place)}{kind}", "".join(_polyline(along[run], up[run]) for run in runs))
+    known = np.flatnonzero(np.isfinite(raw)).tolist()
+    marked = known if len(known) <= _FEW else known[:: -(-len(known) // 8)]
+    for each in sorted({*marked, *(each for each in known if points[each].hollow)}):
+        drawing.mark(place, along[each], shown[each], hollow=points[each].hollow)
+
+
+def _smooth(values: Floats, weight: float) -> Floats:
+    """Return the exponential moving average with decay ``weight``, ignoring NaN.
+
+    Uses the bias correction of Kingma and Ba 2015, "Adam", section 3.
+    """
+    smooth, total, mass = np.full_like(values, np.nan), 0.0, 0.0
+    for place, value in enumerate(values.tolist()):
+        if value == value:
+            total, mass = total * weight + value, mass * weight + 1.0
+            smooth[place] = total / mass
+    return smooth
+
+
+def _runs(values: Floats) -> list[Places]:
+    """Return the places of values that there are, in pieces without a gap."""
+    known = np.flatnonzero(np.isfinite(values))
+    return [run for run in np.split(known, np.flatnonzero(np.diff(known) > 1) + 1) if run.size]
+
+
+def _starts(along: Floats) -> Places:
+    """Return where a new column of the drawing begins; of so few points that each is drawn all."""
+    if along.size <= _ALL_DRAWN:
+        return np.arange(along.size)
+    return np.flatnonzero(np.diff(along // _COLUMN, prepend=-1))
+
+
+def _polyline(along: Floats, up: Floats) -> str:
+    starts, last = _starts(along), along.size - 1
+    columns = np.searchsorted(starts, np.arange(along.size), side="right")
+    order = np.lexsort((up, columns))
+    ends = np.append(starts[1:] - 1, last)
+    drawn = np.unique(np.concatenate([order[starts], order[ends], [0, last]]))
+    # A round cap makes a dot of a point that has no neighbour.
+    return _steps(along[drawn], up[drawn]) + ("h0" if drawn.size == 1 else "")
+
+
+def _band(along: Floats, low: Floats, high: Floats) -> str:
+    starts = _starts(along)
+    columns = along[starts]
+    # Down the drawing its units grow.
+    lower, upper = np.maximum.reduceat(low, starts), np.minimum.reduceat(high, starts)
+    return _steps(np.append(columns, columns[::-1]), np.append(upper, lower[::-1])) + "Z"
+
+
+def _steps(along: Floats, up: Floats) -> str:
+    """Return a path through points, each from the one before in tenths of a pixel: the shortest way to write it."""
+    tenths = np.round(np.stack([along, up], axis=1) * 10)
+    steps = np.diff(tenths, axis=0).astype(np.int64).ravel().tolist()
+    written = "".join(_tenths(step) for step in steps)
+    return "M{:g} {:g}".format(*tenths[0] / 10) + (f"l{written}" if written else "")
+
+
+def _tenths(step: int) -> str:
+    """Return a number of tenths as a path takes it: a sign parts it from the one before, else a blank."""
+    whole, tenth = divmod(abs(step), 10)
+    return ("-" if step < 0 else " ") + (f"{whole or ''}.{tenth}" if tenth else str(whole))
+
+
+def _table(series: Sequence[ChartSeries], axis: str, hollow: str) -> tuple[list[list[str]], list[str]]:
+    """Return a row for each place of the axis, of many a hundred, and what is left out."""
+    places = sorted({point.x for each in series for point in each.points})
+    listed, notes = places, []
+    if len(places) > _ROWS:
+        listed = [places[round(row * (len(places) - 1) / (_ROWS - 1))] for row in range(_ROWS)]
+        notes = [f"The table has {_ROWS} of {len(places):,} places of {axis}."]
+    found = [{point.x: point for point in each.points} for each in series]
+    rows = [[f"{x:g}", *(_written(each.get(x), hollow) for each in found)] for x in listed]
+    return rows, notes
+
+
+def _written(point: ChartPoint | None, hollow: str) -> str:
+    if point is None:
+        return ""
+    between = " ({} to {})".format(*map(numbers.compact, point.interval)) if point.interval else ""
+    over = "" if point.over is None else f" over {point.over:,}"
+    return f"{numbers.compact(point.y)}{between}{over}" + (f", {hollow}" if point.hollow and hollow else "")

@@ -1,0 +1,154 @@
+"""Lists: runs, attempts, and the lines of a log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+from operator import attrgetter
+from typing import get_args
+
+from markupsafe import Markup
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.ui.numbers import number, percent
+from osmosis_ai.viewer import queries
+from osmosis_ai.viewer.access import LISTS, SECTIONS, RenderedPage, Viewing
+from osmosis_ai.viewer.conversations import search_conversations
+from osmosis_ai.viewer.local_runs import RunKind
+from osmosis_ai.viewer.queries import Words, query_string, word
+from osmosis_ai.viewer.source import Outcome, RunEntry, SampleQuery
+
+RUNS_A_PAGE = 50
+_SUBMIT = "osmosis eval submit configs/eval/NAME.toml"
+_RUN = ("osmosis eval run configs/eval/NAME.toml", "osmosis demo")
+PLATFORM_COMMANDS: dict[RunKind | None, Sequence[str]] = {
+    None: (_SUBMIT,),
+    "eval": (_SUBMIT,),
+    "training": ("osmosis train submit configs/training/NAME.toml",),
+}
+LOCAL_COMMANDS: dict[RunKind | None, Sequence[str]] = {
+    None: _RUN,
+    "eval": _RUN,
+    "rubric": ("osmosis eval rubric -d DATA -r @RUBRIC.md --model MODEL",),
+}
+"""Commands that create the first run of an empty list."""
+
+
+def runs(view: Viewing, words: queries.Words, *, kind: RunKind | None = None) -> RenderedPage:
+    """Return runs of a kind, or of all."""
+    query = queries.run_query(words, kind=kind)
+    found = view.source.runs(query, limit=RUNS_A_PAGE, cursor=queries.word(words, "cursor"))
+    here = view.href(SECTIONS[kind]) if kind is not None else view.href()
+    filters = queries.words_of_run_query(query)
+    return RenderedPage(
+        "runs.html",
+        {
+            "title": LISTS[kind] if kind else "Runs",
+            "kind": kind,
+            "found": found,
+            "runs": [(run, view.run_href(run.kind, run.name), _trend(run)) for run in found.items],
+            "query": query,
+            "since": queries.word(words, "since"),
+            "until": queries.word(words, "until"),
+            "statuses": queries.STATUSES,
+            "here": here,
+            "address": lambda **more: here + queries.query_string(filters, **more),
+            "filtered": queries.is_filtered(query),
+            "narrowed": queries.is_filtered(replace(query, text="", status=None)) or query.archived,
+            "commands": (LOCAL_COMMANDS if view.is_local else PLATFORM_COMMANDS).get(kind, ()),
+            "compares": view.can("compare") and kind != "rubric" and bool(found.items),
+            "compared": kind or "eval",
+            "compare": view.href("compare"),
+        },
+    )
+
+
+def _trend(run: RunEntry) -> Markup:
+    """Return how the last runs of its config came out, this one the last."""
+    from osmosis_ai.ui.charts import sparkline
+
+    is_rate = run.kind == "eval"
+    return sparkline(
+        run.trend, label="pass rates" if is_rate else "rewards", number=percent if is_rate else number
+    )
+
+
+SAMPLES_A_PAGE = 100
+
+
+def samples(view: Viewing, words: queries.Words, *, run: str) -> RenderedPage:
+    """Return samples of an evaluation; the page hears when the run ends, or is deleted."""
+    query, grouped = queries.sample_query(words), queries.choice_of(words, "group", ("row",))
+    in_conversations = queries.searches_conversations(words, query)
+    cursor, source = queries.word(words, "cursor"), view.source
+    search = search_conversations(source, run, query, cursor=cursor) if in_conversations else None
+    found = search.page if search else source.samples(run, query, limit=SAMPLES_A_PAGE, cursor=cursor)
+    if not found.items and found.progress is None:
+        require_category(view, run, query)
+    filters = queries.words_of_sample_query(query)
+    here = view.run_href("eval", run, "samples")
+    shown = filters | {"group": grouped or "", "in": "conversations" if in_conversations else ""}
+    # A sample's neighbours come from the table, which does not know what conversations hold.
+    near = queries.query_string(filters | {"q": ""} if in_conversations else filters)
+    return RenderedPage(
+        "samples.html",
+        {
+            "title": f"Attempts of {run}",
+            "crumbs": view.crumbs("eval", run),
+            "here": here,
+            "found": found,
+            "search": search,
+            "query": query,
+            "run": run,
+            "near": near,
+            "groups": [(row, list(those)) for row, those in groupby(found.items, key=attrgetter("row"))]
+            if grouped and query.sort == "row"
+            else None,
+            "grouped": grouped,
+            "in_conversations": in_conversations,
+            "outcomes": get_args(Outcome),
+            "address": lambda **more: here + queries.query_string(shown, **more),
+            "filters": filters,
+            "filtered": queries.is_filtered(query),
+            "narrowed": queries.is_filtered(replace(query, text="", outcome=None)),
+            "exported": queries.query_string(shown, group=""),
+        },
+        parts={"outcomes": "samples_outcomes.html"},
+        # One that is not read to its end comes again by itself.
+        live=view.live("eval", run) if found.progress is None else None,
+    )
+
+
+def require_category(view: Viewing, run: str, query: SampleQuery) -> None:
+    """Refuse a category that nothing of a run has failed with."""
+    if query.category is None:
+        return
+    known = sorted({each.category for each in view.source.run("eval", run).failures if each.category})
+    if query.category not in known:
+        there = f"what failed is {', '.join(known[:20])}" if known else "it has no failures"
+        raise OsmosisError(f"nothing in this run failed with the category {query.category!r}: {there}.")
+
+
+LINES_A_PAGE = 200
+
+
+def log(view: Viewing, words: Words, *, run: str, kind: RunKind = "eval") -> RenderedPage:
+    """Return lines of a run's log."""
+    cursor = word(words, "cursor")
+    live = view.live(kind, run)
+    found = view.read(view.source.log, kind, run, limit=LINES_A_PAGE, cursor=cursor)
+    here = view.run_href(kind, run, "log")
+    return RenderedPage(
+        "log.html",
+        {
+            "title": f"Log of {run}",
+            "crumbs": view.crumbs(kind, run),
+            "here": here,
+            "log": found.logs,
+            "older": here + query_string({"cursor": found.next_cursor}) if found.next_cursor else None,
+            "is_end": cursor is None,
+        },
+        parts={"log": "log_lines.html"},
+        live=live,
+    )

@@ -1,0 +1,448 @@
+"""The viewer's server on this machine: one-time keys, sessions, its port, and how a second command finds it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import html
+import ipaddress
+import json
+import os
+import secrets
+import socket
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI, Request
+from fastapi.responses import HTMLResponse, JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import HTTPConnection
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.files import open_regular, write_atomic
+from osmosis_ai.installation import installed_state
+from osmosis_ai.processes.addresses import describe_bind_error, listen, stop_on_signals
+from osmosis_ai.ui.pages import THEME_COOKIE, NavItem, ShellView, assets, page_headers, theme_of
+from osmosis_ai.viewer.access import LISTS, SECTIONS, RenderedPage, Viewing, environment, render
+from osmosis_ai.viewer.routes import nothing_here, viewer_router
+from osmosis_ai.viewer.source import RunSource
+
+if TYPE_CHECKING:
+    from osmosis_ai.viewer.source import RunSource
+
+
+MOST_KEYS = 20
+MOST_SESSIONS = 50
+
+
+class ViewerKeys:
+    """One-time keys, and the sessions that they were changed into."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._unused: OrderedDict[bytes, str] = OrderedDict()
+        self._sessions: OrderedDict[bytes, None] = OrderedDict()
+
+    def make(self, leads_to: str) -> str:
+        """Return a key that lets one browser in, at the path ``leads_to``; old ones that nobody used are forgotten."""
+        key = secrets.token_urlsafe(32)
+        with self._lock:
+            self._unused[_digest(key)] = leads_to
+            while len(self._unused) > MOST_KEYS:
+                self._unused.popitem(last=False)
+        return key
+
+    def change(self, key: str) -> tuple[str, str] | None:
+        """Return (session, path) for a key, which is used up; None for one that nobody made or that is used."""
+        with self._lock:
+            path = self._unused.pop(_digest(key), None)
+            if path is None:
+                return None
+            session = secrets.token_urlsafe(32)
+            self._sessions[_digest(session)] = None
+            while len(self._sessions) > MOST_SESSIONS:
+                self._sessions.popitem(last=False)
+            return session, path
+
+    def is_in(self, session: str) -> bool:
+        """Tell whether a session is one of this process."""
+        with self._lock:
+            return _digest(session) in self._sessions
+
+
+def proof_of(secret: str, *said: str) -> str:
+    """Return what only who knows ``secret`` can say of these words (HMAC, RFC 2104)."""
+    return hmac.new(secret.encode(), "\0".join(said).encode("utf-8", "replace"), "sha256").hexdigest()
+
+
+def _digest(given: str) -> bytes:
+    return hashlib.sha256(given.encode("utf-8", "replace")).digest()
+
+
+OPEN_PATH = "/open"
+FRESH_KEY_PATH = "/fresh-key"
+_ASSETS = "/assets"
+_CHANGED = "Osmosis was reinstalled after this viewer started, and this page has changed."
+_SMALLEST_GZIPPED_BYTES = 1_000
+
+
+def viewer_app(
+    source: RunSource,
+    keys: ViewerKeys,
+    *,
+    hosts: frozenset[str],
+    secret: str,
+    on_opened: Callable[[str], None] = lambda _: None,
+) -> FastAPI:
+    """Return the server of a source."""
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    # What is read later may be of another release.
+    environment(), assets()
+    installed = installed_state()
+
+    def viewing(request: Request) -> Viewing:
+        path = request.url.path
+        places = [("Runs", "/"), *((LISTS[kind], f"/{section}") for kind, section in SECTIONS.items())]
+        nav = [
+            NavItem(text, href, path == href or (path.startswith(f"{href}/") and href != "/"))
+            for text, href in places
+        ]
+        theme = theme_of(request.cookies.get(THEME_COOKIE))
+        return Viewing(source, ShellView(nav=nav, assets=_ASSETS, theme=theme), is_local=True)
+
+    app.include_router(viewer_router(viewing))
+
+    @app.exception_handler(404)
+    def not_found(request: Request, _error: HTTPException) -> Response:
+        return nothing_here(viewing(request), request.url.path)
+
+    @app.exception_handler(405)
+    def not_so(_request: Request, error: HTTPException) -> Response:
+        return _said("There is a page at this address, which nothing can be sent to.\n", 405, error.headers)
+
+    @app.exception_handler(Exception)
+    def failed(_request: Request, error: Exception) -> Response:
+        # What a function imports may be of a newer release by now.
+        why = f"This page could not be made ({type(error).__name__})."
+        if installed_state() != installed:
+            why = _CHANGED
+        return _said(f"{why}\nEnd this viewer, and run `osmosis view` again.\n", 500)
+
+    @app.get(_ASSETS + "/{name}")
+    def asset(name: str, request: Request) -> Response:
+        found = assets().get(name)
+        if found is None:
+            raise HTTPException(404)
+        content, headers = found.reply(request.headers.get("accept-encoding", ""))
+        return Response(content, headers=headers)
+
+    @app.get(OPEN_PATH)
+    def open_with_key(request: Request, key: str = "") -> Response:
+        on_opened(key)
+        return _opened(request, viewing(request), keys, key)
+
+    @app.post(FRESH_KEY_PATH)
+    def fresh_key(request: Request, nonce: str = "", to: str = "/") -> Response:
+        proof = request.headers.get("authorization", "")
+        expected = f"Bearer {proof_of(secret, 'ask', nonce, to)}"
+        if not nonce or not hmac.compare_digest(proof.encode("utf-8", "replace"), expected.encode()):
+            return JSONResponse({"message": "only the user who started this may ask."}, 403)
+        key = keys.make(to)
+        given = {"key": key, "proof": proof_of(secret, "give", nonce, key)}
+        return JSONResponse(given, headers=page_headers(keep=False))
+
+    app.add_middleware(GZipMiddleware, minimum_size=_SMALLEST_GZIPPED_BYTES)
+    app.add_middleware(_Door, keys=keys, hosts=hosts)
+    return app
+
+
+def cookie_name(port: int | None) -> str:
+    """Return the name of the session's cookie: those of 127.0.0.1 reach every port of it."""
+    return f"osmosis_view_{port}"
+
+
+def _opened(request: Request, view: Viewing, keys: ViewerKeys, key: str) -> Response:
+    """Return the page that redirects to the runs and sets the access cookie."""
+    changed = keys.change(key)
+    name = cookie_name(request.url.port)
+    if changed is None and not keys.is_in(request.cookies.get(name, "")):
+        return turned_away("This address has been used, or is of a viewer that has ended.")
+    session, path = changed or ("", "/")
+    page = RenderedPage("opened.html", {"title": "Opening", "path": path})
+    reply = HTMLResponse(render(view, page), headers=page_headers(keep=False))
+    if session:
+        reply.set_cookie(name, session, httponly=True, samesite="strict")
+    return reply
+
+
+def turned_away(why: str) -> Response:
+    """Return the reply to an unauthorized client, which reveals no data."""
+    return _said(f"{why}\nRun `osmosis view` again: it prints an address that opens once.\n", 403)
+
+
+def _said(text: str, status: int, more: Mapping[str, str] | None = None) -> Response:
+    headers = {**page_headers(keep=False), **(more or {})}
+    return Response(text, status, media_type="text/plain; charset=utf-8", headers=headers)
+
+
+class _Door:
+    """Lets requests in that name this server, and come with a session of it."""
+
+    def __init__(self, app: ASGIApp, *, keys: ViewerKeys, hosts: frozenset[str]) -> None:
+        self._app = app
+        self._keys = keys
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._refusal(scope) if scope["type"] == "http" else None
+        if refusal is not None:
+            await refusal(scope, receive, send)
+        elif scope["type"] in ("http", "lifespan"):
+            await self._app(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        asked = HTTPConnection(scope)
+        host, origin = asked.headers.get("host", "").lower(), asked.headers.get("origin")
+        if host not in self._hosts:
+            return turned_away("This viewer has another address.")
+        if scope["method"] not in ("GET", "HEAD") and origin not in (None, f"http://{host}"):
+            return turned_away("This request came from another page.")
+        path: str = scope["path"]
+        if path in (OPEN_PATH, FRESH_KEY_PATH) or path.startswith(f"{_ASSETS}/"):
+            return None
+        if scope["method"] not in ("GET", "HEAD") and origin is None:
+            return turned_away("This request did not come from a page of this viewer.")
+        session = asked.cookies.get(cookie_name(asked.url.port), "")
+        return (
+            None
+            if self._keys.is_in(session)
+            else turned_away("This browser has not been let in, or it keeps no cookies.")
+        )
+
+
+_FOLDER = "viewers"
+_LARGEST_BYTES = 4096
+_PATIENCE_S = 5.0
+_OPENING_S = 60.0
+_OPENING_PAGE = '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0;url={url}"><title>Osmosis</title>\n'
+
+
+@dataclass(frozen=True, slots=True)
+class OpenViewer:
+    """A viewer that was started here."""
+
+    place: str
+    url: str
+    host: str
+    port: int
+    secret: str
+
+    def fresh_address(self, path: str) -> str | None:
+        """Return an address that opens ``path`` once; None where no such viewer answers."""
+        import httpx
+
+        nonce = secrets.token_urlsafe(16)
+        proof = proof_of(self.secret, "ask", nonce, path)
+        try:
+            # No proxy: it is on this machine.
+            with httpx.Client(trust_env=False, timeout=_PATIENCE_S) as client:
+                reply = client.post(
+                    f"http://{bracketed(self.host)}:{self.port}{FRESH_KEY_PATH}",
+                    params={"to": path, "nonce": nonce},
+                    headers={"Authorization": f"Bearer {proof}"},
+                )
+            given = reply.json()
+            key, its_proof = str(given["key"]), str(given["proof"])
+        except (httpx.HTTPError, ValueError, KeyError, TypeError):
+            return None
+        is_viewer = hmac.compare_digest(
+            its_proof.encode("utf-8", "replace"), proof_of(self.secret, "give", nonce, key).encode()
+        )
+        return opening_address(self.url, key) if is_viewer else None
+
+
+def opening_address(url: str, key: str) -> str:
+    """Return the address that a key opens."""
+    return f"{url}{OPEN_PATH}?key={key}"
+
+
+def bracketed(host: str) -> str:
+    """Return an address of this machine as it stands in a URL."""
+    return f"[{host}]" if ":" in host else host
+
+
+def meeting_file(place: Path, cache_dir: Path) -> Path:
+    """Return the file of who shows ``place``."""
+    digest = hashlib.sha256(os.fsencode(place)).hexdigest()[:32]
+    return cache_dir / _FOLDER / f"{digest}.json"
+
+
+def found_viewer(file: Path, place: Path) -> OpenViewer | None:
+    """Return who shows ``place``; None where nobody says so, or somebody else could have."""
+    try:
+        with open_regular(file) as opened:
+            about = os.fstat(opened.fileno())
+            if about.st_uid != os.getuid() or about.st_mode & 0o077:
+                return None
+            found = OpenViewer(**json.loads(opened.read(_LARGEST_BYTES)))
+    except (OSError, ValueError, TypeError):
+        return None
+    return found if found.place == str(place) and isinstance(found.port, int) else None
+
+
+def say_who_shows(file: Path, viewer: OpenViewer) -> bool:
+    """Write the file that announces a viewer; return False if the directory is not writable."""
+    return _left(file, json.dumps(asdict(viewer)))
+
+
+def leave_opening_page(cache_dir: Path, address: str) -> Path | None:
+    """Write a file that leads a browser of this user to an address; None where none can be written."""
+    folder = cache_dir / _FOLDER
+    for left in folder.glob("open-*.html"):  # nobody opened them
+        with contextlib.suppress(OSError):
+            if left.lstat().st_mtime < time.time() - _OPENING_S:
+                left.unlink()
+    page = _opening_page(folder, address.rpartition("key=")[2])
+    return page if _left(page, _OPENING_PAGE.format(url=html.escape(address))) else None
+
+
+def remove_opening_page(folder: Path, key: str) -> None:
+    """Remove the file that led to a key, which has been used."""
+    with contextlib.suppress(OSError):
+        _opening_page(folder, key).unlink()
+
+
+def _opening_page(folder: Path, key: str) -> Path:
+    digest = hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()[:32]
+    return folder / f"open-{digest}.html"
+
+
+def _left(file: Path, text: str) -> bool:
+    """Write a file that only this user reads; tell whether it could be."""
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomic(file, text, mode=0o600, durable=False)
+    except OSError:
+        return False
+    return True
+
+
+def forget(file: Path, viewer: OpenViewer) -> None:
+    """Take the word back, unless it is another's by now."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        if json.loads(file.read_bytes()).get("secret") == viewer.secret:
+            file.unlink()
+
+
+LOOPBACK = "127.0.0.1"
+_SHUTDOWN_S = 3
+
+
+@dataclass(frozen=True)
+class RunningViewer:
+    """A viewer whose port is taken."""
+
+    viewer: OpenViewer
+    has_own_name: bool
+    source: RunSource = field(repr=False)
+    keys: ViewerKeys = field(repr=False)
+    listener: socket.socket = field(repr=False)
+    word: Path = field(repr=False)
+
+    def address(self, path: str) -> str:
+        """Return an address that opens ``path`` once."""
+        return opening_address(self.viewer.url, self.keys.make(path))
+
+    def run(self) -> None:
+        """Serve until a signal asks to end."""
+        import uvicorn
+
+        from osmosis_ai.viewer.live import LiveServer
+
+        viewer = self.viewer
+        hosts = frozenset({viewer.url.partition("://")[2], f"{bracketed(viewer.host)}:{viewer.port}"})
+        app = viewer_app(
+            self.source,
+            self.keys,
+            hosts=hosts,
+            secret=viewer.secret,
+            on_opened=partial(remove_opening_page, self.word.parent),
+        )
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            server_header=False,
+            timeout_graceful_shutdown=_SHUTDOWN_S,
+        )
+        server = LiveServer(config)
+        say_who_shows(self.word, viewer)
+        try:
+            with stop_on_signals(server), closing(self.listener):
+                server.run(sockets=[self.listener])
+        finally:
+            forget(self.word, viewer)
+
+
+def prepare_viewer(
+    source: RunSource, place: Path, *, cache_dir: Path, host: str = LOOPBACK, port: int = 0
+) -> RunningViewer:
+    """Take a port for a viewer."""
+    host = loopback_address(host)
+    listener = _listen(host, port)
+    port = listener.getsockname()[1]
+    name = f"{secrets.token_hex(8)}.localhost"
+    has_own_name = host == LOOPBACK and name_leads_here(name)
+    viewer = OpenViewer(
+        place=str(place),
+        url=f"http://{name if has_own_name else bracketed(host)}:{port}",
+        host=host,
+        port=port,
+        secret=secrets.token_urlsafe(32),
+    )
+    return RunningViewer(viewer, has_own_name, source, ViewerKeys(), listener, meeting_file(place, cache_dir))
+
+
+def loopback_address(host: str) -> str:
+    """Return the address of loopback that ``host`` is."""
+    host = LOOPBACK if host == "localhost" else host
+    with suppress(ValueError):
+        if ipaddress.ip_address(host).is_loopback:
+            return host
+    raise OsmosisError(
+        f"a viewer listens on this machine alone, and {host!r} is more than that.",
+        hint="to show runs to others: osmosis platform start, and osmosis eval upload RUN",
+    )
+
+
+def name_leads_here(name: str) -> bool:
+    """Tell whether the system takes a name below ``localhost`` for this machine (RFC 6761, section 6.3)."""
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False
+    return LOOPBACK in {each[4][0] for each in found}
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        return listen(host, port)
+    except (OSError, OverflowError) as error:
+        raise OsmosisError(
+            f"cannot listen on {bracketed(host)}:{port}: {describe_bind_error(error)}",
+            code="CONFLICT",
+            hint="leave out --port: then a free one is taken",
+        ) from error

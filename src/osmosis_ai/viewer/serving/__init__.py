@@ -1,1 +1,0 @@
-"""The viewer's pages on this machine, for the one person who started them."""

@@ -140,7 +140,7 @@ CASES = (
     at("disconnect fern/agents --yes"),
     at("repository list"),
     at("member add fern tom@fern.example --role admin"),
-    at("member remove fern mara@fern.example --yes"),
+    at("member remove fern tom@fern.example --yes"),
     at("secret-key rotate"),
     at("token create --user mara@fern.example --name ci", screen="plain"),
     at("token list"),
@@ -158,7 +158,7 @@ CASES = (
     at("user password mara@fern.example"),
     at("user disable mara@fern.example --yes"),
     at("user enable tom@fern.example"),
-    at("user remove mara@fern.example --yes"),
+    at("user remove tom@fern.example --yes"),
     at("workspace add moss --owner mara@fern.example"),
     at("workspace list"),
 )

@@ -27,6 +27,7 @@ from tests.logins import (
     save_login,
     use_platform,
 )
+from tests.workspace.builders import git, make_repository
 
 DEVICE_PAGE = f"{FERN}/device?code=WXYZ-1234"
 
@@ -69,6 +70,16 @@ def test_login_token_from_stdin(cli: Cli, home: Path, monkeypatch: pytest.Monkey
     for invalid in (b" \n", b"\xff\xfe"):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(invalid), encoding="utf-8"))
         assert cli("login", "--token", "-", "--json").error["code"] == "VALIDATION"
+
+
+def test_login_inside_a_checkout(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    login = ("login", "--token", TOKEN, "--plain")
+    assert "git clone URL" in cli(*login).out
+    root = make_repository(tmp_path / "work")
+    git(root, "remote", "add", "origin", "https://github.com/fern/maze.git")
+    monkeypatch.chdir(root)
+    inside = cli(*login).out
+    assert "git clone" not in inside and "osmosis doctor" in inside
 
 
 @pytest.mark.parametrize("command", [("login",), ("auth", "login")])

@@ -172,6 +172,22 @@ def test_identity_of_another_workspace(cli: Cli, running: Any) -> None:
     assert error["code"] == "CONFLICT"
 
 
+@pytest.mark.parametrize("change", [("add", "--role", "admin"), ("remove", "--yes")])
+def test_last_owner_of_a_workspace_stays(cli: Cli, running: Any, change: tuple[str, ...]) -> None:
+    moss = running.workspaces.create("moss")
+    mara, tom = (running.accounts.create_user(f"{name}@fern.example") for name in ("mara", "tom"))
+    running.workspaces.add_member(moss.id, mara.id, "owner")
+    running.workspaces.add_member(moss.id, tom.id, "admin")
+    verb, *options = change
+    refused = cli("platform", "member", verb, "moss", mara.email, *options, "--json")
+    assert (refused.status, refused.error["code"]) == (1, "CONFLICT")
+    assert refused.error["message"] == "mara@fern.example is the last owner of moss."
+    assert refused.error["hint"].endswith("osmosis platform member add moss EMAIL --role owner")
+    assert cli("platform", "member", verb, "moss", tom.email, *options).status == 0
+    running.workspaces.add_member(moss.id, tom.id, "owner")
+    assert cli("platform", "member", verb, "moss", mara.email, *options).status == 0
+
+
 def test_disable_enable_and_remove_users(cli: Cli, running: Any) -> None:
     envelope(cli, "user", "add", "mara@fern.example")
     moss = running.workspaces.create("moss")
@@ -190,9 +206,10 @@ def test_disable_enable_and_remove_users(cli: Cli, running: Any) -> None:
     refused = cli("platform", "token", "create", "-u", "mara@fern.example", "--plain")
     assert refused.status == 1 and "user enable mara@fern.example" in refused.err
     assert envelope(cli, "user", "enable", "mara@fern.example")["status"] == "success"
-    removed = cli("platform", "user", "remove", "mara@fern.example", "--yes", "--plain")
-    assert removed.status == 0
-    assert "moss has no owner now" in removed.out + removed.err
+    remove = ("platform", "user", "remove", "mara@fern.example", "--yes", "--json")
+    assert cli(*remove).error["message"] == "mara@fern.example is the last owner of moss."
+    assert cli("platform", "member", "add", "moss", "admin@localhost", "--role", "owner").status == 0
+    assert cli(*remove).status == 0
     assert [user["email"] for user in envelope(cli, "user", "list")["items"]] == ["admin@localhost"]
 
 

@@ -61,6 +61,7 @@ def test_set_from_variable(maze: Maze, home: Path) -> None:
     "arguments, code",
     [
         (["api_key", "--env", "FROM_HERE"], "VALIDATION"),
+        (["OSMOSIS_TOKEN", "--env", "FROM_HERE"], "VALIDATION"),
         (["API_KEY", "--scope", "user", "--env", "FROM_HERE"], "VALIDATION"),
         (["API_KEY", "--env", "FROM_NOWHERE"], "VALIDATION"),
         (["API_KEY"], "INTERACTIVE_REQUIRED"),

@@ -233,6 +233,13 @@ def api_key(services: PlatformServices, member: Member) -> str:
     return services.accounts.create_token(member.user.id, "api_key", name="notebook")[1]
 
 
+def leave_workspace(services: PlatformServices, member: Member) -> None:
+    """Take a member out of their workspace, which has another owner."""
+    heir = services.accounts.create_user("heir@fern.example")
+    services.workspaces.add_member(member.workspace.id, heir.id, "owner")
+    services.workspaces.remove_member(member.workspace.id, member.user.id)
+
+
 def assert_flat_error(response: Any, status: int, code: str) -> dict[str, Any]:
     """Check a refusal and return its body."""
     assert response.status_code == status, response.text

@@ -24,6 +24,7 @@ from tests.platform.conftest import (
     application,
     assert_flat_error,
     assert_openai_error,
+    leave_workspace,
 )
 from tests.platform.datasets_world import Uploads, rows
 from tests.platform.pages.browsing import PASSWORD, csrf_of
@@ -449,7 +450,7 @@ def test_with_a_removed_user_go_tokens_and_personal_secrets_and_their_work_stays
     offboarding: Offboarding,
     uploads: Uploads,
 ) -> None:
-    world.member("ben", role="member")
+    ben = world.member("ben", role="member")
     open_run(services, member, "waiting", "pending")
     open_run(services, member, "done", "finished")
     uploads.upload("kept", rows())
@@ -460,10 +461,12 @@ def test_with_a_removed_user_go_tokens_and_personal_secrets_and_their_work_stays
     for scope in ("user", "workspace"):
         services.secrets.put(member.workspace.id, member.user.id, "API_KEY", f"sk-of-{scope}", scope)  # type: ignore[arg-type]
 
+    with pytest.raises(ConflictError, match="last owner of fern"):
+        offboarding.remove(MARA)
+    services.workspaces.add_member(member.workspace.id, ben.user.id, "owner")
     done = offboarding.remove(MARA)
 
     assert (done.stopped, done.personal_secrets) == (["waiting"], 1)
-    assert done.ownerless == ["fern"]
     reply = client.get("/api/cli/datasets", headers=member.headers)
     assert_flat_error(reply, 401, "TOKEN_INVALID")
     with pytest.raises(NotFoundError, match=r"no user mara@fern\.example"):
@@ -518,7 +521,7 @@ def test_an_api_key_of_somebody_who_left_the_workspace_gets_no_model(
     _, key = services.accounts.create_token(member.user.id, "api_key", workspace_id=home)
     v1 = {"Authorization": f"Bearer {key}"}
     asked = {"model": "osmosis/tiny", "messages": [{"role": "user", "content": "hi"}]}
-    services.workspaces.remove_member(member.workspace.id, member.user.id)
+    leave_workspace(services, member)
     for reply in (
         client.get("/v1/models", headers=v1),
         client.get("/v1/models/osmosis/tiny", headers=v1),
@@ -531,7 +534,7 @@ def test_no_signed_url_is_made_for_somebody_who_left_the_workspace(
     client: TestClient, services: PlatformServices, member: Member, uploads: Uploads
 ) -> None:
     uploads.upload("kept", rows())
-    services.workspaces.remove_member(member.workspace.id, member.user.id)
+    leave_workspace(services, member)
     for reply in (
         uploads.announce("new", 100),
         uploads.request("GET", "/kept/download"),

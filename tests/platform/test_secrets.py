@@ -43,6 +43,11 @@ def _listed(api: TestClient, **query: Any) -> list[tuple[str, str]]:
     return [(row["name"], row["scope"]) for row in rows]
 
 
+def test_a_secret_cannot_have_the_name_of_the_login_token(api: TestClient, member: Member) -> None:
+    assert_flat_error(_set(api, "OSMOSIS_TOKEN"), 400, "VALIDATION")
+    assert _listed(api) == []
+
+
 def test_a_secret_is_stored_told_about_and_its_value_never_comes_back(
     api: TestClient, member: Member, services: PlatformServices
 ) -> None:

@@ -128,6 +128,8 @@ def _token_from_stdin(output: OutputContext) -> str:
 
 
 def _logged_in(login: Login, directory: Path | None) -> OperationResult:
+    from osmosis_ai.services.context import find_checkout_if_any
+
     resource = {**login.resource(), "directory": None if directory is None else str(directory)}
     url = login.credentials.platform_url
     uses = [] if directory is None else [f"Commands in {directory} now use {url}."]
@@ -147,6 +149,8 @@ def _logged_in(login: Login, directory: Path | None) -> OperationResult:
     }
     if os.environ.get("OSMOSIS_TOKEN"):
         uses.append("OSMOSIS_TOKEN is set and is used instead: unset OSMOSIS_TOKEN")
+    if find_checkout_if_any() is None:
+        uses.append("Clone a connected repository: git clone URL")
     return OperationResult(
         operation="auth.login",
         message=f"Logged in as {login.user.email}.",
@@ -154,7 +158,7 @@ def _logged_in(login: Login, directory: Path | None) -> OperationResult:
         blocks=[
             Text("\n".join(f"{label + ':':<10}{value}" for label, value in facts.items()), title="Osmosis")
         ],
-        next_steps=[*uses, "Clone a connected repository: git clone URL", "Check it: osmosis doctor"],
+        next_steps=[*uses, "Check the workspace directory: osmosis doctor"],
         next_steps_structured=[{"action": "platform.clone_repository"}, {"action": "doctor"}],
     )
 

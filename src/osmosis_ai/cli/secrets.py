@@ -90,7 +90,7 @@ def set_(
     output = current()
     if line.args:
         line.fail("A value on the command line is refused: the shell's history keeps it. Leave it out.")
-    secrets.check_name(name)
+    secrets.check_new_name(name)
     chosen = secrets.parse_scope(scope)
     value = secrets.value_from_environment(env) if env is not None else None
     if value is None and not output.interactive:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _ENV_NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
 SECRET_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 LONGEST_SECRET_NAME = 255
+LOGIN_TOKEN = "OSMOSIS_TOKEN"
+"""A name that no secret may have: a run's processes would log in with its value."""
 _LOOKS_LIKE_A_NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*([_-][A-Za-z0-9]{1,16}){0,6}")
 _RESERVED_PREFIX = "_OSMOSIS_"
 

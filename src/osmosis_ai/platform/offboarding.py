@@ -25,6 +25,7 @@ from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.queue.phases import RunPhases
 from osmosis_ai.platform.runs.lifecycle import OPEN
+from osmosis_ai.platform.workspaces import last_owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,6 @@ class OffboardingReport:
     stopped: Sequence[str] = ()
     still_open: Sequence[str] = ()
     personal_secrets: int = 0
-    ownerless: Sequence[str] = ()
 
 
 class Offboarding:
@@ -78,14 +78,15 @@ class Offboarding:
             user = self._user_for_update(session, email)
             if user.disabled_at is None:
                 _require_another_admin(session, user)
+            if owned := _owned_alone(session, user):
+                raise last_owner(user.email, owned)
             ended = self._accounts.end_sessions(session, user.id, revoke_tokens=True)
             stopped = self._stop(session, user, _open_runs(session, user))
             personal = delete(DbSecret).where(DbSecret.scope == "user", DbSecret.owner_id == user.id)
             secrets = rows_changed(session, personal)
             self._forget_uploads(session, user)
-            ownerless = _left_without_owner(session, user)
             session.delete(user)
-        return OffboardingReport(user, True, ended, stopped, (), secrets, ownerless)
+        return OffboardingReport(user, True, ended, stopped, (), secrets)
 
     def _user_for_update(self, session: Session, email: str) -> DbUser:
         # On an engine with several writers, two administrators must not disable each other.
@@ -139,7 +140,8 @@ def _require_another_admin(session: Session, user: DbUser) -> None:
         )
 
 
-def _left_without_owner(session: Session, user: DbUser) -> list[str]:
+def _owned_alone(session: Session, user: DbUser) -> list[str]:
+    """Return the names of the workspaces whose only owner is this user."""
     owners = select(DbMembership.workspace_id).where(DbMembership.role == "owner")
     owned = owners.where(DbMembership.user_id == user.id)
     others = owners.where(DbMembership.user_id != user.id)

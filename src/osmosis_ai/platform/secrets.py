@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, get_args
 from sqlalchemy import ColumnElement, and_, bindparam, select
 from sqlalchemy.exc import IntegrityError
 
-from osmosis_ai.config.checks import LONGEST_SECRET_NAME, SECRET_NAME, is_secret_name
+from osmosis_ai.config.checks import LOGIN_TOKEN, LONGEST_SECRET_NAME, SECRET_NAME, is_secret_name
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.db.engine import Database
@@ -92,6 +92,8 @@ class SecretStore:
     def put(self, workspace_id: str, user_id: str, name: str, value: str, scope: SecretScope) -> DbSecret:
         """Store a secret, or replace its value."""
         _check_name(name)
+        if name == LOGIN_TOKEN:
+            raise OsmosisError(f"the name of a secret is reserved: {name}.", details={"key": "name"})
         plaintext = _checked_value(value)
         try:
             return self._put(workspace_id, user_id, name, plaintext, scope)

@@ -89,9 +89,11 @@ class WorkspaceStore:
             return list(session.scalars(select(DbWorkspace).order_by(DbWorkspace.name)))
 
     def add_member(self, workspace_id: str, user_id: str, role: Role = "member") -> DbMembership:
-        """Add a member, or change a member's role."""
+        """Add a member, or change a member's role; the last owner stays one."""
         with self._db.transaction() as session:
             membership = session.get(DbMembership, (workspace_id, user_id))
+            if role != "owner":
+                _require_another_owner(session, workspace_id, user_id)
             if membership is None:
                 membership = DbMembership(
                     workspace_id=workspace_id, user_id=user_id, role=role, created_at=self._clock.now()
@@ -101,9 +103,10 @@ class WorkspaceStore:
         return membership
 
     def remove_member(self, workspace_id: str, user_id: str) -> None:
-        """Remove a member; harmless for other users."""
+        """Remove a member, but not the last owner; harmless for other users."""
         membership = (DbMembership.workspace_id == workspace_id, DbMembership.user_id == user_id)
         with self._db.transaction() as session:
+            _require_another_owner(session, workspace_id, user_id)
             session.execute(delete(DbMembership).where(*membership))
 
     def require_member(self, workspace: DbWorkspace, user: DbUser) -> None:
@@ -248,6 +251,29 @@ class WorkspaceStore:
 
 def _is_named(name: str) -> ColumnElement[bool]:
     return func.lower(DbWorkspace.name) == name.lower()
+
+
+def _require_another_owner(session: Session, workspace_id: str, user_id: str) -> None:
+    """Raise a ConflictError if this user is the workspace's only owner."""
+    owners = set(
+        session.scalars(
+            select(DbMembership.user_id)
+            .where(DbMembership.workspace_id == workspace_id, DbMembership.role == "owner")
+            .with_for_update()
+        )
+    )
+    if owners == {user_id}:
+        workspace, user = session.get_one(DbWorkspace, workspace_id), session.get_one(DbUser, user_id)
+        raise last_owner(user.email, [workspace.name])
+
+
+def last_owner(email: str, workspaces: Sequence[str]) -> ConflictError:
+    """Return the error for a change that would leave workspaces without an owner."""
+    return ConflictError(
+        f"{email} is the last owner of {', '.join(workspaces)}.",
+        details={"email": email, "workspaces": [*workspaces]},
+        hint=f"add another first: osmosis platform member add {workspaces[0]} EMAIL --role owner",
+    )
 
 
 def _owners(session: Session, identities: Iterable[str]) -> dict[str, DbRepository]:

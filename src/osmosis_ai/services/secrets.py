@@ -19,7 +19,7 @@ from osmosis_ai.api.models.secrets import (
     SecretSetRequest,
 )
 from osmosis_ai.api.paging import iterate_items
-from osmosis_ai.config.checks import LONGEST_SECRET_NAME, is_secret_name
+from osmosis_ai.config.checks import LOGIN_TOKEN, LONGEST_SECRET_NAME, is_secret_name
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.services.capabilities import require_offered
 from osmosis_ai.services.listing import Listing, fetch_listing
@@ -45,6 +45,15 @@ def check_name(name: str) -> str:
             "A secret's name consists of capital letters, digits and `_`, beginning with a letter, "
             f"{LONGEST_SECRET_NAME} characters at most.",
             hint="it becomes an environment variable of the run, as in OPENAI_API_KEY",
+        )
+    return name
+
+
+def check_new_name(name: str) -> str:
+    """Return ``name`` if a secret may be stored under it."""
+    if check_name(name) == LOGIN_TOKEN:
+        raise OsmosisError(
+            f"Secret name is reserved: {name}.", hint="store the token under another name, as in CI_TOKEN"
         )
     return name
 
@@ -111,7 +120,7 @@ def list_handouts(
 def set_secret(client: PlatformClient, name: str, value: str, scope: Scope) -> Secret:
     """Create or replace a secret; no error contains the value."""
     client.hide([value])
-    request = SecretSetRequest(name=check_name(name), value=value, scope=_ON_THE_WIRE[scope])
+    request = SecretSetRequest(name=check_new_name(name), value=value, scope=_ON_THE_WIRE[scope])
     return client.post(_SECRETS, request, model=Secret, retry=REPEATING)
 
 

@@ -14,7 +14,7 @@ from osmosis_ai.platform.rollouts import locate_server
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.vault import key_id_of, rotate_secret_key
 from tests.controller.served_loop import LoopProcess
-from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
+from tests.platform.conftest import ManualClock, Member, World, assert_flat_error, leave_workspace
 
 REGISTER, SERVERS = "/api/cli/rollout-server/register", "/api/cli/rollout-servers"
 KEY = "osm_rollout_canary-4711"
@@ -162,5 +162,5 @@ def test_the_workspace_is_that_of_the_token_or_of_the_repository(
     ambiguous = client.get(SERVERS, headers={"Authorization": f"Bearer {member.token}"})
     assert_flat_error(ambiguous, 400, "WORKSPACE_REQUIRED")
     assert register(member.token, **{"X-Osmosis-Git": "moss/agents"}).status_code == 200
-    services.workspaces.remove_member(member.workspace.id, member.user.id)
+    leave_workspace(services, member)
     assert_flat_error(register(of_fern), 403, "WORKSPACE_ACCESS_DENIED")

@@ -525,9 +525,8 @@ def enable_user(email: EmailArgument) -> OperationResult:
 def remove_user(email: EmailArgument, yes: YesOption = False) -> OperationResult:
     """Remove a user and stop their open runs.
 
-    Their tokens, memberships and personal secrets are deleted.
-
-    Their datasets, runs and adapters, and the secrets of workspaces, stay.
+    Their tokens, memberships and personal secrets are deleted. Datasets, runs, adapters and workspace secrets are kept.
+    The last owner of a workspace cannot be removed.
 
     Examples:
         osmosis platform user remove ada@example.org
@@ -536,11 +535,7 @@ def remove_user(email: EmailArgument, yes: YesOption = False) -> OperationResult
         user = platform.accounts.find_user(email)
         current().confirm(f"Remove {user.email} for good? Their open runs stop.", yes=yes)
         done = platform.offboarding.remove(email)
-    steps = [
-        f"{name} has no owner now: osmosis platform member add {name} EMAIL --role owner"
-        for name in done.ownerless
-    ]
-    return _offboarded("remove", f"Removed {user.email}.", done, steps)
+    return _offboarded("remove", f"Removed {user.email}.", done, [])
 
 
 def _offboarded(verb: str, message: str, done: OffboardingReport, steps: list[str]) -> OperationResult:
@@ -561,7 +556,6 @@ def _offboarded(verb: str, message: str, done: OffboardingReport, steps: list[st
             "stopped_runs": list(done.stopped),
             "open_runs": list(done.still_open),
             "deleted_personal_secrets": done.personal_secrets,
-            "workspaces_without_owner": list(done.ownerless),
         },
         next_steps=steps,
     )

@@ -61,8 +61,10 @@ def test_pilot(maze: Maze) -> None:
     assert (own["cost_usd"], own["duration_s"]) == (pytest.approx(4.8), 60.0)
     assert cheapest["sees"]["value"] <= 0.2 and cheapest["cost_usd"] < own["cost_usd"]
     points = f"{100 * own['sees']['value']:.1f} points"
-    assert f"runs 120 rows x 4: this design detects {points} or more" in envelope["message"]
-    assert f"a 20-point change is detected with {100 * own['power']:.0f}% power" in envelope["message"]
+    assert envelope["message"] == (
+        f"configs/eval/walks.toml (120 rows x 4) detects {points} or more with 80% power, "
+        f"and 20 points with {100 * own['power']:.0f}%."
+    )
 
 
 def test_pilot_and_baseline(maze: Maze) -> None:

@@ -41,7 +41,7 @@ def metric(found: RunComparison, name: str, candidate: int = 0) -> dict[str, Any
 def test_better_candidate() -> None:
     found = compared(passes(HARD), passes(BETTER))
     assert found.candidates[0].verdict.direction == "better"
-    assert found.sentence == "moss is better by 20.0 points (95% interval 18.0 to 22.0, 100 rows)."
+    assert found.sentence == "moss is better than fern by 20.0 points (95% CI 18.0 to 22.0, 100 rows)."
     data = found.data()
     json.dumps(data, allow_nan=False)
     for each in data["candidates"][0]["metrics"]:
@@ -53,11 +53,9 @@ def test_inconclusive_comparison() -> None:
     moved = [max(0, min(4, count + (1 if row % 2 else -1))) for row, count in enumerate(HARD)]
     verdict = compared(passes(HARD), passes(moved)).candidates[0].verdict
     assert verdict.direction == "unclear"
-    assert verdict.sentence.startswith("moss and fern cannot be told apart: ")
-    assert (
-        f"100 rows x 4 would have shown {100 * verdict.detectable:.1f} points or more in 8 of 10 cases."
-        in verdict.sentence
-    )
+    assert verdict.sentence.startswith("No significant difference between moss and fern: ")
+    smallest = f"{100 * verdict.detectable:.1f} points"
+    assert f"Smallest detectable difference: {smallest} (80% power)." in verdict.sentence
 
 
 def test_values_match_the_difference() -> None:
@@ -123,7 +121,7 @@ def test_verdict_among_several_candidates() -> None:
     assert alone.verdict.direction == "better"
     among = compared(passes(HARD), passes(up), passes(HARD[::-1]), passes(HARD[1:] + HARD[:1]))
     assert among.candidates[0].verdict.direction == "unclear"
-    assert "alone it would count, among 3 candidates it may be chance" in among.sentence
+    assert "significant alone, but not among 3 candidates" in among.sentence
 
 
 def test_default_metric() -> None:

@@ -364,7 +364,7 @@ def compare_runs(
     totals, *others = [RunTotals.of(run, name) for run, name in zip(runs, names, strict=True)]
     compared = []
     for (pair, comparability, changes), own in zip(measured, others, strict=True):
-        verdict = _decide(changes[metric], comparability, totals, own, options.confidence, len(candidates))
+        verdict = _decide(changes[metric], comparability, totals, own, options, len(candidates))
         compared.append(
             ComparedCandidate(
                 totals=own,
@@ -428,76 +428,80 @@ def _decide(
     comparability: Comparability,
     a: RunTotals,
     b: RunTotals,
-    confidence: float,
+    options: CompareOptions,
     candidates: int,
 ) -> CompareVerdict:
     """Return the verdict of the deciding metric on ``b``, and its sentence."""
-    metric, change, against = found.metric, found.change, found.against
+    metric, change, confidence = found.metric, found.change, options.confidence
     scale, named = found.described.scale, _NAMES.get(metric, metric)
     paired = comparability.matched is not None
 
     def unclear(reason: str, detectable: float | None = None) -> CompareVerdict:
-        sentence = f"{b.name} and {a.name} cannot be told apart: {reason}"
+        sentence = f"No significant difference between {b.name} and {a.name}: {reason}"
         return CompareVerdict("unclear", sentence, reason, detectable)
 
     if change is None:
-        return unclear(f"{_nothing_in_both(metric)}." if paired else f"the {named} is not known of both.")
+        reason = f"{_nothing_in_both(metric)}." if paired else f"the {named} is not known of both."
+        sentence = f"{b.name} and {a.name} cannot be compared: {reason}"
+        return CompareVerdict("unclear", sentence, reason)
     unit = " points" if metric == "pass_rate" else f" points in {named}"
     unit = {"value": f" in {metric}", "amount": f" times the {named}"}.get(scale, unit)
     rows = f"{change.rows:,} row{'' if change.rows == 1 else 's'}"
     if not paired and found.a is not None and found.b is not None:
         rows = f"{found.a.clusters:,} and {found.b.clusters:,} rows"
     missing = f"{found.unscored:,} unscored {'attempt' if found.unscored == 1 else 'attempts'}"
-    signed = f"{signed_words(metric, change.value)}{unit}"
+    signed = f"{format_signed(metric, change.value)}{unit}"
 
-    def doubts(low: float | None, high: float | None) -> str:
+    def evidence(low: float | None, high: float | None) -> str:
         interval = change.reason
         if low is not None and high is not None:
-            ends = f"{change_words(metric, low)} to {change_words(metric, high)}"
-            interval = f"{confidence_words(confidence)} interval {ends}"
+            interval = (
+                f"{100 * confidence:g}% CI {format_change(metric, low)} to {format_change(metric, high)}"
+            )
         adjusted = None
         if change.p_adjusted is not None and candidates > 1:
-            adjusted = f"p {p_words(change.p_adjusted)} among {candidates} candidates"
+            adjusted = f"p {format_p(change.p_adjusted)} among {candidates} candidates"
         parts = [interval, rows, None if paired else "unpaired", adjusted, comparability.label]
         return ", ".join(filter(None, parts))
 
     direction = _measured_direction(found, change, confidence)
+    measured = f"{signed} ({evidence(change.low, change.high)})"
     if direction == "unclear":
-        reason = f"{signed} ({doubts(change.low, change.high)})"
         if found.unscored:
-            reason = f"{reason} without {missing}"
+            measured = f"{measured} without {missing}"
         if change.excludes_none and change.p_adjusted is not None:
-            return unclear(f"{reason}; alone it would count, among {candidates} candidates it may be chance.")
+            return unclear(f"{measured}; significant alone, but not among {candidates} candidates.")
         least = _detectable(change, confidence)
         if least is None:
-            return unclear(f"{reason}.")
-        size = f"{rows} x {a.attempts if a.attempts == b.attempts else f'{a.attempts} and {b.attempts}'}"
+            return unclear(f"{measured}.")
         if scale == "share" and least > 1:
-            return unclear(f"{reason}; {size} can hardly show any difference.", least)
-        shown = f"{change_words(metric, least)}{unit}"
-        return unclear(f"{reason}; {size} would have shown {shown} or more in 8 of 10 cases.", least)
+            return unclear(f"{measured}. The runs are too small to detect any difference.", least)
+        shown = f"{format_change(metric, least)}{unit}"
+        return unclear(
+            f"{measured}. Smallest detectable difference: {shown} ({100 * POWER:.0f}% power).", least
+        )
     if found.undecided is not None:
         return unclear(f"{found.undecided.rstrip('.')}.")
     if direction_of(found, confidence) == "unclear":
-        measured = f"{signed} over scored attempts ({doubts(change.low, change.high)})"
+        against = found.against
         if against is None:
             return unclear(
                 f"{measured}, but {missing} could change it: the range of rewards is unknown (--reward-range LOW,HIGH)."
             )
-        shown = signed_words(metric, against.value)
+        shown = format_signed(metric, against.value)
         if against.low is not None and against.high is not None:
-            shown = f"{shown} ({interval_words(metric, against)})"
+            shown = f"{shown} ({format_interval(metric, against)})"
         how = "against" if change.value > change.none else "in favor of"
         return unclear(f"{measured}, but {shown} with {missing} counted {how} {b.name}.")
     low, high = change.low, change.high
     if change.kind == "ratio":
-        much = f": its {named} is {change_words(metric, change.value)} times that of {a.name}"
-        return CompareVerdict(direction, f"{b.name} is {direction}{much} ({doubts(low, high)}).")
+        much = f": its {named} is {format_change(metric, change.value)} times that of {a.name}"
+        return CompareVerdict(direction, f"{b.name} is {direction}{much} ({evidence(low, high)}).")
     if change.value < 0:
         low, high = (None if end is None else -end for end in (high, low))
     also = f", also with {missing} counted {'against' if change.value > 0 else 'in favor of'} {b.name}"
-    much = f"{change_words(metric, abs(change.value))}{unit} ({doubts(low, high)}){also if found.unscored else ''}"
-    return CompareVerdict(direction, f"{b.name} is {direction} by {much}.")
+    much = f"{format_change(metric, abs(change.value))}{unit} ({evidence(low, high)}){also if found.unscored else ''}"
+    return CompareVerdict(direction, f"{b.name} is {direction} than {a.name} by {much}.")
 
 
 def _nothing_in_both(metric: str) -> str:
@@ -529,31 +533,27 @@ def _measured_direction(found: MetricChange, change: Difference, confidence: flo
     return "better" if (change.value > change.none) == found.described.higher_is_better else "worse"
 
 
-def change_words(metric: str, number: float | None) -> str:
+def format_change(metric: str, number: float | None) -> str:
     """Return a change of a metric: ``6.2`` of a share, in points; ``0.062`` of a reward; ``1.25`` times."""
     if number is None:
-        return "–"
+        return numbers.MISSING
     scale = described(metric).scale
     if scale != "share":
         return _rounded(number, 3 if scale == "value" else 2)
     return _rounded(100 * number, 1)
 
 
-def signed_words(metric: str, number: float) -> str:
+def format_signed(metric: str, number: float) -> str:
     """Return a change with a sign, ``+6.2``; a ratio, and what is shown as none, without."""
-    words = change_words(metric, number)
-    shows_more = number > 0 and any(digit in "123456789∞" for digit in words)
-    return f"+{words}" if shows_more and described(metric).scale != "amount" else words
+    text = format_change(metric, number)
+    shows_more = number > 0 and any(digit in "123456789∞" for digit in text)
+    return f"+{text}" if shows_more and described(metric).scale != "amount" else text
 
 
-def confidence_words(confidence: float) -> str:
-    return f"{100 * confidence:g}%"
-
-
-def p_words(p: float | None) -> str:
-    """Return a p-value with three decimals, and one below as such: ``0.012``, ``< 0.001``."""
+def format_p(p: float | None) -> str:
+    """Return a p-value with three decimals: ``0.012``, ``< 0.001``."""
     if p is None:
-        return "–"
+        return numbers.MISSING
     return "< 0.001" if p < 0.0005 else f"{p:.3f}"
 
 
@@ -586,7 +586,7 @@ def _rounded(number: float, digits: int) -> str:
     return text
 
 
-def value_words(metric: str, value: float | None) -> str:
+def format_value(metric: str, value: float | None) -> str:
     """Return a metric's value: ``62.5%``, ``0.625``, ``$0.0123``, ``1,234``, ``1.5s``."""
     if value is None:
         return numbers.MISSING
@@ -596,22 +596,21 @@ def value_words(metric: str, value: float | None) -> str:
         return f"{value:,.0f}"
     if metric == "latency":
         return numbers.duration(value)
-    return numbers.percent(value) if described(metric).scale == "share" else change_words(metric, value)
+    return numbers.percent(value) if described(metric).scale == "share" else format_change(metric, value)
 
 
-def difference_words(metric: str, change: Difference | None) -> str:
+def format_difference(metric: str, change: Difference | None) -> str:
     """Return a difference with its sign, ``+6.2 points``; a ratio as ``x 1.25``."""
     if change is None:
         return numbers.MISSING
-    words = signed_words(metric, change.value)
-    scale = described(metric).scale
-    return f"x {words}" if scale == "amount" else f"{words} points" if scale == "share" else words
+    text, scale = format_signed(metric, change.value), described(metric).scale
+    return f"x {text}" if scale == "amount" else f"{text} points" if scale == "share" else text
 
 
-def interval_words(metric: str, change: Difference | None) -> str:
+def format_interval(metric: str, change: Difference | None) -> str:
     if change is None or change.low is None or change.high is None:
         return numbers.MISSING
-    return f"{change_words(metric, change.low)} to {change_words(metric, change.high)}"
+    return f"{format_change(metric, change.low)} to {format_change(metric, change.high)}"
 
 
 def row_counts(rows: RowChanges) -> str:
@@ -654,13 +653,9 @@ def differing_inputs(found: RunComparison) -> ComparedTable | None:
 def changed_metrics(found: RunComparison, candidate: ComparedCandidate) -> ComparedTable:
     """Return a candidate's metrics against the baseline's."""
     rows = [row for change in candidate.changes for row in _metric_rows(change, found.metric)]
-    notes = ["values and differences are of the rows that have a score in both runs"]
-    if candidate.comparability.matched is None:
-        notes = ["unpaired: each run's values are of its own rows"]
+    notes = ["unpaired" if candidate.comparability.matched is None else "rows with a score in both runs"]
     if any(each.described.scale == "amount" for each in candidate.changes):
-        notes.append(
-            "cost is of a row, tokens and latency are of an attempt; x is the ratio of geometric means"
-        )
+        notes.append("tokens and latency per attempt")
     warnings = dict.fromkeys(each.change.warning for each in candidate.changes if each.change is not None)
     note = "; ".join([*notes, *filter(None, warnings)])
     headings = _change_headings(found, candidate, "Metric")
@@ -681,7 +676,7 @@ def changed_slices(found: RunComparison, candidate: ComparedCandidate) -> Compar
         for each in candidate.slices
     ]
     title = f"{_against(found, candidate)}: {found.metric} by slice"
-    note = "p is adjusted for all slices; a slice of under 10 rows has no verdict"
+    note = "p is adjusted for all slices; below 10 rows there is no verdict"
     return ComparedTable(title, headings, rows, (0, len(headings) - 1), note)
 
 
@@ -693,7 +688,7 @@ def changed_rows(runs: tuple[str, str], rows: RowChanges | None, more: str) -> C
     def cells(row: RowChange) -> Cells:
         sides = (row.baseline, row.candidate)
         if rows.metric == "reward":
-            return tuple(value_words("reward", side.reward) for side in sides)
+            return tuple(format_value("reward", side.reward) for side in sides)
         return tuple(f"{side.passes} of {side.attempts}" for side in sides)
 
     unit = "" if rows.metric == "reward" else " points"
@@ -707,7 +702,7 @@ def changed_rows(runs: tuple[str, str], rows: RowChanges | None, more: str) -> C
                 str(row.source_row_index),
                 row.digest[:DIGEST_CHARACTERS],
                 *cells(row),
-                f"{signed_words(rows.metric, row.change)}{unit}",
+                f"{format_signed(rows.metric, row.change)}{unit}",
             )
             for row in rows.largest
         ],
@@ -745,7 +740,7 @@ def _against(found: RunComparison, candidate: ComparedCandidate) -> str:
 def _change_headings(found: RunComparison, candidate: ComparedCandidate, first: str) -> Sequence[str]:
     several = len(found.candidates) > 1 and first == "Metric"
     p = "p (Holm)" if several else "p (BH)" if first == "Slice" else "p"
-    interval = f"{confidence_words(found.options.confidence)} interval"
+    interval = f"{100 * found.options.confidence:g}% CI"
     return (first, found.baseline.name, candidate.name, "Difference", interval, p, "Rows")
 
 
@@ -761,9 +756,9 @@ def _change_cells(each: MetricChange, change: Difference | None, *, has_values: 
     p = None if change is None else change.p if change.p_adjusted is None else change.p_adjusted
     values = (side.value if side is not None and has_values else None for side in (each.a, each.b))
     return (
-        *(value_words(each.metric, value) for value in values),
-        difference_words(each.metric, change),
-        interval_words(each.metric, change),
-        p_words(p),
+        *(format_value(each.metric, value) for value in values),
+        format_difference(each.metric, change),
+        format_interval(each.metric, change),
+        format_p(p),
         numbers.count(change.rows if change else None),
     )

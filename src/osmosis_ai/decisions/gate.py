@@ -158,13 +158,17 @@ class Evidence:
 
 @dataclass(frozen=True)
 class RuleResult:
-    """The verdict on a rule, with the reason in a sentence."""
+    """The verdict on a rule, with the reason in a sentence.
+
+    ``is_adjusted`` marks a failure that is not significant among all rules and is therefore unclear.
+    """
 
     rule: Rule
     evidence: Evidence
     verdict: Verdict
     reason: str
     settles: str | None = None
+    is_adjusted: bool = False
 
     def data(self) -> dict[str, Any]:
         rule, evidence = self.rule, self.evidence
@@ -335,7 +339,7 @@ def judge_together(rules: Mapping[Rule, Judge], *, confidence: float = CONFIDENC
     for rule in open_rules:
         if rule not in proved:
             reason = f"{found[rule].reason.rstrip('.')}; not significant among {len(by_chance)} rules."
-            found[rule] = replace(found[rule], verdict="unclear", reason=reason)
+            found[rule] = replace(found[rule], verdict="unclear", reason=reason, is_adjusted=True)
     return {
         rule: each if each.verdict == "unclear" else replace(each, settles=None)
         for rule, each in found.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,7 +13,7 @@ from osmosis_ai.cli import options
 from osmosis_ai.cli.connection import platform_context, platform_when_needed
 from osmosis_ai.cli.name_completion import complete_run_anywhere
 from osmosis_ai.cli.output.context import current
-from osmosis_ai.cli.output.formats import count, duration, money, one_line, percent
+from osmosis_ai.cli.output.formats import MISSING, count, duration, money, one_line, percent
 from osmosis_ai.cli.output.reports import (
     DecisionDocument,
     DecisionFiles,
@@ -34,12 +34,25 @@ from osmosis_ai.cli.output.results import (
 from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
-    from osmosis_ai.decisions.compare import RunComparison, RunTotals
+    from osmosis_ai.decisions.compare import ComparedCandidate, ComparedTable, RunComparison, RunTotals
     from osmosis_ai.decisions.gate import RuleResult, Verdict
-    from osmosis_ai.decisions.plan import Design, EvalPlan
+    from osmosis_ai.decisions.plan import Design
     from osmosis_ai.services.eval_runs.gate import GatedRun, GateReport
     from osmosis_ai.services.eval_runs.plan import PlannedEval
 
+
+SlicesOption = Annotated[
+    list[str] | None,
+    typer.Option("--slice", metavar="COLUMN", help="Also check each value of a dataset column; repeatable."),
+]
+UnpairedOption = Annotated[bool, typer.Option("--unpaired", help="Compare runs on different rows.")]
+DifferentGraderOption = Annotated[
+    bool, typer.Option("--allow-different-grader", help="Also compare runs with different graders.")
+]
+SameOption = Annotated[
+    bool, typer.Option("--allow-same", help="Also compare runs of the same seed, model and code.")
+]
+VerboseOption = Annotated[bool, typer.Option("--verbose", help="Show every table, reason and note.")]
 
 _MOST_ROWS = 10_000
 _NUMBERS = "numbers, names and settings of the runs, and digests of rows"
@@ -70,30 +83,22 @@ def compare(
             "latency (default: pass_rate; reward if rewards are graded).",
         ),
     ] = None,
-    slices: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--slice", metavar="COLUMN", help="Also compare by the values of a dataset column; repeatable."
-        ),
-    ] = None,
+    slices: SlicesOption = None,
     confidence: Annotated[
         float, typer.Option(metavar="SHARE", help="Confidence level of the intervals.")
     ] = 0.95,
     reward_range: options.RewardRangeOption = None,
-    unpaired: Annotated[bool, typer.Option("--unpaired", help="Compare runs on different rows.")] = False,
+    unpaired: UnpairedOption = False,
     partial: Annotated[bool, typer.Option("--partial", help="Also compare unfinished runs.")] = False,
-    allow_different_grader: Annotated[
-        bool, typer.Option("--allow-different-grader", help="Also compare runs with different graders.")
-    ] = False,
-    allow_same: Annotated[
-        bool, typer.Option("--allow-same", help="Also compare runs of the same seed, model and code.")
-    ] = False,
+    allow_different_grader: DifferentGraderOption = False,
+    allow_same: SameOption = False,
     seed: Annotated[
         int, typer.Option(min=0, help="Random seed of the resampling; equal seeds give equal output.")
     ] = 0,
     rows: Annotated[
         int, typer.Option(min=0, max=_MOST_ROWS, help="Number of rows to list, most changed first.")
     ] = 10,
+    verbose: VerboseOption = False,
     markdown: options.MarkdownOption = None,
     report: options.ReportOption = None,
     no_text: options.NoTextOption = False,
@@ -101,21 +106,25 @@ def compare(
 ) -> OperationResult:
     """Compare runs with a baseline, row by row.
 
-    The exit code is 0 for every verdict.
-
-    Rows are matched by content, not by position. `osmosis eval gate` turns a comparison into an exit code.
+    Rows are matched by content, not by position. The exit code is 0 for every verdict: `osmosis eval gate` turns a
+    comparison into an exit code.
 
     Examples:
         osmosis eval compare amber-otter-42 keen-owl-7
         osmosis eval compare amber-otter-42 keen-owl-7 --report compared.html
     """
-    from osmosis_ai.cli.output.comparison_tables import comparison_blocks, comparison_document
+    from osmosis_ai.decisions.changes import described
     from osmosis_ai.decisions.comparability import Allowances
     from osmosis_ai.decisions.compare import CompareOptions
     from osmosis_ai.services.eval_runs.samples import compare as compare_named
 
+    if metric is not None:
+        try:
+            described(metric)
+        except OsmosisError as error:
+            raise _usage_error(error) from None
     settings = CompareOptions(
-        metric=None if metric is None else _checked_metric(metric),
+        metric=metric,
         slices=tuple(dict.fromkeys(slices or [])),
         confidence=options.checked_confidence(confidence),
         reward_range=None if reward_range is None else options.parse_reward_range(reward_range),
@@ -130,15 +139,19 @@ def compare(
     file = report_file(report, overwrite=force, no_text=no_text, holds={None: (_NUMBERS, text)})
     with platform_when_needed() as client:
         found = compare_named(baseline, candidates, settings, client=client, report=file)
-    files.write(comparison_document(found))
+    files.write(_comparison_document(found))
     return OperationResult(
         operation="eval.compare",
         # A name may hold a line break, and CI reads lines as commands.
         message=one_line(found.sentence),
         resource={**found.data(), **tell_written(file)},
-        blocks=comparison_blocks(found),
+        blocks=list(_comparison_blocks(found, verbose=verbose)),
         next_steps=_next_steps(found),
     )
+
+
+def _usage_error(error: OsmosisError) -> typer.BadParameter:
+    return typer.BadParameter(f"{error.message.rstrip('.')}; {error.hint}" if error.hint else error.message)
 
 
 def _next_steps(found: RunComparison) -> list[str]:
@@ -160,16 +173,105 @@ def _next_steps(found: RunComparison) -> list[str]:
     return [one_line(f"Plan a larger run: {shlex.join([*words, *metric])}")]
 
 
-def _checked_metric(metric: str) -> str:
-    from osmosis_ai.decisions.changes import described
+_COMPARED_TONES: dict[str, Tone] = {
+    "better": "good",
+    "worse": "bad",
+    "unclear": "warn",
+    "too few rows": "dim",
+}
+# These columns keep their width; the names of metrics and slices wrap.
+_UNWRAPPED = ("Difference", "p", "p (Holm)", "p (BH)", "Rows", "Run")
 
-    try:
-        described(metric)
-    except OsmosisError as error:
-        raise typer.BadParameter(
-            f"{error.message.rstrip('.')}; {error.hint}", param_hint="'--metric'"
-        ) from None
-    return metric
+
+def _comparison_blocks(found: RunComparison, *, verbose: bool) -> Iterator[Table | Text]:
+    """Yield what follows the verdict; inputs, totals and the rows of several candidates need ``verbose``."""
+    from osmosis_ai.decisions import compare as tables
+
+    yield from (Text(note, tone="dim", in_plain=True) for note in _comparison_notes(found))
+    if verbose and (differing := tables.differing_inputs(found)) is not None:
+        yield _compared_table(differing)
+    yield from (_compared_table(tables.changed_metrics(found, each)) for each in found.candidates)
+    for candidate in found.candidates:
+        yield from _row_counts(found, candidate)
+        if verbose or len(found.candidates) == 1:
+            yield from _changed_rows(found, candidate)
+    for candidate in found.candidates:
+        if (slices := tables.changed_slices(found, candidate)) is not None:
+            yield _compared_table(slices)
+    if verbose:
+        yield _compared_table(tables.taken(found))
+
+
+def _comparison_document(found: RunComparison) -> DecisionDocument:
+    """Return the comparison as a comment for a pull request, with the rows folded."""
+    from osmosis_ai.decisions import compare as tables
+
+    inputs = found.candidates[0].totals.inputs
+    metrics = [tables.changed_metrics(found, each) for each in found.candidates]
+    slices = [tables.changed_slices(found, each) for each in found.candidates]
+    shown = [tables.differing_inputs(found), *metrics, *slices]
+    return DecisionDocument(
+        title="osmosis eval compare",
+        marker=f"eval.compare:{inputs.config or f'{inputs.rollout}/{inputs.dataset_name}'}",
+        verdict=found.sentence,
+        notes=_comparison_notes(found),
+        blocks=[
+            *(_compared_table(each) for each in shown if each is not None),
+            *(text for candidate in found.candidates for text in _row_counts(found, candidate)),
+        ],
+        details=[
+            *(table for candidate in found.candidates for table in _changed_rows(found, candidate)),
+            _compared_table(tables.taken(found)),
+        ],
+    )
+
+
+def _comparison_notes(found: RunComparison) -> list[str]:
+    """Return where the runs are and what differs between them in a sentence, then the notes about them."""
+    places = {"local": "on this machine", "platform": "on the platform"}
+    runs = []
+    for run in (found.baseline, *(candidate.totals for candidate in found.candidates)):
+        revision = f"revision {run.revision}, " if run.revision else ""
+        runs.append(f"{run.name} ({revision}{places.get(run.place, run.location)})")
+    differs = f" Different inputs: {', '.join(found.differs)}." if found.differs else ""
+    notes = dict.fromkeys(note for candidate in found.candidates for note in candidate.comparability.notes)
+    return [one_line(note) for note in (f"Compared: {', '.join(runs)}.{differs}", *notes)]
+
+
+def _row_counts(found: RunComparison, candidate: ComparedCandidate) -> Iterator[Text]:
+    from osmosis_ai.decisions.compare import row_counts
+
+    if candidate.rows is not None:
+        yield Text(f"{_of(found, candidate)}{row_counts(candidate.rows)}", in_plain=True)
+
+
+def _changed_rows(found: RunComparison, candidate: ComparedCandidate) -> Iterator[Table]:
+    from osmosis_ai.decisions.compare import changed_rows
+
+    names = (found.baseline.name, candidate.name)
+    table = changed_rows(names, candidate.rows, " are not shown (--rows N)")
+    if table is not None:
+        yield _compared_table(table, of=_of(found, candidate))
+
+
+def _of(found: RunComparison, candidate: ComparedCandidate) -> str:
+    return f"{candidate.name}: " if len(found.candidates) > 1 else ""
+
+
+def _compared_table(found: ComparedTable, *, of: str = "") -> Table:
+    from osmosis_ai.decisions.compare import DECIDES
+
+    def styled(cell: str, heading: str) -> Cell:
+        if heading == "Metric" and cell.endswith(DECIDES):
+            return Styled(cell, "strong")
+        return Styled(cell, _COMPARED_TONES[cell]) if heading == "Verdict" else cell
+
+    columns = [
+        Column(heading, right=place not in found.texts, keep=heading in _UNWRAPPED)
+        for place, heading in enumerate(found.headings)
+    ]
+    rows = [list(map(styled, row, found.headings)) for row in found.rows]
+    return Table(columns, rows, title=of + found.title, note=found.note, in_plain=True)
 
 
 _STATUSES: dict[Verdict, OperationStatus] = {"pass": "success", "fail": "failed", "unclear": "unclear"}
@@ -179,6 +281,7 @@ _MESSAGES: dict[Verdict, str] = {
     "fail": "does not meet every rule.",
     "unclear": "has too little evidence.",
 }
+_MOST_REASONS = 3
 
 
 def gate(
@@ -215,14 +318,7 @@ def gate(
             help="A .decide.toml file with rules (default: the one next to the run's config).",
         ),
     ] = None,
-    slices: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--slice",
-            metavar="COLUMN",
-            help="Also apply every rule to each value of a dataset column; repeatable.",
-        ),
-    ] = None,
+    slices: SlicesOption = None,
     confidence: Annotated[
         float | None,
         typer.Option(
@@ -247,19 +343,16 @@ def gate(
         ),
     ] = None,
     reward_range: options.RewardRangeOption = None,
-    unpaired: Annotated[bool, typer.Option("--unpaired", help="Compare runs on different rows.")] = False,
-    allow_different_grader: Annotated[
-        bool, typer.Option("--allow-different-grader", help="Also compare runs with different graders.")
-    ] = False,
-    allow_same: Annotated[
-        bool, typer.Option("--allow-same", help="Compare runs of the same seed, model and code.")
-    ] = False,
+    unpaired: UnpairedOption = False,
+    allow_different_grader: DifferentGraderOption = False,
+    allow_same: SameOption = False,
     allow_imported: Annotated[
         bool,
         typer.Option(
             "--allow-imported", help="Also accept a platform run that was uploaded from another machine."
         ),
     ] = False,
+    verbose: VerboseOption = False,
     markdown: options.MarkdownOption = None,
     junit: options.JunitOption = None,
 ) -> OperationResult:
@@ -290,14 +383,13 @@ def gate(
         parsed = parse_rules(minima or [], maxima or [], margins or [])
     except OsmosisError as error:
         raise _usage_error(error) from None
-    level = None if confidence is None else options.checked_confidence(confidence)
     files = DecisionFiles(markdown, junit).check()
     question = GateQuestion(
         rules=tuple(parsed),
         against=against,
         rules_file=rules,
         slices=tuple(dict.fromkeys(slices or [])),
-        confidence=level,
+        confidence=None if confidence is None else options.checked_confidence(confidence),
         reward_range=None if reward_range is None else options.parse_reward_range(reward_range),
         allowed=Allowances(unpaired, True, allow_different_grader, allow_same),
         allow_imported=allow_imported,
@@ -310,19 +402,28 @@ def gate(
     for warning in report.warnings:
         current().warn(one_line(warning))
     ended = _exit_verdict(report, unclear)
-    result = OperationResult(
+    message = one_line(_gate_message(report, ended))
+    table = _gate_table(report)
+    met = [(str(each.rule), _why(each)) for each in report.judgements if each.verdict == "pass"]
+    files.write(
+        DecisionDocument(
+            title="osmosis eval gate",
+            marker=f"eval.gate:{report.run.subject}",
+            verdict=message,
+            notes=report.warnings,
+            blocks=[table, *(Text(_line(each)) for each in report.judgements if each.verdict != "pass")],
+            details=[Table(("Rule", "Why"), met, title="Passed rules")] if met else [],
+        ),
+        [JunitCase(str(each.rule), each.verdict, _why(each)) for each in report.judgements],
+    )
+    reasons = map(_line, report.judgements) if verbose else _unseen_reasons(report)
+    return OperationResult(
         operation="eval.gate",
         status=_STATUSES[ended],
-        message=one_line(_message(report, ended)),
+        message=message,
         resource={**report.resource(), "ended_as": ended},
-        blocks=[*_tables(report), *(Text(_line(each), in_plain=True) for each in report.judgements)],
+        blocks=[table, *(Text(reason, in_plain=True) for reason in reasons)],
     )
-    _write(files, report, result)
-    return result
-
-
-def _usage_error(error: OsmosisError) -> typer.BadParameter:
-    return typer.BadParameter(f"{error.message.rstrip('.')}; {error.hint}" if error.hint else error.message)
 
 
 def _exit_verdict(report: GateReport, unclear: Literal["pass", "fail"] | None) -> Verdict:
@@ -339,7 +440,7 @@ def _name(run: GatedRun | RunTotals) -> str:
     return f"{run.name} (revision {run.revision})" if run.revision else run.name
 
 
-def _message(report: GateReport, ended: Verdict) -> str:
+def _gate_message(report: GateReport, ended: Verdict) -> str:
     message = f"{report.verdict}: {_name(report.run)} {_MESSAGES[report.verdict]}"
     if ended != report.verdict:
         return f"{message} Result: {ended} (--unclear)."
@@ -349,47 +450,46 @@ def _message(report: GateReport, ended: Verdict) -> str:
     return message
 
 
-def _write(files: DecisionFiles, report: GateReport, result: OperationResult) -> None:
-    met = [(str(each.rule), _why(each)) for each in report.judgements if each.verdict == "pass"]
-    document = DecisionDocument(
-        title="osmosis eval gate",
-        marker=f"eval.gate:{report.run.subject}",
-        verdict=result.message or report.verdict,
-        notes=report.warnings,
-        blocks=[
-            *(block for block in result.blocks if isinstance(block, Table)),
-            *(Text(_line(each)) for each in report.judgements if each.verdict != "pass"),
-        ],
-        details=[Table(("Rule", "Why"), met, title="Passed rules")] if met else [],
-    )
-    files.write(document, [JunitCase(str(each.rule), each.verdict, _why(each)) for each in report.judgements])
-
-
-def _tables(report: GateReport) -> list[Table]:
-    """Return the results: limits with the run's own numbers, margins with differences from the baseline."""
-    limits = [each for each in report.judgements if each.rule.bound != "margin"]
-    margins = [each for each in report.judgements if each.rule.bound == "margin"]
-    level = f"one-sided bounds at {100 * report.confidence:g}% confidence"
+def _gate_table(report: GateReport) -> Table:
+    """Return a row for each rule, the slices of a rule below it; the numbers of a margin are differences."""
+    bounds = f"one-sided bounds at {100 * report.confidence:g}% confidence"
     if report.run.source == "rubric":
-        level = "bounds of a score are the ends of its 95% CI, which is stricter than a one-sided bound"
+        bounds = "the bounds of a score are the ends of its 95% interval"
     if report.decided_by is not None:
-        level = f"{level}; rules from {report.decided_by}"
-    found, run = [], _name(report.run)
-    if limits:
-        found.append(_table(limits, run, "Value", level))
-    if margins:
-        against = _name(report.baseline) if report.baseline is not None else "the baseline"
-        found.append(_table(margins, f"{run} against {against}", "Difference", level))
-    return found
+        bounds += f"; rules from {report.decided_by}"
+    against = f" against {_name(report.baseline)}" if report.baseline is not None else ""
+    headings = ("Value", "Lower bound", "Upper bound", "Rows")
+    rows: list[Sequence[Cell]] = []
+    for whole in (each for each in report.judgements if each.rule.slice is None):
+        rows.append(_rule_row(str(whole.rule), whole))
+        for each in report.judgements:
+            same = (each.rule.metric, each.rule.bound) == (whole.rule.metric, whole.rule.bound)
+            if same and each.rule.limit == whole.rule.limit and each.rule.slice is not None:
+                column, value = each.rule.slice
+                rows.append(_rule_row(f"  {column} = {MISSING if value is None else value}", each))
+    numbers = [Column(heading, right=True, keep=True) for heading in headings]
+    columns: list[Column | str] = ["Rule", *numbers, "Verdict"]
+    return Table(columns, rows, title=f"{_name(report.run)}{against}", note=bounds, in_plain=True)
 
 
-def _table(judgements: list[RuleResult], title: str, value: str, note: str) -> Table:
-    numbers = [Column(heading, right=True) for heading in (value, "At least", "At most", "Rows")]
-    rows = [
-        (str(each.rule), *_numbers(each), each.evidence.rows, Styled(each.verdict, _TONES[each.verdict]))
-        for each in judgements
-    ]
-    return Table(("Rule", *numbers, "Verdict"), rows, title=title, note=note)
+def _rule_row(name: str, judgement: RuleResult) -> Sequence[Cell]:
+    verdict = Styled(judgement.verdict, _TONES[judgement.verdict])
+    return (name, *_numbers(judgement), judgement.evidence.rows, verdict)
+
+
+def _unseen_reasons(report: GateReport) -> list[str]:
+    """Return the reasons of unclear verdicts that the bounds do not show, each once."""
+    if report.undecided is not None:
+        return [one_line(f"unclear: {report.undecided}")]
+    unseen: dict[str, str] = {}
+    for each in report.judgements:
+        evidence = each.evidence
+        is_open = evidence.at_least is None or evidence.at_most is None or evidence.unscored
+        if each.verdict == "unclear" and (is_open or evidence.undecided or each.is_adjusted):
+            unseen.setdefault(_why(each), _line(each))
+    lines = list(unseen.values())
+    hidden = len(lines) - _MOST_REASONS
+    return [*lines[:_MOST_REASONS], f"{hidden} more reasons: --verbose"] if hidden > 0 else lines
 
 
 def _line(judgement: RuleResult) -> str:
@@ -415,10 +515,9 @@ def _numbers(judgement: RuleResult) -> tuple[str | None, ...]:
         )
         return (value, *bounds)
     numbers = (found.value, found.at_least, found.at_most)
-    if rule.described.scale == "share":
-        return tuple(None if number is None else format_share(number) for number in numbers)
     written = money if rule.metric == "cost_per_row" else "{:.3f}".format
-    return tuple(None if number is None else written(number) for number in numbers)
+    shown = format_share if rule.described.scale == "share" else written
+    return tuple(None if number is None else shown(number) for number in numbers)
 
 
 def plan(
@@ -462,6 +561,7 @@ def plan(
     row_cost: Annotated[
         float, typer.Option(help="Cost of one more row in US dollars, without its attempts.")
     ] = 0.0,
+    verbose: VerboseOption = False,
     markdown: options.MarkdownOption = None,
 ) -> OperationResult:
     """Plan how many rows and attempts detect a difference.
@@ -494,24 +594,23 @@ def plan(
             planned = plan_eval(request, client=client, count_rows=_platform_rows)
     except PlanUsageError as error:
         raise typer.BadParameter(error.message) from None
-    parts = (_config_part, _goal_part, _budget_part, _advice)
-    verdict, *further = (sentence for part in parts for sentence in part(planned))
-    shown = _plan_table(planned)
-    document = DecisionDocument(
-        title="osmosis eval plan",
-        marker=f"eval.plan:{planned.config}",
-        verdict=verdict,
-        notes=[*further, *planned.notes],
-        blocks=[shown],
+    verdict, *further = _plan_sentences(planned)
+    files.write(
+        DecisionDocument(
+            title="osmosis eval plan",
+            marker=f"eval.plan:{planned.config}",
+            verdict=verdict,
+            notes=[*further, *planned.notes],
+            blocks=[_plan_table(planned, planned.plan.designs)],
+        )
     )
-    files.write(document)
     return OperationResult(
         operation="eval.plan",
         message=verdict,
         resource={**planned.data(), "sentences": [verdict, *further]},
         blocks=[
             *(Text(sentence, in_plain=True) for sentence in further),
-            shown,
+            _plan_table(planned, planned.plan.designs if verbose else _main_designs(planned)),
             *(Text(f"Note: {note}", tone="dim", in_plain=True) for note in planned.notes),
         ],
     )
@@ -528,86 +627,92 @@ def _platform_rows(dataset: str) -> int | None:
         return None
 
 
-_ALIKE = 0.02
-"""Designs are equivalent if their detectable differences differ by less than this share."""
+_ALTERNATIVES = 3
 
 
-def _plan_table(planned: PlannedEval) -> Table:
+def _main_designs(planned: PlannedEval) -> list[Design]:
+    """Return the design of the config, the cheapest sufficient one, that of the budget, and three alternatives."""
+    plan = planned.plan
+    main = [each for each in (plan.own, plan.cheapest, plan.best) if each is not None]
+    size = main[0].attempts if main else 0
+    near = sorted(plan.designs, key=lambda each: abs(each.attempts - 2 * size))
+    others = [each for each in (plan.more_rows, plan.more_attempts, *near) if each and each not in main]
+    return sorted(
+        [*dict.fromkeys(main), *list(dict.fromkeys(others))[:_ALTERNATIVES]],
+        key=lambda each: (each.rows, each.n),
+    )
+
+
+def _plan_table(planned: PlannedEval, designs: Sequence[Design]) -> Table:
     plan, goal, at_once = planned.plan, planned.plan.goal, planned.plan.price.at_once
-    judged_by = goal.judged_by
-    pace = "one attempt after another" if at_once == 1 else f"{at_once} attempts at once"
-    columns: list[Column | str] = [
-        Column("Rows", right=True),
-        Column("n", right=True),
-        Column("Attempts", right=True),
-        Column("Detects (points)" if planned.metric == "pass_rate" else "Detects", right=True),
-    ]
-    if plan.outlook.possible:
-        columns.append(Column("Range", right=True))
-    if judged_by is not None:
-        columns.append(Column(f"Power at {_amount(planned, judged_by)}", right=True))
-    columns += [Column("Cost", right=True), Column("Time", right=True), ""]
+    unit = " (points)" if planned.metric == "pass_rate" else ""
+    headings = ["Rows", "n", "Attempts", f"Detects{unit}"]
+    headings += ["Range"] if plan.outlook.possible else []
+    headings += [f"Power at {_amount(planned, goal.judged_by)}"] if goal.judged_by is not None else []
+    headings += ["Cost", "Time"]
     return Table(
-        columns,
-        [_row(planned, design) for design in plan.designs],
+        [*(Column(heading, right=True) for heading in headings), ""],
+        [_plan_row(planned, design) for design in designs],
         title="Designs",
-        note=f"detects: the smallest difference found with {100 * goal.power:.0f}% power at "
-        f"{100 * goal.confidence:g}% confidence; cost and time of one run, {pace}",
+        note=f"detects: the smallest difference found with {_power(planned)} power at "
+        f"{100 * goal.confidence:g}% confidence; cost and time of one run, "
+        f"{at_once} attempt{'' if at_once == 1 else 's'} at once",
         in_plain=True,
     )
 
 
-def _row(planned: PlannedEval, design: Design) -> tuple[Cell, ...]:
+def _plan_row(planned: PlannedEval, design: Design) -> Sequence[Cell]:
     plan = planned.plan
     enough = plan.goal.detect is not None and design.sees is not None and design.sees <= plan.goal.detect
-    sees = _cell(planned, design.sees)
-    sizes = (count(design.rows), design.n, count(design.attempts))
-    cells: list[Cell] = [*sizes, Styled(sees, "good") if enough else sees]
+    sees = _plan_cell(planned, design.sees)
+    cells: list[Cell] = [count(design.rows), design.n, count(design.attempts)]
+    cells.append(Styled(sees, "good") if enough else sees)
     if plan.outlook.possible:
-        least, most = _cell(planned, design.least), _cell(planned, design.greatest)
+        least, most = _plan_cell(planned, design.least), _plan_cell(planned, design.greatest)
         cells.append(None if design.least is None else least if least == most else f"{least} – {most}")
     if plan.goal.judged_by is not None:
         cells.append(percent(design.power, digits=0))
-    cost = "unknown" if design.cost_usd is None else money(design.cost_usd)
-    time = "unknown" if design.duration_s is None else duration(design.duration_s)
-    return (*cells, cost, time, ", ".join(_marks(plan, design)))
+    cells.append("unknown" if design.cost_usd is None else money(design.cost_usd))
+    cells.append("unknown" if design.duration_s is None else duration(design.duration_s))
+    marks = {"config": plan.own, "cheapest": plan.cheapest, "best": plan.best}
+    return (*cells, ", ".join(mark for mark, marked in marks.items() if design == marked))
 
 
-def _marks(plan: EvalPlan, design: Design) -> Iterator[str]:
-    if design == plan.own:
-        yield "config"
-    if design == plan.cheapest:
-        yield "cheapest"
-    if design == plan.best:
-        yield f"best for {money(plan.goal.most_cost_usd)}"
-
-
-def _config_part(planned: PlannedEval) -> Iterator[str]:
-    plan, own = planned.plan, planned.plan.own
+def _plan_sentences(planned: PlannedEval) -> Iterator[str]:
+    """Yield what the config detects, then the cheapest sufficient design, the best one, and what more would bring."""
+    plan, own, goal = planned.plan, planned.plan.own, planned.plan.goal
     if own is None:
-        yield f"{planned.config} sets no limit and the size of its dataset is unknown. The table shows designs."
-        return
-    runs = f"{planned.config} runs {_size(own)}"
-    if own.rows < 2:
-        yield f"{runs}: attempts on one row cannot show a difference between runs."
-        return
-    if own.sees is None:
-        yield f"{runs}: this design detects no difference with {_power(plan)} power."
-        return
-    sentence = f"{runs}: this design detects {_amount(planned, own.sees)} or more"
-    if plan.goal.judged_by is not None and own.power is not None:
-        judged_by = plan.goal.judged_by
-        is_rate = planned.metric == "pass_rate"
-        change = f"a {_points(judged_by)}-point change" if is_rate else f"a change of {judged_by:.3g}"
-        sentence += f"; {change} is detected with {100 * own.power:.0f}% power"
-    yield f"{sentence}."
+        yield f"{planned.config} sets no limit and the size of its dataset is unknown."
+    elif own.rows < 2:
+        yield f"{planned.config} ({_size(own)}): one row cannot show a difference between runs."
+    else:
+        sees = "no difference" if own.sees is None else f"{_amount(planned, own.sees)} or more"
+        sentence = f"{planned.config} ({_size(own)}) detects {sees} with {_power(planned)} power"
+        if own.sees is not None and goal.judged_by is not None and own.power is not None:
+            sentence += f", and {_amount(planned, goal.judged_by)} with {100 * own.power:.0f}%"
+        yield f"{sentence}."
+    if goal.detect is not None:
+        yield _goal_sentence(planned, goal.detect)
+    if goal.most_cost_usd is not None:
+        yield _budget_sentence(planned, goal.most_cost_usd)
+    if own is not None and own.rows >= 2:
+        more = [
+            f"twice the {name} would detect {_amount(planned, design.sees)}"
+            for name, design in (("rows", plan.more_rows), ("attempts", plan.more_attempts))
+            if design is not None and design.sees is not None
+        ]
+        if more:
+            sentence = ", ".join(more)
+            yield f"{sentence[0].upper()}{sentence[1:]}."
+    if plan.best_n is not None and goal.row_cost_usd:
+        yield (
+            f"n = {plan.best_n} is the most cost-effective if a row costs {money(goal.row_cost_usd)} and an attempt "
+            f"{money(plan.price.cost_usd)}."
+        )
 
 
-def _goal_part(planned: PlannedEval) -> Iterator[str]:
-    plan, detect = planned.plan, planned.plan.goal.detect
-    if detect is None:
-        return
-    what, cheapest = _amount(planned, detect), plan.cheapest
+def _goal_sentence(planned: PlannedEval, detect: float) -> str:
+    plan, what, cheapest = planned.plan, _amount(planned, detect), planned.plan.cheapest
     if cheapest is None:
         most = plan.goal.most_rows
         where = f"{_rows(most)}" if most is not None else "any number of rows"
@@ -615,67 +720,26 @@ def _goal_part(planned: PlannedEval) -> Iterator[str]:
         if plan.rows_wanted is not None:
             wanted_n = planned.n if plan.outlook.likely.within is not None else 1
             sentence += f"; {_rows(plan.rows_wanted)} with n = {wanted_n} would"
-        yield f"{sentence}."
-        return
-    yield f"The cheapest design that detects {what} with {_power(plan)} power is {_size(cheapest)}{_price(cheapest)}."
-    cost, most_cost = cheapest.cost_usd, plan.goal.most_cost_usd
-    if cost is not None and most_cost is not None and cost > most_cost:
-        yield f"That exceeds the budget of {money(most_cost)}."
+        return f"{sentence}."
+    budget, cost = plan.goal.most_cost_usd, cheapest.cost_usd
+    over = f" Its cost exceeds {money(budget)}." if cost and budget is not None and cost > budget else ""
+    return f"Cheapest design for {what}: {_size(cheapest)}{_price(cheapest)}.{over}"
 
 
-def _budget_part(planned: PlannedEval) -> Iterator[str]:
-    plan, most = planned.plan, planned.plan.goal.most_cost_usd
-    if most is None:
-        return
+def _budget_sentence(planned: PlannedEval, most_cost_usd: float) -> str:
+    plan, best = planned.plan, planned.plan.best
     if plan.price.cost_usd == 0 and not plan.goal.row_cost_usd:
-        yield "Attempts are free here: only rows and time are limited."
-    elif plan.best is None:
-        yield f"A budget of {money(most)} is too small for two rows."
-    else:
-        best = plan.best
-        detected = "no difference" if best.sees is None else f"{_amount(planned, best.sees)} or more"
-        yield f"The best design for {money(most)} is {_size(best)}: it detects {detected}{_price(best)}."
-
-
-def _advice(planned: PlannedEval) -> Iterator[str]:
-    plan = planned.plan
-    own, rows, attempts = plan.own, plan.more_rows, plan.more_attempts
-    known = [
-        f"twice the {name} would detect {_amount(planned, design.sees)}"
-        for name, design in (("rows", rows), ("attempts", attempts))
-        if design is not None and design.sees is not None
-    ]
-    if own is not None and own.rows >= 2 and known:
-        sentence = ", ".join(known)
-        if rows is None:
-            sentence = f"the dataset has too few rows to double them, and {sentence}"
-        elif attempts is not None and rows.sees and attempts.sees:
-            gain = "help as much as"
-            if attempts.sees < rows.sees * (1 - _ALIKE):
-                gain = "help more than"
-            if attempts.sees <= rows.sees * (1 + _ALIKE):
-                sentence += f": more attempts {gain} more rows"
-            else:
-                sentence += ": more rows help more than more attempts"
-        yield f"{sentence[0].upper()}{sentence[1:]}."
-    if plan.best_n is None:
-        return
-    if plan.goal.row_cost_usd:
-        yield (
-            f"n = {plan.best_n} is the most cost-effective if a row costs {money(plan.goal.row_cost_usd)} and an attempt "
-            f"{money(plan.price.cost_usd)}."
-        )
-    elif rows is not None:
-        yield "One more row is more cost-effective than one more attempt, while rows are available."
+        return "Attempts are free here: only rows and time are limited."
+    if best is None:
+        return f"A budget of {money(most_cost_usd)} is too small for two rows."
+    detected = "no difference" if best.sees is None else f"{_amount(planned, best.sees)} or more"
+    return f"Best design for {money(most_cost_usd)}: {_size(best)}{_price(best)}, which detects {detected}."
 
 
 def _price(design: Design) -> str:
-    known = [
-        money(design.cost_usd) if design.cost_usd is not None else None,
-        duration(design.duration_s) if design.duration_s is not None else None,
-    ]
-    shown = [each for each in known if each is not None]
-    return f" ({', '.join(shown)})" if shown else ""
+    cost = [money(design.cost_usd)] if design.cost_usd is not None else []
+    time = [duration(design.duration_s)] if design.duration_s is not None else []
+    return f" ({', '.join([*cost, *time])})" if cost or time else ""
 
 
 def _size(design: Design) -> str:
@@ -686,7 +750,7 @@ def _rows(count: int) -> str:
     return f"{count:,} row{'' if count == 1 else 's'}"
 
 
-def _cell(planned: PlannedEval, difference: float | None) -> str:
+def _plan_cell(planned: PlannedEval, difference: float | None) -> str:
     """Return a difference with the decimals of its column."""
     if difference is None:
         return "none"
@@ -699,14 +763,9 @@ def _amount(planned: PlannedEval, difference: float) -> str:
     """Return ``7.1 points`` for a rate, ``0.071`` for a reward."""
     if planned.metric != "pass_rate":
         return f"{difference:.3g}"
-    number = _points(difference)
+    number = f"{100 * difference:.{1 if difference >= 0.001 else 3}f}".removesuffix(".0")
     return f"{number} point{'' if number == '1' else 's'}"
 
 
-def _points(difference: float) -> str:
-    digits = 1 if difference >= 0.001 else 3
-    return f"{100 * difference:.{digits}f}".removesuffix(".0")
-
-
-def _power(plan: EvalPlan) -> str:
-    return f"{100 * plan.goal.power:.2g}%"
+def _power(planned: PlannedEval) -> str:
+    return f"{100 * planned.plan.goal.power:.2g}%"

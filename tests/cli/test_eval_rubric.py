@@ -64,7 +64,7 @@ def test_scores_outside_the_scale(cli: Cli, judge: JudgeServer) -> None:
     assert score(cli, "-o", "out.json").status == 1
     outcome = score(cli, "-o", "out.json", "--resume", "--report", "report.html")
     assert outcome.status == 0
-    assert "0.7500 (3 of 4 scores outside the scale, clamped)" in outcome.out
+    assert "Mean score 0.7500 on a scale of 0 to 1 (3 of 4 scores outside the scale, clamped)." in outcome.out
     document = result_of()
     assert (document["overall_statistics"]["average"], document["counts"]["outside_scale"]) == (0.75, 3)
     stated = [record["judgements"][0].get("stated_score") for record in document["records"]]
@@ -106,7 +106,7 @@ def test_terminal_sequences_in_record_names(cli: Cli, judge: JudgeServer) -> Non
         {"id": "\x1b[31mred\x07[bold]", "solution_str": "[score 0]", "human_score": 1},
         {"id": "b", "solution_str": "[score 0.5]", "human_score": 0.5},
     )
-    outcome = score(cli, "-o", "out.json")
+    outcome = score(cli, "-o", "out.json", "--verbose")
     assert (outcome.status, "\x1b[31mred" in outcome.out) == (0, False)
     assert outcome.out.count("[bold]") == 2, "among the records and the largest disagreements"
 
@@ -233,15 +233,15 @@ def test_cost_limit_needs_a_price(cli: Cli, judge: JudgeServer, monkeypatch: pyt
     monkeypatch.delenv("OPENAI_BASE_URL")
     texts("one")
     outcome = score(cli, "--max-cost", "1", model="openai/nobody-knows-this")
-    assert outcome.status == 1 and "requires the price of `openai/nobody-knows-this`" in outcome.err
+    assert outcome.status == 1 and "the price of 'openai/nobody-knows-this' is unknown" in outcome.err
 
 
 def test_long_explanation(cli: Cli, judge: JudgeServer) -> None:
     long = "reason " * 100_000
     judge.respond = lambda _: Reply(json.dumps({"score": 0.5, "explanation": long}))
     texts("one")
-    shown = score(cli, "-o", "out.json").out
-    assert "explanation: reason reason" in shown and len(shown) < 5000
+    shown = score(cli, "-o", "out.json", "--verbose").out
+    assert "Run 1: 0.5000 reason reason" in shown and len(shown) < 5000
     assert result_of()["records"][0]["judgements"][0]["explanation"].startswith(long.strip())
 
 
@@ -300,7 +300,7 @@ def test_unknown_rubric_id(cli: Cli, judge: JudgeServer) -> None:
     outcome = cli(
         "eval", "rubric", "-d", "data.jsonl", "-r", "clarity", "--model", "openai/j", "-o", "out.json"
     )
-    assert outcome.status == 0 and "`clarity` is taken as the text of the rubric" in outcome.err
+    assert outcome.status == 0 and "'clarity' is used as the text of the rubric" in outcome.err
     configure(id="other")
     assert "Available ids: other" in cli("eval", "rubric", "-d", "data.jsonl", "-r", "clarity").err
 
@@ -327,7 +327,7 @@ def test_panel(cli: Cli, judge: JudgeServer) -> None:
     by_model = [(found["model"][-1], found["run"], found["score"]) for found in judgements]
     assert by_model == [("a", 1, 0.1), ("a", 2, 0.1), ("b", 1, 0.3), ("b", 2, 0.3)]
     assert document["records"][0]["consensus"] == pytest.approx(0.2)
-    assert "  Consensus: 0.2000" in outcome.out
+    assert "Agreement of judges (alpha)" in outcome.out
     assert document["trust"]["panel"] is not None
     assert [entry["calls"] for entry in document["usage"]["judges"]] == [12, 12]
 
@@ -415,7 +415,7 @@ def test_report_of_many_records(cli: Cli, judge: JudgeServer, monkeypatch: pytes
     report = ["--model", "openai/judge-b", "-o", "out.json", "--report", "report.html"]
     assert score(cli, *report, model="openai/judge-a").status == 0
     page = Path("report.html").read_text()
-    assert "2 on which scores differ least are only in out.json" in page and "over 3 records" in page
+    assert "2 with the smallest differences are only in out.json" in page and "over 3 records" in page
     assert 'id="record-2"' in page and "disputed [score" in page and "calm [score" not in page
 
 
@@ -457,11 +457,11 @@ def test_unreported_tokens(cli: Cli, judge: JudgeServer) -> None:
     judge.respond = lambda _: Reply('{"score": 0.5, "explanation": "fine"}', usage=next(usages))
     texts("one", "two")
     outcome = score(cli, "-o", "out.json", "--plain")
-    (line,) = [line for line in outcome.out.splitlines() if line.startswith("tokens")]
+    (line,) = [line for line in outcome.out.splitlines() if line.startswith("Tokens")]
     assert line.endswith("(1 of 2 calls)")
     assert result_of()["usage"]["judges"][0]["calls_without_tokens"] == 1
     again = score(cli, "-o", "again.json", "--plain")
-    assert "\ntokens\tunknown" in again.out
+    assert "\nTokens\tunknown" in again.out
 
 
 @pytest.mark.parametrize(
@@ -507,7 +507,7 @@ def test_irregular_data_file(cli: Cli, judge: JudgeServer) -> None:
     ("arguments", "problem"),
     [
         (["-n", "0"], "--number must be at least 1."),
-        (["-r", " "], "Rubric text must not be empty."),
+        (["-r", " "], "Rubric is empty."),
         (["-r", "@absent.txt"], "Rubric file 'absent.txt' does not exist."),
         (["--score-max", "nan"], "`score_min` and `score_max` must be finite"),
         (["--score-max", "1e200"], "the scale from 0 to 1e+200 is too wide or too narrow"),
@@ -516,9 +516,9 @@ def test_irregular_data_file(cli: Cli, judge: JudgeServer) -> None:
         (["-o", "data.jsonl/out.json"], "cannot create the directory"),
         (["--config", "absent.yaml"], "Rubric config 'absent.yaml' does not exist."),
         (["--baseline", "data.jsonl"], "'data.jsonl' is not a result file of `osmosis eval rubric`."),
-        (["--model", "openai/judge"], "`openai/judge` is named twice."),
-        (["--swap"], "--swap compares calls with each other."),
-        (["--swap", "-n", "2"], "Line 1 of 'data.jsonl' has nothing but the text that is judged"),
+        (["--model", "openai/judge"], "Judge is named twice: openai/judge."),
+        (["--swap"], "--swap requires at least two calls per record."),
+        (["--swap", "-n", "2"], "--swap requires two quoted texts, and line 1 of 'data.jsonl' has one."),
     ],
 )
 def test_invalid_arguments(cli: Cli, judge: JudgeServer, arguments: list[str], problem: str) -> None:
@@ -627,11 +627,11 @@ def test_baseline_with_worse_and_equal_answers(cli: Cli) -> None:
 @pytest.mark.usefixtures("before")
 def test_baseline_with_another_judge(cli: Cli) -> None:
     answers(BEFORE, name="old")
-    outcome, found = compared(cli, "-n", "2", model="openai/stern")
+    outcome, found = compared(cli, "-n", "2", "--verbose", model="openai/stern")
     assert found["paired_by"] == "record" and set(found["changed_inputs"]) == {"models", "runs"}
     assert found["verdict"].startswith("No significant difference (another judge): +0.0000 (")
     assert "models: was openai/judge, now openai/stern" in outcome.out
-    assert "this session uses another judge than the baseline." in outcome.err
+    assert "This session uses another judge than the baseline." in outcome.err
 
 
 @pytest.mark.usefixtures("before")
@@ -641,7 +641,7 @@ def test_baseline_with_another_order_of_texts(cli: Cli) -> None:
     assert found["verdict"].startswith(
         "No significant difference (another order of texts (--swap)): +0.0000 ("
     )
-    assert "this session uses another order of texts (--swap) than the baseline." in outcome.err
+    assert "This session uses another order of texts (--swap) than the baseline." in outcome.err
 
 
 def test_baseline_with_equal_scores(cli: Cli, judge: JudgeServer) -> None:
@@ -652,16 +652,19 @@ def test_baseline_with_equal_scores(cli: Cli, judge: JudgeServer) -> None:
     document = result_of("before.json")
     document["overall_statistics"]["average"] = 0.7000000001
     Path("before.json").write_text(json.dumps(document))
-    assert "average baseline=0.7000 current=0.7000 delta=+0.0000" in compared(cli)[0].out
+    outcome, found = compared(cli)
+    assert found["verdict"] in outcome.out and found["verdict"].startswith(
+        "No significant difference: +0.0000"
+    )
 
 
 @pytest.mark.usefixtures("before")
 def test_baseline_with_another_scale(cli: Cli) -> None:
     answers(AFTER)
-    outcome, found = compared(cli, "--score-max", "5")
+    outcome, found = compared(cli, "--score-max", "5", "--verbose")
     assert found["verdict"] == "The scores are not compared: they are on another scale."
     assert found["difference"]["value"] is None and "score bounds: was 0, 1, now 0, 5" in outcome.out
-    assert "on another scale: they will not be compared." in outcome.err
+    assert "scores are on another scale and are not compared." in outcome.err
 
 
 @pytest.mark.usefixtures("before")
@@ -786,7 +789,7 @@ def test_classic_failed_runs(cli: Cli, judge: JudgeServer) -> None:
         {"rubric_id": "clarity", "solution_str": "ok"},
     )
     outcome = classic(cli, "-o", "results")
-    assert outcome.status == 1 and "Run 01 [ERROR]" in outcome.out
+    assert outcome.status == 1 and "2 calls: 1 failed (1 bad_request)." in outcome.err
     write({"rubric_id": "other", "solution_str": "one"})
     assert "No records in 'data.jsonl' reference rubric 'clarity'." in classic(cli).err
     (path,) = (found for found in Path("results").glob("rubric_eval_result_*.json"))
@@ -800,7 +803,7 @@ def test_classic_failed_runs(cli: Cli, judge: JudgeServer) -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["--rubric", " "], "Rubric identifier cannot be empty."),
+        (["--rubric", " "], "Rubric is empty."),
         (["--rubric", "Clarity"], "Available ids: clarity"),
         (["-o", "folder.json"], "Output path 'folder.json' is a directory."),
     ],

@@ -55,7 +55,7 @@ def test_warnings(cli: Cli, name: str, content: str, problem: str) -> None:
     outcome = cli("preview", "-p", name, "--plain")
     assert (outcome.status, outcome.out.partition(" ")[0]) == (0, "Loaded")
     assert (
-        outcome.err.startswith("warning: `osmosis eval rubric` rejects this file: ")
+        outcome.err.startswith("warning: 'osmosis eval rubric' rejects this file: ")
         and problem in outcome.err
     )
 

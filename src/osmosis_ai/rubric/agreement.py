@@ -821,29 +821,58 @@ _MEASURES = (
 )
 
 
-def agreement_tables(report: AgreementReport) -> list[FigureTable]:
-    """Return the tables of a session. Only a panel has a table of agreement between judges."""
+# Labels of the figures that answer a question at a glance.
+_SUMMARY = {
+    "mean": "Mean score",
+    "alpha": "Repeatability (alpha)",
+    "alpha_between_judges": "Agreement of judges (alpha)",
+    "spearman": "Human agreement (Spearman)",
+    "bias": "Bias against human scores",
+    "length_beyond_people": "Length bias (correlation)",
+    "position": "Position bias",
+}
+_HEADINGS = ("Judge", "Measure", "Value", "95% CI", "Records", "Scores", "Adjusted p")
+_Found = tuple[str, str, str, str, Figure, Callable[[float | None], str]]
+
+
+def _measured(report: AgreementReport) -> list[_Found]:
+    """Return table, name, judge, label, figure and format of all figures, by judge."""
     scale = ScoreFormat(report.score_min, report.score_max)
     judges = [*report.judges, *([report.panel] if report.panel is not None else [])]
-    tables = []
+    return [
+        (anchor, name, judge.model, label, judge.figures[name], getattr(scale, shown))
+        for judge in judges
+        for anchor, name, label, shown in _MEASURES
+        if name in judge.figures
+    ]
+
+
+def summary_table(report: AgreementReport) -> FigureTable:
+    """Return one table of the most important figures that have a value."""
+    found = [
+        _row(judge, _SUMMARY[name], figure, show)[:5]
+        for _, name, judge, _, figure, show in _measured(report)
+        if name in _SUMMARY and figure.value is not None
+    ]
+    return FigureTable("summary", "Judges", "", _HEADINGS[:5], found, [])
+
+
+def agreement_tables(report: AgreementReport) -> list[FigureTable]:
+    """Return the tables of a session. Only a panel has a table of agreement between judges."""
+    measured, tables = _measured(report), []
     for anchor, (title, note) in _TABLES.items():
-        found = [
-            (judge.model, label, judge.figures[name], getattr(scale, shown))
-            for judge in judges
-            for table, name, label, shown in _MEASURES
-            if table == anchor and name in judge.figures
-        ]
+        found = [each[2:] for each in measured if each[0] == anchor]
         if anchor == "calibration":
             # Only the bins of the panel or the single judge; the chart has those of every judge.
+            last = report.panel or report.judges[-1]
+            scale = ScoreFormat(report.score_min, report.score_max)
             found += [
-                (judges[-1].model, f"Bias at score {each.name}", each.bias, scale.signed)
-                for each in judges[-1].bins
+                (last.model, f"Bias at score {each.name}", each.bias, scale.signed)
+                for each in last.bins
                 if each.judge is not None
             ]
         if found:
-            headings: tuple[str, ...] = ("Judge", "Measure", "Value", "95% CI", "Records", "Scores")
-            if anchor == "bias":
-                headings += ("Adjusted p",)
+            headings = _HEADINGS if anchor == "bias" else _HEADINGS[:-1]
             rows = [_row(*each)[: len(headings)] for each in found if each[2].value is not None]
             missing = [(each[2].reason or "", each[1]) for each in found if each[2].value is None]
             tables.append(FigureTable(anchor, title, note, headings, rows, missing))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -20,7 +22,14 @@ from osmosis_ai.evaluation.hooks import RunHooks
 from osmosis_ai.evaluation.spec import Budget
 from osmosis_ai.files import cache_dir, expanded, replacing
 from osmosis_ai.llm.prices import price_of
-from osmosis_ai.rubric.config import Rubric, candidate_configs, discover_config, find_rubric
+from osmosis_ai.rubric.config import (
+    Rubric,
+    candidate_configs,
+    discover_config,
+    find_items,
+    find_rubric,
+    load_rubrics,
+)
 from osmosis_ai.rubric.documents import (
     Baseline,
     JudgedRecord,
@@ -33,7 +42,7 @@ from osmosis_ai.rubric.documents import (
     write_document,
 )
 from osmosis_ai.rubric.judge_model import JudgeModel, resolve_judge
-from osmosis_ai.rubric.records import RecordIndex, RecordRules, require_file
+from osmosis_ai.rubric.records import RecordIndex, RecordRules, iter_objects, iter_records, require_file
 from osmosis_ai.rubric.session import (
     RUNS_PER_SEED,
     JudgingSession,
@@ -53,7 +62,6 @@ if TYPE_CHECKING:  # loads NumPy
 _ID_LIKE = re.compile(r"[\w.-]+")
 _FILE_NAME = "rubric_eval_result.json"
 _LONGEST_FOLDER = 80
-_ELSEWHERE = "name another place with `--output` or `--report`"
 
 
 class JudgeRequiredError(OsmosisError):
@@ -134,34 +142,24 @@ def choose_rubric(request: RubricRequest) -> Rubric:
     """
     text, config, data = request.rubric.strip(), request.config, request.data
     if not text:
-        raise OsmosisError("Rubric text must not be empty.")
-    if text.startswith("@"):
+        raise OsmosisError("Rubric is empty.")
+    if text.startswith("@") and not request.classic:
         path = expanded(text[1:])
         return Rubric(path.stem, _text_of_file(path), str(path))
     looks_like_id = _ID_LIKE.fullmatch(text) is not None
-    is_configured = any(path.is_file() for path in candidate_configs(data))
-    if config is not None or (looks_like_id and is_configured):
+    is_configured = looks_like_id and any(path.is_file() for path in candidate_configs(data))
+    if config is not None or request.classic or is_configured:
         path = discover_config(config, data)
         return find_rubric(path, text, need_model=not request.models, strict=not request.classic)
-    note = (
-        f"`{text}` is taken as the text of the rubric: there is no rubric_configs.yaml that could define it."
-        if looks_like_id
-        else None
-    )
+    note = f"'{text}' is used as the text of the rubric: no rubric_configs.yaml was found."
     digest = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:8]
-    return Rubric(f"inline-{digest}", text, "inline", note=note)
+    return Rubric(f"inline-{digest}", text, "inline", note=note if looks_like_id else None)
 
 
-def require_configured(data: Path, config: Path | None) -> Path:
-    """Return the YAML file of rubrics, which `osmosis eval-rubric` requires."""
-    require_file(data, "Data path")
-    return discover_config(config, data)
-
-
-def choose_bounds(score_min: float | None, score_max: float | None, rubric: Rubric) -> tuple[float, float]:
+def choose_bounds(request: RubricRequest, rubric: Rubric) -> tuple[float, float]:
     """Return the scale: the user's, otherwise the rubric's, the judge's, or 0 to 1."""
-    lowest = (score_min, rubric.score_min, rubric.model_info.get("score_min"), 0.0)
-    highest = (score_max, rubric.score_max, rubric.model_info.get("score_max"), 1.0)
+    lowest = (request.score_min, rubric.score_min, rubric.model_info.get("score_min"), 0.0)
+    highest = (request.score_max, rubric.score_max, rubric.model_info.get("score_max"), 1.0)
     return check_scale(
         next(value for value in lowest if value is not None),
         next(value for value in highest if value is not None),
@@ -171,7 +169,7 @@ def choose_bounds(score_min: float | None, score_max: float | None, rubric: Rubr
 def choose_judges(request: RubricRequest, rubric: Rubric, env: Mapping[str, str]) -> tuple[JudgeModel, ...]:
     """Choose the judges and their keys."""
     if not request.models and not rubric.model_info:
-        raise JudgeRequiredError("nobody is named to judge.", hint="add `--model provider/model`")
+        raise JudgeRequiredError("No judge is named.", hint="add '--model provider/model'")
     timeout_s = request.timeout_s if request.timeout_s is not None else rubric.model_info.get("timeout")
     judges = tuple(
         resolve_judge(judge, env=env, api_base=request.api_base, api_key=request.api_key, timeout_s=timeout_s)
@@ -180,10 +178,7 @@ def choose_judges(request: RubricRequest, rubric: Rubric, env: Mapping[str, str]
     names = [judge.model_path for judge in judges]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise OsmosisError(
-            f"`{twice}` is named twice.",
-            hint="ask one judge several times with `-n`; a panel has different ones",
-        )
+        raise OsmosisError(f"Judge is named twice: {twice}.", hint="use '-n' to call one judge several times")
     return judges
 
 
@@ -194,8 +189,8 @@ def require_prices(judges: Sequence[JudgeModel], budget: Budget | None) -> None:
     for judge in judges:
         if price_of(judge) is None:
             raise OsmosisError(
-                f"`--max-cost` requires the price of `{judge.model_path}`, which is unknown.",
-                hint="limit the session with `--max-tokens` or `--max-time` instead",
+                f"'--max-cost' requires a price, and the price of '{judge.model_path}' is unknown.",
+                hint="use '--max-tokens' or '--max-time' instead",
             )
 
 
@@ -224,12 +219,11 @@ def plan_output(output: str | None, rubric_id: str, *, classic: bool) -> OutputP
 def require_swappable(spec: SessionSpec, index: RecordIndex) -> None:
     """Check that every record quotes at least two texts, whose order can be reversed."""
     if spec.runs < 2:
-        raise OsmosisError("--swap compares calls with each other.", hint="ask twice or more: `--number 2`")
+        raise OsmosisError("--swap requires at least two calls per record.", hint="add '--number 2'")
     if index.bare_line is not None and not (spec.rubric.original_input or spec.rubric.ground_truth):
         raise OsmosisError(
-            f"Line {index.bare_line} of '{index.path}' has nothing but the text that is judged: there is no "
-            "order to reverse.",
-            hint="give records a `ground_truth`, `original_input` or `metadata`, or leave out `--swap`",
+            f"--swap requires two quoted texts, and line {index.bare_line} of '{index.path}' has one.",
+            hint="add a 'ground_truth', 'original_input' or 'metadata' to the records",
         )
 
 
@@ -239,7 +233,8 @@ def require_apart(*, written: Sequence[Path | None], read: Sequence[Path | None]
     for path in (path.resolve() for path in written if path is not None):
         if path in taken:
             raise OsmosisError(
-                f"'{path}' would be overwritten: it is read, or written already.", hint=_ELSEWHERE
+                f"'{path}' is named twice and would be overwritten.",
+                hint="choose another path with '--output' or '--report'",
             )
         taken.add(path)
 
@@ -298,17 +293,39 @@ class RubricOutcome:
     records: list[dict[str, Any]]
     archived: Path | None = None
 
-    @property
-    def journal_path(self) -> Path | None:
-        """The journal to resume from; None if no calls are pending."""
-        return None if self.session.complete else self.session.journal_path
+    def resource(self) -> dict[str, Any]:
+        """Return the session as the JSON output shows it; the records only if no result file was named."""
+        prepared, session, same = self.prepared, self.session, self.numbers()
+        with_records = prepared.request.output is None and not prepared.request.classic
+        optional = {
+            "report_path": str(prepared.report) if prepared.report else None,
+            "journal_path": None if session.complete else str(session.journal_path),
+            "baseline_comparison": self.comparison.data() if self.comparison is not None else None,
+            "stopped": same["stopped"],
+            "records": self.records if with_records else None,
+        }
+        return {
+            "model": prepared.model_shown,
+            "data_path": str(prepared.request.data),
+            "number": session.spec.runs,
+            "statistics": session.statistics,
+            "record_count": len(session.index),
+            "error_count": session.count("failed"),
+            "unscored_count": session.count("unscored"),
+            "output_path": str(session.output),
+            "rubric_id": session.spec.rubric.rubric_id,
+            "rubric_source": session.spec.rubric.source,
+            "models": session.spec.model_names,
+            **{key: same[key] for key in ("complete", "counts", "usage", "trust")},
+            **{key: value for key, value in optional.items() if value is not None},
+        }
 
     def numbers(self) -> dict[str, Any]:
         """Return what every document of the session contains."""
-        session = self.session
+        session, stop = self.session, self.session.stop
         return {
             "complete": session.complete,
-            "stopped": self.stopped,
+            "stopped": {"kind": stop.kind, "reason": stop.reason} if stop is not None else None,
             "score_min": session.spec.bounds[0],
             "score_max": session.spec.bounds[1],
             "seed": session.spec.seed,
@@ -320,12 +337,6 @@ class RubricOutcome:
             "usage": session.usage_document(),
             "trust": msgspec.to_builtins(self.agreement),
         }
-
-    @property
-    def stopped(self) -> dict[str, str] | None:
-        """Why calls are pending."""
-        stop = self.session.stop
-        return {"kind": stop.kind, "reason": stop.reason} if stop is not None else None
 
     @property
     def totals(self) -> dict[str, Any]:
@@ -348,7 +359,7 @@ def prepare_rubric(
         raise OsmosisError(f"--number must be at most {RUNS_PER_SEED}.")
     require_file(request.data, "Data path")
     rubric = choose_rubric(request)
-    bounds = choose_bounds(request.score_min, request.score_max, rubric)
+    bounds = choose_bounds(request, rubric)
     judges = choose_judges(request, rubric, env)
     require_prices(judges, request.budget)
     baseline = read_baseline(request.baseline) if request.baseline is not None else None
@@ -402,7 +413,7 @@ async def run_rubric(prepared: PreparedRubric, hooks: RunHooks, *, keep: int | N
             # The error that stopped the session explains more than one that follows from it.
             with suppress(OsmosisError):
                 _write(prepared, session, keep)
-            fault.hint = fault.hint or "what was scored is kept: run the same command with `--resume`"
+            fault.hint = fault.hint or "the scores are kept; run the same command with '--resume'"
             raise
         outcome = _write(prepared, session, keep)
         if session.complete:
@@ -455,10 +466,10 @@ def _write(prepared: PreparedRubric, session: JudgingSession, keep: int | None) 
             _write_report(path, outcome)
     except OSError as error:
         raise OsmosisError(
-            f"'{path}' could not be written: {error.strerror or error}. "
-            f"What was scored is safe in '{session.journal_path}'.",
+            f"'{path}' cannot be written: {error.strerror or error}. "
+            f"The scores are kept in '{session.journal_path}'.",
             code="INTERNAL",
-            hint="free some space, or name another place, and run the same command with `--resume`",
+            hint="free some space and run the same command with '--resume'",
         ) from error
     return outcome
 
@@ -516,7 +527,7 @@ def _write_report(path: Path, outcome: RubricOutcome) -> None:
         session_detail(entry, document, None, **_facts(session)), config_written=session.spec.rubric.text
     )
     more = len(session.index) - len(records)
-    left_out = f"; {more:,} on which scores differ least are only in {results.name}" if more else ""
+    left_out = f"; {more:,} with the smallest differences are only in {results.name}" if more else ""
     scores = [(model, table.scores[:, place, :].ravel()) for place, model in enumerate(table.models)]
     with replacing(path) as file:
         write_judging_report(file, detail, text=request.report_text, scores=scores, left_out=left_out)
@@ -561,12 +572,106 @@ def _notes(index: RecordIndex, spec: SessionSpec, baseline: Baseline | None) -> 
         yield spec.rubric.note
     changed = baseline.changed_inputs(spec.inputs(index)) if baseline is not None else ()
     if "bounds" in changed:
-        yield "the baseline's scores are on another scale: they will not be compared."
+        yield "The baseline's scores are on another scale and are not compared."
     elif label := describe_change(changed):
-        yield f"this session uses {label} than the baseline."
+        yield f"This session uses {label} than the baseline."
     if index.ignored_labels:
         low, high = index.bounds
-        yield (
-            f"{index.ignored_labels} records have a number as `label` that is outside the scale of {low:g} to "
-            f"{high:g}; it is not taken for a person's score."
-        )
+        many = numbers.amount(index.ignored_labels, "record")
+        yield f"'label' is ignored in {many}: it is outside the scale of {low:g} to {high:g}."
+
+
+class PreviewedEntry(NamedTuple):
+    """An entry of a file: kind and position, content as YAML or JSON, and the content for the JSON output."""
+
+    title: str
+    text: str
+    value: Any
+
+
+class FilePreview(NamedTuple):
+    """The entries of a file, ``rubrics`` or ``records``, their number as a sentence, and why no judge would take it."""
+
+    path: Path
+    kind: str
+    summary: str
+    entries: list[PreviewedEntry]
+    problem: str | None = None
+
+
+def preview_file(path: Path) -> FilePreview:
+    """Read a ``.yaml``, ``.yml`` or ``.jsonl`` file."""
+    path = expanded(path)
+    if not path.exists():
+        raise NotFoundError(f"Path '{path}' does not exist.")
+    if path.is_dir():
+        raise OsmosisError(f"Expected a file path but got directory '{path}'.")
+    suffix = path.suffix.lower()
+    read = {".yaml": _preview_rubrics, ".yml": _preview_rubrics, ".jsonl": _preview_records}.get(suffix)
+    if read is not None:
+        return read(path)._replace(problem=_judging_problem(path))
+    raise OsmosisError(
+        f"Unsupported file extension '{suffix}'.",
+        hint="rubrics are in .yaml or .yml files, records in .jsonl files",
+    )
+
+
+def _preview_rubrics(path: Path) -> FilePreview:
+    entries = [
+        PreviewedEntry(f"Rubric config #{number} ({item.label})", _as_yaml(payload), _plain(payload))
+        for number, item in enumerate(find_items(path), start=1)
+        if (payload := _without_keys(item.payload))
+    ]
+    return FilePreview(path, "rubrics", f"Loaded {len(entries)} rubric config(s) from {path}", entries)
+
+
+def _preview_records(path: Path) -> FilePreview:
+    entries = [
+        PreviewedEntry(f"JSONL record #{number}", json.dumps(value, indent=2, ensure_ascii=False), value)
+        for number, value in enumerate(iter_objects(path), start=1)
+    ]
+    return FilePreview(path, "records", f"Loaded {len(entries)} JSONL record(s) from {path}", entries)
+
+
+def _judging_problem(path: Path) -> str | None:
+    """Return why `osmosis eval rubric` rejects a file, if it does."""
+    try:
+        if path.suffix.lower() == ".jsonl":
+            deque(iter_records(path), maxlen=0)
+        else:
+            load_rubrics(path, need_model=False, strict=True)
+    except OsmosisError as error:
+        return error.with_hint
+    return None
+
+
+def _without_keys(payload: dict[str, Any]) -> dict[str, Any]:
+    """Hide the key of a judge's configuration."""
+    info = payload.get("model_info")
+    if not isinstance(info, dict) or not info.get("api_key"):
+        return payload
+    return {**payload, "model_info": {**info, "api_key": "<hidden>"}}
+
+
+def _as_yaml(payload: dict[str, Any]) -> str:
+    """Format an entry as YAML: keys in their order, long texts as blocks."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        def ignore_aliases(self, data: Any) -> bool:
+            return False
+
+    def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+        style = "|" if "\n" in value else None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+    Dumper.add_representer(str, text)
+    return yaml.dump(payload, Dumper=Dumper, sort_keys=False, allow_unicode=True).rstrip()
+
+
+def _plain(value: Any) -> Any:
+    """Convert a YAML value to JSON types: dates become text, and values without a JSON form become YAML text."""
+    try:
+        return json.loads(json.dumps(value, default=str, allow_nan=False))
+    except (TypeError, ValueError, RecursionError):
+        return _as_yaml(value)

@@ -11,11 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.api.blob_server import SIGNATURE, BlobServer, cut, cut_after, status
+from tests.api.blob_server import SIGNATURE, BlobServer, cut, status
 from tests.cli.maze import Maze, replies, sent
 from tests.cli.outcome import Outcome
 from tests.datasets.builders import jsonl, prompt_rows
-from tests.logins import REFUSALS
 
 TAKEN = {"error": "this workspace already has a dataset called 'sums'", "existing_dataset_id": "ds_31"}
 
@@ -283,18 +282,6 @@ def test_download_to_a_file(maze: Maze, store: BlobServer) -> None:
     assert (maze.workspace.root / "mine.bin").read_bytes() == b"other bytes"
 
 
-def test_interrupted_download(maze: Maze, store: BlobServer) -> None:
-    offer(maze, store, b"rows" * 100, file_size=401)
-    error = download(maze, "-o", "got/").error
-    assert "instead of" in error["message"] and SIGNATURE not in json.dumps(error)
-    assert list((maze.workspace.root / "got").iterdir()) == []
-
-    offer(maze, store, b"rows" * 100)
-    store.answers[:] = [cut_after(100)]
-    assert download(maze, "-o", "got.jsonl").status == 0
-    assert (maze.workspace.root / "got.jsonl").read_bytes() == b"rows" * 100
-
-
 @pytest.mark.parametrize(
     "word, message",
     [("processing", "still being processed"), ("error", "cannot be used"), (None, "cannot be used")],
@@ -337,15 +324,6 @@ def test_list_all_pages(maze: Maze) -> None:
     assert "does not end" in maze.osmosis("dataset", "list", "--all", "--json").error["message"]
 
 
-@pytest.mark.parametrize("name", ["a/b", "..", "two words", "naïve", "x" * 300])
-def test_name_is_one_path_segment(maze: Maze, name: str) -> None:
-    route = maze.router.get(url__regex=r".*/api/cli/datasets/[^/?]+$").respond(
-        404, json={"error": "no such dataset"}
-    )
-    assert maze.osmosis("dataset", "info", name, "--json").error["code"] == "NOT_FOUND"
-    assert route.called
-
-
 def test_preview_missing(maze: Maze) -> None:
     maze.get("/datasets/x").respond(json={"id": "ds_1", "status": "processing"})
     outcome = maze.osmosis("dataset", "preview", "x", "--json")
@@ -354,13 +332,3 @@ def test_preview_missing(maze: Maze) -> None:
     assert (data["available"], data["rows"], data["returned_rows"]) == (False, [], 0)
     assert "still working" in data["message"]
     assert "still working" in maze.osmosis("dataset", "preview", "x", "--plain").out
-
-
-@pytest.mark.parametrize("arguments", [("list",), ("info", "x"), ("download", "x")])
-@pytest.mark.parametrize("reply, code", REFUSALS)
-def test_platform_errors(maze: Maze, arguments: tuple[str, ...], reply: dict[str, Any], code: str) -> None:
-    maze.router.get(url__regex=".*/api/cli/.*").respond(**reply)
-    outcome = maze.osmosis("dataset", *arguments, "--json")
-    assert (outcome.status, outcome.error["code"]) == (1, code)
-    plain = maze.osmosis("dataset", *arguments, "--plain")
-    assert (plain.status, plain.out) == (1, "") and "Error: " in plain.err

@@ -81,20 +81,6 @@ def test_same_numbers_in_every_output(maze: Maze, tmp_path: Path, monkeypatch: p
             ]
 
 
-def test_report_exists(maze: Maze, tmp_path: Path) -> None:
-    report = tmp_path / "compared.html"
-    outcome = compare(maze, "fern", "moss", "--report", str(report))
-    page = html.unescape(report.read_text())
-    assert outcome.status == 0 and "What goes into the report" in outcome.err
-    assert outcome.out.partition("\n")[0] in page
-    for cells in table_of(outcome.out, "moss against fern").values():
-        assert all(cell in page for cell in cells)
-    again = compare(maze, "fern", "nowhere", "--report", str(report))
-    assert again.status == 1 and "exists" in again.err and "nowhere" not in again.err
-    assert compare(maze, "fern", "moss", "--report", str(tmp_path), "--force").status == 1
-    assert list(tmp_path.glob("*compared*")) == [report] and html.unescape(report.read_text()) == page
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -141,13 +127,6 @@ def test_line_break_in_run_name(maze: Maze, tmp_path: Path) -> None:
         for mode in ("", "--plain"):
             outcome = maze.osmosis("eval", *words, *filter(None, [mode]))
             assert outcome.status == 0 and "\n::" not in outcome.out + outcome.err
-
-
-def test_invalid_row_digest(maze: Maze) -> None:
-    write_journalled_run(maze.workspace.evals_dir / "odd", [[1.0]] * 2, digests=["::error::x"] * 2)
-    for words in (("compare", "fern", "odd"), ("gate", "odd", "--min", "reward=0.1")):
-        outcome = maze.osmosis("eval", *words)
-        assert outcome.status == 1 and "is damaged at line 1: Expected `str` matching regex" in outcome.err
 
 
 @pytest.mark.parametrize(
@@ -204,28 +183,6 @@ def test_note_about_shared_seed(maze: Maze, changed: int, same: int | None) -> N
     # More attempts on each row share those that both runs made.
     record(maze, "longer", [[*row, 1.0] for row in passes(counts)], model_path="openai/fern", **code)
     assert ("of 120 attempts" in compare(maze, "old", "longer").out) == (same is not None)
-
-
-def test_few_different_rows(maze: Maze) -> None:
-    record(maze, "before", passes([0, 1, 1, 2, 0, 2, 1, 3, 1, 0]))
-    record(maze, "after", passes([1, 2, 2, 3, 1, 4, 0, 4, 2, 0]))
-    verdict = compare(maze, "before", "after").out.splitlines()[0]
-    assert verdict.startswith("after is better than before by 20.0 points"), verdict
-    few = [4] * 25 + [0] * 6
-    record(maze, "six", passes(few))
-    record(maze, "none", passes([4] * 31))
-    (found,) = resource(maze, "none", "six", "--metric", "pass_rate")["candidates"]
-    number = next(each for each in found["metrics"] if each["metric"] == "pass_rate")["difference"]
-    assert number["method"] == "score"
-    assert -0.4 < number["low"] < number["value"] < number["high"] < -0.05
-
-
-def test_hostile_model_names(maze: Maze, tmp_path: Path) -> None:
-    record(maze, "evil", passes(BETTER), model_path="x\x1b[31m|</td>\n@octocat `rm`")
-    outcome = compare(maze, "fern", "evil", "--markdown", str(tmp_path / "comment.md"))
-    assert outcome.status == 0 and "\x1b" not in outcome.out
-    comment = (tmp_path / "comment.md").read_text("utf-8")
-    assert "\x1b" not in comment and "</td>" not in comment and "@octocat" not in comment
 
 
 def test_hosted_run_with_counts(maze: Maze) -> None:

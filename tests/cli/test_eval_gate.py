@@ -15,7 +15,7 @@ import pytest
 
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.rubric.agreement import AgreementReport, SessionCounts
-from tests.cli.eval_replies import METRICS, offer_run
+from tests.cli.eval_replies import offer_run
 from tests.cli.maze import Maze
 from tests.cli.outcome import Outcome
 from tests.datasets.builders import jsonl, prompt_rows
@@ -490,18 +490,6 @@ def test_fails_only_in_the_best_case(maze: Maze) -> None:
         assert gate(maze, "poor", *rule.split()).status == status, rule
 
 
-def test_slices_without_scores(maze: Maze) -> None:
-    write(maze, "base", [[1.0, 1.0, 1.0, float(row % 3 > 0)] for row in range(117)])
-    write(maze, "crashes", [[1.0] * 4 if row % 2 or row >= 30 else [None] * 4 for row in range(117)])
-    for rule, whole in {
-        "--min pass_rate=0.65": "pass",
-        "--margin pass_rate=0.1 --against base": "unclear",
-    }.items():
-        rules = rules_of(gate(maze, "crashes", *rule.split(), "--slice", "half"))
-        verdicts = {(each["slice"] or {}).get("value"): each["verdict"] for each in rules}
-        assert verdicts == {None: whole, "0": "unclear", "1": "pass"}
-
-
 def test_reward_rule_needs_a_range(maze: Maze) -> None:
     rows = [[0.7, 0.8], [0.9, 0.5]] * 40
     write(maze, "scored", rows)
@@ -684,32 +672,6 @@ def test_hosted_counts_unknown(maze: Maze) -> None:
     assert (known["verdict"], known["unscored"]) == ("unclear", 39)  # one was skipped
 
 
-def test_platform_samples(maze: Maze) -> None:
-    bounds = {"low": 0.97, "high": 1.0, "at_least": 0.972, "at_most": 1.0}
-    rate = {"value": 1.0, **bounds, "n": 424, "clusters": 106}
-    counts = {"planned": 468, "scored": 424, "pending": 0, "skipped": 0}
-    headers = {"X-Osmosis-Capabilities": "eval-samples"}
-    metrics = {**METRICS, "estimates": {"pass_rate": rate, "counts": counts}}
-    offer_run(maze, metrics, headers=headers, config={"n": ATTEMPTS}, sampled_rows=117)
-    samples = [
-        {
-            "row": row,
-            "attempt": attempt,
-            "source_row_index": row,
-            "row_digest": digest(row),
-            **({"status": "success", "reward": 1.0} if row < len(EASY) else {"status": "failed"}),
-        }
-        for row in range(117)
-        for attempt in range(ATTEMPTS)
-    ]
-    maze.get("/eval-runs/er_8/samples").respond(json={"samples": samples}, headers=headers)
-    outcome = gate(maze, "amber-otter-42", "--min", "pass_rate=0.85")
-    assert outcome.status == 3, outcome.err
-    (found,) = rules_of(outcome)
-    assert (found["unscored"], found["unscored_at_worst"]["value"]) == (44, pytest.approx(106 / 117))
-    assert gate(maze, "amber-otter-42", "--min", "pass_rate=0.8").status == 0
-
-
 # Comparisons
 
 
@@ -769,14 +731,3 @@ def test_compare_uses_worst_case_interval(maze: Maze) -> None:
     several = maze.osmosis("eval", "compare", "base", "crashes", "fails", "--json").resource
     assert [each["verdict"] for each in several["candidates"]] == ["unclear", "unclear"]
     assert verdict(maze, "crashes", "base")["verdict"] == "unclear"
-
-
-def test_compare_slices(maze: Maze) -> None:
-    crashing: list[list[float | None]] = [
-        [reward or (None if row % 2 else 0.0) for reward in attempts] for row, attempts in enumerate(MIXED)
-    ]
-    write(maze, "base", MIXED)
-    write(maze, "crashes", crashing)
-    slices = verdict(maze, "base", "crashes", "--slice", "half")["slices"]
-    assert {each["value"]: each["verdict"] for each in slices} == {"0": "unclear", "1": "unclear"}
-    assert next(each for each in slices if each["value"] == "1")["difference"]["low"] > 0.2

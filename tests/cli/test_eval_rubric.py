@@ -21,20 +21,6 @@ from tests.rubric.judge_server import JudgeServer
 from tests.standin_model import Reply
 
 
-def test_json_document(cli: Cli, judge: JudgeServer) -> None:
-    texts("one [score 0.2]", "two [score 0.8]")
-    outcome = score(cli, "--json")
-    assert (outcome.status, outcome.err) == (0, "")
-    document = json.loads(outcome.out)
-    assert (document["status"], document["operation"]) == ("success", "eval.rubric")
-    resource = document["resource"]
-    assert (resource["record_count"], resource["error_count"], resource["unscored_count"]) == (2, 0, 0)
-    first = resource["records"][0]
-    assert (first["index"], first["label"], first["scores"], first["errors"]) == (1, "r1", [0.2], [])
-    assert first["explanations"] == ["It follows the rubric."]
-    assert first["statistics"] == {"average": 0.2, "variance": 0.0, "stdev": 0.0, "min": 0.2, "max": 0.2}
-
-
 def test_result_file(cli: Cli, judge: JudgeServer) -> None:
     texts("one")
     resource = json.loads(score(cli, "--json", "-o", "deep/er/out.json").out)["resource"]
@@ -93,12 +79,6 @@ def test_unscored_records(cli: Cli, judge: JudgeServer) -> None:
     assert "list" in document["records"][2]["unscored"][0]["detail"]
     assert "HTTP 400" in document["records"][7]["errors"][0]
     assert document["trust"]["counts"]["scored_records"] == 1
-
-
-def test_replies_with_prose_and_retries(cli: Cli, judge: JudgeServer) -> None:
-    texts("[prose]", "[once garbage] [score 0.3]", "[once status 429] [score 0.4]")
-    assert score(cli, "-o", "out.json").status == 0
-    assert [record["scores"] for record in result_of()["records"]] == [[0.25], [0.3], [0.4]]
 
 
 def test_terminal_sequences_in_record_names(cli: Cli, judge: JudgeServer) -> None:

@@ -7,25 +7,15 @@ import json
 import os
 import shutil
 import signal
-import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-import uvicorn
 from pyarrow.parquet import write_table
 
-from osmosis_ai.rollout import (
-    RolloutAgentLoop,
-    RolloutContext,
-    RolloutRequest,
-    RolloutResult,
-    create_app,
-    create_tool_result,
-)
 from tests.cli.conftest import Cli
 from tests.cli.eval_world import CONFIG, World
 from tests.cli.maze import Maze
@@ -34,7 +24,7 @@ from tests.decisions.builders import write_journalled_run
 from tests.evaluation.rollouts import agent_with, write_rollout, write_rows
 from tests.full_disk import limit_files
 from tests.standin_model import Reply, StandInModel, error_reply
-from tests.warm_osmosis import interrupt_twice, warm_python
+from tests.warm_osmosis import interrupt_twice
 from tests.workspace.builders import MINIMAL_EVAL, make_workspace
 
 
@@ -342,63 +332,18 @@ def test_key_and_address_from_different_sources(
     assert message in error["message"] + str(error.get("details"))
 
 
-KEY = "osm_rollout_canary-4711"
-NUMBERS = {"type": "array", "items": {"type": "number"}}
-
-
-class Adder(RolloutAgentLoop):
-    name = "adder"
-
-    def get_tools(self, request: RolloutRequest) -> list[dict[str, Any]]:
-        parameters = {"type": "object", "properties": {"a": NUMBERS}, "required": ["a"]}
-        return [{"type": "function", "function": {"name": "add", "parameters": parameters}}]
-
-    async def run(self, ctx: RolloutContext) -> RolloutResult:
-        messages = list(ctx.request.messages)
-        while True:
-            reply = await ctx.chat(messages, **ctx.request.completion_params)
-            messages.append(reply.message)
-            if not reply.has_tool_calls:
-                right = reply.content == ctx.request.metadata["ground_truth"]
-                return ctx.complete(messages, reward=float(right))
-            messages += [create_tool_result(call["id"], "3") for call in reply.tool_calls]
-
-
-@pytest.mark.e2e
-async def test_remote_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def respond(body: dict[str, Any]) -> Reply:
-        if body["messages"][-1]["role"] == "tool":
-            return Reply(content="one")
-        return Reply(content=None, tool_calls=[("add", {"a": [1, 2]})], finish_reason="tool_calls")
-
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(create_app(Adder(), api_key=KEY), log_config=None))
-    served = asyncio.create_task(server.serve(sockets=[listener]))
-    async with StandInModel(respond) as model:
-        world = World(tmp_path, model)
-        config = world.workspace.root / CONFIG
-        address = f"server://127.0.0.1:{listener.getsockname()[1]}"
-        written = config.read_text().replace("main.py", address)
-        config.write_text(written.replace('rollout = "multiply"', 'rollout = "adder"'))
-        refused = await world.run()
-        assert refused.status == 1
-        assert "requires a key" in refused.err and "OSMOSIS_ROLLOUT_SERVER_KEY" in refused.err
-        assert "Traceback" not in refused.err
-        monkeypatch.setenv("OSMOSIS_ROLLOUT_SERVER_KEY", KEY)
-        model.requests.clear()
-        outcome = await world.run("--name", "served")
-        assert outcome.status == 0, outcome.err
-        assert outcome.resource["metrics"]["estimates"]["counts"]["scored"] == 3
-        assert (await world.run("--name", "served")).resource["dispatched"] == 0
-    server.should_exit = True
-    await served
-    called = [request.body for request in model.requests if request.body.get("tools")]
-    assert len(called) == 6
-    assert called[0]["tools"][0]["function"]["parameters"]["properties"]["a"] == NUMBERS
-    runs = world.workspace.evals_dir / "served"
-    assert (runs / "trajectories" / "row_0_run_0.json").exists()
-    files = [path.read_bytes() for path in runs.rglob("*") if path.is_file()]
-    assert not [1 for content in files if KEY.encode() in content]
+OPENAI_AGENT = """
+class Asks(AgentWorkflow):
+    async def run(self, ctx):
+        model = get_rollout_context().openai().chat.completions
+        if ctx.prompt[-1]["content"].startswith("stream"):
+            text = ""
+            async for chunk in await model.create(model="m", messages=ctx.prompt, stream=True):
+                text += "".join(choice.delta.content or "" for choice in chunk.choices)
+        else:
+            text = (await model.create(model="m", messages=ctx.prompt)).choices[0].message.content
+        return [*ctx.prompt, {"role": "assistant", "content": text or ""}]
+"""
 
 
 def end_early(body: dict[str, Any]) -> Reply:
@@ -417,8 +362,8 @@ def end_early(body: dict[str, Any]) -> Reply:
 
 
 @pytest.mark.e2e
-async def test_finish_reason_counts(openai_world: World) -> None:
-    world = openai_world
+async def test_finish_reason_counts(world: World) -> None:
+    write_rollout(world.workspace.rollouts_dir / "multiply", agent_with(OPENAI_AGENT, workflow="Asks"))
     world.model.respond = end_early
     streamed = ("stream fine", "stream cut", "stream filter", "stream refuse")
     world.rows(["fine", "cut", "filter", "refuse", "old", *streamed])
@@ -494,203 +439,5 @@ def test_finish_reasons_of_one_attempt(maze: Maze) -> None:
     assert report.read_text().count(" · truncated</span>") == 1
 
 
-DOWN = {"code": 502, "message": "upstream is down"}
-MESSAGE = {"role": "assistant", "content": "kept"}
-BEGIN = {"choices": [{"index": 0, "delta": MESSAGE, "finish_reason": None}]}
 END = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
 DONE = b"data: [DONE]\n\n"
-
-
-def choice(finish_reason: str, message: dict[str, Any] = MESSAGE, **more: Any) -> Reply:
-    found = {"index": 0, "finish_reason": finish_reason, "message": message, **more}
-    return Reply(body={"choices": [found]})
-
-
-FAILURES: dict[str, tuple[Reply, str]] = {
-    "error in the choice": (choice("error", {**MESSAGE, "content": ""}, error=DOWN), "upstream is down"),
-    "error in the body": (Reply(body={"error": DOWN}), "upstream is down"),
-    "finish reason": (choice("error"), "finish reason 'error'"),
-    "null choice": (Reply(body={"choices": [None]}), '{"choices":[null]}'),
-    "no choices": (Reply(body={"choices": []}), '{"choices":[]}'),
-    "key in it": (Reply(body=b"<html>sk-stand-in</html>"), "<html>[redacted]</html>"),
-    "stream error": (Reply(chunks=[BEGIN, {"error": DOWN}, DONE]), "upstream is down"),
-    "stream event": (
-        Reply(chunks=[BEGIN, b'event: error\ndata: {"message": "upstream is down"}\n\n', DONE]),
-        "upstream is down",
-    ),
-    "stream breaks off": (Reply(chunks=[BEGIN]), "ended in the middle"),
-    "stream is empty": (Reply(chunks=[DONE]), "the stream was empty"),
-}
-
-OPENAI_AGENT = """
-import json
-
-TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
-
-
-class Asks(AgentWorkflow):
-    async def run(self, ctx):
-        said = ctx.prompt[-1]["content"]
-        model = get_rollout_context().openai().chat.completions
-        if said.startswith("stream"):
-            text, calls = "", {}
-            async for chunk in await model.create(model="m", messages=ctx.prompt, tools=[TOOL], stream=True):
-                for choice in chunk.choices:
-                    text += choice.delta.content or ""
-                    for call in choice.delta.tool_calls or ():
-                        kept = calls.setdefault(call.index, {"id": "", "arguments": ""})
-                        kept["id"] += call.id or ""
-                        kept["arguments"] += call.function.arguments
-            calls = list(calls.values())
-        else:
-            message = (await model.create(model="m", messages=ctx.prompt, tools=[TOOL])).choices[0].message
-            text = message.content
-            calls = [
-                {"id": call.id, "arguments": call.function.arguments} for call in message.tool_calls or ()
-            ]
-        if calls:
-            assert all(json.loads(call["arguments"]) == {} for call in calls)
-            assert len({call["id"] for call in calls if call["id"]}) == len(calls)
-            text = "kept"
-        return [*ctx.prompt, {"role": "assistant", "content": text or ""}]
-
-
-class Graded(Grader):
-    async def grade(self, ctx):
-        ctx.set_reward(float(ctx.sample.messages[-1]["content"] == "kept"))
-"""
-
-
-@pytest.fixture
-def openai_world(world: World) -> World:
-    rollout = world.workspace.rollouts_dir / "multiply"
-    write_rollout(rollout, agent_with(OPENAI_AGENT, workflow="Asks", grader="Graded"))
-    return world
-
-
-def answer(world: World, replies: Mapping[str, Reply]) -> None:
-    """Give each row the reply that its prompt names, and the preflight a good one."""
-    world.model.respond = lambda body: replies.get(body["messages"][-1]["content"], Reply("kept"))
-    world.rows(list(replies))
-
-
-def records(outcome: Outcome) -> dict[str, dict[str, Any]]:
-    """Return what the run's files say of each row."""
-    lines = (Path(outcome.resource["output_path"]) / "events.jsonl").read_text().splitlines()
-    return {record["input"]: record for record in map(json.loads, lines)}
-
-
-WITHOUT_PAUSES = """
-import sys
-
-import stamina
-
-from osmosis_ai.cli.main import main
-
-stamina.set_testing(True, attempts=100, cap=True)
-sys.argv = ["osmosis", *sys.argv[1:]]
-sys.exit(main())
-"""
-
-
-@pytest.mark.e2e
-async def test_failures_in_successful_responses(openai_world: World) -> None:
-    world = openai_world
-    world.program = [warm_python(), "-c", WITHOUT_PAUSES]
-    answer(world, {name: reply for name, (reply, _) in FAILURES.items()})
-    outcome = await world.run()
-    assert outcome.status == 0, outcome.err
-    found = records(outcome)
-    for name, (_, words) in FAILURES.items():
-        record = found[name]
-        assert (record["status"], record["boundary"]) == ("failed", "provider"), record
-        assert "reward" not in record
-        assert words in record["error"], record["error"]
-        tries = [each for each in world.model.requests if each.body["messages"][-1]["content"] == name]
-        assert len(tries) == 6, name
-    counts = outcome.resource["metrics"]["estimates"]["counts"]
-    assert (counts["scored"], counts["failed_by_boundary"]) == (0, {"provider": len(FAILURES)})
-
-
-@pytest.mark.e2e
-async def test_transient_failure(openai_world: World) -> None:
-    world = openai_world
-    world.program = [warm_python(), "-c", WITHOUT_PAUSES]
-    world.rows(["stream once", "once"])
-    seen: set[str] = set()
-
-    def once(body: dict[str, Any]) -> Reply:
-        said = body["messages"][-1]["content"]
-        if said.endswith("once") and said not in seen:
-            seen.add(said)
-            return FAILURES["stream error" if said.startswith("stream") else "error in the choice"][0]
-        return Reply("kept")
-
-    world.model.respond = once
-    outcome = await world.run()
-    assert outcome.resource["metrics"]["reward_stats"]["mean"] == 1.0
-    assert {name: record["model_calls"] for name, record in records(outcome).items()} == {
-        "once": 1,
-        "stream once": 1,
-    }
-
-
-CALL = {"type": "function", "function": {"name": "look", "arguments": ""}}
-BARE = {"id": None, "type": "function", "function": {"name": "look"}}
-ASKED = {"role": "assistant", "content": None}
-STREAMED = ({**CALL, "id": "a", "index": 0}, {**CALL, "index": 1}, {**BARE, "index": 2})
-TOOL_CALLS = {
-    "whole": choice("tool_calls", {**ASKED, "tool_calls": [{**CALL, "id": "a"}, CALL, BARE]}),
-    "streamed": Reply(
-        chunks=[
-            *({"choices": [{"index": 0, "delta": {**ASKED, "tool_calls": [call]}}]} for call in STREAMED),
-            {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]},
-            DONE,
-        ]
-    ),
-}
-
-
-@pytest.mark.e2e
-async def test_incomplete_tool_calls(openai_world: World) -> None:
-    world = openai_world
-    answer(world, TOOL_CALLS)
-    outcome = await world.run()
-    found = records(outcome)
-    assert {name: found[name].get("error") for name in TOOL_CALLS} == dict.fromkeys(TOOL_CALLS)
-    assert outcome.resource["metrics"]["reward_stats"]["mean"] == 1.0
-
-
-@pytest.mark.e2e
-async def test_unreported_tokens(openai_world: World) -> None:
-    world = openai_world
-    usage = {"prompt_tokens": 90, "completion_tokens": 10, "total_tokens": 100}
-    answer(
-        world,
-        {
-            "reported": Reply("kept", usage=usage),
-            "missing": Reply("kept", usage=False),
-            "zeros": Reply("kept", usage=dict.fromkeys(usage, 0)),
-            "half": Reply("kept", usage={"completion_tokens": 10}),
-            "stream missing": Reply("kept", usage=False),
-            "stream reported": Reply("kept", usage={**usage, "total_tokens": 300, "prompt_tokens": 290}),
-        },
-    )
-    outcome = await world.run()
-    tokens = outcome.resource["metrics"]["estimates"]["tokens"]
-    assert tokens == {
-        "prompt": 380,
-        "completion": 20,
-        "total": 400,
-        "per_sample": 200.0,
-        "known_samples": 2,
-        "unreported_samples": 4,
-    }
-    assert {name: record.get("tokens") for name, record in records(outcome).items()} == {
-        "reported": 100,
-        "missing": None,
-        "zeros": None,
-        "half": None,
-        "stream missing": None,
-        "stream reported": 300,
-    }

@@ -133,17 +133,6 @@ def test_start_status_and_stop(cli: Cli, starting: Any, monkeypatch: pytest.Monk
     assert cli("platform", "stop", "--json").json["status"] == "noop"
 
 
-@pytest.mark.e2e
-def test_killed_platform_starts_again(cli: Cli, starting: Any) -> None:
-    killed = starting()
-    os.kill(killed.process.pid, signal.SIGKILL)
-    killed.end()
-    assert cli("platform", "status").status == 1
-    again = starting()
-    assert again.resource["first_login"] is None
-    assert cli("platform", "status", "--json").data["pid"] == again.process.pid
-
-
 HANGS = {
     "loading": """
 class Slow:

@@ -250,15 +250,6 @@ def test_retry(maze: Maze) -> None:
     assert sent(route) == sent(check) == {}
 
 
-def test_retry_watch(maze: Maze) -> None:
-    retriable(maze)
-    maze.get("/eval-runs/er_8").respond(json=run("finished", **RETRIED))
-    maze.get("/eval-runs/er_8/metrics").respond(json={**METRICS, "estimates": ESTIMATES})
-    done = retry(maze, "--yes", "--watch")
-    assert done.json["message"] == "Evaluation run finished: amber-otter-42"
-    assert (done.resource["status"], done.resource["samples"]) == ("finished", 5)
-
-
 def test_retry_options(maze: Maze, tmp_path: Path) -> None:
     check, route = retriable(maze)
     secrets = tmp_path / "secrets.env"
@@ -285,15 +276,6 @@ def test_retry_refused_or_lost(maze: Maze) -> None:
     assert hint in retry(maze, "--yes").error["hint"]
     maze.get("/eval-runs/amber").respond(json=run("finished"))
     assert "does not support retrying evaluations" in retry(maze, "--yes").error["message"]
-
-
-@pytest.mark.parametrize(
-    "command", ["dataset delete", "eval delete", "train delete", "eval resubmit", "eval retry"]
-)
-def test_not_found(maze: Maze, command: str) -> None:
-    for path in ("datasets", "eval-runs", "training-runs"):
-        maze.get(f"/{path}/gone").respond(404, json=NOT_FOUND)
-    assert maze.osmosis(*command.split(), "gone", "--yes", "--json").error["code"] == "NOT_FOUND"
 
 
 def test_revision_is_shown(maze: Maze) -> None:

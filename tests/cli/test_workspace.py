@@ -201,21 +201,6 @@ def test_check_decide_file(cli: Cli, workspace: WorkspaceDirectory) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("line", "message", "suggestion"),
-    [("cpuz = 2", "Unrecognized key", "cpus"), ("servers = 0", "must be at least 1, got 0", None)],
-)
-@pytest.mark.parametrize(("kind", "text"), [("eval", MINIMAL_EVAL), ("training", MINIMAL_TRAINING)])
-def test_check_execution_section(
-    cli: Cli, workspace: WorkspaceDirectory, kind: str, text: str, line: str, message: str, suggestion: str
-) -> None:
-    config = write_config(workspace, f"{text}\n[advanced.execution]\n{line}\n", kind=kind)
-    (found,) = problems(cli, "--no-import", str(config))
-    assert (found["severity"], found["key"]) == ("error", f"advanced.execution.{line.partition(' ')[0]}")
-    assert (found["message"], found.get("suggestion")) == (message, suggestion)
-    assert found["line"]
-
-
 def test_doctor_tracked_env_files(cli: Cli, tmp_path: Path) -> None:
     root = make_workspace(tmp_path).root
     for directory in (root, root / "rollouts" / "multiply"):

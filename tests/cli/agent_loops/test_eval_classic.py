@@ -34,33 +34,6 @@ def project(tmp_path: Path, model: StandInModel) -> Project:
     return project_with(tmp_path, model)
 
 
-async def test_eval_functions_receive_numbers_unchanged(project: Project, model: StandInModel) -> None:
-    import pyarrow as pa
-    from pyarrow.parquet import write_table
-
-    (project.root / "rewards.py").write_text(
-        "def same(solution_str, ground_truth, extra_info):\n"
-        "    assert ground_truth == extra_info['ground_truth']\n"
-        "    return 1.0 if repr(ground_truth) == solution_str else 0.0\n"
-    )
-    model.respond = lambda body: Reply(content=body["messages"][-1]["content"])
-    written = ["3.14159265358979323846", "1.10", "1e5", "true", "-7"]
-    rows = [
-        f'{{"system_prompt": "s", "user_prompt": "\'{text}\'", "ground_truth": {text}}}' for text in written
-    ]
-    missing = '{"system_prompt": "s", "user_prompt": "None", "ground_truth": null}'
-    (project.root / "data.jsonl").write_text("\n".join([*rows, missing]))
-    columns = {"system_prompt": ["s"] * 3, "user_prompt": ["'0.1'", "'2.5'", "None"]}
-    values = pa.array([0.1, 2.5, float("nan")], pa.float32())
-    write_table(pa.table({**columns, "ground_truth": values, "level": values}), project.root / "data.parquet")
-    for file in ("data.jsonl", "data.parquet"):
-        outcome = await project.eval("--dataset", file, "-o", "out.json", fns=("same",))
-        assert outcome.status == 0, outcome.err
-        rewards = json.loads((project.root / "out.json").read_text())["summary"]["eval_fns"]["rewards:same"]
-        assert rewards["mean"] == 1.0, (project.root / "out.json").read_text()
-        (project.root / "out.json").unlink()
-
-
 def orders(*words: str) -> list[dict[str, Any]]:
     """Return a row for each order that the agent follows."""
     return [{"user_prompt": word} for word in words]

@@ -327,7 +327,6 @@ CASES: tuple[Case, ...] = (
             answers("get", f"/training-runs/{TRAINING_ID}/metrics", train_replies.METRICS),
             _checkpoints,
         ),
-        screen="rich",
     ),
     Case("train show trained/walks --limit 2", validated_run),
     Case("train logs copper-finch", answers("get", "/training-runs/copper-finch/logs", LOG)),

@@ -111,7 +111,10 @@ def test_info_waiting_run(maze: Maze, status: str) -> None:
     data = maze.osmosis("train", "info", "copper", "--json").data
     assert (data["metrics_available"], data["metrics"], data["in_progress"]) == (False, None, False)
     assert "before the run has started" in data["metrics_error"]
-    assert "Progress: Waiting to start..." in maze.osmosis("train", "info", "copper", "--plain").out
+    shown = maze.osmosis("train", "info", "copper", "--plain").out
+    assert (
+        f"Training run copper finch/9: {status}" in shown and "osmosis train watch 'copper finch/9'" in shown
+    )
     assert not maze.get(f"/training-runs/{OWN['id']}/metrics").called
 
 
@@ -123,7 +126,7 @@ def test_info_without_metrics(maze: Maze) -> None:
     assert outcome.status == 0
     data = outcome.data
     assert (data["metrics_error"], data["checkpoints"]) == ("gone", [])
-    assert "Metrics: Not available: gone" in maze.osmosis("train", "info", "copper", "--plain").out
+    assert "Metrics  not available: gone" in maze.osmosis("train", "info", "copper", "--plain").out
 
 
 def test_stop_finished_run_and_empty_level(maze: Maze) -> None:
@@ -170,14 +173,19 @@ def test_info_local_directory(maze: Maze) -> None:
     reward = summaries["rollout/raw_reward"]
     assert (reward["initial"], reward["latest"]) == (0.25, 0.75)
     shown = maze.osmosis("train", "info", "trained/walks").out
-    assert "3 of 3" in shown
+    assert "Training run walks: finished, 3 of 3 steps" in shown
     # What its newest validation stands on, as of a platform's run.
     words = "validation reward 0.500 (0.400 – 0.600) after step 3; scored 8 of 10 planned"
     assert data["validation"]["words"] == words
-    assert "0.500 (0.400 – 0.600) after step 3" in shown and "8 of 10 planned" in shown
+    assert "Training reward    0.250, step 1" in shown
+    assert "0.500 (0.400–0.600), step 3" in shown and "step 2      it is slow" in shown
+    assert "Last  step-00000003  step 3  validation reward 0.500 (0.400–0.600)" in shown
     assert "only 8 of 10 finished attempts have a score (80.0%)" in data["validation"]["warnings"][0]
-    assert "validation: only 8 of 10" in shown
-    assert "step-00000003" in shown
+    assert "validation  only 8 of 10" in shown
+    whole = maze.osmosis("train", "info", "trained/walks", "--plain", "--verbose").out
+    assert (
+        "Training reward\t0.250\t0.750\t0.500\t0.250\t0.750" in whole and "step-00000003\t3\t0.500" in whole
+    )
     assert maze.osmosis("train", "info", "trained/walks", "-o", "x").status == 1
 
 

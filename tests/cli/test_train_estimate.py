@@ -45,7 +45,9 @@ def estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
             '[experiment]\nrollout = "multiply"\nentrypoint = "main.py"\ndataset = "multiply"\n'
             f'model_path = "{model_path}"\n{more}'
         )
-        status = main(["train", "estimate", CONFIG, *options, "--plain" if plain else "--json"])
+        status = main(
+            ["train", "estimate", CONFIG, *options, *(["--plain", "--verbose"] if plain else ["--json"])]
+        )
         out, err = capsys.readouterr()
         if plain:
             return out
@@ -81,8 +83,8 @@ def test_sharded_model(estimate: Estimate, big_model: str) -> None:
     assert (alone["fits"], shared["fits"]) == (False, True)
     assert shared["parts_bytes"]["weights"] == alone["parts_bytes"]["weights"] / 4
     lines = estimate(big_model, "--gpu-memory", "16GB", more=split, plain=True)
-    assert "Processes: 4, each on a device of its own" in lines and "whole for the moment" in lines
-    assert "shard_model over several GPUs" in estimate(
+    assert " on each of 4 GPUs, " in lines and "Gathered layers" in lines
+    assert "shard_model with several GPUs" in estimate(
         big_model, "--gpu-memory", "16GB", more=vllm, plain=True
     )
 

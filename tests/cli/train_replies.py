@@ -101,6 +101,39 @@ METRICS: dict[str, Any] = {
         },
     ],
 }
+VALIDATED = {
+    "eval/validation/pass_rate": {0: 0.2, 10: 0.35, 20: 0.6, 30: 0.55, 40: 0.5},
+    "eval/validation/reward": {0: 0.2, 10: 0.35, 20: 0.6, 30: 0.55, 40: 0.5},
+    "eval/validation/reward_low": {0: 0.11, 10: 0.24, 20: 0.48, 30: 0.43, 40: 0.38},
+    "eval/validation/reward_high": {0: 0.33, 10: 0.48, 20: 0.71, 30: 0.66, 40: 0.62},
+    "eval/validation/scored": dict.fromkeys(range(0, 41, 10), 64),
+    "eval/validation/samples": dict.fromkeys(range(0, 41, 10), 64),
+    "rollout/raw_reward": {step: 0.2 + step / 100 for step in range(10, 41, 10)},
+    "speed/sampling_tokens_per_s": dict.fromkeys(range(10, 41, 10), 4321.5),
+    "time/step_s": dict.fromkeys(range(10, 41, 10), 12.5),
+    "time/sampling_s": dict.fromkeys(range(10, 41, 10), 8.0),
+    "time/learning_s": dict.fromkeys(range(10, 41, 10), 3.5),
+    "time/validation_s": dict.fromkeys(range(10, 41, 10), 10.0),
+}
+"""A run of 40 steps that validates every ten: the best is not the last."""
+VALIDATED_METRICS: dict[str, Any] = {
+    "overview": {"duration_ms": 520000, "latest_step": 40, "total_steps": 40},
+    "metrics": [
+        {
+            "metric_key": key,
+            "title": key,
+            "data_points": [
+                {"step": step, "value": value, "timestamp": 1790924590000 + step}
+                for step, value in values.items()
+            ],
+        }
+        for key, values in VALIDATED.items()
+    ],
+    "marks": [
+        {"step": 31, "kind": "warning", "text": "62% of the groups have equal rewards and are left out"},
+        {"step": 20, "kind": "restart", "text": "resumed after step 20"},
+    ],
+}
 CHECKPOINTS: dict[str, Any] = {
     "training_run_name": "copper finch/9",
     "training_run_id": "tr_8f0c1d2e3a4b",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
+from functools import cached_property
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -15,6 +16,7 @@ from osmosis_ai.api.capabilities import Capability
 from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.models import training_runs as wire
 from osmosis_ai.config.issues import nearest
+from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError, WorkspaceRequiredError
 from osmosis_ai.evaluation.attempt_files import AttemptFiles, StoredConversation
 from osmosis_ai.evaluation.conversation import LARGEST_CONVERSATION_BYTES
@@ -38,8 +40,8 @@ from osmosis_ai.services.runs.lifecycle import (
     list_checkpoints,
     run_path,
 )
+from osmosis_ai.training.runs import run_differences
 from osmosis_ai.training.runs.curves import (
-    CURVES,
     CurveMark,
     SavedAdapter,
     TrainingCurves,
@@ -62,7 +64,6 @@ from osmosis_ai.workspace.layout import WorkspaceDirectory, find_workspace
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.training.runs.run_differences import ComparedTraining, TrainingDifferences
 
 
 METRICS_NOT_YET = "there are no metrics before the run has started."
@@ -76,6 +77,7 @@ _EXPORTED_NAMES: Mapping[str, str] = {
 }
 """Names of the platform's metrics in the exported file; other metrics keep their keys."""
 
+_DRAWN: Mapping[str, Literal["restart", "warning"]] = {"restart": "restart", "warning": "warning"}
 _SHOWN_ID_CHARS = 8
 
 
@@ -97,21 +99,78 @@ class DescribedTraining(DescribedRun):
     def summary(self) -> dict[str, Any]:
         return run_summary(self.run)
 
+    @cached_property
+    def values(self) -> Mapping[str, Sequence[tuple[int, float]]]:
+        """Steps and values of each metric."""
+        series = self.metrics.metrics if self.metrics is not None else ()
+        return {
+            each.metric_key: [
+                (point.step, point.value) for point in each.data_points if point.value is not None
+            ]
+            for each in series
+        }
+
+    @cached_property
+    def curves(self) -> TrainingCurves:
+        metrics = self.metrics or wire.TrainingMetrics()
+        own = {each.metric_key: each.title for each in metrics.metrics if each.metric_key not in TITLES}
+        saved = [
+            SavedAdapter(
+                each.checkpoint_name or each.id,
+                each.checkpoint_step,
+                reward_at(self.values, each.checkpoint_step),
+                each.size,
+            )
+            for each in self.checkpoints
+            if each.checkpoint_step is not None
+        ]
+        marks = [
+            CurveMark(mark.step, kind, mark.text)
+            for mark in metrics.marks
+            if (kind := _DRAWN.get(mark.kind)) and mark.step is not None and 0 <= mark.step <= LARGEST_STEP
+        ]
+        return TrainingCurves.of(self.values, {**TITLES, **own}, marks, saved)
+
     @property
     def validation(self) -> ValidationHeadline | None:
-        return ValidationHeadline.of({key: points(self.metrics, key) for key in CURVES})
+        return self.curves.headline
 
-    def values(self, key: str) -> Sequence[float]:
-        return [value for _, value in points(self.metrics, key)]
+    @property
+    def changed_settings(self) -> Mapping[str, Any]:
+        return changed_settings(self.detail.config or {})
 
-    def latest(self, key: str) -> float | None:
-        return next(reversed(self.values(key)), None)
+    @property
+    def duration_s(self) -> float | None:
+        return None if self.duration_ms is None else self.duration_ms / 1000
 
-    def of_last_step(self, key: str) -> float | None:
-        """Return a metric's value at the run's last step."""
-        measured = points(self.metrics, key)
-        last = max((step for step, _ in points(self.metrics, _STEP_TIME)), default=None)
-        return measured[-1][1] if measured and measured[-1][0] == last else None
+    @property
+    def run_detail(self) -> RunDetail:
+        """The run as the viewer describes it."""
+        run, detail = self.run, self.detail
+        entry = RunEntry(
+            "training",
+            self.name,
+            run.id,
+            run.status,
+            started_at=run.started_at,
+            ended_at=run.completed_at,
+            model=self.model,
+            dataset=detail.dataset.name if detail.dataset else None,
+            rollout=detail.rollout.name if detail.rollout else None,
+            person=run.creator_name,
+            commit=detail.commit_sha,
+            reward=run.reward,
+            error=run.error,
+        )
+        steps = None if run.current_step is None else f"{run.current_step} of {run.total_steps or '?'}"
+        facts = {"Steps": steps, "Entrypoint": detail.entrypoint, "Branch": detail.branch, "Run id": run.id}
+        return RunDetail(
+            entry,
+            config_effective=detail.config or {},
+            facts=[(label, value) for label, value in facts.items() if value],
+            secret_names=sorted(detail.resolved_secret_scopes or ()),
+            problems=[self.metrics_error] if self.metrics_error else [],
+        )
 
     def data(self) -> dict[str, Any]:
         detail, run = self.detail, self.run
@@ -290,7 +349,7 @@ class LocalTraining:
     """A local training directory; ``metrics`` has the platform's format."""
 
     directory: Path
-    detail: RunDetail
+    run_detail: RunDetail
     curves: TrainingCurves
     metrics: wire.TrainingMetrics
 
@@ -298,12 +357,20 @@ class LocalTraining:
     def validation(self) -> ValidationHeadline | None:
         return self.curves.headline
 
+    @property
+    def changed_settings(self) -> Mapping[str, Any]:
+        return changed_settings(self.run_detail.config_effective.get("settings", {}))
+
+    @property
+    def duration_s(self) -> float | None:
+        return self.run_detail.summary.duration_s
+
     def data(self) -> dict[str, Any]:
         return {
-            "local_run": local_item(self.detail.summary, self.directory),
-            "config": dict(self.detail.config_effective),
-            "config_written": self.detail.config_written,
-            "problems": list(self.detail.problems),
+            "local_run": local_item(self.run_detail.summary, self.directory),
+            "config": dict(self.run_detail.config_effective),
+            "config_written": self.run_detail.config_written,
+            "problems": list(self.run_detail.problems),
             "validation": self.validation.to_json() if self.validation is not None else None,
             "checkpoints": [
                 {"name": saved.name, "step": saved.step, "reward": saved.reward, "size_bytes": saved.size}
@@ -314,30 +381,25 @@ class LocalTraining:
 
 
 def training_directory(word: str) -> Path | None:
-    """Return the training directory at a path; None if the word may be the name of a platform's run."""
+    """Return the training directory at a path, or None if the word may name a platform run."""
     try:
         given = expanded(word).absolute()
-        kind, there = kind_of(given), given.exists()
+        kind, exists = kind_of(given), given.exists()
     except (OSError, ValueError, RuntimeError):
         return None
     if kind == "training":
         return given
     if kind == "eval" or is_downloaded_run(given):
         raise OsmosisError(
-            f"{word} is the directory of an evaluation, not a training directory.",
-            hint=f"osmosis eval info {quote(word)}, osmosis eval show {quote(word)}",
+            f"{word} is an evaluation directory, not a training directory.",
+            hint=f"osmosis eval info {quote(word)}",
         )
     is_path = _is_path(word)
-    if is_path and there:
-        what = (
-            "a directory without a training run's manifest.json and metrics.jsonl"
-            if given.is_dir()
-            else "a file"
-        )
+    if is_path and exists:
+        folder = Path(word) if given.is_dir() else Path(word).parent
         raise OsmosisError(
-            f"{word} is not a training directory: it is {what}.",
-            hint=f"osmosis view {quote(word if given.is_dir() else str(Path(word).parent))} finds the runs below it; "
-            "name a platform's run as in `osmosis train list`",
+            f"{word} is not a training directory, which has a manifest.json and a metrics.jsonl.",
+            hint=f"osmosis view {quote(str(folder))} lists the runs below it",
         )
     if is_path and (word.startswith(_PATHS) or not _is_logged_in()):
         raise _missing(word, given.parent)
@@ -345,28 +407,28 @@ def training_directory(word: str) -> Path | None:
         find_workspace(require_scaffold=False)
     except WorkspaceRequiredError:
         raise NotFoundError(
-            f"there is no training run {'in ' if there else ''}`{word[:200]}`.",
-            hint="use the directory path of a local run, or inside a workspace the name of a platform's run",
+            f"Training directory not found: {word[:200]}.",
+            hint="use the path of a local run, or run the command in a workspace directory",
         ) from None
     return None
 
 
-def require_run_of_platform(word: str, command: str, instead: Callable[[Path], str]) -> None:
-    """Reject a training directory in a command that accepts only runs of a platform.
+def require_platform_run(word: str, command: str) -> None:
+    """Reject a training directory in a command that accepts only platform runs.
 
     With a login, a word without a slash is always the name of such a run.
     """
     try:
-        is_here = kind_of(Path(word).absolute()) == "training"
+        is_local = kind_of(Path(word).absolute()) == "training"
     except (OSError, ValueError):
-        is_here = False
-    if not _is_path(word) and (not is_here or _is_logged_in()):
+        is_local = False
+    if not _is_path(word) and (not is_local or _is_logged_in()):
         return
-    directory = training_directory(word)
-    if directory is not None:
+    if training_directory(word) is not None:
+        shown = quote(word)
         raise OsmosisError(
-            f"{word} is a local training directory; `{command}` takes runs of a platform.",
-            hint=instead(directory),
+            f"{word} is a local training directory, and `{command}` takes platform runs.",
+            hint=f"osmosis train info {shown}, osmosis train logs {shown} --follow, osmosis view {shown}",
         )
 
 
@@ -391,11 +453,11 @@ def _missing(word: str, folder: Path) -> NotFoundError:
         folder, written = Path.cwd(), Path()
     places = [place.path for place in RunPlaces(folder).all() if place.kind == "training"]
     near = nearest(word, [str(written / path.relative_to(folder)) for path in places], most=3, cutoff=0)
-    meant = f"did you mean {' or '.join(map(quote, near))}? " if near else ""
+    meant = f"did you mean {' or '.join(map(quote, near))}?" if near else ""
     return NotFoundError(
-        f"there is no training directory `{word[:200]}`.",
+        f"Training directory not found: {word[:200]}.",
         details={"nearest": near},
-        hint=f"{meant}name a platform's run as in `osmosis train list`",
+        hint=meant or "osmosis train list shows the names of platform runs",
     )
 
 
@@ -575,81 +637,21 @@ def _pages(client: PlatformClient, run_id: str) -> Iterator[wire.ValidationPage]
         seen.add(cursor)
 
 
-_DRAWN: Mapping[str, Literal["restart", "warning"]] = {"restart": "restart", "warning": "warning"}
-
-
 def report_training(run: LocalTraining | DescribedTraining, report: ReportFile) -> None:
     from osmosis_ai.viewer.reports import write_training_report
 
-    if isinstance(run, LocalTraining):
-        detail, curves = run.detail, run.curves
-    else:
-        detail, curves = _detail(run), curves_of(run)
     with report.opened("training") as file:
-        write_training_report(file, detail, curves, text=report.text)
-
-
-def _detail(described: DescribedTraining) -> RunDetail:
-    run, detail = described.run, described.detail
-    entry = RunEntry(
-        "training",
-        described.name,
-        run.id,
-        run.status,
-        started_at=run.started_at,
-        ended_at=run.completed_at,
-        model=described.model,
-        dataset=detail.dataset.name if detail.dataset else None,
-        rollout=detail.rollout.name if detail.rollout else None,
-        person=run.creator_name,
-        commit=detail.commit_sha,
-        reward=run.reward,
-        error=run.error,
-    )
-    steps = None if run.current_step is None else f"{run.current_step} of {run.total_steps or '?'}"
-    facts = {"Steps": steps, "Entrypoint": detail.entrypoint, "Branch": detail.branch, "Run id": run.id}
-    return RunDetail(
-        entry,
-        config_effective=detail.config or {},
-        facts=[(label, value) for label, value in facts.items() if value],
-        secret_names=sorted(detail.resolved_secret_scopes or ()),
-        problems=[described.metrics_error] if described.metrics_error else [],
-    )
-
-
-def curves_of(described: DescribedTraining) -> TrainingCurves:
-    """Convert a platform's metrics, checkpoints and marks for the viewer's charts."""
-    series = described.metrics.metrics if described.metrics is not None else []
-    values = {
-        each.metric_key: [(point.step, point.value) for point in each.data_points if point.value is not None]
-        for each in series
-    }
-    titles = {**TITLES, **{each.metric_key: each.title for each in series if each.metric_key not in TITLES}}
-    saved = [
-        SavedAdapter(
-            each.checkpoint_name or each.id,
-            each.checkpoint_step,
-            reward_at(values, each.checkpoint_step),
-            each.size,
-        )
-        for each in described.checkpoints
-        if each.checkpoint_step is not None
-    ]
-    marks = [
-        CurveMark(mark.step, kind, mark.text)
-        for mark in (described.metrics.marks if described.metrics is not None else ())
-        if (kind := _DRAWN.get(mark.kind)) and mark.step is not None and 0 <= mark.step <= LARGEST_STEP
-    ]
-    return TrainingCurves.of(values, titles, marks, saved)
+        write_training_report(file, run.run_detail, run.curves, text=report.text)
 
 
 @dataclass(frozen=True)
 class TrainingComparison:
+    """Two runs and their differences; ``sentence`` names the better one, with caveats."""
+
     a: DescribedTraining
     b: DescribedTraining
-    differences: TrainingDifferences
+    differences: run_differences.TrainingDifferences
     sentence: str
-    """Which run is better, with caveats."""
 
     def data(self) -> dict[str, Any]:
         a, b = self.a.data(), self.b.data()
@@ -664,56 +666,43 @@ class TrainingComparison:
 
 
 def compare_runs(client: PlatformClient, a: str, b: str) -> TrainingComparison:
-    from osmosis_ai.training.runs.run_differences import compare_training, summary
-
     first, second = describe_run(client, a), describe_run(client, b)
     if first.run.id == second.run.id:
         raise ConflictError(f"the run {first.name} is compared with itself.", hint="name another run")
     compared = _compared(first), _compared(second)
-    differences = compare_training(*compared)
-    return TrainingComparison(first, second, differences, summary(compared, [differences]))
+    differences = run_differences.compare_training(*compared)
+    return TrainingComparison(first, second, differences, run_differences.summary(compared, [differences]))
 
 
-def _compared(run: DescribedTraining) -> ComparedTraining:
-    from osmosis_ai.training.runs.run_differences import ComparedTraining
-
-    titles = {series.metric_key: series.title for series in run.metrics.metrics} if run.metrics else {}
-    return ComparedTraining(
-        run.name,
-        _settings(run),
-        titles,
-        {key: dict(points(run.metrics, key)) for key in titles},
-        run.metrics.validation if run.metrics else None,
-        curves_of(run).hollow_validations(),
-    )
-
-
-def _settings(run: DescribedTraining) -> dict[str, Any]:
-    """Return the settings that affect training, under dotted names."""
-    from osmosis_ai.training.runs.run_differences import flat_settings
-
-    detail = run.detail
+def _compared(run: DescribedTraining) -> run_differences.ComparedTraining:
+    detail, metrics = run.detail, run.metrics or wire.TrainingMetrics()
     experiment = {
-        "model": detail.model.name if detail.model else None,
+        "model": run.model,
         "dataset": detail.dataset.name if detail.dataset else None,
         "rollout": detail.rollout.name if detail.rollout else None,
         "entrypoint": detail.entrypoint,
         "commit_sha": detail.commit_sha,
     }
-    found = dict(
-        flat_settings({"experiment": experiment, **(detail.config or {}), "env": detail.env_config or {}})
+    settings = {"experiment": experiment, **(detail.config or {}), "env": detail.env_config or {}}
+    return run_differences.ComparedTraining(
+        run.name,
+        {key: value for key, value in run_differences.flat_settings(settings) if value is not None},
+        {series.metric_key: series.title for series in metrics.metrics},
+        {key: dict(values) for key, values in run.values.items()},
+        metrics.validation,
+        run.curves.hollow_validations(),
     )
-    return {key: value for key, value in found.items() if value is not None}
 
 
-_STEP_TIME = "time/step_s"  # present in every step
-
-
-def points(metrics: wire.TrainingMetrics | None, key: str) -> list[tuple[int, float]]:
-    for series in metrics.metrics if metrics else ():
-        if series.metric_key == key:
-            return [(point.step, point.value) for point in series.data_points if point.value is not None]
-    return []
+def changed_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a config that differ from the trainer's defaults, and keys of other trainers."""
+    fields = TrainingSettings.model_fields
+    found = {}
+    for key, value in run_differences.flat_settings(config):
+        field = fields.get(key.rpartition(".")[2])
+        if value is not None and (field is None or value != field.get_default(call_default_factory=True)):
+            found[key] = value
+    return found
 
 
 class TrainingLook:

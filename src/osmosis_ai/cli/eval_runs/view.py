@@ -33,7 +33,7 @@ from osmosis_ai.cli.output.results import (
     Timestamp,
     joined,
 )
-from osmosis_ai.cli.runs.view import RunStanding, RunView, evaluation_note
+from osmosis_ai.cli.runs.view import RunStanding, RunView, evaluation_note, run_hints
 from osmosis_ai.config.sections import EvaluationSettings
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.datasets.selection import RowsDrawn
@@ -422,6 +422,7 @@ def _headline(described: DescribedEvaluation) -> Iterator[Block]:
 
 
 def _hints(described: DescribedEvaluation, followed: bool) -> Iterator[str]:
+    yield from run_hints(described)
     name = described.name
     if followed and described.metrics is not None:
         yield f"Conversations: osmosis eval download {name}"
@@ -501,20 +502,50 @@ def _measured(described: DescribedEvaluation) -> Iterator[Row]:
         yield "Duration", formats.duration(overview.duration_ms / 1000)
 
 
+def _platform_rows(described: DescribedEvaluation) -> Iterator[Row]:
+    run, detail, progress = described.run, described.detail, described.summary.get("progress")
+    yield "Name", run.name or "(unnamed)"
+    if detail.is_internal_user:
+        yield "ID", run.id
+    yield "Status", Status(run.status) if run.status else None
+    if run.error:
+        yield "Error", Styled(run.error, "bad")
+    if described.waiting:
+        yield "Progress", "Waiting to start..."
+    elif progress is not None:
+        done, total = formats.count(progress["completed"]), formats.count(progress["total"])
+        yield "Progress", f"{done} / {total} {progress['unit']}"
+    if detail.waits and not described.ended:
+        yield "Waits", Styled(detail.waits, "warn")
+    took_ms = described.duration_ms
+    yield "Duration", formats.duration(took_ms / 1000 if took_ms is not None else None)
+    yield from _results(described)
+    yield "Submitted", Timestamp(run.created_at, seconds=True)
+    yield "Submitted By", run.creator_name
+    yield "Started", Timestamp(run.started_at, seconds=True)
+    yield "Completed", Timestamp(run.completed_at, seconds=True)
+    yield "Dataset", detail.dataset.name if detail.dataset else None
+    yield "Model", described.model
+    yield "Rollout", detail.rollout.name if detail.rollout else None
+    if described.metrics_error is not None:
+        yield "Metrics", f"Not available: {described.metrics_error}"
+    elif described.in_progress:
+        yield "Note", "The metrics are a snapshot: the run has not ended."
+
+
 def _details(described: DescribedEvaluation) -> DetailResult:
     return DetailResult(
         data={},
         title="Evaluation Run",
-        rows=list(VIEW.rows(described)),
+        rows=list(_platform_rows(described)),
         sections=[*VIEW.configuration(described), *_sections(described)],
         blocks=list(_numbers_of(described)),
-        hints=list(VIEW.next_hints(described, followed=False)),
+        hints=list(_hints(described, followed=False)),
     )
 
 
 VIEW = RunView(
     kind="eval",
-    model_heading="Model",
     shows_submitter=False,
     columns=(
         Column("Rollout", "rollout"),
@@ -530,7 +561,6 @@ VIEW = RunView(
     save=lambda context, described, output: save_metrics(
         context.client, described.run, context.workspace, Path(output) if output is not None else None
     ),
-    results=_results,
     settings=_settings,
     details=_details,
     headline=_headline,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, TextIO
 
 from osmosis_ai.ui.numbers import MISSING as MISSING
@@ -86,15 +86,30 @@ def sparkline(values: Sequence[float], *, width: int) -> str:
     return "".join(_LEVELS[round((mean - low) / (high - low) * top)] for mean in means)
 
 
+def aligned(title: str, rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return a title and indented rows with aligned columns; nothing without rows."""
+    listed = list(rows)
+    if not listed:
+        return []
+    widths = [max(map(len, column)) for column in zip_longest(*listed, fillvalue="")]
+    lines = [
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)) for row in listed
+    ]
+    return [title, *(f"  {line}".rstrip() for line in lines)]
+
+
 def next_block(steps: Iterable[tuple[str, str]]) -> list[str]:
-    """Return the aligned lines of ``Next:``: for each purpose and command (or URL), the command first."""
+    """Return a blank line and the aligned lines of ``Next:``: for each purpose and command (or URL), the command first."""
     listed = list(steps)
+    if not listed:
+        return []
     width = max((len(command) for _, command in listed if len(command) <= _WIDEST_COMMAND), default=0)
     heads = ["Next:", *[""] * (len(listed) - 1)]
-    return [
+    lines = [
         f"{head:<7}{command:<{width}}    {purpose}"
         for head, (purpose, command) in zip(heads, listed, strict=True)
     ]
+    return ["", *lines]
 
 
 def shown_path(path: Path) -> str:

@@ -24,11 +24,9 @@ from osmosis_ai.cli.output.results import (
     DetailResult,
     ListResult,
     OperationResult,
-    Row,
     Section,
     Status,
     StreamResult,
-    Styled,
     Timestamp,
 )
 from osmosis_ai.evaluation.hooks import ProgressSnapshot
@@ -185,7 +183,6 @@ class RunView(Generic[DescribedT]):
     """
 
     kind: RunKind
-    model_heading: str
     shows_submitter: bool
     columns: Sequence[Column]
     fetch: Callable[[PlatformClient, int, bool], Listing[Any]]
@@ -194,7 +191,6 @@ class RunView(Generic[DescribedT]):
     look: Callable[[PlatformClient, str], Callable[[], DescribedT]]
     standing: Callable[[DescribedT], RunStanding]
     save: Callable[[PlatformContext, DescribedT, str | None], tuple[Path | None, str | None]]
-    results: Callable[[DescribedT], Iterable[Row]]
     settings: Callable[[Mapping[str, Any]], Iterable[str]]
     details: Callable[[DescribedT], DetailResult]
     headline: Callable[[DescribedT], Iterable[Block]]
@@ -327,7 +323,7 @@ class RunView(Generic[DescribedT]):
             message=f"{said}. {run.error[:1].upper()}{run.error[1:]}" if run.error else said,
             resource=resource,
             blocks=list(self.headline(described)),
-            next_steps=list(self.next_hints(described, followed=True)),
+            next_steps=list(self.hints(described, True)),
             next_steps_structured=next_steps_structured,
         )
 
@@ -338,36 +334,6 @@ class RunView(Generic[DescribedT]):
                 yield from follow_run_log(
                     context.client, self.kind, name, first=first, pause=news, tell=current().note, level=level
                 )
-
-    def rows(self, described: DescribedT) -> Iterator[Row]:
-        run, detail, progress = described.run, described.detail, described.summary.get("progress")
-        yield "Name", run.name or "(unnamed)"
-        if detail.is_internal_user:
-            yield "ID", run.id
-        yield "Status", Status(run.status) if run.status else None
-        if run.error:
-            yield "Error", Styled(run.error, "bad")
-        if described.waiting:
-            yield "Progress", "Waiting to start..."
-        elif progress is not None:
-            done, total = formats.count(progress["completed"]), formats.count(progress["total"])
-            yield "Progress", f"{done} / {total} {progress['unit']}"
-        if detail.waits and not described.ended:
-            yield "Waits", Styled(detail.waits, "warn")
-        took_ms = described.duration_ms
-        yield "Duration", formats.duration(took_ms / 1000 if took_ms is not None else None)
-        yield from self.results(described)
-        yield "Submitted", Timestamp(run.created_at, seconds=True)
-        yield "Submitted By", run.creator_name
-        yield "Started", Timestamp(run.started_at, seconds=True)
-        yield "Completed", Timestamp(run.completed_at, seconds=True)
-        yield "Dataset", detail.dataset.name if detail.dataset else None
-        yield self.model_heading, described.model
-        yield "Rollout", detail.rollout.name if detail.rollout else None
-        if described.metrics_error is not None:
-            yield "Metrics", f"Not available: {described.metrics_error}"
-        elif described.in_progress:
-            yield "Note", "The metrics are a snapshot: the run has not ended."
 
     def configuration(self, described: DescribedT) -> Iterator[Section]:
         detail = described.detail
@@ -391,13 +357,14 @@ class RunView(Generic[DescribedT]):
         if rows:
             yield Section("Configuration", rows)
 
-    def next_hints(self, described: DescribedT, *, followed: bool) -> Iterator[str]:
-        run, name, group = described.run, described.name, f"osmosis {self.kind}"
-        if run.platform_url:
-            yield f"View: {run.platform_url}"
-        if run.status in ("failed", "crashed"):
-            yield f"See logs with: {group} logs {name}"
-        if not described.ended:
-            yield f"Follow with: {group} watch {name}"
-            yield f"Stop with: {group} stop {name}"
-        yield from self.hints(described, followed)
+
+def run_hints(described: DescribedRun) -> Iterator[str]:
+    """Yield what to do next with a run of any kind."""
+    run, name, group = described.run, described.name, f"osmosis {described.kind}"
+    if run.platform_url:
+        yield f"View: {run.platform_url}"
+    if run.status in ("failed", "crashed"):
+        yield f"See logs with: {group} logs {name}"
+    if not described.ended:
+        yield f"Follow with: {group} watch {name}"
+        yield f"Stop with: {group} stop {name}"

@@ -1,8 +1,8 @@
-"""`osmosis train`: train agents, follow their runs and see what came of them."""
+"""`osmosis train`: submit, follow, inspect and compare training runs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,24 +11,34 @@ import typer
 from osmosis_ai.cli import options
 from osmosis_ai.cli.connection import platform_context
 from osmosis_ai.cli.logs import CursorOption, FollowOption, LevelOption, LinesOption
-from osmosis_ai.cli.output import formats, results
+from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import current
-from osmosis_ai.cli.output.formats import sparkline
+from osmosis_ai.cli.output.formats import aligned, next_block
 from osmosis_ai.cli.output.reports import TRAINING_HOLDS, report_file, tell_written
-from osmosis_ai.cli.output.results import DetailResult, ListResult, OperationResult, StreamResult
+from osmosis_ai.cli.output.results import (
+    Chart,
+    Column,
+    Curve,
+    DetailResult,
+    ListResult,
+    OperationResult,
+    StreamResult,
+    Table,
+    Text,
+)
 from osmosis_ai.cli.runs import showing
 from osmosis_ai.cli.runs.submit import CheckOption, SecretsFileOption, WatchOption, resubmit_run, submit_run
+from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
     from osmosis_ai.cli.runs.view import RunView
     from osmosis_ai.services.training_estimate import EstimatedTraining
     from osmosis_ai.services.training_runs import DescribedTraining, LocalTraining, TrainingComparison
 
 
 app = typer.Typer()
+
+VerboseOption = Annotated[bool, typer.Option("--verbose", help="Print all metrics and settings.")]
 
 
 def _view() -> RunView[DescribedTraining]:
@@ -47,8 +57,8 @@ def submit(
 ) -> OperationResult:
     """Submit a training run to the platform.
 
-    The code is what the platform fetches from the repository; the config is read from this machine. Secrets
-    travel as names, unless a --secrets-file supplies values.
+    The platform fetches the code from the repository. The config is read from this machine. Secrets are sent by name,
+    unless --secrets-file supplies their values.
 
     Examples:
         osmosis train submit configs/training/multiply.toml --watch
@@ -57,106 +67,92 @@ def submit(
 
 
 _PARTS = {
-    "weights": "Weights of the base model",
-    "gathered": "Layers that are whole for the moment",
+    "weights": "Base model weights",
+    "gathered": "Gathered layers",
     "adapter": "Adapter",
-    "gradients": "Gradients of the adapter",
+    "gradients": "Adapter gradients",
     "optimizer": "Optimizer (AdamW)",
-    "activations": "Activations of a micro-batch",
-    "logits": "Logits of a micro-batch",
-    "serving_weights": "Policy server: weights",
-    "kv_cache": "Policy server: keys and values",
+    "activations": "Micro-batch activations",
+    "logits": "Micro-batch logits",
+    "serving_weights": "Sampling engine weights",
+    "kv_cache": "Sampling engine KV cache",
     "reserve": "Driver and allocator",
 }
+_LARGEST_PARTS = 3
 
 
 @app.command()
 def estimate(
     config: options.TrainingConfigArgument,
-    gpu: Annotated[str | None, typer.Option(help="A GPU by name: T4, L4, A100, H100, H200 …")] = None,
+    gpu: Annotated[str | None, typer.Option(help="GPU model, such as T4, L4, A100, H100 or H200.")] = None,
     gpu_memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="The memory of any other GPU: 80GB.")
+        str | None, typer.Option(metavar="SIZE", help="GPU memory, such as 80GB, if the model is not listed.")
     ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Print the memory of every part.")] = False,
 ) -> DetailResult:
     """Estimate the GPU memory that a training run needs.
 
-    Without a GPU named, this machine's is meant. The model's sizes are read from its configuration, built in,
-    in a local folder or in the cache of the Hugging Face hub; nothing is downloaded.
+    The default GPU is this machine's. Model sizes are read from a local folder or the Hugging Face cache. The command
+    downloads nothing.
 
     Examples:
-        osmosis train estimate configs/training/multiply.toml
+        osmosis train estimate configs/training/multiply.toml --gpu H100
     """
     from osmosis_ai.services.training_estimate import estimate_training
 
     output = current()
-    with output.status("Sizing the model"):
+    with output.status("Reading the model's sizes"):
         found = estimate_training(config, gpu=gpu, gpu_memory=gpu_memory)
     for warning in found.warnings:
         output.warn(warning)
-    return DetailResult(
-        data=found.data(),
-        title="Memory estimate",
-        rows=_estimate_rows(found),
-        blocks=[_parts(found)],
-        hints=_hints(found),
-    )
+    return DetailResult(data=found.data(), blocks=_estimate(found, verbose=verbose))
 
 
-def _estimate_rows(found: EstimatedTraining) -> list[results.Row]:
-    memory, experiment = found.memory, found.config.experiment
-    processes = found.settings.learner_processes
-    rows: list[results.Row] = [
-        ("Config", found.config.path.name),
-        ("Model", experiment.model_path),
-        ("Device", found.device.name),
-        *([("Processes", f"{processes}, each on a device of its own")] if processes > 1 else []),
-        ("Needed on each" if processes > 1 else "Needed", formats.size(memory.total)),
+def _estimate(found: EstimatedTraining, *, verbose: bool) -> list[Text]:
+    memory, settings, device = found.memory, found.settings, found.device.name
+    each = f" on each of {settings.learner_processes} GPUs" if settings.learner_processes > 1 else ""
+    needs = f"needs {formats.size(memory.total)}{each}"
+    if memory.gpu_bytes is None:
+        answer = f"{found.config.path.name} {needs} of memory on the {device}."
+    else:
+        fits = "fits on" if found.fits else "does not fit on"
+        answer = f"{found.config.path.name} {fits} {device}: it {needs}, {device} has {formats.size(memory.gpu_bytes)}."
+    suitable = [name for name, fits in found.fits_on.items() if fits]
+    facts = [
+        ("Model", found.config.experiment.model_path),
+        ("Fits on", ", ".join(suitable) or "no single GPU of the list"),
     ]
-    if memory.gpu_bytes is not None:
-        rows.append(("There is", formats.size(memory.gpu_bytes)))
-        fits = results.Styled("yes", "good") if found.fits else results.Styled("no", "bad")
-        rows.append(("Fits", fits))
     if memory.sessions_that_fit is not None:
-        rows.append(("Room for sessions", formats.count(memory.sessions_that_fit)))
-    smallest = [name for name, fits in found.fits_on.items() if fits]
-    rows.append(("Fits on", ", ".join(smallest) if smallest else "none of the GPUs known by name"))
-    return rows
-
-
-def _parts(found: EstimatedTraining) -> results.Table:
-    cells = [
-        (_PARTS[name], formats.size(size), formats.percent(size / found.memory.total, digits=0))
-        for name, size in found.memory.parts().items()
+        facts.append(("Parallel attempts", f"{memory.sessions_that_fit:,} at full length"))
+    parts = sorted(memory.parts().items(), key=lambda part: -part[1])
+    rows = [
+        (_PARTS[name], formats.size(size), formats.percent(size / memory.total, digits=0))
+        for name, size in parts[: None if verbose else _LARGEST_PARTS]
         if size
     ]
-    return results.Table(
-        (results.Column("Part"), results.Column("Memory", right=True), results.Column("Share", right=True)),
-        cells,
-        title="At the peak of a step",
-        note="within 20% of measured peaks, without what an allocator loses to fragmentation",
-        in_plain=True,
-    )
+    title = "Peak memory of a step" if verbose else "Largest parts of the peak"
+    sections = [aligned(answer, facts), aligned(title, rows)]
+    if found.fits is False:
+        sections.append([f"To reduce it: {_advice(found)}"])
+    if verbose:
+        sections.append(["Estimates are within 20% of measured peaks, before allocator fragmentation."])
+    return [Text("\n\n".join("\n".join(lines) for lines in sections), in_plain=True)]
 
 
-def _hints(found: EstimatedTraining) -> list[str]:
-    """Return what to change for it to fit: what takes the most is what to make smaller."""
-    if found.fits is not False:
-        return []
+def _advice(found: EstimatedTraining) -> str:
+    """Return how to reduce the largest part."""
     memory, settings = found.memory, found.settings
     longest = settings.max_prompt_length + settings.max_response_length
-    split = "" if memory.gathered else "; or [advanced].shard_model over several GPUs, with vLLM to serve"
-    advice = {
-        f"The weights, once to train and once to serve: a smaller model or a larger GPU{split}.": memory.weights
+    sharded = "" if memory.gathered else ", or set [advanced].shard_model with several GPUs and vLLM"
+    sizes = {
+        f"train a smaller model or use a larger GPU{sharded}.": memory.weights
         + memory.gathered
         + memory.serving_weights,
-        f"Keys and values, counted for rollouts of the greatest length ({longest} tokens) at once: lower "
-        f"[training].max_response_length or max_prompt_length. There is room for "
-        f"{formats.count(memory.sessions_that_fit)} such rollouts.": memory.kv_cache,
-        f"A micro-batch, which holds {memory.micro_batch_tokens} tokens: lower [advanced].micro_batch_tokens "
-        f"({settings.micro_batch_tokens}), and the greatest length of a rollout ({longest}), below which it "
-        "cannot fall.": memory.activations + memory.logits,
+        f"lower [training].max_response_length or max_prompt_length (together {longest:,} tokens).": memory.kv_cache,
+        f"lower [advanced].micro_batch_tokens ({settings.micro_batch_tokens:,}, at least the {longest:,} tokens of one "
+        "attempt).": memory.activations + memory.logits,
     }
-    return [f"What takes the most: {max(advice, key=lambda line: advice[line])}"]
+    return max(sizes, key=lambda advice: sizes[advice])
 
 
 @app.command("list")
@@ -177,84 +173,46 @@ def info(
         typer.Option(
             "--output",
             "-o",
-            help="File or directory for the metrics of a run of the platform (default: .osmosis/metrics).",
+            metavar="PATH",
+            help="File or directory for the metrics of a platform run (default: .osmosis/metrics).",
         ),
     ] = None,
     report: options.ReportOption = None,
     no_text: options.NoTextOption = False,
     force: options.OverwriteReportOption = False,
+    verbose: VerboseOption = False,
 ) -> DetailResult:
-    """Show the progress, configuration and metrics of a run.
+    """Show a training run with its results and checkpoints.
 
-    RUN may also be a training directory of this machine, which needs no platform.
+    RUN may be a local training directory, which needs no platform.
 
     Examples:
         osmosis train info keen-owl-2
         osmosis train info keen-owl-2 -o metrics.json
         osmosis train info keen-owl-2 --report keen-owl-2.html
     """
-    from osmosis_ai.services.training_runs import training_directory
+    from osmosis_ai.services.training_runs import describe_training, report_training, training_directory
 
+    current().verbose = verbose
     file = report_file(report, overwrite=force, no_text=no_text, holds={"training": TRAINING_HOLDS})
 
-    def also(found: LocalTraining | DescribedTraining) -> dict[str, Any]:
+    def also(found: LocalTraining | DescribedTraining) -> Mapping[str, Any]:
         if file is not None:
-            from osmosis_ai.services.training_runs import report_training
-
             report_training(found, file)
         return tell_written(file)
 
     directory = training_directory(run)
-    if directory is not None:
-        return _local_info(directory, output, also)
-    return _view().info(run, output, also=also)
-
-
-def _local_info(
-    directory: Path, output: str | None, also: Callable[[LocalTraining], dict[str, Any]]
-) -> DetailResult:
-    from osmosis_ai.cli.output.results import Section, Text, Timestamp
-    from osmosis_ai.cli.training_runs.view import is_wide_terminal, metrics_table, reward_chart
-    from osmosis_ai.errors import OsmosisError
-    from osmosis_ai.services.training_runs import describe_training
-
+    if directory is None:
+        return _view().info(run, output, also=also)
     if output is not None:
         raise OsmosisError(
-            f"{formats.shown_path(directory)} is a directory of this machine: its metrics are in its metrics.jsonl.",
-            hint="leave out --output",
+            f"{formats.shown_path(directory)} is a local directory, which has its metrics in metrics.jsonl.",
+            hint="omit --output",
         )
+    from osmosis_ai.cli.training_runs.view import local_info
+
     found = describe_training(directory)
-    entry, metrics = found.detail.summary, found.metrics
-    saved = [
-        (adapter.name, adapter.step, formats.compact(adapter.reward)) for adapter in found.curves.checkpoints
-    ]
-    started = entry.started_at
-    rows: list[results.Row] = [
-        ("Name", entry.name),
-        ("Status", results.Status(entry.status)),
-        *(("Problem", results.Styled(problem, "bad")) for problem in found.detail.problems),
-        ("Started", Timestamp(started.isoformat()) if started is not None else None),
-        ("Reward", formats.compact(entry.reward)),
-        *(found.validation.facts() if found.validation is not None else ()),
-    ]
-    blocks: list[results.Block] = [*reward_chart(metrics)]
-    if metrics.metrics:
-        trends = is_wide_terminal(current())
-        blocks.append(metrics_table(metrics, metrics.overview.metric_summaries, trends=trends))
-    if saved:
-        blocks.append(
-            results.Table(("Checkpoint", "Step", "Reward"), saved, title="Checkpoints", in_plain=True)
-        )
-    if found.detail.config_written is not None:
-        blocks.append(Text(found.detail.config_written, title="Config"))
-    return DetailResult(
-        data={**found.data(), **also(found)},
-        title="Training Run of This Machine",
-        rows=rows,
-        sections=[Section("Facts", list(found.detail.facts))],
-        blocks=blocks,
-        hints=[f"View: osmosis view {quote(formats.shown_path(directory))}"],
-    )
+    return local_info(found, also(found))
 
 
 @app.command()
@@ -263,7 +221,7 @@ def show(
     row: showing.RowOption = None,
     attempt: showing.AttemptOption = None,
     step: Annotated[
-        int | None, typer.Option(min=0, help="Only if the validation after this step is still kept.")
+        int | None, typer.Option(min=0, help="Require that the newest validation is the one after this step.")
     ] = None,
     failed: showing.FailedOption = False,
     passed: showing.PassedOption = False,
@@ -272,11 +230,10 @@ def show(
     search: showing.SearchOption = "",
     limit: showing.ShownOption = 5,
 ) -> DetailResult:
-    """Print conversations of the newest validation.
+    """Print conversations of a run's newest validation.
 
-    Unscored attempts come first, then the lowest scores.
-
-    RUN may also be a training directory of this machine, which needs no platform. Rows are numbered as they are held out.
+    Attempts without a score come first, then the lowest rewards. RUN may be a local training directory, which needs no
+    platform. Rows are numbered within the held-out rows.
 
     Examples:
         osmosis train show keen-owl-2 --failed
@@ -296,17 +253,14 @@ def show(
 def watch(run: options.RunArgument) -> OperationResult:
     """Follow a training run until it ends.
 
-    Ctrl-C stops watching, not the run.
+    Ctrl-C ends the command. The run continues.
 
     Examples:
         osmosis train watch keen-owl-2
     """
-    from osmosis_ai.services.training_runs import require_run_of_platform
+    from osmosis_ai.services.training_runs import require_platform_run
 
-    shown = quote(run)
-    require_run_of_platform(
-        run, "osmosis train watch", lambda _: f"osmosis train logs {shown} --follow, osmosis view {shown}"
-    )
+    require_platform_run(run, "osmosis train watch")
     return _view().watch(run)
 
 
@@ -318,10 +272,9 @@ def logs(
     follow: FollowOption = False,
     level: LevelOption = None,
 ) -> ListResult | StreamResult:
-    """Show the log of a training run, newest line last.
+    """Show the log of a training run.
 
-    RUN may also be a training directory of this machine, which needs no platform. With --follow --json each line is a JSON
-    object of its own.
+    RUN may be a local training directory, which needs no platform. With --follow --json, each line is a JSON object.
 
     Examples:
         osmosis train logs keen-owl-2 --level warning --follow
@@ -332,134 +285,126 @@ def logs(
     from osmosis_ai.training.runs.run_directory import TrainingDirectory
 
     directory = training_directory(run)
-    if directory is not None:
-        return local_logs(
-            directory,
-            f"osmosis train logs {quote(formats.shown_path(directory))}",
-            limit=limit,
-            cursor=cursor,
-            follow=follow,
-            level=level,
-            is_running=TrainingDirectory(directory).is_running,
-        )
-    return _view().logs(run, limit=limit, cursor=cursor, follow=follow, level=level)
+    if directory is None:
+        return _view().logs(run, limit=limit, cursor=cursor, follow=follow, level=level)
+    return local_logs(
+        directory,
+        f"osmosis train logs {quote(formats.shown_path(directory))}",
+        limit=limit,
+        cursor=cursor,
+        follow=follow,
+        level=level,
+        is_running=TrainingDirectory(directory).is_running,
+    )
 
 
 @app.command()
 def compare(
     a: Annotated[str, typer.Argument(help="Name or id of a run.")],
-    b: Annotated[str, typer.Argument(help="The run to compare it with.")],
+    b: Annotated[str, typer.Argument(help="Name or id of the run to compare with A.")],
+    verbose: Annotated[bool, typer.Option("--verbose", help="Print charts and all metrics.")] = False,
 ) -> DetailResult:
-    """Compare the settings and metrics of two training runs.
+    """Compare settings and rewards of two training runs.
 
     Examples:
         osmosis train compare keen-owl-2 bold-elm-3
     """
-    from osmosis_ai.services.training_runs import compare_runs, require_run_of_platform
+    from osmosis_ai.services.training_runs import compare_runs, require_platform_run
 
     for run in (a, b):
-        require_run_of_platform(
-            run,
-            "osmosis train compare",
-            lambda directory: (
-                f"osmosis view {quote(formats.shown_path(directory.parent))} compares those that it holds, in a browser"
-            ),
-        )
+        require_platform_run(run, "osmosis train compare")
     with platform_context() as context:
         with current().status("Fetching both runs"):
             found = compare_runs(context.client, a, b)
         return DetailResult(
             data={**found.data(), **context.resource()},
-            title="Training runs",
-            rows=[("Verdict", found.sentence), *_compared_rows("A", found.a), *_compared_rows("B", found.b)],
-            blocks=list(_blocks(found)),
+            blocks=_comparison(found, verbose=verbose),
         )
 
 
-def _compared_rows(letter: str, run: DescribedTraining) -> Iterator[results.Row]:
-    yield letter, run.name
-    yield f"{letter} status", results.Status(run.run.status)
-    if run.metrics_error:
-        yield f"{letter} metrics", f"Not available: {run.metrics_error}"
+def _comparison(found: TrainingComparison, *, verbose: bool) -> list[Text | Table | Chart]:
+    from osmosis_ai.cli.training_runs.view import TREND_WIDTH, is_wide_terminal, reward_points, trend
 
-
-def _blocks(found: TrainingComparison) -> Iterator[results.Block]:
-    from osmosis_ai.cli.training_runs.view import is_wide_terminal
-
-    columns = (results.Column("Setting", keep=True), "A", "B")
-    differing = [
+    runs = []
+    for letter, run in (("A", found.a), ("B", found.b)):
+        error = f"metrics not available: {run.metrics_error}" if run.metrics_error else ""
+        runs.append((letter, run.name, run.run.status or "", error))
+    settings = [
         (each.key, *(formats.MISSING if value is None else str(value) for value in (each.a, each.b)))
         for each in found.differences.settings
     ]
-    yield results.Table(
-        columns,
-        differing or [("all settings", "same", "same")],
-        title="Configured differently",
-        in_plain=True,
-    )
-    yield from _charts(found)
-    if found.differences.metrics:
-        yield _metrics(found, trends=is_wide_terminal(current()))
+    different = aligned("Settings that differ", [("", "A", "B"), *settings] if settings else [])
+    sections = [
+        aligned(found.sentence, runs),
+        different or ["The settings are the same."],
+    ]
+    blocks: list[Text | Table | Chart] = [
+        Text("\n\n".join("\n".join(lines) for lines in sections), in_plain=True)
+    ]
+    if verbose:
+        for title, key in (("Training reward", "training"), ("Validation reward", "validation")):
+            curves = [
+                Curve(f"A {found.a.name}", reward_points(found.a.curves, key), "accent"),
+                Curve(f"B {found.b.name}", reward_points(found.b.curves, key), "warn"),
+            ]
+            if all(len(curve.points) > 1 for curve in curves):
+                blocks.append(Chart(curves, title=title, x_label="step", in_plain=True))
+    shown = [
+        (metric, row)
+        for metric, row in zip(found.differences.metrics, found.differences.metric_rows(), strict=True)
+        if verbose or metric.key in _COMPARED
+    ]
+    if shown:
+        headings = ("A, last", "B, last", "B - A", "95% CI")
+        columns = [Column("Metric"), *(Column(name, right=True, keep=True) for name in headings)]
+        rows = [row for _, row in shown]
+        if verbose and is_wide_terminal():
+            columns += [Column("A"), Column("B")]
+            rows = [
+                (*row, *(trend(run.curves, metric.key, TREND_WIDTH // 2) for run in (found.a, found.b)))
+                for metric, row in shown
+            ]
+        note = found.differences.note if verbose else None
+        blocks.append(Table(columns, rows, title="Metrics", note=note, in_plain=True))
+    return blocks
 
 
-def _charts(found: TrainingComparison) -> Iterator[results.Chart]:
-    from osmosis_ai.cli.training_runs.view import REWARD, VALIDATION
-    from osmosis_ai.services.training_runs import points
-
-    for key, title in ((REWARD, "Training reward"), (VALIDATION, "Validation reward")):
-        curves = (
-            results.Curve(f"A {found.a.name}", points(found.a.metrics, key), "accent"),
-            results.Curve(f"B {found.b.name}", points(found.b.metrics, key), "warn"),
-        )
-        if all(len(curve.points) > 1 for curve in curves):
-            yield results.Chart(curves, title=title, x_label="step", in_plain=True)
-
-
-def _metrics(found: TrainingComparison, *, trends: bool) -> results.Table:
-    from osmosis_ai.cli.training_runs.view import TREND_WIDTH
-
-    headings = ("A, last", "B, last", "B - A", "95% interval")
-    columns = [results.Column("Metric"), *(results.Column(name, right=True, keep=True) for name in headings)]
-    if trends:
-        columns += [results.Column("A"), results.Column("B")]
-    rows = []
-    for metric, row in zip(found.differences.metrics, found.differences.metric_rows(), strict=True):
-        shown = (found.a, found.b) if trends else ()
-        rows.append([*row, *(sparkline(run.values(metric.key), width=TREND_WIDTH // 2) for run in shown)])
-    return results.Table(columns, rows, title="Metrics", note=found.differences.note, in_plain=True)
+_COMPARED = ("eval/validation/pass_rate", "eval/validation/reward", "rollout/raw_reward")
 
 
 @app.command()
 def checkpoints(run: options.RunArgument) -> ListResult:
-    """List the checkpoints of a training run, earliest first.
+    """List the checkpoints of a training run, oldest first.
 
-    Each checkpoint is a model that you can deploy.
+    Each checkpoint is a LoRA model that can be deployed.
 
     Examples:
         osmosis train checkpoints keen-owl-2
     """
-    from osmosis_ai.cli.training_runs.view import checkpoint_columns, deploy_hint
+    from osmosis_ai.cli.training_runs.view import checkpoint_columns
     from osmosis_ai.services.runs.lifecycle import list_checkpoints
-    from osmosis_ai.services.training_runs import checkpoint_item, require_run_of_platform
+    from osmosis_ai.services.training_runs import checkpoint_item, require_platform_run
 
-    require_run_of_platform(
-        run, "osmosis train checkpoints", lambda _: f"osmosis train info {quote(run)} lists its checkpoints"
-    )
+    require_platform_run(run, "osmosis train checkpoints")
     with platform_context() as context, current().status("Fetching checkpoints"):
         saved = list_checkpoints(context.client, run)
+        names = [each.checkpoint_name for each in saved.checkpoints if each.checkpoint_name]
+        steps = [
+            ("Compare their validations", f"osmosis train info {quote(run)}"),
+            ("Deploy the last checkpoint", f"osmosis model deploy {quote(names[-1])}"),
+        ]
         return ListResult(
             items=[checkpoint_item(checkpoint) for checkpoint in saved.checkpoints],
             columns=checkpoint_columns(),
             extra={"training_run_name": saved.training_run_name, **context.resource()},
-            hints=deploy_hint(saved.checkpoints),
+            hints=next_block(steps) if names else (),
+            none="The run has no checkpoints.",
         )
 
 
 @app.command()
 def stop(run: options.RunArgument, yes: options.YesOption = False) -> OperationResult:
-    """Stop a pending or running training run.
-
-    Its checkpoints are kept.
+    """Stop a training run and keep its checkpoints.
 
     Examples:
         osmosis train stop keen-owl-2
@@ -471,8 +416,7 @@ def stop(run: options.RunArgument, yes: options.YesOption = False) -> OperationR
 def resume(run: options.RunArgument) -> OperationResult:
     """Resume a failed or stopped run from its last checkpoint.
 
-    It stays the same run: adapter, optimizer, data order and step are those of the checkpoint, and so are its
-    config and commit.
+    The run keeps its name, config, commit, adapter, optimizer state and data order.
 
     Examples:
         osmosis train resume keen-owl-2
@@ -488,7 +432,7 @@ def resume(run: options.RunArgument) -> OperationResult:
             operation="train.resume",
             message=f'Training run "{name}" resumes{where}.',
             resource={**resumed.model_dump(), **context.resource()},
-            next_steps=[f"Follow with: osmosis train watch {name}"],
+            next_steps=next_block([("Follow", f"osmosis train watch {quote(name)}")]),
             next_steps_structured=[{"action": "train.watch", "name": name}],
         )
 
@@ -502,10 +446,8 @@ def resubmit(
 ) -> OperationResult:
     """Submit the config of a training run again.
 
-    Changes since the first submission are shown before you confirm.
-
-    Commit, dataset, secrets and the platform's version are compared. Secrets that were given with the run alone are
-    to be given again.
+    The command first shows changes of commit, dataset, secrets and platform version. Secrets that were given for the
+    earlier run only must be given again.
 
     Examples:
         osmosis train resubmit keen-owl-2
@@ -516,9 +458,7 @@ def resubmit(
 
 @app.command()
 def delete(run: options.RunArgument, yes: options.YesOption = False) -> OperationResult:
-    """Delete a training run and its files from the platform.
-
-    The run must have ended. Its metrics, log and saved adapters are deleted.
+    """Delete an ended training run with its log and adapters.
 
     Examples:
         osmosis train delete copper-finch

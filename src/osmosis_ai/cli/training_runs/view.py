@@ -1,32 +1,41 @@
-"""How training runs are listed, shown and compared."""
+"""How training runs are listed, shown and followed."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from shlex import quote
 from typing import Any
 
-from osmosis_ai.api.models.training_runs import Checkpoint, MetricSummary, TrainingMetrics
-from osmosis_ai.cli.output import formats, results
-from osmosis_ai.cli.output.context import OutputContext, current
-from osmosis_ai.cli.output.formats import sparkline
+from osmosis_ai.cli.output import formats
+from osmosis_ai.cli.output.context import current
+from osmosis_ai.cli.output.formats import aligned, compact, next_block, percent, sparkline
+from osmosis_ai.cli.output.results import (
+    Block,
+    Chart,
+    Column,
+    Curve,
+    DetailResult,
+    Row,
+    Status,
+    Table,
+    Text,
+    Timestamp,
+    Tone,
+)
 from osmosis_ai.cli.runs.view import RunStanding, RunView
 from osmosis_ai.services import training_runs
-from osmosis_ai.services.training_runs import (
-    DescribedTraining,
-    TrainingLook,
-    checkpoint_item,
-    points,
-    save_metrics,
-)
+from osmosis_ai.services.training_runs import DescribedTraining, LocalTraining, checkpoint_item
+from osmosis_ai.training.runs.curves import CurveValue, SavedAdapter, TrainingCurves
+from osmosis_ai.training.runs.metrics import TRAINING_REWARD, VALIDATION_PASS_RATE, VALIDATION_REWARD
+from osmosis_ai.training.runs.run_differences import flat_settings
 
-_SECTIONS = ("training", "sampling", "checkpoints", "advanced")
-_SPARKLINE = 24
 _NOTICEABLE_S = 0.05
-WIDE = 100
-"""Columns of a terminal from which on trends are drawn."""
+_WIDE = 100
+"""Terminal width from which trends are drawn."""
 TREND_WIDTH = 20
-REWARD, VALIDATION = "rollout/raw_reward", "eval/validation/reward"
+_MOST_SETTINGS, _MOST_WARNINGS, _MOST_STEPS = 10, 3, 3
+_STEP_TIME, _SAMPLING_SPEED = "time/step_s", "speed/sampling_tokens_per_s"
 _PHASES = {
     "time/sampling_s": "sampling",
     "time/learning_s": "learning",
@@ -34,227 +43,344 @@ _PHASES = {
     "time/validation_s": "validation",
     "time/checkpoint_s": "checkpoint",
 }
-_HEADLINE = (
-    *(REWARD, VALIDATION, "eval/validation/pass_rate", "rollout/zero_variance_fraction"),
-    *("train/entropy_loss", "train/kl_base", "rollout/response_lengths", "time/step_s"),
-)
+_REWARDS: Mapping[str, Tone] = {"training": "accent", "validation": "good"}
+_TONES: Mapping[str, Tone] = {"finished": "good", "failed": "bad", "crashed": "bad", "running": "active"}
+
+
+# -- one run -------------------------------------------------------------------------------
+
+
+def platform_info(run: DescribedTraining) -> DetailResult:
+    notes = [
+        ("Waits", run.detail.waits if not run.ended else None),
+        ("Metrics", f"not available: {run.metrics_error}" if run.metrics_error else None),
+        ("Notes", run.run.notes),
+        ("Page", run.run.platform_url),
+    ]
+    blocks = [*summary(run, notes)]
+    if current().verbose:
+        blocks.append(_table("Run", _run_rows(run)))
+        blocks += [_table(part.title, part.rows) for part in VIEW.configuration(run)]
+        blocks += metric_blocks(run)
+        if run.checkpoints:
+            columns = checkpoint_columns(with_id=run.detail.is_internal_user)
+            cells = [[column.cell(checkpoint_item(each)) for column in columns] for each in run.checkpoints]
+            blocks.append(Table(columns, cells, title="Checkpoints", in_plain=True))
+    return DetailResult(data={}, blocks=blocks, hints=next_block(_next_steps(run)))
+
+
+def local_info(run: LocalTraining, more: Mapping[str, Any]) -> DetailResult:
+    place, detail = quote(formats.shown_path(run.directory)), run.run_detail
+    blocks = [*summary(run, ())]
+    if current().verbose:
+        blocks.append(_table("Run", [("Started", Timestamp(detail.summary.started_at)), *detail.facts]))
+        blocks += metric_blocks(run)
+        saved = [(each.name, each.step, compact(each.reward)) for each in run.curves.checkpoints]
+        blocks.append(Table(("Checkpoint", "Step", "Reward"), saved, title="Checkpoints", in_plain=True))
+        if detail.config_written is not None:
+            blocks.append(Text(detail.config_written, title="Config"))
+    steps = [
+        ("Open in a browser", f"osmosis view {place}"),
+        ("Read conversations", f"osmosis train show {place}"),
+        ("Print all metrics", f"osmosis train info {place} --verbose"),
+    ]
+    return DetailResult(data={**run.data(), **more}, blocks=blocks, hints=next_block(steps))
+
+
+def summary(run: LocalTraining | DescribedTraining, notes: Iterable[tuple[str, str | None]]) -> list[Block]:
+    """Return status, results, non-default settings, warnings and the checkpoints that matter."""
+    entry, steps = run.run_detail.summary, dict(run.run_detail.facts).get("Steps")
+    progress = f", {steps} steps" if steps else ""
+    progress += f" in {formats.duration(run.duration_s)}" if run.duration_s is not None else ""
+    facts = [
+        ("Error", entry.error),
+        *notes,
+        ("Model", entry.model),
+        ("Dataset", entry.dataset),
+        ("Rollout", entry.rollout),
+        ("Commit", entry.commit and entry.commit[:7]),
+    ]
+    settings = [(key, formats.one_line(str(value))) for key, value in run.changed_settings.items()]
+    if len(settings) > _MOST_SETTINGS:
+        settings[_MOST_SETTINGS:] = [("…", f"{len(settings) - _MOST_SETTINGS} more with --verbose")]
+    known = [f"  {label:<9}{formats.one_line(text)}" for label, text in facts if text]
+    title = f"Training run {formats.one_line(entry.name)}: {entry.status}{progress}"
+    return [
+        Text(title, tone=_TONES.get(entry.status), in_plain=True),
+        *_text(known, *result_lines(run.curves), aligned("Non-default settings", settings)),
+    ]
+
+
+def result_lines(curves: TrainingCurves) -> Iterator[list[str]]:
+    """Yield sections: results with their best and last value, warnings, the best and the last checkpoint."""
+    rows = [
+        (f"Validation {name}", *_first_best_last(points, shown))
+        for name, points, shown in _validations(curves)
+    ]
+    if training := curves.points(TRAINING_REWARD):
+        rows.append(("Training reward", *_first_best_last(training, compact)))
+    lines = aligned("Results", [("", "First", "Best", "Last"), *rows] if rows else [])
+    lines += [f"  {label:<20}  {text}" for label, text in _speed(curves)]
+    yield lines
+    yield aligned("Warnings", _warnings(curves))
+    yield aligned("Checkpoints", _checkpoints(curves))
+
+
+def _text(*sections: Sequence[str]) -> Iterator[Text]:
+    if any(sections):
+        yield Text("\n\n".join("\n".join(lines) for lines in sections if lines), in_plain=True)
+
+
+def _validations(
+    curves: TrainingCurves,
+) -> Iterator[tuple[str, Sequence[CurveValue], Callable[[float], str]]]:
+    """Yield name, values and format of the pass rate, and of the reward unless it is the same."""
+    rates, rewards = curves.points(VALIDATION_PASS_RATE), curves.points(VALIDATION_REWARD)
+    # The platform reports an interval for the reward only.
+    is_same = [(each.step, each.value) for each in rates] == [(each.step, each.value) for each in rewards]
+    if rates:
+        yield "pass rate", rewards if is_same else rates, percent
+    if rewards and not is_same:
+        yield "reward", rewards, compact
+
+
+def _first_best_last(points: Sequence[CurveValue], shown: Callable[[float], str]) -> Iterator[str]:
+    best = max(
+        (each for each in points if not each.is_hollow), key=lambda each: each.value, default=points[-1]
+    )
+    for point in (points[0], best, points[-1]):
+        yield f"{_with_interval(point, shown)}, step {point.step}"
+
+
+def _with_interval(point: CurveValue, shown: Callable[[float], str]) -> str:
+    if point.low is None or point.high is None:
+        return shown(point.value)
+    return f"{shown(point.value)} ({shown(point.low).removesuffix('%')}–{shown(point.high)})"
+
+
+def _speed(curves: TrainingCurves) -> Iterator[tuple[str, str]]:
+    """Yield the mean sampling speed, and the mean time of a step with the share of each phase."""
+    speeds, steps = curves.points(_SAMPLING_SPEED), curves.points(_STEP_TIME)
+    if speeds:
+        yield "Sampling speed", f"{_mean(speeds):,.0f} tokens/s"
+    if steps:
+        spent = {word: sum(each.value for each in curves.points(key)) for key, word in _PHASES.items()}
+        shares = [
+            f"{word} {percent(part / sum(spent.values()), digits=0)}"
+            for word, part in spent.items()
+            if part > 0
+        ]
+        yield "Time per step", f"{formats.duration(_mean(steps))}: {', '.join(shares)}".removesuffix(": ")
+
+
+def _mean(points: Sequence[CurveValue]) -> float:
+    return sum(each.value / len(points) for each in points)
+
+
+def _warnings(curves: TrainingCurves) -> Iterator[tuple[str, str]]:
+    for text in curves.headline.warnings if curves.headline is not None else ():
+        yield "validation", text
+    marks = {mark.text: mark.step for mark in curves.marks if mark.kind == "warning"}
+    for text, step in [*marks.items()][-_MOST_WARNINGS:]:
+        yield f"step {step}", formats.one_line(text)
+
+
+def _checkpoints(curves: TrainingCurves) -> Iterator[Sequence[str]]:
+    """Yield the best and the last checkpoint."""
+    if not curves.checkpoints:
+        return
+    best, last = curves.best_checkpoint(), curves.checkpoints[-1]
+    if best is not None and best != last:
+        yield "Best", best.name, f"step {best.step}", _validated(curves, best)
+    yield "Best, last" if best == last else "Last", last.name, f"step {last.step}", _validated(curves, last)
+
+
+def _validated(curves: TrainingCurves, saved: SavedAdapter) -> str:
+    for name, points, shown in _validations(curves):
+        for point in points:
+            if point.step == saved.step:
+                return f"validation {name} {_with_interval(point, shown)}"
+    return "not validated"
+
+
+def _next_steps(run: DescribedTraining) -> list[tuple[str, str]]:
+    """Return at most three commands."""
+    name, steps = quote(run.name), []
+    if not run.ended:
+        steps += [("Follow", f"osmosis train watch {name}"), ("Stop", f"osmosis train stop {name}")]
+    elif run.run.status in ("failed", "crashed"):
+        steps.append(("Read the log", f"osmosis train logs {name}"))
+    if run.run.resumable:
+        steps.append(("Resume", f"osmosis train resume {name}"))
+    if run.curves.checkpoints:
+        best = run.curves.best_checkpoint()
+        chosen = best or run.curves.checkpoints[-1]
+        label = f"Deploy the {'best' if best else 'last'} checkpoint"
+        steps.append((label, f"osmosis model deploy {quote(chosen.name)}"))
+    if run.metrics is not None:
+        steps.append(("Read conversations", f"osmosis train show {name}"))
+    return [*steps, ("Print all metrics", f"osmosis train info {name} --verbose")][:_MOST_STEPS]
+
+
+# -- with --verbose ------------------------------------------------------------------------
+
+
+def _run_rows(run: DescribedTraining) -> Iterator[Row]:
+    own = run.run
+    if run.detail.is_internal_user:
+        yield "ID", own.id
+    yield "Submitted", Timestamp(own.created_at, seconds=True)
+    yield "Submitted by", own.creator_name
+    yield "Started", Timestamp(own.started_at, seconds=True)
+    yield "Completed", Timestamp(own.completed_at, seconds=True)
+    yield "Rows processed", formats.count(own.examples_processed_count)
+    if run.in_progress:
+        yield "Note", "The metrics are a snapshot: the run has not ended."
+
+
+def _table(title: str, rows: Iterable[Row]) -> Table:
+    return Table(("", ""), [row for row in rows if row[1] is not None], title=title, in_plain=True)
+
+
+def reward_points(curves: TrainingCurves, name: str) -> list[tuple[int, float]]:
+    """Return the ``training`` or the ``validation`` reward by step."""
+    key = TRAINING_REWARD if name == "training" else VALIDATION_REWARD
+    return [(each.step, each.value) for each in curves.points(key)]
+
+
+def metric_blocks(run: LocalTraining | DescribedTraining) -> Iterator[Block]:
+    """Yield the chart of the rewards and a table of all metrics."""
+    drawn = [Curve(name, reward_points(run.curves, name), tone) for name, tone in _REWARDS.items()]
+    if len(drawn[0].points) > 1:
+        yield Chart([curve for curve in drawn if curve.points], title="Reward", x_label="step")
+    if run.metrics is None or not run.metrics.overview.metric_summaries:
+        return
+    has_trends = is_wide_terminal()
+    headings = ("First", "Latest", "Change", "Least", "Greatest")
+    columns = [Column("Metric", keep=True), *(Column(heading, right=True) for heading in headings)]
+    rows = []
+    for each in run.metrics.overview.metric_summaries:
+        numbers = (each.initial, each.latest, each.delta, each.min, each.max)
+        row = [each.title, *map(compact, numbers)]
+        if has_trends:
+            row.append(trend(run.curves, each.key, TREND_WIDTH))
+        rows.append(row)
+    yield Table([*columns, *(["Trend"] if has_trends else [])], rows, title="Metrics", in_plain=True)
+
+
+def is_wide_terminal() -> bool:
+    """Whether a terminal has room for trends."""
+    output = current()
+    on_terminal = output.mode == "rich" and output.stdout.isatty()
+    return on_terminal and shutil.get_terminal_size().columns >= _WIDE
+
+
+def trend(curves: TrainingCurves, key: str, width: int) -> str:
+    return sparkline([each.value for each in curves.points(key)], width=width)
+
+
+# -- a run that is followed ----------------------------------------------------------------
 
 
 def _standing(seen: DescribedTraining) -> RunStanding:
-    run = seen.detail.training_run
+    run = seen.run
     return RunStanding(
         name=run.name or "Training",
         status=run.status,
         completed=run.current_step,
         total=run.total_steps,
         unit="steps",
-        note=" · ".join(_facts(seen)),
-        below=tuple(_lines(seen)),
+        note=" · ".join(_now(seen)),
+        below=tuple(_curve_lines(seen.curves)),
         waits=seen.detail.waits or "",
         waits_for=seen.detail.waits_for,
     )
 
 
-def _results(described: DescribedTraining) -> Iterator[results.Row]:
-    if "reward" in described.summary:
-        yield "Reward", formats.compact(described.summary["reward"])
-    if described.validation is not None:
-        yield from described.validation.facts()
-    yield "Examples Processed", formats.count(described.run.examples_processed_count)
-    if described.run.notes:
-        yield "Notes", described.run.notes
-
-
-def _settings(config: Mapping[str, Any]) -> Iterable[str]:
-    """Yield every setting under the section it was written in."""
-    for name in (*_SECTIONS, *(name for name in config if name not in _SECTIONS)):
-        section = config.get(name)
-        if isinstance(section, Mapping):
-            yield from (f"{name}.{key}={value}" for key, value in section.items() if value is not None)
-        elif section is not None:
-            yield f"{name}={section}"
-
-
-def _numbers(described: DescribedTraining) -> Iterator[results.Block]:
-    metrics = described.metrics
-    if metrics is not None:
-        yield from reward_chart(metrics)
-        if summaries := metrics.overview.metric_summaries:
-            trends = is_wide_terminal(current())
-            yield metrics_table(metrics, summaries, trends=trends)
-    yield from checkpoint_tables(described)
-
-
-def _headline(described: DescribedTraining) -> Iterator[results.Block]:
-    """Yield the curve of the reward, the numbers one looks at first, and the checkpoints."""
-    metrics = described.metrics
-    if metrics is not None:
-        yield from reward_chart(metrics)
-        summaries = {summary.key: summary for summary in metrics.overview.metric_summaries}
-        if shown := [summaries[key] for key in _HEADLINE if key in summaries]:
-            yield metrics_table(metrics, shown, trends=False)
-    for name, words in described.validation.facts() if described.validation is not None else ():
-        yield results.Text(f"{name}: {words}", in_plain=True)
-    yield from checkpoint_tables(described)
-
-
-def _hints(described: DescribedTraining, followed: bool) -> Iterator[str]:
-    run, name = described.run, described.name
-    if followed:
-        # Why it ended before its last step, perhaps.
-        if run.notes:
-            yield f"Notes: {run.notes}"
-        yield f"Every metric: osmosis train info {name}"
-    if run.resumable:
-        yield f"Resume with: osmosis train resume {name}"
-    yield from deploy_hint(described.checkpoints)
-
-
-def _facts(seen: DescribedTraining) -> Iterator[str]:
-    """Yield what one line says of the last step."""
-    reward = seen.latest(REWARD)
-    if reward is None:
-        reward = seen.detail.training_run.reward
+def _now(seen: DescribedTraining) -> Iterator[str]:
+    """Yield the numbers of the last step, for one line."""
+    rewards, validated = seen.curves.points(TRAINING_REWARD), seen.curves.points(VALIDATION_REWARD)
+    reward = rewards[-1].value if rewards else seen.run.reward
     if reward is not None:
         yield f"reward {reward:.3f}"
-    validated = seen.latest(VALIDATION)
-    if validated is not None:
-        yield f"validation {validated:.3f}"
-    step_s = seen.latest("time/step_s")
-    if step_s is not None:
-        phases = ", ".join(_phases(seen))
-        yield f"{_seconds(step_s)}/step" + (f" ({phases})" if phases else "")
-    rate = _sampled_per_s(seen)
-    if rate:
-        yield rate
+    if validated:
+        yield f"validation {validated[-1].value:.3f}"
+    yield from _last_step(seen.curves)
 
 
-def _lines(seen: DescribedTraining) -> Iterator[str]:
-    """Yield the same under a bar, with the curve of the reward."""
-    rewards = seen.values(REWARD)
+def _curve_lines(curves: TrainingCurves) -> Iterator[str]:
+    """Yield the lines under a progress bar: the reward with its curve, and the numbers of the last step."""
+    rewards, validated = curves.points(TRAINING_REWARD), curves.points(VALIDATION_REWARD)
     if not rewards:
         return
-    line = f"  reward  {sparkline(rewards, width=_SPARKLINE)}  {rewards[0]:.3f} → {rewards[-1]:.3f}"
-    validated = seen.values(VALIDATION)
-    yield line + (f"   validation {validated[0]:.3f} → {validated[-1]:.3f}" if validated else "")
-    step_s = seen.latest("time/step_s")
-    told = [_sampled_per_s(seen)]
-    told.append(f"{_seconds(step_s)} a step: {', '.join(_phases(seen))}" if step_s is not None else "")
-    if any(told):
-        yield "  " + " · ".join(filter(None, told))
+    line = f"  reward  {trend(curves, TRAINING_REWARD, 24)}  {_from_to(rewards)}"
+    yield line + (f"   validation {_from_to(validated)}" if validated else "")
+    if last := " · ".join(_last_step(curves)):
+        yield f"  {last}"
 
 
-def _phases(seen: DescribedTraining) -> Iterator[str]:
-    """Yield what the last step spent a noticeable time with; validations come every so many steps only."""
-    for key, word in _PHASES.items():
-        value = seen.of_last_step(key)
-        if value is not None and value >= _NOTICEABLE_S:
-            yield f"{word} {_seconds(value)}"
+def _from_to(points: Sequence[CurveValue]) -> str:
+    return f"{points[0].value:.3f} → {points[-1].value:.3f}"
 
 
-def _sampled_per_s(seen: DescribedTraining) -> str:
-    rate = seen.latest("speed/sampling_tokens_per_s")
-    return f"{formats.count(round(rate))} tokens/s" if rate is not None else ""
+def _last_step(curves: TrainingCurves) -> Iterator[str]:
+    """Yield the last step's time with its phases, and its speed."""
+    steps, speeds = curves.points(_STEP_TIME), curves.points(_SAMPLING_SPEED)
+    if steps:
+        phases = []
+        for key, word in _PHASES.items():
+            # A validation takes place every so many steps only.
+            measured = [each for each in curves.points(key) if each.step == steps[-1].step]
+            if measured and measured[0].value >= _NOTICEABLE_S:
+                phases.append(f"{word} {_seconds(measured[0].value)}")
+        yield f"{_seconds(steps[-1].value)}/step" + (f" ({', '.join(phases)})" if phases else "")
+    if speeds:
+        yield f"{speeds[-1].value:,.0f} tokens/s"
 
 
 def _seconds(value: float) -> str:
     return f"{value:.1f} s" if value < 60 else formats.duration(value)
 
 
-def checkpoint_columns(*, with_id: bool = False) -> tuple[results.Column, ...]:
+def _hints(run: DescribedTraining, followed: bool) -> list[str]:
+    notes = [f"Notes: {run.run.notes}"] if followed and run.run.notes else []
+    return [*notes, *next_block(_next_steps(run))]
+
+
+# -- lists ---------------------------------------------------------------------------------
+
+
+def checkpoint_columns(*, with_id: bool = False) -> tuple[Column, ...]:
     return (
-        results.Column("Checkpoint", value=lambda item: item["checkpoint_name"] or "(unnamed)", keep=True),
-        results.Column("Step", "checkpoint_step", right=True),
-        results.Column(
-            "Status", value=lambda item: results.Status(item["status"]) if item["status"] else None
-        ),
-        results.Column("Saved", value=lambda item: results.Timestamp(item["created_at"])),
-        *((results.Column("ID", value=lambda item: item["id"][:8]),) if with_id else ()),
+        Column("Checkpoint", value=lambda item: item["checkpoint_name"] or "(unnamed)", keep=True),
+        Column("Step", "checkpoint_step", right=True),
+        Column("Status", value=lambda item: Status(item["status"]) if item["status"] else None),
+        Column("Saved", value=lambda item: Timestamp(item["created_at"])),
+        *((Column("ID", value=lambda item: item["id"][:8]),) if with_id else ()),
     )
 
 
-def checkpoint_tables(described: DescribedTraining) -> list[results.Block]:
-    if not described.checkpoints:
-        return []
-    shown = checkpoint_columns(with_id=described.detail.is_internal_user)
-    items = [checkpoint_item(checkpoint) for checkpoint in described.checkpoints]
-    cells = [[column.cell(item) for column in shown] for item in items]
-    return [results.Table(shown, cells, title="Checkpoints", in_plain=True)]
-
-
-def deploy_hint(checkpoints: Sequence[Checkpoint]) -> list[str]:
-    named = [checkpoint.checkpoint_name for checkpoint in checkpoints if checkpoint.checkpoint_name]
-    return [f"Deploy with: osmosis model deploy {named[-1]}"] if named else []
-
-
-def is_wide_terminal(output: OutputContext) -> bool:
-    """Tell whether people look at a terminal with room for trends."""
-    on_terminal = output.mode == "rich" and output.stdout.isatty()
-    return on_terminal and shutil.get_terminal_size().columns >= WIDE
-
-
-def reward_chart(metrics: TrainingMetrics) -> Iterator[results.Block]:
-    training = points(metrics, REWARD)
-    if len(training) < 2:
-        return
-    curves = [results.Curve("training", training, "accent")]
-    validation = points(metrics, VALIDATION)
-    if validation:
-        curves.append(results.Curve("validation", validation, "good"))
-    yield results.Chart(curves, title="Reward", x_label="step")
-
-
-def metrics_table(
-    metrics: TrainingMetrics, summaries: Sequence[MetricSummary], *, trends: bool
-) -> results.Table:
-    headings = [results.Column("Metric", keep=True)]
-    headings += [
-        results.Column(name, right=True) for name in ("First", "Latest", "Change", "Least", "Greatest")
-    ]
-    curves = {series.metric_key: series for series in metrics.metrics}
-    cells: list[list[results.Cell]] = []
-    for summary in summaries:
-        values = (summary.initial, summary.latest, summary.delta, summary.min, summary.max)
-        row: list[results.Cell] = [summary.title, *map(formats.compact, values)]
-        if trends:
-            series = curves.get(summary.key)
-            known = [point.value for point in series.data_points if point.value is not None] if series else []
-            row.append(sparkline(known, width=TREND_WIDTH))
-        cells.append(row)
-    return results.Table([*headings, *(["Trend"] if trends else [])], cells, title="Metrics", in_plain=True)
-
-
-def _details(described: DescribedTraining) -> results.DetailResult:
-    return results.DetailResult(
-        data={},
-        title="Training Run",
-        rows=list(VIEW.rows(described)),
-        sections=list(VIEW.configuration(described)),
-        blocks=list(_numbers(described)),
-        hints=list(VIEW.next_hints(described, followed=False)),
-    )
+def _settings(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield every setting under a dotted name."""
+    yield from (f"{key}={value}" for key, value in flat_settings(config) if value is not None)
 
 
 VIEW = RunView(
     kind="train",
-    model_heading="Base Model",
     shows_submitter=True,
     columns=(
-        results.Column("Base Model", "model_name"),
-        results.Column("Rollout", "rollout_name"),
-        results.Column(
-            "Reward", value=lambda item: formats.compact(item["summary"].get("reward")), right=True
-        ),
+        Column("Base Model", "model_name"),
+        Column("Rollout", "rollout_name"),
+        Column("Reward", value=lambda item: compact(item["summary"].get("reward")), right=True),
     ),
     fetch=training_runs.list_runs,
     item=training_runs.run_item,
     describe=training_runs.describe_run,
-    look=TrainingLook,
+    look=training_runs.TrainingLook,
     standing=_standing,
-    save=lambda context, described, output: save_metrics(described, context.workspace, output),
-    results=_results,
+    save=lambda context, run, output: training_runs.save_metrics(run, context.workspace, output),
     settings=_settings,
-    details=_details,
-    headline=_headline,
+    details=platform_info,
+    headline=lambda run: _text(*result_lines(run.curves)),
     hints=_hints,
 )

@@ -190,6 +190,17 @@ class TrainingCurves:
     def points(self, key: str) -> Sequence[CurveValue]:
         return next((curve.points for curve in self.curves if curve.key == key), ())
 
+    def best_checkpoint(self) -> SavedAdapter | None:
+        """Return the checkpoint with the highest validation pass rate, then reward; None if none was validated."""
+        rates = {point.step: point.value for point in self.points(VALIDATION_PASS_RATE)}
+        hollow = self.hollow_validations()
+        rated = [
+            (rates.get(saved.step, saved.reward), saved.reward, saved)
+            for saved in self.checkpoints
+            if saved.reward is not None and saved.step not in hollow
+        ]
+        return max(rated, key=lambda each: each[:2])[2] if rated else None
+
     def hollow_validations(self) -> list[int]:
         """Return the steps after which too few samples of the validation had a score."""
         return [point.step for point in self.points(VALIDATION_REWARD) if point.is_hollow]

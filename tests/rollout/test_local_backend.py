@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from osmosis_ai.rollout.backend.local import backend as deadline
 
 from osmosis_ai.rollout import (
     AgentWorkflow,
@@ -23,8 +24,7 @@ from osmosis_ai.rollout import (
     RolloutStatus,
     get_rollout_context,
 )
-from osmosis_ai.rollout.backend.local import backend as deadline
-from osmosis_ai.rollout.backend.local.backend import SlotLimiter
+from osmosis_ai.rollout.backend import SlotLimiter
 
 from .local_rollouts import execute, hang, request, until, workflow
 from .world import ExactMatch, SayOk

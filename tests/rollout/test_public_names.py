@@ -6,6 +6,7 @@ import importlib
 import subprocess
 import sys
 import textwrap
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -228,6 +229,7 @@ def test_names_of_both_protocols() -> None:
 def test_names_of_a_public_path(path: str) -> None:
     module = importlib.import_module(f"osmosis_ai.{path}")
 
+    assert attrgetter(path)(osmosis_ai) is module
     assert [name for name in NAMES_OF_PATHS[path].split() if not hasattr(module, name)] == []
     assert not hasattr(module, "nonsense")
 

@@ -34,9 +34,8 @@ from osmosis_ai.rollout import (
 from osmosis_ai.rollout.extra_fields import GraderNotes, read_grader_notes
 from osmosis_ai.rollout.model_client import close_shared_connections
 from osmosis_ai.rollout.server.app import grader_body
-from osmosis_ai.rollout.types import ExecutionResult, RolloutStatus
-from osmosis_ai.rollout.types.output import coerce_output
-from osmosis_ai.rollout.utils.messages import map_initial_messages_to_content_blocks
+from osmosis_ai.rollout.types import ExecutionResult, RolloutStatus, coerce_output
+from osmosis_ai.rollout.utils import map_initial_messages_to_content_blocks
 
 from .world import listening
 

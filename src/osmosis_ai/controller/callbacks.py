@@ -25,8 +25,12 @@ from osmosis_ai.llm.replies import dumps, loads
 from osmosis_ai.processes.addresses import describe_bind_error, listen, open_server_session, server_url
 from osmosis_ai.retry_after import retry_after_s
 from osmosis_ai.rollout.driver import RolloutDriver, RolloutOutcome, RolloutRunRequest
-from osmosis_ai.rollout.types import GraderCompleteRequest, RolloutCompleteRequest, RolloutStatus
-from osmosis_ai.rollout.types.protocol import is_single_path_segment
+from osmosis_ai.rollout.types import (
+    GraderCompleteRequest,
+    RolloutCompleteRequest,
+    RolloutStatus,
+    is_single_path_segment,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -6,8 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Generic
 
 from .context import AgentWorkflowContext, TConfig
-from .types.output import AgentWorkflowOutput
-from .types.sample import Messages
+from .types import AgentWorkflowOutput, Messages
 
 
 class AgentWorkflow(ABC, Generic[TConfig]):

@@ -88,7 +88,7 @@ def import_user_module(name: str, *, what: str) -> Any:
 
 def describe_failure(error: BaseException) -> str:
     """Format an exception of user code as one line: type, text and the last line of user code."""
-    from .backend.local.backend import text_of
+    from .backend import text_of
 
     lines = text_of(error).strip().splitlines()
     message = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

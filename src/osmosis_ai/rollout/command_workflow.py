@@ -23,8 +23,7 @@ from osmosis_ai.redaction import Redactor
 
 from .agent_workflow import AgentWorkflow
 from .context import AgentWorkflowContext, RolloutContext, SampleSource, get_rollout_context
-from .types.config import AgentWorkflowConfig
-from .types.sample import Messages, RolloutSample
+from .types import AgentWorkflowConfig, Messages, RolloutSample
 
 _RECORDED = "/recorded"
 _MOST_STDERR_CHARS = 8 * 1024

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, overload
 from typing_extensions import TypeVar
 
 from .extra_fields import GraderNotes
-from .types.config import AgentWorkflowConfig
-from .types.sample import Messages, RolloutSample
+from .types import AgentWorkflowConfig, Messages, RolloutSample
 
 if TYPE_CHECKING:
     import httpx

@@ -20,10 +20,10 @@ from typing import Any, Literal
 
 from osmosis_ai.errors import OsmosisError
 
-from .backend.local.backend import DeadlineExceededError, describe, run_within
+from .backend import DeadlineExceededError, describe, run_within
 from .cli_utils import load_attribute
 from .core.exceptions import AgentLoopLoadError
-from .types.sample import snapshot
+from .types import snapshot
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from .context import GraderContext
-from .types.config import GraderConfig
+from .types import GraderConfig
 
 
 class Grader(ABC):

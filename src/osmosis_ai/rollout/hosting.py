@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from .backend.local.backend import (
+from .backend import (
     DeadlineExceededError,
     InProcessBackend,
     active_rollout,
@@ -41,8 +41,7 @@ from .eval_functions import (
 )
 from .extra_fields import LoopOutcome, read_outcome
 from .tools import InvalidToolError, check_tools
-from .types.protocol import ExecutionRequest
-from .types.sample import RolloutSample
+from .types import ExecutionRequest, RolloutSample
 
 if TYPE_CHECKING:
     from .context import RolloutContext

@@ -12,7 +12,7 @@ from .utils.imports import needs_extra
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from .types.sample import MessageDict
+    from .types import MessageDict
 
 ToolCallGenerator = Callable[[dict[str, Any]], "list[dict[str, Any]] | None"]
 """Returns the tool calls that answer a message; None or an empty list for a text answer."""

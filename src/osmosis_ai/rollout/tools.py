@@ -18,7 +18,7 @@ from .core.exceptions import OsmosisRolloutError, ToolArgumentError
 from .core.schemas import OpenAIFunctionToolSchema
 
 if TYPE_CHECKING:
-    from .types.sample import MessageDict
+    from .types import MessageDict
 
 # OpenAI and compatible providers allow hyphens.
 _FUNCTION_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")

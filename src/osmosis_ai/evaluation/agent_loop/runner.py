@@ -27,7 +27,7 @@ from osmosis_ai.evaluation.agent_loop.inputs import (
     dataset_row_to_request,
 )
 from osmosis_ai.llm.replies import FLAGGED_NAMES
-from osmosis_ai.rollout.backend.local.backend import DeadlineExceededError, awaitable, run_within
+from osmosis_ai.rollout.backend import DeadlineExceededError, awaitable, run_within
 from osmosis_ai.rollout.cli_utils import describe_failure
 from osmosis_ai.rollout.core.base import AgentLoopContext, LLMClientProtocol, RolloutAgentLoop, RolloutResult
 from osmosis_ai.rollout.core.schemas import RolloutMetrics, RolloutRequest

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from ..context import RolloutContext as RolloutContext
 
 if TYPE_CHECKING:
-    from ..types.sample import MessageDict
+    from ..types import MessageDict
     from .schemas import OpenAIFunctionToolSchema, RolloutMetrics, RolloutRequest
 
 

@@ -24,8 +24,8 @@ from typing_extensions import NotRequired, TypedDict
 
 from ..config import DEFAULT_MAX_METADATA_SIZE_BYTES as DEFAULT_MAX_METADATA_SIZE_BYTES
 from ..config import get_settings
-from ..types.protocol import RolloutStatus as RolloutStatus
-from ..types.sample import MessageDict as MessageDict
+from ..types import MessageDict as MessageDict
+from ..types import RolloutStatus as RolloutStatus
 
 _MAX_ROLLOUT_ID_CHARACTERS = 256
 

@@ -24,7 +24,7 @@ from pydantic import ValidationError
 
 from osmosis_ai.errors import install_command
 
-from ..backend.local.backend import awaitable, run_within, text_of
+from ..backend import awaitable, run_within, text_of
 from ..config import RolloutSettings
 from ..core.base import AgentLoopContext, RolloutAgentLoop, RolloutResult
 from ..core.exceptions import (

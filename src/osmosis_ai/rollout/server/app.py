@@ -30,17 +30,17 @@ from ..context import RolloutContext
 from ..extra_fields import LOOP_KEY, read_grader_notes, read_judge_calls, read_outcome
 from ..model_client import close_shared_connections
 from ..trajectory import RolloutArchive, TrajectoryReport, report_from_response
-from ..types.protocol import (
+from ..types import (
     CancelRolloutsRequest,
     CancelRolloutsResponse,
     ExecutionRequest,
     ExecutionResult,
     GraderStatus,
     RolloutInitRequest,
+    RolloutSample,
     RolloutStatus,
     RolloutStatusResponse,
 )
-from ..types.sample import RolloutSample
 from .agent_loop import create_app as create_app
 from .callback_delivery import ATTEMPTS, DeliveryError, deliver
 from .state import AppState as AppState

@@ -25,8 +25,7 @@ from osmosis_ai.files import write_atomic
 
 from ..artifacts import DIAGNOSTICS_FILE, PENDING_TRAJECTORY_FILE
 from ..artifacts import artifact_root as default_artifact_root
-from ..types.protocol import ExecutionResult
-from ..types.sample import RolloutSample, json_safe
+from ..types import ExecutionResult, RolloutSample, json_safe
 from .atif import (
     Agent,
     FinalMetrics,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..types.sample import MessageDict
+    from ..types import MessageDict
 
 
 def parse_tool_calls(message: MessageDict) -> list[dict[str, Any]]:
@@ -53,3 +54,28 @@ def is_user_message(message: MessageDict) -> bool:
 def count_messages_by_role(messages: Sequence[MessageDict]) -> dict[str, int]:
     """Return the number of messages by role."""
     return dict(Counter(get_message_role(message) for message in messages))
+
+
+def map_initial_messages_to_content_blocks(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages whose contents are lists of blocks: ``"hi"`` becomes ``[{"text": "hi"}]``.
+
+    Contents that are already lists keep their blocks, and OpenAI's text parts become blocks. The input is not modified.
+    """
+    return [{**message, "content": _blocks(message.get("content"))} for message in messages]
+
+
+def _blocks(content: Any) -> list[Any]:
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [{"text": content}]
+    return [_block(part) for part in content]
+
+
+def _block(part: Any) -> Any:
+    is_text = isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
+    return {"text": part["text"]} if is_text else part
+
+
+# A public import path that is this module.
+messages = sys.modules[f"{__name__}.messages"] = sys.modules[__name__]

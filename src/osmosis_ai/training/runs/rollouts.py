@@ -29,7 +29,7 @@ from osmosis_ai.datasets import DatasetRow, row_digest
 from osmosis_ai.evaluation.metrics import NO_REWARD, RunMetrics, compute_metrics, describe_few_scored
 from osmosis_ai.evaluation.results import AttemptTable
 from osmosis_ai.redaction import Redactor
-from osmosis_ai.rollout.types.protocol import RolloutErrorCategory
+from osmosis_ai.rollout.types import RolloutErrorCategory
 from osmosis_ai.statistics.estimates import CONFIDENCE, Estimate, estimate_mean
 from osmosis_ai.training.objective.advantages import GroupStatistics, group_advantages
 from osmosis_ai.training.runs.metrics import finite

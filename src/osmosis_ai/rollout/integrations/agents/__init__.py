@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ...context import RolloutContext, get_rollout_context
-from ...types.sample import Messages, RolloutSample, snapshot
+from ...types import Messages, RolloutSample, snapshot
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from uuid import uuid4
 from osmosis_ai.llm.litellm_backend import import_litellm
 
 from ...context import SampleSource, get_rollout_context
-from ...types.sample import Messages, RolloutSample, snapshot
+from ...types import Messages, RolloutSample, snapshot
 from ...utils.imports import needs_extra
 from . import (
     MODEL_ID,

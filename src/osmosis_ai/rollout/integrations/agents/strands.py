@@ -8,9 +8,9 @@ from typing import Any
 from osmosis_ai.llm.litellm_backend import import_litellm
 
 from ...context import SampleSource
-from ...types.sample import RolloutSample
+from ...types import RolloutSample
+from ...utils import map_initial_messages_to_content_blocks
 from ...utils.imports import needs_extra
-from ...utils.messages import map_initial_messages_to_content_blocks
 from . import (
     MODEL_ID,
     NO_KEY,

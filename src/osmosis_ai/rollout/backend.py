@@ -1,4 +1,6 @@
-"""Run rollouts in the server process, each in a task with a concurrency slot and time limits.
+"""Execution backends of the rollout server.
+
+:class:`InProcessBackend` runs rollouts in the server process, each in a task with a concurrency slot and time limits.
 
 A rollout keeps its slot until grading and both callbacks are done. User code that raises, hangs, blocks,
 exits or returns an invalid value still produces an ExecutionResult. :class:`LocalBackend` runs workflows and graders.
@@ -10,30 +12,30 @@ import asyncio
 import copy
 import inspect
 import logging
+import sys
 import time
 import traceback
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import ValidationError
 
-from ...agent_workflow import AgentWorkflow
-from ...artifacts import ArtifactsOnDemand, artifact_root
-from ...context import AgentWorkflowContext, GraderContext, RolloutContext, rollout_contextvar
-from ...extra_fields import counting_judge_calls
-from ...types.output import coerce_output
-from ...types.protocol import (
+from .agent_workflow import AgentWorkflow
+from .artifacts import ArtifactsOnDemand, artifact_root
+from .context import AgentWorkflowContext, GraderContext, RolloutContext, rollout_contextvar
+from .extra_fields import counting_judge_calls
+from .types import (
     ExecutionRequest,
     ExecutionResult,
     RolloutErrorCategory,
+    RolloutSample,
     RolloutStatus,
     RolloutStatusResponse,
+    coerce_output,
 )
-from ...types.sample import RolloutSample
-from ...utils.imports import resolve_class, resolve_object
-from .. import ExecutionBackend, ResultCallback
+from .utils.imports import resolve_class, resolve_object
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +52,49 @@ _left_behind: set[asyncio.Task[Any]] = set()
 _MESSAGE_LIMIT = 10_000
 _STATUS_MESSAGE_LIMIT = 500
 _MOST_CAUSES = 5
+
+ResultCallback = Callable[[ExecutionResult], Awaitable[None]]
+"""Receives the result of a workflow or grader."""
+
+
+class ExecutionBackend(ABC):
+    """Base class for execution backends. Only :meth:`execute` is required."""
+
+    @abstractmethod
+    async def execute(
+        self,
+        request: ExecutionRequest,
+        on_workflow_complete: ResultCallback,
+        on_grader_complete: ResultCallback | None = None,
+    ) -> ExecutionResult | None:
+        """Run one rollout to completion. Without ``on_grader_complete``, grading is skipped.
+
+        Each callback is called once. The server reads the returned final result only if :attr:`capture_final_result`
+        is true.
+        """
+
+    @property
+    def capture_final_result(self) -> bool:
+        """Whether the archive stores the result of :meth:`execute` instead of the callbacks' results."""
+        return False
+
+    def has_capacity(self) -> bool:
+        """Whether the backend accepts another rollout. If not, the server answers 429."""
+        return True
+
+    def rollout_status(self, rollout_id: str) -> dict[str, Any] | None:
+        """Return ``status``, ``reward`` and ``err_message`` of a rollout, or None if it is unknown."""
+        return None
+
+    def cancel_rollouts(
+        self, ids: Sequence[str] | None = None, prefix: str | None = None, all: bool = False
+    ) -> dict[str, str]:
+        """Cancel the selected rollouts and return the outcome of each."""
+        return {}
+
+    def health(self) -> dict[str, Any]:
+        """Return the response body of ``GET /health``."""
+        return {"status": "ok"}
 
 
 class DeadlineExceededError(Exception):
@@ -436,3 +481,9 @@ def describe(error: BaseException) -> str:
     if not text or isinstance(error, KeyError):
         text = f"{type(error).__name__}: {text}".removesuffix(": ")
     return text[:_MESSAGE_LIMIT]
+
+
+# Import paths of the public SDKs that are this module.
+for _path in ("local", "local.backend"):
+    sys.modules[f"{__name__}.{_path}"] = sys.modules[__name__]
+    globals()[_path.rpartition(".")[2]] = sys.modules[__name__]

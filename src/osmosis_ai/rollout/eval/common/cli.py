@@ -1,1 +1,0 @@
-from osmosis_ai.rollout.eval.common import *  # noqa: F403

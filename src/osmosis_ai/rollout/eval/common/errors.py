@@ -1,1 +1,0 @@
-from osmosis_ai.evaluation.agent_loop.inputs import *  # noqa: F403

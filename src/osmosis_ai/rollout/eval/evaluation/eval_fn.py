@@ -1,1 +1,0 @@
-from osmosis_ai.rollout.eval_functions import *  # noqa: F403

@@ -310,7 +310,7 @@ def test_status_of_a_ray_cluster(cli: Cli, tmp_path: Path, monkeypatch: pytest.M
     data = refused.data
     problem = f"the Ray cluster at {cluster.address} refuses the token in {token}."
     assert (refused.status, data["ray"]["address"]) == (0, cluster.address)
-    assert data["ray"]["problem"].startswith(problem) and f"Its cluster: {problem}" in shown
+    assert data["ray"]["problem"].startswith(problem) and f"Cluster: {problem}" in shown
     assert "another-cluster" not in refused.out + refused.err + shown
     assert accepted == {"address": cluster.address, "problem": None}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,6 @@ from osmosis_ai.cli.registry import COMMANDS, MODES
 from osmosis_ai.cli.root import PROGRAM, TRAIL, build_root
 from osmosis_ai.config.issues import nearest
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.llm.providers import FILE_ADDRESSES
 from osmosis_ai.workspace.git import checkout_root
 
 if TYPE_CHECKING:
@@ -117,7 +117,8 @@ def prepare_environment(output: OutputContext, *, env_file: Path | None, platfor
             del os.environ[name]
     global _env_file
     _env_file = None
-    FILE_ADDRESSES.clear()
+    if providers := sys.modules.get("osmosis_ai.llm.providers"):
+        providers.FILE_ADDRESSES.clear()
     path = env_file or (checkout_root(Path.cwd()) or Path.cwd()) / ".env"
     # Some people keep a virtual environment in `.env`.
     if env_file is not None or (path.exists() and not path.is_dir()):

@@ -16,7 +16,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
         # Imports allocate many objects that stay: collecting garbage more rarely makes the start faster.
-        gc.set_threshold(20_000)
+        gc.set_threshold(100_000)
     if sys.stdout is None or sys.stderr is None:
         _open_closed_streams()
     status = _run(arguments)

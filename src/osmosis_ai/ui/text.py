@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 
 # Zero width, directions (Unicode Standard Annex 9), separators of lines, and tags, which no screen shows.
 _RANGES = (
@@ -22,8 +23,12 @@ _CONTROLS = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not i
 UNSEEN = {code: f"‹U+{code:04X}›" for first, last in _RANGES for code in range(first, last + 1)}
 """The marks of characters that are not seen, or that turn others around, but for C0 controls; as ``str.translate`` wants."""
 _MARKS = {**_CONTROLS, **UNSEEN}
-UNSEEN_IN_JSON = {code: json.dumps(chr(code))[1:-1].replace("\x7f", "\\u007f") for code in UNSEEN}
-"""The same characters as JSON escapes them, so that a page can hold a text of JSON exactly."""
+
+
+@cache
+def unseen_in_json() -> dict[int, str]:
+    """Return the same characters as JSON escapes them, so that a page can hold a text of JSON exactly."""
+    return {code: json.dumps(chr(code))[1:-1].replace("\x7f", "\\u007f") for code in UNSEEN}
 
 
 def visible(text: str) -> str:

@@ -7,11 +7,9 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import quote
-from xml.etree import ElementTree
 
 import typer
 
@@ -31,8 +29,7 @@ MOST_CHARACTERS = 60_000
 
 _LONGEST_TEXT, _LONGEST_CELL, _ROOM_TO_TELL = 2_000, 300, 400
 _ZERO_WIDTH_SPACE = "&#8203;"
-_SPECIAL = re.compile(
-    r"""
+_SPECIAL = r"""
     [<>"'`|\\*\[\]$^]                  # HTML, code, tables, emphasis, links, formulas
     | (?<![^\W_])_ | _(?![^\W_])       # underscores but those within a word: pass_rate
     | (?P<reference>
@@ -42,14 +39,11 @@ _SPECIAL = re.compile(
         | (?<=\bgh)-(?=\d)             # GH-12
       )
     | [&~@\#:](?=\S)                   # mailto:, :tada:
-    """,
-    re.VERBOSE | re.IGNORECASE,
-)
+    """
 _INVISIBLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
-@dataclass(frozen=True, slots=True)
-class DecisionDocument:
+class DecisionDocument(NamedTuple):
     """A decision to be read by people who did not run the command."""
 
     title: str
@@ -79,7 +73,7 @@ def _escaped(text: str, *, longest: int = _LONGEST_TEXT) -> str:
     flat = text
     if not text.isprintable():
         flat = "".join(map(_visible, re.sub(r"[\t\r\n]+", " ", text)))
-    return _SPECIAL.sub(_reference, _cut(flat, longest))
+    return re.sub(_SPECIAL, _reference, _cut(flat, longest), flags=re.VERBOSE | re.IGNORECASE)
 
 
 class _Page:
@@ -165,11 +159,10 @@ def _marker(text: str) -> str:
 
 
 Outcome = Literal["pass", "fail", "unclear"]
-_ILLEGAL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_ILLEGAL = "[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 
 
-@dataclass(frozen=True, slots=True)
-class JunitCase:
+class JunitCase(NamedTuple):
     """One rule."""
 
     name: str
@@ -179,6 +172,8 @@ class JunitCase:
 
 def junit_of(suite: str, cases: Sequence[JunitCase]) -> bytes:
     """Return a test suite as UTF-8; characters that no XML may hold are left out."""
+    from xml.etree import ElementTree
+
     counts = {
         "tests": len(cases),
         "failures": sum(case.outcome == "fail" for case in cases),
@@ -204,14 +199,13 @@ def junit_of(suite: str, cases: Sequence[JunitCase]) -> bytes:
 
 def _legal(text: str) -> str:
     """Return text without what is no character of XML 1.0 (section 2.2 of its specification)."""
-    return _ILLEGAL.sub("", text)
+    return re.sub(_ILLEGAL, "", text)
 
 
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 
 
-@dataclass(frozen=True, slots=True)
-class DecisionFiles:
+class DecisionFiles(NamedTuple):
     """What was asked to be written beside the result."""
 
     markdown: Path | None = None

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from osmosis_ai.cli.output import formats
 
@@ -43,23 +43,20 @@ def _encode(value: Any) -> Any:
 # -- cells ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Styled:
+class Styled(NamedTuple):
     """Text with a tone; the tone shows on a colour terminal only."""
 
     text: str
     tone: Tone
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
+class Status(NamedTuple):
     """A status word of the platform, shown as ``[word]`` in the colour of its family."""
 
     word: str
 
 
-@dataclass(frozen=True, slots=True)
-class Timestamp:
+class Timestamp(NamedTuple):
     """A point in time: in the reader's own zone for people, ISO 8601 in UTC for lines that programs read."""
 
     at: datetime | str | None
@@ -90,8 +87,7 @@ def joined(cells: Iterable[Cell]) -> str:
     return "\t".join(map(cell_text, cells))
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """One column of a table."""
 
     heading: str
@@ -112,8 +108,7 @@ class Column:
 # -- blocks: shown on a terminal, in plain mode only with ``in_plain``, never in JSON ------------
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(NamedTuple):
     """A table for people."""
 
     columns: Sequence[Column | str]
@@ -131,8 +126,7 @@ class Table:
             yield formats.literal(self.note)
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
+class Text(NamedTuple):
     """A paragraph for people; with a ``title`` it gets a frame."""
 
     text: str
@@ -144,8 +138,7 @@ class Text:
         yield formats.literal(self.text)
 
 
-@dataclass(frozen=True, slots=True)
-class ConversationTurn:
+class ConversationTurn(NamedTuple):
     """One turn of a conversation: who spoke (``user``, ``assistant``, ``tool`` …) and what."""
 
     role: str
@@ -153,8 +146,7 @@ class ConversationTurn:
     label: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ConversationBlock:
+class ConversationBlock(NamedTuple):
     """An agent's conversation, turn by turn, with a closing line (its reward)."""
 
     turns: Sequence[ConversationTurn]
@@ -169,16 +161,14 @@ class ConversationBlock:
             yield formats.literal(self.closing.text)
 
 
-@dataclass(frozen=True, slots=True)
-class SideBySide:
+class SideBySide(NamedTuple):
     """Two conversations, next to each other if there is room."""
 
     left: ConversationBlock
     right: ConversationBlock
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
+class Curve(NamedTuple):
     """A named curve: points by rising x."""
 
     name: str
@@ -186,8 +176,7 @@ class Curve:
     tone: Tone
 
 
-@dataclass(frozen=True, slots=True)
-class Chart:
+class Chart(NamedTuple):
     """Curves over one x axis; in plain mode a line each."""
 
     curves: Sequence[Curve]
@@ -218,8 +207,7 @@ def _block_lines(blocks: Iterable[Block]) -> Iterator[str]:
 # -- results -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(NamedTuple):
     """A titled group of label/value rows below the main ones of a detail."""
 
     title: str

@@ -24,6 +24,7 @@ from osmosis_ai.cli.output.results import (
     Column,
     DetailResult,
     OperationResult,
+    Row,
     Status,
     StreamResult,
     Styled,
@@ -276,6 +277,27 @@ def status() -> DetailResult:
 
         ray = RayCluster.from_json(process.ray)
         cluster = {"address": ray.address, "problem": cluster_problem(ray)}
+    optional: list[Row] = [
+        ("Runs on", process.executor),
+        ("Cluster", Styled(cluster["problem"], "warn") if cluster and cluster["problem"] else None),
+        ("Isolation", process.isolation),
+        ("Files", process.blobs),
+        *[("Warning", Styled(warning, "warn")) for warning in process.warnings],
+        ("Debuggable", _DEBUGGABLE if process.debuggable else None),
+    ]
+    rows: list[Row] = [
+        ("Status", Status(state)),
+        *[(_CHECKS.get(name, name).capitalize(), f"{why} (see the log)") for name, why in problems.items()],
+        ("URL", process.url),
+        ("Process", process.pid),
+        ("Started", Timestamp(process.started_at)),
+        ("Version", process.version),
+        ("Data", str(config.home)),
+        *[row for row in optional if row[1]],
+        *[("Worker", _describe_worker(worker)) for worker in workers[:_MOST_SHOWN]],
+    ]
+    if len(workers) > _MOST_SHOWN:
+        rows.append(("Workers", f"{len(workers)} in total, all with --json"))
     return DetailResult(
         title="Platform",
         data={
@@ -287,36 +309,7 @@ def status() -> DetailResult:
             "ray": cluster,
             "workers": workers,
         },
-        rows=[
-            ("Status", Status(state)),
-            *(
-                (f"Its {_CHECKS.get(name, name)}", f"{why}; its log tells more")
-                for name, why in problems.items()
-            ),
-            ("URL", process.url),
-            ("Process", process.pid),
-            ("Started", Timestamp(process.started_at)),
-            ("Version", process.version),
-            ("Data", str(config.home)),
-            *(
-                (label, value)
-                for label, value in (
-                    ("Runs on", process.executor),
-                    ("Its cluster", cluster and cluster["problem"] and Styled(cluster["problem"], "warn")),
-                    ("Isolation", process.isolation),
-                    ("Files", process.blobs),
-                    *(("Warning", Styled(warning, "warn")) for warning in process.warnings),
-                    ("Debuggable", process.debuggable and _DEBUGGABLE),
-                )
-                if value
-            ),
-            *(("Worker", _describe_worker(worker)) for worker in workers[:_MOST_SHOWN]),
-            *(
-                [("Workers", f"{len(workers)} in all; --json lists them")]
-                if len(workers) > _MOST_SHOWN
-                else []
-            ),
-        ],
+        rows=rows,
     )
 
 

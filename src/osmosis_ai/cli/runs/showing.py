@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from osmosis_ai.cli.connection import platform_when_needed
 from osmosis_ai.cli.output.context import current
-from osmosis_ai.llm.replies import FlaggedFinish
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from osmosis_ai.viewer.source import Outcome
 
 _MOST = 1_000
+FinishWord = Literal["length", "content_filter", "refusal"]
 
 RowOption = Annotated[int | None, typer.Option(min=0, help="Only this row, counted from 0.")]
 AttemptOption = Annotated[int | None, typer.Option(min=0, help="Only this attempt, counted from 0.")]
@@ -25,7 +25,7 @@ FailedOption = Annotated[bool, typer.Option("--failed", help="Scored below the t
 PassedOption = Annotated[bool, typer.Option("--passed", help="Scored at the threshold or above.")]
 UnscoredOption = Annotated[bool, typer.Option("--unscored", help="Attempts without a score.")]
 FinishOption = Annotated[
-    FlaggedFinish | None,
+    FinishWord | None,
     typer.Option(
         "--finish",
         help="Attempts with a model reply that was truncated (length), filtered (content_filter) or refused (refusal).",
@@ -46,7 +46,7 @@ def wanted_samples(
     search: str,
     limit: int,
     *,
-    finish: FlaggedFinish | None = None,
+    finish: FinishWord | None = None,
     **asked: bool,
 ) -> WantedSamples:
     """Return which samples were asked for: ``asked`` has each outcome's option."""

@@ -24,7 +24,7 @@ from osmosis_ai.evaluation.conversation import (
 from osmosis_ai.evaluation.lenient_json import as_objects, as_table
 from osmosis_ai.ui.charts import SvgChart, TimeSpan
 from osmosis_ai.ui.pages import NavItem, artifact_headers
-from osmosis_ai.ui.text import UNSEEN_IN_JSON
+from osmosis_ai.ui.text import unseen_in_json
 from osmosis_ai.viewer import queries
 from osmosis_ai.viewer.access import RenderedPage, Viewing
 from osmosis_ai.viewer.conversations import (
@@ -206,7 +206,7 @@ def time_spans(conversation: Conversation) -> list[TimeSpan]:
 def _copies(said: Conversation) -> Mapping[str, str]:
     """Return what can be taken away, by its word in an address; a page would have marks of what is not seen."""
     taken = {"messages": as_messages(said), "row": as_dataset_row(said)} if said.steps else {}
-    return {word: json_text(what).translate(UNSEEN_IN_JSON) for word, what in taken.items()}
+    return {word: json_text(what).translate(unseen_in_json()) for word, what in taken.items()}
 
 
 LARGEST_JSON_SHOWN = 2 << 20

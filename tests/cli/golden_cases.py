@@ -319,6 +319,7 @@ CASES: tuple[Case, ...] = (
     Case(
         "train list",
         page("/training-runs", "training_runs", {**train_replies.ROW, **ENDED}, train_replies.MINIMAL),
+        screen="rich",
     ),
     Case(
         "train info copper-finch --report copper.html --no-text --force",
@@ -355,11 +356,13 @@ CASES: tuple[Case, ...] = (
                 {"models": [MODEL], "total_count": 1, "active_deployments": 1, "max_active_deployments": 3},
             ),
         ),
+        screen="rich",
     ),
     Case("model info maze-lora", answers("get", "/models/maze-lora", MODEL), screen="rich"),
     Case(
         "model deploy maze-lora",
         answers("post", "/models/maze-lora/deploy", {"id": "lo_1", "status": "active"}),
+        screen="rich",
     ),
     Case(
         "model undeploy maze-lora --yes",

@@ -1,12 +1,12 @@
-"""`osmosis model`: models, and serving those that were trained."""
+"""`osmosis model`: list models, and deploy or download trained adapters."""
 
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,14 +16,12 @@ from osmosis_ai.cli.name_completion import complete_model
 from osmosis_ai.cli.options import AllOption, LimitOption, YesOption
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import current
+from osmosis_ai.cli.output.formats import aligned, next_block
 from osmosis_ai.cli.output.results import (
-    Block,
     Column,
     DetailResult,
     ListResult,
     OperationResult,
-    Row,
-    Section,
     SectionedListResult,
     Status,
     Text,
@@ -41,7 +39,8 @@ _ACTIVE = "active"
 _NEVER = "not deployed"
 
 LoraArgument = Annotated[
-    str, typer.Argument(help="Name of a LoRA model; BASE:NAME is one, too.", autocompletion=complete_model)
+    str,
+    typer.Argument(help="LoRA model, as NAME or BASE:NAME.", autocompletion=complete_model),
 ]
 
 app = typer.Typer()
@@ -51,7 +50,7 @@ app = typer.Typer()
 def list_(
     limit: LimitOption = 50,
     everything: AllOption = False,
-    kind: Annotated[str, typer.Option("--type", help="base, lora or all.")] = "all",
+    kind: Annotated[str, typer.Option("--type", help="Type of the models: base, lora or all.")] = "all",
 ) -> ListResult | SectionedListResult:
     """List base models and trained adapters, newest first.
 
@@ -60,7 +59,7 @@ def list_(
     """
     asked = kind.strip().lower()
     if asked not in _TYPES:
-        raise OsmosisError(f"--type takes all, base or lora, and not {kind!r}.", details={"type": kind})
+        raise OsmosisError(f"--type must be all, base or lora, got {kind!r}.", details={"type": kind})
     sections: dict[str, ListResult] = {}
     deployments: dict[str, Any] = {}
     with platform_context() as context, current().status("Fetching models"):
@@ -84,9 +83,9 @@ def _base_models(client: PlatformClient, limit: int, everything: bool) -> ListRe
         columns=(
             Column("Name", value=lambda item: item["model_name"] or item["id"], keep=True),
             Column("Created", value=lambda item: Timestamp(item["created_at"])),
-            Column("Created By", "creator_name"),
+            Column("Created by", "creator_name"),
         ),
-        title="Base Models",
+        title="Base models",
     )
 
 
@@ -96,21 +95,20 @@ def _lora_models(client: PlatformClient, limit: int, everything: bool) -> tuple[
     listing, deployments = list_lora_models(client, limit=limit, everything=everything)
     columns = [
         Column("Name", value=lambda item: item["model_name"] or "(unnamed)", keep=True),
-        Column("Base Model", "base_model"),
-        Column("Training Run", "training_run_name"),
-        Column("Checkpoint Step", "checkpoint_step", right=True),
-        Column("Training Reward", value=lambda item: _reward(item["reward"]), right=True),
+        Column("Base model", "base_model"),
+        Column("Training run", "training_run_name", in_rich=False),
+        Column("Step", "checkpoint_step", right=True),
+        Column("Training reward", value=lambda item: formats.number(item["reward"]), right=True),
         Column("Created", value=lambda item: Timestamp(item["created_at"])),
     ]
     if any(map(can_be_deployed, listing.items)):
         columns.append(
-            Column("Deployment Status", value=lambda item: Status(item.get("deployment_status") or _NEVER))
+            Column("Deployment", value=lambda item: Status(item.get("deployment_status") or _NEVER))
         )
     active, maximum = deployments.get("active_deployments"), deployments.get("max_active_deployments")
     most = f" of {maximum}" if maximum is not None else ""
     hints = [] if active is None else [f"Deployed: {active}{most}"]
-    result = list_result(listing, lora_item, columns=columns, hints=hints, title="LoRA Models")
-    return result, deployments
+    return list_result(listing, lora_item, columns=columns, hints=hints, title="LoRA models"), deployments
 
 
 @app.command("info")
@@ -122,88 +120,69 @@ def info(model: LoraArgument) -> DetailResult:
     """
     from osmosis_ai.services.models import get_lora_model, lora_detail
 
-    with platform_context() as context, current().status("Fetching model"):
-        found = get_lora_model(context.client, model)
-        uploaded = (
-            ("Upload Status", (found.hf_upload_status or "").replace("_", " ").title()),
-            ("URL", found.hf_url),
-            ("Uploaded By", found.uploaded_by),
-        )
+    with platform_context() as context:
+        with current().status("Fetching model"):
+            found = get_lora_model(context.client, model)
+        page = {"platform_url": found.platform_url} if found.platform_url else {}
         sections = [
-            Section("Hugging Face", [(label, value) for label, value in uploaded if value]),
-            Section("Deployment", list(_deployment(found))),
+            aligned(f"LoRA model {found.model_name or '(unnamed)'}", _facts(found)),
+            _request(found, context.client.platform_url),
         ]
         return DetailResult(
-            data={
-                "lora_model": lora_detail(found),
-                **({"platform_url": found.platform_url} if found.platform_url else {}),
-                **context.resource(),
-            },
-            title="LoRA Model",
-            rows=[
-                ("Name", found.model_name or "(unnamed)"),
-                *([("ID", found.id)] if found.is_internal_user else []),
-                ("Base Model", found.base_model),
-                ("Training Run", found.training_run_name),
-                ("Checkpoint Step", found.checkpoint_step),
-                ("Training Reward", _reward(found.reward)),
-                ("Validation Reward", _reward(found.validation_reward)),
-                ("Created", Timestamp(found.created_at, seconds=True)),
-            ],
-            sections=[section for section in sections if section.rows],
-            blocks=_example(found, context.client.platform_url),
-            hints=_hints(found),
+            data={"lora_model": lora_detail(found), **page, **context.resource()},
+            blocks=[Text("\n\n".join("\n".join(lines) for lines in sections if lines), in_plain=True)],
+            hints=next_block(_next_steps(found)),
         )
 
 
-def _example(model: LoraModel, platform_url: str) -> list[Block]:
-    """Return a request that the adapter answers, once it is deployed."""
-    if model.deployment_status != _ACTIVE or not model.inference_model:
-        return []
+def _facts(model: LoraModel) -> Iterator[tuple[str, str]]:
+    from osmosis_ai.services.models import can_be_deployed
+
+    if can_be_deployed(model):
+        yield "Deployment", model.deployment_status or _NEVER
+        if model.deployed_at is not None:
+            by = f" by {model.deployed_by}" if model.deployed_by else ""
+            yield "Deployed", f"{formats.date(model.deployed_at)}{by}"
+    if model.inference_model:
+        yield "Served as", model.inference_model
+    if model.is_internal_user:
+        yield "ID", model.id
+    yield "Base model", model.base_model or formats.MISSING
+    step = f", step {model.checkpoint_step}" if model.checkpoint_step is not None else ""
+    yield "Training run", f"{model.training_run_name or formats.MISSING}{step}"
+    yield "Validation reward", formats.number(model.validation_reward)
+    yield "Training reward", formats.number(model.reward)
+    yield "Created", formats.date(model.created_at)
+    if model.hf_upload_status:
+        upload = [model.hf_upload_status.replace("_", " "), model.hf_url, model.uploaded_by]
+        yield "Hugging Face", ", ".join(filter(None, upload))
+    if model.platform_url:
+        yield "Page", model.platform_url
+
+
+def _request(model: LoraModel, platform_url: str) -> list[str]:
+    """Return a request that the deployed adapter answers."""
     from osmosis_ai.services.models import inference_url
 
+    if model.deployment_status != _ACTIVE or not model.inference_model:
+        return []
     body = {"model": model.inference_model, "messages": [{"role": "user", "content": "Hello!"}]}
-    request = (
-        f"curl {shlex.quote(inference_url(platform_url))} \\\n"
-        '  -H "Authorization: Bearer $OSMOSIS_API_KEY" \\\n'
-        '  -H "Content-Type: application/json" \\\n'
-        f"  -d {shlex.quote(json.dumps(body, ensure_ascii=False))}"
-    )
-    return [Text(request, title="Ask it", in_plain=True)]
+    return [
+        "Request",
+        f"  curl {quote(inference_url(platform_url))} \\",
+        '    -H "Authorization: Bearer $OSMOSIS_API_KEY" -H "Content-Type: application/json" \\',
+        f"    -d {quote(json.dumps(body, ensure_ascii=False))}",
+    ]
 
 
-def _hints(model: LoraModel) -> list[str]:
+def _next_steps(model: LoraModel) -> Iterator[tuple[str, str]]:
     from osmosis_ai.services.models import can_be_deployed
 
-    said = [f"View: {model.platform_url}"] if model.platform_url else []
-    name = model.model_name or model.id
-    said.append(f"Download with: osmosis model download {name}")
+    name = quote(model.model_name or model.id)
     if can_be_deployed(model):
-        is_active = model.deployment_status == _ACTIVE
-        said.append(
-            f"Take back with: osmosis model undeploy {name}"
-            if is_active
-            else f"Deploy with: osmosis model deploy {name}"
-        )
-    return said
-
-
-def _deployment(model: LoraModel) -> Iterator[Row]:
-    from osmosis_ai.services.models import can_be_deployed
-
-    if not can_be_deployed(model):
-        return
-    yield "Status", Status(model.deployment_status or _NEVER)
-    if model.deployed_at is not None:
-        yield "Deployed", Timestamp(model.deployed_at, seconds=True)
-    if model.deployed_by:
-        yield "Deployed By", model.deployed_by
-    if model.inference_model:
-        yield "Model Name", model.inference_model
-
-
-def _reward(reward: float | None) -> str:
-    return formats.MISSING if reward is None else f"{reward:.3f}"
+        verb = "undeploy" if model.deployment_status == _ACTIVE else "deploy"
+        yield f"{verb.title()} the model", f"osmosis model {verb} {name}"
+    yield "Download the adapter", f"osmosis model download {name}"
 
 
 @app.command("deploy")
@@ -227,11 +206,12 @@ def _deployment_result(
     verb: str, model: str, changed: DeploymentChange, context: PlatformContext
 ) -> OperationResult:
     name = changed.model_name or model
+    steps = [("Show a request that it answers", f"osmosis model info {quote(name)}")]
     return OperationResult(
         operation=f"model.{verb}",
         message=f"LoRA model {verb}ed: {name}",
         resource={"id": changed.id, "model_name": name, "status": changed.status, **context.resource()},
-        next_steps=[f"How to call it: osmosis model info {name}"] if verb == "deploy" else (),
+        next_steps=next_block(steps) if verb == "deploy" else (),
     )
 
 
@@ -250,7 +230,7 @@ def undeploy(model: LoraArgument, yes: YesOption = False) -> OperationResult:
     with platform_context() as context:
         # Scripts written for the hosted service name no --yes here.
         if output.interactive:
-            output.confirm(f'Stop serving "{model}"? Who calls it will be refused.', yes=yes, default=False)
+            output.confirm(f"Undeploy '{model}'? Its clients will get errors.", yes=yes, default=False)
         with output.status("Undeploying model"):
             changed = models.undeploy(context.client, model)
         return _deployment_result("undeploy", model, changed, context)
@@ -261,7 +241,9 @@ def download(
     model: LoraArgument,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="The adapter's folder (default: .osmosis/models/NAME)."),
+        typer.Option(
+            "--output", "-o", help="Directory of the adapter's files (default: .osmosis/models/NAME)."
+        ),
     ] = None,
 ) -> OperationResult:
     """Download a LoRA adapter in PEFT format.
@@ -271,27 +253,23 @@ def download(
     Examples:
         osmosis model download keen-owl-2-step-40 -o adapters/
     """
-    from osmosis_ai.services.models import download_model, plan_model_download
+    from osmosis_ai.services.models import ModelDownloader
 
     out = current()
     with platform_context() as context:
         with out.status("Fetching the list of files"):
-            plan = plan_model_download(context.client, model, workspace=context.workspace, output=output)
+            plan = ModelDownloader.plan(context.client, model, workspace=context.workspace, output=output)
         with out.progress("Downloading", total=plan.total_bytes, unit="bytes") as shown:
-            found = download_model(context.client, plan, progress=shown.update)
-        place = formats.shown_path(found.directory)
-        size = formats.size(plan.total_bytes)
+            is_new = plan.download(shown.update)
+        place, base = formats.shown_path(plan.directory), plan.listed.base_model
+        name, files = plan.listed.model_name, f"{len(plan.listed.files)} files"
+        load = f'peft.PeftModel.from_pretrained(model, "{place}")'
         return OperationResult(
             operation="model.download",
-            status="success" if found.fetched else "noop",
-            message=f"{found.name} is in {place}: {len(found.files)} files, {size}."
-            if found.fetched
-            else f"{found.name} was in {place} already, every byte of it.",
-            resource={**found.resource(), **context.resource()},
-            next_steps=[
-                f"Base model: {found.base_model}",
-                f'Load it: peft.PeftModel.from_pretrained(base, "{place}")',
-            ]
-            if found.base_model
-            else (),
+            status="success" if is_new else "noop",
+            message=f"{name} is in {place}: {files}, {formats.size(plan.total_bytes)}."
+            if is_new
+            else f"{name} was in {place} already, every byte of it.",
+            resource={**plan.resource(), **context.resource()},
+            next_steps=next_block([(f"Load it on {base}", load)]) if base else (),
         )

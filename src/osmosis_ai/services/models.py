@@ -34,6 +34,7 @@ from osmosis_ai.datasets import file_digest
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.files import expanded, sync_directory
 from osmosis_ai.services.listing import Listing, fetch_listing
+from osmosis_ai.services.runs.download import safe_name
 from osmosis_ai.workspace.layout import WorkspaceDirectory
 
 INFERENCE_PATH = "/v1/chat/completions"
@@ -41,7 +42,6 @@ HOSTED_INFERENCE_URL = "https://inference.osmosis.ai"
 ADAPTER_CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 _MODELS = "/api/cli/models"
-_DEPLOYMENT = {"deployment_status", "deployed_at", "deployed_by"}
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", re.ASCII)
 
 _T = TypeVar("_T")
@@ -80,12 +80,12 @@ def get_lora_model(client: PlatformClient, name: str) -> LoraModel:
 
 def deploy(client: PlatformClient, name: str) -> DeploymentChange:
     """Deploy an adapter. Deploying it twice changes nothing."""
-    return ask_by_name(client, name, lambda named: _change(client, named, "deploy"))
+    return _change(client, name, "deploy")
 
 
 def undeploy(client: PlatformClient, name: str) -> DeploymentChange:
     """Undeploy an adapter. Undeploying it twice changes nothing."""
-    return ask_by_name(client, name, lambda named: _change(client, named, "undeploy"))
+    return _change(client, name, "undeploy")
 
 
 def _get(client: PlatformClient, name: str) -> LoraModel:
@@ -93,8 +93,10 @@ def _get(client: PlatformClient, name: str) -> LoraModel:
 
 
 def _change(client: PlatformClient, name: str, verb: str) -> DeploymentChange:
-    path = f"{_MODELS}/{segment(name)}/{verb}"
-    return client.post(path, model=DeploymentChange, retry=REPEATING)
+    def change(named: str) -> DeploymentChange:
+        return client.post(f"{_MODELS}/{segment(named)}/{verb}", model=DeploymentChange, retry=REPEATING)
+
+    return ask_by_name(client, name, change)
 
 
 def _files_of(client: PlatformClient, name: str) -> ModelDownload:
@@ -141,106 +143,111 @@ def inference_url(platform_url: str) -> str:
 
 
 def lora_item(model: LoraModel) -> dict[str, Any]:
-    """Return a listed adapter as the JSON output shows it."""
-    hidden = {
-        "hf_upload_status",
-        "hf_url",
-        "uploaded_by",
-        "inference_model",
-        "platform_url",
-        "is_internal_user",
-    }
-    return model.model_dump(mode="json", exclude=hidden | (set() if can_be_deployed(model) else _DEPLOYMENT))
+    """Return a listed adapter as JSON."""
+    return lora_detail(model, "hf_upload_status", "hf_url", "uploaded_by", "inference_model")
 
 
-def lora_detail(model: LoraModel) -> dict[str, Any]:
-    """Return all facts about an adapter as the JSON output shows them."""
-    hidden = {"platform_url", "is_internal_user"}
-    return model.model_dump(mode="json", exclude=hidden | (set() if can_be_deployed(model) else _DEPLOYMENT))
+def lora_detail(model: LoraModel, *hidden: str) -> dict[str, Any]:
+    """Return an adapter as JSON; without the keys of a deployment if the platform cannot serve it."""
+    absent = () if can_be_deployed(model) else ("deployment_status", "deployed_at", "deployed_by")
+    return model.model_dump(mode="json", exclude={"platform_url", "is_internal_user", *hidden, *absent})
 
 
 @dataclass(frozen=True)
-class DownloadedModel:
-    """An adapter's folder; ``fetched`` is False if it was already complete."""
+class ModelDownloader:
+    """Downloads an adapter to a directory."""
 
-    name: str
-    base_model: str | None
-    directory: Path
-    files: tuple[ModelFile, ...]
-    fetched: bool
-
-    def resource(self) -> dict[str, Any]:
-        return {
-            "model_name": self.name,
-            "base_model": self.base_model,
-            "output_path": str(self.directory),
-            "files": [file.model_dump(include={"path", "size", "sha256"}) for file in self.files],
-            "bytes": sum(file.size for file in self.files),
-        }
-
-
-@dataclass(frozen=True)
-class ModelPlan:
-    """What to download, and where to."""
-
+    client: PlatformClient
     listed: ModelDownload
     directory: Path
     workspace: WorkspaceDirectory
+
+    @classmethod
+    def plan(
+        cls, client: PlatformClient, name: str, *, workspace: WorkspaceDirectory, output: Path | None
+    ) -> ModelDownloader:
+        """Look up an adapter's files and decide on its folder (default: in ``.osmosis/models``); writes nothing."""
+        listed = ask_by_name(client, name, lambda named: _files_of(client, named))
+        _check_listing(listed)
+        default = workspace.state_dir / "models" / safe_name(listed.model_name)
+        return cls(client, listed, default if output is None else expanded(output).absolute(), workspace)
 
     @property
     def total_bytes(self) -> int:
         return sum(file.size for file in self.listed.files)
 
+    def resource(self) -> dict[str, Any]:
+        return {
+            "model_name": self.listed.model_name,
+            "base_model": self.listed.base_model,
+            "output_path": str(self.directory),
+            "files": [file.model_dump(include={"path", "size", "sha256"}) for file in self.listed.files],
+            "bytes": self.total_bytes,
+        }
 
-def plan_model_download(
-    client: PlatformClient, name: str, *, workspace: WorkspaceDirectory, output: Path | None
-) -> ModelPlan:
-    """Look up an adapter's files and decide on its folder (default: in ``.osmosis/models``); writes nothing."""
-    from osmosis_ai.services.runs.download import safe_name
+    def download(self, progress: Callable[[int], None]) -> bool:
+        """Download the adapter, and return False if a complete one exists already.
 
-    listed = ask_by_name(client, name, lambda named: _files_of(client, named))
-    _check_listing(listed)
-    if output is None:
-        directory = workspace.state_dir / "models" / safe_name(listed.model_name)
-    else:
-        directory = expanded(output).absolute()
-    return ModelPlan(listed, directory, workspace)
-
-
-def download_model(
-    client: PlatformClient, plan: ModelPlan, *, progress: Callable[[int], None]
-) -> DownloadedModel:
-    """Download an adapter; an existing one is only verified.
-
-    After an error, the downloaded files are kept for the next attempt.
-    """
-    listed, directory = plan.listed, plan.directory
-    there = _is_whole(directory, listed)
-    if not there:
+        After an error, the downloaded files are kept for the next attempt.
+        """
+        directory = self.directory
+        if directory.is_dir() and all(
+            file.sha256 is not None and _is_complete(directory / file.path, file)
+            for file in self.listed.files
+        ):
+            return False
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise ConflictError(
-                f"{directory} holds something else than this model.",
-                hint="name another folder with --output, or remove this one",
+                f"{directory} has other contents than this model.",
+                hint="name another directory with --output, or remove this one",
             )
-        if directory.is_relative_to(plan.workspace.state_dir):
-            plan.workspace.create_state_dir()
+        if directory.is_relative_to(self.workspace.state_dir):
+            self.workspace.create_state_dir()
         staging = directory.with_name(f".{directory.name}.fetching")
-        _fetch(client, listed, staging, progress)
+        self._fetch(staging, progress)
         _check_adapter(staging)
         try:
             staging.rename(directory)  # works on an empty or missing directory
             sync_directory(directory.parent)
         except OSError as error:
             raise OsmosisError(f"cannot write {directory}: {error.strerror or error}.") from None
-    return DownloadedModel(listed.model_name, listed.base_model, directory, tuple(listed.files), not there)
+        return True
+
+    def _fetch(self, staging: Path, progress: Callable[[int], None]) -> None:
+        done = 0
+        with BlobClient() as blobs:
+            for file in self.listed.files:
+                target = staging / file.path
+                if file.sha256 is None or not _is_complete(target, file):
+                    download(
+                        file.url,
+                        target,
+                        expected_size=file.size,
+                        expected_sha256=file.sha256,
+                        progress=partial(_report, progress, done),
+                        refresh_url=partial(self._new_url, file.path),
+                        client=blobs,
+                    )
+                done += file.size
+                progress(done)
+
+    def _new_url(self, path: str) -> str:
+        for file in _files_of(self.client, self.listed.model_name).files:
+            if file.path == path:
+                return file.url
+        raise OsmosisError(f"the platform returned no new URL for {path}.", code="PLATFORM_ERROR")
+
+
+def _report(progress: Callable[[int], None], before: int, arrived: int) -> None:
+    progress(before + arrived)
 
 
 def _check_listing(listed: ModelDownload) -> None:
     names = [file.path for file in listed.files]
-    odd = next((name for name in names if not _FILE_NAME.fullmatch(name)), None)
-    if odd is not None:
+    invalid = next((name for name in names if not _FILE_NAME.fullmatch(name)), None)
+    if invalid is not None:
         raise OsmosisError(
-            f"the platform lists a file {odd[:80]!r}, which is not written.", code="PLATFORM_ERROR"
+            f"the platform listed an invalid file name: {invalid[:80]!r}.", code="PLATFORM_ERROR"
         )
     if ADAPTER_CONFIG not in names or not set(WEIGHTS) & set(names) or len(set(names)) < len(names):
         raise OsmosisError(
@@ -249,49 +256,10 @@ def _check_listing(listed: ModelDownload) -> None:
         )
 
 
-def _is_whole(directory: Path, listed: ModelDownload) -> bool:
-    """Tell whether every file exists with its digest; other files in the folder do not matter."""
-    return directory.is_dir() and all(
-        file.sha256 is not None and _is_right(directory / file.path, file) for file in listed.files
-    )
-
-
-def _is_right(path: Path, file: ModelFile) -> bool:
+def _is_complete(path: Path, file: ModelFile) -> bool:
     if not path.is_file() or path.stat().st_size != file.size:
         return False
     return file.sha256 is None or file_digest(path) == file.sha256
-
-
-def _fetch(
-    client: PlatformClient, listed: ModelDownload, staging: Path, progress: Callable[[int], None]
-) -> None:
-    done = 0
-    with BlobClient() as blobs:
-        for file in listed.files:
-            target = staging / file.path
-            if not (file.sha256 is not None and _is_right(target, file)):
-                download(
-                    file.url,
-                    target,
-                    expected_size=file.size,
-                    expected_sha256=file.sha256,
-                    progress=partial(_tell, progress, done),
-                    refresh_url=partial(_signed_again, client, listed.model_name, file.path),
-                    client=blobs,
-                )
-            done += file.size
-            progress(done)
-
-
-def _tell(progress: Callable[[int], None], before: int, arrived: int) -> None:
-    progress(before + arrived)
-
-
-def _signed_again(client: PlatformClient, name: str, path: str) -> str:
-    for file in _files_of(client, name).files:
-        if file.path == path:
-            return file.url
-    raise OsmosisError(f"the platform gave no new URL for {path}.", code="PLATFORM_ERROR")
 
 
 def _check_adapter(directory: Path) -> None:
@@ -299,7 +267,7 @@ def _check_adapter(directory: Path) -> None:
         json.loads((directory / ADAPTER_CONFIG).read_bytes())["peft_type"]
     except (ValueError, RecursionError, KeyError, TypeError):
         raise OsmosisError(
-            f"what was fetched is not an adapter: {ADAPTER_CONFIG} is not PEFT's.",
+            f"the downloaded files are not an adapter: {ADAPTER_CONFIG} is not PEFT's.",
             code="PLATFORM_ERROR",
             details={"directory": str(directory)},
         ) from None

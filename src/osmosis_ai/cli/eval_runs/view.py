@@ -546,7 +546,6 @@ def _details(described: DescribedEvaluation) -> DetailResult:
 
 VIEW = RunView(
     kind="eval",
-    shows_submitter=False,
     columns=(
         Column("Rollout", "rollout"),
         Column("Result (scored attempts)", value=_result, in_rich=False),

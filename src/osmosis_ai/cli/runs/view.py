@@ -183,7 +183,6 @@ class RunView(Generic[DescribedT]):
     """
 
     kind: RunKind
-    shows_submitter: bool
     columns: Sequence[Column]
     fetch: Callable[[PlatformClient, int, bool], Listing[Any]]
     item: Callable[[Any], Mapping[str, Any]]
@@ -204,7 +203,7 @@ class RunView(Generic[DescribedT]):
                 Column("Status", value=lambda item: Status(item["status"]), keep=True),
                 *self.columns,
                 Column("Submitted", value=lambda item: Timestamp(item["created_at"])),
-                Column("Submitted By", "creator_name", in_rich=self.shows_submitter),
+                Column("Submitted by", "creator_name", in_rich=False),
                 # Few runs have a reason on some days.
                 *([Column("Waits", "waits")] if any(run.waits for run in listing.items) else ()),
             )

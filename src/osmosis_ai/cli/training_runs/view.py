@@ -367,9 +367,8 @@ def _settings(config: Mapping[str, Any]) -> Iterator[str]:
 
 VIEW = RunView(
     kind="train",
-    shows_submitter=True,
     columns=(
-        Column("Base Model", "model_name"),
+        Column("Base model", "model_name"),
         Column("Rollout", "rollout_name"),
         Column("Reward", value=lambda item: compact(item["summary"].get("reward")), right=True),
     ),

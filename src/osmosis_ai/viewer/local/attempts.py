@@ -9,9 +9,8 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -21,9 +20,8 @@ from osmosis_ai.evaluation.local_results import pass_threshold_of
 from osmosis_ai.evaluation.manifest import Manifest
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.files import open_regular
-from osmosis_ai.sqlite_text import ESCAPE, HOLDS, bindable, like_pattern
+from osmosis_ai.sqlite_text import ESCAPE, HOLDS, bindable, like_pattern, teach_holds
 from osmosis_ai.viewer.access import ReadT, SharedReads
-from osmosis_ai.viewer.local.cache_file import CacheFile
 from osmosis_ai.viewer.source import (
     SORTED_BY,
     FailureCount,
@@ -48,7 +46,6 @@ COLUMNS = (
     "cost_usd", "finish_reasons", "boundary", "category", "error", "input", "output",
 )  # fmt: skip
 SCHEMA = """
-CREATE TABLE state (key TEXT PRIMARY KEY, value);
 CREATE TABLE samples (
     item INTEGER PRIMARY KEY, offset INTEGER, status TEXT, source_row INTEGER, row_digest TEXT, reward REAL,
     tokens INTEGER, duration_ms REAL, model_latency_ms REAL, cost_usd REAL, finish_reasons TEXT, boundary TEXT, category TEXT, error TEXT,
@@ -71,7 +68,7 @@ INDEXES: Mapping[str, str] = {
     "by_cluster": "selected_rows (cluster)",
     "by_flaky": "selected_rows (flaky, place)",
 }
-"""Made once a journal has been read to its end: kept up line by line, they would take most of the time."""
+"""Created once a journal has been read to its end: updating them line by line would take most of the time."""
 _COUNT_ROWS = """
 INSERT OR REPLACE INTO selected_rows (place, cluster, tried, passed, flaky)
 SELECT touched.place, coalesce(substr(max(row_digest), 1, :digits), 'row ' || touched.place), count(reward),
@@ -85,7 +82,6 @@ UPDATE selected_rows SET flaky = counted.flaky FROM (
     WHERE cluster IN (SELECT cluster FROM selected_rows WHERE flaky = -1) GROUP BY cluster
 ) AS counted WHERE selected_rows.cluster = counted.cluster
 """
-AnswerT = TypeVar("AnswerT")
 _Line = tuple[Any, ...]
 _BATCH = 2_000
 _TAIL_BYTES = 128
@@ -94,234 +90,6 @@ _CLUSTER_DIGITS = 16
 _VALUES = ", ".join("nullif(?, '')" if each in COLUMNS[-5:] else "?" for each in COLUMNS)
 _INSERT = f"INSERT OR REPLACE INTO samples ({', '.join(COLUMNS)}) VALUES ({_VALUES})"
 """Of a text that is not there it is given an empty one: to Python's ``sqlite3`` a None is more work."""
-
-
-class RunIndex:
-    """The table of one run; may be used by several threads."""
-
-    def __init__(self, directory: Path, *, cache_dir: Path) -> None:
-        self.directory = RunDirectory(directory)
-        self.lock = threading.RLock()
-        self.damage: str | None = None
-        self.rows, self.n, self.threshold, self._identity = self._read_identity()
-        self._file = CacheFile(cache_dir, "run", directory, SCHEMA)
-        self.read, self._is_indexed = 0, False
-        self._seen: dict[str, Any] = {}
-        self._unreadable: tuple[int, int] | None = None
-
-    @property
-    def connection(self) -> sqlite3.Connection:
-        """The table's database."""
-        return self._file.connection
-
-    @property
-    def problems(self) -> list[str]:
-        """What a reader should know, a sentence each."""
-        return [sentence for sentence in (self.damage, self._file.problem) if sentence is not None]
-
-    def close(self) -> None:
-        """Release the file."""
-        with self.lock:
-            self._file.close()
-
-    def is_of_this_run(self) -> bool:
-        """Tell whether the directory still has the run that the table is of, with the same threshold."""
-        try:
-            return self._read_identity()[-1] == self._identity
-        except OsmosisError:
-            return False
-
-    def refresh(self, *, patience_s: float | None = None) -> float | None:
-        """Read on from where the table ends."""
-        deadline = math.inf if patience_s is None else time.monotonic() + patience_s
-        with self.lock:
-            try:
-                return self._refresh(deadline)
-            except sqlite3.Error as error:
-                self._file.give_up(error)
-                return self._refresh(deadline)
-            except OSError as error:
-                self.damage = f"`{self.directory.events}` cannot be read ({reason_of(error)})."
-                return None
-
-    def ask(self, question: Callable[[sqlite3.Connection], AnswerT]) -> AnswerT:
-        """Return what the table's database answers; where it is damaged, it is made again first."""
-        with self.lock:
-            try:
-                return question(self.connection)
-            except sqlite3.DatabaseError as error:
-                self._file.give_up(error)
-                self._unreadable = None
-                self._refresh(math.inf)
-                return question(self.connection)
-
-    def find(self, statement: str, values: Mapping[str, Any]) -> list[Any]:
-        """Return the lines that a statement finds, as :meth:`ask` does."""
-        return self.ask(lambda table: table.execute(statement, values).fetchall())
-
-    def record(self, item: int) -> TerminalRecord | None:
-        """Return the latest valid journal record of an item, or None."""
-        found = self.find("SELECT offset FROM samples WHERE item = :item", {"item": item})
-        if not found:
-            return None
-        # The run may be deleted or archived at this moment.
-        with suppress(ValueError, OSError), JournalReader(self.directory.events) as journal:
-            return journal.record(found[0][0])
-        return None
-
-    def _read_identity(self) -> tuple[int, int, float, str]:
-        manifest = Manifest.load(self.directory.manifest)
-        rows, n = manifest.planned(self.directory.manifest)
-        threshold = pass_threshold_of(self.directory)
-        return rows, n, threshold, f"{manifest.local_run_id} {rows} {n} {threshold!r}"
-
-    def _refresh(self, deadline: float) -> float | None:
-        while True:
-            try:
-                return self._read_on(deadline)
-            except _OvertakenError as overtaken:
-                if time.monotonic() > deadline and overtaken.share < 1.0:
-                    return overtaken.share
-
-    def _read_on(self, deadline: float) -> float | None:
-        """Raises: _OvertakenError: another viewer extended the table meanwhile."""
-        if file_state(self.directory.events) == self._unreadable:
-            return None  # what could not be read is read again only when it may be another
-        self._unreadable = None
-        size, changed = self._begin()
-        self.damage = None
-        if self.read == size and self._is_indexed:
-            return None
-        try:
-            # A run that has not begun, or whose journal is gone, has no samples.
-            if size and not self._take_lines(size, deadline):
-                return self.read / size
-        finally:
-            # Once for all that was read: copies of one row may be very many.
-            self.connection.execute(_MARK_FLAKY)
-        for name, columns in INDEXES.items():
-            self.connection.execute(f"CREATE INDEX IF NOT EXISTS {name} ON {columns}")
-        self._is_indexed = True
-        self._unreadable = (size, changed) if self.read < size else None
-        return None
-
-    def _take_lines(self, size: int, deadline: float) -> bool:
-        """Take over the journal's lines, up to what is damaged of them; tell whether there was time for all."""
-        lines, end = list[_Line](), self.read
-        try:
-            for entry in replay(self.directory.events, end):
-                lines.append((entry.offset, *self._values(entry.record)))
-                end = entry.end
-                if len(lines) >= _BATCH:
-                    self._write(lines, end, size)
-                    lines = []
-                    if time.monotonic() > deadline and end < size:
-                        return False
-        except JournalCorruptionError as error:
-            self.damage = f"{error.with_hint} Only results before this line are shown."
-        if lines:
-            self._write(lines, end, size)
-        return True
-
-    def _values(self, record: TerminalRecord) -> _Line:
-        """Return the values of :data:`COLUMNS` except the offset."""
-        if record.row_index >= self.rows or record.run_index >= self.n:
-            raise not_part_of_run(record, self.directory.events)
-        finish = record.finish_reasons
-        return (
-            record.row_index * self.n + record.run_index,
-            record.status,
-            record.source_row_index,
-            record.row_digest,
-            record.reward if record.status == "success" else None,
-            record.total_tokens,
-            record.duration_ms,
-            record.model_latency_ms,
-            record.cost_usd,
-            orjson.dumps(finish).decode() if finish else None,
-            # Anyone may have written it: a cell of a table is short.
-            (record.boundary or "")[:_WORD],
-            (record.category or record.error_type or "")[:_WORD],
-            (record.error or "")[:_ERROR],
-            (record.input or "")[:_TEXT],
-            (record.output or "")[:_TEXT],
-        )
-
-    def _begin(self) -> tuple[int, int]:
-        """Find where to read on, having dropped what is of another journal."""
-        if (begun := self._known()) is not None:
-            return begun
-        with self.connection:
-            self.connection.execute("BEGIN IMMEDIATE")
-            # Another viewer may have made it meanwhile.
-            if (begun := self._known()) is not None:
-                return begun
-            for table in ("samples", "selected_rows", "state"):
-                self.connection.execute(f"DELETE FROM {table}")
-            for name in INDEXES:
-                self.connection.execute(f"DROP INDEX IF EXISTS {name}")
-        self._is_indexed = False
-        self.read, self._seen = 0, {}
-        return file_state(self.directory.events)
-
-    def _known(self) -> tuple[int, int] | None:
-        """Take over what the table has, as :meth:`_begin` returns it; None when it is not of this journal."""
-        seen = self._told()
-        # In this order: the journal grows, and another viewer may be ahead.
-        size, changed = file_state(self.directory.events)
-        read = seen.get("read", 0)
-        if seen.get("identity") != self._identity or read > size or self._tail(read) != seen.get("tail"):
-            return None
-        self.read, self._seen = read, seen
-        return size, changed
-
-    def _told(self) -> dict[str, Any]:
-        """Return what the table says of itself."""
-        return dict(self.connection.execute("SELECT key, value FROM state"))
-
-    def _tail(self, end: int) -> bytes:
-        """Return the last bytes of the journal before ``end``: with its digest in them, they tell journals apart."""
-        if end == 0:
-            return b""
-        with open_regular(self.directory.events) as journal:
-            journal.seek(max(0, end - _TAIL_BYTES))
-            return journal.read(min(end, _TAIL_BYTES))
-
-    def _write(self, lines: list[_Line], end: int, size: int) -> None:
-        state = {"identity": self._identity, "read": end, "tail": self._tail(end)}
-        with self.connection as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            if (told := self._told()) != self._seen:
-                raise _OvertakenError(min(1.0, told.get("read", 0) / size))
-            connection.executemany(_INSERT, lines)
-            if self.n > 1:
-                self._count_rows({line[1] // self.n for line in lines})
-            connection.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", state.items())
-        self.read, self._seen = end, state
-
-    def _count_rows(self, places: set[int]) -> None:
-        """Count the attempts of rows that have new ones; as ``statistics/variance.py``, copies are one row."""
-        execute = self.connection.execute
-        execute("CREATE TEMP TABLE IF NOT EXISTS touched (place INTEGER PRIMARY KEY)")
-        execute("DELETE FROM touched")
-        self.connection.executemany("INSERT INTO touched VALUES (?)", ((place,) for place in places))
-        execute(_COUNT_ROWS, {"n": self.n, "threshold": self.threshold, "digits": _CLUSTER_DIGITS})
-
-
-class _OvertakenError(Exception):
-    """Another viewer wrote to the table meanwhile; ``share`` of the journal is in it (0..1)."""
-
-    def __init__(self, share: float) -> None:
-        self.share = share
-
-
-def file_state(path: Path) -> tuple[int, int]:
-    """Return a file's bytes, and when it was written, in nanoseconds since 1970; zeros where there is none."""
-    try:
-        known = path.stat()
-    except OSError:
-        return 0, 0
-    return known.st_size, known.st_mtime_ns
 
 
 _FLAKY = "item / :n IN (SELECT place FROM selected_rows WHERE flaky = 1)"
@@ -342,19 +110,162 @@ SELECT boundary, category, count(*), min(item), error FROM samples WHERE status 
 GROUP BY boundary, category ORDER BY count(*) DESC, min(item)
 """
 """``error`` is of the row that has the least item (https://sqlite.org/lang_select.html#bareagg)."""
+_REWARDS = "SELECT reward, count(*) FROM samples WHERE reward IS NOT NULL GROUP BY reward"
 
 
-class SampleList:
-    """The samples of an indexed run, as far as the index has them."""
+class AttemptIndex:
+    """The attempts of a run in a private table; may be used by several threads."""
 
-    def __init__(self, index: RunIndex) -> None:
-        self.index = index
+    def __init__(self, directory: Path) -> None:
+        self.directory = RunDirectory(directory)
+        self.lock = threading.RLock()
+        self.damage: str | None = None
+        self.rows, self.n, self.threshold, self._identity = self._read_identity()
+        # SQLite keeps it in memory while it is small, else in a file that vanishes with the connection.
+        self._table = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+        teach_holds(self._table)
+        self._table.executescript(f"PRAGMA journal_mode = MEMORY; PRAGMA cache_size = -65536; {SCHEMA}")
+        self.read, self._tail, self._is_indexed = 0, b"", False
+        self._unreadable: tuple[int, int] | None = None
         self._counted, self._counted_at = SharedReads(most=_MOST_COUNTED), -1
+
+    def close(self) -> None:
+        """Remove the table."""
+        with self.lock:
+            self._table.close()
+
+    def is_of_this_run(self) -> bool:
+        """Whether the directory still has the same run, with the same threshold."""
+        try:
+            return self._read_identity()[-1] == self._identity
+        except OsmosisError:
+            return False
+
+    def refresh(self, *, patience_s: float | None = None) -> float | None:
+        """Read on from where the table ends; return the share that was read if there was no time for all."""
+        deadline = math.inf if patience_s is None else time.monotonic() + patience_s
+        with self.lock:
+            try:
+                return self._read_on(deadline)
+            except (OSError, sqlite3.Error) as error:
+                self.damage = f"`{self.directory.events}` cannot be read ({reason_of(error)})."
+                return None
+
+    def find(self, statement: str, values: Mapping[str, Any]) -> list[Any]:
+        """Return the lines that a statement finds."""
+        with self.lock:
+            return self._table.execute(statement, values).fetchall()
+
+    def record(self, row: int, attempt: int) -> TerminalRecord | None:
+        """Return the latest valid journal record of an attempt, or None."""
+        found = self.find("SELECT offset FROM samples WHERE item = :item", {"item": row * self.n + attempt})
+        if not found:
+            return None
+        # The run may be deleted or archived at this moment.
+        with suppress(ValueError, OSError), JournalReader(self.directory.events) as journal:
+            return journal.record(found[0][0])
+        return None
+
+    def _read_identity(self) -> tuple[int, int, float, str]:
+        manifest = Manifest.load(self.directory.manifest)
+        rows, n = manifest.planned(self.directory.manifest)
+        threshold = pass_threshold_of(self.directory)
+        return rows, n, threshold, f"{manifest.local_run_id} {rows} {n} {threshold!r}"
+
+    def _read_on(self, deadline: float) -> float | None:
+        size, changed = file_state(self.directory.events)
+        if (size, changed) == self._unreadable:
+            return None  # A damaged journal is read again only when it has changed.
+        self._unreadable = self.damage = None
+        if self.read > size or self._bytes_before(self.read) != self._tail:
+            self._table.executescript(
+                "DELETE FROM samples; DELETE FROM selected_rows;"
+                + "".join(f"DROP INDEX IF EXISTS {name};" for name in INDEXES)
+            )
+            self.read, self._tail, self._is_indexed = 0, b"", False
+        if self.read == size and self._is_indexed:
+            return None
+        try:
+            # A run that has not begun, or whose journal is gone, has no attempts.
+            if size and not self._take_lines(size, deadline):
+                return self.read / size
+        finally:
+            # Once for all that was read: one row may have very many duplicates.
+            self._table.execute(_MARK_FLAKY)
+        for name, columns in INDEXES.items():
+            self._table.execute(f"CREATE INDEX IF NOT EXISTS {name} ON {columns}")
+        self._is_indexed = True
+        self._unreadable = (size, changed) if self.read < size else None
+        return None
+
+    def _take_lines(self, size: int, deadline: float) -> bool:
+        """Insert the journal's lines up to a damaged one; return whether there was time for all."""
+        lines, end = list[_Line](), self.read
+        try:
+            for entry in replay(self.directory.events, end):
+                lines.append((entry.offset, *self._values(entry.record)))
+                end = entry.end
+                if len(lines) >= _BATCH:
+                    self._write(lines, end)
+                    lines = []
+                    if time.monotonic() > deadline and end < size:
+                        return False
+        except JournalCorruptionError as error:
+            self.damage = f"{error.with_hint} Only results before this line are shown."
+        if lines:
+            self._write(lines, end)
+        return True
+
+    def _values(self, record: TerminalRecord) -> _Line:
+        """Return the values of :data:`COLUMNS` except the offset."""
+        if record.row_index >= self.rows or record.run_index >= self.n:
+            raise not_part_of_run(record, self.directory.events)
+        finish = record.finish_reasons
+        return (
+            record.row_index * self.n + record.run_index,
+            record.status,
+            record.source_row_index,
+            record.row_digest,
+            record.reward if record.status == "success" else None,
+            record.total_tokens,
+            record.duration_ms,
+            record.model_latency_ms,
+            record.cost_usd,
+            orjson.dumps(finish).decode() if finish else None,
+            # The text may come from anyone: a cell of a table is short.
+            (record.boundary or "")[:_WORD],
+            (record.category or record.error_type or "")[:_WORD],
+            (record.error or "")[:_ERROR],
+            (record.input or "")[:_TEXT],
+            (record.output or "")[:_TEXT],
+        )
+
+    def _bytes_before(self, end: int) -> bytes:
+        """Return the last bytes of the journal before ``end``; they contain its digest, and so identify it."""
+        if end == 0:
+            return b""
+        with open_regular(self.directory.events) as journal:
+            journal.seek(max(0, end - _TAIL_BYTES))
+            return journal.read(min(end, _TAIL_BYTES))
+
+    def _write(self, lines: list[_Line], end: int) -> None:
+        with self._table as table:
+            table.execute("BEGIN")
+            table.executemany(_INSERT, lines)
+            if self.n > 1:
+                # As in `statistics/variance.py`, duplicates are one row.
+                table.execute("CREATE TEMP TABLE IF NOT EXISTS touched (place INTEGER PRIMARY KEY)")
+                table.execute("DELETE FROM touched")
+                places = {line[1] // self.n for line in lines}
+                table.executemany("INSERT INTO touched VALUES (?)", ((place,) for place in places))
+                values = {"n": self.n, "threshold": self.threshold, "digits": _CLUSTER_DIGITS}
+                table.execute(_COUNT_ROWS, values)
+        self.read, self._tail = end, self._bytes_before(end)
 
     def page(self, query: SampleQuery, *, limit: int, cursor: str | None = None) -> ItemPage[SampleEntry]:
         """Return samples, and how many there are."""
         position = sample_position(cursor, query) if cursor else None
-        with self.index.lock:
+        with self.lock:
             found = self.around(query, position, limit=limit + 1)
             counts = self.counts(query)
 
@@ -368,19 +279,19 @@ class SampleList:
     def around(self, query: SampleQuery, position: SamplePosition | None, *, limit: int) -> list[SampleEntry]:
         """Return the samples behind (or before) a place, the nearest first."""
         found: list[SampleEntry] = []
-        for statement, values in _parts(query, position, n=self.index.n):
+        for statement, values in _parts(query, position, n=self.n):
             if len(found) < limit:
-                values |= {**self._values(query), "limit": limit - len(found)}
-                found += map(self._entry, self.index.find(statement, values))
+                values |= {**self._query_values(query), "limit": limit - len(found)}
+                found += map(self._entry, self.find(statement, values))
         return found
 
     def no_sample(self, run: str, row: int, attempt: int | None) -> NotFoundError:
         """Return what to say of a sample that is not there: of so many on either side three are the nearest."""
-        rows, n = self.index.rows, self.index.n
+        rows, n = self.rows, self.n
         values = {"place": min(row, rows) * n + min(attempt or 0, n), "most": 3 * n}
         near: list[tuple[int, int]] = []
         for side in ("< :place ORDER BY item DESC", ">= :place ORDER BY item"):
-            found = self.index.find(f"SELECT item FROM samples WHERE item {side} LIMIT :most", values)
+            found = self.find(f"SELECT item FROM samples WHERE item {side} LIMIT :most", values)
             near += [divmod(item, n) for (item,) in found]
         return no_sample(run, row, attempt, near, rows=rows, n=n)
 
@@ -395,18 +306,18 @@ class SampleList:
 
     def entry(self, item: int) -> SampleEntry | None:
         """Return a sample; None where there is none."""
-        found = self.index.find(f"{_SELECT} WHERE item = :item", {"item": item, "n": self.index.n})
+        found = self.find(f"{_SELECT} WHERE item = :item", {"item": item, "n": self.n})
         return self._entry(found[0]) if found else None
 
     def attempts(self, row: int) -> list[SampleEntry]:
         """Return the samples of a row, by attempt."""
-        return self.around(SampleQuery(row=row), None, limit=self.index.n)
+        return self.around(SampleQuery(row=row), None, limit=self.n)
 
     def of_digest(self, digest: str, *, limit: int) -> list[SampleEntry]:
         """Return the samples of a row that is known by what it is."""
         statement = f"{_SELECT} WHERE row_digest = :digest ORDER BY item LIMIT :limit"
-        values = {"digest": digest, "limit": limit, "n": self.index.n}
-        return [self._entry(line) for line in self.index.find(statement, values)]
+        values = {"digest": digest, "limit": limit, "n": self.n}
+        return [self._entry(line) for line in self.find(statement, values)]
 
     def counts(self, query: SampleQuery) -> Mapping[str, int]:
         """Return how many samples there are, of the query and of each outcome."""
@@ -424,49 +335,46 @@ class SampleList:
 
     def _once(self, key: Hashable, count: Callable[[], ReadT]) -> ReadT:
         """Return what was counted of this much of the journal, or count it."""
-        with self.index.lock:  # which counting takes, too: who has it must not wait for another's count
-            if self._counted_at != self.index.read:
-                self._counted, self._counted_at = SharedReads(most=_MOST_COUNTED), self.index.read
+        with self.lock:  # which counting takes, too: who has it must not wait for another's count
+            if self._counted_at != self.read:
+                self._counted, self._counted_at = SharedReads(most=_MOST_COUNTED), self.read
             return self._counted.once(key, count)
 
     def _count_outcomes(self) -> dict[str, int]:
-        values = {"threshold": self.index.threshold, "n": self.index.n}
+        values = {"threshold": self.threshold, "n": self.n}
         found = {
             name: self._number(f"SELECT count(*) FROM samples WHERE {condition}", values)
             for name, condition in _CONDITIONS.items()
         }
         recorded = self._number("SELECT count(*) FROM samples", {})
-        return {**found, "unfiltered": recorded, "pending": self.index.rows * self.index.n - recorded}
+        return {**found, "unfiltered": recorded, "pending": self.rows * self.n - recorded}
 
     def _count(self, query: SampleQuery) -> int:
         conditions = _conditions(query)
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-        return self._number(f"SELECT count(*) FROM samples{where}", self._values(query))
+        return self._number(f"SELECT count(*) FROM samples{where}", self._query_values(query))
 
     def _count_failures(self) -> list[FailureCount]:
-        found = self.index.find(_FAILURES, {})
+        found = self.find(_FAILURES, {})
         return [
-            FailureCount(boundary, category, count, divmod(item, self.index.n), error)
+            FailureCount(boundary, category, count, divmod(item, self.n), error)
             for boundary, category, count, item, error in found
         ]
 
     def _count_rewards(self) -> Histogram | None:
         import numpy as np
 
-        statement = "SELECT reward, count(*) FROM samples WHERE reward IS NOT NULL GROUP BY reward"
-        # There may be a million, of which no list is made.
-        found = self.index.ask(
-            lambda table: np.fromiter(chain.from_iterable(table.execute(statement)), np.float64)
-        )
-        return Histogram.of(found[::2], weights=found[1::2])
+        found = self.find(_REWARDS, {})
+        table = np.array(found, np.float64).reshape(-1, 2)
+        return Histogram.of(table[:, 0], weights=table[:, 1])
 
     def _number(self, statement: str, values: Mapping[str, Any]) -> int:
-        return int(self.index.find(statement, values)[0][0])
+        return int(self.find(statement, values)[0][0])
 
-    def _values(self, query: SampleQuery) -> dict[str, Any]:
-        values: dict[str, Any] = {"n": self.index.n, "threshold": self.index.threshold}
+    def _query_values(self, query: SampleQuery) -> dict[str, Any]:
+        values: dict[str, Any] = {"n": self.n, "threshold": self.threshold}
         values |= {"category": query.category, "boundary": query.boundary, "finish": f'%"{query.finish}":%'}
-        values["row"] = min(query.row or 0, self.index.rows)  # SQLite takes no number of any size
+        values["row"] = min(query.row or 0, self.rows)  # SQLite takes no number of any size
         for name, (low, high) in _ranges(query).items():
             values |= {f"{name}_low": low, f"{name}_high": high}
         text = bindable(query.text)
@@ -474,12 +382,21 @@ class SampleList:
 
     def _entry(self, line: Sequence[Any]) -> SampleEntry:
         known = dict(zip(COLUMNS, line, strict=False))
-        row, attempt = divmod(known.pop("item"), self.index.n)
+        row, attempt = divmod(known.pop("item"), self.n)
         del known["offset"]
         known["finish_reasons"] = orjson.loads(known["finish_reasons"] or "null")
         reward = known["reward"]
-        passed = None if reward is None else reward >= self.index.threshold
+        passed = None if reward is None else reward >= self.threshold
         return SampleEntry(row=row, attempt=attempt, passed=passed, flaky=line[-1] == 1, **known)
+
+
+def file_state(path: Path) -> tuple[int, int]:
+    """Return a file's bytes, and when it was written, in nanoseconds since 1970; zeros where there is none."""
+    try:
+        known = path.stat()
+    except OSError:
+        return 0, 0
+    return known.st_size, known.st_mtime_ns
 
 
 def _parts(

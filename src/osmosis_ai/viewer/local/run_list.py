@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
-import sqlite3
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from datetime import datetime, timezone
@@ -21,8 +21,8 @@ from pydantic import TypeAdapter
 
 from osmosis_ai.evaluation.manifest import is_running
 from osmosis_ai.evaluation.metrics import RunScore
+from osmosis_ai.files import open_regular, replacing
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
-from osmosis_ai.viewer.local.cache_file import CacheFile, forget_all
 from osmosis_ai.viewer.local.run_files import read_evaluation, read_session, read_training, with_time_so_far
 from osmosis_ai.viewer.local_runs import RunKind, RunPlace
 from osmosis_ai.viewer.source import (
@@ -38,68 +38,55 @@ from osmosis_ai.viewer.source import (
 )
 
 Stamp = tuple[int, ...]
-_SCHEMA = f"""
--- {", ".join(field.name for field in fields(RunEntry))}, {", ".join(RunScore.model_fields)}
-CREATE TABLE lines (path TEXT PRIMARY KEY, line BLOB) WITHOUT ROWID
-"""
+_CACHE_DAYS = 30
+_WRITE_EVERY_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class KeptLine:
-    """A run's line, and the state of its files that it was read from."""
+    """A run's entry, and the state of its files that it was read from."""
 
     stamp: Stamp
     entry: RunEntry
 
 
 class KeptLines:
-    """Cache file of a directory's lines. Read and write errors are ignored."""
+    """The entries of a directory's runs in the user's cache; errors are ignored, since all can be read again."""
 
     def __init__(self, root: Path, *, cache_dir: Path) -> None:
-        self._file = CacheFile(cache_dir, "list", root, _SCHEMA)
-        self._cache_dir = cache_dir
-
-    def close(self) -> None:
-        """Release the file."""
-        self._file.close()
+        # Entries of another release are not read.
+        version = (*(field.name for field in fields(RunEntry)), *RunScore.model_fields)
+        digest = hashlib.sha256(repr((os.fsencode(root.absolute()), version)).encode()).hexdigest()[:32]
+        self._file = cache_dir / "viewer" / f"runs-{digest}.jsonl"
+        self._written = float("-inf")
 
     def read(self) -> dict[Path, KeptLine]:
-        """Return what is kept, by the runs' paths."""
-        try:
-            lines = self._file.connection.execute("SELECT path, line FROM lines").fetchall()
-            return {Path(path): _lines().validate_json(line) for path, line in lines}
-        except (sqlite3.Error, ValueError, TypeError) as error:
-            self._file.give_up(error)
-            return {}
+        """Return the entries by the runs' paths."""
+        with suppress(OSError, ValueError), open_regular(self._file) as file:
+            return dict(map(_lines().validate_json, file))
+        return {}
 
-    def write(self, lines: Mapping[Path, KeptLine], *, gone: Collection[Path]) -> None:
-        """Keep lines, and drop those of runs that are gone, with the indexes of their samples."""
-        try:
-            with self._file.connection as connection:
-                connection.execute("BEGIN IMMEDIATE")
-                connection.executemany("INSERT OR REPLACE INTO lines VALUES (?, ?)", _written(lines))
-                connection.executemany(
-                    "DELETE FROM lines WHERE path = ?",
-                    ((os.fsencode(path).decode("utf-8", "replace"),) for path in gone),
-                )
-        except sqlite3.Error as error:
-            self._file.give_up(error)
-        for path in gone:
-            if not path.exists():
-                forget_all(self._cache_dir, "run", path)
-
-
-def _written(lines: Mapping[Path, KeptLine]) -> Iterator[tuple[str, bytes]]:
-    """Yield lines in the file's format. Lines with lone surrogates are left out and read again each time."""
-    for path, line in lines.items():
-        with suppress(ValueError):
-            str(path).encode()
-            yield str(path), _lines().dump_json(line)
+    def write(self, lines: Mapping[Path, KeptLine]) -> bool:
+        """Replace the file unless it was replaced just now; return whether it was."""
+        if time.monotonic() - self._written < _WRITE_EVERY_S:
+            return False
+        self._written = time.monotonic()
+        with suppress(OSError):
+            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            oldest = time.time() - _CACHE_DAYS * 24 * 3600
+            for left in self._file.parent.iterdir():
+                if left.lstat().st_mtime < oldest:
+                    left.unlink()
+            with replacing(self._file, durable=False) as file:
+                for line in lines.items():
+                    with suppress(ValueError):  # A run with invalid text is read again each time.
+                        file.write(_lines().dump_json(line) + b"\n")
+        return True
 
 
 @lru_cache
-def _lines() -> TypeAdapter[KeptLine]:
-    return TypeAdapter(KeptLine)
+def _lines() -> TypeAdapter[tuple[Path, KeptLine]]:
+    return TypeAdapter(tuple[Path, KeptLine])
 
 
 TREND_RUNS = 10
@@ -115,12 +102,12 @@ _FAR_AHEAD = datetime.max.replace(tzinfo=timezone.utc)
 
 
 class RunList:
-    """Lines of runs, kept while their files are as they were, in memory and in the user's cache."""
+    """The entries of runs, in memory and in the user's cache; each is read again when its files have changed."""
 
     def __init__(self, root: Path, *, cache_dir: Path, patience_s: float | None = None) -> None:
         self._lock = Lock()
         self._patience_s = patience_s
-        self._unread = 0
+        self._unread, self._is_unsaved = 0, False
         self._root, self._cache_dir = root, cache_dir
         self._kept: KeptLines | None = None  # nobody may ask for a list
         self._known: dict[Path, KeptLine] = {}
@@ -130,11 +117,6 @@ class RunList:
         self._going_on: list[RunPlace] = []
         self._series: dict[_Series, list[RunEntry]] = {}
         self._found = lru_cache(_MOST_SORTED)(self._sorted)  # while nothing changes
-
-    def close(self) -> None:
-        """Release the cache's file."""
-        if self._kept is not None:
-            self._kept.close()
 
     def page(
         self, places: Sequence[RunPlace], query: RunQuery, *, limit: int, cursor: str | None = None
@@ -235,9 +217,10 @@ class RunList:
                 break
             read[place.path] = KeptLine(stamp, _READ[place.kind](place.path, place.name))
         gone = self._known.keys() - {place.path for place in places}
-        if read or gone:
-            kept.write(read, gone=gone)
         self._known = {path: line for path, line in self._known.items() if path not in gone} | read
+        self._is_unsaved |= bool(read or gone)
+        if self._is_unsaved and kept.write(self._known):
+            self._is_unsaved = False
         self._unread = len(changed) - len(read)
 
     def _still_known(self, place: RunPlace) -> KeptLine | None:

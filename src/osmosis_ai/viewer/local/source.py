@@ -29,7 +29,7 @@ from osmosis_ai.evaluation.run_log import LogDirection, read_log
 from osmosis_ai.files import size_of
 from osmosis_ai.training.runs.curves import RecordedTraining, TrainingCurves
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
-from osmosis_ai.viewer.local.attempts import RunIndex, SampleList, file_state
+from osmosis_ai.viewer.local.attempts import AttemptIndex, file_state
 from osmosis_ai.viewer.local.run_files import (
     KnownEvaluation,
     commands_of,
@@ -104,20 +104,15 @@ class LocalSource:
         self._places = RunPlaces(root, results=cache_dir / "eval_result")
         self._list = RunList(root, cache_dir=cache_dir, patience_s=patience_s)
         self._lock = RLock()
-        self._indexes = _OpenRuns(
-            lambda directory: SampleList(RunIndex(directory, cache_dir=cache_dir)),
-            lambda samples: samples.index.is_of_this_run(),
-            most=_OPEN_INDEXES,
-        )
+        self._indexes = _OpenRuns(AttemptIndex, AttemptIndex.is_of_this_run, most=_OPEN_INDEXES)
         self._followed = _OpenRuns(LocalResults, LocalResults.is_current, most=_FOLLOWED_RUNS)
 
     def close(self) -> None:
         """Release the files of the indexes."""
         with self._lock:
             for samples in self._indexes.values():
-                samples.index.close()
+                samples.close()
             self._indexes.clear()
-            self._list.close()
 
     def runs(self, query: RunQuery, *, limit: int, cursor: str | None = None) -> ItemPage[RunEntry]:
         """Return runs."""
@@ -142,21 +137,21 @@ class LocalSource:
     ) -> ItemPage[SampleEntry]:
         """Return samples of an evaluation."""
         samples, progress = self._samples(self._place("eval", run))
-        page, directory = samples.page(query, limit=limit, cursor=cursor), samples.index.directory
+        page, directory = samples.page(query, limit=limit, cursor=cursor), samples.directory
         lost = describe_lost_results(directory, directory.read_metrics() or {})
-        problems = [*([lost] if lost else []), *samples.index.problems]
+        problems = [*([lost] if lost else []), *([samples.damage] if samples.damage else [])]
         return replace(page, progress=progress, problems=problems)
 
     def sample(self, run: str, row: int, attempt: int, query: SampleQuery) -> SampleDetail:
         """Return a sample, with its neighbours inside ``query``."""
         samples, entry = self._sample(run, row, attempt)
-        record = samples.index.record(row * samples.index.n + attempt)
-        diagnostics = read_diagnostics(samples.index.directory, record.rollout_id) if record else b""
+        record = samples.record(row, attempt)
+        diagnostics = read_diagnostics(samples.directory, record.rollout_id) if record else b""
         following, previous = samples.neighbours(query, entry)
         return SampleDetail(
             summary=entry,
             record=known_of(record) if record is not None else {},
-            ground_truth=expected_answer(samples.index.directory.path, entry.source_row, entry.row_digest),
+            ground_truth=expected_answer(samples.directory.path, entry.source_row, entry.row_digest),
             traceback=traceback_in(diagnostics),
             next=following,
             previous=previous,
@@ -230,7 +225,7 @@ class LocalSource:
             size, changed = file_state(place.path / "metrics.jsonl" if kind == "training" else place.path)
             return RunState(f"{entry.status}.{size}.{changed}.{log}", entry.status)
         known = self._evaluation(place)
-        read = self._samples(place)[0].index.read if known.manifest is not None else 0
+        read = self._samples(place)[0].read if known.manifest is not None else 0
         return RunState(f"{known.entry.status}.{read}.{log}", known.entry.status, known.entry.headline)
 
     def no_sample(self, run: str, row: int, attempt: int | None) -> NotFoundError:
@@ -241,8 +236,8 @@ class LocalSource:
     def require_samples(self, run: str) -> None:
         """Refuse an evaluation of whose journal nothing can be read: it is not one without samples."""
         samples, _ = self._samples(self._place("eval", run))
-        if samples.index.damage is not None and not samples.index.read:
-            raise OsmosisError(samples.index.damage)
+        if samples.damage is not None and not samples.read:
+            raise OsmosisError(samples.damage)
 
     def kinds(self, names: Sequence[str]) -> Mapping[str, Collection[RunKind]]:
         """Return of which kinds there is a run of each name."""
@@ -285,15 +280,16 @@ class LocalSource:
             return RunDetail(known.entry, facts=facts_of(known, place.path), problems=known.problems)
         samples, progress = self._samples(place)
         decided, refused = decisions_around(known.entry.config, place.path)
-        told = samples.index.damage if known.entry.error is not None else None
-        problems = [*known.problems, *(each for each in samples.index.problems if each != told), *refused]
+        problems = [*known.problems, *refused]
+        if samples.damage is not None and known.entry.error is None:
+            problems.insert(len(known.problems), samples.damage)
         if progress is not None:
             problems.append(_PARTLY_READ.format(share=progress))
         return RunDetail(
             summary=with_time_so_far(known.entry),
             estimates=known.estimates,
             summary_numbers=known.numbers or {},
-            config_written=read_config(samples.index.directory),
+            config_written=read_config(samples.directory),
             config_effective=known.manifest.inputs,
             facts=facts_of(known, place.path),
             secret_names=secret_names(known.manifest),
@@ -310,15 +306,15 @@ class LocalSource:
         with self._lock:
             return read_evaluation(place.path, place.name, follow=partial(self._followed.of, place.path))
 
-    def _samples(self, place: RunPlace) -> tuple[SampleList, float | None]:
+    def _samples(self, place: RunPlace) -> tuple[AttemptIndex, float | None]:
         """Return a run's samples and how much of them is read, None where that is all."""
         with self._lock:
             samples = self._indexes.of(place.path)
-        return samples, samples.index.refresh(patience_s=self._patience_s)
+        return samples, samples.refresh(patience_s=self._patience_s)
 
-    def _sample(self, run: str, row: int, attempt: int) -> tuple[SampleList, SampleEntry]:
+    def _sample(self, run: str, row: int, attempt: int) -> tuple[AttemptIndex, SampleEntry]:
         samples, _ = self._samples(self._place("eval", run))
-        rows, n = samples.index.rows, samples.index.n
+        rows, n = samples.rows, samples.n
         entry = samples.entry(row * n + attempt) if 0 <= row < rows and 0 <= attempt < n else None
         if entry is None:
             raise samples.no_sample(run, row, attempt)
@@ -326,6 +322,6 @@ class LocalSource:
 
     def _attempt(self, run: str, row: int, attempt: int) -> AttemptFiles:
         samples, _ = self._sample(run, row, attempt)
-        record = samples.index.record(row * samples.index.n + attempt)
+        record = samples.record(row, attempt)
         rollout_id = record.rollout_id if record is not None else "-"
-        return AttemptFiles(samples.index.directory, rollout_id, row, attempt)
+        return AttemptFiles(samples.directory, rollout_id, row, attempt)

@@ -13,7 +13,7 @@ import pytest
 
 from osmosis_ai.evaluation.metrics import RunScore
 from osmosis_ai.viewer.local_runs import RunKind
-from osmosis_ai.viewer.serving import server
+from osmosis_ai.viewer import serving as viewer_serving
 from osmosis_ai.viewer.source import RunDetail
 from tests.browser import visits
 from tests.browser.site import PAGES, a_site, served
@@ -187,7 +187,7 @@ def test_a_page_of_a_run_that_is_deleted_says_so_and_keeps_what_it_shows(
     site.entries = [each for each in site.entries if each.name != "passing"]
     problem = looking.page.locator("main .problem[role=alert]")
     problem.wait_for()
-    assert problem.text_content() == "This run is not there any more. Back to the list"
+    assert problem.text_content() == "This run no longer exists. Back to the list"
     assert looking.page.locator("h1").text_content() == heading
     assert looking.wrong == []
     problem.get_by_role("link").click()
@@ -209,7 +209,7 @@ def test_a_page_whose_cookies_are_gone_says_that_it_is_not_updated_any_more(
     one_more_finished(site, "forgotten")
     problem = page.locator("main .problem[role=alert]")
     problem.wait_for()
-    assert "This page is not updated any more. Sign in again or" in problem.inner_text()
+    assert "This page is no longer updated. Sign in again, or" in problem.inner_text()
     assert page.evaluate(OPEN_STREAMS) == 0
     page.context.close()
 
@@ -245,9 +245,9 @@ def test_a_name_of_its_own_opens_once_and_its_cookie_is_no_other_s(
         started.append(serving)
         yield
 
-    monkeypatch.setattr(server, "name_leads_here", lambda _name: True)
-    monkeypatch.setattr(server, "stop_on_signals", noted)
-    running = server.prepare_viewer(a_site(), tmp_path, cache_dir=tmp_path / "cache")
+    monkeypatch.setattr(viewer_serving, "name_leads_here", lambda _name: True)
+    monkeypatch.setattr(viewer_serving, "stop_on_signals", noted)
+    running = viewer_serving.prepare_viewer(a_site(), tmp_path, cache_dir=tmp_path / "cache")
     assert running.has_own_name and ".localhost:" in running.viewer.url
     serving = threading.Thread(target=running.run, daemon=True)
     serving.start()

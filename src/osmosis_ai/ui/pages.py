@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import re
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -99,8 +98,6 @@ class ShellView:
 
 
 KIT = Path(__file__).parent / "kit"
-MODULES = KIT / "modules"
-_IMPORT = re.compile(r'(?<=")\./([a-z]+\.js)(?=";)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,32 +129,14 @@ def assets() -> Mapping[str, Asset]:
 
 
 def asset_name(plain: str) -> str:
-    """Return the name with digest of ``viewer.css`` or of a module such as ``page.js``."""
+    """Return the name with digest of ``viewer.css`` or ``page.js``."""
     return _made()[plain].name
-
-
-def style_files() -> list[Path]:
-    """Return the files of ``viewer.css``: tokens and kit first, what belongs to single pages after them."""
-    first = [KIT / "tokens.css", KIT / "kit.css"]
-    return [*first, *sorted(set(KIT.glob("*.css")) - set(first))]
 
 
 @lru_cache
 def _made() -> Mapping[str, Asset]:
-    styles = "\n".join(file.read_text("utf-8") for file in style_files())
-    made = {"viewer.css": _asset("viewer.css", "text/css; charset=utf-8", styles)}
-    for file in sorted(MODULES.glob("*.js")):
-        _make_module(file.name, made)
-    return made
-
-
-def _make_module(plain: str, made: dict[str, Asset]) -> str:
-    """Make a module after those that it imports, and return its name with digest."""
-    if plain not in made:
-        source = (MODULES / plain).read_text("utf-8")
-        linked = _IMPORT.sub(lambda found: f"./{_make_module(found[1], made)}", source)
-        made[plain] = _asset(plain, "text/javascript; charset=utf-8", linked)
-    return made[plain].name
+    types = {"viewer.css": "text/css; charset=utf-8", "page.js": "text/javascript; charset=utf-8"}
+    return {name: _asset(name, type, (KIT / name).read_text("utf-8")) for name, type in types.items()}
 
 
 def _asset(plain: str, media_type: str, text: str) -> Asset:
@@ -220,11 +199,6 @@ _FILTERS: Sequence[Callable[..., Any]] = (
     *(ansi, breakable, code, markdown, moment, duration_ms, numbers.compact, numbers.count),
     *(numbers.duration, numbers.money, numbers.number, numbers.percent, numbers.size),
 )
-
-
-def inline(*files: Path) -> Markup:
-    """Return files of ours as they stand in one ``style`` or ``script`` element."""
-    return Markup("\n".join(file.read_text(encoding="utf-8") for file in files))
 
 
 def one_file_policy(style: str) -> str:

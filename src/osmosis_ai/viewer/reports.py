@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from osmosis_ai.ui.pages import ShellView, inline, one_file_policy, style_files
+from osmosis_ai.ui.pages import KIT, ShellView, one_file_policy
 from osmosis_ai.viewer.access import TEMPLATES, Viewing, environment
 from osmosis_ai.viewer.pages import compare, rubric
 from osmosis_ai.viewer.pages import run as run_pages
@@ -89,7 +89,7 @@ def write_judging_report(
 
 def write_page(file: IO[bytes], template: str, values: Mapping[str, Any]) -> None:
     """Write a page, in pieces while it is made, with its style and the policy that lets that in and nothing else."""
-    style = inline(*style_files())
+    style = Markup((KIT / "viewer.css").read_text("utf-8"))
     policy = one_file_policy(style)
     page = environment(TEMPLATES / "one_file").get_template(template)
     page.stream({"style": style, "policy": policy, "view": _ONLY_READ, **values}).dump(

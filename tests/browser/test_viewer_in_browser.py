@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from osmosis_ai.evaluation.metrics import RunScore
-from osmosis_ai.viewer.local_runs import RunKind
 from osmosis_ai.viewer import serving as viewer_serving
+from osmosis_ai.viewer.local_runs import RunKind
 from osmosis_ai.viewer.source import RunDetail
 from tests.browser import visits
 from tests.browser.site import PAGES, a_site, served

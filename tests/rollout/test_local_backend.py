@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from osmosis_ai.rollout.backend.local import backend as deadline
 
 from osmosis_ai.rollout import (
     AgentWorkflow,
@@ -25,6 +24,7 @@ from osmosis_ai.rollout import (
     get_rollout_context,
 )
 from osmosis_ai.rollout.backend import SlotLimiter
+from osmosis_ai.rollout.backend.local import backend as deadline
 
 from .local_rollouts import execute, hang, request, until, workflow
 from .world import ExactMatch, SayOk

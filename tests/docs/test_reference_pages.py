@@ -52,8 +52,20 @@ def test_what_the_docs_say_of_config_keys_is_what_the_code_says(
 @pytest.mark.parametrize(
     "name, tables",
     [
-        ("reference/config.md", ["decide", "evaluation", "execution", "experiment"]),
-        ("guides/training.md", ["advanced", "checkpoints", "memory", "sampling", "training"]),
+        (
+            "reference/config.md",
+            [
+                "advanced",
+                "checkpoints",
+                "decide",
+                "evaluation",
+                "execution",
+                "experiment",
+                "sampling",
+                "training",
+            ],
+        ),
+        ("guides/training.md", ["memory"]),
     ],
 )
 def test_every_table_is_there(name: str, tables: list[str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from tests.cli.golden_cases import Case, file, together
@@ -142,25 +141,47 @@ def finished_evaluation(maze: Maze) -> None:
     maze.patch.setattr("osmosis_ai.services.eval_runs.run.run_eval", run_eval)
 
 
+DEMO_STEPS = {
+    "osmosis platform start --port 0 --login &": "",
+    "git push -u origin main && osmosis platform connect ../origin.git": "",
+    "osmosis secret set DEMO_API_KEY --env DEMO_API_KEY": "",
+    "osmosis dataset upload data/multiply.jsonl --wait --yes": "200 rows",
+    "osmosis eval submit configs/eval/multiply.toml --watch --yes": "400/400 attempts, 4.6s",
+    "osmosis eval download calm-fern-1": "",
+}
+
+
 def finished_demo(maze: Maze) -> None:
     """Replace the demo's evaluation by its recorded result."""
-    from osmosis_ai.evaluation.conversation import Conversation, ConversationStep
+    from osmosis_ai.evaluation.conversation import Conversation, ConversationStep, ToolExchange
     from osmosis_ai.services import demo
-    from osmosis_ai.services.demo import DemoEvaluation, DemoOutcome, DemoSample, Scratch
+    from osmosis_ai.services.demo import DemoEvaluation, DemoOutcome, DemoSample, Scratch, Show
 
-    def run(scratch: Scratch, *, tell: Callable[[str], None], **_: Any) -> DemoOutcome:
-        tell("$ osmosis eval submit configs/eval/multiply.toml")
+    def run(scratch: Scratch, *, show: Show, **_: Any) -> DemoOutcome:
+        for command, result in DEMO_STEPS.items():
+            with show(command) as tell:
+                if result:
+                    tell(result)
         results = scratch.workspace / ".osmosis" / "evals" / "calm-fern-1"
-        steps = [ConversationStep(1, "user", "Compute 2 * 3."), ConversationStep(2, "assistant", "#### 6")]
-        sample = DemoSample(
-            3, 0, 1.0, "6", Conversation(steps), results / "trajectories" / "row_3_run_0.json"
-        )
+        call = ToolExchange("multiply", {"a": 11, "b": 46}, result="506", call_id="1")
+        steps = [
+            ConversationStep(1, "user", "Compute 11 * 46."),
+            ConversationStep(2, "assistant", "", exchanges=[call]),
+            ConversationStep(3, "assistant", "#### 506"),
+        ]
+        trajectory = results / "trajectories" / "row_0_run_0.json"
+        estimates = {
+            "counts": {"planned": 400, "scored": 400},
+            "pass_rate": {"value": 0.4175, "low": 0.369, "high": 0.468},
+            "pass_at_k": {"2": {"value": 0.672}, "4": {"value": 0.89}},
+            "pass_hat_k": {"2": {"value": 0.163}, "4": {"value": 0.01}},
+        }
         evaluation = DemoEvaluation(
             name="calm-fern-1",
             results=results,
-            metrics={"summary": {}, "estimates": {"counts": {"planned": 4, "scored": 4}}},
+            metrics={"summary": {}, "estimates": estimates},
             complete=True,
-            sample=sample,
+            sample=DemoSample(0, 0, 1.0, "506", Conversation(steps), trajectory),
             run={"run_name": "demo", "metrics": {}},
         )
         return DemoOutcome(evaluation)

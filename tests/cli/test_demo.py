@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,39 +70,36 @@ def start_demo(turnstile: Turnstile, *options: str, **env: str) -> subprocess.Po
     )
 
 
-def wait_for_line(demo: subprocess.Popen[str], beginning: str) -> list[str]:
-    """Return the lines on stderr up to the one with this beginning."""
-    lines: list[str] = []
-    assert demo.stderr is not None
-    for line in demo.stderr:
-        lines.append(line)
-        if line.startswith(beginning):
-            return lines
-    pytest.fail("the run never started")
+def wait_until_held(demo: subprocess.Popen[str], turnstile: Turnstile) -> None:
+    """Wait until attempts are held."""
+    deadline = time.monotonic() + 300
+    while turnstile.may_pass() or turnstile.asked == turnstile.passed:
+        assert demo.poll() is None and time.monotonic() < deadline, "the run never started"
+        time.sleep(0.05)
 
 
-TRAINING = (("--train",), "Training run submitted")
+TRAINING, SUBMIT = ("--train",), ["osmosis", "eval", "submit"]
 
 
 @pytest.mark.e2e
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 @pytest.mark.parametrize(
-    "options, line, how",
+    "options, how",
     [
-        ((), "Waiting for the run", signal.SIGKILL),
-        (("--local",), "running", signal.SIGINT),
-        pytest.param((), "Waiting for the run", signal.SIGINT, marks=pytest.mark.nightly),
-        pytest.param(("--local",), "running", signal.SIGKILL, marks=pytest.mark.nightly),
-        pytest.param(*TRAINING, signal.SIGKILL, marks=pytest.mark.nightly),
-        pytest.param(*TRAINING, signal.SIGINT, marks=pytest.mark.nightly),
+        ((), signal.SIGKILL),
+        (("--local",), signal.SIGINT),
+        pytest.param((), signal.SIGINT, marks=pytest.mark.nightly),
+        pytest.param(("--local",), signal.SIGKILL, marks=pytest.mark.nightly),
+        pytest.param(TRAINING, signal.SIGKILL, marks=pytest.mark.nightly),
+        pytest.param(TRAINING, signal.SIGINT, marks=pytest.mark.nightly),
     ],
 )
 def test_killed_demo_leaves_no_process(
-    tmp_path: Path, turnstile: Turnstile, options: tuple[str, ...], line: str, how: signal.Signals
+    tmp_path: Path, turnstile: Turnstile, options: tuple[str, ...], how: signal.Signals
 ) -> None:
     hold_what_is_ended(turnstile, options, tmp_path)
     demo = start_demo(turnstile, "--plain", "--keep-dir", str(tmp_path / "d"), *options)
-    wait_for_line(demo, line)
+    wait_until_held(demo, turnstile)
     assert processes_with(str(tmp_path))
     demo.send_signal(how)
     if how == signal.SIGINT:
@@ -114,21 +111,18 @@ def test_killed_demo_leaves_no_process(
 
 @pytest.mark.e2e
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
-@pytest.mark.parametrize(
-    "options, line", [((), "Waiting for the run"), pytest.param(*TRAINING, marks=pytest.mark.nightly)]
-)
-def test_terminated_demo_with_json(
-    tmp_path: Path, turnstile: Turnstile, options: tuple[str, ...], line: str
-) -> None:
+@pytest.mark.parametrize("options", [(), pytest.param(TRAINING, marks=pytest.mark.nightly)])
+def test_terminated_demo_with_json(tmp_path: Path, turnstile: Turnstile, options: tuple[str, ...]) -> None:
     hold_what_is_ended(turnstile, options, tmp_path)
     demo = start_demo(turnstile, "--json", *options, TMPDIR=str(tmp_path))
-    lines = wait_for_line(demo, line)
-    assert any(line.startswith("$ osmosis eval submit") for line in lines)
-    assert not options or any("400/400" in line for line in lines)
+    wait_until_held(demo, turnstile)
     assert list(tmp_path.glob("osmosis-demo-*"))
     demo.send_signal(signal.SIGTERM)
-    out, _ = demo.communicate(timeout=300)
+    out, err = demo.communicate(timeout=300)
     assert (demo.returncode, out) == (143, "")
+    lines = [line.split() for line in err.splitlines()]
+    submitted = next(line for line in lines if line[:4] == ["✗" if not options else "✓", *SUBMIT])
+    assert not options or "400/400" in submitted
     assert list(tmp_path.glob("osmosis-demo-*")) == []
     await_none_with(str(tmp_path / "osmosis-demo-"))
 
@@ -168,7 +162,7 @@ def test_conflicting_options(cli: Cli, options: tuple[str, ...], tmp_path: Path)
 def test_unscored_attempts_exit_with_1(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rewards: list[float | None] = [1.0, None]
 
-    def evaluate(terminal: Any, *words: str) -> tuple[int, None]:
+    def evaluate(terminal: Any, words: Sequence[str]) -> tuple[int, dict[str, Any]]:
         results = terminal.scratch.workspace / ".osmosis" / "evals" / "demo"
         (results / "trajectories").mkdir(parents=True)
         scored = len([reward for reward in rewards if reward is not None])
@@ -178,12 +172,12 @@ def test_unscored_attempts_exit_with_1(cli: Cli, tmp_path: Path, monkeypatch: py
         (results / "summary.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
         said = {"steps": [{"source": "agent", "message": "it is six"}]}
         (results / "trajectories" / "row_0_run_0.json").write_text(json.dumps(said))
-        return 0, None
+        return 0, {"run_name": "demo"}
 
     monkeypatch.setattr("osmosis_ai.services.demo._Terminal.watch", evaluate)
     incomplete = cli("demo", "--local", "--plain", "--clean", "--keep-dir", str(tmp_path / "some"))
-    assert incomplete.status == 1 and "The demo scored 1 of 2 attempts." in incomplete.out
-    assert "it is six" in incomplete.out and (tmp_path / "some").is_dir()
+    assert incomplete.status == 1 and incomplete.out.startswith("1 of 2 attempts scored · 1 failed\n")
+    assert "  assistant  it is six\n" in incomplete.out and (tmp_path / "some").is_dir()
     rewards[:] = [None, None]
     nothing = cli("demo", "--local", "--json", "--keep-dir", str(tmp_path / "none"))
     result = json.loads(nothing.out)

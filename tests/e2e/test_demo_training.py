@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ def test_short_training_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(service, "_PROGRAM", tuple(warm_osmosis(torch=True)))
     scratch = prepare_scratch(tmp_path / "demo")
     make_short(scratch)
-    demo = run_demo(scratch, display="json", tell=lambda _: None, local=False, keep=False, seed=SEED)
+    demo = run_demo(scratch, show=lambda _: nullcontext(lambda _: None), local=False, keep=False, seed=SEED)
     assert demo.base is not None and demo.training is not None and demo.difference is not None
     assert demo.base.complete and demo.evaluation.complete
     base, trained = (found.metrics["estimates"] for found in (demo.base, demo.evaluation))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -50,9 +52,14 @@ def test_scratch_environment(tmp_path: Path) -> None:
 def test_failing_platform_ends_the_demo(tmp_path: Path) -> None:
     scratch = prepare_scratch(tmp_path / "demo")
     (scratch.root / "data" / "platform.db").write_text("no database")
-    said: list[str] = []
+    shown: list[str] = []
+
+    def show(command: str) -> AbstractContextManager[Callable[[str], None]]:
+        shown.append(command)
+        return nullcontext(shown.append)
+
     with pytest.raises(OsmosisError, match=r"^`osmosis platform start` failed: ") as failed:
-        run_demo(scratch, display="plain", tell=said.append, local=False, keep=True, seed=None)
+        run_demo(scratch, show=show, local=False, keep=True, seed=None)
     assert "osmosis demo --local" in (failed.value.hint or "")
-    assert said == ["$ osmosis platform start --port 0 --login &"]
+    assert shown == ["osmosis platform start --port 0 --login &"]
     assert running_platform(scratch.root / "data") is None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,11 +17,13 @@ import typer
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.conversations import turns_of
-from osmosis_ai.cli.output.results import ConversationBlock, OperationResult, Styled
+from osmosis_ai.cli.output.results import OperationResult, Text
 from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
-    from osmosis_ai.services.demo import DemoEvaluation, DemoOutcome, Scratch
+    from osmosis_ai.services.demo import DemoEvaluation, DemoOutcome, DemoSample, Scratch
+
+_COMMAND_WIDTH = 64
 
 
 def demo(
@@ -45,9 +49,9 @@ def demo(
     No account, key or GPU is needed. It takes less than two minutes.
 
     The demo runs the commands that it prints: it starts a platform, logs in, pushes a repository, uploads a dataset,
-    stores a secret, submits an evaluation, and stops what it started. The model is small enough to ship in this
-    package. With --train, the demo also trains it by reinforcement learning, deploys it, and evaluates it again on
-    the same rows, which are not used for training. This takes about two minutes more. The exit status is 0 only if every sample is scored.
+    stores a secret, submits an evaluation, and stops what it started. The model is part of this package. With --train,
+    the demo also trains it by reinforcement learning, deploys it, and evaluates it again on the same rows, which are
+    not used for training. This takes about two minutes more. The exit status is 0 only if every attempt is scored.
 
     Examples:
         osmosis demo
@@ -60,7 +64,7 @@ def demo(
         (keep and local, "--keep and --local are mutually exclusive."),
         (keep and clean, "--keep and --clean are mutually exclusive."),
         (train and local, "--train and --local are mutually exclusive: training needs a platform."),
-        (seed is not None and not train, "--seed is the seed of a training run: it needs --train."),
+        (seed is not None and not train, "--seed needs --train."),
     ):
         if refused:
             raise OsmosisError(message)
@@ -68,20 +72,19 @@ def demo(
         from osmosis_ai.training import require_train_extra
 
         require_train_extra()
+    output = current()
+    what = "evaluate, train and evaluate again" if train else "evaluate"
+    where = "on this machine" if local else "on a local platform (no account, key or GPU)"
+    output.say(f"Osmosis demo: {what} a tool-using agent {where}")
     # SIGTERM and SIGHUP end the demo with what it started and what it wrote.
     with signals_raise((signal.SIGTERM, signal.SIGHUP), lambda number: SystemExit(128 + number)):
         scratch = prepare_scratch(keep_dir)
         try:
             outcome = run_demo(
-                scratch,
-                display=current().mode,
-                tell=_tell,
-                local=local,
-                keep=keep,
-                seed=(seed or 0) if train else None,
+                scratch, show=_show, local=local, keep=keep, seed=(seed or 0) if train else None
             )
         except KeyboardInterrupt:
-            _tell(f"Partial results: {scratch.root}")
+            output.say(f"Partial results: {formats.literal(str(scratch.root))}")
             raise
         except SystemExit:
             scratch.discard()
@@ -92,15 +95,25 @@ def demo(
     return _result(outcome, scratch, complete=complete, removed=clean and complete)
 
 
-def _tell(line: str) -> None:
-    """Print a line to stderr, in JSON mode, too: the demo takes minutes."""
-    current().say(formats.literal(line))
+@contextmanager
+def _show(command: str) -> Iterator[Callable[[str], None]]:
+    """Show a command while it runs, then its line with the result, on stderr in JSON mode, too."""
+    output = current()
+    results: list[str] = []
+    try:
+        with output.status(command):
+            yield results.append
+    except BaseException:
+        output.say(formats.literal(f"  ✗ {command}"))
+        raise
+    output.say(formats.literal(f"  ✓ {command:<{_COMMAND_WIDTH}}  {', '.join(results)}".rstrip()))
 
 
 def _result(outcome: DemoOutcome, scratch: Scratch, *, complete: bool, removed: bool) -> OperationResult:
-    evaluation, sample, run = outcome.evaluation, outcome.evaluation.sample, outcome.evaluation.run
+    evaluation, sample = outcome.evaluation, outcome.evaluation.sample
     counts = evaluation.metrics["estimates"]["counts"]
     message = f"The demo scored {counts['scored']} of {counts['planned']} attempts."
+    shown = _summary(evaluation)
     extra: dict[str, Any] = {}
     if (training := outcome.training) is not None and outcome.base is not None:
         extra = {
@@ -115,20 +128,13 @@ def _result(outcome: DemoOutcome, scratch: Scratch, *, complete: bool, removed: 
             f"{len(training.rewards)} training steps{took} took the pass rate from {before} to {after} "
             "on rows that were not trained on."
         )
-    blocks = []
-    if sample:
-        truth = "" if sample.label is None else f", correct answer {sample.label}"
-        block = ConversationBlock(
-            turns=list(turns_of(sample.conversation)),
-            title=f"One of them: row {sample.row_index}, attempt {sample.run_index}",
-            closing=Styled(f"reward {sample.reward:g}{truth}", "good" if sample.reward > 0 else "bad"),
-            in_plain=True,
-        )
-        blocks.append(block)
+        shown = f"{message}\n{shown}"
+    turns = [] if sample is None else list(turns_of(sample.conversation))
     return OperationResult(
         operation="demo",
         status="success" if complete else "partial",
         message=message,
+        shown=shown,
         resource={
             "directory": None if removed else str(scratch.root),
             "workspace_directory": None if removed else str(scratch.workspace),
@@ -136,23 +142,51 @@ def _result(outcome: DemoOutcome, scratch: Scratch, *, complete: bool, removed: 
             "scored": counts["scored"],
             "total": counts["planned"],
             "metrics": evaluation.metrics,
-            "run": run and {key: value for key, value in run.items() if key != "metrics"},
+            "run": {key: value for key, value in evaluation.run.items() if key != "metrics"},
             "sample": sample
             and {
                 "row_index": sample.row_index,
                 "run_index": sample.run_index,
                 "reward": sample.reward,
                 "label": sample.label,
-                "messages": [
-                    {"role": turn.role, "text": turn.text} for turn in turns_of(sample.conversation)
-                ],
+                "messages": [{"role": turn.role, "text": turn.text} for turn in turns],
             },
         },
         extra=extra,
-        blocks=blocks,
-        next_steps=[] if removed else list(_further(outcome, scratch)),
+        blocks=[Text("\n".join(_example(sample)), in_plain=True)] if sample is not None else [],
+        next_steps=[] if removed else _next_steps(outcome, scratch),
         next_steps_structured=[] if removed else [{"action": "look", "path": str(evaluation.results)}],
     )
+
+
+def _summary(evaluation: DemoEvaluation) -> str:
+    """Return ``Pass rate 41.8% (95% CI 36.9–46.8%) · pass@4 89.0% · pass^4 1.0% · 0 failed``."""
+    estimates = evaluation.metrics["estimates"]
+    counts, rate = estimates["counts"], estimates.get("pass_rate")
+    parts = []
+    if rate is not None and rate["low"] is not None:
+        low, high = 100 * rate["low"], 100 * rate["high"]
+        parts.append(f"Pass rate {formats.percent(rate['value'])} (95% CI {low:.1f}–{high:.1f}%)")
+    for name, key in (("pass@", "pass_at_k"), ("pass^", "pass_hat_k")):
+        by_k = {int(k): found for k, found in (estimates.get(key) or {}).items() if found is not None}
+        if by_k and max(by_k) > 1:
+            parts.append(f"{name}{max(by_k)} {formats.percent(by_k[max(by_k)]['value'])}")
+    if not parts:
+        parts.append(f"{counts['scored']} of {counts['planned']} attempts scored")
+    return " · ".join([*parts, f"{counts['planned'] - counts['scored']} failed"])
+
+
+def _example(sample: DemoSample) -> list[str]:
+    """Return the conversation of an attempt, a line a turn; the result of a tool follows its call."""
+    outcome = "passed" if sample.reward >= 1 else f"reward {sample.reward:g}"
+    lines = [f"Example, row {sample.row_index}, attempt {sample.run_index + 1} ({outcome})"]
+    for turn in turns_of(sample.conversation):
+        text = formats.one_line(turn.text)
+        if turn.role == "tool":
+            lines[-1] += f" → {text}"
+        elif turn.role != "system":
+            lines.append(f"  {turn.role:<9}  {text}")
+    return lines
 
 
 def _numbers(evaluation: DemoEvaluation) -> dict[str, Any]:
@@ -170,33 +204,31 @@ def _numbers(evaluation: DemoEvaluation) -> dict[str, Any]:
     }
 
 
-def _further(outcome: DemoOutcome, scratch: Scratch) -> Iterator[str]:
-    """Yield where to look further, and what to type next."""
+def _next_steps(outcome: DemoOutcome, scratch: Scratch) -> list[str]:
     from osmosis_ai.services.demo import CONFIG, ENV_FILE
 
-    evaluation, url, program = outcome.evaluation, outcome.platform_url, _program()
-    yield f"Look further:  cd {scratch.workspace}"
-    yield "  the agent and its grader      rollouts/multiply/main.py"
-    yield f"  the evaluation's config       {CONFIG}"
-    yield f"  every number of this run      {evaluation.results.relative_to(scratch.workspace)}/metrics.json"
-    if evaluation.sample:
-        yield f"  the conversation above        {evaluation.sample.path.relative_to(scratch.workspace)}"
-    yield f"  the same in a browser         {program} view"
-    if url:
-        yield f"The platform is running at {url}"
-        yield f"  use it in this shell          . {scratch.root / ENV_FILE}"
-        yield f"  its runs                      {program} eval list"
-        yield f"  another run                   {program} eval submit {CONFIG} --watch"
-        yield f"  stop it                       {program} platform stop"
+    program, training = _program(), outcome.training
+    steps = [
+        ("open the workspace", f"cd {shlex.quote(str(scratch.workspace))}"),
+        ("browse the conversations", f"{program} view"),
+    ]
+    if outcome.platform_url is None:
+        steps += [
+            ("evaluate ten rows", f"{program} eval run {CONFIG} --rows 0-9 --yes"),
+            ("keep the platform running", f"{program} demo --keep"),
+        ]
     else:
-        yield f"  again, on ten rows            {program} eval run {CONFIG} --rows 0-9 --yes"
-        yield f"  with a platform that stays    {program} demo --keep"
-    key = "`osmosis secret set`" if url else "export"
-    yield f'  with a model of your choice   set model_path in the config, e.g. "openai/gpt-5-mini", and {key} its key'
-    if url and (training := outcome.training) is not None:
-        yield f"  how the training went         {program} train info {training.name}"
-        yield f"  the adapter, to take away     {program} model download {training.checkpoint}"
-        yield f'  evaluate it yourself          set model_path = "{training.model}" in a config of configs/eval/'
+        steps += [
+            (f"use {outcome.platform_url}", f". {shlex.quote(str(scratch.root / ENV_FILE))}"),
+            ("evaluate again", f"{program} eval submit {CONFIG} --watch"),
+            ("stop the platform", f"{program} platform stop"),
+        ]
+    if outcome.platform_url is not None and training is not None:
+        steps += [
+            ("show the training run", f"{program} train info {training.name}"),
+            ("download the adapter", f"{program} model download {training.checkpoint}"),
+        ]
+    return formats.next_block(steps)
 
 
 def _program() -> str:

@@ -18,16 +18,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.conversation import Conversation, read_conversation
 from osmosis_ai.files import expanded, write_atomic
 from osmosis_ai.process_environment import PACKAGE_PREFIXES, chosen, python_environment
 from osmosis_ai.processes.child_process import ChildProcess
+from osmosis_ai.ui import numbers
 from osmosis_ai.workspace.git import run_git
 from osmosis_ai.workspace.rollout_templates import copy_sample_workspace
 
@@ -117,7 +118,7 @@ def prepare_scratch(directory: Path | None) -> Scratch:
 
 @dataclass(frozen=True)
 class DemoSample:
-    """A scored sample with its conversation."""
+    """A scored attempt with its conversation."""
 
     row_index: int
     run_index: int
@@ -129,14 +130,14 @@ class DemoSample:
 
 @dataclass(frozen=True)
 class DemoEvaluation:
-    """The result of an evaluation; ``run`` is the JSON output of its command, in JSON mode."""
+    """The result of an evaluation; ``run`` is the JSON output of its command."""
 
     name: str
     results: Path
     metrics: Mapping[str, Any]
     complete: bool
     sample: DemoSample | None
-    run: Mapping[str, Any] | None
+    run: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ class TrainedRun:
 class DemoOutcome:
     """The last evaluation, and the platform if it is still running.
 
-    After a training, also the evaluation before it and, in JSON mode, the differences.
+    After a training, also the evaluation before it and the differences.
     """
 
     evaluation: DemoEvaluation
@@ -165,57 +166,54 @@ class DemoOutcome:
     difference: Mapping[str, Any] | None = None
 
 
-def run_demo(
-    scratch: Scratch,
-    *,
-    display: Literal["rich", "plain", "json"],
-    tell: Callable[[str], None],
-    local: bool,
-    keep: bool,
-    seed: int | None,
-) -> DemoOutcome:
+Show = Callable[[str], AbstractContextManager[Callable[[str], None]]]
+"""Shows a command while it runs; the function that it yields adds the result to the line."""
+
+
+def run_demo(scratch: Scratch, *, show: Show, local: bool, keep: bool, seed: int | None) -> DemoOutcome:
     """Evaluate the sample agent. With ``seed``, also train its model and evaluate it again.
 
     Args:
-        display: output mode of commands whose output is shown.
-        tell: prints a command and, in ``json`` mode, its progress.
         local: evaluate without a platform.
         keep: leave the platform running.
     """
-    terminal = _Terminal(scratch, display, tell)
+    terminal = _Terminal(scratch, show)
     if local:
-        tell(f"$ cd {scratch.workspace}")
-        status, run = terminal.watch("eval", "run", CONFIG, "--yes", "--name", "demo")
-        return DemoOutcome(_evaluation(terminal, "demo", status, run))
+        return DemoOutcome(_evaluate(terminal, "eval", "run", CONFIG, "--yes", "--name", "demo"))
     with _platform(terminal, keep=keep) as url:
-        tell(f"$ cd {scratch.workspace}\n$ git push -u origin main")
-        scratch.push()
-        terminal.type("platform", "connect", f"../{scratch.origin.name}")
-        terminal.type("secret", "set", _SECRET, "--env", _SECRET)
-        terminal.type("dataset", "upload", _DATASET, "--wait", "--yes")
-        base = _evaluate(terminal, CONFIG)
+        with show(f"git push -u origin main && osmosis platform connect ../{scratch.origin.name}"):
+            scratch.push()
+            terminal.ask("platform", "connect", f"../{scratch.origin.name}")
+        terminal.run("secret", "set", _SECRET, "--env", _SECRET)
+        terminal.upload(_DATASET)
+        base = _evaluate(terminal, "eval", "submit", CONFIG, "--watch", "--yes")
         kept = url if keep else None
         if seed is None:
             return DemoOutcome(base, kept)
-        terminal.type("dataset", "upload", _TRAINING_DATASET, "--wait", "--yes")
+        terminal.upload(_TRAINING_DATASET)
         training = _train(terminal, seed)
-        terminal.type("model", "deploy", training.checkpoint)
-        trained = _evaluate(terminal, _edited(scratch, CONFIG, "model_path", training.model, _TRAINED_CONFIG))
-        _, compared = terminal.watch("eval", "compare", base.name, trained.name)
-        metrics = compared["candidates"][0]["metrics"] if compared else []
+        terminal.run("model", "deploy", training.checkpoint)
+        config = _edited(scratch, CONFIG, "model_path", training.model, _TRAINED_CONFIG)
+        trained = _evaluate(terminal, "eval", "submit", config, "--watch", "--yes")
+        compared = terminal.run("eval", "compare", base.name, trained.name)
+        metrics = compared["candidates"][0]["metrics"]
         difference = {
             it["metric"]: it["difference"] for it in metrics if it["metric"] in ("pass_rate", "reward")
         }
-        return DemoOutcome(trained, kept, base, training, difference or None)
+        return DemoOutcome(trained, kept, base, training, difference)
 
 
-def _evaluate(terminal: _Terminal, config: str) -> DemoEvaluation:
-    name, status, run = terminal.submit("eval", config)
-    terminal.type("eval", "download", name)
-    return _evaluation(terminal, name, status, run)
-
-
-def _evaluation(terminal: _Terminal, name: str, status: int, run: Mapping[str, Any] | None) -> DemoEvaluation:
+def _evaluate(terminal: _Terminal, *words: str) -> DemoEvaluation:
+    """Run an evaluation command; results of a platform's run are downloaded."""
+    with terminal.show(f"osmosis {shlex.join(words)}") as tell:
+        began = time.monotonic()
+        status, run = terminal.watch(words)
+        if headline := run.get("headline"):
+            took = numbers.duration(time.monotonic() - began)
+            tell(f"{headline['scored']}/{headline['planned']} attempts, {took}")
+    name = run["name"] if words[1] == "submit" else words[-1]
+    if words[1] == "submit":
+        terminal.run("eval", "download", name)
     results = terminal.scratch.workspace / ".osmosis" / "evals" / name
     if not (results / "metrics.json").exists():
         raise terminal.failure(f"the evaluation ended with status {status} before it had results", status)
@@ -226,7 +224,7 @@ def _evaluation(terminal: _Terminal, name: str, status: int, run: Mapping[str, A
 
 
 def _best_sample(results: Path) -> DemoSample | None:
-    """Return the first of the samples with the highest reward."""
+    """Return the first of the attempts with the highest reward."""
     with (results / "summary.jsonl").open(encoding="utf-8") as lines:
         scored = [line for line in map(json.loads, lines) if line.get("reward") is not None]
     if not scored:
@@ -244,19 +242,24 @@ def _train(terminal: _Terminal, seed: int) -> TrainedRun:
         config = _edited(
             terminal.scratch, config, "seed", seed, config.replace(".toml", f"_seed_{seed}.toml")
         )
-    name, status, _ = terminal.submit("train", config)
-    found = terminal.ask("train", "info", name)["data"]
-    run, checkpoints = found["training_run"], found["checkpoints"]
-    if run["status"] != "finished" or not checkpoints:
-        reason = run.get("error") or "it saved no checkpoint"
-        raise terminal.failure(f"training run {name} ended as {run['status']}: {reason}", status)
+    words = ("train", "submit", config, "--watch", "--yes")
+    with terminal.show(f"osmosis {shlex.join(words)}") as tell:
+        status, submitted = terminal.watch(words)
+        name = submitted["name"]
+        found = terminal.ask("train", "info", name)["data"]
+        run, checkpoints = found["training_run"], found["checkpoints"]
+        if run["status"] != "finished" or not checkpoints:
+            reason = run.get("error") or "it saved no checkpoint"
+            raise terminal.failure(f"training run {name} ended as {run['status']}: {reason}", status)
+        curves = {series["key"]: series["data"] for series in found["metrics"]["metrics"]}
+        rewards = [point["value"] for point in curves.get("training_reward", ())]
+        tell(f"{len(rewards)} steps")
     checkpoint = checkpoints[-1]["checkpoint_name"]
-    curves = {series["key"]: series["data"] for series in found["metrics"]["metrics"]}
     duration_ms = found["metrics"]["training_run"].get("duration_ms")
     return TrainedRun(
         name=name,
         seed=seed,
-        rewards=[point["value"] for point in curves.get("training_reward", ())],
+        rewards=rewards,
         duration_s=None if duration_ms is None else duration_ms / 1000,
         checkpoint=checkpoint,
         model=terminal.ask("model", "info", checkpoint)["data"]["lora_model"]["inference_model"],
@@ -274,36 +277,28 @@ def _edited(scratch: Scratch, config: str, key: str, value: str | int, name: str
 class _Terminal:
     """Runs commands in the workspace; raises an OsmosisError when one fails."""
 
-    def __init__(self, scratch: Scratch, display: str, tell: Callable[[str], None]) -> None:
-        self.scratch, self.tell, self._display = scratch, tell, display
+    def __init__(self, scratch: Scratch, show: Show) -> None:
+        self.scratch, self.show = scratch, show
         self.env = scratch.environment(os.environ)
 
-    def type(self, *words: str) -> None:
-        """Print a command and run it without its output."""
-        self.tell(f"$ osmosis {shlex.join(words)}")
-        self.ask(*words)
+    def run(self, *words: str) -> dict[str, Any]:
+        """Show a command while it runs, and return its JSON output."""
+        with self.show(f"osmosis {shlex.join(words)}"):
+            return self.ask(*words)
+
+    def upload(self, dataset: str) -> None:
+        words = ("dataset", "upload", dataset, "--wait", "--yes")
+        with self.show(f"osmosis {shlex.join(words)}") as tell:
+            tell(f"{self.ask(*words)['row_count']} rows")
 
     def ask(self, *words: str) -> dict[str, Any]:
-        """Run a command without printing it, and return its JSON output."""
-        return self.resource(words, *self._run(["--json", *words], self.env))
+        """Run a command without showing it, and return its JSON output."""
+        return self.resource(words, *self._run(words))
 
-    def watch(self, *words: str) -> tuple[int, dict[str, Any] | None]:
-        """Print a command and run it with its output; return its exit status and, in JSON mode, its JSON
-        output."""
-        self.tell(f"$ osmosis {shlex.join(words)}")
-        if self._display != "json":
-            mode = ["--plain"] if self._display == "plain" else []
-            return self._run([*mode, *words], self.env, shown=True)[0], None
-        status, out, err = self._run(["--json", *words], {**self.env, "_OSMOSIS_NARRATE": "1"})
+    def watch(self, words: Sequence[str]) -> tuple[int, dict[str, Any]]:
+        """Run a command that may end with a failed run; return its exit status and its JSON output."""
+        status, out, err = self._run(words)
         return status, self.resource(words, 0 if out else status, out, err)
-
-    def submit(self, kind: str, config: str) -> tuple[str, int, dict[str, Any] | None]:
-        """Submit a run and watch it; return its name, and the result of :meth:`watch`."""
-        status, run = self.watch(kind, "submit", config, "--watch", "--yes")
-        runs = self.ask(kind, "list")["items"]
-        if not runs:
-            raise self.failure(f"`osmosis {kind} submit {config}` failed with status {status}", status)
-        return runs[0]["name"], status, run
 
     def resource(self, words: Sequence[str], status: int, out: bytes, err: bytes) -> dict[str, Any]:
         """Return the JSON output of a command, or raise its JSON error."""
@@ -325,30 +320,23 @@ class _Terminal:
             message, code="INTERNAL", details=details, hint=hint or f"its files are in {root}"
         )
 
-    def _run(
-        self, words: Sequence[str], env: Mapping[str, str], *, shown: bool = False
-    ) -> tuple[int, bytes, bytes]:
-        """Run a command; return its exit status and, unless it is ``shown``, its stdout and stderr."""
-        lines = []
-        with tempfile.TemporaryFile() as out:
+    def _run(self, words: Sequence[str]) -> tuple[int, bytes, bytes]:
+        """Run a command with JSON output; return its exit status, stdout and stderr."""
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             process = ChildProcess(
-                [*_PROGRAM, *words],
+                [*_PROGRAM, "--json", *words],
                 cwd=self.scratch.workspace,
-                env=env,
-                stdout=None if shown else out,
-                stderr=None if shown else subprocess.PIPE,
+                env=self.env,
+                stdout=out,
+                stderr=err,
             )
             with _interrupts_reach(process):
-                for line in process.stderr or ():
-                    lines.append(line)
-                    # Errors and warnings are JSON; other lines report progress.
-                    if not line.startswith(b"{"):
-                        self.tell(line.decode("utf-8", "replace").rstrip())
                 status = process.finish()
             if status is None or status == 130:
                 raise KeyboardInterrupt
             out.seek(0)
-            return status, out.read(), b"".join(lines)
+            err.seek(0)
+            return status, out.read(), err.read()
 
 
 @contextmanager
@@ -369,8 +357,6 @@ def _interrupts_reach(process: ChildProcess) -> Iterator[None]:
         raise
     finally:
         signal.signal(signal.SIGINT, before)
-        if process.stderr is not None:
-            process.stderr.close()
     if interrupts:
         raise KeyboardInterrupt
 
@@ -378,9 +364,8 @@ def _interrupts_reach(process: ChildProcess) -> Iterator[None]:
 @contextmanager
 def _platform(terminal: _Terminal, *, keep: bool) -> Iterator[str]:
     """Start a platform and connect the terminal to it; stop it unless it is kept and the demo succeeded."""
-    scratch, url, stays = terminal.scratch, "", False
+    scratch, stays = terminal.scratch, False
     log = scratch.root / "platform.log"
-    terminal.tell(f"$ osmosis {shlex.join(_START)} &")
     with log.open("wb") as stderr:
         process = ChildProcess(
             [*_PROGRAM, "--json", *_START],
@@ -390,16 +375,18 @@ def _platform(terminal: _Terminal, *, keep: bool) -> Iterator[str]:
             stderr=stderr,
             outlives=keep,
         )
+    url = ""
     try:
-        assert process.stdout is not None
-        with process.stdout:
-            ready = process.stdout.readline()
-        try:
-            status = 0 if ready else process.finish() or 1
-            url = terminal.resource(_START[:2], status, ready, log.read_bytes())["url"]
-        except OsmosisError as error:
-            error.hint = f"{error.hint}\nwithout a platform: osmosis demo --local"
-            raise
+        with terminal.show(f"osmosis {shlex.join(_START)} &"):
+            assert process.stdout is not None
+            with process.stdout:
+                ready = process.stdout.readline()
+            try:
+                status = 0 if ready else process.finish() or 1
+                url = terminal.resource(_START[:2], status, ready, log.read_bytes())["url"]
+            except OsmosisError as error:
+                error.hint = f"{error.hint}\nwithout a platform: osmosis demo --local"
+                raise
         own = {**scratch.own_variables(), "OSMOSIS_PLATFORM_URL": url}
         exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in own.items())
         write_atomic(scratch.root / ENV_FILE, exports)
@@ -410,7 +397,7 @@ def _platform(terminal: _Terminal, *, keep: bool) -> Iterator[str]:
         try:
             if url and not stays:
                 with suppress(OsmosisError):
-                    terminal.type("platform", "stop")
+                    terminal.ask("platform", "stop")
         finally:
             if not stays:
                 process.kill()

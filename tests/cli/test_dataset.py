@@ -148,7 +148,7 @@ def test_multipart_upload_resumes(maze: Maze, store: BlobServer, content: bytes)
     announce(maze, store, len(content), parts=4)
     store.answers[:] = [None, None, *[cut] * 5]
     broken = maze.osmosis(*UPLOAD, "--yes", "--plain")
-    assert broken.status == 1 and "run the same command again to go on" in broken.err
+    assert broken.status == 1 and "run the same command again to continue" in broken.err
     assert not maze.post("/datasets/ds_7/abort").called
 
     maze.get("/datasets/ds_7").respond(json=dataset(status="uploading"))

@@ -174,8 +174,8 @@ def test_existing_output(cli: Cli) -> None:
     write(Path(), "qa.jsonl", jsonl([{"question": "2+2?", "answer": "4"}] * 4))
     write(Path(), "rows.jsonl", "mine\n")
     for output, message in {
-        "rows.jsonl": "`--overwrite` replaces it",
-        "qa.jsonl": "is the file that is read",
+        "rows.jsonl": "use '--overwrite'",
+        "qa.jsonl": "Output file is the source",
         "rows.csv": "ends in .jsonl",
     }.items():
         refused = cli("dataset", "import", "qa.jsonl", "--yes", "--output", output, "--plain")

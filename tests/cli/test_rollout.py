@@ -46,7 +46,7 @@ def test_probe_and_remove(maze: Maze) -> None:
 
     maze.post(PROBE).respond(json=HEALTHY)
     healthy = server(maze, "probe", "calculator")
-    assert (healthy.status, "3 rollouts under way" in healthy.out) == (0, True)
+    assert (healthy.status, "3 active rollouts" in healthy.out) == (0, True)
     maze.post(PROBE).respond(json=UNHEALTHY)
     unhealthy = server(maze, "probe", "calculator", "--json")
     assert unhealthy.status == 1

@@ -68,7 +68,7 @@ def test_unchanged_template(cli: Cli, repository: Path) -> None:
     for force in ((), ("--force",)):
         done = cli("template", "apply", "multiply", *force, "--json").json
         assert (done["status"], done["resource"]["files"]) == ("noop", [])
-    assert "nothing was changed" in cli("template", "apply", "multiply").out
+    assert "is already applied" in cli("template", "apply", "multiply").out
     assert tree(repository) == before
     (repository / "rollouts/multiply/mine.py").touch()
     assert cli("template", "apply", "multiply").status == 1

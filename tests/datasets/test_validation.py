@@ -43,7 +43,7 @@ def test_every_format_has_the_same_reports(tmp_path: Path, extension: str) -> No
     )
     few = validate_dataset(write_rows(tmp_path, extension, prompt_rows(3)))
     assert few.errors == [
-        "found 3 rows; the platform takes at least 4 (`osmosis eval run --dataset-file` takes any number)"
+        "found 3 rows; the platform requires at least 4 ('osmosis eval run --dataset-file' takes any number)"
     ]
     other = validate_dataset(write_rows(tmp_path, extension, [{"question": "q", "answer": "a"}] * 5))
     assert other.errors == ["missing columns 'user_prompt', 'ground_truth' (found 'question', 'answer')"]

@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 # Below this a file is read before anyone could look at a progress bar.
 PROGRESS_FROM_BYTES = 64 << 20
 POLL_S = 1.0
-_REPLACES = "a dataset of that name is replaced, for everyone in the workspace."
+_REPLACES = "The dataset of that name is replaced for everyone in the workspace."
 
 T = TypeVar("T")
 NameArgument = Annotated[
     str, typer.Argument(help="Name or id of a dataset.", autocompletion=complete_dataset)
 ]
-OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")]
 
 app = typer.Typer()
 
@@ -96,17 +96,17 @@ def import_(
         typer.Option(
             "--map",
             metavar="FIELD=COLUMN",
-            help="What a field is made of: prompt, ground_truth, system or metadata; a+b joins columns, a.b goes "
-            "into one. May be repeated, or separated by commas. Without it, columns are guessed and shown.",
+            help="Column of a field (prompt, ground_truth, system or metadata): a+b joins columns, a.b reads a key. "
+            "Repeat it or separate pairs with commas (default: guessed from the names).",
         ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="The .jsonl file to write (default: data/NAME.jsonl)."),
+        typer.Option("--output", "-o", help="Path of the .jsonl file to write (default: data/NAME.jsonl)."),
     ] = None,
     overwrite: OverwriteOption = False,
     skip_invalid: Annotated[
-        bool, typer.Option("--skip-invalid", help="Leave out rows that cannot be used, instead of stopping.")
+        bool, typer.Option("--skip-invalid", help="Leave out invalid rows instead of stopping.")
     ] = False,
     yes: YesOption = False,
 ) -> OperationResult:
@@ -123,7 +123,7 @@ def import_(
 
     shown = current()
     plan = plan_import(file, mapping=mapping or (), target=output, skip_invalid=skip_invalid)
-    check_target(plan.target, overwrite=overwrite)  # before anybody is asked about it
+    check_target(plan.target, overwrite=overwrite)
     mapped = mapping_rows(plan)
     rows = [
         (entry["column"], entry["becomes"] or "left out", "guessed" if entry["guessed"] else "")
@@ -145,7 +145,7 @@ def import_(
     warnings = [f"{amount(report.skipped, 'row')} left out"] if report.skipped else []
     warnings += report.problems
     if report.dataset is not None:
-        warnings += [f"a platform would refuse the file: {error}" for error in report.dataset.errors]
+        warnings += [f"the platform rejects the file: {error}" for error in report.dataset.errors]
         warnings += report.dataset.warnings
     for warning in warnings:
         shown.warn(warning)
@@ -169,11 +169,11 @@ def import_(
 def upload(
     file: DataFileArgument,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the content of a dataset that has the name.")
+        bool, typer.Option("--overwrite", help="Replace the content of an existing dataset.")
     ] = False,
     wait: Annotated[
         bool,
-        typer.Option("--wait", help="Also wait until the platform has checked it, and say what it finds."),
+        typer.Option("--wait", help="Wait until the platform has checked the dataset."),
     ] = False,
     yes: YesOption = False,
 ) -> OperationResult:
@@ -198,7 +198,7 @@ def upload(
 
     output = current()
     if not file.exists():
-        _check(output, file)  # it says so before a login is asked for
+        _check(output, file)  # raises the error before a login is required
     with platform_context() as context:
         report = _check(output, file)
         _confirm(output, file, report, overwrite=overwrite, yes=yes)
@@ -208,7 +208,7 @@ def upload(
                 context.client, file, report, overwrite=overwrite, progress=shown.update, warn=output.warn
             )
         if log is not None:
-            with output.status("Waiting until the platform has checked it"):
+            with output.status("Waiting for the check of the platform"):
                 dataset = wait_until_checked(
                     context.client, dataset, log, pause=lambda: time.sleep(POLL_S), tell=output.note
                 )
@@ -216,18 +216,17 @@ def upload(
             warn_of_size(dataset, report, output.warn)
         resource = {**dataset_item(dataset), **context.resource()}
     name = dataset.file_name or file.stem
-    steps = [f"Status: {dataset.status}"] if dataset.status else []
+    steps = [("View", dataset.platform_url)] if dataset.platform_url else []
     if dataset.status in IN_PROGRESS:
-        steps.append(f"The platform checks it now; see how far it is: osmosis dataset info {name}")
+        steps.insert(0, ("Check its status", f"osmosis dataset info {name}"))
     structured: Mapping[str, Any] = {"action": "dataset_info", "id": dataset.id}
     if dataset.platform_url:
-        steps.append(f"View: {dataset.platform_url}")
         structured = {"label": "View dataset", "url": dataset.platform_url}
     return OperationResult(
         operation="dataset.upload",
         message=f"Dataset uploaded: {name}",
         resource=resource,
-        next_steps=steps,
+        next_steps=[*([f"Status: {dataset.status}"] if dataset.status else []), *formats.next_block(steps)],
         next_steps_structured=[structured],
         extra={"warnings": report.warnings} if report.warnings else {},
     )
@@ -250,12 +249,12 @@ def _confirm(output: OutputContext, file: Path, report: DatasetReport, *, overwr
         ("Size", formats.size(report.file_size)),
     ]
     if not yes:
-        output.show(Table(("", ""), rows, title="Dataset Upload"))
+        output.show(Table(("", ""), rows, title="Dataset"))
     question = "Proceed with upload?"
     if overwrite:
         if output.interactive and not yes:
             output.warn(_REPLACES)
-        question = f"Upload `{file.stem}` and replace the dataset of that name if there is one?"
+        question = f"Upload '{file.stem}' and replace an existing dataset of that name?"
     output.confirm(
         question,
         yes=yes,
@@ -285,7 +284,7 @@ def list_(limit: LimitOption = 50, everything: AllOption = False) -> ListResult:
                 Column("Status", value=lambda item: Status(item["status"])),
                 Column("Size", value=lambda item: formats.size(item["file_size"]), right=True),
                 Column("Uploaded", value=lambda item: Timestamp(item["created_at"])),
-                Column("Uploaded By", "creator_name"),
+                Column("Uploaded by", "creator_name"),
             ),
             extra=context.resource(),
         )
@@ -312,12 +311,12 @@ def info(name: NameArgument) -> DetailResult:
             ("File", dataset.file_name),
             *([("ID", dataset.id)] if dataset.is_internal_user else []),
             ("Status", Status(dataset.status)),
-            ("File Format", _file_format(dataset)),
-            ("Total Rows", formats.count(dataset.row_count)),
+            ("Format", _file_format(dataset)),
+            ("Rows", formats.count(dataset.row_count)),
             ("Size", _size(dataset)),
             ("Uploaded", Timestamp(dataset.created_at, seconds=True)),
-            ("Uploaded By", dataset.creator_name),
-            *([("Last Upload", f"refused: {dataset.upload_error}")] if dataset.upload_error else []),
+            ("Uploaded by", dataset.creator_name),
+            *([("Last upload", f"rejected: {dataset.upload_error}")] if dataset.upload_error else []),
         ],
         hints=hints,
     )
@@ -341,7 +340,7 @@ def _size(dataset: Dataset) -> str:
 
 @app.command("preview")
 def preview(
-    name: NameArgument, rows: Annotated[int, typer.Option(min=1, help="How many rows at most.")] = 5
+    name: NameArgument, rows: Annotated[int, typer.Option(min=1, help="Maximum number of rows.")] = 5
 ) -> DetailResult:
     """Show the first rows of a dataset.
 
@@ -362,7 +361,7 @@ def preview(
                 **({} if found.message is None else {"message": found.message}),
                 **context.resource(),
             },
-            rows=[("Dataset", found.dataset.file_name), ("Rows Shown", len(found.rows))],
+            rows=[("Dataset", found.dataset.file_name), ("Rows", len(found.rows))],
             title="Preview",
             blocks=_blocks(found),
         )
@@ -409,7 +408,7 @@ def download(
             "--output",
             "-o",
             metavar="PATH",
-            help="A file, or a directory (an existing one, or ending in /); the current directory by default.",
+            help="File or directory to write (default: the current directory).",
         ),
     ] = None,
     overwrite: OverwriteOption = False,
@@ -453,11 +452,11 @@ def delete(name: NameArgument, yes: YesOption = False) -> OperationResult:
 
     output = current()
     with platform_context() as context:
-        with output.status("Looking it up"):
+        with output.status("Fetching dataset"):
             dataset = find_deletable_dataset(context.client, name)
         shown = dataset.file_name or dataset.id
         output.confirm(
-            f'Delete dataset "{shown}"? This cannot be undone.',
+            f"Delete dataset '{shown}'? This cannot be undone.",
             yes=yes,
             summary={
                 "Dataset": shown,

@@ -1,4 +1,4 @@
-"""`osmosis rollout` and `osmosis template`: agents that are evaluated and trained, and those that are served elsewhere."""
+"""`osmosis rollout` and `osmosis template`: agents that are evaluated and trained, and remote agents."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import typer
 from osmosis_ai.cli.connection import list_result, platform_anywhere, platform_context
 from osmosis_ai.cli.name_completion import complete_served_agent
 from osmosis_ai.cli.options import AllOption, LimitOption, YesOption
+from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import Column, ListResult, OperationResult, Status, Timestamp
 
 if TYPE_CHECKING:
     from osmosis_ai.api.models.rollouts import RegisteredRolloutServer
 
-DiffOption = Annotated[bool, typer.Option("--diff", help="If files exist, show how the new ones differ.")]
-Registered = Annotated[str, typer.Argument(help="The agent's name.", autocompletion=complete_served_agent)]
+DiffOption = Annotated[bool, typer.Option("--diff", help="Show the differences if files exist.")]
+Registered = Annotated[str, typer.Argument(help="Name of the agent.", autocompletion=complete_served_agent)]
 
 app = typer.Typer()
 served = typer.Typer(help="Register, check and remove remote agents.")
@@ -29,13 +30,13 @@ templates = typer.Typer()
 @app.command("init")
 def init(
     context: typer.Context,
-    name: Annotated[str | None, typer.Argument(help="Lower-case letters, digits and hyphens.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Name: lower-case letters, digits and hyphens.")] = None,
     example: Annotated[
         bool,
-        typer.Option("--example", help="Write an agent that works, with its data, instead of a skeleton."),
+        typer.Option("--example", help="Write a complete example with data."),
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", "-f", help="Replace a rollout and configs of that name.")
+        bool, typer.Option("--force", "-f", help="Replace an existing rollout and its configs.")
     ] = False,
     diff: DiffOption = False,
 ) -> OperationResult:
@@ -58,16 +59,20 @@ def init(
         resource=resource,
         next_steps=[
             *_written_lines(resource),
-            f"{'Change' if example else 'Write'} the agent and its grader: {resource['rollout_dir']}/main.py",
-            *([] if example else [f"Name the dataset and the model: {eval_config}"]),
-            f"Evaluate on this machine: osmosis eval run {eval_config}",
+            *formats.next_block(
+                [
+                    ("Write the agent and its grader", f"{resource['rollout_dir']}/main.py"),
+                    ("Set the dataset and the model", eval_config),
+                    ("Evaluate on this machine", f"osmosis eval run {eval_config}"),
+                ]
+            ),
         ],
         next_steps_structured=[{"action": "eval_run", "config": eval_config}],
     )
 
 
 def _written_lines(resource: Mapping[str, Any]) -> list[str]:
-    """Return a line for each file that was written, and one for what Git ignores now, of a result's resource."""
+    """Return a line for each written file, and one for new Git ignores."""
     added = resource["gitignore"]["added"]
     lines = [f"  {path}" for path in resource["files"]]
     return [*lines, f"  .gitignore now ignores {' and '.join(added)}"] if added else lines
@@ -86,7 +91,7 @@ def _conflicts_with_diff(wanted: bool) -> Iterator[None]:
         shown = join_differences(conflict.details.get("differences", {})) if wanted else ""
         if not shown:
             raise
-        hint = "replace the files with `--force`"
+        hint = "replace the files with '--force'"
         raise ConflictError(f"{conflict}\n{shown}", details=conflict.details, hint=hint) from None
 
 
@@ -94,7 +99,9 @@ def _conflicts_with_diff(wanted: bool) -> Iterator[None]:
 def list_(
     limit: LimitOption = 50,
     everything: AllOption = False,
-    branch: Annotated[str | None, typer.Option(help="Of this branch instead of the default one.")] = None,
+    branch: Annotated[
+        str | None, typer.Option(help="Branch of the repository (default: its default branch).")
+    ] = None,
 ) -> ListResult:
     """List the rollouts of the connected repository.
 
@@ -106,7 +113,7 @@ def list_(
     with platform_context() as context, current().status("Fetching rollouts"):
         listing, sync_error = list_rollouts(context.client, branch=branch, limit=limit, everything=everything)
     if sync_error is not None:
-        current().warn(f"the rollouts may be out of date: {sync_error}", "GIT_SYNC_FAILED")
+        current().warn(f"The rollouts may be out of date: {sync_error}", "GIT_SYNC_FAILED")
     return list_result(
         listing,
         rollout_item,
@@ -142,7 +149,7 @@ def list_servers(limit: LimitOption = 50, everything: AllOption = False) -> List
             Column("Name", "name", keep=True),
             Column("Address", value=_address),
             Column("Status", value=lambda item: Status(str(item["status"]))),
-            Column("Asked", value=lambda item: Timestamp(item["probed_at"])),
+            Column("Checked", value=lambda item: Timestamp(item["probed_at"])),
             Column("Error", "error"),
         ),
         extra=resource,
@@ -151,8 +158,10 @@ def list_servers(limit: LimitOption = 50, everything: AllOption = False) -> List
 
 @served.command("register")
 def register(
-    name: Annotated[str, typer.Argument(help="The agent's name.")],
-    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where the platform finds it.")],
+    name: Annotated[str, typer.Argument(help="Name of the agent.")],
+    address: Annotated[
+        str, typer.Argument(metavar="HOST:PORT", help="Address of the agent for the platform.")
+    ],
 ) -> OperationResult:
     """Register a remote agent.
 
@@ -163,10 +172,12 @@ def register(
     """
     from osmosis_ai.services.rollouts import agent_key, health_of, register_server
 
-    with platform_anywhere() as (client, resource), current().status("Asking the agent"):
+    with platform_anywhere() as (client, resource), current().status("Checking the agent"):
         found = register_server(client, name, address, api_key=agent_key())
     if found.status != "healthy":
-        current().warn(f"registered, but {_problem(found)}", "ROLLOUT_SERVER_UNHEALTHY")
+        current().warn(
+            f"The agent is registered but not healthy: {_problem(found)}", "ROLLOUT_SERVER_UNHEALTHY"
+        )
     return OperationResult(
         operation="rollout.server.register",
         message=f'Registered "{name}" at {address}.',
@@ -186,10 +197,10 @@ def probe(name: Registered) -> OperationResult:
     """
     from osmosis_ai.services.rollouts import health_of, probe_server
 
-    with platform_anywhere() as (client, resource), current().status("Asking the agent"):
+    with platform_anywhere() as (client, resource), current().status("Checking the agent"):
         found = probe_server(client, name)
     info, healthy = found.health_check_result.server_info, found.status == "healthy"
-    active = f": {info.active_rollouts} rollouts under way" if info is not None else ""
+    active = f": {info.active_rollouts} active rollouts" if info is not None else ""
     return OperationResult(
         operation="rollout.server.probe",
         status="success" if healthy else "failed",
@@ -226,7 +237,7 @@ def _address(item: Mapping[str, Any]) -> str:
 
 
 def _problem(found: RegisteredRolloutServer) -> str:
-    return found.health_check_result.error or "the platform does not say why"
+    return found.health_check_result.error or "unknown reason"
 
 
 @templates.command("list")
@@ -244,7 +255,7 @@ def list_rollout_templates() -> ListResult:
     return ListResult(
         items,
         # Scripts take every plain line for a name.
-        (Column("Name", "name", keep=True), Column("What it is", "summary", in_plain=False)),
+        (Column("Name", "name", keep=True), Column("Description", "summary", in_plain=False)),
         hints=["Write one into this repository: osmosis template apply NAME"],
     )
 
@@ -262,12 +273,8 @@ def _complete_template(incomplete: str) -> list[str]:
 
 @templates.command("apply")
 def apply(
-    name: Annotated[
-        str, typer.Argument(help="One of `osmosis template list`.", autocompletion=_complete_template)
-    ],
-    force: Annotated[
-        bool, typer.Option("--force", "-f", help="Replace a rollout, configs and data of those names.")
-    ] = False,
+    name: Annotated[str, typer.Argument(help="Name of a template.", autocompletion=_complete_template)],
+    force: Annotated[bool, typer.Option("--force", "-f", help="Replace existing files.")] = False,
     diff: DiffOption = False,
 ) -> OperationResult:
     """Write a template into the current repository.
@@ -287,11 +294,13 @@ def apply(
         status="success" if resource["files"] else "noop",
         message=f"Applied template '{name}'."
         if resource["files"]
-        else f"Template '{name}' is here already, word for word: nothing was changed.",
+        else f"Template '{name}' is already applied.",
         resource=resource,
         next_steps=[
             *_written_lines(resource),
-            *(f"Evaluate on this machine: osmosis eval run {path}" for path in evaluations),
+            *formats.next_block(
+                ("Evaluate on this machine", f"osmosis eval run {path}") for path in evaluations
+            ),
         ],
         next_steps_structured=[{"action": "eval_run", "config": path} for path in evaluations],
     )

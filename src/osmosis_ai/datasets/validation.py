@@ -118,8 +118,8 @@ class _Validation:
             self._check_records(chain(() if first is None else (first,), records))
             if self.report.row_count < MIN_ROWS and not self.report.errors:
                 self.add_error(
-                    f"found {_rows(self.report.row_count)}; the platform takes at least {MIN_ROWS} "
-                    "(`osmosis eval run --dataset-file` takes any number)"
+                    f"found {_rows(self.report.row_count)}; the platform requires at least {MIN_ROWS} "
+                    "('osmosis eval run --dataset-file' takes any number)"
                 )
         self._add_warnings()
 

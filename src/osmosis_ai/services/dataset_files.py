@@ -42,11 +42,9 @@ def validate_file(path: Path, *, progress: Callable[[int], None] | None = None) 
     """
     report = validate_dataset(path, progress=progress)
     if not report.valid:
-        hint = (
-            f"\n`osmosis dataset import {path}` maps columns of other names." if report.lacks_columns else ""
-        )
-        message = f"Validation failed: {path}{_listed(report.errors)}{hint}"
-        raise OsmosisError(message, details=asdict(report))
+        hint = f"map other columns with: osmosis dataset import {path}" if report.lacks_columns else None
+        message = f"Validation failed: {path}{_listed(report.errors)}"
+        raise OsmosisError(message, details=asdict(report), hint=hint)
     return report
 
 
@@ -171,8 +169,8 @@ def _require_fields(source: Path, mapping: ColumnMapping, first: Record, *, answ
     if missing:
         example = " ".join(f"--map {name}=COLUMN" for name in missing)
         raise OsmosisError(
-            f"{source}: cannot tell which column is the {' and the '.join(missing)} "
-            f"(found {quote_names(list(first))}); say so: {example}"
+            f"{source}: no column for {' and '.join(missing)} (found {quote_names(list(first))}).",
+            hint=f"name the column with: {example}",
         )
 
 
@@ -194,16 +192,20 @@ def _target(source: Path, target: Path | None) -> Path:
     elif target.is_dir():
         target = target / f"{source.stem}.jsonl"
     if target.suffix.lower() != ".jsonl":
-        raise OsmosisError(f"{target}: imported rows are JSON Lines; name a file that ends in .jsonl.")
+        raise OsmosisError(f"Output file must end in .jsonl: {target}.")
     if target.resolve() == source.resolve():
-        raise OsmosisError(f"{target} is the file that is read; name another one with `--output`.")
+        raise OsmosisError(
+            f"Output file is the source: {target}.", hint="choose another path with '--output'"
+        )
     return target
 
 
 def check_target(target: Path, *, overwrite: bool) -> None:
     """Refuse to replace a file unless ``overwrite`` is set."""
     if target.exists() and not overwrite:
-        raise ConflictError(f"{target} exists; `--overwrite` replaces it, `--output` names another file.")
+        raise ConflictError(
+            f"File exists: {target}.", hint="use '--overwrite', or choose another path with '--output'"
+        )
 
 
 def import_rows(
@@ -225,9 +227,9 @@ def import_rows(
                 handle.write(_line(row))
                 report.row_count += 1
             if not report.row_count:
-                raise OsmosisError(_failure(plan, report.problems or ["no row could be used"]))
+                raise _failure(plan, report.problems or ["no row is valid"])
     except OSError as error:
-        raise OsmosisError(f"{plan.target} cannot be written: {error.strerror or error}.") from error
+        raise OsmosisError(f"File cannot be written: {plan.target} ({error.strerror or error}).") from error
     report.dataset = validate_dataset(plan.target, missing_answer=report.missing_answer)
     return report
 
@@ -263,19 +265,21 @@ def _rows(
                 add(f"{reader.unit} {number}: nested too deeply")
     except StopReading:
         # Even with ``skip_invalid``: the rest of the file is unreadable, which is more than one bad row.
-        raise OsmosisError(_failure(plan, [last] if skip_invalid else problems)) from None
+        raise _failure(plan, [last] if skip_invalid else problems) from None
     if problems and not skip_invalid:
-        raise OsmosisError(_failure(plan, problems))
+        raise _failure(plan, problems)
 
 
 def _not_an_object(record: object) -> str:
     return f"expected a JSON object, found {name_of_type(record)}"
 
 
-def _failure(plan: ImportPlan, problems: Sequence[str]) -> str:
+def _failure(plan: ImportPlan, problems: Sequence[str]) -> OsmosisError:
     listed = _listed(problems[:MOST_PROBLEMS])
     more = f"\n  - ... (showing first {MOST_PROBLEMS} errors)" if len(problems) >= MOST_PROBLEMS else ""
-    return f"Import failed: {plan.source}{listed}{more}\nNothing was written; `--skip-invalid` leaves such rows out."
+    return OsmosisError(
+        f"Import failed: {plan.source}{listed}{more}", hint="leave out such rows with '--skip-invalid'"
+    )
 
 
 def _line(row: Record) -> bytes:

@@ -113,11 +113,9 @@ def preview_dataset(client: PlatformClient, name: str, *, rows: int) -> DatasetP
         return DatasetPreview(dataset, found[:rows])
     message = {
         READY: "The platform keeps no preview of this dataset.",
-        "error": f"The platform did not accept this dataset. See logs with: osmosis dataset logs {name}",
+        "error": f"The platform rejected this dataset. See logs with: osmosis dataset logs {name}",
         "cancelled": "The upload of this dataset was cancelled.",
-    }.get(
-        dataset.status, "The platform is still working on this dataset; there is a preview when it is done."
-    )
+    }.get(dataset.status, "The platform is still working on this dataset.")
     return DatasetPreview(dataset, [], message)
 
 
@@ -141,7 +139,7 @@ def explain_unsure_deletion(listing: str) -> Iterator[None]:
         yield
     except PlatformError as error:
         if error.status is None:
-            unsure = f"it may be deleted all the same: look with `{listing}`"
+            unsure = f"check whether it is deleted with: {listing}"
             error.hint = f"{error.hint}; {unsure}" if error.hint else unsure
         raise
 
@@ -217,7 +215,7 @@ class _Sender:
         if dataset.upload is None:
             self._abort(dataset.id)
             raise OsmosisError(
-                "the platform took the dataset's name but did not say where its bytes go.",
+                "The platform returned no upload address.",
                 code="PLATFORM_ERROR",
             )
         return self._send(dataset.id, dataset.upload)
@@ -263,7 +261,7 @@ class _Sender:
                     error.message,
                     code=error.code,
                     details=error.details,
-                    hint="the parts that have arrived are kept for a while: run the same command again to go on",
+                    hint="run the same command again to continue with the parts that have arrived",
                 ) from None
             self._abort(dataset_id)
             self.noted.forget()
@@ -347,9 +345,9 @@ def wait_until_checked(
     if not said:
         said = [entry.message for entry in lines if entry.message and (entry.level or "").lower() == "error"]
     problems = "".join(f"\n  - {message}" for message in said)
-    kept = " The dataset keeps the content it had." if dataset.status == READY else ""
+    kept = " The dataset is unchanged." if dataset.status == READY else ""
     raise OsmosisError(
-        f"The platform did not accept the file.{kept}{problems}",
+        f"The platform rejected the file.{kept}{problems}",
         details={"id": dataset.id, "status": dataset.status, "errors": said},
         hint=f"see logs with: osmosis dataset logs {dataset.file_name}",
     )
@@ -366,10 +364,10 @@ def download_dataset(
     source = _signed(client, dataset)
     directory, target = _target(output, _file_name(dataset, source.file_name))
     if target.is_dir():
-        raise ConflictError(f"{target} is a directory.", hint="give the name of a file with `--output`")
+        raise ConflictError(f"{target} is a directory.", hint="choose a file with '--output'")
     if target.exists() and not overwrite:
         raise ConflictError(
-            f"{target} already exists.", hint="replace it with `--overwrite`, or name another with `--output`"
+            f"{target} already exists.", hint="use '--overwrite', or choose another path with '--output'"
         )
     with progress(dataset.file_size or None) as shown:
         suggested = _fetch(client, dataset, source.presigned_url, target, shown)
@@ -403,7 +401,7 @@ def require_ready(dataset: Dataset) -> Dataset:
         raise OsmosisError(
             f"Dataset `{name}` is still being processed (status `{dataset.status}`).",
             details={"id": dataset.id, "status": dataset.status},
-            hint=f"see how far it is with: osmosis dataset info {name}",
+            hint=f"see its status with: osmosis dataset info {name}",
         )
     raise OsmosisError(
         f"Dataset `{name}` cannot be used: its status is `{dataset.status or 'unknown'}`.",
@@ -497,8 +495,8 @@ def _extension(dataset: Dataset) -> str:
         if named and named.lower() in _EXTENSIONS:
             return named.lower()
     raise OsmosisError(
-        f"Dataset `{dataset.file_name or dataset.id}` has the format `{dataset.file_format}`, which cannot be read here.",
-        hint="upgrade Osmosis, or pass `--dataset-file FILE`",
+        f"Dataset '{dataset.file_name or dataset.id}' has an unknown format: {dataset.file_format}.",
+        hint="upgrade Osmosis, or use '--dataset-file FILE'",
     )
 
 

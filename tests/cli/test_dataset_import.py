@@ -176,7 +176,7 @@ def test_existing_output(cli: Cli) -> None:
     for output, message in {
         "rows.jsonl": "use '--overwrite'",
         "qa.jsonl": "Output file is the source",
-        "rows.csv": "ends in .jsonl",
+        "rows.csv": "must end in .jsonl",
     }.items():
         refused = cli("dataset", "import", "qa.jsonl", "--yes", "--output", output, "--plain")
         assert refused.status == 1 and message in refused.err

@@ -289,11 +289,3 @@ def test_group_imports(arguments: list[str], status: int) -> None:
     assert found == status
     assert not HEAVY & modules
     assert GROUPS & modules == GROUPS & {MODULES.get(arguments[0])}
-
-
-@pytest.mark.integration
-def test_completion_imports(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("_OSMOSIS_COMPLETE", "complete_zsh")
-    status, modules = modules_after("ev")
-    assert status == 0
-    assert not (HEAVY | {"typer", *GROUPS}) & modules

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeGuard
 
 import typer
 
+from osmosis_ai.cli.completion import complete_benchmark
 from osmosis_ai.cli.connection import explain_empty, list_result, platform_context
 from osmosis_ai.cli.logs import CursorOption, LinesOption, page_result
-from osmosis_ai.cli.name_completion import complete_benchmark
 from osmosis_ai.cli.options import AllOption, LimitOption, RunArgument, YesOption
 from osmosis_ai.cli.output import formats, results
 from osmosis_ai.cli.output.context import current

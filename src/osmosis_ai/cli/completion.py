@@ -1,110 +1,111 @@
-"""Shell completion: the shell passes the words typed so far, the answer is one candidate a line.
+"""Shell completion by Typer, and the names of runs and other things for it.
 
-The shell sets ``_OSMOSIS_COMPLETE`` and gives the words after the program's name, up to and with the
-one under the cursor, as arguments. ``source_<shell>`` prints the shell's half of the protocol;
-turning it on is one line in the shell's start-up file::
+One line in the shell's start-up file turns it on::
 
     eval "$(_OSMOSIS_COMPLETE=source_bash osmosis)"           # ~/.bashrc
     eval "$(_OSMOSIS_COMPLETE=source_zsh osmosis)"            # ~/.zshrc, after compinit
     _OSMOSIS_COMPLETE=source_fish osmosis | source            # ~/.config/fish/config.fish
-
-Names of the first level come from the registry, so completing them imports no command. Where a path
-is expected nothing is answered, and the shell completes file names itself.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import io
+import os
+import re
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.cli.registry import COMMANDS, MODES, OPTIONS, split_modes
+if TYPE_CHECKING:
+    from osmosis_ai.services.names import Kind
 
 COMPLETION_ENV = "_OSMOSIS_COMPLETE"
-
-_BASH = r"""
-_osmosis_completion() {
-    local IFS=$'\n'
-    COMPREPLY=($(_OSMOSIS_COMPLETE=complete_bash "$1" "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
-}
-complete -o default -F _osmosis_completion osmosis osmosis-ai osmosis_ai
-"""
-
-_ZSH = r"""
-_osmosis_completion() {
-    local -a candidates
-    candidates=("${(@f)$(_OSMOSIS_COMPLETE=complete_zsh "${words[1]}" "${(@)words[2,CURRENT]}" 2>/dev/null)}")
-    if [[ -n "${candidates[1]}" ]]; then
-        _describe -V 'osmosis' candidates
-    else
-        _files
-    fi
-}
-compdef _osmosis_completion osmosis osmosis-ai osmosis_ai
-"""
-
-_FISH = r"""
-function __osmosis_completion
-    set -l typed (commandline -opc)
-    set -l program $typed[1]
-    set -e typed[1]
-    set -l current (commandline -ct)
-    env _OSMOSIS_COMPLETE=complete_fish $program $typed "$current" 2>/dev/null
-end
-for program in osmosis osmosis-ai osmosis_ai
-    complete --command $program --arguments '(__osmosis_completion)'
-end
-"""
+_MODE = re.compile(r"(?<!\S)--(json|plain)\s")
+# Longer than this a key without effect feels broken.
+LIMIT_S = 1.5
+# Whose runs the commands of a group are about, where it is not evaluations.
+_KINDS: Mapping[str, Kind] = {"train": "train", "benchmark": "benchmark_run"}
 
 
-# Each shell's half of the protocol, and how it wants a word and its meaning written.
-SHELLS: Mapping[str, tuple[str, Callable[[str, str], str]]] = {
-    "bash": (_BASH, lambda word, _: word),
-    "zsh": (_ZSH, lambda word, meaning: f"{word.replace(':', chr(92) + ':')}:{meaning}"),
-    "fish": (_FISH, lambda word, meaning: f"{word}\t{meaning}"),
-}
-
-
-def complete(instruction: str, words: Sequence[str]) -> int:
+def complete(instruction: str) -> int:
     """Answer one request of a shell on stdout and return the exit status."""
-    action, _, name = instruction.partition("_")
-    if name not in SHELLS or action not in ("source", "complete"):
-        known = ", ".join(f"{verb}_{shell_name}" for verb in ("source", "complete") for shell_name in SHELLS)
-        sys.stderr.write(f"Error: {COMPLETION_ENV} must be one of {known}.\n")
-        return 2
-    script, line = SHELLS[name]
-    if action == "source":
-        sys.stdout.write(script.lstrip())
-        return 0
-    *typed, current = words or [""]
-    for word, meaning in candidates(typed, current):
-        sys.stdout.write(line(word, meaning) + "\n")
-    return 0
-
-
-def candidates(typed: Sequence[str], current: str) -> Iterator[tuple[str, str]]:
-    """Yield what may stand in place of ``current`` after the complete words ``typed``, and what it means."""
-    _, before = split_modes(typed)
-    if "--" in before:
-        return
-    if not before and not current.startswith("-"):
-        for name, entry in COMMANDS.items():
-            if name.startswith(current) and not entry.hidden:
-                yield name, entry.help
-        return
-    # Any of Typer's shells will do: only its walk through the commands is used, not its script.
-    from typer._completion_classes import BashComplete
+    from typer.completion import completion_init, shell_complete
 
     from osmosis_ai.cli.root import PROGRAM, build_root
 
-    found = set()
-    root = build_root(lambda **_: None)
-    for item in BashComplete(root, {}, PROGRAM, COMPLETION_ENV).get_completions(before, current):
-        # Paths ("file", "dir") are the shell's own business.
-        if item.type == "plain":
-            found.add(str(item.value))
-            yield str(item.value), " ".join((item.help or "").split())
-    if current.startswith("-"):
-        meanings = dict(OPTIONS)
-        for flag in MODES:
-            if flag.startswith(current) and flag not in typed and flag not in found:
-                yield flag, meanings[flag]
+    completion_init()
+    # The modes go anywhere on the line, and no command has them as options.
+    for variable in ("COMP_WORDS", "_TYPER_COMPLETE_ARGS"):
+        if variable in os.environ:
+            os.environ[variable], removed = _MODE.subn("", os.environ[variable])
+            os.environ["COMP_CWORD"] = str(int(os.environ.get("COMP_CWORD", 0)) - removed)
+    return shell_complete(build_root(lambda **_: None), {}, PROGRAM, COMPLETION_ENV, instruction)
+
+
+def complete_run(ctx: Any, incomplete: str) -> list[str]:
+    """Return the names of runs of the command's kind that begin with what was typed."""
+    group = next(iter(ctx.command_path.split()[1:]), "")
+    return _names(ctx, _KINDS.get(group, "eval"), incomplete)
+
+
+def complete_local_run(incomplete: str) -> list[str]:
+    """Return the names of evaluations of this machine that begin with what was typed."""
+
+    def look() -> list[str]:
+        from osmosis_ai.services.eval_runs.resolver import local_names
+
+        return local_names()
+
+    return [name for name in _within(LIMIT_S, look) if name.startswith(incomplete)]
+
+
+def complete_run_anywhere(ctx: Any, incomplete: str) -> list[str]:
+    """Return the names of evaluations of this machine, then of the platform, that begin with what was typed."""
+    return list(dict.fromkeys([*complete_local_run(incomplete), *_names(ctx, "eval", incomplete)]))
+
+
+def _completing(kind: Kind) -> Callable[[Any, str], list[str]]:
+    def complete(ctx: Any, incomplete: str) -> list[str]:
+        return _names(ctx, kind, incomplete)
+
+    return complete
+
+
+complete_benchmark = _completing("benchmark")
+complete_dataset = _completing("dataset")
+complete_model = _completing("model")
+complete_served_agent = _completing("rollout_server")
+
+
+def _names(ctx: Any, kind: Kind, incomplete: str) -> list[str]:
+    root = ctx.find_root().params
+    found = _within(LIMIT_S, lambda: _ask(kind, root.get("env_file"), root.get("platform")))
+    return [name for name in found if name.startswith(incomplete)]
+
+
+def _ask(kind: Kind, env_file: Any, platform: str | None) -> list[str]:
+    from osmosis_ai.cli.application import prepare_environment
+    from osmosis_ai.cli.output.context import OutputContext
+    from osmosis_ai.services.context import find_checkout_if_any, open_client
+    from osmosis_ai.services.names import names_of
+
+    unseen = OutputContext("plain", stdin=io.StringIO(), stdout=io.StringIO(), stderr=io.StringIO())
+    prepare_environment(unseen, env_file=env_file, platform=platform)
+    with open_client(find_checkout_if_any(), warn=lambda *_: None) as client:
+        return names_of(client, kind, timeout_s=LIMIT_S)
+
+
+def _within(limit_s: float, ask: Callable[[], list[str]]) -> list[str]:
+    """Return what ``ask`` returns in time, nothing when it fails: looking up a host knows no time limit."""
+    found: list[str] = []
+
+    def look() -> None:
+        try:
+            found.extend(ask())
+        except Exception:  # the process's edge: a shell's prompt is no place for an error
+            return
+
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
+    looking.join(limit_s)
+    return list(found)

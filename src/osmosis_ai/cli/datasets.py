@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from osmosis_ai.cli.completion import complete_dataset
 from osmosis_ai.cli.connection import list_result, platform_context
 from osmosis_ai.cli.logs import CursorOption, LinesOption, page_result
-from osmosis_ai.cli.name_completion import complete_dataset
 from osmosis_ai.cli.options import AllOption, DataFileArgument, LimitOption, YesOption
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import OutputContext, current

@@ -38,7 +38,7 @@ def _run(arguments: Sequence[str]) -> int:
         elif request := os.environ.get("_OSMOSIS_COMPLETE"):
             from osmosis_ai.cli.completion import complete
 
-            status = complete(request, arguments)
+            status = complete(request)
         else:
             status = _run_or_help(arguments)
         sys.stdout.flush()

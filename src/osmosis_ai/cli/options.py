@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from osmosis_ai.cli.name_completion import complete_run, complete_run_anywhere
+from osmosis_ai.cli.completion import complete_run, complete_run_anywhere
 from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from osmosis_ai.cli.completion import complete_served_agent
 from osmosis_ai.cli.connection import list_result, platform_anywhere, platform_context
-from osmosis_ai.cli.name_completion import complete_served_agent
 from osmosis_ai.cli.options import AllOption, LimitOption, YesOption
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import current

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from osmosis_ai.cli.completion import complete_local_run
 from osmosis_ai.cli.connection import open_browser, platform_when_needed
-from osmosis_ai.cli.name_completion import complete_local_run
 from osmosis_ai.cli.options import NoTextOption, OverwriteReportOption
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.formats import shown_path

@@ -15,10 +15,10 @@ import typer
 
 from osmosis_ai.cli import options
 from osmosis_ai.cli.agent_loops import eval_classic
+from osmosis_ai.cli.completion import complete_local_run, complete_run_anywhere
 from osmosis_ai.cli.connection import platform_context
 from osmosis_ai.cli.eval_runs.decisions import compare, gate, plan
 from osmosis_ai.cli.logs import CursorOption, FollowOption, LevelOption, LinesOption
-from osmosis_ai.cli.name_completion import complete_local_run, complete_run_anywhere
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import Declined, current
 from osmosis_ai.cli.output.formats import shown_path

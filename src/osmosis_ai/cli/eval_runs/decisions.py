@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from osmosis_ai.cli import options
+from osmosis_ai.cli.completion import complete_run_anywhere
 from osmosis_ai.cli.connection import platform_context, platform_when_needed
-from osmosis_ai.cli.name_completion import complete_run_anywhere
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.formats import MISSING, count, duration, money, one_line, percent
 from osmosis_ai.cli.output.reports import (

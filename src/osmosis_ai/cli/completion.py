@@ -29,7 +29,8 @@ _KINDS: Mapping[str, Kind] = {"train": "train", "benchmark": "benchmark_run"}
 
 def complete(instruction: str) -> int:
     """Answer one request of a shell on stdout and return the exit status."""
-    from typer.completion import completion_init, shell_complete
+    from typer._completion_classes import completion_init
+    from typer.completion import shell_complete
 
     from osmosis_ai.cli.root import PROGRAM, build_root
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from osmosis_ai.cli.application import environment_with_file
-from osmosis_ai.cli.graceful_stop import GracefulStop
 from osmosis_ai.cli.options import NoTextOption, parse_budget
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import current
@@ -20,7 +19,6 @@ from osmosis_ai.cli.output.formats import shown_path
 from osmosis_ai.cli.output.reports import RUBRIC_HOLDS, require_report, tell_what_goes_in
 from osmosis_ai.cli.output.results import Block, Column, OperationResult, Row, Styled, Table, Text
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.hooks import ProgressSnapshot, RunHooks
 from osmosis_ai.files import expanded
 from osmosis_ai.ui.numbers import amount
 
@@ -57,18 +55,6 @@ ConcurrencyOption = Annotated[
 VerboseOption = Annotated[
     bool, typer.Option("--verbose", help="Also show records and all figures of the judges.")
 ]
-
-
-class LiveSession(GracefulStop, RunHooks):
-    """Shows a session on the terminal; a context manager."""
-
-    def progress(self, snapshot: ProgressSnapshot) -> None:
-        """Move the bar; a single call has none."""
-        if snapshot.total > 1:
-            mean = [] if snapshot.reward_mean is None else [f"mean {snapshot.reward_mean:.3f}"]
-            spent = formats.spent(snapshot, failed="without a score")
-            note = " · ".join([*mean, *spent, f"{snapshot.in_flight} in flight"])
-            self._move_bar("Judging", snapshot.completed, snapshot.total, "calls", note)
 
 
 def rubric(
@@ -320,6 +306,8 @@ def _run(request: RubricRequest, words: list[str]) -> RubricOutcome:
     # A script that reads lines gets one for every record, as one that reads JSON does.
     everything = output.mode == "plain" or (output.mode == "json" and request.output is None)
     quit_at_once = "Interrupted. The scores are kept. Run the same command with --resume to continue."
+    from osmosis_ai.cli.rubric_progress import LiveSession
+
     with LiveSession(output, words, quit_at_once=quit_at_once) as live:
         outcome = event_loop.run(run_rubric(prepared, live, keep=None if everything else SHOWN_RECORDS))
     if (archived := outcome.session.archived) is not None:

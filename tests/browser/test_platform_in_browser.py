@@ -7,14 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from osmosis_ai.platform.db.tables import DbRun
-from osmosis_ai.platform.runs.results import summarised_results
-from osmosis_ai.viewer.live import READ_EVERY_S
 from tests.browser.platform_site import CANARY, PASSWORD, PlatformSite, platform_site
-from tests.browser.visits import NARROW, STREAMS_NOTED, WIDE, look_at_pages, visit
+from tests.browser.visits import NARROW, WIDE, look_at_pages, visit
 from tests.conftest import home_of_a_module
-from tests.evaluation.builders import MeasuredResults
-from tests.platform.viewer.runs_world import add_run, add_samples
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -104,42 +99,3 @@ def test_no_page_holds_a_secret(browser: Browser, site: PlatformSite) -> None:
     for path in site.pages().values():
         assert CANARY not in looking.page.context.request.get(site.base + path).text(), path
     looking.page.context.close()
-
-
-def put_numbers(site: PlatformSite, run_id: str, scored: int) -> None:
-    """Write what a run has come to, as its worker does."""
-    numbers = MeasuredResults(rows=3, n=2)
-    for row in range(scored):
-        numbers.add(row, 0, "success", 1.0)
-    found = numbers.summary()
-    metrics = {
-        "summary": found.summary,
-        "estimates": found.estimates.model_dump(mode="json"),
-        "duration_ms": 1,
-    }
-    with site.services.db.transaction() as session:
-        run = session.get_one(DbRun, run_id)
-        run.metrics, run.results = metrics, summarised_results(run.results or {}, metrics)
-
-
-def test_a_finished_sample_is_on_the_page_by_itself_and_the_focus_stays(
-    browser: Browser, site: PlatformSite
-) -> None:
-    run = add_run(site.services, site.mara, "growing", status="running")
-    looking = visit(browser, site.base, site.session(site.mara))
-    page = looking.page
-    page.add_init_script(STREAMS_NOTED)
-    looking.open("/fern/evals/growing")
-    page.evaluate("window.mark = 'the page was not loaded again'")
-    page.get_by_role("link", name="Scored").focus()
-    page.wait_for_function("window.streams[0]?.readyState === EventSource.OPEN")
-    for row in (0, 1, 2):
-        add_samples(site.services, run, [{"row": row, "attempt": 0, "reward": 1.0}])
-        put_numbers(site, run.id, row + 1)
-        page.locator(".tile", has_text="Scored").filter(has_text=f"{row + 1}of 6 planned").wait_for()
-        assert looking.focused().startswith("Scored")
-    # Live views lag by at most 2 s. A change waits for the server's next look, and the rest depends on the machine.
-    assert READ_EVERY_S < 2
-    assert page.evaluate("window.mark")
-    assert looking.wrong == []
-    page.context.close()

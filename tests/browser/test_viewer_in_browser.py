@@ -195,25 +195,6 @@ def test_a_page_of_a_run_that_is_deleted_says_so_and_keeps_what_it_shows(
     looking.page.context.close()
 
 
-def test_a_page_whose_cookies_are_gone_says_that_it_is_not_updated_any_more(
-    browser: Browser, opened: tuple[str, Any], site: FakeSource
-) -> None:
-    going_on(site, "forgotten")
-    looking = visit(browser, opened)
-    page = looking.page
-    page.add_init_script(STREAMS_NOTED)
-    with page.expect_response(lambda reply: "/changes" in reply.url):
-        looking.open("/evals/forgotten")
-    page.context.clear_cookies()
-    # Its stream is open still: it hears of the change, and is refused what has changed.
-    one_more_finished(site, "forgotten")
-    problem = page.locator("main .problem[role=alert]")
-    problem.wait_for()
-    assert "This page is no longer updated. Sign in again, or" in problem.inner_text()
-    assert page.evaluate(OPEN_STREAMS) == 0
-    page.context.close()
-
-
 def look_at_reports(browser: Browser, directory: Path, **settings: Any) -> None:
     made = {
         "evaluation": report(source()),

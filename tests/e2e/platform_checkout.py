@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.services.demo import Scratch as Scratch
 from osmosis_ai.services.demo import prepare_scratch as prepare_scratch
 from tests.e2e.platform_process import Platform
@@ -77,9 +76,6 @@ class World:
     def json(self, *words: str, cwd: Path | None = None, **env: str | None) -> Outcome:
         return self.osmosis("--json", *words, cwd=cwd, **env)
 
-    def as_holder_of(self, token: str) -> dict[str, str | None]:
-        return {"OSMOSIS_TOKEN": token, "OSMOSIS_TOKEN_PLATFORM_URL": self.url}
-
     def write_config(self, name: str, *, secrets: str = "", env: str = "", **experiment: str) -> str:
         facts = {
             "rollout": "multiply",
@@ -106,15 +102,6 @@ class World:
             text=True,
         )
         return done.stdout.strip()
-
-    @contextmanager
-    def database(self) -> Iterator[Database]:
-        """The platform's database, opened by this process."""
-        db = Database(f"sqlite:///{self.platform.home / 'platform.db'}")
-        try:
-            yield db
-        finally:
-            db.dispose()
 
     def request(self, method: str, path: str, *, token: str | None = None, **headers: str) -> tuple[int, Any]:
         """Send a request; return the status and JSON of the reply."""

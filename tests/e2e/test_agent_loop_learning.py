@@ -1,4 +1,4 @@
-"""An agent loop trains on the same tokens and rewards as a workflow, in the rollout directory or on a remote server.
+"""An agent loop trains on the same tokens and rewards as a workflow.
 
 `multiply_loop.py` is the sample rollout's agent as a loop. Each of its calls reaches the policy with the seed, tools and
 arguments of the workflow's call, and every token is recorded; so runs with one seed are the same run.
@@ -7,9 +7,7 @@ arguments of the workflow's call, and every token is recorded; so runs with one 
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +15,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from osmosis_ai.controller.remote_agents import AgentAddress
 from osmosis_ai.evaluation.conversation import read_conversation
-from osmosis_ai.evaluation.sources import RemoteSource
 from osmosis_ai.training.runs.metrics import VALIDATION_REWARD, StepRecord
 from osmosis_ai.viewer.local.source import LocalSource
 from tests.conftest import home_of_a_module
@@ -28,7 +24,6 @@ from tests.e2e.training import WORKSPACE, one_step, trainer
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 LOOP = Path(__file__).with_name("multiply_loop.py")
-KEY = "osm_rollout_canary-4711"
 SETTINGS = {
     "lr": 2e-3,
     "rollout_batch_size": 2,
@@ -41,29 +36,6 @@ SETTINGS = {
     "max_steps": 1,
     "eval_interval": 1,
 }
-# A remote agent sets the reward itself, because it has no grader.
-SERVER = """
-import socket
-import sys
-
-import uvicorn
-from multiply_loop import MultiplyLoop, product
-
-from osmosis_ai.rollout import create_app
-
-
-class Graded(MultiplyLoop):
-    async def run(self, ctx):
-        result = await super().run(ctx)
-        result.reward = product(result.final_messages, ctx.request.metadata["ground_truth"], {})
-        return result
-
-
-listening = socket.create_server(("127.0.0.1", 0))
-print(listening.getsockname()[1], flush=True)
-app = create_app(Graded(), api_key=sys.argv[1])
-uvicorn.Server(uvicorn.Config(app, log_level="error")).run(sockets=[listening])
-"""
 
 
 async def train(run_dir: Path, **agent: Any) -> tuple[list[dict[str, Any]], bytes]:
@@ -91,11 +63,10 @@ def assert_validation_can_be_viewed(run_dir: Path, last: StepRecord) -> None:
 
 @pytest.fixture(scope="module")
 def rollout_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sample rollout, its agent as a loop, and a server of the loop."""
+    """The sample rollout, and its agent as a loop."""
     directory = tmp_path_factory.mktemp("rollouts") / "multiply"
     shutil.copytree(WORKSPACE / "rollouts" / "multiply", directory)
     shutil.copy(LOOP, directory)
-    (directory / "server.py").write_text(SERVER)
     return directory
 
 
@@ -113,19 +84,3 @@ async def test_a_loop_learns_what_its_workflow_learns(
     tmp_path: Path, rollout_dir: Path, workflow: tuple[list[dict[str, Any]], bytes]
 ) -> None:
     assert await train(tmp_path / "run", rollout_dir=rollout_dir, entrypoint=LOOP.name) == workflow
-
-
-async def test_a_remote_agent_learns_what_the_workflow_learns(
-    tmp_path: Path, rollout_dir: Path, workflow: tuple[list[dict[str, Any]], bytes]
-) -> None:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "server.py", KEY, cwd=rollout_dir, env=os.environ, stdout=asyncio.subprocess.PIPE
-    )
-    assert process.stdout is not None
-    try:
-        address = AgentAddress("127.0.0.1", int(await process.stdout.readline()), KEY)
-        remote = RemoteSource("multiply", lambda: address, hint="")
-        assert await train(tmp_path / "run", entrypoint="server://multiply", served=remote) == workflow
-    finally:
-        process.kill()
-        await process.wait()

@@ -84,24 +84,3 @@ def test_example_agent(runs: dict[str, tuple[World, Outcome]], agent: str) -> No
     if agent == "command":
         kept = about["sample_extra_fields"]["command"]
         assert kept == {"exit_status": 0, "stdout": "#### 42\n", "stderr": ""}
-
-
-@pytest.mark.slow
-async def test_command_example_is_trained(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    from tests.e2e.training import trainer
-
-    rollout = shutil.copytree(EXAMPLES / "command", tmp_path / "command")
-    settings = {
-        "rollout_batch_size": 2,
-        "n_samples_per_prompt": 2,
-        "max_steps": 1,
-        "max_prompt_length": 512,
-        "max_response_length": 512,
-        "agent_workflow_timeout_s": 120.0,
-        "grader_timeout_s": 120.0,
-    }
-    run = trainer(tmp_path / "run", settings, validated=1, rollout_dir=rollout, entrypoint="main.py")
-    *_, step = (await run.run()).records
-    assert (step.metrics["rollout/samples"], step.metrics["rollout/unscored"]) == (4, 0)
-    assert step.metrics["train/tokens"] > 0 and step.metrics["train/logprob_gap_max"] < 1e-3

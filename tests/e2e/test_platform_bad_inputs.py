@@ -56,46 +56,6 @@ def test_unconnected_origin(world: World, tmp_path: Path) -> None:
 # Access
 
 
-def test_access_from_another_workspace(world: World) -> None:
-    run = world.submit("theirs").resource
-    dataset = world.json("dataset", "info", "multiply").resource
-    assert world.osmosis("platform", "workspace", "add", "moss").status == 0
-    assert world.osmosis("platform", "user", "add", "ivo@moss.example", "-w", "moss").status == 0
-    made = world.json("platform", "token", "create", "--user", "ivo@moss.example").resource["token"]
-    ivo = world.as_holder_of(made)
-    for command in (
-        ("dataset", "list"),
-        ("dataset", "info", "multiply"),
-        ("dataset", "download", "multiply"),
-        ("eval", "list"),
-        ("eval", "info", run["name"]),
-        ("eval", "logs", run["name"]),
-        ("eval", "stop", run["name"], "--yes"),
-        ("secret", "list"),
-        ("rollout", "list"),
-        ("eval", "submit", CONFIG, "--yes"),
-    ):
-        outcome = world.json(*command, **ivo)
-        assert "not a member of the workspace" in outcome.error["message"], command
-    # Ids do not help either, from a repository of the other workspace.
-    moss = world.scratch.root / "moss.git"
-    world.git("clone", "-q", "--bare", str(world.scratch.origin), str(moss))
-    world.git("clone", "-q", str(moss), str(world.scratch.root / "moss"))
-    assert world.osmosis("platform", "connect", str(moss), "-w", "moss").status == 0
-    for command in (
-        ("dataset", "info", dataset["id"]),
-        ("dataset", "download", dataset["id"]),
-        ("eval", "info", run["id"]),
-        ("eval", "logs", run["id"]),
-        ("eval", "download", run["id"], "--yes"),
-        ("eval", "stop", run["id"], "--yes"),
-    ):
-        error = world.json(*command, cwd=world.scratch.root / "moss", **ivo).error
-        assert error["code"] == "NOT_FOUND", (command, error)
-    everything = world.json("workspace", "list", cwd=world.scratch.root / "moss", **ivo)
-    assert [item["name"] for item in json.loads(everything.out)["items"]] == ["moss"]
-
-
 # The platform
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ def trainer(
     validated: int = 0,
     environ: Mapping[str, str] | None = None,
     provenance: Mapping[str, Any] | None = None,
-    make_learner: Callable[[TrainingSpec], Any] | None = None,
     **spec: Any,
 ) -> Trainer:
     """Return what trains the built-in model on the sample rollout, unless ``spec`` says otherwise.
@@ -37,7 +36,7 @@ def trainer(
     Args:
         validated: how many rows are held out.
     """
-    given = {"environ": environ, "provenance": provenance, "make_learner": make_learner}
+    given = {"environ": environ, "provenance": provenance}
     return Trainer(
         TrainingSpec(
             **{

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from html import unescape
 from typing import Any
-from urllib.parse import urlencode, urljoin, urlsplit
+from urllib.parse import parse_qs, urlencode, urljoin, urlsplit
 
 import pytest
 from sqlalchemy import func, select
@@ -74,6 +74,8 @@ def strangers(
         yield f"{role} of moss, in fern", {**other.headers, "X-Osmosis-Git": fern}
     key = services.accounts.create_token(other.user.id, "api_key", name="k")[1]
     yield "API key of moss", {"Authorization": f"Bearer {key}", "X-Osmosis-Git": fern}
+    own_key = services.accounts.create_token(owner.user.id, "api_key", name="k")[1]
+    yield "API key of fern", {"Authorization": f"Bearer {own_key}", "X-Osmosis-Git": fern}
     moss = other.workspace
     services.workspaces.add_member(moss.id, owner.user.id)
     for_moss = services.accounts.create_token(owner.user.id, "cli", name="k", workspace_id=moss.id)[1]
@@ -222,15 +224,20 @@ def test_no_page_shows_or_changes_anything_of_another_workspace(
 ) -> None:
     client.headers["accept"] = "text/html"
     sign_in(client)
-    seen, forms, ahead = set[str](), set[tuple[str, str]](), [f"/{owner.workspace.name}/evals"]
-    while ahead and len(seen) < 150:
+    forms, ahead = set[tuple[str, str]](), [f"/{owner.workspace.name}/evals"]
+    found: dict[tuple[str, ...], str] = {}
+    """One address of each page with each set of query parameters."""
+    while ahead:
         address = ahead.pop()
-        if address in seen or not address.startswith(f"/{owner.workspace.name}/"):
+        parts = urlsplit(address)
+        page = (parts.path, *sorted(parse_qs(parts.query)))
+        if page in found or not parts.path.startswith(f"/{owner.workspace.name}/"):
             continue
-        seen.add(address)
-        further, found = linked(client, address)
+        found[page] = address
+        further, posts = linked(client, address)
         ahead += sorted(further)
-        forms |= {each for each in found if f"/{owner.workspace.name}/" in each[0]}
+        forms |= {each for each in posts if f"/{owner.workspace.name}/" in each[0]}
+    seen = found.values()
     shown = [address for address in seen if MARK in client.get(address).text]
     assert len(seen) > 30 and len(shown) > 20 and len(forms) > 3
     client.cookies.clear()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,6 @@ import pytest
 from fastapi.testclient import TestClient
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.blobs.local import LocalBlobStore
-from osmosis_ai.platform.blobs.store import BlobStoreBusy
 from osmosis_ai.platform.config import (
     PlatformConfig,
     RayCluster,
@@ -31,8 +28,6 @@ from tests.platform.fake_worker import (
     FakeWorker,
     Refused,
     claim,
-    expire_leases,
-    raising,
     settle,
 )
 
@@ -432,21 +427,6 @@ def test_a_platform_that_starts_again_finds_its_jobs(cluster: Cluster) -> None:
     assert cluster.claim().assignment.lease.attempt == 2
 
 
-def test_a_lost_node_is_replaced_and_its_worker_cannot_write_any_more(cluster: Cluster) -> None:
-    run = cluster.submit()
-    cluster.rounds()
-    first = cluster.claim()
-    first.records(1)
-    cluster.ray.set_all("node_lost")
-    cluster.rounds(20)
-    assert any("has ended: its node was lost" in line for line in cluster.log(run))
-    second = cluster.claim()
-    assert second.shard_id == first.shard_id
-    assert second.assignment.shard.journal_bytes == len(first.journal)
-    with pytest.raises(Refused, match="LEASE_LOST"):
-        first.sync()
-
-
 def test_jobs_that_end_without_progress_fail_the_run_in_the_end(cluster: Cluster) -> None:
     run = cluster.submit()
     for _ in range(3):
@@ -463,56 +443,3 @@ def test_jobs_that_end_without_progress_fail_the_run_in_the_end(cluster: Cluster
     )
     cluster.rounds(400)
     assert len(cluster.ray.jobs) == 3
-
-
-def test_progress_between_failures_starts_the_count_again(cluster: Cluster) -> None:
-    run = cluster.submit()
-    for _ in range(3):
-        for makes_progress in (True, False):
-            cluster.rounds(100)
-            worker = cluster.claim()
-            if makes_progress:
-                worker.journal = worker.stored_journal()
-                worker.records(1)
-            cluster.ray.set_all("failed_7")
-    cluster.rounds(100)
-    assert cluster.show(run)["status"] == "running"
-    assert len(cluster.ray.jobs) == 7
-
-
-def release_run(cluster: Cluster) -> None:
-    cluster.claim().releases("the platform was unreachable")
-
-
-def claim_without_store(cluster: Cluster) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LocalBlobStore, "signed_get_url", raising(BlobStoreBusy("unreachable.")))
-        with pytest.raises(Refused, match="BLOBS_UNAVAILABLE"):
-            cluster.claim()
-
-
-@pytest.mark.parametrize("work", [release_run, claim_without_store])
-def test_a_run_is_not_blamed_for_jobs_that_could_not_execute_it(
-    cluster: Cluster, work: Callable[[Cluster], None]
-) -> None:
-    run = cluster.submit()
-    for _ in range(5):
-        cluster.rounds(100)
-        work(cluster)
-        cluster.ray.set_all("failed_7")
-    cluster.rounds(100)
-    assert len(cluster.ray.jobs) == 6
-    assert cluster.claim().run_id == run
-
-
-def test_a_silent_worker_whose_job_has_ended_unseen_is_replaced(cluster: Cluster) -> None:
-    cluster.submit()
-    cluster.rounds()
-    cluster.claim()
-    cluster.ray.set_all("node_lost")
-    cluster.restart()
-    cluster.rounds()
-    assert len(cluster.ray.jobs) == 1, "its lease has not ended"
-    expire_leases(cluster.clock)
-    cluster.rounds()
-    assert cluster.claim().assignment.lease.attempt == 2

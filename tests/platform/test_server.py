@@ -17,9 +17,8 @@ import httpx
 import pytest
 
 from osmosis_ai.errors import ConflictError, OsmosisError
-from osmosis_ai.platform import server
 from osmosis_ai.platform.config import PlatformConfig
-from osmosis_ai.platform.process_state import PlatformProcess, running_platform, stop_platform
+from osmosis_ai.platform.process_state import running_platform, stop_platform
 from osmosis_ai.platform.server import require_safe_address, run_platform
 from osmosis_ai.sandbox.isolation import IsolationSetting, SandboxCapability
 from tests.platform.conftest import World
@@ -48,16 +47,6 @@ def test_a_platform_answers_when_it_is_said_to_run_and_is_gone_afterwards(config
         httpx.get(f"{url}/health")
 
 
-def test_the_first_start_says_how_to_sign_in_and_no_later_one_does(config: PlatformConfig) -> None:
-    with run_platform(config) as platform:
-        first = platform.first_login
-        assert first is not None
-        assert platform.services.accounts.check_password(first.email, first.password) is not None
-        assert first.password not in repr(platform)
-    with run_platform(config) as platform:
-        assert platform.first_login is None
-
-
 def test_one_data_directory_has_one_platform(config: PlatformConfig) -> None:
     with run_platform(config) as platform:
         with (
@@ -66,26 +55,6 @@ def test_one_data_directory_has_one_platform(config: PlatformConfig) -> None:
         ):
             pass
         assert refused.value.details["url"] == platform.config.base_url
-        assert running_platform(config.home) == platform.process
-
-
-def test_a_platform_that_is_still_starting_is_known_to_who_asks(
-    config: PlatformConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[PlatformProcess | None] = []
-
-    def look_slowly(bound: PlatformConfig) -> tuple[str, bool]:
-        seen.append(running_platform(config.home))
-        with pytest.raises(ConflictError, match=f"already as process {os.getpid()}"), run_platform(bound):
-            pass
-        return "nothing", True
-
-    monkeypatch.setattr(server, "look_at_isolation", look_slowly)
-    with run_platform(config) as platform:
-        assert platform.process.isolation == "nothing"
-        (starting,) = seen
-        assert starting is not None and starting.url is None
-        assert (starting.pid, starting.started_at) == (os.getpid(), platform.process.started_at)
         assert running_platform(config.home) == platform.process
 
 

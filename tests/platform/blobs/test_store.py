@@ -165,12 +165,3 @@ def test_a_file_whose_bytes_in_the_pack_are_others_is_damaged(
     with services.db.transaction() as session:
         session.execute(update(DbRunFile).where(DbRunFile.path == "b").values(change))
     assert_flat_error(client.get(url), 500, "BLOB_DAMAGED")
-
-
-def test_a_pack_that_is_gone_is_reported(
-    client: TestClient, services: PlatformServices, packed: DbRun
-) -> None:
-    with services.db.session() as session:
-        key = session.get_one(DbRunFile, (packed.id, "b")).blob_key
-    services.blobs.delete(str(key))
-    assert_flat_error(client.get(file_url(services, packed, "b")), 404, "BLOB_NOT_FOUND")

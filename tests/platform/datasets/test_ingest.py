@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,13 +12,13 @@ from typing import Any
 import pytest
 
 from osmosis_ai.api.models.datasets import CompletedPart, DatasetCreateRequest
-from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
+from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.blobs.store import BlobStoreBusy, BlobUpload
 from osmosis_ai.platform.blobs.upload_session import UPLOAD_TTL
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.datasets import check as checking
 from osmosis_ai.platform.datasets.check import Check, check_dataset, check_in_process
-from osmosis_ai.platform.datasets.store import DatasetLimits, PendingUpload, find_dataset, open_dataset
+from osmosis_ai.platform.datasets.store import PendingUpload, find_dataset, open_dataset
 from osmosis_ai.platform.db.tables import DbDataset
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member
@@ -119,16 +117,6 @@ def test_what_a_store_that_is_away_interrupts_is_checked_when_it_is_back(
     assert shop.get(row.id).status == "uploaded"
 
 
-def test_a_kill_after_the_parts_were_put_together_is_recovered_from(shop: Shop) -> None:
-    shop.datasets.limits = DatasetLimits(multipart_from_bytes=100, part_bytes=100)
-    row = shop.received("multiply", rows())
-    pending = shop.pending(row)
-    shop.services.blobs.complete_upload(pending.upload, pending.etags or ())
-    shop.work()
-    assert shop.get(row.id).status == "uploaded"
-    assert shop.sessions() == [] and shop.blob_keys() == {pending.upload.key}
-
-
 def test_an_upload_nobody_completes_ends_with_its_urls(shop: Shop, clock: ManualClock) -> None:
     fresh = shop.begin("fresh", rows())
     before = shop.upload("known", rows())
@@ -203,31 +191,6 @@ def test_an_abort_or_a_newer_upload_during_a_check_wins(
     assert shop.blob_keys() == ({after.blob_key} - {None}) and shop.sessions() == []
 
 
-# Two at once
-
-
-def test_of_many_creates_at_once_one_gets_the_name(shop: Shop) -> None:
-    barrier = threading.Barrier(8)
-    outcomes: list[str] = []
-
-    def race() -> None:
-        barrier.wait()
-        try:
-            outcomes.append(shop.begin("multiply", rows()).id)
-        except ConflictError as error:
-            outcomes.append(f"409 {error.details['existing_dataset_id']}")
-
-    threads = [threading.Thread(target=race) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    winner = shop.get("multiply")
-    assert sorted(outcomes) == sorted([winner.id] + [f"409 {winner.id}"] * 7)
-    assert shop.sessions() == [shop.pending(winner).upload]
-
-
 # Reading files away from the platform
 
 
@@ -272,16 +235,6 @@ def test_a_dataset_overwritten_while_a_run_starts_is_copied_whole(
     assert copied.row_count == 5 and (tmp_path / "a.jsonl").read_bytes() == rows(5)
 
 
-def test_a_dataset_without_checked_rows_cannot_be_run_on(
-    shop: Shop, services: PlatformServices, tmp_path: Path
-) -> None:
-    row = shop.received("multiply", rows())
-    with pytest.raises(NotFoundError, match="no checked rows"):
-        open_dataset(services.db, services.blobs, row.id, tmp_path / "a.jsonl")
-    with pytest.raises(NotFoundError, match="removed"):
-        open_dataset(services.db, services.blobs, "ds_nobody", tmp_path / "a.jsonl")
-
-
 def test_a_name_that_looks_like_an_id_does_not_hide_the_dataset_of_that_id(
     shop: Shop, services: PlatformServices
 ) -> None:
@@ -291,59 +244,3 @@ def test_a_name_that_looks_like_an_id_does_not_hide_the_dataset_of_that_id(
         found = find_dataset(session, shop.workspace, real.id)
         assert found is not None and found.name == "multiply"
         assert find_dataset(session, "wsp_other", real.id) is None
-
-
-# A disk that is full
-
-_ON_A_FULL_DISK = """
-import json, resource, sys
-from pathlib import Path
-from fastapi.testclient import TestClient
-from osmosis_ai.platform.app import create_app
-from osmosis_ai.platform.config import PlatformConfig
-from osmosis_ai.platform.datasets.store import DatasetLimits
-from osmosis_ai.platform.services import PlatformServices
-from tests.platform.conftest import World
-from tests.platform.datasets_world import Uploads, rows
-
-MIB = 1 << 20
-services = PlatformServices(PlatformConfig(home=Path(sys.argv[1])))
-services.datasets.limits = DatasetLimits(multipart_from_bytes=6 * MIB, part_bytes=2 * MIB)
-blobs = services.config.blobs_dir
-member = World(services).member()
-left = lambda: sorted(p.parent.name for p in blobs.rglob("*") if p.is_file() and p.name != "upload.json")
-with TestClient(create_app(services), raise_server_exceptions=False) as client:
-    uploads = Uploads(client, services, member.headers)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4 * MIB, 4 * MIB))
-    whole = uploads.begin("whole", b"x" * 5 * MIB)
-    refused = client.put(whole["upload"]["presigned_url"], content=b"x" * 5 * MIB)
-    after_refusal = left()
-    parts = uploads.upload("parts", rows(200_000)[: 7 * MIB])
-    after_parts = left()
-    small = uploads.upload("small", rows())
-    print(json.dumps({
-        "refused": [refused.status_code, refused.json()["code"]],
-        "after_refusal": after_refusal,
-        "parts": [parts["status"], parts["upload_error"]],
-        "after_parts": after_parts,
-        "small": small["status"],
-    }))
-"""
-
-
-@pytest.mark.e2e
-def test_a_full_disk_is_said_and_nothing_is_left_half_written(tmp_path: Path) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", _ON_A_FULL_DISK, str(tmp_path / "platform")],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=Path(__file__).parents[3],
-    )
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    found = json.loads(ended.stdout)
-    assert found["refused"] == [507, "STORAGE_FULL"]
-    assert found["after_refusal"] == []
-    assert found["parts"][0] == "error" and "File too large" in found["parts"][1]
-    assert found["after_parts"] == []
-    assert found["small"] == "uploaded"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +17,7 @@ from osmosis_ai.datasets import file_digest
 from tests.platform.evaluations import wait_until
 
 pytestmark = [
+    pytest.mark.nightly,
     pytest.mark.e2e,
     pytest.mark.slow,
     pytest.mark.skipif(
@@ -32,46 +31,31 @@ SIZE = 200 * MIB
 MOST_GROWTH = 48 * MIB
 
 _SERVER = """
-import json, os, signal, socket, sys
+import json, socket, sys
 from pathlib import Path
 import uvicorn
 from osmosis_ai.platform.app import create_app
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.datasets.store import DatasetLimits
 from osmosis_ai.platform.services import PlatformServices
-from osmosis_ai.processes.child_process import ChildProcess
 from tests.platform.conftest import World
-
-if "stop checks" in sys.argv:
-    finish = ChildProcess.finish
-    def stopped(check, *limits):
-        os.kill(check.pid, signal.SIGSTOP)
-        print(check.pid, flush=True)
-        return finish(check, *limits)
-    ChildProcess.finish = stopped
 
 listening = socket.create_server(("127.0.0.1", 0))
 home = Path(sys.argv[1])
 services = PlatformServices(PlatformConfig(home=home, port=listening.getsockname()[1]))
 services.datasets.limits = DatasetLimits(multipart_from_bytes=int(sys.argv[2]))
-known = home / "headers.json"
-if not known.exists():
-    known.write_text(json.dumps(World(services).member().headers))
-print(json.dumps({"url": services.config.base_url, "headers": json.loads(known.read_text())}), flush=True)
+headers = World(services).member().headers
+print(json.dumps({"url": services.config.base_url, "headers": headers}), flush=True)
 uvicorn.Server(uvicorn.Config(create_app(services), log_level="warning")).run(sockets=[listening])
 """
 
 
 class Served:
-    """A platform in a process of its own.
+    """A platform in a process of its own."""
 
-    Args:
-        options: ``stop checks`` suspends the process of each check when it has started.
-    """
-
-    def __init__(self, home: Path, multipart_from_bytes: int, *options: str) -> None:
+    def __init__(self, home: Path, multipart_from_bytes: int) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _SERVER, str(home), str(multipart_from_bytes), *options],
+            [sys.executable, "-c", _SERVER, str(home), str(multipart_from_bytes)],
             stdout=subprocess.PIPE,
             cwd=Path(__file__).parents[3],
         )
@@ -83,14 +67,9 @@ class Served:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.end(signal.SIGTERM)
-
-    def end(self, how: signal.Signals) -> None:
         self.client.close()
-        self.process.send_signal(how)
-        self.process.wait(300)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        self.process.terminate()
+        self.process.communicate()
 
     def peak_bytes(self) -> int:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
@@ -110,11 +89,6 @@ class Served:
         if parts is not None:
             body["parts"] = [part.to_wire() for part in parts]
         assert self.client.post(f"/api/cli/datasets/{dataset.id}/complete", json=body).status_code == 200
-
-    def stopped_check(self) -> int:
-        """Wait until a check is suspended, and return its process."""
-        assert self.process.stdout is not None
-        return int(self.process.stdout.readline())
 
     def checked(self, name: str) -> dict[str, Any]:
         """Return a dataset when it has been checked."""
@@ -140,10 +114,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     "multipart_from",
-    [
-        pytest.param(1 << 40, id="in one piece", marks=pytest.mark.nightly),
-        pytest.param(64 * MIB, id="in parts"),
-    ],
+    [pytest.param(1 << 40, id="in one piece"), pytest.param(64 * MIB, id="in parts")],
 )
 def test_200_mib_go_up_and_come_back_in_flat_memory(
     tmp_path: Path, source: Path, multipart_from: int
@@ -163,16 +134,3 @@ def test_200_mib_go_up_and_come_back_in_flat_memory(
         assert suggested == "large.jsonl"
         growth = served.peak_bytes() - before
         assert growth < MOST_GROWTH, f"{growth / MIB:.0f} MiB more at the peak"
-
-
-def test_a_platform_killed_while_it_checks_goes_on_after_its_restart(tmp_path: Path, source: Path) -> None:
-    home = tmp_path / "platform"
-    with_parts = 64 * MIB
-    first = Served(home, with_parts, "stop checks")
-    first.upload("large", source)
-    check = first.stopped_check()
-    assert first.client.get("/api/cli/datasets/large").json()["status"] == "processing"
-    first.end(signal.SIGKILL)
-    os.kill(check, signal.SIGCONT)  # It ends by itself: its platform is gone.
-    with Served(home, with_parts) as second:
-        assert second.checked("large")["status"] == "uploaded"

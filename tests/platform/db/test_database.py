@@ -20,7 +20,7 @@ from osmosis_ai.platform.clock import SystemClock
 from osmosis_ai.platform.db import engine
 from osmosis_ai.platform.db.engine import Database, DatabaseBusyError, StorageFullError, opened_database
 from osmosis_ai.platform.db.migrations import newest_revision
-from osmosis_ai.platform.db.tables import Base, DbLogLine, DbSample, DbToken, DbWorkspace, new_id
+from osmosis_ai.platform.db.tables import Base, DbLogLine, DbSample, DbWorkspace, new_id
 from tests.full_disk import files_of_at_most
 from tests.platform.databases import postgres_database
 
@@ -72,16 +72,6 @@ def test_the_revisions_create_what_the_models_declare(any_db: Database, any_url:
         assert context.get_current_revision() == newest_revision()
 
 
-def test_sqlite_runs_in_wal_mode_with_foreign_keys_on(db: Database) -> None:
-    with db.session() as session:
-        assert session.scalar(text("PRAGMA journal_mode")) == "wal"
-        assert session.scalar(text("PRAGMA foreign_keys")) == 1
-        assert session.scalar(text("PRAGMA busy_timeout")) == 30_000
-    now = SystemClock().now()
-    with pytest.raises(IntegrityError), db.transaction() as session:
-        session.add(DbToken(id="tok_1", user_id="usr_nobody", kind="cli", token_hash="0", created_at=now))
-
-
 @pytest.mark.e2e
 def test_several_processes_migrate_an_empty_database_at_once(any_url: str) -> None:
     program = f"from osmosis_ai.platform.db.engine import Database; Database({any_url!r}).migrate()"
@@ -105,32 +95,11 @@ def test_a_database_of_another_release_is_refused(any_db: Database, revision: st
     assert caught.value.hint == "use the release of Osmosis that wrote it, or start with an empty database"
 
 
-def test_a_transaction_that_raises_leaves_nothing(any_db: Database) -> None:
-    def half() -> None:
-        with any_db.transaction() as session:
-            session.add(workspace("fern"))
-            session.flush()
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        half()
-    assert names(any_db) == []
-
-
 def test_a_read_cannot_write(any_db: Database) -> None:
     with pytest.raises(DBAPIError, match=r"read-?only"), any_db.session() as session:
         session.execute(text("DELETE FROM workspaces"))
     with any_db.transaction() as session:
         session.add(workspace("fern"))
-
-
-def test_a_read_sees_one_snapshot_while_others_write(any_db: Database) -> None:
-    with any_db.session() as session:
-        assert list(session.scalars(select(DbWorkspace.name))) == []
-        with any_db.transaction() as writing:
-            writing.add(workspace("fern"))
-        assert list(session.scalars(select(DbWorkspace.name))) == []
-    assert names(any_db) == ["fern"]
 
 
 HOLDER = """

@@ -11,7 +11,6 @@ from osmosis_ai.errors import NotFoundError
 from osmosis_ai.platform.gitsync import mirror
 from osmosis_ai.platform.gitsync.git import GitError
 from osmosis_ai.platform.gitsync.mirror import MirrorStore
-from tests.full_disk import files_of_at_most
 from tests.platform.gitsync.repositories import Repository
 
 
@@ -183,17 +182,6 @@ def test_a_few_objects_that_are_a_billion_files_are_refused(
     with pytest.raises(GitError, match="cannot be listed"):
         mirrors.list_rollouts(repository.source, sha)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_full_disk_leaves_nothing_behind(
-    mirrors: MirrorStore, repository: Repository, tmp_path: Path
-) -> None:
-    repository.write("a", b"x" * 200_000)
-    sha = repository.commit()
-    mirrors.sync(repository.source)
-    with files_of_at_most(100_000), pytest.raises(OSError):
-        mirrors.export(repository.source, sha, tmp_path / "deep" / "out")
-    assert list((tmp_path / "deep").iterdir()) == []
 
 
 def test_a_file_is_read_without_a_checkout(mirrors: MirrorStore, repository: Repository) -> None:

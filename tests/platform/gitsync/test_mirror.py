@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.server
 import os
 import select
-import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.gitsync.git import GitError, GitResult, SyncError, parse_clone_url
-from osmosis_ai.platform.gitsync.mirror import MirrorStore, RevisionError, exclusive_fetch
+from osmosis_ai.platform.gitsync.mirror import MirrorStore, RevisionError
 from tests.platform.gitsync.repositories import Repository, Source
 
 
@@ -71,19 +70,6 @@ def test_what_is_no_commit_id_is_refused_as_such(
     assert (caught.value.code, caught.value.field) == ("VALIDATION", "commit_sha")
 
 
-def test_a_commit_that_was_not_pushed_is_unknown_and_the_error_says_push(
-    mirrors: MirrorStore, repository: Repository
-) -> None:
-    repository.commit("a")
-    mirrors.sync(repository.source)
-    unpushed = repository.commit("b")
-
-    with pytest.raises(RevisionError, match=f"acme/agents has no commit '{unpushed[:9]}'") as caught:
-        mirrors.resolve(repository.source, commit=unpushed[:9])
-    assert caught.value.code == "NOT_FOUND"
-    assert "git push" in str(caught.value.hint)
-
-
 def test_a_commit_is_found_by_its_id_or_the_beginning_of_it_and_not_a_branch_named_so(
     mirrors: MirrorStore, repository: Repository
 ) -> None:
@@ -108,28 +94,6 @@ def test_a_branch_is_a_name_and_never_an_expression(
 
     with pytest.raises(RevisionError, match="there is no branch"):
         mirrors.resolve(repository.source, branch=branch)
-
-
-def test_a_failed_sync_leaves_the_mirror_as_it_was(mirrors: MirrorStore, repository: Repository) -> None:
-    sha = repository.commit("a")
-    mirrors.sync(repository.source)
-    (repository.root / ".git").rename(repository.root / "moved")
-
-    with pytest.raises(SyncError):
-        mirrors.sync(repository.source)
-    assert mirrors.resolve(repository.source) == sha
-
-
-def test_what_an_interrupted_first_sync_left_behind_is_cleaned_up(
-    mirrors: MirrorStore, repository: Repository
-) -> None:
-    repository.commit("a")
-    leftover = mirrors.root / ".repo_1.git.x1.partial"
-    leftover.mkdir(parents=True)
-
-    mirrors.sync(repository.source)
-
-    assert not leftover.exists()
 
 
 @pytest.mark.parametrize("url", ["ext::sh -c 'touch OWNED'", "--upload-pack=touch OWNED", "fd::3"])
@@ -173,19 +137,6 @@ def test_no_hook_helper_or_setting_of_user_or_repository_is_run(
     mirrors.sync(repository.source)
 
     assert not owned.exists()
-
-
-def test_submodules_are_never_fetched(mirrors: MirrorStore, repository: Repository, tmp_path: Path) -> None:
-    sha = repository.commit("a")
-    repository.write(".gitmodules", '[submodule "s"]\n\tpath = s\n\turl = ext::sh -c "touch owned"\n')
-    repository.git("update-index", "--add", "--cacheinfo", f"160000,{sha},s")
-    repository.git("add", ".gitmodules")
-    repository.git("commit", "--quiet", "--message=submodule")
-    head = mirrors.sync(repository.source)
-
-    mirrors.export(repository.source, str(head), tmp_path / "out")
-
-    assert not (tmp_path / "out" / "s").exists()
 
 
 def test_git_variables_of_the_platforms_own_process_do_not_redirect_it(
@@ -240,20 +191,6 @@ def test_credentials_reach_the_host_and_nothing_else(
     assert not [path for path in mirrors.root.rglob("*") if path.is_file() and b"s3cret" in path.read_bytes()]
 
 
-def test_settings_an_administrator_wrote_for_the_mirrors_are_used(
-    mirrors: MirrorStore, git_host: tuple[str, list[str]]
-) -> None:
-    host, seen = git_host
-    mirrors.root.mkdir(parents=True)
-    (mirrors.root / "config").write_text(
-        f'[http "http://{host}"]\n\textraHeader = "Authorization: Bearer t"\n'
-    )
-
-    with pytest.raises(SyncError):
-        mirrors.sync(Source(f"http://{host}/a.git"))
-    assert seen[0] == "Bearer t"
-
-
 def test_a_host_that_stays_silent_is_given_up_with_all_its_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,37 +217,6 @@ def test_a_host_that_stays_silent_is_given_up_with_all_its_processes(
         mirrors.sync(Source("git@silent.example:a.git"))
     with os.fdopen(lifeline, "rb") as output:
         assert int(output.read()) > 0  # returns only once nobody holds the other end
-
-
-def test_locks_that_a_killed_git_has_left_do_not_stop_the_next_sync(
-    mirrors: MirrorStore, repository: Repository
-) -> None:
-    repository.commit("a")
-    mirrors.sync(repository.source)
-    sha = repository.commit("b")
-    mirror = mirrors.root / f"{repository.source.id}.git"
-    for left in ("packed-refs.lock", "HEAD.lock", "refs/heads/main.lock"):
-        (mirror / left).touch()
-    assert mirrors.sync(repository.source) == sha
-    assert list(mirror.rglob("*.lock")) == []
-
-
-def test_a_git_that_outlives_its_platform_keeps_others_from_fetching(
-    mirrors: MirrorStore, repository: Repository
-) -> None:
-    repository.commit("a")
-    mirrors.sync(repository.source)
-    path = mirrors.root / f"{repository.source.id}.lock"
-    with exclusive_fetch(path, timeout_s=300) as lock:
-        orphan = subprocess.Popen(["sleep", "600"], pass_fds=[lock])
-    try:
-        with pytest.raises(TimeoutError), exclusive_fetch(path, timeout_s=0):
-            pass
-    finally:
-        orphan.kill()
-        orphan.wait()
-    with exclusive_fetch(path, timeout_s=0):
-        pass
 
 
 @pytest.mark.parametrize(

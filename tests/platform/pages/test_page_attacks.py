@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -123,25 +122,6 @@ def _filled(path: str, workspace: str) -> str:
     return re.sub(r"{([^}]+)}", lambda found: known[found[1]], path)
 
 
-def _said(page: Any) -> str:
-    return re.sub(r'name="csrf" value="[^"]+"', "", page.text)
-
-
-def test_a_workspace_of_others_is_not_there_on_any_page(
-    browser: TestClient, world: World, services: PlatformServices
-) -> None:
-    ivo = world.member("ivo", workspace="moss", password=PASSWORD)
-    add_run(services, ivo, "mine")
-    assert len(_paths("GET")) > 25 and len(_paths("POST")) > 8
-    for method in ("GET", "POST"):
-        for path in _paths(method):
-            body = {"data": {"action": "make", "once": "x"}} if method == "POST" else {}
-            theirs = browser.request(method, _filled(path, "moss"), **body)
-            nobodys = browser.request(method, _filled(path, "nowhere"), **body)
-            assert (theirs.status_code, nobodys.status_code) == (404, 404), path
-            assert _said(theirs).replace("moss", "nowhere") == _said(nobodys), path
-
-
 @pytest.mark.parametrize("attack", ["no token", "another session's", "another site", "another port", "stale"])
 def test_no_form_is_taken_that_a_page_of_ours_did_not_send(
     browser: TestClient, services: PlatformServices, member: Member, attack: str
@@ -171,21 +151,6 @@ def test_no_form_is_taken_that_a_page_of_ours_did_not_send(
         assert refused.status_code == 403, (path, refused.status_code)
     assert services.runs.get(member.workspace.id, "eval", "mine").status == "running"
     assert browser.get("/fern/evals").status_code == 200
-
-
-def test_what_one_has_seen_tells_another_nothing(
-    browser: TestClient, world: World, services: PlatformServices
-) -> None:
-    changes = "/fern/evals/mine/changes"
-    script = {"accept": "application/json"}
-    tag = browser.get(changes, headers=script).headers["etag"]
-    world.member("ivo", workspace="moss", password=PASSWORD)
-    browser.cookies.clear()
-    sign_in(browser, "ivo@moss.example")
-    theirs = browser.get(changes, headers={**script, "if-none-match": tag})
-    unknown = browser.get("/nowhere/evals/mine/changes", headers={**script, "if-none-match": tag})
-    assert (theirs.status_code, unknown.status_code) == (404, 404) and "etag" not in theirs.headers
-    assert _said(theirs).replace("fern", "nowhere") == _said(unknown)
 
 
 def test_no_name_gets_into_a_header(browser: TestClient, services: PlatformServices, member: Member) -> None:

@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 
 from osmosis_ai.api.models.workers import SentUpload, UploadGrant
 from osmosis_ai.platform.worker.client import OutgoingBlob, WorkerClient
-from tests.platform.fake_worker import FakeWorker, Refused, file_url
+from tests.platform.fake_worker import FakeWorker, file_url
 from tests.platform.platform_parts import PlatformConfig
 from tests.platform.s3_server import CREDENTIALS, new_bucket
 
@@ -93,16 +93,3 @@ def test_an_interrupted_upload_continues_with_the_missing_parts_and_no_url_is_lo
     logged = "".join(each.getMessage() for each in caplog.records if not each.name.startswith("httpx"))
     for secret in (*CREDENTIALS.values(), "X-Amz-Signature", urlsplit(first.url).query):
         assert secret not in logged
-
-
-def test_other_parts_than_the_announced_bytes_make_no_blob(worker: FakeWorker, blobs: WorkerClient) -> None:
-    data = os.urandom(2 * PART + 5)
-    sent = send(blobs, worker.wants(NAME, data), io.BytesIO(data))
-    etags = [sent.etag, *sent.further_etags]
-    for first, *others in ([etags[1], etags[0], etags[2]], etags[:2], [*etags, etags[0]]):
-        with pytest.raises(Refused, match="409 UPLOAD_GONE"):
-            worker.sync(sent=[sent.model_copy(update={"etag": first, "further_etags": others})])
-    other = io.BytesIO(bytes([data[0] ^ 1]) + data[1:])
-    with pytest.raises(Refused, match="409 UPLOAD_GONE"):
-        worker.sync(sent=[send(blobs, worker.wants("files/other", data), other)])
-    assert not [key for key in worker.services.blobs.keys("runs") if "/files/" in key]

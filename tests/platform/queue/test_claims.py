@@ -71,14 +71,6 @@ def test_an_assignment_has_everything_that_the_worker_needs(worker: FakeWorker) 
     assert worker.run.status == "running"
 
 
-def test_a_run_becomes_one_shard_per_worker(api: TestClient, services: PlatformServices) -> None:
-    submit(api, services, workers=8)  # it has 3 rows
-    workers = [FakeWorker.claims(services, "gpu") for _ in range(3)]
-    shards = [worker.assignment.shard for worker in workers]
-    assert [(shard.number, shard.count) for shard in shards] == [(0, 3), (1, 3), (2, 3)]
-    assert claim(services, pool_token(services)) is None
-
-
 @pytest.mark.parametrize(
     ("asks", "has", "described"),
     [
@@ -247,18 +239,6 @@ def test_a_lease_that_another_worker_has_is_given_to_no_repeated_claim(
     second.sync()
 
 
-def test_a_token_that_is_revoked_during_a_claim_gets_no_lease(
-    api: TestClient, services: PlatformServices
-) -> None:
-    submit(api, services)
-    token, plain = services.worker_access.create_token("gpu")
-    request = claim_request()
-    scope = services.worker_access.authorize(plain, request)
-    services.worker_access.revoke_token(token.id)
-    assert services.queue.claim(request, scope) is None
-    assert claim(services, pool_token(services)) is not None
-
-
 # -- the next worker -------------------------------------------------------------------------------
 
 
@@ -365,16 +345,6 @@ def test_workers_poll_less_often_the_more_there_are(
     for number in range(workers - 1):
         worker.services.queue._syncs.next_s(f"shd_{number}")
     assert worker.sync().next_poll_s == expected_s
-
-
-def test_calls_that_are_refused_slow_no_worker_down(worker: FakeWorker) -> None:
-    worker.lease, lease, shard_id = "osml_wrong", worker.lease, worker.shard_id
-    for number in range(400):
-        worker.shard_id = f"shd_{number}"
-        with pytest.raises(Refused, match="409 LEASE_LOST"):
-            worker.sync()
-    worker.lease, worker.shard_id = lease, shard_id
-    assert worker.sync().next_poll_s == 2.0
 
 
 def test_a_platform_cannot_name_places_of_the_workers_machine(worker: FakeWorker, tmp_path: Any) -> None:

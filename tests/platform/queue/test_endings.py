@@ -92,29 +92,7 @@ def test_one_failed_shard_ends_its_run_after_the_others_have_sent_what_they_have
     assert kept_rows(api, first.run_id) == [1]
 
 
-@pytest.mark.parametrize(
-    ("error", "shown"), [(None, "the worker did not report why."), ("e\0" * 9000, "e\ufffd")]
-)
-def test_the_error_of_a_worker_is_shown_as_it_can_be_stored(
-    api: TestClient, worker: FakeWorker, error: str | None, shown: str
-) -> None:
-    worker.call("finish", {"outcome": "failed", "error": error})
-    settle(worker.services)
-    found = detail(api, worker.run_id)
-    assert found["error"].startswith(shown) and len(found["error"]) < 17_000
-
-
 # -- release and failed attempts -------------------------------------------------------------------
-
-
-def test_a_released_shard_is_for_the_next_worker(worker: FakeWorker) -> None:
-    for _ in range(2):
-        assert worker.releases().status == "pending"
-    for late in (worker.sync, worker.finishes):
-        with pytest.raises(Refused, match="409 LEASE_LOST"):
-            late()
-    assert FakeWorker.claims(worker.services, "gpu").assignment.lease.attempt == 2
-    assert worker.shard.failed_attempts == 0
 
 
 @pytest.mark.parametrize(("submits", "most"), [(EVALS, 3), (TRAININGS, 12)])

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from osmosis_ai.platform.runs.journals import journal_details
 from tests.evaluation.builders import MeasuredResults, record
 from tests.platform.conftest import ManualClock
 from tests.platform.fake_worker import EVALS, FakeWorker, downloaded, expire_leases, settle
@@ -104,17 +103,6 @@ def test_live_numbers_and_those_of_the_ended_run_are_those_of_the_engine(
     assert json.loads(downloaded(api, run.id, "metrics.json"))["summary"] == expected["summary"]
 
 
-def test_a_run_without_records_has_no_score(
-    api: TestClient, services: PlatformServices, workers: list[FakeWorker]
-) -> None:
-    api.post(f"{EVALS.route}/{workers[0].run_id}/stop", json={})
-    for worker in workers:
-        worker.finishes()
-    run = workers[0].run
-    assert (run.status, run.reward, run.progress) == ("stopped", None, {"completed": 0, "total": 15})
-    assert shown(api, workers[0])["results"]["graded"] == 0
-
-
 def test_the_time_worked_is_that_of_the_longest_worker_over_all_its_attempts(
     services: PlatformServices, workers: list[FakeWorker]
 ) -> None:
@@ -133,24 +121,3 @@ def test_the_time_worked_is_that_of_the_longest_worker_over_all_its_attempts(
     metrics = first.run.metrics
     assert metrics is not None and metrics["duration_ms"] == 31_000
     assert metrics["estimates"]["limited_by"]["most"] == "provider"
-
-
-def test_details_are_those_of_the_newest_record(
-    services: PlatformServices, workers: list[FakeWorker]
-) -> None:
-    judged = {"judge_calls": 1, "judgements": [{"model": "j", "score": 1.0}]}
-    failed = {"status": "failed", "reward": None}
-    for worker, written in (
-        (workers[0], [record(0, **judged, **failed), record(0), record(2, scores={"agent": 0.5})]),
-        (workers[1], [record(1, **failed), record(1, **judged)]),
-    ):
-        worker.write(written)
-        worker.sync(journal=worker.part())
-        worker.finishes()
-    key = workers[0].run.journal_blob
-    assert key is not None
-    judgements, scores = {"judgements": judged["judgements"]}, {"scores": {"agent": 0.5}}
-    assert journal_details(services.blobs, key) == {(1, 0): judgements, (2, 0): scores}
-    assert journal_details(services.blobs, key, most_bytes=10) is None
-    assert journal_details(services.blobs, key, only=(2, 0)) == {(2, 0): scores}
-    assert journal_details(services.blobs, key, only=(0, 0)) == {}

@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import Connection, NullPool, create_engine, make_url, text
+from sqlalchemy import Connection, NullPool, create_engine, make_url
 
 from osmosis_ai.api.models.workers import JournalPart
-from osmosis_ai.platform.runs import run_imports
-from osmosis_ai.training.runs.metrics import TRAINING_REWARD
 from tests.evaluation.builders import record
-from tests.platform.conftest import Member
 from tests.platform.databases import postgres_database
 from tests.platform.fake_worker import (
     EVALS,
     GPU,
     TERM_S,
-    TRAININGS,
-    FakeTrainer,
     FakeWorker,
     Refused,
     claim,
     pool_token,
     records,
 )
-from tests.platform.local_runs import IMPORTS, LocalRun
 from tests.platform.platform_parts import PlatformConfig, PlatformServices, SystemClock
 
 pytestmark = pytest.mark.integration
@@ -121,27 +112,6 @@ def test_rows_are_stored_as_they_were_reported(api: TestClient, services: Platfo
     assert worker.run.status == "finished"
 
 
-def test_training_news_are_stored(api: TestClient, services: PlatformServices) -> None:
-    TRAININGS.taken(api, advanced_config=GPU)
-    trainer: Any = FakeTrainer.claims(services, "gpu")
-    trainer.begins(total_steps=4)
-    for _ in range(2):
-        trainer.step(1, {TRAINING_REWARD: 0.5, "odd": 1e-300}, row=0.5)
-    trainer.add_archive(1)
-    trainer.add_validation(1)
-    name = trainer.add_checkpoint(1, reward=0.5)
-    path = f"{TRAININGS.route}/{trainer.run_id}"
-    metrics = api.get(f"{path}/metrics").json()
-    found = {each["metric_key"]: len(each["data_points"]) for each in metrics["metrics"]}
-    assert found == {TRAINING_REWARD: 1, "odd": 1}
-    assert metrics["validation"] == {"step": 1, "rewards": {"row": 0.5}}
-    checkpoints = api.get(f"{path}/checkpoints").json()["checkpoints"]
-    assert [each["checkpoint_name"] for each in checkpoints] == [name]
-    trainer.releases()
-    stored = FakeTrainer.claims(services, "gpu").assignment.training
-    assert stored is not None and stored.resume_step == 1
-
-
 def test_a_database_without_a_free_connection_loses_nothing(
     api: TestClient, services: PlatformServices, operator: Connection
 ) -> None:
@@ -175,35 +145,3 @@ def test_a_connection_that_was_cut_while_it_was_idle_is_replaced(
     assert api.get(EVALS.route).status_code == 200
     assert len(operator.exec_driver_sql(END_ALL).all()) >= 1
     assert api.get(EVALS.route).status_code == 200
-
-
-def test_two_requests_for_the_same_files_in_another_order(
-    api: TestClient, services: PlatformServices, member: Member, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    local = LocalRun()
-    upload = api.post(IMPORTS, json=local.start()).json()["session_id"]
-    a, b, *_ = sorted(local.files)
-    current, first = run_imports._current, threading.local()
-    holding: list[None] = []
-
-    def is_waiting() -> bool:
-        with services.db.session() as session:
-            return bool(session.scalar(text("SELECT count(*) FROM pg_locks WHERE NOT granted")))
-
-    def hold(session: Any, file: Any) -> Any:
-        """Once a request has its first file, wait until the other has one as well, or waits for this one."""
-        row = current(session, file)
-        if not hasattr(first, "file"):
-            first.file = row.path
-            holding.append(None)
-            while len(holding) < 2 and not is_waiting():
-                threading.Event().wait(0.01)
-        return row
-
-    monkeypatch.setattr(run_imports, "_current", hold)
-    ask = services.eval_imports.upload_instructions
-    with ThreadPoolExecutor(2) as threads:
-        both = [threads.submit(ask, member.workspace.id, upload, order) for order in ([a, b], [b, a])]
-        given = [{file.path for file in each.result(timeout=120)} for each in both]
-    assert given == [{a, b}] * 2
-    assert len(list(services.blobs.unfinished_uploads())) == 2

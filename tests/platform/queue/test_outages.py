@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,12 +12,10 @@ from fastapi.testclient import TestClient
 from tests.platform.conftest import ManualClock
 from tests.platform.fake_worker import (
     EVALS,
-    GPU,
     TERM_S,
     FakeWorker,
     Refused,
     claim,
-    claim_request,
     expire_leases,
     pool_token,
     raising,
@@ -34,37 +32,9 @@ from tests.platform.platform_parts import (
 )
 from tests.platform.queue.test_sync import stored
 
-HOUR_S = 3600
-
 
 def is_claimable(services: PlatformServices) -> bool:
     return claim(services, pool_token(services)) is not None
-
-
-# -- clocks ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("happens", "is_free"),
-    [
-        (lambda clock, _: clock.advance(TERM_S - 1), False),
-        (lambda clock, _: clock.advance(TERM_S), True),
-        (lambda clock, worker: (clock.advance(8 * HOUR_S), worker.sync()), False),
-        (lambda clock, worker: (clock.jump(-24 * HOUR_S), worker.sync()), False),
-        (lambda clock, _: clock.jump(-1), False),
-        (lambda clock, _: (clock.jump(-1), clock.advance(TERM_S + 1)), True),
-    ],
-)
-def test_a_shard_is_free_after_a_term_of_silence_whatever_the_clock_shows(
-    worker: FakeWorker,
-    clock: ManualClock,
-    happens: Callable[[ManualClock, FakeWorker], object],
-    is_free: bool,
-) -> None:
-    happens(clock, worker)
-    assert is_claimable(worker.services) is is_free
-    if not is_free:
-        worker.records(1)
 
 
 # -- the database ----------------------------------------------------------------------------------
@@ -127,23 +97,6 @@ def test_a_run_with_a_stop_request_waits_for_owners_that_an_outage_kept_from_rep
     assert not is_claimable(worker.services), "no other worker continues it"
     settle(worker.services)
     assert worker.run.status == "stopped", "now its owner itself is silent"
-
-
-def test_a_claim_whose_answer_was_lost_in_an_outage_is_repeated(
-    api: TestClient, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    EVALS.taken(api, advanced_config=GPU)
-    settle(services)
-    request, token = claim_request(), pool_token(services)
-    fails = raising(DatabaseBusyError("the database is busy."))
-    for broken in ("_find", "_dataset", "secrets"):
-        with monkeypatch.context() as patch:
-            patch.setattr(type(services.queue.assignments), broken, fails)
-            with pytest.raises(Refused, match="503 DATABASE_BUSY"):
-                claim(services, token, request)
-        services.clock.advance(10)  # type: ignore[attr-defined]
-    found = claim(services, token, request)
-    assert found is not None and found.lease.attempt == 1
 
 
 # -- the store -------------------------------------------------------------------------------------

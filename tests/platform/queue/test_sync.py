@@ -16,14 +16,12 @@ from osmosis_ai.api.models.workers import (
     MOST_JOURNAL_LINES,
     MOST_LOG_LINES,
     MOST_WANTED,
-    JournalPart,
 )
 from osmosis_ai.platform.runs.journals import read_journal
 from tests.evaluation.builders import record
 from tests.evaluation.recorded_runs import with_crc
 from tests.platform.fake_worker import (
     EVALS,
-    GPU,
     FakeWorker,
     Refused,
     downloaded,
@@ -159,64 +157,9 @@ def test_records_of_attempts_that_are_not_of_the_shard_are_refused_and_logged_on
     assert [each.row_index for each in worker.samples()] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("at_once", [True, False])
-def test_a_score_is_not_replaced(worker: FakeWorker, at_once: bool) -> None:
-    failed = record(0, status="failed", reward=None, tokens=3)
-    worker.write([failed, record(0)])
-    worker.sync(journal=worker.part())
-    written = [record(1), record(2), record(1, reward=0.5)] if at_once else [failed]
-    lines = journal_of(written).decode()
-    with pytest.raises(Refused, match=r"409 CONFLICT: .*already has a score"):
-        worker.sync(journal=JournalPart(offset=len(worker.journal), lines=lines), environment="changed")
-    assert [(each.row_index, each.reward, each.tokens) for each in worker.samples()] == [(0, 1.0, 7)]
-    assert (worker.shard.journal_bytes, worker.run.environment) == (len(worker.journal), None)
-
-
-def test_a_shard_that_lacks_records_is_not_finished(worker: FakeWorker) -> None:
-    worker.records(2)
-    assert worker.finishes(completes=False).status == "failed"
-    error = "the worker finished without the records of 118 attempts."
-    assert (worker.run.status, worker.run.error) == ("failed", error)
-
-
-def test_the_lease_of_another_shard_reads_and_writes_nothing(api: TestClient, worker: FakeWorker) -> None:
-    EVALS.taken(api, advanced_config=GPU)
-    other = FakeWorker.claims(worker.services, "gpu")
-    own, worker.lease = worker.lease, other.lease
-    foreign = {"journal": {"offset": 0, "lines": lines_of(record(100))}}
-    upload = {"wanted": [{"name": "files/a", "size": 1, "sha256": "0" * 64}]}
-    for body in (foreign, upload, {"log": {"first": 0, "lines": [LINE]}}, {"find_agent": True}, {}):
-        assert str(refused(worker, body)).startswith("409 LEASE_LOST:")
-    for call in (
-        lambda: worker.finishes("failed", error="a"),
-        lambda: worker.releases("a", counts=True),
-        worker.stored_journal,
-    ):
-        with pytest.raises(Refused, match="409 LEASE_LOST"):
-            call()
-    assert (worker.run.status, worker.shard.status, worker.shard.failed_attempts) == ("running", "running", 0)
-    worker.lease, worker.shard_id = own, "shd_none"
-    assert str(refused(worker, foreign)).startswith("409 LEASE_LOST:")
-
-
 # -- log lines and facts ---------------------------------------------------------------------------
 
 LINE = {"timestamp": "2026-01-01T00:00:00Z", "message": "a"}
-
-
-@pytest.mark.parametrize(
-    ("parts", "expected"),
-    [
-        ([(0, "ab"), (0, "abc"), (1, "b")], "abc"),
-        ([(0, "ab"), (5, "fg"), (3, "xyz"), (7, "h")], "abfgh"),  # the lines between were lost
-        ([(3, "d"), (0, "abcd")], "d"),
-    ],
-)
-def test_each_log_line_is_kept_once(worker: FakeWorker, parts: list[tuple[int, str]], expected: str) -> None:
-    for first, lines in parts:
-        reply = worker.logs(*lines, first=first)
-        assert reply.log_lines >= first + len(lines)
-    assert "".join(message for message in worker.messages() if len(message) == 1) == expected
 
 
 def test_texts_are_stored_as_the_columns_take_them(api: TestClient, worker: FakeWorker) -> None:

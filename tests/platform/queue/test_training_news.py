@@ -94,33 +94,6 @@ def test_a_resumed_run_repeats_the_steps_after_its_checkpoint(api: TestClient, t
     assert points(api, successor) == {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4}
 
 
-def test_a_failed_run_that_is_resumed_by_a_member_forgets_the_later_steps(
-    api: TestClient, trainer: FakeTrainer
-) -> None:
-    trainer.begins(total_steps=4)
-    for number in (1, 2):
-        step(trainer, number)
-    trainer.add_archive(1)
-    trainer.finishes("failed", error="out of memory.")
-    error = detail(api, trainer)["error"]
-    assert error == (
-        "out of memory. Resume it from the checkpoint of step 1: "
-        f"`osmosis train resume {trainer.assignment.run.name}`."
-    )
-    assert api.post(f"{TRAININGS.route}/{trainer.run_id}/resume", json={}).status_code == 200
-    successor = FakeTrainer.claims(trainer.services, "gpu")
-    stored = successor.assignment.training
-    assert stored is not None and stored.resume is not None and stored.resume_step == 1
-    assert successor.download(stored.resume.url) == b"archive"
-    successor.begins(total_steps=4, steps_done=1)  # type: ignore[attr-defined]
-    assert points(api, trainer) == {1: 0.1}
-    with pytest.raises(Refused, match="409 LEASE_LOST"):
-        step(trainer, 3)
-    successor.finishes()
-    assert detail(api, trainer)["status"] == "finished"
-    assert list(trainer.services.blobs.keys(f"runs/{trainer.run_id}/resume")) == []
-
-
 def test_only_the_newest_archive_is_kept(trainer: FakeTrainer) -> None:
     for number, name in ((5, "5-a"), (5, "5-a"), (10, "10-a"), (10, "10-b"), (5, "5-c")):
         trainer.add_archive(number, name)
@@ -128,18 +101,6 @@ def test_only_the_newest_archive_is_kept(trainer: FakeTrainer) -> None:
     assert kept == {"10-b"}, "the last one came late"
     stored = successor_of(trainer).assignment.training
     assert stored is not None and stored.resume is not None and stored.resume_step == 10
-    assert trainer.download(stored.resume.url) == b"archive"
-
-
-def test_two_archives_in_one_folder_never_delete_the_one_to_resume_from(trainer: FakeTrainer) -> None:
-    trainer.add_archive(10, "10-b")
-    same, beside = f"resume/10-b/{ARCHIVE}", f"resume/10-b/other-{ARCHIVE}"
-    sent = [trainer.uploads(beside, b"archive")]
-    for number, blob in ((7, same), (12, beside)):
-        part = {**PART, "step": number, "files": {ARCHIVE: blob}, "is_resume": True}
-        trainer.sync(sent=sent if blob == beside else [], training={"checkpoints": [part]})
-    stored = successor_of(trainer).assignment.training
-    assert stored is not None and stored.resume is not None and stored.resume_step == 12
     assert trainer.download(stored.resume.url) == b"archive"
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import queue
-import re
 import socket
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -18,15 +16,11 @@ import httpx
 import pytest
 from uvicorn.protocols.http.flow_control import FlowControl
 
-from osmosis_ai.platform import app, server
+from osmosis_ai.platform import server
 from osmosis_ai.platform.config import PlatformConfig, from_environment
 from osmosis_ai.platform.http import connection_limits, middleware
 from osmosis_ai.platform.server import RunningPlatform, run_platform
-from osmosis_ai.viewer.live import MAX_STREAMS, LiveHub
-from tests.platform.conftest import Member, World
-from tests.platform.databases import put_migrated_database
 from tests.platform.evaluations import wait_until
-from tests.platform.viewer.runs_world import add_run, add_samples
 
 pytestmark = pytest.mark.integration
 
@@ -284,63 +278,3 @@ def test_proxies_are_configured_by_address() -> None:
     for refused in ("*", "proxy.example", "127.0.0.1 10.0.0.1"):
         with pytest.raises(Exception, match="OSMOSIS_TRUSTED_PROXIES must name addresses"):
             from_environment({"OSMOSIS_TRUSTED_PROXIES": refused})
-
-
-CONNECTIONS = 200
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> LiveHub:
-    """The hub of the platform's streams."""
-    made = LiveHub()
-    monkeypatch.setattr(app, "LiveHub", lambda: made)
-    return made
-
-
-@pytest.fixture
-def platform(tmp_path: Path, hub: LiveHub) -> Iterator[RunningPlatform]:
-    put_migrated_database(tmp_path / "platform")
-    with run_platform(PlatformConfig(home=tmp_path / "platform", port=0, executor_slots=0)) as running:
-        yield running
-
-
-@pytest.fixture
-def member(platform: RunningPlatform) -> Member:
-    mara = World(platform.services).member()
-    run = add_run(platform.services, mara, "mine", status="running", completed_at=None)
-    add_samples(platform.services, run, [{"row": row, "attempt": 0, "reward": 1.0} for row in range(3)])
-    return mara
-
-
-def session_of(platform: RunningPlatform, member: Member) -> str:
-    return platform.services.accounts.create_token(member.user.id, "web", name="browser")[1]
-
-
-def listens(platform: RunningPlatform, stack: ExitStack, session: str) -> socket.socket:
-    """Request a run's stream as a browser does, and read nothing."""
-    connection = socket.create_connection(("127.0.0.1", platform.config.port), timeout=300)
-    stack.callback(connection.close)
-    connection.sendall(
-        b"GET /fern/evals/mine/changes HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: text/event-stream\r\n"
-        b"Cookie: osmosis_session=" + session.encode() + b"\r\n\r\n"
-    )
-    return connection
-
-
-def status_of(connection: socket.socket) -> int:
-    found = re.match(rb"HTTP/1.1 (\d+) ", connection.recv(4096))
-    assert found
-    return int(found[1])
-
-
-def test_one_browser_has_a_limit_of_streams(platform: RunningPlatform, hub: LiveHub, member: Member) -> None:
-    session = session_of(platform, member)
-    with ExitStack() as stack:
-        asked = [listens(platform, stack, session) for _ in range(CONNECTIONS)]
-        statuses = Counter(map(status_of, asked))
-        # Streams that were opened at the same moment are closed again; a later request is refused.
-        assert MAX_STREAMS <= statuses[200] < CONNECTIONS / 4 and statuses[200] + statuses[429] == CONNECTIONS
-        wait_until(lambda: hub._streams.total() == MAX_STREAMS)
-    wait_until(lambda: hub._streams.total() == 0)
-    with ExitStack() as stack:
-        assert status_of(listens(platform, stack, session)) == 200

@@ -225,19 +225,6 @@ def test_a_header_that_gives_no_workspace_is_refused(
     assert_flat_error(probe.get("/api/cli/probe/scope", headers=headers), status, code)
 
 
-def test_a_member_of_another_workspace_is_turned_away(
-    probe: TestClient, member: Member, stranger: Member
-) -> None:
-    headers = {**stranger.headers, "X-Osmosis-Git": member.repository.identity}
-    assert_flat_error(probe.get("/api/cli/probe/scope", headers=headers), 403, "GIT_REPOSITORY_ACCESS_DENIED")
-    assert probe.get("/api/cli/verify", headers=headers).json()["organization"]["name"] == "moss"
-    assert "fern" not in probe.get("/api/cli/workspaces", headers=headers).text
-    quickstart = probe.get(
-        "/api/cli/quickstart", headers=headers, params={"organizationId": member.workspace.id}
-    )
-    assert_flat_error(quickstart, 404, "WORKSPACE_NOT_FOUND")
-
-
 def test_a_token_of_one_workspace_opens_no_other(
     probe: TestClient, services: PlatformServices, member: Member
 ) -> None:

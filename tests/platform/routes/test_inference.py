@@ -92,19 +92,6 @@ def test_a_token_of_the_command_line_is_no_api_key_and_the_error_says_how_to_mak
     assert "osmosis platform token create" in assert_openai_error(reply, 401, "invalid_api_key")
 
 
-def test_an_api_key_is_no_token_of_the_command_line(v1: TestClient, member: Member) -> None:
-    reply = v1.get("/api/cli/models/base", headers={"X-Osmosis-Git": member.repository.identity})
-    assert reply.status_code == 401
-
-
-def test_a_revoked_key_is_refused(v1: TestClient, services: PlatformServices, member: Member) -> None:
-    token, plain = services.accounts.create_token(member.user.id, "api_key")
-    services.accounts.revoke_token(token.id)
-
-    reply = v1.get("/v1/models", headers={"Authorization": f"Bearer {plain}"})
-    assert "revoked" in assert_openai_error(reply, 401, "invalid_api_key")
-
-
 @pytest.mark.parametrize(
     ("body", "status", "code"),
     [
@@ -318,19 +305,6 @@ async def test_a_server_that_died_is_replaced_and_the_request_does_not_notice() 
 
     assert len(replies) == 5
     assert (second.started, first.stopped > 0) == (1, True)
-
-
-async def test_a_request_that_kills_every_server_is_given_up() -> None:
-    async def die(request: web.Request) -> web.Response:
-        assert request.transport is not None
-        request.transport.abort()
-        return web.Response()
-
-    served = ModelServerPool(Starts(StandIn(die), StandIn(die)))
-
-    with pytest.raises(ModelUnavailableError, match="`osmosis/tiny` ended before it answered"):
-        await _asked(served)
-    await served.close()
 
 
 async def test_a_server_that_does_not_start_is_left_alone_for_a_while(

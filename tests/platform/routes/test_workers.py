@@ -30,7 +30,6 @@ from tests.platform.evaluations import submit_body
 from tests.platform.fake_worker import EVALS, GPU, claim_request, journal_of, pool_token, settle
 from tests.platform.runs.conftest import code, rows  # noqa: F401 - fixtures of `member`
 from tests.platform.runs.conftest import member as member_with_code  # noqa: F401
-from tests.sandbox.test_gpus import make_gpus
 
 
 @pytest.fixture
@@ -283,17 +282,6 @@ def test_resources_that_the_platforms_machine_lacks_are_refused_at_submit(
     assert "it has 1 of 2 GPUs, 16 of 64 GiB of memory; name a pool" in issue["message"]
     EVALS.taken(api, advanced_config={"execution": {"gpus": 1, "memory_gb": 16}})
     EVALS.taken(api, advanced_config={"execution": {**asks, "pool": "gpu"}})
-
-
-def test_the_machine_counts_the_gpus_that_it_may_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    root = make_gpus(tmp_path)
-    assert submitter.own_machine(root).gpus == 2
-    assert (submitter.own_machine(root).memory_gb or 0) > 0.1
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert submitter.own_machine(root).gpus == 1
-    (root / "dev" / "kfd").touch()  # another driver, whose GPUs cannot be counted
-    assert submitter.own_machine(root).gpus is None
 
 
 @pytest.mark.parametrize(

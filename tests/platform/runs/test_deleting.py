@@ -13,10 +13,8 @@ from osmosis_ai.platform.db.tables import DbConversation, DbJournalChunk
 from tests.platform import fake_worker
 from tests.platform.conftest import Member, World, assert_flat_error
 from tests.platform.evaluations import add_dataset, submit_body
-from tests.platform.fake_worker import FakeWorker
 from tests.platform.platform_parts import (
     Base,
-    BlobStoreBusy,
     DbDataset,
     DbLogLine,
     DbLoraModel,
@@ -103,29 +101,6 @@ def test_a_deleted_run_leaves_nothing(
     assert_flat_error(api.delete(f"{route}/{run.id}"), 404, "NOT_FOUND")
 
 
-def test_nothing_is_left_of_what_several_workers_reported(
-    api: TestClient, services: PlatformServices
-) -> None:
-    before = left(services)
-    run = fake_worker.EVALS.taken(api, advanced_config={"execution": {"workers": 3}})
-    for row in range(3):
-        worker = FakeWorker.claims(services)
-        sent = [worker.uploads(f"files/{row}", b"large")]
-        path = f"artifacts/row_{row}_run_0/x"
-        artifact = {"path": path, "kind": "artifacts", "size": 5, "blob": f"files/{row}"}
-        worker.sync(sent=sent, files=[worker.conversation(row), artifact])
-        worker.wants("files/never-sent", b"x")
-        worker.records(1)
-        worker.logs("done")
-        worker.finishes()
-    types = {"types": "artifacts,trajectories,journal"}
-    found = api.get(f"{EVALS}/{run['id']}/samples/manifest", params=types)
-    assert len(found.json()["files"]) == 8, "summary.jsonl, the journal, and two files of each row"
-    assert left(services)["blobs"] >= 5
-    assert api.delete(f"{EVALS}/{run['id']}").json() == {}
-    assert left(services) == before
-
-
 def test_a_start_finishes_interrupted_deletions(
     api: TestClient, services: PlatformServices, member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,31 +118,6 @@ def test_a_start_finishes_interrupted_deletions(
     assert left(services) == {**before, "blobs": 1}
     with TestClient(api.app):
         assert left(services) == before
-
-
-def test_maintenance_retries_failed_deletions(
-    api: TestClient, services: PlatformServices, member: Member, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = left(services)
-    runs = sorted((add_run(services, member, name) for name in ("finch", "heron")), key=lambda run: run.id)
-    delete_below, stuck = services.blobs.delete_below, {runs[0].id, runs[1].id}
-
-    def refused(prefix: str) -> None:
-        if prefix.removeprefix("runs/") in stuck:
-            raise BlobStoreBusy("the bucket answered 500; it is asked again later.")
-        delete_below(prefix)
-
-    monkeypatch.setattr(services.blobs, "delete_below", refused)
-    for run in runs:
-        assert api.delete(f"{EVALS}/{run.id}").status_code == 200
-    assert left(services)["blobs"] == before["blobs"] + 2
-    chore = services.maintenance._chores["files of deleted runs"]
-    stuck.remove(runs[1].id)
-    chore()
-    assert {key.split("/")[1] for key in services.blobs.keys("runs")} == {runs[0].id}
-    stuck.clear()
-    chore()
-    assert left(services) == before
 
 
 @pytest.mark.parametrize("status", ["pending", "running"])

@@ -237,8 +237,3 @@ def test_sample_pages(api: TestClient, sampled: dict[str, Any], limit: int) -> N
 def test_invalid_sample_cursors(api: TestClient, sampled: dict[str, Any], cursor: str) -> None:
     reply = api.get(f"{RUNS}/{sampled['name']}/samples", params={"cursor": cursor})
     assert "`cursor` did not come from a page" in assert_flat_error(reply, 400, "VALIDATION")["error"]
-
-
-@pytest.mark.parametrize("limit", ["0", "5001", "many"])
-def test_invalid_sample_limits(api: TestClient, sampled: dict[str, Any], limit: str) -> None:
-    assert api.get(f"{RUNS}/{sampled['name']}/samples", params={"limit": limit}).status_code == 400

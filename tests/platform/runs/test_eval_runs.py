@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -162,20 +161,6 @@ def test_invalid_bodies(api: TestClient, content: bytes, reason: str) -> None:
     assert "sk-canary" not in reply.text
 
 
-def test_nulls_are_absent(api: TestClient) -> None:
-    run = submitted(
-        api,
-        experiment_config=experiment(branch=None, commit_sha=None),
-        evaluation_config={"limit": None, "n": None},
-        advanced_config=None,
-        env_config=None,
-        secrets=None,
-    )
-    config = api.get(f"{RUNS}/{run['name']}").json()["config"]
-    assert config["n"] == 1
-    assert "limit" not in config
-
-
 def test_unknown_datasets(api: TestClient, services: PlatformServices, stranger: Member) -> None:
     body = refused(api, 404, "DATASET_NOT_FOUND", experiment_config=experiment(dataset="multiplyy"))
     assert body["error"] == "there is no dataset 'multiplyy' in this workspace; did you mean multiply?"
@@ -252,29 +237,6 @@ def test_unreachable_repository(api: TestClient, code: Code) -> None:
     submitted(api, experiment_config=experiment(commit_sha=first))
 
 
-def test_slow_git_host(api: TestClient, services: PlatformServices, monkeypatch: pytest.MonkeyPatch) -> None:
-    silence = threading.Event()
-    monkeypatch.setattr(f"{SUBMITTER}.SYNC_WAIT_S", 0.05)
-    monkeypatch.setattr(services.rollouts, "sync", lambda _id: silence.wait(300))
-    try:
-        body = refused(api, 502, "REPOSITORY_NOT_FETCHED")
-        assert "takes longer than" in body["error"]
-    finally:
-        silence.set()
-
-
-def test_missing_secrets(api: TestClient, services: PlatformServices, member: Member) -> None:
-    services.secrets.put(member.workspace.id, member.user.id, "STORED", "one", "workspace")
-    body = refused(
-        api,
-        404,
-        "SECRETS_NOT_FOUND",
-        secrets={"required": ["STORED", "B_KEY", "GIVEN", "A_KEY"], "provided": {"GIVEN": "sk-canary"}},
-    )
-    assert body["error"] == "Secret(s) not found: B_KEY, A_KEY"
-    assert body["missing"] == ["B_KEY", "A_KEY"]
-
-
 def test_secret_values_never_come_back(api: TestClient, services: PlatformServices, member: Member) -> None:
     services.secrets.put(member.workspace.id, member.user.id, "STORED", "one", "workspace")
     services.secrets.put(member.workspace.id, member.user.id, "STORED", "two", "user")
@@ -315,24 +277,6 @@ def test_concurrent_submits_get_different_names(
     with ThreadPoolExecutor(8) as threads:
         runs = list(threads.map(lambda _: submitted(api), range(12)))
     assert len({run["name"] for run in runs}) == 12
-
-
-def test_another_workspace_sees_nothing(
-    client: TestClient, member: Member, stranger: Member, services: PlatformServices
-) -> None:
-    client.headers.update(member.headers)
-    run = submitted(client)
-    client.headers.update(stranger.headers)
-    empty = {"eval_runs": [], "total_count": 0, "has_more": False, "next_offset": None}
-    assert client.get(RUNS).json() == empty
-    for name in (run["name"], run["id"]):
-        for path in ("", "/metrics", "/logs", "/samples", "/samples/manifest"):
-            assert_flat_error(client.get(f"{RUNS}/{name}{path}"), 404, "NOT_FOUND")
-        assert_flat_error(client.post(f"{RUNS}/{name}/stop", json={}), 404, "NOT_FOUND")
-        wanted = {"items": [{"path": "metrics.json"}]}
-        assert_flat_error(client.post(f"{RUNS}/{name}/samples/download-urls", json=wanted), 404, "NOT_FOUND")
-    with services.db.session() as session:
-        assert session.get_one(DbRun, run["id"]).status == "pending"
 
 
 def test_unknown_run(api: TestClient) -> None:

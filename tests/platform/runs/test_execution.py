@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
-import os
-import re
-import signal
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from html import unescape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -20,33 +15,23 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from osmosis_ai.api.models.workers import Assignment
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.tables import DbLogLine, DbRun, DbRunFile, DbSample
-from osmosis_ai.platform.pages.shell import begin_session
-from osmosis_ai.platform.queue.finalize import PlatformShards
 from osmosis_ai.platform.runs.journals import stored_lines
-from osmosis_ai.platform.server import local_host
 from osmosis_ai.platform.services import PlatformServices
-from osmosis_ai.platform.worker import host as host_module
 from osmosis_ai.platform.worker.host import Host
-from osmosis_ai.platform.worker.process import worker_starter
 from tests.controller.served_loop import LoopProcess
-from tests.e2e.turnstile import Turnstile
 from tests.platform.conftest import Member
 from tests.platform.evaluations import (
     ROLLOUT,
     Code,
-    executing,
     experiment,
     submit_body,
     wait_until,
 )
-from tests.platform.fake_worker import EVALS, FakeWorker, settle
+from tests.platform.fake_worker import EVALS
 from tests.platform.runs.conftest import ended
-from tests.processes import stop_process
-from tests.warm_osmosis import process_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("warm_children_without_torch")]
 RUNS, submit = EVALS.route, EVALS.taken
@@ -84,12 +69,6 @@ def provider() -> Iterator[str]:
     yield f"http://127.0.0.1:{server.server_port}/v1"
     server.shutdown()
     thread.join()
-
-
-def hold_at(turnstile: Turnstile, services: PlatformServices, run: dict[str, Any], count: int) -> None:
-    """Hold a run once its worker has recorded ``count`` attempts; those in flight may be added."""
-    turnstile.may_pass = lambda: recorded(services, run) < count
-    wait_until(lambda: recorded(services, run) >= count)
 
 
 def fetched(api: TestClient, name: str, types: str, rows: str | None = None) -> dict[str, bytes]:
@@ -158,27 +137,6 @@ def recorded(services: PlatformServices, run: dict[str, Any]) -> int:
     return max(lines, len(samples_of(services, run["id"])))
 
 
-def test_samples_have_previews_and_the_log_has_each_stage(
-    api: TestClient, services: PlatformServices, host: Host
-) -> None:
-    run = submit(api)
-    detail = ended(api, RUNS, run["name"])
-    assert detail["eval_run"]["status"] == "finished", detail
-    assert "which meets `multiply/pyproject.toml`" in detail["environment"]
-    with services.db.session() as session:
-        shown = {
-            (sample.row_index, sample.run_index): (sample.input, sample.output, sample.parts)
-            for sample in session.scalars(select(DbSample).where(DbSample.run_id == run["id"]))
-        }
-    records = packed_journal(services, run["id"])
-    assert shown == {item: (each.input, each.output, each.parts) for item, each in records.items()}
-    assert len(shown) == 6 and all(asked and answered for asked, answered, _ in shown.values())
-    wait_for_removal(services)
-    steps = " ".join(log_of(services, run["id"]))
-    for stage in ("checking the model", "preparing the rollout's environment", "starting the rollout's"):
-        assert stage in steps
-
-
 def test_a_retry_repeats_the_attempts_without_a_score(
     api: TestClient, services: PlatformServices, unsandboxed: Host, code: Code, tmp_path: Path
 ) -> None:
@@ -213,79 +171,6 @@ def test_a_retry_repeats_the_attempts_without_a_score(
     assert len([path for path in files if path.startswith("trajectories/")]) == 16
     assert "diagnostics" not in kinds_of_files(services, run["id"]), "replaced failures leave no files"
     assert "nothing to retry" in api.post(f"{RUNS}/{run['name']}/retry", json={}).json()["error"]
-
-
-@pytest.mark.parametrize("lease_s", [5.0])
-def test_a_run_whose_worker_hangs_can_be_stopped(
-    api: TestClient,
-    services: PlatformServices,
-    host: Host,
-    turnstile: Turnstile,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(host_module, "_YOUNG_S", 0.0)
-    turnstile.hold()
-    run = submit(api, evaluation_config={"limit": 100, "n": 20, "batch_size": 1})
-    hold_at(turnstile, services, run, 3)
-    wait_until(lambda: samples_of(services, run["id"]))
-    [worker] = host.processes()
-    stop_process(process_of(worker.pid))
-    api.post(f"{RUNS}/{run['name']}/stop", json={})
-    assert ended(api, RUNS, run["name"])["eval_run"]["status"] == "stopped", "its lease expired"
-    assert len(samples_of(services, run["id"])) > 0
-    os.kill(process_of(worker.pid), signal.SIGKILL)
-
-
-@pytest.mark.parametrize("is_damaged", [False, True], ids=["intact", "damaged"])
-def test_a_closed_platform_continues_its_runs(
-    api: TestClient, services: PlatformServices, turnstile: Turnstile, is_damaged: bool
-) -> None:
-    turnstile.hold()
-    run = submit(api, evaluation_config={"limit": 20, "n": 4, "batch_size": 2})
-    with executing(services):
-        hold_at(turnstile, services, run, 3)
-    turnstile.open()
-    if is_damaged:
-        [journal] = services.config.runs_dir.glob("*/evaluation/*/events.jsonl")
-        first, second, *rest = journal.read_bytes().splitlines(keepends=True)
-        journal.write_bytes(first + second.replace(b":", b"!", 1) + b"".join(rest))
-    before = samples_of(services, run["id"])
-    assert api.get(f"{RUNS}/{run['name']}").json()["eval_run"]["status"] == "running"
-    assert 0 < len(before) < 80
-    with executing(services):
-        detail = ended(api, RUNS, run["name"])["eval_run"]
-    assert detail["status"] == "finished", detail
-    after = samples_of(services, run["id"])
-    assert len(after) == 80 and before.items() <= after.items()
-    log = "".join(log_of(services, run["id"]))
-    assert ("is kept as events.jsonl.diverged" in log) == is_damaged
-
-
-@pytest.mark.parametrize("lease_s", [3600.0])
-def test_a_restarted_platform_continues_the_runs_of_its_killed_workers_at_once(
-    api: TestClient, services: PlatformServices
-) -> None:
-    run = submit(api)
-    FakeWorker.claims(services, run_id=run["id"])
-    with executing(services):
-        assert ended(api, RUNS, run["name"])["eval_run"]["status"] == "finished"
-
-
-def test_a_run_whose_workers_always_die_fails(api: TestClient, services: PlatformServices) -> None:
-    def start_dying(assignment: Assignment) -> Any:
-        process = starter(assignment)
-        os.killpg(process.pid, signal.SIGKILL)
-        return process
-
-    starter = worker_starter(services.config, "http://127.0.0.1:1")
-    PlatformShards.start(services.platform_shards)
-    with local_host(services, services.config, start_dying):
-        run = submit(api)
-        detail = ended(api, RUNS, run["name"])["eval_run"]
-    services.platform_shards.close()
-    assert detail["status"] == "failed"
-    assert detail["error"].startswith("the worker died (signal 9")
-    assert "3 workers in a row failed without progress" in detail["error"]
 
 
 def test_a_refused_key_fails_the_run_with_the_providers_message(
@@ -329,23 +214,6 @@ def test_an_environment_that_does_not_build_fails_the_run_with_the_reason_of_uv(
     assert metrics["summary"]["total_samples"] == 0
 
 
-def test_a_damaged_source_archive_is_packed_again(
-    api: TestClient, services: PlatformServices, code: Code
-) -> None:
-    code.write(os.fsdecode(b"rollouts/multiply/caf\xe9/caf\xe9.txt"), "x")
-    code.commit("add a file whose name is not UTF-8")
-    run = submit(api)
-    settle(services)
-    (key,) = services.blobs.keys("sources")
-    size = services.blobs.size(key)
-    services.blobs.delete(key)
-    services.blobs.put(key, io.BytesIO(bytes(size)))
-    with executing(services):
-        assert ended(api, RUNS, run["name"])["eval_run"]["status"] == "finished"
-    assert "has other bytes than announced" in "".join(log_of(services, run["id"]))
-    assert len(set(services.blobs.keys("sources")) - {key}) == 1
-
-
 def test_an_agent_sees_its_own_secrets_and_not_the_environment_of_the_platform(
     api: TestClient,
     services: PlatformServices,
@@ -384,37 +252,6 @@ def test_an_agent_sees_its_own_secrets_and_not_the_environment_of_the_platform(
         assert sum(f"the value of {name} cannot be hidden" in line for line in log) == 1, log
     assert any(line.startswith("[run] session ends") for line in log), log
     assert_not_stored(services, "canary-of-the-workspace")
-
-
-BREAKS = """\
-        for question in ("What is it?", f"Are you sure, {os.environ['AGENT_KEY']}?"):
-            messages.append({"role": "user", "content": question})
-            messages.append(await self.ask_model(messages))
-        raise RuntimeError("the agent broke")
-"""
-LOOP = "        for _ in range(MAX_TURNS):\n"
-
-
-def test_the_page_of_a_failed_attempt_has_its_model_calls_without_secrets(
-    api: TestClient, services: PlatformServices, member: Member, code: Code, host: Host
-) -> None:
-    change_agent(code, LOOP, BREAKS + LOOP)
-    services.secrets.put(member.workspace.id, member.user.id, "AGENT_KEY", "canary-of-the-agent", "workspace")
-    run = submit(api, secrets={"required": ["AGENT_KEY"]})
-    assert ended(api, RUNS, run["name"])["eval_run"]["status"] == "finished"
-    session = begin_session(services, member.user, "/").headers["set-cookie"].partition(";")[0]
-    address = f"/{member.workspace.name}/evals/{run['name']}/samples"
-    browser = {"Accept": "text/html", "Cookie": session}
-    page = api.get(f"{address}/0.0", headers=browser)
-    assert page.status_code == 200, page.text
-    shown = re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]+>", " ", page.text)))
-    assert "the agent broke" in shown
-    assert "Taken from the model calls of an agent that ended without giving a conversation" in shown
-    assert "What is it?" in shown and "Are you sure, [REDACTED]?" in shown
-    assert len(re.findall(r"tokens read, \d+ written", shown)) == 2
-    found = api.get(f"{address}?q=are+you+sure&in=conversations", headers=browser)
-    assert f"{address}/0.0" in found.text
-    assert_not_stored(services, "canary-of-the-agent")
 
 
 SERVED_KEY = "osm_rollout_canary-4711"

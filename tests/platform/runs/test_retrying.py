@@ -128,33 +128,6 @@ def samples_of(api: TestClient, run_id: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_retry_is_split_among_the_workers_of_the_run(api: TestClient, services: PlatformServices) -> None:
-    run = ended(api, services, {}, advanced_config={"execution": {"workers": 2}})
-    retry(api, run["id"])
-    workers = [FakeWorker.claims(services), FakeWorker.claims(services)]
-    shares = [worker.assignment.shard.attempts for worker in workers]
-    assert shares == [[(0, 0), (0, 1), (2, 0), (2, 1)], [(1, 0), (1, 1)]]
-    for worker, share in zip(workers, shares, strict=True):
-        worker.write([record(*place) for place in share or []])
-        worker.sync(journal=worker.part())
-        worker.finishes()
-    found = row_of(services, run["id"])
-    assert (found.status, found.progress) == ("finished", {"completed": 6, "total": 6})
-
-
-def test_concurrent_retries(api: TestClient, services: PlatformServices, member: Member) -> None:
-    run = ended(api, services)
-    row = row_of(services, run["id"])
-    first, second = (services.reopener.plan_retry(row, member.user, {}, {}) for _ in range(2))
-    services.reopener.retry(first, by="mara")
-    with pytest.raises(ConflictError, match="it is pending"):
-        services.reopener.retry(second, by="kim")
-    api.post(f"{RUNS}/{run['id']}/stop", json={})
-    with pytest.raises(ConflictError, match="was retried meanwhile"):
-        services.reopener.retry(second, by="kim")
-    assert row_of(services, run["id"]).revision == 1
-
-
 def test_damaged_journal(api: TestClient, services: PlatformServices) -> None:
     run = ended(api, services)
     key = row_of(services, run["id"]).journal_blob
@@ -167,16 +140,6 @@ def test_damaged_journal(api: TestClient, services: PlatformServices) -> None:
     change(services, run, journal_blob=None)
     assert "its journal is damaged or missing" in refused(api, run["id"], 409, "CONFLICT")
     assert row_of(services, run["id"]).revision == 0
-
-
-def test_repeated_retries(api: TestClient, services: PlatformServices) -> None:
-    run = ended(api, services)
-    for revision in (1, 2, 3):
-        retry(api, run["id"])
-        assert api.post(f"{RUNS}/{run['id']}/stop", json={}).status_code == 200
-        found = row_of(services, run["id"])
-        assert (found.status, found.revision, found.journal_blob is not None) == ("stopped", revision, True)
-        assert api.get(RUNS).json()["eval_runs"][0]["status"] == "stopped"
 
 
 def test_personal_secrets_of_another_member(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
-import shutil
 import tarfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -58,16 +57,6 @@ def archives(services: PlatformServices) -> list[DbSourceArchive]:
 
 def stored(services: PlatformServices) -> list[str]:
     return sorted(services.blobs.keys("sources"))
-
-
-def test_a_mirror_lost_after_the_submit(api: TestClient, services: PlatformServices, code: Code) -> None:
-    EVALS.taken(api)
-    (archive,) = archives(services)
-    assert archive.sha256 in archive.blob_key and archive.commit_sha == code.head
-    shutil.rmtree(services.mirrors.root)
-    shutil.rmtree(code.path)
-    given = FakeWorker.claims(services).assignment.source
-    assert given is not None and (given.sha256, given.size) == (archive.sha256, archive.size)
 
 
 @pytest.mark.parametrize("when", ["before the submit", "before the claim"])

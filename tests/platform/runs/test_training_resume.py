@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from osmosis_ai.platform.runs import reopening
 from tests.lazily import needs
 from tests.platform.conftest import ManualClock, assert_flat_error
-from tests.platform.fake_worker import TRAININGS, FakeTrainer, Refused
-from tests.platform.platform_parts import BlobError, BlobStoreSilent, DbDataset, DbRun, PlatformServices
+from tests.platform.fake_worker import TRAININGS, FakeTrainer
+from tests.platform.platform_parts import DbDataset, PlatformServices
 
 needs("torch")
 
@@ -131,72 +130,3 @@ def test_archives_are_kept_for_a_month(
     services.reopener.forget_old()
     assert archives(services, failed) == 0
     assert not detail(api, failed).get("resumable")
-
-
-def test_archive_deleted_during_a_resume(
-    api: TestClient, services: PlatformServices, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = ended(api, services)
-    resolve = reopening.resolve_scopes
-
-    def resolve_late(*args: Any) -> Any:
-        clock.advance(31 * 86_400)
-        services.reopener.forget_old()
-        return resolve(*args)
-
-    monkeypatch.setattr(reopening, "resolve_scopes", resolve_late)
-    assert_flat_error(resume(api, run), 409, "CONFLICT")
-    with services.db.session() as session:
-        assert session.get_one(DbRun, run["id"]).status == "failed"
-
-
-def test_failed_deletion_of_an_archive(
-    api: TestClient, services: PlatformServices, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs = [ended(api, services) for _ in range(2)]
-    clock.advance(31 * 86_400)
-    delete, asked = services.blobs.delete_below, []
-
-    def refuse_first(prefix: str) -> None:
-        asked.append(prefix)
-        if len(asked) == 1:
-            raise BlobError("the file is locked.")
-        delete(prefix)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(services.blobs, "delete_below", refuse_first)
-        services.reopener.forget_old()
-    assert sorted(archives(services, run) for run in runs) == [0, 1]
-    services.reopener.forget_old()
-    assert [archives(services, run) for run in runs] == [0, 0]
-
-
-def test_files_of_a_replaced_validation(
-    api: TestClient, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def unavailable(*_: Any) -> NoReturn:
-        raise BlobStoreSilent("the store does not answer.")
-
-    def stored() -> set[str]:
-        return {*services.blobs.keys(f"runs/{worker.run_id}/validation")}
-
-    worker = FakeTrainer.claims(services, run_id=TRAININGS.taken(api)["id"])
-    worker.begins(total_steps=8)
-    worker.add_validation(2)
-    replaced = worker.add_validation(4)
-    assert stored() == {replaced}
-    with monkeypatch.context() as patched:
-        patched.setattr(services.blobs, "delete_below", unavailable)
-        with pytest.raises(Refused, match="BLOBS_UNAVAILABLE"):
-            worker.add_validation(6)
-    newest = worker.add_validation(6)  # repeated, as by a worker
-    services.reopener.forget_old()
-    assert stored() == {replaced, newest}, "the run is open, and its worker may send more"
-    worker.finishes()
-    with monkeypatch.context() as patched:
-        patched.setattr(services.blobs, "delete", unavailable)
-        with pytest.raises(BlobStoreSilent):
-            services.reopener.forget_old()
-    services.reopener.forget_old()
-    assert stored() == {newest}
-    assert worker.run.training_state is None

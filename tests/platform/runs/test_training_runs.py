@@ -202,57 +202,6 @@ def test_metrics(api: TestClient, services: PlatformServices, clock: ManualClock
     assert (row["current_step"], row["total_steps"], row["reward"]) == (3, 40, 0.75)
 
 
-def test_metrics_of_a_pending_run(api: TestClient) -> None:
-    run = submitted(api)
-    assert api.get(f"{RUNS}/{run['name']}/metrics").json() == {
-        "status": "pending",
-        "overview": {"metric_summaries": []},
-        "metrics": [],
-        "training_run_id": run["id"],
-    }
-    assert api.get(f"{RUNS}/{run['name']}/checkpoints").json()["checkpoints"] == []
-
-
-def test_the_newest_validation(api: TestClient, services: PlatformServices, clock: ManualClock) -> None:
-    run = submitted(api)
-    trainer = FakeTrainer.claims(services)
-    trainer.begins(total_steps=40)
-
-    def told() -> dict[str, object] | None:
-        found: dict[str, object] | None = api.get(f"{RUNS}/{run['name']}/metrics").json().get("validation")
-        return found
-
-    assert told() is None
-    for step in (0, 5):
-        trainer.step(step, {}, row=step / 10)
-    trainer.step(6, {TRAINING_REWARD: 0.5})
-    assert told() == {"step": 5, "rewards": {"row": 0.5}}
-    trainer.step(0, {}, row=0.0)
-    assert told() == {"step": 5, "rewards": {"row": 0.5}}
-    trainer.begins(total_steps=40, steps_done=4)
-    assert told() == {"step": 5, "rewards": {"row": 0.5}}, "a repeated start changes nothing"
-    trainer.releases()
-    FakeTrainer.claims(services).begins(total_steps=40, steps_done=4)
-    assert told() is None
-
-
-def test_steps_after_a_checkpoint_are_replaced(api: TestClient, services: PlatformServices) -> None:
-    run = submitted(api)
-    trainer = FakeTrainer.claims(services)
-    trainer.begins(total_steps=4)
-    for step in (1, 2, 3):
-        trainer.step(step, {TRAINING_REWARD: step / 10, ROLLOUTS: 8, "gone": 1.0})
-    trainer.releases()
-    trainer = FakeTrainer.claims(services)
-    trainer.begins(total_steps=4, steps_done=1)
-    found = api.get(f"{RUNS}/{run['name']}").json()["training_run"]
-    assert (found["current_step"], found["reward"], found["examples_processed_count"]) == (1, 0.1, 8)
-    trainer.step(2, {TRAINING_REWARD: 0.2, ROLLOUTS: 8})
-    series = api.get(f"{RUNS}/{run['name']}/metrics").json()["metrics"]
-    points = {each["metric_key"]: len(each["data_points"]) for each in series}
-    assert points == {TRAINING_REWARD: 2, ROLLOUTS: 2, "gone": 1}
-
-
 def test_checkpoints(api: TestClient, services: PlatformServices) -> None:
     run = submitted(api)
     trainer = FakeTrainer.claims(services)
@@ -345,14 +294,3 @@ def test_a_validation_conversation(api: TestClient, trainer: FakeTrainer) -> Non
     for place in ("9999999999999999999999/0", "-1/0"):
         assert api.get(f"{RUNS}/{trainer.run.name}/validation/{place}").json()["missing"]
     assert api.get(f"{RUNS}/{trainer.run.name}/validation/x/0").status_code in (400, 404, 422)
-
-
-def test_another_workspace_sees_nothing(api: TestClient, trainer: FakeTrainer, stranger: Member) -> None:
-    validate(trainer, 4)
-    api.headers.update(stranger.headers)
-    assert api.get(RUNS).json()["training_runs"] == []
-    for run in (trainer.run.name, trainer.run_id):
-        for path in ("", "/metrics", "/logs", "/checkpoints", "/validation", "/validation/1/0"):
-            assert_flat_error(api.get(f"{RUNS}/{run}{path}"), 404, "NOT_FOUND")
-        for action in ("stop", "resume"):
-            assert_flat_error(api.post(f"{RUNS}/{run}/{action}", json={}), 404, "NOT_FOUND")

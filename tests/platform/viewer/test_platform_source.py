@@ -156,27 +156,6 @@ def test_a_retried_run_says_how_often_and_when_and_is_compared_as_a_whole(
     assert compared.unfinished == "the run first is running: its samples are not all there yet."
 
 
-def test_what_another_workspace_has_is_not_there_and_the_nearest_names_are(
-    services: PlatformServices, member: Member, stranger: Member, run: DbRun
-) -> None:
-    theirs = source_of(services, stranger)
-    for ask in (
-        lambda: theirs.run("eval", run.name),
-        lambda: theirs.run("eval", run.id),
-        lambda: theirs.samples(run.name, SampleQuery(), limit=1),
-        lambda: theirs.state("eval", run.name),
-        lambda: theirs.log("eval", run.name, limit=1),
-        lambda: theirs.conversation(run.name, 0, 0, max_bytes=1),
-        lambda: theirs.run_samples([run.name]),
-        lambda: source_of(services, member).run("training", run.name),
-    ):
-        with pytest.raises(NotFoundError):
-            ask()
-    with pytest.raises(NotFoundError) as caught:
-        source_of(services, member).run("eval", "firts\0")
-    assert caught.value.details["nearest"] == ["first"]
-
-
 def test_files_of_a_sample_are_those_of_its_newest_result_and_no_path_leads_elsewhere(
     source: PlatformSource, services: PlatformServices, run: DbRun
 ) -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from html import unescape
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import select, update
+from sqlalchemy import select
 
-from osmosis_ai.platform.db.tables import DbDataset, DbLoraModel, DbMetricPoint, DbRun, DbSample
+from osmosis_ai.platform.db.tables import DbLoraModel, DbMetricPoint, DbRun, DbSample
 from osmosis_ai.platform.services import PlatformServices
 from tests.evaluation.builders import record
 from tests.lazily import needs
@@ -124,16 +123,6 @@ def test_failed_samples_run_again_in_the_same_run_however_often_it_is_clicked(
     assert refused.status_code == 409 and "cannot be retried: it is pending" in refused.text
 
 
-def test_a_run_whose_dataset_is_gone_cannot_be_retried_and_the_button_says_so(
-    browser: TestClient, services: PlatformServices, run: str
-) -> None:
-    page = f"/fern/evals/{run}"
-    assert "was deleted" not in browser.get(page).text
-    with services.db.transaction() as session:
-        session.execute(update(DbDataset).values(name="another"))
-    assert "its dataset 'multiply' was deleted" in unescape(browser.get(page).text)
-
-
 def test_submitting_again_shows_config_rows_samples_and_cost_first(
     browser: TestClient, member: Member, services: PlatformServices, run: str
 ) -> None:
@@ -186,19 +175,6 @@ def test_a_training_that_ended_early_is_resumed_after_asking_and_one_that_finish
     assert services.runs.get(member.workspace.id, "training", run["name"]).status == "pending"
     logged = [line.message for line in services.logs.page(run["id"], limit=9).logs]
     assert "mara@fern.example (on the run's page) resumed the run from the checkpoint of step 7" in logged
-
-
-def test_submitting_a_training_again_shows_its_steps_and_samples(
-    browser: TestClient, member: Member, services: PlatformServices
-) -> None:
-    needs("torch")  # without it no training run is accepted
-    request = training_body()
-    request["training_config"] |= {"total_epochs": 2, "rollout_batch_size": 32, "n_samples_per_prompt": 4}
-    name = submitted(browser, TRAININGS, request, member)["name"]
-    shown = text_of(browser.get(f"/fern/training/{name}/resubmit"))
-    assert "Rows 200 of 200" in shown
-    assert "Maximum steps 14" in shown and "Maximum training attempts 1,792" in shown
-    assert "Cost unknown" in shown
 
 
 def test_a_model_is_deployed_and_taken_back_by_who_may(
@@ -377,30 +353,3 @@ def _add_training(services: PlatformServices, member: Member, name: str) -> None
             session.add_all(
                 DbMetricPoint(key=key, step=step, value=step / 9, **of_run) for step in range(1, 10)
             )
-
-
-HOUR_S = 3600.0
-
-
-@pytest.mark.parametrize("jump_s", [-24 * HOUR_S, -HOUR_S, HOUR_S, 24 * HOUR_S])
-def test_runs_are_submitted_listed_and_stopped_whatever_the_clock_says(
-    api: TestClient, clock: ManualClock, jump_s: float
-) -> None:
-    before = api.post(RUNS, json=submit_body()).json()
-    clock.jump(jump_s)
-    after = api.post(RUNS, json=submit_body()).json()
-    assert {run["name"] for run in api.get(RUNS).json()["eval_runs"]} == {before["name"], after["name"]}
-    for run in (before, after):
-        assert api.get(f"{RUNS}/{run['name']}").json()["eval_run"]["status"] == "pending"
-        assert api.get(f"{RUNS}/{run['name']}/metrics").status_code == 200
-        assert api.post(f"{RUNS}/{run['name']}/stop").json()["status"] == "stopped"
-        assert api.get(f"{RUNS}/{run['id']}/logs").json()["logs"]
-
-
-def test_a_token_ends_when_the_clock_says_so_and_counts_again_when_it_was_wrong(
-    api: TestClient, clock: ManualClock
-) -> None:
-    clock.jump(91 * 24 * HOUR_S)
-    assert api.get("/api/cli/verify").json()["code"] == "TOKEN_EXPIRED"
-    clock.jump(-91 * 24 * HOUR_S)
-    assert api.get("/api/cli/verify").status_code == 200

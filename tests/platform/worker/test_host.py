@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 import os
 import signal
-import threading
 from collections.abc import Callable
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
 
 from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.models.workers import (
@@ -27,24 +24,17 @@ from osmosis_ai.api.models.workers import (
 )
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.config import PlatformConfig
-from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.worker import host as host_module
 from osmosis_ai.platform.worker.client import (
     CredentialRefusedError,
     NoPlatformError,
     PlatformUnreachableError,
-    StoreAwayError,
 )
 from osmosis_ai.platform.worker.host import ExecutedShard, Host, HostOptions
 from osmosis_ai.platform.worker.process import WorkerExit, WorkingDirectory, worker_environment
 from osmosis_ai.process_environment import program_environment
 from osmosis_ai.sandbox.isolation import SandboxCapability
-from tests.e2e.turnstile import Turnstile
-from tests.platform.conftest import ManualClock
-from tests.platform.evaluations import executing, wait_until
-from tests.platform.fake_worker import EVALS, FakeWorker
 from tests.platform.worker.fake_platform import assignment
-from tests.processes import alive
 
 AWAY = PlatformUnreachableError("the platform is unreachable: connection refused.")
 ANSWERED = PlatformError("this claim has been answered.", status=409, code="CONFLICT")
@@ -285,35 +275,6 @@ def test_second_request_to_end_kills_the_workers(play: Play, monkeypatch: pytest
     assert len(platform.left) == 1
 
 
-def test_worker_ended_before_it_handles_signals_is_released(
-    play: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    platform, host = play([assignment("a")], [None], slots=2)
-    monkeypatch.setattr(os, "kill", lambda *_: platform.processes[0].kill(signal.SIGTERM))
-    assert endings(host.run()) == ["left"]
-    assert platform.reasons == [("shd_a", None, False, False)]
-
-
-def test_late_assignment_is_released(play: Play) -> None:
-    platform, host = play([])
-
-    def late(request: ClaimRequest) -> ClaimReply:
-        host.ask_to_end()
-        return ClaimReply(assignment=assignment("late"))
-
-    platform.claim = late  # type: ignore[method-assign]
-    assert host.run() == []
-    assert platform.reasons == [("shd_late", None, False, False)]
-
-
-def test_named_run_is_released_when_its_job_ends(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    platform, host = play([assignment("a")], [None], pool=None, run_id="run_a")
-    parent = os.getppid()
-    monkeypatch.setattr(os, "getppid", lambda: 1 if platform.processes else parent)
-    assert endings(host.run()) == ["left"]
-    assert platform.signals == [signal.SIGTERM]
-
-
 # -- a platform that refuses or is unreachable -------------------------------------------------------
 
 
@@ -343,13 +304,6 @@ def test_refusal_ends_the_host(play: Play, error: OsmosisError, outage: list[Exc
         "released the run a",
         "executed 1 run",
     ]
-
-
-def test_expired_ticket_during_a_store_outage(play: Play) -> None:
-    away = StoreAwayError("the bucket does not answer.")
-    _, host = play([away, CredentialRefusedError("expired.")], pool=None, run_id="run_a")
-    with pytest.raises(StoreAwayError):
-        host.run()
 
 
 @pytest.mark.parametrize(
@@ -391,52 +345,3 @@ def test_worker_environment_has_no_secrets() -> None:
     worker = worker_environment({**shell, **secret}, config)
     assert (worker["UV_OFFLINE"], worker["OSMOSIS_HOME"], worker["HF_HOME"]) == ("1", "/h", "/m")
     assert not secret.keys() & worker.keys() and "password" not in str(worker) and "s3:" not in str(worker)
-
-
-# -- real processes ------------------------------------------------------------------------------------
-
-
-def shown_by_descendants(pid: int) -> dict[int, tuple[bytes, bytes]]:
-    """Return the command lines and environments of a process and everything below it."""
-    found, shown = [pid], {}
-    for process in found:
-        with suppress(OSError):
-            place = Path("/proc", str(process))
-            shown[process] = (place / "cmdline").read_bytes(), (place / "environ").read_bytes()
-            for children in place.glob("task/*/children"):
-                found += map(int, children.read_text().split())
-    return shown
-
-
-def test_killed_worker_ends_its_children_and_recorded_attempts_stay(
-    api: TestClient, services: PlatformServices, turnstile: Turnstile, clock: ManualClock
-) -> None:
-    begun = threading.Event()
-    turnstile.may_pass = lambda: begun.set() is not None
-    given = {"provided": {"AGENT_KEY": "secret-canary"}, "required": ["AGENT_KEY"]}
-    EVALS.taken(api, evaluation_config={"limit": 3, "n": 1, "batch_size": 2}, secrets=given)
-    elsewhere = FakeWorker.claims(services)
-    elsewhere.records(2, reward=0.25)
-    elsewhere.releases()
-    with executing(services, isolation="off") as host:
-        worker = wait_until(lambda: next(iter(host.processes()), None))
-        assert begun.wait(300)
-        processes = shown_by_descendants(worker.pid)
-        assert len(processes) >= 2
-        lease = (elsewhere.shard.lease_token or "").encode()
-        assert lease and lease != elsewhere.lease.encode()
-        assert b"secret-canary" not in processes[worker.pid][1], "only the agent has it"
-        for command, environment in processes.values():
-            assert b"secret-canary" not in command and lease not in command + environment
-        wait_until(lambda: any("continues from the 2 records" in message for message in elsewhere.messages()))
-        os.kill(worker.pid, signal.SIGKILL)
-        wait_until(lambda: not any(map(alive, processes)))
-        turnstile.open()
-        wait_until(lambda: any("trying again" in message for message in elsewhere.messages()))
-        clock.advance(1)
-        wait_until(lambda: elsewhere.run.status == "finished")
-    messages = elsewhere.messages()
-    assert any(message.startswith("the worker died (signal 9") for message in messages)
-    assert any(message.startswith("attempt 3 on commit") for message in messages)
-    rewards = [sample.reward for sample in elsewhere.samples()]
-    assert len(rewards) == 3 and rewards[:2] == [0.25, 0.25]

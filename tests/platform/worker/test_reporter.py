@@ -35,7 +35,7 @@ from tests.evaluation.builders import record
 from tests.platform.conftest import ManualClock
 from tests.platform.evaluations import wait_until
 from tests.platform.fake_worker import EVALS, FakeWorker, downloaded, file_url
-from tests.platform.worker.fake_platform import OFFSET_AT_7, Asked, FakePlatform, assignment, refusal
+from tests.platform.worker.fake_platform import OFFSET_AT_7, FakePlatform, assignment, refusal
 
 SECRETS = ("s3cret-value", "schlüssel-of-the-run", "123456", "true")
 
@@ -194,23 +194,6 @@ def test_conversations_are_sent_again_when_they_change(run: Run, monkeypatch: py
     assert run.rows[-1] == 20, "a conversation that cannot be stored stops nothing"
 
 
-def test_diagnostics_that_a_server_writes_last_are_reported_before_they_are_deleted(run: Run) -> None:
-    run.finish(0)
-    sync, trial = run._sync, run.directory.trial(record(0).rollout_id)
-
-    def writing(*args: Any, **options: Any) -> SyncReply:
-        run._sync = sync
-        reply = sync(*args, **options)
-        trial.mkdir(parents=True)
-        (trial / "diagnostics.json").write_text('{"traceback": "late"}')
-        return reply
-
-    run._sync = writing
-    run.reporter.flush()
-    assert run.read("diagnostics/row_0_run_0.json") == b'{"traceback": "late"}'
-    assert not trial.exists()
-
-
 def test_exchanges_stay_below_the_limits(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reporter, "_MOST_EXCHANGE_FILES", 10)
     monkeypatch.setattr(reporter, "_MOST_ARTIFACTS_AT_ONCE", 8)
@@ -325,30 +308,6 @@ def test_the_offset_that_the_platform_names_counts(fake: Reporting, platform: Fa
     assert part["lines"].encode() == fake.directory.events.read_bytes()[first:]
 
 
-def test_the_end_and_the_heartbeat_do_not_report_the_same_lines(
-    fake: Reporting, platform: FakePlatform
-) -> None:
-    received: list[str] = []
-    second = threading.Event()
-
-    def answer(asked: Asked) -> Response | None:
-        if log := asked.body.get("log"):
-            if log["first"] == 0 and not received:
-                second.wait(0.3)  # until the other thread has sent the same, if it does
-            else:
-                second.set()
-            received.extend(line["message"] for line in log["lines"][len(received) - log["first"] :])
-        return None
-
-    platform.answer = answer
-    for number in range(1200):
-        fake.reporter.log(LogLine(str(number)))
-    fake.reporter.start()
-    wait_until(lambda: platform.asked)
-    fake.reporter.flush()
-    assert received == [str(number) for number in range(1200)]
-
-
 def test_an_outage_is_outlasted_at_the_end_but_not_forever(
     fake: Reporting, platform: FakePlatform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -387,14 +346,6 @@ def test_the_first_record_is_reported_at_once(fake: Reporting, platform: FakePla
     wait_until(lambda: any(asked.body.get("journal") for asked in platform.asked), within_s=60)
 
 
-def test_a_stop_is_noticed_once(fake: Reporting, platform: FakePlatform) -> None:
-    platform.sync["stop"] = True
-    fake.reporter.start()
-    wait_until(lambda: len(platform.asked) > 3)
-    fake.await_events("stop")
-    assert fake.reporter.stop_requested
-
-
 @pytest.mark.parametrize(
     ("reply", "event", "error"),
     [
@@ -419,37 +370,6 @@ def test_a_refusal_for_good_is_noticed_once(
         with pytest.raises(error):
             fake.reporter.flush()
     assert fake.events == [event]
-
-
-def test_unexpected_errors_are_survived(
-    fake: Reporting, platform: FakePlatform, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tasks = iter([RuntimeError("odd"), RuntimeError("odd"), None])
-    done = threading.Event()
-
-    def task() -> None:
-        if (error := next(tasks)) is not None:
-            raise error
-        done.set()
-
-    fake.reporter.later(task)
-    fake.reporter.start()
-    assert done.wait(60)
-    assert capsys.readouterr().err.count("RuntimeError: odd") == 1
-
-
-def test_the_log_explains_once_why_attempts_are_not_counted(
-    fake: Reporting, platform: FakePlatform, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reporter, "_EXPLAINED_AFTER_S", 0.0)
-    platform.answer = lambda asked: refusal(503, store_away=True) if asked.body.get("wanted") else None
-    fake.finish(0, artifacts={"a.txt": b"1"})
-    fake.reporter.start()
-    wait_until(lambda: platform.messages)
-    tries = len(platform.asked)
-    wait_until(lambda: len(platform.asked) > tries + 10)
-    assert platform.messages == ["finished attempts are counted later, once their files are stored: busy"]
-    assert not any(asked.body.get("journal") for asked in platform.asked), "a line waits for its files"
 
 
 # -- artifacts -------------------------------------------------------------------------------------------

@@ -46,7 +46,6 @@ from osmosis_ai.training.runs.run_directory import TrainingDirectory, Validation
 from osmosis_ai.training.runs.spec import TrainingSpec
 from osmosis_ai.training.runs.trainer import TrainingSummary
 from tests.lazily import needs
-from tests.platform.evaluations import wait_until
 from tests.platform.fake_worker import TRAININGS, FakeWorker, settle
 from tests.training.samples import write_checkpoint
 
@@ -304,21 +303,6 @@ def test_stopped_run_reports_the_steps_of_a_killed_worker(machine: Machine) -> N
     assert machine.work(lambda _: pytest.fail("it trains"), must_stop=True) == ReleaseRequest()
     assert (machine.steps(), machine.checkpoints()) == ([1, 2], [2])
     assert any(machine.services.blobs.keys(f"runs/{machine.id}/resume"))
-
-
-def test_upload_limit_ends_the_run(machine: Machine) -> None:
-    machine.submit()
-    machine.patch.setattr(machine.services.queue.uploads, "most_bytes", 10)
-
-    def train(fake: FakeTrainer) -> StopReason:
-        fake.take_steps(7)
-        wait_until(lambda: machine.interrupt)
-        return StopReason("stopped", "stopped after step 7.")
-
-    result = machine.work(train)
-    assert isinstance(result, FinishRequest) and result.outcome == "failed" and result.error is not None
-    assert result.error.startswith("the checkpoint of step 5 could not be stored: a run may upload at most")
-    assert machine.checkpoints() == [] and machine.log.count("step 5 could not be stored") == 1
 
 
 def test_lost_learner_process_ends_the_worker(machine: Machine) -> None:

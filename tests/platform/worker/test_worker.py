@@ -7,46 +7,35 @@ import errno
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
 from osmosis_ai.api.models.workers import Assignment, FinishRequest, ReleaseRequest
-from osmosis_ai.controller.dispatcher import Stop
 from osmosis_ai.controller.environments import UvInterruptedError
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.evaluation.journal import Journal, JournalWriteError
 from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.engine import DatabaseBusyError
 from osmosis_ai.platform.runs.run_store import STOPPING
 from osmosis_ai.platform.services import PlatformServices
-from osmosis_ai.platform.worker import evaluation, reporter, worker
+from osmosis_ai.platform.worker import reporter, worker
 from osmosis_ai.platform.worker.client import StoreAwayError, StoredBytesError, WorkerClient
 from osmosis_ai.platform.worker.evaluation import EvalWork
 from osmosis_ai.platform.worker.process import (
-    ASSIGNMENT,
-    PLATFORM_URL,
     WorkerExit,
     WorkingDirectory,
     worker_starter,
 )
 from osmosis_ai.platform.worker.training import TrainingWork
-from osmosis_ai.platform.worker.work import Interrupt, RunContainment, ShardEnd, one_sentence
+from osmosis_ai.platform.worker.work import Interrupt, RunContainment, ShardEnd
 from osmosis_ai.platform.worker.worker import Worker
 from osmosis_ai.processes.child_process import ChildProcess
-from osmosis_ai.sandbox.bubblewrap import Sandbox
-from osmosis_ai.sandbox.control_groups import Delegation, RunGroup, RunLimits
-from osmosis_ai.sandbox.isolation import Isolation
 from tests.evaluation.builders import record
-from tests.full_disk import files_of_at_most
 from tests.platform.evaluations import wait_until
 from tests.platform.fake_worker import EVALS, GPU, TRAININGS, FakeWorker, journal_of
 from tests.platform.worker.fake_platform import Asked, FakePlatform, assignment, refusal
@@ -209,20 +198,6 @@ def test_a_signal_releases_the_shard(claimed: Claimed, pool: str | None) -> None
     assert claimed.owner.messages()[-1] == (
         f"the worker is shutting down; another worker{whose} can continue the run"
     )
-
-
-def test_log_counts_refused_processes(
-    claimed: Claimed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    group = RunGroup.make(Delegation(tmp_path, ("pids",)), "r1", RunLimits())
-    (group.path / "pids.events").write_text("max 7\n")
-    monkeypatch.setattr(RunGroup, "close", lambda _: None)
-    sandbox = Sandbox(Path("/bin/bwrap"), tmp_path, control=group)
-    containment = RunContainment(Isolation("bubblewrap"), sandbox, tmp_path)
-    end = FinishRequest(outcome="finished")
-    assert claimed.claim().run(lambda _: end, containment=containment) == WorkerExit.ENDED
-    assert any("4096 processes and threads 7 times" in line for line in claimed.owner.messages())
-    assert claimed.owner.run.isolation.startswith("bubblewrap, network host")
 
 
 # -- a platform that refuses or is unreachable -----------------------------------------------------------
@@ -402,26 +377,6 @@ def test_a_journal_that_was_changed_on_its_way_is_downloaded_again(
     assert not changed.directory.evaluation("1").events.exists()
 
 
-def test_a_full_disk_leaves_the_shard_to_another_machine(tmp_path: Path) -> None:
-    async def recorded() -> None:
-        journal = Journal(tmp_path / "events.jsonl")
-        with files_of_at_most(0):
-            await journal.append(record(0, 0))
-
-    with pytest.raises(JournalWriteError) as full:
-        asyncio.run(recorded())
-    halted: Any = SimpleNamespace(complete=False, stop=Stop("fault", str(full.value), full.value))
-    end = evaluation._end(halted)
-    assert isinstance(end, ReleaseRequest) and end.unfit
-    assert end.reason is not None and "the disk is full" in end.reason
-
-
-def test_one_sentence() -> None:
-    assert one_sentence(OsmosisError("it broke.\n  Badly.", hint="fix it")) == "it broke. Badly; fix it."
-    long = one_sentence(OsmosisError("first " + "x" * 5000 + " last", hint="fix it"))
-    assert len(long) <= 600 and long.startswith("first") and long.endswith("last; fix it.")
-
-
 # -- real processes ------------------------------------------------------------------------------------------
 
 
@@ -452,34 +407,3 @@ def test_assignment_through_a_pipe_and_release_after_a_signal(
         go_on.set()
         process.kill()
     assert len(platform.calls("release") + platform.calls("finish")) == 1
-
-
-def test_second_worker_of_a_shard_is_busy(
-    port: str, platform: FakePlatform, config: PlatformConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    private = {ASSIGNMENT: assignment().model_dump_json(exclude_unset=True), PLATFORM_URL: port}
-    monkeypatch.setattr(worker, "take_private_variables", lambda: private)
-    for name in ("disable_inspection", "watch_parent", "lower_priority"):
-        monkeypatch.setattr(worker, name, lambda *_: None)
-    monkeypatch.setattr(worker, "_LOCK_WAIT_S", 0.0)
-    monkeypatch.setenv("OSMOSIS_HOME", str(config.home))
-    first = WorkingDirectory(config.runs_dir, "shd_1")
-    assert first.lock()
-    assert worker.main() == WorkerExit.BUSY
-    assert platform.asked == []
-
-
-def test_late_signal_does_not_change_the_exit_status() -> None:
-    code = """
-import os, signal
-from osmosis_ai.platform.worker import worker
-
-class AskedLast:
-    def __del__(self, kill=os.kill, process=os.getpid(), number=signal.SIGTERM):
-        kill(process, number)
-
-late = AskedLast()
-signal.signal(signal.SIGTERM, lambda *_: None)
-worker.end_process(worker.WorkerExit.LEASE_LOST)
-"""
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == WorkerExit.LEASE_LOST

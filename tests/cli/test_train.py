@@ -179,13 +179,11 @@ def test_info_local_directory(maze: Maze) -> None:
     assert data["validation"]["words"] == words
     assert "Training reward    0.250, step 1" in shown
     assert "0.500 (0.400–0.600), step 3" in shown and "step 2      it is slow" in shown
-    assert "Last  step-00000003  step 3  validation reward 0.500 (0.400–0.600)" in shown
+    assert "step-00000003  step 3  validation reward 0.500 (0.400–0.600)  last" in shown
     assert "only 8 of 10 finished attempts have a score (80.0%)" in data["validation"]["warnings"][0]
     assert "validation  only 8 of 10" in shown
     whole = maze.osmosis("train", "info", "trained/walks", "--plain", "--verbose").out
-    assert (
-        "Training reward\t0.250\t0.750\t0.500\t0.250\t0.750" in whole and "step-00000003\t3\t0.500" in whole
-    )
+    assert "Training reward\t0.250\t0.750\t0.500\t0.250\t0.750" in whole
     assert maze.osmosis("train", "info", "trained/walks", "-o", "x").status == 1
 
 

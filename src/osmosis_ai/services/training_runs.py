@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from osmosis_ai.api.capabilities import Capability
 from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.api.models import training_runs as wire
+from osmosis_ai.api.paging import iterate_samples
 from osmosis_ai.config.issues import nearest
 from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError, WorkspaceRequiredError
@@ -194,12 +195,8 @@ class DescribedTraining(DescribedRun):
 
 
 def list_runs(client: PlatformClient, limit: int, everything: bool) -> Listing[wire.TrainingRunRow]:
-
-    def fetch(size: int, offset: int) -> wire.TrainingRunList:
-        params = {"limit": size, "offset": offset}
-        return client.get(RUN_PATHS["train"], model=wire.TrainingRunList, params=params)
-
-    return fetch_listing(fetch, lambda page: page.training_runs, limit=limit, everything=everything)
+    pages = client.pages(RUN_PATHS["train"], wire.TrainingRunList)
+    return fetch_listing(pages, lambda page: page.training_runs, limit=limit, everything=everything)
 
 
 def describe_run(client: PlatformClient, name: str) -> DescribedTraining:
@@ -468,39 +465,23 @@ def describe_training(directory: Path) -> LocalTraining:
     if known.recorded is None:
         raise OsmosisError(known.problems[0])
     curves = known.recorded.curves()
-    moments = {record.step: record.timestamp_ms for record in known.recorded.records}
-    return LocalTraining(
-        directory, training_detail(known, directory), curves, _metrics(known.entry.status, curves, moments)
-    )
-
-
-def _metrics(status: str, curves: TrainingCurves, moments: dict[int, int]) -> wire.TrainingMetrics:
+    times = {record.step: record.timestamp_ms for record in known.recorded.records}
     series, summaries = [], []
     for curve in curves.curves:
-        values = [point.value for point in curve.points]
-        first, last = values[0], values[-1]
-        summaries.append(
-            wire.MetricSummary(
-                key=curve.key,
-                title=curve.title,
-                initial=first,
-                latest=last,
-                delta=last - first,
-                min=min(values),
-                max=max(values),
-            )
-        )
+        key, title, values = curve.key, curve.title, [each.value for each in curve.points]
         points = [
-            wire.MetricPoint(step=point.step, value=point.value, timestamp=moments.get(point.step, 0))
-            for point in curve.points
+            wire.MetricPoint(step=each.step, value=each.value, timestamp=times.get(each.step, 0))
+            for each in curve.points
         ]
-        series.append(wire.MetricSeries(metric_key=curve.key, title=curve.title, data_points=points))
-    overview = wire.TrainingMetricsOverview(
-        latest_step=max(moments, default=None), metric_summaries=summaries
+        series.append(wire.MetricSeries(metric_key=key, title=title, data_points=points))
+        summary = wire.MetricSummary(key=key, title=title, min=min(values), max=max(values))
+        summary.initial, summary.latest, summary.delta = values[0], values[-1], values[-1] - values[0]
+        summaries.append(summary)
+    overview = wire.TrainingMetricsOverview(latest_step=max(times, default=None), metric_summaries=summaries)
+    metrics = wire.TrainingMetrics(
+        status=known.entry.status, overview=overview, metrics=series, validation=curves.validation
     )
-    return wire.TrainingMetrics(
-        status=status, overview=overview, metrics=series, validation=curves.validation
-    )
+    return LocalTraining(directory, training_detail(known, directory), curves, metrics)
 
 
 _HINT = "a run that validates (`[checkpoints].eval_interval`) keeps the samples of its newest validation"
@@ -599,15 +580,20 @@ def _here(directory: Path) -> _Validation | None:
 def _there(client: PlatformClient, name: str) -> _Validation | None:
     run = get_training(client, name).run
     require_offered(client, Capability.TRAINING_VALIDATION)
-    details: dict[tuple[int, int], SampleDetail] = {}
-    step, total = None, None
-    for page in _pages(client, run.id):
-        step, total = page.step, page.total
-        threshold = page.pass_threshold if page.pass_threshold is not None else 1.0
-        for each in page.samples:
-            noted = {"notes": each.notes, "parts": each.parts}
-            details[each.row, each.attempt] = SampleDetail(told_entry(each, threshold), noted)
-    if step is None:
+    newest = wire.ValidationPage()
+
+    def page(cursor: str | None) -> wire.ValidationPage:
+        nonlocal newest
+        path = run_path("train", run.id, "/validation")
+        newest = client.get(path, model=wire.ValidationPage, params={"cursor": cursor})
+        return newest
+
+    details = {}
+    for each in iterate_samples(page):
+        threshold = 1.0 if newest.pass_threshold is None else newest.pass_threshold
+        known = {"notes": each.notes, "parts": each.parts}
+        details[each.row, each.attempt] = SampleDetail(told_entry(each, threshold), known)
+    if newest.step is None:
         return None
 
     def fetch(row: int, attempt: int) -> StoredConversation:
@@ -621,20 +607,7 @@ def _there(client: PlatformClient, name: str) -> _Validation | None:
         content = said.text.encode("utf-8", "replace") if said.text is not None else None
         return StoredConversation(content, said.size, said.missing, whole="its page on the platform")
 
-    return _Validation(run.name or run.id, "platform", step, total, details, fetch)
-
-
-def _pages(client: PlatformClient, run_id: str) -> Iterator[wire.ValidationPage]:
-    path = run_path("train", run_id, "/validation")
-    cursor: str | None = None
-    seen: set[str | None] = {None}
-    while True:
-        page = client.get(path, model=wire.ValidationPage, params={"cursor": cursor})
-        yield page
-        cursor = page.next_cursor
-        if cursor in seen or not page.samples:
-            return
-        seen.add(cursor)
+    return _Validation(run.name or run.id, "platform", newest.step, newest.total, details, fetch)
 
 
 def report_training(run: LocalTraining | DescribedTraining, report: ReportFile) -> None:

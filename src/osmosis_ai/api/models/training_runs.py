@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from osmosis_ai.api.models.base import Named, Page, Timestamp, WireModel
-from osmosis_ai.api.models.eval_runs import EvalSample
+from osmosis_ai.api.models.eval_runs import EvalSample, EvalSamplePage
 from osmosis_ai.api.models.runs import DetailedRun, Run
 
 
@@ -137,14 +137,13 @@ class ValidatedRows(WireModel):
     rewards: dict[str, Measured] = {}
 
 
-class ValidationPage(WireModel):
-    """Samples of the newest validation, after ``step``, that are kept; ours."""
+class ValidationPage(EvalSamplePage):
+    """Samples of the newest validation, after ``step``, that are kept; only on our platform."""
 
     step: int | None = None
     total: Counted = None
     pass_threshold: Measured = None
     samples: list[EvalSample] = []
-    next_cursor: Annotated[str, Field(max_length=1000)] | None = None
 
 
 class ValidationConversation(WireModel):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from shlex import quote
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,14 +17,10 @@ from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.formats import aligned, next_block
 from osmosis_ai.cli.output.reports import TRAINING_HOLDS, report_file, tell_written
 from osmosis_ai.cli.output.results import (
-    Chart,
-    Column,
-    Curve,
     DetailResult,
     ListResult,
     OperationResult,
     StreamResult,
-    Table,
     Text,
 )
 from osmosis_ai.cli.runs import showing
@@ -105,10 +102,10 @@ def estimate(
         found = estimate_training(config, gpu=gpu, gpu_memory=gpu_memory)
     for warning in found.warnings:
         output.warn(warning)
-    return DetailResult(data=found.data(), blocks=_estimate(found, verbose=verbose))
+    return DetailResult(data=found.data(), blocks=[_estimate(found, verbose=verbose)])
 
 
-def _estimate(found: EstimatedTraining, *, verbose: bool) -> list[Text]:
+def _estimate(found: EstimatedTraining, *, verbose: bool) -> Text:
     memory, settings, device = found.memory, found.settings, found.device.name
     each = f" on each of {settings.learner_processes} GPUs" if settings.learner_processes > 1 else ""
     needs = f"needs {formats.size(memory.total)}{each}"
@@ -136,7 +133,7 @@ def _estimate(found: EstimatedTraining, *, verbose: bool) -> list[Text]:
         sections.append([f"To reduce it: {_advice(found)}"])
     if verbose:
         sections.append(["Estimates are within 20% of measured peaks, before allocator fragmentation."])
-    return [Text("\n\n".join("\n".join(lines) for lines in sections), in_plain=True)]
+    return Text("\n\n".join("\n".join(lines) for lines in sections), in_plain=True)
 
 
 def _advice(found: EstimatedTraining) -> str:
@@ -302,7 +299,7 @@ def logs(
 def compare(
     a: Annotated[str, typer.Argument(help="Name or id of a run.")],
     b: Annotated[str, typer.Argument(help="Name or id of the run to compare with A.")],
-    verbose: Annotated[bool, typer.Option("--verbose", help="Print charts and all metrics.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Print all metrics.")] = False,
 ) -> DetailResult:
     """Compare settings and rewards of two training runs.
 
@@ -318,57 +315,41 @@ def compare(
             found = compare_runs(context.client, a, b)
         return DetailResult(
             data={**found.data(), **context.resource()},
-            blocks=_comparison(found, verbose=verbose),
+            blocks=[_comparison(found, verbose=verbose)],
         )
 
 
-def _comparison(found: TrainingComparison, *, verbose: bool) -> list[Text | Table | Chart]:
-    from osmosis_ai.cli.training_runs.view import TREND_WIDTH, is_wide_terminal, reward_points, trend
-
-    runs = []
-    for letter, run in (("A", found.a), ("B", found.b)):
-        error = f"metrics not available: {run.metrics_error}" if run.metrics_error else ""
-        runs.append((letter, run.name, run.run.status or "", error))
+def _comparison(found: TrainingComparison, *, verbose: bool) -> Text:
+    runs = [
+        (
+            letter,
+            run.name,
+            run.run.status,
+            f"metrics not available: {run.metrics_error}" if run.metrics_error else "",
+        )
+        for letter, run in (("A", found.a), ("B", found.b))
+    ]
     settings = [
         (each.key, *(formats.MISSING if value is None else str(value) for value in (each.a, each.b)))
         for each in found.differences.settings
     ]
-    different = aligned("Settings that differ", [("", "A", "B"), *settings] if settings else [])
-    sections = [
-        aligned(found.sentence, runs),
-        different or ["The settings are the same."],
-    ]
-    blocks: list[Text | Table | Chart] = [
-        Text("\n\n".join("\n".join(lines) for lines in sections), in_plain=True)
-    ]
-    if verbose:
-        for title, key in (("Training reward", "training"), ("Validation reward", "validation")):
-            curves = [
-                Curve(f"A {found.a.name}", reward_points(found.a.curves, key), "accent"),
-                Curve(f"B {found.b.name}", reward_points(found.b.curves, key), "warn"),
-            ]
-            if all(len(curve.points) > 1 for curve in curves):
-                blocks.append(Chart(curves, title=title, x_label="step", in_plain=True))
-    shown = [
-        (metric, row)
+    metrics = [
+        row
         for metric, row in zip(found.differences.metrics, found.differences.metric_rows(), strict=True)
         if verbose or metric.key in _COMPARED
     ]
-    if shown:
-        headings = ("A, last", "B, last", "B - A", "95% CI")
-        columns = [Column("Metric"), *(Column(name, right=True, keep=True) for name in headings)]
-        rows = [row for _, row in shown]
-        if verbose and is_wide_terminal():
-            columns += [Column("A"), Column("B")]
-            rows = [
-                (*row, *(trend(run.curves, metric.key, TREND_WIDTH // 2) for run in (found.a, found.b)))
-                for metric, row in shown
-            ]
-        note = found.differences.note if verbose else None
-        blocks.append(Table(columns, rows, title="Metrics", note=note, in_plain=True))
-    return blocks
+    sections = [
+        aligned(fill(found.sentence, _WIDTH), runs),
+        aligned("Settings that differ", [("", "A", "B"), *settings])
+        if settings
+        else ["The settings are the same."],
+        aligned("Metrics", [("", "A, last", "B, last", "B - A", "95% CI"), *metrics]) if metrics else [],
+        [found.differences.note] if verbose and found.differences.note else [],
+    ]
+    return Text("\n\n".join("\n".join(lines) for lines in sections if lines), in_plain=True)
 
 
+_WIDTH = 100
 _COMPARED = ("eval/validation/pass_rate", "eval/validation/reward", "rollout/raw_reward")
 
 
@@ -381,7 +362,7 @@ def checkpoints(run: options.RunArgument) -> ListResult:
     Examples:
         osmosis train checkpoints keen-owl-2
     """
-    from osmosis_ai.cli.training_runs.view import checkpoint_columns
+    from osmosis_ai.cli.training_runs.view import CHECKPOINT_COLUMNS
     from osmosis_ai.services.runs.lifecycle import list_checkpoints
     from osmosis_ai.services.training_runs import checkpoint_item, require_platform_run
 
@@ -395,7 +376,7 @@ def checkpoints(run: options.RunArgument) -> ListResult:
         ]
         return ListResult(
             items=[checkpoint_item(checkpoint) for checkpoint in saved.checkpoints],
-            columns=checkpoint_columns(),
+            columns=CHECKPOINT_COLUMNS,
             extra={"training_run_name": saved.training_run_name, **context.resource()},
             hints=next_block(steps) if names else (),
             none="The run has no checkpoints.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from shlex import quote
 from typing import Any
@@ -25,15 +24,12 @@ from osmosis_ai.cli.output.results import (
 )
 from osmosis_ai.cli.runs.view import RunStanding, RunView
 from osmosis_ai.services import training_runs
-from osmosis_ai.services.training_runs import DescribedTraining, LocalTraining, checkpoint_item
+from osmosis_ai.services.training_runs import DescribedTraining, LocalTraining
 from osmosis_ai.training.runs.curves import CurveValue, SavedAdapter, TrainingCurves
 from osmosis_ai.training.runs.metrics import TRAINING_REWARD, VALIDATION_PASS_RATE, VALIDATION_REWARD
 from osmosis_ai.training.runs.run_differences import flat_settings
 
 _NOTICEABLE_S = 0.05
-_WIDE = 100
-"""Terminal width from which trends are drawn."""
-TREND_WIDTH = 20
 _MOST_SETTINGS, _MOST_WARNINGS, _MOST_STEPS = 10, 3, 3
 _STEP_TIME, _SAMPLING_SPEED = "time/step_s", "speed/sampling_tokens_per_s"
 _PHASES = {
@@ -43,7 +39,10 @@ _PHASES = {
     "time/validation_s": "validation",
     "time/checkpoint_s": "checkpoint",
 }
-_REWARDS: Mapping[str, Tone] = {"training": "accent", "validation": "good"}
+_REWARDS: Sequence[tuple[str, str, Tone]] = (
+    ("training", TRAINING_REWARD, "accent"),
+    ("validation", VALIDATION_REWARD, "good"),
+)
 _TONES: Mapping[str, Tone] = {"finished": "good", "failed": "bad", "crashed": "bad", "running": "active"}
 
 
@@ -62,10 +61,6 @@ def platform_info(run: DescribedTraining) -> DetailResult:
         blocks.append(_table("Run", _run_rows(run)))
         blocks += [_table(part.title, part.rows) for part in VIEW.configuration(run)]
         blocks += metric_blocks(run)
-        if run.checkpoints:
-            columns = checkpoint_columns(with_id=run.detail.is_internal_user)
-            cells = [[column.cell(checkpoint_item(each)) for column in columns] for each in run.checkpoints]
-            blocks.append(Table(columns, cells, title="Checkpoints", in_plain=True))
     return DetailResult(data={}, blocks=blocks, hints=next_block(_next_steps(run)))
 
 
@@ -75,8 +70,6 @@ def local_info(run: LocalTraining, more: Mapping[str, Any]) -> DetailResult:
     if current().verbose:
         blocks.append(_table("Run", [("Started", Timestamp(detail.summary.started_at)), *detail.facts]))
         blocks += metric_blocks(run)
-        saved = [(each.name, each.step, compact(each.reward)) for each in run.curves.checkpoints]
-        blocks.append(Table(("Checkpoint", "Step", "Reward"), saved, title="Checkpoints", in_plain=True))
         if detail.config_written is not None:
             blocks.append(Text(detail.config_written, title="Config"))
     steps = [
@@ -186,13 +179,12 @@ def _warnings(curves: TrainingCurves) -> Iterator[tuple[str, str]]:
 
 
 def _checkpoints(curves: TrainingCurves) -> Iterator[Sequence[str]]:
-    """Yield the best and the last checkpoint."""
-    if not curves.checkpoints:
-        return
-    best, last = curves.best_checkpoint(), curves.checkpoints[-1]
-    if best is not None and best != last:
-        yield "Best", best.name, f"step {best.step}", _validated(curves, best)
-    yield "Best, last" if best == last else "Last", last.name, f"step {last.step}", _validated(curves, last)
+    """Yield the best and the last checkpoint, or with ``--verbose`` all of them."""
+    best, last = curves.best_checkpoint(), curves.checkpoints[-1] if curves.checkpoints else None
+    for saved in curves.checkpoints:
+        marks = [mark for mark, marked in (("best", best), ("last", last)) if saved == marked]
+        if marks or current().verbose:
+            yield saved.name, f"step {saved.step}", _validated(curves, saved), ", ".join(marks)
 
 
 def _validated(curves: TrainingCurves, saved: SavedAdapter) -> str:
@@ -242,41 +234,22 @@ def _table(title: str, rows: Iterable[Row]) -> Table:
     return Table(("", ""), [row for row in rows if row[1] is not None], title=title, in_plain=True)
 
 
-def reward_points(curves: TrainingCurves, name: str) -> list[tuple[int, float]]:
-    """Return the ``training`` or the ``validation`` reward by step."""
-    key = TRAINING_REWARD if name == "training" else VALIDATION_REWARD
-    return [(each.step, each.value) for each in curves.points(key)]
-
-
 def metric_blocks(run: LocalTraining | DescribedTraining) -> Iterator[Block]:
     """Yield the chart of the rewards and a table of all metrics."""
-    drawn = [Curve(name, reward_points(run.curves, name), tone) for name, tone in _REWARDS.items()]
-    if len(drawn[0].points) > 1:
-        yield Chart([curve for curve in drawn if curve.points], title="Reward", x_label="step")
-    if run.metrics is None or not run.metrics.overview.metric_summaries:
-        return
-    has_trends = is_wide_terminal()
-    headings = ("First", "Latest", "Change", "Least", "Greatest")
-    columns = [Column("Metric", keep=True), *(Column(heading, right=True) for heading in headings)]
-    rows = []
-    for each in run.metrics.overview.metric_summaries:
-        numbers = (each.initial, each.latest, each.delta, each.min, each.max)
-        row = [each.title, *map(compact, numbers)]
-        if has_trends:
-            row.append(trend(run.curves, each.key, TREND_WIDTH))
-        rows.append(row)
-    yield Table([*columns, *(["Trend"] if has_trends else [])], rows, title="Metrics", in_plain=True)
-
-
-def is_wide_terminal() -> bool:
-    """Whether a terminal has room for trends."""
-    output = current()
-    on_terminal = output.mode == "rich" and output.stdout.isatty()
-    return on_terminal and shutil.get_terminal_size().columns >= _WIDE
-
-
-def trend(curves: TrainingCurves, key: str, width: int) -> str:
-    return sparkline([each.value for each in curves.points(key)], width=width)
+    curves = [
+        Curve(name, [(each.step, each.value) for each in run.curves.points(key)], tone)
+        for name, key, tone in _REWARDS
+    ]
+    if len(curves[0].points) > 1:
+        yield Chart([curve for curve in curves if curve.points], title="Reward", x_label="step")
+    if run.metrics is not None and run.metrics.overview.metric_summaries:
+        headings = ("First", "Latest", "Change", "Least", "Greatest")
+        rows = [
+            (each.title, *map(compact, (each.initial, each.latest, each.delta, each.min, each.max)))
+            for each in run.metrics.overview.metric_summaries
+        ]
+        columns = [Column("Metric", keep=True), *(Column(heading, right=True) for heading in headings)]
+        yield Table(columns, rows, title="Metrics", in_plain=True)
 
 
 # -- a run that is followed ----------------------------------------------------------------
@@ -313,7 +286,8 @@ def _curve_lines(curves: TrainingCurves) -> Iterator[str]:
     rewards, validated = curves.points(TRAINING_REWARD), curves.points(VALIDATION_REWARD)
     if not rewards:
         return
-    line = f"  reward  {trend(curves, TRAINING_REWARD, 24)}  {_from_to(rewards)}"
+    drawn = sparkline([each.value for each in rewards], width=24)
+    line = f"  reward  {drawn}  {_from_to(rewards)}"
     yield line + (f"   validation {_from_to(validated)}" if validated else "")
     if last := " · ".join(_last_step(curves)):
         yield f"  {last}"
@@ -350,14 +324,12 @@ def _hints(run: DescribedTraining, followed: bool) -> list[str]:
 # -- lists ---------------------------------------------------------------------------------
 
 
-def checkpoint_columns(*, with_id: bool = False) -> tuple[Column, ...]:
-    return (
-        Column("Checkpoint", value=lambda item: item["checkpoint_name"] or "(unnamed)", keep=True),
-        Column("Step", "checkpoint_step", right=True),
-        Column("Status", value=lambda item: Status(item["status"]) if item["status"] else None),
-        Column("Saved", value=lambda item: Timestamp(item["created_at"])),
-        *((Column("ID", value=lambda item: item["id"][:8]),) if with_id else ()),
-    )
+CHECKPOINT_COLUMNS = (
+    Column("Checkpoint", value=lambda item: item["checkpoint_name"] or "(unnamed)", keep=True),
+    Column("Step", "checkpoint_step", right=True),
+    Column("Status", value=lambda item: Status(item["status"]) if item["status"] else None),
+    Column("Saved", value=lambda item: Timestamp(item["created_at"])),
+)
 
 
 def _settings(config: Mapping[str, Any]) -> Iterator[str]:

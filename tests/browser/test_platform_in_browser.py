@@ -69,7 +69,7 @@ def test_a_stranger_signs_in_and_stops_a_run_with_a_double_click(
     page.get_by_text("A retry runs the missing attempts.").wait_for()
     page.get_by_role("button", name="Stop").dblclick()
     page.wait_for_url(f"**/fern/evals/{name}")
-    page.get_by_text("the run has ended (stopped)").wait_for()
+    page.get_by_title("the run has ended (stopped)").wait_for()
     assert page.get_by_role("button", name="Stop").is_disabled()
     assert site.log_of(name).count("mara@fern.example (on the run's page) asked for the run to stop") == 1
     assert looking.wrong == []

@@ -87,6 +87,7 @@ class ShellView:
     """What surrounds a page."""
 
     workspace: str = ""
+    workspaces: Sequence[NavItem] = ()
     nav: Sequence[NavItem] = ()
     root: str = ""
     assets: str = "/assets"

@@ -11,13 +11,13 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from fastapi.testclient import TestClient
 
-from osmosis_ai.platform.db.tables import DbLoraModel
+from osmosis_ai.platform.db.tables import DbLoraModel, DbUser
 from osmosis_ai.platform.services import PlatformServices
 from tests.datasets.builders import write_rows
 from tests.lazily import needs
-from tests.platform.conftest import ManualClock, Member, assert_flat_error
+from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
 from tests.platform.evaluations import add_dataset, submit_body, training_body
-from tests.platform.pages.browsing import HOSTILE, csrf_of, path_of, sign_in, submitted, text_of
+from tests.platform.pages.browsing import HOSTILE, PASSWORD, csrf_of, path_of, sign_in, submitted, text_of
 from tests.platform.viewer.runs_world import add_run
 
 
@@ -129,6 +129,86 @@ def test_an_api_key_is_made_shown_once_and_revoked(
     browser.post("/fern/api-keys", data={**form, "token_id": principal.token.id})
     assert services.accounts.find_token(principal.token.id).revoked_at is not None
     assert services.accounts.find_token(stranger.token_id).revoked_at is None
+
+
+def test_a_secret_is_set_on_its_page(
+    browser: TestClient, world: World, member: Member, services: PlatformServices
+) -> None:
+    world.member("noa", role="member", password=PASSWORD)
+    sign_in(browser, "noa@fern.example")
+    form = {"csrf": csrf_of(browser.get("/fern/secrets")), "name": "MODEL_KEY", "value": "sk-canary"}
+    stale = browser.post("/fern/secrets", data={**form, "csrf": "B" * 43})
+    assert stale.status_code == 403 and "MODEL_KEY" not in stale.text
+    refused = browser.post("/fern/secrets", data={**form, "scope": "workspace"})
+    assert refused.status_code == 403 and "Only an admin or owner can set" in refused.text
+    invalid = browser.post("/fern/secrets", data={**form, "name": "no name"})
+    assert invalid.status_code == 409 and "sk-canary" not in invalid.text
+    assert browser.post("/fern/secrets", data=form).headers["location"] == "/fern/secrets"
+    shown = browser.get("/fern/secrets")
+    assert "MODEL_KEY" in shown.text and "sk-canary" not in shown.text
+    sign_in(browser)
+    assert "MODEL_KEY" not in browser.get("/fern/secrets").text
+    browser.post(
+        "/fern/secrets",
+        data={**form, "csrf": csrf_of(browser.get("/fern/secrets")), "scope": "workspace"},
+    )
+    stored = services.secrets.page(member.workspace.id, member.user.id, limit=9).items
+    assert [(each.name, each.scope) for each in stored] == [("MODEL_KEY", "workspace")]
+
+
+def test_owners_add_members(
+    browser: TestClient, world: World, member: Member, services: PlatformServices
+) -> None:
+    services.accounts.create_user("ida@fern.example", password=PASSWORD)
+    sign_in(browser)
+    form = {"csrf": csrf_of(browser.get("/fern/members")), "email": "ida@fern.example", "role": "admin"}
+    assert browser.post("/fern/members", data={**form, "csrf": ""}).status_code == 403
+    unknown = browser.post("/fern/members", data={**form, "email": "nobody@fern.example"})
+    assert unknown.status_code == 409 and "There is no user nobody@fern.example" in unknown.text
+    assert "your own role" in browser.post("/fern/members", data={**form, "email": member.user.email}).text
+    assert browser.post("/fern/members", data=form).headers["location"] == "/fern/members"
+    roles = {user.email: role for user, role in services.workspaces.members(member.workspace.id)}
+    assert roles["ida@fern.example"] == "admin" and roles[member.user.email] == "owner"
+    sign_in(browser, "ida@fern.example")
+    page = browser.get("/fern/members")
+    assert ">Add member<" not in page.text
+    mine = {"csrf": csrf_of(page), "email": member.user.email, "role": "member"}
+    assert browser.post("/fern/members", data=mine).status_code == 403
+
+
+def test_administrators_connect_repositories(
+    browser: TestClient, member: Member, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(services.mirrors, "probe", lambda identity, url: asked.append(url))
+    sign_in(browser)
+    page = browser.get("/fern/integrations/git")
+    form = {"csrf": csrf_of(page), "clone_url": "https://git.example.org/fern/more.git"}
+    assert "Connect repository" not in page.text
+    assert browser.post("/fern/integrations/git", data=form).status_code == 403 and asked == []
+    with services.db.transaction() as session:
+        session.get_one(DbUser, member.user.id).is_admin = True
+    for url in (
+        "/etc",
+        "file:///etc",
+        "http://git.example.org/a.git",
+        "ext::sh -c id",
+        "https://a:b@c.org/d",
+    ):
+        assert browser.post("/fern/integrations/git", data={**form, "clone_url": url}).status_code == 409
+    assert asked == []
+    assert browser.post("/fern/integrations/git", data=form).status_code == 303
+    assert "git.example.org/fern/more" in text_of(browser.get("/fern/integrations/git"))
+    assert asked == ["https://git.example.org/fern/more.git"]
+
+
+def test_the_header_leads_to_other_workspaces(
+    browser: TestClient, member: Member, services: PlatformServices
+) -> None:
+    sign_in(browser)
+    assert "/moss/evals" not in browser.get("/fern/evals").text
+    services.workspaces.add_member(services.workspaces.create("moss").id, member.user.id)
+    assert 'href="/moss/evals"' in browser.get("/fern/evals").text
 
 
 def test_signing_out_everywhere_ends_every_browser_s_session_and_no_token(

@@ -379,7 +379,7 @@ def change_deployment(page: WorkspacePage, name: str, csrf: Csrf = "") -> Respon
         change = deploy_lora_model if action == "deploy" else undeploy_lora_model
         change(page.services, scope_of(page, None), name)
     except (ApiError, OsmosisError) as error:
-        problem, status = _problem(error)
+        problem, status = problem_of(error)
         return page.message("Models", problem, status=status, tab=("models",))
     if was_active != (action == "deploy"):
         _log(page, found.run_id, f"{action}ed `{name}`")
@@ -389,7 +389,7 @@ def change_deployment(page: WorkspacePage, name: str, csrf: Csrf = "") -> Respon
 def _confirm(
     page: WorkspaceVisit, run: DbRun, action: RunAction, shown: Confirmation | ApiError | OsmosisError
 ) -> HTMLResponse:
-    problem, status = ("", 200) if isinstance(shown, Confirmation) else _problem(shown)
+    problem, status = ("", 200) if isinstance(shown, Confirmation) else problem_of(shown)
     section = SECTIONS[run.kind]
     return page.page(
         "confirm.html",
@@ -404,7 +404,7 @@ def _confirm(
     )
 
 
-def _problem(error: ApiError | OsmosisError) -> tuple[str, int]:
+def problem_of(error: ApiError | OsmosisError) -> tuple[str, int]:
     """Return an error's text and status: 403 for missing permissions, 409 for everything that is now impossible."""
     message = str(error.message)
     issues = [

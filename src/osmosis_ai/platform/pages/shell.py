@@ -234,9 +234,10 @@ def shell_of(
     *,
     user: DbUser | None = None,
     workspace: DbWorkspace | None = None,
+    workspaces: Sequence[DbWorkspace] = (),
     tab: Sequence[str] | None = None,
 ) -> ShellView:
-    """Return the layout around a page, with the tabs of the user's workspace."""
+    """Return the layout around a page, with the tabs of the user's workspace and links to the others."""
     services: PlatformServices = request.app.state.services
     root, nav = root_path(services), []
     if workspace is not None:
@@ -248,6 +249,12 @@ def shell_of(
         ]
     return ShellView(
         workspace=workspace.name if workspace is not None else "",
+        workspaces=[
+            NavItem(each.name, workspace_path(services, each) + "/evals", each == workspace)
+            for each in workspaces
+        ]
+        if len(workspaces) > 1
+        else (),
         nav=nav,
         root=root,
         assets=f"{root}/assets",
@@ -283,7 +290,10 @@ class WorkspaceVisit:
 
     def shell(self, tab: Sequence[str] | None) -> ShellView:
         """Return the layout around a page."""
-        return shell_of(self.request, user=self.visitor.user, workspace=self.workspace, tab=tab)
+        mine = [workspace for workspace, _ in self.visitor.workspaces]
+        return shell_of(
+            self.request, user=self.visitor.user, workspace=self.workspace, workspaces=mine, tab=tab
+        )
 
     def page(
         self, template: str, tab: Sequence[str], *, status: int = 200, keep: bool = True, **values: Any

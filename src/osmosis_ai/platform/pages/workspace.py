@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Annotated, Any, Literal
 
 from fastapi import Form, Query, Request
 from fastapi.responses import RedirectResponse, Response
 
+from osmosis_ai.api.git_identity import identify_origin
 from osmosis_ai.datasets.readers import iter_records
-from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.platform.blobs.store import BlobStoreError
 from osmosis_ai.platform.db.tables import DbDataset, DbToken
+from osmosis_ai.platform.gitsync.git import parse_clone_url
 from osmosis_ai.platform.http.authentication import Services
+from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.routing import page_url, root_path
-from osmosis_ai.platform.pages.runs import PageActions
+from osmosis_ai.platform.pages.runs import PageActions, problem_of
 from osmosis_ai.platform.pages.shell import (
     STALE_FORM,
     Csrf,
@@ -28,8 +31,9 @@ from osmosis_ai.platform.pages.shell import (
     render_page,
     shell_of,
 )
+from osmosis_ai.platform.secrets import SecretScope
 from osmosis_ai.platform.viewer.runs import saved_adapter
-from osmosis_ai.platform.workspaces import ROLES, Role
+from osmosis_ai.platform.workspaces import ROLES, Role, checked_clone_url
 from osmosis_ai.ui.pages import NavItem
 from osmosis_ai.viewer.queries import query_string
 from osmosis_ai.viewer.source import ItemPage
@@ -53,6 +57,7 @@ RIGHTS: Sequence[tuple[str, Role]] = (
     ("Delete own runs and datasets", "member"),
     ("Set personal secrets; create API keys", "member"),
     ("Set workspace secrets", "admin"),
+    ("Add members and change their roles", "owner"),
     ("Undeploy models, and delete runs and datasets, of other users", "admin"),
 )
 """The lowest role for what the REST API permits."""
@@ -127,6 +132,55 @@ def model_page(page: WorkspacePage, name: str) -> Response:
 @router.get("/{workspace}/secrets", include_in_schema=False)
 def secrets_page(page: WorkspacePage, cursor: Cursor = None, handed: Cursor = None) -> Response:
     """List the names of secrets, and the secret access log."""
+    return _secrets(page, cursor, handed)
+
+
+@router.post("/{workspace}/secrets", include_in_schema=False)
+def set_secret(
+    page: WorkspacePage,
+    name: Annotated[str, Form(max_length=255)] = "",
+    value: Annotated[str, Form(max_length=65_536)] = "",
+    scope: Annotated[SecretScope, Form()] = "user",
+    csrf: Csrf = "",
+) -> Response:
+    """Store a secret, or replace its value."""
+
+    def put() -> None:
+        if scope == "workspace" and page.role == "member":
+            raise ApiError(403, "FORBIDDEN", "only an admin or owner can set a workspace secret.")
+        page.services.secrets.put(page.workspace.id, page.visitor.user.id, name.strip(), value, scope)
+
+    return _changed(
+        page, csrf, put, ("secrets",), lambda problem, status: _secrets(page, problem=problem, status=status)
+    )
+
+
+def _changed(
+    page: WorkspaceVisit,
+    csrf: str,
+    change: Callable[[], object],
+    tab: Sequence[str],
+    refused: Callable[[str, int], Response],
+) -> Response:
+    """Make a change that a list's form asks for, and return to the list; ``refused`` is the list with a problem."""
+    if not is_own_form(page.request, csrf):
+        return refused(STALE_FORM, 403)
+    try:
+        change()
+    except (ApiError, OsmosisError) as error:
+        problem, status = problem_of(error)
+        return refused(problem, status)
+    return RedirectResponse(page.href(*tab), status_code=303)
+
+
+def _secrets(
+    page: WorkspaceVisit,
+    cursor: str | None = None,
+    handed: str | None = None,
+    *,
+    problem: str = "",
+    status: int = 200,
+) -> Response:
     found = page.services.secrets.page(
         page.workspace.id, page.visitor.user.id, limit=_PER_PAGE, cursor=cursor
     )
@@ -135,6 +189,8 @@ def secrets_page(page: WorkspacePage, cursor: Cursor = None, handed: Cursor = No
     return page.page(
         "secrets.html",
         ("secrets",),
+        status=status,
+        problem=problem,
         found=listed["found"],
         address=lambda cursor: query_string({"cursor": cursor, "handed": handed}),
         handouts=_listed(handouts, handed)["found"],
@@ -145,17 +201,84 @@ def secrets_page(page: WorkspacePage, cursor: Cursor = None, handed: Cursor = No
 @router.get("/{workspace}/integrations/git", include_in_schema=False)
 def repositories_page(page: WorkspacePage) -> Response:
     """List connected repositories and their last syncs."""
+    return _repositories(page)
+
+
+@router.post("/{workspace}/integrations/git", include_in_schema=False)
+def connect_repository(
+    page: WorkspacePage, clone_url: Annotated[str, Form(max_length=2000)] = "", csrf: Csrf = ""
+) -> Response:
+    """Connect a repository that can be cloned over HTTPS or SSH."""
+
+    def connect() -> None:
+        if not page.visitor.user.is_admin:
+            raise ApiError(
+                403, "FORBIDDEN", "only an administrator of the platform can connect a repository."
+            )
+        # A path would be one of the platform's machine.
+        if parse_clone_url(clone_url).transport not in ("https", "ssh"):
+            raise OsmosisError("the clone URL must begin with https:// or ssh://.")
+        address = checked_clone_url(clone_url)
+        identity = identify_origin(address).identity
+        page.services.mirrors.probe(identity, address)
+        page.services.workspaces.connect_repository(page.workspace.id, identity, address)
+
+    tab = ("integrations", "git")
+    return _changed(page, csrf, connect, tab, lambda problem, status: _repositories(page, problem, status))
+
+
+def _repositories(page: WorkspaceVisit, problem: str = "", status: int = 200) -> Response:
     found = page.services.workspaces.repositories(page.workspace.id)
-    return page.page("repositories.html", ("integrations", "git"), found=found)
+    return page.page(
+        "repositories.html",
+        ("integrations", "git"),
+        status=status,
+        found=found,
+        may_connect=page.visitor.user.is_admin,
+        problem=problem,
+    )
 
 
 @router.get("/{workspace}/members", include_in_schema=False)
 def members_page(page: WorkspacePage) -> Response:
     """List the members of the workspace and their permissions."""
-    found = page.services.workspaces.members(page.workspace.id)
+    return _members(page)
+
+
+@router.post("/{workspace}/members", include_in_schema=False)
+def add_member(
+    page: WorkspacePage,
+    email: Annotated[str, Form(max_length=320)] = "",
+    role: Annotated[Role, Form()] = "member",
+    csrf: Csrf = "",
+) -> Response:
+    """Add a user to the workspace, or change a member's role."""
+
+    def add() -> None:
+        if page.role != "owner":
+            raise ApiError(403, "FORBIDDEN", "only an owner of the workspace can add members.")
+        user = page.services.accounts.find_user(email)
+        if user.id == page.visitor.user.id:
+            raise ConflictError("you cannot change your own role.")
+        page.services.workspaces.add_member(page.workspace.id, user.id, role)
+
+    return _changed(page, csrf, add, ("members",), lambda problem, status: _members(page, problem, status))
+
+
+def _members(page: WorkspaceVisit, problem: str = "", status: int = 200) -> Response:
     order = list(ROLES)
-    rights = [(what, [order.index(role) <= order.index(least) for role in order]) for what, least in RIGHTS]
-    return page.page("members.html", ("members",), found=found, roles=order, rights=rights)
+    return page.page(
+        "members.html",
+        ("members",),
+        status=status,
+        problem=problem,
+        found=page.services.workspaces.members(page.workspace.id),
+        roles=order,
+        rights=[
+            (what, [order.index(role) <= order.index(least) for role in order]) for what, least in RIGHTS
+        ],
+        may_add=page.role == "owner",
+    )
 
 
 @router.get("/{workspace}/api-keys", include_in_schema=False)

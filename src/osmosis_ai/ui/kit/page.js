@@ -119,26 +119,6 @@ switches?.addEventListener("change", ({ target }) => {
   }
 });
 
-// An upload shows its progress; without script the browser sends the form.
-const upload = document.querySelector("form[data-upload]");
-upload?.addEventListener("submit", (event) => {
-  event.preventDefault();
-  const bar = upload.querySelector("progress");
-  const request = new XMLHttpRequest();
-  const sent = new FormData(upload);
-  upload.querySelector("button").disabled = true;
-  bar.hidden = false;
-  request.upload.addEventListener("progress", ({ loaded, total }) => { bar.value = loaded / total; });
-  request.addEventListener("loadend", () => {
-    if (request.responseURL && request.responseURL !== upload.action) location.assign(request.responseURL);
-    else if (request.response) { document.open(); document.write(request.response); document.close(); }
-    else { upload.querySelector("button").disabled = false; say("The upload failed. Try again."); }
-  });
-  request.open("POST", upload.action);
-  request.setRequestHeader("Accept", "text/html");
-  request.send(sent);
-});
-
 // Single keys, which may be switched off (WCAG 2.2, 2.1.4), press what is on the page.
 const help = byId("keys-help");
 let off = false;

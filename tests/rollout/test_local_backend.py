@@ -23,8 +23,8 @@ from osmosis_ai.rollout import (
     RolloutStatus,
     get_rollout_context,
 )
+from osmosis_ai.rollout import backend as deadline
 from osmosis_ai.rollout.backend import SlotLimiter
-from osmosis_ai.rollout.backend.local import backend as deadline
 
 from .local_rollouts import execute, hang, request, until, workflow
 from .world import ExactMatch, SayOk

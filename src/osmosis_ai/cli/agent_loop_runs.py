@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from osmosis_ai.evaluation.agent_loop.eval_run import ClassicResults
     from osmosis_ai.evaluation.agent_loop.runner import EvalEvalSummary, LocalRunResult
     from osmosis_ai.services.classic_eval import ClassicEvalRequest, PreparedClassicEval
-    from osmosis_ai.statistics.estimates import Estimate
 
 _MAX_HEARTBEAT_S = 1.0
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
@@ -228,7 +227,7 @@ def run_line(record: TerminalRecord, ended: int, total: int, request: ClassicEva
 
 def message(result: ClassicResults) -> str:
     summary = result.summary
-    runs = f"{formats.count(result.runs)} {'run' if result.runs == 1 else 'runs'}"
+    runs = numbers.amount(result.runs, "run")
     if summary.pending:
         stop = summary.stop
         reason = stop.reason.splitlines()[0].rstrip(".:") if stop is not None else ""
@@ -244,7 +243,7 @@ def message(result: ClassicResults) -> str:
 
 def blocks(request: ClassicEvalRequest, result: ClassicResults) -> list[Block]:
     """Return the tables of scores, one block per eval function, and of run counts."""
-    columns = ("Eval function", "", Column("Value", right=True), "95% CI", "Std. error", "Sample")
+    columns = ("Eval function", "Metric", Column("Value", right=True), "95% CI", "Scored")
     summaries = [*result.functions.items()]
     if result.reward is not None:
         summaries.append(("Agent reward", result.reward))
@@ -266,7 +265,7 @@ def next_steps(result: ClassicResults) -> list[str]:
         steps.append(f"Continue: run the same command {how}. Run directory: {shown_path(summary.run_dir)}")
         hint = getattr(summary.stop and summary.stop.error, "hint", None)
         if hint:
-            steps.append(f"hint: {hint}")
+            steps.append(f"Hint: {hint}")
     if summary.failed:
         steps.append(
             f"Retry the failed runs: run the same command with --retry-failed --name {summary.run_dir.name}"
@@ -275,32 +274,31 @@ def next_steps(result: ClassicResults) -> list[str]:
 
 
 def _function_rows(name: str, summary: EvalEvalSummary, threshold: float) -> Iterator[Sequence[Cell]]:
-    ended = summary.scored + summary.unscored
-    if summary.estimate is None:
-        yield name, "Mean", Styled(_UNSCORED, "warn"), "", "", f"0 of {formats.count(ended)} runs scored"
+    mean, ended = summary.estimate, summary.scored + summary.unscored
+    over = f"{formats.count(summary.scored)} of {numbers.amount(ended, 'run')}"
+    if mean is None:
+        yield name, "Mean", Styled(_UNSCORED, "warn"), "", over
         return
-    over = f"{formats.count(summary.scored)} of {formats.count(ended)} runs scored"
-    mean = summary.estimate
-    yield name, "Mean", Styled(_number(mean.value), "strong"), formats.interval(mean), _error(mean), over
+    yield name, "Mean", Styled(_number(mean.value), "strong"), formats.interval(mean), over
     for k, estimate in summary.pass_at_k_estimates.items():
         label = f"pass@{k}" if k > 1 else f"pass@1 (score >= {threshold:g})"
-        over = f"{formats.count(estimate.clusters)} {'row' if estimate.clusters == 1 else 'rows'}"
         value, low_high = formats.percent(estimate.value), formats.interval(estimate, percent=True)
-        yield name, label, value, low_high, _error(estimate, percent=True), over
+        yield name, label, value, low_high, numbers.amount(estimate.clusters, "row")
 
 
 def _runs(request: ClassicEvalRequest, result: ClassicResults) -> Iterator[Row]:
     summary = result.summary
     tokens, cost = summary.metrics.estimates.tokens, summary.metrics.estimates.cost_usd
-    yield "Rows", formats.count(len(result.rows))
-    yield "Runs per row", request.n
-    yield "Runs", formats.count(result.runs)
+    yield (
+        "Runs",
+        f"{formats.count(result.runs)} ({numbers.amount(len(result.rows), 'row')}, {request.n} per row)",
+    )
     if summary.failed:
-        yield "  failed", Styled(formats.count(summary.failed), "bad")
+        yield "Failed", Styled(formats.count(summary.failed), "bad")
     if result.pending:
-        yield "  pending", Styled(formats.count(result.pending), "pending")
+        yield "Pending", Styled(formats.count(result.pending), "pending")
     if summary.resumed:
-        yield "  from earlier sessions", formats.count(summary.resumed)
+        yield "From earlier sessions", formats.count(summary.resumed)
     yield "Duration", formats.duration(summary.duration_ms / 1000)
     yield "Tokens", numbers.partial_count(tokens.total, tokens.unreported_samples, result.runs, "runs")
     if cost.total is not None:
@@ -308,12 +306,6 @@ def _runs(request: ClassicEvalRequest, result: ClassicResults) -> Iterator[Row]:
     yield "Run directory", shown_path(summary.run_dir)
     if request.output is not None:
         yield "Results", shown_path(request.output)
-
-
-def _error(estimate: Estimate, *, percent: bool = False) -> str:
-    if estimate.stderr is None:
-        return formats.MISSING
-    return formats.percent(estimate.stderr) if percent else _number(estimate.stderr)
 
 
 def _number(value: float) -> str:

@@ -126,7 +126,6 @@ def serve(
 
 def _serve(server: AgentServer) -> Iterator[dict[str, Any]]:
     """Yield the address of the server, then serve until it stops."""
-
     options = server.options
     ready = OperationResult(
         operation="serve",

@@ -7,17 +7,19 @@ finds problems with the model before the first row.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from osmosis_ai.errors import MissingExtraError, OsmosisError
 from osmosis_ai.evaluation.agent_loop.inputs import (
+    DEFAULT_MAX_TURNS,
     DatasetReader,
     LoopRow,
     build_completion_params,
@@ -30,6 +32,7 @@ from osmosis_ai.rollout.validator import validate_agent_loop
 if TYPE_CHECKING:  # `validate` needs neither a model nor a server
     from osmosis_ai.evaluation.agent_loop.interactive import SessionTerminal
     from osmosis_ai.llm.client import ModelClient
+    from osmosis_ai.llm.providers import ModelEndpoint
     from osmosis_ai.rollout.server.serve import AgentServer, ServeOptions
 
 TRIAL_MODEL = "osmosis/tiny"
@@ -50,12 +53,12 @@ def validate(module: str, *, run: bool) -> dict[str, Any]:
     agent = load_agent_loop(module)
     found = validate_agent_loop(agent)
     problems = {
-        "errors": [_problem(each) for each in found.errors],
-        "warnings": [_problem(each) for each in found.warnings],
+        kind: [{"code": each.code, "message": each.message, "field": each.field} for each in listed]
+        for kind, listed in (("errors", found.errors), ("warnings", found.warnings))
     }
     if not found.valid:
         many = "1 error" if len(found.errors) == 1 else f"{len(found.errors)} errors"
-        lines = [f"agent loop '{found.agent_name or module}' is not valid: {many}", *map(str, found.errors)]
+        lines = [f"Agent loop '{found.agent_name or module}' is not valid: {many}", *map(str, found.errors)]
         raise OsmosisError("\n  ".join(lines), details=problems)
     return {
         "valid": True,
@@ -66,15 +69,11 @@ def validate(module: str, *, run: bool) -> dict[str, Any]:
     }
 
 
-def _problem(found: Any) -> dict[str, Any]:
-    return {"code": found.code, "message": found.message, "field": found.field}
-
-
 def _try(agent: RolloutAgentLoop) -> dict[str, Any]:
     result = asyncio.run(_run_once(agent))
     if not result.success:
         raise OsmosisError(
-            f"agent loop '{agent.name}' looks valid, but its run failed: {result.raised or result.error}",
+            f"The run of agent loop '{agent.name}' failed: {result.raised or result.error}",
             details={"errors": [{"code": "RUN_FAILED", "message": result.error, "field": "run"}]},
         )
     return {
@@ -105,58 +104,83 @@ async def _run_once(agent: RolloutAgentLoop) -> LocalRunResult:
         return await runner.run_single(row, 0, max_turns=1, completion_params={"max_tokens": _TRIAL_TOKENS})
 
 
-@dataclass(frozen=True)
-class AgentTestRequest:
-    """The options of a test.
+@dataclass(frozen=True, kw_only=True)
+class LoopRequest:
+    """The options that `osmosis test` and `osmosis eval -m` share.
 
     Attributes:
-        timeout_s: time limit of the agent for a row, in seconds.
-        probe: send the model one request before the first row.
-        row: the first row of an interactive session.
+        module: the agent loop, as ``module:attribute``.
+        base_url: an OpenAI-compatible endpoint; the model's name is passed to it unchanged.
+        temperature, max_tokens: passed to the agent in ``request.completion_params``.
+        batch_size: attempts at once.
+        debug: write the agent's events to files.
+        probe: send the model one request before the first attempt.
     """
 
     module: str
     dataset: Path
     model: str
-    base_url: str | None
-    api_key: str | None = field(repr=False)
-    max_turns: int
-    temperature: float | None
-    max_tokens: int | None
-    limit: int | None
-    offset: int
-    batch_size: int
-    timeout_s: float
-    output: Path | None
-    debug: bool
-    probe: bool
-    interactive: bool
-    row: int | None
+    base_url: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    max_turns: int = DEFAULT_MAX_TURNS
+    temperature: float | None = None
+    max_tokens: int | None = None
+    limit: int | None = None
+    offset: int = 0
+    batch_size: int = 1
+    output: Path | None = None
+    debug: bool = False
+    probe: bool = True
 
     def __post_init__(self) -> None:
-        least: Mapping[str, tuple[float | None, float]] = {
-            "--batch-size": (self.batch_size, 1),
-            "--max-turns": (self.max_turns, 1),
-            "--max-tokens": (self.max_tokens, 1),
-            "--limit": (self.limit, 1),
-            "--offset": (self.offset, 0),
-            "--row": (self.row, 0),
-        }
-        for option, (value, lowest) in least.items():
-            if value is not None and value < lowest:
-                raise OsmosisError(f"{option} must be >= {lowest}.")
-        if self.timeout_s <= 0:
-            raise OsmosisError("--timeout must be > 0.")
-        if self.row is not None and not self.interactive:
-            raise OsmosisError(
-                "--row needs --interactive.", hint="for one row without questions: --offset N --limit 1"
-            )
-        if self.interactive and self.batch_size > 1:
-            raise OsmosisError("--interactive runs one row at a time; leave out --batch-size.")
+        require_at_least("--batch-size", self.batch_size, 1)
+        require_at_least("--max-turns", self.max_turns, 1)
+        require_at_least("--max-tokens", self.max_tokens, 1)
+        require_at_least("--limit", self.limit, 1)
+        require_at_least("--offset", self.offset, 0)
+        if self.temperature is not None and not 0 <= self.temperature < math.inf:
+            raise OsmosisError("--temperature must be a finite number >= 0.")
 
     @property
     def completion_params(self) -> dict[str, Any]:
         return build_completion_params(self.temperature, self.max_tokens)
+
+    def open_model(
+        self, env: Mapping[str, str], warn: Callable[[Exception], None]
+    ) -> AbstractAsyncContextManager[ModelEndpoint]:
+        """Open the model, with a probe if requested; ``warn`` receives a failed probe that is no reason to stop."""
+        from osmosis_ai.evaluation.agent_loop.llm_client import open_endpoint
+
+        return open_endpoint(
+            self.model, env, warn, api_key=self.api_key, base_url=self.base_url, probing=self.probe
+        )
+
+
+def require_at_least(option: str, value: float | None, least: int) -> None:
+    if value is not None and value < least:
+        raise OsmosisError(f"{option} must be >= {least}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentTestRequest(LoopRequest):
+    """The options of a test.
+
+    Attributes:
+        timeout_s: time limit of the agent for a row, in seconds.
+        row: the first row of an interactive session.
+    """
+
+    timeout_s: float
+    interactive: bool = False
+    row: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least("--row", self.row, 0)
+        if self.row is not None and not self.interactive:
+            raise OsmosisError("--row needs --interactive.", hint="for one row use '--offset N --limit 1'")
+        if self.interactive and self.batch_size > 1:
+            raise OsmosisError("--interactive runs one row at a time; leave out --batch-size.")
 
 
 @dataclass(frozen=True)
@@ -170,22 +194,15 @@ class PreparedAgentTest:
 
     @asynccontextmanager
     async def opened(self, outcome: AgentTestOutcome) -> AsyncIterator[ModelClient]:
-        """Open the model, with a probe if requested; at the end, write the results file of ``outcome``."""
+        """Open the model; at the end, write the results file of ``outcome``."""
         from osmosis_ai.evaluation.agent_loop.eval_run import write_results
-        from osmosis_ai.evaluation.agent_loop.llm_client import open_endpoint
         from osmosis_ai.llm.client import ModelClient
 
-        request = self.request
-        opening = open_endpoint(
-            request.model,
-            os.environ,
-            lambda _: None,
-            api_key=request.api_key,
-            base_url=request.base_url,
-            probing=request.probe,
-        )
-        connections = max(_CALLS_AT_ONCE, request.batch_size)
-        async with opening as endpoint, ModelClient(endpoint, max_connections=connections) as client:
+        request, connections = self.request, max(_CALLS_AT_ONCE, self.request.batch_size)
+        async with (
+            request.open_model(os.environ, lambda _: None) as endpoint,
+            ModelClient(endpoint, max_connections=connections) as client,
+        ):
             started = time.perf_counter()
             try:
                 yield client
@@ -196,16 +213,13 @@ class PreparedAgentTest:
 
 
 class AgentTestHooks(Protocol):
-    """Callbacks that observe a test."""
+    """Observes a test: its start, with a function that stops it, each row in order, and its end."""
 
-    def started(self, interrupt: Callable[[], None]) -> None:
-        """Rows start to run; ``interrupt`` stops them."""
+    def started(self, interrupt: Callable[[], None]) -> None: ...
 
-    def row_ended(self, number: int, total: int, result: LocalRunResult) -> None:
-        """Row ``number`` of ``total`` ended; rows are reported in order."""
+    def row_ended(self, number: int, total: int, result: LocalRunResult) -> None: ...
 
-    def ended(self) -> None:
-        """No row is running any more."""
+    def ended(self) -> None: ...
 
 
 @dataclass
@@ -271,7 +285,7 @@ def prepare_agent_test(request: AgentTestRequest) -> PreparedAgentTest:
     total = sum(1 for _ in reader.iter_rows(request.limit, request.offset))
     if total == 0:
         raise OsmosisError(
-            f"No rows to test: {request.dataset} has {len(reader)}, and `--offset` is {request.offset}."
+            f"No rows to test: {request.dataset} has {len(reader)}, and --offset is {request.offset}."
         )
     return PreparedAgentTest(request, agent, reader, total)
 

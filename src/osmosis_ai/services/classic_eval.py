@@ -11,7 +11,6 @@ import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -33,12 +32,10 @@ from osmosis_ai.evaluation.agent_loop.eval_run import (
     write_results,
 )
 from osmosis_ai.evaluation.agent_loop.inputs import (
-    DEFAULT_MAX_TURNS,
     MAX_TOKENS_TOTAL,
     DatasetReader,
-    build_completion_params,
 )
-from osmosis_ai.evaluation.agent_loop.llm_client import choose_model, open_endpoint
+from osmosis_ai.evaluation.agent_loop.llm_client import choose_model
 from osmosis_ai.evaluation.hooks import RunHooks, RunSummary
 from osmosis_ai.evaluation.runner import EvalRunner
 from osmosis_ai.evaluation.spec import EvalRunOptions, EvalRunSpec
@@ -48,83 +45,41 @@ from osmosis_ai.rollout.cli_utils import load_agent_loop
 from osmosis_ai.rollout.core.base import RolloutAgentLoop
 from osmosis_ai.rollout.eval_functions import EvalFnWrapper, load_eval_fns
 from osmosis_ai.rollout.hosting import HostedLoopSettings
+from osmosis_ai.services.agent_loops import LoopRequest, require_at_least
 from osmosis_ai.workspace.layout import WorkspaceDirectory
 
 EVAL_FN_TIMEOUT_S = 600.0
 """Default time limit of an attempt's eval functions, in seconds; the user's limit replaces it."""
 
 
-@dataclass(frozen=True)
-class ClassicEvalRequest:
+@dataclass(frozen=True, kw_only=True)
+class ClassicEvalRequest(LoopRequest):
     """The valid options of an evaluation.
 
     Attributes:
-        module, eval_fns: ``module:attribute`` each.
+        eval_fns: ``module:function`` each.
         n: attempts per row.
-        batch_size: attempts at once.
-        temperature, max_tokens: passed to the agent in ``request.completion_params``.
-        base_url: an OpenAI-compatible endpoint; the model's name is passed to it unchanged.
-        debug: write the agent's events to files.
         ks: further k to estimate pass@k for.
         timeout_s: time limit of an attempt, and again of its eval functions, in seconds.
-        probe: send the model one request before the first attempt.
         options: how to run it, such as its name, servers, seed and budget.
     """
 
-    module: str
-    dataset: Path
-    model: str
     eval_fns: tuple[str, ...]
     n: int = 1
     pass_threshold: float = 1.0
-    batch_size: int = 1
-    max_turns: int = DEFAULT_MAX_TURNS
-    temperature: float | None = None
-    max_tokens: int | None = None
-    api_key: str | None = field(default=None, repr=False)
-    base_url: str | None = None
-    limit: int | None = None
-    offset: int = 0
-    output: Path | None = None
-    debug: bool = False
     ks: tuple[int, ...] = ()
     timeout_s: float | None = None
-    probe: bool = True
     options: EvalRunOptions = field(default_factory=EvalRunOptions)
 
     def __post_init__(self) -> None:
-        for option, value, least in (
-            ("--n", self.n, 1),
-            ("--batch-size", self.batch_size, 1),
-            ("--max-turns", self.max_turns, 1),
-            ("--offset", self.offset, 0),
-            ("--limit", self.limit, 1),
-            ("--max-tokens", self.max_tokens, 1),
-            *(("--k", k, 1) for k in self.ks),
-        ):
-            if value is not None and value < least:
-                raise OsmosisError(f"{option} must be >= {least}.")
+        super().__post_init__()
+        require_at_least("--n", self.n, 1)
         for k in self.ks:
+            require_at_least("--k", k, 1)
             if k > self.n:
                 raise OsmosisError(f"--k must be <= --n ({self.n}): pass@{k} needs {k} runs of a row.")
-        for option, number in (
-            ("--pass-threshold", self.pass_threshold),
-            ("--temperature", self.temperature),
-        ):
-            if number is not None and not math.isfinite(number):
-                raise OsmosisError(f"{option} must be a finite number.")
-        if self.temperature is not None and self.temperature < 0:
-            raise OsmosisError("--temperature must be >= 0.")
-        if self.timeout_s is not None and not 0 < self.timeout_s < math.inf:
-            raise OsmosisError("--timeout must be > 0 seconds.")
-        if not self.eval_fns:
-            raise OsmosisError(
-                "--eval-fn is missing: name at least one, as in --eval-fn rewards:compute_reward"
-            )
-
-    @property
-    def completion_params(self) -> dict[str, Any]:
-        return build_completion_params(self.temperature, self.max_tokens)
+        if not math.isfinite(self.pass_threshold):
+            raise OsmosisError("--pass-threshold must be a finite number.")
 
 
 @dataclass(frozen=True)
@@ -190,8 +145,8 @@ def prepare_classic_eval(request: ClassicEvalRequest) -> PreparedClassicEval:
     is_limited = request.options.budget.max_cost_usd is not None
     if is_limited and endpoint is not None and price_of(endpoint) is None:
         raise OsmosisError(
-            f"`--max-cost` needs the price of `{request.model}`, which is unknown.",
-            hint="limit the run with `--max-total-tokens` or `--max-time` instead",
+            f"--max-cost requires a price, and the price of '{request.model}' is unknown.",
+            hint="use '--max-total-tokens' or '--max-time' instead",
         )
     if request.output is not None:
         require_writable_results(request.output)
@@ -239,8 +194,8 @@ async def run_classic_eval(prepared: PreparedClassicEval, hooks: RunHooks) -> Cl
         workspace.create_state_dir()
     except OSError as error:
         raise OsmosisError(
-            f"The run cannot be stored in '{workspace.state_dir}': {error.strerror or error}.",
-            hint="start it in a directory that you may write to",
+            f"Directory cannot be written: '{workspace.state_dir}' ({error.strerror or error}).",
+            hint="start the run in a writable directory",
         ) from None
     runner = EvalRunner(
         spec=prepared.spec,
@@ -250,13 +205,7 @@ async def run_classic_eval(prepared: PreparedClassicEval, hooks: RunHooks) -> Cl
         rollout=prepared.source,
         output_root=workspace.evals_dir,
         hooks=hooks,
-        open_model=partial(
-            open_endpoint,
-            request.model,
-            base_url=request.base_url,
-            api_key=request.api_key,
-            probing=request.probe,
-        ),
+        open_model=request.open_model,
         provenance={
             "sdk_version": __version__,
             "dataset_name": prepared.dataset.name,

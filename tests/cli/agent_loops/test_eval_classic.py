@@ -242,7 +242,10 @@ def test_weakness_6_brackets_in_scores() -> None:
     scores = {"rewards:exact": 1.0, "rewards:style": 0.25}
     unscored = {"agent": "KeyError: [red]no[/red]"}
     record = TerminalRecord(1, 2, "r", "success", 450, tokens=1200, scores=scores, unscored=unscored)
-    screen, request = TerminalInput(), ClassicEvalRequest("a:b", Path("d"), "m", (*scores, *unscored), n=3)
+    screen, request = (
+        TerminalInput(),
+        ClassicEvalRequest(module="a:b", dataset=Path("d"), model="m", eval_fns=(*scores, *unscored), n=3),
+    )
     OutputContext("rich", stdout=screen, stderr=screen).note(run_line(record, 4, 6, request))
     shown = screen.getvalue().replace("\n", " ")
     assert "[rewards:exact=1.000, rewards:style=0.250, agent=unscored]" in shown

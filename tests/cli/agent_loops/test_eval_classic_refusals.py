@@ -146,7 +146,7 @@ def test_invalid_model_or_results_file(cli: Cli, project: Project) -> None:
         assert "`--base-url` must not contain" in found and "sk-secret" not in found
     assert "is not an http(s) address" in refused("m", "http://x:99999")
     assert "\x1b" not in refused("m", "http://x/\x1b[2J")
-    assert "the price of `m`" in refused("m", "https://models.invalid/v1", "--max-cost", "1")
+    assert "the price of 'm' is unknown" in refused("m", "https://models.invalid/v1", "--max-cost", "1")
 
     (project.root / "file").write_text("")
     for path in (".", "file/results.json"):

@@ -155,7 +155,7 @@ WARNINGS = {
 def test_validate_errors(cli: Cli, write_agent: WriteModule, added: str, code: str) -> None:
     module = write_agent(added)
     err = cli("validate", "-m", module).err
-    assert err.startswith("Error: agent loop ") and f"[{code}]" in err
+    assert err.startswith("Error: Agent loop ") and f"[{code}]" in err
     details = cli("validate", "-m", module, "--json").error["details"]
     assert [each["code"] for each in details["errors"]] == [code]
 
@@ -191,5 +191,5 @@ def test_validate_run(cli: Cli, write_agent: WriteModule) -> None:
     failed = cli("validate", "-m", broken, "--run")
     assert (failed.status, failed.out) == (1, "")
     assert failed.err.startswith(
-        "Error: agent loop 'calculator' looks valid, but its run failed: LookupError: no such tool ("
+        "Error: The run of agent loop 'calculator' failed: LookupError: no such tool ("
     )

@@ -245,7 +245,7 @@ def test_second_ctrl_c_kills_a_blocking_agent(loop: Loop) -> None:
         (["--batch-size", "0"], "--batch-size must be >= 1."),
         (["--row", "0"], "--row needs --interactive."),
         (["-i", "--batch-size", "2"], "--interactive runs one row at a time"),
-        (["--offset", "9"], "No rows to test: rows.jsonl has 3, and `--offset` is 9."),
+        (["--offset", "9"], "No rows to test: rows.jsonl has 3, and --offset is 9."),
         (["-o", "."], "is a directory"),
         (["-o", "rows.jsonl/x/results.json"], "Results file cannot be written"),
         (["-m", "tried_agent:asyncio"], "RolloutAgentLoop"),

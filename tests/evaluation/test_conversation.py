@@ -18,7 +18,7 @@ from osmosis_ai.evaluation.conversation import (
     as_messages,
     read_conversation,
 )
-from osmosis_ai.rollout.trajectory.atif import Step
+from osmosis_ai.rollout.trajectory import Step
 from osmosis_ai.viewer.conversations import as_dataset_row, contains_text
 from osmosis_ai.viewer.pages.conversation import time_spans
 

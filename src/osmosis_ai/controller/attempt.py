@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from osmosis_ai.controller.outcomes import LimitName
     from osmosis_ai.controller.remote_agents import RemoteAgent
     from osmosis_ai.datasets import DatasetRow
-    from osmosis_ai.rollout.trajectory.atif import Trajectory
+    from osmosis_ai.rollout.trajectory import Trajectory
     from osmosis_ai.rollout.types import GraderCompleteRequest
 
 

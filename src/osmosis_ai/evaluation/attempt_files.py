@@ -50,7 +50,7 @@ from osmosis_ai.rollout.artifacts import DIAGNOSTICS_FILE, PENDING_TRAJECTORY_FI
 
 if TYPE_CHECKING:
     from osmosis_ai.controller.record import TerminalRecord
-    from osmosis_ai.rollout.trajectory.atif import Trajectory
+    from osmosis_ai.rollout.trajectory import Trajectory
 
 LARGEST_TRAJECTORY_BYTES = 256 << 20
 """Limit of a file that a server leaves: it is read whole, outside the sandbox."""
@@ -362,7 +362,7 @@ def _read_trajectory(trial: int, name: str, rollout_id: str) -> Any:
         return None
     if len(content) > LARGEST_TRAJECTORY_BYTES:
         raise ValueError(f"it has more than {LARGEST_TRAJECTORY_BYTES >> 20} MiB")
-    from osmosis_ai.rollout.trajectory.atif import trajectory_identity
+    from osmosis_ai.rollout.trajectory import trajectory_identity
 
     document = orjson.loads(content)
     if (identity := trajectory_identity(document)) != rollout_id:

@@ -63,7 +63,7 @@ from osmosis_ai.platform.runs.requests import RowSelection
 from osmosis_ai.platform.runs.results import summarised_results
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.rollout.extra_fields import read_grader_notes
-from osmosis_ai.rollout.trajectory.atif import trajectory_problem
+from osmosis_ai.rollout.trajectory import trajectory_problem
 
 _GIB, _MIB = 1 << 30, 1 << 20
 _PROVENANCE = ("sdk_version", "git_head", "git_branch", "git_dirty", "config_branch", "config_commit_sha")

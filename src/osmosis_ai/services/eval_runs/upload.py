@@ -188,7 +188,7 @@ def _entries(found: RunDirectory, manifest: Manifest) -> list[IndexEntry]:
 
 
 def _files_of(found: RunDirectory, entry: IndexEntry, secrets: Mapping[str, bytes]) -> Iterator[UploadFile]:
-    from osmosis_ai.rollout.trajectory.atif import trajectory_problem
+    from osmosis_ai.rollout.trajectory import trajectory_problem
 
     trial = found.trial(entry.rollout_id)
     if trial.is_symlink():

@@ -22,12 +22,14 @@ from osmosis_ai.rollout import (
     RolloutSample,
     RolloutStatus,
     artifacts,
+    trajectory,
 )
 from osmosis_ai.rollout.artifacts import artifact_root as configured_root
 from osmosis_ai.rollout.artifacts import create_artifacts_dir
 from osmosis_ai.rollout.trajectory import (
+    Step,
+    Trajectory,
     TrajectoryReport,
-    atif,
     convert_sample_to_trajectory,
     encode_trajectory,
     report_from_response,
@@ -85,7 +87,7 @@ class TestModels:
     @pytest.mark.parametrize("line", FIELDS.replace("\n    ", " ").strip().splitlines())
     def test_order_of_fields(self, line: str) -> None:
         name, *fields = line.split()
-        assert list(getattr(atif, name).model_fields) == fields
+        assert list(getattr(trajectory, name).model_fields) == fields
 
     @pytest.mark.parametrize(
         "fields",
@@ -113,13 +115,13 @@ class TestModels:
     )
     def test_inconsistent_steps(self, fields: dict[str, Any]) -> None:
         with pytest.raises(ValidationError):
-            atif.Step.model_validate({**USER_STEP, **fields})
+            Step.model_validate({**USER_STEP, **fields})
 
     def test_versions_of_the_format(self) -> None:
         child = {**TRAJECTORY, "trajectory_id": "t"}
         for minor in range(8):
             changes = {"schema_version": f"ATIF-v1.{minor}", "subagent_trajectories": [child]}
-            atif.Trajectory.model_validate({**TRAJECTORY, **changes})
+            Trajectory.model_validate({**TRAJECTORY, **changes})
 
     @pytest.mark.parametrize(
         "change",
@@ -134,7 +136,7 @@ class TestModels:
     )
     def test_inconsistent_trajectories(self, change: dict[str, Any]) -> None:
         with pytest.raises(ValidationError):
-            atif.Trajectory.model_validate({**TRAJECTORY, **change})
+            Trajectory.model_validate({**TRAJECTORY, **change})
 
 
 TIME = "2026-01-02T03:04:05+00:00"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from osmosis_ai.sandbox.isolation import SandboxCapability
 from osmosis_ai.workspace.layout import WorkspaceDirectory
 from tests.cli.conftest import Cli
 from tests.cli.golden_accounts import LAB
@@ -208,11 +209,25 @@ def test_doctor_tracked_env_files(cli: Cli, tmp_path: Path) -> None:
     git(root, "add", "--force", "--all")
     plain = cli("doctor", str(root), "--plain")
     assert (plain.status, "canary" in plain.out + plain.err) == (0, False)
-    assert ".env\tin the repository, keys and all\n" in plain.out
     files = ".env rollouts/multiply/.env"
-    assert f"Take {files} out of the repository: git rm --cached -- {files}\n" in plain.out
+    assert f"Git tracks keys: {files}. Fix: git rm --cached -- {files}, then replace every key" in plain.out
     resource = cli("doctor", str(root), "--json").resource
     assert (resource["tracked_env_files"], resource["valid"]) == (files.split(), True)
+
+
+def test_doctor_and_check_print_only_problems(
+    cli: Cli, workspace: WorkspaceDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cli("check", "--plain") == (0, "No errors in 2 configs, 1 entrypoint, 1 dataset.\n", "")
+    sandbox = SandboxCapability(Path("/usr/bin/bwrap"))
+    monkeypatch.setattr("osmosis_ai.sandbox.isolation.check_sandbox", lambda *_: sandbox)
+    assert cli("doctor", "--fix").status == 0
+    assert cli("doctor", "--plain") == (0, f"{workspace.root} is complete.\n", "")
+    (workspace.root / "AGENTS.md").unlink()
+    assert cli("doctor", "--plain").out.splitlines() == [
+        f"{workspace.root} has 1 problem.",
+        "Guides for coding agents are missing: AGENTS.md. Fix: osmosis doctor --fix",
+    ]
 
 
 def test_doctor_missing_directories(cli: Cli, tmp_path: Path) -> None:

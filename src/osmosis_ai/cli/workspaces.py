@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.formats import one_line, spelled_out
 from osmosis_ai.cli.output.results import (
-    Cell,
     Column,
     DetailResult,
     ListResult,
     OperationResult,
     Styled,
-    Table,
     Text,
     Timestamp,
 )
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.ui.numbers import amount
 
 if TYPE_CHECKING:
     from osmosis_ai.services.workspace_check import CheckReport
@@ -125,29 +125,29 @@ def check(
         list[Path] | None,
         typer.Argument(
             metavar="[PATHS]...",
-            help="Configs, dataset files, or directories with configs; all of the workspace's when left out.",
+            help="Configs, dataset files, or directories with configs (default: all configs).",
         ),
     ] = None,
     no_import: Annotated[
         bool,
-        typer.Option("--no-import", help="Import no entrypoint: it runs code. For code you do not trust."),
+        typer.Option("--no-import", help="Do not import entrypoints, because an import runs their code."),
     ] = False,
     import_timeout: Annotated[
-        float, typer.Option(min=1.0, max=600.0, metavar="SECONDS", help="How long one import may take.")
+        float,
+        typer.Option(min=1.0, max=600.0, metavar="SECONDS", help="Time limit of one import in seconds."),
     ] = 60.0,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Fail when a dataset has rows that cannot be evaluated.")
+        bool, typer.Option("--strict", help="Fail if a dataset has rows that cannot be evaluated.")
     ] = False,
     annotations: Annotated[
         Literal["github"] | None,
-        typer.Option(help="Also write every problem to stderr as GitHub Actions shows it in a change."),
+        typer.Option(help="Also write each problem to stderr as an annotation of GitHub Actions."),
     ] = None,
 ) -> OperationResult:
     """Check configs, rollout code and datasets offline.
 
-    Every config is checked, with the code that it runs and the dataset that it names.
-
-    Needs no platform, no login and no origin. Exits 1 with everything that is wrong.
+    Every config is checked, with the code that it runs and the dataset that it names. No login and no Git remote are
+    needed. Exits with 1 and lists all errors.
 
     Examples:
         osmosis check --strict --annotations github
@@ -155,27 +155,27 @@ def check(
     from osmosis_ai.services.workspace_check import check_workspace
 
     output = current()
-    report = check_workspace(
-        paths or [],
-        imports=not no_import,
-        strict=strict,
-        import_timeout_s=import_timeout,
-        tell=lambda text: output.note(one_line(text)),
-    )
+    with output.status("Checking the workspace"):
+        report = check_workspace(
+            paths or [], imports=not no_import, strict=strict, import_timeout_s=import_timeout
+        )
     if annotations is not None:
         for problem in report.problems:
             sys.stderr.write(f"{spelled_out(' '.join(problem.github_annotation().splitlines()))}\n")
         sys.stderr.flush()
+    looked = {"config": report.configs, "entrypoint": report.entrypoints, "dataset": report.datasets}
+    checked = ", ".join(amount(len(found), noun) for noun, found in looked.items() if found)
     if report.errors:
         raise OsmosisError(
-            f"{_counted(len(report.errors), 'error')} in {_looked_at(report)}:\n" + "\n".join(_lines(report)),
+            f"{amount(len(report.errors), 'error')} in {checked}:\n" + "\n".join(_lines(report)),
             details=report.resource(),
         )
     for warning in report.warnings:
         output.warn(one_line(warning.text()))
     return OperationResult(
         operation="check",
-        message=f"Nothing is wrong with {_looked_at(report)}.",
+        message=f"Nothing is wrong with {checked}.",
+        shown=f"No errors in {checked}.",
         resource=report.resource(),
         blocks=[Text(f"Not checked: {one_line(sentence)}", in_plain=True) for sentence in report.unchecked],
     )
@@ -189,22 +189,11 @@ def _lines(report: CheckReport) -> list[str]:
     return [f"  - {one_line(line)}" for line in (*errors, *warnings, *unchecked)]
 
 
-def _looked_at(report: CheckReport) -> str:
-    looked = {"config": report.configs, "entrypoint": report.entrypoints, "dataset": report.datasets}
-    return ", ".join(_counted(len(found), noun) for noun, found in looked.items() if found)
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
 def doctor(
     path: Annotated[
-        Path | None, typer.Argument(help="A directory in the workspace; the current one by default.")
+        Path | None, typer.Argument(help="A directory in the workspace (default: the current one).")
     ] = None,
-    fix: Annotated[
-        bool, typer.Option("--fix", help="Create what is missing; nothing is overwritten.")
-    ] = False,
+    fix: Annotated[bool, typer.Option("--fix", help="Create missing files without overwriting any.")] = False,
 ) -> OperationResult:
     """Check the workspace directory and fix it with --fix.
 
@@ -216,51 +205,31 @@ def doctor(
     """
     from osmosis_ai.services.workspace_check import examine
 
-    resource = examine(path, fix=fix)
-    states: dict[str, Cell] = {
-        **dict.fromkeys(resource["required_paths"], Styled("ok", "good")),
-        **dict.fromkeys(resource["missing"], Styled("missing (optional)", "dim")),
-        **dict.fromkeys(resource["fixed"], Styled("created", "good")),
-    }
-    rows = [(name, states[name]) for name in resource["required_paths"]]
-    ignoring, tracked = resource["gitignore"], resource["tracked_env_files"]
-    rows.append((".gitignore", _ignoring(ignoring["missing"], ignoring["added"])))
-    rows += [(name, Styled("in the repository, keys and all", "bad")) for name in tracked]
-    sandbox = resource["sandbox"]
-    if sandbox["works"]:
-        rows.append(("sandbox", Styled("works (bubblewrap): `osmosis eval run --isolate`", "good")))
-        rows.append(("limits of a platform's runs", sandbox["limits"].removeprefix("limits: ")))
-    else:  # This is no fault of the workspace.
-        problem = f"not possible here: {sandbox['problem']}; {sandbox['remedy']}"
-        rows.append(("sandbox", Styled(problem, "dim")))
-    linked = resource["workspace"]
-    steps = []
-    if resource["missing"]:
-        steps.append("Write the missing guides for coding agents: osmosis doctor --fix")
-    if ignoring["missing"]:
-        steps.append("Keep keys and results out of the repository: osmosis doctor --fix")
-    if tracked:
-        names = shlex.join(tracked)
-        steps.append(f"Take {names} out of the repository: git rm --cached -- {names}")
-        steps.append("Then replace every key that was in it: the history keeps what was committed")
+    found = examine(path, fix=fix)
+    linked = f" of the workspace {found['workspace']['name']}" if found["workspace"] else ""
+    problems = list(_doctor_problems(found))
+    done = [f"Created: {', '.join(found['fixed'])}"] if found["fixed"] else []
+    if added := found["gitignore"]["added"]:
+        done.append(f"Added to .gitignore: {', '.join(added)}")
+    state = "is complete" if not problems else f"has {amount(len(problems), 'problem')}"
     return OperationResult(
         operation="doctor",
         message="Workspace doctor completed.",
-        resource=resource,
-        blocks=[
-            Table(
-                ["Path", "State"],
-                rows,
-                title=resource["workspace_directory"],
-                note=f"Workspace on the platform: {linked['name']}" if linked else None,
-                in_plain=True,
-            )
-        ],
-        next_steps=steps,
+        shown=f"{found['workspace_directory']}{linked} {state}.",
+        resource=found,
+        blocks=[Text(line, in_plain=True) for line in (*done, *problems)],
     )
 
 
-def _ignoring(missing: list[str], added: list[str]) -> Cell:
-    if added:
-        return Styled(f"added: {', '.join(added)}", "good")
-    return Styled(f"does not ignore {', '.join(missing)}", "warn") if missing else Styled("ok", "good")
+def _doctor_problems(found: Mapping[str, Any]) -> Iterator[str]:
+    """Yield each problem of a workspace directory with its fix."""
+    if found["missing"]:
+        yield f"Guides for coding agents are missing: {', '.join(found['missing'])}. Fix: osmosis doctor --fix"
+    if unignored := found["gitignore"]["missing"]:
+        yield f".gitignore does not list {', '.join(unignored)}. Fix: osmosis doctor --fix"
+    if tracked := found["tracked_env_files"]:
+        files = shlex.join(tracked)
+        yield f"Git tracks keys: {files}. Fix: git rm --cached -- {files}, then replace every key in it"
+    sandbox = found["sandbox"]
+    if not sandbox["works"]:
+        yield f"`osmosis eval run --isolate` is unavailable: {sandbox['problem']}. Fix: {sandbox['remedy']}"

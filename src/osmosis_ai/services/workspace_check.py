@@ -8,7 +8,7 @@ which workspace the repository belongs to. A missing answer or a machine without
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -44,7 +44,6 @@ from osmosis_ai.workspace.layout import (
 )
 
 Config = EvalConfig | TrainingConfig
-Tell = Callable[[str], None]
 Severity = Literal["error", "warning"]
 CheckName = Literal["config", "import", "dataset"]
 
@@ -132,7 +131,7 @@ class CheckReport:
 
 
 def check_workspace(
-    paths: Sequence[Path], *, imports: bool, strict: bool, import_timeout_s: float, tell: Tell
+    paths: Sequence[Path], *, imports: bool, strict: bool, import_timeout_s: float
 ) -> CheckReport:
     """Check configs, the code they run and the datasets they name. Problems in existing files are in the report.
 
@@ -141,11 +140,10 @@ def check_workspace(
         imports: whether entrypoints are imported, which runs their code.
         strict: whether rows that cannot be evaluated are errors.
         import_timeout_s: time limit of one import, in seconds.
-        tell: receives the name of each slow step.
     """
     there = next((path for path in paths if path.exists()), None)
     workspace = find_workspace(there, require_scaffold=False)
-    check = _Check(CheckReport(workspace), imports, strict, import_timeout_s, tell)
+    check = _Check(CheckReport(workspace), imports, strict, import_timeout_s)
     configs, datasets = _inputs(workspace, paths)
     for path in configs:
         check.config(path)
@@ -162,7 +160,6 @@ class _Check:
     imports: bool
     strict: bool
     import_timeout_s: float
-    tell: Tell
     imported: set[tuple[Any, ...]] = field(default_factory=set)
 
     @property
@@ -172,7 +169,6 @@ class _Check:
     def config(self, path: Path) -> None:
         """Check a config and what it names."""
         shown = self._shown(path)
-        self.tell(f"Checking {shown}")
         self.report.configs.append(shown)
         try:
             config = self._load(path)
@@ -190,7 +186,6 @@ class _Check:
         shown = self._shown(path)
         if shown in self.report.datasets:
             return
-        self.tell(f"Checking {shown}")
         self.report.datasets.append(shown)
         found = validate_dataset(path)
         for error in found.errors:
@@ -220,7 +215,7 @@ class _Check:
             return
         others = (other.name for other in config.parent.glob("*.toml") if not is_decide_file(other))
         near = next(iter(nearest(config.name, others, most=1, cutoff=0.6)), None)
-        message = f"there is no {config.name} beside it, so that only --rules finds it"
+        message = f"there is no {config.name} next to it, so only --rules uses it"
         self._add(
             "warning",
             "config",
@@ -265,7 +260,7 @@ class _Check:
         entrypoint = f"rollouts/{experiment.rollout}/{experiment.entrypoint}"
         if experiment.branch or experiment.commit_sha:
             pinned = experiment.branch or experiment.commit_sha
-            self._leave(f"{shown} takes {entrypoint} from {pinned}, which is not what was looked at here.")
+            self._leave(f"{shown} takes {entrypoint} from {pinned}, which is not checked here.")
             return
         key = (entrypoint, tuple(sorted(config.env.items())), config.secrets)
         if key in self.imported:
@@ -274,7 +269,6 @@ class _Check:
         if not self.imports:
             self._leave(f"{entrypoint} was not imported (--no-import).")
             return
-        self.tell(f"Importing {entrypoint}")
         outcome = import_entrypoint(
             rollout_directory(self.workspace, experiment.rollout),
             experiment.entrypoint,
@@ -310,9 +304,7 @@ class _Check:
             return
         near = similar_dataset(self.workspace, name)
         meant = f"; did you mean '{near}'?" if near else ""
-        self._leave(
-            f"{shown}: data/ has no dataset '{name}'; only a platform can tell whether it has one{meant}"
-        )
+        self._leave(f"{shown}: data/ has no dataset '{name}'; the platform may have one{meant}")
 
     def _leave(self, sentence: str) -> None:
         if sentence not in self.report.unchecked:

@@ -102,7 +102,7 @@ def test_refusals(maze: Maze, tmp_path: Path) -> None:
     assert compare(maze, "fern", "mos").status == 0, "the beginning of a name is one"
     for words, said, hint in (
         (("fern", "fern"), "the run fern is compared with itself", "name another run"),
-        (("local:fern", "local:mosss"), "there is no run `mosss`", "did you mean moss?"),
+        (("local:fern", "local:mosss"), "Run 'mosss' not found.", "did you mean moss?"),
         (
             ("fern", "moss", "--reward-range", "0,0.5"),
             "has a reward of 1, which is not between 0 and 0.5",

@@ -156,7 +156,7 @@ def test_inspect_path_not_utf8(maze: Maze, tmp_path: Path) -> None:
 def test_invalid_runs(maze: Maze, tmp_path: Path) -> None:
     maze.get("/eval-runs/nothing").respond(404, json={"error": "no such run", "code": "NOT_FOUND"})
     nowhere = maze.osmosis("eval", "export", "nothing")
-    assert "there is no run `nothing`, neither on this machine nor on the platform" in nowhere.err
+    assert "Run 'nothing' not found, neither on this machine nor on the platform" in nowhere.err
     assert maze.osmosis("eval", "export", "mixed", "--format", "csv").status == 2
     damaged = tmp_path / "downloaded"
     damaged.mkdir()

@@ -400,6 +400,15 @@ def test_run_not_found(maze: Maze) -> None:
     assert "neither on this machine nor on the platform" in outcome.error["message"]
 
 
+@pytest.mark.parametrize("command", ["eval gate MISSING.json --min score=0.5", "view MISSING.json"])
+def test_missing_file_has_one_hint(maze: Maze, command: str) -> None:
+    maze.get("/eval-runs/MISSING.json").respond(404, json={"error": "no such run"})
+    outcome = maze.osmosis(*command.split())
+    error, hint = outcome.err.splitlines()
+    assert (outcome.status, error.startswith("Error: Run 'MISSING.json' not found")) == (1, True)
+    assert hint.startswith("hint: ") and ";" not in hint
+
+
 def test_too_few_attempts(runs: Maze) -> None:
     outcome = gate(runs, "equal", "--against", "base", "--margin", "pass^8=0.5")
     (rule,) = rules_of(outcome)

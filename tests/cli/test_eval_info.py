@@ -90,6 +90,9 @@ def test_info_slices_of_platform_run(maze: Maze, monkeypatch: pytest.MonkeyPatch
         ("0", 3, pytest.approx(2 / 3)),
         ("1", 2, 0.5),
     ]
+    refused = maze.osmosis("eval", "info", "amber-otter-42", "--slice", "nope", "--json").error
+    assert refused["message"] == "Dataset 'maze-walks' has no column 'nope'."
+    assert refused["hint"].startswith("it has ") and "size" in refused["details"]["columns"]
     shown = maze.osmosis("eval", "info", "amber-otter-42", "--slice", "size", "--plain").out
     assert "By size:\n\tRows\tSamples\tPass rate" in shown and "\n1\t2\t2\t50.0%" in shown
 
@@ -202,7 +205,7 @@ def test_info_local_before_platform(maze: Maze, local: Path) -> None:
     maze.get("/eval-runs/nosuch").respond(404, json={"error": "there is none"})
     refused = maze.osmosis("eval", "info", "nosuch").err
     assert "neither on this machine nor on the platform" in refused
-    assert "hint: the latest local runs are: good; `osmosis eval list` lists all runs" in refused
+    assert "hint: `osmosis eval list` lists all runs" in refused
 
 
 def test_list_damaged_run(maze: Maze, local: Path) -> None:

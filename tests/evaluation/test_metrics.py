@@ -379,9 +379,9 @@ def dataset(path: Path, rows: list[dict[str, object]]) -> Path:
 def test_slice_values_limit(tmp_path: Path) -> None:
     rows = [{"user_prompt": f"{row}", "ground_truth": "x", "few": row % 50} for row in range(51)]
     file = dataset(tmp_path / "rows.jsonl", rows)
-    assert len(set(read_slice_values(file, "few", np.arange(51)))) == 50
+    assert len(set(read_slice_values(file, "few", np.arange(51), "rows"))) == 50
     with pytest.raises(OsmosisError, match="'user_prompt' has more than 50 values"):
-        read_slice_values(file, "user_prompt", np.arange(51))
+        read_slice_values(file, "user_prompt", np.arange(51), "rows")
 
 
 def test_prompts_do_not_depend_on_answers(tmp_path: Path) -> None:

@@ -27,8 +27,11 @@ _MAX_SLICES = 50
 _MAX_KEYS = 1000
 
 
-def read_slice_values(path: Path, column: str, source_rows: Integers) -> list[str | None]:
-    """Return for each row the text of a column, or of a key of its metadata; None if the row has no value."""
+def read_slice_values(path: Path, column: str, source_rows: Integers, name: str) -> list[str | None]:
+    """Return for each row the text of a column, or of a key of its metadata; None if the row has no value.
+
+    ``name`` is the dataset's name in errors: the file of a platform's dataset is named by its digest.
+    """
     positions = {row: position for position, row in enumerate(source_rows.tolist())}
     values: list[str | None] = [None] * len(positions)
     names: dict[str, None] = {}
@@ -50,7 +53,7 @@ def read_slice_values(path: Path, column: str, source_rows: Integers) -> list[st
     if column not in names and not distinct:
         suggestion = closest(column, names)
         raise OsmosisError(
-            f"the dataset {path.name} has no column '{column}'.",
+            f"Dataset '{name}' has no column '{column}'.",
             details={"column": column, "columns": list(names), "suggestion": suggestion},
             hint=f"did you mean '{suggestion}'?" if suggestion else f"it has {', '.join(list(names)[:20])}",
         )

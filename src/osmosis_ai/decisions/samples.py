@@ -135,7 +135,8 @@ class RunSamples:
             raise OsmosisError(
                 f"which dataset the run {self.name} used is not known here, so it cannot be cut into slices."
             )
-        return read_slice_values(self.open_dataset(), column, self.source_rows)
+        path = self.open_dataset()
+        return read_slice_values(path, column, self.source_rows, self.inputs.dataset_name or path.stem)
 
 
 def distinct_rows(

@@ -282,15 +282,9 @@ def _named_run(reference: str) -> Path:
         return find_local_run(reference).resolve()
     except WorkspaceRequiredError:
         raise NotFoundError(
-            f"no directory or run `{reference[:200]}` found here.",
+            f"Directory or run '{reference[:200]}' not found.",
             hint="osmosis view DIR shows the runs of a directory",
         ) from None
-    except NotFoundError as error:
-        raise NotFoundError(
-            f"there is no directory `{reference}` here: {error.message}",
-            details=error.details,
-            hint=f"{error.hint or 'osmosis view shows all runs below this directory'}; a platform's are on its own pages",
-        ) from error
 
 
 def _around(directory: Path) -> Path:

@@ -51,6 +51,11 @@ def format_counts(counts: Mapping[str, int]) -> str:
     return f"{sum(counts.values()):,}: " + ", ".join(f"{n:,} {name}" for name, n in counts.items())
 
 
+def format_error_code(code: str) -> str:
+    """Return the code of a failure as it is shown; an exception of the code has one name in all outputs."""
+    return error_code_of(code) if code == _EXCEPTION else code
+
+
 def describe_score(score: RunScore) -> str:
     """Return the score in one line."""
     parts = [
@@ -187,7 +192,7 @@ def sample_counts(estimates: Estimates, rows: RowsDrawn | None) -> Iterator[tupl
     if counts.unscored:
         reasons: Counter[str] = Counter()
         for reason, count in counts.unscored.items():
-            reasons[error_code_of(reason) if reason == _EXCEPTION else reason] += count
+            reasons[format_error_code(reason)] += count
         yield "Unscored", format_counts(reasons)
     if counts.failed_by_boundary:
         yield "Failed, by source", format_counts(counts.failed_by_boundary)

@@ -308,7 +308,7 @@ def test_a_run_is_cut_by_a_column_of_its_dataset_while_that_is_the_one_it_used(
     assert sorted(by_level()) == [("easy", 2), ("hard", 1)]
     gc.collect()
     assert list(tmp_path.glob("osmosis-dataset-*")) == [], "a copy for one look at a page"
-    with pytest.raises(OsmosisError, match=r"the dataset sums\.jsonl has no column 'levle'"):
+    with pytest.raises(OsmosisError, match="Dataset 'sums' has no column 'levle'"):
         run_slices(source.run_samples(["cut"])[0], ["levle"])
     monkeypatch.setattr("osmosis_ai.platform.viewer.source.LARGEST_DATASET_BYTES", used.file_size - 1)
     with pytest.raises(OsmosisError, match="too large to be read for a page"):

@@ -266,7 +266,7 @@ def _failures(summary: RunSummary) -> Iterator[Block]:
     elif summary.failures:
         lines = ["Failed attempts"]
         for record in summary.failures[:3]:
-            error = formats.one_line(record.error or record.error_type or "")[:_MAX_ERROR]
+            error = formats.one_line(record.error or record.category or "")[:_MAX_ERROR]
             lines.append(f"  row {record.row_index}, attempt {record.run_index}: {record.boundary}: {error}")
         if summary.failed > 3:
             lines.append(
@@ -285,7 +285,7 @@ def _failed_rows(summary: RunSummary) -> Table:
             "Dataset row",
             "Attempt",
             "Source",
-            "Error type",
+            "Code",
             "Error",
             Column("Files", keep=True),
         ),
@@ -303,7 +303,7 @@ def _failed_row(record: TerminalRecord) -> Sequence[Cell]:
         record.source_row_index,
         record.run_index,
         record.boundary,
-        Styled(record.error_type or "", "bad"),
+        Styled(record.category or "", "bad"),
         error if len(error) <= _MAX_ERROR else error[: _MAX_ERROR - 1] + "…",
         f"{record.rollout_id[:_ID_PREFIX]}*",
     )

@@ -17,6 +17,7 @@ from osmosis_ai.cli.output.results import (
     Text,
     Tone,
 )
+from osmosis_ai.ui.run_numbers import format_error_code
 from osmosis_ai.ui.terminal_text import plain, removed_words, without_sequences
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def _remarks(shown: ShownConversation) -> Iterator[ConversationTurn]:
     for title, words in shown.judgements:
         yield ConversationTurn("judge", _text(words), _name(title))
     if sample.error:
-        label = ", ".join(each for each in (sample.boundary, sample.category) if each)
+        label = ", ".join(format_error_code(each) for each in (sample.boundary, sample.category) if each)
         yield ConversationTurn("error", _text(sample.error), _name(label))
     for problem in shown.problems:
         yield ConversationTurn("note", _text(problem))

@@ -255,27 +255,22 @@ def _missing(reference: str, word: str) -> NotFoundError:
     """Return the error about a run that is not on this machine."""
     from difflib import get_close_matches
 
-    root = workspace_of_runs().evals_dir
     names = local_names()
     given = expanded(word)
     if word.startswith(GIT):
         return NotFoundError(
-            f"there is no finished run of the commit `{word.removeprefix(GIT)}` in {root}.",
+            f"There is no finished run of the commit `{word.removeprefix(GIT)}` in {evals_directory()}.",
             details={"reference": reference},
             hint="check it out and evaluate it with `osmosis eval run`; runs with uncommitted changes do not count",
         )
-    no_run_in = _is_path(word) and given.is_dir()
-    if no_run_in:
-        message = f"there is no run in {given}."
-    else:
-        message = f"there is no run `{word}` in {root}."
-    near = get_close_matches(given.name, names, n=3, cutoff=0.0 if no_run_in else 0.5)
-    known = ", ".join(names[:5])
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    is_directory = _is_path(word) and given.is_dir()
+    message = f"There is no run in '{given}'." if is_directory else f"Run '{word}' not found."
+    near = get_close_matches(given.name, names, n=3, cutoff=0.0 if is_directory else 0.5)
+    hint = f"latest local runs: {', '.join(names[:5])}" if names else "start one with `osmosis eval run`"
     return NotFoundError(
         message,
         details={"reference": reference, "nearest": near},
-        hint=hint + (f"the latest local runs are: {known}" if known else "start one with `osmosis eval run`"),
+        hint=f"did you mean {' or '.join(near)}?" if near else hint,
     )
 
 
@@ -332,28 +327,24 @@ def _of_commit_there(word: str, client: PlatformClient, like: ComparedInputs | N
 def run_nowhere(run: str, missing: NotFoundError, error: OsmosisError) -> OsmosisError:
     """Return the error about a run that was found neither on this machine nor on a platform."""
     platform_code = getattr(error, "platform_code", None)
+    near = missing.hint if missing.details.get("nearest") or run.startswith(GIT) else None
     if error.code in ("AUTH_REQUIRED", "VALIDATION") and getattr(error, "status", None) is None:
-        hint = f"{missing.hint}; log in to see runs of a platform" if missing.hint else None
+        hint = near or "log in to see the runs of a platform: osmosis login"
         return NotFoundError(missing.message, details=missing.details, hint=hint)
     if error.code == "NOT_FOUND" and not (platform_code or "").startswith("GIT_"):
         suggested = getattr(error, "body", {}).get("suggestion")
-        meant = (
-            f"did you mean {suggested[:_LONGEST_NAME]}?" if isinstance(suggested, str) and suggested else None
-        )
+        if isinstance(suggested, str) and suggested:
+            near = f"did you mean {suggested[:_LONGEST_NAME]}?"
         if error.hint is not None and error.hint.startswith("did you mean"):
-            meant = error.hint
-        here = missing.hint
-        if meant and missing.details.get("nearest"):
-            here = f"of the local runs, {here}"
-        hints = (meant, here, "`osmosis eval list` lists all runs")
+            near = error.hint
         return NotFoundError(
-            f"there is no run `{run}`, neither on this machine nor on the platform.",
+            f"Run '{run}' not found, neither on this machine nor on the platform.",
             details=missing.details,
-            hint="; ".join(filter(None, hints)),
+            hint=near or "`osmosis eval list` lists all runs",
         )
-    if getattr(error, "status", 0) is None and missing.hint:
+    if getattr(error, "status", 0) is None and near:
         # An unreachable platform may have the run, and so may this machine under a similar name.
-        error.hint = f"{error.hint}; of the local runs, {missing.hint}" if error.hint else missing.hint
+        error.hint = near
     return error
 
 

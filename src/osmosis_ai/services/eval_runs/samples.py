@@ -194,7 +194,7 @@ def require_sliceable(columns: Sequence[str], dataset: Path, selection: Selectio
 
     places = np.asarray(selection.indices, dtype=np.int64)
     for column in columns:
-        read_slice_values(dataset, column, places)
+        read_slice_values(dataset, column, places, dataset.stem)
 
 
 def local_slices(run_dir: Path, dataset: Path, columns: Sequence[str]) -> tuple[RunSlice, ...]:

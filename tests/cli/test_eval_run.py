@@ -158,16 +158,20 @@ async def test_ctrl_c_and_resume(world: World) -> None:
 
 @pytest.mark.e2e
 async def test_second_ctrl_c_quits(world: World) -> None:
-    hold = asyncio.Event()
-    # The preflight is answered; the agents' calls are not, so a graceful stop has something to wait for.
-    world.model.respond = lambda _: Reply(wait_for=hold if world.model.calls > 1 else None)
+    hold, called = asyncio.Event(), asyncio.Event()
+
+    def respond(_: object) -> Reply:
+        # The preflight is answered; the agents' calls are not, so a graceful stop has something to wait for.
+        if world.model.calls < 2:
+            return Reply()
+        called.set()
+        return Reply(wait_for=hold)
+
+    world.model.respond = respond
     process = await world.start("run", CONFIG, "--yes", "--plain")
-    assert process.stderr is not None
-    said = ""
-    while "running 3 rollouts" not in said:
-        said += (await asyncio.wait_for(process.stderr.readline(), 300)).decode()
+    await asyncio.wait_for(called.wait(), 300)
     interrupt_twice(process.pid)
-    said += (await asyncio.wait_for(process.communicate(), 300))[1].decode()
+    said = (await asyncio.wait_for(process.communicate(), 300))[1].decode()
     assert process.returncode == 1
     assert "press Ctrl-C again" in said and "Error: Interrupted." in said
     hold.set()

@@ -73,9 +73,16 @@ class GracefulStop:
             self._loop = None
         self._shown.close()
 
+    def _show_stage(self, message: str) -> None:
+        """Show a spinner until the next stage or the bar."""
+        if self._bar is None:
+            self._shown.close()
+            self._shown.enter_context(self._output.status(message))
+
     def _move_bar(self, title: str, completed: int, total: int, unit: str, note: str) -> None:
         """Show how much is done; the bar appears with its first move."""
         if self._bar is None:
+            self._shown.close()
             self._bar = self._shown.enter_context(self._output.progress(title, total=total, unit=unit))
         self._bar.update(completed, note=note, below=[note])
 

@@ -18,7 +18,16 @@ if TYPE_CHECKING:
     from osmosis_ai.services.runs.lifecycle import RunKind
 
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-RunArgument = Annotated[str, typer.Argument(help="Name or id of a run.", autocompletion=complete_run)]
+
+
+def _on_platform(run: str) -> str:
+    """Accept ``platform:NAME`` where only the platform has runs."""
+    return run.removeprefix("platform:")
+
+
+RunArgument = Annotated[
+    str, typer.Argument(help="Name or ID of a run.", autocompletion=complete_run, callback=_on_platform)
+]
 RunAnywhereArgument = Annotated[
     str,
     typer.Argument(

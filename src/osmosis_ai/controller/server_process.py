@@ -271,7 +271,6 @@ async def prepare_server(
             environment = await asyncio.to_thread(prepare, rollout_dir, abandoned=abandoned)
         finally:
             abandoned.set()  # a cancelled thread would run on
-        note(f"environment: {environment.summary}")
     spec = ServerSpec(
         rollout_dir=rollout_dir,
         entrypoint=entrypoint,

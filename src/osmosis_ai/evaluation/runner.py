@@ -360,7 +360,12 @@ class _Session(AttemptResults):
             port=run.options.rollout_port,
             sandbox=rollout.sandbox,
         )
-        self._log.write("deps", environment.summary, kind=environment.kind, python=str(environment.python))
+        self._log.write(
+            "deps",
+            f"environment: {environment.summary}",
+            kind=environment.kind,
+            python=str(environment.python),
+        )
         directory.write_environment(run.redact.text(environment.description))
         self._hooks.environment(environment.description)
         servers = "server" if run.servers == 1 else f"{run.servers} servers"

@@ -170,7 +170,7 @@ def _fetching(dataset: str, size: int | None) -> Iterator[Callable[[int], None]]
 
 
 def _run_result(prepared: PreparedEvalRun, summary: RunSummary) -> OperationResult:
-    from osmosis_ai.cli.eval_runs.view import finished_message, finished_steps, result_blocks
+    from osmosis_ai.cli.eval_runs.view import finished_message, next_steps, result_blocks
     from osmosis_ai.services.eval_runs.samples import local_slices
     from osmosis_ai.ui.run_numbers import score_json
 
@@ -194,14 +194,16 @@ def _run_result(prepared: PreparedEvalRun, summary: RunSummary) -> OperationResu
         resource["slices"] = [each.data() for each in slices]
     if summary.stop is not None:
         resource["stopped"] = {"kind": summary.stop.kind, "reason": summary.stop.reason}
-    steps, structured = finished_steps(prepared, summary)
+    steps, structured = next_steps(prepared, summary)
+    hint = getattr(summary.stop and summary.stop.error, "hint", None)
     return OperationResult(
         operation="eval.run",
         status="success" if summary.complete else "partial",
         message=finished_message(summary),
+        shown="" if summary.complete else None,
         resource=resource,
         blocks=result_blocks(summary, slices),
-        next_steps=steps,
+        next_steps=[*([f"hint: {hint}"] if hint else []), *formats.next_block(steps)],
         next_steps_structured=structured,
     )
 

@@ -33,7 +33,7 @@ from osmosis_ai.cli.output.results import (
     Timestamp,
     joined,
 )
-from osmosis_ai.cli.runs.view import RunStanding, RunView, evaluation_note, run_hints
+from osmosis_ai.cli.runs.view import RunStanding, RunView, evaluation_note
 from osmosis_ai.config.sections import EvaluationSettings
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.datasets.selection import RowsDrawn
@@ -61,32 +61,20 @@ _MIN_VARIANCE_ROWS = 10
 _ID_PREFIX = 8
 
 
-def plan_block(plan: RunPlan, prepared: PreparedEvalRun) -> Block:
-    """Return what is about to run: a line, or with ``--verbose`` a table."""
-    spec, request = prepared.spec, prepared.request
-    everything = request.rows is None and prepared.config.evaluation.limit is None
-    drawn = f"{prepared.selection.drawn.words}{' (the config sets no limit)' if everything else ''}"
+def _rows_text(drawn: RowsDrawn) -> str:
+    """Return ``first 100 of 200 rows``."""
+    if drawn.kind == "first" and drawn.total not in (None, drawn.rows):
+        return f"first {drawn.rows:,} of {amount(drawn.total or 0, 'row')}"
+    return drawn.words
+
+
+def plan_line(plan: RunPlan, prepared: PreparedEvalRun) -> Text:
+    spec = prepared.spec
+    attempts = f"{_rows_text(prepared.selection.drawn)} × {amount(spec.evaluation.n, 'attempt')}"
     pending = f" ({formats.count(plan.pending)} pending)" if plan.pending != plan.total else ""
-    if not current().verbose:
-        attempts = f"{drawn} × {amount(spec.evaluation.n, 'attempt')}{pending}"
-        parts = (spec.experiment.rollout, spec.experiment.model_path, attempts, f"seed {request.run.seed}")
-        return Text(" · ".join(parts))
-    rows: list[Row] = [
-        ("Run", f"{plan.name} (continued)" if plan.manifest is not None else plan.name),
-        ("Rollout", spec.experiment.rollout),
-        ("Entrypoint", spec.experiment.entrypoint),
-        ("Model", spec.experiment.model_path),
-        ("Dataset", f"{spec.experiment.dataset} ({shown_path(prepared.dataset.path)})"),
-        ("Rows", drawn),
-        ("Attempts per row", spec.evaluation.n),
-        ("Attempts", f"{formats.count(plan.total)}{pending}"),
-        ("Servers", plan.servers),
-        ("Seed", request.run.seed),
-        ("Output", shown_path(plan.directory.path)),
-    ]
-    if spec.experiment.branch or spec.experiment.commit_sha:
-        rows.insert(5, ("Branch/Commit", spec.experiment.branch or spec.experiment.commit_sha))
-    return Table(columns=("", ""), rows=rows, title="Local evaluation")
+    seed = f"seed {prepared.request.run.seed}"
+    parts = (spec.experiment.rollout, spec.experiment.model_path, attempts + pending, seed)
+    return Text(" · ".join(parts))
 
 
 def finished_message(summary: RunSummary) -> str:
@@ -103,15 +91,21 @@ def result_blocks(summary: RunSummary, by_slice: Sequence[RunSlice]) -> list[Blo
     session: list[tuple[str, str]] = []
     if summary.pending:
         session.append(("Pending", formats.count(summary.pending)))
-    if summary.resumed:
+    verbose = current().verbose
+    if summary.failures and not verbose:
+        record = summary.failures[0]
+        error = formats.one_line(record.error or record.category or "")[:_MAX_ERROR]
+        session.append(("First failure", f"row {record.row_index}, attempt {record.run_index}: {error}"))
+    if verbose:
         session.append(("From earlier sessions", formats.count(summary.resumed)))
-    if current().verbose:
         session.append(("Duration", formats.duration(summary.duration_ms / 1000)))
+    saved = Text(f"Saved to {shown_path(summary.run_dir)}", in_plain=True)
     return [
-        *_failures(summary),
+        *([_failed_rows(summary)] if verbose and summary.failures else []),
         *number_blocks(summary.metrics.estimates, summary.rows, session),
         *slice_tables(by_slice),
         *result_line(summary.headline),
+        *([saved] if summary.complete else []),
     ]
 
 
@@ -128,9 +122,9 @@ def number_blocks(
     """Return an evaluation's main numbers, or with ``--verbose`` all of them."""
     if not current().verbose:
         shown = [
-            f"\n{'Results':<32}95% CI",
+            f"{'Results':<32}95% CI",
             *_main_numbers(estimates),
-            *_circumstances(estimates, rows, more),
+            *_circumstances(estimates, more),
         ]
         return [Text("\n".join(shown), in_plain=True)]
     columns = ("", Column("Value", right=True), Column("95% CI"), Column("Over"))
@@ -180,15 +174,13 @@ def _number(label: str, value: str, interval: str, meaning: str) -> str:
     return f"  {label:<10}{value:>9}{interval.replace(' – ', '–'):>18}     {meaning}"
 
 
-def _circumstances(
-    estimates: Estimates, rows: RowsDrawn | None, more: Sequence[tuple[str, str]]
-) -> Iterator[str]:
-    """Yield what limits the numbers: rows, failures, unfinished attempts, warnings, rows with mixed outcomes."""
+def _circumstances(estimates: Estimates, more: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """Yield what limits the numbers: failures, unfinished attempts, warnings, rows with mixed outcomes."""
     counts = estimates.counts
     hidden = {"Scored", "Bottleneck", "  infrastructure failures"}
     if sum(counts.unscored.values()) == sum(counts.failed_by_boundary.values()):
         hidden.add("Unscored")
-    for label, text in [*run_numbers.sample_counts(estimates, rows), *more]:
+    for label, text in [*run_numbers.sample_counts(estimates, None), *more]:
         if label not in hidden:
             yield f"  {label:<26}{text}"
     for line in run_numbers.number_lines(estimates):
@@ -232,47 +224,30 @@ def result_line(found: RunScore, *, is_alone: bool = False) -> list[Block]:
     return [Text(f"Result: {run_numbers.describe_score(found)}", in_plain=True)] if is_shown else []
 
 
-def finished_steps(
+def next_steps(
     prepared: PreparedEvalRun, summary: RunSummary
-) -> tuple[list[str], list[Mapping[str, Any]]]:
-    """Return the commands to continue with, as texts and structured."""
+) -> tuple[list[tuple[str, str]], list[Mapping[str, Any]]]:
+    """Return the commands to continue with, for people and for scripts."""
     request = prepared.request
     # Archiving changes the name of a directory, not the run that a command continues.
     run = ["osmosis", "eval", "run", str(request.config), "--name", summary.run_dir.name]
     words = [*run, *request.options()]
-    resume, retry = shlex.join(words), shlex.join([*words, "--retry-failed"])
-    shown = summary.run_dir.name if request.output is None else shown_path(summary.run_dir)
-    view = shlex.join(["osmosis", "view", shown])
-    steps: list[str] = []
-    structured: list[Mapping[str, Any]] = []
-    if not summary.complete:
-        steps.append(f"Resume: {resume}")
-        structured.append({"action": "resume", "command": resume})
-        hint = getattr(summary.stop and summary.stop.error, "hint", None)
-        if hint:
-            steps.append(f"hint: {hint}")
+    shown = quote(summary.run_dir.name if request.output is None else shown_path(summary.run_dir))
+    view = f"osmosis view {shown}"
+    steps = [("browse attempts and conversations", view)]
+    structured: list[Mapping[str, Any]] = [{"action": "view", "command": view}]
     if summary.failed:
-        steps.append(f"Retry the failed attempts: {retry}")
-        structured.append({"action": "retry_failed", "command": retry})
-    if summary.succeeded:
-        steps.append(f"Conversations: {shown_path(summary.run_dir / 'trajectories')}/")
-    return [*steps, f"View: {view}"], [*structured, {"action": "view", "command": view}]
-
-
-def _failures(summary: RunSummary) -> Iterator[Block]:
-    """Yield the first failed attempts: three lines, or with ``--verbose`` a table."""
-    if current().verbose and summary.failures:
-        yield _failed_rows(summary)
-    elif summary.failures:
-        lines = ["Failed attempts"]
-        for record in summary.failures[:3]:
-            error = formats.one_line(record.error or record.category or "")[:_MAX_ERROR]
-            lines.append(f"  row {record.row_index}, attempt {record.run_index}: {record.boundary}: {error}")
-        if summary.failed > 3:
-            lines.append(
-                f"  and {summary.failed - 3:,} more: osmosis eval show {summary.run_dir.name} --unscored"
-            )
-        yield Text("\n".join(lines), tone="bad", in_plain=True)
+        retry = shlex.join([*words, "--retry-failed"])
+        steps.insert(0, ("retry the failed attempts", retry))
+        steps.append(("read the failed attempts", f"osmosis eval show {shown} --unscored"))
+        structured.insert(0, {"action": "retry_failed", "command": retry})
+    if not summary.complete:
+        resume = shlex.join(words)
+        steps.insert(0, ("resume", resume))
+        structured.insert(0, {"action": "resume", "command": resume})
+    steps.append(("compare with another run", f"osmosis eval compare {shown} OTHER"))
+    steps.append(("all metrics and provenance", f"osmosis eval info {shown} --verbose"))
+    return steps[:3], structured
 
 
 def _failed_rows(summary: RunSummary) -> Table:
@@ -364,73 +339,84 @@ def _standing(seen: DescribedEvaluation) -> RunStanding:
     )
 
 
-def _results(described: DescribedEvaluation) -> Iterator[Row]:
-    run, headline = described.run, described.headline
-    rows = info.rows_drawn(described.detail)
-    if run.imported is not None:
-        yield "Imported", Styled(run.imported.words, "warn")
-    if run.revision:
-        yield "Retried", f"{amount(run.revision, 'time')}, last {formats.date(run.retried_at)}"
-    if rows is not None:
-        yield "Rows", rows.words
-    if headline is not None and (described.estimates is None or current().verbose):
-        yield "Scored", run_numbers.format_scored(headline)
-        if headline.failed:
-            yield "Failed", run_numbers.format_failed(headline)
-        yield (
-            "Pass rate",
-            f"{run_numbers.format_rate(headline)} ({run_numbers.pass_rule(headline.pass_threshold)})",
-        )
-        for warning in headline.warnings:
-            yield "Warning", Styled(warning, "warn")
-    yield "Tokens", formats.count(described.summary.get("total_tokens") or None)
-
-
 def _settings(config: Mapping[str, Any]) -> Iterable[str]:
     known = EvaluationSettings.model_fields
     others = sorted(key for key in config if key not in known and key != "model_path")
     return (f"{key}={config[key]}" for key in (*known, *others) if config.get(key) is not None)
 
 
-def _sections(described: DescribedEvaluation) -> Iterator[Section]:
-    """Yield the results that no larger table has."""
-    rows = list(_counted(described))
-    if described.estimates is None and rows:
-        yield Section("Results", rows)
-
-
 def _numbers_of(described: DescribedEvaluation) -> Iterator[Block]:
-    """Yield the numbers as `eval run` shows them, if the platform computes intervals."""
+    """Yield the numbers as `eval run` shows them if the platform computes intervals, otherwise those that it has."""
     estimates, headline = described.estimates, described.headline
-    if estimates is None or (described.metrics and described.metrics.overview.total_samples == 0):
-        return
-    more: list[tuple[str, str]] = []
-    if estimates.counts.pending:
-        more.append(("Pending", formats.count(estimates.counts.pending)))
-    if described.metrics and described.metrics.overview.duration_ms is not None:
-        more.append(("Duration", formats.duration(described.metrics.overview.duration_ms / 1000)))
-    yield from number_blocks(estimates, headline.rows if headline is not None else None, more)
+    overview = described.metrics.overview if described.metrics else None
+    if estimates is None:
+        yield Section("Results", [*_results(described), *_spread(described)])
+    elif overview is None or overview.total_samples != 0:
+        more: list[tuple[str, str]] = []
+        if estimates.counts.pending:
+            more.append(("Pending", formats.count(estimates.counts.pending)))
+        if overview is not None and overview.duration_ms is not None and current().verbose:
+            more.append(("Duration", formats.duration(overview.duration_ms / 1000)))
+        yield from number_blocks(estimates, headline.rows if headline is not None else None, more)
+
+
+def _results(described: DescribedEvaluation) -> Iterator[Row]:
+    """Yield the result of a run whose platform computes no intervals."""
+    headline, metrics = described.headline, described.metrics
+    if headline is not None:
+        yield "Scored", run_numbers.format_scored(headline)
+        if headline.failed:
+            yield "Failed", run_numbers.format_failed(headline)
+        rule = run_numbers.pass_rule(headline.pass_threshold)
+        yield "Pass rate", f"{run_numbers.format_rate(headline)} ({rule})"
+        for warning in headline.warnings:
+            yield "Warning", Styled(warning, "warn")
+    elif metrics is not None and metrics.overview.pass_rate is not None:
+        over = formats.count(metrics.overview.completed_samples)
+        yield "Pass rate", f"{formats.percent(metrics.overview.pass_rate)} of {over} attempts"
+
+
+def _spread(described: DescribedEvaluation) -> Iterator[Row]:
+    metrics, results = described.metrics, described.detail.results
+    stats = (results.reward_stats if results else None) or (metrics.reward_stats if metrics else None) or {}
+    names = ("mean", "std", "min", "median", "max")
+    known = [f"{name} {stats[name]:.3f}" for name in names if isinstance(stats.get(name), (int, float))]
+    if known:
+        yield "Reward", " · ".join(known)
+    points = stats.get("pass_at_k")
+    if not isinstance(points, Mapping):
+        points = {point.k: point.value for point in metrics.pass_at_k} if metrics else {}
+    for k, value in points.items():
+        yield f"pass@{k}", formats.percent(value) if isinstance(value, (int, float)) else None
+    if tokens := described.summary.get("total_tokens") or (metrics and metrics.overview.tokens_used):
+        yield "Tokens", formats.count(tokens)
 
 
 def _headline(described: DescribedEvaluation) -> Iterator[Block]:
-    if described.estimates is not None:
-        yield from _numbers_of(described)
-    elif rows := [*_counted(described), *_measured(described)]:
-        yield Table(("", ""), rows, title="Results", in_plain=True)
+    yield from _numbers_of(described)
     if described.headline is not None:
         yield from result_line(described.headline, is_alone=described.estimates is None)
 
 
-def _hints(described: DescribedEvaluation, followed: bool) -> Iterator[str]:
-    yield from run_hints(described)
-    name = described.name
-    if followed and described.metrics is not None:
-        yield f"Conversations: osmosis eval download {name}"
+def _hints(described: DescribedEvaluation, followed: bool) -> list[str]:
+    """Return what to do next with a run of the platform."""
+    run, name = described.run, quote(described.name)
     failed = described.headline is not None and described.headline.failed
-    if failed and described.ended and described.run.imported is None:
-        yield f"Log: osmosis eval logs {name}"
-        if described.estimates is not None:  # a platform of ours
-            yield f"Retry: osmosis eval retry {name}"
+    steps = {
+        "open in a browser": run.platform_url,
+        "read the log": f"osmosis eval logs {name}" if run.status == "failed" else None,
+        "follow the run": None if described.ended else f"osmosis eval watch {name}",
+        "stop it": None if described.ended else f"osmosis eval stop {name}",
+        # Only a platform of ours computes intervals and accepts retries.
+        "retry the failed attempts": f"osmosis eval retry {name}"
+        if failed and described.ended and run.imported is None and described.estimates is not None
+        else None,
+        "read the conversations": f"osmosis eval show platform:{name}"
+        if described.metrics is not None
+        else None,
+        "show all metrics": f"osmosis eval info {name} --verbose" if followed else None,
+    }
+    return formats.next_block([(purpose, step) for purpose, step in steps.items() if step][:3])
 
 
 def _reward(item: Mapping[str, Any]) -> str:
@@ -463,46 +449,8 @@ def _short_result(item: Mapping[str, Any]) -> str | None:
     return "; ".join(parts) or None
 
 
-def _counted(described: DescribedEvaluation) -> Iterator[Row]:
-    """Yield the numbers of a platform that computes no intervals."""
-    summary, metrics, results = described.summary, described.metrics, described.detail.results
-    words = [word for word in ("graded", "passed", "failed", "skipped") if word in summary]
-    if words:
-        yield "Samples", ", ".join(f"{formats.count(summary[word])} {word}" for word in words)
-    if "pass_threshold" in summary:
-        yield "Pass threshold", f"{summary['pass_threshold']:g}"
-    stats = (results.reward_stats if results else None) or (metrics.reward_stats if metrics else None) or {}
-    names = ("mean", "std", "min", "median", "max")
-    known = [f"{name} {stats[name]:.3f}" for name in names if isinstance(stats.get(name), (int, float))]
-    if known:
-        yield "Reward", " · ".join(known)
-    points = stats.get("pass_at_k")
-    for k, value in points.items() if isinstance(points, Mapping) else ():
-        yield f"pass@{k}", formats.percent(value) if isinstance(value, (int, float)) else None
-
-
-def _measured(described: DescribedEvaluation) -> Iterator[Row]:
-    """Yield further numbers of a platform that computes no intervals."""
-    metrics, results = described.metrics, described.detail.results
-    if metrics is None or metrics.overview.total_samples == 0:
-        return
-    overview = metrics.overview
-    if not ((results.reward_stats if results else None) or {}).get("pass_at_k"):
-        for point in metrics.pass_at_k:
-            yield f"pass@{point.k}", formats.percent(point.value)
-    if overview.pass_rate is not None:
-        over = formats.count(overview.completed_samples)
-        yield "Pass rate", f"{formats.percent(overview.pass_rate)} of {over} samples"
-    for word in ("graded", "passed", "failed", "skipped"):
-        if word not in described.summary and (value := getattr(overview, word)) is not None:
-            yield word.title(), formats.count(value)
-    if overview.tokens_used:
-        yield "Tokens", formats.count(overview.tokens_used)
-    if overview.duration_ms is not None:
-        yield "Duration", formats.duration(overview.duration_ms / 1000)
-
-
-def _platform_rows(described: DescribedEvaluation) -> Iterator[Row]:
+def _state(described: DescribedEvaluation) -> Iterator[Row]:
+    """Yield how far a run is."""
     run, detail, progress = described.run, described.detail, described.summary.get("progress")
     yield "Name", run.name or "(unnamed)"
     if detail.is_internal_user:
@@ -511,36 +459,46 @@ def _platform_rows(described: DescribedEvaluation) -> Iterator[Row]:
     if run.error:
         yield "Error", Styled(run.error, "bad")
     if described.waiting:
-        yield "Progress", "Waiting to start..."
-    elif progress is not None:
+        yield "Progress", "Waiting to be retried" if run.revision else "Waiting to start"
+    elif progress is not None and not described.ended:
         done, total = formats.count(progress["completed"]), formats.count(progress["total"])
-        yield "Progress", f"{done} / {total} {progress['unit']}"
+        yield "Progress", f"{done} / {total} attempts"
     if detail.waits and not described.ended:
         yield "Waits", Styled(detail.waits, "warn")
     took_ms = described.duration_ms
     yield "Duration", formats.duration(took_ms / 1000 if took_ms is not None else None)
-    yield from _results(described)
-    yield "Submitted", Timestamp(run.created_at, seconds=True)
-    yield "Submitted By", run.creator_name
-    yield "Started", Timestamp(run.started_at, seconds=True)
-    yield "Completed", Timestamp(run.completed_at, seconds=True)
-    yield "Dataset", detail.dataset.name if detail.dataset else None
-    yield "Model", described.model
-    yield "Rollout", detail.rollout.name if detail.rollout else None
     if described.metrics_error is not None:
         yield "Metrics", f"Not available: {described.metrics_error}"
     elif described.in_progress:
         yield "Note", "The metrics are a snapshot: the run has not ended."
+    if run.imported is not None:
+        yield "Imported", Styled(run.imported.words, "warn")
+    if run.revision:
+        yield "Retried", f"{amount(run.revision, 'time')}, last {formats.date(run.retried_at)}"
+
+
+def _configuration(described: DescribedEvaluation) -> Iterator[Row]:
+    run, detail, rows = described.run, described.detail, info.rows_drawn(described.detail)
+    yield "Rollout", detail.rollout.name if detail.rollout else None
+    yield "Model", described.model
+    yield "Dataset", detail.dataset.name if detail.dataset else None
+    if rows is not None:
+        yield "Rows", _rows_text(rows)
+    for section in VIEW.configuration(described):
+        yield from section.rows
+    yield "Submitted", Timestamp(run.created_at, seconds=True)
+    yield "Submitted by", run.creator_name
+    yield "Started", Timestamp(run.started_at, seconds=True)
+    yield "Completed", Timestamp(run.completed_at, seconds=True)
 
 
 def _details(described: DescribedEvaluation) -> DetailResult:
     return DetailResult(
         data={},
-        title="Evaluation Run",
-        rows=list(_platform_rows(described)),
-        sections=[*VIEW.configuration(described), *_sections(described)],
-        blocks=list(_numbers_of(described)),
-        hints=list(_hints(described, followed=False)),
+        title="Evaluation run",
+        rows=list(_state(described)),
+        blocks=[*_numbers_of(described), Section("Configuration", list(_configuration(described)))],
+        hints=_hints(described, followed=False),
     )
 
 
@@ -681,20 +639,27 @@ def local_info(directory: Path, output: str | None, columns: Sequence[str]) -> D
         with platform_when_needed() as client:
             slices = run_slices(read_run_directory(directory, client=client), columns)
     shown = quote(formats.shown_path(directory))
-    look = f"View: osmosis view {shown}"
+    steps = [("continue the run", command) for command in detail.commands]
     if is_downloaded_run(directory):
-        look = f"Conversations: osmosis eval show {shown}; as a page: osmosis view {shown} --report FILE.html"
+        steps.append(("read the conversations", f"osmosis eval show {shown}"))
+        steps.append(("write a page", f"osmosis view {shown} --report FILE.html"))
     elif is_download(directory):
-        look = f"Attempts: {fetching(directory, 'trajectories')}"
+        steps.append(("fetch the attempts", fetching(directory, "trajectories")))
+    else:
+        steps.append(("browse attempts and conversations", f"osmosis view {shown}"))
+        steps.append(("all metrics and provenance", f"osmosis eval info {shown} --verbose"))
     headline = entry.headline
     blocks: list[Block] = []
     if estimates is not None:
         blocks += number_blocks(estimates, headline.rows if headline is not None else None)
-    if detail.config_written is not None and current().verbose:
-        blocks.append(Text(detail.config_written, title="Configuration file"))
     blocks += slice_tables(slices)
     if headline is not None:
         blocks += result_line(headline, is_alone=estimates is None)
+    verbose = current().verbose
+    facts: list[Row] = [fact for fact in detail.facts if verbose or fact[0] not in _VERBOSE_FACTS]
+    blocks.append(Section("Configuration", facts))
+    if detail.config_written is not None and verbose:
+        blocks.append(Text(detail.config_written, title="Configuration file"))
     return DetailResult(
         data={
             "local_run": local_runs.local_item(entry, directory),
@@ -712,13 +677,22 @@ def local_info(directory: Path, output: str | None, columns: Sequence[str]) -> D
         },
         title="Downloaded evaluation run" if is_download(directory) else "Local evaluation run",
         rows=list(_rows(detail)),
-        sections=[Section("Facts", list(detail.facts))],
         blocks=blocks,
-        hints=[
-            *(f"Continue: {command}" for command in detail.commands),
-            look,
-        ],
+        hints=formats.next_block(steps[:3]),
     )
+
+
+_VERBOSE_FACTS = frozenset(
+    {
+        "Dataset's SHA-256",
+        "Digest of the source",
+        "Grader",
+        "Agent's time limit (s)",
+        "Grader's time limit (s)",
+        "Osmosis version",
+        "Run id",
+    }
+)
 
 
 def _rows(detail: RunDetail) -> Iterator[Row]:
@@ -779,7 +753,7 @@ class LiveRun(GracefulStop, RunHooks):
 
     def plan(self, plan: RunPlan) -> None:
         self._plan = plan
-        self._output.show(plan_block(plan, self._prepared))
+        self._output.show(plan_line(plan, self._prepared))
         for note in self._prepared.notes:
             self._output.warn(note)
         if plan.archived is not None:
@@ -796,7 +770,7 @@ class LiveRun(GracefulStop, RunHooks):
     def stage(self, message: str) -> None:
         """Show the current stage, unless the log shows it anyway."""
         if not self._prepared.request.run.verbose:
-            self._output.note(f"{message} …")
+            self._show_stage(message)
 
     def log_event(self, event: LogEvent) -> None:
         self._output.note(event.to_line())
@@ -805,7 +779,7 @@ class LiveRun(GracefulStop, RunHooks):
         """Update the progress bar once an attempt has started."""
         if self._bar is not None or snapshot.in_flight or snapshot.finished:
             self._move_bar(
-                "Evaluating", snapshot.completed, snapshot.total, "rollouts", evaluation_note(snapshot)
+                "Evaluating", snapshot.completed, snapshot.total, "attempts", evaluation_note(snapshot)
             )
 
     async def confirm_dispatch(self, *, pending: int, model_path: str) -> bool:

@@ -134,8 +134,10 @@ def _hints(found: ShownRun, wanted: WantedSamples) -> Iterator[str]:
     from osmosis_ai.ui.numbers import amount
 
     yield from map(plain, found.problems)
-    if not found.conversations:
-        yield f"No sample of {plain(found.name)} matches."
+    if found.is_empty:
+        yield f"The run '{plain(found.name)}' has no attempts yet."
+    elif not found.conversations:
+        yield f"No attempt of '{plain(found.name)}' matches."
     if found.without:
         of = f"{found.without:,} of {found.without + found.too_large + (found.searched or 0):,}"
         have = "has" if found.without == 1 else "have"

@@ -191,7 +191,18 @@ class Chart(NamedTuple):
             yield joined([curve.name, formats.sparkline(values, width=_CURVE_WIDTH), ends])
 
 
-Block = Table | Text | ConversationBlock | SideBySide | Chart
+class Section(NamedTuple):
+    """A titled group of label/value rows of a detail."""
+
+    title: str
+    rows: Sequence[Row]
+    in_plain: bool = True
+
+    def plain_lines(self) -> Iterator[str]:
+        yield from (f"{label}: {cell_text(value)}" for label, value in self.rows)
+
+
+Block = Table | Text | Section | ConversationBlock | SideBySide | Chart
 
 
 def _block_lines(blocks: Iterable[Block]) -> Iterator[str]:
@@ -205,16 +216,6 @@ def _block_lines(blocks: Iterable[Block]) -> Iterator[str]:
 
 
 # -- results -------------------------------------------------------------------------------
-
-
-class Section(NamedTuple):
-    """A titled group of label/value rows below the main ones of a detail."""
-
-    title: str
-    rows: Sequence[Row]
-
-    def plain_lines(self) -> Iterator[str]:
-        yield from (f"{label}: {cell_text(value)}" for label, value in self.rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,7 +309,7 @@ class DetailResult(Result):
 
 @dataclass(frozen=True)
 class OperationResult(Result):
-    """Something was done, or deliberately not."""
+    """Something was done, or deliberately not; ``shown`` replaces the message for people, "" omits it."""
 
     operation: str
     status: OperationStatus = "success"
@@ -321,7 +322,9 @@ class OperationResult(Result):
     @property
     def sentence(self) -> str:
         """What people see first."""
-        return self.shown or self.message or f"{self.operation}: {self.status}"
+        if self.shown is not None:
+            return self.shown
+        return self.message or f"{self.operation}: {self.status}"
 
     @property
     def exit_code(self) -> int:
@@ -337,7 +340,8 @@ class OperationResult(Result):
         return {"status": self.status, "operation": self.operation, **present}
 
     def plain_lines(self) -> Iterator[str]:
-        yield formats.literal(self.sentence)
+        if self.sentence:
+            yield formats.literal(self.sentence)
         yield from super().plain_lines()
         yield from map(formats.literal, self.next_steps)
 

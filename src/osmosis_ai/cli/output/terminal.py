@@ -33,6 +33,7 @@ from osmosis_ai.cli.output.results import (
     OperationResult,
     Result,
     Row,
+    Section,
     SectionedListResult,
     SideBySide,
     Status,
@@ -92,7 +93,6 @@ def print_line(console: Console, text: str) -> None:
 
 
 def print_result(console: Console, result: Result) -> None:
-    hints = result.hints
     if isinstance(result, ListResult):
         _print_list(console, result)
     elif isinstance(result, SectionedListResult):
@@ -105,19 +105,16 @@ def print_result(console: Console, result: Result) -> None:
         if result.rows:
             console.print(_rows_table(result.rows))
         for part in result.sections:
-            if part.rows:
-                _print_rule(console, part.title)
-                console.print(_rows_table(part.rows))
-    elif isinstance(result, OperationResult):
+            _print_section(console, part)
+    elif isinstance(result, OperationResult) and result.sentence:
         _print_text(console, result.sentence, style="green" if result.status == "success" else "yellow")
-        hints = result.next_steps
     elif isinstance(result, StreamResult):
         for item in result.items:
             line = RichText("  ").join(_cell(column.cell(item)) for column in result.columns)
             console.print(line, soft_wrap=True)
     print_blocks(console, result.blocks)
-    for hint in hints:
-        _print_text(console, hint, style="dim")
+    for line in result.next_steps if isinstance(result, OperationResult) else result.hints:
+        _print_text(console, line, style="dim")
 
 
 def print_blocks(console: Console, blocks: Sequence[Block]) -> None:
@@ -128,6 +125,8 @@ def print_blocks(console: Console, blocks: Sequence[Block]) -> None:
             console.print(_table(block.columns, block.rows))
             if block.note:
                 _print_text(console, block.note, style="dim")
+        elif isinstance(block, Section):
+            _print_section(console, block)
         elif isinstance(block, ConversationBlock):
             console.print(_conversation(console, block))
         elif isinstance(block, SideBySide):
@@ -145,6 +144,12 @@ def print_blocks(console: Console, blocks: Sequence[Block]) -> None:
             console.print(framed)
         else:
             _print_text(console, block.text, style=_STYLES[block.tone] if block.tone else "")
+
+
+def _print_section(console: Console, section: Section) -> None:
+    if section.rows:
+        _print_rule(console, section.title)
+        console.print(_rows_table(section.rows))
 
 
 def _print_list(console: Console, result: ListResult) -> None:

@@ -355,15 +355,3 @@ class RunView(Generic[DescribedT]):
         rows = [(label, value) for label, value in known if value]
         if rows:
             yield Section("Configuration", rows)
-
-
-def run_hints(described: DescribedRun) -> Iterator[str]:
-    """Yield what to do next with a run of any kind."""
-    run, name, group = described.run, described.name, f"osmosis {described.kind}"
-    if run.platform_url:
-        yield f"View: {run.platform_url}"
-    if run.status in ("failed", "crashed"):
-        yield f"See logs with: {group} logs {name}"
-    if not described.ended:
-        yield f"Follow with: {group} watch {name}"
-        yield f"Stop with: {group} stop {name}"

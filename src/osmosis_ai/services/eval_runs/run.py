@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai._version import __version__
@@ -311,6 +312,10 @@ def _check_policy(spec: EvalRunSpec, request: EvalRunRequest, *, served: bool) -
     except OsmosisError as error:
         if error.details.get("missing_variable") in spec.secret_names:
             return  # the user is asked for it
+        if ":" in spec.experiment.model_path and not error.details.get("missing_variable"):
+            error.hint = (
+                f"an adapter exists only on its platform: osmosis eval submit {quote(str(request.config))}"
+            )
         raise
     limited = request.run.budget.max_cost_usd is not None
     if limited and price_of(endpoint) is None:

@@ -354,7 +354,7 @@ class ShownRun:
     """The result of :func:`show`.
 
     A search read ``searched`` conversations, was ``without`` conversation for others, or found them ``too_large``;
-    ``unsearched`` tells whether it stopped at its limit.
+    ``unsearched`` tells whether it stopped at its limit, ``is_empty`` whether the run has no attempt at all.
     """
 
     name: str
@@ -367,6 +367,7 @@ class ShownRun:
     too_large: int = 0
     unsearched: bool = False
     problems: Sequence[str] = ()
+    is_empty: bool = False
 
     def data(self) -> dict[str, Any]:
         known: dict[str, Any] = {
@@ -443,6 +444,7 @@ def shown_samples(
         too_large=seen["too_large"],
         unsearched=seen["unsearched"] > 0,
         problems=problems,
+        is_empty=not found and next(iter(run.samples(None, None)), None) is None,
     )
 
 

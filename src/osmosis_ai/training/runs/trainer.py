@@ -227,6 +227,7 @@ class Trainer:
             sandbox=self.sandbox,
         )
         write_atomic(directory.path / ENVIRONMENT_FILE, f"{self._redact.text(environment.description)}\n")
+        self.hooks.note(f"environment: {environment.summary}")
         self.hooks.environment(environment.description)
         return server
 

@@ -93,7 +93,9 @@ def test_watch(maze: Maze) -> None:
     outcome = maze.osmosis("eval", "watch", "amber", "--plain")
     assert outcome.status == 0, outcome.err
     assert "Waiting for the run to start" in outcome.err
-    assert "amber-otter-42: 5/10 samples (50%) 4 of 8 scored attempts pass · mean reward 0.375" in outcome.err
+    assert (
+        "amber-otter-42: 5/10 attempts (50%) 4 of 8 scored attempts pass · mean reward 0.375" in outcome.err
+    )
     assert outcome.out.startswith("Evaluation run finished: amber-otter-42\n")
     assert "reward ≥ 1.0, 8 attempts scored, 1 failed\n" in outcome.out
     assert "  Rows                      5 of 50 rows, the first\n" in outcome.out

@@ -59,7 +59,7 @@ def test_info_plain_and_saved_metrics(maze: Maze, store: BlobServer) -> None:
     short = maze.osmosis("eval", "info", "amber-otter-42", "--plain").out
     assert "  Pass rate     50.0%        30.0–70.0%     reward ≥ 1.0, 8 attempts scored, 1 failed\n" in short
     plain = maze.osmosis("eval", "info", "amber-otter-42", "--plain", "--verbose").out
-    assert "Pass rate: 50.0% (30.0 – 70.0%) (reward >= 1.0, scored attempts only)" in plain
+    assert "Result: pass rate 50.0% (30.0 – 70.0%) (reward >= 1.0, scored attempts only)" in plain
     assert "Secrets: OTHER (workspace), SEARCH_KEY (personal, overrides workspace)" in plain
     assert not store.seen
 
@@ -104,7 +104,7 @@ def test_info_numbers_of_a_newer_release(maze: Maze) -> None:
     maze.get("/eval-runs/x").respond(json=DETAIL)
     maze.get("/eval-runs/er_8/metrics").respond(json={**METRICS, "estimates": newer})
     plain = maze.osmosis("eval", "info", "x", "--plain", "--verbose").out
-    assert "Pass rate: 50.0% (30.0 – 70.0%) (reward >= 1.0, scored attempts only)" in plain
+    assert "Result: pass rate 50.0% (30.0 – 70.0%) (reward >= 1.0, scored attempts only)" in plain
     assert "Unscored\t1: 1 exception" in plain and "Bottleneck" not in plain
 
 

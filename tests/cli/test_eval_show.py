@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.cli.eval_downloads import DownloadableRun
-from tests.cli.eval_replies import DETAIL
+from tests.cli.eval_replies import DETAIL, run
 from tests.cli.maze import Maze
 from tests.cli.trained_runs import trajectory
 from tests.decisions.builders import write_journalled_run
@@ -173,6 +173,14 @@ def test_platform_samples_with_notes(stored: DownloadableRun) -> None:
     assert stored.manifest.calls.last.request.url.params["rows"] == "41"
     beside = maze.osmosis("eval", "show", "platform:amber-otter-42", "--side-by-side", "fern", "--json")
     assert beside.data["samples"][0]["beside"]["row"] == 0
+
+
+def test_platform_run_without_attempts(maze: Maze) -> None:
+    ours = {"X-Osmosis-Capabilities": "eval-samples"}
+    maze.get("/eval-runs/amber").respond(json=run("pending"), headers=ours)
+    maze.get("/eval-runs/er_8/samples").respond(json={"samples": []}, headers=ours)
+    shown = maze.osmosis("eval", "show", "platform:amber", "--failed").out
+    assert shown == "The run 'amber-otter-42' has no attempts yet.\n"
 
 
 def test_control_characters(maze: Maze) -> None:

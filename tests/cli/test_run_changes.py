@@ -20,7 +20,7 @@ LOST = httpx.ReadTimeout("late")
 DELETION = {"X-Osmosis-Capabilities": "deletion"}
 DATASET: dict[str, Any] = {"id": "ds_31", "file_name": "maze walks", "row_count": 1200, "file_size": 1536}
 DELETABLE = {
-    ("dataset", "maze walks"): ("/datasets/ds_31", 'dataset "maze walks"'),
+    ("dataset", "maze walks"): ("/datasets/ds_31", "dataset 'maze walks'"),
     ("eval", "amber-otter-42"): ("/eval-runs/er_8", 'evaluation run "amber-otter-42"'),
 }
 
@@ -84,7 +84,7 @@ def test_delete_refused_or_lost(maze: Maze) -> None:
     assert error["code"] == "CONFLICT" and "the run 'x' uses it" in error["message"]
     route.mock(side_effect=LOST)
     error = delete(maze, "dataset", "maze walks", "--yes").error
-    assert "it may be deleted all the same: look with `osmosis dataset list`" in error["hint"]
+    assert "check whether it is deleted with: osmosis dataset list" in error["hint"]
 
 
 NEW = "5ca1ab1e5ca1ab1e5ca1"
@@ -294,6 +294,14 @@ def test_revision_is_shown(maze: Maze) -> None:
     assert judged.json["message"].startswith("pass: amber-otter-42 (revision 2) meets every rule")
 
     maze.get("/eval-runs/amber").respond(json=run("pending", **RETRIED))
+    assert "Progress: Waiting to be retried" in maze.osmosis("eval", "info", "amber", "--plain").out
     reopened = maze.osmosis(*gate)
     assert reopened.status == 3
     assert "the run is pending, not finished" in reopened.resource["rules"][0]["reason"]
+
+
+@pytest.mark.parametrize("command", ["stop", "delete", "download", "retry", "resubmit"])
+def test_platform_prefix_of_a_name(maze: Maze, command: str) -> None:
+    asked = maze.router.route(path__regex=r".*/eval-runs/amber(/stop)?$").respond(404, json={"error": "gone"})
+    outcome = maze.osmosis("eval", command, "platform:amber", "--yes", "--json")
+    assert outcome.status == 1 and asked.called

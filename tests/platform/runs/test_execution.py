@@ -251,6 +251,7 @@ def test_an_agent_sees_its_own_secrets_and_not_the_environment_of_the_platform(
     for name in harmless:
         assert sum(f"the value of {name} cannot be hidden" in line for line in log) == 1, log
     assert any(line.startswith("[run] session ends") for line in log), log
+    assert sum("environment: " in line for line in log) == 1, log
     assert_not_stored(services, "canary-of-the-workspace")
 
 

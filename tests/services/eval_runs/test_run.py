@@ -75,6 +75,13 @@ def test_missing_api_key(workspace: WorkspaceDirectory, monkeypatch: pytest.Monk
     prepare(workspace)
 
 
+def test_adapter_of_a_platform(workspace: WorkspaceDirectory) -> None:
+    configure(workspace, MINIMAL_EVAL.replace("openai/gpt-5-mini", "osmosis/tiny:copper-40"))
+    with pytest.raises(OsmosisError) as caught:
+        prepare(workspace)
+    assert caught.value.hint and f"osmosis eval submit {CONFIG}" in caught.value.hint
+
+
 def test_cost_limit_needs_a_price(workspace: WorkspaceDirectory) -> None:
     budget = Budget(max_cost_usd=1.0)
     prepare(workspace, run=EvalRunOptions(budget=budget))

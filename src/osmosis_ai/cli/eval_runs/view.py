@@ -102,7 +102,7 @@ def result_blocks(summary: RunSummary, by_slice: Sequence[RunSlice]) -> list[Blo
     saved = Text(f"Saved to {shown_path(summary.run_dir)}", in_plain=True)
     return [
         *([_failed_rows(summary)] if verbose and summary.failures else []),
-        *number_blocks(summary.metrics.estimates, summary.rows, session),
+        *number_blocks(summary.metrics.estimates, summary.rows if verbose else None, session),
         *slice_tables(by_slice),
         *result_line(summary.headline),
         *([saved] if summary.complete else []),
@@ -124,7 +124,7 @@ def number_blocks(
         shown = [
             f"{'Results':<32}95% CI",
             *_main_numbers(estimates),
-            *_circumstances(estimates, more),
+            *_circumstances(estimates, rows, more),
         ]
         return [Text("\n".join(shown), in_plain=True)]
     columns = ("", Column("Value", right=True), Column("95% CI"), Column("Over"))
@@ -174,13 +174,15 @@ def _number(label: str, value: str, interval: str, meaning: str) -> str:
     return f"  {label:<10}{value:>9}{interval.replace(' – ', '–'):>18}     {meaning}"
 
 
-def _circumstances(estimates: Estimates, more: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """Yield what limits the numbers: failures, unfinished attempts, warnings, rows with mixed outcomes."""
+def _circumstances(
+    estimates: Estimates, rows: RowsDrawn | None, more: Sequence[tuple[str, str]]
+) -> Iterator[str]:
+    """Yield what limits the numbers: rows, failures, unfinished attempts, warnings, rows with mixed outcomes."""
     counts = estimates.counts
     hidden = {"Scored", "Bottleneck", "  infrastructure failures"}
     if sum(counts.unscored.values()) == sum(counts.failed_by_boundary.values()):
         hidden.add("Unscored")
-    for label, text in [*run_numbers.sample_counts(estimates, None), *more]:
+    for label, text in [*run_numbers.sample_counts(estimates, rows), *more]:
         if label not in hidden:
             yield f"  {label:<26}{text}"
     for line in run_numbers.number_lines(estimates):
@@ -332,10 +334,11 @@ def _standing(seen: DescribedEvaluation) -> RunStanding:
         status=run.status,
         completed=progress.completed if progress else None,
         total=progress.total if progress else None,
-        unit="samples",
+        unit="attempts",
         note=evaluation_note(progress) if progress else "",
         waits=seen.detail.waits or "",
         waits_for=seen.detail.waits_for,
+        is_retried=run.revision > 0,
     )
 
 
@@ -345,9 +348,9 @@ def _settings(config: Mapping[str, Any]) -> Iterable[str]:
     return (f"{key}={config[key]}" for key in (*known, *others) if config.get(key) is not None)
 
 
-def _numbers_of(described: DescribedEvaluation) -> Iterator[Block]:
+def _numbers_of(described: DescribedEvaluation, *, rows: RowsDrawn | None = None) -> Iterator[Block]:
     """Yield the numbers as `eval run` shows them if the platform computes intervals, otherwise those that it has."""
-    estimates, headline = described.estimates, described.headline
+    estimates = described.estimates
     overview = described.metrics.overview if described.metrics else None
     if estimates is None:
         yield Section("Results", [*_results(described), *_spread(described)])
@@ -357,7 +360,7 @@ def _numbers_of(described: DescribedEvaluation) -> Iterator[Block]:
             more.append(("Pending", formats.count(estimates.counts.pending)))
         if overview is not None and overview.duration_ms is not None and current().verbose:
             more.append(("Duration", formats.duration(overview.duration_ms / 1000)))
-        yield from number_blocks(estimates, headline.rows if headline is not None else None, more)
+        yield from number_blocks(estimates, rows, more)
 
 
 def _results(described: DescribedEvaluation) -> Iterator[Row]:
@@ -393,7 +396,7 @@ def _spread(described: DescribedEvaluation) -> Iterator[Row]:
 
 
 def _headline(described: DescribedEvaluation) -> Iterator[Block]:
-    yield from _numbers_of(described)
+    yield from _numbers_of(described, rows=info.rows_drawn(described.detail))
     if described.headline is not None:
         yield from result_line(described.headline, is_alone=described.estimates is None)
 
@@ -486,18 +489,24 @@ def _configuration(described: DescribedEvaluation) -> Iterator[Row]:
         yield "Rows", _rows_text(rows)
     for section in VIEW.configuration(described):
         yield from section.rows
-    yield "Submitted", Timestamp(run.created_at, seconds=True)
+    yield "Submitted", Timestamp(run.created_at)
     yield "Submitted by", run.creator_name
-    yield "Started", Timestamp(run.started_at, seconds=True)
-    yield "Completed", Timestamp(run.completed_at, seconds=True)
+    yield "Started", Timestamp(run.started_at)
+    if current().verbose:
+        yield "Completed", Timestamp(run.completed_at)
 
 
 def _details(described: DescribedEvaluation) -> DetailResult:
+    headline = described.headline
     return DetailResult(
         data={},
         title="Evaluation run",
         rows=list(_state(described)),
-        blocks=[*_numbers_of(described), Section("Configuration", list(_configuration(described)))],
+        blocks=[
+            *_numbers_of(described),
+            *(result_line(headline) if headline is not None else ()),
+            Section("Configuration", list(_configuration(described))),
+        ],
         hints=_hints(described, followed=False),
     )
 

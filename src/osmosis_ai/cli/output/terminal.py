@@ -113,8 +113,8 @@ def print_result(console: Console, result: Result) -> None:
             line = RichText("  ").join(_cell(column.cell(item)) for column in result.columns)
             console.print(line, soft_wrap=True)
     print_blocks(console, result.blocks)
-    for line in result.next_steps if isinstance(result, OperationResult) else result.hints:
-        _print_text(console, line, style="dim")
+    for hint in result.next_steps if isinstance(result, OperationResult) else result.hints:
+        _print_text(console, hint, style="dim")
 
 
 def print_blocks(console: Console, blocks: Sequence[Block]) -> None:

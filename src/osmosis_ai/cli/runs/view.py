@@ -66,6 +66,7 @@ class RunStanding:
     below: tuple[str, ...] = ()
     waits: str = ""
     waits_for: object = None
+    is_retried: bool = False
 
     @property
     def counts(self) -> bool:
@@ -75,6 +76,8 @@ class RunStanding:
     @property
     def said(self) -> str:
         told = _SAID.get(self.status, "")
+        if self.is_retried and self.status in _WAITING:
+            told = "Waiting for the retry to start"
         return f"{told}: {self.waits}" if told and self.waits else told
 
     @property
@@ -115,8 +118,10 @@ def show_progress(looks: Iterable[Look], standing: Callable[[Look], RunStanding]
                 elif bar is None and said != (saying := now.said if output.animated else now.saying):
                     said, waited = saying, now.waits_for
                     waiting.close()
-                    if now.said:
+                    if now.said and output.animated:
                         waiting.enter_context(output.status(now.said))
+                    elif now.said:
+                        output.note(now.said)
     except KeyboardInterrupt:
         output.note(f"The run continues; follow it again with: {again}")
         raise

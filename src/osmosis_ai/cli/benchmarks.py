@@ -38,12 +38,12 @@ _CATALOG = (
 _RESULTS = "{completed:,} / {total:,}"
 _RUNS = (
     Column("Name", value=lambda item: item["name"] or "(unnamed)", keep=True),
-    Column("Status", value=lambda item: results.Status(item["status"]), keep=True),
+    Column("Status", "status", keep=True),
     Column("Benchmark", "benchmark_name"),
     Column("Agents", "agent_count", right=True),
     Column("Best pass@1", value=lambda item: formats.percent(item["best_pass_at_1"]), right=True),
     Column("Results", value=lambda item: _RESULTS.format(**item["progress"]) if "progress" in item else None),
-    Column("Submitted", value=lambda item: Timestamp(item["created_at"])),
+    Column("Submitted", "created_at"),
     Column("Submitted By", "creator_name"),
 )
 
@@ -61,7 +61,6 @@ def list_benchmarks(limit: LimitOption = 50, everything: AllOption = False) -> L
     with platform_context() as context, current().status("Fetching benchmarks"):
         return list_result(
             benchmarks.list_benchmarks(context.client, limit=limit, everything=everything),
-            lambda benchmark: benchmark.model_dump(mode="json"),
             columns=_CATALOG,
             extra=context.resource(),
             hints=explain_empty(context.client, Capability.BENCHMARKS),
@@ -180,7 +179,7 @@ def list_runs(limit: LimitOption = 50, everything: AllOption = False) -> ListRes
     with platform_context() as context, current().status("Fetching benchmark runs"):
         return list_result(
             benchmarks.list_runs(context.client, limit=limit, everything=everything),
-            benchmarks.listed_run,
+            item=benchmarks.listed_run,
             columns=_RUNS,
             extra=context.resource(),
             hints=explain_empty(context.client, Capability.BENCHMARKS),

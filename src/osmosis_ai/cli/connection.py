@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from osmosis_ai.cli.output.context import current
-from osmosis_ai.cli.output.results import Column, ListResult
+from osmosis_ai.cli.output.results import Column, ListResult, json_item
 
 if TYPE_CHECKING:
     from osmosis_ai.api.capabilities import Capability
@@ -70,9 +70,9 @@ def explain_empty(client: PlatformClient, capability: Capability) -> list[str]:
 
 def list_result(
     listing: Listing[T],
-    item: Callable[[T], Mapping[str, Any]],
     *,
     columns: Sequence[Column],
+    item: Callable[[T], Mapping[str, Any]] = json_item,
     extra: Mapping[str, Any] | None = None,
     hints: Sequence[str] = (),
     title: str = "",

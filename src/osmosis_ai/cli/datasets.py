@@ -278,12 +278,12 @@ def list_(limit: LimitOption = 50, everything: AllOption = False) -> ListResult:
         listing = list_datasets(context.client, limit=limit, everything=everything)
         return list_result(
             listing,
-            dataset_item,
+            item=dataset_item,
             columns=(
                 Column("Name", "file_name", keep=True),
-                Column("Status", value=lambda item: Status(item["status"])),
+                Column("Status", "status"),
                 Column("Size", value=lambda item: formats.size(item["file_size"]), right=True),
-                Column("Uploaded", value=lambda item: Timestamp(item["created_at"])),
+                Column("Uploaded", "created_at"),
                 Column("Uploaded by", "creator_name"),
             ),
             extra=context.resource(),

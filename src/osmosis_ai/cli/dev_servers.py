@@ -11,7 +11,7 @@ import typer
 from osmosis_ai.cli.connection import explain_empty, list_result, platform_context
 from osmosis_ai.cli.options import AllOption, LimitOption, YesOption
 from osmosis_ai.cli.output.context import current
-from osmosis_ai.cli.output.results import Column, ListResult, OperationResult, Status, StreamResult, Timestamp
+from osmosis_ai.cli.output.results import Column, ListResult, OperationResult, StreamResult, Timestamp
 
 app = typer.Typer()
 server = typer.Typer(help="Serve a rollout on the hosted platform.")
@@ -22,8 +22,8 @@ _SERVERS = (
     Column("ID", "id", keep=True),
     Column("Rollout", "name"),
     Column("URL", "url"),
-    Column("Expires At", value=lambda item: Timestamp(item["expires_at"])),
-    Column("Status", value=lambda item: Status(item["status"] or "unknown")),
+    Column("Expires At", "expires_at"),
+    Column("Status", "status"),
 )
 _LINES = (
     Column("Time", value=lambda item: Timestamp(item["timestamp"], seconds=True)),
@@ -131,7 +131,6 @@ def list_(limit: LimitOption = 50, everything: AllOption = False) -> ListResult:
     with platform_context() as context, current().status("Fetching development servers"):
         return list_result(
             dev_servers.list_dev_servers(context.client, limit=limit, everything=everything),
-            lambda item: item.model_dump(mode="json"),
             columns=_SERVERS,
             extra=context.resource(),
             hints=explain_empty(context.client, Capability.DEV_SERVERS),

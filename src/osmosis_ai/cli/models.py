@@ -25,7 +25,6 @@ from osmosis_ai.cli.output.results import (
     SectionedListResult,
     Status,
     Text,
-    Timestamp,
 )
 from osmosis_ai.errors import OsmosisError
 
@@ -79,10 +78,9 @@ def _base_models(client: PlatformClient, limit: int, everything: bool) -> ListRe
 
     return list_result(
         list_base_models(client, limit=limit, everything=everything),
-        lambda row: row.model_dump(mode="json"),
         columns=(
             Column("Name", value=lambda item: item["model_name"] or item["id"], keep=True),
-            Column("Created", value=lambda item: Timestamp(item["created_at"])),
+            Column("Created", "created_at"),
             Column("Created by", "creator_name"),
         ),
         title="Base models",
@@ -99,7 +97,7 @@ def _lora_models(client: PlatformClient, limit: int, everything: bool) -> tuple[
         Column("Training run", "training_run_name", in_rich=False),
         Column("Step", "checkpoint_step", right=True),
         Column("Training reward", value=lambda item: formats.number(item["reward"]), right=True),
-        Column("Created", value=lambda item: Timestamp(item["created_at"])),
+        Column("Created", "created_at"),
     ]
     if any(map(can_be_deployed, listing.items)):
         columns.append(
@@ -108,7 +106,9 @@ def _lora_models(client: PlatformClient, limit: int, everything: bool) -> tuple[
     active, maximum = deployments.get("active_deployments"), deployments.get("max_active_deployments")
     most = f" of {maximum}" if maximum is not None else ""
     hints = [] if active is None else [f"Deployed: {active}{most}"]
-    return list_result(listing, lora_item, columns=columns, hints=hints, title="LoRA models"), deployments
+    return list_result(
+        listing, item=lora_item, columns=columns, hints=hints, title="LoRA models"
+    ), deployments
 
 
 @app.command("info")

@@ -13,7 +13,7 @@ from osmosis_ai.cli.connection import list_result, platform_anywhere, platform_c
 from osmosis_ai.cli.options import AllOption, LimitOption, YesOption
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import current
-from osmosis_ai.cli.output.results import Column, ListResult, OperationResult, Status, Timestamp
+from osmosis_ai.cli.output.results import Column, ListResult, OperationResult
 
 if TYPE_CHECKING:
     from osmosis_ai.api.models.rollouts import RegisteredRolloutServer
@@ -116,12 +116,12 @@ def list_(
         current().warn(f"The rollouts may be out of date: {sync_error}", "GIT_SYNC_FAILED")
     return list_result(
         listing,
-        rollout_item,
+        item=rollout_item,
         columns=(
             Column("Name", "name", keep=True),
             Column("Active", "is_active"),
             Column("Commit", value=lambda item: (item["last_synced_commit_sha"] or "")[:8] or None),
-            Column("Created", value=lambda item: Timestamp(item["created_at"])),
+            Column("Created", "created_at"),
         ),
         extra={
             **context.resource(),
@@ -144,12 +144,11 @@ def list_servers(limit: LimitOption = 50, everything: AllOption = False) -> List
         listing = list_servers(client, limit=limit, everything=everything)
     return list_result(
         listing,
-        lambda server: server.model_dump(mode="json"),
         columns=(
             Column("Name", "name", keep=True),
             Column("Address", value=_address),
-            Column("Status", value=lambda item: Status(str(item["status"]))),
-            Column("Checked", value=lambda item: Timestamp(item["probed_at"])),
+            Column("Status", "status"),
+            Column("Checked", "probed_at"),
             Column("Error", "error"),
         ),
         extra=resource,

@@ -10,7 +10,7 @@ from osmosis_ai.cli.connection import list_result, platform_context
 from osmosis_ai.cli.options import YesOption
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import current
-from osmosis_ai.cli.output.results import Column, ListResult, OperationResult, Timestamp
+from osmosis_ai.cli.output.results import Column, ListResult, OperationResult
 from osmosis_ai.errors import InteractiveRequiredError
 
 LimitOption = Annotated[int, typer.Option(min=1, max=50, help="How many to show.")]
@@ -41,12 +41,12 @@ def list_(
         listing, page = secrets.list_secrets(context.client, wanted, limit=limit, everything=everything)
     return list_result(
         listing,
-        secrets.secret_item,
+        item=secrets.secret_item,
         title="Secrets",
         columns=[
             Column("Name", "name", keep=True),
             Column("Scope", value=lambda item: str(item["scope"] or formats.MISSING).capitalize()),
-            Column("Updated", value=lambda item: Timestamp(item["updated_at"])),
+            Column("Updated", "updated_at"),
             Column("Updated By", value=lambda item: item["updater_name"] or item["creator_name"]),
         ],
         extra={**context.resource(), **({"platform_url": page} if page else {})},
@@ -165,11 +165,10 @@ def audit(limit: LimitOption = 50, everything: AllOption = False) -> ListResult:
         listing, page = secrets.list_handouts(context.client, limit=limit, everything=everything)
     return list_result(
         listing,
-        lambda handout: handout.model_dump(mode="json"),
         title="Secret access log",
         columns=[
-            Column("Accessed", value=lambda item: Timestamp(item["handed_at"])),
-            Column("Secrets", value=lambda item: ", ".join(item["names"]), keep=True),
+            Column("Accessed", "handed_at"),
+            Column("Secrets", "names", keep=True),
             Column("Run", "run_name", keep=True),
             Column("Attempt", "attempt"),
             Column("Machine", "machine"),

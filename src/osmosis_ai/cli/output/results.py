@@ -101,8 +101,24 @@ class Column(NamedTuple):
     def cell(self, item: Mapping[str, Any]) -> Cell:
         if self.value is not None:
             return self.value(item)
-        found: Cell = item.get(self.key)
-        return found
+        return cell_of(self.key, item.get(self.key))
+
+
+def cell_of(key: str, value: Any) -> Cell:
+    """Return a value of JSON as a cell; its key tells moments and statuses."""
+    if value is not None and key == "status":
+        return Status(str(value))
+    if key.endswith("_at"):
+        return Timestamp(value)
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value)) or None
+    return value if isinstance(value, Cell) else formats.one_line(str(value))
+
+
+def json_item(model: Any) -> Mapping[str, Any]:
+    """Return a pydantic model as its JSON object."""
+    item: Mapping[str, Any] = model.model_dump(mode="json")
+    return item
 
 
 # -- blocks: shown on a terminal, in plain mode only with ``in_plain``, never in JSON ------------

@@ -13,7 +13,7 @@ import typer
 from osmosis_ai.cli.options import YesOption
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import current
-from osmosis_ai.cli.output.results import Column, ListResult, OperationResult, Status, Timestamp
+from osmosis_ai.cli.output.results import Column, ListResult, OperationResult, Timestamp
 from osmosis_ai.cli.platform.local_platform import fields, iso, local_platform
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.files import expanded, require_writable, write_atomic, write_new
@@ -445,8 +445,8 @@ def list_users() -> ListResult:
             Column("E-mail", "email", keep=True),
             Column("Name", "name"),
             Column("Admin", "is_admin"),
-            Column("Status", value=lambda item: Status(item["status"])),
-            Column("Workspaces", value=lambda item: ", ".join(item["workspaces"]) or None),
+            Column("Status", "status"),
+            Column("Workspaces", "workspaces"),
         ],
     )
 
@@ -575,7 +575,7 @@ def _token_list(
 ) -> ListResult:
     shown = [item for item in items if everything or item["status"] in ("active", "disabled")]
     hidden = len(items) - len(shown)
-    used = Column("Last used", value=lambda item: Timestamp(item["last_used_at"]))
+    used = Column("Last used", "last_used_at")
     return ListResult(
         title=title,
         items=shown,
@@ -695,7 +695,7 @@ def list_tokens(
         Column("Kind", "kind"),
         Column("Name", "name"),
         Column("User", "user"),
-        Column("Status", value=lambda item: Status(item["status"])),
+        Column("Status", "status"),
         Column(
             "Expires", value=lambda item: Timestamp(item["expires_at"]) if item["expires_at"] else "never"
         ),
@@ -819,8 +819,8 @@ def list_worker_tokens(
         Column("Pool", "pool"),
         Column("Name", "name"),
         Column("Workspaces", value=lambda item: ", ".join(item["workspaces"] or ["all"])),
-        Column("Status", value=lambda item: Status(item["status"])),
-        Column("Created", value=lambda item: Timestamp(item["created_at"])),
+        Column("Status", "status"),
+        Column("Created", "created_at"),
     ]
     return _token_list("Worker tokens", items, columns, everything=everything, gone="revoked")
 

@@ -25,9 +25,7 @@ from osmosis_ai.cli.output.results import (
     ListResult,
     OperationResult,
     Section,
-    Status,
     StreamResult,
-    Timestamp,
 )
 from osmosis_ai.evaluation.hooks import ProgressSnapshot
 from osmosis_ai.services.listing import Listing
@@ -205,14 +203,14 @@ class RunView(Generic[DescribedT]):
             listing = self.fetch(context.client, limit, everything)
             columns = (
                 Column("Name", value=lambda item: item["name"] or "(unnamed)", keep=True),
-                Column("Status", value=lambda item: Status(item["status"]), keep=True),
+                Column("Status", "status", keep=True),
                 *self.columns,
-                Column("Submitted", value=lambda item: Timestamp(item["created_at"])),
+                Column("Submitted", "created_at"),
                 Column("Submitted by", "creator_name", in_rich=False),
                 # Few runs have a reason on some days.
                 *([Column("Waits", "waits")] if any(run.waits for run in listing.items) else ()),
             )
-            return list_result(listing, self.item, columns=columns, extra=context.resource())
+            return list_result(listing, item=self.item, columns=columns, extra=context.resource())
 
     def info(
         self,

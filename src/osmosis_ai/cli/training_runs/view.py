@@ -16,7 +16,6 @@ from osmosis_ai.cli.output.results import (
     Curve,
     DetailResult,
     Row,
-    Status,
     Table,
     Text,
     Timestamp,
@@ -327,8 +326,8 @@ def _hints(run: DescribedTraining, followed: bool) -> list[str]:
 CHECKPOINT_COLUMNS = (
     Column("Checkpoint", value=lambda item: item["checkpoint_name"] or "(unnamed)", keep=True),
     Column("Step", "checkpoint_step", right=True),
-    Column("Status", value=lambda item: Status(item["status"]) if item["status"] else None),
-    Column("Saved", value=lambda item: Timestamp(item["created_at"])),
+    Column("Status", "status"),
+    Column("Saved", "created_at"),
 )
 
 

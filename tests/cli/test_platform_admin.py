@@ -225,7 +225,7 @@ def test_last_administrator_and_secret_key_rotation(cli: Cli, running: Any) -> N
     done = envelope(cli, "secret-key", "rotate")
     assert done["resource"] == {"resealed": 1, "forgotten_keys": 0, "damaged": []}
     plain = cli("platform", "secret-key", "rotate", "--plain")
-    assert plain.status == 0 and "1 secret resealed" in plain.out
+    assert plain.status == 0 and "Encrypted 1 secret with a new key." in plain.out
 
 
 @pytest.fixture

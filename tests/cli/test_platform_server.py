@@ -108,7 +108,7 @@ def test_start_status_and_stop(cli: Cli, starting: Any, monkeypatch: pytest.Monk
     services.db.dispose()
     (worker,) = cli("platform", "status", "--json").data["workers"]
     assert (worker["machine"], worker["pool"], worker["labels"]) == ("box-1", "gpu", ["a100"])
-    asked = f"box-1 of gpu [a100]: 1 CPU, sandbox; idle, asked last {date(worker['seen_at'])}"
+    asked = f"box-1 of gpu [a100]: 1 CPU, sandbox; idle, last request {date(worker['seen_at'])}"
     assert asked in cli("platform", "status", "--plain").out
 
     # What administration prints is the platform that runs, not the one the environment describes.
@@ -178,7 +178,7 @@ def test_signal_before_bootstrap(
         process.kill()
         os.close(os.open(fifo, os.O_RDWR))
     *before, said = process.communicate()[1].splitlines()
-    assert said == "Stopped before it was ready; the next start begins where this one was."
+    assert said == "Stopped before the platform was ready."
     if moment == "loading":
         assert before == [] and not home.exists()
     else:

@@ -14,26 +14,34 @@ from osmosis_ai.cli.options import YesOption
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import Column, ListResult, OperationResult, Timestamp
-from osmosis_ai.cli.platform.local_platform import fields, iso, local_platform
+from osmosis_ai.cli.platform.local_platform import fields, local_platform
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.files import expanded, require_writable, write_atomic, write_new
 from osmosis_ai.ui.numbers import amount
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from osmosis_ai.platform.accounts import AccountStore
+    from osmosis_ai.platform.db.tables import DbToken, DbUser
     from osmosis_ai.platform.offboarding import OffboardingReport
     from osmosis_ai.platform.queue.access import WorkerAccess
 
-WorkspaceArgument = Annotated[str, typer.Argument(help="The workspace's name.")]
-EmailArgument = Annotated[str, typer.Argument(help="The user's address.")]
-TokenNameOption = Annotated[str | None, typer.Option("--name", help="What it is for; shown in the list.")]
+WorkspaceArgument = Annotated[str, typer.Argument(help="Name of the workspace.")]
+WorkspaceOption = Annotated[
+    str | None,
+    typer.Option("--workspace", "-w", help="Name of the workspace (default: the only workspace)."),
+]
+EmailArgument = Annotated[str, typer.Argument(help="Email of the user.")]
+TokenIdArgument = Annotated[str, typer.Argument(help="ID of the token.")]
+TokenNameOption = Annotated[str | None, typer.Option("--name", help="Description shown in the list.")]
 UserOption = Annotated[
     str | None,
     typer.Option("--user", "-u", metavar="EMAIL", help="Email of the user (default: the only user)."),
 ]
 PasswordFromStdin = Annotated[
     bool,
-    typer.Option("--password-stdin", help="Read the password from standard input instead of making one."),
+    typer.Option("--password-stdin", help="Read the password from standard input."),
 ]
 
 tokens = typer.Typer(help="Create, list and revoke API tokens.")
@@ -47,36 +55,23 @@ members = typer.Typer(help="Add and remove members of a workspace.")
 
 def connect(
     source: Annotated[
-        str, typer.Argument(metavar="PATH|URL", help="What to clone: a directory here, or any Git URL.")
+        str, typer.Argument(metavar="PATH|URL", help="Local directory or Git URL of the repository.")
     ],
     identity: Annotated[
         str | None,
-        typer.Option(
-            metavar="OWNER/REPO",
-            help="What it is called; follows from the origin when not given. Checkouts find it by their origin "
-            "either way.",
-        ),
+        typer.Option(metavar="OWNER/REPO", help="Name of the repository (default: derived from its origin)."),
     ] = None,
-    workspace: Annotated[
-        str | None,
-        typer.Option("--workspace", "-w", help="Whose it is; not needed while there is one workspace."),
-    ] = None,
+    workspace: WorkspaceOption = None,
     branch: Annotated[
-        str | None, typer.Option(help="The branch runs use; the repository's default when not given.")
+        str | None, typer.Option(help="Branch that runs use (default: the repository's default branch).")
     ] = None,
     no_check: Annotated[
-        bool,
-        typer.Option(
-            "--no-check",
-            help="Connect it even if it cannot be cloned yet: its host is unavailable, or no key is set up.",
-        ),
+        bool, typer.Option("--no-check", help="Connect the repository even if it cannot be cloned yet.")
     ] = False,
 ) -> OperationResult:
     """Connect a Git repository to a workspace.
 
     `osmosis eval submit` then works in its checkouts.
-
-    What does not clone is refused.
 
     Examples:
         osmosis platform connect .
@@ -100,17 +95,18 @@ def connect(
         identities = platform.workspaces.identities(repository.id)
     if sent and sent not in identities:
         current().warn(
-            f"{sent}, which clients send whose origin is {without_credentials(located.origin)}, means another "
-            "repository that is connected already."
+            f"{sent}, the identity of clones of {without_credentials(located.origin)}, belongs to another connected "
+            "repository."
         )
     return OperationResult(
         operation="platform.connect",
         message=f"Connected {repository.identity} to {home.name}; runs clone {repository.clone_url}.",
-        resource={
-            **fields(repository, "id", "identity", "clone_url", "default_branch"),
-            "workspace": home.name,
-            "identities": identities,
-        },
+        resource=fields(
+            repository,
+            *("id", "identity", "clone_url", "default_branch"),
+            workspace=home.name,
+            identities=identities,
+        ),
         next_steps=located.next_steps,
     )
 
@@ -128,8 +124,7 @@ def _require_clone(git_dir: Path, identity: str, clone_url: str, branch: str | N
         with current().status(f"Checking {clone_url}"):
             refs = mirrors.probe(identity, clone_url)
     except OsmosisError as error:
-        error.hint = f"{error.hint}; " if error.hint else ""
-        error.hint += "or connect it all the same with --no-check"
+        error.hint = "; ".join(filter(None, (error.hint, "or connect it without a check: --no-check")))
         raise
     finally:
         mirrors.close()
@@ -194,7 +189,7 @@ def _identity_of(origin: str, *, required: bool) -> str:
 def disconnect(
     repository: Annotated[
         str,
-        typer.Argument(metavar="IDENTITY|URL|PATH", help="One of its identities, or what it is cloned from."),
+        typer.Argument(metavar="IDENTITY|URL|PATH", help="Identity or clone URL of the repository."),
     ],
     yes: YesOption = False,
 ) -> OperationResult:
@@ -219,7 +214,7 @@ def disconnect(
         MirrorStore(platform.config.git_dir).remove(found)
     return OperationResult(
         operation="platform.disconnect",
-        message=f"Disconnected {found.identity}; its runs, datasets and models stay.",
+        message=f"Disconnected {found.identity}. Its runs, datasets and models are kept.",
         resource=fields(found, "id", "identity", "clone_url"),
         next_steps=[f"Connect it again: osmosis platform connect {found.clone_url}"],
     )
@@ -228,7 +223,7 @@ def disconnect(
 @repositories.command("list")
 def list_repositories(
     workspace: Annotated[
-        str | None, typer.Option("--workspace", "-w", help="Those of this workspace alone.")
+        str | None, typer.Option("--workspace", "-w", help="List only repositories of this workspace.")
     ] = None,
 ) -> ListResult:
     """List connected repositories and their last fetch.
@@ -239,13 +234,14 @@ def list_repositories(
     with local_platform() as platform:
         named = platform.workspaces.all() if workspace is None else [platform.workspaces.find(workspace)]
         items = [
-            {
-                **fields(repository, "id", "identity", "clone_url", "default_branch"),
-                **fields(repository, "last_synced_sha", "last_synced_at", "sync_error"),
-                "workspace": home.name,
-                "identities": platform.workspaces.identities(repository.id),
-                "connected_at": iso(repository.created_at),
-            }
+            fields(
+                repository,
+                *("id", "identity", "clone_url", "default_branch"),
+                *("last_synced_sha", "last_synced_at", "sync_error"),
+                workspace=home.name,
+                identities=platform.workspaces.identities(repository.id),
+                connected_at=repository.created_at,
+            )
             for home in named
             for repository in platform.workspaces.repositories(home.id)
         ]
@@ -256,7 +252,7 @@ def list_repositories(
             Column("Identity", "identity", keep=True),
             Column("Workspace", "workspace"),
             Column("Clone URL", "clone_url"),
-            Column("Branch", value=lambda item: item["default_branch"] or "(its default)"),
+            Column("Branch", value=lambda item: item["default_branch"] or "(default)"),
             Column("Last fetched", value=_fetched),
         ],
         hints=[] if items else ["Connect one: osmosis platform connect PATH|URL"],
@@ -273,9 +269,9 @@ def _fetched(item: Any) -> str | None:
 
 @workspaces.command("add")
 def add_workspace(
-    name: Annotated[str, typer.Argument(help="Letters, digits, `-`, `_` and `.`.")],
+    name: Annotated[str, typer.Argument(help="Name: letters, digits, `-`, `_` and `.`.")],
     owner: Annotated[
-        str | None, typer.Option(metavar="EMAIL", help="Who owns it; not needed while there is one user.")
+        str | None, typer.Option(metavar="EMAIL", help="Email of the owner (default: the only user).")
     ] = None,
 ) -> OperationResult:
     """Add a workspace.
@@ -307,17 +303,18 @@ def list_workspaces() -> ListResult:
     """
     with local_platform() as platform:
         items = [
-            {
-                **fields(workspace, "id", "name", "created_at"),
-                "members": [
+            fields(
+                workspace,
+                *("id", "name", "created_at"),
+                members=[
                     {"email": user.email, "role": role}
                     for user, role in platform.workspaces.members(workspace.id)
                 ],
-                "repositories": [
+                repositories=[
                     fields(repository, "identity", "clone_url")
                     for repository in platform.workspaces.repositories(workspace.id)
                 ],
-            }
+            )
             for workspace in platform.workspaces.all()
         ]
     return ListResult(
@@ -339,7 +336,9 @@ def _listed(template: str, items: Sequence[Mapping[str, Any]]) -> str | None:
 def add_member(
     workspace: WorkspaceArgument,
     email: EmailArgument,
-    role: Annotated[Literal["owner", "admin", "member"], typer.Option(help="What they may do.")] = "member",
+    role: Annotated[
+        Literal["owner", "admin", "member"], typer.Option(help="Role of the user in the workspace.")
+    ] = "member",
 ) -> OperationResult:
     """Add a user to a workspace or change their role.
 
@@ -349,10 +348,9 @@ def add_member(
     with local_platform() as platform:
         home, user = platform.workspaces.find(workspace), platform.accounts.find_user(email)
         platform.workspaces.add_member(home.id, user.id, role)
-    article = "a" if role == "member" else "an"
     return OperationResult(
         operation="platform.member.add",
-        message=f"{user.email} is {article} {role} of {home.name}.",
+        message=f"{user.email} now has the role {role} in {home.name}.",
         resource={"workspace": home.name, "email": user.email, "role": role},
     )
 
@@ -370,23 +368,23 @@ def remove_member(
     """
     with local_platform() as platform:
         home, user = platform.workspaces.find(workspace), platform.accounts.find_user(email)
-        current().confirm(f"Take {user.email} out of {home.name}?", yes=yes)
+        current().confirm(f"Remove {user.email} from {home.name}?", yes=yes)
         platform.workspaces.remove_member(home.id, user.id)
     return OperationResult(
         operation="platform.member.remove",
-        message=f"{user.email} is no longer in {home.name}.",
+        message=f"Removed {user.email} from {home.name}.",
         resource={"workspace": home.name, "email": user.email},
     )
 
 
 @users.command("add")
 def add_user(
-    email: Annotated[str, typer.Argument(help="The address they sign in with.")],
-    name: Annotated[str | None, typer.Option(help="What people call them.")] = None,
+    email: EmailArgument,
+    name: Annotated[str | None, typer.Option(help="Name of the user.")] = None,
     workspace: Annotated[
-        str | None, typer.Option("--workspace", "-w", help="Make them a member of this workspace.")
+        str | None, typer.Option("--workspace", "-w", help="Add the user to this workspace.")
     ] = None,
-    admin: Annotated[bool, typer.Option("--admin", help="Let them administer the platform.")] = False,
+    admin: Annotated[bool, typer.Option("--admin", help="Make the user an administrator.")] = False,
     password_stdin: PasswordFromStdin = False,
 ) -> OperationResult:
     """Add a user.
@@ -402,22 +400,21 @@ def add_user(
         user = platform.accounts.create_user(email, name=name, password=password, is_admin=admin)
         if home is not None:
             platform.workspaces.add_member(home.id, user.id)
-        page = f"{platform.url}/device"
-    steps = [
-        f"The user logs in with `osmosis --platform {platform.url} login` and approves the login at {page}"
-    ]
+        url = platform.url
+    steps = [f"Log in as the user: osmosis --platform {url} login (approve it at {url}/device)"]
     if home is None:
-        steps.insert(0, f"Give them a workspace: osmosis platform member add WORKSPACE {user.email}")
+        steps.insert(0, f"Add the user to a workspace: osmosis platform member add WORKSPACE {user.email}")
     added = f"Added {user.email}."
     return OperationResult(
         operation="platform.user.add",
         message=added,
         shown=f"{added} Password: {password}" if made else None,
-        resource={
-            **fields(user, "id", "email", "name", "is_admin"),
-            "workspace": home.name if home is not None else None,
+        resource=fields(
+            user,
+            *("id", "email", "name", "is_admin"),
+            workspace=home.name if home is not None else None,
             **({"password": password} if made else {}),
-        },
+        ),
         next_steps=steps,
     )
 
@@ -431,18 +428,19 @@ def list_users() -> ListResult:
     """
     with local_platform() as platform:
         items = [
-            {
-                **fields(user, "id", "email", "name", "is_admin", "created_at"),
-                "status": "active" if user.disabled_at is None else "disabled",
-                "workspaces": [home.name for home, _, _ in platform.workspaces.of_user(user.id)],
-            }
+            fields(
+                user,
+                *("id", "email", "name", "is_admin", "created_at"),
+                status="active" if user.disabled_at is None else "disabled",
+                workspaces=[home.name for home, _, _ in platform.workspaces.of_user(user.id)],
+            )
             for user in platform.accounts.users()
         ]
     return ListResult(
         title="Users",
         items=items,
         columns=[
-            Column("E-mail", "email", keep=True),
+            Column("Email", "email", keep=True),
             Column("Name", "name"),
             Column("Admin", "is_admin"),
             Column("Status", "status"),
@@ -453,10 +451,10 @@ def list_users() -> ListResult:
 
 @users.command("password")
 def change_password(
-    email: Annotated[str, typer.Argument(help="Whose password.")],
+    email: EmailArgument,
     password_stdin: PasswordFromStdin = False,
     revoke_tokens: Annotated[
-        bool, typer.Option("--revoke-tokens", help="Revoke their tokens and API keys, too.")
+        bool, typer.Option("--revoke-tokens", help="Also revoke the user's tokens and API keys.")
     ] = False,
 ) -> OperationResult:
     """Set a new password for a user.
@@ -483,9 +481,7 @@ def change_password(
 @users.command("disable")
 def disable_user(
     email: EmailArgument,
-    stop_runs: Annotated[
-        bool, typer.Option("--stop-runs", help="Stop their open runs; otherwise those go on.")
-    ] = False,
+    stop_runs: Annotated[bool, typer.Option("--stop-runs", help="Also stop the user's open runs.")] = False,
     yes: YesOption = False,
 ) -> OperationResult:
     """Disable a user's password, sessions, tokens and API keys.
@@ -497,13 +493,13 @@ def disable_user(
     """
     with local_platform() as platform:
         user = platform.accounts.find_user(email)
-        current().confirm(f"Disable {user.email}? Nobody gets in as them until they are enabled.", yes=yes)
+        current().confirm(f"Disable {user.email}?", yes=yes)
         done = platform.offboarding.disable(email, stop_runs=stop_runs)
-    said = f"Disabled {user.email}." if done.changed else f"{user.email} was disabled already."
-    steps = [f"Let them in again: osmosis platform user enable {user.email}"]
+    message = f"Disabled {user.email}." if done.changed else f"{user.email} is already disabled."
+    steps = [f"Restore access: osmosis platform user enable {user.email}"]
     if done.still_open:
-        steps.insert(0, f"Their open runs go on (--stop-runs stops them): {', '.join(done.still_open)}")
-    return _offboarded("disable", said, done, steps)
+        steps.insert(0, f"Open runs continue (stop them with --stop-runs): {', '.join(done.still_open)}")
+    return _changed_user("disable", message, done, steps)
 
 
 @users.command("enable")
@@ -517,8 +513,8 @@ def enable_user(email: EmailArgument) -> OperationResult:
     """
     with local_platform() as platform:
         done = platform.offboarding.enable(email)
-    name = done.user.email
-    return _offboarded("enable", f"Enabled {name}." if done.changed else f"{name} is not disabled.", done, [])
+    email = done.user.email
+    return _changed_user("enable", f"Enabled {email}." if done.changed else f"{email} is not disabled.", done)
 
 
 @users.command("remove")
@@ -533,22 +529,24 @@ def remove_user(email: EmailArgument, yes: YesOption = False) -> OperationResult
     """
     with local_platform() as platform:
         user = platform.accounts.find_user(email)
-        current().confirm(f"Remove {user.email} for good? Their open runs stop.", yes=yes)
+        current().confirm(f"Remove {user.email} permanently? Their open runs stop.", yes=yes)
         done = platform.offboarding.remove(email)
-    return _offboarded("remove", f"Removed {user.email}.", done, [])
+    return _changed_user("remove", f"Removed {user.email}.", done)
 
 
-def _offboarded(verb: str, message: str, done: OffboardingReport, steps: list[str]) -> OperationResult:
+def _changed_user(
+    verb: str, message: str, done: OffboardingReport, steps: Sequence[str] = ()
+) -> OperationResult:
     counted = [
         f"{done.sessions} sessions and tokens ended" if done.sessions else "",
-        f"{done.personal_secrets} personal secrets deleted" if done.personal_secrets else "",
+        f"{amount(done.personal_secrets, 'personal secret')} deleted" if done.personal_secrets else "",
         f"stopped: {', '.join(done.stopped)}" if done.stopped else "",
     ]
-    told = "; ".join(filter(None, counted))
+    effects = "; ".join(filter(None, counted))
     return OperationResult(
         operation=f"platform.user.{verb}",
         status="success" if done.changed else "noop",
-        message=message + (f" ({told})" if told else ""),
+        message=message + (f" ({effects})" if effects else ""),
         resource={
             "id": done.user.id,
             "email": done.user.email,
@@ -562,7 +560,7 @@ def _offboarded(verb: str, message: str, done: OffboardingReport, steps: list[st
 
 
 def _password(from_stdin: bool) -> tuple[str, bool]:
-    """Return a password, and whether it was made here."""
+    """Return a password, and whether it was generated here."""
     import secrets
 
     if from_stdin:
@@ -587,7 +585,7 @@ def _token_list(
 def _revoke_token(
     noun: Literal["token", "worker-token"], token_id: str, *, loss: str, yes: bool
 ) -> OperationResult:
-    """Ask, and make a token useless for good; a second time changes nothing."""
+    """Confirm and revoke a token; a second time changes nothing."""
     with local_platform() as platform:
         store: AccountStore | WorkerAccess = platform.accounts if noun == "token" else platform.worker_access
         is_new = store.find_token(token_id).revoked_at is None
@@ -597,7 +595,7 @@ def _revoke_token(
     return OperationResult(
         operation=f"platform.{noun}.revoke",
         status="success" if is_new else "noop",
-        message=f"Revoked {token_id}." if is_new else f"{token_id} was revoked already.",
+        message=f"Revoked {token_id}." if is_new else f"{token_id} is already revoked.",
         resource=fields(token, "id", "revoked_at"),
     )
 
@@ -607,13 +605,15 @@ def create_token(
     user: UserOption = None,
     kind: Annotated[
         Literal["cli", "api_key"],
-        typer.Option(help="`cli` for commands and the API, `api_key` for calling served models."),
+        typer.Option(help="`cli` for commands and the API, `api_key` for calls of deployed models."),
     ] = "cli",
     name: TokenNameOption = None,
-    days: Annotated[int, typer.Option(min=1, max=3650, help="How long it works.")] = 90,
-    no_expiry: Annotated[bool, typer.Option("--no-expiry", help="Let it work until it is revoked.")] = False,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="Days until the token expires.")] = 90,
+    no_expiry: Annotated[
+        bool, typer.Option("--no-expiry", help="Create a token that does not expire.")
+    ] = False,
     workspace: Annotated[
-        str | None, typer.Option("--workspace", "-w", help="Make it good for this workspace alone.")
+        str | None, typer.Option("--workspace", "-w", help="Restrict the token to this workspace.")
     ] = None,
 ) -> OperationResult:
     """Create a token and print it.
@@ -627,8 +627,8 @@ def create_token(
         owner = platform.user(user)
         if owner.disabled_at is not None:
             raise ConflictError(
-                f"{owner.email} is disabled: a token of theirs would let nobody in.",
-                hint=f"enable them first: osmosis platform user enable {owner.email}",
+                f"{owner.email} is disabled.",
+                hint=f"osmosis platform user enable {owner.email}",
             )
         home = platform.workspaces.find(workspace) if workspace is not None else None
         if home is not None:
@@ -641,22 +641,20 @@ def create_token(
             workspace_id=home.id if home is not None else None,
         )
         url = platform.url
-    current().note(
-        f"Token {token.id} of {owner.email}, "
-        + (f"good until {formats.date(token.expires_at)}" if token.expires_at else "good until it is revoked")
-        + ". It is not shown again."
-    )
+    expiry = f"expires {formats.date(token.expires_at)}" if token.expires_at else "does not expire"
+    current().note(f"Token {token.id} of {owner.email} ({expiry}). It is not shown again.")
     return OperationResult(
         operation="platform.token.create",
-        message=f"Made token {token.id} of {owner.email}.",
+        message=f"Created token {token.id} of {owner.email}.",
         shown=plain,
-        resource={
-            "token": plain,
-            **fields(token, "id", "kind", "name", "expires_at"),
-            "user": owner.email,
-            "workspace": home.name if home is not None else None,
-            "platform_url": url,
-        },
+        resource=fields(
+            token,
+            *("id", "kind", "name", "expires_at"),
+            token=plain,
+            user=owner.email,
+            workspace=home.name if home is not None else None,
+            platform_url=url,
+        ),
     )
 
 
@@ -677,18 +675,13 @@ def list_tokens(
         now = platform.clock.now()
         names = {workspace.id: workspace.name for workspace in platform.workspaces.all()}
         items = [
-            {
-                **fields(token, "id", "kind", "name", "created_at", "expires_at", "last_used_at"),
-                "user": owner.email,
-                "workspace": names.get(token.workspace_id or ""),
-                "status": "revoked"
-                if token.revoked_at is not None
-                else "expired"
-                if token.expires_at is not None and token.expires_at <= now
-                else "disabled"
-                if owner.disabled_at is not None
-                else "active",
-            }
+            fields(
+                token,
+                *("id", "kind", "name", "created_at", "expires_at", "last_used_at"),
+                user=owner.email,
+                workspace=names.get(token.workspace_id or ""),
+                status=_token_status(token, owner, now),
+            )
             for token, owner in platform.accounts.tokens(user_id=owner_id)
         ]
     columns = [
@@ -703,19 +696,22 @@ def list_tokens(
     return _token_list("Tokens", items, columns, everything=everything, gone="expired or revoked")
 
 
+def _token_status(token: DbToken, owner: DbUser, now: datetime) -> str:
+    if token.revoked_at is not None:
+        return "revoked"
+    if token.expires_at is not None and token.expires_at <= now:
+        return "expired"
+    return "active" if owner.disabled_at is None else "disabled"
+
+
 @tokens.command("revoke")
-def revoke_user_token(
-    token_id: Annotated[
-        str, typer.Argument(help="The token's id, as `osmosis platform token list` shows it.")
-    ],
-    yes: YesOption = False,
-) -> OperationResult:
+def revoke_user_token(token_id: TokenIdArgument, yes: YesOption = False) -> OperationResult:
     """Revoke a token permanently.
 
     Examples:
         osmosis platform token revoke 3f2a9c10
     """
-    return _revoke_token("token", token_id, loss="Its users can no longer log in with it.", yes=yes)
+    return _revoke_token("token", token_id, loss="It no longer works.", yes=yes)
 
 
 @worker_tokens.command("create")
@@ -724,30 +720,28 @@ def create_worker_token(
         str,
         typer.Option(
             metavar="NAME",
-            help="Whose runs it is good for: those that name this pool under [advanced.execution].",
+            help="Pool of runs that the token is valid for ([advanced.execution] in a config).",
         ),
     ],
     workspace: Annotated[
         list[str] | None,
-        typer.Option(
-            "--workspace", "-w", help="Make it good for the runs of this workspace alone; repeatable."
-        ),
+        typer.Option("--workspace", "-w", help="Restrict the token to runs of this workspace; repeatable."),
     ] = None,
     name: TokenNameOption = None,
     output: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Write it into a file that you alone can read, instead of printing it."
+            metavar="FILE", help="Write the token into a file that only you can read, and do not print it."
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="With --output: replace the file.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file of --output.")] = False,
 ) -> OperationResult:
     """Create a token for the workers of a pool.
 
     Without --output, the token is printed only once.
 
-    It is good for `osmosis platform worker` alone, until it is revoked. A machine with this token
-    receives the secrets of the runs that it takes.
+    The token is valid only for `osmosis platform worker`, until it is revoked. A machine with the token
+    receives the secrets of the runs that it executes.
 
     Examples:
         osmosis platform worker-token create --pool gpu --output gpu-worker.token
@@ -771,19 +765,20 @@ def create_worker_token(
                 raise _unwritable(output, error) from error
         url = platform.url
     scope = f" of {', '.join(home.name for home in homes)}" if homes else ""
-    made = f"Made worker token {token.id} for the pool {token.pool}{scope}"
+    created = f"Created worker token {token.id} for the pool {token.pool}{scope}"
     if output is None:
-        current().note(f"{made}. It is not shown again.")
+        current().note(f"{created}. It is not shown again.")
     return OperationResult(
         operation="platform.worker-token.create",
-        message=f"{made}." if output is None else f"{made}, in {output}.",
+        message=f"{created}." if output is None else f"{created} in {output}.",
         shown=plain if output is None else None,
-        resource={
+        resource=fields(
+            token,
+            *("id", "pool", "name"),
+            workspaces=[home.name for home in homes] or None,
+            platform_url=url,
             **({"token": plain} if output is None else {"path": str(output)}),
-            **fields(token, "id", "pool", "name"),
-            "workspaces": [home.name for home in homes] or None,
-            "platform_url": url,
-        },
+        ),
         # A token that is printed stands alone on stdout.
         next_steps=[
             f"On the worker's machine: osmosis platform worker --url {url} --pool {token.pool} "
@@ -808,11 +803,12 @@ def list_worker_tokens(
     with local_platform() as platform:
         names = {workspace.id: workspace.name for workspace in platform.workspaces.all()}
         items = [
-            {
-                **fields(token, "id", "pool", "name", "created_at", "last_used_at"),
-                "workspaces": token.workspace_ids and [names.get(each, each) for each in token.workspace_ids],
-                "status": "revoked" if token.revoked_at is not None else "active",
-            }
+            fields(
+                token,
+                *("id", "pool", "name", "created_at", "last_used_at"),
+                workspaces=token.workspace_ids and [names.get(each, each) for each in token.workspace_ids],
+                status="revoked" if token.revoked_at is not None else "active",
+            )
             for token in platform.worker_access.tokens()
         ]
     columns = [
@@ -826,12 +822,7 @@ def list_worker_tokens(
 
 
 @worker_tokens.command("revoke")
-def revoke_worker_token(
-    token_id: Annotated[
-        str, typer.Argument(help="The token's id, as `osmosis platform worker-token list` shows it.")
-    ],
-    yes: YesOption = False,
-) -> OperationResult:
+def revoke_worker_token(token_id: TokenIdArgument, yes: YesOption = False) -> OperationResult:
     """Revoke a worker token permanently.
 
     Its workers release their runs, and other workers continue them.
@@ -839,7 +830,7 @@ def revoke_worker_token(
     Examples:
         osmosis platform worker-token revoke wkt_3f2a9c10
     """
-    return _revoke_token("worker-token", token_id, loss="Its workers end.", yes=yes)
+    return _revoke_token("worker-token", token_id, loss="Its workers stop.", yes=yes)
 
 
 def _require_place(output: Path, force: bool) -> None:
@@ -867,8 +858,8 @@ def rotate_secret_key() -> OperationResult:
 
     The platform may be running.
 
-    It may be interrupted at any time: every secret stays readable, and the same command continues. Replaced keys
-    are kept for a day, for backups being made, and go with the first rotation after that.
+    If the command is interrupted, every secret stays readable. Run it again to continue. The former key is kept for
+    one day for backups in progress.
 
     Examples:
         osmosis platform secret-key rotate
@@ -879,17 +870,12 @@ def rotate_secret_key() -> OperationResult:
         done = vault.rotate_secret_key(platform.db, vault.open_vault(platform.config), platform.clock)
     if done.damaged:
         current().warn(
-            f"{len(done.damaged)} secrets could not be opened and are as they were: {', '.join(done.damaged[:5])}; "
-            "set them again.",
+            f"Secrets could not be decrypted and are unchanged: {', '.join(done.damaged[:5])}. Set them again.",
             code="SECRETS_DAMAGED",
         )
-    secrets = "secret" if done.resealed == 1 else "secrets"
-    kept = f", {done.forgotten} replaced earlier forgotten" if done.forgotten else ""
     return OperationResult(
         operation="platform.secret-key.rotate",
-        message=f"Rotated the secret key: {done.resealed} {secrets} resealed{kept}.",
+        message=f"Encrypted {amount(done.resealed, 'secret')} with a new key.",
         resource={"resealed": done.resealed, "forgotten_keys": done.forgotten, "damaged": list(done.damaged)},
-        next_steps=[
-            "Backups made before this hold the former key: keep them as safe as it, or make a new one"
-        ],
+        next_steps=["Earlier backups contain the former key: make a new one, or keep them safe"],
     )

@@ -114,9 +114,9 @@ def local_platform(config: PlatformConfig | None = None) -> Iterator[LocalPlatfo
         db.dispose()
 
 
-def fields(row: object, *names: str) -> dict[str, Any]:
-    """Return attributes of a row of the database as scripts see them."""
-    values = {name: getattr(row, name) for name in names}
+def fields(row: object, *names: str, **more: Any) -> dict[str, Any]:
+    """Return attributes of a row of the database, and ``more``, as scripts see them."""
+    values = {name: getattr(row, name) for name in names} | more
     return {name: iso(value) if isinstance(value, datetime) else value for name, value in values.items()}
 
 

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from osmosis_ai.platform.server import RunningPlatform
 
 
-_NOT_READY = "Stopped before it was ready; the next start begins where this one was."
+_NOT_READY = "Stopped before the platform was ready."
 _STEPS, _REQUESTS = "steps", "http.requests"
 
 
@@ -58,15 +57,15 @@ def start(
     ] = None,
     public_url: Annotated[
         str | None,
-        typer.Option(help="The https URL at which a proxy makes it reachable (OSMOSIS_PUBLIC_URL)."),
+        typer.Option(help="HTTPS URL of the proxy in front of the platform (OSMOSIS_PUBLIC_URL)."),
     ] = None,
     login: Annotated[
-        bool, typer.Option("--login", help="Also log this user in to it, as its administrator.")
+        bool, typer.Option("--login", help="Also log in to the platform as its administrator.")
     ] = False,
     log_format: Annotated[
         Literal["text", "json"],
         typer.Option(
-            help="How to write the log to stderr; json: an object a line, with a line for each request."
+            help="Format of the log on stderr; `json` writes one object per line and logs every request."
         ),
     ] = "text",
 ) -> StreamResult:
@@ -74,8 +73,8 @@ def start(
 
     One line reports when the platform is ready.
 
-    Its data is in OSMOSIS_HOME. The first start makes an administrator and a workspace and says how to
-    sign in. Whatever ends it, even `kill -9`, runs that were under way go on at the next start.
+    The data is in OSMOSIS_HOME. The first start creates an administrator and a workspace and prints the password.
+    Runs in progress continue at the next start.
 
     Examples:
         osmosis platform start --login
@@ -122,14 +121,12 @@ def _serve(config: PlatformConfig, login: bool, logs_json: bool) -> Iterator[dic
     """Yield the one line that says it is ready, and end when the platform has."""
     from osmosis_ai.platform.server import StartEndedError, run_platform
 
-    handler: type[logging.Handler] = _JsonToStderr if logs_json else _ToStderr
-    logging.getLogger().addHandler(handler(level=logging.WARNING))
+    logging.getLogger().addHandler(_LogToStderr(is_json=logs_json, level=logging.WARNING))
     for told in (_STEPS, _REQUESTS) if logs_json else ():
         logger = logging.getLogger(f"osmosis_ai.platform.{told}")
         logger.setLevel(logging.INFO)
         logger.propagate = False
-        logger.addHandler(handler())
-    # In a log of objects nothing stands that is none.
+        logger.addHandler(_LogToStderr(is_json=True))
     note = logging.getLogger(f"osmosis_ai.platform.{_STEPS}").info if logs_json else current().note
     try:
         with run_platform(config) as platform:
@@ -140,7 +137,7 @@ def _serve(config: PlatformConfig, login: bool, logs_json: bool) -> Iterator[dic
             for line in [ready.sentence] if logs_json else ready.next_steps:
                 note(line)
             platform.wait()
-            note("Stopping; runs under way go on at the next start.")
+            note("Stopping. Runs in progress continue at the next start.")
     except StartEndedError:
         note(_NOT_READY)
 
@@ -211,16 +208,27 @@ def _log_in(platform: RunningPlatform) -> str:
     )
 
 
-class _JsonToStderr(logging.Handler):
-    """Writes what the platform logs to stderr, an object a line."""
+class _LogToStderr(logging.Handler):
+    """Writes what the platform logs to stderr: an object or a line of text each."""
+
+    def __init__(self, *, is_json: bool, level: int = logging.NOTSET) -> None:
+        super().__init__(level)
+        self._is_json = is_json
 
     def emit(self, record: logging.LogRecord) -> None:
         from osmosis_ai.platform.http.middleware import REQUEST_ID
 
+        output, level = current(), record.levelname.lower()
+        if not self._is_json and output.mode != "json":
+            output.say(f"{level}: {self.format(record)}")
+            return
+        if not self._is_json:
+            output.say_json({"log": {"level": level, "logger": record.name, "message": self.format(record)}})
+            return
         moment = datetime.fromtimestamp(record.created, timezone.utc)
         line = {
             "time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-            "level": record.levelname.lower(),
+            "level": level,
             "logger": record.name,
             "message": record.getMessage(),
         }
@@ -228,26 +236,15 @@ class _JsonToStderr(logging.Handler):
             line["request_id"] = request_id
         if record.exc_info:
             line["exception"] = logging.Formatter().formatException(record.exc_info)
-        current().say_json(line)
-
-
-class _ToStderr(logging.Handler):
-    """Writes what the platform logs to stderr, a line of text each."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        output, level, text = current(), record.levelname.lower(), self.format(record)
-        if output.mode == "json":
-            output.say_json({"log": {"level": level, "logger": record.name, "message": text}})
-        else:
-            output.say(f"{level}: {text}")
+        output.say_json(line)
 
 
 _MOST_SHOWN = 20
 _PATIENCE_S = 15.0
 _SILENT = timedelta(minutes=3)
-"""For how long nobody hears of a worker that is well at most, with time to spare: it says who it is once a minute."""
+"""A healthy worker reports once a minute."""
 _CHECKS = {"blobs": "files", "migrations": "schema"}
-_DEBUGGABLE = "yes: programs of its user can read its memory and its workers' (OSMOSIS_DEBUGGABLE)"
+_DEBUGGABLE = "yes (OSMOSIS_DEBUGGABLE): programs of its user can read its memory"
 
 
 def status() -> DetailResult:
@@ -314,14 +311,12 @@ def status() -> DetailResult:
 
 
 def _workers(config: PlatformConfig) -> list[dict[str, Any]]:
-    """Return the machines that asked for runs with a token that is good."""
+    """Return the workers with a valid token."""
     try:
         with local_platform(config) as platform:
             known = list(platform.worker_access.known.all())
     except ConflictError as error:
-        current().warn(
-            f"its workers are not looked up: {error.message} ({error.hint})", code="OTHER_DATABASE"
-        )
+        current().warn(f"Workers are not shown: {error.message} ({error.hint})", code="OTHER_DATABASE")
         return []
     return [
         {
@@ -335,7 +330,7 @@ def _workers(config: PlatformConfig) -> list[dict[str, Any]]:
 
 
 def _describe_worker(worker: Mapping[str, Any]) -> str:
-    """Return in a line what a machine has, and what it does, or when it was last seen."""
+    """Return a worker's resources and activity, in one line."""
     has = [
         f"{worker[key]:g} {unit}{'s' if unit != 'GiB' and worker[key] != 1 else ''}"
         for key, unit in (("cpus", "CPU"), ("gpus", "GPU"), ("memory_gb", "GiB"))
@@ -345,11 +340,11 @@ def _describe_worker(worker: Mapping[str, Any]) -> str:
         has.append("sandbox" if worker["sandbox"] else "no sandbox")
     labels = f" [{', '.join(worker['labels'])}]" if worker["labels"] else ""
     name, runs = formats.one_line(worker["machine"] or "unnamed"), worker["runs"]
-    does = f"works on {amount(runs, 'run')}" if runs else "idle"
+    does = f"executing {amount(runs, 'run')}" if runs else "idle"
     silence = datetime.now(timezone.utc) - datetime.fromisoformat(worker["heard_at"].replace("Z", "+00:00"))
     if silence > _SILENT:
         does = f"last seen {formats.duration(silence.total_seconds())} ago"
-    return f"{name} of {worker['pool']}{labels}: {', '.join(has)}; {does}, asked last {formats.date(worker['seen_at'])}"
+    return f"{name} of {worker['pool']}{labels}: {', '.join(has)}; {does}, last request {formats.date(worker['seen_at'])}"
 
 
 def _state(local_url: str | None) -> tuple[str, dict[str, str]]:
@@ -367,12 +362,14 @@ def _state(local_url: str | None) -> tuple[str, dict[str, str]]:
     problems = {name: why for name, why in checks.items() if why != "ok"}
     if not health.is_success:
         # What `/ready` says may be some seconds old.
-        problems.setdefault("database", "it cannot be used")
+        problems.setdefault("database", "unavailable")
     return "not ready" if problems else "running", problems
 
 
 def stop(
-    timeout: Annotated[float, typer.Option(min=0.1, help="How long to wait for it, in seconds.")] = 60.0,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds to wait until the platform has stopped.")
+    ] = 60.0,
 ) -> OperationResult:
     """Stop the local platform.
 
@@ -416,7 +413,7 @@ def backup(
         from osmosis_ai.platform.config import from_environment
 
     config = from_environment()
-    with current().status(f"Backing up {config.home}"), _asked_once():
+    with current().status(f"Backing up {config.home}"):
         report = create_backup(config, file, overwrite=force, with_bucket=with_bucket)
     if report.missing_blobs:
         current().warn(
@@ -465,7 +462,7 @@ def restore(
     config = from_environment()
     if database_file is not None:
         config = _with_database(config, database_file)
-    with current().status(f"Restoring {file}"), _asked_once():
+    with current().status(f"Restoring {file}"):
         report = restore_backup(config, file)
     if report.missing_blobs:
         current().warn(
@@ -504,23 +501,6 @@ def _with_database(config: PlatformConfig, file: Path) -> PlatformConfig:
         )
     Database(words[0], named=str(file)).dispose()
     return replace(config, database_url=words[0])
-
-
-_LATER = re.compile(r"[;.] the platform retries later\.$", re.IGNORECASE)
-
-
-@contextmanager
-def _asked_once() -> Iterator[None]:
-    """Say of a bucket that does not answer what to do about it."""
-    from osmosis_ai.platform.blobs.store import BlobStoreBusy, BlobStoreError, BlobStoreSilent
-
-    try:
-        yield
-    except BlobStoreBusy as error:
-        retry = "run the command again later"
-        if isinstance(error, BlobStoreSilent):
-            retry = "check that the store runs at OSMOSIS_BLOBS_URL, then run the command again"
-        raise BlobStoreError(_LATER.sub(".", error.message), hint=error.hint or retry) from error
 
 
 _LONGEST_CREDENTIAL = 256

@@ -281,12 +281,12 @@ def edited(workspace: WorkspaceDirectory, kind: str) -> Path:
 
 def test_generated_configs(workspace: WorkspaceDirectory) -> None:
     init_rollout(workspace, "capitals")
+    evaluation = load_eval_config(Path("configs/eval/capitals.toml"), workspace)
+    assert (evaluation.experiment.model_path, evaluation.secrets) == ("osmosis/tiny", ())
+    assert len((workspace.root / "data" / "capitals.jsonl").read_text().splitlines()) == 20
     with pytest.raises(InvalidConfigError) as caught:
-        load_eval_config(Path("configs/eval/capitals.toml"), workspace)
-    assert [issue.key for issue in caught.value.issues] == ["experiment.dataset"]
-    evaluation = load_eval_config(edited(workspace, "eval"), workspace)
-    assert evaluation.secrets == ("OPENAI_API_KEY",)
-    assert list(evaluation.payload()) == ["experiment_config", "secrets"]
+        load_training_config(Path("configs/training/capitals.toml"), workspace)
+    assert "experiment.dataset" in [issue.key for issue in caught.value.issues]
     assert load_training_config(edited(workspace, "training"), workspace).secrets == ()
 
 
@@ -305,7 +305,15 @@ def test_commented_settings_of_generated_configs(workspace: WorkspaceDirectory, 
     config = load(path, workspace)
     assert config.env == {"LOG_LEVEL": "INFO"}
     assert config.experiment.branch == "main"
-    assert config.secrets == ("OPENAI_API_KEY",)
+    assert config.secrets == (() if kind == "eval" else ("OPENAI_API_KEY",))
+
+
+def test_a_new_rollout_keeps_an_existing_dataset_of_its_name(workspace: WorkspaceDirectory) -> None:
+    rows = workspace.root / "data" / "capitals.csv"
+    rows.write_text("user_prompt,ground_truth\nThe capital of Peru?,Lima\n")
+    written = init_rollout(workspace, "capitals", force=True)
+    assert not [path for path in written.files if path.startswith("data/")]
+    assert [path.name for path in rows.parent.iterdir()] == ["capitals.csv"]
 
 
 @pytest.mark.parametrize(

@@ -61,9 +61,9 @@ def init(
             *_written_lines(resource),
             *formats.next_block(
                 [
-                    ("Write the agent and its grader", f"{resource['rollout_dir']}/main.py"),
-                    ("Set the dataset and the model", eval_config),
-                    ("Evaluate on this machine", f"osmosis eval run {eval_config}"),
+                    ("evaluate it on this machine", f"osmosis eval run {eval_config}"),
+                    ("change the agent and its grader", f"{resource['rollout_dir']}/main.py"),
+                    ("change the dataset and the model", eval_config),
                 ]
             ),
         ],

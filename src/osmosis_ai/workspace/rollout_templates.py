@@ -149,7 +149,7 @@ def _table(path: Path, name: str) -> dict[str, Any]:
 
 
 def init_rollout(workspace: WorkspaceDirectory, name: str, *, force: bool = False) -> PlacedRollout:
-    """Write the skeleton of a rollout with an eval and a training config."""
+    """Write a small working rollout with both configs and 20 rows, unless its dataset exists already."""
     _check_name(name)
     templates = {
         f"rollouts/{name}/main.py": "main.py.txt",
@@ -158,6 +158,8 @@ def init_rollout(workspace: WorkspaceDirectory, name: str, *, force: bool = Fals
         f"configs/eval/{name}.toml": "eval.toml",
         f"configs/training/{name}.toml": "training.toml",
     }
+    if find_dataset_file(workspace, name) is None:
+        templates[f"data/{name}.jsonl"] = "data.jsonl"
     contents = {path: _render(template, name).encode() for path, template in templates.items()}
     return place(workspace, RolloutFiles(name, contents), force=force)
 
@@ -191,7 +193,12 @@ def _render(template: str, name: str) -> str:
 
     text = (Path(__file__).parent / "templates" / "rollout" / template).read_text(encoding="utf-8")
     text = text.replace("{{rollout}}", name)
-    return re.sub(r"\{\{keys:([a-z]+)\}\}", lambda section: commented_keys(section[1]), text)
+
+    def unset_keys(section: re.Match[str]) -> str:
+        lines = commented_keys(section[1]).splitlines()
+        return "\n".join(line for line in lines if f"\n{line[2:].split()[0]} = " not in text)
+
+    return re.sub(r"\{\{keys:([a-z]+)\}\}", unset_keys, text)
 
 
 _NO_USER_CONFIG = {

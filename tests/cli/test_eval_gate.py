@@ -575,6 +575,13 @@ def test_zero_and_unreported_amounts(maze: Maze) -> None:
     assert "39 attempts did not report it" in tokens["reason"]
     assert "40 attempts did not report it" in cost["reason"]
 
+    def free(row: int, attempt: int) -> TerminalRecord:
+        return msgspec.structs.replace(record(row, attempt, 1.0), cost_usd=0.0)
+
+    rewrite_journal(write_run(maze.workspace.evals_dir / "free", passing(10, 4, 40)), free, 10, 4)
+    outcome = gate(maze, "free", "--max", "cost_per_row=1", "--min", "cost_per_row=1")
+    assert [rule["verdict"] for rule in rules_of(outcome)] == ["unclear", "pass"]
+
 
 def test_open_ratio(maze: Maze) -> None:
     for name, amounts in (("base", (100, 100)), ("other", (100, 1200))):

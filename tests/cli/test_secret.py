@@ -60,14 +60,19 @@ def test_set_from_variable(maze: Maze, home: Path) -> None:
 @pytest.mark.parametrize(
     "arguments, code",
     [
-        (["api_key", "--env", "FROM_HERE"], "VALIDATION"),
+        *(
+            ([name, "--env", "FROM_HERE"], "VALIDATION")
+            for name in ("", "a", "2A", "_A", "A-B", "A\n", "Ä", "A" * 256)
+        ),
         (["OSMOSIS_TOKEN", "--env", "FROM_HERE"], "VALIDATION"),
         (["API_KEY", "--scope", "user", "--env", "FROM_HERE"], "VALIDATION"),
-        (["API_KEY", "--env", "FROM_NOWHERE"], "VALIDATION"),
+        *((["API_KEY", "--env", name], "VALIDATION") for name in ("FROM_NOWHERE", "EMPTY", "NO_UTF8")),
         (["API_KEY"], "INTERACTIVE_REQUIRED"),
     ],
 )
 def test_set_invalid_arguments(maze: Maze, arguments: list[str], code: str) -> None:
+    maze.patch.setenv("EMPTY", "")
+    maze.patch.setenv("NO_UTF8", "\udcff")
     maze.patch.chdir(maze.workspace.root.parent)  # the arguments are checked before the workspace
     error = maze.osmosis("secret", "set", *arguments, "--json").error
     assert (error["code"], maze.router.calls.call_count) == (code, 0)

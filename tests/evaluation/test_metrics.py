@@ -12,9 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
-from osmosis_ai.datasets import DatasetRow, row_digest
 from osmosis_ai.decisions.run_dataset import read_prompts, read_slice_values
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.hooks import ProgressSnapshot
@@ -122,25 +120,6 @@ def test_unscored_attempts_are_not_zero() -> None:
     assert counts.pending == 1
 
 
-def test_exact_binomial_interval() -> None:
-    outcomes: list[Outcome] = [(row, 0, "success", float(row < 30)) for row in range(100)]
-    estimate = numbers_of(100, 1, *outcomes).estimates.pass_rate
-    expected = stats.binomtest(30, 100).proportion_ci(0.95, method="exact")
-    assert estimate is not None
-    assert (estimate.low, estimate.high) == pytest.approx((expected.low, expected.high))
-
-
-def test_rows_weigh_the_same() -> None:
-    found = numbers_of(
-        2, 4, (0, 0, "success", 1.0), *[(0, run, "failed", None) for run in (1, 2, 3)],
-        *[(1, run, "success", 0.0) for run in range(4)],
-    )  # fmt: skip
-    assert found.estimates.pass_rate is not None and found.estimates.reward is not None
-    assert (found.estimates.pass_rate.value, found.estimates.pass_rate.n) == (0.5, 5)
-    assert found.estimates.reward.value == 0.5
-    assert found.summary["pass_rate"] == 1 / 8  # the wire's counts attempts, failed ones included
-
-
 def test_unscored_share() -> None:
     found = numbers_of(
         4, 1, (0, 0, "success", 1.0), (1, 0, "failed", None), (2, 0, "skipped", None)
@@ -190,16 +169,6 @@ def test_variance_between_rows_and_attempts() -> None:
     assert shares is not None and shares.between_rows == pytest.approx(0.5)
     assert (shares.rows, shares.attempts_per_row, shares.below_zero) == (4, 4, False)
     assert shares.between_rows + shares.between_attempts == 1
-    negative = passed("10", "01", "10").summary().estimates.variance
-    assert negative is not None and (negative.between_rows, negative.below_zero) == (0, True)
-
-    def shares(unit: float) -> Any:
-        metrics = MeasuredResults(3, 2)
-        for place, reward in enumerate((1, 2, 4, 5, 9, 8)):
-            metrics.add(place // 2, place % 2, "success", reward * unit)
-        return metrics.summary().estimates.variance
-
-    assert shares(1e300).between_rows == pytest.approx(shares(1.0).between_rows)
 
 
 @pytest.mark.parametrize("rows", [("1", "0", "1"), ("11", "11"), ("10",), ("--", "--"), ()])
@@ -350,25 +319,6 @@ def test_unknown_pass_rate_is_not_zero(score: RunScore, scored: str, brief: str)
     shown = f"pass rate – (reward >= 1.0, scored attempts only); scored {scored} planned"
     assert describe_score(score).startswith(shown)
     assert describe_briefly(score).startswith(brief)
-
-
-def test_duplicate_rows_do_not_narrow_intervals() -> None:
-    rewards = [float(number % 3 > 0) for number in range(30)]
-    alone, tripled = MeasuredResults(30, 1), MeasuredResults(90, 1)
-    for table in (alone, tripled):
-        for index in range(table.rows):
-            prompt = [{"role": "user", "content": f"row {index % 30}"}]
-            table.set_row_digest(index, row_digest(DatasetRow(index, prompt, "ok", None)))
-    for number, reward in enumerate(rewards):
-        alone.add(number, 0, "success", reward)
-    for number, reward in enumerate(rewards * 3):
-        tripled.add(number, 0, "success", reward)
-    one, three = alone.summary().estimates, tripled.summary().estimates
-    assert one.pass_rate is not None and three.pass_rate is not None
-    assert three.pass_rate.clusters == 30
-    assert three.pass_rate.high - three.pass_rate.low >= 0.99 * (one.pass_rate.high - one.pass_rate.low)
-    assert three.counts.copies == 60
-    assert any("60 of 90 rows are duplicates of another" in warning for warning in three.warnings)
 
 
 def dataset(path: Path, rows: list[dict[str, object]]) -> Path:

@@ -375,6 +375,16 @@ async def test_fragments_without_index_continue_the_call_with_their_id(
     assert {index: "".join(parts) for index, parts in calls.items()} == dict(enumerate(expected))
 
 
+async def test_tool_calls_of_a_whole_reply_are_completed(model: StandInModel) -> None:
+    asked = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": " "}}] * 2}
+    model.script(Reply(body={"choices": [{"index": 0, "message": asked, "finish_reason": "tool_calls"}]}))
+    async with client(model) as calling:
+        (choice,) = (await calling.complete(HELLO)).response["choices"]
+    calls = choice["message"]["tool_calls"]
+    assert [call["function"] for call in calls] == [{"name": "f", "arguments": "{}"}] * 2
+    assert len({call["id"] for call in calls}) == 2 and all(call["id"].startswith("call_") for call in calls)
+
+
 async def test_an_error_object_with_code_0_next_to_a_completion_is_not_a_failure(model: StandInModel) -> None:
     success = {"error": {"code": 0, "message": "success"}}
     model.script(Reply(extra=success), Reply(extra=success), Reply(body=success))

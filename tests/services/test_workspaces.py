@@ -31,7 +31,6 @@ from tests.logins import (
     FERN,
     IDENTITY,
     NOT_CONNECTED,
-    REFUSALS,
     TOKEN,
     VERIFIED,
     make_checkout,
@@ -88,24 +87,6 @@ def test_unknown_workspace(platform: respx.MockRouter) -> None:
 
 
 # What is remembered
-
-
-@pytest.mark.usefixtures("platform")
-def test_remembered_directories(tmp_path: Path, home: Path) -> None:
-    root = make_repository(tmp_path)
-    WorkspaceDirectories(FERN).remember("ws_1", root)
-    WorkspaceDirectories("https://other.example").remember("ws_1", tmp_path / "gone")
-    path = home / ".config/osmosis/workspace-directories.json"
-    assert json.loads(path.read_text()) == {
-        "version": 1,
-        "platforms": {
-            FERN: {"ws_1": str(root)},
-            "https://other.example": {"ws_1": str(tmp_path / "gone")},
-        },
-    }
-    assert WorkspaceDirectories(FERN).find("ws_1") == root
-    assert WorkspaceDirectories(FERN).find("ws_2") is None
-    assert WorkspaceDirectories("https://other.example").find("ws_1") is None
 
 
 @pytest.mark.parametrize(
@@ -242,18 +223,6 @@ def test_unconnected_repository(platform: respx.MockRouter, tmp_path: Path, repl
         current_workspace(make_checkout(tmp_path).root)
     assert IDENTITY in caught.value.message
     assert "osmosis platform connect ssh://git@github.com/Fern/Maze.git" in (caught.value.hint or "")
-
-
-@pytest.mark.parametrize("reply, code", REFUSALS)
-def test_platform_errors_keep_workspace_valid(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reply: dict[str, Any], code: str
-) -> None:
-    use_platform(monkeypatch)
-    save_login()
-    with respx.mock(base_url=FERN) as platform:
-        platform.get("/api/cli/verify").respond(**reply)
-        resource = examine(make_checkout(tmp_path).root)
-    assert (resource["workspace"], resource["valid"]) == (None, True)
 
 
 def test_origin_without_repository(tmp_path: Path) -> None:

@@ -44,17 +44,6 @@ def test_provider_of_bare_model_name() -> None:
         choose_endpoint("gpt-5-mini", {})
 
 
-@pytest.mark.parametrize(
-    "address",
-    ["localhost:8000", "ftp://here/v1", "http://me:secret@here/v1", "https://here/sk-proj-secret-4711/v1"],
-)
-def test_invalid_base_url_is_refused_without_its_password(address: str) -> None:
-    with pytest.raises(OsmosisError) as caught:
-        choose_endpoint("m", {}, base_url=address)
-    assert "--base-url" in caught.value.message
-    assert "secret" not in caught.value.message
-
-
 async def test_model_name_with_protocol_prefix_is_probed() -> None:
     def only(body: dict[str, Any]) -> Reply:
         known = body["model"] == "openai/gpt-oss"

@@ -14,9 +14,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from osmosis_ai.api.models.workers import SentUpload, UploadGrant
+from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.worker.client import OutgoingBlob, WorkerClient
 from tests.platform.fake_worker import FakeWorker, file_url
-from tests.platform.platform_parts import PlatformConfig
 from tests.platform.s3_server import CREDENTIALS, new_bucket
 
 pytestmark = pytest.mark.integration

@@ -13,6 +13,11 @@ from pydantic import ValidationError
 from sqlalchemy import select, update
 
 from osmosis_ai.api.models.workers import AssignedRun
+from osmosis_ai.platform.blobs.store import BlobStoreBusy
+from osmosis_ai.platform.db.engine import DatabaseBusyError
+from osmosis_ai.platform.db.tables import DbDataset, DbRun, DbSecretAccess
+from osmosis_ai.platform.logs import LogStore
+from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.worker.client import StoredBytesError, WorkerClient
 from tests.platform.conftest import ManualClock, Member, World
 from tests.platform.evaluations import Code, add_dataset
@@ -27,15 +32,6 @@ from tests.platform.fake_worker import (
     pool_token,
     raising,
     settle,
-)
-from tests.platform.platform_parts import (
-    BlobStoreBusy,
-    DatabaseBusyError,
-    DbDataset,
-    DbRun,
-    DbSecretAccess,
-    LogStore,
-    PlatformServices,
 )
 
 SECRET = {"required": ["API_KEY"], "provided": {"API_KEY": "sk-one-two-three"}}

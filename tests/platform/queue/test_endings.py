@@ -9,6 +9,9 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select
 
+from osmosis_ai.platform.blobs.store import BlobStoreBusy
+from osmosis_ai.platform.db.tables import DbRunUpload
+from osmosis_ai.platform.services import PlatformServices
 from tests.evaluation.builders import record
 from tests.evaluation.recorded_runs import with_crc
 from tests.platform.conftest import ManualClock
@@ -25,7 +28,6 @@ from tests.platform.fake_worker import (
     raising,
     settle,
 )
-from tests.platform.platform_parts import BlobStoreBusy, DbRunUpload, PlatformServices
 
 DIED = "the worker died (signal 9)"
 SECRET = "sk-one-two-three"
@@ -159,7 +161,7 @@ def test_a_run_is_finalized_as_soon_as_the_store_is_back(
             type(worker.services.blobs), "put", raising(BlobStoreBusy("the bucket cannot be reached."))
         )
         worker.finishes()
-        for _ in range(300):
+        for _ in range(30):
             clock.advance(1)
             settle(worker.services)
     assert worker.run.status == "running"

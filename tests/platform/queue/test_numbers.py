@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from osmosis_ai.platform.services import PlatformServices
 from tests.evaluation.builders import MeasuredResults, record
 from tests.platform.conftest import ManualClock
 from tests.platform.fake_worker import EVALS, FakeWorker, downloaded, expire_leases, settle
-from tests.platform.platform_parts import PlatformServices
 
 ROWS, N = 5, 3
 RECORDS = [

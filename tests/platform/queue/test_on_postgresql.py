@@ -11,6 +11,9 @@ from fastapi.testclient import TestClient
 from sqlalchemy import Connection, NullPool, create_engine, make_url
 
 from osmosis_ai.api.models.workers import JournalPart
+from osmosis_ai.platform.clock import SystemClock
+from osmosis_ai.platform.config import PlatformConfig
+from osmosis_ai.platform.services import PlatformServices
 from tests.evaluation.builders import record
 from tests.platform.databases import postgres_database
 from tests.platform.fake_worker import (
@@ -23,7 +26,6 @@ from tests.platform.fake_worker import (
     pool_token,
     records,
 )
-from tests.platform.platform_parts import PlatformConfig, PlatformServices, SystemClock
 
 pytestmark = pytest.mark.integration
 TERM = timedelta(seconds=TERM_S)

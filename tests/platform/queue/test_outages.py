@@ -9,6 +9,10 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from osmosis_ai.platform.blobs.local import LocalBlobStore
+from osmosis_ai.platform.blobs.store import BlobStoreBusy
+from osmosis_ai.platform.db.engine import Database, DatabaseBusyError, StorageFullError
+from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock
 from tests.platform.fake_worker import (
     EVALS,
@@ -21,14 +25,6 @@ from tests.platform.fake_worker import (
     raising,
     records,
     settle,
-)
-from tests.platform.platform_parts import (
-    BlobStoreBusy,
-    Database,
-    DatabaseBusyError,
-    LocalBlobStore,
-    PlatformServices,
-    StorageFullError,
 )
 from tests.platform.queue.test_sync import stored
 

@@ -17,7 +17,9 @@ from osmosis_ai.api.models.workers import (
     MOST_LOG_LINES,
     MOST_WANTED,
 )
+from osmosis_ai.platform.db.tables import Base
 from osmosis_ai.platform.runs.journals import read_journal
+from osmosis_ai.platform.services import PlatformServices
 from tests.evaluation.builders import record
 from tests.evaluation.recorded_runs import with_crc
 from tests.platform.fake_worker import (
@@ -29,7 +31,6 @@ from tests.platform.fake_worker import (
     raising,
     records,
 )
-from tests.platform.platform_parts import Base, PlatformServices
 
 TRAJECTORY = "trajectories/row_0_run_0.json"
 

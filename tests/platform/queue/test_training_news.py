@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from osmosis_ai.platform.db.tables import DbRunShard
 from osmosis_ai.platform.queue.reports import ROLLOUTS
 from osmosis_ai.platform.runs.lifecycle import version_of
+from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.training.runs.metrics import TRAINING_REWARD
 from tests.platform.conftest import ManualClock
 from tests.platform.fake_worker import (
@@ -24,7 +26,6 @@ from tests.platform.fake_worker import (
     expire_leases,
     pool_token,
 )
-from tests.platform.platform_parts import DbRunShard, PlatformServices
 from tests.platform.queue.test_sync import refused
 
 ARCHIVE = "checkpoint.tar"

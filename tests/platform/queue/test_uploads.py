@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from osmosis_ai.api.models.workers import MOST_WANTED
-from osmosis_ai.platform.queue.reports import MOST_OPEN
+from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock
 from tests.platform.fake_worker import EVALS, GPU, FakeWorker, Refused, downloaded, expire_leases
-from tests.platform.platform_parts import PlatformServices
 
 NAME, PATH = "files/abc", "artifacts/row_0_run_0/a.txt"
 FILE = {"path": PATH, "kind": "artifacts", "size": 5, "blob": NAME}
@@ -102,18 +100,19 @@ def reported(worker: FakeWorker) -> int:
     return len([said for said in worker.messages() if "uploads open" in said or "may upload" in said])
 
 
-def test_a_run_has_a_limit_of_open_uploads(worker: FakeWorker) -> None:
-    services = worker.services
-    for first in range(0, MOST_OPEN, MOST_WANTED):
-        worker.call("sync", wanted(first, MOST_WANTED))
+def test_a_run_has_a_limit_of_open_uploads(worker: FakeWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    services, most = worker.services, 8
+    monkeypatch.setattr("osmosis_ai.platform.queue.reports.MOST_OPEN", most)
+    for first in (0, most // 2):
+        worker.call("sync", wanted(first, most // 2))
     worker.call("sync", wanted(0, 5))  # these are open already
     for number in range(3):
         with pytest.raises(Refused, match="409 UPLOAD_LIMIT") as refused:
-            worker.call("sync", {**wanted(MOST_OPEN + number, 1), "environment": "changed"})
-        assert refused.value.body["details"] == {"uploads": MOST_OPEN}
-    assert (open_uploads(services), worker.run.environment, reported(worker)) == (MOST_OPEN, None, 1)
+            worker.call("sync", {**wanted(most + number, 1), "environment": "changed"})
+        assert refused.value.body["details"] == {"uploads": most}
+    assert (open_uploads(services), worker.run.environment, reported(worker)) == (most, None, 1)
     worker.sync(sent=[worker.puts(worker.wants("files/0", b"\0"), b"\0")])
-    worker.call("sync", wanted(MOST_OPEN, 1))
+    worker.call("sync", wanted(most, 1))
     worker.finishes()
     assert open_uploads(services) == 0
 

@@ -132,7 +132,12 @@ def test_calls_about_a_shard_need_its_lease(
     route, body = shard_route(given.shard.id, call), {"outcome": "failed"} if call == "finish" else {}
     user = host.api.headers["Authorization"].removeprefix("Bearer ")
     ticket = services.worker_access.issue_ticket(given.shard.id)
-    for bearer in (host.bearer, ticket, user, services.worker_access.local_token, lease_of(given) + "x", "é"):
+    EVALS.taken(host.api, advanced_config=GPU)
+    settle(services)
+    other = host.claimed()
+    assert other is not None and other.shard.id != given.shard.id
+    leases = lease_of(other), lease_of(given) + "x"
+    for bearer in (host.bearer, ticket, user, services.worker_access.local_token, *leases, "é"):
         headers = {"Authorization": f"Bearer {bearer}".encode()}
         if call == "journal":
             reply = host.api.get(route, headers=headers)  # type: ignore[arg-type]

@@ -9,13 +9,11 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select, update
 
-from osmosis_ai.platform.db.tables import DbConversation, DbJournalChunk
-from tests.platform import fake_worker
-from tests.platform.conftest import Member, World, assert_flat_error
-from tests.platform.evaluations import add_dataset, submit_body
-from tests.platform.platform_parts import (
+from osmosis_ai.platform.db.tables import (
     Base,
+    DbConversation,
     DbDataset,
+    DbJournalChunk,
     DbLogLine,
     DbLoraModel,
     DbMetricPoint,
@@ -24,10 +22,13 @@ from tests.platform.platform_parts import (
     DbRunShard,
     DbRunUpload,
     DbSample,
-    LogLine,
-    PlatformServices,
     new_id,
 )
+from osmosis_ai.platform.log_lines import LogLine
+from osmosis_ai.platform.services import PlatformServices
+from tests.platform import fake_worker
+from tests.platform.conftest import Member, World, assert_flat_error
+from tests.platform.evaluations import add_dataset, submit_body
 from tests.platform.viewer import runs_world
 
 EVALS, TRAININGS, DATASETS = "/api/cli/eval-runs", "/api/cli/training-runs", "/api/cli/datasets"

@@ -12,11 +12,13 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import update
 
+from osmosis_ai.platform.db.tables import DbRun, DbSample
+from osmosis_ai.platform.log_lines import LogLine
+from osmosis_ai.platform.services import PlatformServices
 from tests.evaluation.builders import record
 from tests.platform.conftest import ManualClock, assert_flat_error
 from tests.platform.evaluations import Samples, end_with
 from tests.platform.fake_worker import EVALS, FakeWorker, expire_leases, settle
-from tests.platform.platform_parts import DbRun, DbSample, LogLine, PlatformServices
 
 RUNS, submitted = EVALS.route, EVALS.taken
 SECRET = "20260301"

@@ -9,10 +9,11 @@ import pytest
 from fastapi.testclient import TestClient
 
 from osmosis_ai._version import __version__
+from osmosis_ai.platform.db.tables import DbRun
+from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, assert_flat_error
 from tests.platform.evaluations import Code, add_dataset, experiment, git, issue, submit_body
 from tests.platform.fake_worker import EVALS, FakeWorker
-from tests.platform.platform_parts import DbRun, PlatformServices
 from tests.platform.viewer.runs_world import add_run
 
 RUNS, submitted, refused = EVALS.route, EVALS.taken, EVALS.refused

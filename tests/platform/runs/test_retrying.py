@@ -12,12 +12,13 @@ from sqlalchemy import update
 
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.errors import ConflictError
+from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.runs.journals import stored_lines
+from osmosis_ai.platform.services import PlatformServices
 from tests.evaluation.builders import record
 from tests.platform.conftest import ManualClock, Member, assert_flat_error
 from tests.platform.evaluations import Code, Samples, add_dataset, experiment
 from tests.platform.fake_worker import EVALS, FakeWorker
-from tests.platform.platform_parts import DbRun, PlatformServices
 
 RUNS = EVALS.route
 PASSED: dict[str, Any] = {"status": "success", "reward": 1.0}

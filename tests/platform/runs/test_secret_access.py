@@ -5,9 +5,10 @@ from __future__ import annotations
 from fastapi.testclient import TestClient
 from sqlalchemy import delete, func, select
 
+from osmosis_ai.platform.db.tables import DbSecretAccess, DbWorkspace
+from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member
 from tests.platform.fake_worker import EVALS, GPU, FakeWorker, claim, claim_request, pool_token, settle
-from tests.platform.platform_parts import DbSecretAccess, DbWorkspace, PlatformServices
 
 RUNS, submitted = EVALS.route, EVALS.taken
 AUDIT = "/api/cli/environment-secrets/audit"

@@ -8,10 +8,11 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
+from osmosis_ai.platform.db.tables import DbDataset
+from osmosis_ai.platform.services import PlatformServices
 from tests.lazily import needs
 from tests.platform.conftest import ManualClock, assert_flat_error
 from tests.platform.fake_worker import TRAININGS, FakeTrainer
-from tests.platform.platform_parts import DbDataset, PlatformServices
 
 needs("torch")
 

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from osmosis_ai.platform.db.tables import DbRun
+from osmosis_ai.platform.log_lines import PLAN, WARNED, LogLine
+from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.training.runs.run_directory import ValidationSamples
 from tests.lazily import needs
 from tests.platform.conftest import ManualClock, Member, assert_flat_error
 from tests.platform.evaluations import Code, experiment, issue, submit_body
 from tests.platform.fake_worker import TRAININGS, FakeTrainer, settle
-from tests.platform.platform_parts import PLAN, WARNED, DbRun, LogLine, PlatformServices
 from tests.platform.viewer.runs_world import publish_validation
 from tests.viewer.source_contract import sample_record
 

@@ -126,8 +126,8 @@ async def test_ctrl_c_and_resume(world: World) -> None:
     assert world.document()["stopped"]["kind"] == "interrupted"
     assert len(world.document()["records"]) == 400
     assert result["next_steps_structured"][0]["command"].endswith("--resume")
-    resumed = await world.run("--resume")
-    assert resumed.status == 0 and "from earlier sessions" in resumed.out
+    resumed = await world.run("--resume", "--verbose")
+    assert resumed.status == 0 and "From earlier sessions" in resumed.out
     assert world.document()["complete"] is True and not world.journal.exists()
     # What was in flight at Ctrl-C is asked again, and nothing else.
     assert 400 <= world.judge.calls <= 410

@@ -81,7 +81,7 @@ def test_grader_notes_and_judgements() -> None:
 
 def test_failure() -> None:
     text = page_of(a_source(), "/evals/one/samples/2.0")
-    assert "Error of the provider: rate_limit" in text
+    assert "Error (provider, rate_limit)" in text
     assert "Traceback\n&lt;b&gt;429&lt;/b&gt;" in text and "owned" not in text
     assert "No conversation was recorded." in text
 

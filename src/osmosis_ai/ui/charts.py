@@ -132,9 +132,9 @@ class Drawing:
             self.path("grid", f"M{LEFT} {y(value)}H{WIDTH - RIGHT}")
             self.text("tick end", LEFT - 6, f"{y.place(value) + 4:.1f}", written(value))
 
-    def mark(self, place: int, x: float, y: float, *, hollow: bool = False) -> None:
+    def mark(self, place: int, x: float, y: float, *, hollow: bool = False, size: float = 1) -> None:
         """Add a point of the series at ``place``."""
-        self._parts.append(mark(place, x, y, hollow=hollow))
+        self._parts.append(mark(place, x, y, hollow=hollow, size=size))
 
     def key(self, name: str, drawn: str) -> None:
         """Add to the legend a name behind what it is drawn with."""
@@ -198,9 +198,18 @@ def colour(place: int) -> int:
     return place % _COLOURS + 1
 
 
-def mark(place: int, x: float, y: float, *, hollow: bool = False) -> str:
+def _size(over: int | None) -> float:
+    """Return the scale of a mark, whose area grows with what it stands for."""
+    return min(math.sqrt(over or 1), 5.0)
+
+
+def mark(place: int, x: float, y: float, *, hollow: bool = False, size: float = 1) -> str:
     """Return the mark of the series at ``place``: its shape tells it as well as its colour."""
     filled = f"line-{colour(place)} hollow" if hollow else f"fill-{colour(place)}"
+    if size > 1:
+        r = 4.5 * size
+        circle = f"m-{r:.1f} 0a{r:.1f} {r:.1f} 0 1 0 {2 * r:.1f} 0a{r:.1f} {r:.1f} 0 1 0-{2 * r:.1f} 0Z"
+        return f'<path class="{filled}" fill-opacity=".6" d="M{x:.1f} {y:.1f}{circle}"/>'
     return f'<path class="{filled}" d="M{x:.1f} {y:.1f}{_OUTLINES[place % len(_OUTLINES)]}"/>'
 
 
@@ -374,8 +383,10 @@ def scatter(
         for point in points:
             if ends := point.interval:
                 drawing.path(kind, f"M{x(point.x)} {y(ends[0])}V{y(ends[1])}")
+        # Larger marks for more of them, drawn first so that they hide no others.
+        for point in sorted(points, key=lambda each: each.over or 0, reverse=True):
+            drawing.mark(place, x.place(point.x), y.place(point.y), size=1 if joined else _size(point.over))
         for point in points:
-            drawing.mark(place, x.place(point.x), y.place(point.y))
             rows.append([name, *map(number, point[:4]), "" if point.over is None else f"{point.over:,}"])
     head = ("Series", axes[0].capitalize(), axes[1].capitalize(), *_ENDS, counted)
     drawing.name(series)

@@ -42,7 +42,7 @@ def viewer_router(viewing: Visitor, *, home: str = "/", route_class: type[APIRou
     add("/evals/{run}/samples.jsonl", partial(_export, kind="jsonl"), (*queries.SAMPLE_WORDS, "in"))
     add("/evals/{run}/samples/{item}/artifacts/{path:path}", conversation.artifact)
     add("/evals/{run}/log", lists.log, ("cursor",))
-    add("/training/{run}", run.training, ("smooth",))
+    add("/training/{run}", run.training, ("smooth", "validation"))
     add("/training/{run}/log", partial(lists.log, kind="training"), ("cursor",))
     said, as_file = (*queries.SAMPLE_WORDS, *conversation.WORDS), ("as", "step")
     add("/evals/{run}/samples/{item}", conversation.page, said)

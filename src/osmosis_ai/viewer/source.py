@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from datetime import datetime
 from heapq import nsmallest
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Generic, Literal, Protocol, TypeVar
 
 import msgspec
@@ -18,6 +19,8 @@ import orjson
 
 from osmosis_ai.api.models.base import LogPage
 from osmosis_ai.controller.record import TerminalRecord
+from osmosis_ai.datasets.readers import METADATA_COLUMN, iter_records
+from osmosis_ai.datasets.rows import as_object
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.attempt_files import StoredArtifact, StoredConversation
 from osmosis_ai.evaluation.metrics import Estimates, RunScore
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
 
 ItemT = TypeVar("ItemT")
 _NEAREST = 3
+_MOST_COLUMNS = 50
+_WHOLE_TEXTS = ("system_prompt", "user_prompt", "messages", "ground_truth", METADATA_COLUMN)
 _BARS = 20
 
 Capability = Literal[
@@ -189,6 +194,7 @@ class RunDetail:
     context: Sequence[str] = ()
     commands: Sequence[str] = ()
     decided: Decisions | None = None
+    columns: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,6 +350,13 @@ class RunSource(Protocol):
 
     def samples_of_row(self, digest: str, runs: Sequence[str], *, limit: int) -> list[list[SampleEntry]]:
         """Return of each of some evaluations its samples of a row."""
+
+
+def sliceable_columns(path: Path) -> list[str]:
+    """Return the columns of a dataset file, and keys of its metadata, other than prompts and answers."""
+    _, record = next(iter_records(path), (0, {}))
+    metadata = as_object(record.get(METADATA_COLUMN)) or {}
+    return [name for name in (*record, *metadata) if name not in _WHOLE_TEXTS][:_MOST_COLUMNS]
 
 
 def nearest_samples(

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, get_args
 
 import orjson
-from sqlalchemy import ColumnElement, Select, and_, bindparam, case, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, Select, and_, bindparam, case, func, literal, or_, select, tuple_
 from sqlalchemy.orm import Session, aliased, joinedload
 
 from osmosis_ai.api.models.eval_runs import RunOrigin
@@ -115,11 +115,13 @@ class WorkspaceRuns:
     def _counts(
         self, query: RunQuery, kinds: Sequence[str], conditions: Sequence[ColumnElement[bool]]
     ) -> dict[str, int]:
-        mine = select(func.count()).select_from(DbRun)
+        fits = case((and_(*conditions), 1), else_=0) if conditions else literal(1)
+        mine = select(DbRun.status, func.count(), func.sum(fits)).group_by(DbRun.status)
         mine = mine.where(DbRun.workspace_id == self.workspace_id, DbRun.kind.in_(kinds))
-        asked = [mine.scalar_subquery(), *([mine.where(*conditions).scalar_subquery()] if conditions else [])]
-        counted = self.session.execute(select(*asked)).one()
-        return {"unfiltered": counted[0], "total": counted[-1]}
+        counted = self.session.execute(mine).all()
+        statuses = {status: count for status, count, _ in counted}
+        total = sum(int(fitting) for *_, fitting in counted)
+        return {**statuses, "unfiltered": sum(statuses.values()), "total": total}
 
 
 @lru_cache

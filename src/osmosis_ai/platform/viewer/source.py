@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -42,7 +43,7 @@ from osmosis_ai.evaluation.attempt_files import (
 )
 from osmosis_ai.platform.blobs.store import BlobError, BlobNotFound, BlobStoreError
 from osmosis_ai.platform.datasets.store import find_dataset, open_dataset
-from osmosis_ai.platform.db.tables import DbLogLine, DbRun, DbRunFile, DbSample
+from osmosis_ai.platform.db.tables import DbDataset, DbLogLine, DbRun, DbRunFile, DbSample
 from osmosis_ai.platform.log_lines import storable
 from osmosis_ai.platform.runs.journals import journal_details
 from osmosis_ai.platform.runs.lifecycle import (
@@ -86,11 +87,13 @@ from osmosis_ai.viewer.source import (
     SampleEntry,
     SampleQuery,
     no_sample,
+    sliceable_columns,
     traceback_in,
 )
 
 logger = logging.getLogger(__name__)
 
+_LARGEST_PREVIEW_BYTES = 16 * 1024 * 1024
 LARGEST_DATASET_BYTES = 256 * 1024 * 1024
 """The largest dataset that is read for a page."""
 _LARGEST = 2**31 - 1
@@ -134,7 +137,13 @@ class PlatformSource:
             run, lists = self._run(session, kind, name), self._runs(session)
             entry, previous = lists.with_previous(run)
             if kind == "eval":
-                return eval_detail(entry, previous, SampleLists(session, run, self.services.sample_counts))
+                counts = self.services.sample_counts
+                sha256 = (run.selection or {}).get("sha256")
+                columns: Sequence[str] = ()
+                if run.metrics:
+                    columns = counts.once(("columns", sha256), lambda: self._columns(session, sha256))
+                detail = eval_detail(entry, previous, SampleLists(session, run, counts))
+                return replace(detail, columns=columns)
         resumable = self.services.reopener.is_resumable(run)
         curves = read_curves(self.services.db, run.id)[run.id]
         return training_detail(entry, previous, run, curves, resumable=resumable)
@@ -289,6 +298,19 @@ class PlatformSource:
         with self.services.db.session() as session:
             found = find_runs(session, self.workspace_id, "eval", runs)
             return samples_of_row(session, found, digest, limit=limit)
+
+    def _columns(self, session: Session, sha256: str | None) -> Sequence[str]:
+        """Return the columns by which results on a dataset can be divided; none if it is unavailable or large."""
+        mine = (DbDataset.workspace_id == self.workspace_id, DbDataset.sha256 == sha256)
+        found = session.scalar(select(DbDataset).where(*mine).limit(1))
+        if found is None or found.blob_key is None or found.file_size > _LARGEST_PREVIEW_BYTES:
+            return ()
+        with (
+            suppress(OsmosisError, OSError, ValueError),
+            self.services.blobs.local_copy(found.blob_key) as file,
+        ):
+            return sliceable_columns(file)
+        return ()
 
     def _runs(self, session: Session) -> WorkspaceRuns:
         return WorkspaceRuns(

@@ -7,6 +7,7 @@ import math
 import os
 import time
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
@@ -116,7 +117,8 @@ class RunList:
         self._listed: dict[_Name, tuple[RunPlace, RunEntry]] = {}
         self._going_on: list[RunPlace] = []
         self._series: dict[_Series, list[RunEntry]] = {}
-        self._found = lru_cache(_MOST_SORTED)(self._sorted)  # while nothing changes
+        # While nothing changes.
+        self._found, self._counts = lru_cache(_MOST_SORTED)(self._sorted), lru_cache(self._count)
 
     def page(
         self, places: Sequence[RunPlace], query: RunQuery, *, limit: int, cursor: str | None = None
@@ -136,13 +138,18 @@ class RunList:
         found = self._found(query)
         first, last = _slice(found, query, limit, cursor)
         items = [self._with_trend(entry) for entry in found[first:last]]
-        aside = [place.archived for place, _ in self._listed.values() if query.kind in (None, place.kind)]
         return ItemPage(
             items,
             next=_cursor(query, items[-1]) if items and last < len(found) else None,
             previous=_cursor(query, items[0], backward=True) if items and first > 0 else None,
-            counts={"total": len(found), "unfiltered": aside.count(False), "archived": aside.count(True)},
+            counts={**self._counts(query.kind), "total": len(found)},
         )
+
+    def _count(self, kind: RunKind | None) -> Mapping[str, int]:
+        """Return the number of runs of a kind, of those archived, and of each status."""
+        mine = [(place, entry) for place, entry in self._listed.values() if kind in (None, place.kind)]
+        statuses = Counter(entry.status for place, entry in mine if not place.archived)
+        return {**statuses, "unfiltered": statuses.total(), "archived": len(mine) - statuses.total()}
 
     def _sorted(self, query: RunQuery) -> list[RunEntry]:
         """Return all that a query asks for, in its order."""
@@ -203,6 +210,7 @@ class RunList:
             self._series = _in_series(entry for _, entry in current)
             self._going_on = [place for place, entry in current if _goes_on(entry)][-_MOST_WATCHED:]
             self._found.cache_clear()
+            self._counts.cache_clear()
         self._places = places if not self._unread else None
         self._looked = time.monotonic()
 

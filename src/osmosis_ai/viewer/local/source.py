@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO, TypeVar, get_args
 
 from osmosis_ai.config.issues import nearest
 from osmosis_ai.decisions.local_runs import read_local_samples, require_dataset_file
-from osmosis_ai.decisions.run_dataset import expected_answer
+from osmosis_ai.decisions.run_dataset import dataset_files, expected_answer
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.attempt_files import (
     AttemptFiles,
@@ -55,6 +55,7 @@ from osmosis_ai.viewer.source import (
     SampleEntry,
     SampleQuery,
     known_of,
+    sliceable_columns,
     traceback_in,
     validated_record,
 )
@@ -91,6 +92,14 @@ class _OpenRuns(OrderedDict[Path, OpenedT]):
         while len(self) > self._most:
             self.popitem(last=False)
         return self[path]
+
+
+def _columns(path: Path) -> Sequence[str]:
+    """Return the columns by which a run's results can be divided; none if its dataset is unavailable."""
+    with suppress(OsmosisError, OSError, ValueError):
+        for file in dataset_files(path, path):
+            return sliceable_columns(file)
+    return ()
 
 
 class LocalSource:
@@ -299,6 +308,7 @@ class LocalSource:
             context=known.context,
             commands=commands_of(known, place.path),
             decided=decided,
+            columns=_columns(place.path),
         )
 
     def _evaluation(self, place: RunPlace) -> KnownEvaluation:

@@ -17,7 +17,7 @@ from osmosis_ai.viewer.access import LISTS, SECTIONS, RenderedPage, Viewing
 from osmosis_ai.viewer.conversations import search_conversations
 from osmosis_ai.viewer.local_runs import RunKind
 from osmosis_ai.viewer.queries import Words, query_string, word
-from osmosis_ai.viewer.source import Outcome, RunEntry, SampleQuery
+from osmosis_ai.viewer.source import SORTED_BY, Outcome, RunEntry, SampleEntry, SampleQuery
 
 RUNS_A_PAGE = 50
 _SUBMIT = "osmosis eval submit configs/eval/NAME.toml"
@@ -75,6 +75,7 @@ def _trend(run: RunEntry) -> Markup:
 
 
 SAMPLES_A_PAGE = 100
+_AMOUNTS = ("reward", "tokens", "duration", "cost")
 
 
 def samples(view: Viewing, words: queries.Words, *, run: str) -> RenderedPage:
@@ -108,6 +109,8 @@ def samples(view: Viewing, words: queries.Words, *, run: str) -> RenderedPage:
             "grouped": grouped,
             "in_conversations": in_conversations,
             "outcomes": get_args(Outcome),
+            "columns": [name for name in _AMOUNTS if query.sort == name or _varies(found.items, name)],
+            "causes": sorted({*_causes(view, run), *([query.category] if query.category else [])}),
             "address": lambda **more: here + queries.query_string(shown, **more),
             "filters": filters,
             "filtered": queries.is_filtered(query),
@@ -120,11 +123,21 @@ def samples(view: Viewing, words: queries.Words, *, run: str) -> RenderedPage:
     )
 
 
+def _varies(samples: Sequence[SampleEntry], sort: str) -> bool:
+    """Whether a column has different values; a column that says the same in every line is left out."""
+    values = {getattr(each, SORTED_BY[sort] or "") for each in samples}
+    return values != {None} if len(samples) == 1 else len(values) > 1
+
+
+def _causes(view: Viewing, run: str) -> set[str]:
+    return {each.category for each in view.source.run("eval", run).failures if each.category}
+
+
 def require_category(view: Viewing, run: str, query: SampleQuery) -> None:
     """Refuse a category that nothing of a run has failed with."""
     if query.category is None:
         return
-    known = sorted({each.category for each in view.source.run("eval", run).failures if each.category})
+    known = sorted(_causes(view, run))
     if query.category not in known:
         there = f"what failed is {', '.join(known[:20])}" if known else "it has no failures"
         raise OsmosisError(f"nothing in this run failed with the category {query.category!r}: {there}.")

@@ -75,6 +75,7 @@ def evaluation(view: Viewing, words: Words, *, run: str) -> RenderedPage:
             "before": detail.previous,
             "slices": slices,
             "slice": named,
+            "columns": list(dict.fromkeys(filter(None, (*decided, *detail.columns, named)))),
             "samples_href": samples,
             **log_tail(view, detail.summary),
         },
@@ -256,7 +257,7 @@ def training(view: Viewing, words: Words, *, run: str) -> RenderedPage:
             **shown_training(detail, curves, smoothing, draws=view.wants("curves")),
             "crumbs": view.crumbs("training"),
             "here": view.run_href("training", run),
-            "validated": _validated(view, run),
+            "validated": _validated(view, run, _page_start(words)),
             "quote": None if view.is_local else quote,
             **log_tail(view, summary),
         },
@@ -281,7 +282,6 @@ def shown_training(
         "subject": " · ".join(filter(None, (detail.summary.model, detail.summary.dataset))),
         "tiles": list(_training_tiles(detail, curves)),
         "MAIN_CHARTS": MAIN_CHARTS,
-        "MOST_VALIDATED": _MOST_VALIDATED,
         "FOLDED": FOLDED,
         "best": _best(curves.checkpoints),
         "validation": curves.headline,
@@ -335,8 +335,15 @@ def _best(checkpoints: Sequence[SavedAdapter]) -> str | None:
     return max(known, key=lambda each: (each.reward or 0.0, -each.step)).name if known else None
 
 
-def _validated(view: Viewing, run: str) -> Mapping[str, Any]:
-    """Return the samples of the newest validation with their addresses, or what is wrong with the record of them."""
+def _page_start(words: Words) -> int:
+    given = word(words, "validation") or "0"
+    if not (given.isascii() and given.isdigit() and len(given) < 7):
+        raise OsmosisError(f"'validation' is the number of an attempt, not {given[:20]!r}.")
+    return int(given)
+
+
+def _validated(view: Viewing, run: str, start: int) -> Mapping[str, Any]:
+    """Return a page of the attempts of the newest validation, or the problem with its record."""
     samples = problem = None
     if view.can("conversations") and view.wants("validation"):
         try:
@@ -346,9 +353,18 @@ def _validated(view: Viewing, run: str) -> Mapping[str, Any]:
         except OsmosisError as error:
             problem = error.message
     here = replace(view, of_validation=True)
-    found = [validated_entry(each, samples.pass_threshold) for each in samples.records] if samples else []
-    lines = [(each, here.sample_href(run, each.row, each.attempt)) for each in found]
-    return {"samples": samples, "lines": lines, "problem": problem}
+    if samples is None:
+        return {"samples": None, "problem": problem}
+    end = start + _MOST_VALIDATED
+    entries = [validated_entry(each, samples.pass_threshold) for each in samples.records[start:end]]
+    return {
+        "samples": samples,
+        "lines": [(each, here.sample_href(run, each.row, each.attempt)) for each in entries],
+        "kept": len(samples.records),
+        "previous": max(start - _MOST_VALIDATED, 0) if start else None,
+        "next": end if end < len(samples.records) else None,
+        "problem": None,
+    }
 
 
 def _smoothing(words: Words) -> float:

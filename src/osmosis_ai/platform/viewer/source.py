@@ -140,7 +140,7 @@ class PlatformSource:
                 counts = self.services.sample_counts
                 sha256 = (run.selection or {}).get("sha256")
                 columns: Sequence[str] = ()
-                if run.metrics:
+                if run.metrics and run.status not in OPEN:
                     columns = counts.once(("columns", sha256), lambda: self._columns(session, sha256))
                 detail = eval_detail(entry, previous, SampleLists(session, run, counts))
                 return replace(detail, columns=columns)

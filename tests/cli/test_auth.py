@@ -89,7 +89,7 @@ def test_login_empty_token(
 ) -> None:
     outcome = cli(*command, "--token", token, "--json")
     assert (outcome.status, outcome.error["code"]) == (1, "VALIDATION")
-    assert outcome.error["message"] == "The token is empty."
+    assert outcome.error["message"] == "Token is empty."
     assert "Checking" not in cli(*command, "--token", token).err
     assert not platform.calls
 
@@ -152,7 +152,7 @@ def test_login_without_browser(
         platform.post("/device/authorize").respond(json={**AUTHORIZED, **target})
     outcome = cli("login", *(["--no-browser"] if case == "--no-browser" else []))
     assert (outcome.status, opened) == (0, [])
-    assert "Waiting for you to confirm" in outcome.err
+    assert "Waiting for confirmation" in outcome.err
 
 
 def test_login_not_interactive(cli: Cli, platform: respx.MockRouter) -> None:

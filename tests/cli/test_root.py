@@ -153,6 +153,24 @@ def test_group_help_shows_whole_summaries() -> None:
             assert name == "-m" or command.hidden or f"{name} {summary_of(command)}" in shown, (path, name)
 
 
+def test_options_explain_themselves() -> None:
+    """A line of a help is understood without the others."""
+    riddles = re.compile(
+        r"\b(nobody|somebody|alone|told|said|whose|theirs|stands|it is there)\b", re.IGNORECASE
+    )
+    wrong = {
+        (path, param.name): text
+        for path, command in commands().items()
+        for param in command.params
+        if not param.hidden
+        and (
+            not re.fullmatch(r"[A-Z`.][^\n]+[.)]", text := " ".join((param.help or "").split()))
+            or riddles.search(text)
+        )
+    }
+    assert not wrong
+
+
 def test_classic_evaluation_is_shown_after_the_commands(cli: Cli) -> None:
     shown = cli("eval", "--help").out
     assert "\n  -m " not in shown

@@ -79,7 +79,7 @@ def test_set_invalid_arguments(maze: Maze, arguments: list[str], code: str) -> N
     if code == "INTERACTIVE_REQUIRED":
         assert error["details"]["flags"] == ["--env"]
         for mode in ([], ["--plain"]):
-            assert "There is nobody to ask" in maze.osmosis("secret", "set", *arguments, *mode).err
+            assert "Value of API_KEY is missing" in maze.osmosis("secret", "set", *arguments, *mode).err
 
 
 @pytest.mark.parametrize("mode", [["--json"], ["--plain"], []])

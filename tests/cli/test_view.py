@@ -53,8 +53,8 @@ def test_report_path(
     assert not list(tmp_path.iterdir())
 
 
-ADDRESS = re.compile(r" are at http://[^/\s]+:(\d+)/open\?key=\S+")
-IS_SHOWN = "Your browser should show it now."
+ADDRESS = re.compile(r": http://[^/\s]+:(\d+)/open\?key=\S+")
+IS_SHOWN = "Opened in your browser."
 
 
 @pytest.fixture

@@ -34,29 +34,28 @@ def login(
     line: typer.Context,
     platform: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Log in to the platform at URL, and let this directory use it."),
+        typer.Option(metavar="URL", help="Platform to log in to; commands in this directory then use it."),
     ] = None,
     token: Annotated[
         str | None,
         typer.Option(
             metavar="TOKEN",
-            help="Log in with a token you have; `-` reads it from stdin, out of the process list.",
+            help="Existing token to log in with; `-` reads it from standard input.",
         ),
     ] = None,
     no_browser: Annotated[
-        bool, typer.Option("--no-browser", help="Print the page's address and leave the browser alone.")
+        bool, typer.Option("--no-browser", help="Print the address of the page without opening a browser.")
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", "-f", help="Log in again although you are logged in.")
+        bool, typer.Option("--force", "-f", help="Log in again even if a login is saved.")
     ] = False,
 ) -> OperationResult:
     """Log in with a browser or a token.
 
-    You confirm a code in the browser. The token is saved in the system's keyring. Without a
-    keyring, it is saved in a file that only you can read. The token that it replaces is revoked.
+    You confirm a code in the browser. The token is saved in the system's keyring, or in a file that only you can read
+    if no keyring works. The previous token is revoked.
 
-    With --platform, commands in this Git checkout use that platform from then on. Outside Git, commands in
-    this directory do.
+    With --platform, later commands in this Git checkout (outside Git: in this directory) use that platform.
 
     Examples:
         osmosis login
@@ -80,7 +79,7 @@ def _log_in(output: OutputContext, *, token: str | None, no_browser: bool, force
     if token is not None:
         secret = _token_from_stdin(output) if token == "-" else token
         if not secret.strip():
-            raise OsmosisError("The token is empty.", hint="give one: osmosis login --token - < FILE")
+            raise OsmosisError("Token is empty.", hint="osmosis login --token - < FILE")
         with output.status("Checking the token"):
             return auth.login_with_token(secret, warn=output.warn)
     auth.require_device_login()
@@ -88,9 +87,9 @@ def _log_in(output: OutputContext, *, token: str | None, no_browser: bool, force
         return known
     if output.mode != "rich":
         raise InteractiveRequiredError(
-            "Logging in without a token needs a person: the code is confirmed in a browser.",
+            "A login in a browser is not possible with --json or --plain.",
             details={"flags": ["--token"]},
-            hint="give a token with `osmosis login --token -`, or set OSMOSIS_TOKEN",
+            hint="osmosis login --token - < FILE, or set OSMOSIS_TOKEN",
         )
     return log_in_with_device(output, open_page=output.interactive and not no_browser)
 
@@ -105,9 +104,7 @@ def log_in_with_device(output: OutputContext, *, open_page: bool) -> Login:
         output.note(f"Your code: {code.user_code}\nConfirm it within {minutes} minutes at {page}")
         is_web = page.startswith(("https://", "http://"))
         opened = open_page and is_web and open_browser(page)
-        output.note(
-            "Your browser should show that page now. Waiting …" if opened else "Waiting for you to confirm …"
-        )
+        output.note("Opened in your browser. Waiting …" if opened else "Waiting for confirmation …")
 
     return auth.login_with_device(announce, warn=output.warn)
 
@@ -121,9 +118,9 @@ def _token_from_stdin(output: OutputContext) -> str:
         try:
             token = output.stdin.read() if output.stdin is not None else ""
         except UnicodeDecodeError:
-            raise OsmosisError("The token on stdin is not text.") from None
+            raise OsmosisError("Token on standard input is not text.") from None
     if not token.strip():
-        raise OsmosisError("There is no token on stdin.", hint="osmosis login --token - < FILE")
+        raise OsmosisError("Standard input has no token.", hint="osmosis login --token - < FILE")
     return token.strip()
 
 
@@ -139,7 +136,7 @@ def _logged_in(login: Login, directory: Path | None) -> OperationResult:
             status="noop",
             message=f"Already logged in as {login.user.email} on {url}.",
             resource=resource,
-            next_steps=[*uses, "Log in again, as yourself or another: osmosis login --force"],
+            next_steps=[*uses, "Log in again: osmosis login --force"],
         )
     facts = {
         "Email": login.user.email,
@@ -148,7 +145,7 @@ def _logged_in(login: Login, directory: Path | None) -> OperationResult:
         "Expires": formats.date(login.credentials.expires_at, seconds=True),
     }
     if os.environ.get("OSMOSIS_TOKEN"):
-        uses.append("OSMOSIS_TOKEN is set and is used instead: unset OSMOSIS_TOKEN")
+        uses.append("OSMOSIS_TOKEN overrides this login: unset OSMOSIS_TOKEN")
     if find_checkout_if_any() is None:
         uses.append("Clone a connected repository: git clone URL")
     return OperationResult(
@@ -219,7 +216,7 @@ def whoami() -> DetailResult:
     from osmosis_ai.services import auth
 
     output = current()
-    with output.status("Asking the platform"):
+    with output.status("Fetching account"):
         account = auth.whoami(warn=output.warn)
     place, workspaces = account.directory, [(item.name, item.role) for item in account.workspaces or ()]
     return DetailResult(

@@ -16,7 +16,6 @@ import typer
 
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import current
-from osmosis_ai.cli.output.conversations import turns_of
 from osmosis_ai.cli.output.results import OperationResult, Text
 from osmosis_ai.errors import OsmosisError
 
@@ -110,6 +109,8 @@ def _show(command: str) -> Iterator[Callable[[str], None]]:
 
 
 def _result(outcome: DemoOutcome, scratch: Scratch, *, complete: bool, removed: bool) -> OperationResult:
+    from osmosis_ai.cli.output.conversations import turns_of
+
     evaluation, sample = outcome.evaluation, outcome.evaluation.sample
     counts = evaluation.metrics["estimates"]["counts"]
     message = f"The demo scored {counts['scored']} of {counts['planned']} attempts."
@@ -178,6 +179,8 @@ def _summary(evaluation: DemoEvaluation) -> str:
 
 def _example(sample: DemoSample) -> list[str]:
     """Return the conversation of an attempt, a line a turn; the result of a tool follows its call."""
+    from osmosis_ai.cli.output.conversations import turns_of
+
     outcome = "passed" if sample.reward >= 1 else f"reward {sample.reward:g}"
     lines = [f"Example, row {sample.row_index}, attempt {sample.run_index + 1} ({outcome})"]
     for turn in turns_of(sample.conversation):

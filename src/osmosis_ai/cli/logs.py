@@ -14,14 +14,12 @@ from osmosis_ai.errors import OsmosisError
 if TYPE_CHECKING:
     from osmosis_ai.api.models.base import LogEntry, LogPage
 
-LinesOption = Annotated[int, typer.Option(min=1, max=200, help="How many lines at most, the newest.")]
-CursorOption = Annotated[str | None, typer.Option(help="Go on towards older lines from a `next_cursor`.")]
-FollowOption = Annotated[
-    bool, typer.Option("--follow", "-f", help="Go on showing lines until the run has ended.")
-]
+LinesOption = Annotated[int, typer.Option(min=1, max=200, help="Maximum number of lines (the newest).")]
+CursorOption = Annotated[str | None, typer.Option(help="Cursor of older lines (`next_cursor` of a result).")]
+FollowOption = Annotated[bool, typer.Option("--follow", "-f", help="Show new lines until the run ends.")]
 LevelOption = Annotated[
     Literal["debug", "info", "warning", "error"] | None,
-    typer.Option(help="Only lines of this level and above."),
+    typer.Option(help="Minimum level of the lines to show."),
 ]
 _TONES: dict[str, Tone] = {
     **dict.fromkeys(("error", "critical"), "bad"),

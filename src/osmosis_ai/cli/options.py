@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from osmosis_ai.evaluation.spec import Budget
     from osmosis_ai.services.runs.lifecycle import RunKind
 
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")]
 
 
 def _on_platform(run: str) -> str:
@@ -31,23 +31,22 @@ RunArgument = Annotated[
 RunAnywhereArgument = Annotated[
     str,
     typer.Argument(
-        help="A run of this machine (its name or the beginning of one, a directory, @last), else one of the platform "
-        "by name or id.",
+        help="Local run (name, unique prefix, directory or @last), otherwise a run of the platform (name or ID).",
         autocompletion=complete_run_anywhere,
     ),
 ]
 
-LimitOption = Annotated[int, typer.Option(min=1, max=50, help="How many at most.")]
-AllOption = Annotated[bool, typer.Option("--all", help="Every one, page after page.")]
-EvalConfigArgument = Annotated[Path, typer.Argument(help="A TOML file of configs/eval/.")]
-TrainingConfigArgument = Annotated[Path, typer.Argument(help="A TOML file of configs/training/.")]
-DataFileArgument = Annotated[Path, typer.Argument(help="A .csv, .jsonl, .json or .parquet file.")]
+LimitOption = Annotated[int, typer.Option(min=1, max=50, help="Maximum number of items.")]
+AllOption = Annotated[bool, typer.Option("--all", help="List all items.")]
+EvalConfigArgument = Annotated[Path, typer.Argument(help="TOML file in configs/eval/.")]
+TrainingConfigArgument = Annotated[Path, typer.Argument(help="TOML file in configs/training/.")]
+DataFileArgument = Annotated[Path, typer.Argument(help="Dataset file (.csv, .jsonl, .json or .parquet).")]
 SliceOption = Annotated[
     list[str] | None,
     typer.Option(
         "--slice",
         metavar="COLUMN",
-        help="Also by the values of a column of the dataset, or of a key of its metadata; repeatable.",
+        help="Also show results for each value of a dataset column or metadata key; repeatable.",
     ),
 ]
 ServersOption = Annotated[
@@ -55,37 +54,35 @@ ServersOption = Annotated[
     typer.Option(
         min=1,
         max=8,
-        help="Rollout servers that share the rollouts; their modules are loaded once in each (default: one for each "
-        "processor but one).",
+        help="Number of rollout server processes (default: number of processors minus one).",
     ),
 ]
 NoPreviewsOption = Annotated[
-    bool, typer.Option("--no-previews", help="Do not record how input and output of each sample begin.")
+    bool, typer.Option("--no-previews", help="Do not record the beginning of inputs and outputs.")
 ]
 ReportOption = Annotated[
     Path | None,
-    typer.Option("--report", metavar="FILE.html", help="Also write it into one file that opens from a disk."),
+    typer.Option("--report", metavar="FILE.html", help="Also write the result into one HTML file."),
 ]
-NoTextOption = Annotated[
-    bool, typer.Option("--no-text", help="With --report: numbers only, no texts or explanations.")
-]
-OverwriteReportOption = Annotated[bool, typer.Option("--force", help="With --report: overwrite the file.")]
+NoTextOption = Annotated[bool, typer.Option("--no-text", help="Write a report with numbers only.")]
+OverwriteReportOption = Annotated[bool, typer.Option("--force", help="Overwrite an existing report.")]
 MarkdownOption = Annotated[
     Path | None,
     typer.Option(
         "--markdown",
         metavar="FILE",
-        help="Write a comment for a pull request; also into $GITHUB_STEP_SUMMARY where that is set.",
+        help="Write a pull request comment; also appended to $GITHUB_STEP_SUMMARY if set.",
     ),
 ]
 JunitOption = Annotated[
-    Path | None, typer.Option("--junit", metavar="FILE", help="Write a test report, a case for each rule.")
+    Path | None,
+    typer.Option("--junit", metavar="FILE", help="Write a JUnit report with one test case per rule."),
 ]
 RewardRangeOption = Annotated[
     str | None,
     typer.Option(
         metavar="LOW,HIGH",
-        help="The least and the greatest reward there can be; bounds what unscored attempts could change.",
+        help="Lowest and highest possible reward, for bounds on unscored attempts.",
     ),
 ]
 

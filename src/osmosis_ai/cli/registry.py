@@ -12,12 +12,12 @@ WORKFLOW = "Workflow commands"
 PLATFORM = "Platform commands"
 SUMMARY = "Evaluate and train LLM agents, on your machine or on the Osmosis platform."
 OPTIONS = (
-    ("--json", "Print one JSON document. Goes anywhere on the line."),
-    ("--plain", "Print plain lines for scripts and logs. Goes anywhere."),
+    ("--json", "Print one JSON document. Works anywhere on the line."),
+    ("--plain", "Print plain lines for scripts. Works anywhere."),
     ("--env-file FILE", "Read variables from FILE (default: the workspace's .env)."),
     ("--platform URL", "Use the platform at URL."),
     ("-V, --version", "Print the version."),
-    ("-h, --help", "Print this help; `osmosis COMMAND --help` tells more."),
+    ("-h, --help", "Print help, also after a command."),
 )
 MODES: dict[str, Mode] = {"--json": "json", "--plain": "plain"}
 

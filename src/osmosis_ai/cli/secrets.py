@@ -7,14 +7,11 @@ from typing import Annotated
 import typer
 
 from osmosis_ai.cli.connection import list_result, platform_context
-from osmosis_ai.cli.options import YesOption
+from osmosis_ai.cli.options import AllOption, LimitOption, YesOption
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import Column, ListResult, OperationResult
 from osmosis_ai.errors import InteractiveRequiredError
-
-LimitOption = Annotated[int, typer.Option(min=1, max=50, help="How many to show.")]
-AllOption = Annotated[bool, typer.Option("--all", help="Show every one.")]
 
 app = typer.Typer()
 
@@ -22,7 +19,7 @@ app = typer.Typer()
 @app.command("list")
 def list_(
     scope: Annotated[
-        str, typer.Option(metavar="[all|workspace|personal]", help="Whose secrets to list.")
+        str, typer.Option(metavar="[all|workspace|personal]", help="Scope of the secrets to list.")
     ] = "all",
     limit: LimitOption = 50,
     everything: AllOption = False,
@@ -59,27 +56,21 @@ def list_(
 def set_(
     line: typer.Context,
     name: Annotated[
-        str, typer.Argument(help="The environment variable that runs will find, as OPENAI_API_KEY.")
+        str, typer.Argument(help="Name of the environment variable in runs, such as OPENAI_API_KEY.")
     ],
     scope: Annotated[
         str,
-        typer.Option(
-            metavar="[personal|workspace]", help="Yours alone, or for all members (admins and owners)."
-        ),
+        typer.Option(metavar="[personal|workspace]", help="Scope: your runs, or the runs of all members."),
     ] = "personal",
     env: Annotated[
         str | None,
-        typer.Option(
-            metavar="VARNAME", help="Take the value from this environment variable instead of asking."
-        ),
+        typer.Option(metavar="VARNAME", help="Environment variable of this shell with the value."),
     ] = None,
 ) -> OperationResult:
     """Store a secret or replace its value.
 
-    The value is read without echo.
-
-    There is no way to write a value on the command line, where the process list and the shell's
-    history would keep it.
+    The value is asked for without echo. A value on the command line is refused because the shell's history and the
+    process list would contain it.
 
     Examples:
         osmosis secret set OPENAI_API_KEY --env OPENAI_API_KEY
@@ -89,13 +80,13 @@ def set_(
 
     output = current()
     if line.args:
-        line.fail("A value on the command line is refused: the shell's history keeps it. Leave it out.")
+        line.fail("A value on the command line is refused: the shell's history would contain it.")
     secrets.check_new_name(name)
     chosen = secrets.parse_scope(scope)
     value = secrets.value_from_environment(env) if env is not None else None
     if value is None and not output.interactive:
         raise InteractiveRequiredError(
-            f"There is nobody to ask for the value of {name}.",
+            f"Value of {name} is missing.",
             details={"flags": ["--env"]},
             hint=f"osmosis secret set {name} --env VARNAME",
         )
@@ -121,9 +112,9 @@ def set_(
 
 @app.command("delete")
 def delete(
-    name: Annotated[str, typer.Argument(help="The secret's name.")],
+    name: Annotated[str, typer.Argument(help="Name of the secret.")],
     scope: Annotated[
-        str, typer.Option(metavar="[personal|workspace]", help="Yours, or that of all members.")
+        str, typer.Option(metavar="[personal|workspace]", help="Scope of the secret.")
     ] = "personal",
     yes: YesOption = False,
 ) -> OperationResult:
@@ -140,7 +131,7 @@ def delete(
     secrets.check_name(name)
     chosen = secrets.parse_scope(scope)
     with platform_context() as context:
-        with output.status("Looking it up"):
+        with output.status(f"Looking up {name}"):
             secrets.require_secret(context.client, name, chosen)
         output.confirm(f'Delete {chosen} secret "{name}"? This cannot be undone.', yes=yes)
         with output.status(f"Deleting {name}"):
@@ -161,7 +152,7 @@ def audit(limit: LimitOption = 50, everything: AllOption = False) -> ListResult:
     """
     from osmosis_ai.services import secrets
 
-    with platform_context() as context, current().status("Fetching the audit"):
+    with platform_context() as context, current().status("Fetching the access log"):
         listing, page = secrets.list_handouts(context.client, limit=limit, everything=everything)
     return list_result(
         listing,
@@ -175,5 +166,5 @@ def audit(limit: LimitOption = 50, everything: AllOption = False) -> ListResult:
             Column("Pool", "pool"),
         ],
         extra={**context.resource(), **({"platform_url": page} if page else {})},
-        hints=[f"View the audit: {page}"] if page else [],
+        hints=[f"View the access log: {page}"] if page else [],
     )

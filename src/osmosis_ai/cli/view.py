@@ -37,36 +37,34 @@ def view(
         str | None,
         typer.Argument(
             metavar="[RUN|DIR]",
-            help="A run of this machine, or a directory that holds runs somewhere below (default: the workspace); with --report also platform:NAME.",
+            help="Local run or a directory with runs (default: the workspace), with --report also platform:NAME.",
             autocompletion=complete_local_run,
         ),
     ] = None,
     port: Annotated[
-        int, typer.Option("--port", "-p", min=0, max=65535, help="Port to listen on, 0 for a free one.")
+        int, typer.Option("--port", "-p", min=0, max=65535, help="Port to listen on (0: any free port).")
     ] = 0,
-    host: Annotated[str, typer.Option(help="Address to listen on; one of this machine alone.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Loopback address to listen on.")] = "127.0.0.1",
     no_open: Annotated[bool, typer.Option("--no-open", help="Do not open a browser.")] = False,
     report: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE.html", help="Write the run into one file that opens from a disk, and serve nothing."
+            metavar="FILE.html", help="Write the run into one HTML file instead of starting a server."
         ),
     ] = None,
     max_mb: Annotated[
-        float, typer.Option(min=0, help="With --report: how much of an evaluation's conversations goes in.")
+        float, typer.Option(min=0, help="Limit of an evaluation's conversations in a report, in MB.")
     ] = MOST_MB,
     everything: Annotated[
-        bool, typer.Option("--all", help="With --report: all conversations, however large.")
+        bool, typer.Option("--all", help="Write all conversations into the report, whatever their size.")
     ] = False,
     no_text: NoTextOption = False,
     force: OverwriteReportOption = False,
 ) -> StreamResult | OperationResult:
     """Browse local runs in a web browser.
 
-    Shows the evaluations, training runs and rubric results of this machine until Ctrl-C.
-
-    It only reads, and only the browser that opens the printed address is let in. The same command again opens the viewer
-    that is there already.
+    The server shows the evaluations, training runs and rubric results of this machine until Ctrl-C. It changes
+    nothing and accepts only the browser that opens the printed address.
 
     Examples:
         osmosis view
@@ -77,7 +75,7 @@ def view(
     """
     if not isfinite(max_mb):
         raise typer.BadParameter("must be a finite number, for instance 10.", param_hint="'--max-mb'")
-    # Ten that somebody wrote are not the ten that nobody did.
+    # A size that is given is also enforced on reports without conversations.
     source = context.get_parameter_source("max_mb")
     sized = source is not None and source.name != "DEFAULT"
     if report is None:
@@ -112,7 +110,7 @@ def _written(run: str | None, file: ReportFile, options: RunReportOptions) -> Op
     if content is not None:
         held = f": {amount(content.samples, 'sample')}, {amount(content.conversations, 'conversation')}"
         if content.conversations_left_out:
-            held += f", {content.conversations_left_out:,} left out (--max-mb, --all)"
+            held += f", {content.conversations_left_out:,} omitted (--all includes them)"
     return OperationResult(
         operation="view.report",
         message=f"Wrote {shown_path(file.path)}{held}",
@@ -121,14 +119,14 @@ def _written(run: str | None, file: ReportFile, options: RunReportOptions) -> Op
 
 
 def _shown(found: ViewerAddress, *, opens: bool) -> Iterator[dict[str, Any]]:
-    """Yield the one line that says where to look, and end when the viewer has."""
+    """Yield one line with the address, and end with the viewer."""
     from osmosis_ai.services.viewing import page_for_browser
 
     output = current()
     already = " (already open)" if found.running is None else ""
     result = OperationResult(
         operation="view",
-        message=f"The runs of {shown_path(found.place)} are at {found.address}{already}",
+        message=f"Runs of {shown_path(found.place)}: {found.address}{already}",
         resource={
             "place": str(found.place),
             "url": found.address,
@@ -138,19 +136,12 @@ def _shown(found: ViewerAddress, *, opens: bool) -> Iterator[dict[str, Any]]:
     )
     yield result.envelope()
     if os.environ.get("SSH_CONNECTION") or os.environ.get("SSH_TTY"):
-        output.note(
-            f"On your own machine, then open the address there:  {_tunnel_command(found.host, found.port)}"
-        )
+        output.note(f"From your own machine: {_tunnel_command(found.host, found.port)}")
     elif opens and (page := page_for_browser(found)) is not None and open_browser(page):
-        output.note("Your browser should show it now.")
-    if not found.has_own_name:
-        output.note(
-            f"Its cookie is of {found.host}, which every server of this machine gets to see: mind that where others run theirs."
-        )
-    if found.running is None:
-        return
-    output.note("It only reads. Ctrl-C ends it.")
-    found.running.run()
+        output.note("Opened in your browser.")
+    if found.running is not None:
+        output.note("Press Ctrl-C to stop.")
+        found.running.run()
 
 
 def _tunnel_command(host: str, port: int) -> str:

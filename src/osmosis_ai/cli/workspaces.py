@@ -67,7 +67,7 @@ def current_() -> DetailResult:
     from osmosis_ai.services.workspaces import current_workspace
 
     output = current()
-    with output.status("Asking the platform"):
+    with output.status("Fetching workspace"):
         found = current_workspace(warn=output.warn)
     return DetailResult(
         data=found,
@@ -86,13 +86,12 @@ def current_() -> DetailResult:
 
 @app.command("switch")
 def switch(
-    name: Annotated[str, typer.Argument(help="A workspace, as `osmosis workspace list` shows it.")],
+    name: Annotated[str, typer.Argument(help="Name or ID of the workspace.")],
 ) -> OperationResult:
     """Find the local directory of another workspace.
 
-    Commands are about the workspace whose repository they run in, so nothing is remembered as "the
-    current one": this tells where on this machine NAME is checked out, as far as commands have run
-    there. In a script: cd "$(osmosis workspace switch NAME --json | jq -r .resource.workspace_directory)"
+    The repository of the current directory selects the workspace of a command. This command prints the checkout of
+    NAME in which a command has run before.
 
     Examples:
         osmosis workspace switch team-agents
@@ -107,7 +106,7 @@ def switch(
         return OperationResult(
             operation="workspace.switch",
             status="noop",
-            message=f"This directory is a checkout of the workspace {known_as} already.",
+            message=f"This directory is a checkout of the workspace {known_as}.",
             resource=member.item(),
         )
     go = f"cd {shlex.quote(str(member.directory))}"
@@ -115,7 +114,7 @@ def switch(
         operation="workspace.switch",
         message=f"The workspace {known_as} is checked out in {member.directory}.",
         resource=member.item(),
-        next_steps=[f"Commands are about it when they run there: {go}"],
+        next_steps=[f"Switch to it: {go}"],
         next_steps_structured=[{"action": "change_directory", "path": str(member.directory)}],
     )
 

@@ -154,7 +154,7 @@ def list_memberships(client: PlatformClient) -> list[Workspace]:
 def known_user(user: User | None) -> User:
     """Return the user of a reply; raise PlatformError if there is none."""
     if user is None or not user.id or not user.email:
-        raise PlatformError("the platform does not say whose token this is.")
+        raise PlatformError("Response of the platform has no user.")
     return user
 
 
@@ -285,7 +285,7 @@ def login_with_token(token: str, *, warn: Warn = log_warning) -> Login:
     with _client(platform_url, token, warn) as client:
         verified = client.verify()
     if not verified.valid:
-        raise OsmosisError(f"This token is not valid on {platform_url}.", code="AUTH_REQUIRED")
+        raise OsmosisError(f"Token is not valid on {platform_url}.", code="AUTH_REQUIRED")
     return _keep(store, _credentials(platform_url, token, verified), "token", warn)
 
 
@@ -300,8 +300,8 @@ def require_device_login() -> None:
     """Refuse a device login that a token in the environment would override."""
     if os.environ.get(TOKEN_ENV, "").strip():
         raise ConflictError(
-            f"{TOKEN_ENV} is set and would be used instead of a new login.",
-            hint=f"unset {TOKEN_ENV} first, or save a token with `osmosis login --token TOKEN`",
+            f"{TOKEN_ENV} is set and overrides a new login.",
+            hint=f"unset {TOKEN_ENV}, or save a token with `osmosis login --token -`",
         )
 
 
@@ -338,18 +338,18 @@ def _keep(store: CredentialStore, new: Credentials, source: Literal["token", "de
     expects_file = token_store_setting() == "file" or (former is not None and former.source == "file")
     if kept_in == "file" and not expects_file:
         warn(
-            f"there is no working keyring here: the token is kept in {store.path}, which only you can read.",
+            f"No keyring works here. The token is saved in {store.path}, which only you can read.",
             "KEYRING_UNAVAILABLE",
         )
     if unreadable is not None:
-        warn(f"the former token was not revoked: {unreadable}", "TOKEN_NOT_FOUND")
+        warn(f"The previous token was not revoked: {unreadable}", "TOKEN_NOT_FOUND")
     is_same = former is not None and (
         former.token == new.token or (former.token_id is not None and former.token_id == new.token_id)
     )
     if former is not None and not former.is_expired() and not is_same:
         reason = revoke(former)
         if reason is not None:
-            warn(f"the former token could not be revoked: {reason}", "TOKEN_REVOKE_FAILED")
+            warn(f"The previous token could not be revoked: {reason}", "TOKEN_REVOKE_FAILED")
     return Login(replace(new, source=kept_in), known_user(new.user), source)
 
 
@@ -365,7 +365,7 @@ def _take_back(new: Credentials, error: BaseException, warn: Warn) -> None:
             details={**error.details, "platform_url": new.platform_url, "save_error": error.code},
             hint=f"revoke it at {new.platform_url}; {error.hint or 'then log in again'}",
         ) from None
-    warn(f"the new token was not saved and could not be revoked: {reason}", "TOKEN_REVOKE_FAILED")
+    warn(f"The new token was not saved and could not be revoked: {reason}", "TOKEN_REVOKE_FAILED")
 
 
 def _credentials(platform_url: str, token: str, said: Verification | IssuedToken) -> Credentials:
@@ -380,9 +380,9 @@ def _credentials(platform_url: str, token: str, said: Verification | IssuedToken
     )
     if credentials.is_expired():
         raise OsmosisError(
-            f"The token expired at {iso(credentials.expires_at)}, by the clock of this machine.",
+            f"Token expired at {iso(credentials.expires_at)} (clock of this machine).",
             code="AUTH_REQUIRED",
-            hint="make a new one, or check the clock",
+            hint="create a new token, or check the clock",
         )
     return credentials
 
@@ -460,13 +460,13 @@ def _revoke_saved(store: CredentialStore, platform_url: str, warn: Warn) -> bool
     try:
         credentials = store.load(platform_url)
     except OsmosisError as error:
-        warn(f"the token was not revoked: {error.message}", "TOKEN_NOT_FOUND")
+        warn(f"The token was not revoked: {error.message}", "TOKEN_NOT_FOUND")
         return False
     if credentials is None or credentials.is_expired():
         return False
     reason = revoke(credentials)
     if reason is not None:
-        warn(f"the token could not be revoked: {reason}", "TOKEN_REVOKE_FAILED")
+        warn(f"The token could not be revoked: {reason}", "TOKEN_REVOKE_FAILED")
     return reason is None
 
 
@@ -476,7 +476,7 @@ def revoke(credentials: Credentials) -> str | None:
         with connect(credentials, timeout_s=_REVOKE_TIMEOUT_S) as client:
             token_id = credentials.token_id or client.verify().token_id
             if token_id is None:
-                return f"{credentials.platform_url} does not say its id."
+                return f"{credentials.platform_url} returned no token ID."
             client.delete(f"/api/cli/tokens/{segment(token_id)}", git="never")
     except OsmosisError as error:
         return None if error.code == "AUTH_REQUIRED" else error.message

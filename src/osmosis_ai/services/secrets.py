@@ -34,7 +34,7 @@ def parse_scope(text: str) -> Scope:
         return "personal"
     if text == "workspace":
         return "workspace"
-    raise OsmosisError(f"'{text}' is not a scope of secrets: use `personal` or `workspace`.")
+    raise OsmosisError(f"Scope is invalid: '{text}'. Use 'personal' or 'workspace'.")
 
 
 def check_name(name: str) -> str:
@@ -42,9 +42,9 @@ def check_name(name: str) -> str:
     if not is_secret_name(name):
         # The error does not repeat the name: the user may have passed the value in its place.
         raise OsmosisError(
-            "A secret's name consists of capital letters, digits and `_`, beginning with a letter, "
-            f"{LONGEST_SECRET_NAME} characters at most.",
-            hint="it becomes an environment variable of the run, as in OPENAI_API_KEY",
+            "Secret name is invalid. Use capital letters, digits and '_', starting with a letter, at most "
+            f"{LONGEST_SECRET_NAME} characters.",
+            hint="for example OPENAI_API_KEY",
         )
     return name
 

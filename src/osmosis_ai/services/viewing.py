@@ -30,19 +30,6 @@ _PATIENCE_S = 0.7
 """How long a page reads a journal or runs before it shows partial data; some pages do so twice."""
 
 
-_FILES = {
-    ".toml": "a config",
-    ".jsonl": "JSON, line by line",
-    ".csv": "a table of values",
-    ".parquet": "a table of values",
-    ".json": "JSON, but not a rubric result",
-    ".html": "a page that any browser can open",
-    ".gz": "an archive",
-    ".zip": "an archive",
-}
-"""Descriptions of file types by suffix."""
-
-
 class ViewedPlace(NamedTuple):
     """A directory to show, and its initial page."""
 
@@ -57,7 +44,6 @@ class ViewerAddress:
     Attributes:
         address: one-time URL for one browser.
         host, port: listening address, formatted for a URL.
-        has_own_name: whether its cookies are not sent to other servers on this machine.
         running: viewer to run; None if another process already runs it.
     """
 
@@ -65,7 +51,6 @@ class ViewerAddress:
     address: str
     host: str
     port: int
-    has_own_name: bool
     running: RunningViewer | None = None
 
 
@@ -98,15 +83,11 @@ def open_viewer(reference: str | None, *, host: str, port: int) -> ViewerAddress
     if there is not None and port in (0, there.port):
         address = there.fresh_address(found.path)
         if address is not None:
-            return ViewerAddress(
-                found.root, address, bracketed(there.host), there.port, ".localhost:" in there.url
-            )
+            return ViewerAddress(found.root, address, bracketed(there.host), there.port)
     source = LocalSource(found.root, cache_dir=cache, patience_s=_PATIENCE_S)
     running = prepare_viewer(source, found.root, cache_dir=cache, host=host, port=port)
     viewer, address = running.viewer, running.address(found.path)
-    return ViewerAddress(
-        found.root, address, bracketed(viewer.host), viewer.port, running.has_own_name, running
-    )
+    return ViewerAddress(found.root, address, bracketed(viewer.host), viewer.port, running)
 
 
 def page_for_browser(found: ViewerAddress) -> str | None:
@@ -263,11 +244,9 @@ def _not_viewed(reference: str, file: Path) -> OsmosisError:
             f"{reference} is a file of a run; view its directory instead.",
             hint=f"osmosis view {shlex.quote(str(file.parent))}",
         )
-    what = _FILES.get(file.suffix.lower(), f"a file of {file.stat().st_size:,} bytes")
     return OsmosisError(
-        f"{reference} is {what}: a viewer shows a run, a directory with runs somewhere below, or the JSON file that "
-        "`osmosis eval rubric` leaves.",
-        hint="osmosis view [RUN|DIR]; `osmosis eval list` shows the runs of this machine",
+        f"{reference} is not a run, a directory with runs or a rubric result.",
+        hint="osmosis eval list shows the runs of this machine",
     )
 
 

@@ -689,7 +689,7 @@ def export(
         Literal["inspect", "jsonl", "parquet"],
         typer.Option(
             "--format",
-            help="inspect: a log for inspect_ai; jsonl, parquet: one flat record per attempt, for pandas and DuckDB.",
+            help="`inspect` for inspect_ai, or `jsonl` and `parquet` with one flat record per attempt.",
         ),
     ] = "jsonl",
     output: Annotated[

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from osmosis_ai.services.context import PlatformContext
     from osmosis_ai.services.runs.download import DownloadOutcome, FileLayout
 
-OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Fetch again what is there.")]
-DownloadYesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before a large download.")]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Download existing files again.")]
+DownloadYesOption = Annotated[
+    bool, typer.Option("--yes", "-y", help="Skip the confirmation of a large download.")
+]
 
 _SHOWN_FAILURES = 20
 

@@ -33,11 +33,9 @@ FinishOption = Annotated[
 ]
 SearchOption = Annotated[
     str,
-    typer.Option(
-        metavar="TEXT", help="With TEXT in what was said, in the notes of grader or judges, or in the error."
-    ),
+    typer.Option(metavar="TEXT", help="Text to find in messages, notes of graders or judges, or errors."),
 ]
-ShownOption = Annotated[int, typer.Option("--limit", min=1, max=_MOST, help="How many at most.")]
+ShownOption = Annotated[int, typer.Option("--limit", min=1, max=_MOST, help="Maximum number of attempts.")]
 
 
 def wanted_samples(

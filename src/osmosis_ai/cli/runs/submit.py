@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from osmosis_ai.services.runs.submit import PreparedSubmit
 
 
-WatchOption = Annotated[bool, typer.Option("--watch", help="Follow the run to its end and show how it went.")]
+WatchOption = Annotated[
+    bool, typer.Option("--watch", help="Follow the run until it ends and show its results.")
+]
 CheckOption = Annotated[
     bool, typer.Option("--check", help="Do everything but submit; for CI. Exits 1 when something is wrong.")
 ]

@@ -597,31 +597,50 @@ def test_baseline_with_other_answers(cli: Cli) -> None:
 
 
 @pytest.mark.usefixtures("before")
-def test_baseline_with_worse_and_equal_answers(cli: Cli) -> None:
-    answers([given - 0.1 + 0.01 * place for place, given in enumerate(BEFORE)], name="worse")
-    assert compared(cli)[1]["verdict"].startswith("The mean score is lower: -0.0750 (95% CI -0.")
-    answers((0.3, 0.4, 0.4, 0.5, 0.5, 0.05), name="other")
-    assert compared(cli)[1]["verdict"].startswith("No significant difference: +0.0083 (95% CI -0.")
+@pytest.mark.parametrize(
+    ("scores", "verdict"),
+    [
+        (
+            [given - 0.1 + 0.01 * place for place, given in enumerate(BEFORE)],
+            "The mean score is lower: -0.0750",
+        ),
+        ((0.3, 0.4, 0.4, 0.5, 0.5, 0.05), "No significant difference: +0.0083"),
+    ],
+)
+def test_baseline_with_worse_and_equal_answers(cli: Cli, scores: Sequence[float], verdict: str) -> None:
+    answers(scores, name="new")
+    assert compared(cli)[1]["verdict"].startswith(f"{verdict} (95% CI -0.")
 
 
 @pytest.mark.usefixtures("before")
-def test_baseline_with_another_judge(cli: Cli) -> None:
+@pytest.mark.parametrize(
+    ("options", "verdict", "shown"),
+    [
+        (
+            ("-n", "2", "--model", "openai/stern"),
+            "No significant difference (another judge): +0.0000 (",
+            ("models: was openai/judge, now openai/stern", "another judge than the baseline."),
+        ),
+        (
+            ("-n", "2", "--swap", "--model", "openai/judge"),
+            "No significant difference (another order of texts (--swap)): +0.0000 (",
+            ("", "another order of texts (--swap) than the baseline."),
+        ),
+        (
+            ("--score-max", "5", "--model", "openai/judge"),
+            "The scores are not compared: they are on another scale.",
+            ("score bounds: was 0, 1, now 0, 5", "scores are on another scale and are not compared."),
+        ),
+    ],
+    ids=["judge", "order", "scale"],
+)
+def test_baseline_of_another_session(
+    cli: Cli, options: tuple[str, ...], verdict: str, shown: tuple[str, str]
+) -> None:
     answers(BEFORE, name="old")
-    outcome, found = compared(cli, "-n", "2", "--verbose", model="openai/stern")
-    assert found["paired_by"] == "record" and set(found["changed_inputs"]) == {"models", "runs"}
-    assert found["verdict"].startswith("No significant difference (another judge): +0.0000 (")
-    assert "models: was openai/judge, now openai/stern" in outcome.out
-    assert "This session uses another judge than the baseline." in outcome.err
-
-
-@pytest.mark.usefixtures("before")
-def test_baseline_with_another_order_of_texts(cli: Cli) -> None:
-    answers(BEFORE, name="old")
-    outcome, found = compared(cli, "-n", "2", "--swap")
-    assert found["verdict"].startswith(
-        "No significant difference (another order of texts (--swap)): +0.0000 ("
-    )
-    assert "This session uses another order of texts (--swap) than the baseline." in outcome.err
+    outcome, found = compared(cli, *options[:-2], "--verbose", model=options[-1])
+    assert found["verdict"].startswith(verdict)
+    assert shown[0] in outcome.out and shown[1] in outcome.err
 
 
 def test_baseline_with_equal_scores(cli: Cli, judge: JudgeServer) -> None:
@@ -636,15 +655,6 @@ def test_baseline_with_equal_scores(cli: Cli, judge: JudgeServer) -> None:
     assert found["verdict"] in outcome.out and found["verdict"].startswith(
         "No significant difference: +0.0000"
     )
-
-
-@pytest.mark.usefixtures("before")
-def test_baseline_with_another_scale(cli: Cli) -> None:
-    answers(AFTER)
-    outcome, found = compared(cli, "--score-max", "5", "--verbose")
-    assert found["verdict"] == "The scores are not compared: they are on another scale."
-    assert found["difference"]["value"] is None and "score bounds: was 0, 1, now 0, 5" in outcome.out
-    assert "scores are on another scale and are not compared." in outcome.err
 
 
 @pytest.mark.usefixtures("before")

@@ -101,57 +101,44 @@ def test_each_claim_has_the_isolation_setting_of_the_machine(
 # -- rollout servers for the granted processors ----------------------------------------------------
 
 
-@pytest.fixture
-def processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with 16 processors."""
-    monkeypatch.setattr(server_process.os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
-    monkeypatch.setattr(server_process, "granted_processors", lambda *_: [])
+def job_of_a_cluster(cpus: float) -> list[str]:
+    """Return the command line of a run's job in a Ray cluster."""
+    _exec, _osmosis, *line = shlex.split(worker_entrypoint(Job("osm-shd_1-a", "shd_1", "first", cpus), URL))
+    return line
+
+
+WORKER = (*BASE, "--pool", "gpu", "--token-env", TICKET_VARIABLE)
 
 
 @pytest.mark.parametrize(
-    ("options", "asked", "servers"),
+    ("line", "asked", "servers"),
     [
-        ((), {}, 8),
-        (("--cpus", "2", "--slots", "2"), {}, 1),
-        (("--cpus", "6"), {}, 5),
-        (("--cpus", "6"), {"cpus": 3}, 2),
+        (WORKER, {}, 8),
+        ((*WORKER, "--cpus", "2", "--slots", "2"), {}, 1),
+        ((*WORKER, "--cpus", "6"), {"cpus": 3}, 2),
         # Each slot has an equal part of the machine.
-        (("--slots", "4"), {}, 3),
-        (("--cpus", "16", "--slots", "4"), {}, 3),
+        ((*WORKER, "--slots", "4"), {}, 3),
+        (job_of_a_cluster(1), {}, 1),
+        (job_of_a_cluster(4), {"cpus": 4}, 3),
+        (job_of_a_cluster(1), {"servers": 5}, 5),
     ],
 )
-@pytest.mark.usefixtures("processors")
 def test_a_run_has_servers_for_the_processors_of_its_worker(
-    options: tuple[str, ...],
+    line: Sequence[str],
     asked: dict[str, Any],
     servers: int,
     cli: Cli,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    line = (*BASE, "--pool", "gpu", "--token-env", "TOKEN", *options)
-    assert servers_of(line, "TOKEN", asked, cli, monkeypatch, tmp_path) == servers
-
-
-@pytest.mark.parametrize(
-    ("asked", "servers"), [({}, 1), ({"cpus": 0.05}, 1), ({"cpus": 4}, 3), ({"servers": 5}, 5)]
-)
-@pytest.mark.usefixtures("processors")
-def test_a_job_of_a_cluster_has_servers_for_the_processors_that_its_run_asks_for(
-    asked: dict[str, Any], servers: int, cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    job = Job("osm-shd_1-a", "shd_1", "first", cpus=asked.get("cpus", 1.0))
-    _exec, _osmosis, *line = shlex.split(worker_entrypoint(job, URL))
-    assert servers_of(line, TICKET_VARIABLE, asked, cli, monkeypatch, tmp_path) == servers
+    # A machine with 16 processors.
+    monkeypatch.setattr(server_process.os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
+    monkeypatch.setattr(server_process, "granted_processors", lambda *_: [])
+    assert servers_of(line, asked, cli, monkeypatch, tmp_path) == servers
 
 
 def servers_of(
-    line: Sequence[str],
-    variable: str,
-    asked: dict[str, Any],
-    cli: Cli,
-    monkeypatch: pytest.MonkeyPatch,
-    directory: Path,
+    line: Sequence[str], asked: dict[str, Any], cli: Cli, monkeypatch: pytest.MonkeyPatch, directory: Path
 ) -> int:
     """Return the number of rollout servers of a run whose worker is started by this command line."""
     replies = iter([ClaimReply(assignment=assignment())])
@@ -173,7 +160,7 @@ def servers_of(
     monkeypatch.setattr(WorkerClient, "end", lambda *_, **__: None)
     monkeypatch.setattr(process, "ChildProcess", child)
     monkeypatch.setenv("OSMOSIS_HOME", str(directory))
-    monkeypatch.setenv(variable, TOKEN)
+    monkeypatch.setenv(TICKET_VARIABLE, TOKEN)
     cli(*line)
 
     found: list[int] = []

@@ -302,6 +302,9 @@ def test_pinned_commit_needs_no_local_code(workspace: WorkspaceDirectory) -> Non
     assert load_eval(workspace, text).experiment.commit_sha == "ABCDEF0"
 
 
+BARE = MINIMAL_EVAL.partition("[secrets]")[0]
+
+
 @pytest.mark.parametrize(
     "text, key, message",
     [
@@ -324,6 +327,31 @@ def test_pinned_commit_needs_no_local_code(workspace: WorkspaceDirectory) -> Non
             "dates and times cannot be passed on",
         ),
         (MINIMAL_EVAL + "[advanced]\na = { b = [nan] }", "advanced.a.b", "must be a finite number, got nan"),
+        *(
+            (f"{MINIMAL_EVAL}[env]\n{line} = ''", f"env.{name}", "the name of a variable must match")
+            for line, name in (("1ST", "1ST"), ('"WITH SPACE"', "WITH SPACE"))
+        ),
+        (
+            f"{MINIMAL_EVAL}[env]\n_OSMOSIS_ROLLOUT_PORT = ''",
+            "env._OSMOSIS_ROLLOUT_PORT",
+            "names that start with _OSMOSIS_ are reserved",
+        ),
+        (f'{MINIMAL_EVAL}[env]\nX = "a\\u0000b"', "env.X", "must not contain a NUL character"),
+        (BARE, "secrets", "Missing [secrets] section"),
+        (BARE + "[secrets]", "secrets.required", "Missing 'required' in [secrets] section"),
+        (BARE + "[secrets]\nrequired = 'KEY'", "secrets.required", "must be a list of strings"),
+        (BARE + "[secrets]\nrequired = ['KEY', 3]", "secrets.required", "must be a list of strings"),
+        (
+            MINIMAL_EVAL + "OPENAI_API_KEY = 'x'",
+            "secrets.OPENAI_API_KEY",
+            "Unrecognized key; [secrets] only lists",
+        ),
+        (BARE + "[secrets]\nrequired = ['_KEY']", "secrets.required", "entry 1 is not a valid secret name"),
+        (
+            BARE + "[secrets]\nrequired = ['A', 'B', 'C']\n[env]\nB = ''\nA = ''",
+            "env",
+            "Name(s) appear in both [env] and [secrets]: A, B",
+        ),
     ],
 )
 def test_missing_and_misplaced_sections(
@@ -332,43 +360,6 @@ def test_missing_and_misplaced_sections(
     (issue,) = issues_of(workspace, text)
     assert issue.key == key
     assert issue.message.startswith(message)
-
-
-@pytest.mark.parametrize(
-    "line, message",
-    [
-        ("1ST = ''", "the name of a variable must match"),
-        ("\"WITH SPACE\" = ''", "the name of a variable must match"),
-        ("_OSMOSIS_ROLLOUT_PORT = ''", "names that start with _OSMOSIS_ are reserved"),
-        ('X = "a\\u0000b"', "must not contain a NUL character"),
-    ],
-)
-def test_env_names(workspace: WorkspaceDirectory, line: str, message: str) -> None:
-    (issue,) = issues_of(workspace, f"{MINIMAL_EVAL}[env]\n{line}\n")
-    assert issue.message.startswith(message)
-    assert issue.line == 10
-
-
-@pytest.mark.parametrize(
-    "section, key, fragment",
-    [
-        ("", "secrets", "Missing [secrets] section"),
-        ("[secrets]", "secrets.required", "Missing 'required' in [secrets] section"),
-        ("[secrets]\nrequired = 'KEY'", "secrets.required", "must be a list of strings"),
-        ("[secrets]\nrequired = ['KEY', 3]", "secrets.required", "must be a list of strings"),
-        ("[secrets]\nrequired = []\nOPENAI_API_KEY = 'x'", "secrets.OPENAI_API_KEY", "only lists names"),
-        ("[secrets]\nrequired = ['_KEY']", "secrets.required", "entry 1 is not a valid secret name"),
-        (
-            "[secrets]\nrequired = ['A', 'B', 'C']\n[env]\nB = ''\nA = ''",
-            "env",
-            "Name(s) appear in both [env] and [secrets]: A, B",
-        ),
-    ],
-)
-def test_secret_names(workspace: WorkspaceDirectory, section: str, key: str, fragment: str) -> None:
-    (issue,) = issues_of(workspace, MINIMAL_EVAL.partition("[secrets]")[0] + section)
-    assert issue.key == key
-    assert fragment in issue.message
 
 
 @pytest.mark.parametrize(

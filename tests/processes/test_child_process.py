@@ -39,14 +39,6 @@ def first_line(child: ChildProcess) -> str:
 
 
 @pytest.mark.integration
-async def test_environment_and_directory(tmp_path: Path) -> None:
-    child = start("import os; print(sorted(os.environ), os.getcwd())", tmp_path, env={"ONE": "1"})
-    line = first_line(child)
-    await child.stop()
-    assert "'ONE'" in line and "'HOME'" not in line and str(tmp_path) in line
-
-
-@pytest.mark.integration
 @pytest.mark.parametrize(
     ("source", "grace_s", "status"),
     [(POLITE, 600, -signal.SIGTERM), (STUBBORN, 0.05, -signal.SIGKILL)],

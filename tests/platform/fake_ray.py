@@ -33,7 +33,6 @@ class FakeRay(httpx.MockTransport):
         bodies: What was submitted, by job id.
         requests: All requests.
         stopped: The jobs that were asked to stop.
-        nodes: The recorded reply about the nodes.
         is_open: Whether the cluster requires no token.
         fault: The outcome of every request.
         submit_fault: The outcome of a submission, and whether the job is accepted nevertheless.
@@ -45,7 +44,6 @@ class FakeRay(httpx.MockTransport):
         self.bodies: dict[str, dict[str, Any]] = {}
         self.requests: list[httpx.Request] = []
         self.stopped: list[str] = []
-        self.nodes = "two_nodes"
         self.is_open = False
         self.fault: Exception | httpx.Response | None = None
         self.submit_fault: tuple[Exception | httpx.Response, bool] | None = None
@@ -79,7 +77,7 @@ class FakeRay(httpx.MockTransport):
         if path == "/api/version":
             return recorded("version")
         if path == "/api/v0/nodes":
-            return recorded(self.nodes)
+            return recorded("two_nodes")
         if path == "/api/jobs/":
             return self._submit(json.loads(request.content)) if request.method == "POST" else self._list()
         job, _, action = path.removeprefix("/api/jobs/").partition("/")

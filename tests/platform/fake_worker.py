@@ -29,7 +29,6 @@ from osmosis_ai.api.models.workers import (
     ClaimRequest,
     FinishRequest,
     JournalPart,
-    LogPart,
     ReleaseRequest,
     RunFilePart,
     SentUpload,
@@ -38,7 +37,6 @@ from osmosis_ai.api.models.workers import (
     SyncRequest,
     UploadGrant,
     WantedUpload,
-    WorkerLogLine,
     shard_route,
 )
 from osmosis_ai.controller.record import TerminalRecord
@@ -46,7 +44,6 @@ from osmosis_ai.evaluation.attempt_files import item_name
 from osmosis_ai.platform.app import create_worker_app
 from osmosis_ai.platform.db.engine import Database
 from osmosis_ai.platform.db.tables import DbRun, DbRunShard, DbSample
-from osmosis_ai.platform.log_lines import storable
 from osmosis_ai.platform.queue.phases import TERM
 from osmosis_ai.platform.runs.lifecycle import version_of
 from osmosis_ai.platform.runs.requests import RowSelection, read_eval_request
@@ -60,6 +57,10 @@ TRAININGS = Submits("/api/cli/training-runs", training_body)
 TERM_S = TERM.total_seconds()
 GPU = {"execution": {"pool": "gpu"}}
 _apps: WeakKeyDictionary[Database, TestClient] = WeakKeyDictionary()
+
+
+class Killed(BaseException):
+    """The platform's process has been killed."""
 
 
 class Refused(Exception):
@@ -164,7 +165,6 @@ class FakeWorker:
         self.run_id, self.shard_id = assignment.run.id, assignment.shard.id
         self.lease = assignment.lease.token.get_secret_value()
         self.journal = b""
-        self._log_lines = 0
 
     @classmethod
     def claims(
@@ -190,8 +190,8 @@ class FakeWorker:
         self.journal += lines
         return lines
 
-    def part(self, offset: int = 0, end: int | None = None, **changes: Any) -> JournalPart:
-        return JournalPart(**{"offset": offset, "lines": self.journal[offset:end].decode(), **changes})
+    def part(self, offset: int = 0) -> JournalPart:
+        return JournalPart(offset=offset, lines=self.journal[offset:].decode())
 
     def records(self, count: int, **changes: Any) -> None:
         """Record and send so many more rows, those that the shard has next."""
@@ -200,14 +200,6 @@ class FakeWorker:
         sent = len(self.journal)
         self.write([record(row, 0, **changes) for row in rows])
         self.sync(journal=self.part(sent))
-
-    def logs(self, *messages: str, first: int | None = None) -> SyncReply:
-        """Send log lines."""
-        at = self.services.clock.now()
-        lines = [WorkerLogLine(timestamp=at, message=storable(message)) for message in messages]
-        start = self._log_lines if first is None else first
-        self._log_lines = max(self._log_lines, start + len(lines))
-        return self.sync(log=LogPart(first=start, lines=lines))
 
     def conversation(self, row: int, attempt: int = 0, content: bytes = b'{"steps": []}') -> RunFilePart:
         """Return the inline conversation of an attempt."""

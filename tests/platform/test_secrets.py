@@ -21,6 +21,7 @@ from osmosis_ai.platform.secrets import MissingSecretsError, resolve_scopes, res
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.vault import Vault, VaultError, key_id_of, rotate_secret_key
 from tests.platform.conftest import ManualClock, Member, World, assert_flat_error
+from tests.platform.fake_worker import Killed
 from tests.platform.viewer.runs_world import add_run
 
 PATH = "/api/cli/environment-secrets"
@@ -373,10 +374,6 @@ def test_what_cannot_be_opened_is_named_and_its_key_is_kept(
         assert done.damaged == [f"secrets:{secret.id}"]
         clock.advance(25 * 3600)
     assert kept in services.vault.key_file.read_text()
-
-
-class Killed(BaseException):
-    """The process ends here."""
 
 
 @pytest.mark.usefixtures("stored")

@@ -40,19 +40,12 @@ class Shop:
         return self.datasets.create(self.workspace, self.user, announced)[0]
 
     def send(self, row: DbDataset, data: bytes) -> list[CompletedPart]:
-        pending = self.pending(row)
         store: Any = self.services.blobs
-        parts: list[CompletedPart] = []
-        start = 0
-        for number, size in enumerate(pending.part_sizes(), 1):
-            grant = store.signer.part(
-                store.signed_part_url(pending.upload, number, size=size, ttl=UPLOAD_TTL).rpartition("/")[2]
-            )
-            with store.receive_part(grant) as incoming:
-                incoming.write(data[start : start + size])
-                parts.append(CompletedPart(PartNumber=number, ETag=store.keep_part(grant, incoming).etag))
-            start += size
-        return parts
+        url = store.signed_part_url(self.pending(row).upload, 1, size=len(data), ttl=UPLOAD_TTL)
+        grant = store.signer.part(url.rpartition("/")[2])
+        with store.receive_part(grant) as incoming:
+            incoming.write(data)
+            return [CompletedPart(PartNumber=1, ETag=store.keep_part(grant, incoming).etag)]
 
     def received(self, name: str, data: bytes, overwrite_id: str | None = None) -> DbDataset:
         """Upload and complete; the check is left to the background."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,55 +52,24 @@ uvicorn.Server(uvicorn.Config(create_app(services), log_level="warning")).run(so
 """
 
 
-class Served:
-    """A platform in a process of its own."""
+@contextmanager
+def served(home: Path, multipart_from_bytes: int) -> Iterator[tuple[int, httpx.Client]]:
+    """Run a platform in a process of its own; gives the process and a member's client."""
+    command = [sys.executable, "-c", _SERVER, str(home), str(multipart_from_bytes)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[3]) as process:
+        assert process.stdout is not None
+        told = json.loads(process.stdout.readline())
+        try:
+            with httpx.Client(base_url=told["url"], headers=told["headers"], timeout=300) as client:
+                yield process.pid, client
+        finally:
+            process.terminate()
 
-    def __init__(self, home: Path, multipart_from_bytes: int) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", _SERVER, str(home), str(multipart_from_bytes)],
-            stdout=subprocess.PIPE,
-            cwd=Path(__file__).parents[3],
-        )
-        assert self.process.stdout is not None
-        told = json.loads(self.process.stdout.readline())
-        self.client = httpx.Client(base_url=told["url"], headers=told["headers"], timeout=300)
 
-    def __enter__(self) -> Served:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.client.close()
-        self.process.terminate()
-        self.process.communicate()
-
-    def peak_bytes(self) -> int:
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        peak = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
-        return int(peak.split()[1]) * 1024
-
-    def announce(self, name: str, size: int) -> Dataset:
-        body = {"file_name": name, "file_size": size, "extension": "jsonl"}
-        return Dataset.model_validate(self.client.post("/api/cli/datasets", json=body).json())
-
-    def upload(self, name: str, source: Path) -> None:
-        """Upload and complete; the check has only begun."""
-        dataset = self.announce(name, source.stat().st_size)
-        assert dataset.upload is not None
-        parts = upload_file(source, dataset.upload).parts
-        body: dict[str, Any] = {"file_extension": "jsonl"}
-        if parts is not None:
-            body["parts"] = [part.to_wire() for part in parts]
-        assert self.client.post(f"/api/cli/datasets/{dataset.id}/complete", json=body).status_code == 200
-
-    def checked(self, name: str) -> dict[str, Any]:
-        """Return a dataset when it has been checked."""
-
-        def look() -> dict[str, Any] | None:
-            found: dict[str, Any] = self.client.get(f"/api/cli/datasets/{name}").json()
-            return found if found["status"] != "processing" else None
-
-        found: dict[str, Any] = wait_until(look)
-        return found
+def peak_bytes(process: int) -> int:
+    status = Path(f"/proc/{process}/status").read_text()
+    peak = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(peak.split()[1]) * 1024
 
 
 @pytest.fixture(scope="module")
@@ -119,18 +90,31 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_200_mib_go_up_and_come_back_in_flat_memory(
     tmp_path: Path, source: Path, multipart_from: int
 ) -> None:
-    with Served(tmp_path / "platform", multipart_from) as served:
-        # What the first request of each kind loads is no growth.
-        served.announce("first", 10)
-        before = served.peak_bytes()
+    with served(tmp_path / "platform", multipart_from) as (process, client):
 
-        served.upload("large", source)
-        dataset = served.checked("large")
-        assert (dataset["status"], dataset["row_count"], dataset["file_size"]) == ("uploaded", 200, SIZE)
-        url = served.client.get("/api/cli/datasets/large/download").json()["presigned_url"]
+        def announce(name: str, size: int) -> Dataset:
+            body = {"file_name": name, "file_size": size, "extension": "jsonl"}
+            return Dataset.model_validate(client.post("/api/cli/datasets", json=body).json())
+
+        def look() -> dict[str, Any] | None:
+            found: dict[str, Any] = client.get("/api/cli/datasets/large").json()
+            return found if found["status"] != "processing" else None
+
+        # What the first request of each kind loads is no growth.
+        announce("first", 10)
+        before = peak_bytes(process)
+
+        dataset = announce("large", SIZE)
+        assert dataset.upload is not None
+        parts = [part.to_wire() for part in upload_file(source, dataset.upload).parts or []]
+        body = {"file_extension": "jsonl", **({"parts": parts} if parts else {})}
+        assert client.post(f"/api/cli/datasets/{dataset.id}/complete", json=body).status_code == 200
+        checked = wait_until(look)
+        assert (checked["status"], checked["row_count"], checked["file_size"]) == ("uploaded", 200, SIZE)
+        url = client.get("/api/cli/datasets/large/download").json()["presigned_url"]
         back = tmp_path / "back.jsonl"
         suggested = download(url, back, expected_size=SIZE, expected_sha256=file_digest(source))
 
         assert suggested == "large.jsonl"
-        growth = served.peak_bytes() - before
+        growth = peak_bytes(process) - before
         assert growth < MOST_GROWTH, f"{growth / MIB:.0f} MiB more at the peak"

@@ -20,6 +20,7 @@ from tests.platform.fake_worker import (
     GPU,
     TRAININGS,
     FakeWorker,
+    Killed,
     Refused,
     claim,
     downloaded,
@@ -197,10 +198,6 @@ def test_an_unexpected_error_of_the_platform_ends_the_run_with_a_sentence(
     assert run["error"].startswith(
         "the platform met an unexpected error (ValueError), which its log explains; 3 "
     )
-
-
-class Killed(BaseException):
-    """The process ends here."""
 
 
 def test_uploads_of_an_ended_run_are_deleted_also_after_the_platform_was_killed(

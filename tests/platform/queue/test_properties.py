@@ -59,6 +59,7 @@ from tests.platform.databases import platform_database, postgres_database
 from tests.platform.fake_worker import (
     EVALS,
     FakeWorker,
+    Killed,
     Refused,
     call,
     claim,
@@ -86,10 +87,6 @@ ACTIONS = [
     *("settle", "be killed", "be killed", "restart", "wait", "wait", "set the clock"),
     *("stop", "retry", "retry"),
 ]
-
-
-class Killed(BaseException):
-    """The platform's process has been killed."""
 
 
 @dataclass(eq=False)

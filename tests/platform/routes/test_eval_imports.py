@@ -14,7 +14,7 @@ from sqlalchemy import select
 from osmosis_ai.platform.db.tables import DbSample
 from osmosis_ai.platform.runs import imported_run
 from osmosis_ai.platform.services import PlatformServices
-from tests.platform.conftest import ManualClock, assert_flat_error
+from tests.platform.conftest import ManualClock, Member, assert_flat_error
 from tests.platform.local_runs import IMPORTS, LocalRun, rollout_id, started, trajectory
 
 DAY_S = 24 * 3600
@@ -253,6 +253,17 @@ def test_a_name_that_is_taken_or_means_something_else_gets_a_number(api: TestCli
     ):
         run = LocalRun(name=name)
         assert run.upload(api, manifest_digest=digest * 64).json()["eval_run_name"] == expected
+
+
+def test_another_workspace_imports_the_same_run_for_itself(
+    client: TestClient, member: Member, stranger: Member, run: LocalRun
+) -> None:
+    client.headers.update(member.headers)
+    session = started(client, run)["session_id"]
+    client.headers.update(stranger.headers)
+    assert run.upload(client).json()["session_id"] != session
+    client.headers.update(member.headers)
+    assert client.get("/api/cli/eval-runs").json()["eval_runs"] == []
 
 
 # What is announced and cannot be

@@ -9,6 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select, text
 
+from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.db.tables import DbRolloutServer
 from osmosis_ai.platform.rollouts import locate_server
 from osmosis_ai.platform.services import PlatformServices
@@ -86,6 +87,8 @@ def test_an_agent_is_registered_probed_listed_and_removed_and_its_key_never_show
     assert KEY not in str(stored) + "".join(reply.text for reply in replies)
     found = locate_server(services.db, services.vault, member.workspace.id, f"127.0.0.1:{port}")
     assert found.api_key == KEY and KEY not in repr(found)
+    with pytest.raises(OsmosisError, match="is registered"):
+        locate_server(services.db, services.vault, services.workspaces.create("moss").id, f"127.0.0.1:{port}")
     assert api.delete(f"{SERVERS}/calculator").json() == {}
     for gone in (api.delete(f"{SERVERS}/calculator"), api.post(f"{SERVERS}/calculator/probe", json={})):
         assert_flat_error(gone, 404, "NOT_FOUND")

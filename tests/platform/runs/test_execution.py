@@ -6,7 +6,6 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select
 
 from osmosis_ai.controller.record import TerminalRecord
-from osmosis_ai.platform.config import PlatformConfig
 from osmosis_ai.platform.db.tables import DbLogLine, DbRun, DbRunFile, DbSample
 from osmosis_ai.platform.runs.journals import stored_lines
 from osmosis_ai.platform.services import PlatformServices
@@ -35,16 +33,6 @@ from tests.platform.runs.conftest import ended
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("warm_children_without_torch")]
 RUNS, submit = EVALS.route, EVALS.taken
-
-
-@pytest.fixture
-def lease_s() -> float:
-    return 30.0
-
-
-@pytest.fixture
-def config(config: PlatformConfig, lease_s: float) -> PlatformConfig:
-    return replace(config, lease_s=lease_s)
 
 
 class _Refusing(BaseHTTPRequestHandler):

@@ -11,6 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
+from osmosis_ai.api.models.workers import LogPart, WorkerLogLine
 from osmosis_ai.platform.db.tables import DbLoraModel, DbMetricPoint, DbRun, DbSample
 from osmosis_ai.platform.services import PlatformServices
 from tests.evaluation.builders import record
@@ -276,7 +277,8 @@ def test_a_run_of_three_workers_is_one_run_on_its_pages(
     before = source.state("eval", name)
     for number in (0, 2):
         workers[number].records(1, reward=float(number == 0))
-        workers[number].logs("started")
+        line = WorkerLogLine(timestamp=services.clock.now(), message="started")
+        workers[number].sync(log=LogPart(first=0, lines=[line]))
     settle(services)
     assert "Pass rate 50.0%" in shown() and "Scored 2 of 3 planned" in shown()
     assert "2 of 3 planned" in shown("/fern/evals")

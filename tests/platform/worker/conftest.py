@@ -9,10 +9,10 @@ import pytest
 from osmosis_ai.platform.app import create_worker_app
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.worker.client import WorkerClient
-from tests.platform.runs.conftest import code, member, rows, turnstile
+from tests.platform.runs.conftest import code, member, rows
 from tests.platform.worker.fake_platform import FakePlatform, Switch, serving
 
-__all__ = ["code", "member", "rows", "turnstile"]
+__all__ = ["code", "member", "rows"]
 
 
 @pytest.fixture(scope="session")

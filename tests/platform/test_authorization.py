@@ -13,7 +13,14 @@ import pytest
 from sqlalchemy import func, select
 
 from osmosis_ai.platform.db.base import Base
-from osmosis_ai.platform.db.tables import DbDataset, DbLoraModel, DbRolloutServer, DbRun, new_id
+from osmosis_ai.platform.db.tables import (
+    DbDataset,
+    DbLoraModel,
+    DbRolloutServer,
+    DbRun,
+    DbSecretAccess,
+    new_id,
+)
 from osmosis_ai.platform.offboarding import Offboarding
 from osmosis_ai.platform.services import PlatformServices
 from tests.platform.conftest import ManualClock, Member, World
@@ -55,11 +62,12 @@ def owner(client: OneHopClient, services: PlatformServices, world: World) -> Mem
     with services.db.transaction() as session:
         server = {"name": "server-of-fern", "host": "127.0.0.1", "port": 9, "status": "unhealthy"}
         now = services.clock.now()
+        home = mara.workspace.id
         session.add(
-            DbRolloutServer(
-                id=new_id("rs"), workspace_id=mara.workspace.id, created_at=now, updated_at=now, **server
-            )
+            DbRolloutServer(id=new_id("rs"), workspace_id=home, created_at=now, updated_at=now, **server)
         )
+        answer = {"run_id": run.id, "run_name": run.name, "attempt": 1, "claim_id": "a" * 32, "names": [MARK]}
+        session.add(DbSecretAccess(id=new_id("sac"), workspace_id=home, created_at=now, **answer))
     return mara
 
 

@@ -142,6 +142,19 @@ def test_a_repository_that_never_could_be_fetched_is_an_error_in_gits_words(
         assert "does not appear to be a git repository" in error["error"]
 
 
+def test_another_workspace_sees_only_its_own(
+    api: TestClient, world: World, repository: Repository, tmp_path: Path
+) -> None:
+    other = Repository(tmp_path / "other")
+    other.write("rollouts/theirs/main.py")
+    other.commit()
+    stranger = world.member("ivo", workspace="moss", clone_url=str(other.root))
+
+    assert _names(api) == {"add": True, "multiply": True}
+    rows = api.get(PATH, headers=stranger.headers).json()["rollouts"]
+    assert [row["name"] for row in rows] == ["theirs"]
+
+
 class _SlowMirrors(MirrorStore):
     """A repository whose host answers only after an event."""
 

@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from fastapi.testclient import TestClient
 
 from osmosis_ai.platform.datasets.store import DatasetLimits
 from osmosis_ai.platform.services import PlatformServices
@@ -58,6 +59,15 @@ def test_an_overwrite_must_name_a_dataset_of_that_name(uploads: Uploads) -> None
         uploads.announce("other", 10, overwrite_dataset_id=dataset["id"]), 400, "INVALID_DATASET"
     )
     assert_flat_error(uploads.announce("multiply", 10, overwrite_dataset_id="ds_nobody"), 404, "NOT_FOUND")
+
+
+def test_a_name_is_taken_in_its_workspace_only(
+    uploads: Uploads, stranger: Member, client: TestClient, services: PlatformServices
+) -> None:
+    mine = uploads.upload("multiply", rows())
+    theirs = Uploads(client, services, stranger.headers)
+    assert theirs.upload("multiply", rows(5))["row_count"] == 5
+    assert uploads.get("multiply") == mine
 
 
 # Reading

@@ -460,7 +460,7 @@ def test_pipe_in_place_of_a_file(place: LocalPlace, name: str) -> None:
 def test_cursor_beyond_float_range(place: LocalPlace) -> None:
     cursor = encode("samples:reward:asc", [10**310, 1, 0])
     (page,) = look(place, f"/evals/run/samples?sort=reward&cursor={cursor}")
-    assert "The cursor is none of this list in this order." in page
+    assert "The cursor is of another list or order." in page
 
 
 def leave_conversation(local: LocalPlace, row: int, text: str) -> bytes:

@@ -198,7 +198,7 @@ def test_conversation_search(pages: TestClient) -> None:
         and 'href="/evals/calm-fern-1/samples/2.1"' in text
         and "/samples/4.0" not in text
     )
-    assert "All are searched." in text
+    assert "Search complete." in text
     assert "10 of 12 attempts have no conversation and were not searched." in text
     href = re.search(r'href="([^"]+\.jsonl[^"]+)"', text)
     assert href is not None

@@ -327,15 +327,13 @@ def forest(
     axis: str,
     lines: Sequence[float],
     number: Written,
-    is_share: bool = True,
 ) -> SvgChart:
     """Return numbers with their intervals, in a row for each of ``names``."""
     points = [point for measure in measures for point in measure.points]
-    shown = [0.0, 1.0] if is_share else lines
-    least = min([*shown, *(point.x if point.low is None else point.low for point in points)])
-    most = max([*shown, *(point.x if point.high is None else point.high for point in points)])
-    margin = 0.0 if is_share else 0.04 * (most - least)
-    drawing = Drawing.between(max(least, -1.0) if is_share else least - margin, most + margin)
+    least = min([*lines, *(point.x if point.low is None else point.low for point in points)])
+    most = max([*lines, *(point.x if point.high is None else point.high for point in points)])
+    margin = 0.04 * (most - least)
+    drawing = Drawing.between(least - margin, most + margin)
     x = drawing.x
     height = 30 + 18 * len(measures)
     bottom = height * len(names) + 4

@@ -59,17 +59,15 @@ def require_known(given: Iterable[str], known: Collection[str]) -> None:
     """Refuse words of an address that its page does not read, left empty or not."""
     strange = next((name for name in given if name not in known), None)
     if strange is not None:
-        does = f"it knows {', '.join(known)}" if known else "it takes none"
-        raise OsmosisError(f"this page does not know the word {strange[:40]!r} in its address: {does}.")
+        hint = f"known parameters: {', '.join(known)}" if known else "this page has no parameters"
+        raise OsmosisError(f"the query parameter '{strange[:40]}' is unknown.", hint=hint)
 
 
 def word(words: Words, name: str) -> str | None:
     """Return the value of a word, without blanks around it; None where there is none."""
     values = list(dict.fromkeys(value.strip() for value in words.get(name, ()) if value.strip()))
     if len(values) > 1:
-        raise OsmosisError(
-            f"'{name}' is given as {values[0]!r} and as {values[1]!r}: a page takes one of them."
-        )
+        raise OsmosisError(f"'{name}' has two values: {values[0]!r} and {values[1]!r}.")
     return values[0] if values else None
 
 
@@ -83,7 +81,7 @@ def choices_of(words: Words, name: str, choices: Sequence[ChoiceT]) -> list[Choi
     """Return which of ``choices`` the values of a word are, in their order."""
     given = [value.strip() for value in words.get(name, ())]
     if strange := [value for value in given if value and value not in choices]:
-        raise OsmosisError(f"'{name}' is one of {', '.join(choices)}, and not {strange[0]!r}.")
+        raise OsmosisError(f"'{name}' must be one of {', '.join(choices)}, not {strange[0]!r}.")
     return [choice for choice in choices if choice in given]
 
 
@@ -92,7 +90,7 @@ def run_query(words: Words, *, kind: RunKind | None = None) -> RunQuery:
     since = _moment(words, "since", end_of_day=False)
     until = _moment(words, "until", end_of_day=True)
     if since is not None and until is not None and since > until:
-        raise OsmosisError("'since' is after 'until': no run began between them.")
+        raise OsmosisError("'since' is after 'until'.")
     choice_of(words, "status", STATUSES)
     return RunQuery(
         kind=kind,
@@ -126,23 +124,9 @@ def searches_conversations(words: Words, query: SampleQuery) -> bool:
     return choice_of(words, "in", ("conversations",)) is not None and bool(query.text)
 
 
-def words_of_run_query(query: RunQuery) -> dict[str, str]:
-    """Return the words that :func:`run_query` reads as ``query``, without its kind, which is in the path."""
-    found = {name: getattr(query, name) for name in _RUN_TEXTS}
-    found["archived"] = "yes" if query.archived else None
-    moments = {"since": query.since, "until": query.until}
-    found |= {name: moment.isoformat() for name, moment in moments.items() if moment is not None}
-    return _written(query, RunQuery(), found)
-
-
-def words_of_sample_query(query: SampleQuery) -> dict[str, str]:
-    """Return the words that :func:`sample_query` reads as ``query``."""
-    found = {name: getattr(query, name) for name in ("outcome", "category", "boundary", "row", "finish")}
-    for field, name, scale in _RANGES:
-        low, high = getattr(query, field)
-        found[f"min_{name}"] = None if low is None else f"{low / scale:.15g}"
-        found[f"max_{name}"] = None if high is None else f"{high / scale:.15g}"
-    return _written(query, SampleQuery(), found)
+def kept_words(words: Words, names: Collection[str]) -> dict[str, str]:
+    """Return the words of an address that its links keep, each with its value."""
+    return {name: value for name in names if (value := word(words, name)) is not None}
 
 
 def query_string(words: Mapping[str, object], **more: object) -> str:
@@ -151,19 +135,9 @@ def query_string(words: Mapping[str, object], **more: object) -> str:
     return f"?{urlencode(given, doseq=True)}" if given else ""
 
 
-def is_filtered(query: RunQuery | SampleQuery) -> bool:
-    """Tell whether a query leaves anything out, its kind and order aside."""
-    words = words_of_run_query(query) if isinstance(query, RunQuery) else words_of_sample_query(query)
-    return bool(words.keys() - {"sort", "dir", "archived"})
-
-
-def _written(
-    query: RunQuery | SampleQuery, plain: RunQuery | SampleQuery, found: Mapping[str, object]
-) -> dict[str, str]:
-    words = {**found, "q": query.text}
-    words["sort"] = query.sort if query.sort != plain.sort else None
-    words["dir"] = ("desc" if query.descending else "asc") if query.descending != plain.descending else None
-    return {name: str(value) for name, value in words.items() if value not in (None, "")}
+def is_filtered(kept: Mapping[str, str], *besides: str) -> bool:
+    """Whether the words of a list leave anything out, its order and words ``besides`` aside."""
+    return bool(kept.keys() - {"sort", "dir", "archived", *besides})
 
 
 def _descending(words: Words, *, default: bool) -> bool:
@@ -176,17 +150,17 @@ def _row(words: Words) -> int | None:
     if value is None:
         return None
     if not (value.isascii() and value.isdigit()):
-        raise OsmosisError(f"'row' is a whole number from 0, and not {value!r}.")
+        raise OsmosisError(f"'row' must be a whole number from 0, not {value!r}.")
     digits = value.lstrip("0") or "0"
     if len(digits) > 19 or int(digits) > _LARGEST_ROW:
-        raise OsmosisError(f"'row' is too large: rows are counted from 0 up to {_LARGEST_ROW}.")
+        raise OsmosisError(f"'row' is larger than {_LARGEST_ROW}.")
     return int(digits)
 
 
 def _range(words: Words, name: str, scale: float) -> tuple[float | None, float | None]:
     low, high = (_number(words, f"{end}_{name}", scale) for end in ("min", "max"))
     if low is not None and high is not None and low > high:
-        raise OsmosisError(f"'min_{name}' is above 'max_{name}': nothing lies between them.")
+        raise OsmosisError(f"'min_{name}' is above 'max_{name}'.")
     return low, high
 
 
@@ -199,7 +173,7 @@ def _number(words: Words, name: str, scale: float) -> float | None:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise OsmosisError(f"'{name}' is a number, and not {value!r}.")
+        raise OsmosisError(f"'{name}' must be a number, not {value!r}.")
     return number
 
 
@@ -210,6 +184,6 @@ def _moment(words: Words, name: str, *, end_of_day: bool) -> datetime | None:
         return None
     moment = parse_date(value)
     if moment is None:
-        raise OsmosisError(f"'{name}' is a day or a moment, as in 2026-01-31, and not {value!r}.")
+        raise OsmosisError(f"'{name}' must be a date or time such as 2026-01-31, not {value!r}.")
     is_last = end_of_day and len(value) == len("2026-01-01")
     return datetime.combine(moment, time.max, moment.tzinfo) if is_last else moment

@@ -511,7 +511,7 @@ def _is_amount(value: Scalar) -> bool:
 def refused(cursor: str) -> OsmosisError:
     """Return the error for a cursor of another list, or of none."""
     return OsmosisError(
-        "the cursor is none of this list in this order.",
+        "the cursor is of another list or order.",
         details={"cursor": cursor[:80]},
         hint="begin at the list's first page",
     )

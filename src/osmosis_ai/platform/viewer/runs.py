@@ -373,7 +373,7 @@ def _training_facts(run: DbRun, curves: Curves) -> Iterator[tuple[str, str]]:
     if validation is not None:
         yield from validation.facts()
     yield from _common_facts(run)
-    yield "Ended because", str(results.get("ending") or "")
+    yield "Stop reason", str(results.get("ending") or "")
 
 
 def _common_facts(run: DbRun) -> Iterator[tuple[str, str]]:

@@ -117,18 +117,15 @@ class LocalSource:
         self._followed = _OpenRuns(LocalResults, LocalResults.is_current, most=_FOLLOWED_RUNS)
 
     def close(self) -> None:
-        """Release the files of the indexes."""
         with self._lock:
             for samples in self._indexes.values():
                 samples.close()
             self._indexes.clear()
 
     def runs(self, query: RunQuery, *, limit: int, cursor: str | None = None) -> ItemPage[RunEntry]:
-        """Return runs."""
         return self._list.page(self._places.all(), query, limit=limit, cursor=cursor)
 
     def run(self, kind: RunKind, name: str) -> RunDetail:
-        """Return a run."""
         place = self._place(kind, name)
         if kind == "eval":
             detail = self._evaluation_detail(place)
@@ -144,7 +141,6 @@ class LocalSource:
     def samples(
         self, run: str, query: SampleQuery, *, limit: int, cursor: str | None = None
     ) -> ItemPage[SampleEntry]:
-        """Return samples of an evaluation."""
         samples, progress = self._samples(self._place("eval", run))
         page, directory = samples.page(query, limit=limit, cursor=cursor), samples.directory
         lost = describe_lost_results(directory, directory.read_metrics() or {})
@@ -152,7 +148,6 @@ class LocalSource:
         return replace(page, progress=progress, problems=problems)
 
     def sample(self, run: str, row: int, attempt: int, query: SampleQuery) -> SampleDetail:
-        """Return a sample, with its neighbours inside ``query``."""
         samples, entry = self._sample(run, row, attempt)
         record = samples.record(row, attempt)
         diagnostics = read_diagnostics(samples.directory, record.rollout_id) if record else b""
@@ -168,25 +163,20 @@ class LocalSource:
         )
 
     def conversation(self, run: str, row: int, attempt: int, *, max_bytes: int) -> StoredConversation:
-        """Return the trajectory of a sample."""
         return self._attempt(run, row, attempt).conversation(max_bytes=max_bytes)
 
     def read_conversations(
         self, run: str, samples: Sequence[SampleEntry], *, max_bytes: int
     ) -> Iterator[StoredConversation]:
-        """Yield the trajectories of samples."""
         return (self.conversation(run, each.row, each.attempt, max_bytes=max_bytes) for each in samples)
 
     def artifacts(self, run: str, row: int, attempt: int) -> Sequence[StoredArtifact]:
-        """Return the files that an attempt left."""
         return self._attempt(run, row, attempt).artifacts()
 
     def open_artifact(self, run: str, row: int, attempt: int, path: str) -> BinaryIO:
-        """Open one of :meth:`artifacts`; the caller closes it."""
         return self._attempt(run, row, attempt).open_artifact(path)
 
     def elsewhere(self, row_digest: str, *, limit: int) -> Sequence[tuple[RunEntry, SampleEntry]]:
-        """Return samples of the same row in other runs, the newest run first; of as many as fit into a second."""
         found: list[tuple[RunEntry, SampleEntry]] = []
         deadline = time.monotonic() + _ELSEWHERE_S
         for entry in self._list.newest(self._places.all(), "eval"):
@@ -206,22 +196,18 @@ class LocalSource:
         cursor: str | None = None,
         direction: LogDirection = "older",
     ) -> LogPage:
-        """Return lines of a run's log."""
         path = RunDirectory(self._place(kind, run).path).log
         return read_log(path, limit=limit, cursor=cursor, direction=direction)
 
     def curves(self, run: str) -> TrainingCurves:
-        """Return the curves of a training run."""
         return RecordedTraining.read(TrainingDirectory(self._place("training", run).path)).curves()
 
     def validation(self, run: str) -> ValidationSamples | None:
-        """Return what became of the samples of a training run's newest validation."""
         return TrainingDirectory(self._place("training", run).path).read_validation()
 
     def validation_conversation(
         self, run: str, row: int, attempt: int, *, max_bytes: int
     ) -> StoredConversation:
-        """Return the trajectory of one of these samples."""
         record = validated_record(self.validation(run), run, row, attempt)
         directory = RunDirectory(self._place("training", run).path)
         return AttemptFiles(directory, record.rollout_id, row, attempt).conversation(max_bytes=max_bytes)
@@ -238,32 +224,26 @@ class LocalSource:
         return RunState(f"{known.entry.status}.{read}.{log}", known.entry.status, known.entry.headline)
 
     def no_sample(self, run: str, row: int, attempt: int | None) -> NotFoundError:
-        """Return what to say of a sample that is not there."""
         samples, _ = self._samples(self._place("eval", run))
         return samples.no_sample(run, row, attempt)
 
     def require_samples(self, run: str) -> None:
-        """Refuse an evaluation of whose journal nothing can be read: it is not one without samples."""
         samples, _ = self._samples(self._place("eval", run))
         if samples.damage is not None and not samples.read:
             raise OsmosisError(samples.damage)
 
     def kinds(self, names: Sequence[str]) -> Mapping[str, Collection[RunKind]]:
-        """Return of which kinds there is a run of each name."""
         return {
             name: [kind for kind in get_args(RunKind) if self._places.named(kind, name)] for name in names
         }
 
     def run_samples(self, runs: Sequence[str]) -> Sequence[RunSamples]:
-        """Return evaluations as ``decisions`` reads them."""
         return [self._run_samples(run) for run in runs]
 
     def compared_training(self, runs: Sequence[str]) -> Sequence[tuple[RunDetail, TrainingCurves]]:
-        """Return training runs with their curves."""
         return [(self.run("training", run), self.curves(run)) for run in runs]
 
     def samples_of_row(self, digest: str, runs: Sequence[str], *, limit: int) -> list[list[SampleEntry]]:
-        """Return of each of some evaluations its samples of a row."""
         opened = [self._samples(self._place("eval", run))[0] for run in runs]
         return [samples.of_digest(digest, limit=limit) for samples in opened]
 
@@ -312,12 +292,10 @@ class LocalSource:
         )
 
     def _evaluation(self, place: RunPlace) -> KnownEvaluation:
-        """Return an evaluation with its numbers, however long its journal is."""
         with self._lock:
             return read_evaluation(place.path, place.name, follow=partial(self._followed.of, place.path))
 
     def _samples(self, place: RunPlace) -> tuple[AttemptIndex, float | None]:
-        """Return a run's samples and how much of them is read, None where that is all."""
         with self._lock:
             samples = self._indexes.of(place.path)
         return samples, samples.refresh(patience_s=self._patience_s)

@@ -138,7 +138,6 @@ def _forest(comparison: compare.RunComparison) -> SvgChart | None:
         axis=f"difference of {comparison.metric}",
         lines=(none,),
         number=numbers.number,
-        is_share=False,
     )
 
 
@@ -223,7 +222,7 @@ def _settings(names: Sequence[str], differences: Sequence[TrainingDifferences]) 
     rows = [
         (key, *(MISSING if value is None else str(value) for value in row)) for key, row in values.items()
     ] or [("all settings", *("same" for _ in names))]
-    return ComparedTable("Configured differently", ("Setting", *names), rows, range(len(names) + 1))
+    return ComparedTable("Differing settings", ("Setting", *names), rows, range(len(names) + 1))
 
 
 def _metrics(a: str, b: str, differences: TrainingDifferences) -> ComparedTable:

@@ -66,7 +66,7 @@ def page(view: Viewing, words: queries.Words, *, run: str, item: str) -> Rendere
     other = _beside(view, words, run, whole)
     hidden = queries.choices_of(words, "hide", HIDEABLE)
     written = queries.choice_of(words, "text", ("markdown",))
-    kept = queries.words_of_sample_query(query)
+    kept = queries.kept_words(words, queries.SAMPLE_WORDS)
     state = kept | {"text": written or "", "with": queries.word(words, "with") or ""}
     near = queries.query_string(kept, text=state["text"], hide=hidden)
     leaves_files = view.can("artifacts") and not view.of_validation

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
 from typing import get_args
@@ -40,7 +39,7 @@ def runs(view: Viewing, words: queries.Words, *, kind: RunKind | None = None) ->
     query = queries.run_query(words, kind=kind)
     found = view.source.runs(query, limit=RUNS_A_PAGE, cursor=queries.word(words, "cursor"))
     here = view.href(SECTIONS[kind]) if kind is not None else view.href()
-    filters = queries.words_of_run_query(query)
+    filters = queries.kept_words(words, queries.RUN_WORDS)
     return RenderedPage(
         "runs.html",
         {
@@ -54,8 +53,8 @@ def runs(view: Viewing, words: queries.Words, *, kind: RunKind | None = None) ->
             "statuses": queries.STATUSES,
             "here": here,
             "address": lambda **more: here + queries.query_string(filters, **more),
-            "filtered": queries.is_filtered(query),
-            "narrowed": queries.is_filtered(replace(query, text="", status=None)) or query.archived,
+            "filtered": queries.is_filtered(filters),
+            "narrowed": queries.is_filtered(filters, "q", "status") or query.archived,
             "commands": (LOCAL_COMMANDS if view.is_local else PLATFORM_COMMANDS).get(kind, ()),
             "compares": view.can("compare") and kind != "rubric" and bool(found.items),
             "compared": kind or "eval",
@@ -87,7 +86,7 @@ def samples(view: Viewing, words: queries.Words, *, run: str) -> RenderedPage:
     found = search.page if search else source.samples(run, query, limit=SAMPLES_A_PAGE, cursor=cursor)
     if not found.items and found.progress is None:
         require_category(view, run, query)
-    filters = queries.words_of_sample_query(query)
+    filters = queries.kept_words(words, queries.SAMPLE_WORDS)
     here = view.run_href("eval", run, "samples")
     shown = filters | {"group": grouped or "", "in": "conversations" if in_conversations else ""}
     # A sample's neighbours come from the table, which does not know what conversations hold.
@@ -113,8 +112,8 @@ def samples(view: Viewing, words: queries.Words, *, run: str) -> RenderedPage:
             "causes": sorted({*_causes(view, run), *([query.category] if query.category else [])}),
             "address": lambda **more: here + queries.query_string(shown, **more),
             "filters": filters,
-            "filtered": queries.is_filtered(query),
-            "narrowed": queries.is_filtered(replace(query, text="", outcome=None)),
+            "filtered": queries.is_filtered(filters),
+            "narrowed": queries.is_filtered(filters, "q", "outcome", "category"),
             "exported": queries.query_string(shown, group=""),
         },
         parts={"outcomes": "samples_outcomes.html"},

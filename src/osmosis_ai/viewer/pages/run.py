@@ -185,8 +185,8 @@ def known_facts(detail: RunDetail) -> Sequence[tuple[str, str]]:
             (name.capitalize(), getattr(run, name))
             for name in ("model", "dataset", "rollout", "config", "commit")
         ),
-        ("Changes", "there were some that are not in the commit" if run.dirty else None),
-        ("By", run.person),
+        ("Uncommitted changes", "yes" if run.dirty else None),
+        ("Submitted by", run.person),
     ]
     return [*((label, value) for label, value in known if value and label not in said), *detail.facts]
 

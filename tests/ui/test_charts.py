@@ -107,12 +107,8 @@ def curve(name: str, points: int) -> ChartSeries:
 def drawn_points(chart: SvgChart, kind: str) -> list[tuple[float, float]]:
     """Follow the path of a class and return where it goes."""
     (path,) = re.findall(rf'<path class="{kind}" d="M([^"]*)"', chart.svg)
-    x, y, *steps = (float(each) for each in re.findall(r"-?\d*\.?\d+", path))
-    places = [(x, y)]
-    for by_x, by_y in zip(steps[::2], steps[1::2], strict=True):
-        x, y = x + by_x, y + by_y
-        places.append((x, y))
-    return places
+    numbers = [float(each) for each in re.findall(r"-?\d*\.?\d+", path)]
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
 def test_a_thinned_curve_keeps_its_ends_and_its_single_outlier() -> None:

@@ -394,8 +394,7 @@ def scatter(
 Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
 
-_COLUMN = 2
-"""Units of the drawing."""
+_COLUMNS = 240
 _ALL_DRAWN = 500
 """Of a curve with more points, those that a column needs."""
 _TOP, _BOTTOM = 24, 230
@@ -471,7 +470,6 @@ def _numbers(points: Sequence[ChartPoint]) -> Floats:
 
 
 def _placed(values: Floats, scale: PlotScale) -> Floats:
-    """Return where numbers lie on the drawing, in its units."""
     return np.interp(values, (scale.low, scale.high), (scale.first, scale.last))
 
 
@@ -516,43 +514,32 @@ def _runs(values: Floats) -> list[Places]:
     return [run for run in np.split(known, np.flatnonzero(np.diff(known) > 1) + 1) if run.size]
 
 
-def _starts(along: Floats) -> Places:
-    """Return where a new column of the drawing begins; of so few points that each is drawn all."""
-    if along.size <= _ALL_DRAWN:
-        return np.arange(along.size)
-    return np.flatnonzero(np.diff(along // _COLUMN, prepend=-1))
+def _shown_places(*values: Floats) -> Places:
+    """Return the indices of points to draw: all if they are few, else the extremes of each column."""
+    size = values[0].size
+    if size <= _ALL_DRAWN:
+        return np.arange(size)
+    columns = np.array_split(np.arange(size), _COLUMNS)
+    ends = [
+        column[pick(each[column])] for each in values for column in columns for pick in (np.argmin, np.argmax)
+    ]
+    return np.unique([0, *ends, size - 1])
 
 
 def _polyline(along: Floats, up: Floats) -> str:
-    starts, last = _starts(along), along.size - 1
-    columns = np.searchsorted(starts, np.arange(along.size), side="right")
-    order = np.lexsort((up, columns))
-    ends = np.append(starts[1:] - 1, last)
-    drawn = np.unique(np.concatenate([order[starts], order[ends], [0, last]]))
-    # A round cap makes a dot of a point that has no neighbour.
-    return _steps(along[drawn], up[drawn]) + ("h0" if drawn.size == 1 else "")
+    drawn = _shown_places(up)
+    # A round cap makes a dot of a point without neighbours.
+    return _path_through(along[drawn], up[drawn]) + ("h0" if drawn.size == 1 else "")
 
 
 def _band(along: Floats, low: Floats, high: Floats) -> str:
-    starts = _starts(along)
-    columns = along[starts]
-    # Down the drawing its units grow.
-    lower, upper = np.maximum.reduceat(low, starts), np.minimum.reduceat(high, starts)
-    return _steps(np.append(columns, columns[::-1]), np.append(upper, lower[::-1])) + "Z"
+    drawn = _shown_places(low, high)
+    there, upper, lower = along[drawn], high[drawn], low[drawn]
+    return _path_through(np.append(there, there[::-1]), np.append(upper, lower[::-1])) + "Z"
 
 
-def _steps(along: Floats, up: Floats) -> str:
-    """Return a path through points, each from the one before in tenths of a pixel: the shortest way to write it."""
-    tenths = np.round(np.stack([along, up], axis=1) * 10)
-    steps = np.diff(tenths, axis=0).astype(np.int64).ravel().tolist()
-    written = "".join(_tenths(step) for step in steps)
-    return "M{:g} {:g}".format(*tenths[0] / 10) + (f"l{written}" if written else "")
-
-
-def _tenths(step: int) -> str:
-    """Return a number of tenths as a path takes it: a sign parts it from the one before, else a blank."""
-    whole, tenth = divmod(abs(step), 10)
-    return ("-" if step < 0 else " ") + (f"{whole or ''}.{tenth}" if tenth else str(whole))
+def _path_through(along: Floats, up: Floats) -> str:
+    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in zip(along.tolist(), up.tolist(), strict=True))
 
 
 def _table(series: Sequence[ChartSeries], axis: str, hollow: str) -> tuple[list[list[str]], list[str]]:

@@ -114,7 +114,6 @@ def nothing_here(view: Viewing, path: str) -> Response:
 
 
 def _of_validation(page: PageFunction) -> PageFunction:
-    """Return the same page of a training run's newest validation."""
     return lambda view, words, **path: page(replace(view, of_validation=True), words, **path)
 
 

@@ -217,7 +217,6 @@ class AttemptIndex:
         return True
 
     def _values(self, record: TerminalRecord) -> _Line:
-        """Return the values of :data:`COLUMNS` except the offset."""
         if record.row_index >= self.rows or record.run_index >= self.n:
             raise not_part_of_run(record, self.directory.events)
         finish = record.finish_reasons
@@ -429,7 +428,6 @@ def _statement(conditions: list[str], columns: tuple[str, ...], from_position: b
 
 
 def _conditions(query: SampleQuery) -> list[str]:
-    """Return what a sample has to fulfil."""
     conditions = []
     if query.outcome is not None:
         reward = "reward" if query.sort == "reward" else "+reward"

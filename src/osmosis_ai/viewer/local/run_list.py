@@ -152,7 +152,6 @@ class RunList:
         return {**statuses, "unfiltered": statuses.total(), "archived": len(mine) - statuses.total()}
 
     def _sorted(self, query: RunQuery) -> list[RunEntry]:
-        """Return all that a query asks for, in its order."""
         listed = (entry for place, entry in self._listed.values() if query.archived or not place.archived)
         fitting = (entry for entry in listed if _fits(entry, query))
         return sorted(fitting, key=lambda entry: _place_of(query, entry), reverse=query.descending)
@@ -339,7 +338,6 @@ def _place(query: RunQuery, value: Scalar, run_id: str) -> Any:
 
 
 def _slice(found: Sequence[RunEntry], query: RunQuery, limit: int, cursor: str | None) -> tuple[int, int]:
-    """Return where in a sorted list a page begins and ends."""
     if cursor is None:
         return 0, limit
     (value, run_id), backward = decode(cursor, order_of(query), parts=2)

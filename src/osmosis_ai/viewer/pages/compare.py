@@ -287,7 +287,6 @@ def _telling(sample: SampleEntry) -> tuple[bool, int]:
 
 
 def _kind(view: Viewing, names: Sequence[str], words: Words) -> RunKind:
-    """Return of which kind all the runs are."""
     kinds: Sequence[RunKind] = ("eval", "training")
     wanted = [asked] if (asked := choice_of(words, "kind", kinds)) else kinds
     there = view.source.kinds(names)

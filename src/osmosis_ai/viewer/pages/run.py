@@ -123,7 +123,6 @@ def log_tail(view: Viewing, run: RunEntry) -> Mapping[str, Any]:
 
 
 def _filter(failure: FailureCount) -> str:
-    """Return the query that finds all samples that failed so."""
     return query_string({"outcome": "unscored", "boundary": failure.boundary, "category": failure.category})
 
 
@@ -300,7 +299,6 @@ def shown_training(
 
 
 def _training_tiles(detail: RunDetail, curves: TrainingCurves) -> Iterator[Tile]:
-    """Yield the tiles of a training run."""
     validated = [point for point in curves.points(VALIDATION_PASS_RATE) if isfinite(point.value)]
     rewards = [point for point in curves.points(VALIDATION_REWARD) if isfinite(point.value)]
     if validated:

@@ -121,7 +121,7 @@ def test_resume_command_with_all_options(cli: Cli, judge: JudgeServer) -> None:
     assert resumed.status == 0, resumed.err
     assert (judge.calls, journal.exists()) == (calls + 1, False)
     again = cli(*shlex.split(command[1]))
-    assert again.status == 1 and "there is no unfinished session to resume" in again.err
+    assert again.status == 1 and "No unfinished session was found" in again.err
 
 
 def test_resume_with_other_inputs(cli: Cli, judge: JudgeServer) -> None:
@@ -137,7 +137,7 @@ def test_resume_with_other_inputs(cli: Cli, judge: JudgeServer) -> None:
         "score bounds: was 0, 1, now 0, 5",
     ):
         assert f"  - {change}" in outcome.err
-    assert "rubric" not in outcome.err.split("started.")[1].split("hint")[0]
+    assert "rubric" not in outcome.err.split("changed:")[1].split("hint")[0]
 
 
 def test_unfinished_sessions_are_archived(cli: Cli, judge: JudgeServer) -> None:
@@ -495,7 +495,7 @@ def test_irregular_data_file(cli: Cli, judge: JudgeServer) -> None:
         (["--baseline", "absent.json"], "Baseline path 'absent.json' does not exist."),
         (["-o", "data.jsonl/out.json"], "cannot create the directory"),
         (["--config", "absent.yaml"], "Rubric config 'absent.yaml' does not exist."),
-        (["--baseline", "data.jsonl"], "'data.jsonl' is not a result file of `osmosis eval rubric`."),
+        (["--baseline", "data.jsonl"], "'data.jsonl' is not a result file of 'osmosis eval rubric'."),
         (["--model", "openai/judge"], "Judge is named twice: openai/judge."),
         (["--swap"], "--swap requires at least two calls per record."),
         (["--swap", "-n", "2"], "--swap requires two quoted texts, and line 1 of 'data.jsonl' has one."),
@@ -531,9 +531,9 @@ def test_invalid_models(cli: Cli, judge: JudgeServer) -> None:
     assert "'--model'" in refused(cli, judge, model="", status=2)
     assert (
         refused(cli, judge, model="opnai/gpt-5")
-        == "`opnai/gpt-5` names no known model; did you mean `openai/gpt-5`?"
+        == "Unknown model: opnai/gpt-5 (did you mean 'openai/gpt-5'?)."
     )
-    assert "names no known provider" in refused(cli, judge, model="qzx/model")
+    assert "Unknown provider: qzx/model" in refused(cli, judge, model="qzx/model")
 
 
 @pytest.mark.integration

@@ -114,7 +114,9 @@ async def test_a_fault_stops_dispatch_and_cancels_items_in_flight() -> None:
 
 
 PAGE = (Path(__file__).parents[2] / "docs" / "concepts" / "failures.md").read_text()
-DOCUMENTED_CODES = set(re.findall(r"\| `(\w+)` \|", PAGE.partition("| code | meaning |")[2].partition("\n\n")[0]))
+DOCUMENTED_CODES = set(
+    re.findall(r"\| `(\w+)` \|", PAGE.partition("| code | meaning |")[2].partition("\n\n")[0])
+)
 SUCCESS = {"status": "success"}
 GRADED = {"status": "success", "sample": {"messages": [], "reward": 1.0}}
 REMOVED = {"status": "success", "sample": {"messages": [], "remove_sample": True}}

@@ -81,10 +81,10 @@ def test_a_provider_with_other_credentials_needs_no_key(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "suggestion"),
     [
-        ("openia/gpt-4o", "`openai/gpt-4o`"),
-        ("antropic/claude-sonnet-4-5", "`anthropic/claude-sonnet-4-5`"),
-        ("openrouer/a/b", "`openrouter/a/b`"),
-        ("openai/", "`openai/<model>`"),
+        ("openia/gpt-4o", "'openai/gpt-4o'"),
+        ("antropic/claude-sonnet-4-5", "'anthropic/claude-sonnet-4-5'"),
+        ("openrouer/a/b", "'openrouter/a/b'"),
+        ("openai/", "'openai/<model>'"),
     ],
 )
 def test_a_misspelled_provider_gets_a_suggestion(name: str, suggestion: str) -> None:

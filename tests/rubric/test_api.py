@@ -228,7 +228,7 @@ def test_provider_and_timeout_follow_from_the_name(name: str, provider: str, tim
         ({"model": "claude-opus"}, MissingAPIKeyError, "ANTHROPIC_API_KEY"),
         ({"model": "foo/m"}, MissingAPIKeyError, "FOO_API_KEY"),
         ({"model": "my-own"}, MissingAPIKeyError, "provider is not known"),
-        ({"model": "my-own", "api_key": "k"}, ProviderRequestError, "names no known provider"),
+        ({"model": "my-own", "api_key": "k"}, ProviderRequestError, "Unknown provider: my-own"),
         ({"model": " "}, TypeError, "`model`"),
         ({"api_key": "k", "timeout": -1}, ValueError, "`timeout`"),
     ],

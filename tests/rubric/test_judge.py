@@ -312,7 +312,7 @@ def test_a_server_of_ones_own_may_call_its_model_anything() -> None:
             ProviderRequestError,
             "no known provider 'nobody'.*set `api_base`",
         ),
-        ("nobody/m", OsmosisError, "`nobody/m` names no known provider"),
+        ("nobody/m", OsmosisError, "Unknown provider: nobody/m"),
         ("hosted_vllm/q", OsmosisError, "needs the address of its server: set `api_base`"),
     ],
 )

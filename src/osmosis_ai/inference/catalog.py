@@ -34,7 +34,7 @@ def built_in_model(name: str) -> Path:
         return _MODELS[name]
     known = ", ".join(f"`{model}`" for model in served_models())
     raise NotFoundError(
-        f"there is no built-in model `{name}`; the built-in ones are: {known}.",
+        f"Unknown built-in model: {name} (available: {known}).",
         hint="a trained model answers at its platform: use the platform's /v1 address and an API key"
         if ":" in name
         else None,

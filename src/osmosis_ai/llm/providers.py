@@ -237,10 +237,10 @@ def compatible_base_url(name: str, env: Mapping[str, str]) -> str | None:
     parts, variable, key = http_address(given), provider.bases[0], provider.keys[0]
     if parts is None:
         raise OsmosisError(
-            f"`{variable}` is not an http(s) address.", hint=f"export {variable}=http://localhost:8000/v1"
+            f"{variable} is not an http(s) address.", hint=f"export {variable}=http://localhost:8000/v1"
         )
     if parts.username or parts.password:
-        raise OsmosisError(f"`{variable}` contains a user name or password.", hint=f"export {key}=...")
+        raise OsmosisError(f"{variable} contains a user name or password.", hint=f"export {key}=...")
     return openai_base_url(given, provider.path)
 
 
@@ -272,20 +272,17 @@ def _unknown_name(path: str, served: Collection[str]) -> OsmosisError:
     provider, slash, model = path.partition("/")
     if slash and provider == "osmosis":
         if not served:
-            return OsmosisError(f"a built-in model such as `{path}` cannot be called here.")
-        known = ", ".join(f"`{name}`" for name in served)
-        return OsmosisError(f"there is no built-in model `{path}`; built in: {known}.")
+            return OsmosisError(f"Built-in models are not available here: {path}.")
+        return OsmosisError(f"Unknown built-in model: {path} (available: {', '.join(served)}).")
     suggestions = [
-        f"`{name}/{model if slash and model else '<model>'}`"
+        f"'{name}/{model if slash and model else '<model>'}'"
         for name in difflib.get_close_matches(provider.lower(), sorted(_providers()), n=2, cutoff=0.75)
     ]
     if suggestions:
-        return OsmosisError(f"`{path}` names no known model; did you mean {' or '.join(suggestions)}?")
+        return OsmosisError(f"Unknown model: {path} (did you mean {' or '.join(suggestions)}?).")
     return OsmosisError(
-        f"`{path}` names no known provider; a model is written `provider/model`, "
-        "for instance `openai/gpt-5-mini` or `anthropic/claude-sonnet-4-5`.",
-        hint=f"for a server of your own that speaks OpenAI's protocol (vLLM, SGLang ...): "
-        f"`openai/{path or '<model>'}` with `export OPENAI_BASE_URL=http://localhost:8000/v1`",
+        f"Unknown provider: {path} (a model is 'provider/model', such as 'openai/gpt-5-mini').",
+        hint=f"for your own server use 'openai/{path or '<model>'}' and OPENAI_BASE_URL=http://localhost:8000/v1",
     )
 
 
@@ -358,7 +355,7 @@ def choose_endpoint(
     """
     name = model.strip()
     if not name:
-        raise OsmosisError("`--model` is empty.", hint="for instance `--model openai/gpt-5-mini`")
+        raise OsmosisError("--model is empty.", hint="for instance '--model openai/gpt-5-mini'")
     if base_url is not None:
         # Clients and proxies require a key.
         key = api_key or env.get("OPENAI_API_KEY", "").strip() or "no-key"
@@ -377,13 +374,13 @@ def _checked_address(text: str) -> str:
     address = text.strip()
     if any(character in text for character in "@?#") or _KEY_IN_A_PATH.search(text):
         raise OsmosisError(
-            "`--base-url` must not contain a user name, password, key, query or fragment.",
-            hint="set the key in `OPENAI_API_KEY`, and an address with a query in `OPENAI_BASE_URL`",
+            "--base-url must not contain a user name, password, key, query or fragment.",
+            hint="set the key in OPENAI_API_KEY, and an address with a query in OPENAI_BASE_URL",
         )
     if http_address(address) is None or not address.isprintable() or " " in address:
         shown = "".join(character if character.isprintable() else "?" for character in text[:200])
         raise OsmosisError(
-            f"`--base-url {shown}` is not an http(s) address.",
-            hint="for instance `--base-url http://localhost:8000/v1`",
+            f"--base-url is not an http(s) address: {shown}.",
+            hint="for instance '--base-url http://localhost:8000/v1'",
         )
     return openai_base_url(address)

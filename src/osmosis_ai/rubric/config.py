@@ -67,8 +67,8 @@ def discover_config(given: Path | None, data_path: Path) -> Path:
     found = next((path for path in candidates if path.is_file()), None)
     if found is None:
         raise NotFoundError(
-            f"There is no {CONFIG_NAME}. Looked for: {', '.join(map(str, candidates))}",
-            hint="name the file with `--config FILE`",
+            f"No {CONFIG_NAME} was found (looked for {', '.join(map(str, candidates))}).",
+            hint="name the file with '--config FILE'",
         )
     return found
 

@@ -525,12 +525,12 @@ def read_baseline(path: Path) -> Baseline:
             raise ValueError("it has no statistics")
     except (ValueError, RecursionError, AttributeError):
         raise OsmosisError(
-            f"'{path}' is not a result file of `osmosis eval rubric`.",
-            hint="--baseline takes the file that an earlier `osmosis eval rubric --output FILE` wrote",
+            f"'{path}' is not a result file of 'osmosis eval rubric'.",
+            hint="write one with: osmosis eval rubric --output FILE",
         ) from None
     numbers = {key: value for key, raw in found.items() if (value := _number(raw)) is not None}
     if not numbers:
-        raise OsmosisError(f"The statistics in '{path}' could not be parsed into numeric values.")
+        raise OsmosisError(f"'{path}' has no numeric statistics.")
     inputs = _inputs(document)
     return Baseline(path, numbers, list(_scored_records(document, inputs)), inputs)
 

@@ -19,7 +19,6 @@ import os
 import re
 import secrets
 import threading
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -469,7 +468,6 @@ def _is_about_format(error: ModelCallError) -> bool:
 
 # The caller's threads and tasks are the real limit; this one only stops a mistake from opening thousands.
 _MOST_IN_FLIGHT = 256
-_MOST_JUDGES_KEPT = 16
 _CLOSING_S = 5.0
 
 
@@ -484,25 +482,21 @@ class _JudgingThread:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self._judges: dict[JudgeModel, Judge] = {}  # the most recently used is the last
-        self._busy: Counter[JudgeModel] = Counter()
+        self._judges: dict[JudgeModel, Judge] = {}
         self._thread = threading.Thread(target=self.loop.run_forever, name="osmosis-judging", daemon=True)
         self._thread.start()
 
     async def score(self, judge_model: JudgeModel, task: JudgeTask) -> JudgeResult:
         """Ask a judge and record the call with the current grading, found through the caller's context variables."""
-        judge = self._judges.pop(judge_model, None) or Judge(judge_model, max_in_flight=_MOST_IN_FLIGHT)
-        self._judges[judge_model] = judge
-        self._busy[judge_model] += 1
+        judge = self._judges.get(judge_model)
+        if judge is None:
+            judge = self._judges[judge_model] = Judge(judge_model, max_in_flight=_MOST_IN_FLIGHT)
         name = judge_model.model_path
         try:
-            await self._close_idle(beyond=_MOST_JUDGES_KEPT)
             judgement = await judge.score(task)
         except ProviderRequestError as error:
             _note(error, {"model": name, "error": error.detail})
             raise
-        finally:
-            self._busy[judge_model] -= 1
         noted = {"model": name, "score": judgement.score, "explanation": judgement.explanation}
         if judgement.is_clamped:
             noted["stated_score"] = judgement.stated_score
@@ -522,14 +516,8 @@ class _JudgingThread:
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
-        await self._close_idle(beyond=0)
-
-    async def _close_idle(self, *, beyond: int) -> None:
-        idle = [judge_model for judge_model in self._judges if not self._busy[judge_model]]
-        for judge_model in idle[: max(0, len(self._judges) - beyond)]:
-            # Remove it first: a judge that is closing must not be reused.
-            del self._busy[judge_model]
-            await self._judges.pop(judge_model).aclose()
+        for judge in self._judges.values():
+            await judge.aclose()
 
 
 def _note(spent: JudgeResult | ProviderRequestError, judgement: dict[str, Any]) -> None:

@@ -303,8 +303,7 @@ class RecordIndex:
     ) -> None:
         if path.exists() and not path.is_file():
             raise OsmosisError(
-                f"Data path '{path}' is not a regular file, and records are read more than once.",
-                hint="write them to a file first",
+                f"Data path '{path}' is not a regular file.", hint="write the records to a file first"
             )
         self.path, self.rules, self.bounds = path, rules, bounds
         self.labels: list[str] = []
@@ -355,7 +354,7 @@ class RecordIndex:
             if record.human_field != "label":
                 raise line.problem(
                     f"{line}: 'human_score' {given:g} is outside the scale of {low:g} to {high:g}.",
-                    hint="say which scale people used: `--score-min` and `--score-max`, or the bounds of the rubric",
+                    hint="set the scale with '--score-min' and '--score-max', or in the rubric",
                 )
             # A number here is a class label, as other tools use the field.
             self.ignored_labels += 1
@@ -365,8 +364,8 @@ class RecordIndex:
     def _require_unchanged(self) -> None:
         if _stamp(self.path) != self._stamp:
             raise ConflictError(
-                f"'{self.path}' was changed while its records were being judged.",
-                hint="restore it, and run the same command with `--resume`",
+                f"'{self.path}' was changed during the session.",
+                hint="restore the file and run the same command with '--resume'",
             )
 
 

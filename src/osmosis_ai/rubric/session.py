@@ -79,8 +79,8 @@ _LEAST_READY = 8
 _PREVIOUS = re.compile(rf"\.previous(-\d+)?{re.escape(SUFFIX)}$")
 _PROGRESS_S = 0.2
 _FIRST_CALLS_S = 0.1
-_DAMAGED_HINT = "leave out `--resume` to start over; the damaged journal is kept"
-_FULL_HINT = "free some space and run the same command with `--resume`: it continues where it stopped"
+_DAMAGED_HINT = "leave out '--resume' to start over; the damaged journal is kept"
+_FULL_HINT = "free some space and run the same command with '--resume'"
 
 
 @dataclass(frozen=True)
@@ -165,8 +165,8 @@ def find_output(output: Path, inputs: dict[str, Any], *, fixed: bool) -> Path:
     journals.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
     if not journals:
         raise NotFoundError(
-            f"there is no unfinished session to resume for '{output if fixed else output.parent}'.",
-            hint="a session that scored every record leaves nothing to resume; leave out `--resume` to start one",
+            f"No unfinished session was found for '{output if fixed else output.parent}'.",
+            hint="leave out '--resume' to start a session",
         )
     for path in journals:
         if _read_inputs(path)[0] == inputs:
@@ -174,10 +174,10 @@ def find_output(output: Path, inputs: dict[str, Any], *, fixed: bool) -> Path:
     before = _read_inputs(journals[0])[0]
     changed = [key for key in sorted({*before, *inputs}) if before.get(key) != inputs.get(key)]
     raise ResumeRefusedError(
-        f"the session in '{journals[0]}' cannot be continued: its inputs have changed since it was started."
+        f"Inputs of the session in '{journals[0]}' have changed:"
         + "".join(f"\n  - {line}" for line in input_differences(changed, before, inputs)),
         details={"changed": changed},
-        hint="undo the change, or leave out `--resume` to start over",
+        hint="undo the change, or leave out '--resume' to start over",
     )
 
 
@@ -188,7 +188,7 @@ def _read_inputs(path: Path) -> tuple[dict[str, Any], int]:
         return dict(orjson.loads(line)["inputs"]), len(line)
     except (StopIteration, ValueError, KeyError, TypeError):
         raise OsmosisError(
-            f"'{path}' is not the journal of a judging session.", hint="remove it to start over"
+            f"'{path}' is not the journal of a judging session.", hint="remove the file to start over"
         ) from None
 
 
@@ -260,7 +260,7 @@ class JudgingSession:
         """Lock the journal, and load the calls of the session to resume, or start a new one."""
         path = self.journal_path
         refusal = ConflictError(
-            f"another process is writing '{self.output}'.", hint="choose another `--output`"
+            f"Another process is writing '{self.output}'.", hint="choose another path with '--output'"
         )
         try:
             with ExitStack() as locks:
@@ -280,7 +280,7 @@ class JudgingSession:
                     await self._journal.close()
         except OSError as error:
             raise OsmosisError(
-                f"'{path}' cannot be opened: {reason_of(error)}.", hint="choose another `--output`"
+                f"'{path}' cannot be opened: {reason_of(error)}.", hint="choose another path with '--output'"
             ) from error
 
     def _load(self, path: Path) -> None:
@@ -449,7 +449,7 @@ class JudgingSession:
         self._failures[number] += 1
         allowed = _REFUSALS_FOR_GOOD if error.category in _PERMANENT else _FAILURES_IN_A_ROW
         if self._failures[number] >= allowed:
-            reason = f"{allowed} calls in a row failed, the last one: {self._redact.text(str(error))}"
+            reason = f"{allowed} calls in a row failed: {self._redact.text(str(error))}"
             self._dispatchers[number].halt(Stop("fault", reason))
 
     def _closed(self) -> str | None:

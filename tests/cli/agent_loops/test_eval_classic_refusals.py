@@ -129,7 +129,7 @@ def test_invalid_model_or_results_file(cli: Cli, project: Project) -> None:
         return refusal(cli, *classic, "--model", model, *where, *options)
 
     assert "OPENAI_API_KEY is not set (required by openai/gpt-5-mini)" in refused("openai/gpt-5-mini")
-    assert "no built-in model `osmosis/tinny`" in refused("osmosis/tinny")
+    assert "Unknown built-in model: osmosis/tinny" in refused("osmosis/tinny")
     trained = cli(*classic, "--model", "osmosis/tiny:calm-fern-1-step-40")
     assert trained.status == 1 and "hint: a trained model answers at its platform" in trained.err
     assert "not an http(s) address" in refused("m", "localhost:8000")
@@ -143,8 +143,8 @@ def test_invalid_model_or_results_file(cli: Cli, project: Project) -> None:
     ):
         # A key in an invalid address is not printed, and no run is created that would store it.
         found = refused("m", address)
-        assert "`--base-url` must not contain" in found and "sk-secret" not in found
-    assert "is not an http(s) address" in refused("m", "http://x:99999")
+        assert "--base-url must not contain" in found and "sk-secret" not in found
+    assert "is not an http(s) address: http" in refused("m", "http://x:99999")
     assert "\x1b" not in refused("m", "http://x/\x1b[2J")
     assert "the price of 'm' is unknown" in refused("m", "https://models.invalid/v1", "--max-cost", "1")
 

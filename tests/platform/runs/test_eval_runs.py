@@ -199,9 +199,9 @@ def test_unusable_datasets(
         ),
         ({"commit_sha": "0123456789abcdef"}, "experiment.commit_sha", "`git push` it"),
         ({"commit_sha": "HEAD"}, "experiment.commit_sha", "must be 7 to 40 hexadecimal digits"),
-        ({"model_path": "opena/gpt-5"}, "experiment.model_path", "did you mean `openai/gpt-5`?"),
+        ({"model_path": "opena/gpt-5"}, "experiment.model_path", "did you mean 'openai/gpt-5'?"),
         ({"model_path": "openai/gpt-5-mini"}, "experiment.model_path", "store the secret `OPENAI_API_KEY`"),
-        ({"model_path": "osmosis/huge"}, "experiment.model_path", "there is no built-in model"),
+        ({"model_path": "osmosis/huge"}, "experiment.model_path", "Unknown built-in model: osmosis/huge"),
         ({"dataset": "d" * 300}, "experiment.dataset", "must not be longer than 255"),
     ],
 )

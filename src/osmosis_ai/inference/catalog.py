@@ -32,7 +32,7 @@ def built_in_model(name: str) -> Path:
     """Return the folder of a built-in model."""
     if name in _MODELS:
         return _MODELS[name]
-    known = ", ".join(f"`{model}`" for model in served_models())
+    known = ", ".join(served_models())
     raise NotFoundError(
         f"Unknown built-in model: {name} (available: {known}).",
         hint="a trained model answers at its platform: use the platform's /v1 address and an API key"

@@ -14,11 +14,9 @@ from osmosis_ai.inference.engine import (
     SAMPLING_ROW,
     ContinuousBatch,
     Emission,
-    EngineBusyError,
     EngineStoppedError,
     Generation,
     InferenceEngine,
-    SequenceSlots,
     Submission,
     draw_tokens,
     random_stream,
@@ -61,21 +59,6 @@ class Recorder:
         self.finished.set()
 
 
-def test_a_full_queue_refuses_requests(model: Model, prompts: list[tuple[int, ...]]) -> None:
-    engine = InferenceEngine(model, max_waiting=2)  # not started: whatever is queued stays there
-    wanted = [generation(prompts[0], seed) for seed in range(4)]
-    large = Recorder().submit(engine, wanted[:3])
-    with pytest.raises(EngineBusyError, match="3 sequences are waiting") as refused:
-        Recorder().submit(engine, wanted[3:])
-    assert 1 <= refused.value.retry_after_s <= 60
-    large.cancel()
-    for waiting, one in enumerate(wanted[:2], 1):
-        Recorder().submit(engine, [one])
-        assert engine.stats()["waiting"] == waiting
-    with pytest.raises(EngineBusyError, match="2 sequences are waiting"):
-        Recorder().submit(engine, wanted[3:])
-
-
 @pytest.mark.integration
 def test_requests_take_turns_in_the_queue(model: Model, prompts: list[tuple[int, ...]]) -> None:
     order: list[str] = []
@@ -106,17 +89,6 @@ def test_a_cancelled_submission(tireless_model: Model, prompts: list[tuple[int, 
         stats = engine.stats()
     assert (stats["running"], stats["waiting"], stats["finished"]) == (0, 0, 1)
     assert max(len(tokens) for tokens in abandoned.tokens.values()) <= 3
-
-
-@pytest.mark.integration
-def test_closing_fails_pending_requests(model: Model, prompts: list[tuple[int, ...]]) -> None:
-    recorder = Recorder()
-    with InferenceEngine(model) as engine:
-        recorder.submit(engine, [generation(prompts[0], 0, max_tokens=1900, stop_tokens=frozenset())])
-        assert recorder.heard.wait(WAIT_S)
-    assert recorder.error is not None
-    with pytest.raises(EngineStoppedError, match="shutting down"):
-        engine.submit([generation(prompts[0], 0)], recorder)
 
 
 @pytest.mark.integration
@@ -161,16 +133,6 @@ def test_tokens_do_not_depend_on_the_batch(model: Model, alone: Tokens, capacity
     for generation_, tokens in together.items():
         for token, reference in zip(tokens, alone[generation_], strict=True):
             assert token.logprob == pytest.approx(reference.logprob, abs=1e-11)
-
-
-@pytest.mark.integration
-def test_finish_reasons(model: Model, prompts: list[tuple[int, ...]]) -> None:
-    batch = ContinuousBatch(model, 2)
-    short = generation(prompts[0], 1, max_tokens=1)
-    ended = generation(prompts[1], 1, stop_tokens=frozenset(range(model.config.vocab_size)))
-    reasons = {e.generation: e.finish_reason for e in batch.admit([short, ended])}
-    assert reasons == {short: "length", ended: "stop"}
-    assert len(batch) == 0
 
 
 @pytest.mark.integration
@@ -224,15 +186,6 @@ def test_a_second_turn_is_cached(model: Model, prompts: list[tuple[int, ...]], c
 
 
 @pytest.mark.integration
-def test_an_equal_prompt_is_cached(model: Model, prompts: list[tuple[int, ...]], computed: list[Any]) -> None:
-    batch = ContinuousBatch(model, 8)
-    generate(batch, [generation(prompts[0], 1)])
-    computed.clear()
-    generate(batch, [generation(prompts[0], seed, max_tokens=1) for seed in range(8)])
-    assert computed == [(1, 1)]
-
-
-@pytest.mark.integration
 def test_cached_prefixes_change_no_token(model: Model, prompts: list[tuple[int, ...]]) -> None:
     rng = random.Random(5)
     remembering, forgetful = ContinuousBatch(model, 6, kept=5), ContinuousBatch(model, 6, kept=0)
@@ -249,19 +202,6 @@ def test_cached_prefixes_change_no_token(model: Model, prompts: list[tuple[int, 
         replies, *others = (ids(generate(batch, wave)) for batch in (remembering, forgetful, fresh))
         assert others == [replies, replies]
         known += [(*g.prompt, *reply) for g, reply in zip(wave, replies, strict=True)]
-
-
-@pytest.mark.integration
-def test_the_least_recently_used_prefix_is_evicted(model: Model) -> None:
-    slots = SequenceSlots(model, running=1, kept=2)
-    for tokens in ([1, 2, 3, 4], [5, 6, 7, 8]):
-        slots.fill(0, tokens, 0)
-        slots.keep(0)
-    assert slots.longest_prefix([1, 2, 3, 4, 9])[1] == 4  # of use: now the other is older
-    slots.fill(0, [10, 11, 12], 0)
-    slots.keep(0)
-    lengths = [slots.longest_prefix(p)[1] for p in ([1, 2, 3, 4, 9], [10, 11, 12, 9], [5, 6, 7, 8, 9])]
-    assert lengths == [4, 3, 0]
 
 
 def draw(
@@ -310,10 +250,6 @@ def test_temperature() -> None:
 def test_top_p(top_p: float, kept: list[int]) -> None:
     shares = draw([np.log(0.5), np.log(0.15), np.log(0.3), np.log(0.05)], top_p=top_p, draws=4000)
     assert np.flatnonzero(shares).tolist() == kept
-
-
-def test_tokens_of_probability_zero() -> None:
-    assert draw([0.0, -np.inf, 0.0, -np.inf])[[1, 3]].tolist() == [0.0, 0.0]
 
 
 def test_seeds_of_requests_and_choices() -> None:

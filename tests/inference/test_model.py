@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from osmosis_ai.inference.chat import BuiltInChat
-from osmosis_ai.inference.model import CHUNK_TOKENS, KeyValueCache, Model
+from osmosis_ai.inference.model import KeyValueCache, Model
 from osmosis_ai.inference.openai_api import ChatCompletions
 from tests.inference.conftest import multiply_tool
 
@@ -34,51 +34,11 @@ def teacher_forced(model: Model, ids: list[int]) -> Any:
     return log_softmax(np.concatenate(logits))
 
 
-def in_one_pass(model: Model, ids: list[int]) -> Any:
-    """The same, each position read from a pass over all of ``ids``."""
-    count = len(ids)
-    rows = np.tile(np.array(ids), (count, 1))
-    starts, wanted = np.zeros(count, np.int64), np.arange(count)
-    return log_softmax(
-        model.extend(KeyValueCache(model.config, count), slice(0, count), rows, starts, wanted)
-    )
-
-
 def test_log_probabilities_equal_transformers(model: Model) -> None:
     for case in json.loads(REFERENCE.read_text()):
         computed = teacher_forced(model, case["ids"])
         scored = [computed[place, token] for place, token in enumerate(case["ids"][1:])]
         assert np.abs(np.array(scored) - case["logprobs"]).max() < 1e-7
-
-
-def test_cached_decoding_equals_one_pass(model: Model) -> None:
-    ids = np.random.default_rng(0).integers(0, model.config.vocab_size, 60).tolist()
-    assert np.abs(teacher_forced(model, ids) - in_one_pass(model, ids)).max() < 1e-11
-
-
-def test_a_prompt_longer_than_a_chunk(model: Model) -> None:
-    length = 2 * CHUNK_TOKENS + 17
-    ids = np.random.default_rng(1).integers(0, model.config.vocab_size, (1, length))
-    start, last = np.array([0]), np.array([length - 1])
-    at_once = model.extend(KeyValueCache(model.config, 1), slice(0, 1), ids, start, last)
-    cache = KeyValueCache(model.config, 1)
-    for place in range(length):
-        one_by_one = model.extend(cache, slice(0, 1), ids[:, place : place + 1], np.array([place]), start)
-    assert np.abs(log_softmax(at_once) - log_softmax(one_by_one)).max() < 1e-11
-
-
-def test_padding_and_other_rows_have_no_effect(model: Model) -> None:
-    rng = np.random.default_rng(2)
-    short, long = rng.integers(0, 512, 9), rng.integers(0, 512, 50)
-    ids = np.zeros((2, 50), np.int64)
-    ids[0, :9], ids[1] = short, long
-    together = model.extend(
-        KeyValueCache(model.config, 2), slice(0, 2), ids, np.zeros(2, int), np.array([8, 49])
-    )
-    alone = model.extend(
-        KeyValueCache(model.config, 1), slice(0, 1), short[None], np.zeros(1, int), np.array([8])
-    )
-    assert np.abs(together[0] - alone[0]).max() < 1e-11
 
 
 @pytest.mark.imports_much

@@ -362,11 +362,6 @@ def test_at_most_one_call(format: FormatName, text: str) -> None:
     assert read(format, text, at_most_one=True, chunk=1) == (content, calls)
 
 
-def test_the_second_call_is_content() -> None:
-    one = '{"name": "f", "parameters": {"a": 1}}'
-    assert read("llama3_json", f"{one}; {one}", at_most_one=True) == (f" {one}", [("f", A1)])
-
-
 SNIPPETS = st.sampled_from(
     [
         *(text for _, text in ONE_CALL),
@@ -435,14 +430,6 @@ def test_json_arguments_are_unchanged(
 def test_pythonic_arguments(arguments: dict[str, Any]) -> None:
     written = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
     assert read("pythonic", f"[f({written})]", chunk=3) == ("", [("f", arguments)])
-
-
-def test_end_token() -> None:
-    vocabulary = {"</tool_call>": 4}
-    assert ToolCallStyle(FORMATS["hermes"]).end_token(vocabulary.get) == 4
-    assert ToolCallStyle(FORMATS["deepseek"]).end_token(vocabulary.get) is None
-    assert ToolCallStyle(FORMATS["mistral"]).end_token(vocabulary.get) is None
-    assert ToolCallStyle(None).end_token(vocabulary.get) is None
 
 
 CALL = {

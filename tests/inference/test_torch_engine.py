@@ -16,7 +16,6 @@ from osmosis_ai.inference.chat import BuiltInChat, TemplateError
 from osmosis_ai.inference.engine import (
     ContinuousBatch,
     Emission,
-    EngineStoppedError,
     Generation,
     InferenceEngine,
     SampledToken,
@@ -217,21 +216,6 @@ def answer(engine: InferenceEngine, wanted: Generation) -> list[SampledToken]:
     return heard.tokens[wanted]
 
 
-def test_weights_change_during_a_request(
-    model_dir: Path, model: Model, prompts: list[tuple[int, ...]]
-) -> None:
-    network = TorchModel.load(model_dir, dtype=torch.float64)
-    with InferenceEngine(network, max_batch=4) as engine:
-        heard, wanted = Recorder(), generation(prompts[0], 0, max_tokens=400, stop_tokens=frozenset())
-        heard.submit(engine, [wanted])
-        assert heard.heard.wait(WAIT_S)
-        engine.publish(shifted(model, 1.1), 5)
-        assert heard.finished.wait(WAIT_S)
-        versions = [token.version for token in heard.tokens[wanted]]
-        assert versions == sorted(versions)
-        assert (versions[0], versions[-1], len(versions)) == (0, 5, 400)
-
-
 CALL = {"type": "function", "function": {"name": "multiply", "arguments": '{"a":12,  "b": 34}'}}
 CONVERSATION: list[dict[str, Any]] = [
     {"role": "system", "content": "Be careful. Ünïcode."},
@@ -377,11 +361,3 @@ def test_a_deployed_adapter_is_merged(tmp_path: Path) -> None:
     with torch.no_grad():
         wanted = learned(input_ids=torch.from_numpy(IDS)).logits[:, -1]
     torch.testing.assert_close(logits(served), wanted, atol=1e-4, rtol=1e-3)
-
-
-def test_publishing_to_a_stopped_engine(model_dir: Path) -> None:
-    engine = InferenceEngine(Model.load(model_dir))
-    with engine:
-        engine.publish({}, 1)
-    with pytest.raises(EngineStoppedError):
-        engine.publish({}, 2)

@@ -64,12 +64,11 @@ class PolicyWorld:
         messages: Sequence[Mapping[str, Any]],
         *,
         rollout_id: str = "r1",
-        token: str | None = TOKEN,
         retry_count: int | None = None,
         **changes: Any,
     ) -> tuple[int, Any]:
         """One call; the status and the decoded answer."""
-        async with self._post(messages, rollout_id, token, retry_count, changes) as response:
+        async with self._post(messages, rollout_id, retry_count, changes) as response:
             return response.status, await response.json()
 
     async def reply(self, messages: Sequence[Mapping[str, Any]], **changes: Any) -> dict[str, Any]:
@@ -81,15 +80,13 @@ class PolicyWorld:
 
     async def events(self, messages: Sequence[Mapping[str, Any]], **changes: Any) -> list[Any]:
         """A streamed answer's chunks."""
-        async with self._post(messages, "r1", TOKEN, None, {"stream": True, **changes}) as response:
+        async with self._post(messages, "r1", None, {"stream": True, **changes}) as response:
             lines = (await response.text()).split("\n\n")
         assert lines[-2:] == ["data: [DONE]", ""]
         return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
 
-    def _post(
-        self, messages: Any, rollout_id: str, token: str | None, retry: int | None, changes: Any
-    ) -> Any:
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
+    def _post(self, messages: Any, rollout_id: str, retry: int | None, changes: Any) -> Any:
+        headers = {"Authorization": f"Bearer {TOKEN}"}
         if retry is not None:
             headers["x-stainless-retry-count"] = str(retry)
         body = {"messages": list(messages), "tools": [MULTIPLY], **changes}

@@ -7,21 +7,13 @@ import operator
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
-from unittest.mock import AsyncMock
 
-import aiohttp
 import numpy as np
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from osmosis_ai.config.training import TrainingSettings
-from osmosis_ai.controller.callbacks import CallbackStore
-from osmosis_ai.controller.remote_agents import AgentAddress, RemoteAgent, RemoteAgentDriver
 from osmosis_ai.errors import NotFoundError
-from osmosis_ai.inference.chat import BuiltInChat
 from osmosis_ai.inference.model import KeyValueCache, Model
-from osmosis_ai.training.engines.recording import PromptPrefixCache
 from osmosis_ai.training.objective.sequences import NOT_SAMPLED, TokenSequence
 from tests.training.policy_world import (
     MODEL_DIR,
@@ -92,50 +84,6 @@ async def test_a_call_is_answered_and_recorded_token_by_token(world: PolicyWorld
     assert set(sequence.versions) == {NOT_SAMPLED, 0}
     assert answer["usage"]["completion_tokens"] == recorded.sampled_tokens == len(choice["token_ids"])
     assert_exact(sequence)
-
-
-async def test_a_streamed_call_is_the_same_call(world: PolicyWorld) -> None:
-    whole = await world.reply(question())
-    world.bridge.take("r1")
-    world.bridge.open("r1", seed_for=lambda index: index)
-    chunks = await world.events(question(), stream_options={"include_usage": True})
-    deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
-    text = "".join(delta.get("content") or "" for delta in deltas)
-    calls = [call["function"] for delta in deltas for call in delta.get("tool_calls") or ()]
-    assert text == (whole["content"] or "")
-    assert calls == [call["function"] for call in whole.get("tool_calls") or ()]
-    assert world.bridge.usage("r1").completion_tokens == chunks[-1]["usage"]["completion_tokens"]
-    assert world.bridge.take("r1").sampled_tokens == chunks[-1]["usage"]["completion_tokens"]
-
-
-async def test_the_record_is_made_before_the_answer_is_given(
-    world: PolicyWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls, recording = world.bridge._find("r1"), world.bridge._recordings["r1"]
-    answered, seen = calls.answered, []
-
-    def watching(*arguments: Any) -> None:
-        seen.append(recording.sampled_tokens)
-        answered(*arguments)
-
-    monkeypatch.setattr(calls, "answered", watching)
-    await world.ask(question())
-    await world.events(question(3, 4))
-    assert len(seen) == 2
-    assert 0 < seen[0] < seen[1]
-
-
-@pytest.mark.parametrize(
-    ("changes", "param"),
-    [({"temperatur": 1}, "temperatur"), ({"tool_choice": "required"}, "tool_choice"), ({"n": 0}, "n")],
-)
-async def test_what_the_policy_can_not_do_is_refused_with_its_name(
-    world: PolicyWorld, changes: dict[str, Any], param: str
-) -> None:
-    status, answer = await world.ask(question(), **changes)
-    assert (status, answer["error"]["param"]) == (400, param)
-    assert world.bridge.usage("r1").last_error is not None
-    assert world.bridge.take("r1").sequences == []
 
 
 async def test_a_retried_call_is_answered_from_the_record_and_recorded_once(world: PolicyWorld) -> None:
@@ -304,79 +252,3 @@ async def test_every_token_carries_the_version_it_was_sampled_with(world: Policy
     versions = [version for version, own in zip(sequence.versions, sequence.mask, strict=True) if own]
     assert (set(versions), versions) == ({0, 3}, sorted(versions))
     assert TOKEN not in repr(world.bridge)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_program_that_calls_below_recorded_is_learnt_from_and_its_conversation_is_kept(
-    world: PolicyWorld, stream: bool
-) -> None:
-    address, headers = f"{world.url}/v1/rollouts/r1/recorded", {"Authorization": f"Bearer {TOKEN}"}
-    body = {"messages": question(12, 13), "tools": [MULTIPLY], "stream": stream}
-    async with world.http.post(f"{address}/chat/completions", json=body, headers=headers) as reply:
-        assert reply.status == 200
-        await reply.read()
-    async with world.http.get(address, headers=headers) as reply:
-        asked, answered = (await reply.json())["messages"]
-    assert [asked] == question(12, 13)
-    assert answered["role"] == "assistant" and (answered.get("content") or answered["tool_calls"])
-    recorded = world.bridge.take("r1")
-    assert len(recorded.sequences) == 1 and any(recorded.sequences[0].mask)
-
-
-async def test_calls_of_an_agent_loop_are_recorded_like_those_of_an_agent_that_sends_its_tools(
-    world: PolicyWorld,
-) -> None:
-    endpoints = RemoteAgentDriver(
-        RemoteAgent(lambda: AgentAddress("127.0.0.1", 1), name="loop"),
-        CallbackStore(on_terminal_commit=AsyncMock()),
-        world.bridge,
-        server_url=lambda: "",
-        callback_timeout_s=60.0,
-    )
-    app = web.Application()
-    app.add_routes(endpoints.routes())
-    key = endpoints.open("r1")
-    nullable = {**MULTIPLY, "function": {**MULTIPLY["function"], "description": None, "strict": None}}
-    endpoints.offer_tools("r1", {"tools": [nullable]})
-    body: dict[str, Any] = {
-        "model": "default",
-        "messages": question(),
-        "rollout_id": "r1",
-        "temperature": 1.0,
-        "top_p": 1.0,
-        "max_tokens": 64,
-        "logprobs": True,
-    }
-    async with TestServer(app, access_log=None) as server, aiohttp.ClientSession() as http:
-        url, headers = server.make_url("/v1/chat/completions"), {"Authorization": f"Bearer {key}"}
-        async with http.post(url, json=body, headers=headers) as reply:
-            assert reply.status == 200, await reply.text()
-            answer = await reply.json()
-    assert answer["model"] == "default"
-    assert {"id", "object", "created", "choices", "usage"} <= answer.keys()
-    world.bridge.open("r2")
-    await world.reply(question(), rollout_id="r2", max_tokens=64)
-    as_loop, as_agent = world.engine.asked
-    assert list(as_loop.prompt) == list(as_agent.prompt)
-    recorded = world.bridge.take("r1")
-    assert recorded.sampled_tokens == answer["usage"]["completion_tokens"] > 0
-
-
-def tool(*parameters: str) -> dict[str, Any]:
-    properties = {name: {"type": "integer"} for name in parameters}
-    function = {"name": "multiply", "parameters": {"type": "object", "properties": properties}}
-    return {"type": "function", "function": function}
-
-
-def test_whatever_the_template_could_write_differently_is_another_opening() -> None:
-    chat = BuiltInChat(MODEL_DIR)
-    prefix_cache = PromptPrefixCache(chat)
-    for messages, tools in (
-        (question(), []),
-        (question(5, 6), []),
-        (question(), [tool("a", "b")]),
-        (question(), [tool("b", "a")]),
-        (question(), []),
-    ):
-        text = chat.render(messages, tools)
-        assert prefix_cache.read(messages, tools) == (text, tuple(chat.encode(text)))

@@ -199,15 +199,6 @@ async def test_a_server_that_does_not_do_as_it_is_told_is_refused(
         found.require_agreement(float32=True)
 
 
-def test_prompts_that_are_too_long_or_make_no_conversation_are_left_out() -> None:
-    rows: Sequence[DatasetRow] = [
-        DatasetRow(0, question() * 100, None, None),
-        DatasetRow(1, [], None, {"only": "metadata"}),
-    ]
-    [prompt] = probe_prompts(rows, CHAT, longest=60)
-    assert 0 < len(prompt) <= 60
-
-
 ARGUMENTS = {"a": 12, "b": 34}
 SPELLED = '{"a": 12, "b": 34}'
 DS_BEGIN, DS_END = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
@@ -350,25 +341,6 @@ async def test_a_turn_is_extended_in_every_template(
         assert (first["content"], second["content"]) == (content, "It is 408.")
         found = assert_one_sequence_of_what_was_sampled(world, replies)
         assert realigned is None or found == realigned
-
-
-async def test_several_calls_and_their_results_are_one_sequence() -> None:
-    for style in ("hermes", "mistral_args", "pythonic"):
-        one = REPLIES[style][0]
-        text = {
-            "hermes": f"{one}\n{one}",
-            "mistral_args": one * 2,
-            "pythonic": "[multiply(a=12, b=34), multiply(a=12, b=34)]",
-        }
-        async with scripted(style, [text[style], "Both are 408."]) as world:
-            first = await world.reply(question())
-            assert len(first["tool_calls"]) == 2
-            answers = [
-                {"role": "tool", "tool_call_id": call["id"], "content": "408"} for call in first["tool_calls"]
-            ]
-            await world.reply([*question(), first, *answers])
-            recorded = world.bridge.take("r1")
-            assert (len(recorded.sequences), recorded.forks, recorded.realigned) == (1, 0, 0)
 
 
 async def test_calls_that_nobody_can_read_are_the_agents_to_see_and_told_of_once(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.training.learner.checkpoints import CheckpointStore, checkpoints_in
+from osmosis_ai.training.learner.checkpoints import CheckpointStore
 from tests.full_disk import files_of_at_most
 from tests.lazily import lazily
 
@@ -156,24 +156,6 @@ def test_a_kill_at_any_moment_leaves_the_old_or_the_new_checkpoint_whole(tmp_pat
         assert ended == -signal.SIGKILL
     assert moment > 15, "the save was to be cut short at many moments"
     assert seen == {1, 2}
-
-
-def test_a_kill_before_earlier_checkpoints_were_dropped_leaves_them_to_whoever_opens_the_store(
-    tmp_path, monkeypatch
-):
-    save(CheckpointStore(tmp_path, keep_every=2), 2)
-    save(CheckpointStore(tmp_path, keep_every=2), 3)
-
-    def save_and_die() -> None:
-        monkeypatch.setattr(
-            CheckpointStore, "_drop_superseded", lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-        )
-        save(store, 5)
-
-    store = CheckpointStore(tmp_path, keep_every=2)
-    assert in_a_child(save_and_die) == -signal.SIGKILL
-    assert [found.step for found in checkpoints_in(tmp_path)] == [2, 3, 5]
-    assert steps(CheckpointStore(tmp_path, keep_every=2)) == [2, 5]
 
 
 # Of the tiny model's adapter: it alone has 455 kB, and the learner's state three times as much.

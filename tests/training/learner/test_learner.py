@@ -53,13 +53,6 @@ def test_a_new_adapter_changes_nothing_and_the_seed_decides_its_start():
     assert one.logprobs(sequences) == other.logprobs(sequences)
 
 
-def test_making_a_learner_leaves_the_global_generator_alone():
-    torch.manual_seed(5)
-    before = torch.get_rng_state()
-    tiny_learner()
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_logprobs_are_those_of_a_plain_forward_pass_and_zero_where_nothing_was_sampled():
     learner = tiny_learner(rollout_temperature=0.8)
     [sequence] = made_up_sequences(1)
@@ -299,23 +292,6 @@ def test_out_of_memory_twice_is_a_clear_error_and_changes_nothing(monkeypatch):
         learner.step(sequences, advantages)
 
 
-@pytest.mark.e2e
-def test_a_process_whose_memory_is_limited_says_so_and_keeps_its_policy():
-    found = subprocess.run(
-        [sys.executable, "-m", "tests.training.step_without_memory", "100"],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert found.stdout == (
-        "the memory of cpu does not suffice to learn from sequences of up to 400 tokens in micro-batches of "
-        "24000 tokens. unchanged: True\n"
-    ), found.stderr
-
-
 def test_the_learning_rate_rises_in_a_line_and_stays():
     assert [warmed_up(0.4, updates, 4) for updates in range(6)] == pytest.approx(
         [0.1, 0.2, 0.3, 0.4, 0.4, 0.4]
@@ -325,26 +301,6 @@ def test_the_learning_rate_rises_in_a_line_and_stays():
     sequences, advantages = batch_for(learner)
     rates = [learner.step(sequences, advantages, policy_version=1).learning_rate for _ in range(3)]
     assert rates == pytest.approx([5e-4, 1e-3, 1e-3])
-
-
-def test_the_merged_weights_give_what_base_and_adapter_give_together():
-    from transformers import AutoModelForCausalLM
-
-    from osmosis_ai.training.learner.policy_model import model_source
-
-    learner = tiny_learner(lr=1e-2)
-    learner.step(*batch_for(learner))
-    sequence = made_up_sequences(1)[0]
-    served = AutoModelForCausalLM.from_pretrained(model_source(TINY), dtype=torch.float32)
-    merged = learner.merged_state()
-    assert set(merged) < set(served.state_dict())
-    assert len(merged) == 3 * 7, (
-        "every linear layer of three blocks, not the embedding that is tied to the head"
-    )
-    served.load_state_dict(merged, strict=False)
-    ids = torch.tensor([sequence.ids])
-    with torch.no_grad():
-        torch.testing.assert_close(served(ids).logits, learner.model(ids).logits, atol=1e-4, rtol=1e-4)
 
 
 def test_training_goes_on_from_an_adapter(tmp_path):

@@ -19,7 +19,6 @@ from osmosis_ai.training.runs.metrics import (
     HistoryError,
     MetricsHistory,
     StepRecord,
-    finite,
     read_history,
 )
 from osmosis_ai.training.runs.rollouts import (
@@ -103,10 +102,6 @@ def test_a_full_disk_is_one_sentence_and_leaves_the_history_as_it_was(tmp_path):
     with files_of_at_most(len(before) + 10), pytest.raises(HistoryError, match="the disk is full"):
         written.append(record(1))
     assert written.path.read_bytes() == before
-
-
-def test_what_is_no_finite_number_is_left_out():
-    assert finite({"a": None, "b": float("nan"), "c": float("inf"), "d": 1}) == {"d": 1.0}
 
 
 def test_every_epoch_visits_every_row_once_in_an_order_of_its_own():
@@ -260,11 +255,3 @@ def test_a_step_of_failed_or_silent_rollouts_has_no_reward_or_length_instead_of_
     learnable = learner_batch(batch, normalise=True)
     assert [type(sequence) for sequence in learnable.sequences] == [TokenSequence]
     assert rollout_metrics(batch, learnable.statistics, version=0)["rollout/response_lengths"] == 2
-
-
-def test_a_sample_without_a_reward_says_why():
-    assert sample(Verdict("failed", reward=1.0, error_type="agent_timeout")).reward is None
-    assert sample(Verdict("skipped")).unscored_because == "removed"
-    assert sample(Verdict("success")).unscored_because == "no_reward"
-    assert failed("callback_timeout").unscored_because == "callback_timeout"
-    assert scored(0.0).unscored_because is None

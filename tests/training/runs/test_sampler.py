@@ -8,15 +8,13 @@ from pathlib import Path
 import pytest
 
 from osmosis_ai.config.training import TrainingSettings
-from osmosis_ai.controller.attempt import MAX_LOSSES, RolloutRunner
+from osmosis_ai.controller.attempt import RolloutRunner
 from osmosis_ai.controller.callbacks import AttemptTimeouts
 from osmosis_ai.controller.server_process import prepare_server
 from osmosis_ai.datasets import DatasetRow
-from osmosis_ai.evaluation.conversation import read_conversation
 from osmosis_ai.inference.chat import BuiltInChat
 from osmosis_ai.inference.engine import InferenceEngine
 from osmosis_ai.inference.model import Model
-from osmosis_ai.processes.service import ServiceDiedError
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.training.engines.policy_bridge import PolicyBridge
 from osmosis_ai.training.engines.policy_engine import InProcessPolicyEngine
@@ -116,21 +114,6 @@ async def test_samples_hold_the_very_tokens_and_two_attempts_on_a_row_differ(tmp
         assert sample.record.completion_tokens == sample.recorded.sampled_tokens
 
 
-async def test_a_row_that_kills_its_server_again_and_again_is_given_up_with_the_servers_last_words(tmp_path):
-    async with sampling(tmp_path) as (sampler, notes):
-        samples = await sampler.sample(attempts_of_step(1, rows("die"), 2, seed=0))
-    assert [sample.unscored_because for sample in samples] == ["rollout_server_died"] * 2
-    assert "exit status 7" in str(samples[0].record.error)
-    assert len(notes) >= MAX_LOSSES
-
-
-async def test_a_server_that_does_not_come_back_ends_the_sampling(tmp_path):
-    async with sampling(tmp_path) as (sampler, _):
-        (tmp_path / "rollout" / "main.py").write_text("raise SystemExit(9)")
-        with pytest.raises(ServiceDiedError, match="exit status 9"):
-            await sampler.sample(attempts_of_step(1, rows("die"), 2, seed=0))
-
-
 async def test_validation_makes_the_same_attempts_each_time_and_counts_what_it_could_not_score(tmp_path):
     plan = ValidationPlan(attempts=2)
     held_out = rows("What is 2 * 3?", "raise", "What is 4 * 5?")
@@ -144,25 +127,6 @@ async def test_validation_makes_the_same_attempts_each_time_and_counts_what_it_c
     metrics = validation_metrics(first.metrics)
     assert metrics["eval/validation/reward"] == 0.0
     assert metrics["eval/validation/scored"] == 4
-
-
-async def test_what_an_agent_said_before_it_broke_is_kept_of_training_and_validation(tmp_path):
-    breaks = AGENT.replace(
-        "        return [*ctx.prompt, body",
-        '        raise RuntimeError("broken")\n        return [*ctx.prompt, body',
-    )
-    assert breaks != AGENT
-    async with sampling(tmp_path, source=breaks) as (sampler, _):
-        [sample] = await sampler.sample(attempts_of_step(1, rows("What is 2 * 3?"), 1, seed=0))
-        plan = ValidationPlan(attempts=1)
-        found = await validate(sampler, rows("What is 2 * 3?"), plan, seed=0, step=1)
-    assert sample.unscored_because == found.records[0].error_type == "agent_error"
-    kept = sorted((tmp_path / "trials").glob("*/trajectory.json"))
-    assert [path.parent.name[:5] for path in kept] == ["train", "valid"]
-    for path in kept:
-        said = read_conversation(path.read_bytes())
-        assert said.from_model_calls and said.model == "osmosis/tiny"
-        assert [step.role for step in said.steps] == ["user", "assistant"] and said.steps[1].completion_tokens
 
 
 def test_held_out_rows_are_a_seeded_share_that_is_never_trained_on(tmp_path):

@@ -20,7 +20,7 @@ from osmosis_ai.workspace.layout import WorkspaceDirectory
 from tests.cli.outcome import Outcome
 from tests.logins import FERN, IDENTITY, TOKEN, make_checkout, save_login, use_platform
 
-_POLLING = ("datasets", "runs.view")
+_POLLING = ("datasets", "runs")
 
 
 _LISTS = {

@@ -140,7 +140,7 @@ def changes(*cursors: str) -> httpx.Response:
 
 def test_watch_uses_event_stream(maze: Maze, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = maze.get("/eval-runs/amber/events").mock(return_value=changes("1", "2"))
-    monkeypatch.setattr("osmosis_ai.cli.runs.view.pause", lambda: pytest.fail("it was polled"))
+    monkeypatch.setattr("osmosis_ai.cli.runs.pause", lambda: pytest.fail("it was polled"))
     watch(maze, run("pending"), progress(5), headers=EVENTS)
     assert stream.call_count == 1
     request = stream.calls[0].request

@@ -218,7 +218,7 @@ def test_logs_follow_local_directory(maze: Maze, monkeypatch: pytest.MonkeyPatch
                 log.write("2026-10-02T07:00:02.000Z INFO [end] that was all {}\n")
             trains.close()
 
-        monkeypatch.setattr("osmosis_ai.cli.runs.view.pause", train_on)
+        monkeypatch.setattr("osmosis_ai.cli.runs.pause", train_on)
         outcome = maze.osmosis("train", "logs", "./walks", "--follow", "--limit", "1")
     assert outcome.status == 0 and "that was all" in outcome.out
     assert not maze.router.calls

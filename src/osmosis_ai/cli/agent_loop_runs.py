@@ -16,7 +16,7 @@ from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import OutputContext
 from osmosis_ai.cli.output.formats import shown_path
 from osmosis_ai.cli.output.results import Block, Cell, Column, Row, Styled, Table
-from osmosis_ai.cli.runs.view import evaluation_note
+from osmosis_ai.cli.runs import evaluation_note
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.agent_loop.eval_run import run_scores

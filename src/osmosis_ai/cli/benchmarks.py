@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeGuard
 
 import typer
 
+from osmosis_ai.cli import options
 from osmosis_ai.cli.completion import complete_benchmark
 from osmosis_ai.cli.connection import explain_empty, list_result, platform_context
-from osmosis_ai.cli.logs import CursorOption, LinesOption, page_result
 from osmosis_ai.cli.options import AllOption, LimitOption, RunArgument, YesOption
 from osmosis_ai.cli.output import formats, results
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.results import Column, DetailResult, ListResult, OperationResult, Table, Timestamp
-from osmosis_ai.cli.runs import submit as submits
-from osmosis_ai.cli.runs.download import DownloadYesOption, OverwriteOption, download_run
 
 if TYPE_CHECKING:
     from osmosis_ai.config.benchmark import BenchmarkConfig
@@ -112,7 +110,7 @@ def info(
 @app.command()
 def submit(
     config: Annotated[Path, typer.Argument(help="A TOML file of configs/benchmark/.")],
-    secrets_file: submits.SecretsFileOption = None,
+    secrets_file: options.SecretsFileOption = None,
     yes: YesOption = False,
 ) -> OperationResult:
     """Submit a benchmark run.
@@ -122,6 +120,7 @@ def submit(
     Examples:
         osmosis benchmark submit configs/benchmark/toy.toml
     """
+    from osmosis_ai.cli.runs import SubmitPlan, next_steps_structured
     from osmosis_ai.config.benchmark import BENCHMARK
     from osmosis_ai.services import benchmarks
     from osmosis_ai.workspace.config_files import require_config_file
@@ -135,23 +134,11 @@ def submit(
         written, warnings = prepared.config, prepared.warnings
         if prepared.advice is not None:
             output.warn(prepared.advice, "HLE_PARITY_RECOMMENDED")
-        facts, agents = _facts(written), _agents(written)
+        facts = {**_facts(written), **_agents(written)}
         notes = [f"The config is read from this machine: {config.name}."]
-        output.show(
-            Table(("", ""), list(facts.items()), title="Benchmark Run"),
-            Table(("", ""), list(agents.items()), title=f"Agents ({len(agents)})"),
-            *submits.closing_blocks(written.env, prepared.secrets, notes, warnings),
-        )
-        submits.confirm_submit(
-            output,
-            "benchmark",
-            {**facts, **agents},
-            written.env,
-            prepared.secrets,
-            notes=notes,
-            warnings=warnings,
-            yes=yes,
-        )
+        plan = SubmitPlan("benchmark", facts, written.env, prepared.secrets, notes, warnings)
+        plan.show()
+        plan.confirm(yes=yes)
         with output.status("Submitting benchmark run"):
             run = benchmarks.submit_run(context.client, prepared.body)
     key, url = written.experiment.benchmark, run.platform_url
@@ -162,7 +149,7 @@ def submit(
         message=f"Benchmark run submitted: {run.name}",
         resource={**fields, "benchmark_name": key, **context.resource(), "config": written.described()},
         next_steps=[f"Status: {run.status}", f"Benchmark: {key}", view],
-        next_steps_structured=submits.next_steps_structured("benchmark", run.name, url),
+        next_steps_structured=next_steps_structured("benchmark", run.name, url),
     )
 
 
@@ -214,12 +201,15 @@ def run_info(run: RunArgument) -> DetailResult:
 
 
 @runs.command()
-def logs(run: RunArgument, limit: LinesOption = 50, cursor: CursorOption = None) -> ListResult:
+def logs(
+    run: RunArgument, limit: options.LinesOption = 50, cursor: options.CursorOption = None
+) -> ListResult:
     """Show the log of a benchmark run, newest line last.
 
     Examples:
         osmosis benchmark runs logs amber-otter-42 --limit 200
     """
+    from osmosis_ai.cli.runs import page_result
     from osmosis_ai.services.runs.lifecycle import log_page
 
     with platform_context() as context, current().status("Fetching logs"):
@@ -262,8 +252,8 @@ def download(
     types: Annotated[
         str, typer.Option("--type", help="Comma-separated: summary, results, artifacts, logs; or all.")
     ] = "summary,results",
-    overwrite: OverwriteOption = False,
-    yes: DownloadYesOption = False,
+    overwrite: options.RefetchOption = False,
+    yes: options.DownloadYesOption = False,
 ) -> OperationResult:
     """Download the files of a benchmark run.
 
@@ -272,6 +262,7 @@ def download(
     Examples:
         osmosis benchmark runs download amber-otter-42 --type all
     """
+    from osmosis_ai.cli.runs import download_run
     from osmosis_ai.services import benchmarks
     from osmosis_ai.services.runs.download import BENCHMARK_FILES
 

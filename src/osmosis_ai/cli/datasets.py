@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from osmosis_ai.cli import options
 from osmosis_ai.cli.completion import complete_dataset
 from osmosis_ai.cli.connection import list_result, platform_context
-from osmosis_ai.cli.logs import CursorOption, LinesOption, page_result
 from osmosis_ai.cli.options import AllOption, DataFileArgument, LimitOption, YesOption
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import OutputContext, current
@@ -386,12 +386,15 @@ def _cell(value: object, longest: int = 300, *, none: str = "") -> str:
 
 
 @app.command("logs")
-def logs(name: NameArgument, limit: LinesOption = 50, cursor: CursorOption = None) -> ListResult:
+def logs(
+    name: NameArgument, limit: options.LinesOption = 50, cursor: options.CursorOption = None
+) -> ListResult:
     """Show the validation log of a dataset, newest line last.
 
     Examples:
         osmosis dataset logs multiply
     """
+    from osmosis_ai.cli.runs import page_result
     from osmosis_ai.services.datasets import dataset_log
 
     with platform_context() as context, current().status("Fetching logs"):

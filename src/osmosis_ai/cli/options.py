@@ -6,12 +6,13 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from osmosis_ai.cli.completion import complete_run, complete_run_anywhere
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.llm.replies import FlaggedFinish
 
 if TYPE_CHECKING:
     from osmosis_ai.evaluation.spec import Budget
@@ -85,6 +86,45 @@ RewardRangeOption = Annotated[
         help="Lowest and highest possible reward, for bounds on unscored attempts.",
     ),
 ]
+
+WatchOption = Annotated[
+    bool, typer.Option("--watch", help="Follow the run until it ends and show its results.")
+]
+CheckOption = Annotated[
+    bool, typer.Option("--check", help="Check everything without submitting; exit 1 on a problem.")
+]
+SecretsFileOption = Annotated[
+    str | None,
+    typer.Option(metavar="FILE|-", help="File of NAME=value lines for this run only; - reads stdin."),
+]
+LinesOption = Annotated[int, typer.Option(min=1, max=200, help="Maximum number of lines (the newest).")]
+CursorOption = Annotated[str | None, typer.Option(help="Cursor of older lines (`next_cursor` of a result).")]
+FollowOption = Annotated[bool, typer.Option("--follow", "-f", help="Show new lines until the run ends.")]
+LevelOption = Annotated[
+    Literal["debug", "info", "warning", "error"] | None,
+    typer.Option(help="Minimum level of the lines to show."),
+]
+RefetchOption = Annotated[bool, typer.Option("--overwrite", help="Download existing files again.")]
+DownloadYesOption = Annotated[
+    bool, typer.Option("--yes", "-y", help="Skip the confirmation of a large download.")
+]
+RowOption = Annotated[int | None, typer.Option(min=0, help="Only this row, counted from 0.")]
+AttemptOption = Annotated[int | None, typer.Option(min=0, help="Only this attempt, counted from 0.")]
+FailedOption = Annotated[bool, typer.Option("--failed", help="Only attempts below the threshold.")]
+PassedOption = Annotated[bool, typer.Option("--passed", help="Only attempts at or above the threshold.")]
+UnscoredOption = Annotated[bool, typer.Option("--unscored", help="Only attempts without a score.")]
+FinishOption = Annotated[
+    FlaggedFinish | None,
+    typer.Option(
+        "--finish",
+        help="Attempts with a model reply that was truncated (length), filtered (content_filter) or refused (refusal).",
+    ),
+]
+SearchOption = Annotated[
+    str,
+    typer.Option(metavar="TEXT", help="Text to find in messages, notes of graders or judges, or errors."),
+]
+ShownOption = Annotated[int, typer.Option("--limit", min=1, max=1_000, help="Maximum number of attempts.")]
 
 NOUNS: Mapping[RunKind, str] = {"eval": "evaluation", "train": "training"}
 

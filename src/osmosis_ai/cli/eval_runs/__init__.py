@@ -18,16 +18,12 @@ from osmosis_ai.cli.agent_loops import eval_classic
 from osmosis_ai.cli.completion import complete_local_run, complete_run_anywhere
 from osmosis_ai.cli.connection import platform_context
 from osmosis_ai.cli.eval_runs.decisions import compare, gate, plan
-from osmosis_ai.cli.logs import CursorOption, FollowOption, LevelOption, LinesOption
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import Declined, current
 from osmosis_ai.cli.output.formats import shown_path
 from osmosis_ai.cli.output.results import DetailResult, ListResult, OperationResult, Row, StreamResult, Table
 from osmosis_ai.cli.root import CLASSIC_EVAL, CLASSIC_USAGE
 from osmosis_ai.cli.rubrics import rubric
-from osmosis_ai.cli.runs import showing
-from osmosis_ai.cli.runs import submit as submits
-from osmosis_ai.cli.runs.download import DownloadYesOption, OverwriteOption, download_run, fetch_files
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.ui.numbers import amount
 
@@ -35,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from osmosis_ai.api.client import PlatformClient
-    from osmosis_ai.cli.runs.view import RunView
+    from osmosis_ai.cli.runs import RunView
     from osmosis_ai.evaluation.hooks import RunSummary
     from osmosis_ai.services.eval_runs.info import DescribedEvaluation
     from osmosis_ai.services.eval_runs.local_runs import WatchedRun
@@ -210,9 +206,9 @@ def _run_result(prepared: PreparedEvalRun, summary: RunSummary) -> OperationResu
 
 def submit(
     config: options.EvalConfigArgument,
-    watch: submits.WatchOption = False,
-    check: submits.CheckOption = False,
-    secrets_file: submits.SecretsFileOption = None,
+    watch: options.WatchOption = False,
+    check: options.CheckOption = False,
+    secrets_file: options.SecretsFileOption = None,
     yes: options.YesOption = False,
 ) -> OperationResult:
     """Submit an evaluation to the platform.
@@ -224,7 +220,7 @@ def submit(
         osmosis eval submit configs/eval/multiply.toml --watch
         osmosis eval submit configs/eval/multiply.toml --check
     """
-    return submits.submit_run(_view(), config, check=check, watch=watch, secrets_file=secrets_file, yes=yes)
+    return _view().submit(config, check=check, watch=watch, secrets_file=secrets_file, yes=yes)
 
 
 def list_(limit: options.LimitOption = 50, everything: options.AllOption = False) -> ListResult:
@@ -288,15 +284,15 @@ def show(
             autocompletion=complete_run_anywhere,
         ),
     ],
-    row: showing.RowOption = None,
-    attempt: showing.AttemptOption = None,
-    failed: showing.FailedOption = False,
-    passed: showing.PassedOption = False,
+    row: options.RowOption = None,
+    attempt: options.AttemptOption = None,
+    failed: options.FailedOption = False,
+    passed: options.PassedOption = False,
     flaky: Annotated[bool, typer.Option("--flaky", help="Rows with both passes and failures.")] = False,
-    unscored: showing.UnscoredOption = False,
-    finish: showing.FinishOption = None,
-    search: showing.SearchOption = "",
-    limit: showing.ShownOption = 5,
+    unscored: options.UnscoredOption = False,
+    finish: options.FinishOption = None,
+    search: options.SearchOption = "",
+    limit: options.ShownOption = 5,
     side_by_side: Annotated[
         str | None,
         typer.Option(
@@ -315,9 +311,10 @@ def show(
         osmosis eval show @last --row 12 --side-by-side amber-otter-42
     """
     from osmosis_ai.cli.output.conversations import shown_run
+    from osmosis_ai.cli.runs import reading_conversations, wanted_samples
     from osmosis_ai.services.eval_runs.show import show as show_named
 
-    selection = showing.wanted_samples(
+    selection = wanted_samples(
         row,
         attempt,
         search,
@@ -328,7 +325,7 @@ def show(
         unscored=unscored,
         finish=finish,
     )
-    with showing.reading_conversations() as client:
+    with reading_conversations() as client:
         return shown_run(show_named(run, selection, client=client, beside=side_by_side), selection)
 
 
@@ -363,22 +360,22 @@ def watch(
 
 
 def _watch_local(run: str, directory: Path) -> OperationResult:
+    from osmosis_ai.cli import runs
     from osmosis_ai.cli.eval_runs.view import recorded_results
-    from osmosis_ai.cli.runs import view
     from osmosis_ai.services.eval_runs.local_runs import RunWatcher
     from osmosis_ai.services.runs.lifecycle import watch_run
     from osmosis_ai.ui.run_numbers import score_json
 
-    def standing(seen: WatchedRun) -> view.RunStanding:
-        progress, note = seen.progress, view.evaluation_note(seen.progress)
-        return view.RunStanding(
+    def standing(seen: WatchedRun) -> runs.RunStanding:
+        progress, note = seen.progress, runs.evaluation_note(seen.progress)
+        return runs.RunStanding(
             seen.run_name, seen.status, progress.completed, progress.total, "rollouts", note
         )
 
     watcher = RunWatcher(directory)
     if not watcher.look().ended:
-        looks = watch_run(watcher.look, pause=view.pause, tell=current().note)
-        view.show_progress(looks, standing, again=f"osmosis eval watch {quote(run)}")
+        looks = watch_run(watcher.look, pause=runs.pause, tell=current().note)
+        runs.show_progress(looks, standing, again=f"osmosis eval watch {quote(run)}")
     seen = watcher.look()
     progress, metrics = seen.progress, seen.metrics or {}
     finished, pending = seen.status == "finished", progress.total - progress.completed
@@ -407,10 +404,10 @@ def _watch_local(run: str, directory: Path) -> OperationResult:
 
 def logs(
     run: options.RunAnywhereArgument,
-    limit: LinesOption = 50,
-    cursor: CursorOption = None,
-    follow: FollowOption = False,
-    level: LevelOption = None,
+    limit: options.LinesOption = 50,
+    cursor: options.CursorOption = None,
+    follow: options.FollowOption = False,
+    level: options.LevelOption = None,
 ) -> ListResult | StreamResult:
     """Show the log of a run, newest line last.
 
@@ -422,7 +419,7 @@ def logs(
         osmosis eval logs platform:amber-otter-42 --follow
     """
     from osmosis_ai.cli.eval_runs.view import local_run_first
-    from osmosis_ai.cli.runs.view import local_logs
+    from osmosis_ai.cli.runs import local_logs
     from osmosis_ai.services.downloaded_runs import require_types
 
     def local(directory: Path) -> ListResult | StreamResult:
@@ -462,8 +459,8 @@ def download(
         ),
     ] = "metrics,trajectories",
     rows: Annotated[str | None, typer.Option(help='Only files of these dataset rows: "3,7,10-20".')] = None,
-    overwrite: OverwriteOption = False,
-    yes: DownloadYesOption = False,
+    overwrite: options.RefetchOption = False,
+    yes: options.DownloadYesOption = False,
 ) -> OperationResult:
     """Download the files of a run.
 
@@ -473,6 +470,7 @@ def download(
         osmosis eval download amber-otter-42
         osmosis eval download amber-otter-42 --type metrics --rows 0-9
     """
+    from osmosis_ai.cli.runs import download_run
     from osmosis_ai.services.runs.download import EVAL_FILES, check_rows
     from osmosis_ai.services.runs.lifecycle import get_evaluation
 
@@ -490,8 +488,8 @@ def download(
 
 def retry(
     run: options.RunArgument,
-    watch: submits.WatchOption = False,
-    secrets_file: submits.SecretsFileOption = None,
+    watch: options.WatchOption = False,
+    secrets_file: options.SecretsFileOption = None,
     max_cost: Annotated[
         float | None, typer.Option(help="Budget of the retry in US dollars; replaces the run's budget.")
     ] = None,
@@ -509,6 +507,7 @@ def retry(
         osmosis eval retry amber-otter-42 --watch
         osmosis eval retry amber-otter-42 --max-cost 5
     """
+    from osmosis_ai.cli.runs import run_again_fields
     from osmosis_ai.services.eval_runs.info import plan_retry, submit_retry
     from osmosis_ai.workspace.secrets_file import read_secrets_file
 
@@ -542,7 +541,7 @@ def retry(
             operation="eval.retry",
             message=f"Evaluation run reopened: {reopened.name}, {amount(check.samples, 'attempt')} will run again",
             resource={
-                **submits.run_again_fields(reopened),
+                **run_again_fields(reopened),
                 "samples": check.samples,
                 "planned": check.planned,
                 **context.resource(),
@@ -649,8 +648,8 @@ def _upload_steps(uploaded: UploadedRun) -> list[str]:
 
 def resubmit(
     run: options.RunArgument,
-    watch: submits.WatchOption = False,
-    secrets_file: submits.SecretsFileOption = None,
+    watch: options.WatchOption = False,
+    secrets_file: options.SecretsFileOption = None,
     yes: options.YesOption = False,
 ) -> OperationResult:
     """Submit the config of an evaluation again.
@@ -663,7 +662,7 @@ def resubmit(
         osmosis eval resubmit amber-otter-42
         osmosis eval resubmit amber-otter-42 --secrets-file secrets.env --watch --yes
     """
-    return submits.resubmit_run(_view(), run, watch=watch, secrets_file=secrets_file, yes=yes)
+    return _view().resubmit(run, watch=watch, secrets_file=secrets_file, yes=yes)
 
 
 def delete(run: options.RunArgument, yes: options.YesOption = False) -> OperationResult:
@@ -735,6 +734,7 @@ def export(
 def _directory(run: str, *, yes: bool) -> Path:
     """Return the directory of a local or downloaded run; a run of the platform is downloaded first."""
     from osmosis_ai.cli.eval_runs.view import refused
+    from osmosis_ai.cli.runs import fetch_files
     from osmosis_ai.services.eval_runs.export import needed_types
     from osmosis_ai.services.eval_runs.resolver import find_local_run, name_elsewhere
     from osmosis_ai.services.runs.lifecycle import get_evaluation

@@ -33,7 +33,7 @@ from osmosis_ai.cli.output.results import (
     Timestamp,
     joined,
 )
-from osmosis_ai.cli.runs.view import RunStanding, RunView, evaluation_note
+from osmosis_ai.cli.runs import RunStanding, RunView, evaluation_note
 from osmosis_ai.config.sections import EvaluationSettings
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.datasets.selection import RowsDrawn

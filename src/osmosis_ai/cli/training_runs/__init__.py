@@ -11,7 +11,6 @@ import typer
 
 from osmosis_ai.cli import options
 from osmosis_ai.cli.connection import platform_context
-from osmosis_ai.cli.logs import CursorOption, FollowOption, LevelOption, LinesOption
 from osmosis_ai.cli.output import formats
 from osmosis_ai.cli.output.context import current
 from osmosis_ai.cli.output.formats import aligned, next_block
@@ -23,12 +22,10 @@ from osmosis_ai.cli.output.results import (
     StreamResult,
     Text,
 )
-from osmosis_ai.cli.runs import showing
-from osmosis_ai.cli.runs.submit import CheckOption, SecretsFileOption, WatchOption, resubmit_run, submit_run
 from osmosis_ai.errors import OsmosisError
 
 if TYPE_CHECKING:
-    from osmosis_ai.cli.runs.view import RunView
+    from osmosis_ai.cli.runs import RunView
     from osmosis_ai.services.training_estimate import EstimatedTraining
     from osmosis_ai.services.training_runs import DescribedTraining, LocalTraining, TrainingComparison
 
@@ -47,9 +44,9 @@ def _view() -> RunView[DescribedTraining]:
 @app.command()
 def submit(
     config: options.TrainingConfigArgument,
-    watch: WatchOption = False,
-    check: CheckOption = False,
-    secrets_file: SecretsFileOption = None,
+    watch: options.WatchOption = False,
+    check: options.CheckOption = False,
+    secrets_file: options.SecretsFileOption = None,
     yes: options.YesOption = False,
 ) -> OperationResult:
     """Submit a training run to the platform.
@@ -60,7 +57,7 @@ def submit(
     Examples:
         osmosis train submit configs/training/multiply.toml --watch
     """
-    return submit_run(_view(), config, check=check, watch=watch, secrets_file=secrets_file, yes=yes)
+    return _view().submit(config, check=check, watch=watch, secrets_file=secrets_file, yes=yes)
 
 
 _PARTS = {
@@ -215,17 +212,17 @@ def info(
 @app.command()
 def show(
     run: options.RunArgument,
-    row: showing.RowOption = None,
-    attempt: showing.AttemptOption = None,
+    row: options.RowOption = None,
+    attempt: options.AttemptOption = None,
     step: Annotated[
         int | None, typer.Option(min=0, help="Require that the newest validation is the one after this step.")
     ] = None,
-    failed: showing.FailedOption = False,
-    passed: showing.PassedOption = False,
-    unscored: showing.UnscoredOption = False,
-    finish: showing.FinishOption = None,
-    search: showing.SearchOption = "",
-    limit: showing.ShownOption = 5,
+    failed: options.FailedOption = False,
+    passed: options.PassedOption = False,
+    unscored: options.UnscoredOption = False,
+    finish: options.FinishOption = None,
+    search: options.SearchOption = "",
+    limit: options.ShownOption = 5,
 ) -> DetailResult:
     """Print conversations of a run's newest validation.
 
@@ -237,12 +234,13 @@ def show(
         osmosis train show trained/keen-owl-2 --row 12 --attempt 0
     """
     from osmosis_ai.cli.output.conversations import shown_validation
+    from osmosis_ai.cli.runs import reading_conversations, wanted_samples
     from osmosis_ai.services.training_runs import show_validation
 
-    wanted = showing.wanted_samples(
+    wanted = wanted_samples(
         row, attempt, search, limit, failed=failed, passed=passed, unscored=unscored, finish=finish
     )
-    with showing.reading_conversations() as client:
+    with reading_conversations() as client:
         return shown_validation(show_validation(run, wanted, step=step, client=client), wanted)
 
 
@@ -264,10 +262,10 @@ def watch(run: options.RunArgument) -> OperationResult:
 @app.command()
 def logs(
     run: options.RunArgument,
-    limit: LinesOption = 50,
-    cursor: CursorOption = None,
-    follow: FollowOption = False,
-    level: LevelOption = None,
+    limit: options.LinesOption = 50,
+    cursor: options.CursorOption = None,
+    follow: options.FollowOption = False,
+    level: options.LevelOption = None,
 ) -> ListResult | StreamResult:
     """Show the log of a training run.
 
@@ -277,7 +275,7 @@ def logs(
         osmosis train logs keen-owl-2 --level warning --follow
         osmosis train logs trained/keen-owl-2
     """
-    from osmosis_ai.cli.runs.view import local_logs
+    from osmosis_ai.cli.runs import local_logs
     from osmosis_ai.services.training_runs import training_directory
     from osmosis_ai.training.runs.run_directory import TrainingDirectory
 
@@ -421,8 +419,8 @@ def resume(run: options.RunArgument) -> OperationResult:
 @app.command()
 def resubmit(
     run: options.RunArgument,
-    watch: WatchOption = False,
-    secrets_file: SecretsFileOption = None,
+    watch: options.WatchOption = False,
+    secrets_file: options.SecretsFileOption = None,
     yes: options.YesOption = False,
 ) -> OperationResult:
     """Submit the config of a training run again.
@@ -434,7 +432,7 @@ def resubmit(
         osmosis train resubmit keen-owl-2
         osmosis train resubmit keen-owl-2 --secrets-file secrets.env --watch --yes
     """
-    return resubmit_run(_view(), run, watch=watch, secrets_file=secrets_file, yes=yes)
+    return _view().resubmit(run, watch=watch, secrets_file=secrets_file, yes=yes)
 
 
 @app.command()

@@ -21,7 +21,7 @@ from osmosis_ai.cli.output.results import (
     Timestamp,
     Tone,
 )
-from osmosis_ai.cli.runs.view import RunStanding, RunView
+from osmosis_ai.cli.runs import RunStanding, RunView
 from osmosis_ai.services import training_runs
 from osmosis_ai.services.training_runs import DescribedTraining, LocalTraining
 from osmosis_ai.training.runs.curves import CurveValue, SavedAdapter, TrainingCurves

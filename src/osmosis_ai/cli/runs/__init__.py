@@ -1,1 +1,0 @@
-"""What the commands about runs of the platform share, whether evaluations or trainings."""

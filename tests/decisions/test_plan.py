@@ -20,32 +20,21 @@ def spread(between: float = 0.04, within: float | None = 0.16, rows: int = 100) 
 
 
 def test_settle() -> None:
-    found = settle(spread(), 0.06, 100, 4, cost_attempt=0.005)
-    rows = rows_needed(0.06, spread(), 4, sides=1)
-    assert rows - 100 <= found.more_rows < (rows - 100) * 1.1 + 1
-    assert found.n == n_needed(0.06, spread(), 100, sides=1)
-    assert found.words == "about 39 more rows: $0.78, or n = 10: $3.00"
+    rows, n = rows_needed(0.06, spread(), 4, sides=1), n_needed(0.06, spread(), 100, sides=1)
+    assert (rows - 100, n) == (39, 10)
+    assert settle(spread(), 0.06, 100, 4, cost_attempt=0.005) == "about 39 more rows: $0.78, or n = 10: $3.00"
 
 
 @pytest.mark.parametrize(
-    ("components", "distance", "rows_left", "words"),
+    ("components", "distance", "words"),
     [
-        (spread(), 0.06, 10, "n = 10"),
-        (spread(), 0.02, 10, "no number of attempts on 110 rows: the dataset has no more"),
-        (spread(), 0.0, None, "no number of rows or attempts would do: the value lies on the limit itself"),
-        (None, 0.1, None, "more rows: one says nothing about others"),
-        (
-            spread(0.0, 0.0),
-            0.1,
-            None,
-            "more rows: those there are came out all the same, which says nothing of the spread",
-        ),
+        (spread(), 0.0, "no number of rows or attempts: the value is on the limit"),
+        (None, 0.1, "more rows: one row has no variance"),
+        (spread(0.0, 0.0), 0.1, "more rows: all rows have the same result, so the variance is unknown"),
     ],
 )
-def test_settle_when_impossible(
-    components: VarianceComponents | None, distance: float, rows_left: int | None, words: str
-) -> None:
-    assert settle(components, distance, 100, 4, rows_left=rows_left).words == words
+def test_settle_when_impossible(components: VarianceComponents | None, distance: float, words: str) -> None:
+    assert settle(components, distance, 100, 4) == words
 
 
 PILOTS, ANALYSES, POOL = 500, 20, 40_000

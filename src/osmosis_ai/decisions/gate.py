@@ -51,7 +51,7 @@ from osmosis_ai.statistics.estimates import (
     korn_graubard_interval,
     student_interval,
 )
-from osmosis_ai.statistics.power import MOST_ROWS, POWER, n_needed, rows_needed
+from osmosis_ai.statistics.power import MOST_ROWS, n_needed, rows_needed
 from osmosis_ai.statistics.variance import VarianceComponents
 from osmosis_ai.ui.numbers import percent
 
@@ -232,44 +232,44 @@ def require_pass_at(rules: Iterable[Rule], known: Sequence[int]) -> None:
 def judge(
     rule: Rule, evidence: Evidence, *, unfinished: str | None = None, confidence: float = CONFIDENCE
 ) -> RuleResult:
-    """Apply a rule."""
-    if unfinished is not None:
-        return RuleResult(rule, evidence.shown(), "unclear", unfinished)
-    if evidence.undecided is not None:
-        return RuleResult(rule, evidence.shown(), "unclear", evidence.undecided)
+    """Apply a rule; the evidence of a margin rule is the difference from the baseline."""
+    reason = unfinished or evidence.undecided
+    if reason is not None:
+        return RuleResult(rule, evidence.shown(), "unclear", reason)
     found = _measured(rule, evidence, confidence)
-    if found.verdict == "unclear":
-        return replace(found, reason=_with_unscored(found, evidence))
-    for each, score in zip(evidence.extremes or (), ("lowest", "highest"), strict=False):
-        if _measured(rule, each, confidence).verdict != found.verdict:
-            return replace(
-                found,
-                verdict="unclear",
-                reason=(
-                    f"{found.reason.rstrip('.')}, but between {_number(rule, each.at_least)} and "
-                    f"{_number(rule, each.at_most)} with {count_unscored(evidence.unscored)} at the {score} score."
-                ),
-                settles=f"score {count_unscored(evidence.unscored)}",
-            )
+    attempts = count_unscored(evidence.unscored)
+    for each, how in zip(evidence.extremes or (), _extreme_names(rule), strict=False):
+        if found.verdict != "unclear" and _measured(rule, each, confidence).verdict != found.verdict:
+            bounds = f"between {_between(rule, each)} with {attempts} {how}"
+            reason = f"{found.reason.rstrip('.')}, but {bounds}."
+            return replace(found, verdict="unclear", reason=reason, settles=f"score {attempts}")
     return replace(found, reason=_with_unscored(found, evidence))
+
+
+def _extreme_names(rule: Rule) -> tuple[str, str]:
+    margin = rule.bound == "margin"
+    return (
+        ("counted against it", "counted in its favor")
+        if margin
+        else ("at the lowest score", "at the highest score")
+    )
+
+
+def _between(rule: Rule, evidence: Evidence) -> str:
+    shown = evidence.shown()
+    return f"{_number(rule, shown.at_least)} and {_number(rule, shown.at_most)}"
 
 
 def _with_unscored(found: RuleResult, evidence: Evidence) -> str:
     """Return the reason for a verdict, with the bounds under all scores of the unscored attempts."""
     if evidence.extremes is None or evidence.value is None:
         return found.reason
-    lowest, highest = (each.shown() for each in evidence.extremes)
-    low, high = _number(found.rule, lowest.at_least), _number(found.rule, highest.at_most)
-    attempts = count_unscored(evidence.unscored)
-    if found.verdict == "unclear":
-        if lowest.at_least is None or highest.at_most is None:
-            return found.reason
-        bounds = f"between {low} and {high} with {attempts} at any score"
-    elif (found.rule.bound == "min") == (found.verdict == "pass"):
-        bounds = f"at least {low} with {attempts} at the lowest score"
-    else:
-        bounds = f"at most {high} with {attempts} at the highest score"
-    return f"{found.reason.rstrip('.')}; it is {bounds}."
+    attempts, names = count_unscored(evidence.unscored), _extreme_names(found.rule)
+    limited_by = zip(evidence.extremes, names, strict=True)
+    bounds = "; ".join(
+        f"between {_between(found.rule, each)} with {attempts} {how}" for each, how in limited_by
+    )
+    return f"{found.reason.rstrip('.')}; {bounds}."
 
 
 def count_unscored(count: int) -> str:
@@ -280,35 +280,46 @@ def count_unscored(count: int) -> str:
 def _measured(rule: Rule, evidence: Evidence, confidence: float) -> RuleResult:
     """Apply a rule to a measured number."""
     level = f"with {100 * confidence:g}% confidence"
-    low, high, limit = evidence.at_least, evidence.at_most, rule.limit
-    evidence = evidence.shown()
-    lower, upper = _number(rule, evidence.at_least), _number(rule, evidence.at_most)
+    low, high, shown = evidence.at_least, evidence.at_most, evidence.shown()
+
+    def result(verdict: Verdict, reason: str) -> RuleResult:
+        return RuleResult(rule, shown, verdict, reason)
+
     if evidence.value is None:
-        return RuleResult(rule, evidence, "unclear", _why(evidence, "the run does not have this metric."))
+        return result("unclear", _why(evidence, "the run does not have this metric."))
     if is_exact(rule):
         # No upper bound ever reaches a limit of 0, so the share itself decides.
         clause = f"the share is {_number(rule, evidence.value)}"
-        return RuleResult(rule, evidence, "fail" if evidence.value else "pass", _sentence(clause, evidence))
+        return result("fail" if evidence.value else "pass", _sentence(clause, evidence))
     is_amount = rule.described.scale == "amount"
     if is_amount and rule.bound == "max" and evidence.value == 0 and not evidence.unreported:
-        return RuleResult(rule, evidence, "pass", _sentence("it is zero", evidence))
-    if rule.bound == "max":
-        met, missed = high is not None and high <= limit, low is not None and low > limit
-        safe, beyond = f"at most {upper}", f"at least {lower}"
-    else:
-        met, missed = low is not None and low >= limit, high is not None and high < limit
-        safe, beyond = f"at least {lower}", f"at most {upper}"
-    if met:
-        return RuleResult(rule, evidence, "pass", _sentence(f"it is {safe} {level}", evidence))
-    if missed:
-        return RuleResult(rule, evidence, "fail", _sentence(f"it is {beyond} {level}", evidence))
+        return result("pass", _sentence("it is zero", evidence))
+    lower, upper = f"at least {_number(rule, shown.at_least)}", f"at most {_number(rule, shown.at_most)}"
+    met, missed = _met_and_missed(rule, low, high)
+    below = rule.bound == "max" or (rule.bound == "margin" and not rule.described.higher_is_better)
+    if met or missed:
+        clause = f"it is {upper if met == below else lower} {level}"
+        return result("pass" if met else "fail", _sentence(clause, evidence))
     if low is None or high is None:
         no_variance = "the data do not determine the variance; evaluate more rows."
         if evidence.rows == 1:
             no_variance = "the variance cannot be estimated from one row; evaluate more."
-        return RuleResult(rule, evidence, "unclear", _why(evidence, no_variance))
-    between = f"it is between {lower} and {upper}"
-    return RuleResult(rule, evidence, "unclear", _sentence(between, evidence, "evaluate more rows"))
+        return result("unclear", _why(evidence, no_variance))
+    between = f"it is between {_between(rule, evidence)}"
+    return result("unclear", _sentence(between, evidence, "evaluate more rows"))
+
+
+def _met_and_missed(rule: Rule, low: float | None, high: float | None) -> tuple[bool, bool]:
+    """Return whether bounds prove that a rule is met, and that it is not."""
+    limit = rule.limit
+    if rule.bound == "max":
+        return high is not None and high <= limit, low is not None and low > limit
+    if rule.bound == "min":
+        return low is not None and low >= limit, high is not None and high < limit
+    if low is None or high is None:
+        return False, False
+    worst, best = sorted((_turned(rule, low), _turned(rule, high)))
+    return worst > _margin_limit(rule), best < _margin_limit(rule)
 
 
 def is_exact(rule: Rule) -> bool:
@@ -502,6 +513,8 @@ def _sentence(clause: str, evidence: Evidence, advice: str = "") -> str:
 
 
 def _number(rule: Rule, value: float | None) -> str:
+    if rule.bound == "margin":
+        return margin_words(rule, value)
     shown = format_share if rule.described.scale == "share" else "{:.4g}".format
     return "unknown" if value is None else shown(value)
 
@@ -511,15 +524,6 @@ def format_share(value: float) -> str:
     return f"{100 * value:.1g}%" if 0 < value < 0.0005 else percent(value)
 
 
-@dataclass(frozen=True, slots=True)
-class Settlement:
-    """The additional rows, or the attempts a row, that would decide an inconclusive result."""
-
-    words: str
-    more_rows: int | None = None
-    n: int | None = None
-
-
 def settle(
     spread: VarianceComponents | None,
     distance: float,
@@ -527,46 +531,34 @@ def settle(
     n: int,
     *,
     confidence: float = CONFIDENCE,
-    power: float = POWER,
-    sides: int = 1,
     cost_attempt: float | None = None,
-    rows_left: int | None = None,
-) -> Settlement:
-    """Say what would settle a question, if the value stayed where it was found."""
+) -> str:
+    """Return the additional rows, or the attempts a row, that would decide an inconclusive result."""
     if spread is None:
-        return Settlement("more rows: one says nothing about others")
+        return "more rows: one row has no variance"
     if distance == 0 or not math.isfinite(distance):
-        return Settlement("no number of rows or attempts would do: the value lies on the limit itself")
+        return "no number of rows or attempts: the value is on the limit"
     if spread.row_mean_variance(n) == 0:
-        return Settlement(
-            "more rows: those there are came out all the same, which says nothing of the spread"
-        )
-    asked = rows_needed(distance, spread, n, confidence=confidence, power=power, sides=sides)
-    # Where t would have been enough, a more careful method was at work: a tenth more is the least that may tell.
-    more_rows = None if asked is None else _about(max(asked - rows, math.ceil(rows / 10)))
-    attempts = n_needed(distance, spread, rows, confidence=confidence, power=power, sides=sides)
-    if attempts is not None:
-        attempts = max(attempts, n + 1)
-    if rows_left is not None and more_rows is not None and more_rows > rows_left:
-        more_rows = None
-    price = cost_attempt if cost_attempt is not None and cost_attempt >= 0 else None
+        return "more rows: all rows have the same result, so the variance is unknown"
+    asked = rows_needed(distance, spread, n, confidence=confidence, sides=1)
+    attempts = n_needed(distance, spread, rows, confidence=confidence, sides=1)
 
     def cost(of_rows: int, of_n: int) -> str:
-        if price is None:
+        if cost_attempt is None or cost_attempt < 0:
             return ""
-        dollars = price * of_rows * of_n
+        dollars = cost_attempt * of_rows * of_n
         return f": ${dollars:,.2f}" if dollars >= 0.01 or not dollars else ": under $0.01"
 
     ways = []
-    if more_rows is not None:
-        ways.append(f"about {more_rows:,} more {'row' if more_rows == 1 else 'rows'}{cost(more_rows, n)}")
+    if asked is not None:
+        # Where t would have been enough, a more careful method was at work, so at least a tenth more rows are needed.
+        more = _about(max(asked - rows, math.ceil(rows / 10)))
+        ways.append(f"about {more:,} more {'row' if more == 1 else 'rows'}{cost(more, n)}")
     if attempts is not None:
+        attempts = max(attempts, n + 1)
         ways.append(f"n = {attempts:,}{cost(rows, attempts - n)}")
-    if rows_left is not None:
-        none = f"no number of attempts on {rows + rows_left:,} rows: the dataset has no more"
-    else:
-        none = f"no number of attempts on {rows:,} rows, nor {MOST_ROWS:,} of them"
-    return Settlement(", or ".join(ways) or none, more_rows, attempts)
+    none = f"no number of attempts on {rows:,} rows, nor {MOST_ROWS:,} of them"
+    return ", or ".join(ways) or none
 
 
 def _about(count: int) -> int:
@@ -575,101 +567,31 @@ def _about(count: int) -> int:
     return math.ceil(count / unit) * unit
 
 
-def judge_margin(
-    rule: Rule,
-    found: MetricChange,
-    *,
-    confidence: float = CONFIDENCE,
-    spread: VarianceComponents | None = None,
-    attempts: int = 1,
-    cost_attempt: float | None = None,
-) -> RuleResult:
-    """Apply a margin rule to the metric's change; the last three say what would settle it (:func:`settle`)."""
-    margin, change, bounds = _Margin(rule), found.change, found.bounds
-    unscored = count_unscored(found.unscored)
-    if change is None:
-        evidence = Evidence(note=_nothing_to_compare(rule), unscored=found.unscored)
-    else:
-        extremes = None if bounds is None else (Evidence.of(bounds.worst), Evidence.of(bounds.best))
-        evidence = replace(
-            Evidence.of(change), unscored=found.unscored, extremes=extremes, unreported=found.unreported
-        )
-
-    def result(verdict: Verdict, reason: str, settles: str | None = None) -> RuleResult:
-        return RuleResult(rule, evidence.shown(), verdict, reason, settles)
-
-    if found.undecided is not None:
-        return result("unclear", found.undecided)
-    if change is None:
-        return result("unclear", evidence.note)
-    text = f"it is {margin_words(rule, change.value)} against the baseline"
-    if change.at_least is None or change.at_most is None:
-        return result("unclear", f"{text}; {change.reason}.")
-    verdict = margin.verdict(change)
-    if bounds is not None and verdict != "unclear":
-        for extreme, how in ((bounds.worst, "against it"), (bounds.best, "in its favor")):
-            if margin.verdict(extreme) != verdict:
-                between = f"between {margin.between(extreme)} with {unscored} counted {how}"
-                reason = f"{text} over scored attempts, but {between}."
-                return result("unclear", reason, f"score {unscored}")
-    if verdict == "unclear":
-        text = f"{text}, between {margin.between(change)}"
-        if bounds is not None:
-            text = (
-                f"{text}; between {margin.between(bounds.worst)} with {unscored} counted against it, "
-                f"and between {margin.between(bounds.best)} in its favor"
-            )
-    else:
-        passes = verdict == "pass"
-        end = 0 if passes == rule.described.higher_is_better else 1
-        bound = margin.shown_bounds(change)[end]
-        text = f"{text}, at {'worst' if passes else 'best'} {bound} with {100 * confidence:g}% confidence"
-        if bounds is not None:
-            bound = margin.shown_bounds(bounds.worst if passes else bounds.best)[end]
-            text = f"{text}, {bound} with {unscored} counted {'against it' if passes else 'in its favor'}"
-    counted = f"{change.rows:,} {'row' if change.rows == 1 else 'rows'}"
-    method = "" if change.method is None else f", {change.method}"
-    notes = [] if change.warning is None else [change.warning.rstrip(".")]
-    notes += [describe_unreported(found.unreported)] if found.unreported else []
-    reason = f"{'; '.join([f'{text} ({counted}{method})', *notes])}."
-    if verdict == "pass":
-        return result(verdict, reason)
-    distance = margin.turned(change.value) - margin.limit
-    settles = settle(
-        spread, distance, change.rows, attempts, confidence=confidence, cost_attempt=cost_attempt
+def margin_evidence(rule: Rule, found: MetricChange) -> Evidence:
+    """Return the difference from the baseline as the evidence for a margin rule."""
+    if found.change is None:
+        nothing = _nothing_to_compare(rule)
+        return Evidence(note=nothing, unscored=found.unscored, undecided=found.undecided)
+    bounds = found.bounds
+    return replace(
+        Evidence.of(found.change),
+        unscored=found.unscored,
+        extremes=None if bounds is None else (Evidence.of(bounds.worst), Evidence.of(bounds.best)),
+        undecided=found.undecided,
+        unreported=found.unreported,
     )
-    return result(verdict, reason, settles.words)
 
 
-@dataclass(frozen=True)
-class _Margin:
-    """A margin rule, with changes turned so that higher is better and 0 is no difference."""
+def _margin_limit(rule: Rule) -> float:
+    """Return the change on the margin, as :func:`_turned`: better ones are acceptable, worse ones are not."""
+    return -math.log1p(rule.limit) if rule.described.scale == "amount" else -rule.limit
 
-    rule: Rule
 
-    @property
-    def limit(self) -> float:
-        """The change on the margin: better ones are acceptable, worse ones are not."""
-        return -math.log1p(self.rule.limit) if self.rule.described.scale == "amount" else -self.rule.limit
-
-    def turned(self, number: float) -> float:
-        if self.rule.described.scale == "amount":
-            number = math.log(number) if number > 0 else -math.inf
-        return number if self.rule.described.higher_is_better else -number
-
-    def verdict(self, change: Difference) -> Verdict:
-        """Return what the bounds of a change prove about the margin."""
-        if change.at_least is None or change.at_most is None:
-            return "unclear"
-        worst, best = sorted((self.turned(change.at_least), self.turned(change.at_most)))
-        return "pass" if worst > self.limit else "fail" if best < self.limit else "unclear"
-
-    def shown_bounds(self, change: Difference) -> tuple[str, str]:
-        shown = Evidence.of(change).shown()
-        return margin_words(self.rule, shown.at_least), margin_words(self.rule, shown.at_most)
-
-    def between(self, change: Difference) -> str:
-        return " and ".join(self.shown_bounds(change))
+def _turned(rule: Rule, number: float) -> float:
+    """Return a change so that higher is better and 0 is no difference."""
+    if rule.described.scale == "amount":
+        number = math.log(number) if number > 0 else -math.inf
+    return number if rule.described.higher_is_better else -number
 
 
 def _nothing_to_compare(rule: Rule) -> str:
@@ -753,18 +675,26 @@ def judge_pair(
 ) -> RuleResult:
     """Apply a margin rule to two runs; ``undecided`` is why they decide nothing."""
     found = change_of(pair, rule.metric, settings)
-    costs = [cost_of_attempt(side.run) for side in (pair.a, pair.b)]
     undecided = undecided or found.undecided
     if undecided is None and rule.metric == "reward" and found.unscored and settings.reward_range is None:
         undecided = describe_unknown_range(found.unscored)
-    return judge_margin(
-        rule,
-        replace(found, undecided=undecided),
+    evidence = margin_evidence(rule, replace(found, undecided=undecided))
+    judged = judge(rule, evidence, confidence=settings.confidence)
+    change = found.change
+    if undecided is not None or change is None or change.at_least is None or change.at_most is None:
+        return judged
+    if judged.verdict == "pass" or judged.settles is not None:
+        return judged
+    costs = [cost_of_attempt(side.run) for side in (pair.a, pair.b)]
+    settles = settle(
+        _spread(pair, found, settings),
+        _turned(rule, change.value) - _margin_limit(rule),
+        change.rows,
+        attempts_of(pair.b.run),
         confidence=settings.confidence,
-        spread=_spread(pair, found, settings),
-        attempts=attempts_of(pair.b.run),
         cost_attempt=None if None in costs else math.fsum(cost or 0.0 for cost in costs),
     )
+    return replace(judged, settles=settles)
 
 
 def cost_of_attempt(run: RunSamples) -> float | None:

@@ -58,10 +58,10 @@ class Problem:
     severity: Severity
     check: CheckName
     file: str
-    line: int | None
-    key: str | None
     message: str
-    suggestion: str | None
+    line: int | None = None
+    key: str | None = None
+    suggestion: str | None = None
 
     def text(self) -> str:
         """Return the problem as one line of a report."""
@@ -103,12 +103,10 @@ class CheckReport:
 
     @property
     def errors(self) -> list[Problem]:
-        """The problems that make the check fail."""
         return [problem for problem in self.problems if problem.severity == "error"]
 
     @property
     def warnings(self) -> list[Problem]:
-        """The problems that do not make the check fail."""
         return [problem for problem in self.problems if problem.severity == "warning"]
 
     def resource(self) -> dict[str, Any]:
@@ -190,10 +188,10 @@ class _Check:
         found = validate_dataset(path)
         for error in found.errors:
             line, said = _place(error)
-            self._add("error", "dataset", said, shown, line=line)
+            self._add(Problem("error", "dataset", shown, said, line))
         for warning in found.warnings:
             strict = self.strict and warning == found.unusable
-            self._add("error" if strict else "warning", "dataset", warning, shown)
+            self._add(Problem("error" if strict else "warning", "dataset", shown, warning))
 
     def _load(self, path: Path) -> Config | None:
         """Return a config that names code and data of this workspace; None for any other kind of valid config."""
@@ -215,14 +213,9 @@ class _Check:
             return
         others = (other.name for other in config.parent.glob("*.toml") if not is_decide_file(other))
         near = next(iter(nearest(config.name, others, most=1, cutoff=0.6)), None)
+        suggestion = near and f"{near.removesuffix('.toml')}.decide.toml"
         message = f"there is no {config.name} next to it, so only --rules uses it"
-        self._add(
-            "warning",
-            "config",
-            message,
-            self._shown(path),
-            suggestion=near and f"{near.removesuffix('.toml')}.decide.toml",
-        )
+        self._add(Problem("warning", "config", self._shown(path), message, suggestion=suggestion))
 
     def _add_config_error(self, shown: str, error: OsmosisError) -> None:
         if isinstance(error, InvalidConfigError):
@@ -230,19 +223,12 @@ class _Check:
             return
         headline = error.message.partition("\n")[0].rstrip(":.")
         said = f"{headline}; {error.hint}" if error.hint else headline
-        self._add("error", "config", said, shown, line=error.details.get("line"))
+        self._add(Problem("error", "config", shown, said, error.details.get("line")))
 
     def _add_issues(self, severity: Severity, shown: str, issues: Iterable[Issue], *, note: str = "") -> None:
         for issue in issues:
-            self._add(
-                severity,
-                "config",
-                issue.message + note,
-                shown,
-                line=issue.line,
-                key=issue.key,
-                suggestion=issue.suggestion,
-            )
+            message = issue.message + note
+            self._add(Problem(severity, "config", shown, message, issue.line, issue.key, issue.suggestion))
 
     def _add_doubts(self, config: Config, shown: str) -> None:
         """Add this release's warnings about a config; those about built-in models and our model table are errors."""
@@ -282,22 +268,17 @@ class _Check:
         if entrypoint not in self.report.entrypoints:
             self.report.entrypoints.append(entrypoint)
         if outcome.kind == "late":
-            self._add("error", "import", outcome.problem, entrypoint)
+            self._add(Problem("error", "import", entrypoint, outcome.problem))
         elif outcome.kind == "failed":
-            self._add(
-                "error",
-                "import",
-                f"{outcome.problem}; {outcome.hint}",
-                outcome.file or entrypoint,
-                line=outcome.line,
-            )
+            said = f"{outcome.problem}; {outcome.hint}"
+            self._add(Problem("error", "import", outcome.file or entrypoint, said, outcome.line))
 
     def _find_dataset(self, config: Config, shown: str) -> None:
         name = config.experiment.dataset
         try:
             found = find_dataset_file(self.workspace, name)
         except OsmosisError as error:
-            self._add("error", "config", error.message, shown, key="experiment.dataset")
+            self._add(Problem("error", "config", shown, error.message, key="experiment.dataset"))
             return
         if found is not None:
             self.dataset(found)
@@ -310,18 +291,7 @@ class _Check:
         if sentence not in self.report.unchecked:
             self.report.unchecked.append(sentence)
 
-    def _add(
-        self,
-        severity: Severity,
-        check: CheckName,
-        message: str,
-        file: str,
-        *,
-        line: int | None = None,
-        key: str | None = None,
-        suggestion: str | None = None,
-    ) -> None:
-        problem = Problem(severity, check, file, line, key, message, suggestion)
+    def _add(self, problem: Problem) -> None:
         if problem not in self.report.problems:
             self.report.problems.append(problem)
 

@@ -368,7 +368,7 @@ class _Gate:
                 return found
             spread = VarianceComponents(share * (1 - share) or rule.limit * (1 - rule.limit), None, rows, 1.0)
             known = rulings.settle(spread, share - rule.limit, rows, 1, confidence=self._confidence)
-            return replace(found, settles=known.words)
+            return replace(found, settles=known)
         measured = rulings.spread_of_run(attempts, rule.metric)
         if evidence.rows is None or measured is None:
             return found
@@ -380,7 +380,7 @@ class _Gate:
             confidence=self._confidence,
             cost_attempt=rulings.cost_of_attempt(attempts.run),
         )
-        return replace(found, settles=known.words)
+        return replace(found, settles=known)
 
     def _limits_of_slices(self) -> dict[Rule, Judge]:
         rules = self._question.limits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -238,20 +238,10 @@ class _Evidence:
         if spread is None:
             _require_usual_size(run, values)
             raise _too_small(run, values)
-        if spread.row_mean_variance(1) == 0:
-            passes = request.metric != "pass_rate" or bool(values.mean() > 0.5)
-            raise _no_spread(f"every attempt of the pilot {run.name}", passes=passes)
-        notes = [_HALF_SHARED if spread.within is not None else _ONE_ATTEMPT]
-        return cls(
-            Outlook.of_one_run(spread, goal, samples=int(values.size)),
-            names=(run.name,),
-            pass_rate=float(values.mean()) if request.metric == "pass_rate" else None,
-            icc=spread.icc,
-            model=run.inputs.model,
-            cost_usd=_mean(run, "cost_usd"),
-            duration_s=_seconds(run),
-            notes=(*_run_notes(run), *notes, *_spread_notes(spread.rows, spread.negative)),
-        )
+        _require_variance(spread, f"every attempt of the pilot {run.name}", request, values)
+        outlook = Outlook.of_one_run(spread, goal, samples=int(values.size))
+        note = _HALF_SHARED if spread.within is not None else _ONE_ATTEMPT
+        return cls.measured(request, outlook, spread, (run,), values, [note])
 
     @classmethod
     def of_two(cls, request: PlanRequest, goal: Goal, run: RunSamples, base: RunSamples) -> _Evidence:
@@ -269,24 +259,36 @@ class _Evidence:
                 f"in common: {matched.words}.",
                 hint="leave out --against to plan with the pilot alone",
             )
-        if spread.row_mean_variance(1) == 0:
-            passes = request.metric != "pass_rate" or bool(b[0].mean() > 0.5)
-            raise _no_spread(f"every row of {run.name} and {base.name}", passes=passes)
+        _require_variance(spread, f"every row of {run.name} and {base.name}", request, b[0])
+        outlook = Outlook.of_two_runs(spread, goal, samples=int(a[0].size + b[0].size))
         notes = [f"the variance is that of the difference of {run.name} from {base.name}: {matched.words}."]
         if spread.within is None:
             notes.append(_ONE_ATTEMPT_EACH)
+        return cls.measured(request, outlook, spread, (run, base), b[0], [*matched.notes, *notes])
+
+    @classmethod
+    def measured(
+        cls,
+        request: PlanRequest,
+        outlook: Outlook,
+        spread: VarianceComponents,
+        runs: Sequence[RunSamples],
+        values: Floats,
+        notes: Sequence[str],
+    ) -> _Evidence:
+        """Return the evidence of runs, the pilot first, with the cost of an attempt of the pilot."""
+        pilot = runs[0]
+        duration_ms = _mean(pilot, "duration_ms")
         return cls(
-            Outlook.of_two_runs(spread, goal, samples=int(a[0].size + b[0].size)),
-            names=(run.name, base.name),
-            pass_rate=float(b[0].mean()) if request.metric == "pass_rate" else None,
+            outlook,
+            names=tuple(run.name for run in runs),
+            pass_rate=float(values.mean()) if request.metric == "pass_rate" else None,
             icc=spread.icc,
-            model=run.inputs.model,
-            cost_usd=_mean(run, "cost_usd"),
-            duration_s=_seconds(run),
+            model=pilot.inputs.model,
+            cost_usd=_mean(pilot, "cost_usd"),
+            duration_s=None if duration_ms is None else duration_ms / 1000,
             notes=(
-                *_run_notes(run),
-                *_run_notes(base),
-                *matched.notes,
+                *(note for run in runs for note in _run_notes(run)),
                 *notes,
                 *_spread_notes(spread.rows, spread.negative),
             ),
@@ -330,11 +332,6 @@ def _mean(run: RunSamples, field: str) -> float | None:
     values = run.samples[field]
     known = values[np.isfinite(values)]
     return float(known.mean()) if known.size else None
-
-
-def _seconds(run: RunSamples) -> float | None:
-    duration_ms = _mean(run, "duration_ms")
-    return None if duration_ms is None else duration_ms / 1000
 
 
 def _is_free(config: EvalConfig) -> bool:
@@ -392,8 +389,10 @@ def _require_usual_size(run: RunSamples, *values: Floats) -> None:
         raise OsmosisError(f"{run.name} has rewards that are too large to compute a variance from.")
 
 
-def _no_spread(what: str, *, passes: bool) -> OsmosisError:
-    return OsmosisError(
-        f"{what} has the same result: there is no variance to plan with.",
-        hint=f"take a larger pilot, or assume the variance: --pass-rate {0.95 if passes else 0.05} --icc 0.3",
-    )
+def _require_variance(spread: VarianceComponents, what: str, request: PlanRequest, values: Floats) -> None:
+    if spread.row_mean_variance(1) == 0:
+        passes = request.metric != "pass_rate" or bool(values.mean() > 0.5)
+        raise OsmosisError(
+            f"{what} has the same result: there is no variance to plan with.",
+            hint=f"take a larger pilot, or assume the variance: --pass-rate {0.95 if passes else 0.05} --icc 0.3",
+        )

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from osmosis_ai.rollout.backend.local import backend as deadline
 
 from osmosis_ai.rollout import (
     AgentWorkflow,

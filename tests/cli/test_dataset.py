@@ -306,7 +306,7 @@ def test_download_needs_https(maze: Maze, store: BlobServer) -> None:
     offer(maze, store, b"x")
     maze.get("/datasets/ds_7/download").respond(json={"presigned_url": "http://store.example/x?sig=canary"})
     error = download(maze, "-o", "got/").error
-    assert "neither HTTPS" in error["message"] and "canary" not in json.dumps(error)
+    assert "URL is not HTTPS" in error["message"] and "canary" not in json.dumps(error)
 
 
 def test_list_all_pages(maze: Maze) -> None:

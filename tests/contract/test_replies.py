@@ -454,7 +454,7 @@ def test_an_empty_list_differs_from_a_missing_one(
     assert getattr(call(client), key) == []
     for reply in (f'{{"{key}": null}}', '{"items": [], "total_count": 0}', "{}", ""):
         wire.answers("GET", path, reply)
-        with pytest.raises(PlatformError, match=f"cannot be read: `{key}`"):
+        with pytest.raises(PlatformError, match=f"is invalid: `{key}`"):
             call(client)
 
 

@@ -43,11 +43,11 @@ GitScope = Literal["required", "optional", "never"]
 Query = Mapping[str, str | int | None]
 
 DEFAULT_TIMEOUT_S = 30.0
+_MOST_REDIRECTS = 5
 _LARGEST_REPLY_BYTES = 64 * 1024 * 1024
 _LARGEST_EVENT_BYTES = 1024 * 1024
 # Platforms send a comment at least every 60 s.
 _LONGEST_SILENCE_S = 65.0
-_MOST_REDIRECTS = 5
 _NO_ROUTE = frozenset({404, 405, 501})
 _LOGIN_PATHS = ("/api/cli/verify", "/api/cli/device/authorize", "/api/cli/device/token")
 _VERSION_WARNINGS = {"upgrade_available": "UPGRADE_AVAILABLE", "deprecated": "DEPRECATED"}
@@ -58,13 +58,13 @@ _announcing = threading.Lock()
 def segment(value: str) -> str:
     """Return ``value`` as exactly one path segment."""
     if not value:
-        raise OsmosisError("a name or id must not be empty.")
+        raise OsmosisError("Name or ID is empty.")
     if set(value) == {"."}:
         return value.replace(".", "%2E")
     try:
         return quote(value, safe="")
     except UnicodeEncodeError:
-        raise OsmosisError("a name or id must be valid Unicode text.") from None
+        raise OsmosisError("Name or ID is not valid Unicode text.") from None
 
 
 def encode(body: WireModel | Mapping[str, Any]) -> bytes:
@@ -72,7 +72,7 @@ def encode(body: WireModel | Mapping[str, Any]) -> bytes:
     try:
         return json.dumps(value, allow_nan=False).encode("ascii")
     except ValueError:
-        raise OsmosisError("nan and inf are no values that can be sent to a platform.") from None
+        raise OsmosisError("Value is not finite: nan and inf cannot be sent to a platform.") from None
 
 
 def decode(content: bytes, model: type[M], call: str) -> M:
@@ -92,9 +92,7 @@ def decode(content: bytes, model: type[M], call: str) -> M:
             f"`{'.'.join(map(str, problem['loc']))}`: {problem['msg'].lower()}"
             for problem in error.errors(include_url=False, include_context=False, include_input=False)[:3]
         ]
-        raise UnreadableReply(
-            f"the platform's reply to {call} cannot be read: {', '.join(problems)}."
-        ) from None
+        raise UnreadableReply(f"Response to {call} is invalid: {', '.join(problems)}.") from None
 
 
 class StreamCut(PlatformError):
@@ -122,7 +120,7 @@ class PlatformClient:
         ensure_secure(self.platform_url)
         if token is not None and not (token and token.isascii() and token.isprintable() and " " not in token):
             raise OsmosisError(
-                "the token contains characters that no token has.", hint="copy it again, whole"
+                "Token is invalid: it contains spaces or non-ASCII characters.", hint="copy the whole token"
             )
         self.git_identity = git_identity
         self.timeout_s = timeout_s
@@ -141,6 +139,8 @@ class PlatformClient:
             },
             timeout_s=timeout_s,
         )
+        self._http.event_hooks = {"response": [self._on_response]}
+        self._http.max_redirects = _MOST_REDIRECTS
 
     @classmethod
     def from_credentials(
@@ -302,7 +302,6 @@ class PlatformClient:
         except httpx.HTTPError as error:
             raise self._unreachable(error) from None
         with closing(response):
-            self._note_version(response.headers)
             yield response
 
     def _own_headers(self, git: GitScope, *, anonymous: bool = False) -> dict[str, str]:
@@ -325,16 +324,11 @@ class PlatformClient:
             if isinstance(error, httpx.TimeoutException) and not retry.after_timeouts:
                 raise failure from None
             raise Transient(failure) from None
-        said = read_capabilities(reply.headers)
-        # An error without the header may be a proxy's and says nothing about the platform.
-        if said is not None or (self.offers is None and reply.status < 300):
-            self.offers = HOSTED if said is None else said
         if not 200 <= reply.status < 300:
             refused = self._refusal(reply, request)
             if reply.status in retry.statuses:
                 raise Transient(refused, retry_after_s=retry_after_s(reply.headers))
             raise refused
-        self._note_version(reply.headers)
         try:
             return decode(reply.content, model, f"{request.method} {request.url.path}")
         except PlatformError as error:
@@ -363,39 +357,40 @@ class PlatformClient:
 
     def _open(self, request: httpx.Request) -> httpx.Response:
         """Send a request and return the unread reply; only a GET follows redirects, and only within its origin."""
-        for _ in range(_MOST_REDIRECTS):
-            response = self._http.send(request, stream=True)
-            following = response.next_request
-            if following is None:
-                return response
-            response.close()
-            if request.method != "GET" or _origin(following.url) != _origin(request.url):
-                raise self._redirected(response.status_code, following.url)
-            request = following
-        raise PlatformError(f"{self.platform_url} redirects without end.", hint="check the platform's URL")
+        return self._http.send(request, stream=True, follow_redirects=request.method == "GET")
+
+    def _on_response(self, response: httpx.Response) -> None:
+        """Refuse a redirect elsewhere; note the platform's capabilities and its warning about this version."""
+        if response.has_redirect_location:
+            target = response.request.url.join(response.headers["Location"])
+            if response.request.method != "GET" or _origin(target) != _origin(response.request.url):
+                raise self._redirected(response.status_code, target)
+        said = read_capabilities(response.headers)
+        # An error without the header may be a proxy's and says nothing about the platform.
+        if said is not None or (self.offers is None and response.is_success):
+            self.offers = HOSTED if said is None else said
+        if response.is_success:
+            self._note_version(response.headers)
 
     def _read(self, response: httpx.Response, deadline: float) -> bytes:
         content = bytearray()
         for chunk in response.iter_bytes():
             content += chunk
             if len(content) > _LARGEST_REPLY_BYTES:
-                raise PlatformError(f"the reply of {self.platform_url} is too large to be one.")
+                raise PlatformError(f"Response of {self.platform_url} is too large.")
             if time.monotonic() > deadline:
                 raise httpx.ReadTimeout("the reply did not end in time", request=response.request)
         return bytes(content)
 
     def _redirected(self, status: int, target: httpx.URL) -> PlatformError:
         elsewhere = _origin(target)
-        if elsewhere == _origin(httpx.URL(self.platform_url)):
-            return PlatformError(
-                f"{self.platform_url} answers with a redirect (HTTP {status}), which is not followed.",
-                details={"status_code": status},
-                hint=f"check the proxy and the platform's URL: {describe_platform(self.platform_url)}",
-            )
+        same = elsewhere == _origin(httpx.URL(self.platform_url))
         return PlatformError(
-            f"{self.platform_url} redirects to {elsewhere}; your token is not sent there.",
+            f"{self.platform_url} redirects to {'itself' if same else elsewhere} (HTTP {status}, not followed).",
             details={"status_code": status},
-            hint=f"if that is your platform: osmosis --platform {elsewhere} login",
+            hint="check the proxy and the platform's URL"
+            if same
+            else f"if that is your platform: osmosis --platform {elsewhere} login",
         )
 
     def _unreachable(self, error: Exception) -> PlatformError:
@@ -433,7 +428,7 @@ class _LimitedEvents:
         for chunk in self._response.iter_bytes():
             self.read_bytes += len(chunk)
             if self.read_bytes > _LARGEST_EVENT_BYTES:
-                raise PlatformError("the platform's stream does not end its line.")
+                raise PlatformError("Event stream of the platform has an endless line.")
             yield chunk
 
 

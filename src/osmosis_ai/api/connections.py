@@ -54,12 +54,12 @@ def open_http(
         )
     except (ValueError, ImportError):
         raise NetworkError(
-            "the proxy settings of the environment cannot be used.",
+            "Proxy settings of the environment are invalid.",
             hint="check HTTP_PROXY, HTTPS_PROXY and ALL_PROXY: only http and https proxies are supported",
         ) from None
     except OSError as error:
         raise NetworkError(
-            f"the trusted certificates cannot be loaded: {error.strerror or error}.",
+            f"Trusted certificates cannot be loaded: {error.strerror or error}.",
             hint="check SSL_CERT_FILE and SSL_CERT_DIR",
         ) from None
     client.headers.update({"Accept-Encoding": "identity", **headers})
@@ -79,24 +79,19 @@ def reason(error: Exception) -> str:
 
 
 def connection_hint(url: str, error: Exception) -> str:
-    text, url_used = str(error).lower(), f"the platform's URL: {describe_platform(url)}"
+    text, check_url = str(error).lower(), f"check the platform's URL: {describe_platform(url)}"
     here = is_loopback(urlsplit(url).hostname)
     if "certificate" in text:
-        return "if its certificate comes from a private authority, name that in SSL_CERT_FILE"
+        return "set SSL_CERT_FILE if its certificate is from a private authority"
     if _is_caused_by(error, ssl.SSLError):
-        return f"its port does not speak HTTPS; check {url_used}"
+        return f"its port does not support HTTPS; {check_url}"
     if isinstance(error, httpx.TimeoutException) and (here or not isinstance(error, httpx.ConnectTimeout)):
-        where = "its log" if here else "the network and any proxy in between"
-        return f"it was reached and is slow to answer: try again, and if it stays so look at {where}"
+        return f"it is slow: try again, then check {'its log' if here else 'the network and any proxy'}"
     if _is_caused_by(error, ConnectionRefusedError) or "refused" in text:
-        if here:
-            return "is the platform running? start it with `osmosis platform start`"
-        return f"no server listens on that port; check {url_used}"
+        return "start it with `osmosis platform start`" if here else f"no server is on that port; {check_url}"
     if _is_caused_by(error, socket.gaierror):
-        return f"the host name is unknown; check {url_used}"
-    if here:
-        return f"check the platform's log and {url_used}"
-    return f"check the network, the proxy settings and {url_used}"
+        return f"the host name is unknown; {check_url}"
+    return f"check {'its log' if here else 'the network and the proxy settings'}; {check_url}"
 
 
 def _is_caused_by(error: BaseException, kind: type[BaseException]) -> bool:

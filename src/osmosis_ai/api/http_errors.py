@@ -134,7 +134,7 @@ def http_error(reply: Reply, request: RequestInfo, redactor: ReplyRedactor) -> P
         message = (
             _excerpt(reply, redactor) if said is None else "\n".join([said, *_bullets(body.get("issues"))])
         )
-        hint = _next_step(reply, request)
+        hint = _next_step(reply)
     return PlatformError(
         message,
         status=status,
@@ -179,30 +179,34 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
+_TOKENS: Mapping[TokenOrigin, tuple[str, str]] = {
+    "environment": (
+        "OSMOSIS_TOKEN",
+        "set OSMOSIS_TOKEN to a valid token, or unset it and run `osmosis login`",
+    ),
+    "given": ("This token", "check that it was copied whole and created on this platform"),
+    "saved": ("Your session on {url}", "log in again with `osmosis login`"),
+}
+
+
 def _unauthorized(platform_code: str | None, request: RequestInfo) -> tuple[str, str]:
-    what = {"environment": "OSMOSIS_TOKEN", "given": "This token"}.get(
-        request.token_origin or "saved", f"Your session on {request.platform_url}"
-    )
-    fix = {
-        "environment": "set OSMOSIS_TOKEN to a valid token, or unset it and run `osmosis login`",
-        "given": "check that it was copied whole and made for this platform",
-    }.get(request.token_origin or "saved", "log in again with `osmosis login`")
-    if platform_code in ("TOKEN_REVOKED", "TOKEN_EXPIRED"):
-        # The given token is valid in form and for this platform, so only another token helps.
-        fix = "use another token of this platform" if request.token_origin == "given" else fix
-        return f"{what} has {'been revoked' if platform_code == 'TOKEN_REVOKED' else 'expired'}.", fix
+    origin, url = request.token_origin, request.platform_url
     if platform_code in ("AUTH_HEADER_MISSING", "TOKEN_MISSING"):
-        if request.token_origin is None:
+        if origin is None:
             return "Not logged in. Run 'osmosis auth login' first.", "log in with `osmosis login`"
-        return (
-            f"The token did not reach {request.platform_url}.",
-            "a proxy in between may remove the Authorization header",
-        )
-    if request.token_origin == "environment":
+        return f"The token did not reach {url}.", "a proxy may remove the Authorization header"
+    what, fix = _TOKENS[origin or "saved"]
+    if platform_code in ("TOKEN_REVOKED", "TOKEN_EXPIRED"):
+        # The given token is well-formed and of this platform.
+        fix = "use another token of this platform" if origin == "given" else fix
+        problem = "has been revoked" if platform_code == "TOKEN_REVOKED" else "has expired"
+    elif origin in ("environment", "given"):
+        problem = f"is not valid on {url}"
+    else:
+        problem = "has expired or is no longer valid"
+    if origin == "environment" and "not valid" in problem:
         fix += "; for another platform, also set OSMOSIS_PLATFORM_URL and OSMOSIS_TOKEN_PLATFORM_URL"
-    if request.token_origin in ("environment", "given"):
-        return f"{what} is not valid on {request.platform_url}.", fix
-    return f"{what} has expired or is no longer valid.", fix
+    return f"{what.format(url=url)} {problem}.", fix
 
 
 def _outdated(body: Mapping[str, Any], request: RequestInfo) -> tuple[str, str]:
@@ -217,11 +221,11 @@ _CONNECT_HINT = (
     "if the repository was renamed: `git remote set-url origin NEW-URL`"
 )
 _NO_SCOPE = (
-    "The platform does not know which repository this command is about.",
-    "run it inside a workspace directory whose `origin` is connected to {platform}",
+    "Repository of this command is unknown.",
+    "run the command in a workspace directory whose `origin` is connected to {platform}",
 )
 _NO_VALID_SCOPE = (
-    "{platform} does not accept '{identity}' as the name of a repository.",
+    "Repository name is not accepted by {platform}: '{identity}'.",
     "check the origin with `git remote get-url origin`",
 )
 _GIT_SCOPE: Mapping[str | None, tuple[str, str]] = {
@@ -256,12 +260,12 @@ def missing_git_scope(request: RequestInfo) -> PlatformError:
     )
 
 
-def _next_step(reply: Reply, request: RequestInfo) -> str | None:
+def _next_step(reply: Reply) -> str | None:
     if reply.status == 429:
         wait = retry_after_s(reply.headers)
-        return f"wait {wait:.0f} s and try again" if wait else "wait a little and try again"
+        return f"try again in {wait:.0f} s" if wait else "try again later"
     if reply.status >= 500:
-        return f"{request.platform_url} failed; try again, and if it keeps failing, see the platform's log"
+        return "try again; if the error repeats, see the platform's log"
     return None
 
 

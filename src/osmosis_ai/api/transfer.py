@@ -99,9 +99,7 @@ class BlobClient:
             )
             response = client.send(request)
             if response.is_redirect:
-                raise TransferError(
-                    f"{shown(url)} redirects, which an upload does not follow.", status=response.status_code
-                )
+                raise TransferError(f"Upload was redirected by {shown(url)}.", status=response.status_code)
             if not response.is_success:
                 raise refusal(url, response)
             return response.headers
@@ -121,7 +119,7 @@ class BlobClient:
                     return
                 url = str(response.next_request.url)
                 response.close()
-            raise TransferError(f"{shown(url)} redirects without end.")
+            raise TransferError(f"Download is redirected endlessly: {shown(url)}.")
 
     def _client_for(self, url: str) -> httpx.Client:
         check_url(url)
@@ -145,11 +143,11 @@ class BlobClient:
         try:
             yield
         except (httpx.HTTPError, httpx.StreamError) as error:
-            broken = TransferError(f"the connection to {shown(url)} failed: {reason(error)}.")
+            broken = TransferError(f"Connection to {shown(url)} failed: {reason(error)}.")
             broken.is_passing = True
             raise Transient(broken) from None
         except httpx.InvalidURL:
-            raise TransferError("the platform gave a URL that is none.") from None
+            raise TransferError("Transfer URL from the platform is invalid.") from None
         finally:
             _unlogged.reset(token)
 
@@ -163,11 +161,11 @@ def check_url(url: str) -> None:
         parts = urlsplit(url)
         host = parts.hostname
     except ValueError:
-        raise TransferError("the platform gave a URL that is none.") from None
+        raise TransferError("Transfer URL from the platform is invalid.") from None
     if not host or not (parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host))):
         raise TransferError(
-            f"{shown(url)} is neither HTTPS nor on this machine, and data does not travel in the clear.",
-            hint="a self-hosted platform needs TLS in front of it to be used from other machines",
+            f"Transfer URL is not HTTPS: {shown(url)}.",
+            hint="a self-hosted platform needs a TLS proxy to be used from other machines",
         )
 
 
@@ -191,13 +189,13 @@ def refusal(url: str, response: httpx.Response) -> Exception:
     status = response.status_code
     hint = None
     if status in (401, 403, 404, 410):
-        hint = "the permission to transfer may have run out; run the command again for a new one"
+        hint = "the URL may have expired; run the command again"
     elif status == 413:
-        hint = "the store takes no file of this size"
+        hint = "the file is too large for the store"
     elif status == 507:
-        hint = "the platform's disk is full: nothing was stored, and its administrator has to make room"
+        hint = "the platform's disk is full; nothing was stored"
     error = TransferError(
-        f"{shown(url)} answered HTTP {status}.", status=status, details={"status_code": status}, hint=hint
+        f"{shown(url)} returned HTTP {status}.", status=status, details={"status_code": status}, hint=hint
     )
     if status in TRANSIENT_STATUSES:
         error.is_passing = True
@@ -363,9 +361,7 @@ class _Transfer:
             have += len(block)
             self._check_size(have, final=False)
             if time.monotonic() > until:
-                slow = TransferError(
-                    f"{shown(self.url)} is too slow: {have} bytes came in all the time there was."
-                )
+                slow = TransferError(f"{shown(self.url)} is too slow: {have} bytes within the time limit.")
                 slow.is_passing = True
                 raise slow
             if self.progress is not None:
@@ -375,11 +371,7 @@ class _Transfer:
         if response.is_success:
             self.is_named = "etag" in response.headers
             if self.store_within_s is not None and "html" in response.headers.get("content-type", "").lower():
-                raise _passing(
-                    TransferError(
-                        f"{shown(self.url)} answered with a page: what answers is not a store just now."
-                    )
-                )
+                raise _passing(TransferError(f"{shown(self.url)} returned a web page instead of a file."))
             return
         failure = refusal(self.url, response)
         if (
@@ -400,7 +392,7 @@ class _Transfer:
     def _start_again(self, response: httpx.Response) -> None:
         self.partial.restart(None, None)
         raise Transient(
-            TransferError(f"{shown(self.url)} cannot go on where it broke off (HTTP {response.status_code}).")
+            TransferError(f"{shown(self.url)} cannot resume the download (HTTP {response.status_code}).")
         )
 
     def _check_size(self, size: int, *, final: bool) -> None:
@@ -412,11 +404,7 @@ class _Transfer:
             and size < (1 if expected is None else expected)
         ):
             self.partial.restart(None, None)
-            raise _passing(
-                TransferError(
-                    f"{shown(self.url)} answered with {size} bytes and no ETag: what answers is not a store just now."
-                )
-            )
+            raise _passing(TransferError(f"{shown(self.url)} returned {size} bytes without an ETag."))
         if expected is None or size == expected or (size < expected and not final):
             return
         self.partial.restart(None, None)
@@ -434,7 +422,7 @@ class _Transfer:
             return
         self.partial.restart(None, None)
         error = TransferError(
-            f"{shown(self.url)} has other bytes than announced (SHA-256 {found}, not {self.expected_sha256}).",
+            f"Checksum of {shown(self.url)} is wrong (SHA-256 {found}, expected {self.expected_sha256}).",
             details={"expected_sha256": self.expected_sha256, "sha256": found},
             hint="nothing was written; run the command again",
         )
@@ -527,9 +515,7 @@ def upload_file(
             headers = _put(blobs, source, part, {}, PART_TIMEOUT_S, done=done)
             etag: str = headers.get("etag", "").strip().strip('"')
             if not etag:
-                raise TransferError(
-                    f"the store took part {part.number} but did not acknowledge it (no ETag)."
-                )
+                raise TransferError(f"Store returned no ETag for part {part.number}.")
             etags[part.number] = etag
             if record is not None:
                 # The upload works without its record, so a disk error does not stop it.
@@ -584,7 +570,7 @@ def _plan(instructions: UploadInstructions, size: int) -> list[_Part]:
 
 
 def _nonsense(what: str) -> TransferError:
-    return TransferError(f"the platform's upload instructions make no sense: {what}.")
+    return TransferError(f"Upload instructions of the platform are invalid: {what}.")
 
 
 class _Source:
@@ -628,4 +614,4 @@ class _Source:
         return found.st_size, found.st_mtime_ns
 
     def _changed(self) -> OsmosisError:
-        return OsmosisError(f"{self._path} changed while it was being uploaded.", hint="upload it again")
+        return OsmosisError(f"File changed during the upload: {self._path}.", hint="upload it again")

@@ -106,7 +106,7 @@ def test_format_in_the_name(platform: Platform) -> None:
     platform.has(ROWS, file_format=None, file_name="multiply.JSONL")
     assert fetch().path.suffix == ".jsonl"
     platform.has(ROWS, file_format="xlsx")
-    with pytest.raises(OsmosisError, match="`xlsx`"):
+    with pytest.raises(OsmosisError, match="format: xlsx"):
         fetch()
 
 

@@ -287,7 +287,7 @@ def test_invalid_numbers_and_cursors_of_samples(
 ) -> None:
     ours.run()
     ours.get("/eval-runs/er_8/samples", {"samples": [{**FIRST, **change}], "next_cursor": cursor})
-    with pytest.raises(PlatformError, match="cannot be read"):
+    with pytest.raises(PlatformError, match="is invalid"):
         read_platform_samples(client, "amber-otter-42")
 
 

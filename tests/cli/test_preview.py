@@ -15,6 +15,7 @@ def test_examples(cli: Cli) -> None:
     outcome = cli("preview", "--path", str(EXAMPLES / "rubric_configs.yaml"))
     assert (outcome.status, outcome.err) == (0, "")
     assert outcome.out.startswith("Loaded 2 rubric config(s) from ")
+    assert len(cli("preview", "-p", str(EXAMPLES / "sample_data.jsonl")).out.splitlines()) <= 45
     assert "Rubric config #1 (rubrics[0])" in outcome.out and "rubric: |" in outcome.out
 
     outcome = cli("preview", "-p", str(EXAMPLES / "sample_data.jsonl"), "--plain")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterator, Sequence
-from itertools import groupby, islice
+from itertools import accumulate, groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 SHOWN_RECORDS = 20
 SHOWN_DISPUTES = 5
+SHOWN_LINES = 35
 _REPORT_EVERY = 100_000
 _LONGEST = 280
 COMPLETED = "Rubric evaluation completed."
@@ -220,6 +221,7 @@ def preview(
     path: Annotated[
         Path, typer.Option("--path", "-p", help="A .yaml file of rubrics, or a .jsonl file of records.")
     ],
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show all entries, not only a screen.")] = False,
 ) -> OperationResult:
     """Show the rubrics or records in a file.
 
@@ -233,6 +235,12 @@ def preview(
     found = preview_file(path)
     if found.problem is not None:
         current().warn(f"'osmosis eval rubric' rejects this file: {found.problem}")
+    texts = [f"\n{entry.title}\n{entry.text}" for entry in found.entries]
+    if current().mode == "rich" and not verbose:
+        ends = accumulate(text.count("\n") + 1 for text in texts)
+        shown = max(1, sum(end <= SHOWN_LINES for end in ends))
+        if (more := len(texts) - shown) > 0:
+            texts[shown:] = [f"\n{formats.count(more)} more; use --verbose to show all."]
     return OperationResult(
         operation="preview",
         message=found.summary,
@@ -242,7 +250,7 @@ def preview(
             "count": len(found.entries),
             "items": [{"title": entry.title, "value": entry.value} for entry in found.entries],
         },
-        blocks=[Text(f"\n{entry.title}\n{entry.text}", in_plain=True) for entry in found.entries],
+        blocks=[Text(text, in_plain=True) for text in texts],
     )
 
 

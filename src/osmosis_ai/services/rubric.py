@@ -73,16 +73,10 @@ class RubricRequest:
     """The options of a judge session.
 
     Attributes:
-        data: a JSON Lines file.
-        rubric: the text, ``@file``, or the id of a rubric in a YAML file.
-        config: that YAML file; discovered if None.
-        models: the judges, by their LiteLLM names; those of the rubric's ``model_info`` if empty.
+        models: LiteLLM names; if empty, the judge of the rubric's ``model_info``.
         number: calls per record and judge.
         output: a file or directory, as typed (default: the cache directory).
-        api_base: an OpenAI-compatible endpoint for every judge.
-        score_min, score_max: the scale; if None, that of the rubric, or 0 to 1.
         report_text: include rubric, records and explanations in the report, not only numbers.
-        swap: reverse the order of the quoted texts in every other call, to measure position bias.
         classic: read records and write results as `osmosis eval-rubric` does.
     """
 
@@ -478,33 +472,24 @@ def _head(outcome: RubricOutcome) -> dict[str, Any]:
     """Return the document without its records; its first keys are those of the public SDKs."""
     prepared, spec = outcome.prepared, outcome.session.spec
     request, rubric = prepared.request, spec.rubric
-    config_path = str(rubric.path) if rubric.path else None
-    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    head: dict[str, Any] = {
+        "generated_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "model": prepared.model_shown,
+    }
     if request.classic:
-        head = {
-            "generated_at": now,
-            "rubric_id": rubric.rubric_id,
-            "rubric_source": rubric.source,
-            "provider": prepared.provider_shown,
-            "model": prepared.model_shown,
-            "number": spec.runs,
-            "config_path": config_path,
-            "data_path": str(request.data),
-            "overall_statistics": outcome.totals,
-        }
+        head["provider"] = prepared.provider_shown
     else:
-        head = {
-            "generated_at": now,
-            "model": prepared.model_shown,
-            "rubric": rubric.text,
-            "data_path": str(request.data),
-            "number": spec.runs,
-            "overall_statistics": outcome.session.statistics,
-            "rubric_id": rubric.rubric_id,
-            "rubric_source": rubric.source,
-            "config_path": config_path,
-            "models": spec.model_names,
-        }
+        head["rubric"] = rubric.text
+    head |= {
+        "data_path": str(request.data),
+        "number": spec.runs,
+        "overall_statistics": outcome.totals if request.classic else outcome.session.statistics,
+        "rubric_id": rubric.rubric_id,
+        "rubric_source": rubric.source,
+        "config_path": str(rubric.path) if rubric.path else None,
+    }
+    if not request.classic:
+        head["models"] = spec.model_names
     return head | outcome.numbers()
 
 

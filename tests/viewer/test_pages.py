@@ -301,7 +301,7 @@ def test_comparison_equals_the_command() -> None:
     source = two_runs()
     found = compare_runs(source.samples_of["old"], [source.samples_of["new"]], CompareOptions(rows_shown=50))
     text = page_of(source, "/compare?run=old&run=new")
-    assert f'<p class="lead">{found.sentence}</p>' in text
+    assert f"<strong>{found.sentence}</strong>" in text
     assert "Pass rate by row: 20 higher, 1 lower, 9 equal." in text
     assert "+63.3 points" in text and "model-of-old" in text
     assert 'href="/compare?run=new&amp;run=old"' in text
@@ -529,7 +529,7 @@ def test_rubric_page(document: dict[str, Any]) -> None:
     text = page_text(pages.get("/rubrics/answers"))
     assert "Mean score 0.500 on a scale from" in text and "over 60 records." in text
     for heading in (
-        "Agreement of the judges",
+        "Judge agreement",
         "Repeatability",
         "Bias by length and order",
     ):
@@ -552,7 +552,7 @@ def test_rubric_page(document: dict[str, Any]) -> None:
 )
 def test_rubric_page_of_a_foreign_file(strange: dict[str, Any]) -> None:
     text = page_text(pages_of(strange).get("/rubrics/answers"))
-    assert "Agreement of the judges" not in text
+    assert "Judge agreement" not in text
 
 
 def test_unscored_rubric_records(document: dict[str, Any]) -> None:

@@ -246,7 +246,7 @@ def test_reports_of_training_and_rubric_results(tmp_path: Path, monkeypatch: pyt
         assert said in file.read_text()
     for reference, why in (
         (".", "one run"),
-        ("odd.json", "odd.json is JSON, but not a rubric result"),
+        ("odd.json", "odd.json is not a run, a directory with runs or a rubric result"),
         ("torn.json", "torn.json` is not a readable result of a judging session"),
     ):
         with pytest.raises(OsmosisError, match=why):

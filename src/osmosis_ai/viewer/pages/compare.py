@@ -78,6 +78,7 @@ def shown(
             _candidate(comparison, each, baseline, other)
             for each, other in zip(comparison.candidates, others, strict=True)
         ],
+        "metric_name": comparison.metric,
         "forest": _forest(comparison),
         "totals": compare.taken(comparison),
     }

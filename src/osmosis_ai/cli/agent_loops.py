@@ -300,9 +300,6 @@ def _tested(request: AgentTestRequest, outcome: AgentTestOutcome) -> OperationRe
     status: OperationStatus = "success" if request.interactive else _test_status(outcome)
     pending = f", {outcome.pending} not run" if outcome.pending else ""
     summary: tuple[tuple[str, int | str], ...] = (
-        ("Total", total),
-        ("Passed", outcome.passed),
-        ("Failed", len(outcome.failures)),
         ("Duration", formats.duration(outcome.duration_ms / 1000)),
         ("Total tokens", numbers.partial_count(outcome.total_tokens, outcome.uncounted, total, "rows")),
         *((f"Rows with a {word} reply", count) for word, count in sorted(outcome.affected.items())),

@@ -57,7 +57,7 @@ app = typer.Typer()
 def validate(file: DataFileArgument) -> DetailResult:
     """Check every row of a dataset file.
 
-    Works offline, without an account or a workspace.
+    Works offline, without an account or a workspace. The platform requires at least 4 rows.
 
     Examples:
         osmosis dataset validate data/multiply.jsonl

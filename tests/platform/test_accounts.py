@@ -87,13 +87,6 @@ def test_what_is_taken_in_any_case_or_cannot_be_is_refused(
         create[kind](value)
 
 
-def test_a_repository_belongs_to_one_workspace(world: World, services: PlatformServices) -> None:
-    world.member()
-    other = services.workspaces.create("moss")
-    with pytest.raises(ConflictError, match="another workspace"):
-        services.workspaces.connect_repository(other.id, "Fern/Agents", "https://git.example/x.git")
-
-
 def test_the_first_start_makes_an_admin_once(services: PlatformServices, clock: ManualClock) -> None:
     login = bootstrap(services.db, clock)
     assert login is not None
@@ -425,20 +418,6 @@ def test_with_a_removed_user_go_tokens_and_personal_secrets_and_their_work_stays
     assert begun["status"] == "pending"
     assert run_of(services, "waiting").status == "stopped"
     assert (run_of(services, "done").status, run_of(services, "done").creator_id) == ("finished", None)
-
-
-def test_the_last_administrator_can_be_neither_disabled_nor_removed(
-    services: PlatformServices, offboarding: Offboarding
-) -> None:
-    for name in ("ada", "bea"):
-        services.accounts.create_user(f"{name}@fern.example", is_admin=True)
-    offboarding.disable("ada@fern.example")
-    for act in (offboarding.disable, offboarding.remove):
-        with pytest.raises(ConflictError, match=r"bea@fern\.example is the last administrator"):
-            act("bea@fern.example")
-    # One who is disabled is no administrator that anybody could do without.
-    offboarding.remove("ada@fern.example")
-    assert [user.email for user in services.accounts.users()] == ["bea@fern.example"]
 
 
 def test_a_new_password_ends_sessions_and_on_request_tokens(

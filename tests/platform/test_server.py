@@ -143,14 +143,6 @@ def test_a_start_without_the_files_that_its_database_names_says_so(
         assert running_platform(config.home) == platform.process
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "osmosis.example"])
-def test_plain_http_beyond_this_machine_is_refused_with_what_to_do(config: PlatformConfig, host: str) -> None:
-    with pytest.raises(OsmosisError, match="plain http") as refused:
-        require_safe_address(replace(config, host=host))
-    assert "TLS proxy" in (refused.value.hint or "") and "--public-url" in (refused.value.hint or "")
-    require_safe_address(replace(config, host=host, public_url="https://osmosis.example"))
-
-
 def test_an_insecure_public_url_needs_to_be_allowed(
     config: PlatformConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -202,6 +202,30 @@ def test_administrators_connect_repositories(
     assert asked == ["https://git.example.org/fern/more.git"]
 
 
+def test_a_dataset_is_uploaded_on_its_page(
+    browser: TestClient, member: Member, services: PlatformServices
+) -> None:
+    sign_in(browser)
+    form = {"csrf": csrf_of(browser.get("/fern/datasets"))}
+    rows = b'{"user_prompt": "What is 1 + 1?", "ground_truth": "2"}\n' * 4
+    for files, sent, status in (
+        ({"file": ("more.jsonl", rows)}, {"csrf": "B" * 43}, 403),
+        ({"file": ("more.txt", rows)}, form, 409),
+        ({"file": ("more.jsonl", b"")}, form, 409),
+        ({}, form, 409),
+    ):
+        refused = browser.post("/fern/datasets", data=sent, files=files)
+        assert refused.status_code == status, (files, refused.text)
+    stored = browser.post("/fern/datasets", data=form, files={"file": ("more.jsonl", rows)})
+    assert stored.headers["location"] == "/fern/datasets"
+    assert services.datasets.ingest.wait_idle(60)
+    found = services.datasets.get(member.workspace.id, "more")
+    assert not found.error, found.error
+    assert (found.status, found.row_count, found.creator_id) == ("uploaded", 4, member.user.id)
+    again = browser.post("/fern/datasets", data=form, files={"file": ("more.jsonl", rows)})
+    assert again.status_code == 409
+
+
 def test_the_header_leads_to_other_workspaces(
     browser: TestClient, member: Member, services: PlatformServices
 ) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import Any, BinaryIO
 
 from pydantic import TypeAdapter
 from sqlalchemy import delete, select
@@ -191,6 +191,21 @@ class DatasetStore:
             self._record_complete(row.id, pending, self._received(row, pending, parts))
         elif pending is None:
             _require_no_abort(row)
+        self.ingest.submit(row.id)
+        return self.get(workspace_id, row.id)
+
+    def store(
+        self, workspace_id: str, creator_id: str, announced: DatasetCreateRequest, stream: BinaryIO
+    ) -> DbDataset:
+        """Store a file that the platform itself has received, and check it."""
+        row, _ = self.create(workspace_id, creator_id, announced)
+        pending = PendingUpload.of(row)
+        if pending is None:
+            raise ConflictError("another upload of this dataset has begun meanwhile.")
+        info = self._blobs.put(pending.upload.key, stream)
+        # A completed upload that has ended is the blob itself.
+        self._blobs.abort_upload(pending.upload)
+        self._record_complete(row.id, pending, [info.sha256])
         self.ingest.submit(row.id)
         return self.get(workspace_id, row.id)
 

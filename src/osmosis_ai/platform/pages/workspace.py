@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Annotated, Any, Literal
 
-from fastapi import Form, Query, Request
+from fastapi import File, Form, Query, Request, UploadFile
 from fastapi.responses import RedirectResponse, Response
 
 from osmosis_ai.api.git_identity import identify_origin
+from osmosis_ai.api.models.datasets import DatasetCreateRequest
 from osmosis_ai.datasets.readers import iter_records
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
 from osmosis_ai.platform.blobs.store import BlobStoreError
@@ -79,8 +80,31 @@ def first_page(request: Request, services: Services, visitor: SignedIn) -> Respo
 @router.get("/{workspace}/datasets", include_in_schema=False)
 def datasets_page(page: WorkspacePage, cursor: Cursor = None) -> Response:
     """List datasets."""
+    return _datasets(page, cursor)
+
+
+def _datasets(page: WorkspaceVisit, cursor: str | None, problem: str = "", status: int = 200) -> Response:
     found = page.services.datasets.page(page.workspace.id, limit=_PER_PAGE, cursor=cursor)
-    return page.page("datasets.html", ("datasets",), **_listed(found, cursor))
+    listed = _listed(found, cursor)
+    return page.page("datasets.html", ("datasets",), status=status, problem=problem, **listed)
+
+
+@router.post("/{workspace}/datasets", include_in_schema=False)
+def upload_dataset(
+    page: WorkspacePage, file: Annotated[UploadFile | None, File()] = None, csrf: Csrf = ""
+) -> Response:
+    """Store a dataset file; larger ones than a request's body may be are for the command line."""
+
+    def store() -> None:
+        if file is None or not file.filename:
+            raise OsmosisError("choose a file.")
+        name, _, extension = file.filename.rpartition(".")
+        request = DatasetCreateRequest(file_name=name, file_size=file.size or 0, extension=extension)
+        page.services.datasets.store(page.workspace.id, page.visitor.user.id, request, file.file)
+
+    return _changed(
+        page, csrf, store, ("datasets",), lambda problem, status: _datasets(page, None, problem, status)
+    )
 
 
 @router.get("/{workspace}/datasets/{name}", include_in_schema=False)

@@ -37,7 +37,7 @@ from osmosis_ai.decisions.changes import ChangeSettings, change_of
 from osmosis_ai.decisions.compare import direction_of
 from osmosis_ai.decisions.differences import Difference, Pairs, mean_difference
 from osmosis_ai.decisions.gate import Rule, judge_pair
-from osmosis_ai.decisions.plan import AttemptPrice, Goal, Outlook, make_plan
+from osmosis_ai.decisions.plan import AttemptPrice, EvalPlan, Goal, Outlook
 from osmosis_ai.decisions.samples import SAMPLE_FIELDS, ComparedInputs, LabelledRun, RunPair, RunSamples
 from osmosis_ai.statistics.estimates import Estimate, estimate_rate, estimate_reward
 from osmosis_ai.statistics.pass_at_k import estimate_pass_at_k
@@ -348,7 +348,7 @@ def simulate_pairs(cell: PairCell, replications: int) -> tuple[Coverage, float]:
 
 def planned(rows: int, attempts: int) -> PairCell:
     """Return runs that differ by as much as a plan promises to detect, with what it assumes by default."""
-    plan = make_plan(Goal(), Outlook.assumed(0.5, 0.3), AttemptPrice(), own_rows=rows, own_n=attempts)
+    plan = EvalPlan(Goal(), Outlook.assumed(0.5, 0.3), AttemptPrice(), own_rows=rows, own_n=attempts)
     assert plan.own is not None and plan.own.sees is not None
     return PairCell(rows, attempts, 0.5 - plan.own.sees / 2, plan.own.sees)
 

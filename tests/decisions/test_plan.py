@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from osmosis_ai.decisions.gate import settle
-from osmosis_ai.decisions.plan import AttemptPrice, EvalPlan, Goal, Outlook, make_plan
+from osmosis_ai.decisions.plan import AttemptPrice, EvalPlan, Goal, Outlook
 from osmosis_ai.statistics.power import n_needed, rows_needed
 from osmosis_ai.statistics.variance import VarianceComponents
 
@@ -102,7 +102,7 @@ def plan(
     goal: Goal, *, of: VarianceComponents | None = None, cost: float | None = 0.01, rows: int = 100
 ) -> EvalPlan:
     outlook = Outlook.of_two_runs(of or spread(rows=100_000), goal, samples=400)
-    return make_plan(goal, outlook, AttemptPrice(cost, 2.0, at_once=8), own_rows=rows, own_n=4)
+    return EvalPlan(goal, outlook, AttemptPrice(cost, 2.0, at_once=8), own_rows=rows, own_n=4)
 
 
 def test_plan_of_the_config() -> None:

@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from osmosis_ai.config.decisions import (
     METRICS,
     Metric,
@@ -35,7 +37,7 @@ from osmosis_ai.decisions.differences import (
     ratio_of_means,
     unpaired_difference,
 )
-from osmosis_ai.decisions.samples import Attempts, LabelledRun, RunPair
+from osmosis_ai.decisions.samples import Attempts, LabelledRun, RunPair, RunSamples
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.statistics.estimates import (
     CONFIDENCE,
@@ -52,7 +54,6 @@ from osmosis_ai.statistics.pass_at_k import (
 )
 
 if TYPE_CHECKING:
-    from osmosis_ai.decisions.samples import RunSamples
     from osmosis_ai.statistics.estimates import Integers
 
 
@@ -266,8 +267,6 @@ def _estimate(
 
 def _on_common_rows(pair: RunPair, a: Attempts, b: Attempts) -> tuple[Attempts, Attempts]:
     """Return what lies on rows that both have a number of, so that the values differ by just the difference."""
-    import numpy as np
-
     if not pair.paired:
         return a, b
     rows = pair.a.index.size
@@ -284,8 +283,6 @@ def _of_k(
     unscored: _Ends | None,
 ) -> _Found:
     """Compare pass@k or pass^k over rows with at least k scored attempts."""
-    import numpy as np
-
     k, at = attempts_asked(metric) or 1, metric.startswith("pass@")
     by_row, estimate = (
         (pass_at_k_by_row, estimate_pass_at_k) if at else (pass_hat_k_by_row, estimate_pass_hat_k)

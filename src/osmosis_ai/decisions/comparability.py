@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from osmosis_ai.decisions.samples import ComparedInputs, MatchedRows, RunSamples, counted_rows, match_rows
 from osmosis_ai.errors import ConflictError
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
 
 LEAST_SHARED = 0.5
 """Of the smaller run's rows: with fewer in common, a gate decides nothing."""
@@ -141,8 +138,6 @@ def _same_settings(one: ComparedInputs, other: ComparedInputs) -> bool:
 
 def _same_samples(a: RunSamples, b: RunSamples, matched: MatchedRows) -> list[str]:
     """Report runs with the same seed and nearly the same attempts: they are not independent draws."""
-    import numpy as np
-
     one, other = a.inputs, b.inputs
     if one.seed is None or (one.seed, one.model) != (other.seed, other.model):
         return []
@@ -169,8 +164,6 @@ def _common_attempts(
     a: RunSamples, b: RunSamples, matched: MatchedRows
 ) -> tuple[NDArray[np.void], NDArray[np.void]]:
     """Return the attempts that both runs made on their common rows, pairwise; only the first of copies of a row."""
-    import numpy as np
-
     found = []
     for run, rows in ((a, matched.index_a), (b, matched.index_b)):
         places = np.full(len(run.row_keys), -1, dtype=np.int64)

@@ -14,7 +14,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from osmosis_ai.config.decisions import attempts_asked
 from osmosis_ai.decisions.changes import (
@@ -27,16 +29,12 @@ from osmosis_ai.decisions.changes import (
     pass_or_fail,
 )
 from osmosis_ai.decisions.comparability import Allowances, Comparability, require_comparable
-from osmosis_ai.decisions.samples import HUGE, RunPair, by_slice
+from osmosis_ai.decisions.differences import Difference
+from osmosis_ai.decisions.samples import HUGE, ComparedInputs, RunPair, RunSamples, by_slice
 from osmosis_ai.errors import ConflictError, OsmosisError
 from osmosis_ai.statistics.estimates import CONFIDENCE, benjamini_hochberg, holm
 from osmosis_ai.statistics.power import POWER
 from osmosis_ai.ui import numbers
-
-if TYPE_CHECKING:
-    from osmosis_ai.decisions.differences import Difference
-    from osmosis_ai.decisions.samples import ComparedInputs, RunSamples
-
 
 DIGEST_CHARACTERS = 12
 
@@ -92,8 +90,6 @@ class RunTotals:
 
     @classmethod
     def of(cls, run: RunSamples, name: str) -> RunTotals:
-        import numpy as np
-
         if run.summary is not None:
             told = run.summary
             rows, tried, scored, attempts = told.rows, told.tried, told.scored, run.inputs.n or 0
@@ -167,8 +163,6 @@ class RowChanges:
 
 def row_changes(pair: RunPair, metric: str, *, shown: int) -> RowChanges:
     """Find the rows with the largest change of a paired comparison."""
-    import numpy as np
-
     counted = [side.pass_counts() for side in (pair.a, pair.b)]
     both = np.flatnonzero((counted[0].counts > 0) & (counted[1].counts > 0))
     attempts, passes = (
@@ -309,6 +303,11 @@ class RunComparison:
     metric: str
     options: CompareOptions
     differs: dict[str, tuple[str | None, ...]]
+
+    @property
+    def runs(self) -> list[RunTotals]:
+        """All runs, the baseline first."""
+        return [self.baseline, *(candidate.totals for candidate in self.candidates)]
 
     @property
     def sentence(self) -> str:
@@ -636,16 +635,11 @@ class ComparedTable:
     keys: Sequence[str] = ()
 
 
-def runs_of(found: RunComparison) -> list[RunTotals]:
-    """Return the totals of all runs, the baseline first."""
-    return [found.baseline, *(candidate.totals for candidate in found.candidates)]
-
-
 def differing_inputs(found: RunComparison) -> ComparedTable | None:
     """Return the inputs that differ between the runs; None if all are equal."""
     if not found.differs:
         return None
-    headings = ["Input", *(run.name for run in runs_of(found))]
+    headings = ["Input", *(run.name for run in found.runs)]
     rows = [(name, *(value or numbers.MISSING for value in values)) for name, values in found.differs.items()]
     return ComparedTable("What differs", headings, rows, range(len(headings)))
 
@@ -727,7 +721,7 @@ def taken(found: RunComparison) -> ComparedTable:
             over(numbers.count(run.tokens), run.tokens_reported, run.tried),
             numbers.duration(run.duration_s),
         )
-        for run in runs_of(found)
+        for run in found.runs
     ]
     return ComparedTable("What the runs took", headings, rows)
 

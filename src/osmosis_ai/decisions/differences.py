@@ -44,6 +44,8 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
+import numpy as np
+
 from osmosis_ai.statistics.estimates import (
     CONFIDENCE,
     LEAST_VARIED,
@@ -133,15 +135,11 @@ class Difference:
         """Return A against B."""
 
         def turned(number: float | None) -> float | None:
-            if number is None:
-                return None
-            if self.kind == "difference":
-                return 0.0 - number  # 0.0 - 0.0 is 0.0, where -0.0 would print a sign
-            return 1 / number if number else math.inf
+            return None if number is None else 0.0 - number  # 0.0 - 0.0 is 0.0, where -0.0 would print a sign
 
         return replace(
             self,
-            value=turned(self.value) or 0.0,
+            value=0.0 - self.value,
             low=turned(self.high),
             high=turned(self.low),
             at_least=turned(self.at_most),
@@ -209,8 +207,6 @@ class _Likeliest:
 
     @classmethod
     def of(cls, by_row: Floats) -> _Likeliest:
-        import numpy as np
-
         values, counts = np.unique(np.clip(by_row, -1.0, 1.0), return_counts=True)
         found = cls(values, counts.astype(np.float64), by_row.size, 0.0)
         # As the path has it, rounding included: a sum in another order may have another sign where it is all but zero.
@@ -269,8 +265,6 @@ RESAMPLES = 9_999
 
 def bootstrap_t(by_row: Floats, *, confidence: float, seed: int) -> Inversion:
     """Return the bootstrap-t interval of a mean, rows drawn with replacement."""
-    import numpy as np
-
     rows = by_row.size
     mean, stderr = float(by_row.mean()), float(by_row.std(ddof=1)) / math.sqrt(rows)
     drawn = by_row[np.random.default_rng(seed).integers(0, rows, (RESAMPLES, rows), dtype=np.int32)]
@@ -319,8 +313,6 @@ class Pairs:
         scale: tuple[float, float] | None = None,
     ) -> Pairs | None:
         """Return the pairs of rows in which both runs have a sample; None when there is none."""
-        import numpy as np
-
         (in_a, means_a, counts_a), (in_b, means_b, counts_b) = (
             mean_by_row(values_a, rows_a, scale),
             mean_by_row(values_b, rows_b, scale),
@@ -347,15 +339,11 @@ class Pairs:
 
 def scale_of_rewards(*runs: Values) -> tuple[float, float] | None:
     """Return the scale of rewards of which every one passes or fails; None where others could be, of any size."""
-    import numpy as np
-
     return (0.0, 1.0) if all(bool(np.isin(rewards, (0.0, 1.0)).all()) for rewards in runs) else None
 
 
 def observed_range(*runs: Values) -> tuple[float, float]:
     """Return the least and greatest value of several runs; each run has at least one."""
-    import numpy as np
-
     return min(float(np.min(run)) for run in runs), max(float(np.max(run)) for run in runs)
 
 
@@ -363,8 +351,6 @@ def mean_by_row(
     values: Values, rows: Labels, scale: tuple[float, float] | None = None
 ) -> tuple[Integers, Floats, Integers]:
     """Return (rows in order, mean of each, samples of each), whatever the order of the samples."""
-    import numpy as np
-
     data, labels = np.asarray(values, dtype=np.float64), np.asarray(rows, dtype=np.int64)
     if data.shape != labels.shape or data.ndim != 1:
         raise ValueError(f"{data.size} values cannot belong to {labels.size} rows: one row per value")
@@ -387,8 +373,6 @@ def mean_by_row(
 
 def mean_difference(pairs: Pairs, *, confidence: float = CONFIDENCE, seed: int = 0) -> Difference:
     """Estimate by how much the mean of B lies above that of A, every row weighing the same."""
-    import numpy as np
-
     if pairs.scale is not None:
         unit = pairs.scale[1] - pairs.scale[0]
     else:
@@ -440,8 +424,6 @@ def _interval(
     by_row: Floats, bounded: bool, confidence: float, seed: int
 ) -> tuple[str | None, Inversion | None, str | None]:
     """Return (method, interval, warning); ``by_row`` is sorted and, when bounded, lies in -1 to 1."""
-    import numpy as np
-
     rows = by_row.size
     if bounded and rows == 1:
         # The score test of a single row is too narrow.
@@ -487,8 +469,6 @@ def _student(by_row: Floats, confidence: float) -> Inversion | None:
 
 def workable_unit(*values: Floats) -> float:
     """Return by what to divide values so that their squares are neither infinite nor nothing."""
-    import numpy as np
-
     largest = max(float(np.abs(part).max()) for part in values)
     return largest if largest > _HUGE or 0 < largest < 1 / _HUGE else 1.0
 
@@ -527,8 +507,6 @@ def unpaired_difference(
     scale: tuple[float, float] | None = None,
 ) -> Difference | None:
     """Estimate by how much the mean of B lies above that of A, the rows of either being its own."""
-    import numpy as np
-
     (_, a, counts_a), (_, b, counts_b) = (
         mean_by_row(values_a, rows_a, scale),
         mean_by_row(values_b, rows_b, scale),
@@ -654,8 +632,6 @@ LARGEST_LOG = 700.0
 
 def ratio_of_means(pairs: Pairs, *, confidence: float = CONFIDENCE) -> Difference | None:
     """Return the ratio of the geometric means of B and A over rows where both are above 0."""
-    import numpy as np
-
     positive = (pairs.a > 0) & (pairs.b > 0)
     logs = np.sort(np.log(pairs.b[positive]) - np.log(pairs.a[positive]))
     rows = int(logs.size)

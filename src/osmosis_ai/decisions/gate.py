@@ -27,7 +27,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from osmosis_ai.config.decisions import (
     METRICS,
@@ -40,9 +42,9 @@ from osmosis_ai.config.decisions import (
     suggested_metric,
 )
 from osmosis_ai.config.issues import closest
-from osmosis_ai.decisions.changes import RATIO_METRICS, change_of, estimate_of
+from osmosis_ai.decisions.changes import RATIO_METRICS, ChangeSettings, MetricChange, change_of, estimate_of
 from osmosis_ai.decisions.differences import NUMBER_KEYS, Difference
-from osmosis_ai.decisions.samples import RunPair
+from osmosis_ai.decisions.samples import Attempts, LabelledRun, RunPair, RunSamples
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.statistics.estimates import (
     CONFIDENCE,
@@ -54,11 +56,6 @@ from osmosis_ai.statistics.estimates import (
 from osmosis_ai.statistics.power import MOST_ROWS, n_needed, rows_needed
 from osmosis_ai.statistics.variance import VarianceComponents
 from osmosis_ai.ui.numbers import percent
-
-if TYPE_CHECKING:
-    from osmosis_ai.decisions.changes import ChangeSettings, MetricChange
-    from osmosis_ai.decisions.samples import Attempts, LabelledRun, RunSamples
-
 
 Bound = Literal["min", "max", "margin"]
 Verdict = Literal["pass", "fail", "unclear"]
@@ -627,8 +624,6 @@ def alone(run: RunSamples) -> RunPair:
 
 def rows_of(pair: RunPair) -> int:
     """Return on how many rows the candidate has samples."""
-    import numpy as np
-
     rows = pair.b.rows
     return int(np.unique(rows[rows >= 0]).size)
 
@@ -699,8 +694,6 @@ def judge_pair(
 
 def cost_of_attempt(run: RunSamples) -> float | None:
     """Return what one attempt of a run costs, in US dollars, on average of those that tell; None of what is free, too."""
-    import numpy as np
-
     costs = run.samples["cost_usd"]
     known = costs[np.isfinite(costs)]
     return float(known.mean()) or None if known.size else None
@@ -708,8 +701,6 @@ def cost_of_attempt(run: RunSamples) -> float | None:
 
 def attempts_of(run: RunSamples) -> int:
     """Return how many attempts a run makes on each row."""
-    import numpy as np
-
     if run.inputs.n is not None:
         return run.inputs.n
     return max(1, int(np.bincount(run.samples["row"]).max(initial=1)))

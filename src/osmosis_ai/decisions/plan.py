@@ -9,8 +9,9 @@ pilot allow for the pilot's own uncertainty (:func:`~osmosis_ai.statistics.power
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 from osmosis_ai.decisions.differences import Difference, number_data
@@ -124,21 +125,15 @@ class Design:
         return self.rows * self.n
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EvalPlan:
-    """Designs, and those among them that answer a question."""
+    """The designs that answer a question about the config's ``own_rows``, if known, and ``own_n`` attempts."""
 
     goal: Goal
     outlook: Outlook
     price: AttemptPrice
-    designs: tuple[Design, ...]
-    own: Design | None
-    cheapest: Design | None
-    rows_wanted: int | None
-    best: Design | None
-    best_n: int | None
-    more_rows: Design | None
-    more_attempts: Design | None
+    own_rows: int | None
+    own_n: int
 
     def data(self) -> dict[str, Any]:
         goal, outlook = self.goal, self.outlook
@@ -182,64 +177,106 @@ class EvalPlan:
         known = {name: getattr(design, name) for name in ("power", "cost_usd", "duration_s")}
         return {"rows": design.rows, "n": design.n, "attempts": design.attempts, "sees": sees, **known}
 
+    @cached_property
+    def own(self) -> Design | None:
+        """The design of the config."""
+        return None if self.own_rows is None else self._design(self.own_rows, self.own_n)
 
-def make_plan(
-    goal: Goal, outlook: Outlook, price: AttemptPrice, *, own_rows: int | None, own_n: int
-) -> EvalPlan:
-    """Return the designs that reach a goal, with the design of the config, if its rows are known."""
-    planner = _Planner(goal, outlook, price)
-    own = None if own_rows is None else planner.design(own_rows, own_n)
-    cheapest, best = planner.cheapest(), planner.best()
-    more_rows = more_attempts = None
-    if own is not None and planner.allowed(2 * own.rows):
-        more_rows = planner.design(2 * own.rows, own.n)
-    if own is not None and planner.parted:
-        more_attempts = planner.design(own.rows, 2 * own.n)
-    return EvalPlan(
-        goal=goal,
-        outlook=outlook,
-        price=price,
-        designs=planner.table(own_n, [each for each in (own, cheapest, best) if each is not None]),
-        own=own,
-        cheapest=cheapest,
-        rows_wanted=None if goal.detect is None else planner.rows_needed(own_n),
-        best=best,
-        best_n=planner.best_n(),
-        more_rows=more_rows,
-        more_attempts=more_attempts,
-    )
+    @cached_property
+    def cheapest(self) -> Design | None:
+        """The design that reaches the goal for the least money, or without a price with the fewest attempts."""
+        # Many attempts on a row are for those who have no more rows.
+        return self._cheapest_of(self._tried) or (self._cheapest_of(_MANY_ATTEMPTS) if self._parted else None)
 
+    @cached_property
+    def rows_wanted(self) -> int | None:
+        """The rows that reach the goal with the attempts of the config."""
+        return None if self.goal.detect is None else self._rows_needed(self.own_n)
 
-@dataclass(frozen=True, slots=True)
-class _Planner:
-    goal: Goal
-    outlook: Outlook
-    price: AttemptPrice
+    @cached_property
+    def best(self) -> Design | None:
+        """The design that detects the smallest difference within the budget."""
+        price, most = self.price.cost_usd, self.goal.most_cost_usd
+        if price is None or most is None:
+            return None
+        found = []
+        for n in self._tried:
+            each = self.goal.row_cost_usd + n * price
+            # A tenth of a cent's rounding shall not cost a row.
+            rows = math.floor(most / each + 1e-9) if each * MOST_ROWS > most else MOST_ROWS
+            rows = rows if self.goal.most_rows is None else min(rows, self.goal.most_rows)
+            sees = self._sees(self.outlook.likely, rows, n)
+            if sees is not None and rows < MOST_ROWS:
+                found.append((sees, rows * n, rows, n))
+        return self._design(*min(found)[2:]) if found else None
 
     @property
-    def parted(self) -> bool:
-        """Whether it is known what attempts bring."""
+    def best_n(self) -> int | None:
+        """The most cost-effective number of attempts a row."""
+        row, attempt = self.goal.row_cost_usd, self.price.cost_usd
+        if row and not attempt:
+            return None
+        return best_n(self.outlook.likely, cost_row=row, cost_attempt=attempt or 0.0)
+
+    @cached_property
+    def more_rows(self) -> Design | None:
+        """The config's design with twice the rows."""
+        if self.own is None or not self._allowed(2 * self.own.rows):
+            return None
+        return self._design(2 * self.own.rows, self.own.n)
+
+    @cached_property
+    def more_attempts(self) -> Design | None:
+        """The config's design with twice the attempts."""
+        return self._design(self.own.rows, 2 * self.own.n) if self.own and self._parted else None
+
+    @cached_property
+    def designs(self) -> tuple[Design, ...]:
+        """A table of designs, with those above."""
+        most = self.goal.most_rows
+        shown = [50, 100, 200, 500, 1000]
+        if most is not None:
+            shown = [*[rows for rows in _ROWS if rows < most][-_SHOWN_ROWS:], most]
+        attempts = {*_ATTEMPTS, self.own_n} if self._parted else {1}
+        more = {(each.rows, each.n) for each in (self.own, self.cheapest, self.best) if each is not None}
+        sizes = {(rows, n) for rows in shown for n in attempts} | more
+        return tuple(self._design(rows, n) for rows, n in sorted(sizes))
+
+    @property
+    def _parted(self) -> bool:
+        """Whether the variance within rows is known, and with it the gain of attempts."""
         return self.outlook.likely.within is not None
 
-    def allowed(self, rows: int) -> bool:
+    @property
+    def _tried(self) -> Sequence[int]:
+        return _TRIED_ATTEMPTS if self._parted else (1,)
+
+    @property
+    def _test(self) -> dict[str, Any]:
+        goal = self.goal
+        return {"confidence": goal.confidence, "power": goal.power, "pass_or_fail": goal.pass_or_fail}
+
+    def _allowed(self, rows: int) -> bool:
         return self.goal.most_rows is None or rows <= self.goal.most_rows
 
-    def design(self, rows: int, n: int) -> Design:
-        sees = self.sees(self.outlook.likely, rows, n)
-        possible = [self.sees(spread, rows, n) for spread in (self.outlook.likely, *self.outlook.possible)]
+    def _design(self, rows: int, n: int) -> Design:
+        sees = self._sees(self.outlook.likely, rows, n)
+        possible = [self._sees(spread, rows, n) for spread in (self.outlook.likely, *self.outlook.possible)]
         known = [each for each in possible if each is not None] if len(possible) > 1 else []
 
         def within_scale(difference: float | None) -> float | None:
             width = self.goal.width
             return None if difference is None or (width is not None and difference > width) else difference
 
-        power = duration = None
+        power = duration = cost = None
         if self.goal.judged_by is not None:
-            test: dict[str, Any] = {key: self.test[key] for key in ("confidence", "pass_or_fail")}
+            test: dict[str, Any] = {key: self._test[key] for key in ("confidence", "pass_or_fail")}
             power = power_of(self.goal.judged_by, self.outlook.likely, rows, n, **test)
         if self.price.duration_s is not None:
             # The last round of attempts takes as long as a full one.
             duration = math.ceil(rows * n / self.price.at_once) * self.price.duration_s
+        if self.price.cost_usd is not None:
+            cost = rows * (self.goal.row_cost_usd + n * self.price.cost_usd)
         return Design(
             rows=rows,
             n=n,
@@ -247,71 +284,21 @@ class _Planner:
             least=within_scale(min(known, default=None)),
             greatest=within_scale(max(known, default=None)),
             power=power,
-            cost_usd=self.cost(rows, n),
+            cost_usd=cost,
             duration_s=duration,
         )
 
-    @property
-    def test(self) -> dict[str, Any]:
-        goal = self.goal
-        return {"confidence": goal.confidence, "power": goal.power, "pass_or_fail": goal.pass_or_fail}
+    def _sees(self, spread: VarianceComponents, rows: int, n: int) -> float | None:
+        return detectable(spread, rows, n, **self._test)
 
-    def sees(self, spread: VarianceComponents, rows: int, n: int) -> float | None:
-        return detectable(spread, rows, n, **self.test)
-
-    def cost(self, rows: int, n: int) -> float | None:
-        if self.price.cost_usd is None:
-            return None
-        return rows * (self.goal.row_cost_usd + n * self.price.cost_usd)
-
-    def rows_needed(self, n: int) -> int | None:
+    def _rows_needed(self, n: int) -> int | None:
         if self.goal.detect is None:
             return None
-        return rows_needed(self.goal.detect, self.outlook.likely, n, **self.test)
+        return rows_needed(self.goal.detect, self.outlook.likely, n, **self._test)
 
-    def cheapest(self) -> Design | None:
-        """Return the design that reaches the goal for the least money; for the fewest attempts where none is known."""
-        usual = self.cheapest_of(_TRIED_ATTEMPTS if self.parted else (1,))
-        # Many attempts on a row are for those who have no more rows.
-        return usual or (self.cheapest_of(_MANY_ATTEMPTS) if self.parted else None)
-
-    def cheapest_of(self, attempts: Sequence[int]) -> Design | None:
-        found = []
-        for n in attempts:
-            rows = self.rows_needed(n)
-            if rows is not None and self.allowed(rows):
-                cost = self.cost(rows, n)
-                found.append((cost or rows * n, rows * n, rows, n))
-        return self.design(*min(found)[2:]) if found else None
-
-    def best(self) -> Design | None:
-        """Return the design that sees the smallest difference for the most that may be spent."""
-        price, most = self.price.cost_usd, self.goal.most_cost_usd
-        if price is None or most is None:
+    def _cheapest_of(self, attempts: Sequence[int]) -> Design | None:
+        sizes = [(rows, n) for n in attempts if (rows := self._rows_needed(n)) is not None]
+        found = [self._design(rows, n) for rows, n in sizes if self._allowed(rows)]
+        if not found:
             return None
-        found = []
-        for n in _TRIED_ATTEMPTS if self.parted else (1,):
-            each = self.goal.row_cost_usd + n * price
-            # A tenth of a cent's rounding shall not cost a row.
-            rows = math.floor(most / each + 1e-9) if each * MOST_ROWS > most else MOST_ROWS
-            rows = rows if self.goal.most_rows is None else min(rows, self.goal.most_rows)
-            sees = self.sees(self.outlook.likely, rows, n)
-            if sees is not None and rows < MOST_ROWS:
-                found.append((sees, rows * n, rows, n))
-        return self.design(*min(found)[2:]) if found else None
-
-    def best_n(self) -> int | None:
-        if self.goal.row_cost_usd and not self.price.cost_usd:
-            return None
-        return best_n(
-            self.outlook.likely, cost_row=self.goal.row_cost_usd, cost_attempt=self.price.cost_usd or 0.0
-        )
-
-    def table(self, own_n: int, more: Iterable[Design]) -> tuple[Design, ...]:
-        most = self.goal.most_rows
-        shown = [50, 100, 200, 500, 1000]
-        if most is not None:
-            shown = [*[rows for rows in _ROWS if rows < most][-_SHOWN_ROWS:], most]
-        attempts = {*_ATTEMPTS, own_n} if self.parted else {1}
-        found = {(rows, n) for rows in shown for n in attempts} | {(design.rows, design.n) for design in more}
-        return tuple(self.design(rows, n) for rows, n in sorted(found))
+        return min(found, key=lambda each: (each.cost_usd or each.attempts, each.attempts, each.rows, each.n))

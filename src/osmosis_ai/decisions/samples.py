@@ -16,6 +16,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from osmosis_ai.config.decisions import LARGEST_REWARD
 from osmosis_ai.controller.outcomes import STATUSES
 from osmosis_ai.decisions.differences import number_data
@@ -23,9 +26,6 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.statistics.estimates import estimate_rate, estimate_reward, fitting_range
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from osmosis_ai.statistics.estimates import Estimate, Floats, Integers
 
 
@@ -146,8 +146,6 @@ def distinct_rows(
 
     ``known`` has the number, key and place of each row that takes part; the others have the position -1.
     """
-    import numpy as np
-
     positions: dict[str, int] = {}
     places: list[int] = []
     row_of = np.full(rows, -1, dtype=np.int64)
@@ -165,8 +163,6 @@ def sample_array(columns: Any, row_of: Integers, n: int) -> NDArray[np.void]:
     ``columns`` has each attempt's status (a position in ``STATUSES`` from 1; 0 is pending) and floats, ``row_of`` the
     distinct row of each selected row.
     """
-    import numpy as np
-
     finished = np.flatnonzero(columns["status"])
     finished = finished[np.argsort(row_of[finished // n], kind="stable")]
     samples = np.zeros(finished.size, dtype=np.dtype(SAMPLE_FIELDS))
@@ -196,8 +192,6 @@ class SampleCollector:
     """Collects the samples of a run that a platform reports, one by one and in any order."""
 
     def __init__(self, empty: RunSamples, *, rows: int, n: int, source: str) -> None:
-        import numpy as np
-
         self._empty, self._source = empty, source
         self._rows, self._n = rows, n
         self._added = 0
@@ -226,8 +220,6 @@ class SampleCollector:
 
     def run(self) -> RunSamples:
         """Return the run with its samples, the rows identified by their digests if all have one."""
-        import numpy as np
-
         empty, digests, places = self._empty, self._digests, self._places
         tried = np.flatnonzero(self._status.reshape(self._rows, self._n).any(axis=1)).tolist()
         keyed = all(digests[row] for row in tried)
@@ -279,8 +271,6 @@ def run_slices(run: RunSamples, columns: Sequence[str]) -> tuple[RunSlice, ...]:
             f"the platform does not tell the attempts of {run.name}, so it cannot be cut into slices.",
             hint="leave out --slice",
         )
-    import numpy as np
-
     scored = run.samples[run.scored]
     reward_range, _ = fitting_range(scored["reward"], run.reward_range)
     found = []
@@ -330,8 +320,6 @@ class MatchedRows:
 
 def match_rows(a: RunSamples, b: RunSamples) -> MatchedRows:
     """Match the rows of two runs by what they are; of runs without digests, by dataset and place in it."""
-    import numpy as np
-
     notes: tuple[str, ...] = ()
     keys_a, keys_b = a.row_keys, b.row_keys
     if not a.keyed_by == b.keyed_by == "row_digest":
@@ -429,8 +417,6 @@ class LabelledRun:
 
     def with_copies_apart(self) -> tuple[LabelledRun, Integers]:
         """Return the run with a label for each copy of a row, and for each label the one that its copies share."""
-        import numpy as np
-
         mine = self.rows >= 0
         index, first, labels = np.unique(
             self.run.samples["selected"][mine], return_index=True, return_inverse=True
@@ -450,8 +436,6 @@ class LabelledRun:
         Rewards and passes are those of scored attempts, and of the others if ``unscored_as`` is their score. Tokens and
         seconds are those of attempts that report them.
         """
-        import numpy as np
-
         if metric == "cost_per_row":
             return self._row_costs()
         samples, chosen, scored = self.run.samples, self.tried(), self.run.scored
@@ -473,8 +457,6 @@ class LabelledRun:
 
     def _row_costs(self) -> Attempts:
         """Return the cost of all attempts of a row, in US dollars, for rows where each attempt reports it."""
-        import numpy as np
-
         tried = self.tried()
         costs, rows = self.run.samples["cost_usd"][tried], self.rows[tried]
         # An unknown cost makes the sum unknown.
@@ -484,14 +466,10 @@ class LabelledRun:
 
     def unreported(self, metric: str) -> int:
         """Return how many attempts did not report an amount."""
-        import numpy as np
-
         return int((self.tried() & ~(np.abs(self.run.samples[_AMOUNTS[metric]]) < HUGE)).sum())
 
     def pass_counts(self, unscored_as: float | None = None) -> Passes:
         """Return scored attempts and passes of each label."""
-        import numpy as np
-
         values, rows = self.values("pass_rate", unscored_as)
         counts = np.bincount(rows, minlength=self.index.size)
         passes = np.bincount(rows, weights=values, minlength=self.index.size)
@@ -509,7 +487,6 @@ class RunPair:
     @classmethod
     def of(cls, a: RunSamples, b: RunSamples, matched: MatchedRows | None) -> RunPair:
         """Lay two runs side by side by the rows that they share; without ``matched`` all rows of either take part."""
-        import numpy as np
 
         def labelled(run: RunSamples, index: Integers) -> LabelledRun:
             labels = np.full(len(run.row_keys), NOWHERE, dtype=np.int64)
@@ -525,7 +502,6 @@ class RunPair:
 
 def by_slice(pair: RunPair, column: str) -> dict[tuple[str, str | None], RunPair]:
     """Return the pair of each value of a column; paired rows have the values of the baseline's dataset."""
-    import numpy as np
 
     def values_of(side: LabelledRun) -> list[str | None]:
         of_rows = side.run.slice_values(column)
@@ -552,8 +528,6 @@ def by_slice(pair: RunPair, column: str) -> dict[tuple[str, str | None], RunPair
 def mean_rewards(a: RunSamples, b: RunSamples, matched: MatchedRows) -> tuple[Floats, Integers]:
     """Return the pairs of mean rewards (to three digits) that common rows have in two runs, and how many have
     each."""
-    import numpy as np
-
     pair, means = RunPair.of(a, b, matched), []
     for side in (pair.a, pair.b):
         values, labels = side.values("reward")

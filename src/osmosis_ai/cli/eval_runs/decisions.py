@@ -230,7 +230,7 @@ def _comparison_notes(found: RunComparison) -> list[str]:
     """Return where the runs are and what differs between them in a sentence, then the notes about them."""
     places = {"local": "on this machine", "platform": "on the platform"}
     runs = []
-    for run in (found.baseline, *(candidate.totals for candidate in found.candidates)):
+    for run in found.runs:
         revision = f"revision {run.revision}, " if run.revision else ""
         runs.append(f"{run.name} ({revision}{places.get(run.place, run.location)})")
     differs = f" Different inputs: {', '.join(found.differs)}." if found.differs else ""

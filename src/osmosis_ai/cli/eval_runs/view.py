@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from shlex import quote
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from osmosis_ai.cli.application import current_env_file, environment_with_file
 from osmosis_ai.cli.connection import platform_context, platform_when_needed
@@ -37,7 +37,6 @@ from osmosis_ai.cli.runs import RunStanding, RunView, evaluation_note
 from osmosis_ai.config.sections import EvaluationSettings
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.datasets.selection import RowsDrawn
-from osmosis_ai.decisions.samples import RunSlice, run_slices
 from osmosis_ai.errors import NotFoundError, OsmosisError, WorkspaceRequiredError
 from osmosis_ai.evaluation.hooks import ProgressSnapshot, RunHooks, RunSummary
 from osmosis_ai.evaluation.manifest import RunPlan
@@ -47,11 +46,13 @@ from osmosis_ai.services.downloaded_runs import fetching, is_download, is_downlo
 from osmosis_ai.services.eval_runs import info, local_runs, resolver
 from osmosis_ai.services.eval_runs.info import DescribedEvaluation, EvaluationLook
 from osmosis_ai.services.eval_runs.run import PreparedEvalRun, find_secret_values
-from osmosis_ai.services.eval_runs.samples import platform_slices, read_run_directory
 from osmosis_ai.services.runs.download import save_metrics
 from osmosis_ai.ui import run_numbers
 from osmosis_ai.ui.numbers import amount
 from osmosis_ai.viewer.source import RunDetail, RunEntry
+
+if TYPE_CHECKING:
+    from osmosis_ai.decisions.samples import RunSlice
 
 SHOWN_FAILURES = 10
 _MAX_ERROR = 160
@@ -318,6 +319,8 @@ def sliced_info(name: str, output: str | None, columns: Sequence[str]) -> Detail
     shown = VIEW.info(name, output)
     if not columns:
         return shown
+    from osmosis_ai.services.eval_runs.samples import platform_slices
+
     with platform_context() as context, current().status("Fetching samples"):
         found = platform_slices(context.client, name, columns)
     return replace(
@@ -645,6 +648,9 @@ def local_info(directory: Path, output: str | None, columns: Sequence[str]) -> D
     if columns:
         if is_download(directory):
             raise resolver.tells_no_rows(directory)
+        from osmosis_ai.decisions.samples import run_slices
+        from osmosis_ai.services.eval_runs.samples import read_run_directory
+
         with platform_when_needed() as client:
             slices = run_slices(read_run_directory(directory, client=client), columns)
     shown = quote(formats.shown_path(directory))

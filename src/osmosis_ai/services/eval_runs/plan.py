@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from osmosis_ai.config.decisions import MOST_CONFIDENCE
 from osmosis_ai.datasets import count_records
-from osmosis_ai.decisions.plan import ICC_RANGE, SMALL_PILOT, AttemptPrice, EvalPlan, Goal, Outlook, make_plan
+from osmosis_ai.decisions.plan import ICC_RANGE, SMALL_PILOT, AttemptPrice, EvalPlan, Goal, Outlook
 from osmosis_ai.decisions.samples import ComparedInputs, RunSamples, match_rows
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.services.eval_runs.resolver import Client
@@ -188,7 +188,7 @@ def plan_eval(
         against=evidence.names[1] if len(evidence.names) > 1 else None,
         pass_rate=evidence.pass_rate,
         icc=evidence.icc,
-        plan=make_plan(goal, evidence.outlook, price, own_rows=rows, own_n=n),
+        plan=EvalPlan(goal, evidence.outlook, price, own_rows=rows, own_n=n),
         notes=tuple(notes),
     )
 

@@ -19,10 +19,10 @@ CANARY = "ghp_canary123"
 @pytest.mark.parametrize(
     "origin, message",
     [
-        ("", "must not be empty"),
-        ("https://github.com/ac me/toy", "must not contain whitespace"),
-        ("git@github.com:acme/to\x07y", "must not contain whitespace or control characters"),
-        ("https://github.com/acme%2Ftoy", "must not contain encoded slashes"),
+        ("", "is empty"),
+        ("https://github.com/ac me/toy", "contains whitespace"),
+        ("git@github.com:acme/to\x07y", "contains whitespace or control characters"),
+        ("https://github.com/acme%2Ftoy", "contains encoded slashes"),
         ("https://github.com/acme", "exactly one GitHub repository"),
         ("https://github.com/acme/toy/tree", "exactly one GitHub repository"),
         ("https://github.com/-acme/toy", "exactly one GitHub repository"),
@@ -31,9 +31,9 @@ CANARY = "ghp_canary123"
         ("ssh://git@ssh.github.com:443/acme/toy.git", "must be hosted on github.com"),
         ("ext::sh -c evil", "remote helpers"),
         ("s3://bucket/repo", "unknown scheme 's3'"),
-        ("https:///acme/toy", "names no host"),
+        ("https:///acme/toy", "has no host"),
         ("https://gitlab.example:port/a/b", "malformed"),
-        ("file:///", "must name a repository"),
+        ("file:///", "is the root directory"),
         (f"https://me:{CANARY}@host:port/x", "malformed"),
         (f"https://{CANARY}@github.com/a/b/c", "exactly one GitHub repository"),
     ],
@@ -173,7 +173,7 @@ def test_invalid_platform_urls(written: str) -> None:
 
 
 def test_platform_url_with_a_password() -> None:
-    with pytest.raises(OsmosisError, match=r"^a platform URL must not carry a user name or password\.$"):
+    with pytest.raises(OsmosisError, match=r"^Platform URL contains a user name or password\.$"):
         normalize_platform_url(f"https://me:{CANARY}@a.example")
 
 

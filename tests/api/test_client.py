@@ -68,7 +68,7 @@ def test_missing_git_identity(platform: respx.MockRouter) -> None:
 
 
 def test_insecure_platform_url(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(OsmosisError, match="insecure"):
+    with pytest.raises(OsmosisError, match="Insecure"):
         PlatformClient("http://platform.example", TOKEN)
     PlatformClient("http://127.0.0.1:8000", TOKEN).close()
     monkeypatch.setenv("OSMOSIS_ALLOW_INSECURE_PLATFORM_URL", "1")

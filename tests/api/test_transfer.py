@@ -406,7 +406,7 @@ def test_full_disk(downloads: Downloads) -> None:
         text=True,
         check=True,
     ).stdout
-    assert "cannot write" in said and "when there is room" in said
+    assert "cannot be written" in said and "run the command again" in said
     assert downloads.left() == ["x.partial", "x.partial.json"]
     downloads.get("large", expected_sha256=LARGE_SHA256)
     assert downloads.store.seen[-1].headers["range"] == "bytes=2000000-"

@@ -150,7 +150,7 @@ def test_identities_of_a_renamed_repository(cli: Cli, running: Any, tmp_path: Pa
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ("nowhere", "no directory"),
+        ("nowhere", "does not exist"),
         (".", "not a Git repository"),
         ("ext::sh -c touch%20/tmp/x", "remote helper"),
         ("https://mara:hunter2@git.example/x.git", "credentials"),
@@ -308,7 +308,7 @@ def test_existing_worker_token_file(cli: Cli, running: Any, tmp_path: Path) -> N
         (["--pool", "gpu box"], 1, "'gpu box' must be the name of a pool of workers"),
         (["--pool", "gpu", "--workspace", "moss"], 1, "moss"),
         ([], 2, "--pool"),
-        (["--pool", "gpu", "--output", "-"], 2, "without --output it is printed"),
+        (["--pool", "gpu", "--output", "-"], 2, "standard output is the default"),
     ],
 )
 def test_invalid_worker_token_scopes(

@@ -99,7 +99,7 @@ def test_not_interactive(maze: Maze, mode: str | None) -> None:
 
 @pytest.mark.parametrize("name", ["fern", "fern/maze/x", "-o/maze", "fern/..", "", "fern/ma ze", "fern/m\nz"])
 def test_invalid_repository_names(name: str) -> None:
-    with pytest.raises(OsmosisError, match="cannot be one"):
+    with pytest.raises(OsmosisError, match="is invalid"):
         github_urls(name)
 
 

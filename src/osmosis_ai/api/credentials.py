@@ -207,7 +207,7 @@ class CredentialStore:
             token = entry.get("access_token")
         elif token_store_setting() == "file":
             raise OsmosisError(
-                f"the token for {login.platform_url} is in the keyring, which {TOKEN_STORE_ENV}=file turns off.",
+                f"Token for {login.platform_url} is in the keyring, which {TOKEN_STORE_ENV}=file disables.",
                 code="KEYRING_UNAVAILABLE",
                 hint=f"unset {TOKEN_STORE_ENV}, or log in again with `osmosis login`",
             )
@@ -215,7 +215,7 @@ class CredentialStore:
             token = _search_keyring(login.platform_url, entry)
         if not isinstance(token, str) or not token:
             raise OsmosisError(
-                f"the saved login for {login.platform_url} has lost its token.",
+                f"Saved login for {login.platform_url} has no token.",
                 code="TOKEN_NOT_FOUND",
                 details={"platform_url": login.platform_url, "token_store": login.token_store},
                 hint="log in again with `osmosis login`",
@@ -240,7 +240,7 @@ class CredentialStore:
 
     def _keyring_required(self, error: _KeyringError) -> OsmosisError:
         return OsmosisError(
-            f"there is no working keyring, and {TOKEN_STORE_ENV}=keyring allows nothing else: {error}.",
+            f"Keyring does not work (required by {TOKEN_STORE_ENV}=keyring): {error}.",
             code="KEYRING_UNAVAILABLE",
             hint=f"set {TOKEN_ENV}, or {TOKEN_STORE_ENV}=file to keep the token in {self.path}",
         )
@@ -250,7 +250,7 @@ class CredentialStore:
             try:
                 _erase_keyring(account)
             except _KeyringError as error:
-                message = f"an old token may still be in the keyring (service {KEYRING_SERVICE}): {error}."
+                message = f"An old token may still be in the keyring (service {KEYRING_SERVICE}): {error}."
                 self._warn(message, "KEYRING_CLEANUP_FAILED")
                 return
 
@@ -261,7 +261,7 @@ class CredentialStore:
             return {}
         except OSError as error:
             raise OsmosisError(
-                f"cannot read {self.path}: {error.strerror}.", code="CREDENTIALS_UNAVAILABLE"
+                f"File cannot be read: {self.path} ({error.strerror}).", code="CREDENTIALS_UNAVAILABLE"
             ) from None
         except (ValueError, RecursionError):
             raise self._unparsable() from None
@@ -300,7 +300,7 @@ class CredentialStore:
             number += 1
             backup = self.path.with_name(f"{self.path.name}.bak.{number}")
         self.path.rename(backup)
-        message = f"the saved logins could not be read; the file is kept as {backup}."
+        message = f"Saved logins could not be read; the file is kept as {backup}."
         self._warn(message, "CREDENTIALS_METADATA_BACKED_UP")
         return {}
 
@@ -325,12 +325,12 @@ class CredentialStore:
                 yield
         except Timeout:
             raise OsmosisError(
-                f"another command has held {self.path} for {_LOCK_TIMEOUT_S:g} s.",
+                f"File is locked by another command: {self.path}.",
                 code="CREDENTIALS_UNAVAILABLE",
             ) from None
         except OSError as error:
             raise OsmosisError(
-                f"cannot write {self.path}: {error.strerror}.",
+                f"File cannot be written: {self.path} ({error.strerror}).",
                 code="CREDENTIALS_UNAVAILABLE",
                 hint=f"set {CONFIG_DIR_ENV} to a directory you can write, or use OSMOSIS_TOKEN",
             ) from None
@@ -390,7 +390,7 @@ def _search_keyring(platform_url: str, entry: Mapping[str, Any]) -> str | None:
         return next((token for token in tokens if token), None)
     except _KeyringError as error:
         raise OsmosisError(
-            f"the keyring that holds the token for {platform_url} does not answer: {error}.",
+            f"Keyring with the token for {platform_url} is unavailable: {error}.",
             code="KEYRING_UNAVAILABLE",
             details={"platform_url": platform_url},
             hint=f"unlock it, set OSMOSIS_TOKEN, or log in again with {TOKEN_STORE_ENV}=file",
@@ -411,7 +411,7 @@ def _write_keyring(account: str, token: str) -> None:
         keyring.set_password(KEYRING_SERVICE, account, token)
     # A null backend accepts every password and returns none.
     if _read_keyring(account) != token:
-        raise _KeyringError("it does not keep what it is given")
+        raise _KeyringError("it does not store passwords")
 
 
 def _erase_keyring(account: str) -> None:

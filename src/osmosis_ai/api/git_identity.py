@@ -44,9 +44,9 @@ def identify_origin(url: str, *, base: Path | None = None) -> GitIdentity:
     """Return the identity of the repository behind an origin."""
     text = url.strip()
     if not text:
-        raise OsmosisError("Git remote URL must not be empty.")
+        raise OsmosisError("Git remote URL is empty.")
     if _UNSEEN.search(text):
-        raise OsmosisError("Git remote URL must not contain whitespace or control characters.")
+        raise OsmosisError("Git remote URL contains whitespace or control characters.")
     address = _address_of(text)
     if address is None:
         return _identify_path(text, base or Path.cwd())
@@ -73,7 +73,7 @@ def parse_identity(text: str) -> str:
 
 def _identify_github(address: _Address) -> GitIdentity:
     if re.search(r"%(2f|5c)", address.path, re.IGNORECASE):
-        raise OsmosisError("Git remote URL must not contain encoded slashes.")
+        raise OsmosisError("Git remote URL contains encoded slashes.")
     identity = _repository_path(address).lower()
     if not IDENTITY.fullmatch(identity) or identity.endswith(("/.", "/..")):
         raise OsmosisError(
@@ -86,7 +86,7 @@ def _identify_github(address: _Address) -> GitIdentity:
 def _identify_elsewhere(address: _Address) -> GitIdentity:
     path = posixpath.normpath("/" + unquote(_repository_path(address))).strip("/").lower()
     if not path:
-        raise OsmosisError(f"Git remote URL must name a repository on {address.shown_host}.")
+        raise OsmosisError(f"Git remote URL has no repository path: {address.shown_host}.")
     port = "" if address.port is None else f":{address.port}"
     return GitIdentity(_hashed(address.host, path, f"{address.host}{port}/{path}"), _display(address))
 
@@ -97,9 +97,9 @@ def _identify_path(text: str, base: Path) -> GitIdentity:
     try:
         path = _repository_at((base / text).resolve())
     except (OSError, RuntimeError):
-        raise OsmosisError(f"Git remote URL is not a path on this machine: {text}") from None
+        raise OsmosisError(f"Git remote URL is not a local path: {text}.") from None
     if path == Path(path.anchor):
-        raise OsmosisError(f"Git remote URL must name a repository, and {path} is the root directory.")
+        raise OsmosisError(f"Git remote URL is the root directory: {path}.")
     name = path.name[: -len(".git")] if path.name.lower().endswith(".git") else path.name
     return GitIdentity(_hashed("local", name.lower(), f"file://{path}"), str(path))
 
@@ -136,7 +136,7 @@ def _address_of(text: str) -> _Address | None:
         user = (colon["user"] or "").partition(":")[0]
         address = _address("ssh", user, colon["host"].strip("[]"), None, colon["path"])
     if address is not None and any(character.isspace() for character in text):
-        raise OsmosisError("Git remote URL must not contain whitespace or control characters.")
+        raise OsmosisError("Git remote URL contains whitespace or control characters.")
     return address
 
 
@@ -155,7 +155,7 @@ def _address_of_url(text: str) -> _Address | None:
             hint="set `origin` to an https or ssh address, or to a path",
         )
     if not parts.hostname:
-        raise OsmosisError("Git remote URL names no host.", hint="see it with `git remote -v`")
+        raise OsmosisError("Git remote URL has no host.", hint="see it with `git remote -v`")
     explicit_port = None if port == _DEFAULT_PORTS[scheme] else port
     return _address(scheme, unquote(parts.username or ""), _spelt_host(parts), explicit_port, parts.path)
 
@@ -170,7 +170,7 @@ def _address(scheme: str, user: str, host: str, port: int | None, path: str) -> 
     try:
         folded = folded if folded.isascii() else folded.encode("idna").decode("ascii")
     except UnicodeError:
-        raise OsmosisError("Git remote URL names no valid host.") from None
+        raise OsmosisError("Git remote URL has an invalid host.") from None
     return _Address(scheme, user, folded, host, port, path)
 
 

@@ -27,8 +27,8 @@ def iterate_items(fetch: Callable[[int, int], P], items_of: Callable[[P], Sequen
             return
         if page.next_offset <= offset or seen >= MOST_ITEMS:
             raise PlatformError(
-                f"the platform's list does not end: after offset {offset} it continues at {page.next_offset}.",
-                hint="ask for single pages with `--limit`",
+                f"List of the platform does not end (offset {offset} continues at {page.next_offset}).",
+                hint="use --limit",
             )
         offset = page.next_offset
 

@@ -44,7 +44,7 @@ def normalize_platform_url(raw: str) -> str:
         raise _invalid(raw)
     if parts.username is not None or parts.password is not None:
         raise OsmosisError(
-            "a platform URL must not carry a user name or password.",
+            "Platform URL contains a user name or password.",
             hint="osmosis --platform URL login",
         )
     bracketed = f"[{host}]" if ":" in host else host
@@ -78,7 +78,7 @@ def ensure_secure(url: str) -> None:
     """Refuse to send credentials unencrypted to the normalised ``url`` unless the user allows it."""
     if not is_secure(url) and os.environ.get(ALLOW_INSECURE_ENV) != "1":
         raise OsmosisError(
-            f"refusing to use the insecure platform URL {url}.",
+            f"Insecure platform URL: {url}.",
             details={"platform_url": url},
             hint=f"use https://, or set {ALLOW_INSECURE_ENV}=1 on a network you trust",
         )

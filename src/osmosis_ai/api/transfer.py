@@ -236,8 +236,8 @@ def download(
             partial.finish()
         except OSError as error:
             raise OsmosisError(
-                f"cannot write {target}: {error.strerror or error}.",
-                hint="what was fetched is kept; run the command again when there is room",
+                f"File cannot be written: {target} ({error.strerror or error}).",
+                hint="the downloaded part is kept; run the command again",
             ) from None
         return transfer.suggested_name
 
@@ -261,7 +261,7 @@ class _Partial:
             mine = True
         if not mine:
             self.handle.close()
-            raise ConflictError(f"another command is downloading {target}.") from None
+            raise ConflictError(f"File is being downloaded by another command: {target}.") from None
         self._finished = False
 
     def __enter__(self) -> _Partial:
@@ -582,7 +582,7 @@ class _Source:
         try:
             self._handle = path.open("rb")
         except OSError as error:
-            raise OsmosisError(f"cannot read {path}: {error.strerror}.") from None
+            raise OsmosisError(f"File cannot be read: {path} ({error.strerror}).") from None
         self._state = self._stat()
         self.size = self._state[0]
 

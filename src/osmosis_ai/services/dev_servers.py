@@ -45,7 +45,7 @@ def prepare_dev_server(
     require_offered(context.client, Capability.DEV_SERVERS)
     state = read_git_state(workspace.root)
     if state.head is None:
-        raise OsmosisError("Nothing is committed here yet.", hint="commit the rollout and push it")
+        raise OsmosisError("Repository has no commits.", hint="commit and push the rollout")
     body = {
         "rollout_name": here.name,
         "commit_sha": state.head,

@@ -126,7 +126,7 @@ def report_run(
         return _report_download(found.root, report, options)
     if path == "/":
         raise OsmosisError(
-            f"a report needs exactly one run: {reference or found.root} is not one.",
+            f"Report needs exactly one run: {reference or found.root}.",
             hint="osmosis view RUN|DIR --report FILE.html; `osmosis eval list` shows the runs of this machine",
         )
     return _report(found.root, path, report, options, cache=cache_dir())

@@ -198,7 +198,7 @@ class WorkspaceDirectories:
 def github_urls(full_name: str) -> dict[str, str]:
     """Return the addresses of a GitHub repository by transport."""
     if not IDENTITY.fullmatch(full_name) or full_name.endswith(("/.", "/..")):
-        raise OsmosisError("The platform names a repository that cannot be one.", code="PLATFORM_ERROR")
+        raise OsmosisError("Repository name from the platform is invalid.", code="PLATFORM_ERROR")
     return {"HTTPS": f"https://{_GITHUB}/{full_name}.git", "SSH": f"git@{_GITHUB}:{full_name}.git"}
 
 
@@ -210,9 +210,9 @@ def checked_clone_url(url: str, *, nearby: bool) -> str:
     identify_origin(url)
     if url.startswith("-") or _transport(url) not in (_NEARBY if nearby else _FROM_AFAR):
         raise OsmosisError(
-            f"The platform gives an address that cannot be cloned here: {without_credentials(url)}",
+            f"Clone URL from the platform is not accepted: {without_credentials(url)}.",
             code="PLATFORM_ERROR",
-            hint="clone the repository by hand, and run `osmosis quickstart` in the clone",
+            hint="clone the repository yourself, then run `osmosis quickstart` in the clone",
         )
     return url
 
@@ -241,7 +241,7 @@ def clone_into(url: str, target: Path) -> Path:
     raise OsmosisError(
         f"Git cannot clone {without_credentials(url)}: {said[-1].strip() if said else 'it does not say why'}",
         code="NETWORK",
-        hint=f"try it by hand, then go on in the clone: git clone {without_credentials(url)}",
+        hint=f"git clone {without_credentials(url)}",
     )
 
 

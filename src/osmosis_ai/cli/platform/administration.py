@@ -151,13 +151,15 @@ def _located(source: str) -> _Located:
     path = expanded(source)
     if "://" in source or not path.exists():
         if "://" not in source and ":" not in source:
-            raise NotFoundError(f"there is no directory {source}.", hint="name a Git repository, or its URL")
+            raise NotFoundError(
+                f"Directory does not exist: {source}.", hint="use the path or URL of a Git repository"
+            )
         return _Located(source, source)
     root = worktree_root(path)
     if root is None:
         bare = path.resolve()
         if not ((bare / "HEAD").is_file() and (bare / "objects").is_dir()):
-            raise NotFoundError(f"{source} is not a Git repository.", hint="make it one with `git init`")
+            raise NotFoundError(f"{source} is not a Git repository.", hint="git init")
         return _Located(str(bare), str(bare))
     here, committed = str(root), "Runs use what is committed there; nothing needs to be pushed."
     origin = read_origin(root)
@@ -748,7 +750,7 @@ def create_worker_token(
         osmosis platform worker-token create --pool gpu --workspace team-agents --name basement
     """
     if output == Path("-"):
-        raise typer.BadParameter("without --output it is printed.", param_hint="'--output'")
+        raise typer.BadParameter("standard output is the default.", param_hint="'--output'")
     with local_platform() as platform:
         homes = [platform.workspaces.find(named) for named in dict.fromkeys(workspace or [])]
         if output is not None:

@@ -74,14 +74,12 @@ class LocalPlatform:
     def _only(self, found: Sequence[T], noun: str, argument: str, name_of: Callable[[T], str]) -> T:
         if not found:
             raise NotFoundError(
-                f"the platform in {self.config.home} has no {noun}s yet.",
+                f"Platform in {self.config.home} has no {noun}s.",
                 hint=f"start it with `osmosis platform start`, or add one with `osmosis platform {noun} add {argument}`",
             )
         if len(found) > 1:
             names = ", ".join(map(name_of, found[:5]))
-            raise OsmosisError(
-                f"the platform has several {noun}s: {names}.", hint=f"choose one with --{noun}"
-            )
+            raise OsmosisError(f"Platform has several {noun}s: {names}.", hint=f"choose one with --{noun}")
         return found[0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import signal
@@ -11,7 +12,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -192,7 +193,7 @@ def _log_in(platform: RunningPlatform) -> str:
     admin = next((user for user in accounts.users() if user.is_admin and user.disabled_at is None), None)
     if admin is None:
         raise OsmosisError(
-            "the platform has no administrator to log in as.",
+            "Platform has no administrator.",
             hint="add one with `osmosis platform user add EMAIL --admin`, or use `osmosis login`",
         )
     token, plain = accounts.create_token(admin.id, name="osmosis platform start --login")
@@ -506,13 +507,12 @@ def _with_database(config: PlatformConfig, file: Path) -> PlatformConfig:
 _LONGEST_CREDENTIAL = 256
 # The limits of the worker protocol.
 _MOST, _MOST_GPUS, _MOST_LABELS = 1_000_000_000, 65_535, 64
-NumberT = TypeVar("NumberT", int, float)
 _ENDINGS = {
     "ended": "done",
     "left": "released",
-    "lease_lost": "taken over by another worker, or ended",
-    "unreachable": "left, because the platform was unreachable",
-    "died": "its worker died",
+    "lease_lost": "continued by another worker or ended",
+    "unreachable": "abandoned (platform unreachable)",
+    "died": "worker process died",
 }
 
 
@@ -526,7 +526,7 @@ def worker(
         typer.Option(metavar="ID", help="Execute only this run, and end with it or with the parent process."),
     ] = None,
     url: Annotated[
-        str | None, typer.Option(help="URL of the platform (default: the one of this directory).")
+        str | None, typer.Option(help="URL of the platform (default: the platform of this directory).")
     ] = None,
     token_file: Annotated[
         str | None,
@@ -555,18 +555,19 @@ def worker(
         ),
     ] = None,
     cpus: Annotated[
-        float | None, typer.Option(min=0.1, help="Processors for each run (default: this machine's).")
+        float | None,
+        typer.Option(min=0.1, max=_MOST, help="Processors for each run (default: all of this machine)."),
     ] = None,
-    gpus: Annotated[int, typer.Option(min=0, help="GPUs for each run.")] = 0,
-    memory_gb: Annotated[float | None, typer.Option(min=0.1, help="Memory for each run, in GiB.")] = None,
+    gpus: Annotated[int, typer.Option(min=0, max=_MOST_GPUS, help="GPUs for each run.")] = 0,
+    memory_gb: Annotated[
+        float | None, typer.Option(min=0.1, max=_MOST, help="Memory for each run, in GiB.")
+    ] = None,
 ) -> OperationResult:
     """Execute the runs of a platform on this machine.
 
-    The worker stops at Ctrl-C or SIGTERM.
-
-    It connects to the platform over HTTPS and accepts no connections. SIGTERM releases its runs: they send what they have,
-    and another worker can continue them; a second one ends at once. Its files are in OSMOSIS_HOME, and rollouts run in
-    its sandbox (OSMOSIS_ISOLATION, OSMOSIS_NETWORK).
+    The worker connects to the platform over HTTPS and accepts no connections. Ctrl-C or SIGTERM releases its runs, and
+    other workers continue them. A second signal stops the worker at once. Rollouts run in the worker's sandbox
+    (OSMOSIS_ISOLATION, OSMOSIS_NETWORK), and its files are in OSMOSIS_HOME.
 
     Examples:
         osmosis platform worker --url https://osmosis.example.org --pool gpu --token-file gpu-worker.token --gpus 1
@@ -576,6 +577,9 @@ def worker(
 
     meaning = "--pool executes all runs of a pool, --run only one run"
     _require_one(pool, run, "'--pool' and '--run'", meaning)
+    for option, number in (("--cpus", cpus), ("--memory-gb", memory_gb)):
+        if number is not None and math.isnan(number):
+            raise typer.BadParameter("must be a number.", param_hint=f"'{option}'")
     address = normalize_platform_url(url) if url is not None else active_platform().url
     with platform_extra():
         import alembic  # noqa: F401 - the extra is missed here, before there is a run
@@ -589,9 +593,9 @@ def worker(
         once=once,
         idle_exit_s=parse_duration(idle_exit, "--idle-exit") if idle_exit is not None else None,
         labels=_labels(labels),
-        cpus=_at_most(_MOST, cpus, "--cpus") if cpus is not None else float(granted_cores()),
-        gpus=_at_most(_MOST_GPUS, gpus, "--gpus"),
-        memory_gb=_at_most(_MOST, memory_gb, "--memory-gb") if memory_gb is not None else None,
+        cpus=float(granted_cores()) if cpus is None else cpus,
+        gpus=gpus,
+        memory_gb=memory_gb,
     )
     token = _credential(token_file, token_env)
     executed = host_runs(address, token, options, say=current().note)
@@ -622,13 +626,6 @@ def _require_one(first: str | None, second: str | None, options: str, meaning: s
         raise typer.BadParameter(f"{problem}. {meaning}.", param_hint=options)
 
 
-def _at_most(most: int, given: NumberT, option: str) -> NumberT:
-    """Return the value of an option within the limits of the worker protocol."""
-    if not given <= most:  # also true for NaN
-        raise typer.BadParameter(f"must be a number up to {most:,}.", param_hint=f"'{option}'")
-    return given
-
-
 def _labels(written: str | None) -> tuple[str, ...]:
     from osmosis_ai.config.execution import label_name
 
@@ -641,7 +638,7 @@ def _labels(written: str | None) -> tuple[str, ...]:
         except ValueError as error:
             raise typer.BadParameter(f"'{label}' {error}.", param_hint="'--labels'") from None
     if len(found) > _MOST_LABELS:
-        raise typer.BadParameter(f"a machine has {_MOST_LABELS} labels at most.", param_hint="'--labels'")
+        raise typer.BadParameter(f"at most {_MOST_LABELS} labels are allowed.", param_hint="'--labels'")
     return tuple(found)
 
 

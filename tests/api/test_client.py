@@ -17,7 +17,7 @@ from osmosis_ai.api.connections import COMPLETING, Transient, Waits, connection_
 from osmosis_ai.api.http_errors import PlatformError, ReplyRedactor
 from osmosis_ai.api.models.base import LogPage, WireModel
 from osmosis_ai.api.models.datasets import Dataset, DatasetCreateRequest, DatasetList
-from osmosis_ai.api.models.runs import EvalRunSubmit
+from osmosis_ai.api.models.runs import EvalRunSubmit, RunSecrets
 from osmosis_ai.api.paging import iterate_items
 from osmosis_ai.config.sections import Experiment
 from osmosis_ai.errors import OsmosisError
@@ -278,6 +278,18 @@ def test_hidden_values_are_in_no_error(client: PlatformClient) -> None:
     assert "s3cret" not in f"{error.message} {error.details}" and "other" not in str(error.details)
     cut = _failure(client, status_code=502, text="x" * 195 + "s3cret-and-more")
     assert "s3cr" not in cut.message
+
+
+def test_submitted_secrets_are_in_no_error(client: PlatformClient, platform: respx.MockRouter) -> None:
+    run = EvalRunSubmit(
+        experiment_config=Experiment(rollout="r", entrypoint="main.py", model_path="m", dataset="d"),
+        secrets=RunSecrets(required=["A"], provided={"A": "canary-value"}),
+    )
+    platform.post("/api/cli/eval-runs").respond(400, json={"error": "A=canary-value is bad"})
+    with pytest.raises(PlatformError) as caught:
+        post_run(client, "eval", run)
+    assert caught.value.message == "A=[REDACTED] is bad"
+    assert "canary-value" not in repr(run)
 
 
 _MODEL = {"id": "m", "model_name": "m"}

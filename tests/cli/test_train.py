@@ -250,13 +250,8 @@ def shown(maze: Maze, *arguments: str) -> list[tuple[int, int]]:
     ("arguments", "samples"),
     [
         ([], [(1, 0), (2, 0), (0, 1), (0, 0)]),
-        (["--row", "0"], [(0, 1), (0, 0)]),
-        (["--attempt", "1"], [(0, 1)]),
         (["--step", "3", "--failed"], [(2, 0), (0, 1)]),
-        (["--passed"], [(0, 0)]),
-        (["--unscored"], [(1, 0)]),
         (["--search", "SEVEN"], [(0, 1)]),
-        (["--search", "nowhere said"], []),
     ],
 )
 def test_show_filters(here: Maze, arguments: list[str], samples: list[tuple[int, int]]) -> None:

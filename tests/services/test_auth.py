@@ -285,6 +285,20 @@ def test_logout_without_stored_token(working: MemoryKeyring, warn: Warnings) -> 
     assert CredentialStore().all() == ()
 
 
+def test_logout_everywhere(platform: respx.MockRouter) -> None:
+    other = "https://other.example"
+    save_login()
+    save_login(other, token="osm_other", token_id="ct_OTHER")
+    assert plan_logout().platforms == (FERN,)
+    plan = plan_logout(everywhere=True)
+    assert plan.platforms == (FERN, other)
+    platform.delete("/api/cli/tokens/ct_01J8").respond(204)
+    with respx.mock(base_url=other) as elsewhere:
+        elsewhere.delete("/api/cli/tokens/ct_OTHER").respond(204)
+        assert logout(plan) is True
+    assert CredentialStore().all() == ()
+
+
 def test_logout_with_damaged_logins(home: Path, warn: Warnings) -> None:
     path = home / ".config/osmosis/credentials.json"
     path.parent.mkdir(parents=True)

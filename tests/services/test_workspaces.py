@@ -89,6 +89,24 @@ def test_unknown_workspace(platform: respx.MockRouter) -> None:
 # What is remembered
 
 
+@pytest.mark.usefixtures("platform")
+def test_remembered_directories(tmp_path: Path, home: Path) -> None:
+    root = make_repository(tmp_path)
+    WorkspaceDirectories(FERN).remember("ws_1", root)
+    WorkspaceDirectories("https://other.example").remember("ws_1", tmp_path / "gone")
+    path = home / ".config/osmosis/workspace-directories.json"
+    assert json.loads(path.read_text()) == {
+        "version": 1,
+        "platforms": {
+            FERN: {"ws_1": str(root)},
+            "https://other.example": {"ws_1": str(tmp_path / "gone")},
+        },
+    }
+    assert WorkspaceDirectories(FERN).find("ws_1") == root
+    assert WorkspaceDirectories(FERN).find("ws_2") is None
+    assert WorkspaceDirectories("https://other.example").find("ws_1") is None
+
+
 @pytest.mark.parametrize(
     "content",
     [

@@ -13,6 +13,12 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from osmosis_ai.rollout.eval.evaluation import (
+    EvalFnWrapper,
+    EvalRunner,
+    format_eval_report,
+)
+from osmosis_ai.rollout.eval.test_mode import InteractiveLLMClient, InteractiveRunner, InteractiveStep
 
 from osmosis_ai.evaluation.agent_loop.eval_run import imported_files
 from osmosis_ai.evaluation.agent_loop.inputs import ProviderError, ToolValidationError
@@ -31,12 +37,6 @@ from osmosis_ai.rollout.core.schemas import (
     OpenAIFunctionSchema,
     OpenAIFunctionToolSchema,
 )
-from osmosis_ai.rollout.eval.evaluation import (
-    EvalFnWrapper,
-    EvalRunner,
-    format_eval_report,
-)
-from osmosis_ai.rollout.eval.test_mode import InteractiveLLMClient, InteractiveRunner, InteractiveStep
 from tests.evaluation.agent_loop.loop_agents import ADD, Agent, ScriptedClient, answer, row
 from tests.standin_model import Reply, StandInModel
 

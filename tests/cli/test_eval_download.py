@@ -331,7 +331,7 @@ def test_missing_type_is_named(
         assert stored.maze.osmosis("eval", command, str(stored.directory)).status == 0
         return
     error = stored.maze.osmosis("eval", command, str(stored.directory), "--json").error
-    assert f"the run downloaded to {stored.directory} lacks" in error["message"]
+    assert f"The run downloaded to '{stored.directory}' lacks" in error["message"]
     assert error["hint"] == f"osmosis eval download {NAME} --type {needed} -o {stored.directory}"
 
 
@@ -363,13 +363,13 @@ def test_truncated_summary(
         assert all(each in page for each in said)
     else:
         (said,) = run["problems"]
-        assert f"the run that was downloaded to {stored.directory} has no sample" in said
+        assert f"The run downloaded to '{stored.directory}' has no attempts" in said
         fetching = f"osmosis eval download {NAME} --type trajectories -o {stored.directory}"
         assert fetching in said
         shown = stored.maze.osmosis("eval", "show", str(stored.directory), "--json")
         assert fetching in shown.error["hint"]
         refused = stored.maze.osmosis("view", str(stored.directory), "--report", str(target))
-        assert refused.status == 1 and "has no sample" in refused.err
+        assert refused.status == 1 and "has no attempts" in refused.err
         assert not target.exists()
     fetch(stored, "trajectories", {"summary.jsonl": listed})
     assert told(stored, "info", stored.directory)["problems"] == []

@@ -123,7 +123,7 @@ def test_info_missing_fields(maze: Maze, detail: dict[str, Any]) -> None:
     assert (data["summary"], data["model"], data["eval_run"]["id"]) == ({}, None, "er_1")
     out = maze.osmosis("eval", "info", "x", "--plain").out
     assert out.startswith("Name: (unnamed)\nStatus: –\n") and "snapshot" not in out
-    assert "keeps no metrics.json" in maze.osmosis("eval", "info", "x").err
+    assert "has no metrics.json" in maze.osmosis("eval", "info", "x").err
 
 
 def test_info_metrics_unavailable(maze: Maze) -> None:
@@ -264,7 +264,7 @@ def test_irregular_files(maze: Maze, local: Path, file: str, kind: str) -> None:
     for command in ("info", "show", "logs", "watch", "export", "compare good"):
         outcome = maze.osmosis("eval", *command.split(), "odd")
         assert outcome.status == 1
-        assert f"the run `odd` cannot be read: `{path}` is not a regular file" in outcome.err, command
+        assert f"Run 'odd' cannot be read: '{path}' is not a regular file" in outcome.err, command
     assert [run["name"] for run in maze.osmosis("eval", "list", "--json").json["local_runs"]] == ["good"]
 
 

@@ -183,11 +183,11 @@ def test_resubmit_training_run(maze: Maze) -> None:
     ("detail", "code", "message"),
     [
         ({**OURS, "eval_run": {**OWN, "imported": {"local_run_id": "a"}}}, "CONFLICT", "was imported"),
-        ({"eval_run": OWN}, "VALIDATION", "does not say how the run 'amber-otter-42' was configured"),
+        ({"eval_run": OWN}, "VALIDATION", "does not report how the run 'amber-otter-42' was configured"),
         ({**HOSTED, "config": {}}, "VALIDATION", "experiment_config.model_path"),
         ({**HOSTED, "entrypoint": "/etc/passwd"}, "VALIDATION", "experiment_config.entrypoint"),
         ({**OURS, "resolved_secret_scopes": {"GIVEN": "run"}}, "INTERACTIVE_REQUIRED", "GIVEN"),
-        (HOSTED, "NOT_FOUND", "the dataset 'maze-walks' of this run no longer exists"),
+        (HOSTED, "NOT_FOUND", "Dataset 'maze-walks' of this run no longer exists"),
     ],
 )
 def test_resubmit_invalid(detail: dict[str, Any], code: str, message: str, maze: Maze) -> None:

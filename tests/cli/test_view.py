@@ -45,7 +45,11 @@ def test_report_path(
     cli: Cli, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for named, said in (("", "is a directory"), ("..", "is a directory"), ("-", "and `-` is not one")):
+    for named, said in (
+        ("", "is a directory"),
+        ("..", "is a directory"),
+        ("-", "Report file name is invalid: '-'"),
+    ):
         result = cli(*words, "--report", named)
         assert (result.status, result.out) == (1, "") and said in " ".join(result.err.split()), result.err
         assert "for instance report.html" in " ".join(result.err.split())
@@ -151,7 +155,7 @@ def test_report_download_problems(
     )
     del stored.store.blobs["trajectories/row_1_run_0.json"]
     broken = stored.maze.osmosis("view", NAMED, "--report", str(report))
-    assert broken.status == 1 and "1 file of `amber-otter-42` could not be downloaded: " in " ".join(
+    assert broken.status == 1 and "1 file of 'amber-otter-42' could not be downloaded: " in " ".join(
         broken.err.split()
     )
     monkeypatch.setattr("osmosis_ai.services.runs.download.ASK_FROM_BYTES", 10)

@@ -130,7 +130,7 @@ class ExportedRun:
                 except (ValueError, KeyError, AttributeError):
                     if skipped is None:
                         raise OsmosisError(
-                            f"{files.summary} has an invalid line: {number}. Download the run again."
+                            f"'{files.summary}' has an invalid line: {number}. Download the run again."
                         ) from None
                     skipped()
                     continue
@@ -160,7 +160,7 @@ def read_run(directory: Path, *, without_metrics: bool = False) -> ExportedRun:
     metrics = {} if without_metrics and not files.metrics.exists() else files.read_metrics()
     if metrics is None or not files.summary.is_file():
         raise NotFoundError(
-            f"{directory} has no run.",
+            f"'{directory}' has no run.",
             hint="`osmosis eval download RUN` downloads metrics and trajectories of a platform run",
         )
     facts = as_table(metrics.get("eval_run"))
@@ -222,7 +222,7 @@ def _newest_offsets(events: Path) -> dict[tuple[int, int], int]:
         return {(record.row_index, record.run_index): offset for offset, _, record in replay(events)}
     except JournalCorruptionError as error:
         raise OsmosisError(
-            f"the journal `{events}` is damaged at line {error.details['line']}.",
+            f"The journal '{events}' is damaged at line {error.details['line']}.",
             hint="`osmosis eval download RUN --type journal` downloads it again",
         ) from None
 

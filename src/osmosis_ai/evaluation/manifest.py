@@ -128,7 +128,7 @@ class Manifest:
             changed = sorted({key.partition(".")[0] for key in keys})
             lines = "".join(f"\n  - {_describe_change(key, before.get(key), now.get(key))}" for key in keys)
             raise ResumeRefusedError(
-                f"the run '{name}' cannot be continued: its inputs have changed since it was started. "
+                f"Run '{name}' cannot be continued: its inputs have changed since it was started. "
                 f"Changed: {', '.join(changed)}.{lines}",
                 details={"run_name": name, "changed": changed},
                 hint="undo the change, or start a new run with another '--name' or with '--fresh', which archives the old run",

@@ -100,7 +100,7 @@ def read_log(
     forward = direction == "newer" and cursor is not None
     given = _CURSOR.fullmatch(cursor or cursor_at(0))
     if given is None:
-        raise OsmosisError("the cursor is not valid for a log.", details={"cursor": cursor})
+        raise OsmosisError("The cursor of the log is invalid.", details={"cursor": cursor})
     try:
         with open_regular(path) as file:
             size = file.seek(0, os.SEEK_END)

@@ -182,7 +182,7 @@ def check_run_name(name: str) -> None:
     """Refuse a name that is not one safe path segment, since it also names the run's directory."""
     if len(name) > _MAX_NAME_LENGTH or not _NAME.fullmatch(name):
         raise OsmosisError(
-            f"a run cannot be named {name!r}: use at most {_MAX_NAME_LENGTH} letters, digits, '.', '_' and '-', "
+            f"Run name {name!r} is invalid: use at most {_MAX_NAME_LENGTH} letters, digits, '.', '_' and '-', "
             "starting with a letter or digit."
         )
 

@@ -82,7 +82,7 @@ def require_types(directory: Path, *kinds: str) -> None:
     if missing:
         named = " and ".join(f"{what} ({file})" for file, what in map(_NEEDED.__getitem__, missing))
         raise NotFoundError(
-            f"the run downloaded to {directory} lacks {named}.",
+            f"The run downloaded to '{directory}' lacks {named}.",
             hint=fetching(directory, ",".join(missing)),
         )
 
@@ -131,7 +131,7 @@ def as_local_run(directory: Path) -> Iterator[Path]:
                 else ""
             )
             raise NoSampleListedError(
-                f"the run that was downloaded to {directory} has no sample{unread}.",
+                f"The run downloaded to '{directory}' has no attempts{unread}.",
                 hint=f"download the list of samples again: {fetching(directory, 'trajectories')}",
             )
         downloaded = RunDirectory(directory)
@@ -157,7 +157,7 @@ def numbers_alone(directory: Path) -> Iterator[Path]:
     written = RunDirectory(directory).read_metrics() or {}
     if _counted(written) is None:
         raise OsmosisError(
-            f"{directory / 'metrics.json'} is incomplete, and the samples were not downloaded.",
+            f"'{directory / 'metrics.json'}' is incomplete, and the attempts were not downloaded.",
             hint=fetching(directory, "metrics,trajectories"),
         )
     facts, name = as_table(written.get("eval_run")), directory.resolve().name
@@ -196,19 +196,19 @@ def fetched_run(client: PlatformClient, name: str, *, conversations: bool) -> It
         by_hand = f"osmosis eval download {name}, then osmosis view .osmosis/evals/{plan.directory.name} --report FILE.html"
         if plan.pending_bytes > ASK_FROM_BYTES:
             raise OsmosisError(
-                f"the conversations of `{name}` are {plan.pending_bytes / 2**20:,.0f} MiB.",
+                f"The conversations of '{name}' are too large for a report: {plan.pending_bytes / 2**20:,.0f} MiB.",
                 hint=f"--no-text reads its numbers alone; or {by_hand}",
             )
         failures = run_download(client, plan).failures
         if failures:
             raise OsmosisError(
-                f"{amount(len(failures), 'file')} of `{name}` could not be downloaded: {failures[0].path}: {failures[0].error}.",
+                f"{amount(len(failures), 'file')} of '{name}' could not be downloaded: {failures[0].path}: {failures[0].error}.",
                 code="PLATFORM_ERROR",
                 hint=f"the same command again; or {by_hand}",
             )
         if not RunDirectory(plan.directory).summary.is_file():
             raise NoSampleListedError(
-                f"the platform has no list of samples of `{name}`.",
+                f"The platform has no list of attempts of '{name}'.",
                 hint=f"`osmosis eval info {quote(name)}` and `osmosis eval logs {quote(name)}` have what is known of it",
             )
         filled = _fill_in(client, found.id, RunDirectory(plan.directory).summary, text=conversations)

@@ -91,7 +91,7 @@ class LogFollower:
             if cursor is None:
                 return found
             if cursor in used:
-                raise PlatformError("the platform's log goes in circles: it gave the same cursor twice.")
+                raise PlatformError("The platform returned the same cursor of the log twice.")
             used.add(cursor)
 
 

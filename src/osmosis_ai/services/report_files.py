@@ -34,7 +34,7 @@ class ReportFile:
         """Check early that the file can be written, and that an existing one may be replaced."""
         if self.path.name == "-":
             raise OsmosisError(
-                "a report needs a file name, and `-` is not one.", hint="name one, for instance report.html"
+                "Report file name is invalid: '-'.", hint="name a file, for instance report.html"
             )
         try:
             if self.path.is_dir():
@@ -42,12 +42,10 @@ class ReportFile:
                     f"Report path '{self.path}' is a directory; name a file, for instance report.html."
                 )
             if os.path.lexists(self.path) and not self.overwrite:
-                raise ConflictError(
-                    f"{self.path} exists.", hint="write another file, or this one with --force"
-                )
+                raise ConflictError(f"'{self.path}' already exists.", hint="use '--force' to replace it")
             if is_stream(self.path):
                 # An atomic write would replace the device or pipe.
-                raise OsmosisError(f"{self.path} cannot be written: it is a device or a pipe, not a file.")
+                raise OsmosisError(f"'{self.path}' cannot be written: it is a device or a pipe, not a file.")
             require_writable(self.path)
         except OSError as error:
             raise self._refused(error) from error
@@ -64,4 +62,4 @@ class ReportFile:
             raise self._refused(error) from error
 
     def _refused(self, error: OSError) -> OsmosisError:
-        return OsmosisError(f"{self.path} cannot be written: {error.strerror or error}.")
+        return OsmosisError(f"'{self.path}' cannot be written: {error.strerror or error}.")

@@ -58,7 +58,7 @@ def test_local_run_by_name_prefix_or_last(workspace: WorkspaceDirectory, word: s
 
 
 def test_ambiguous_prefix(workspace: WorkspaceDirectory) -> None:
-    with pytest.raises(ConflictError, match="`amber` matches 2 runs: amber-owl, amber-fox") as caught:
+    with pytest.raises(ConflictError, match="'amber' matches 2 runs: amber-owl, amber-fox") as caught:
         resolve_run("amber", client=nobody)
     assert caught.value.details["candidates"] == ["amber-owl", "amber-fox"]
 
@@ -77,7 +77,7 @@ NO_NAMES = (
 
 @pytest.mark.parametrize("word", NO_NAMES, ids=range(len(NO_NAMES)))
 def test_invalid_run_names(workspace: WorkspaceDirectory, word: str) -> None:
-    with pytest.raises(NotFoundError, match="invalid run name: `") as caught:
+    with pytest.raises(NotFoundError, match="Run name is invalid: '") as caught:
         resolve_run(word, client=nobody)
     assert len(caught.value.message) < 100
 
@@ -92,7 +92,7 @@ def test_archived_run_needs_its_full_name(workspace: WorkspaceDirectory) -> None
 def test_downloaded_run_is_refused(workspace: WorkspaceDirectory, tmp_path: Path) -> None:
     (tmp_path / "fetched").mkdir()
     (tmp_path / "fetched" / "summary.jsonl").write_text("{}\n")
-    with pytest.raises(OsmosisError, match="download of a platform's run") as caught:
+    with pytest.raises(OsmosisError, match="is a downloaded run, which has no dataset rows") as caught:
         resolve_run(str(tmp_path / "fetched"), client=nobody)
     assert "platform:NAME" in (caught.value.hint or "")
 
@@ -144,9 +144,9 @@ class TestOfACommit:
             resolve_run("git:HEAD", client=nobody)
 
     def test_unknown_ref_and_commit_without_run(self, workspace: WorkspaceDirectory, head: str) -> None:
-        with pytest.raises(NotFoundError, match="has no commit `no-such`"):
+        with pytest.raises(NotFoundError, match="Commit 'no-such' not found in the repository"):
             resolve_run("git:no-such", client=nobody)
-        with pytest.raises(NotFoundError, match="no finished run of the commit `HEAD`") as caught:
+        with pytest.raises(NotFoundError, match="No finished run of commit 'HEAD'") as caught:
             resolve_run("git:HEAD", client=logged_out)
         assert "uncommitted changes" in (caught.value.hint or "")
         with pytest.raises(NotFoundError, match="has no commit `--output=x`"):
@@ -317,7 +317,7 @@ def test_platform_run_by_name_prefix_or_last(
 
     assert found("platform:amber-otter-42") == found("amber") == found("platform:@last")
     assert found("amber-otter-42") == ("platform", "amber-otter-42")
-    with pytest.raises(ConflictError, match="`b` matches 2 runs: b-1, b-2"):
+    with pytest.raises(ConflictError, match="'b' matches 2 runs: b-1, b-2"):
         found("b")
     ours.get("/eval-runs/zebra", {"error": "there is no run 'zebra'"}, status=404)
     with pytest.raises(NotFoundError, match="neither on this machine nor on the platform"):
@@ -349,13 +349,15 @@ def test_dataset_must_be_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(ConflictError, match=r"rows\.jsonl` has changed since the run amber used it"):
         run.slice_values("level")
     file.unlink()
-    with pytest.raises(NotFoundError, match="the dataset rows of the run amber is no longer in `data/`"):
+    with pytest.raises(
+        NotFoundError, match="Dataset 'rows' of the run 'amber' is neither in data/ nor on a platform"
+    ):
         run.slice_values("level")
 
 
 def test_pending_run(ours: Replies, client: PlatformClient) -> None:
     ours.run({**FINISHED, "eval_run": {**OWN, "status": "pending"}, "results": None})
-    with pytest.raises(ConflictError, match="is pending: it has no row yet"):
+    with pytest.raises(ConflictError, match="has no rows yet .it is pending"):
         read_platform_samples(client, "amber-otter-42")
 
 

@@ -752,7 +752,7 @@ def _directory(run: str, *, yes: bool) -> Path:
             raise refused(run, missing, error) from None
     if outcome.failures:
         raise OsmosisError(
-            f"{amount(len(outcome.failures), 'file')} of `{name}` could not be downloaded: {outcome.failures[0].path} "
+            f"{amount(len(outcome.failures), 'file')} of '{name}' could not be downloaded: {outcome.failures[0].path} "
             f"{outcome.failures[0].error}.",
             hint=f"run `osmosis eval download {name}`, then export again",
         )

@@ -68,11 +68,12 @@ def export_run(
         )
     if path.exists() and not overwrite:
         raise ConflictError(
-            f"{path} exists; replace it with `--overwrite`, or name another file with `--output`."
+            f"'{path}' already exists.",
+            hint="use '--overwrite' to replace it, or '--output' for another file",
         )
     try:
         with replacing_or_streaming(path, mode=0o644) as handle:
             count = write(run, handle)
     except OSError as error:
-        raise OsmosisError(f"{path} cannot be written: {error.strerror or error}.") from error
+        raise OsmosisError(f"'{path}' cannot be written: {error.strerror or error}.") from error
     return Export(run.name, path, export_format, count, run.progress)

@@ -116,7 +116,7 @@ def _forced(reference: str) -> tuple[str | None, str]:
     is_text = not any("\ud800" <= c <= "\udfff" for c in word)
     fits_a_platform = len(word) <= _LONGEST_NAME and not _is_path(word) and is_text
     if "\0" in word or not (can_be_path(word) or (forced != "local" and fits_a_platform)):
-        raise NotFoundError(f"invalid run name: `{word[:40]}…`.", hint="osmosis eval list")
+        raise NotFoundError(f"Run name is invalid: '{word[:40]}…'.", hint="osmosis eval list")
     return forced, word
 
 
@@ -146,7 +146,7 @@ def _at_path(word: str, downloads: bool) -> Path | None:
     if given.name == word and not given.suffix:
         return None  # a run may have the same name as a file
     raise OsmosisError(
-        f"`{given}` is not a file of an evaluation run.",
+        f"'{given}' is not a file of an evaluation run.",
         hint="name the run, its directory, or a file in it; results of a judge are compared by "
         "`osmosis eval rubric --baseline`",
     )
@@ -157,7 +157,7 @@ def tells_no_rows(download: Path) -> OsmosisError:
     from osmosis_ai.services.downloaded_runs import name_of_download
 
     return OsmosisError(
-        f"`{download}` is a download of a platform's run, which does not contain its dataset rows.",
+        f"'{download}' is a downloaded run, which has no dataset rows.",
         hint=f"name the run itself: platform:{name_of_download(download) or 'NAME'}",
     )
 
@@ -197,7 +197,7 @@ def _only(word: str, names: list[str]) -> str | None:
     if len(names) > 1:
         more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
         raise ConflictError(
-            f"`{word}` matches {len(names)} runs: {', '.join(names[:_MOST_SHOWN])}{more}.",
+            f"'{word}' matches {len(names)} runs: {', '.join(names[:_MOST_SHOWN])}{more}.",
             details={"candidates": names[:_MOST_SHOWN]},
             hint="write more of the name",
         )
@@ -211,7 +211,7 @@ def _commit(word: str, root: Path) -> str:
     found = run_git(["rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}"], cwd=root)
     if not ref or found.returncode != 0:
         raise NotFoundError(
-            f"`{word}`: the repository {root} has no commit `{ref}`.",
+            f"Commit '{ref}' not found in the repository {root}.",
             hint="fetch it first: git fetch origin REF; or name the run",
         )
     return found.stdout.strip()
@@ -235,7 +235,7 @@ def _of_commit_here(root: Path, commit: str, like: ComparedInputs | None) -> Pat
     if len(configs) > 1:
         names = [path.name for path in chosen]
         raise ConflictError(
-            f"the commit {commit[:12]} has runs of {len(configs)} configs: {', '.join(sorted(configs)[:_MOST_SHOWN])}.",
+            f"Commit {commit[:12]} has runs of {len(configs)} configs: {', '.join(sorted(configs)[:_MOST_SHOWN])}.",
             details={"candidates": names[:_MOST_SHOWN]},
             hint=f"name the run: {', '.join(names[:_MOST_SHOWN])}",
         )
@@ -259,7 +259,7 @@ def _missing(reference: str, word: str) -> NotFoundError:
     given = expanded(word)
     if word.startswith(GIT):
         return NotFoundError(
-            f"There is no finished run of the commit `{word.removeprefix(GIT)}` in {evals_directory()}.",
+            f"No finished run of commit '{word.removeprefix(GIT)}' found in {evals_directory()}.",
             details={"reference": reference},
             hint="check it out and evaluate it with `osmosis eval run`; runs with uncommitted changes do not count",
         )
@@ -288,7 +288,7 @@ def _name_there(word: str, client: PlatformClient, like: ComparedInputs | None) 
         names = names_of(client, "eval")
         if not names:
             raise NotFoundError(
-                f"{client.platform_url} has no evaluation run yet.", hint="osmosis eval submit CONFIG"
+                f"No evaluation run found on {client.platform_url}.", hint="osmosis eval submit CONFIG"
             )
         return names[0]
     try:
@@ -319,7 +319,7 @@ def _of_commit_there(word: str, client: PlatformClient, like: ComparedInputs | N
         if row.commit_sha == commit and row.status == "finished" and same:
             return row.name or row.id
     raise NotFoundError(
-        f"{client.platform_url} has no finished run of the commit {commit[:12]} among the latest.",
+        f"No finished run of commit {commit[:12]} found among the latest on {client.platform_url}.",
         hint="name the run; `osmosis eval list` lists them",
     )
 
@@ -397,7 +397,7 @@ def readable(directory: Path) -> Path:
     if name is None:
         return directory
     raise OsmosisError(
-        f"the run `{directory.name}` cannot be read: `{directory / name}` is not a regular file.",
+        f"Run '{directory.name}' cannot be read: '{directory / name}' is not a regular file.",
         hint="runs create only regular files there; move it or the run away",
     )
 
@@ -409,6 +409,6 @@ def evaluation(directory: Path) -> Path:
         return directory
     named = quote(str(directory))
     raise OsmosisError(
-        f"{directory} is a training directory, not an evaluation.",
+        f"'{directory}' is a training directory, not an evaluation.",
         hint=f"osmosis train info {named}, osmosis train show {named}",
     )

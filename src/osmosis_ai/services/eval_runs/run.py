@@ -44,7 +44,7 @@ def local_sandbox(root: Path, rollout_dir: Path, *, network: Network, port: int 
 
     if network == "none" and port is not None:
         raise OsmosisError(
-            "`--rollout-port` and `--network none` are mutually exclusive.",
+            "'--rollout-port' and '--network none' are mutually exclusive.",
             hint="leave the port out: the server is reached by a socket",
         )
     capability = check_sandbox()
@@ -229,7 +229,7 @@ def _rollout(workspace: WorkspaceDirectory, config: EvalConfig, request: EvalRun
     isolate = request.isolate or request.network == "none"
     if agent is not None:
         if isolate:
-            raise OsmosisError(f"the agent at {agent} is remote: it cannot be sandboxed on this machine.")
+            raise OsmosisError(f"The remote agent at {agent} cannot be sandboxed on this machine.")
         return _served(agent)
     entrypoint_path(workspace, config.experiment.rollout, config.experiment.entrypoint)
     directory = rollout_directory(workspace, config.experiment.rollout)
@@ -248,7 +248,7 @@ def _served(agent: str) -> RolloutSource:
         address = AgentAddress.parse(agent, agent_key())
     except AgentAddressError as error:
         raise OsmosisError(
-            f"`eval run` asks a served agent itself, and `server://{agent}` does not say where it is: {error.message}",
+            f"The address of the remote agent 'server://{agent}' is incomplete: {error.message}",
             hint="write server://HOST:PORT; the names of registered agents are known to their platform alone "
             "(`osmosis eval submit`)",
         ) from None
@@ -268,22 +268,19 @@ def _dataset_file(
     if explicit is not None:
         path = expanded(explicit).absolute()
         if not path.is_file():
-            raise NotFoundError(f"there is no dataset file `{explicit}`.")
+            raise NotFoundError(f"Dataset file '{explicit}' not found.")
         return path, "explicit"
     found = find_dataset_file(workspace, name)
     if found is not None:
         return found, "workspace"
-    missing = (
-        f"the config names the dataset `{name}`, and there is no `data/{name}.jsonl`, `.csv`, `.json` or "
-        f"`.parquet` in {workspace.root}"
-    )
+    missing = f"Dataset '{name}' of the config not found in {workspace.data_dir}"
     near = similar_dataset(workspace, name)
-    hint = f"did you mean `{near}`?" if near else "put the file there, or pass `--dataset-file FILE`"
+    hint = f"did you mean '{near}'?" if near else "put the file there, or pass '--dataset-file FILE'"
     try:
         find_checkout(workspace.root)
         require_credentials()
     except OsmosisError as error:
-        unasked = f"{hint}; the platform was not asked for a dataset of that name: {error.message}"
+        unasked = f"{hint}; the platform was not asked: {error.message}"
         raise NotFoundError(f"{missing}.", hint=hint if near else unasked) from None
     with open_context(workspace.root) as context:
         try:
@@ -292,7 +289,7 @@ def _dataset_file(
             if error.status != 404 or (error.platform_code or "").startswith("GIT_"):
                 raise
             raise NotFoundError(
-                f"{missing}, nor a dataset of that name on {context.client.platform_url}.",
+                f"{missing} or on {context.client.platform_url}.",
                 hint=hint if near else f"{hint}, or upload it: osmosis dataset upload FILE",
             ) from None
     return dataset.path, dataset.source
@@ -320,8 +317,8 @@ def _check_policy(spec: EvalRunSpec, request: EvalRunRequest, *, served: bool) -
     limited = request.run.budget.max_cost_usd is not None
     if limited and price_of(endpoint) is None:
         raise OsmosisError(
-            f"`--max-cost` needs the price of `{spec.experiment.model_path}`, which is unknown.",
-            hint="limit the run with `--max-tokens` or `--max-time` instead",
+            f"The price of '{spec.experiment.model_path}' is unknown (required by '--max-cost').",
+            hint="limit the run with '--max-tokens' or '--max-time' instead",
         )
 
 

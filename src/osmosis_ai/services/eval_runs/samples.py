@@ -127,12 +127,10 @@ def _size(detail: EvalRunDetail) -> tuple[int, int]:
     n = (detail.config or {}).get("n", 1)
     rows = detail.results.sampled_rows if detail.results is not None else None
     if type(n) is not int or n < 1 or not 0 <= (rows or 0) * n <= _MOST_ATTEMPTS:
-        raise OsmosisError(
-            f"the run {detail.eval_run.name} of {rows} rows, {n!r} times each, cannot be read."
-        )
+        raise OsmosisError(f"Run '{detail.eval_run.name}' has an invalid size: {rows} rows × {n!r} attempts.")
     if rows is None:
         raise ConflictError(
-            f"the run {detail.eval_run.name} is {detail.eval_run.status}: it has no row yet.",
+            f"Run '{detail.eval_run.name}' has no rows yet (it is {detail.eval_run.status}).",
             hint="wait for it with `osmosis eval watch`",
         )
     return rows, n
@@ -163,14 +161,14 @@ def _missing_dataset(run: RunSamples, client: Client) -> Path:
     """Return the platform's dataset of a run whose dataset is not in the workspace."""
     name = run.inputs.dataset_name
     if name is None:
-        raise NotFoundError(f"the run {run.name} does not record which dataset it used.")
+        raise NotFoundError(f"Run '{run.name}' does not record its dataset.")
     try:
         return _platform_dataset(client(), run)
     except ConflictError:
         raise
     except OsmosisError as error:
         raise NotFoundError(
-            f"the dataset {name} of the run {run.name} is no longer in `data/` and not available from a platform: "
+            f"Dataset '{name}' of the run '{run.name}' is neither in data/ nor on a platform: "
             f"{error.message}",
             hint="bring the file back; a comparison without slices does not need it",
         ) from None

@@ -213,7 +213,7 @@ class PlatformConversations:
         outcome = run_download(self._client, replace(plan, pending=listing, failures=()))
         if outcome.failures:
             raise OsmosisError(
-                f"the list of samples of {self.subject} could not be fetched: {outcome.failures[0].error}"
+                f"The attempts of {self.subject} could not be fetched: {outcome.failures[0].error}."
             )
         if not outcome.fetched:
             yield from self._unlisted(plan)

@@ -59,7 +59,7 @@ class UploadFile:
             found = None
         if found is None or _identity(found) != self.identity:
             raise OsmosisError(
-                f"{self.file} changed while the run was being uploaded.", hint="upload it again"
+                f"'{self.file}' changed while the run was being uploaded.", hint="upload it again"
             )
 
 
@@ -127,11 +127,11 @@ def read_uploadable(directory: Path) -> UploadableRun:
     found = RunDirectory(directory)
     for path in (directory, found.trials, found.manifest):
         if path.is_symlink():
-            raise _refused(f"`{path}` is a symbolic link", "upload the directory it points to")
+            raise _refused(f"'{path}' is a symbolic link", "upload the directory it points to")
     manifest = Manifest.load(found.manifest)
     if manifest.run_name != directory.name:
         raise _refused(
-            f"the directory `{directory}` holds the run `{manifest.run_name}`",
+            f"the directory '{directory}' holds the run '{manifest.run_name}'",
             "rename a copied or archived run to its own name before the upload",
         )
     described, threshold = _described(found, manifest)
@@ -153,14 +153,14 @@ def _described(found: RunDirectory, manifest: Manifest) -> tuple[Mapping[str, An
     metrics = found.read_metrics() or {}
     described, summary = metrics.get("eval_run"), metrics.get("summary")
     if not isinstance(described, dict) or not isinstance(summary, dict):
-        raise _refused(f"`{found.metrics}` cannot be read", _AGAIN)
+        raise _refused(f"'{found.metrics}' cannot be read", _AGAIN)
     status = described.get("status")
     if status != "finished":
-        raise _refused(f"the run `{manifest.run_name}` is {status}, not finished", "run it again to continue")
+        raise _refused(f"the run '{manifest.run_name}' is {status}, not finished", "run it again to continue")
     same = (described.get("id"), described.get("name"))
     known = [described.get(key) for key in ("dataset_name", "started_at", "completed_at")]
     if same != (manifest.local_run_id, manifest.run_name) or not all(isinstance(it, str) for it in known):
-        raise _refused(f"`{found.metrics}` is not that of the run `{manifest.run_name}`", _AGAIN)
+        raise _refused(f"'{found.metrics}' is not that of the run '{manifest.run_name}'", _AGAIN)
     threshold = summary.get("pass_threshold")
     return described, float(threshold) if isinstance(threshold, (int, float)) else 1.0
 
@@ -170,12 +170,12 @@ def _entries(found: RunDirectory, manifest: Manifest) -> list[IndexEntry]:
     rows, n = manifest.planned(found.manifest)
     table = AttemptTable(rows, n)
     if not found.events.is_file():
-        raise _refused(f"`{found.events}` is missing", "a downloaded run is already on its platform")
+        raise _refused(f"'{found.events}' is missing", "a downloaded run is already on its platform")
     # The public SDK writes no checksums.
     load_results(found.events, table, without_crc=True)
     if table.open_count:
         left = f"{table.open_count} of {rows * n} samples are pending"
-        raise _refused(f"the run `{manifest.run_name}` is not finished: {left}", "run it again to continue")
+        raise _refused(f"the run '{manifest.run_name}' is not finished: {left}", "run it again to continue")
     with _opened(found.index) as lines, JournalReader(found.events, without_crc=True) as journal:
         entries = read_index(lines, rows=rows, n=n)
         for entry in entries:
@@ -183,7 +183,7 @@ def _entries(found: RunDirectory, manifest: Manifest) -> list[IndexEntry]:
             told = (entry.rollout_id, entry.status, entry.reward, entry.tokens)
             if record is None or told != (record.rollout_id, record.status, record.reward, record.tokens):
                 where = f"row {entry.row_index}, attempt {entry.run_index}"
-                raise _refused(f"`{found.index}` does not match the journal for {where}", _AGAIN)
+                raise _refused(f"'{found.index}' does not match the journal for {where}", _AGAIN)
     return entries
 
 
@@ -192,7 +192,7 @@ def _files_of(found: RunDirectory, entry: IndexEntry, secrets: Mapping[str, byte
 
     trial = found.trial(entry.rollout_id)
     if trial.is_symlink():
-        raise _refused(f"`{trial}` is a symbolic link", _COPY)
+        raise _refused(f"'{trial}' is a symbolic link", _COPY)
     if entry.trajectory_filename is not None:
         path = trial / entry.trajectory_filename
         copy = found.trajectories / f"{item_name(entry.row_index, entry.run_index)}.json"
@@ -202,11 +202,11 @@ def _files_of(found: RunDirectory, entry: IndexEntry, secrets: Mapping[str, byte
         with _opened(trajectory) as stream:
             problem = trajectory_problem(stream.read(), entry.rollout_id, entry.row_index, entry.run_index)
         if problem is not None:
-            raise _refused(f"`{trajectory}` is {problem}", _AGAIN)
+            raise _refused(f"'{trajectory}' is {problem}", _AGAIN)
         yield file
     root = trial / ARTIFACTS
     if root.is_symlink():
-        raise _refused(f"`{root}` is a symbolic link", _COPY)
+        raise _refused(f"'{root}' is a symbolic link", _COPY)
     for path in _below(root):
         if path != root / RESERVED_ARTIFACT:
             yield _hashed(found.path, path, secrets)
@@ -229,7 +229,7 @@ def _hashed(
     relative = (wire_path or path).relative_to(root).as_posix()
     problem = name_problem(relative)
     if problem is not None:
-        raise _refused(f"`{path}`: {problem}", "rename it, or remove it")
+        raise _refused(f"'{path}': {problem}", "rename it, or remove it")
     with _opened(path) as stream:
         digest, end = hashlib.sha256(), b""
         overlap = max(map(len, secrets.values()), default=1) - 1
@@ -240,7 +240,7 @@ def _hashed(
             for name, value in secrets.items():
                 if value in seen:
                     raise _refused(
-                        f"`{path}` holds the value of the secret {name}", "take it out of the file"
+                        f"'{path}' holds the value of the secret {name}", "take it out of the file"
                     )
             end = seen[-overlap:] if overlap else b""
         found = os.fstat(stream.fileno())
@@ -251,11 +251,11 @@ def _opened(path: Path) -> BinaryIO:
     try:
         return open_regular(path)
     except FileNotFoundError:
-        raise _refused(f"`{path}` is missing", _AGAIN) from None
+        raise _refused(f"'{path}' is missing", _AGAIN) from None
     except OSError as error:
         if path.is_symlink():
-            raise _refused(f"`{path}` is a symbolic link", _COPY) from None
-        raise _refused(f"`{path}` cannot be read: {error.strerror}", _COPY) from None
+            raise _refused(f"'{path}' is a symbolic link", _COPY) from None
+        raise _refused(f"'{path}' cannot be read: {error.strerror}", _COPY) from None
 
 
 _AGAIN = "repeat the `osmosis eval run` command to rebuild it from the journal"
@@ -267,7 +267,7 @@ def _identity(found: os.stat_result) -> tuple[int, int, int]:
 
 
 def _refused(what: str, hint: str | None = None) -> OsmosisError:
-    return OsmosisError(f"this run cannot be uploaded: {what}.", hint=hint)
+    return OsmosisError(f"Run cannot be uploaded: {what}.", hint=hint)
 
 
 PARALLEL = 4
@@ -312,7 +312,7 @@ def upload_run(
             held.enter_context(run_lock(directory.parent, directory.name))
         except OSError as error:
             raise OsmosisError(
-                f"the run `{directory}` cannot be locked: {error.strerror}.",
+                f"Run '{directory}' cannot be locked: {error.strerror}.",
                 hint="copy it to where you may write",
             ) from None
         run = read_uploadable(directory)
@@ -407,4 +407,4 @@ def _require_same(session: wire.EvalImportSession, announced: wire.EvalImportSta
 
 
 def _nonsense(what: str) -> OsmosisError:
-    return OsmosisError(f"the platform's reply to the upload is invalid: {what}.", code="PLATFORM_ERROR")
+    return OsmosisError(f"The platform's reply to the upload is invalid: {what}.", code="PLATFORM_ERROR")

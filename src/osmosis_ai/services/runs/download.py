@@ -294,7 +294,7 @@ def plan_download(
     if run.status in WAITING and not getattr(run, "revision", 0):
         name = run.name or run.id
         raise OsmosisError(
-            f"{layout.noun} run `{name}` has not started yet; there is nothing to download.",
+            f"{layout.noun} run '{name}' has not started yet: there is nothing to download.",
             code=layout.not_begun,
             details={"id": run.id, "status": run.status},
             hint=f"follow it with: {layout.follow} {name}",
@@ -319,7 +319,7 @@ def plan_download(
             pending.append(file)
     if failures and not pending and not skipped:
         raise OsmosisError(
-            f"None of the {len(failures)} files that the platform lists for `{run.name or run.id}` can be written: "
+            f"None of the {len(failures)} files of '{run.name or run.id}' can be written: "
             f"{failures[0].path} {failures[0].error}.",
             code="PLATFORM_ERROR",
             details={"files_failed": [{"path": failed.path, "error": failed.error} for failed in failures]},
@@ -364,7 +364,7 @@ def save_metrics(
             client, run, types=("metrics",), workspace=workspace, output=output, overwrite=True
         )
         if [file.path for file in plan.pending] != ["metrics.json"]:
-            return None, f"The platform keeps no metrics.json of `{run.name or run.id}`."
+            return None, f"The platform has no metrics.json of '{run.name or run.id}'."
         outcome = run_download(client, plan)
     except OsmosisError as error:
         return None, f"The metrics could not be saved: {error.message}"
@@ -487,7 +487,7 @@ def _manifest(
     except PlatformError as error:
         if error.status == 404:
             raise NotFoundError(
-                f"The platform has no files of `{run.name or run.id}`: the run was deleted, or the platform is "
+                f"The platform has no files of '{run.name or run.id}': the run was deleted, or the platform is "
                 "too old to offer downloads.",
                 details=error.details,
             ) from None

@@ -335,7 +335,7 @@ def find_deletable_run(client: PlatformClient, kind: RunKind, name: str) -> tupl
     if run.status not in TERMINAL[kind]:
         shown = run.name or run.id
         raise ConflictError(
-            f"the run '{shown}' is {run.status}: only a run that has ended can be deleted.",
+            f"Run '{shown}' is {run.status}: only a run that has ended can be deleted.",
             details={"id": run.id, "status": run.status},
             hint=f"stop it first with `osmosis {kind} stop {shown}`",
         )

@@ -402,12 +402,12 @@ def prepare_resubmit(
     run = detail.run
     if isinstance(run, EvalRun) and run.imported is not None:
         raise ConflictError(
-            f"the evaluation run '{run.name or run.id}' was imported: the platform has no config of it to submit.",
+            f"Run '{run.name or run.id}' was imported: the platform has no config of it to submit.",
             hint="submit a config with `osmosis eval submit CONFIG`",
         )
     if detail.request is None and not (detail.rollout and detail.rollout.name and detail.entrypoint):
         raise OsmosisError(
-            f"the platform does not say how the run '{run.name or run.id}' was configured.",
+            f"The platform does not report how the run '{run.name or run.id}' was configured.",
             hint="submit its config again with `submit CONFIG`",
         )
     names = tuple(detail.resolved_secret_scopes or ())
@@ -443,7 +443,7 @@ def _body_again(kind: RunKind, detail: Detail, provided: Mapping[str, str]) -> B
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"]))
         raise OsmosisError(
-            f"the platform's copy of the run's config cannot be submitted: {where} is unknown to this version.",
+            f"The platform's copy of the run's config cannot be submitted: {where} is unknown to this version.",
             hint="submit its config again with `submit CONFIG`",
         ) from None
 
@@ -509,7 +509,7 @@ def _dataset_change(context: PlatformContext, detail: Detail, verdict: SubmitChe
         if error.status != 404:
             raise
         raise NotFoundError(
-            f"the dataset '{name}' of this run no longer exists.",
+            f"Dataset '{name}' of this run no longer exists.",
             hint="upload it again with `osmosis dataset upload FILE`",
         ) from None
     if dataset.updated_at is None or begun is None:

@@ -137,7 +137,7 @@ def test_directory_that_is_not_a_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", ".locks", "-x", "a/b", "..", "é", "a" * 97, "a b"])
 def test_invalid_run_names(name: str) -> None:
-    with pytest.raises(OsmosisError, match="Run name .* is invalid"):
+    with pytest.raises(OsmosisError, match=r"Run name .* is invalid"):
         EvalRunOptions(name=name)
 
 

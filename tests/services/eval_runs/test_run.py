@@ -62,7 +62,7 @@ def test_dataset_file_option(workspace: WorkspaceDirectory, tmp_path: Path) -> N
     rows = write_rows(tmp_path / "mine.jsonl", ["5 * 5"])
     prepared = prepare(workspace, dataset_file=rows)
     assert (prepared.dataset.source, len(prepared.selection)) == ("explicit", 1)
-    with pytest.raises(NotFoundError, match="Dataset file .* not found"):
+    with pytest.raises(NotFoundError, match=r"Dataset file .* not found"):
         prepare(workspace, dataset_file=tmp_path / "none.jsonl")
 
 

@@ -181,8 +181,8 @@ def _next_steps(model: LoraModel) -> Iterator[tuple[str, str]]:
     name = quote(model.model_name or model.id)
     if can_be_deployed(model):
         verb = "undeploy" if model.deployment_status == _ACTIVE else "deploy"
-        yield f"{verb.title()} the model", f"osmosis model {verb} {name}"
-    yield "Download the adapter", f"osmosis model download {name}"
+        yield f"{verb} the model", f"osmosis model {verb} {name}"
+    yield "download the adapter", f"osmosis model download {name}"
 
 
 @app.command("deploy")
@@ -206,7 +206,7 @@ def _deployment_result(
     verb: str, model: str, changed: DeploymentChange, context: PlatformContext
 ) -> OperationResult:
     name = changed.model_name or model
-    steps = [("Show a request that it answers", f"osmosis model info {quote(name)}")]
+    steps = [("print a request that it answers", f"osmosis model info {quote(name)}")]
     return OperationResult(
         operation=f"model.{verb}",
         message=f"LoRA model {verb}ed: {name}",
@@ -271,5 +271,5 @@ def download(
             if is_new
             else f"{name} was in {place} already, every byte of it.",
             resource={**plan.resource(), **context.resource()},
-            next_steps=next_block([(f"Load it on {base}", load)]) if base else (),
+            next_steps=next_block([(f"load it on {base}", load)]) if base else (),
         )

@@ -6,7 +6,7 @@ The model's configuration is built in, in a local directory, or already in the H
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,17 +42,6 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(GB|GIB|G|MB|MIB|M)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Device:
-    """Training hardware; ``bytes`` is None for a CPU, which uses the machine's memory.
-
-    On a GPU, weights are bfloat16 and activations are recomputed.
-    """
-
-    name: str
-    bytes: int | None
-
-
-@dataclass(frozen=True)
 class EstimatedTraining:
     """Memory needed on a device, or on each of several devices with one learner process each.
 
@@ -60,26 +49,25 @@ class EstimatedTraining:
     """
 
     config: TrainingConfig
-    settings: TrainingSettings
-    device: Device
+    device: str
     memory: MemoryEstimate
     fits_on: Mapping[str, bool]
-    warnings: tuple[str, ...]
+    warnings: Sequence[str]
 
     @property
-    def fits(self) -> bool | None:
-        return self.memory.fits
+    def settings(self) -> TrainingSettings:
+        return self.config.settings
 
     def data(self) -> dict[str, Any]:
         memory, settings = self.memory, self.settings
         return {
             "config": self.config.path.name,
             "model_path": self.config.experiment.model_path,
-            "device": {"name": self.device.name, "bytes": self.device.bytes},
+            "device": {"name": self.device, "bytes": memory.gpu_bytes},
             "total_bytes": memory.total,
             "step_peak_bytes": memory.step_peak,
             "parts_bytes": memory.parts(),
-            "fits": self.fits,
+            "fits": memory.fits,
             "sessions_that_fit": memory.sessions_that_fit,
             "kv_bytes_per_session": memory.kv_bytes_per_session,
             "micro_batch_tokens": memory.micro_batch_tokens,
@@ -102,7 +90,7 @@ def estimate_training(config: Path, *, gpu: str | None, gpu_memory: str | None) 
     Args:
         config: a file in ``configs/training/``.
         gpu: a key of :data:`GPUS`.
-        gpu_memory: for example ``80GB``; for GPUs, 1 GB is 2^30 bytes.
+        gpu_memory: for example ``80GB``, ``24 GiB`` or ``16384MB``; for GPUs, 1 GB is 2^30 bytes.
     """
     require_train_extra()
     from osmosis_ai.training.runs.memory_estimate import ModelShape, estimate
@@ -113,73 +101,61 @@ def estimate_training(config: Path, *, gpu: str | None, gpu_memory: str | None) 
     if loaded.doubts:
         shown = loaded.path.relative_to(workspace.root).as_posix()
         raise InvalidConfigError("training", shown, loaded.doubts)
-    model_path = base_model_of(loaded.experiment.model_path)
-    settings = loaded.settings
-    device = named or _this_machine(built_in=model_path in served_models())
+    model_path, settings = base_model_of(loaded.experiment.model_path), loaded.settings
+    name, size = named or _this_machine(built_in=model_path in served_models())
     shape = ModelShape.read(_local_source(model_path), settings)
-    is_gpu = device.bytes is not None
-    # A vLLM server has its own GPU.
-    serves = settings.policy_engine == "torch"
-    return EstimatedTraining(
-        config=loaded,
-        settings=settings,
-        device=device,
-        memory=estimate(
-            shape,
-            settings,
-            device.bytes,
-            weight_bytes=2 if is_gpu else 4,
-            recompute_activations=is_gpu,
-            serves=serves,
-        ),
-        fits_on={
-            name: bool(estimate(shape, settings, size, serves=serves).fits) for name, size in GPUS.items()
-        },
-        warnings=tuple(settings.warnings(model_path)),
+    is_gpu = size is not None
+    serves = settings.policy_engine == "torch"  # a vLLM server has its own GPU
+    memory = estimate(
+        shape,
+        settings,
+        size,
+        weight_bytes=2 if is_gpu else 4,
+        recompute_activations=is_gpu,
+        serves=serves,
     )
+    fits_on = {name: bool(estimate(shape, settings, size, serves=serves).fits) for name, size in GPUS.items()}
+    return EstimatedTraining(loaded, name, memory, fits_on, settings.warnings(model_path))
 
 
-def parse_memory(text: str) -> int:
-    """Return the bytes of ``80GB``, ``24 GiB`` or ``16384MB``."""
-    match = _SIZE.fullmatch(text.strip())
-    size = float(match[1]) * (GIB if match[2][0] in "gG" else MIB) if match else 0
-    if size <= 0:
-        raise OsmosisError(f"`{text}` is not an amount of memory.", hint="write it like --gpu-memory 80GB")
-    return int(size)
-
-
-def _named_device(gpu: str | None, gpu_memory: str | None) -> Device | None:
+def _named_device(gpu: str | None, gpu_memory: str | None) -> tuple[str, int] | None:
+    """Return the name and the memory of the GPU that the options name."""
     if gpu is not None and gpu_memory is not None:
         raise OsmosisError("--gpu and --gpu-memory are mutually exclusive.")
     if gpu_memory is not None:
-        size = parse_memory(gpu_memory)
-        return Device(f"a GPU with {size / GIB:g} GiB", size)
+        match = _SIZE.fullmatch(gpu_memory.strip())
+        size = float(match[1]) * (GIB if match[2][0] in "gG" else MIB) if match else 0
+        if size <= 0:
+            raise OsmosisError(
+                f"`{gpu_memory}` is not an amount of memory.", hint="write it like --gpu-memory 80GB"
+            )
+        return f"a GPU with {size / GIB:g} GiB", int(size)
     if gpu is None:
         return None
     by_key = {_key(name): name for name in GPUS}
-    if _key(gpu) not in by_key:
+    name = by_key.get(_key(gpu))
+    if name is None:
         meant = closest(_key(gpu), list(by_key))
         said = f"did you mean {by_key[meant]}? " if meant else ""
         raise OsmosisError(
             f"there is no GPU `{gpu}` in the list.",
             hint=f"{said}known GPUs: {', '.join(GPUS)}; for any other use --gpu-memory",
         )
-    name = by_key[_key(gpu)]
-    return Device(name, GPUS[name])
+    return name, GPUS[name]
 
 
 def _key(name: str) -> str:
     return re.sub(r"[\s_-]", "", name).lower().removesuffix("80gb")
 
 
-def _this_machine(*, built_in: bool) -> Device:
+def _this_machine(*, built_in: bool) -> tuple[str, int | None]:
     """Return this machine's GPU or, without one, a CPU for the built-in model and an H100 for others."""
     import torch
 
     if torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(0)
-        return Device(properties.name, properties.total_memory)
-    return Device("CPU", None) if built_in else Device("H100", GPUS["H100"])
+        return properties.name, properties.total_memory
+    return ("CPU", None) if built_in else ("H100", GPUS["H100"])
 
 
 def _local_source(model_path: str) -> str:

@@ -46,7 +46,6 @@ from osmosis_ai.training.runs.curves import (
     CurveMark,
     SavedAdapter,
     TrainingCurves,
-    ValidationHeadline,
     reward_at,
 )
 from osmosis_ai.training.runs.metrics import LARGEST_STEP, TITLES
@@ -133,10 +132,6 @@ class DescribedTraining(DescribedRun):
         return TrainingCurves.of(self.values, {**TITLES, **own}, marks, saved)
 
     @property
-    def validation(self) -> ValidationHeadline | None:
-        return self.curves.headline
-
-    @property
     def changed_settings(self) -> Mapping[str, Any]:
         return changed_settings(self.detail.config or {})
 
@@ -182,7 +177,7 @@ class DescribedTraining(DescribedRun):
         return {
             **super().data(),
             "training_run": {**own, "notes": run.notes},
-            "validation": self.validation.to_json() if self.validation is not None else None,
+            "validation": _headline(self.curves),
             **({"platform_url": run.platform_url} if run.platform_url else {}),
             "checkpoints": [checkpoint_item(checkpoint) for checkpoint in self.checkpoints],
             "in_progress": self.in_progress,
@@ -192,6 +187,10 @@ class DescribedTraining(DescribedRun):
     def outcome(self) -> dict[str, Any]:
         data = self.data()
         return {**super().outcome(), **{key: data[key] for key in ("validation", "checkpoints", "metrics")}}
+
+
+def _headline(curves: TrainingCurves) -> dict[str, Any] | None:
+    return curves.headline.to_json() if curves.headline is not None else None
 
 
 def list_runs(client: PlatformClient, limit: int, everything: bool) -> Listing[wire.TrainingRunRow]:
@@ -351,10 +350,6 @@ class LocalTraining:
     metrics: wire.TrainingMetrics
 
     @property
-    def validation(self) -> ValidationHeadline | None:
-        return self.curves.headline
-
-    @property
     def changed_settings(self) -> Mapping[str, Any]:
         return changed_settings(self.run_detail.config_effective.get("settings", {}))
 
@@ -368,7 +363,7 @@ class LocalTraining:
             "config": dict(self.run_detail.config_effective),
             "config_written": self.run_detail.config_written,
             "problems": list(self.run_detail.problems),
-            "validation": self.validation.to_json() if self.validation is not None else None,
+            "validation": _headline(self.curves),
             "checkpoints": [
                 {"name": saved.name, "step": saved.step, "reward": saved.reward, "size_bytes": saved.size}
                 for saved in self.curves.checkpoints

@@ -103,13 +103,13 @@ def estimate(
 
 
 def _estimate(found: EstimatedTraining, *, verbose: bool) -> Text:
-    memory, settings, device = found.memory, found.settings, found.device.name
+    memory, settings, device = found.memory, found.settings, found.device
     each = f" on each of {settings.learner_processes} GPUs" if settings.learner_processes > 1 else ""
     needs = f"needs {formats.size(memory.total)}{each}"
     if memory.gpu_bytes is None:
         answer = f"{found.config.path.name} {needs} of memory on the {device}."
     else:
-        fits = "fits on" if found.fits else "does not fit on"
+        fits = "fits on" if memory.fits else "does not fit on"
         answer = f"{found.config.path.name} {fits} {device}: it {needs}, {device} has {formats.size(memory.gpu_bytes)}."
     suitable = [name for name, fits in found.fits_on.items() if fits]
     facts = [
@@ -126,7 +126,7 @@ def _estimate(found: EstimatedTraining, *, verbose: bool) -> Text:
     ]
     title = "Peak memory of a step" if verbose else "Largest parts of the peak"
     sections = [aligned(answer, facts), aligned(title, rows)]
-    if found.fits is False:
+    if memory.fits is False:
         sections.append([f"To reduce it: {_advice(found)}"])
     if verbose:
         sections.append(["Estimates are within 20% of measured peaks, before allocator fragmentation."])
@@ -369,8 +369,8 @@ def checkpoints(run: options.RunArgument) -> ListResult:
         saved = list_checkpoints(context.client, run)
         names = [each.checkpoint_name for each in saved.checkpoints if each.checkpoint_name]
         steps = [
-            ("Compare their validations", f"osmosis train info {quote(run)}"),
-            ("Deploy the last checkpoint", f"osmosis model deploy {quote(names[-1])}"),
+            ("compare their validations", f"osmosis train info {quote(run)}"),
+            ("deploy the last checkpoint", f"osmosis model deploy {quote(names[-1])}"),
         ]
         return ListResult(
             items=[checkpoint_item(checkpoint) for checkpoint in saved.checkpoints],
@@ -411,7 +411,7 @@ def resume(run: options.RunArgument) -> OperationResult:
             operation="train.resume",
             message=f'Training run "{name}" resumes{where}.',
             resource={**resumed.model_dump(), **context.resource()},
-            next_steps=next_block([("Follow", f"osmosis train watch {quote(name)}")]),
+            next_steps=next_block([("follow it", f"osmosis train watch {quote(name)}")]),
             next_steps_structured=[{"action": "train.watch", "name": name}],
         )
 

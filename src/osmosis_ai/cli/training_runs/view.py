@@ -72,9 +72,9 @@ def local_info(run: LocalTraining, more: Mapping[str, Any]) -> DetailResult:
         if detail.config_written is not None:
             blocks.append(Text(detail.config_written, title="Config"))
     steps = [
-        ("Open in a browser", f"osmosis view {place}"),
-        ("Read conversations", f"osmosis train show {place}"),
-        ("Print all metrics", f"osmosis train info {place} --verbose"),
+        ("open it in a browser", f"osmosis view {place}"),
+        ("read conversations", f"osmosis train show {place}"),
+        ("print all metrics", f"osmosis train info {place} --verbose"),
     ]
     return DetailResult(data={**run.data(), **more}, blocks=blocks, hints=next_block(steps))
 
@@ -198,19 +198,19 @@ def _next_steps(run: DescribedTraining) -> list[tuple[str, str]]:
     """Return at most three commands."""
     name, steps = quote(run.name), []
     if not run.ended:
-        steps += [("Follow", f"osmosis train watch {name}"), ("Stop", f"osmosis train stop {name}")]
+        steps += [("follow it", f"osmosis train watch {name}"), ("stop it", f"osmosis train stop {name}")]
     elif run.run.status in ("failed", "crashed"):
-        steps.append(("Read the log", f"osmosis train logs {name}"))
+        steps.append(("read the log", f"osmosis train logs {name}"))
     if run.run.resumable:
-        steps.append(("Resume", f"osmosis train resume {name}"))
+        steps.append(("resume it", f"osmosis train resume {name}"))
     if run.curves.checkpoints:
         best = run.curves.best_checkpoint()
         chosen = best or run.curves.checkpoints[-1]
-        label = f"Deploy the {'best' if best else 'last'} checkpoint"
+        label = f"deploy the {'best' if best else 'last'} checkpoint"
         steps.append((label, f"osmosis model deploy {quote(chosen.name)}"))
     if run.metrics is not None:
-        steps.append(("Read conversations", f"osmosis train show {name}"))
-    return [*steps, ("Print all metrics", f"osmosis train info {name} --verbose")][:_MOST_STEPS]
+        steps.append(("read conversations", f"osmosis train show {name}"))
+    return [*steps, ("print all metrics", f"osmosis train info {name} --verbose")][:_MOST_STEPS]
 
 
 # -- with --verbose ------------------------------------------------------------------------

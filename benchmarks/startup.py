@@ -45,14 +45,14 @@ def main() -> None:
 def measure(runs: int) -> dict[str, object]:
     """Time every command and return medians in milliseconds with their ratio to a bare start."""
     program = program_command()
-    completing = {"_OSMOSIS_COMPLETE": "complete_bash"}
+    completing = {"_OSMOSIS_COMPLETE": "complete_bash", "COMP_WORDS": "osmosis ev", "COMP_CWORD": "1"}
     commands: dict[str, tuple[list[str], dict[str, str]]] = {
         "--version": ([*program, "--version"], {}),
         "--help": ([*program, "--help"], {}),
         "eval --help": ([*program, "eval", "--help"], {}),
         "eval run --help": ([*program, "eval", "run", "--help"], {}),
         "platform connect --help": ([*program, "platform", "connect", "--help"], {}),
-        "completion of `ev`": ([*program, "ev"], completing),
+        "completion of `ev`": (program, completing),
     }
     times: dict[str, list[float]] = {name: [] for name in commands}
     bare: list[float] = []

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import random
 import secrets
-import string
 import time
-import zlib
-from collections.abc import Sequence
-from functools import cache
 
 import aiohttp
 
@@ -22,13 +16,11 @@ from osmosis_ai.api.models.workers import (
     ClaimRequest,
     FinishRequest,
     JournalPart,
-    RunFilePart,
     SyncReply,
     SyncRequest,
     shard_route,
 )
 from osmosis_ai.controller.record import TerminalRecord
-from osmosis_ai.evaluation.attempt_files import item_name
 
 
 class FakeWorker:
@@ -55,33 +47,19 @@ class FakeWorker:
         reply = ClaimReply.model_validate_json(await _post(session, f"{url}{CLAIM}", token, request))
         return None if reply.assignment is None else cls(session, url, reply.assignment)
 
-    async def report(
-        self, attempts: int, conversations: Sequence[bytes] = (), *, most_bytes: int = 1 << 20
-    ) -> int:
-        """Report the next attempts of the shard in one exchange, each with one of the conversations in turn.
-
-        Returns how many were reported: fewer if their compressed conversations exceed ``most_bytes``.
-        """
-        lines, files, size, places = bytearray(), list[RunFilePart](), 0, range(0)
-        for place in range(self._reported, self._reported + attempts):
-            row = self._shard.number + self._shard.count * place
-            if conversations:
-                part = _conversation(row, conversations[place % len(conversations)])
-                size += len(part.content or b"")
-                if files and size > most_bytes:
-                    break
-                files.append(part)
-            lines += _record(self._run_id, row)
-            places = range(self._reported, place + 1)
+    async def report(self, attempts: int) -> None:
+        """Report the next attempts of the shard in one exchange."""
+        places = range(self._reported, self._reported + attempts)
+        rows = [self._shard.number + self._shard.count * place for place in places]
+        lines = b"".join(_record(self._run_id, row) for row in rows)
         journal = JournalPart(offset=self._journal_bytes, lines=lines.decode())
-        body = SyncRequest(journal=journal, files=files, worked_s=float(self._reported))
+        body = SyncRequest(journal=journal, files=[], worked_s=float(self._reported))
         began = time.perf_counter()
         reply = SyncReply.model_validate_json(await self._call("sync", body))
         self.sync_ms.append((time.perf_counter() - began) * 1000)
         self.next_poll_s = reply.next_poll_s
         self._journal_bytes += len(lines)
-        self._reported += len(places)
-        return len(places)
+        self._reported += attempts
 
     async def finish(self) -> None:
         await self._call("finish", FinishRequest(outcome="finished"))
@@ -89,17 +67,6 @@ class FakeWorker:
     async def _call(self, name: str, body: WireModel) -> bytes:
         url = f"{self._url}{shard_route(self._shard.id, name)}"  # type: ignore[arg-type]
         return await _post(self._session, url, self._lease, body)
-
-
-def conversation_of(size: int, seed: int = 0) -> bytes:
-    """Return a conversation of about ``size`` bytes that compresses like prose; the smallest one if that is 0."""
-    draw = random.Random(seed)
-    vocabulary = ["".join(draw.choices(string.ascii_lowercase, k=draw.randint(2, 9))) for _ in range(2000)]
-    steps = []
-    while sum(len(step["message"]) for step in steps) < size:
-        message = " ".join(draw.choices(vocabulary, k=150))
-        steps.append({"step_id": len(steps) + 1, "source": "agent", "message": message})
-    return json.dumps({"schema_version": "ATIF-v1.2", "steps": steps}).encode()
 
 
 def _record(run_id: str, row: int) -> bytes:
@@ -113,21 +80,6 @@ def _record(run_id: str, row: int) -> bytes:
         reward=float(row % 2),
         tokens=400,
     ).to_line()
-
-
-@cache
-def _packed(conversation: bytes) -> bytes:
-    return zlib.compress(conversation, 6)
-
-
-def _conversation(row: int, conversation: bytes) -> RunFilePart:
-    return RunFilePart(
-        path=f"trajectories/{item_name(row, 0)}.json",
-        kind="trajectories",
-        size=len(conversation),
-        source_row_index=row,
-        content=_packed(conversation),
-    )
 
 
 async def _post(session: aiohttp.ClientSession, url: str, token: str, body: WireModel) -> bytes:

@@ -15,29 +15,19 @@ pytestmark = pytest.mark.e2e
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SMALLEST = {
     "datasets": "--megabytes 1 --repeat 1 --format jsonl",
-    "agent_loops": "--latency-ms 1 --in-flight 2 --rows 4 --runs 1 --slow-row-s 0",
-    "command_agents": "--latency-ms 1 --in-flight 2 --rows 4",
-    "compare": "--rows 10 --attempts 2 --repeat 1",
     "engine": "--latency-ms 1 --in-flight 2 --clients http --rows 4 --runs 1 --memory-rows",
     "first_row": "--turns 1 --where local worker ray",
-    "inference": "--concurrency 1 --rounds 1",
-    "large_run": "--attempts 40 --kilobytes 2 --attempts-per-s 20 --clients 1",
     "platform_load": "--runs 50 --samples 50 --clients 10 --pause-s 0.05 --seconds 0.5 --turns 1 --executing 1",
     "resume": "--few 2 --many 8 --runs 1",
-    "run_cost": "--attempts 4 --turns 1 --in-flight 2 --isolation off",
     "rubric": "--calls 8 --latency-ms 1 --in-flight 4 --paths direct",
-    "served_agent": "--rollouts 4 --in-flight 2 --turns 1 --latency-ms 1",
     "sandbox": "--rows 4 --runs 1",
-    "servers": "--rows 4 --runs 1 --cpu-ms 5",
     "startup": "--runs 1",
     "viewer": "--samples 40 --runs 3 --repeat 1",
-    "viewer_beside_api": "--people 1 --pause-s 0.1 --clients 1 --turns 1 --seconds 0.5 --runs 3 --samples 3",
-    "worker_hosts": "--workers 2 --attempts 4 --latency-ms 1 --turns 1",
     "workers": "--workers 2 --seconds 2 --sqlite",
     "training": "--sessions 1 --rounds 1 --steps 1 --rollouts 8",
 }
-TRAINS = ("inference", "training")
-STARTS_COLD = ("first_row", "large_run", "run_cost")
+TRAINS = ("training",)
+STARTS_COLD = ("first_row",)
 """These count their descendants, start Python processes, or look for `ray` next to Python; a warm fork differs there."""
 
 

@@ -23,14 +23,19 @@ _CLIPBOARD_TIMEOUT_S = 5.0
 def quickstart(
     line: typer.Context,
     workspace: Annotated[
-        str | None, typer.Option("--workspace", "-w", metavar="NAME", help="A workspace of yours.")
+        str | None,
+        typer.Option(
+            "--workspace",
+            "-w",
+            metavar="NAME",
+            help="Name of the workspace (default: the one of this directory, or your choice).",
+        ),
     ] = None,
 ) -> OperationResult:
     """Log in, choose a workspace and clone its repository.
 
-    The last step hands a task to a coding agent.
-
-    What is done already is not done again. Esc or Ctrl-C at any question ends it with status 130.
+    The last step prints a task for a coding agent. Completed steps are skipped. Esc or Ctrl-C at a question ends the
+    command with status 130.
 
     Examples:
         osmosis quickstart
@@ -38,8 +43,8 @@ def quickstart(
     output = current()
     if not output.interactive:
         raise InteractiveRequiredError(
-            "The quickstart asks questions: it needs a person at a terminal.",
-            hint="without one: `osmosis login --token -`, clone the workspace's repository, `osmosis doctor`",
+            "The quickstart requires a terminal.",
+            hint="run `osmosis login --token -`, clone the workspace's repository, and run `osmosis doctor`",
         )
     from osmosis_ai.api.platform_url import active_platform, record_platform
     from osmosis_ai.services.quickstart import run_quickstart
@@ -59,15 +64,15 @@ def quickstart(
             Text(done.agent_prompt),
         ],
         next_steps=[
-            *([] if here else [f"Go there: cd {formats.shown_path(done.directory)}"]),
-            "Check it: osmosis doctor",
-            "Give the text above to your coding agent, or go on yourself: osmosis rollout init NAME",
+            *([] if here else [f"Open the directory: cd {formats.shown_path(done.directory)}"]),
+            "Check the directory: osmosis doctor",
+            "Give the text above to your coding agent, or continue with: osmosis rollout init NAME",
         ],
     )
 
 
 class _Guide:
-    """Asks on the terminal; a question that the user turns away from ends the command."""
+    """Asks on the terminal; a cancelled question ends the command."""
 
     def __init__(self, output: OutputContext) -> None:
         self._output = output

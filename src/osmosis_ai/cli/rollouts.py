@@ -86,7 +86,7 @@ def _conflicts_with_diff(wanted: bool) -> Iterator[None]:
     try:
         yield
     except ConflictError as conflict:
-        from osmosis_ai.workspace.placement import join_differences
+        from osmosis_ai.workspace.rollout_templates import join_differences
 
         shown = join_differences(conflict.details.get("differences", {})) if wanted else ""
         if not shown:

@@ -56,11 +56,11 @@ _INTENTS: dict[Intent, str] = {
     "explore": "Look around",
 }
 _STEPS: dict[Intent, str] = {
-    "train": "Make a rollout, evaluate it (`osmosis eval run`), then train it (`osmosis train submit`).",
-    "eval": "Make a rollout with a grader and a dataset, and evaluate it (`osmosis eval run`, then `osmosis eval submit`).",
+    "train": "Create a rollout, evaluate it (`osmosis eval run`), then train it (`osmosis train submit`).",
+    "eval": "Create a rollout with a grader and a dataset, and evaluate it (`osmosis eval run`, then `osmosis eval submit`).",
     "benchmark": "Choose a benchmark (`osmosis benchmark list`), write its config, and submit it "
     "(`osmosis benchmark submit`).",
-    "explore": "Tell me what is here and what I could do with it; change nothing.",
+    "explore": "Describe what is here and what I could do with it. Change nothing.",
 }
 T = TypeVar("T")
 
@@ -139,7 +139,7 @@ class _FirstSteps:
             url = require_credentials().platform_url
             hint = "on the platform's machine: osmosis platform member add WORKSPACE EMAIL"
             if url == DEFAULT_PLATFORM_URL:
-                hint = f"make one at {url}, or have its owner add you"
+                hint = f"create one at {url}, or ask an owner to add you"
             raise NotFoundError(f"You are not a member of any workspace on {url}.", hint=hint)
         if name is not None:
             return named_membership(name, found)
@@ -169,8 +169,8 @@ class _FirstSteps:
                 told = True
             if time.monotonic() >= deadline:
                 raise OsmosisError(
-                    f"The workspace {chosen.workspace.name} still has no repository.",
-                    hint="connect one, and run `osmosis quickstart` again",
+                    f"Workspace '{chosen.workspace.name}' has no repository.",
+                    hint="connect a repository, then run `osmosis quickstart` again",
                 )
             time.sleep(POLL_S)
 
@@ -206,7 +206,7 @@ class _FirstSteps:
                 )
             )
         except PlatformError as error:
-            self._guide.warn(f"the platform did not record the first steps: {error.message}")
+            self._guide.warn(f"the platform did not record the quickstart: {error.message}")
             return False
         return True
 

@@ -16,12 +16,12 @@ from osmosis_ai.api.models.rollouts import (
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.services.listing import Listing, fetch_listing
 from osmosis_ai.workspace.layout import find_workspace
-from osmosis_ai.workspace.placement import place
 from osmosis_ai.workspace.rollout_templates import (
     RolloutTemplate,
     find_template,
     init_example,
     init_rollout,
+    place,
     template_names,
     templates_root,
 )

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from osmosis_ai.errors import ConflictError
 from osmosis_ai.files import write_atomic
 from osmosis_ai.workspace.git import add_patterns, missing_patterns, tracked_env_files
 from osmosis_ai.workspace.layout import REQUIRED_DIRECTORIES, find_workspace, missing_directories
-from osmosis_ai.workspace.placement import obstacle_on_the_way
 
 AGENT_GUIDES = ("AGENTS.md", "CLAUDE.md", "configs/AGENTS.md")
 
@@ -85,3 +84,12 @@ def guide_text(name: str) -> str:
 def _obstacle(root: Path, name: str) -> str | None:
     """Return the first path between ``root`` and the missing ``name`` that is a link or not a directory."""
     return name if os.path.lexists(root / name) else obstacle_on_the_way(root, name)
+
+
+def obstacle_on_the_way(root: Path, name: str) -> str | None:
+    """Return the first path between ``root`` and ``name`` that is a link or not a directory, or None."""
+    for parent in reversed(PurePosixPath(name).parents[:-1]):
+        place = root / parent
+        if place.is_symlink() or (place.exists() and not place.is_dir()):
+            return parent.as_posix()
+    return None

@@ -48,7 +48,7 @@ def run(modes: Sequence[Mode], arguments: list[str]) -> int:
         from osmosis_ai.processes.child_process import watch_parent
 
         watch_parent()
-    # The demo shows what its commands do while it reads their results as JSON; theirs are not to narrate.
+    # Commands that this one starts do not inherit the setting.
     narrates = os.environ.pop(NARRATE_ENV, None) is not None
     output = OutputContext("json" if "json" in modes else modes[0] if modes else "rich", narrates=narrates)
     use(output)

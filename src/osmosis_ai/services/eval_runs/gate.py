@@ -223,19 +223,20 @@ def _decisions(question: GateQuestion, found: ResolvedRun | None) -> Decisions:
     return decisions_of_run(read_inputs(found.directory).config, workspace)
 
 
+@dataclass
 class _Gate:
     """One decision; samples are read at most once, when a rule needs them."""
 
-    def __init__(
-        self, run: GatedRun, found: ResolvedRun | None, question: GateQuestion, client: Client
-    ) -> None:
-        self._run = run
-        self._found = found
-        self._question = question
-        self._confidence = question.confidence or CONFIDENCE
-        self._client = client
-        self._read: RunSamples | None = None
-        self._notes: list[str] = []
+    _run: GatedRun
+    _found: ResolvedRun | None
+    _question: GateQuestion
+    _client: Client
+    _read: RunSamples | None = None
+    _notes: list[str] = field(default_factory=list)
+
+    @property
+    def _confidence(self) -> float:
+        return self._question.confidence or CONFIDENCE
 
     def report(self) -> GateReport:
         asked, run = self._question, self._run
@@ -292,7 +293,7 @@ class _Gate:
         return any(rule.metric == "unscored" for rule in self._question.rules)
 
     def _settings(self, confidence: float) -> ChangeSettings:
-        return ChangeSettings(confidence=confidence, reward_range=self._question.reward_range)
+        return ChangeSettings(confidence, reward_range=self._question.reward_range)
 
     def _samples(self) -> RunSamples:
         if self._read is None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from osmosis_ai.decisions.compare import CompareOptions, RunComparison, compare_runs
+from osmosis_ai.decisions.samples import RunSamples
 from osmosis_ai.errors import OsmosisError
 from tests.decisions.builders import INPUTS, run_of
 
@@ -135,4 +136,19 @@ def test_huge_rewards_and_costs(recwarn: pytest.WarningsRecorder) -> None:
     assert not recwarn.list
 
 
-# -- slices --------------------------------------------------------------------------------
+def sliced(monkeypatch: pytest.MonkeyPatch, values: Sequence[str | None], b: Rewards) -> list[dict[str, Any]]:
+    monkeypatch.setattr(RunSamples, "slice_values", lambda *_: list(values))
+    return list(compared(passes(HARD), b, slices=("difficulty",)).data()["candidates"][0]["slices"])
+
+
+def test_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = [None] * 5 + ["hard"] * 45 + ["easy"] * 50
+    better_when_easy = [*HARD[:50], *BETTER[50:]]
+    found = sliced(monkeypatch, values, passes(better_when_easy))
+    assert [(each["value"], each["verdict"], each["difference"]["rows"]) for each in found] == [
+        ("easy", "better", 50),
+        ("hard", "unclear", 45),
+        (None, None, 5),
+    ]
+    assert found[0]["difference"]["p_adjusted"] >= found[0]["difference"]["p"]
+    assert found[2]["difference"]["p_adjusted"] is None

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from difflib import get_close_matches
-from typing import Any, BinaryIO, Literal, TypeVar, get_args
+from typing import Any, BinaryIO, Literal, TypeVar
 
 from osmosis_ai.api.models.base import LogEntry, LogPage
 from osmosis_ai.decisions.samples import RunSamples
@@ -17,7 +17,6 @@ from osmosis_ai.training.runs.curves import TrainingCurves
 from osmosis_ai.training.runs.run_directory import ValidationSamples
 from osmosis_ai.viewer.local_runs import RunKind
 from osmosis_ai.viewer.source import (
-    Capability,
     ItemPage,
     RunDetail,
     RunEntry,
@@ -63,7 +62,6 @@ class FakeSource:
     validations: Mapping[str, ValidationSamples] = field(default_factory=dict)
     curves_of: Mapping[str, TrainingCurves] = field(default_factory=dict)
     samples_of: Mapping[str, RunSamples] = field(default_factory=dict)
-    capabilities: frozenset[Capability] = frozenset(get_args(Capability))
     record: Mapping[str, Any] = field(default_factory=dict)
     """What the journal has of every sample."""
     traceback: str | None = None

@@ -17,7 +17,7 @@ from osmosis_ai.ui.numbers import MISSING, NOT_RECORDED
 from osmosis_ai.ui.pages import LiveChanges, NavItem, ShellView, templates
 from osmosis_ai.ui.run_numbers import format_failed, format_rate, format_scored
 from osmosis_ai.viewer.local_runs import RunKind
-from osmosis_ai.viewer.source import Capability, RunEntry, RunSource, SampleEntry
+from osmosis_ai.viewer.source import RunEntry, RunSource, SampleEntry
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -100,10 +100,6 @@ class Viewing:
     parts: frozenset[str] | None = None
     reads: SharedReads | None = None
 
-    def can(self, capability: Capability) -> bool:
-        """Return whether the source has a capability; pages leave out what it lacks."""
-        return capability in self.source.capabilities
-
     @property
     def sampled(self) -> RunKind:
         """Of which kind the runs are whose samples are shown."""
@@ -122,7 +118,7 @@ class Viewing:
 
     def live(self, kind: RunKind, run: str) -> LiveChanges | None:
         """Return the changes of a run, which its page follows; None where there are none to follow."""
-        if self.parts is not None or not self.can("changes"):
+        if self.parts is not None:
             return None
         now = self.source.state(kind, run)
         return LiveChanges(self.run_href(kind, run, "changes"), "" if now.ended else now.cursor)

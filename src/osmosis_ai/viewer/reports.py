@@ -138,7 +138,7 @@ def write_run_report(
 ) -> ReportContent:
     """Write the report of an evaluation, and return what it came to hold."""
     view, content = Viewing(source, ShellView(), parts=_PARTS), ReportContent()
-    tells = options.text and view.can("conversations")
+    tells = options.text
     values = {
         **_in_file(run_pages.evaluation(view, {}, run=run).values, options),
         "view": view,

@@ -20,7 +20,6 @@ from osmosis_ai.viewer.access import SECTIONS, RenderedPage, Viewing, refused, r
 from osmosis_ai.viewer.conversations import MEDIA_TYPES, exported_samples
 from osmosis_ai.viewer.live import Watched, add_live, live_hub
 from osmosis_ai.viewer.pages import compare, conversation, lists, rubric, run
-from osmosis_ai.viewer.source import Capability
 
 Visitor = Callable[..., Viewing]
 """A dependency of FastAPI that tells who looks, and at what."""
@@ -28,14 +27,15 @@ PageFunction = Callable[..., RenderedPage | Response]
 """``page(view, words, **path)``: a page, or a reply of its own kind (a file, a stream)."""
 
 
-def viewer_router(viewing: Visitor, *, home: str = "/", route_class: type[APIRoute] = APIRoute) -> APIRouter:
+def viewer_router(
+    viewing: Visitor, *, home: str = "/", has_rubrics: bool = True, route_class: type[APIRoute] = APIRoute
+) -> APIRouter:
     """Return the router of all pages of a source."""
     router = APIRouter(redirect_slashes=False, route_class=route_class)
     add = partial(add_page, router, viewing)
     add(home, lists.runs, (*queries.RUN_WORDS, "cursor"))
     add("/evals", partial(lists.runs, kind="eval"), (*queries.RUN_WORDS, "cursor"))
     add("/training", partial(lists.runs, kind="training"), (*queries.RUN_WORDS, "cursor"))
-    add("/rubrics", partial(lists.runs, kind="rubric"), (*queries.RUN_WORDS, "cursor"), needs="rubrics")
     add("/evals/{run}", run.evaluation, ("slice",))
     add("/evals/{run}/samples", lists.samples, (*queries.SAMPLE_WORDS, "in", "group", "cursor"))
     add("/evals/{run}/samples.csv", partial(_export, kind="csv"), (*queries.SAMPLE_WORDS, "in"))
@@ -49,7 +49,9 @@ def viewer_router(viewing: Visitor, *, home: str = "/", route_class: type[APIRou
     add("/evals/{run}/samples/{item}/raw", conversation.raw, as_file)
     add("/training/{run}/validation/{item}", _of_validation(conversation.page), said)
     add("/training/{run}/validation/{item}/raw", _of_validation(conversation.raw), as_file)
-    add("/rubrics/{run}", rubric.page, ("cursor",), needs="rubrics")
+    if has_rubrics:
+        add("/rubrics", partial(lists.runs, kind="rubric"), (*queries.RUN_WORDS, "cursor"))
+        add("/rubrics/{run}", rubric.page, ("cursor",))
     add("/compare", compare.page, ("run", "kind", "metric", "slice", "allow"))
     add("/compare/row", compare.row, ("run", "row"))
     add_live(router, viewing, "eval")
@@ -63,8 +65,6 @@ def add_page(
     path: str,
     page: PageFunction,
     knows: Collection[str] = (),
-    *,
-    needs: Capability = "runs",
 ) -> None:
     """Let ``page`` answer at ``path``, whose parameters are its keywords; refusals become pages."""
     section = path.strip("/").split("/")[0]
@@ -73,8 +73,6 @@ def add_page(
 
     def endpoint(request: Request, view: Viewing = Depends(viewing)) -> Response:  # noqa: B008 - FastAPI's way
         part = request.headers.get("x-live-part")
-        if not view.can(needs):
-            return nothing_here(view, request.url.path)
         try:
             queries.require_known(request.query_params, knows)
             # Below a prefix there are parameters that are not the page's.

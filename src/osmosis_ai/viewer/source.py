@@ -43,9 +43,6 @@ _MOST_COLUMNS = 50
 _WHOLE_TEXTS = ("system_prompt", "user_prompt", "messages", "ground_truth", METADATA_COLUMN)
 _BARS = 20
 
-Capability = Literal[
-    "runs", "samples", "conversations", "artifacts", "logs", "curves", "changes", "compare", "rubrics"
-]
 RunSort = Literal["started", "name", "status", "reward", "pass_rate", "cost", "duration"]
 SampleSort = Literal["row", "reward", "duration", "tokens", "cost"]
 GOING_ON = ("pending", "running")
@@ -278,10 +275,6 @@ class RunState:
 
 class RunSource(Protocol):
     """A place that holds runs, as one visitor may see it."""
-
-    @property
-    def capabilities(self) -> frozenset[Capability]:
-        """What this source can do."""
 
     def runs(self, query: RunQuery, *, limit: int, cursor: str | None = None) -> ItemPage[RunEntry]:
         """Return runs; ``counts`` has ``total`` and ``unfiltered``, as far as they are cheap."""

@@ -461,7 +461,9 @@ def _nothing(request: Request, view: Annotated[Viewing, Depends(_viewing)]) -> R
 
 router = page_router()
 router.include_router(actions)
-router.include_router(viewer_router(_viewing, home="", route_class=PageRoute), prefix="/{workspace}")
+router.include_router(
+    viewer_router(_viewing, home="", has_rubrics=False, route_class=PageRoute), prefix="/{workspace}"
+)
 router.add_api_route(
     "/{workspace}/{path:path}",
     _nothing,

@@ -9,10 +9,10 @@ import tempfile
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, get_args
+from typing import Any, BinaryIO, Literal
 
 import orjson
 from sqlalchemy import (
@@ -77,7 +77,6 @@ from osmosis_ai.training.runs.run_directory import LARGEST_BYTES, ValidationSamp
 from osmosis_ai.ui.numbers import size
 from osmosis_ai.viewer.local_runs import RunKind
 from osmosis_ai.viewer.source import (
-    Capability,
     ItemPage,
     RunDetail,
     RunEntry,
@@ -124,9 +123,6 @@ class PlatformSource:
 
     services: PlatformServices
     workspace_id: str
-    capabilities: frozenset[Capability] = field(
-        default=frozenset(get_args(Capability)) - {"rubrics"}, init=False
-    )
 
     def runs(self, query: RunQuery, *, limit: int, cursor: str | None = None) -> ItemPage[RunEntry]:
         with self.services.db.session() as session:

@@ -45,7 +45,6 @@ from osmosis_ai.viewer.local.run_files import (
 from osmosis_ai.viewer.local.run_list import RunList
 from osmosis_ai.viewer.local_runs import RunKind, RunPlace, RunPlaces, namesakes
 from osmosis_ai.viewer.source import (
-    Capability,
     ItemPage,
     RunDetail,
     RunEntry,
@@ -104,9 +103,6 @@ def _columns(path: Path) -> Sequence[str]:
 
 class LocalSource:
     """The runs below a directory of this machine."""
-
-    capabilities: frozenset[Capability] = frozenset(get_args(Capability))
-    """What this source can do."""
 
     def __init__(self, root: Path, *, cache_dir: Path, patience_s: float | None = None) -> None:
         self._patience_s = patience_s

@@ -69,7 +69,7 @@ def page(view: Viewing, words: queries.Words, *, run: str, item: str) -> Rendere
     kept = queries.kept_words(words, queries.SAMPLE_WORDS)
     state = kept | {"text": written or "", "with": queries.word(words, "with") or ""}
     near = queries.query_string(kept, text=state["text"], hide=hidden)
-    leaves_files = view.can("artifacts") and not view.of_validation
+    leaves_files = not view.of_validation
     return RenderedPage(
         "conversation.html",
         {
@@ -123,9 +123,7 @@ def viewed(
         detail = validated_sample(source.validation(run), run, row, attempt)
     else:
         detail = source.sample(run, row, attempt, query or SampleQuery())
-    stored = StoredConversation(None, missing="Conversations are not kept here.")
-    if view.can("conversations"):
-        stored = stored_conversation(view, run, row, attempt, max_bytes=LARGEST_CONVERSATION_BYTES)
+    stored = stored_conversation(view, run, row, attempt, max_bytes=LARGEST_CONVERSATION_BYTES)
     conversation, href = conversation_in(stored), view.sample_href(run, row, attempt)
     shown = shown_steps(conversation, first=first, whole=whole)
     return ViewedSample(run, detail, stored, conversation, href, shown, anchor)
@@ -258,7 +256,7 @@ def _shown(view: Viewing, run: str, row: int, attempt: int) -> RenderedPage:
 def artifact(view: Viewing, _words: Words, *, run: str, item: str, path: str) -> Response:
     """Return a file that an attempt left, in pieces."""
     row, attempt = place_of(item)
-    listed = view.source.artifacts(run, row, attempt) if view.can("artifacts") else ()
+    listed = view.source.artifacts(run, row, attempt)
     none = NotFoundError(f"attempt {attempt} on row {row} of {run!r} left no file {path[:200]!r}.")
     if path not in {each.path for each in listed}:
         raise none
@@ -278,8 +276,6 @@ def _pieces(handle: BinaryIO) -> Iterator[bytes]:
 
 
 def _stored(view: Viewing, run: str, row: int, attempt: int, *, max_bytes: int) -> StoredConversation:
-    if not view.can("conversations"):
-        raise NotFoundError("conversations are not kept here.")
     stored = stored_conversation(view, run, row, attempt, max_bytes=max_bytes)
     if stored.missing is not None:
         raise stored.away or NotFoundError(stored.missing)

@@ -56,7 +56,7 @@ def runs(view: Viewing, words: queries.Words, *, kind: RunKind | None = None) ->
             "filtered": queries.is_filtered(filters),
             "narrowed": queries.is_filtered(filters, "q", "status") or query.archived,
             "commands": (LOCAL_COMMANDS if view.is_local else PLATFORM_COMMANDS).get(kind, ()),
-            "compares": view.can("compare") and kind != "rubric" and bool(found.items),
+            "compares": kind != "rubric" and bool(found.items),
             "compared": kind or "eval",
             "compare": view.href("compare"),
         },

@@ -117,9 +117,9 @@ def _tiles(detail: RunDetail, samples: str) -> Iterator[Tile]:
 def log_tail(view: Viewing, run: RunEntry) -> Mapping[str, Any]:
     """Return the end of a run's log as templates show it; nothing where the source keeps none."""
     log = None
-    if view.can("logs") and view.wants("log"):
+    if view.wants("log"):
         log = view.read(view.source.log, run.kind, run.name, limit=LOG_LINES).logs
-    return {"log": log, "log_href": view.run_href(run.kind, run.name, "log") if view.can("logs") else None}
+    return {"log": log, "log_href": view.run_href(run.kind, run.name, "log")}
 
 
 def _filter(failure: FailureCount) -> str:
@@ -201,7 +201,7 @@ def flat_config(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[st
 
 def _slices(view: Viewing, detail: RunDetail, named: str | None, decided: Sequence[str]) -> Sequence[_Sliced]:
     """Return columns of the dataset, the numbers by their values, and why there are none."""
-    if not view.can("compare") or not view.wants("slices"):
+    if not view.wants("slices"):
         return ()
     headline = detail.summary.headline
     # A run must be small for all of its samples to be read for every look at its page.
@@ -267,7 +267,7 @@ def training(view: Viewing, words: Words, *, run: str) -> RenderedPage:
 
 
 def _shows_curves(view: Viewing) -> bool:
-    return view.can("curves") and any(map(view.wants, ("standing", "curves", "validation", "adapters")))
+    return any(map(view.wants, ("standing", "curves", "validation", "adapters")))
 
 
 def shown_training(
@@ -343,7 +343,7 @@ def _page_start(words: Words) -> int:
 def _validated(view: Viewing, run: str, start: int) -> Mapping[str, Any]:
     """Return a page of the attempts of the newest validation, or the problem with its record."""
     samples = problem = None
-    if view.can("conversations") and view.wants("validation"):
+    if view.wants("validation"):
         try:
             samples = view.read(view.source.validation, run)
         except NotFoundError:

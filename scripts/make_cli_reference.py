@@ -35,36 +35,36 @@ question if stdin is not a terminal. `--yes` answers all confirmations. See also
 [environment variables](../environment.md).
 """
 STATUSES = (
-    (0, "It worked. Evaluations whose samples failed count as having worked: the numbers tell."),
-    (1, "It did not work, or only in part (`status` is `partial` in JSON)."),
-    (USAGE_STATUS, "The command line is wrong: an unknown command or option, a value that is none."),
-    (3, "A gate cannot tell: the run is too small, or not finished (`status` is `unclear` in JSON)."),
+    (0, "Success. An evaluation with failed attempts counts as success."),
+    (1, "Failure, or partial success (`status` is `partial` in JSON)."),
+    (USAGE_STATUS, "Wrong command line: an unknown command or option, or an invalid value."),
+    (3, "Inconclusive gate: the run is too small or not finished (`status` is `unclear` in JSON)."),
     (INTERRUPTED_STATUS, "Interrupted with Ctrl-C."),
-    (BROKEN_PIPE_STATUS, "The reader of stdout has gone, as in `osmosis … | head -1`."),
+    (BROKEN_PIPE_STATUS, "The reader of stdout has closed it, as in `osmosis … | head -1`."),
 )
 CODES = {
-    "VALIDATION": "What was given is wrong: an option, a file, a config, or what the platform found in them.",
-    "AUTH_REQUIRED": "Nobody is logged in, or the token has expired, was revoked or is wrong.",
-    "NOT_FOUND": "There is nothing of that name, or nothing that you may see.",
-    "CONFLICT": "It contradicts what is there: a name is taken, a run has ended, two profiles disagree.",
-    "UPGRADE_REQUIRED": "The platform no longer serves this version of the command line.",
-    "RATE_LIMITED": "Too many requests; wait and try again.",
-    "PLATFORM_ERROR": "The platform failed, or answered with something that is no reply.",
-    "INTERNAL": "A bug in Osmosis; `OSMOSIS_DEBUG=1` shows where.",
-    "INTERACTIVE_REQUIRED": "It would have to ask, and there is nobody to answer; `details.flags` names the way out.",
-    "WORKSPACE_REQUIRED": "This is no workspace directory, or its repository is not connected to a workspace.",
-    "NETWORK": "A host could not be reached, or did not answer in time.",
-    "SUBSCRIPTION_REQUIRED": "The hosted service asks for a subscription.",
-    "BILLING_REQUIRED": "The hosted service asks for a payment method.",
+    "VALIDATION": "An option, file or config is invalid, or the platform found invalid data in it.",
+    "AUTH_REQUIRED": "Not logged in, or the token is wrong, expired or revoked.",
+    "NOT_FOUND": "The name does not exist, or you have no access to it.",
+    "CONFLICT": "The request contradicts the current state: a name is taken, a run has ended, two profiles disagree.",
+    "UPGRADE_REQUIRED": "The platform no longer serves this version.",
+    "RATE_LIMITED": "Too many requests. Wait and try again.",
+    "PLATFORM_ERROR": "The platform failed or returned an invalid response.",
+    "INTERNAL": "A bug in Osmosis. `OSMOSIS_DEBUG=1` prints a traceback.",
+    "INTERACTIVE_REQUIRED": "The command needs an answer but has no terminal. `details.flags` names the options to use.",
+    "WORKSPACE_REQUIRED": "Not a workspace directory, or its repository is not connected to a workspace.",
+    "NETWORK": "A host is unreachable or did not answer in time.",
+    "SUBSCRIPTION_REQUIRED": "The hosted service requires a subscription.",
+    "BILLING_REQUIRED": "The hosted service requires a payment method.",
     "KEYRING_UNAVAILABLE": "The system's keyring is locked or missing.",
     "CREDENTIALS_UNAVAILABLE": "The file of saved logins cannot be read or written.",
-    "CREDENTIALS_PARSE_FAILED": "The file of saved logins is damaged; logging in again keeps it as a backup.",
-    "CREDENTIALS_VERSION_CHANGED": "Another version of Osmosis wrote the file of saved logins; log in again.",
-    "ENV_TOKEN_PLATFORM_REQUIRED": "`OSMOSIS_TOKEN` is set without the platform it is for.",
+    "CREDENTIALS_PARSE_FAILED": "The file of saved logins is damaged. Logging in again keeps it as a backup.",
+    "CREDENTIALS_VERSION_CHANGED": "Another version of Osmosis wrote the file of saved logins. Log in again.",
+    "ENV_TOKEN_PLATFORM_REQUIRED": "`OSMOSIS_TOKEN` is set without the platform that it is for.",
     "ENV_TOKEN_PLATFORM_MISMATCH": "`OSMOSIS_TOKEN` is for another platform than the active one.",
-    "TOKEN_NOT_FOUND": "A saved login has lost its token; log in again.",
+    "TOKEN_NOT_FOUND": "A saved login has no token. Log in again.",
     "KEYRING_CLEANUP_FAILED": "An old token may still be in the keyring.",
-    "TOKEN_REVOKE_FAILED": "The platform could not be told to revoke a token.",
+    "TOKEN_REVOKE_FAILED": "The platform could not revoke a token.",
 }
 
 
@@ -236,12 +236,12 @@ def _contents() -> list[str]:
 
 def _statuses() -> list[str]:
     if wrong := sorted(set(CODES) ^ set(get_args(ErrorCode))):
-        raise SystemExit(f"say what these error codes mean in CODES: {wrong}")
+        raise SystemExit(f"describe these error codes in CODES: {wrong}")
     return [
-        "## Exit statuses\n",
-        _table(("status", ""), [(f"`{status}`", text) for status, text in STATUSES]),
+        "## Exit codes\n",
+        _table(("exit code", "meaning"), [(f"`{status}`", text) for status, text in STATUSES]),
         "## Error codes\n",
-        "With `--json` a failure is one document on stderr; `error.code` is one of these.\n",
+        "With `--json`, an error is one document on stderr. `error.code` is one of these.\n",
         _table(("code", ""), [(f"`{code}`", text) for code, text in CODES.items()]),
     ]
 

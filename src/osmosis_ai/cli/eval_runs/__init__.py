@@ -398,7 +398,7 @@ def _watch_local(run: str, directory: Path) -> OperationResult:
             "metrics": {**metrics.get("summary", {}), "estimates": metrics.get("estimates")},
         },
         blocks=recorded_results(seen),
-        next_steps=[] if finished else ["Resume: run the same command again"],
+        next_steps=[] if finished else ["Run the same 'osmosis eval run' command again to resume."],
     )
 
 
@@ -546,10 +546,12 @@ def retry(
                 "planned": check.planned,
                 **context.resource(),
             },
-            next_steps=[
-                f"Follow: osmosis eval watch {reopened.name}",
-                f"Results: osmosis eval info {reopened.name}",
-            ],
+            next_steps=formats.next_block(
+                [
+                    ("follow the run", f"osmosis eval watch {reopened.name}"),
+                    ("show its results", f"osmosis eval info {reopened.name}"),
+                ]
+            ),
             next_steps_structured=[
                 {"action": "eval_info", "name": reopened.name},
                 {"action": "eval_watch", "name": reopened.name},
@@ -621,7 +623,7 @@ def _and_uploaded(operation: OperationResult, summary: RunSummary) -> OperationR
             status="partial",
             message=f"{operation.message}. The results are complete, but they were not uploaded: {error.message}",
             resource={**resource, "upload": failed},
-            next_steps=[*operation.next_steps, f"Upload: {again}"],
+            next_steps=[*operation.next_steps, f"Upload it again: {again}"],
         )
     fields = uploaded.resource()
     return replace(
@@ -639,11 +641,12 @@ def _uploaded_message(uploaded: UploadedRun) -> str:
 
 
 def _upload_steps(uploaded: UploadedRun) -> list[str]:
-    sent = f"{formats.count(uploaded.sent)} of {formats.count(len(uploaded.run.files))} files were sent"
-    steps = [sent] if uploaded.sent < len(uploaded.run.files) else []
-    steps.append(f"Details: osmosis eval info {uploaded.name}")
-    url = uploaded.session.platform_url
-    return [*steps, f"View: {url}"] if url else steps
+    steps = [("show the uploaded run", f"osmosis eval info platform:{uploaded.name}")]
+    if url := uploaded.session.platform_url:
+        steps.append(("open in a browser", url))
+    total = len(uploaded.run.files)
+    sent = f"{formats.count(uploaded.sent)} of {formats.count(total)} files were sent"
+    return [*([sent] if uploaded.sent < total else []), *formats.next_block(steps)]
 
 
 def resubmit(

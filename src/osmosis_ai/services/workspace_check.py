@@ -22,7 +22,7 @@ from osmosis_ai.datasets import validate_dataset
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.files import expanded
 from osmosis_ai.sandbox import control_groups, isolation
-from osmosis_ai.services.rollout_preflight import import_entrypoint, served_elsewhere
+from osmosis_ai.services.rollout_preflight import import_entrypoint, remote_agent
 from osmosis_ai.workspace import doctor
 from osmosis_ai.workspace.config_files import (
     EvalConfig,
@@ -241,7 +241,7 @@ class _Check:
     def _check_import(self, config: Config, shown: str) -> None:
         experiment = config.experiment
         if served_agent(experiment.entrypoint) is not None:
-            self._leave(served_elsewhere(experiment.entrypoint).problem)
+            self._leave(remote_agent(experiment.entrypoint).problem)
             return
         entrypoint = f"rollouts/{experiment.rollout}/{experiment.entrypoint}"
         if experiment.branch or experiment.commit_sha:

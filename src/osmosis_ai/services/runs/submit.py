@@ -295,11 +295,11 @@ def _settings_doubts(config: Config, verdict: SubmitCheck | None) -> list[str]:
 
 
 def _import_code(context: PlatformContext, kind: RunKind, config: Config, tell: Tell) -> ImportOutcome:
-    from osmosis_ai.services.rollout_preflight import import_entrypoint, served_elsewhere
+    from osmosis_ai.services.rollout_preflight import import_entrypoint, remote_agent
 
     workspace, experiment = context.workspace, config.experiment
     if served_agent(experiment.entrypoint) is not None:
-        return served_elsewhere(experiment.entrypoint)
+        return remote_agent(experiment.entrypoint)
     entrypoint_path(workspace, experiment.rollout, experiment.entrypoint)
     tell("Importing the entrypoint")
     return import_entrypoint(

@@ -104,7 +104,7 @@ def test_report_of_a_downloaded_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (directory / "metrics.json").write_text(
         json.dumps({"eval_run": facts, "summary": {"pass_threshold": 0.5}})
     )
-    with pytest.raises(OsmosisError, match="a report needs exactly one run"):
+    with pytest.raises(OsmosisError, match="Report needs exactly one run"):
         report_run(str(directory), ReportFile(file), RunReportOptions())
     listed = {"row_index": 0, "run_index": 0, "rollout_id": "a", "status": "success", "reward": 0.5}
     failed = {**listed, "row_index": 1, "status": "failed", "reward": None, "error_type": "odd"}

@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from markupsafe import Markup
 
+from osmosis_ai.decisions.compare import RunComparison
+from osmosis_ai.decisions.samples import RunSamples
+from osmosis_ai.training.runs.curves import TrainingCurves
 from osmosis_ai.ui.pages import KIT, ShellView, one_file_policy
 from osmosis_ai.viewer.access import TEMPLATES, Viewing, environment
 from osmosis_ai.viewer.pages import compare, rubric
 from osmosis_ai.viewer.pages import run as run_pages
 from osmosis_ai.viewer.pages.conversation import viewed
 from osmosis_ai.viewer.source import ItemPage, RunDetail, RunSource, SampleEntry, SampleQuery, pieces
-
-if TYPE_CHECKING:
-    from osmosis_ai.decisions.compare import RunComparison
-    from osmosis_ai.decisions.samples import RunSamples
-    from osmosis_ai.training.runs.curves import TrainingCurves
-
 
 MOST_RECORDS = 2_000
 """Records of a judging session, without ``everything``."""

@@ -129,15 +129,15 @@ def viewer_app(
 
     @app.exception_handler(405)
     def not_so(_request: Request, error: HTTPException) -> Response:
-        return _said("There is a page at this address, which nothing can be sent to.\n", 405, error.headers)
+        return _said("This address accepts only GET requests.\n", 405, error.headers)
 
     @app.exception_handler(Exception)
     def failed(_request: Request, error: Exception) -> Response:
         # What a function imports may be of a newer release by now.
-        why = f"This page could not be made ({type(error).__name__})."
+        why = f"The page failed ({type(error).__name__})."
         if installed_state() != installed:
             why = _CHANGED
-        return _said(f"{why}\nEnd this viewer, and run `osmosis view` again.\n", 500)
+        return _said(f"{why}\nStop this viewer and run `osmosis view` again.\n", 500)
 
     @app.get(_ASSETS + "/{name}")
     def asset(name: str, request: Request) -> Response:
@@ -177,7 +177,7 @@ def _opened(request: Request, view: Viewing, keys: ViewerKeys, key: str) -> Resp
     changed = keys.change(key)
     name = cookie_name(request.url.port)
     if changed is None and not keys.is_in(request.cookies.get(name, "")):
-        return turned_away("This address has been used, or is of a viewer that has ended.")
+        return turned_away("This address was already used, or its viewer has ended.")
     session, path = changed or ("", "/")
     page = RenderedPage("opened.html", {"title": "Opening", "path": path})
     reply = HTMLResponse(render(view, page), headers=page_headers(keep=False))
@@ -188,7 +188,7 @@ def _opened(request: Request, view: Viewing, keys: ViewerKeys, key: str) -> Resp
 
 def turned_away(why: str) -> Response:
     """Return the reply to an unauthorized client, which reveals no data."""
-    return _said(f"{why}\nRun `osmosis view` again: it prints an address that opens once.\n", 403)
+    return _said(f"{why}\nRun `osmosis view` again: it prints a new one-time address.\n", 403)
 
 
 def _said(text: str, status: int, more: Mapping[str, str] | None = None) -> Response:
@@ -227,7 +227,7 @@ class _Door:
         return (
             None
             if self._keys.is_in(session)
-            else turned_away("This browser has not been let in, or it keeps no cookies.")
+            else turned_away("This browser has no session, or it stores no cookies.")
         )
 
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from osmosis_ai.datasets import DatasetRow, row_digest
 from osmosis_ai.decisions.run_dataset import read_prompts, read_slice_values
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.hooks import ProgressSnapshot
@@ -118,6 +119,17 @@ def test_unscored_attempts_are_not_zero() -> None:
     assert counts.failed_by_boundary == {"unknown": 1, "provider": 1, "agent": 1}
     assert counts.infrastructure_failures == 1
     assert counts.pending == 1
+
+
+def test_rows_weigh_the_same() -> None:
+    found = numbers_of(
+        2, 4, (0, 0, "success", 1.0), *[(0, run, "failed", None) for run in (1, 2, 3)],
+        *[(1, run, "success", 0.0) for run in range(4)],
+    )  # fmt: skip
+    assert found.estimates.pass_rate is not None and found.estimates.reward is not None
+    assert (found.estimates.pass_rate.value, found.estimates.pass_rate.n) == (0.5, 5)
+    assert found.estimates.reward.value == 0.5
+    assert found.summary["pass_rate"] == 1 / 8  # the wire's counts attempts, failed ones included
 
 
 def test_unscored_share() -> None:
@@ -319,6 +331,25 @@ def test_unknown_pass_rate_is_not_zero(score: RunScore, scored: str, brief: str)
     shown = f"pass rate – (reward >= 1.0, scored attempts only); scored {scored} planned"
     assert describe_score(score).startswith(shown)
     assert describe_briefly(score).startswith(brief)
+
+
+def test_duplicate_rows_do_not_narrow_intervals() -> None:
+    rewards = [float(number % 3 > 0) for number in range(30)]
+    alone, tripled = MeasuredResults(30, 1), MeasuredResults(90, 1)
+    for table in (alone, tripled):
+        for index in range(table.rows):
+            prompt = [{"role": "user", "content": f"row {index % 30}"}]
+            table.set_row_digest(index, row_digest(DatasetRow(index, prompt, "ok", None)))
+    for number, reward in enumerate(rewards):
+        alone.add(number, 0, "success", reward)
+    for number, reward in enumerate(rewards * 3):
+        tripled.add(number, 0, "success", reward)
+    one, three = alone.summary().estimates, tripled.summary().estimates
+    assert one.pass_rate is not None and three.pass_rate is not None
+    assert three.pass_rate.clusters == 30
+    assert three.pass_rate.high - three.pass_rate.low >= 0.99 * (one.pass_rate.high - one.pass_rate.low)
+    assert three.counts.copies == 60
+    assert any("60 of 90 rows are duplicates of another" in warning for warning in three.warnings)
 
 
 def dataset(path: Path, rows: list[dict[str, object]]) -> Path:

@@ -47,6 +47,24 @@ def test_no_canary_is_within_reach_and_without_a_sandbox_every_one_is(machine: M
     assert sorted(found) == sorted(machine.canaries)
 
 
+def test_directories_beside_the_runs_own_are_not_even_there(machine: Machine) -> None:
+    data = machine.root / "data"
+    seen = machine.run('find "$1" -maxdepth 3', data).stdout.split()
+    mine = machine.sandbox.source.parent
+    assert set(seen) == {
+        *(str(place) for place in (data, data / "runs", mine, mine / "source", mine / "evaluation")),
+    }
+
+
+@pytest.mark.parametrize(
+    "place", ["/usr/x", "/etc/x", "/x", "/run/x", "/proc/x", "/var/x", "/etc/passwd", "/proc/sysrq-trigger"]
+)
+def test_the_system_cannot_be_written_to(machine: Machine, place: str) -> None:
+    ended = machine.run(': >> "$1" && echo opened', place)
+    assert "opened" not in ended.stdout
+    assert not place.endswith("/x") or not Path(place).exists()
+
+
 def test_no_setting_of_the_kernel_can_be_changed_and_none_of_its_memory_read(machine: Machine) -> None:
     ended = machine.run(
         "find /proc -path '/proc/[0-9]*' -prune -o -path /proc/pressure -prune -o -type f -writable -print;"
@@ -95,6 +113,11 @@ def test_it_is_nobody_of_the_machine_and_has_no_rights(machine: Machine) -> None
     assert (uid, gid, host, home) == ("1000", "1000", "rollout", "/home/rollout rollout")
     assert int(capabilities.split()[1], 16) == 0
     assert refused, "a user namespace could be made inside"
+
+
+def test_processes_of_the_machine_cannot_be_seen(machine: Machine) -> None:
+    seen = machine.run("ls -d /proc/[0-9]* | wc -l").stdout.strip()
+    assert int(seen) < 8
 
 
 def test_the_first_process_of_the_sandbox_leads_nowhere_beyond_it(machine: Machine) -> None:

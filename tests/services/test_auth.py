@@ -327,6 +327,15 @@ def test_whoami_in_refused_repository(
     assert whoami().data()["workspace"] is None
 
 
+def test_whoami_of_unreachable_platform(platform: respx.MockRouter) -> None:
+    save_login()
+    verify = platform.get("/api/cli/verify").mock(side_effect=httpx.ReadTimeout("slow"))
+    with pytest.raises(OsmosisError) as caught:
+        whoami()
+    assert caught.value.code == "PLATFORM_ERROR"
+    assert verify.call_count == 1
+
+
 def test_whoami_with_environment_token(platform: respx.MockRouter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OSMOSIS_TOKEN", NEW_TOKEN)
     monkeypatch.setenv("OSMOSIS_TOKEN_PLATFORM_URL", FERN)

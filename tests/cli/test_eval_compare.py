@@ -190,12 +190,12 @@ def test_hosted_run_with_counts(maze: Maze) -> None:
     outcome = compare(maze, "fern", "platform:amber-otter-42")
     assert outcome.status == 0, outcome.err
     assert "amber-otter-42 (revision 2, on the platform)" in outcome.out
-    assert ", unpaired" in outcome.out and "of amber-otter-42 only counts are known" in outcome.out
+    assert ", unpaired" in outcome.out and "amber-otter-42 has only counts, without rows" in outcome.out
     (rate,) = resource(maze, "fern", "platform:amber-otter-42")["candidates"][0]["metrics"]
     assert (rate["metric"], rate["difference"]["method"]) == ("pass_rate", "newcombe")
     assert rate["baseline"]["method"] == "wilson" and rate["baseline"]["rows"] == 30
     refused = compare(maze, "fern", "platform:amber-otter-42", "--metric", "reward")
-    assert refused.status == 0 and "cannot be compared: the reward is not known of both" in refused.out
+    assert refused.status == 0 and "cannot be compared: the reward is not known in both runs" in refused.out
 
 
 def cells_of(page: str) -> dict[str, list[str]]:

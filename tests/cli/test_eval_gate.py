@@ -648,7 +648,7 @@ def test_hosted_run_against_a_baseline(runs: Maze) -> None:
     tokens, rate, reward = rules_of(outcome)
     assert (rate["verdict"], rate["number"]["method"]) == ("pass", "newcombe")
     assert (reward["verdict"], tokens["verdict"]) == ("unclear", "unclear")
-    assert any("only counts are known" in warning for warning in outcome.resource["warnings"])
+    assert any("has only counts, without rows" in warning for warning in outcome.resource["warnings"])
     sliced = gate(runs, "platform:amber-otter-42", "--min", "pass_rate=0.1", "--slice", "difficulty")
     assert (sliced.status, sliced.out) == (1, "")
 

@@ -349,7 +349,7 @@ def test_newcombe_interval() -> None:
 
 def test_counts_of_several_attempts() -> None:
     found = difference_of_counts(PassCounts(200, 400, 100), PassCounts(210, 400, 100))
-    assert "a row counts once" in found.warning
+    assert "each row counts once" in found.warning
     one_attempt = difference_of_counts(PassCounts(50, 100, 100), PassCounts(50, 100, 100))
     assert found.high - found.low == pytest.approx(one_attempt.high - one_attempt.low, abs=1e-3)
     assert found.samples == 800

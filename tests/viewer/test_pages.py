@@ -294,7 +294,7 @@ def test_dataset_slices(tmp_path: Path) -> None:
     assert "has no column" not in page_text(pages.get("/evals/calm-fern-1?slice="))
     away = replace(run, open_dataset=None)
     pages = visitor(FakeSource([a_run("calm-fern-1")], samples_of={"calm-fern-1": away}))
-    assert "cannot be cut into slices" in page_text(pages.get("/evals/calm-fern-1?slice=level"))
+    assert "slices are not available" in page_text(pages.get("/evals/calm-fern-1?slice=level"))
 
 
 def test_comparison_equals_the_command() -> None:

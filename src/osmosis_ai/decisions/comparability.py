@@ -34,7 +34,7 @@ class Allowances:
 
 @dataclass(frozen=True)
 class Comparability:
-    """What a comparison of two runs has to say beside its numbers."""
+    """The matched rows of a comparison, and the notes next to its numbers."""
 
     matched: MatchedRows | None
     notes: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ def require_comparable(a: RunSamples, b: RunSamples, allowed: Allowances | None 
         raise ConflictError(
             f"{a.name} and {b.name} were graded by different rules: {'; '.join(graders)}.",
             details={"differs": graders},
-            hint="a difference may be the grader's: grade both alike, or allow it with --allow-different-grader",
+            hint="use the same grader for both, or pass --allow-different-grader",
         )
     counts_only = [run.name for run in (a, b) if run.summary is not None]
     matched = None
@@ -75,14 +75,13 @@ def require_comparable(a: RunSamples, b: RunSamples, allowed: Allowances | None 
             raise ConflictError(
                 f"{a.name} and {b.name} have the same samples: seed {a.inputs.seed}, model {a.inputs.model} and the "
                 "same code.",
-                hint="give one another --seed; or compare them all the same with --allow-same",
+                hint="run one of them with another --seed, or pass --allow-same",
             )
         complete = not matched.only_a.size and not matched.only_b.size
         notes = [*([] if complete else [f"{matched.words}."]), *matched.notes, *_same_samples(a, b, matched)]
         if matched.share < LEAST_SHARED:
             undecided.append(
-                f"only {matched.words}, {matched.share * 100:.0f}% of the smaller run: what they say of the others is "
-                "a guess."
+                f"only {matched.words}, {matched.share * 100:.0f}% of the smaller run: too few for a verdict."
             )
     return Comparability(
         matched=matched,
@@ -97,7 +96,7 @@ def require_vouched_for(run: RunSamples, *, allow_imported: bool) -> None:
     if run.imported is not None and not allow_imported:
         raise ConflictError(
             f"the run {run.name} was imported ({run.imported}): the platform cannot vouch for its results.",
-            hint="if you trust who uploaded it, gate it with --allow-imported",
+            hint="if you trust the uploader, pass --allow-imported",
         )
 
 
@@ -185,7 +184,7 @@ def _require_common_rows(a: RunSamples, b: RunSamples, matched: MatchedRows) -> 
         if not run.row_keys:
             raise ConflictError(
                 f"the run {run.name} has no attempt yet: there is nothing to compare.",
-                hint="wait until it has some, or run it again to go on",
+                hint="wait for attempts, or run it again to resume",
             )
 
     def short(key: str) -> str:
@@ -202,20 +201,21 @@ def _require_common_rows(a: RunSamples, b: RunSamples, matched: MatchedRows) -> 
         f"no row of {a.name} is in {b.name}: {rows_words(a)}; {rows_words(b)}.",
         details={"rows": [len(a.row_keys), len(b.row_keys)], "changed": len(matched.changed)},
         hint=(f"{matched.notes[-1].rstrip('.')}; " if matched.changed else "")
-        + "to compare them as runs on different rows: --unpaired",
+        + "--unpaired compares runs on different rows",
     )
 
 
 def _unpaired_notes(a: RunSamples, b: RunSamples, counts_only: list[str]) -> list[str]:
     if counts_only:
         return [
-            f"of {name} only counts are known, not which row a sample is of: the runs are compared unpaired."
-            for name in counts_only
+            f"{name} has only counts, without rows: the runs are compared unpaired." for name in counts_only
         ]
     matched = match_rows(a, b)
     if not matched.common:
         return ["the runs have no row in common: they are compared unpaired."]
-    return [f"the runs are compared unpaired, although {matched.words}: paired, smaller differences show."]
+    return [
+        f"the runs are compared unpaired, although {matched.words}; a paired comparison detects smaller differences."
+    ]
 
 
 def _weaknesses(a: RunSamples, b: RunSamples) -> Iterator[str]:

@@ -391,13 +391,13 @@ def require_in_range(runs: Sequence[RunSamples], reward_range: tuple[float, floa
         beyond = rewards[(rewards < -HUGE) | (rewards > HUGE)]
         if beyond.size:
             raise OsmosisError(
-                f"the run {run.name} has a reward of {beyond[0]:g}: no spread can be computed from it."
+                f"the run {run.name} has a reward of {beyond[0]:g}: its variance cannot be computed."
             )
         beyond = rewards[(rewards < least) | (rewards > most)]
         if beyond.size:
             raise OsmosisError(
                 f"the run {run.name} has a reward of {beyond[0]:g}, which is not between {least:g} and {most:g}.",
-                hint="give the range that rewards really have: --reward-range LOW,HIGH",
+                hint="set the range of rewards: --reward-range LOW,HIGH",
             )
 
 
@@ -440,7 +440,7 @@ def _decide(
         return CompareVerdict("unclear", sentence, reason, detectable)
 
     if change is None:
-        reason = f"{_nothing_in_both(metric)}." if paired else f"the {named} is not known of both."
+        reason = f"{_nothing_in_both(metric)}." if paired else f"the {named} is not known in both runs."
         sentence = f"{b.name} and {a.name} cannot be compared: {reason}"
         return CompareVerdict("unclear", sentence, reason)
     unit = " points" if metric == "pass_rate" else f" points in {named}"
@@ -505,10 +505,10 @@ def _decide(
 
 def _nothing_in_both(metric: str) -> str:
     if described(metric).scale == "amount":
-        return f"no row has more than zero {metric.removesuffix('_per_row')} in both"
+        return f"no row has more than zero {metric.removesuffix('_per_row')} in both runs"
     attempts = attempts_asked(metric) or 1
     asked = "a score" if attempts == 1 else f"{attempts} attempts with a score"
-    return f"no row has {asked} in both"
+    return f"no row has {asked} in both runs"
 
 
 def direction_of(found: MetricChange, confidence: float) -> Direction:

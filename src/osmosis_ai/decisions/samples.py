@@ -132,9 +132,7 @@ class RunSamples:
         from osmosis_ai.decisions.run_dataset import read_slice_values
 
         if self.open_dataset is None:
-            raise OsmosisError(
-                f"which dataset the run {self.name} used is not known here, so it cannot be cut into slices."
-            )
+            raise OsmosisError(f"The dataset of the run {self.name} is unknown, so slices are not available.")
         path = self.open_dataset()
         return read_slice_values(path, column, self.source_rows, self.inputs.dataset_name or path.stem)
 
@@ -268,7 +266,7 @@ def run_slices(run: RunSamples, columns: Sequence[str]) -> tuple[RunSlice, ...]:
     """Return the slices of every column, columns as they were asked, values by name."""
     if columns and run.summary is not None:
         raise OsmosisError(
-            f"the platform does not tell the attempts of {run.name}, so it cannot be cut into slices.",
+            f"The platform does not list the attempts of {run.name}, so slices are not available.",
             hint="leave out --slice",
         )
     scored = run.samples[run.scored]
@@ -295,7 +293,7 @@ class ChangedRow(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class MatchedRows:
-    """The rows of two runs, told apart."""
+    """The rows of two runs: common, in one of them only, and changed."""
 
     index_a: Integers
     index_b: Integers
@@ -368,14 +366,14 @@ def _changed_rows(
     if prompts[0] is not None and prompts[1] is not None:
         found = {prompt: place for place, prompt in prompts[1].items()}
         pairs = [(place, found[prompt]) for place, prompt in prompts[0].items() if prompt in found]
-        note = "with the same prompt and another answer, or other metadata: not the same row, but changed."
+        note = "with the same prompt but another answer or other metadata: changed rows are different rows."
     elif a.inputs.dataset_name is None or a.inputs.dataset_name != b.inputs.dataset_name:
         return (), ()
     else:
         pairs = [(place, place) for place in sorted({*places_a.tolist()} & {*places_b.tolist()})]
         note = (
-            f"at the same place of {a.inputs.dataset_name} and not the same: whether it has only changed cannot be "
-            "told without both files."
+            f"at the same position of {a.inputs.dataset_name} with different content; the prompts cannot be compared "
+            "without both files."
         )
     row_a = dict(zip(places_a.tolist(), only_a.tolist(), strict=True))
     row_b = dict(zip(places_b.tolist(), only_b.tolist(), strict=True))

@@ -490,7 +490,7 @@ def platform_run(client: PlatformClient, name: str, *, allow_imported: bool = Fa
     if run.imported is not None and not allow_imported:
         raise ConflictError(
             f"the run {run.name or run.id} was imported ({run.imported.words}): the platform cannot vouch for its results.",
-            hint="if you trust who uploaded it, gate it with --allow-imported",
+            hint="if you trust the uploader, pass --allow-imported",
         )
     results = found.detail.results
     rows = results.sampled_rows if results is not None else None

@@ -61,7 +61,7 @@ def test_up_with_uncommitted_changes(rollout: Maze) -> None:
 
     git(rollout.workspace.root, "update-ref", "-d", "HEAD")
     error = rollout.osmosis("dev", "server", "up", "--yes", "--json").error
-    assert error["message"] == "Nothing is committed here yet."
+    assert error["message"] == "Repository has no commits."
 
 
 def test_up_with_unpushed_commit(rollout: Maze, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_logs_cut_off(maze: Maze, error: type[httpx.TransportError]) -> None:
         (
             httpx.Response(200, headers=SSE, text="data: " + "x" * (1 << 20) + "\n\n"),
             "PLATFORM_ERROR",
-            "does not end its line",
+            "has an endless line",
         ),
     ],
 )

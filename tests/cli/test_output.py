@@ -262,7 +262,7 @@ def test_secrets_are_redacted(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_internal_error(cli: Cli) -> None:
-    hint = "hint: this is a bug in Osmosis; set OSMOSIS_DEBUG=1 and run it again to see where\n"
+    hint = "hint: this is a bug in Osmosis; OSMOSIS_DEBUG=1 prints a traceback\n"
     assert cli("fleet", "crash") == (1, "", f"Error: KeyError: 'boom'\n{hint}")
     assert cli("fleet", "crash", "--json").error == internal_error("KeyError")
 

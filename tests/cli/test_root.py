@@ -63,7 +63,7 @@ def test_json_and_plain_conflict(cli: Cli) -> None:
     outcome = cli("--plain", "fleet", "list", "--json")
     assert (outcome.status, outcome.out) == (1, "")
     assert json.loads(outcome.err)["command"] == "fleet"
-    assert outcome.error["message"] == ("--json and --plain are mutually exclusive: choose one of them.")
+    assert outcome.error["message"] == ("--json and --plain are mutually exclusive.")
 
 
 def test_package_attributes() -> None:

@@ -1,4 +1,4 @@
-"""The command line: a folder per command group, a file per command, one place that renders."""
+"""The command line: a module per command group, and one place that renders results."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 NARRATE_ENV = "_OSMOSIS_NARRATE"
 USAGE_STATUS, INTERRUPTED_STATUS = 2, 130
 _OTHER_OPTIONS = {"--baseline": ("--against",), "--against": ("--baseline",)}
-"""Options that are easily taken for one another: what one command calls the baseline, another does not."""
+"""Options with different names in different commands."""
 _ROOT_OPTIONS = ("--env-file", "--platform", "--version", "-V")
 
 
@@ -56,7 +56,7 @@ def run(modes: Sequence[Mode], arguments: list[str]) -> int:
     trail: list[str] = []
     try:
         if len(modes) > 1:
-            raise OsmosisError("--json and --plain are mutually exclusive: choose one of them.")
+            raise OsmosisError("--json and --plain are mutually exclusive.")
         return _run_command(output, arguments, trail)
     except BrokenPipeError:
         raise
@@ -156,7 +156,7 @@ def use_platform(output: OutputContext, platform: str) -> None:
 def _refuse_insecure(output: OutputContext, url: str) -> None:
     if not is_secure(url):
         output.warn(
-            f"{url} is not HTTPS: tokens and secrets would travel in the clear.", code="INSECURE_PLATFORM_URL"
+            f"{url} is not HTTPS: tokens and secrets would be sent unencrypted.", code="INSECURE_PLATFORM_URL"
         )
         ensure_secure(url)
 
@@ -251,7 +251,7 @@ def _internal_failure(error: BaseException) -> Failure:
         hint = None
     else:
         shown = f"{type(error).__name__}: {text}" if text else type(error).__name__
-        hint = "this is a bug in Osmosis; set OSMOSIS_DEBUG=1 and run it again to see where"
+        hint = "this is a bug in Osmosis; OSMOSIS_DEBUG=1 prints a traceback"
     return Failure(
         1,
         "INTERNAL",

@@ -68,7 +68,7 @@ def list_benchmarks(limit: LimitOption = 50, everything: AllOption = False) -> L
 @app.command()
 def info(
     key: Annotated[
-        str, typer.Argument(help="Key, name or id of a benchmark.", autocompletion=complete_benchmark)
+        str, typer.Argument(help="Key, name or ID of a benchmark.", autocompletion=complete_benchmark)
     ],
     limit: LimitOption = 50,
     everything: AllOption = False,
@@ -86,9 +86,7 @@ def info(
         data = benchmarks.describe_benchmark(context.client, key, limit=limit, everything=everything)
     total = formats.count(data["runs_total_count"])
     note = (
-        f"Showing {len(data['runs'])} of {total}. Use --all to see every one."
-        if data["runs_has_more"]
-        else None
+        f"Showing {len(data['runs'])} of {total}. Use --all to list all." if data["runs_has_more"] else None
     )
     own = data["benchmark"]
     board = ("rank", "model", "harness", "task_set", "pass_at_1", "cost_per_task")
@@ -109,7 +107,7 @@ def info(
 
 @app.command()
 def submit(
-    config: Annotated[Path, typer.Argument(help="A TOML file of configs/benchmark/.")],
+    config: Annotated[Path, typer.Argument(help="TOML file in configs/benchmark/.")],
     secrets_file: options.SecretsFileOption = None,
     yes: YesOption = False,
 ) -> OperationResult:

@@ -33,7 +33,7 @@ _HELP = ("-h", "--help")
 _CONTEXT_SETTINGS = {"help_option_names": [*_HELP], "max_content_width": 100}
 
 
-# What other tools call what is here found under another name.
+# Synonyms that users of other tools may type.
 _OTHER_WORDS: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("evaluate", "evals", "evaluation"), ("eval",)),
     **dict.fromkeys(("metrics", "graph", "export"), ("info",)),
@@ -42,24 +42,23 @@ _OTHER_WORDS: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("rm", "delete", "unregister", "deregister"), ("delete", "remove")),
 }
 
-_INFO = "`osmosis train info RUN` shows it"
-_ORIGIN = "a directory belongs to the workspace that its repository is connected to, by Git's remote `origin`"
+_INFO = "use `osmosis train info RUN`"
+_CURRENT = "Git's remote `origin` selects the workspace, and `osmosis workspace current` shows it"
 
-# What is said after "No such command", by the words of the command.
+# Replacements of commands of the hosted CLI, by their words.
 _FORMER_COMMANDS: Mapping[str, str] = {
-    "init": "`osmosis rollout init NAME` makes a rollout, `osmosis doctor --fix` a workspace directory",
-    "link": f"{_ORIGIN}; `osmosis workspace current` shows which",
-    "unlink": f"{_ORIGIN}; `osmosis workspace current` shows which",
-    "deploy": "it is `osmosis model deploy MODEL` now",
-    "undeploy": "it is `osmosis model undeploy MODEL` now",
-    "deployment": "`osmosis model list` shows what is deployed",
+    "init": "use `osmosis rollout init NAME` for a rollout, `osmosis doctor --fix` for a workspace directory",
+    "link": _CURRENT,
+    "unlink": _CURRENT,
+    "deploy": "use `osmosis model deploy MODEL`",
+    "undeploy": "use `osmosis model undeploy MODEL`",
+    "deployment": "use `osmosis model list`",
     "train metrics": _INFO,
     "train graph": _INFO,
-    "train export": "`osmosis train info RUN --output FILE` writes it",
-    "train traces": "`osmosis train logs RUN` shows what the run said",
-    "model delete": "a trained model goes with its run, by `osmosis train delete RUN`; `osmosis model undeploy MODEL` "
-    "only ends its serving",
-    "rollout validate": "`osmosis check` imports every rollout that a config names",
+    "train export": "use `osmosis train info RUN --output FILE`",
+    "train traces": "use `osmosis train logs RUN`",
+    "model delete": "use `osmosis train delete RUN`, which also deletes its models",
+    "rollout validate": "use `osmosis check`",
 }
 
 
@@ -72,11 +71,11 @@ class LazyCommand(NamedTuple):
 
 
 class CommandGroup(TyperGroup):
-    """A group that shows its help when called bare and suggests the command that was meant."""
+    """A group that shows its help without arguments and suggests similar commands."""
 
     _outlining = False
     lazy: Mapping[str, LazyCommand] = {}
-    """Commands that are made when they are asked for."""
+    """Commands that are built at their first use."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(dict.fromkeys([*self.lazy, *self.commands]))
@@ -124,7 +123,7 @@ class CommandGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def _eval_form(self, ctx: Any, args: list[str]) -> list[str]:
-        """Tell `eval -m MODULE:AGENT …` from `eval SUBCOMMAND …`; fail where a line is neither or both."""
+        """Distinguish `eval -m MODULE:AGENT …` from `eval SUBCOMMAND …`; fail if a line is neither or both."""
         # The option -m may have its value behind it.
         has_module = any(
             word.partition("=")[0] == "--module" or (word.startswith("-m") and not word.startswith("--"))
@@ -254,7 +253,7 @@ def _print_version(wanted: bool) -> None:
 
 
 def _no_such_command(name: str, trail: Sequence[str], visible: Sequence[str]) -> str:
-    """Return what to say of ``name``, which is no command."""
+    """Return the error for an unknown command."""
     if name == "help":
         return "No such command 'help'. Use 'osmosis --help' or 'osmosis <command> --help'."
     if former := _FORMER_COMMANDS.get(" ".join((*trail, name))):

@@ -270,8 +270,8 @@ class ListResult(Result):
     total_count: int | None = None
     has_more: bool = False
     next_offset: int | None = None
-    more: str = "Use --all to see every one."
-    none: str = "Nothing here yet."
+    more: str = "Use --all to list all."
+    none: str = "No items."
 
     def body(self) -> dict[str, Any]:
         return {

@@ -154,7 +154,7 @@ def _print_section(console: Console, section: Section) -> None:
 
 def _print_list(console: Console, result: ListResult) -> None:
     if not result.items:
-        looked = f"None among those looked through. {result.more}".rstrip()
+        looked = f"No matches so far. {result.more}".rstrip()
         if not result.blocks:
             _print_text(console, looked if result.has_more else result.none, style="dim")
         return

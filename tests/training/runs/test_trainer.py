@@ -223,7 +223,7 @@ async def test_a_task_that_is_solved_ends_the_run_with_what_was_learned(tmp_path
     ("max_steps", "last", "message"),
     [
         (30, UNSCORED_STEPS_END - 1, r"4 x agent_error.*the agent broke"),
-        (1, 1, "no rollout got a reward in its one step, so nothing was learned"),
+        (1, 1, "no attempt got a reward in its one step, so nothing was learned"),
     ],
     ids=["long", "one step"],
 )

@@ -242,7 +242,7 @@ def metric_blocks(run: LocalTraining | DescribedTraining) -> Iterator[Block]:
     if len(curves[0].points) > 1:
         yield Chart([curve for curve in curves if curve.points], title="Reward", x_label="step")
     if run.metrics is not None and run.metrics.overview.metric_summaries:
-        headings = ("First", "Latest", "Change", "Least", "Greatest")
+        headings = ("First", "Latest", "Change", "Minimum", "Maximum")
         rows = [
             (each.title, *map(compact, (each.initial, each.latest, each.delta, each.min, each.max)))
             for each in run.metrics.overview.metric_summaries

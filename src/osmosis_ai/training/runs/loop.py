@@ -211,7 +211,7 @@ class TrainingLoopState:
         self.reward_dropped = significant_fall(self.start_rewards, rewards, validations=validations)
         if self.reward_dropped is None:
             return None
-        return f"{self.reward_dropped}: the policy gets worse at rows that it does not learn from."
+        return f"{self.reward_dropped}: the policy gets worse on held-out rows."
 
     def end_without_signal(self, updates: int) -> StopReason | None:
         if self.silent < SILENT_STEPS_END:
@@ -232,20 +232,20 @@ class TrainingLoopState:
         if self.reward is None:
             steps = "its one step" if self.step == 1 else f"any of its {self.step} steps"
             raise NoRewardsError(
-                f"no rollout got a reward in {steps}, so nothing was learned.",
+                f"no attempt got a reward in {steps}, so nothing was learned.",
                 hint="the log of the run says why; try the rollout with `osmosis eval run` and a few `--rows`",
             )
 
     def _without_rewards(self, batch: RolloutBatch) -> str:
         reasons = ", ".join(f"{count} x {reason}" for reason, count in batch.unscored().items())
-        what = f"none of the {len(batch.samples)} rollouts of step {batch.step} got a reward ({reasons})"
+        what = f"none of the {len(batch.samples)} attempts of step {batch.step} got a reward ({reasons})"
         failure = next((s.record.error for s in batch.samples if s.record.error), "no grader gave one")
         if self.unscored >= UNSCORED_STEPS_END:
             raise NoRewardsError(
-                f"{what}, and so it was in {self.unscored} steps in a row. The first of them: {failure}",
+                f"{what}, for {self.unscored} steps in a row. The first failure: {failure}",
                 hint="try the rollout with `osmosis eval run` and a few `--rows`",
             )
-        return f"{what}. The first of them: {failure}"
+        return f"{what}. The first failure: {failure}"
 
 
 class _Stopped(Exception):

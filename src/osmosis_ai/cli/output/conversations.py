@@ -60,7 +60,11 @@ def _conversation(shown: ShownConversation, *, named: bool = False) -> Conversat
         ConversationTurn(_name(turn.role), _text(turn.text), _name(turn.label))
         for turn in turns_of(shown.conversation)
     ]
-    place = f"row {shown.sample.row}, attempt {shown.sample.attempt}"
+    sample = shown.sample
+    outcome = "no reward"
+    if sample.reward is not None:
+        outcome = "passed" if sample.passed else "failed"
+    place = f"row {sample.row}, attempt {sample.attempt} ({outcome})"
     return ConversationBlock(
         turns=[*turns, *_remarks(shown)],
         title=f"{shown.run}, {place}" if named else place,

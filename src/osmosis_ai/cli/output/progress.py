@@ -54,7 +54,7 @@ class LineProgress(Progress):
         self._unit = unit
         self._said_step = 0
         self._said_at = time.monotonic()
-        self._said = ""
+        self._said_completed = 0.0
         self._unsaid: str | None = None
 
     def show(self, now: ProgressState) -> None:
@@ -65,7 +65,8 @@ class LineProgress(Progress):
         line = self._line(now.completed, now.waits or now.note)
         if step > self._said_step or time.monotonic() - self._said_at >= QUIET_LIMIT_S:
             self._say(line, step)
-        elif line != self._said:
+            self._said_completed = now.completed
+        elif now.completed != self._said_completed:
             self._unsaid = line
 
     def finish(self) -> None:
@@ -75,7 +76,7 @@ class LineProgress(Progress):
 
     def _say(self, line: str, step: int) -> None:
         self._write(formats.one_line(line))
-        self._said, self._said_step, self._said_at, self._unsaid = line, step, time.monotonic(), None
+        self._said_step, self._said_at, self._unsaid = step, time.monotonic(), None
 
     def _line(self, completed: float, note: str) -> str:
         parts = [f"{self._description}: {formats.amount(completed, self._total, self._unit)}"]

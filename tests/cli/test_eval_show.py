@@ -64,7 +64,7 @@ def test_side_by_side(maze: Maze) -> None:
     assert (sample["run"], sample["beside"]["run"], sample["beside"]["row"]) == ("fern", "moss", 1)
     assert sample["beside"]["messages"][2]["content"] == "from moss"
     plain = maze.osmosis(*show, "--plain")
-    assert "fern, row 0, attempt 1:" in plain.out and "moss, row 1, attempt 0:" in plain.out
+    assert "fern, row 0, attempt 1 (failed):" in plain.out and "moss, row 1, attempt 0 (passed):" in plain.out
 
 
 def test_broken_and_long_conversations(maze: Maze) -> None:

@@ -81,6 +81,17 @@ def test_same_numbers_in_every_output(maze: Maze, tmp_path: Path, monkeypatch: p
             ]
 
 
+def test_default_screen_fits(maze: Maze, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    short, full = (
+        maze.osmosis("eval", "compare", "fern", "moss", *more).out for more in ((), ("--verbose",))
+    )
+    assert short.startswith("moss is better than fern by ") and len(short.splitlines()) <= 40
+    assert "Different inputs: model." in short
+    for title in ("What differs", "What the runs took"):
+        assert title in full and title not in short
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -260,6 +260,25 @@ def test_slices(runs: Maze) -> None:
     assert "slice split = 0: 8 rows; below 10 there is no verdict." in small.resource["warnings"]
 
 
+def test_one_table_with_bounds(runs: Maze) -> None:
+    rules = "--against base --margin pass_rate=0.05 --min pass_rate=0.1 --slice difficulty"
+    options = rules.split()
+    lines = gate(runs, "worse", *options, mode="--plain").out.splitlines()
+    assert (lines[0], lines[1]) == ("fail: worse does not meet every rule.", "worse against base:")
+    assert lines[2] == "Rule\tValue\tLower bound\tUpper bound\tRows\tVerdict"
+    assert [line.split("\t")[0] for line in lines[3:9]] == [
+        "pass_rate >= 10%",
+        "  difficulty = easy",
+        "  difficulty = hard",
+        "pass_rate >= baseline - 5 points",
+        "  difficulty = easy",
+        "  difficulty = hard",
+    ]
+    assert lines[9:] == ["one-sided bounds at 95% confidence"]
+    full = gate(runs, "worse", *options, "--verbose", mode="--plain").out.splitlines()
+    assert full[:10] == lines and len(full) == 16
+
+
 def test_decide_file(runs: Maze) -> None:
     beside = runs.workspace.root / "configs/eval/maze.decide.toml"
     beside.parent.mkdir(parents=True, exist_ok=True)

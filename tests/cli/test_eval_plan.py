@@ -67,6 +67,15 @@ def test_pilot(maze: Maze) -> None:
     )
 
 
+def test_default_screen_has_five_designs(maze: Maze, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    words = ("--pilot", "pilot", "--detect", "0.2", "--plain")
+    short, full = plan(maze, *words).out, plan(maze, *words, "--verbose").out
+    rows = [line for line in short.splitlines() if line.count("\t") > 5][1:]
+    assert len(rows) == 5 and len(full.splitlines()) > len(short.splitlines())
+    assert len([row for row in rows if row.endswith(("\tconfig", "\tcheapest"))]) == 2
+
+
 def test_pilot_and_baseline(maze: Maze) -> None:
     write_journalled_run(maze.workspace.evals_dir / "base", [HARD, HARD, FAIR] * 10)
     alone = plan(maze, "--pilot", "pilot", "--json").resource

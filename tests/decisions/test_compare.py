@@ -123,9 +123,7 @@ def test_different_inputs() -> None:
 
 
 def test_huge_rewards_and_costs(recwarn: pytest.WarningsRecorder) -> None:
-    with pytest.raises(
-        OsmosisError, match=r"fern has a reward of 1e\+308: its variance cannot be computed"
-    ):
+    with pytest.raises(OsmosisError, match=r"fern has a reward of 1e\+308: its variance cannot be computed"):
         compared([[1e308], [2.0]] * 5, [[1.0], [2.0]] * 5)
     a, b = run_of(passes(HARD), name="fern"), run_of(passes(BETTER), name="moss")
     dear = b.samples.copy()

@@ -63,7 +63,7 @@ def random_model(name: str, directory: Path) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("name", ["Qwen2", "Llama"])
+@pytest.mark.parametrize("name", ["Qwen2", pytest.param("Llama", marks=pytest.mark.nightly)])
 async def test_random_model_is_trained(name, tmp_path, rollout_dir):
     model = random_model(name, tmp_path / "model")
     settings = {

@@ -27,7 +27,6 @@ from osmosis_ai.platform.worker.training import TrainingReports
 from osmosis_ai.redaction import Redactor
 from osmosis_ai.training.runs.run_directory import ValidationSamples
 from osmosis_ai.viewer.access import SharedReads
-from osmosis_ai.viewer.source import SampleEntry, SampleQuery
 from tests.platform.conftest import Member
 from tests.platform.fake_worker import FakeTrainer, journal_of
 from tests.viewer.source_contract import leave_validation
@@ -166,31 +165,6 @@ def statements_of(db: Database) -> Iterator[list[tuple[str, Any]]]:
         yield noted
     finally:
         event.remove(db._engine, "before_cursor_execute", note)
-
-
-def places(samples: Sequence[SampleEntry]) -> list[tuple[int, int]]:
-    """Return (row, attempt) of each sample."""
-    return [(each.row, each.attempt) for each in samples]
-
-
-def every_page(
-    source: PlatformSource, run: str, query: SampleQuery, *, limit: int
-) -> list[list[tuple[int, int]]]:
-    """Return the places of each page, followed to the end and back again."""
-    found, cursor = [], None
-    while True:
-        page = source.samples(run, query, limit=limit, cursor=cursor)
-        found.append(places(page.items))
-        if page.next is None:
-            break
-        cursor = page.next
-    back, cursor = [found[-1]], page.previous
-    while cursor is not None:
-        page = source.samples(run, query, limit=limit, cursor=cursor)
-        back.insert(0, places(page.items))
-        cursor = page.previous
-    assert back == found
-    return found
 
 
 def publish_validation(

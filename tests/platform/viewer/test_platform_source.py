@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
@@ -16,7 +16,7 @@ from osmosis_ai.platform.db.tables import DbRun, DbSample
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.source import PlatformSource
 from osmosis_ai.ui.numbers import date
-from osmosis_ai.viewer.source import RunQuery, SampleQuery, SampleSort
+from osmosis_ai.viewer.source import RunQuery, SampleQuery
 from tests.evaluation.builders import record
 from tests.platform.conftest import ManualClock, Member, World
 from tests.platform.databases import platform_database, postgres_database
@@ -26,7 +26,6 @@ from tests.platform.viewer.runs_world import (
     add_file,
     add_run,
     add_samples,
-    every_page,
     keep_journal,
     run_row,
     source_of,
@@ -71,14 +70,6 @@ def run(services: PlatformServices, member: Member) -> DbRun:
 
 
 # Samples
-
-
-@pytest.mark.parametrize("sort", get_args(SampleSort))
-def test_every_sample_is_on_one_page_of_every_order(
-    source: PlatformSource, run: DbRun, sort: SampleSort
-) -> None:
-    found = every_page(source, run.name, SampleQuery(sort=sort), limit=2)
-    assert sorted(place for page in found for place in page) == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]
 
 
 def test_what_judges_said_is_read_from_the_stored_journal(

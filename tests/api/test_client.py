@@ -467,7 +467,7 @@ def test_circular_pages(back: int) -> None:
 def test_circular_log_pages() -> None:
     log = LogFollower(lambda limit, cursor: LogPage(next_cursor="same"))
     log.news()
-    with pytest.raises(PlatformError, match="circles"):
+    with pytest.raises(PlatformError, match="same cursor"):
         log.news()
 
 

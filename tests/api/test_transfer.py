@@ -377,6 +377,12 @@ def test_download_redirects(downloads: Downloads) -> None:
     assert "endlessly" in downloads.refused("a").message
 
 
+@pytest.mark.parametrize("name", ["../../etc/passwd", "..", "a/b", "a\\b"])
+def test_suggested_name_with_a_path(downloads: Downloads, name: str) -> None:
+    downloads.store.answers = [status(200, Content_Disposition=f'attachment; filename="{name}"')]
+    assert downloads.get("small") is None
+
+
 def test_concurrent_downloads_to_one_file(downloads: Downloads) -> None:
     errors: list[OsmosisError] = []
     downloads.get("small", progress=lambda _: errors.append(downloads.refused("small")))

@@ -281,7 +281,9 @@ def test_show_damaged_run(maze: Maze, local: Path) -> None:
     with (local / "events.jsonl").open("ab") as journal:
         journal.write(b"\0\xff\n")
     shown = maze.osmosis("eval", "show", "good", "--plain")
-    assert shown.status == 0 and "is damaged at line" in shown.out and "row 1, attempt 0:" in shown.out
+    assert (
+        shown.status == 0 and "is damaged at line" in shown.out and "row 1, attempt 0 (failed):" in shown.out
+    )
     assert "is damaged at line" in maze.osmosis("eval", "show", "good", "--row", "7").err
     assert "is damaged at line" in maze.osmosis("eval", "show", "good", "--json").data["problems"][0]
 

@@ -150,6 +150,6 @@ def test_eval_uses_platform_dataset(platform: Platform, root: Path) -> None:
 def test_unknown_dataset(platform: Platform, root: Path) -> None:
     save_login()
     platform.detail.respond(404, json={"error": "there is no dataset 'multiply'"})
-    with pytest.raises(NotFoundError, match=f"nor a dataset of that name on {FERN}") as missing:
+    with pytest.raises(NotFoundError, match=f"not found in .* or on {FERN}") as missing:
         prepare()
     assert "osmosis dataset upload" in (missing.value.hint or "")

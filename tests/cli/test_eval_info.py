@@ -148,7 +148,7 @@ def test_long_run_names_are_sent_to_the_platform(
     request = maze.get(f"/eval-runs/{quote(name)}{below}").respond(404, json={"error": "deleted just now"})
     outcome = maze.osmosis("eval", command, place + name)
     assert outcome.status == 1 and request.called
-    assert "Traceback" not in outcome.err and "invalid run name" not in outcome.err
+    assert "Traceback" not in outcome.err and "Run name is invalid" not in outcome.err
     assert ("neither on this machine nor on the platform" in outcome.err) is (place == "")
 
 

@@ -106,9 +106,9 @@ async def test_unknown_dataset(world: World) -> None:
     outcome = await world.run()
     assert (outcome.status, outcome.out) == (1, "")
     assert outcome.err.startswith(
-        "Error: the config names the dataset `nothing`, and there is no `data/nothing.jsonl`, `.csv`, `.json` or "
-        "`.parquet` in WS.\nhint: put the file there, or pass `--dataset-file FILE`"
+        "Error: Dataset 'nothing' of the config not found in WS/data.\n"
+        "hint: put the file there, or pass '--dataset-file FILE'"
     )
     world.config(dataset="multipl")
-    assert (await world.run()).err.endswith("hint: did you mean `multiply`?\n")
+    assert (await world.run()).err.endswith("hint: did you mean 'multiply'?\n")
     world.assert_not_begun()

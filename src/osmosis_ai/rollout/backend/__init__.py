@@ -12,7 +12,6 @@ import asyncio
 import copy
 import inspect
 import logging
-import sys
 import time
 import traceback
 from abc import ABC, abstractmethod
@@ -22,11 +21,11 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import ValidationError
 
-from .agent_workflow import AgentWorkflow
-from .artifacts import ArtifactsOnDemand, artifact_root
-from .context import AgentWorkflowContext, GraderContext, RolloutContext, rollout_contextvar
-from .extra_fields import counting_judge_calls
-from .types import (
+from osmosis_ai.rollout.agent_workflow import AgentWorkflow
+from osmosis_ai.rollout.artifacts import ArtifactsOnDemand, artifact_root
+from osmosis_ai.rollout.context import AgentWorkflowContext, GraderContext, RolloutContext, rollout_contextvar
+from osmosis_ai.rollout.extra_fields import counting_judge_calls
+from osmosis_ai.rollout.types import (
     ExecutionRequest,
     ExecutionResult,
     RolloutErrorCategory,
@@ -35,7 +34,7 @@ from .types import (
     RolloutStatusResponse,
     coerce_output,
 )
-from .utils.imports import resolve_class, resolve_object
+from osmosis_ai.rollout.utils.imports import resolve_class, resolve_object
 
 logger = logging.getLogger(__name__)
 
@@ -481,9 +480,3 @@ def describe(error: BaseException) -> str:
     if not text or isinstance(error, KeyError):
         text = f"{type(error).__name__}: {text}".removesuffix(": ")
     return text[:_MESSAGE_LIMIT]
-
-
-# Import paths of the public SDKs that are this module.
-for _path in ("local", "local.backend"):
-    sys.modules[f"{__name__}.{_path}"] = sys.modules[__name__]
-    globals()[_path.rpartition(".")[2]] = sys.modules[__name__]

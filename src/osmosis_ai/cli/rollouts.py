@@ -298,7 +298,7 @@ def apply(
         next_steps=[
             *_written_lines(resource),
             *formats.next_block(
-                ("Evaluate on this machine", f"osmosis eval run {path}") for path in evaluations
+                ("evaluate on this machine", f"osmosis eval run {path}") for path in evaluations
             ),
         ],
         next_steps_structured=[{"action": "eval_run", "config": path} for path in evaluations],

@@ -281,6 +281,8 @@ _MESSAGES: dict[Verdict, str] = {
     "fail": "does not meet every rule.",
     "unclear": "has too little evidence.",
 }
+# As people read it; JSON and the option keep "unclear".
+_SHOWN: dict[Verdict, str] = {"pass": "pass", "fail": "fail", "unclear": "inconclusive"}
 _MOST_REASONS = 3
 
 
@@ -358,7 +360,7 @@ def gate(
 ) -> OperationResult:
     """Check a run against thresholds.
 
-    Exits with 0 for pass, 1 for fail and 3 for unclear.
+    Exits with 0 for pass, 1 for fail and 3 if inconclusive.
 
     A --min rule passes if the one-sided 95% lower bound of the metric is at or above X, and fails if the upper bound
     is below X. With 95% confidence, a --margin rule passes if the run is less than X worse than the baseline, and
@@ -368,7 +370,7 @@ def gate(
 
     Metrics: reward, pass_rate, pass@K, pass^K, cost_per_row (USD), tokens and latency (seconds) per attempt;
     unscored, failed and infrastructure (shares of attempts). A judge's result file has score, alpha and unscored. The
-    verdict on an unfinished run is unclear.
+    verdict on an unfinished run is inconclusive.
 
     Examples:
         osmosis eval gate amber-otter-42 --min pass_rate=0.8 --max unscored=0.05
@@ -441,9 +443,9 @@ def _name(run: GatedRun | RunTotals) -> str:
 
 
 def _gate_message(report: GateReport, ended: Verdict) -> str:
-    message = f"{report.verdict}: {_name(report.run)} {_MESSAGES[report.verdict]}"
+    message = f"{_SHOWN[report.verdict]}: {_name(report.run)} {_MESSAGES[report.verdict]}"
     if ended != report.verdict:
-        return f"{message} Result: {ended} (--unclear)."
+        return f"{message} Result: {_SHOWN[ended]} (--unclear)."
     settles = [each.settles for each in report.judgements if each.verdict == "unclear" and each.settles]
     if report.verdict == "unclear" and len(settles) == 1:
         return f"{message} To decide: {settles[0]}."
@@ -473,14 +475,14 @@ def _gate_table(report: GateReport) -> Table:
 
 
 def _rule_row(name: str, judgement: RuleResult) -> Sequence[Cell]:
-    verdict = Styled(judgement.verdict, _TONES[judgement.verdict])
+    verdict = Styled(_SHOWN[judgement.verdict], _TONES[judgement.verdict])
     return (name, *_numbers(judgement), judgement.evidence.rows, verdict)
 
 
 def _unseen_reasons(report: GateReport) -> list[str]:
     """Return the reasons of unclear verdicts that the bounds do not show, each once."""
     if report.undecided is not None:
-        return [one_line(f"unclear: {report.undecided}")]
+        return [one_line(f"inconclusive: {report.undecided}")]
     unseen: dict[str, str] = {}
     for each in report.judgements:
         evidence = each.evidence
@@ -494,7 +496,7 @@ def _unseen_reasons(report: GateReport) -> list[str]:
 
 def _line(judgement: RuleResult) -> str:
     # A reason may repeat an agent's error, and CI reads lines as commands.
-    return one_line(f"{judgement.verdict}: {judgement.rule}: {_why(judgement)}")
+    return one_line(f"{_SHOWN[judgement.verdict]}: {judgement.rule}: {_why(judgement)}")
 
 
 def _why(judgement: RuleResult) -> str:

@@ -382,7 +382,7 @@ def test_report(cli: Cli, judge: JudgeServer) -> None:
     assert "What goes into the report: scores" in outcome.err
     again = ["-n", "2", "-o", "out.json", "--report", "deep/report.html", "--no-text"]
     kept = score(cli, *again)
-    assert "deep/report.html exists" in kept.err and "--force" in kept.err
+    assert "deep/report.html' already exists" in kept.err and "--force" in kept.err
     assert Path("deep/report.html").read_text() == page
     score(cli, *again, "--force")
     bare = Path("deep/report.html").read_text()

@@ -11,7 +11,8 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -67,17 +68,20 @@ MASKS = {
     r" [\d.]+/s ": " <n>/s ",
     r'"(\w*duration_ms|elapsed_s)":(?!61500)[\d.]+': r'"\1":"<s>"',
     r"([Dd]uration(?:\t| +│ |: ))[\d.]+ ?m?s\b": r"\1<s>",
+    r"(<scratch>/workspace) {2,}": r"\1    ",
 }
 RunCase = Callable[..., Outcome]
 
 
 @pytest.fixture
-def run_case(tmp_path: Path, capsys: pytest.CaptureFixture[str], logging_as_it_was: None) -> RunCase:
+def run_case(capsys: pytest.CaptureFixture[str], logging_as_it_was: None) -> Iterator[RunCase]:
     """Run a case in a new workspace directory and mask its output."""
     numbers = itertools.count()
+    # A short path, because tables wrap long ones.
+    scratch = tempfile.TemporaryDirectory(prefix="g")
 
     def run(case: Case, *mode: str) -> Outcome:
-        directory = tmp_path / str(next(numbers))
+        directory = Path(scratch.name) / str(next(numbers))
         with pytest.MonkeyPatch.context() as patch, open_maze(directory, patch, capsys) as maze:
             patch.setenv("COLUMNS", "100")
             # Two Git processes take longer than the rest of most commands.
@@ -96,7 +100,8 @@ def run_case(tmp_path: Path, capsys: pytest.CaptureFixture[str], logging_as_it_w
         assert not re.search("this is a bug|internal error", outcome.err), outcome.err
         return outcome._replace(out=_mask(outcome.out, maze), err=_mask(outcome.err, maze))
 
-    return run
+    with scratch:
+        yield run
 
 
 def _mask(text: str, maze: Maze) -> str:

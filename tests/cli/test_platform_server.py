@@ -192,7 +192,7 @@ def test_remote_access_needs_tls(cli: Cli) -> None:
     assert (done.status, done.out) == (1, "")
     assert "clients refuse" in done.err and "--public-url https://" in done.err
     done = cli("platform", "start", "--host", "0.0.0.0", "--public-url", "http://osmosis.example")
-    assert done.status == 1 and "insecure" in done.err
+    assert done.status == 1 and "Insecure platform URL" in done.err
     assert cli("platform", "start", "--public-url", "https://user:pw@osmosis.example").status == 1
 
 

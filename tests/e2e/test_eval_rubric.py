@@ -193,6 +193,6 @@ async def test_concurrent_sessions_of_one_result(world: World) -> None:
     await world.wait_for_calls(1)
     (world.root / "sub").mkdir()
     second = await world.run("-o", "sub/../out.json")
-    assert second.status == 1 and "another process is writing" in second.err
+    assert second.status == 1 and "Another process is writing" in second.err
     first.send_signal(signal.SIGINT)
     assert (await finish(first)).status == 1

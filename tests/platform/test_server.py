@@ -147,7 +147,7 @@ def test_an_insecure_public_url_needs_to_be_allowed(
     config: PlatformConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exposed = replace(config, host="0.0.0.0", public_url="http://osmosis.example:8733")
-    with pytest.raises(OsmosisError, match="insecure"):
+    with pytest.raises(OsmosisError, match="Insecure platform URL"):
         require_safe_address(exposed)
     monkeypatch.setenv("OSMOSIS_ALLOW_INSECURE_PLATFORM_URL", "1")
     require_safe_address(exposed)

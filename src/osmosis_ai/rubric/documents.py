@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import orjson
 
-from osmosis_ai.decisions.differences import Difference, Pairs, mean_difference, number_data
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.lenient_json import as_number, as_objects, as_table, as_text, loads
 from osmosis_ai.files import replacing
@@ -29,6 +28,7 @@ from osmosis_ai.ui import numbers
 
 if TYPE_CHECKING:
     from osmosis_ai.controller.record import TerminalRecord
+    from osmosis_ai.decisions.differences import Difference, Pairs
 
 CallStatus = Literal["scored", "unscored", "failed"]
 PREVIEW_CHARACTERS = 140
@@ -405,6 +405,8 @@ class SessionComparison:
 
     def data(self) -> dict[str, Any]:
         """Return the comparison for result files. The first three keys are those of the public 0.2 SDK."""
+        from osmosis_ai.decisions.differences import number_data
+
         return {
             "source_path": str(self.baseline.source_path),
             "baseline_statistics": dict(self.baseline.statistics),
@@ -458,6 +460,8 @@ def compare_sessions(
     seed: int,
 ) -> SessionComparison:
     """Compare a session, whose records, inputs and statistics these are, with an earlier one."""
+    from osmosis_ai.decisions.differences import mean_difference
+
     changed = baseline.changed_inputs(inputs)
     low, high = bounds
     earlier = [record for record in baseline.records if low <= record.score <= high or "bounds" in changed]
@@ -502,6 +506,8 @@ def _pairing(earlier: Sequence[ScoredRecord], current: Sequence[ScoredRecord]) -
 def _pairs(
     by: Pairing, earlier: Sequence[ScoredRecord], current: Sequence[ScoredRecord], scale: tuple[float, float]
 ) -> Pairs:
+    from osmosis_ai.decisions.differences import Pairs
+
     rows: dict[str, int] = {}
 
     def columns(records: Sequence[ScoredRecord]) -> tuple[list[float], list[int]]:

@@ -55,7 +55,7 @@ def test_delete_training_run(maze: Maze) -> None:
     maze.get("/training-runs/tr_8/checkpoints").respond(json={"checkpoints": [{"id": "a"}, {"id": "b"}]})
     route = maze.delete("/training-runs/tr_8").respond(204)
     details = delete(maze, "train", "copper").error["details"]
-    assert details["prompt"].startswith('Delete training run "copper" with the 2 adapters that it has made?')
+    assert details["prompt"].startswith('Delete training run "copper" with its 2 adapters?')
     assert details["summary"] == {"Run": "copper", "Status": "crashed", "Adapters": "2"}
     assert delete(maze, "train", "copper", "--yes").json["operation"] == "train.delete"
     assert route.called

@@ -17,7 +17,7 @@ from tests.standin_model import Reply, StandInModel
 
 pytestmark = pytest.mark.e2e
 
-TAKEN = "Taken from the model calls of an agent that ended without giving a conversation"
+TAKEN = "Taken from the model calls of an agent that ended without returning a conversation"
 # Asks twice, tells a secret, and ends as its prompt says.
 TALKS = f"""
 class Agent(AgentWorkflow):

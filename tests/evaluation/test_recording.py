@@ -356,5 +356,5 @@ def test_invalid_manifest_inputs(tmp_path: Path, inputs: dict[str, object]) -> N
 
 def test_result_without_row_digest(tmp_path: Path) -> None:
     directory = write_journalled_run(tmp_path / "fox", [[1.0]], digests=[None])
-    with pytest.raises(JournalCorruptionError, match="row 0, attempt 1 has no 'row_digest'"):
+    with pytest.raises(JournalCorruptionError, match="row 0, attempt 0 has no 'row_digest'"):
         read_local_samples(directory)

@@ -208,7 +208,7 @@ def test_loopback_only_and_port_in_use(tmp_path: Path) -> None:
     from osmosis_ai.viewer.serving import prepare_viewer
 
     for host in ("0.0.0.0", "::", "192.168.1.4", "example.org", "localhost.example.org"):
-        with pytest.raises(OsmosisError, match="listens on this machine alone"):
+        with pytest.raises(OsmosisError, match="listens only on this machine"):
             prepare_viewer(FakeSource(), tmp_path, cache_dir=tmp_path, host=host)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -182,7 +182,7 @@ def _example(sample: DemoSample) -> list[str]:
     from osmosis_ai.cli.output.conversations import turns_of
 
     outcome = "passed" if sample.reward >= 1 else f"reward {sample.reward:g}"
-    lines = [f"Example, row {sample.row_index}, attempt {sample.run_index + 1} ({outcome})"]
+    lines = [f"Example, row {sample.row_index}, attempt {sample.run_index} ({outcome})"]
     for turn in turns_of(sample.conversation):
         text = formats.one_line(turn.text)
         if turn.role == "tool":

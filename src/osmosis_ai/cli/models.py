@@ -269,7 +269,7 @@ def download(
             status="success" if is_new else "noop",
             message=f"{name} is in {place}: {files}, {formats.size(plan.total_bytes)}."
             if is_new
-            else f"{name} was in {place} already, every byte of it.",
+            else f"{name} is already complete in {place}.",
             resource={**plan.resource(), **context.resource()},
             next_steps=next_block([(f"load it on {base}", load)]) if base else (),
         )

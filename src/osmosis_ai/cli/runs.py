@@ -359,7 +359,7 @@ class RunView(Generic[DescribedT]):
                 run, adapters = find_deletable_run(context.client, self.kind, name)
             shown = run.name or run.id
             saved = "1 adapter" if adapters == 1 else f"{adapters} adapters"
-            what = f'{noun} run "{shown}"' + (f" with the {saved} that it has made" if adapters else "")
+            what = f'{noun} run "{shown}"' + (f" with its {saved}" if adapters else "")
             summary = {"Run": shown, "Status": run.status}
             summary |= {"Adapters": str(adapters)} if adapters else {}
             output.confirm(f"Delete {what}? This cannot be undone.", yes=yes, summary=summary)
@@ -436,7 +436,7 @@ class RunView(Generic[DescribedT]):
         output, kind, noun = current(), self.kind, NOUNS[self.kind]
         with platform_context() as context:
             values = read_secrets_file(secrets_file) if secrets_file else {}
-            with output.status("Looking for what has changed"):
+            with output.status("Checking for changes"):
                 prepared = submits.prepare_resubmit(context, kind, name, values)
             rows = [
                 (
@@ -467,7 +467,7 @@ class RunView(Generic[DescribedT]):
                 "changes": [asdict(change) for change in prepared.changes],
                 **context.resource(),
             }
-            message = f"{noun.title()} run submitted: {made.name}, of the config of {prepared.name}"
+            message = f"{noun.title()} run submitted: {made.name}, with the config of {prepared.name}"
             result = self._submitted("resubmit", made, message, resource, url=None)
             return self.submitted(context.client, made, result, watch=watch)
 
@@ -637,7 +637,9 @@ def _check(context: PlatformContext, submission: submits.PreparedSubmit) -> Oper
     )
     return OperationResult(
         operation=f"{kind}.check",
-        message=f"Nothing is wrong with {path.name} as far as was checked." if unchecked else correct,
+        message=f"No problems found in {path.name}, but some checks were not possible."
+        if unchecked
+        else correct,
         resource={**resource, "dataset": dataset_item(dataset), **context.resource()},
         next_steps=[*lists, *formats.next_block([("submit it", f"osmosis {kind} submit {shown}")])],
         next_steps_structured=[{"action": f"{kind}_submit", "config": shown}],

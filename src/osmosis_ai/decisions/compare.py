@@ -665,7 +665,7 @@ def changed_slices(found: RunComparison, candidate: ComparedCandidate) -> Compar
         (
             f"{each.column} = {numbers.MISSING if each.value is None else each.value}",
             *_change_cells(each.change, each.change.change),
-            each.verdict or "too few rows",
+            "inconclusive" if each.verdict == "unclear" else each.verdict or "too few rows",
         )
         for each in candidate.slices
     ]

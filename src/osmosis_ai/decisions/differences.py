@@ -546,7 +546,7 @@ def difference_of_counts(a: PassCounts, b: PassCounts, *, confidence: float = CO
         raise ValueError("a rate needs samples")
     warning = None
     if a.samples > a.rows or b.samples > b.rows:
-        warning = "from counts alone: each row counts once, whatever its attempts"
+        warning = "from counts alone: each row counts once, regardless of its attempts"
     rows, samples = a.rows + b.rows, a.samples + b.samples
     return _of_two_rates(
         Difference(b.rate - a.rate, rows=rows, samples=samples, method="newcombe", warning=warning),
@@ -640,7 +640,7 @@ def ratio_of_means(pairs: Pairs, *, confidence: float = CONFIDENCE) -> Differenc
         return None
     warning = None
     if rows < pairs.rows:
-        warning = f"{pairs.rows - rows} of {pairs.rows} rows have none of it in a run and are left out"
+        warning = f"{pairs.rows - rows} of {pairs.rows} rows are left out: their value is zero in a run"
     value = float(logs.mean())
     stderr = float(logs.std(ddof=1)) / math.sqrt(rows) if rows > 1 else None
     logs_only = Difference(value, rows=rows, samples=samples, warning=warning, kind="ratio")

@@ -28,7 +28,7 @@ def read_local_samples(path: Path) -> RunSamples:
     judges: set[str] = set()
 
     def add(record: TerminalRecord) -> None:
-        row, attempt = record.row_index, record.run_index + 1
+        row, attempt = record.row_index, record.run_index
         if record.row_digest is None:
             raise JournalCorruptionError(
                 f"The journal '{events}' is damaged: the record of row {row}, attempt {attempt} has no 'row_digest'.",

@@ -234,7 +234,7 @@ class RolloutErrorCategory(str, Enum):
 
 def _check_status(status: RolloutStatus) -> RolloutStatus:
     if status in (RolloutStatus.COMPLETED, RolloutStatus.ERROR):
-        raise ValueError(f"{status.value} is how an agent loop ends, no status of this protocol")
+        raise ValueError(f"{status.value} is a status of agent loops, not of this protocol")
     return status
 
 

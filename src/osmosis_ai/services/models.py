@@ -198,7 +198,7 @@ class ModelDownloader:
             return False
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise ConflictError(
-                f"{directory} has other contents than this model.",
+                f"{directory} contains something other than this model.",
                 hint="name another directory with --output, or remove this one",
             )
         if directory.is_relative_to(self.workspace.state_dir):

@@ -37,7 +37,7 @@ from osmosis_ai.viewer.source import (
     sample_cursor,
 )
 
-_FROM_MODEL_CALLS = "Taken from the model calls of an agent that ended without giving a conversation: what it did after the last of them is not known."
+_FROM_MODEL_CALLS = "Taken from the model calls of an agent that ended without returning a conversation. What it did after the last call is unknown."
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,7 @@ def viewer_app(
         proof = request.headers.get("authorization", "")
         expected = f"Bearer {proof_of(secret, 'ask', nonce, to)}"
         if not nonce or not hmac.compare_digest(proof.encode("utf-8", "replace"), expected.encode()):
-            return JSONResponse({"message": "only the user who started this may ask."}, 403)
+            return JSONResponse({"message": "only the user who started this viewer may ask."}, 403)
         key = keys.make(to)
         given = {"key": key, "proof": proof_of(secret, "give", nonce, key)}
         return JSONResponse(given, headers=page_headers(keep=False))
@@ -423,7 +423,7 @@ def loopback_address(host: str) -> str:
         if ipaddress.ip_address(host).is_loopback:
             return host
     raise OsmosisError(
-        f"a viewer listens on this machine alone, and {host!r} is more than that.",
+        f"the viewer listens only on this machine, and {host!r} is not a loopback address.",
         hint="to show runs to others: osmosis platform start, and osmosis eval upload RUN",
     )
 

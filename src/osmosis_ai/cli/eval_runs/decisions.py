@@ -176,7 +176,7 @@ def _next_steps(found: RunComparison) -> list[str]:
 _COMPARED_TONES: dict[str, Tone] = {
     "better": "good",
     "worse": "bad",
-    "unclear": "warn",
+    "inconclusive": "warn",
     "too few rows": "dim",
 }
 # These columns keep their width; the names of metrics and slices wrap.
@@ -332,7 +332,7 @@ def gate(
     unclear: Annotated[
         Literal["pass", "fail"] | None,
         typer.Option(
-            "--unclear", help="Exit with 0 (pass) or 1 (fail) instead of 3 if the evidence is insufficient."
+            "--unclear", help="Exit with 0 (pass) or 1 (fail) instead of 3 if the verdict is inconclusive."
         ),
     ] = None,
     against: Annotated[
@@ -480,7 +480,7 @@ def _rule_row(name: str, judgement: RuleResult) -> Sequence[Cell]:
 
 
 def _unseen_reasons(report: GateReport) -> list[str]:
-    """Return the reasons of unclear verdicts that the bounds do not show, each once."""
+    """Return the reasons of inconclusive verdicts that the bounds do not show, each once."""
     if report.undecided is not None:
         return [one_line(f"inconclusive: {report.undecided}")]
     unseen: dict[str, str] = {}

@@ -154,7 +154,7 @@ def _hints(found: ShownRun, wanted: WantedSamples) -> Iterator[str]:
         yield f"{amount(found.searched or 0, 'conversation')} {were} searched, not all: name a --row, or an outcome."
     if found.more:
         pages = "its page on the platform" if found.place == "platform" else "`osmosis view`"
-        yield f"There are more than {wanted.limit}: --limit prints more of them, {pages} shows all."
+        yield f"More attempts match: --limit prints more than {wanted.limit}, {pages} shows all."
 
 
 def _text(text: str) -> str:

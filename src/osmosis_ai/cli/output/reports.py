@@ -287,7 +287,7 @@ def report_file(
 def require_report(given: Mapping[str, bool]) -> None:
     """Refuse options of a report where none was asked for: whether each was given, by its name."""
     if alone := [name for name, is_given in given.items() if is_given]:
-        raise typer.BadParameter(f"{', '.join(alone)} needs --report FILE.html, and there is none.")
+        raise typer.BadParameter(f"{', '.join(alone)} needs --report FILE.html.")
 
 
 def tell_what_goes_in(numbers: str, text: str) -> None:

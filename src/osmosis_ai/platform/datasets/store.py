@@ -601,7 +601,7 @@ def _why_not_ready(row: DbDataset) -> str:
         return f"the dataset '{row.name}' is still being checked; try again in a moment."
     if row.status == "error":
         return f"the dataset '{row.name}' was refused: {row.error}."
-    return f"the upload of the dataset '{row.name}' was given up; upload it again."
+    return f"the upload of the dataset '{row.name}' was abandoned; upload it again."
 
 
 def _with_bytes(db: Database, dataset_id: str) -> DbDataset:

@@ -454,7 +454,7 @@ def text_of(error: BaseException) -> str:
     try:
         return str(error)
     except Exception as failure:
-        return f"{type(error).__name__}, whose text cannot be had ({type(failure).__name__})"
+        return f"{type(error).__name__}, whose message is unavailable ({type(failure).__name__})"
 
 
 def traceback_of(error: BaseException) -> str:

@@ -230,7 +230,7 @@ class ProposedRetry:
         parts = [
             f"failed {format_counts(check.failed)}" if check.failed else "",
             f"{check.no_reward:,} without a reward" if check.no_reward else "",
-            f"{check.missing:,} never made" if check.missing else "",
+            f"{check.missing:,} not started" if check.missing else "",
         ]
         return "; ".join(filter(None, parts))
 

@@ -78,9 +78,7 @@ class PlanRequest:
                     f"{option} must be an amount of US dollars, from 0 to {_MOST_USD:g}, got {cost:g}."
                 )
         if self.rows_at_most is not None and self.rows_at_most < 2:
-            raise PlanUsageError(
-                "--rows-at-most must be 2 or more: one row says nothing about others, whatever its attempts."
-            )
+            raise PlanUsageError("--rows-at-most must be 2 or more: one row says nothing about others.")
         if self.from_runs and (self.pass_rate is not None or self.icc is not None):
             raise PlanUsageError("--pass-rate and --icc are assumptions without a run; omit them.")
         if self.metric == "pass_rate":

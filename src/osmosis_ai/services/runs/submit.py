@@ -83,13 +83,13 @@ def code_notes(
         if experiment.commit_sha
         else f"the latest commit of branch {experiment.branch}"
         if experiment.branch
-        else "the latest commit it has synced of its default branch"
+        else "the latest synced commit of its default branch"
     )
     if verdict is not None and verdict.commit_sha:
         source += f", now {verdict.commit_sha[:8]}"
     here = f"{git.branch or 'no branch'} @ {git.head[:8]}" if git.head else "no commit yet"
     return [
-        f"The platform runs the code of the repository it knows as {repository.identity}: {source}.",
+        f"The platform runs the code of {repository.identity}: {source}.",
         f"Checked out here: {here}.",
     ]
 

@@ -88,7 +88,7 @@ def options_of(words: Words) -> compare.CompareOptions:
     """Return how an address asks to compare runs."""
     allowed = set(words.get("allow", ()))
     if strange := allowed - set(ALLOWANCES):
-        raise OsmosisError(f"{sorted(strange)[0]!r} is nothing that a comparison can allow.")
+        raise OsmosisError(f"{sorted(strange)[0]!r} is not an exception that a comparison allows.")
     slices = [name.strip() for given in words.get("slice", ()) for name in given.split(",")]
     return compare.CompareOptions(
         metric=word(words, "metric"),

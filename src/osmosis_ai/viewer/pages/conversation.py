@@ -257,7 +257,7 @@ def artifact(view: Viewing, _words: Words, *, run: str, item: str, path: str) ->
     """Return a file that an attempt left, in pieces."""
     row, attempt = place_of(item)
     listed = view.source.artifacts(run, row, attempt)
-    none = NotFoundError(f"attempt {attempt} on row {row} of {run!r} left no file {path[:200]!r}.")
+    none = NotFoundError(f"attempt {attempt} on row {row} of {run!r} has no file {path[:200]!r}.")
     if path not in {each.path for each in listed}:
         raise none
     try:

@@ -138,8 +138,8 @@ def require_category(view: Viewing, run: str, query: SampleQuery) -> None:
         return
     known = sorted(_causes(view, run))
     if query.category not in known:
-        there = f"what failed is {', '.join(known[:20])}" if known else "it has no failures"
-        raise OsmosisError(f"nothing in this run failed with the category {query.category!r}: {there}.")
+        there = f"its failures are {', '.join(known[:20])}" if known else "it has no failures"
+        raise OsmosisError(f"no attempt of this run failed with the category {query.category!r}: {there}.")
 
 
 LINES_A_PAGE = 200

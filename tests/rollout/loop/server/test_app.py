@@ -250,7 +250,7 @@ def _raise(error: Exception) -> Any:
         (lambda ctx: ctx.complete([{"role": "user", "content": object()}]), "cannot be reported"),
         (lambda ctx: ctx.complete("all of it"), "cannot be reported"),
         (lambda ctx: exec("raise SystemExit(3)"), "tried to exit the process (status 3)"),
-        (lambda ctx: _raise(Mute()), "Mute, whose text cannot be had (RuntimeError)"),
+        (lambda ctx: _raise(Mute()), "Mute, whose message is unavailable (RuntimeError)"),
     ],
 )
 async def test_a_failing_agent_is_reported_once(trainer: Trainer, end: Any, message: str) -> None:

@@ -409,8 +409,30 @@ def test_post_redirects_are_not_followed(
 
 def test_redirect_loop(client: PlatformClient, platform: respx.MockRouter) -> None:
     platform.get("/api/cli/datasets").respond(302, headers={"Location": "/prefix/api/cli/datasets"})
-    with pytest.raises(PlatformError, match="maximum allowed redirects"):
+    with pytest.raises(PlatformError, match="redirects endlessly"):
         list_datasets(client, limit=50, everything=False)
+
+
+@pytest.mark.parametrize("target", ["https://[::1", "https://\x7f", "mailto:mara"])
+def test_redirect_to_nonsense(client: PlatformClient, platform: respx.MockRouter, target: str) -> None:
+    platform.get("/api/cli/datasets").respond(302, headers={"Location": target})
+    with pytest.raises(PlatformError, match=r"(?i)invalid URL"):
+        list_datasets(client, limit=50, everything=False)
+
+
+def test_redirect_without_a_host_does_not_change_the_port() -> None:
+    with respx.mock(assert_all_called=False) as router:
+        router.get("https://fern.example:8443/api/cli/datasets").respond(
+            302, headers={"Location": "https:///api/cli/datasets"}
+        )
+        elsewhere = router.get("https://fern.example/api/cli/datasets").respond(json={"datasets": []})
+        with pytest.raises(PlatformError, match=r"redirects to https://fern\.example "):
+            list_datasets(
+                PlatformClient("https://fern.example:8443", TOKEN, git_identity="fern/agents"),
+                limit=50,
+                everything=False,
+            )
+    assert not elsewhere.called
 
 
 def test_retry_after_is_limited(slept: list[float]) -> None:

@@ -140,7 +140,6 @@ class PlatformClient:
             timeout_s=timeout_s,
         )
         self._http.event_hooks = {"response": [self._on_response]}
-        self._http.max_redirects = _MOST_REDIRECTS
 
     @classmethod
     def from_credentials(
@@ -357,14 +356,24 @@ class PlatformClient:
 
     def _open(self, request: httpx.Request) -> httpx.Response:
         """Send a request and return the unread reply; only a GET follows redirects, and only within its origin."""
-        return self._http.send(request, stream=True, follow_redirects=request.method == "GET")
+        for _ in range(_MOST_REDIRECTS):
+            try:
+                response = self._http.send(request, stream=True)
+            except httpx.InvalidURL:
+                raise PlatformError(
+                    f"{self.platform_url} redirects to an invalid URL.", hint="check the platform's URL"
+                ) from None
+            following = response.next_request
+            if following is None:
+                return response
+            response.close()
+            if request.method != "GET" or _origin(following.url) != _origin(request.url):
+                raise self._redirected(response.status_code, following.url)
+            request = following
+        raise PlatformError(f"{self.platform_url} redirects endlessly.", hint="check the platform's URL")
 
     def _on_response(self, response: httpx.Response) -> None:
-        """Refuse a redirect elsewhere; note the platform's capabilities and its warning about this version."""
-        if response.has_redirect_location:
-            target = response.request.url.join(response.headers["Location"])
-            if response.request.method != "GET" or _origin(target) != _origin(response.request.url):
-                raise self._redirected(response.status_code, target)
+        """Note the platform's capabilities and its warning about this version."""
         said = read_capabilities(response.headers)
         # An error without the header may be a proxy's and says nothing about the platform.
         if said is not None or (self.offers is None and response.is_success):

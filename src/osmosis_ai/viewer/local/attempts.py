@@ -183,6 +183,7 @@ class AttemptIndex:
                 + "".join(f"DROP INDEX IF EXISTS {name};" for name in INDEXES)
             )
             self.read, self._tail, self._is_indexed = 0, b"", False
+            self._counted_at = -1  # another journal may be as long
         if self.read == size and self._is_indexed:
             return None
         try:

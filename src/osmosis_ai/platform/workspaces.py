@@ -302,6 +302,8 @@ def checked_clone_url(clone_url: str) -> str:
             "a clone URL must not carry credentials.",
             hint="connect over SSH, or name a Git credential helper in `git/config` of the platform's data directory",
         )
+    if parsed.transport in ("http", "https") and "?" in parsed.address:
+        raise OsmosisError("a clone URL must not have a query: it may contain credentials.")
     return parsed.address
 
 

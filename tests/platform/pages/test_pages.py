@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from html import unescape
 from pathlib import Path
@@ -194,6 +196,7 @@ def test_administrators_connect_repositories(
         "http://git.example.org/a.git",
         "ext::sh -c id",
         "https://a:b@c.org/d",
+        "https://c.org/d?private_token=e",
     ):
         assert browser.post("/fern/integrations/git", data={**form, "clone_url": url}).status_code == 409
     assert asked == []
@@ -224,6 +227,24 @@ def test_a_dataset_is_uploaded_on_its_page(
     assert (found.status, found.row_count, found.creator_id) == ("uploaded", 4, member.user.id)
     again = browser.post("/fern/datasets", data=form, files={"file": ("more.jsonl", rows)})
     assert again.status_code == 409
+
+
+def test_an_upload_that_fails_leaves_its_name_free(
+    browser: TestClient, member: Member, services: PlatformServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(key: str, stream: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    sign_in(browser)
+    form = {"csrf": csrf_of(browser.get("/fern/datasets"))}
+    rows = b'{"user_prompt": "What is 1 + 1?", "ground_truth": "2"}\n' * 4
+    with monkeypatch.context() as patched:
+        patched.setattr(services.blobs, "put", full)
+        assert (
+            browser.post("/fern/datasets", data=form, files={"file": ("more.jsonl", rows)}).status_code == 507
+        )
+    assert services.datasets.get(member.workspace.id, "more").status == "cancelled"
+    assert browser.post("/fern/datasets", data=form, files={"file": ("more.jsonl", rows)}).status_code == 303
 
 
 def test_the_header_leads_to_other_workspaces(

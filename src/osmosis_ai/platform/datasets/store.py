@@ -202,7 +202,12 @@ class DatasetStore:
         pending = PendingUpload.of(row)
         if pending is None:
             raise ConflictError("another upload of this dataset has begun meanwhile.")
-        info = self._blobs.put(pending.upload.key, stream)
+        try:
+            info = self._blobs.put(pending.upload.key, stream)
+        except BaseException:
+            # Nobody could resume it, and its name would be taken until it expires.
+            self.ingest.end_upload(row.id, pending, "the upload failed")
+            raise
         # A completed upload that has ended is the blob itself.
         self._blobs.abort_upload(pending.upload)
         self._record_complete(row.id, pending, [info.sha256])

@@ -138,6 +138,7 @@ def test_a_secret_is_set_on_its_page(
 ) -> None:
     world.member("noa", role="member", password=PASSWORD)
     sign_in(browser, "noa@fern.example")
+    assert "For a value with line breaks" in text_of(browser.get("/fern/secrets"))
     form = {"csrf": csrf_of(browser.get("/fern/secrets")), "name": "MODEL_KEY", "value": "sk-canary"}
     stale = browser.post("/fern/secrets", data={**form, "csrf": "B" * 43})
     assert stale.status_code == 403 and "MODEL_KEY" not in stale.text

@@ -210,7 +210,10 @@ def test_a_dataset_is_uploaded_on_its_page(
     browser: TestClient, member: Member, services: PlatformServices
 ) -> None:
     sign_in(browser)
-    form = {"csrf": csrf_of(browser.get("/fern/datasets"))}
+    page = browser.get("/fern/datasets")
+    most = re.search(r'data-most="(\d+)" data-refusal="[^"]*osmosis dataset upload', page.text)
+    assert most and int(most[1]) < 8 * 1024**2
+    form = {"csrf": csrf_of(page)}
     rows = b'{"user_prompt": "What is 1 + 1?", "ground_truth": "2"}\n' * 4
     for files, sent, status in (
         ({"file": ("more.jsonl", rows)}, {"csrf": "B" * 43}, 403),

@@ -43,6 +43,15 @@ document.addEventListener("click", async (event) => {
   setTimeout(() => { button.textContent = label; }, 2000);
 });
 
+// The server ends the connection of a body that is too large, and a browser shows no reply then.
+for (const field of all("input[data-most]")) {
+  field.addEventListener("change", () => {
+    const isLarge = [...field.files].some((file) => file.size > Number(field.dataset.most));
+    field.setCustomValidity(isLarge ? field.dataset.refusal : "");
+    if (isLarge) field.reportValidity();
+  });
+}
+
 // The theme is a cookie, which the server reads.
 const system = matchMedia("(prefers-color-scheme: dark)");
 const themed = byId("theme");

@@ -480,3 +480,7 @@ def describe(error: BaseException) -> str:
     if not text or isinstance(error, KeyError):
         text = f"{type(error).__name__}: {text}".removesuffix(": ")
     return text[:_MESSAGE_LIMIT]
+
+
+# An attribute of this package, too; the module needs the class above.
+from osmosis_ai.rollout.backend import local as local  # noqa: E402

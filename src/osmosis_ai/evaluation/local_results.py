@@ -80,7 +80,7 @@ class LocalResults:
         pending = f"{self.table.open_count} of {len(self.table)} attempts are pending"
         return {
             "running": f"the run is still running: {pending}.",
-            "incomplete": f"the run is not finished: {pending}; run the same command again to continue.",
+            "incomplete": f"the run is not finished: {pending}; repeat its `osmosis eval run` to continue.",
             "finished": None,
         }[self.status]
 

@@ -241,8 +241,8 @@ def next_steps(
     structured: list[Mapping[str, Any]] = [{"action": "view", "command": view}]
     if summary.failed:
         retry = shlex.join([*words, "--retry-failed"])
-        steps.insert(0, ("retry the failed attempts", retry))
-        steps.append(("read the failed attempts", f"osmosis eval show {shown} --unscored"))
+        steps.insert(0, ("read the failed attempts", f"osmosis eval show {shown} --unscored"))
+        steps.append(("retry the failed attempts with unchanged code", retry))
         structured.insert(0, {"action": "retry_failed", "command": retry})
     if not summary.complete:
         resume = shlex.join(words)

@@ -98,7 +98,7 @@ def test_watch(maze: Maze) -> None:
     )
     assert outcome.out.startswith("Evaluation run finished: amber-otter-42\n")
     assert "reward ≥ 1.0, 8 attempts scored, 1 failed\n" in outcome.out
-    assert "  Rows                      5 of 50 rows, the first\n" in outcome.out
+    assert "  Rows                      first 5 of 50 rows\n" in outcome.out
 
 
 def watch(maze: Maze, *looks: Any, headers: dict[str, str] | None = None) -> Outcome:

@@ -46,7 +46,9 @@ class RowsDrawn:
             return "the only row" if self.total == 1 else f"all {self.total:,} rows"
         share = f" {self.fraction * 100:g}%" if self.fraction is not None else ""
         seed = f", seed {self.seed}" if self.seed is not None else ""
-        how = {"first": ", the first", "chosen": ", chosen by number", "random": f", random{share}{seed}"}
+        if self.kind == "first":
+            return f"first {self.rows:,} of {self.total:,} rows"
+        how = {"chosen": ", chosen by number", "random": f", random{share}{seed}"}
         return f"{self.rows:,} of {self.total:,} rows{how.get(self.kind or '', '')}"
 
 

@@ -58,7 +58,7 @@ def test_detail(
             "kind": "first",
             "fraction": None,
             "seed": None,
-            "words": "3 of 200 rows, the first",
+            "words": "first 3 of 200 rows",
         },
     }
     assert by_name["commit_sha"] == code.head

@@ -62,16 +62,9 @@ _MIN_VARIANCE_ROWS = 10
 _ID_PREFIX = 8
 
 
-def _rows_text(drawn: RowsDrawn) -> str:
-    """Return ``first 100 of 200 rows``."""
-    if drawn.kind == "first" and drawn.total not in (None, drawn.rows):
-        return f"first {drawn.rows:,} of {amount(drawn.total or 0, 'row')}"
-    return drawn.words
-
-
 def plan_line(plan: RunPlan, prepared: PreparedEvalRun) -> Text:
     spec = prepared.spec
-    attempts = f"{_rows_text(prepared.selection.drawn)} × {amount(spec.evaluation.n, 'attempt')}"
+    attempts = f"{prepared.selection.drawn.words} × {amount(spec.evaluation.n, 'attempt')}"
     pending = f" ({formats.count(plan.pending)} pending)" if plan.pending != plan.total else ""
     seed = f"seed {prepared.request.run.seed}"
     parts = (spec.experiment.rollout, spec.experiment.model_path, attempts + pending, seed)
@@ -489,7 +482,7 @@ def _configuration(described: DescribedEvaluation) -> Iterator[Row]:
     yield "Model", described.model
     yield "Dataset", detail.dataset.name if detail.dataset else None
     if rows is not None:
-        yield "Rows", _rows_text(rows)
+        yield "Rows", rows.words
     for section in VIEW.configuration(described):
         yield from section.rows
     yield "Submitted", Timestamp(run.created_at)

@@ -13,11 +13,12 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.training.learner.step import StepMetrics, StepRefusedError
@@ -31,8 +32,8 @@ from osmosis_ai.training.runs.metrics import (
 )
 from osmosis_ai.training.runs.rollouts import (
     LearnerBatch,
+    Measured,
     RolloutBatch,
-    Validated,
     attempts_of_step,
     few_scored,
     learner_batch,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from osmosis_ai.training.engines.policy_engine import PolicyEngine
     from osmosis_ai.training.learner.checkpoints import CheckpointDirectory, CheckpointStore
     from osmosis_ai.training.learner.learner import Learner
+    from osmosis_ai.training.objective.sequences import TokenSequence
     from osmosis_ai.training.runs.rollouts import RolloutSampler
     from osmosis_ai.training.runs.spec import DataOrder, SplitRows, ValidationPlan
 
@@ -252,23 +254,25 @@ class _Stopped(Exception):
     """A stop was requested."""
 
 
-@dataclass(eq=False)
-class TrainingLoop:
+@dataclass(eq=False, kw_only=True)
+class StepLoop(ABC):
+    """What every training method shares: steps, validations, records, checkpoints, and how a run stops.
+
+    ``rows.training`` holds what is learned from by the numbers that ``order`` has; ``rows.held_out`` what is validated.
+    """
+
     settings: TrainingSettings
-    rows: SplitRows
+    rows: SplitRows[Any]
     order: DataOrder
-    validation: ValidationPlan
-    sampler: RolloutSampler
     learner: Learner
-    engine: PolicyEngine
     history: MetricsHistory
     checkpoints: CheckpointStore
     hooks: TrainingHooks
     state: TrainingLoopState
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    redact: Redactor | None = None
-    keep_validation: Callable[[ValidationSamples], None] = lambda _: None
     between_steps: Callable[[int], None] = lambda _: None
+    # The metric that a validated step has.
+    validated_by: ClassVar[str]
 
     def __post_init__(self) -> None:
         self._cleanup: asyncio.Future[None] | None = None
@@ -276,6 +280,14 @@ class TrainingLoop:
         self._batches: dict[int, asyncio.Task[RolloutBatch]] = {}
         self._learner_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner")
         self._checkpoint_s: float | None = None
+
+    @abstractmethod
+    async def _advance(self, step: int) -> Measured:
+        """Update the policy with the batch of ``step``."""
+
+    @abstractmethod
+    async def _validate(self, step: int) -> Measured:
+        """Measure the policy on the held-out rows."""
 
     def stop(self) -> None:
         """Stop after uninterruptible work: an update that has begun is finished and kept."""
@@ -313,7 +325,6 @@ class TrainingLoop:
                 is_running = await self.hooks.goes_on()
                 if not is_running and self.state.step < last:
                     return StopReason("stopped", f"stopped after step {self.state.step} of {last}.")
-        self.state.require_a_reward()
         return StopReason("finished", f"all {last} steps are done.")
 
     async def _take_steps(self, last: int) -> StopReason | None:
@@ -323,7 +334,7 @@ class TrainingLoop:
             step = self.state.step
             began = "before the first step" if step == 0 else "where the run was interrupted"
             self.hooks.stage(f"validating the policy {began}")
-            await self._record(step, {}, await self._unless_stopped(self._validate(step)))
+            await self._record(step, await self._unless_stopped(self._validate(step)))
         for step in range(self.state.step + 1, last + 1):
             await self._take_step(step)
             if ending := self.state.end_without_signal(self.learner.updates):
@@ -332,39 +343,27 @@ class TrainingLoop:
 
     async def _take_step(self, step: int) -> None:
         started = time.monotonic()
-        batch = await self._unless_stopped(self._batch(step))
-        if failure := self.engine.failure:
-            raise failure  # the rollouts before the failure are too few for a step
-        version = self.learner.updates
-        learnable = learner_batch(batch, normalise=self.settings.normalise_advantages)
-        metrics = rollout_metrics(batch, learnable.statistics, version)
-        warnings = self.state.judge_rewards(batch, learnable)
-        learned, learning_s, refusal = await self._learn(learnable, version)
-        published = time.monotonic()
-        if learned.learned:
-            await self.engine.publish(self.learner, learned.updates)
-        publishing_s = time.monotonic() - published
-        warnings += [refusal] if refusal else list(learned.warnings)
-        metrics |= learning_metrics(learned, learning_s)
+        done = await self._advance(step)
         validated = await self._validate_if_due(step)
-        metrics |= validated.metrics
-        warnings += validated.warnings
-        times = {"time/publishing_s": publishing_s, "time/checkpoint_s": self._checkpoint_s}
-        metrics |= finite({**times, "time/step_s": time.monotonic() - started})
+        times = {"time/checkpoint_s": self._checkpoint_s, "time/step_s": time.monotonic() - started}
+        metrics = done.metrics | validated.metrics | finite(times)
+        warnings = [*done.warnings, *validated.warnings]
         self.state.step = step
-        await self._record(step, batch.unscored(), Validated(metrics, warnings, validated.rewards))
+        await self._record(step, Measured(metrics, warnings, validated.rewards, done.unscored))
         await self._save_checkpoint({**self.provenance, "metrics": metrics})
         await self._cleaned_up()
         self._cleanup = asyncio.ensure_future(asyncio.to_thread(self.between_steps, step))
         if self._stop.is_set():
             raise _Stopped
 
-    async def _learn(self, learnable: LearnerBatch, version: int) -> tuple[StepMetrics, float, str | None]:
-        """Update the policy; return the metrics, the seconds it took, and why it was refused."""
+    async def _learn(
+        self, sequences: Sequence[TokenSequence], advantages: Sequence[float], version: int | None = None
+    ) -> tuple[StepMetrics, float, list[str]]:
+        """Update the policy; return the metrics, the seconds it took, and warnings."""
         learner, started = self.learner, time.monotonic()
         try:
             learned = await self._in_learner_thread(
-                lambda: learner.step(learnable.sequences, learnable.advantages, policy_version=version)
+                lambda: learner.step(sequences, advantages, policy_version=version)
             )
         except StepRefusedError as error:
             self.state.refused += 1
@@ -373,31 +372,9 @@ class TrainingLoop:
                     f"{error.message} That makes {self.state.refused} refused updates in a row, which ends the run.",
                     hint=error.hint,
                 ) from error
-            return StepMetrics(updates=learner.updates), time.monotonic() - started, error.message
+            return StepMetrics(updates=learner.updates), time.monotonic() - started, [error.message]
         self.state.refused = 0
-        return learned, time.monotonic() - started, None
-
-    def _batch(self, step: int) -> asyncio.Task[RolloutBatch]:
-        """Return the running batch ``step``, and start as many after it as staleness allows."""
-        last = min(step + self.settings.max_staleness, self.order.total_steps)
-        for ahead in range(step, last + 1):
-            if ahead not in self._batches:
-                before = self._batches.get(ahead - 1)
-                self._batches[ahead] = asyncio.create_task(self._sample_after(before, ahead))
-        return self._batches.pop(step)
-
-    async def _sample_after(self, before: asyncio.Task[RolloutBatch] | None, step: int) -> RolloutBatch:
-        if before is not None:
-            await asyncio.wait({before})
-        settings, started = self.settings, time.monotonic()
-        rows = [self.rows.training[index] for index in self.order.batch(step)]
-        attempts = attempts_of_step(step, rows, settings.n_samples_per_prompt, settings.seed)
-        samples = await self.sampler.sample(attempts)
-        late = sum(map(timed_out, samples))
-        samples = [with_truncation_rule(sample, settings) for sample in samples]
-        size = settings.n_samples_per_prompt
-        samples_PG = [samples[start : start + size] for start in range(0, len(samples), size)]
-        return RolloutBatch(step, samples_PG, time.monotonic() - started, timed_out=late)
+        return learned, time.monotonic() - started, list(learned.warnings)
 
     async def _abandon_batches(self) -> None:
         for batch in self._batches.values():
@@ -413,43 +390,21 @@ class TrainingLoop:
         """Whether the current step still needs its validation: it is step 0, or the run stopped during it."""
         step = self.state.step
         return self._is_due(step) and not any(
-            record.step == step and VALIDATION_PLANNED in record.metrics
+            record.step == step and self.validated_by in record.metrics
             for record in read_history(self.history.path)
         )
 
-    async def _validate_if_due(self, step: int) -> Validated:
+    async def _validate_if_due(self, step: int) -> Measured:
         if not self._is_due(step):
-            return Validated()
+            return Measured()
         try:
             return await self._unless_stopped(self._validate(step))
         except _Stopped:
-            return Validated()  # the update still counts, and the resumed run validates it
+            return Measured()  # the update still counts, and the resumed run validates it
 
-    async def _validate(self, step: int) -> Validated:
-        started = time.monotonic()
-        seed = self.settings.seed
-        validation = await validate(
-            self.sampler, self.rows.held_out, self.validation, seed=seed, step=step, redact=self.redact
-        )
-        numbers = validation_metrics(validation.metrics) | {"time/validation_s": time.monotonic() - started}
-        # Every due step after the start, including the last one.
-        validations = math.ceil(self.order.total_steps / self.settings.eval_interval)
-        warnings = [
-            few_scored(validation.metrics),
-            self.state.judge_validation(validation.rewards, validations=validations),
-        ]
-        threshold = self.validation.pass_threshold
-        samples = ValidationSamples.of(validation.records, step=step, pass_threshold=threshold)
-        try:
-            await asyncio.to_thread(self.keep_validation, samples)
-        except (OSError, TypeError) as error:  # a full disk, or a text that JSON cannot hold, ends no run
-            warnings.append(f"validation: its conversations cannot be listed ({error})")
-        rewards = rewards_by_row(self.rows.held_out, validation.rewards)
-        return Validated(numbers, [warning for warning in warnings if warning], finite(rewards))
-
-    async def _record(self, step: int, unscored: dict[str, int], found: Validated) -> None:
+    async def _record(self, step: int, found: Measured) -> None:
         now = round(time.time() * 1000)
-        record = StepRecord(step, now, found.metrics, unscored, found.warnings, found.rewards)
+        record = StepRecord(step, now, found.metrics, found.unscored, found.warnings, found.rewards)
         await asyncio.to_thread(self.history.append, record)
         for warning in record.warnings:
             self.hooks.warning(step, warning)
@@ -486,3 +441,81 @@ class TrainingLoop:
             stopped.cancel()
             task.cancel()
             await asyncio.gather(task, stopped, return_exceptions=True)
+
+
+@dataclass(eq=False, kw_only=True)
+class TrainingLoop(StepLoop):
+    """Reinforcement learning from the rewards of rollouts."""
+
+    validation: ValidationPlan
+    sampler: RolloutSampler
+    engine: PolicyEngine
+    redact: Redactor | None = None
+    keep_validation: Callable[[ValidationSamples], None] = lambda _: None
+    validated_by = VALIDATION_PLANNED
+
+    async def _take_steps(self, last: int) -> StopReason | None:
+        ending = await super()._take_steps(last)
+        if ending is None:
+            self.state.require_a_reward()
+        return ending
+
+    async def _advance(self, step: int) -> Measured:
+        batch = await self._unless_stopped(self._batch(step))
+        if failure := self.engine.failure:
+            raise failure  # the rollouts before the failure are too few for a step
+        version = self.learner.updates
+        learnable = learner_batch(batch, normalise=self.settings.normalise_advantages)
+        metrics = rollout_metrics(batch, learnable.statistics, version)
+        warnings = self.state.judge_rewards(batch, learnable)
+        learned, learning_s, doubts = await self._learn(learnable.sequences, learnable.advantages, version)
+        published = time.monotonic()
+        if learned.learned:
+            await self.engine.publish(self.learner, learned.updates)
+        publishing_s = time.monotonic() - published
+        metrics |= learning_metrics(learned, learning_s) | {"time/publishing_s": publishing_s}
+        return Measured(metrics, warnings + doubts, unscored=batch.unscored())
+
+    def _batch(self, step: int) -> asyncio.Task[RolloutBatch]:
+        """Return the running batch ``step``, and start as many after it as staleness allows."""
+        last = min(step + self.settings.max_staleness, self.order.total_steps)
+        for ahead in range(step, last + 1):
+            if ahead not in self._batches:
+                before = self._batches.get(ahead - 1)
+                self._batches[ahead] = asyncio.create_task(self._sample_after(before, ahead))
+        return self._batches.pop(step)
+
+    async def _sample_after(self, before: asyncio.Task[RolloutBatch] | None, step: int) -> RolloutBatch:
+        if before is not None:
+            await asyncio.wait({before})
+        settings, started = self.settings, time.monotonic()
+        rows = [self.rows.training[index] for index in self.order.batch(step)]
+        attempts = attempts_of_step(step, rows, settings.n_samples_per_prompt, settings.seed)
+        samples = await self.sampler.sample(attempts)
+        late = sum(map(timed_out, samples))
+        samples = [with_truncation_rule(sample, settings) for sample in samples]
+        size = settings.n_samples_per_prompt
+        samples_PG = [samples[start : start + size] for start in range(0, len(samples), size)]
+        return RolloutBatch(step, samples_PG, time.monotonic() - started, timed_out=late)
+
+    async def _validate(self, step: int) -> Measured:
+        started = time.monotonic()
+        seed = self.settings.seed
+        validation = await validate(
+            self.sampler, self.rows.held_out, self.validation, seed=seed, step=step, redact=self.redact
+        )
+        numbers = validation_metrics(validation.metrics) | {"time/validation_s": time.monotonic() - started}
+        # Every due step after the start, including the last one.
+        validations = math.ceil(self.order.total_steps / self.settings.eval_interval)
+        warnings = [
+            few_scored(validation.metrics),
+            self.state.judge_validation(validation.rewards, validations=validations),
+        ]
+        threshold = self.validation.pass_threshold
+        samples = ValidationSamples.of(validation.records, step=step, pass_threshold=threshold)
+        try:
+            await asyncio.to_thread(self.keep_validation, samples)
+        except (OSError, TypeError) as error:  # a full disk, or a text that JSON cannot hold, ends no run
+            warnings.append(f"validation: its conversations cannot be listed ({error})")
+        rewards = rewards_by_row(self.rows.held_out, validation.rewards)
+        return Measured(numbers, [warning for warning in warnings if warning], finite(rewards))

@@ -236,10 +236,13 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 @dataclass(frozen=True)
-class Validated:
+class Measured:
+    """Part of a step's record: an update or a validation, whose ``rewards`` are those of the held-out rows."""
+
     metrics: dict[str, float] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     rewards: dict[str, float] = field(default_factory=dict)
+    unscored: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from osmosis_ai.datasets import DatasetRow, file_digest, iter_rows, sample_rows
 from osmosis_ai.errors import OsmosisError
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from osmosis_ai.config.training import TrainingSettings
     from osmosis_ai.evaluation.sources import RemoteSource
     from osmosis_ai.evaluation.spec import DatasetInput
+
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
@@ -99,14 +101,14 @@ def _folder_digest(folder: Path) -> str:
 
 
 @dataclass(frozen=True)
-class SplitRows:
+class SplitRows(Generic[Row]):
     """The rows of a run: those it learns from, by index, and those it is measured on."""
 
-    training: dict[int, DatasetRow]
-    held_out: list[DatasetRow]
+    training: dict[int, Row]
+    held_out: list[Row]
 
 
-def split_rows(dataset: Path, plan: ValidationPlan, seed: int) -> SplitRows:
+def split_rows(dataset: Path, plan: ValidationPlan, seed: int) -> SplitRows[DatasetRow]:
     rows = list(iter_rows(dataset))
     if not rows:
         raise OsmosisError(f"`{dataset}` has no rows to train on.")
@@ -136,7 +138,7 @@ class DataOrder:
     max_steps: int | None = None
 
     @classmethod
-    def of(cls, rows: SplitRows, settings: TrainingSettings) -> DataOrder:
+    def of(cls, rows: SplitRows[Any], settings: TrainingSettings) -> DataOrder:
         return cls(
             tuple(rows.training),
             settings.rollout_batch_size,

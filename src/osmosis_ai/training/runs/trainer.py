@@ -42,6 +42,7 @@ from osmosis_ai.training.runs.spec import DataOrder, SplitRows, TrainingSpec, sp
 if TYPE_CHECKING:
     from osmosis_ai.controller.remote_agents import RemoteAgent
     from osmosis_ai.controller.server_process import RolloutServer
+    from osmosis_ai.datasets import DatasetRow
     from osmosis_ai.sandbox.bubblewrap import Sandbox
     from osmosis_ai.training.learner.checkpoints import CheckpointStore
     from osmosis_ai.training.learner.learner import Learner
@@ -143,7 +144,9 @@ class Trainer:
             records=list(read_history(directory.metrics)),
         )
 
-    async def _open(self, stack: AsyncExitStack, rows: SplitRows, order: DataOrder) -> TrainingLoop:
+    async def _open(
+        self, stack: AsyncExitStack, rows: SplitRows[DatasetRow], order: DataOrder
+    ) -> TrainingLoop:
         from osmosis_ai.training.learner.checkpoints import CheckpointStore
         from osmosis_ai.training.runs.loop import TrainingLoop
 
@@ -287,7 +290,7 @@ class Trainer:
         return await stack.enter_async_context(engine)
 
     async def _check_engine(
-        self, engine: PolicyEngine, learner: Learner, chat: ChatFormat, rows: SplitRows
+        self, engine: PolicyEngine, learner: Learner, chat: ChatFormat, rows: SplitRows[DatasetRow]
     ) -> None:
         """Require that the engine samples from the distribution that the learner computes."""
         from osmosis_ai.training.engines.logprob_check import probe, probe_prompts

@@ -1,0 +1,512 @@
+"""What this release can do with a model, from its ``config.json`` alone: sizes, LoRA plan, and what is missing.
+
+Nothing here imports torch or transformers, so it answers at once and offline. The names and sizes of the matrices are
+those of transformers' decoder classes; the tests compare them with these classes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from osmosis_ai.config.training import EngineName, TrainingSettings
+from osmosis_ai.errors import NotFoundError, OsmosisError
+from osmosis_ai.files import expanded
+from osmosis_ai.inference.catalog import built_in_model, served_models
+
+Config = Mapping[str, Any]
+Source = Literal["built in", "folder", "cache", "shipped"]
+LINEAR_ATTENTION = "linear_attention"
+SERVED_BY_TORCH = {"full_attention", "sliding_attention"}
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+_SHIPPED = Path(__file__).with_name("model_configs.json")
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A weight of a decoder layer. With ``experts``, it is one 3-D parameter that holds a matrix for each expert."""
+
+    name: str
+    inputs: int
+    outputs: int
+    experts: int = 0
+    is_router: bool = False
+
+    @property
+    def parameters(self) -> int:
+        return max(self.experts, 1) * self.inputs * self.outputs
+
+    def adapter_parameters(self, rank: int) -> int:
+        """Return the elements of A and B; each expert has its own.    LoRA, arXiv:2106.09685, section 4.1"""
+        return max(self.experts, 1) * rank * (self.inputs + self.outputs)
+
+
+@dataclass(frozen=True)
+class DecoderLayer:
+    """A layer's matrices and the widths that determine its activations.
+
+    ``key_width`` and ``value_width`` are the elements that the layer caches per token: 0 for linear attention.
+    ``wide`` is the inner width of the MLP: with experts, of those that one token uses.
+    ``other_parameters`` are norms, biases and convolutions.
+    """
+
+    kind: str
+    matrices: tuple[Matrix, ...]
+    other_parameters: int
+    query_width: int
+    key_width: int
+    value_width: int
+    wide: int
+    experts_per_token: int
+
+    @cached_property
+    def parameters(self) -> int:
+        return self.other_parameters + sum(matrix.parameters for matrix in self.matrices)
+
+
+@dataclass(frozen=True)
+class ModelLayout:
+    model_type: str
+    hidden: int
+    vocabulary: int
+    is_tied: bool
+    layers: tuple[DecoderLayer, ...]
+
+    @property
+    def outside_layers(self) -> int:
+        """Parameters of the embedding, the head if it has its own, and the last norm."""
+        return (1 if self.is_tied else 2) * self.vocabulary * self.hidden + self.hidden
+
+    @property
+    def parameters(self) -> int:
+        return self.outside_layers + sum(layer.parameters for layer in self.layers)
+
+    def matrices(self) -> Iterator[tuple[int, Matrix]]:
+        """Yield every matrix with the number of its layer."""
+        for number, layer in enumerate(self.layers):
+            for matrix in layer.matrices:
+                yield number, matrix
+
+
+@dataclass(frozen=True)
+class LoraPlan:
+    """Which weights get an adapter.
+
+    ``target_modules`` and ``target_parameters`` are PEFT's options of these names; parameters are the 3-D weights of
+    experts. ``left_out`` counts the parameters without an adapter by name.
+    """
+
+    rank: int
+    target_modules: tuple[str, ...]
+    target_parameters: tuple[str, ...]
+    trainable_parameters: int
+    adapted_parameters: int
+    left_out: Mapping[str, int]
+
+    def data(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class ModelSupport:
+    """What can be said about training a model with given settings.
+
+    ``problem`` is why it cannot be trained. ``is_known`` is false for an architecture that is not in the table: its
+    ``layout`` and ``plan`` are unknown, and whether it trains has not been tested.
+    """
+
+    model_path: str
+    source: Source
+    model_type: str
+    engine: EngineName
+    layout: ModelLayout | None
+    plan: LoraPlan | None
+    problem: str | None
+
+    @property
+    def is_known(self) -> bool:
+        return self.layout is not None
+
+    def require(self) -> None:
+        """Raise the problem, if there is one."""
+        if self.problem is not None:
+            raise OsmosisError(self.problem)
+
+
+def read_model_config(model_path: str) -> tuple[Config, Source]:
+    """Return a model's ``config.json`` and where it is; nothing is downloaded.
+
+    Raises:
+        NotFoundError: The model is neither built in nor in a folder, the Hugging Face cache or the shipped list.
+        OsmosisError: The file is not a configuration.
+    """
+    if model_path in served_models():
+        return _parsed(built_in_model(model_path) / "config.json"), "built in"
+    folder = expanded(model_path)
+    if (folder / "config.json").is_file():
+        return _parsed(folder / "config.json"), "folder"
+    if folder.is_dir():
+        raise NotFoundError(f"The folder {model_path} has no config.json.")
+    if not _HUB_NAME.fullmatch(model_path):
+        raise NotFoundError(f"The folder {model_path} does not exist.")
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache(model_path, "config.json")
+    if isinstance(cached, str):
+        return _parsed(Path(cached)), "cache"
+    if model_path in shipped_configs():
+        return shipped_configs()[model_path], "shipped"
+    raise NotFoundError(
+        f"The configuration of '{model_path}' is not on this machine.",
+        hint=f"fetch it (a few kB): hf download {model_path} config.json",
+    )
+
+
+def _parsed(path: Path) -> Config:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise OsmosisError(f"{path} cannot be read: {error}") from error
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise OsmosisError(f"{path} has no model_type.")
+    return config
+
+
+@cache
+def shipped_configs() -> Mapping[str, Config]:
+    """Return the sizes of models people train, from their published configurations."""
+    listed = json.loads(_SHIPPED.read_text(encoding="utf-8"))
+    return {name: listed[config] if isinstance(config, str) else config for name, config in listed.items()}
+
+
+def model_support(
+    model_path: str, settings: TrainingSettings, *, needs_weights: bool = False
+) -> ModelSupport:
+    """Return what ``settings`` do with a model and, if it cannot be trained, why.
+
+    Args:
+        needs_weights: Whether a folder must have weights.
+
+    Raises:
+        NotFoundError, OsmosisError: As :func:`read_model_config`, or ``lora_targets`` match nothing.
+    """
+    config, source = read_model_config(model_path)
+    engine = settings.policy_engine
+    layout = model_layout(config)
+    problem = _problem(model_path, config, engine)
+    if needs_weights and source == "folder" and not _has_weights(expanded(model_path)):
+        problem = f"The folder {model_path} has no weights."
+    plan = lora_plan(layout, settings.lora_rank, settings.lora_targets) if layout is not None else None
+    return ModelSupport(model_path, source, config["model_type"], engine, layout, plan, problem)
+
+
+def _has_weights(folder: Path) -> bool:
+    return any(path for pattern in _WEIGHTS for path in folder.glob(pattern))
+
+
+def _problem(model_path: str, config: Config, engine: EngineName) -> str | None:
+    """Return why a model cannot be trained with an engine, and what would do instead."""
+    text = _text_config(config)
+    quantization = config.get("quantization_config") or text.get("quantization_config")
+    if quantization:
+        kind = quantization.get("quant_method", "unknown method")
+        return (
+            f"The weights of '{model_path}' are quantized ({kind}), and the learner needs 16-bit or 32-bit weights: "
+            "train a bfloat16 copy of the model."
+        )
+    kinds = sorted(set(_layer_kinds(text)) - SERVED_BY_TORCH)
+    if kinds and engine == "torch":
+        return (
+            f"The torch engine cannot sample from '{model_path}': its layers of kind {', '.join(kinds)} store more "
+            'than keys and values. Set [advanced].policy_engine = "vllm".'
+        )
+    return None
+
+
+def lora_plan(layout: ModelLayout, rank: int, targets: str | Sequence[str]) -> LoraPlan:
+    """Return which weights ``lora_targets`` selects.
+
+    "all-linear" selects every matrix of the layers, including those of experts, but not routers. A list has names or
+    ends of names, another string is a regular expression for whole names, as in PEFT.
+
+    Raises:
+        OsmosisError: A target matches no weight, or the regular expression is invalid.
+    """
+    having: dict[str, list[int]] = {}
+    chosen: dict[Matrix, list[int]] = {}
+    left_out: Counter[str] = Counter()
+    matched: set[str] = set()
+    for number, matrix in layout.matrices():
+        having.setdefault(matrix.name, []).append(number)
+        target = None if matrix.is_router else _selecting(targets, f"model.layers.{number}.{matrix.name}")
+        if target is None:
+            left_out[matrix.name] += matrix.parameters
+        else:
+            matched.add(target)
+            chosen.setdefault(matrix, []).append(number)
+    if missing := {targets} - matched if isinstance(targets, str) else set(targets) - matched:
+        known = sorted({matrix.name for _, matrix in layout.matrices() if not matrix.is_router})
+        raise OsmosisError(
+            f"lora_targets matches no layer: {', '.join(sorted(missing))}.",
+            hint=f"layers of this model: {', '.join(known)}",
+        )
+    left_out["embedding and head"] = layout.outside_layers - layout.hidden
+    left_out["norms and biases"] = layout.hidden + sum(layer.other_parameters for layer in layout.layers)
+    names: dict[bool, list[str]] = {False: [], True: []}
+    for matrix, numbers in chosen.items():
+        everywhere = numbers == having[matrix.name]
+        full = [matrix.name] if everywhere else [f"layers.{number}.{matrix.name}" for number in numbers]
+        names[matrix.experts > 0] += full
+    return LoraPlan(
+        rank,
+        tuple(names[False]),
+        tuple(names[True]),
+        sum(matrix.adapter_parameters(rank) * len(numbers) for matrix, numbers in chosen.items()),
+        sum(matrix.parameters * len(numbers) for matrix, numbers in chosen.items()),
+        dict(left_out),
+    )
+
+
+def _selecting(targets: str | Sequence[str], full_name: str) -> str | None:
+    """Return the target that selects a weight."""
+    if isinstance(targets, str):
+        try:
+            selects = targets == "all-linear" or re.fullmatch(targets, full_name)
+        except re.error as error:
+            raise OsmosisError(f"lora_targets is not a regular expression: {targets} ({error}).") from error
+        return targets if selects else None
+    return next((each for each in targets if full_name == each or full_name.endswith(f".{each}")), None)
+
+
+@dataclass(frozen=True)
+class _Family:
+    """How an architecture differs from Llama's: a flag is a constant or the key of the config that has it."""
+
+    defaults: Config
+    qkv_bias: str | bool = False
+    output_bias: str | bool = False
+    qk_norm: str | bool = False
+    norms: int = 2
+    fused_qkv: bool = False
+    fused_mlp: bool = False
+    gated_query: bool = False
+    latent: bool = False
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1)."""
+    sinks: bool = False
+    router: str = ""
+    """Name of the router; empty without experts."""
+    expert_bias: bool = False
+
+
+_QWEN3 = {"head_dim": 128}
+_TIED = {"tie_word_embeddings": True, "head_dim": 256}
+_HYBRID = {
+    "head_dim": 256,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
+_LATENT = {"kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128,
+           "v_head_dim": 128, "n_shared_experts": 1}  # fmt: skip
+_FAMILIES: Mapping[str, _Family] = {
+    "llama": _Family({}, "attention_bias", "attention_bias"),
+    "mistral": _Family({}),
+    "mixtral": _Family({"num_local_experts": 8, "num_experts_per_tok": 2}, router="mlp.gate"),
+    "phi3": _Family({}, fused_qkv=True, fused_mlp=True),
+    "qwen2": _Family({}, qkv_bias=True),
+    "qwen2_moe": _Family({"qkv_bias": True}, qkv_bias="qkv_bias", router="mlp.gate"),
+    "qwen3": _Family(_QWEN3, "attention_bias", "attention_bias", qk_norm=True),
+    "qwen3_moe": _Family(_QWEN3, "attention_bias", "attention_bias", qk_norm=True, router="mlp.gate"),
+    "qwen3_next": _Family(
+        _HYBRID, "attention_bias", "attention_bias", qk_norm=True, gated_query=True, router="mlp.gate"
+    ),
+    "qwen3_5_text": _Family(_HYBRID, "attention_bias", "attention_bias", qk_norm=True, gated_query=True),
+    "qwen3_5_moe_text": _Family(
+        _HYBRID, "attention_bias", "attention_bias", qk_norm=True, gated_query=True, router="mlp.gate"
+    ),
+    "gemma": _Family(_TIED, "attention_bias", "attention_bias"),
+    "gemma2": _Family(_TIED, "attention_bias", "attention_bias", norms=4),
+    "gemma3_text": _Family(_TIED, "attention_bias", "attention_bias", qk_norm=True, norms=4),
+    "gpt_oss": _Family(
+        {"head_dim": 64, "attention_bias": True}, "attention_bias", "attention_bias",
+        sinks=True, router="mlp.router", expert_bias=True,
+    ),
+    "glm4": _Family({"attention_bias": True, "head_dim": 128}, "attention_bias", norms=4, fused_mlp=True),
+    "glm4_moe": _Family(
+        {"n_shared_experts": 1, "first_k_dense_replace": 1}, "attention_bias",
+        qk_norm="use_qk_norm", router="mlp.gate",
+    ),
+    "glm4_moe_lite": _Family(
+        {**_LATENT, "q_lora_rank": 768, "qk_nope_head_dim": 192, "v_head_dim": 256, "first_k_dense_replace": 1},
+        "attention_bias", "attention_bias", latent=True, router="mlp.gate",
+    ),
+    "deepseek_v2": _Family(
+        {**_LATENT, "n_shared_experts": 2}, "attention_bias", "attention_bias", latent=True, router="mlp.gate"
+    ),
+    "deepseek_v3": _Family(
+        {**_LATENT, "first_k_dense_replace": 3}, "attention_bias", "attention_bias", latent=True, router="mlp.gate"
+    ),
+}  # fmt: skip
+_TEXT_PART = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
+"""Models of images and text of which the language model is trained."""
+
+
+def model_layout(config: Config) -> ModelLayout | None:
+    """Return the sizes of a model, or None for an architecture that is not in the table.
+
+    Raises:
+        OsmosisError: The configuration lacks a size.
+    """
+    text = _text_config(config)
+    model_type = str(config["model_type"])
+    model_type = _TEXT_PART.get(model_type, model_type)
+    family = _FAMILIES.get(model_type)
+    if family is None:
+        return None
+    sizes = {**family.defaults, **{key: value for key, value in text.items() if value is not None}}
+    if text.get("q_lora_rank", 0) is None:
+        sizes["q_lora_rank"] = None
+    try:
+        kinds = _layer_kinds(sizes)
+        return ModelLayout(
+            model_type,
+            sizes["hidden_size"],
+            sizes["vocab_size"],
+            bool(sizes.get("tie_word_embeddings")),
+            tuple(_layer(family, sizes, number, kind) for number, kind in enumerate(kinds)),
+        )
+    except KeyError as error:
+        raise OsmosisError(f"The model's configuration has no {error.args[0]}.") from error
+
+
+def _text_config(config: Config) -> Config:
+    return config.get("text_config") or config
+
+
+def _layer_kinds(sizes: Config) -> list[str]:
+    if sizes.get("layer_types"):
+        return list(sizes["layer_types"])
+    interval, layers = sizes.get("full_attention_interval", 1), sizes.get("num_hidden_layers", 0)
+    return [LINEAR_ATTENTION if (number + 1) % interval else "full_attention" for number in range(layers)]
+
+
+def _layer(family: _Family, sizes: Config, number: int, kind: str) -> DecoderLayer:
+    hidden = sizes["hidden_size"]
+    other = family.norms * hidden
+    widths = (0, 0, 0)
+    if kind == LINEAR_ATTENTION:
+        attention, more = _linear_attention(sizes)
+    elif family.latent:
+        attention, more, widths = _latent_attention(family, sizes)
+    else:
+        attention, more, widths = _attention(family, sizes)
+    mlp, also, wide, used = _mlp(family, sizes, number)
+    return DecoderLayer(kind, (*attention, *mlp), other + more + also, *widths, wide, used)
+
+
+def _attention(family: _Family, sizes: Config) -> tuple[list[Matrix], int, tuple[int, int, int]]:
+    hidden, heads = sizes["hidden_size"], sizes["num_attention_heads"]
+    head = sizes.get("head_dim") or hidden // heads
+    query, key = heads * head, (sizes.get("num_key_value_heads") or heads) * head
+    asked = 2 * query if family.gated_query else query
+    if family.fused_qkv:
+        inputs = [Matrix("self_attn.qkv_proj", hidden, query + 2 * key)]
+    else:
+        inputs = [
+            Matrix("self_attn.q_proj", hidden, asked),
+            Matrix("self_attn.k_proj", hidden, key),
+            Matrix("self_attn.v_proj", hidden, key),
+        ]
+    other = (asked + 2 * key) * _flag(family.qkv_bias, sizes) + hidden * _flag(family.output_bias, sizes)
+    other += 2 * head * _flag(family.qk_norm, sizes) + heads * family.sinks
+    return [*inputs, Matrix("self_attn.o_proj", query, hidden)], other, (query, key, key)
+
+
+def _latent_attention(family: _Family, sizes: Config) -> tuple[list[Matrix], int, tuple[int, int, int]]:
+    hidden, heads, latent = sizes["hidden_size"], sizes["num_attention_heads"], sizes["kv_lora_rank"]
+    rope, plain, value = sizes["qk_rope_head_dim"], sizes["qk_nope_head_dim"], sizes["v_head_dim"]
+    query, low = heads * (rope + plain), sizes["q_lora_rank"]
+    bias = _flag(family.qkv_bias, sizes)
+    matrices = (
+        [Matrix("self_attn.q_a_proj", hidden, low), Matrix("self_attn.q_b_proj", low, query)]
+        if low
+        else [Matrix("self_attn.q_proj", hidden, query)]
+    )
+    matrices += [
+        Matrix("self_attn.kv_a_proj_with_mqa", hidden, latent + rope),
+        Matrix("self_attn.kv_b_proj", latent, heads * (plain + value)),
+        Matrix("self_attn.o_proj", heads * value, hidden),
+    ]
+    other = (low or 0) * (1 + bias) + latent + (latent + rope + hidden) * bias
+    return matrices, other, (query, query, heads * value)
+
+
+def _linear_attention(sizes: Config) -> tuple[list[Matrix], int]:
+    """Gated DeltaNet (arXiv:2412.06464), in the two layouts that transformers has."""
+    hidden, heads, head = (
+        sizes["hidden_size"],
+        sizes["linear_num_value_heads"],
+        sizes["linear_value_head_dim"],
+    )
+    key, value = sizes["linear_num_key_heads"] * sizes["linear_key_head_dim"], heads * head
+    if sizes["model_type"] == "qwen3_next":
+        parts = {"in_proj_qkvz": 2 * key + 2 * value, "in_proj_ba": 2 * heads}
+    else:
+        parts = {"in_proj_qkv": 2 * key + value, "in_proj_z": value, "in_proj_b": heads, "in_proj_a": heads}
+    matrices = [Matrix(f"linear_attn.{name}", hidden, width) for name, width in parts.items()]
+    other = 2 * heads + head + (2 * key + value) * sizes["linear_conv_kernel_dim"]
+    return [*matrices, Matrix("linear_attn.out_proj", value, hidden)], other
+
+
+def _mlp(family: _Family, sizes: Config, number: int) -> tuple[list[Matrix], int, int, int]:
+    """Return the matrices, other parameters, the width that one token uses, and its number of experts."""
+    hidden = sizes["hidden_size"]
+    kinds = sizes.get("mlp_layer_types")
+    is_sparse = bool(family.router) and (
+        kinds[number] == "sparse"
+        if kinds
+        else number >= sizes.get("first_k_dense_replace", 0)
+        and number not in sizes.get("mlp_only_layers", ())
+        and (number + 1) % sizes.get("decoder_sparse_step", 1) == 0
+    )
+    if not is_sparse:
+        wide = sizes["intermediate_size"]
+        return _gated("mlp", hidden, wide, fused=family.fused_mlp), 0, wide, 0
+    count = next(sizes[k] for k in ("num_experts", "num_local_experts", "n_routed_experts") if sizes.get(k))
+    wide = sizes.get("moe_intermediate_size") or sizes["intermediate_size"]
+    used = sizes["num_experts_per_tok"]
+    matrices = [
+        Matrix(family.router, hidden, count, is_router=True),
+        Matrix("mlp.experts.gate_up_proj", hidden, 2 * wide, count),
+        Matrix("mlp.experts.down_proj", wide, hidden, count),
+    ]
+    other = (count + count * (2 * wide + hidden)) * family.expert_bias
+    shared = wide * sizes.get("n_shared_experts", 0)
+    if shared:
+        matrices += _gated("mlp.shared_experts", hidden, shared)
+    elif shared := sizes.get("shared_expert_intermediate_size", 0):
+        matrices += _gated("mlp.shared_expert", hidden, shared)
+        matrices.append(Matrix("mlp.shared_expert_gate", hidden, 1, is_router=True))
+    return matrices, other, used * wide + shared, used
+
+
+def _gated(name: str, hidden: int, wide: int, *, fused: bool = False) -> list[Matrix]:
+    inner = {"gate_up_proj": 2 * wide} if fused else {"gate_proj": wide, "up_proj": wide}
+    return [
+        *(Matrix(f"{name}.{each}", hidden, width) for each, width in inner.items()),
+        Matrix(f"{name}.down_proj", wide, hidden),
+    ]
+
+
+def _flag(flag: str | bool, sizes: Config) -> bool:
+    return bool(sizes.get(flag)) if isinstance(flag, str) else flag

@@ -19,6 +19,7 @@ from osmosis_ai.inference.engine import (
     Generation,
     InferenceEngine,
     SampledToken,
+    cache_bytes,
 )
 from osmosis_ai.inference.model import Model
 from tests.inference.conftest import Tokens, generate, generation, ids, multiply_tool, question
@@ -132,6 +133,26 @@ def assert_probabilities(
     places = range(len(prompt) - 1, text.shape[1] - 1)
     expected = [float(log_probs[at, token.id]) for at, token in zip(places, sampled, strict=True)]
     assert [token.logprob for token in sampled] == pytest.approx(expected, abs=tolerance)
+
+
+def test_the_cache_takes_what_its_sequences_need() -> None:
+    network = transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**SMALL))
+    batch = ContinuousBatch(TorchModel(network), 4, kept=2)
+    shape = {"layers": 2, "width": 2 * 2 * 8, "number_bytes": 4}
+    wanted = [generation((7,) * 250, s, max_tokens=6, stop_tokens=frozenset()) for s in range(6)]
+    batch.admit(wanted[:1])
+    assert batch.cache_bytes == cache_bytes(1, 256, **shape)
+    batch.admit(wanted[1:4])
+    batch.step()
+    assert batch.cache_bytes == cache_bytes(4, 256, **shape)
+    batch.discard(lambda g: g in wanted[:3])
+    # Ended sequences are kept in their own length; the last token of each was never read.
+    assert batch.cache_bytes == cache_bytes(1, 256, **shape) + cache_bytes(3, 251, **shape)
+    batch.discard(lambda _: True)
+    generate(batch, wanted[4:])
+    assert batch.cache_bytes == cache_bytes(4, 251, **shape) + cache_bytes(2, 255, **shape)
+    batch.publish({}, 1)
+    assert batch.cache_bytes == 0, "new weights make ended sequences useless"
 
 
 def test_linear_attention_is_refused() -> None:

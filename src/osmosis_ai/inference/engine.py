@@ -35,6 +35,8 @@ FinishReason = Literal["stop", "length"]
 GREEDY_BELOW = 1e-5
 # Padded prompt tokens read between two decoding steps: bounds how long new sequences delay the others.
 PREFILL_BUDGET_TOKENS = 2048
+# Sequences that a training run's engine generates at once.
+MAX_BATCH = 128
 # Retry-After is estimated from the last so many finished sequences.
 RATE_WINDOW = 64
 MAX_RETRY_AFTER_S = 60
@@ -135,7 +137,9 @@ class Dimensions:
 class LanguageModel(Protocol):
     """A causal language model, used by one thread at a time; the types of caches and logits are its own.
 
-    A cache has the keys and values of a number of slots; ``copy(source, target, length)`` copies positions.
+    A cache has the keys and values of a number of slots, the first ``running`` of which can be extended.
+    ``copy(source, target, length)`` replaces what a slot holds (with length 0, by nothing), and
+    ``fit(rows, positions)`` says how many of the first slots are in use and how long they are; ``nbytes`` is its size.
     """
 
     @property
@@ -144,7 +148,7 @@ class LanguageModel(Protocol):
     @property
     def fingerprint(self) -> str: ...
 
-    def new_cache(self, slots: int) -> Any: ...
+    def new_cache(self, running: int, kept: int) -> Any: ...
 
     def extend(self, cache: Any, rows: slice, ids: Ints, starts: Ints, wanted: Ints) -> Any:
         """Append R x S right-padded tokens to the slots ``rows``; R x V logits after the wanted ones."""
@@ -196,19 +200,37 @@ class Emission:
     finish_reason: FinishReason | None
 
 
+def cache_bytes(sequences: int, positions: int, *, layers: int, width: int, number_bytes: int) -> int:
+    """Return the most that the torch engine allocates for the keys and values of its sequences.
+
+    Args:
+        sequences: Running and kept sequences together; a training run has :func:`cached_sequences` of them.
+        positions: Tokens of the longest sequence, prompt included.
+        width: Numbers that one layer stores of a token: twice the key-value heads times their dimension.
+        number_bytes: 2 for bfloat16 and 4 for float32.
+    """
+    return sequences * positions * layers * width * number_bytes
+
+
+def cached_sequences(rollouts: int) -> int:
+    """Return how many sequences a training run's engine caches, given the rollouts of a step."""
+    return min(rollouts, 2 * MAX_BATCH)
+
+
 class SequenceSlots:
-    """Cache slots of generating sequences (the first ``running``) and of ``kept`` ended ones.
+    """Cache slots of generating sequences (the first ``running``) and of ended ones.
 
     A new sequence copies its longest cached prefix and computes only the rest: copying a position costs a thousandth of
-    computing it.
+    computing it. At most ``running + kept`` sequences are cached, so those that run displace ended ones.
     """
 
     def __init__(self, model: LanguageModel, *, running: int, kept: int) -> None:
-        self.cache = model.new_cache(running + kept)
-        self.lengths: Ints = np.zeros(running + kept, np.int64)
-        self.tokens = np.zeros((running + kept, model.config.max_positions), np.int32)
-        self._first_kept = running
-        self._last_used = np.zeros(running + kept, np.int64)
+        self.cache = model.new_cache(running, running + kept)
+        slots = 2 * running + kept
+        self.lengths: Ints = np.zeros(slots, np.int64)
+        self.tokens = np.zeros((slots, model.config.max_positions), np.int32)
+        self._kept = slice(running, slots)
+        self._last_used = np.zeros(slots, np.int64)
         self._clock = 0
 
     def fill(self, slot: int, tokens: Sequence[int], start: int) -> None:
@@ -223,23 +245,43 @@ class SequenceSlots:
         self.lengths[target] = length
 
     def keep(self, slot: int) -> None:
-        """Cache an ended sequence in place of the least recently used one."""
-        if len(self.lengths) == self._first_kept:
-            return
-        oldest = self._first_kept + int(self._last_used[self._first_kept :].argmin())
-        self.copy(slot, oldest, int(self.lengths[slot]))
-        self._touch(oldest)
+        """Cache an ended sequence in a free slot: there is one, because it ran until now."""
+        free = self._kept.start + int(self.lengths[self._kept].argmin())
+        self.copy(slot, free, int(self.lengths[slot]))
+        self._touch(free)
 
-    def longest_prefix(self, prompt: Sequence[int]) -> tuple[int, int]:
-        """Return the slot with the longest prefix of ``prompt``, and the prefix's length in tokens."""
+    def take_prefix(self, prompt: Sequence[int], target: int) -> int:
+        """Copy the longest cached prefix of ``prompt`` to ``target``; return its length in tokens.
+
+        An ended sequence that is continued from its end is not needed any more.
+        """
         wanted = np.array(prompt[:-1], np.int32)
         equal = self.tokens[:, : len(wanted)] == wanted
         # The first difference of each slot, or the whole length.
         common = np.where(equal.all(axis=1), len(wanted), equal.argmin(axis=1) if len(wanted) else 0)
         known = np.minimum(common, self.lengths)
         best = int(known.argmax())
+        length = int(known[best])
         self._touch(best)
-        return best, int(known[best])
+        self.copy(best, target, length)
+        if best >= self._kept.start and length == self.lengths[best]:
+            self._forget(best)
+        return length
+
+    def make_room(self, running: int) -> None:
+        """Forget the least recently used ended sequences, as far as ``running`` ones need their places."""
+        kept = self._kept.start + np.flatnonzero(self.lengths[self._kept])
+        surplus = len(kept) + running - (self._kept.stop - self._kept.start)
+        for slot in kept[self._last_used[kept].argsort()][: max(0, surplus)].tolist():
+            self._forget(slot)
+
+    def forget_kept(self) -> None:
+        for slot in self._kept.start + np.flatnonzero(self.lengths[self._kept]):
+            self._forget(int(slot))
+
+    def _forget(self, slot: int) -> None:
+        self.cache.copy(slot, slot, 0)
+        self.lengths[slot] = 0
 
     def _touch(self, slot: int) -> None:
         self._clock += 1
@@ -267,17 +309,23 @@ class ContinuousBatch:
     def free(self) -> int:
         return self.capacity - len(self._running)
 
+    @property
+    def cache_bytes(self) -> int:
+        return int(self._slots.cache.nbytes)
+
     def admit(self, newcomers: Sequence[Generation]) -> list[Emission]:
         """Read the prompts of ``newcomers`` together and draw the first token of each."""
         first = len(self._running)
         # Equal prompts are read once: in the first slots, then copied to the others.
         ordered = sorted(newcomers, key=lambda generation: generation.prompt)
         distinct = list(dict.fromkeys(generation.prompt for generation in ordered))
-        starts = np.zeros(len(distinct), np.int64)
-        for row, prompt in enumerate(distinct):
-            source, known = self._slots.longest_prefix(prompt)
-            self._slots.copy(source, first + row, known)
-            starts[row] = known
+        running = first + len(newcomers)
+        longest = max(*map(len, distinct), int(self._slots.lengths[:first].max(initial=0)))
+        self._slots.cache.fit(running, longest)
+        starts = np.array(
+            [self._slots.take_prefix(prompt, first + row) for row, prompt in enumerate(distinct)]
+        )
+        self._slots.make_room(running)
         rest = [prompt[known:] for prompt, known in zip(distinct, starts.tolist(), strict=True)]
         logits = self._extend(first, rest, starts)
         sources = [distinct.index(generation.prompt) for generation in ordered]
@@ -309,7 +357,7 @@ class ContinuousBatch:
             self._slots.tokens[slot, : self._slots.lengths[slot]].tolist()
             for slot in range(len(self._running))
         ]
-        self._slots.lengths[:] = 0
+        self._slots.forget_kept()
         if texts:
             self._extend(0, texts, np.zeros(len(texts), np.int64))
 
@@ -352,14 +400,19 @@ class ContinuousBatch:
 
     def _vacate(self, slots: Iterable[int]) -> None:
         """Free slots; from the highest down, so that the sequence moved into a hole is one that stays."""
-        for slot in sorted(slots, reverse=True):
+        highest_first = sorted(slots, reverse=True)
+        for slot in highest_first:
             self._slots.keep(slot)
             last = len(self._running) - 1
             if slot != last:
                 self._slots.copy(last, slot, int(self._slots.lengths[last]))
                 self._running[slot] = self._running[last]
                 self._columns[slot] = self._columns[last]
+            self._slots.lengths[last] = 0
             self._running.pop()
+        if highest_first:
+            count = len(self._running)
+            self._slots.cache.fit(count, int(self._slots.lengths[:count].max(initial=0)))
 
 
 class EngineBusyError(OsmosisError):

@@ -63,17 +63,21 @@ class ModelConfig(Dimensions):
 
 
 class KeyValueCache:
-    """Keys and values of ``slots`` sequences, allocated once for the longest sequence."""
+    """Keys and values of ``slots`` sequences; the system assigns memory to what is written."""
 
     def __init__(self, config: ModelConfig, slots: int) -> None:
         heads = config.num_key_value_heads
         shape = (config.num_hidden_layers, slots, heads, config.max_positions, config.head_dim)
         self.keys: Floats = np.zeros(shape)
         self.values: Floats = np.zeros(shape)
+        self.nbytes = 2 * self.keys.nbytes
 
     def copy(self, source: int, target: int, length: int) -> None:
         for array in (self.keys, self.values):
             array[:, target, :, :length] = array[:, source, :, :length]
+
+    def fit(self, rows: int, positions: int) -> None:
+        """Do nothing: all slots exist."""
 
 
 class Model:
@@ -103,8 +107,8 @@ class Model:
         self.tensors |= {name: _float64(tensor) for name, tensor in changed.items()}
         self._prepare_weights()
 
-    def new_cache(self, slots: int) -> KeyValueCache:
-        return KeyValueCache(self.config, slots)
+    def new_cache(self, running: int, kept: int) -> KeyValueCache:
+        return KeyValueCache(self.config, running + kept)
 
     def draw(self, logits: Floats, sources: Sequence[int] | slice, sampling: SamplingRows) -> list[Drawn]:
         return draw_tokens(np, logits[sources], sampling)

@@ -8,6 +8,8 @@ sums: about 1e-15 in float64, 1e-6 in float32. Models with other layer state (st
 from __future__ import annotations
 
 import hashlib
+import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -38,7 +40,8 @@ from osmosis_ai.inference.engine import Dimensions, Drawn, Ints, SamplingRows, c
 
 # A prompt is read in chunks of so many tokens a row, which bounds the memory of attention scores.
 CHUNK_TOKENS = {"cpu": 256, "cuda": 2048}
-FIRST_POSITIONS = 256
+# The cache grows by so many positions at a time, and by a quarter of its sequences.
+POSITION_STEP = 256
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -67,19 +70,37 @@ class LowRankUpdate:
 
 
 class SlotCache(Cache):  # type: ignore[misc]  # transformers is not typed
-    """Keys and values of a fixed number of sequences; its length grows with the longest, to powers of 2."""
+    """Keys and values of sequences: the running ones in one tensor, each ended one in a tensor of its length."""
 
-    def __init__(self, slots: int, max_positions: int) -> None:
+    def __init__(self, running: int, max_positions: int) -> None:
         super().__init__(layers=[])
-        self._slots = slots
-        self._max_positions = max_positions
-        self._tensors: list[list[Tensor]] = []
+        self._most = running, max_positions
+        self._size = 0, 0
+        # Of each layer the keys, then the values; rows x heads x positions x head_dim.
+        self._tensors: list[Tensor] = []
+        self._kept: dict[int, list[Tensor]] = {}
         self._rows = slice(0, 0)
         self._row_index = self._positions = torch.empty(0)
         self._seen = 0
 
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in chain(self._tensors, *self._kept.values()))
+
+    def fit(self, rows: int, positions: int) -> None:
+        """Grow for the first ``rows`` slots of so many positions, or shrink if they need less than half."""
+        wanted = self._rounded(rows, positions)
+        larger = max(wanted[0], self._size[0]), max(wanted[1], self._size[1])
+        if larger != self._size:
+            self._resize(*larger)
+        elif 2 * math.prod(wanted) < math.prod(self._size):
+            self._resize(*wanted)
+
     def point_to(self, rows: slice, positions: Tensor, seen: int) -> None:
         """Set where the next forward pass writes (R x S ``positions`` of ``rows``) and how many positions it reads."""
+        if rows.stop > self._size[0] or seen > self._size[1]:
+            wanted = self._rounded(rows.stop, seen)
+            self._resize(max(wanted[0], self._size[0]), max(wanted[1], self._size[1]))
         self._rows, self._positions, self._seen = rows, positions, seen
         self._row_index = torch.arange(rows.start, rows.stop, device=positions.device)[:, None]
 
@@ -87,13 +108,15 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is not typed
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_args: object, **_kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Called by the layers: store new keys and values (R x heads x S x head_dim), return all that are read."""
-        if layer_idx == len(self._tensors):
+        if 2 * layer_idx == len(self._tensors):
             # Zeros: a NaN would survive the attention mask.
-            shape = self._slots, key_states.shape[1], 0
-            self._tensors.append([s.new_zeros(*shape, s.shape[3]) for s in (key_states, value_states)])
+            rows, length = self._size
+            self._tensors += [
+                s.new_zeros(rows, s.shape[1], length, s.shape[3]) for s in (key_states, value_states)
+            ]
         views = []
-        for index, states in enumerate((key_states, value_states)):
-            tensor = self._tensors[layer_idx][index] = self._long_enough(self._tensors[layer_idx][index])
+        for index, states in enumerate((key_states, value_states), 2 * layer_idx):
+            tensor = self._tensors[index]
             tensor[self._row_index, :, self._positions] = states.transpose(1, 2)
             views.append(tensor[self._rows, :, : self._seen])
         return views[0], views[1]
@@ -102,17 +125,30 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is not typed
         """Return 0: positions are always passed to the model."""
         return 0
 
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
     def copy(self, source: int, target: int, length: int) -> None:
-        with torch.inference_mode():
-            for tensor in chain.from_iterable(self._tensors):
-                tensor[target, :, :length] = tensor[source, :, :length]
+        """Copy the first positions of a slot to another; slots from the number of running ones on are ended ones."""
+        sources = self._kept.get(source) or [tensor[source] for tensor in self._tensors]
+        if target < self._most[0]:
+            for tensor, states in zip(self._tensors, sources, strict=True):
+                tensor[target, :, :length] = states[:, :length]
+        elif length:
+            self._kept[target] = [states[:, :length].clone() for states in sources]
+        else:
+            self._kept.pop(target, None)
 
-    def _long_enough(self, tensor: Tensor) -> Tensor:
-        if tensor.shape[2] >= self._seen:
-            return tensor
-        length = max(FIRST_POSITIONS, 1 << (self._seen - 1).bit_length())
-        missing = min(length, self._max_positions) - tensor.shape[2]
-        return nn.functional.pad(tensor, (0, 0, 0, missing))
+    def _rounded(self, rows: int, positions: int) -> tuple[int, int]:
+        steps = 1 << max(0, rows.bit_length() - 3), POSITION_STEP
+        wanted = (-(-count // step) * step for count, step in zip((rows, positions), steps, strict=True))
+        return min(next(wanted), self._most[0]), min(next(wanted), self._most[1])
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def _resize(self, rows: int, length: int) -> None:
+        common = slice(0, min(rows, self._size[0])), slice(None), slice(0, min(length, self._size[1]))
+        self._size = rows, length
+        for index, old in enumerate(self._tensors):
+            new = self._tensors[index] = old.new_zeros(rows, old.shape[1], length, old.shape[3])
+            new[common] = old[common]
 
 
 class TorchModel:
@@ -146,6 +182,10 @@ class TorchModel:
         window = getattr(config, "sliding_window", None) if kinds != {FULL} else None
         self._window: int | None = window
         self._mixed = kinds == {FULL, SLIDING}
+        # Its name before transformers 5.24 was `past_key_values`.
+        self._cache_argument = (
+            "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+        )
         self._chunk = CHUNK_TOKENS.get(model.device.type, CHUNK_TOKENS["cpu"])
 
     @classmethod
@@ -181,8 +221,8 @@ class TorchModel:
                 ) from error
         return cls(model, max_positions=max_positions, fingerprint=fingerprint)
 
-    def new_cache(self, slots: int) -> SlotCache:
-        return SlotCache(slots, self.config.max_positions)
+    def new_cache(self, running: int, kept: int = 0) -> SlotCache:
+        return SlotCache(running, self.config.max_positions)
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def extend(self, cache: SlotCache, rows: slice, ids: Ints, starts: Ints, wanted: Ints) -> Tensor:
@@ -236,9 +276,9 @@ class TorchModel:
             input_ids=ids,
             position_ids=positions,
             attention_mask=self._masks(positions, seen),
-            past_key_values=cache,
             use_cache=True,
             logits_to_keep=torch.from_numpy(places).to(ids.device),
+            **{self._cache_argument: cache},
         )
         logits: Tensor = output.logits
         return logits

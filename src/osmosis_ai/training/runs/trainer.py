@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 
 
 MakeLearner = Callable[[TrainingSpec], "Learner"]
-# Sequences that an engine in this process generates at once, and ended ones whose prefixes it remembers.
-ENGINE_BATCH = 128
 # vLLM's own variable for the key of a server.
 SERVER_KEY_ENV = "VLLM_API_KEY"
 
@@ -237,7 +235,7 @@ class Trainer:
     def _open_torch(self, stack: AsyncExitStack, device: str) -> PolicyEngine:
         import torch
 
-        from osmosis_ai.inference.engine import InferenceEngine
+        from osmosis_ai.inference.engine import MAX_BATCH, InferenceEngine, cached_sequences
         from osmosis_ai.inference.torch_engine import TorchModel
         from osmosis_ai.training.learner.policy_model import model_source
 
@@ -254,8 +252,9 @@ class Trainer:
             dtype=torch.float64 if built_in else None,
             max_positions=settings.max_prompt_length + settings.max_response_length,
         )
-        batch = min(ENGINE_BATCH, rollouts)
-        engine = InferenceEngine(network, max_batch=batch, max_waiting=max(1024, 2 * rollouts), kept=batch)
+        batch = min(MAX_BATCH, rollouts)
+        kept = cached_sequences(rollouts) - batch
+        engine = InferenceEngine(network, max_batch=batch, max_waiting=max(1024, 2 * rollouts), kept=kept)
         return InProcessPolicyEngine(stack.enter_context(engine), unmerged=network.rounds_weights)
 
     async def _open_vllm(self, stack: AsyncExitStack, device: str) -> PolicyEngine:

@@ -19,14 +19,13 @@ EngineName = Literal["torch", "vllm"]
 WhenCutOff = Literal["exclude", "zero", "grade"]
 
 TINY_MODEL = "osmosis/tiny"
-# LoRA learns at about ten times the rate of full fine-tuning (Thinking Machines, "LoRA Without Regret"): 1e-5 to 3e-4
-# is usual. At 1e-6, a hundred steps with equal signs move weights of 2e-2 by 7e-6.
+# LoRA learns at about ten times the rate of full fine-tuning (Thinking Machines, "LoRA Without Regret"). At 1e-6, a
+# hundred steps with equal signs move weights of 2e-2 by 7e-6.
 DEFAULT_LR = 1e-5
-LOWEST_USEFUL_LR = 3e-6
+USUAL_LR = (1e-5, 3e-4)
 # Measured: 1e-3 works well, 2e-3 is unstable, from 3e-3 the policy collapses; below 1e-4 nothing visible happens.
 TINY_MODEL_LR = 1e-3
-TINY_MODEL_LOWEST_USEFUL_LR = 1e-4
-HIGHEST_SAFE_LR = 2e-3
+TINY_MODEL_USUAL_LR = (1e-4, 2e-3)
 # GSPO (section 5.1): a sequence's ratio is a mean over its tokens, so it moves a thousand times less than a token's.
 GSPO_CLIP = (3e-4, 4e-4)
 # Yao et al., 2025 ("Your efficient RL framework secretly brings you off-policy RL training"): cap C = 2.
@@ -179,18 +178,12 @@ class TrainingSettings(AdvancedSection, CheckpointsSection, SamplingSection, Tra
     def warnings(self, model_path: str, *, processes: int | None = None) -> list[str]:
         """Return a sentence for each valid but probably unintended setting."""
         found = []
-        if model_path == TINY_MODEL and self.lr < TINY_MODEL_LOWEST_USEFUL_LR:
-            found.append(
-                f"lr = {self.lr:g} is for models of billions of parameters; `{TINY_MODEL}` hardly moves below "
-                f"{TINY_MODEL_LOWEST_USEFUL_LR:g} (its default is {TINY_MODEL_LR:g})."
-            )
-        elif self.lr < LOWEST_USEFUL_LR:
-            found.append(
-                f"lr = {self.lr:g} is a rate for full fine-tuning: a LoRA hardly moves below {LOWEST_USEFUL_LR:g}; "
-                f"{DEFAULT_LR:g} (the default) to 3e-4 is usual."
-            )
-        if self.lr > HIGHEST_SAFE_LR:
-            found.append(f"lr = {self.lr:g} is so high that the policy is likely to collapse.")
+        is_tiny = model_path == TINY_MODEL
+        low, high = TINY_MODEL_USUAL_LR if is_tiny else USUAL_LR
+        if not low <= self.lr <= high:
+            what = f"`{TINY_MODEL}`" if is_tiny else "a LoRA of a model of billions of parameters"
+            effect = "the policy hardly moves" if self.lr < low else "the policy is likely to collapse"
+            found.append(f"lr = {self.lr:g} is outside the range for {what}, {low:g} to {high:g}: {effect}.")
         if self.rollout_top_p < 1:
             found.append(
                 f"rollout_top_p = {self.rollout_top_p:g} samples from a truncated distribution while the loss "

@@ -164,7 +164,7 @@ def test_rollout_metrics_say_what_was_sampled_and_what_is_missing():
         "speed/sampling_tokens_per_s": 2.0,
     }
     assert {key: metrics[key] for key in expected} == expected
-    assert batch.unscored() == {"callback_timeout": 1}
+    assert batch.unscored() == {"agent timeout": 1}
 
 
 def test_a_steps_reward_has_the_interval_of_its_prompts_not_of_their_attempts():
@@ -204,10 +204,10 @@ TRUNCATED = sample(Verdict("success", reward=0.5), replace(recorded(), truncated
     [
         (TRUNCATED, {"on_truncation": "grade"}, 0.5, None),
         (TRUNCATED, {"on_truncation": "zero"}, 0.0, None),
-        (TRUNCATED, {"on_truncation": "exclude"}, None, "truncated"),
-        (late(1.0), {"on_timeout": "exclude"}, None, "timeout"),
+        (TRUNCATED, {"on_truncation": "exclude"}, None, "agent truncated"),
+        (late(1.0), {"on_timeout": "exclude"}, None, "agent timeout"),
         (late(), {"on_timeout": "zero"}, 0.0, None),
-        (late(), {"on_timeout": "grade"}, None, "timeout"),
+        (late(), {"on_timeout": "grade"}, None, "agent timeout"),
         (late(0.7), {"on_timeout": "grade"}, 0.7, None),
     ],
 )

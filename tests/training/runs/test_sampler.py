@@ -90,11 +90,11 @@ async def test_every_attempt_becomes_a_sample_whatever_happened_to_it(tmp_path):
     assert first_of_row[0].reward == 0.0
     assert [sample.reward for sample in first_of_row[1:]] == [None] * 5
     assert [sample.unscored_because for sample in first_of_row[1:]] == [
-        "agent_error",
+        "agent exception",
         "removed",
-        "validation_error",
-        "validation_error",
-        "validation_error",
+        "grader invalid_value",
+        "grader invalid_value",
+        "agent invalid_value",
     ]
     assert first_of_row[1].record.boundary == "agent"
     assert "the agent broke" in str(first_of_row[1].record.error)

@@ -222,7 +222,7 @@ async def test_a_task_that_is_solved_ends_the_run_with_what_was_learned(tmp_path
 @pytest.mark.parametrize(
     ("max_steps", "last", "message"),
     [
-        (30, UNSCORED_STEPS_END - 1, r"4 x agent_error.*the agent broke"),
+        (30, UNSCORED_STEPS_END - 1, r"4 x agent exception.*the agent broke"),
         (1, 1, "no attempt got a reward in its one step, so nothing was learned"),
     ],
     ids=["long", "one step"],
@@ -232,7 +232,36 @@ async def test_a_run_without_any_reward_fails(tmp_path, max_steps, last, message
     with pytest.raises(NoRewardsError, match=message):
         await world.run()
     assert steps(world) == list(range(1, last + 1))
-    assert world.told.records[0].unscored == {"agent_error": 4}
+    assert world.told.records[0].unscored == {"agent exception": 4}
+
+
+async def test_a_failing_grader_is_named_at_the_step_where_it_begins_also_after_a_resume(tmp_path):
+    def rewards(step, index):
+        return None if step >= 2 and index == 1 else float(index % 3)
+
+    world = LoopWorld(tmp_path, rewards=rewards, n_samples_per_prompt=4, max_steps=6)
+    made = world.runner._made
+
+    def graded(attempt, step):
+        found = made(attempt, step)
+        if found.status != "failed":
+            return found
+        raised = {"boundary": "grader", "category": "exception", "error": "KeyError: 'answer'"}
+        return msgspec.structs.replace(found, **raised)
+
+    world.runner._made = graded  # type: ignore[method-assign]
+    await stop_where_it_hangs(world, 4)
+    world.runner.hang_at = None
+    world.resume()
+    await world.run()
+    records = list(read_history(world.history.path))
+    assert [record.unscored for record in records[1:4]] == [{}, *[{"grader exception": 2}] * 2]
+    assert {record.step: record.warnings for record in records if record.warnings} == {
+        2: [
+            "the grader failed on 2 of 8 attempts (2 x grader exception). The first: KeyError: 'answer'",
+            "2 of 8 attempts (25%) have no reward (2 x grader exception). The first: KeyError: 'answer'",
+        ]
+    }
 
 
 def world_whose_validation(path: Any, rewards_by_validation: list[Any], **settings: Any) -> LoopWorld:

@@ -209,6 +209,8 @@ class _Hooks(TrainingHooks):
         )
         # The run's page marks the resumed step.
         self._reporter.log(LogLine(message, step=PLAN, details={"steps_done": plan.steps_done}))
+        for warning in plan.warnings:
+            self.warning(plan.steps_done, warning)
         self._reporter.later(lambda: self._reports.begin(plan))
         self._reporter.later(lambda: self._keep(self._reports.catch_up))
 

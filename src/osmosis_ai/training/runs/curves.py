@@ -293,6 +293,7 @@ class RecordedTraining:
             if record.validation_rewards:
                 with suppress(ValidationError):
                     validation = ValidatedRows(step=record.step, rewards=dict(record.validation_rewards))
+        marks += marked_warnings(_session_warnings(self.sessions))
         marks += restarts(self.sessions)
         saved = [
             SavedAdapter(
@@ -310,6 +311,13 @@ def restarts(sessions: Iterable[Mapping[str, Any]]) -> Iterator[CurveMark]:
         done = session.get("steps_done")
         if isinstance(done, int) and 0 < done <= LARGEST_STEP:
             yield CurveMark(done, "restart", f"resumed after step {done}")
+
+
+def _session_warnings(sessions: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for session in sessions:
+        warnings = session.get("warnings")
+        for text in warnings if isinstance(warnings, list) else ():
+            yield str(text), {"training_step": session.get("steps_done")}
 
 
 def marked_warnings(lines: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterator[CurveMark]:

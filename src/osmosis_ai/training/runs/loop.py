@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.training.learner.step import StepMetrics, StepRefusedError
 from osmosis_ai.training.runs.metrics import (
+    VALIDATION_DROPPED,
     VALIDATION_PLANNED,
     MetricsHistory,
     StepRecord,
@@ -36,6 +37,7 @@ from osmosis_ai.training.runs.rollouts import (
     RolloutBatch,
     attempts_of_step,
     few_scored,
+    format_causes,
     learner_batch,
     rewards_by_row,
     rollout_metrics,
@@ -46,6 +48,7 @@ from osmosis_ai.training.runs.rollouts import (
     with_truncation_rule,
 )
 from osmosis_ai.training.runs.run_directory import ValidationSamples
+from osmosis_ai.training.runs.step_warnings import WATCHED, Trouble, new_trouble
 
 if TYPE_CHECKING:
     from osmosis_ai.config.training import TrainingSettings
@@ -73,6 +76,7 @@ class TrainingPlan:
     total_steps: int
     steps_done: int
     device: str
+    warnings: tuple[str, ...] = ()
 
 
 class TrainingHooks:
@@ -115,9 +119,11 @@ class LoggedHooks(TrainingHooks):
         self.goes_on = hooks.goes_on  # type: ignore[method-assign]
 
     def plan(self, plan: TrainingPlan) -> None:
-        names = ("steps_done", "total_steps", "training_rows", "held_out_rows", "device")
+        names = ("steps_done", "total_steps", "training_rows", "held_out_rows", "device", "warnings")
         facts = {name: getattr(plan, name) for name in names}
         self._log.write("plan", f"training {plan.model_path}", **facts)
+        for warning in plan.warnings:
+            self._log.write("run", warning, level="WARNING")
         self._hooks.plan(plan)
 
     def note(self, message: str) -> None:
@@ -239,9 +245,9 @@ class TrainingLoopState:
             )
 
     def _without_rewards(self, batch: RolloutBatch) -> str:
-        reasons = ", ".join(f"{count} x {reason}" for reason, count in batch.unscored().items())
-        what = f"none of the {len(batch.samples)} attempts of step {batch.step} got a reward ({reasons})"
-        failure = next((s.record.error for s in batch.samples if s.record.error), "no grader gave one")
+        causes = format_causes(batch.unscored())
+        what = f"none of the {len(batch.samples)} attempts of step {batch.step} got a reward ({causes})"
+        failure = batch.first_failure() or "no grader gave one"
         if self.unscored >= UNSCORED_STEPS_END:
             raise NoRewardsError(
                 f"{what}, for {self.unscored} steps in a row. The first failure: {failure}",
@@ -454,6 +460,12 @@ class TrainingLoop(StepLoop):
     keep_validation: Callable[[ValidationSamples], None] = lambda _: None
     validated_by = VALIDATION_PLANNED
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._curves: dict[str, list[tuple[int, float]]] = {key: [] for key in WATCHED}
+        for record in read_history(self.history.path):
+            self._watch(record.step, record.metrics)
+
     async def _take_steps(self, last: int) -> StopReason | None:
         ending = await super()._take_steps(last)
         if ending is None:
@@ -474,7 +486,26 @@ class TrainingLoop(StepLoop):
             await self.engine.publish(self.learner, learned.updates)
         publishing_s = time.monotonic() - published
         metrics |= learning_metrics(learned, learning_s) | {"time/publishing_s": publishing_s}
-        return Measured(metrics, warnings + doubts, unscored=batch.unscored())
+        warnings += [*doubts, *self._new_trouble(batch, metrics)]
+        return Measured(metrics, warnings, unscored=batch.unscored())
+
+    def _new_trouble(self, batch: RolloutBatch, metrics: Mapping[str, float]) -> list[str]:
+        self._watch(batch.step, metrics)
+        found = new_trouble(self._curves)
+        if self.state.unscored:  # none has a reward, which is reported with its causes
+            return []
+        sources: dict[Trouble, str] = {"unscored": "", "grader": "grader"}
+        for kind, source in sources.items():
+            if kind in found:
+                causes = {cause: n for cause, n in batch.unscored().items() if cause.startswith(source)}
+                failure = batch.first_failure(source)
+                found[kind] += f" ({format_causes(causes)})" + (f". The first: {failure}" if failure else "")
+        return list(found.values())
+
+    def _watch(self, step: int, metrics: Mapping[str, float]) -> None:
+        for key in WATCHED:
+            if key in metrics:
+                self._curves[key].append((step, metrics[key]))
 
     def _batch(self, step: int) -> asyncio.Task[RolloutBatch]:
         """Return the running batch ``step``, and start as many after it as staleness allows."""
@@ -508,9 +539,10 @@ class TrainingLoop(StepLoop):
         # Every due step after the start, including the last one.
         validations = math.ceil(self.order.total_steps / self.settings.eval_interval)
         warnings = [
-            few_scored(validation.metrics),
+            few_scored(validation),
             self.state.judge_validation(validation.rewards, validations=validations),
         ]
+        numbers[VALIDATION_DROPPED] = float(self.state.reward_dropped is not None)
         threshold = self.validation.pass_threshold
         samples = ValidationSamples.of(validation.records, step=step, pass_threshold=threshold)
         try:

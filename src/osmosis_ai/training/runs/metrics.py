@@ -32,6 +32,15 @@ _Number = Annotated[float, msgspec.Meta(gt=-1e300, lt=1e300)]
 TRAINING_REWARD = "rollout/raw_reward"
 TRAINING_REWARD_LOW = "rollout/reward_low"
 TRAINING_REWARD_HIGH = "rollout/reward_high"
+TRAINING_REWARD_MIN = "rollout/reward_min"
+TRAINING_REWARD_MAX = "rollout/reward_max"
+EQUAL_GROUPS = "rollout/zero_variance_fraction"
+SAMPLES = "rollout/samples"
+UNSCORED = "rollout/unscored"
+GRADER_FAILURES = "rollout/grader_failures"
+RESPONSE_LENGTH = "rollout/response_lengths"
+TRUNCATED = "rollout/truncated_ratio"
+ENTROPY = "train/entropy_loss"
 VALIDATION_REWARD = "eval/validation/reward"
 VALIDATION_STDERR = "eval/validation/reward_stderr"
 VALIDATION_PASS_RATE = "eval/validation/pass_rate"
@@ -39,15 +48,16 @@ VALIDATION_REWARD_LOW = "eval/validation/reward_low"
 VALIDATION_REWARD_HIGH = "eval/validation/reward_high"
 VALIDATION_SCORED = "eval/validation/scored"
 VALIDATION_PLANNED = "eval/validation/samples"
+VALIDATION_DROPPED = "eval/validation/dropped"
 
 # Every key a line can have, in the order people want to see them. The first six are the platform's.
 TITLES: Mapping[str, str] = {
     TRAINING_REWARD: "Training reward",
     VALIDATION_REWARD: "Validation reward",
-    "train/entropy_loss": "Entropy (nats per token)",
-    "rollout/response_lengths": "Response length (sampled tokens)",
+    ENTROPY: "Entropy (nats per token)",
+    RESPONSE_LENGTH: "Response length (sampled tokens)",
     "rollout/total_lengths": "Total length (tokens)",
-    "rollout/truncated_ratio": "Truncated attempts (share)",
+    TRUNCATED: "Truncated attempts (share)",
     "rollout/timed_out_ratio": "Timed-out attempts (share)",
     VALIDATION_PASS_RATE: "Validation pass rate",
     VALIDATION_STDERR: "Validation reward, standard error",
@@ -55,14 +65,16 @@ TITLES: Mapping[str, str] = {
     VALIDATION_REWARD_HIGH: "Validation reward, 95% CI high",
     VALIDATION_SCORED: "Validation attempts scored",
     VALIDATION_PLANNED: "Validation attempts",
+    VALIDATION_DROPPED: "Validation significantly below the first (1: yes)",
     TRAINING_REWARD_LOW: "Training reward, 95% CI low",
     TRAINING_REWARD_HIGH: "Training reward, 95% CI high",
     "rollout/reward_std": "Reward, standard deviation",
-    "rollout/reward_min": "Reward, minimum",
-    "rollout/reward_max": "Reward, maximum",
-    "rollout/zero_variance_fraction": "Groups with equal rewards (share)",
-    "rollout/samples": "Attempts",
-    "rollout/unscored": "Attempts without a reward",
+    TRAINING_REWARD_MIN: "Reward, minimum",
+    TRAINING_REWARD_MAX: "Reward, maximum",
+    EQUAL_GROUPS: "Groups with equal rewards (share)",
+    SAMPLES: "Attempts",
+    UNSCORED: "Attempts without a reward",
+    GRADER_FAILURES: "Attempts that the grader failed on",
     "rollout/forks": "Forked sequences",
     "rollout/realigned": "Realigned turns",
     "rollout/staleness": "Staleness (updates, mean per token)",

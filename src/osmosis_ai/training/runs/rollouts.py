@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from osmosis_ai.controller.attempt import Attempt, AttemptResults, RunningAttempt, attempt_seeds
-from osmosis_ai.controller.outcomes import Verdict
+from osmosis_ai.controller.outcomes import Verdict, error_code_of, failed
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.datasets import DatasetRow, row_digest
 from osmosis_ai.evaluation.metrics import NO_REWARD, RunMetrics, compute_metrics, describe_few_scored
@@ -32,7 +32,7 @@ from osmosis_ai.redaction import Redactor
 from osmosis_ai.rollout.types import RolloutErrorCategory
 from osmosis_ai.statistics.estimates import CONFIDENCE, Estimate, estimate_mean
 from osmosis_ai.training.objective.advantages import GroupStatistics, group_advantages
-from osmosis_ai.training.runs.metrics import finite
+from osmosis_ai.training.runs.metrics import GRADER_FAILURES, UNSCORED, finite
 
 if TYPE_CHECKING:
     from osmosis_ai.config.training import TrainingSettings
@@ -64,12 +64,17 @@ class Sample:
 
     @property
     def unscored_because(self) -> str | None:
-        """Machine-readable reason for a missing reward."""
-        if self.reward is not None:
-            return None
-        if self.record.status == "skipped":
-            return REMOVED
-        return self.record.error_type or NO_REWARD
+        return None if self.reward is not None else cause_of(self.record)
+
+
+def cause_of(record: TerminalRecord) -> str:
+    """Return why an attempt has no reward: source and code of its failure, as ``grader exception``.
+
+    The protocol's `error_type` is no cause: it calls an exception of a grader `agent_error`.
+    """
+    if record.status != "failed":
+        return REMOVED if record.status == "skipped" else NO_REWARD
+    return f"{record.boundary} {record.category or error_code_of(record.error_type)}"
 
 
 @dataclass(frozen=True)
@@ -118,7 +123,7 @@ def with_truncation_rule(sample: Sample, settings: TrainingSettings) -> Sample:
         verdict = Verdict("success", reward=0.0)
     elif rule == "exclude":
         error = sample.record.error or f"the rollout was {reason} and is left out"
-        verdict = Verdict("failed", error_type=reason, boundary="agent", error=error)
+        verdict = failed(reason, "agent", error, code=reason)
     elif sample.reward is None and sample.grader_reward is not None:
         verdict = Verdict("success", reward=sample.grader_reward)
     else:
@@ -138,9 +143,13 @@ class RolloutBatch:
         return [sample for samples_G in self.samples_PG for sample in samples_G]
 
     def unscored(self) -> dict[str, int]:
-        """Count the samples without a reward by reason, the commonest first."""
-        reasons = Counter(reason for sample in self.samples if (reason := sample.unscored_because))
-        return dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0])))
+        """Count the samples without a reward by cause, the commonest first."""
+        return _counted(cause for sample in self.samples if (cause := sample.unscored_because))
+
+    def first_failure(self, source: str = "") -> str | None:
+        """Return the first error, of any or of one source."""
+        failures = (sample.record for sample in self.samples if sample.record.error)
+        return next((each.error for each in failures if source in ("", each.boundary)), None)
 
 
 @dataclass(frozen=True)
@@ -200,7 +209,10 @@ def rollout_metrics(batch: RolloutBatch, statistics: GroupStatistics, version: i
             "rollout/reward_max": statistics.reward_max,
             "rollout/zero_variance_fraction": statistics.zero_variance_fraction,
             "rollout/samples": statistics.samples,
-            "rollout/unscored": statistics.samples_unscored,
+            UNSCORED: statistics.samples_unscored,
+            GRADER_FAILURES: sum(
+                s.record.status == "failed" and s.record.boundary == "grader" for s in batch.samples
+            ),
             "rollout/response_lengths": _mean([recorded.sampled_tokens for recorded in called]),
             "rollout/total_lengths": _mean(total_lengths),
             "rollout/truncated_ratio": _mean([recorded.truncated for recorded in called]),
@@ -321,11 +333,21 @@ def rewards_by_row(rows: Sequence[DatasetRow], rewards: Sequence[float | None]) 
     return {digest: sum(known) / len(known) for digest, known in found.items()}
 
 
-def few_scored(evaluation: RunMetrics) -> str | None:
-    counts = evaluation.estimates.counts
+def few_scored(validation: MeasuredRows) -> str | None:
+    counts = validation.metrics.estimates.counts
     said = describe_few_scored(counts.scored, counts.finished)
-    reasons = ", ".join(f"{count} x {reason}" for reason, count in counts.unscored.items())
-    return f"validation: {said}{f' ({reasons})' if reasons else ''}" if said else None
+    causes = _counted(
+        cause_of(each) for each in validation.records if each.reward is None and each.status != "skipped"
+    )
+    return f"validation: {said} ({format_causes(causes)})" if said else None
+
+
+def _counted(causes: Iterable[str]) -> dict[str, int]:
+    return dict(sorted(Counter(causes).items(), key=lambda item: (-item[1], item[0])))
+
+
+def format_causes(causes: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} x {cause}" for cause, count in causes.items())
 
 
 def significant_fall(

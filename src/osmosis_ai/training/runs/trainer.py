@@ -118,10 +118,6 @@ class Trainer:
                 running.call_soon_threadsafe(self.stop)
 
         hooks.started(stop)
-        processes = int(os.environ.get("WORLD_SIZE", spec.settings.learner_processes))
-        warnings = spec.settings.warnings(spec.model_path, processes=processes)
-        for warning in [*warnings, *exposure_warnings(spec.secret_values)]:
-            hooks.note(warning)
         rows, inputs = await asyncio.gather(
             asyncio.to_thread(split_rows, spec.dataset.path, spec.validation, spec.settings.seed),
             asyncio.to_thread(spec.inputs),
@@ -170,6 +166,11 @@ class Trainer:
         chat = chat_format_of(spec, note=hooks.note)
         await ranks.run(self._check_engine(engine, learner, chat, rows), learner)
         one = spec.served is not None or spec.servers == 1
+        processes = int(os.environ.get("WORLD_SIZE", settings.learner_processes))
+        warnings = [
+            *settings.warnings(spec.model_path, processes=processes),
+            *exposure_warnings(spec.secret_values),
+        ]
         hooks.stage(f"starting the rollout's {'server' if one else f'{spec.servers} servers'}")
         sampler = await self._open_sampler(stack, engine, chat, server)
         plan = TrainingPlan(
@@ -181,6 +182,7 @@ class Trainer:
             total_steps=order.total_steps,
             steps_done=state.step,
             device=str(learner.device),
+            warnings=tuple(warnings),
         )
         hooks.plan(plan)
         # Every copy of an adapter carries the provenance.

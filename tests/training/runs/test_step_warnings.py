@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from osmosis_ai.training.runs.step_warnings import Curves, is_collapsed, new_trouble
+
+# The first 27 steps of the demo: the entropy falls below 5% and most groups become equal because the task is solved.
+DEMO = {
+    "rollout/raw_reward": [
+        *(0.391, 0.336, 0.445, 0.469, 0.477, 0.516, 0.484, 0.438, 0.539, 0.57, 0.625, 0.648, 0.656, 0.75),
+        *(0.852, 0.922, 0.938, 0.977, 0.938, 0.969, 0.977, 0.953, 0.953, 0.969, 0.938, 0.984, 0.938),
+    ],
+    "train/entropy_loss": [
+        *(0.35, 0.41, 0.331, 0.278, 0.279, 0.222, 0.273, 0.28, 0.233, 0.175, 0.169, 0.158, 0.15, 0.109),
+        *(0.083, 0.065, 0.025, 0.024, 0.065, 0.03, 0.038, 0.041, 0.011, 0.016, 0.016, 0.01, 0.005),
+    ],
+    "rollout/zero_variance_fraction": [*[0.0] * 14, 0.31, 0.56, 0.5, 0.81, 0.69, 0.75, 0.81, *[0.94] * 6],
+    "rollout/response_lengths": [*range(18, 32), *[34] * 13],
+}
+ALWAYS = {"rollout/reward_min": 0.0, "rollout/reward_max": 1.0, "rollout/samples": 128.0}
+
+
+def warned(curves: Mapping[str, Sequence[float]]) -> tuple[dict[int, list[str]], Curves]:
+    """Return the warnings of each step as a run gives them, and all its curves."""
+    steps = len(curves["rollout/raw_reward"])
+    values = {**{key: [value] * steps for key, value in ALWAYS.items()}, **curves}
+    known = {key: [(step, value) for step, value in enumerate(found, 1)] for key, found in values.items()}
+    found = {}
+    for step in range(1, steps + 1):
+        new = new_trouble({key: points[:step] for key, points in known.items()})
+        if new:
+            found[step] = list(new.values())
+    return found, known
+
+
+def test_a_healthy_run_has_no_warnings() -> None:
+    found, curves = warned(DEMO)
+    assert (found, is_collapsed(curves)) == ({}, False)
+
+
+FLAT = [0.3, 0.28, 0.32, 0.31, 0.29] * 4
+
+
+@pytest.mark.parametrize(
+    ("curves", "step", "words", "is_bad"),
+    [
+        (
+            {"rollout/raw_reward": [*DEMO["rollout/raw_reward"], *[0.1] * 8]},
+            30,
+            "reward collapsed: 0.444 in the last 5 steps, 0.964 in the 5 steps from step 20 on",
+            True,
+        ),
+        ({"rollout/raw_reward": [*FLAT, 0.2, 0.21, 0.2, 0.19, 0.2]}, None, "", False),
+        (
+            {"rollout/raw_reward": FLAT, "train/entropy_loss": [0.5] * 5 + [0.02] * 15},
+            10,
+            "entropy collapsed: 0.02 nats per token in the last 5 steps, 0.5 in the first 5",
+            True,
+        ),
+        (
+            {"rollout/raw_reward": FLAT, "rollout/response_lengths": [400] * 5 + [20] * 15},
+            10,
+            "responses collapsed: 20 tokens",
+            True,
+        ),
+        (
+            {
+                "rollout/raw_reward": [0.2] * 5 + [0.9] * 15,
+                "rollout/response_lengths": [400] * 5 + [20] * 15,
+            },
+            None,
+            "",
+            False,
+        ),
+        ({"rollout/raw_reward": FLAT, "rollout/truncated_ratio": [0.6] * 20}, 10, "60% of the att", False),
+        (
+            {"rollout/raw_reward": FLAT, "rollout/zero_variance_fraction": [0.95] * 20},
+            10,
+            "95% of the groups in the last 5 steps had equal rewards (mean 0.3)",
+            False,
+        ),
+        (
+            {"rollout/raw_reward": FLAT, "rollout/unscored": [0, 12, 13, 20, 13] + [0] * 15},
+            3,
+            "13 of 128 attempts (10%) have no reward",
+            False,
+        ),
+        (
+            {"rollout/raw_reward": FLAT, "rollout/grader_failures": [0, 1, 2, 1, 0, 1] + [0] * 14},
+            2,
+            "the grader failed on 1 of 128 attempts",
+            False,
+        ),
+        ({"rollout/raw_reward": FLAT, "eval/validation/dropped": [0] * 19 + [1]}, None, "", True),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_each_trouble_is_reported_once_where_it_begins(
+    curves: dict[str, list[float]], step: int | None, words: str, is_bad: bool
+) -> None:
+    found, known = warned(curves)
+    assert list(found) == ([] if step is None else [step])
+    assert all(words in sentence for sentences in found.values() for sentence in sentences)
+    assert is_collapsed(known) is is_bad

@@ -64,7 +64,7 @@ browser: $(VENV)/.browser
 	OSMOSIS_TEST_BROWSER=required $(BIN)/python -m pytest tests/browser
 
 bench: $(VENV)/.dev
-	@for bench in benchmarks/*.py; do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
+	@for bench in $(filter-out benchmarks/harness.py benchmarks/gpu.py,$(wildcard benchmarks/*.py)); do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
 
 # Hours on two cores. Its parts can be run one by one.
 nightly: nightly-tests nightly-series test-pythons

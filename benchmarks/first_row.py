@@ -1,126 +1,91 @@
-"""The time from submitting a run to its first finished row, on a warm environment.
+"""Time from submitting a run to its first finished row, with a built environment and a model that answers at once.
 
-The run is executed by the platform's own machine (`local`), by a machine with `osmosis platform worker` (`worker`), or by a
-Ray cluster on this machine (`ray`). They take turns. The first run of each, which builds the environment, does not count.
-The model answers at once. Without Ray installed, `ray` is skipped.
-
-    python benchmarks/first_row.py [--turns 10] [--where local worker ray]
+Runs are executed by the platform's own host (`local`), by `osmosis platform worker` (`worker`, target 5 s), or by a Ray
+cluster on this machine (`ray`, target 8 s), in turns. The first run of each builds the environment and does not count.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
-import json
-import os
 import random
-import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import aiohttp
-from engine import stand_in_model
-from parts.clients import Job, Latencies, dataset_bytes, has_ended, has_finished_row, until, upload
-from parts.platforms import POOL, Platform, machines, make_repository, platform
+from harness import (
+    POOL,
+    REPOSITORY,
+    Client,
+    dataset_bytes,
+    has_ended,
+    has_rows,
+    make_workspace,
+    median,
+    options,
+    platform,
+    report,
+    scratch,
+    stand_in_model,
+    worker_machine,
+)
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(REPOSITORY))
 
 TARGETS_S = {"local": 3.0, "worker": 5.0, "ray": 8.0}
-ROWS = 4
-SLOTS = 4
-HEAD_LIMIT_S = 180.0
+ROWS = SLOTS = 4
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--turns", type=int, default=10, help="measured runs in each place")
-    parser.add_argument("--where", nargs="+", choices=list(TARGETS_S), default=["local", "worker"])
-    options = parser.parse_args()
-    load = round(os.getloadavg()[0], 1)
-    # Ray creates Unix sockets below its directory, whose paths must be short.
-    with tempfile.TemporaryDirectory(prefix="fr-", dir="/tmp", ignore_cleanup_errors=True) as directory:
-        seconds = asyncio.run(measure(Path(directory), options))
-    print(f"load {load} before, on {os.cpu_count()} cores; medians of {options.turns}")
-    figures: dict[str, Any] = {"load": load, "all_s": seconds, "median_s": {}}
-    for place, taken in seconds.items():
-        figures["median_s"][place] = median = round(statistics.median(taken), 2)
-        print(
-            f"{place}: {median:.2f} s from submit to first row, {min(taken):.2f} to {max(taken):.2f} s "
-            f"(target: {TARGETS_S[place]:g} s)"
-        )
-    print(json.dumps(figures))
-
-
-async def measure(directory: Path, options: argparse.Namespace) -> dict[str, list[float]]:
-    taken: dict[str, list[float]] = {}
-    repository = make_repository(directory / "repository")
-    with contextlib.ExitStack() as stack:
-        job = Job(stack.enter_context(stand_in_model(0.0)), ROWS)
-        places: dict[str, tuple[Platform, dict[str, str]]] = {}
-        if {"local", "worker"} & {*options.where}:
-            own = platform(directory / "home", repository, 1, runs=1, samples=0, slots=SLOTS)
-            running = stack.enter_context(own)
-            if "worker" in options.where:
-                stack.enter_context(machines(running, 1))
-            pools = {"local": {}, "worker": {"pool": POOL}}
-            places = {place: (running, pools[place]) for place in pools if place in options.where}
-        if "ray" in options.where:
-            if (settings := stack.enter_context(ray_cluster(directory))) is None:
-                print("Ray is not installed (`pip install '.[ray]'`), so it is not measured.")
-            else:
-                by_ray = platform(
-                    directory / "ray", repository, 1, runs=1, samples=0, slots=SLOTS, **settings
-                )
-                places["ray"] = stack.enter_context(by_ray), {}
-        async with aiohttp.ClientSession() as session:
-            for running in {id(where): where for where, _ in places.values()}.values():
-                content = dataset_bytes(ROWS)
-                await upload(Latencies(), session, running.url, running.headers(), "bench", content)
-            for turn in range(options.turns + 1):
-                for place, (running, execution) in places.items():
-                    seconds = await first_row_s(session, running, job, execution)
-                    if turn:
-                        taken.setdefault(place, []).append(seconds)
+async def measure(directory: Path, places: list[str], turns: int) -> dict[str, list[float]]:
+    taken: dict[str, list[float]] = {place: [] for place in places}
+    repository = make_workspace(directory / "repository", ROWS)
+    slots = {"OSMOSIS_EXECUTOR_SLOTS": str(SLOTS)}
+    async with contextlib.AsyncExitStack() as stack:
+        model = stack.enter_context(stand_in_model(0.0))
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        clients: dict[str, Client] = {}
+        if {"local", "worker"} & {*places}:
+            own = stack.enter_context(platform(directory / "home", repository, **slots))
+            clients = dict.fromkeys({"local", "worker"} & {*places}, Client(session, own))
+            if "worker" in places:
+                stack.enter_context(worker_machine(own))
+        if "ray" in places:
+            settings = stack.enter_context(ray_cluster(directory))
+            by_ray = stack.enter_context(platform(directory / "ray", repository, **slots, **settings))
+            clients["ray"] = Client(session, by_ray)
+        for client in {id(each): each for each in clients.values()}.values():
+            await client.upload("bench", dataset_bytes(ROWS), client.platform.headers())
+        for turn in range(turns + 1):
+            for place, client in clients.items():
+                began = time.perf_counter()
+                execution = {"pool": POOL} if place == "worker" else None
+                name = await client.submit(model, ROWS, ROWS, execution)
+                await client.until(name, has_rows, every_s=0.02)
+                seconds = time.perf_counter() - began
+                await client.until(name, has_ended, every_s=0.05)
+                # The worker process ends, and idle hosts poll at any moment.
+                await asyncio.sleep(random.uniform(1.0, 2.0))
+                if turn:
+                    taken[place].append(seconds)
     return taken
 
 
-async def first_row_s(
-    session: aiohttp.ClientSession, running: Platform, job: Job, execution: dict[str, str]
-) -> float:
-    """Execute a run; return the seconds from its submit to its first finished row."""
-    began = time.perf_counter()
-    name = await job.submit(session, running, ROWS, **execution)
-    await until(session, running, name, has_finished_row, every_s=0.02)
-    seconds = time.perf_counter() - began
-    await until(session, running, name, has_ended, every_s=0.05)
-    await asyncio.sleep(
-        random.uniform(1.0, 2.0)
-    )  # the worker process ends, and idle hosts poll at any moment
-    return round(seconds, 2)
-
-
 @contextlib.contextmanager
-def ray_cluster(directory: Path) -> Iterator[dict[str, str] | None]:
-    """Start a Ray head on this machine; gives the settings of a platform that uses it, None without Ray."""
+def ray_cluster(directory: Path) -> Iterator[dict[str, str]]:
+    """Start a Ray head on this machine; give the settings of a platform that uses it."""
     from tests.platform.real_ray import RAY, RealRay
 
     if RAY is None:
-        yield None
-        return
+        raise SystemExit("error: Ray is not installed (pip install '.[ray]').")
     own = {"OSMOSIS_HOME": str(directory / "node"), "OSMOSIS_CACHE_DIR": str(directory / "cache")}
     cluster = RealRay(directory, own, cpus=SLOTS)
     try:
-        deadline = time.monotonic() + HEAD_LIMIT_S
+        deadline = time.monotonic() + 180
         while not cluster.answers():
             if time.monotonic() > deadline:
-                raise SystemExit(f"Ray did not start; see {directory / 'ray.log'}")
+                raise SystemExit(f"Ray did not start:\n{(directory / 'ray.log').read_text()[-2000:]}")
             time.sleep(0.2)
         yield {
             "OSMOSIS_EXECUTOR": "ray",
@@ -129,6 +94,23 @@ def ray_cluster(directory: Path) -> Iterator[dict[str, str] | None]:
         }
     finally:
         cluster.close()
+
+
+def main() -> None:
+    given = options(__doc__, turns=10, where=["local", "worker"])
+    with scratch() as directory:
+        taken = asyncio.run(measure(directory, given.where, given.turns))
+    rows = [
+        {
+            "place": place,
+            "median s": median(times),
+            "least s": round(min(times), 2),
+            "most s": round(max(times), 2),
+        }
+        | {"target s": TARGETS_S[place]}
+        for place, times in taken.items()
+    ]
+    report(given, rows)
 
 
 if __name__ == "__main__":

@@ -1,271 +1,171 @@
-"""How fast the platform answers with a large database, and under load.
+"""Latency and CPU time of a platform with a large database, and with many clients.
 
-Two measurements, each against a freshly started `osmosis platform start`:
-
-- lists: a page of runs of a database with many runs and samples, compared with a database that has only that page
-  and with an empty one. One client asks them in turn.
-- load: many clients that list, poll and upload, each with its own token and a pause after every request,
-  while some runs execute, paced by a stand-in model with a set latency.
-
-    python benchmarks/platform_load.py [--quick] [--clients 200] [--seconds 60] [--runs 100000] [--samples 1000000]
+Lists: one page of a database with many runs, in turns with the same page of a database that has only that page, and an
+empty one. Load: clients that list, poll and upload, each with its own token and a pause after every request, while runs
+are executed.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import contextlib
-import json
 import os
 import random
-import resource
-import tempfile
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import aiohttp
-from engine import stand_in_model
-from parts.clients import (
-    Job,
-    Latencies,
+from harness import (
+    DATASETS,
+    EMPTY_IDENTITY,
+    EVAL_RUNS,
+    IDENTITY,
+    Client,
+    Platform,
+    Row,
+    cpu_s,
     dataset_bytes,
-    get_run,
-    guarded,
     has_ended,
-    has_finished_row,
-    must,
+    has_rows,
+    make_workspace,
+    options,
     percentile,
-    request,
-    until,
-    upload,
+    platform,
+    report,
+    scratch,
+    stand_in_model,
 )
-from parts.platforms import DATASETS, EMPTY_IDENTITY, EVAL_RUNS, IDENTITY, Platform, make_repository, platform
-from parts.processes import cpu_s
 
-PAGE = 50
-WARM_UP = 5
-LISTED = 500
-BENCH_ROWS = 100_000
-TARGETS = {"list_p95_ms": 150.0, "list_ratio": 2.0, "cpu_ms_per_list": 3.0}
+PAGE, LISTED, WARM_UP, BENCH_ROWS = 50, 500, 5, 100_000
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--clients", type=int, default=200)
-    parser.add_argument("--pause-s", type=float, default=1.0, help="mean pause of a client after a request")
-    parser.add_argument("--seconds", type=float, help="length of the load (default: 60)")
-    parser.add_argument("--latency-ms", type=float, default=200.0, help="of the stand-in model")
-    parser.add_argument("--in-flight", type=int, default=4, help="attempts of a run at a time")
-    parser.add_argument("--runs", type=int, help="in the large database (default: 100,000)")
-    parser.add_argument("--samples", type=int, help="in the large database (default: 1,000,000)")
-    parser.add_argument("--turns", type=int, help="requests of each list (default: 300)")
-    parser.add_argument("--executing", type=int, default=4, help="active runs under load (default: 4)")
-    parser.add_argument("--quick", action="store_true", help="a tenth of everything")
-    options = parser.parse_args()
-    share = 10 if options.quick else 1
-    options.seconds = options.seconds or 60 / share
-    options.turns = options.turns or (50 if options.quick else 300)
-    options.runs = options.runs or 100_000 // share
-    options.samples = options.samples or 1_000_000 // share
-    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-    with tempfile.TemporaryDirectory(prefix="osmosis-bench-") as directory:
-        figures = measure(Path(directory), options)
-    print_tables(figures, options)
-    print(json.dumps(figures))
+    given = options(
+        __doc__, clients=200, pause_s=1.0, seconds=60.0, latency_ms=200.0, in_flight=4, runs=100_000, samples=1_000_000,
+        turns=300, executing=4,
+    )  # fmt: skip
+    with scratch() as directory, stand_in_model(given.latency_ms) as model:
+        repository = make_workspace(directory / "repository", 1)
+        slots = {"OSMOSIS_EXECUTOR_SLOTS": str(given.executing)}
+        with platform(directory / "small", repository, users=given.clients, runs=PAGE, **slots) as small:
+            with platform(directory / "large", repository, runs=given.runs, samples=given.samples) as large:
+                rows = asyncio.run(measure_lists(small, large, given))
+            rows += asyncio.run(measure_load(small, model, given))
+    report(given, rows)
 
 
-def measure(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Take all measurements."""
-    repository = make_repository(directory / "repository")
-    with (
-        stand_in_model(options.latency_ms) as model_url,
-        platform(
-            directory / "small", repository, options.clients, runs=PAGE, samples=0, slots=options.executing
-        ) as small,
-    ):
-        with platform(
-            directory / "large", repository, 1, runs=options.runs, samples=options.samples
-        ) as large:
-            lists = asyncio.run(measure_lists(small, large, options))
-        job = Job(model_url, options.in_flight)
-        load = asyncio.run(measure_load(small, job, options))
-    return {
-        "cpus": os.cpu_count(),
-        "lists": lists,
-        "load": load,
-    }
-
-
-# -- lists of a large database -----------------------------------------------------------------------
-
-
-async def measure_lists(small: Platform, large: Platform, options: argparse.Namespace) -> dict[str, Any]:
-    """Ask for the same page of different databases in turn."""
+async def measure_lists(small: Platform, large: Platform, given: Any) -> list[Row]:
     asked = {
         "empty": (small, EMPTY_IDENTITY, 0),
-        "one_page": (small, IDENTITY, 0),
+        "one page": (small, IDENTITY, 0),
         "large": (large, IDENTITY, 0),
-        "large_last_page": (large, IDENTITY, options.runs - PAGE),
+        "large, last page": (large, IDENTITY, max(given.runs - PAGE, 0)),
     }
-    seen = Latencies()
+    ms: dict[str, list[float]] = {name: [] for name in asked}
     async with aiohttp.ClientSession() as session:
-        for turn in range(WARM_UP + options.turns):
-            for name, (where, identity, offset) in asked.items():
-                page = await request(
-                    session,
-                    Latencies() if turn < WARM_UP else seen,
-                    name,
-                    where.url + EVAL_RUNS,
-                    headers=where.headers(identity),
-                    params={"limit": PAGE, "offset": offset},
-                )
-                assert len(page["eval_runs"]) == (0 if name == "empty" else PAGE), name
-        cpu_before = cpu_s(large.pid)
+        clients = {id(each): Client(session, each) for each in (small, large)}
+
+        async def ask(name: str) -> float:
+            where, identity, offset = asked[name]
+            client, how = clients[id(where)], {"limit": PAGE, "offset": offset}
+            page = await client.request("list", EVAL_RUNS, headers=where.headers(identity), params=how)
+            assert len(page["eval_runs"]) == (0 if name == "empty" else PAGE), name
+            return client.ms["list"][-1]
+
+        for turn in range(WARM_UP + given.turns):
+            for name, values in ms.items():
+                taken = await ask(name)
+                if turn >= WARM_UP:
+                    values.append(taken)
+        before = cpu_s(large.pid)
         for _ in range(LISTED):
-            await request(
-                session,
-                Latencies(),
-                "list",
-                large.url + EVAL_RUNS,
-                headers=large.headers(IDENTITY),
-                params={"limit": PAGE, "offset": 0},
-            )
-        cpu_ms = (cpu_s(large.pid) - cpu_before) * 1000 / LISTED
-    medians = {name: percentile(values, 50) for name, values in seen.by_kind.items()}
-    return {
-        "median_ms": medians,
-        "cpu_ms_per_list": round(cpu_ms, 2),
-        "runs": options.runs,
-        "samples": options.samples,
-        "ratio_to_one_page": round(medians["large"] / medians["one_page"], 2),
-        "ratio_to_empty": round(medians["large"] / medians["empty"], 2),
-    }
-
-
-# -- many clients during runs -----------------------------------------------------------------
-
-
-async def measure_load(platform: Platform, job: Job, options: argparse.Namespace) -> dict[str, Any]:
-    """Let all clients work for the set time during some runs, then stop the runs."""
-    seen = Latencies()
-    async with aiohttp.ClientSession() as session:
-        content = dataset_bytes(BENCH_ROWS)
-        await upload(Latencies(), session, platform.url, platform.headers(), "bench", content)
-        runs = [await job.submit(session, platform, rows=BENCH_ROWS) for _ in range(options.executing)]
-        for name in runs:
-            await until(session, platform, name, has_finished_row, every_s=0.1)
-        before = await finished_rows(session, platform, runs)
-        cpu_before, others = cpu_s(platform.pid), os.getloadavg()[0]
-        async with clients(platform, runs, seen, options):
-            await asyncio.sleep(options.seconds)
-            used_s = cpu_s(platform.pid) - cpu_before
-        details = [await get_run(session, platform, name) for name in runs]
-        for name in runs:
-            await must(session, "POST", platform.url + f"{EVAL_RUNS}/{name}/stop", platform.headers())
-        for name in runs:
-            await until(session, platform, name, has_ended, every_s=0.1)
-    seen.errors += [
-        f"run {detail['eval_run']['name']}: {detail['eval_run']['status']}, {detail['results']}"
-        for detail in details
-        if detail["eval_run"]["status"] != "running" or detail["results"].get("failed")
+            await ask("large")
+        cpu_ms = (cpu_s(large.pid) - before) * 1000 / LISTED
+    medians = {name: percentile(values, 50) for name, values in ms.items()}
+    rows: list[Row] = [
+        {
+            "list of": name,
+            "median ms": round(value, 1),
+            "ratio to one page": round(value / medians["one page"], 2),
+        }
+        for name, value in medians.items()
     ]
-    requests = sum(map(len, seen.by_kind.values()))
-    return {
-        "clients": options.clients,
-        "pause_s": options.pause_s,
-        "requests_per_s": round(requests / options.seconds, 1),
-        "rollouts_per_s": round((sum(map(rows_of, details)) - before) / options.seconds, 1),
-        "cpu_ms_per_request": round(used_s / requests * 1000, 2),
-        "load_average_before": round(others, 1),
-        "requests": requests,
-        "errors": len(seen.errors),
-        "first_errors": seen.errors[:5],
-        "list_p95_ms": percentile([*seen.by_kind["list runs"], *seen.by_kind["list datasets"]], 95),
-        "ms": seen.table(),
+    return [*rows, {"CPU ms of a list": round(cpu_ms, 2), "target": 3, "target ratio": 2}]
+
+
+async def measure_load(running: Platform, model: str, given: Any) -> list[Row]:
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(30)
+    ) as session:
+        control, load = Client(session, running), Client(session, running)
+        await control.upload("bench", dataset_bytes(BENCH_ROWS), running.headers())
+        runs = [await control.submit(model, BENCH_ROWS, given.in_flight) for _ in range(given.executing)]
+        for name in runs:
+            await control.until(name, has_rows, every_s=0.1)
+        before, cpu, load_average = await finished(control, runs), cpu_s(running.pid), os.getloadavg()[0]
+        tasks = [
+            asyncio.create_task(live(load, number, runs, given.pause_s)) for number in range(given.clients)
+        ]
+        await asyncio.sleep(given.seconds)
+        used_s, after = cpu_s(running.pid) - cpu, await finished(control, runs)
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        load.errors += [
+            f"a client ended: {end}" for end in ended if not isinstance(end, asyncio.CancelledError)
+        ]
+        for name in runs:
+            await control.request("stop", f"{EVAL_RUNS}/{name}/stop", "POST")
+            await control.until(name, has_ended, every_s=0.1)
+    requests = sum(map(len, load.ms.values()))
+    lists = load.ms["list runs"] + load.ms["list datasets"]
+    rows: list[Row] = [
+        {"request": kind, "count": len(values)}
+        | {f"p{q} ms": round(percentile(values, q), 1) for q in (50, 95, 99)}
+        for kind, values in sorted(load.ms.items())
+    ]
+    summary = {
+        "requests/s": round(requests / given.seconds, 1),
+        "attempts/s": round((after - before) / given.seconds, 1),
+        "CPU ms a request": round(used_s / requests * 1000, 2),
+        "p95 ms of lists": round(percentile(lists, 95), 1),
+        "target ms": 150,
+        "load before": round(load_average, 1),
+        "errors": len(load.errors),
     }
+    for error in load.errors[:5]:
+        print(f"error: {error}")
+    return [*rows, summary]
 
 
-@contextlib.asynccontextmanager
-async def clients(
-    platform: Platform, runs: list[str], seen: Latencies, options: argparse.Namespace
-) -> AsyncIterator[None]:
-    """Run all clients: half list, four in ten follow runs, one in ten uploads datasets."""
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(30)) as session:
-
-        async def live(number: int) -> None:
-            rng = random.Random(number)
-            headers = platform.headers(client=number)
-            await asyncio.sleep(rng.uniform(0, options.pause_s))
-
-            async def pause() -> None:
-                await asyncio.sleep(rng.uniform(0.5, 1.5) * options.pause_s)
-
-            async def get(kind: str, path: str, **params: int) -> None:
-                await request(session, seen, kind, platform.url + path, headers=headers, params=params)
-                await pause()
-
-            turn = 0
-            while True:
-                turn += 1
-                if number % 10 < 5:
-                    await get("list runs", EVAL_RUNS, limit=PAGE, offset=0)
-                    await get("list datasets", DATASETS, limit=PAGE, offset=0)
-                elif number % 10 < 9:
-                    name = rng.choice(runs)
-                    await get("poll a run", f"{EVAL_RUNS}/{name}")
-                    await get("poll metrics", f"{EVAL_RUNS}/{name}/metrics")
-                    await get("poll logs", f"{EVAL_RUNS}/{name}/logs", limit=PAGE)
-                else:
-                    content = dataset_bytes(rng.randrange(100, 2000))
-                    await upload(seen, session, platform.url, headers, f"d-{number}-{turn}", content, pause)
-
-        living = [asyncio.create_task(guarded(live(number), seen)) for number in range(options.clients)]
-        try:
-            yield
-        finally:
-            for task in living:
-                task.cancel()
-            await asyncio.gather(*living, return_exceptions=True)
+async def finished(client: Client, runs: list[str]) -> int:
+    """Return the number of finished attempts; none may have failed."""
+    details = [await client.request("poll a run", f"{EVAL_RUNS}/{name}") for name in runs]
+    assert not any(each["results"].get("failed") for each in details), details
+    return sum(each["results"]["total_runs"] for each in details)
 
 
-async def finished_rows(session: aiohttp.ClientSession, platform: Platform, runs: list[str]) -> int:
-    return sum([rows_of(await get_run(session, platform, name)) for name in runs])
+async def live(client: Client, number: int, runs: list[str], pause_s: float) -> None:
+    """Be one of the clients: half of them list, four in ten follow runs, one in ten uploads datasets."""
+    draw, headers, turn = random.Random(number), client.platform.headers(client=number), 0
+    await asyncio.sleep(draw.uniform(0, pause_s))
 
+    async def get(kind: str, path: str, **params: int) -> None:
+        await client.request(kind, path, headers=headers, params=params)
+        await asyncio.sleep(draw.uniform(0.5, 1.5) * pause_s)
 
-def rows_of(detail: dict[str, Any]) -> int:
-    return int(detail["results"].get("total_runs") or 0)
-
-
-# -- figures -----------------------------------------------------------------------------------------
-
-
-def print_tables(figures: dict[str, Any], options: argparse.Namespace) -> None:
-    lists, load = figures["lists"], figures["load"]
-    print(f"{figures['cpus']} CPUs; a list of {PAGE} runs, one client, median ms:")
-    for name, median in lists["median_ms"].items():
-        print(f"  {name.replace('_', ' '):<18}{median:>8.1f}")
-    print(
-        f"  {lists['runs']:,} runs and {lists['samples']:,} samples against one page: "
-        f"{lists['ratio_to_one_page']}x (target <= {TARGETS['list_ratio']:g}x); against empty: {lists['ratio_to_empty']}x"
-    )
-    print(
-        f"{load['clients']} clients, {load['pause_s']:g} s pause, {options.executing} runs x {options.in_flight} rollouts "
-        f"on a {options.latency_ms:g} ms model: {load['requests_per_s']} requests/s, "
-        f"{load['rollouts_per_s']} rollouts/s, {load['errors']} errors in {load['requests']} requests\n"
-        f"  {load['cpu_ms_per_request']} ms of the platform's CPU time per request; load average before: "
-        f"{load['load_average_before']}"
-    )
-    print(f"  {'ms':<18}{'count':>8}{'p50':>8}{'p95':>8}{'p99':>8}")
-    for kind, row in load["ms"].items():
-        print(f"  {kind:<18}{row['count']:>8}{row['p50']:>8}{row['p95']:>8}{row['p99']:>8}")
-    print(f"  {lists['cpu_ms_per_list']} ms of CPU for a list (target <= {TARGETS['cpu_ms_per_list']:g} ms)")
-    print(f"  lists: p95 {load['list_p95_ms']} ms (target < {TARGETS['list_p95_ms']:g} ms)")
-    for error in load["first_errors"]:
-        print(f"  error: {error}")
+    while True:
+        turn += 1
+        if number % 10 < 5:
+            await get("list runs", EVAL_RUNS, limit=PAGE, offset=0)
+            await get("list datasets", DATASETS, limit=PAGE, offset=0)
+        elif number % 10 < 9:
+            name = draw.choice(runs)
+            await get("poll a run", f"{EVAL_RUNS}/{name}")
+            await get("poll metrics", f"{EVAL_RUNS}/{name}/metrics")
+            await get("poll logs", f"{EVAL_RUNS}/{name}/logs", limit=PAGE)
+        else:
+            await client.upload(
+                f"d-{number}-{turn}", dataset_bytes(draw.randrange(100, 2000)), headers, pause_s
+            )
 
 
 if __name__ == "__main__":

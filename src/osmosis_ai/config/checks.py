@@ -268,17 +268,20 @@ def read_settings(
         wrong = {issue.key for issue in found}
         issues += found
         values |= {key: value for key, value in section.items() if f"{name}.{key}" not in wrong}
+    is_rl = values.get("method", "rl") == "rl"
     issues += [
         Issue(f"{section_of[key]}.{key}", rule)
         for key, (accepts, rule) in OWN_RULES.items()
-        if key in values and not accepts(values[key])
+        if is_rl and key in values and not accepts(values[key])
     ]
+    if is_rl and values.get("sft_source"):
+        issues.append(Issue("advanced.sft_source", 'is for `method = "sft"`'))
     if base_model_of(model_path_of(document) or "") == TINY_MODEL:
         values.setdefault("lr", TINY_MODEL_LR)
     settings = TrainingSettings(**values)
     # If one of these keys is invalid, the intended engine is unknown.
     engine_keys = {"policy_engine", "vllm_url", "vllm_command", "rollout_top_p"}
-    if engine_keys.isdisjoint(issue.key.rpartition(".")[2] for issue in issues):
+    if is_rl and engine_keys.isdisjoint(issue.key.rpartition(".")[2] for issue in issues):
         problems = engine_problems(settings)
         issues += [Issue(f"{section_of[key]}.{key}", message) for key, message in problems.items()]
     if issues:

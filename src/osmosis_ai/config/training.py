@@ -9,11 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from osmosis_ai.config.sections import ConfigSection, Count, CountOrZero, NotNegative, Positive, setting
+from osmosis_ai.config.sections import (
+    ConfigSection,
+    Count,
+    CountOrZero,
+    NotNegative,
+    Positive,
+    matching,
+    setting,
+)
 from osmosis_ai.inference.catalog import FormatName
 
+MethodName = Literal["rl", "sft"]
 LossType = Literal["grpo", "dapo", "dr_grpo", "gspo"]
 EngineName = Literal["torch", "vllm"]
 WhenCutOff = Literal["exclude", "zero", "grade"]
@@ -31,8 +40,13 @@ GSPO_CLIP = (3e-4, 4e-4)
 # Yao et al., 2025 ("Your efficient RL framework secretly brings you off-policy RL training"): cap C = 2.
 VLLM_IMPORTANCE_CAP = 2.0
 
+SOURCE_PREFIX = "run:"
+"""The prefix of an evaluation's name in `sft_source`."""
 MAY_CHANGE = "may change when a run resumes"
 """Marks a key of duration, frequency or location. A resumed run may change it, but no key that affects learning."""
+
+
+_sft_source = matching(rf"{SOURCE_PREFIX}\S+", f"must name an evaluation: {SOURCE_PREFIX}NAME")
 
 
 class TrainingSection(ConfigSection):
@@ -67,6 +81,14 @@ class CheckpointsSection(ConfigSection):
 class AdvancedSection(ConfigSection):
     """The keys of `[advanced]` for this release's trainer; keys for others are sent as written."""
 
+    method: MethodName = setting(
+        "rl", "reinforcement learning (rl), or supervised fine-tuning on conversations (sft)"
+    )
+    sft_source: Annotated[str, AfterValidator(_sft_source)] | None = setting(
+        None,
+        "conversations of sft: the passing attempts of an evaluation (default: the dataset's rows)",
+        example="run:calm-fox-1",
+    )
     # the objective
     loss_type: LossType = setting("dapo", "the policy loss")
     clip_low: Positive = setting(0.2, "how far below 1 a ratio may fall (gspo: 3e-4)")
@@ -171,6 +193,16 @@ class TrainingSettings(AdvancedSection, CheckpointsSection, SamplingSection, Tra
         return {**implied, **values}
 
     @property
+    def source_run(self) -> str | None:
+        """The evaluation whose passing attempts are learned; None if it is the dataset."""
+        return self.sft_source.removeprefix(SOURCE_PREFIX) if self.sft_source else None
+
+    @property
+    def rollouts_per_step(self) -> int:
+        """Attempts, or conversations of sft."""
+        return self.rollout_batch_size * (self.n_samples_per_prompt if self.method == "rl" else 1)
+
+    @property
     def normalise_advantages(self) -> bool:
         """Whether advantages are divided by their group's standard deviation; not in Dr. GRPO."""
         return self.loss_type != "dr_grpo"
@@ -184,7 +216,7 @@ class TrainingSettings(AdvancedSection, CheckpointsSection, SamplingSection, Tra
             what = f"`{TINY_MODEL}`" if is_tiny else "a LoRA of a model of billions of parameters"
             effect = "the policy hardly moves" if self.lr < low else "the policy is likely to collapse"
             found.append(f"lr = {self.lr:g} is outside the range for {what}, {low:g} to {high:g}: {effect}.")
-        if self.rollout_top_p < 1:
+        if self.rollout_top_p < 1 and self.method == "rl":
             found.append(
                 f"rollout_top_p = {self.rollout_top_p:g} samples from a truncated distribution while the loss "
                 "uses the whole one: the importance ratios are biased. Train with 1.0."
@@ -195,7 +227,7 @@ class TrainingSettings(AdvancedSection, CheckpointsSection, SamplingSection, Tra
                 "shard_model = true changes nothing with one learner process: set [advanced].learner_processes to "
                 "the number of GPUs."
             )
-        elif self.shard_model and self.policy_engine == "torch":
+        elif self.shard_model and self.policy_engine == "torch" and self.method == "rl":
             found.append(
                 "shard_model = true splits what is learned, but the first process still serves the whole model: a "
                 'model that one GPU cannot hold needs policy_engine = "vllm".'
@@ -207,6 +239,13 @@ class TrainingSettings(AdvancedSection, CheckpointsSection, SamplingSection, Tra
 
     def _without_effect(self) -> list[str]:
         """Return a sentence for each setting that the chosen objective ignores."""
+        if self.method == "sft":
+            fields, keys = (
+                type(self).model_fields,
+                ("loss_type", "kl_coef", "importance_cap", "max_staleness"),
+            )
+            ignored = [f"`{key}`" for key in keys if getattr(self, key) != fields[key].default]
+            return [f'{", ".join(ignored)}: no effect with method = "sft".'] if ignored else []
         gspo, usual = self.loss_type == "gspo", TrainingSettings(loss_type=self.loss_type)
         named = [f"`{key}`" for key in ("clip_low", "clip_high") if getattr(self, key) != getattr(usual, key)]
         clips = f"{' and '.join(named)} {'has' if len(named) == 1 else 'have'} no effect"

@@ -25,6 +25,7 @@ from osmosis_ai.training.objective.batches import (
 )
 from osmosis_ai.training.objective.losses import (
     BatchTotals,
+    cross_entropy,
     drift,
     k3_divergence,
     policy_loss,
@@ -69,6 +70,8 @@ class ForwardBackward:
     ) -> None:
         self._model = model
         self._settings = settings
+        # Conversations are learned as they are; only rollouts were sampled at a temperature.
+        self._temperature = settings.rollout_temperature if settings.method == "rl" else 1.0
         self._device = device
         self._world = world
         self._sharded = sharded
@@ -96,7 +99,7 @@ class ForwardBackward:
         for indices in plan_micro_batches([len(row.ids) for row in rows], micro_batch_tokens):
             batch = collate([rows[index] for index in indices], self._device)
             with torch.no_grad():
-                logits, temperature = self._logits(batch), self._settings.rollout_temperature
+                logits, temperature = self._logits(batch), self._temperature
                 logprobs_BK, _ = sampled_logprobs(logits, batch.targets_BK, temperature)
                 moments = surprise_moments(logits, temperature)
             columns = (batch.columns_K + 1).tolist()
@@ -112,6 +115,8 @@ class ForwardBackward:
 
     def _learn_from(self, batch: MicroBatch, step: LearnerStep, sums: StepSums) -> Tensor:
         """Add one micro-batch's gradient and sums; return the gaps to the server's log-probabilities."""
+        if self._settings.method == "sft":
+            return self._imitate(batch, step, sums)
         mask_BK, logged_BK = batch.mask_BK, batch.logged_logprobs_BK
         base_BK = None
         if step.measure_kl:
@@ -159,8 +164,16 @@ class ForwardBackward:
                 sums.add(kl_base=k3_divergence(logprobs_BK, base_BK, mask_BK))
         return gap_BK
 
+    def _imitate(self, batch: MicroBatch, step: LearnerStep, sums: StepSums) -> Tensor:
+        """Add one micro-batch's gradient and sums of the cross-entropy; there is no server to compare with."""
+        logprobs_BK, entropies_BK = self._forward(batch)
+        loss = cross_entropy(logprobs_BK, batch.mask_BK, step.totals)
+        loss.backward()
+        sums.add(loss=loss, tokens=batch.mask_BK, entropy=entropies_BK * batch.mask_BK)
+        return torch.zeros_like(logprobs_BK)
+
     def _forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        return sampled_logprobs(self._logits(batch), batch.targets_BK, self._settings.rollout_temperature)
+        return sampled_logprobs(self._logits(batch), batch.targets_BK, self._temperature)
 
     def _logits(self, batch: MicroBatch) -> Tensor:
         output = self._model(input_ids=batch.ids_BT, logits_to_keep=batch.columns_K, use_cache=False)

@@ -87,6 +87,7 @@ class Learner:
         totals = batch_totals(rows, rollouts, self.settings.max_response_length)
         every = self.settings.kl_interval
         measure_kl = self.settings.kl_coef > 0 or (every > 0 and self.updates % every == 0)
+        measure_kl = measure_kl and self.settings.method == "rl"
         step = LearnerStep(rows, totals, policy_version, measure_kl)
         self.world.share(("step", step))
         return self._take(step)
@@ -215,7 +216,7 @@ class Learner:
         sums, tokens = done.sums, float(done.sums.tokens)
         gap_tokens = float(sums.gap_tokens)
         mean_gap = float(sums.gap) / gap_tokens if gap_tokens else None
-        return StepMetrics(
+        metrics = StepMetrics(
             updates=self.updates,
             learned=True,
             sequences=len(step.rows),
@@ -224,6 +225,13 @@ class Learner:
             learning_rate=rate,
             grad_norm=grad_norm,
             entropy_loss=float(sums.entropy) / tokens,
+            micro_batches=done.micro_batches,
+            micro_batch_tokens=self._micro_batch_tokens,
+        )
+        if self.settings.method == "sft":
+            return metrics
+        return replace(
+            metrics,
             clip_fraction=float(sums.clipped) / tokens,
             importance_capped=float(sums.capped) / tokens if self.settings.importance_cap else None,
             kl_sampler=float(sums.approx_kl) / tokens,
@@ -231,8 +239,6 @@ class Learner:
             logprob_gap_max=float(done.largest_gap) if gap_tokens else None,
             logprob_gap_mean=mean_gap,
             stale_fraction=1 - gap_tokens / tokens,
-            micro_batches=done.micro_batches,
-            micro_batch_tokens=self._micro_batch_tokens,
             warnings=self._mismatch_limits.warnings(float(done.largest_gap), mean_gap),
         )
 

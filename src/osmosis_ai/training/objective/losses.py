@@ -110,6 +110,11 @@ def policy_loss(
     return -(weight_BT * objective_BT).sum()
 
 
+def cross_entropy(logprobs_BT: Tensor, mask_BT: Tensor, totals: BatchTotals) -> Tensor:
+    """Return one micro-batch's share of the mean of -log p over the tokens that ``mask_BT`` marks, in nats."""
+    return -_where_sampled(logprobs_BT, mask_BT).sum() / totals.tokens
+
+
 def drift(
     loss_type: LossType,
     logprobs_BT: Tensor,

@@ -49,6 +49,8 @@ VALIDATION_REWARD_HIGH = "eval/validation/reward_high"
 VALIDATION_SCORED = "eval/validation/scored"
 VALIDATION_PLANNED = "eval/validation/samples"
 VALIDATION_DROPPED = "eval/validation/dropped"
+TRAINING_LOSS = "train/loss"
+VALIDATION_LOSS = "eval/validation/loss"
 
 # Every key a line can have, in the order people want to see them. The first six are the platform's.
 TITLES: Mapping[str, str] = {
@@ -79,7 +81,8 @@ TITLES: Mapping[str, str] = {
     "rollout/realigned": "Realigned turns",
     "rollout/staleness": "Staleness (updates, mean per token)",
     "rollout/staleness_max": "Staleness (updates, maximum)",
-    "train/loss": "Loss",
+    TRAINING_LOSS: "Loss",
+    VALIDATION_LOSS: "Validation loss (nats per token)",
     "train/learning_rate": "Learning rate",
     "train/grad_norm": "Gradient norm",
     "train/clip_fraction": "Clipped tokens (share)",

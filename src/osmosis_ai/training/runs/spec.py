@@ -78,11 +78,7 @@ class TrainingSpec:
                 "max_rows": plan.max_rows,
                 "attempts": plan.attempts,
             },
-            "rollout": {
-                "name": self.rollout_dir.name,
-                "entrypoint": self.entrypoint,
-                "source_digest": (self.served or ProjectSource(self.rollout_dir)).source_digest(),
-            },
+            "rollout": self._rollout_inputs() if self.settings.method == "rl" else None,
             "env": dict(sorted(self.env.items())),
             "secret_names": sorted(self.secret_values),
             "settings": {
@@ -91,6 +87,10 @@ class TrainingSpec:
                 if key != "ignored" and MAY_CHANGE not in fields[key].metadata
             },
         }
+
+    def _rollout_inputs(self) -> dict[str, str]:
+        digest = (self.served or ProjectSource(self.rollout_dir)).source_digest()
+        return {"name": self.rollout_dir.name, "entrypoint": self.entrypoint, "source_digest": digest}
 
 
 def _folder_digest(folder: Path) -> str:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from osmosis_ai.sandbox.bubblewrap import Sandbox
     from osmosis_ai.training.learner.checkpoints import CheckpointStore
     from osmosis_ai.training.learner.learner import Learner
-    from osmosis_ai.training.runs.loop import TrainingLoop
+    from osmosis_ai.training.runs.loop import StepLoop
     from osmosis_ai.training.runs.rollouts import RolloutSampler
 
 
@@ -82,7 +82,7 @@ class Trainer:
     sandbox: Sandbox | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
     make_learner: MakeLearner = new_learner
-    _loop: TrainingLoop | None = field(default=None, init=False)
+    _loop: StepLoop | None = field(default=None, init=False)
     _stop_requested: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -118,14 +118,9 @@ class Trainer:
                 running.call_soon_threadsafe(self.stop)
 
         hooks.started(stop)
-        rows, inputs = await asyncio.gather(
-            asyncio.to_thread(split_rows, spec.dataset.path, spec.validation, spec.settings.seed),
-            asyncio.to_thread(spec.inputs),
-        )
-        directory.claim(inputs, self.provenance)
-        order = DataOrder.of(rows, spec.settings)
+        directory.claim(await asyncio.to_thread(spec.inputs), self.provenance)
         async with AsyncExitStack() as stack:
-            loop = self._loop = await self._open(stack, rows, order)
+            loop = self._loop = await self._open(stack)
             if self._stop_requested:
                 loop.stop()
             with _loaded_objects_frozen():
@@ -134,27 +129,62 @@ class Trainer:
             run_dir=directory.path,
             ending=ending,
             steps_done=loop.state.step,
-            total_steps=order.total_steps,
+            total_steps=loop.order.total_steps,
             records=list(read_history(directory.metrics)),
         )
 
-    async def _open(
-        self, stack: AsyncExitStack, rows: SplitRows[DatasetRow], order: DataOrder
-    ) -> TrainingLoop:
-        from osmosis_ai.training.learner.checkpoints import CheckpointStore
+    async def _open(self, stack: AsyncExitStack) -> StepLoop:
+        open_loop = self._open_sft if self.spec.settings.method == "sft" else self._open_rl
+        loop = await open_loop(stack)
+        spec, settings = self.spec, self.spec.settings
+        processes = int(os.environ.get("WORLD_SIZE", settings.learner_processes))
+        self.hooks.plan(
+            TrainingPlan(
+                run_dir=self._directory.path,
+                model_path=spec.model_path,
+                training_rows=len(loop.rows.training),
+                held_out_rows=len(loop.rows.held_out),
+                rollouts_per_step=settings.rollouts_per_step,
+                total_steps=loop.order.total_steps,
+                steps_done=loop.state.step,
+                device=str(loop.learner.device),
+                warnings=(
+                    *settings.warnings(spec.model_path, processes=processes),
+                    *exposure_warnings(spec.secret_values),
+                ),
+            )
+        )
+        return loop
+
+    async def _open_sft(self, stack: AsyncExitStack) -> StepLoop:
+        from osmosis_ai.inference.torch_engine import end_tokens_of
+        from osmosis_ai.training.learner.policy_model import model_source
+        from osmosis_ai.training.runs.sft import SupervisedLoop, split_conversations, tokenise_conversations
+
+        spec, settings, hooks = self.spec, self.spec.settings, self.hooks
+        rows = await asyncio.to_thread(
+            split_conversations, spec.dataset.path, spec.validation, spec.settings.seed
+        )
+        shared = await self._open_learner(stack)
+        chat = chat_format_of(spec, note=hooks.note)
+        end_tokens = end_tokens_of(model_source(spec.model_path, allow_download=settings.allow_download))
+        hooks.stage("tokenising the conversations")
+        tokenised, left_out = await asyncio.to_thread(
+            tokenise_conversations, rows, chat, end_tokens, settings
+        )
+        for reason in left_out:
+            hooks.note(reason)
+        return SupervisedLoop(rows=tokenised, order=DataOrder.of(tokenised, settings), **shared)
+
+    async def _open_rl(self, stack: AsyncExitStack) -> StepLoop:
         from osmosis_ai.training.runs.loop import TrainingLoop
 
         spec, settings, directory, hooks = self.spec, self.spec.settings, self._directory, self.hooks
+        rows = await asyncio.to_thread(split_rows, spec.dataset.path, spec.validation, settings.seed)
         hooks.stage("preparing the rollout's environment")
         server = await self._prepare_server()
-        ranks = await stack.enter_async_context(self._ranks)
-        hooks.stage(f"loading the model {spec.model_path}")
-        learner = await ranks.run_blocking(lambda: self.make_learner(spec))
-        stack.callback(learner.close)
-        checkpoints = CheckpointStore(directory.checkpoints, keep_every=settings.checkpoint_save_freq)
-        history = MetricsHistory(directory.metrics)
-        state = await ranks.run_blocking(lambda: _resume(checkpoints, learner, history))
-        directory.forget_validation_after(state.step)
+        shared = await self._open_learner(stack)
+        learner, ranks = shared["learner"], self._ranks
         hooks.stage(f"opening the policy's engine ({settings.policy_engine})")
         if settings.policy_engine == "vllm":
             engine: PolicyEngine = await self._open_vllm(stack, str(learner.device))
@@ -166,50 +196,54 @@ class Trainer:
         chat = chat_format_of(spec, note=hooks.note)
         await ranks.run(self._check_engine(engine, learner, chat, rows), learner)
         one = spec.served is not None or spec.servers == 1
-        processes = int(os.environ.get("WORLD_SIZE", settings.learner_processes))
-        warnings = [
-            *settings.warnings(spec.model_path, processes=processes),
-            *exposure_warnings(spec.secret_values),
-        ]
         hooks.stage(f"starting the rollout's {'server' if one else f'{spec.servers} servers'}")
         sampler = await self._open_sampler(stack, engine, chat, server)
-        plan = TrainingPlan(
-            run_dir=directory.path,
-            model_path=spec.model_path,
-            training_rows=len(rows.training),
-            held_out_rows=len(rows.held_out),
-            rollouts_per_step=settings.rollout_batch_size * settings.n_samples_per_prompt,
-            total_steps=order.total_steps,
-            steps_done=state.step,
-            device=str(learner.device),
-            warnings=tuple(warnings),
-        )
-        hooks.plan(plan)
-        # Every copy of an adapter carries the provenance.
-        provenance = {
-            **self.provenance,
-            "model_path": spec.model_path,
-            "dataset": {"name": spec.dataset.name, "sha256": spec.dataset.sha256},
-            "rollout": spec.rollout_dir.name,
-            "settings": settings.model_dump(mode="json"),
-        }
         return TrainingLoop(
-            settings=settings,
             rows=rows,
-            order=order,
+            order=DataOrder.of(rows, settings),
             validation=spec.validation,
             sampler=sampler,
-            learner=learner,
             engine=engine,
-            history=history,
-            checkpoints=checkpoints,
-            hooks=hooks,
-            state=state,
-            provenance=provenance,
             redact=self._redact,
             keep_validation=directory.write_validation,
-            between_steps=directory.sweep_trials,
+            **shared,
         )
+
+    async def _open_learner(self, stack: AsyncExitStack) -> dict[str, Any]:
+        """Load the learner and resume from the last checkpoint; return what every method's loop has."""
+        from osmosis_ai.training.learner.checkpoints import CheckpointStore
+
+        spec, settings, directory, hooks = self.spec, self.spec.settings, self._directory, self.hooks
+        ranks = await stack.enter_async_context(self._ranks)
+        hooks.stage(f"loading the model {spec.model_path}")
+        learner = await ranks.run_blocking(lambda: self.make_learner(spec))
+        stack.callback(learner.close)
+        if spec.model_path in served_models() and str(learner.device) == "cpu":
+            import torch
+
+            # The model is so small that a second thread costs more than it brings.
+            torch.set_num_threads(1)
+        checkpoints = CheckpointStore(directory.checkpoints, keep_every=settings.checkpoint_save_freq)
+        history = MetricsHistory(directory.metrics)
+        state = await ranks.run_blocking(lambda: _resume(checkpoints, learner, history))
+        directory.forget_validation_after(state.step)
+        return {
+            "settings": settings,
+            "learner": learner,
+            "history": history,
+            "checkpoints": checkpoints,
+            "hooks": hooks,
+            "state": state,
+            # Every copy of an adapter carries the provenance.
+            "provenance": {
+                **self.provenance,
+                "model_path": spec.model_path,
+                "dataset": {"name": spec.dataset.name, "sha256": spec.dataset.sha256},
+                "rollout": spec.rollout_dir.name,
+                "settings": settings.model_dump(mode="json"),
+            },
+            "between_steps": directory.sweep_trials,
+        }
 
     async def _prepare_server(self) -> RolloutServer | RemoteAgent:
         from osmosis_ai.controller.server_process import prepare_server
@@ -243,9 +277,6 @@ class Trainer:
 
         spec, settings = self.spec, self.spec.settings
         built_in = spec.model_path in served_models() and device == "cpu"
-        if built_in:
-            # The model is so small that a second thread costs more than it brings.
-            torch.set_num_threads(1)
         rollouts = settings.rollout_batch_size * settings.n_samples_per_prompt
         network = TorchModel.load(
             model_source(spec.model_path, allow_download=settings.allow_download),

@@ -1,0 +1,82 @@
+"""Conversations for supervised fine-tuning: `messages` of OpenAI's chat format and, optionally, the `tools` on offer.
+
+Both columns may hold JSON text, which CSV has no alternative to.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from osmosis_ai.datasets.readers import Record, decode_json, name_of_type, open_reader, raise_for
+from osmosis_ai.inference.protocol import OpenAIError, parse_request
+
+MESSAGES_COLUMN, TOOLS_COLUMN = "messages", "tools"
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationRow:
+    """A conversation with at least one assistant turn; messages and tools as chat templates take them."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]]
+
+    @property
+    def prompt(self) -> str:
+        """What the first assistant turn answers, as a key: conversations about one task share it."""
+        roles = [message["role"] for message in self.messages]
+        return json.dumps(self.messages[: roles.index("assistant")], sort_keys=True)
+
+
+def iter_conversations(path: Path) -> Iterator[ConversationRow]:
+    """Yield the conversations of a dataset file; raises OsmosisError at the first row that is none."""
+    columns = (MESSAGES_COLUMN, TOOLS_COLUMN)
+    reader = open_reader(path, report=raise_for(path), only=columns, uniform=False, as_written=False)
+    for number, record in reader:
+        try:
+            yield read_conversation_row(record)
+        except ValueError as error:
+            reader.report_at(number, str(error))
+
+
+def read_conversation_row(record: Record) -> ConversationRow:
+    """Return the conversation of a record; raises ValueError."""
+    if not isinstance(record, dict) or MESSAGES_COLUMN not in record:
+        raise ValueError(f"the column '{MESSAGES_COLUMN}' is missing")
+    messages, tools = (_decoded(record.get(column)) for column in (MESSAGES_COLUMN, TOOLS_COLUMN))
+    if not isinstance(messages, list):
+        raise ValueError(f"'{MESSAGES_COLUMN}' must be an array, found {name_of_type(messages)}")
+    try:
+        # The requests of served models follow the same rules, so that both read the same prompts.
+        request = parse_request({"model": "", "messages": [*map(_plain, messages)], "tools": tools or None})
+    except OpenAIError as error:
+        raise ValueError(str(error).rstrip(".")) from None
+    if not any(message.role == "assistant" for message in request.messages):
+        raise ValueError("the conversation has no assistant turn")
+    return ConversationRow(request.template_messages(), request.offered_tools)
+
+
+def _decoded(value: Any) -> Any:
+    try:
+        return decode_json(value) if isinstance(value, str) and value.strip() else value
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not valid JSON: {error.msg}") from None
+
+
+def _plain(message: Any) -> Any:
+    """Return a message whose calls have their arguments as text, as OpenAI writes them."""
+    calls = message.get("tool_calls") if isinstance(message, dict) else None
+    if not isinstance(calls, list):
+        return message
+    return {**message, "tool_calls": [_plain_call(call) for call in calls]}
+
+
+def _plain_call(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), Mapping):
+        return call
+    arguments = json.dumps(function["arguments"], ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": arguments}}

@@ -1,0 +1,128 @@
+"""Supervised fine-tuning: the policy learns the assistant's turns of conversations with cross-entropy.
+
+No rollout runs and no engine serves. Conversations are rendered turn by turn as their model would have read and sampled
+them, by the recording that also serves rollouts: each turn's prompt is what the chat template opens it with, and what
+is learned is the rest of the turn, tool calls and the token that ends it included. A template that rewrites earlier
+turns splits a conversation into several sequences, in which every turn is learned once.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from osmosis_ai.datasets import ConversationRow, iter_conversations, sample_rows
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.inference.chat import ChatFormat, TemplateError
+from osmosis_ai.inference.engine import SampledToken
+from osmosis_ai.training.engines.recording import PromptPrefixCache, Recording
+from osmosis_ai.training.objective.sequences import TokenSequence
+from osmosis_ai.training.runs.loop import StepLoop
+from osmosis_ai.training.runs.metrics import VALIDATION_LOSS, learning_metrics
+from osmosis_ai.training.runs.rollouts import Measured
+from osmosis_ai.training.runs.spec import SplitRows, ValidationPlan
+
+if TYPE_CHECKING:
+    from osmosis_ai.config.training import TrainingSettings
+
+
+@dataclass(eq=False, kw_only=True)
+class SupervisedLoop(StepLoop):
+    """Supervised fine-tuning; a row is the sequences of a conversation."""
+
+    rows: SplitRows[list[TokenSequence]]
+    validated_by = VALIDATION_LOSS
+
+    async def _advance(self, step: int) -> Measured:
+        batch = [sequence for index in self.order.batch(step) for sequence in self.rows.training[index]]
+        learned, learning_s, warnings = await self._learn(batch, [1.0] * len(batch))
+        return Measured(learning_metrics(learned, learning_s), warnings)
+
+    async def _validate(self, step: int) -> Measured:
+        started = time.monotonic()
+        held_out = [sequence for conversation in self.rows.held_out for sequence in conversation]
+        logprobs = await self._in_learner_thread(lambda: self.learner.logprobs(held_out))
+        tokens = sum(sum(sequence.mask) for sequence in held_out)
+        loss = -math.fsum(value for sequence in logprobs for value in sequence) / tokens
+        return Measured({VALIDATION_LOSS: loss, "time/validation_s": time.monotonic() - started})
+
+
+def split_conversations(dataset: Path, plan: ValidationPlan, seed: int) -> SplitRows[ConversationRow]:
+    """Hold out a share of the dataset's prompts: all conversations that begin alike are on the same side."""
+    rows = list(iter_conversations(dataset))
+    if not rows:
+        raise OsmosisError(f"`{dataset}` has no conversations to learn from.")
+    if plan.path is not None:
+        return SplitRows(dict(enumerate(rows)), list(iter_conversations(plan.path))[: plan.max_rows])
+    prompts = list(dict.fromkeys(row.prompt for row in rows))
+    fraction = min(plan.fraction, plan.max_rows / len(prompts)) if len(prompts) > 1 else 0
+    chosen = sample_rows(len(prompts), fraction=fraction, seed=seed).indices if fraction else ()
+    held_out = {prompts[index] for index in chosen}
+    training = {index: row for index, row in enumerate(rows) if row.prompt not in held_out}
+    return SplitRows(training, [row for row in rows if row.prompt in held_out])
+
+
+def tokenise_conversations(
+    rows: SplitRows[ConversationRow], chat: ChatFormat, end_tokens: frozenset[int], settings: TrainingSettings
+) -> tuple[SplitRows[list[TokenSequence]], list[str]]:
+    """Return the conversations in tokens, and a sentence for each reason why some are left out."""
+    longest = settings.max_prompt_length + settings.max_response_length
+    cache, left_out = PromptPrefixCache(chat), Counter[str]()
+
+    def tokenised(row: ConversationRow, name: str) -> list[TokenSequence] | None:
+        try:
+            sequences = conversation_tokens(row, chat, end_tokens, name, cache)
+        except ValueError as error:
+            left_out[str(error)] += 1
+            return None
+        if any(len(sequence.ids) > longest for sequence in sequences):
+            left_out[f"longer than max_prompt_length + max_response_length = {longest:,} tokens"] += 1
+            return None
+        return sequences
+
+    training = {index: found for index, row in rows.training.items() if (found := tokenised(row, str(index)))}
+    held_out = [found for row in rows.held_out if (found := tokenised(row, "held out"))]
+    total = len(rows.training) + len(rows.held_out)
+    reasons = [
+        f"{count:,} of {total:,} conversations are left out: {why}." for why, count in left_out.items()
+    ]
+    if not training:
+        raise OsmosisError(f"no conversation can be learned from. {' '.join(reasons)}")
+    return SplitRows(training, held_out), reasons
+
+
+def conversation_tokens(
+    row: ConversationRow,
+    chat: ChatFormat,
+    end_tokens: frozenset[int],
+    name: str = "",
+    cache: PromptPrefixCache | None = None,
+) -> list[TokenSequence]:
+    """Return the sequences of a conversation, in which the assistant's tokens are marked as sampled.
+
+    Raises ValueError if the chat template cannot render it, or if it does not write a turn the way the model samples
+    one: after the generation prompt, up to one of ``end_tokens``.
+    """
+    recording = Recording(name, chat, end_tokens, cache)
+    marks = [chat.token_bytes(token).decode() for token in end_tokens]
+    for index, message in enumerate(row.messages):
+        if message["role"] != "assistant":
+            continue
+        try:
+            prompt = recording.prompt(row.messages[:index], row.tools)
+            opening = chat.render(row.messages[:index], row.tools)
+            text = chat.render(row.messages[: index + 1], row.tools, add_generation_prompt=False)
+        except TemplateError as error:
+            raise ValueError(str(error)) from error
+        if not text.startswith(opening):
+            raise ValueError("the chat template does not continue its generation prompt")
+        turn = text[len(opening) :]
+        end = max((turn.rfind(mark) + len(mark) for mark in marks if mark in turn), default=0)
+        if not end or turn[end:].strip():
+            raise ValueError("the chat template does not end the turn with the model's end-of-turn token")
+        recording.add(prompt, [SampledToken(id, 0.0) for id in chat.encode(turn[:end])], message)
+    return recording.recorded().sequences

@@ -99,7 +99,7 @@ ESTIMATES: dict[str, Any] = {
     "counts": {
         "planned": 10,
         "scored": 8,
-        "unscored": {"agent_error": 1},
+        "unscored": {"exception": 1},
         "failed_by_boundary": {"agent": 1},
         "infrastructure_failures": 0,
         "skipped": 1,

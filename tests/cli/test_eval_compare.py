@@ -229,7 +229,7 @@ def test_report_has_the_same_numbers(maze: Maze, tmp_path: Path) -> None:
     assert {name: cells for name, cells in table_of(terminal, "Results").items() if name in shown} == shown
     headline = data["headline"]
     rate = next(cells for name, cells in shown.items() if name.startswith("Pass rate"))
-    interval = f"{100 * headline['low']:.1f} – {100 * headline['high']:.1f}%"
+    interval = f"{100 * headline['low']:.1f}–{100 * headline['high']:.1f}%"
     assert rate[:2] == [f"{100 * headline['pass_rate']:.1f}%", interval]
     tiles = tiles_of(page)
     assert tiles["Pass rate"] == f"{rate[0]} 95% CI {interval}" and tiles["Scored"] == "120 of 120 planned"

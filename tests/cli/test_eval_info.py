@@ -59,7 +59,7 @@ def test_info_plain_and_saved_metrics(maze: Maze, store: BlobServer) -> None:
     short = maze.osmosis("eval", "info", "amber-otter-42", "--plain").out
     assert "  Pass rate     50.0%        30.0–70.0%     reward ≥ 1.0, 8 attempts scored, 1 failed\n" in short
     plain = maze.osmosis("eval", "info", "amber-otter-42", "--plain", "--verbose").out
-    assert "Result: pass rate 50.0% (30.0 – 70.0%) (reward >= 1.0, scored attempts only)" in plain
+    assert "Result: pass rate 50.0% (30.0–70.0%) (reward >= 1.0, scored attempts only)" in plain
     assert "Secrets: OTHER (workspace), SEARCH_KEY (personal, overrides workspace)" in plain
     assert not store.seen
 
@@ -104,7 +104,7 @@ def test_info_numbers_of_a_newer_release(maze: Maze) -> None:
     maze.get("/eval-runs/x").respond(json=DETAIL)
     maze.get("/eval-runs/er_8/metrics").respond(json={**METRICS, "estimates": newer})
     plain = maze.osmosis("eval", "info", "x", "--plain", "--verbose").out
-    assert "Result: pass rate 50.0% (30.0 – 70.0%) (reward >= 1.0, scored attempts only)" in plain
+    assert "Result: pass rate 50.0% (30.0–70.0%) (reward >= 1.0, scored attempts only)" in plain
     assert "Unscored\t1: 1 exception" in plain and "Bottleneck" not in plain
 
 
@@ -282,7 +282,9 @@ def test_show_damaged_run(maze: Maze, local: Path) -> None:
         journal.write(b"\0\xff\n")
     shown = maze.osmosis("eval", "show", "good", "--plain")
     assert (
-        shown.status == 0 and "is damaged at line" in shown.out and "row 1, attempt 0 (failed):" in shown.out
+        shown.status == 0
+        and "is damaged at line" in shown.out
+        and "row 1, attempt 0 (below threshold):" in shown.out
     )
     assert "is damaged at line" in maze.osmosis("eval", "show", "good", "--row", "7").err
     assert "is damaged at line" in maze.osmosis("eval", "show", "good", "--json").data["problems"][0]

@@ -46,7 +46,8 @@ def shown(maze: Maze, *arguments: str) -> list[tuple[int, int]]:
         (["--limit", "2"], [(0, 0), (0, 1)]),
         (["--attempt", "1"], [(0, 1), (1, 1)]),
         (["--passed"], [(0, 0)]),
-        (["--failed"], [(0, 1), (1, 1)]),
+        (["--below"], [(0, 1), (1, 1)]),
+        (["--failed"], [(1, 0)]),
         (["--unscored"], [(1, 0)]),
         (["--flaky"], [(0, 0), (0, 1)]),
         (["--search", "SEVEN"], [(0, 1)]),
@@ -64,7 +65,10 @@ def test_side_by_side(maze: Maze) -> None:
     assert (sample["run"], sample["beside"]["run"], sample["beside"]["row"]) == ("fern", "moss", 1)
     assert sample["beside"]["messages"][2]["content"] == "from moss"
     plain = maze.osmosis(*show, "--plain")
-    assert "fern, row 0, attempt 1 (failed):" in plain.out and "moss, row 1, attempt 0 (passed):" in plain.out
+    assert (
+        "fern, row 0, attempt 1 (below threshold):" in plain.out
+        and "moss, row 1, attempt 0 (passed):" in plain.out
+    )
 
 
 def test_broken_and_long_conversations(maze: Maze) -> None:
@@ -118,8 +122,8 @@ def test_hosted_run(stored: DownloadableRun) -> None:
     assert "2 lines of the platform's list of its samples cannot be read" in problem
     assert shown(maze, "platform:amber-otter-42", "--search", "SEVEN") == [(1, 0)]
     assert shown(maze, "platform:amber-otter-42", "--row", "1") == [(1, 0)]
-    assert shown(maze, "platform:amber-otter-42", "--failed") == [(1, 0)]
-    assert shown(maze, "platform:amber-otter-42", "--unscored") == [(0, 1)]
+    assert shown(maze, "platform:amber-otter-42", "--below") == [(1, 0)]
+    assert shown(maze, "platform:amber-otter-42", "--failed") == [(0, 1)]
     assert stored.found() == {}, "nothing is left in the workspace"
 
 

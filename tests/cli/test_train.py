@@ -175,7 +175,7 @@ def test_info_local_directory(maze: Maze) -> None:
     shown = maze.osmosis("train", "info", "trained/walks").out
     assert "Training run walks: finished, 3 of 3 steps" in shown
     # What its newest validation stands on, as of a platform's run.
-    words = "validation reward 0.500 (0.400 – 0.600) after step 3; scored 8 of 10 planned"
+    words = "validation reward 0.500 (0.400–0.600) after step 3; scored 8 of 10 planned"
     assert data["validation"]["words"] == words
     assert "Training reward    0.250, step 1" in shown
     assert "0.500 (0.400–0.600), step 3" in shown and "step 2      it is slow" in shown
@@ -250,7 +250,7 @@ def shown(maze: Maze, *arguments: str) -> list[tuple[int, int]]:
     ("arguments", "samples"),
     [
         ([], [(1, 0), (2, 0), (0, 1), (0, 0)]),
-        (["--step", "3", "--failed"], [(2, 0), (0, 1)]),
+        (["--step", "3", "--below"], [(2, 0), (0, 1)]),
         (["--search", "SEVEN"], [(0, 1)]),
     ],
 )

@@ -94,7 +94,7 @@ def write_journalled_run(
             row_index=row,
             run_index=attempt,
             rollout_id=f"row-{row}-run-{attempt}",
-            status="success",
+            status="success" if reward is not None else "failed",
             duration_ms=1000,
             source_row_index=row,
             reward=reward,

@@ -105,7 +105,7 @@ def test_unscored_attempts_are_not_zero() -> None:
     metrics = MeasuredResults(3, 2)
     metrics.add(0, 0, "success", 1.0)
     metrics.add(0, 1, "failed", None, boundary="agent", error_type="timeout")
-    metrics.add(1, 0, "failed", None, boundary="provider", error_type="rate_limit")
+    metrics.add(1, 0, "failed", None, boundary="provider", error_type="agent_error", category="rate_limited")
     metrics.add(1, 1, "success", math.nan)
     metrics.add(2, 0, "failed", None)
     found = metrics.summary()
@@ -115,7 +115,7 @@ def test_unscored_attempts_are_not_zero() -> None:
     assert (estimates.pass_rate.value, estimates.pass_rate.n, estimates.pass_rate.clusters) == (1.0, 1, 1)
     counts = estimates.counts
     assert counts.scored == 1
-    assert counts.unscored == {"no_reward": 1, "rate_limit": 1, "timeout": 1, "unknown": 1}
+    assert counts.unscored == {"no_reward": 1, "rate_limited": 1, "timeout": 1, "unknown": 1}
     assert counts.failed_by_boundary == {"unknown": 1, "provider": 1, "agent": 1}
     assert counts.infrastructure_failures == 1
     assert counts.pending == 1

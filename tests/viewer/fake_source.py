@@ -196,11 +196,12 @@ class FakeSource:
 
 
 def _outcome(sample: SampleEntry) -> str:
-    return "unscored" if sample.passed is None else "passed" if sample.passed else "failed"
+    return "failed" if sample.passed is None else "passed" if sample.passed else "below"
 
 
 def _is_wanted(sample: SampleEntry, query: SampleQuery) -> bool:
-    return query.outcome in (None, _outcome(sample)) and query.category in (None, sample.category)
+    outcomes = (None, _outcome(sample), *(["unscored"] if sample.passed is None else []))
+    return query.outcome in outcomes and query.category in (None, sample.category)
 
 
 def _piece(items: Sequence[ItemT], limit: int, cursor: str | None, **counts: int) -> ItemPage[ItemT]:

@@ -189,7 +189,8 @@ class SourceContract:
         assert page.counts["pending"] == 3
         wanted = {
             "passed": lambda entry: entry.passed is True,
-            "failed": lambda entry: entry.passed is False,
+            "below": lambda entry: entry.passed is False,
+            "failed": lambda entry: entry.status == "failed",
             "unscored": lambda entry: entry.reward is None,
             "flaky": lambda entry: entry.flaky,
         }[outcome]
@@ -356,13 +357,13 @@ class SourceContract:
         detail = place.source.run("eval", run)
         counts = place.source.samples(run, SampleQuery(), limit=1).counts
         assert detail.rewards is not None
-        assert sum(detail.rewards.counts) == counts["passed"] + counts["failed"]
+        assert sum(detail.rewards.counts) == counts["passed"] + counts["below"]
         assert [(kind.boundary, kind.category, kind.count, kind.example) for kind in detail.failures] == [
             ("agent", "exception", 3, (5, 0))
         ]
         compared = place.source.run_samples([run])[0]
         assert int(compared.passed.sum()) == counts["passed"]
-        assert int(compared.scored.sum()) == counts["passed"] + counts["failed"]
+        assert int(compared.scored.sum()) == counts["passed"] + counts["below"]
         assert compared.samples.size == counts["unfiltered"]
 
     @pytest.mark.parametrize("sort", get_args(RunSort))

@@ -547,10 +547,9 @@ def test_run_with_failed_samples_only(evals: Path, pages: TestClient, tmp_path: 
     page = page_text(pages.get("/evals/lost"))
     assert "0 of 4 planned" in page and "samples pass" not in page
     assert "4: 3 agent, 1 grader" in page
-    unscored = page_text(pages.get("/evals/lost/samples?outcome=unscored"))
-    assert "4 attempts." in unscored and "/evals/lost/samples/1.1" in unscored
-    # Failed are those that were scored and do not pass.
-    assert "/evals/lost/samples/" not in page_text(pages.get("/evals/lost/samples?outcome=failed"))
+    failed = page_text(pages.get("/evals/lost/samples?outcome=failed"))
+    assert "4 attempts." in failed and "/evals/lost/samples/1.1" in failed
+    assert "/evals/lost/samples/" not in page_text(pages.get("/evals/lost/samples?outcome=below"))
     assert "3 agent, 1 grader" in page_text(pages.get("/evals"))
     report = reported(evals / "lost", tmp_path / "report.html")
     assert "4: 3 agent, 1 grader" in report and "samples pass" not in report

@@ -44,7 +44,7 @@ def test_run_list_line() -> None:
     text = page_of(source, "/evals")
     assert 'href="/evals/calm-fern-1"' in text
     said = " ".join(text_by_class(text, "runs")[0].split())
-    assert "41.8% (37.2 – 46.3%) 380 of 400 planned 20 0.500 (0.400 – 0.600)" in said
+    assert "41.8% (37.2–46.3%) 380 of 400 planned 20 0.500 (0.400–0.600)" in said
 
 
 def test_lists_of_all_kinds() -> None:
@@ -164,7 +164,7 @@ def test_run_page(pages: TestClient) -> None:
     assert "Pass rate (reward &gt;= 1.0, scored attempts only)" in text
     assert "8 scored attempts of 5 rows" in text
     assert "korn-graubard" in text
-    assert "/evals/calm-fern-1/samples/1.1?outcome=unscored&amp;boundary=agent&amp;category=crash" in text
+    assert "/evals/calm-fern-1/samples/1.1?outcome=failed&amp;boundary=agent&amp;category=crash" in text
     assert "/evals/calm-fern-1/samples?row=0" in text
     assert "/compare?run=calm-fern-0&amp;run=calm-fern-1" in text
     assert "OPENAI_API_KEY" in text and "--retry-failed" in text and "evaluation.n" in text
@@ -181,8 +181,8 @@ def test_hostile_content_is_escaped(pages: TestClient, path: str) -> None:
 
 
 def test_sample_filter_and_log_pages(pages: TestClient) -> None:
-    text = page_text(pages.get("/evals/calm-fern-1/samples?outcome=unscored"))
-    assert "/samples/1.1?outcome=unscored" in text and "/samples/0.0" not in text
+    text = page_text(pages.get("/evals/calm-fern-1/samples?outcome=failed"))
+    assert "/samples/1.1?outcome=failed" in text and "/samples/0.0" not in text
     assert "4 attempts." in text
 
     text = page_text(pages.get("/evals/calm-fern-1/log"))
@@ -222,7 +222,7 @@ def test_invalid_sample_filters(pages: TestClient, words: str) -> None:
 
 
 def test_sample_exports(pages: TestClient) -> None:
-    reply = pages.get("/evals/calm-fern-1/samples.csv?outcome=unscored")
+    reply = pages.get("/evals/calm-fern-1/samples.csv?outcome=failed")
     assert (
         reply.headers["content-disposition"].startswith("attachment")
         and "sandbox" in reply.headers["content-security-policy"]
@@ -415,7 +415,7 @@ def test_training_curves_with_intervals() -> None:
 
 def test_training_page() -> None:
     text = page_of(a_source(learned()), "/training/keen-owl-2")
-    assert tiles_of(text)["Validation reward"] == "0.625 95% CI 0.430 – 0.810; 8 of 8 planned scored"
+    assert tiles_of(text)["Validation reward"] == "0.625 95% CI 0.430–0.810; 8 of 8 planned scored"
     assert "training.lr" in text and "step 1 ended" in text
     for heading in (
         "Training reward",
@@ -462,8 +462,8 @@ def test_validation_list() -> None:
     assert "After step 12: 5 attempts, unscored first, then by ascending reward." in table
     links = re.findall(r'href="/fern/training/keen-owl-2/validation/([^"]+)"', table)
     assert links == ["0.0", "1.0", "2.0", "3.0", "0.1"]
-    outcomes = re.findall(r"class=\"outcome[^>]*>(unscored|passed|failed)", table)
-    assert outcomes == ["unscored", "failed", "failed", "passed", "passed"]
+    outcomes = re.findall(r"class=\"outcome[^>]*>(passed|below threshold|failed)", table)
+    assert outcomes == ["failed", "below threshold", "below threshold", "passed", "passed"]
     assert "&lt;script&gt;alert" in table and "<script>" not in table
 
 

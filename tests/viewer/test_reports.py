@@ -92,7 +92,7 @@ def test_reports_without_text() -> None:
     bare = [training(text=False), judging(text=False)]
     for page in bare:
         assert "canary" not in page and "alert(1)" not in page
-    assert "0.430 – 0.810" in bare[0] and "Mean score 0.500" in bare[1]
+    assert "0.430–0.810" in bare[0] and "Mean score 0.500" in bare[1]
     assert bare[1].count('<details class="more" id="record-') == 30
 
 

@@ -34,7 +34,6 @@ from osmosis_ai.workspace.git import checkout_root
 if TYPE_CHECKING:
     from osmosis_ai.services.env_file import EnvFile
 
-NARRATE_ENV = "_OSMOSIS_NARRATE"
 USAGE_STATUS, INTERRUPTED_STATUS = 2, 130
 _OTHER_OPTIONS = {"--baseline": ("--against",), "--against": ("--baseline",)}
 """Options with different names in different commands."""
@@ -48,9 +47,7 @@ def run(modes: Sequence[Mode], arguments: list[str]) -> int:
         from osmosis_ai.processes.child_process import watch_parent
 
         watch_parent()
-    # Commands that this one starts do not inherit the setting.
-    narrates = os.environ.pop(NARRATE_ENV, None) is not None
-    output = OutputContext("json" if "json" in modes else modes[0] if modes else "rich", narrates=narrates)
+    output = OutputContext("json" if "json" in modes else modes[0] if modes else "rich")
     use(output)
     _write_any_text(output)
     trail: list[str] = []

@@ -110,9 +110,10 @@ DownloadYesOption = Annotated[
 ]
 RowOption = Annotated[int | None, typer.Option(min=0, help="Only this row, counted from 0.")]
 AttemptOption = Annotated[int | None, typer.Option(min=0, help="Only this attempt, counted from 0.")]
-FailedOption = Annotated[bool, typer.Option("--failed", help="Only attempts below the threshold.")]
+BelowOption = Annotated[bool, typer.Option("--below", help="Only attempts scored below the threshold.")]
+FailedOption = Annotated[bool, typer.Option("--failed", help="Only attempts that ended with an error.")]
 PassedOption = Annotated[bool, typer.Option("--passed", help="Only attempts at or above the threshold.")]
-UnscoredOption = Annotated[bool, typer.Option("--unscored", help="Only attempts without a score.")]
+UnscoredOption = Annotated[bool, typer.Option("--unscored", help="Only failed and skipped attempts.")]
 FinishOption = Annotated[
     FlaggedFinish | None,
     typer.Option(

@@ -751,7 +751,7 @@ def wanted_samples(
     **asked: bool,
 ) -> WantedSamples:
     """Return the filter of a command; ``asked`` has the option of each outcome."""
-    names: tuple[Outcome, ...] = ("failed", "passed", "flaky", "unscored")
+    names: tuple[Outcome, ...] = ("passed", "below", "failed", "unscored", "flaky")
     chosen = [name for name in names if asked.get(name)]
     if len(chosen) > 1:
         raise typer.BadParameter(f"{' and '.join(f'--{name}' for name in chosen)} are mutually exclusive.")

@@ -7,7 +7,7 @@ status    reward   counts as
 ========  =======  ==================================================================
 success   number   scored: the only samples behind reward, pass rate and pass@k
 success   none     unscored, reason ``no_reward``
-failed    any      unscored, reason its error type; and one failure of its source
+failed    any      unscored, reason its code; and one failure of its source
 skipped   any      skipped: the grader removed it
 none      none     pending
 ========  =======  ==================================================================

@@ -102,7 +102,7 @@ class AttemptTable:
             offset,
             _STATUS_CODES[record.status],
             _BOUNDARY_CODES[record.boundary],
-            self._reason_code(record.error_type),
+            self._reason_code(record.category or record.error_type),
             STATED + sum(1 << bit for bit, name in enumerate(FLAGGED) if name in reasons) if reasons else 0,
             record.total_tokens,
             *_numbers_of(record),
@@ -195,12 +195,12 @@ class AttemptTable:
         clone.columns, clone.reasons = self.columns.copy(), self.reasons.copy()
         return clone
 
-    def _reason_code(self, error_type: str | None) -> int:
-        if error_type is None:
+    def _reason_code(self, reason: str | None) -> int:
+        if reason is None:
             return 0
-        if error_type not in self._reason_codes:
+        if reason not in self._reason_codes:
             if len(self.reasons) >= _MAX_REASONS:
                 return 0
-            self._reason_codes[error_type] = len(self.reasons)
-            self.reasons.append(error_type)
-        return self._reason_codes[error_type]
+            self._reason_codes[reason] = len(self.reasons)
+            self.reasons.append(reason)
+        return self._reason_codes[reason]

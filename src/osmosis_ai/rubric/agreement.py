@@ -625,7 +625,7 @@ class Levels:
     def names(self) -> list[str]:
         edges = [self.low + (self.high - self.low) * part / self.parts for part in range(self.parts + 1)]
         shown = [f"{edge:.4g}" for edge in edges]
-        return shown if self.centred else [f"{low} – {high}" for low, high in pairwise(shown)]
+        return shown if self.centred else [f"{low}–{high}" for low, high in pairwise(shown)]
 
     def of(self, scores: Floats) -> Integers:
         """Return the category of each score, counted from 0."""

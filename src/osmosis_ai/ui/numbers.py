@@ -102,17 +102,22 @@ def percent(fraction: float | None, *, digits: int = 1) -> str:
 
 
 def percent_range(low: float, high: float) -> str:
-    """Return ``37.2 – 46.3%`` for fractions of 0.372 and 0.463."""
-    return f"{_decimal(low) * 100:.1f} – {_decimal(high) * 100:.1f}%"
+    """Return ``37.2–46.3%`` for fractions of 0.372 and 0.463."""
+    return f"{_decimal(low) * 100:.1f}–{_decimal(high) * 100:.1f}%"
 
 
 def interval(estimate: ShownInterval, *, percent: bool = False) -> str:
-    """Return where an estimate lies, with 95% confidence, or why nobody can say."""
+    """Return the 95% confidence interval of an estimate, or why it has none."""
     if estimate.low is None or estimate.high is None:
         return f"none: {estimate.reason}" if estimate.reason else MISSING
     if percent:
         return percent_range(estimate.low, estimate.high)
-    return f"{_decimal(estimate.low):.3f} – {_decimal(estimate.high):.3f}"
+    return number_range(estimate.low, estimate.high)
+
+
+def number_range(low: float, high: float) -> str:
+    """Return ``0.372–0.463``, or ``-0.100 to 0.463`` with a negative bound."""
+    return f"{_decimal(low):.3f}{' to ' if low < 0 else '–'}{_decimal(high):.3f}"
 
 
 def money(usd: float | None) -> str:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from osmosis_ai.controller.outcomes import error_code_of
 from osmosis_ai.ui import numbers
 from osmosis_ai.ui.numbers import amount, percent
 
@@ -14,8 +12,6 @@ if TYPE_CHECKING:
     from osmosis_ai.datasets.selection import RowsDrawn
     from osmosis_ai.evaluation.metrics import Estimates, RunScore
 
-# The wire's error type of every exception, including those of the grader.
-_EXCEPTION = "agent_error"
 _BOTTLENECKS = {"provider": "model", "rate_limit": "provider's rate limit", "this_machine": "this machine"}
 
 
@@ -25,12 +21,12 @@ def pass_rule(threshold: float) -> str:
 
 
 def format_rate(score: RunScore) -> str:
-    """Return the pass rate and its interval: ``85.0% (62.1 – 96.8%)``."""
+    """Return the pass rate and its interval: ``85.0% (62.1–96.8%)``."""
     return f"{percent(score.pass_rate)}{format_interval(score)}"
 
 
 def format_interval(score: RunScore) -> str:
-    """Return the interval of the pass rate, ` (62.1 – 96.8%)`, or ""."""
+    """Return the interval of the pass rate, ` (62.1–96.8%)`, or ""."""
     if score.pass_rate is None or score.low is None or score.high is None:
         return ""
     return f" ({numbers.percent_range(score.low, score.high)})"
@@ -49,11 +45,6 @@ def format_failed(score: RunScore) -> str:
 def format_counts(counts: Mapping[str, int]) -> str:
     """Return counts with their total: ``3: 2 agent, 1 provider``."""
     return f"{sum(counts.values()):,}: " + ", ".join(f"{n:,} {name}" for name, n in counts.items())
-
-
-def format_error_code(code: str) -> str:
-    """Return the code of a failure as it is shown; an exception of the code has one name in all outputs."""
-    return error_code_of(code) if code == _EXCEPTION else code
 
 
 def describe_score(score: RunScore) -> str:
@@ -190,10 +181,7 @@ def sample_counts(estimates: Estimates, rows: RowsDrawn | None) -> Iterator[tupl
         yield "Rows", rows.words
     yield "Scored", f"{counts.scored:,} of {counts.planned:,} planned"
     if counts.unscored:
-        reasons: Counter[str] = Counter()
-        for reason, count in counts.unscored.items():
-            reasons[format_error_code(reason)] += count
-        yield "Unscored", format_counts(reasons)
+        yield "Unscored", format_counts(counts.unscored)
     if counts.failed_by_boundary:
         yield "Failed, by source", format_counts(counts.failed_by_boundary)
         yield "  infrastructure failures", f"{counts.infrastructure_failures:,}"

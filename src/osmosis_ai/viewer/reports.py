@@ -100,7 +100,7 @@ MOST_LISTED = 20_000
 _WORST_FIRST = (
     SampleQuery(outcome="unscored"),
     SampleQuery(outcome="flaky", sort="reward"),
-    SampleQuery(outcome="failed", sort="reward"),
+    SampleQuery(outcome="below", sort="reward"),
     SampleQuery(outcome="passed", sort="reward"),
 )
 

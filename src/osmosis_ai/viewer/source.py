@@ -47,9 +47,9 @@ RunSort = Literal["started", "name", "status", "reward", "pass_rate", "cost", "d
 SampleSort = Literal["row", "reward", "duration", "tokens", "cost"]
 GOING_ON = ("pending", "running")
 """Status of a run that may still change."""
-Outcome = Literal["passed", "failed", "unscored", "flaky"]
-"""``failed`` is scored below the threshold, ``unscored`` has no score (an error, say), ``flaky`` is of a row that
-passes now and then. What has no result yet is in no list; the counts of samples have it as ``pending``."""
+Outcome = Literal["passed", "below", "failed", "unscored", "flaky"]
+"""``below``: scored below the threshold; ``failed``: ended with an error, so no score; ``unscored``: failed or skipped;
+``flaky``: on a row with mixed outcomes. Only counts include attempts without a result, as ``pending``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,8 +242,10 @@ class SampleEntry:
 
     @property
     def outcome(self) -> str:
-        """How it ended, in a word: ``passed``, ``failed`` (scored below the threshold), ``unscored``."""
-        return "unscored" if self.passed is None else "passed" if self.passed else "failed"
+        """Return the shown outcome: passed, below threshold, failed, skipped or unscored."""
+        if self.passed is None:
+            return self.status if self.status in ("failed", "skipped") else "unscored"
+        return "passed" if self.passed else "below threshold"
 
 
 @dataclass(frozen=True, slots=True)

@@ -286,9 +286,10 @@ def show(
     ],
     row: options.RowOption = None,
     attempt: options.AttemptOption = None,
-    failed: options.FailedOption = False,
     passed: options.PassedOption = False,
-    flaky: Annotated[bool, typer.Option("--flaky", help="Rows with both passes and failures.")] = False,
+    below: options.BelowOption = False,
+    failed: options.FailedOption = False,
+    flaky: Annotated[bool, typer.Option("--flaky", help="Rows that pass in only some attempts.")] = False,
     unscored: options.UnscoredOption = False,
     finish: options.FinishOption = None,
     search: options.SearchOption = "",
@@ -314,17 +315,8 @@ def show(
     from osmosis_ai.cli.runs import reading_conversations, wanted_samples
     from osmosis_ai.services.eval_runs.show import show as show_named
 
-    selection = wanted_samples(
-        row,
-        attempt,
-        search,
-        limit,
-        failed=failed,
-        passed=passed,
-        flaky=flaky,
-        unscored=unscored,
-        finish=finish,
-    )
+    outcomes = {"passed": passed, "below": below, "failed": failed, "flaky": flaky, "unscored": unscored}
+    selection = wanted_samples(row, attempt, search, limit, finish=finish, **outcomes)
     with reading_conversations() as client:
         return shown_run(show_named(run, selection, client=client, beside=side_by_side), selection)
 
@@ -498,7 +490,7 @@ def retry(
     ] = None,
     yes: options.YesOption = False,
 ) -> OperationResult:
-    """Retry the failed and unscored attempts of a run.
+    """Retry the failed and skipped attempts of a run.
 
     The run is reopened under its own name and ID, with the same commit, rows and seeds. Scores are kept: only
     attempts without one run again. If you gave secrets with the submit, give them again.

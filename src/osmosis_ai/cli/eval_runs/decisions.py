@@ -671,7 +671,7 @@ def _plan_row(planned: PlannedEval, design: Design) -> Sequence[Cell]:
     cells.append(Styled(sees, "good") if enough else sees)
     if plan.outlook.possible:
         least, most = _plan_cell(planned, design.least), _plan_cell(planned, design.greatest)
-        cells.append(None if design.least is None else least if least == most else f"{least} – {most}")
+        cells.append(None if design.least is None else least if least == most else f"{least}–{most}")
     if plan.goal.judged_by is not None:
         cells.append(percent(design.power, digits=0))
     cells.append("unknown" if design.cost_usd is None else money(design.cost_usd))

@@ -165,7 +165,7 @@ def _main_numbers(estimates: Estimates) -> Iterator[str]:
 
 
 def _number(label: str, value: str, interval: str, meaning: str) -> str:
-    return f"  {label:<10}{value:>9}{interval.replace(' – ', '–'):>18}     {meaning}"
+    return f"  {label:<10}{value:>9}{interval:>18}     {meaning}"
 
 
 def _circumstances(
@@ -234,7 +234,7 @@ def next_steps(
     structured: list[Mapping[str, Any]] = [{"action": "view", "command": view}]
     if summary.failed:
         retry = shlex.join([*words, "--retry-failed"])
-        steps.insert(0, ("read the failed attempts", f"osmosis eval show {shown} --unscored"))
+        steps.insert(0, ("read the failed attempts", f"osmosis eval show {shown} --failed"))
         steps.append(("retry the failed attempts with unchanged code", retry))
         structured.insert(0, {"action": "retry_failed", "command": retry})
     if not summary.complete:

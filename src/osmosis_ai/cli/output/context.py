@@ -33,7 +33,7 @@ class Declined(Exception):
 
 
 class OutputContext:
-    """How this process talks: the mode, the streams, and what is drawn on the terminal right now."""
+    """Output mode, streams and the terminal of this process."""
 
     def __init__(
         self,
@@ -42,11 +42,9 @@ class OutputContext:
         stdin: TextIO | None = None,
         stdout: TextIO | None = None,
         stderr: TextIO | None = None,
-        narrates: bool = False,
     ) -> None:
         self.mode: Mode = mode
         self.verbose = False
-        self.narrates = narrates or mode != "json"
         self.stdin = stdin if stdin is not None else sys.stdin
         self.stdout = stdout if stdout is not None else sys.stdout
         self.stderr = stderr if stderr is not None else sys.stderr
@@ -70,14 +68,14 @@ class OutputContext:
             yield
 
     def note(self, message: str) -> None:
-        """Write one line to stderr; in JSON mode only where asked to narrate."""
-        if self.narrates:
+        """Write one line to stderr, except in JSON mode."""
+        if self.mode != "json":
             self.say(formats.literal(message))
 
     @contextmanager
     def progress(self, description: str, *, total: float | None, unit: str = "") -> Iterator[Progress]:
         """Show how far something is: a bar on a terminal, a line every so often elsewhere."""
-        if not self.narrates:
+        if self.mode == "json":
             yield Progress()
         elif self.animated:
             from osmosis_ai.cli.output import terminal

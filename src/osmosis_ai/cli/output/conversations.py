@@ -17,7 +17,6 @@ from osmosis_ai.cli.output.results import (
     Text,
     Tone,
 )
-from osmosis_ai.ui.run_numbers import format_error_code
 from osmosis_ai.ui.terminal_text import plain, removed_words, without_sequences
 
 if TYPE_CHECKING:
@@ -61,10 +60,7 @@ def _conversation(shown: ShownConversation, *, named: bool = False) -> Conversat
         for turn in turns_of(shown.conversation)
     ]
     sample = shown.sample
-    outcome = "no reward"
-    if sample.reward is not None:
-        outcome = "passed" if sample.passed else "failed"
-    place = f"row {sample.row}, attempt {sample.attempt} ({outcome})"
+    place = f"row {sample.row}, attempt {sample.attempt} ({sample.outcome})"
     return ConversationBlock(
         turns=[*turns, *_remarks(shown)],
         title=f"{shown.run}, {place}" if named else place,
@@ -109,7 +105,7 @@ def _remarks(shown: ShownConversation) -> Iterator[ConversationTurn]:
     for title, words in shown.judgements:
         yield ConversationTurn("judge", _text(words), _name(title))
     if sample.error:
-        label = ", ".join(format_error_code(each) for each in (sample.boundary, sample.category) if each)
+        label = ", ".join(filter(None, (sample.boundary, sample.category)))
         yield ConversationTurn("error", _text(sample.error), _name(label))
     for problem in shown.problems:
         yield ConversationTurn("note", _text(problem))

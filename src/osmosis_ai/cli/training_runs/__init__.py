@@ -217,8 +217,9 @@ def show(
     step: Annotated[
         int | None, typer.Option(min=0, help="Require that the newest validation is the one after this step.")
     ] = None,
-    failed: options.FailedOption = False,
     passed: options.PassedOption = False,
+    below: options.BelowOption = False,
+    failed: options.FailedOption = False,
     unscored: options.UnscoredOption = False,
     finish: options.FinishOption = None,
     search: options.SearchOption = "",
@@ -230,16 +231,15 @@ def show(
     platform. Rows are numbered within the held-out rows.
 
     Examples:
-        osmosis train show keen-owl-2 --failed
+        osmosis train show keen-owl-2 --below
         osmosis train show trained/keen-owl-2 --row 12 --attempt 0
     """
     from osmosis_ai.cli.output.conversations import shown_validation
     from osmosis_ai.cli.runs import reading_conversations, wanted_samples
     from osmosis_ai.services.training_runs import show_validation
 
-    wanted = wanted_samples(
-        row, attempt, search, limit, failed=failed, passed=passed, unscored=unscored, finish=finish
-    )
+    outcomes = {"passed": passed, "below": below, "failed": failed, "unscored": unscored}
+    wanted = wanted_samples(row, attempt, search, limit, finish=finish, **outcomes)
     with reading_conversations() as client:
         return shown_validation(show_validation(run, wanted, step=step, client=client), wanted)
 

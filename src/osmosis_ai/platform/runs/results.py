@@ -35,7 +35,7 @@ _MOST_ATTEMPTS = 2_000_000
 """Attempts in the tables of active runs; the samples of further runs are read again each time."""
 _BATCH = 5000
 _COLUMNS = (
-    *("row_index", "run_index", "source_row_index", "status", "reward", "boundary", "error_type"),
+    *("row_index", "run_index", "source_row_index", "status", "reward", "boundary", "category", "error_type"),
     *("tokens", "prompt_tokens", "completion_tokens", "cost_usd", "finish_reasons", "lost_attempts"),
     *("duration_ms", "model_latency_ms", "model_calls"),
     *("judge_calls", "judge_tokens", "judge_cost_usd", "judge_outside_scale"),

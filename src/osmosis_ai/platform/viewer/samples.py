@@ -79,7 +79,7 @@ _FIELDS = (
 _BESIDES = ("run_id", "error_type", "category", "source_row_index")
 SAMPLE_COLUMNS = (*_PLACE, *(getattr(DbSample, name) for name in (*_FIELDS, *_BESIDES)))
 """What :func:`sample_entry` reads."""
-_BY_REWARD = ("passed", "failed")
+_BY_REWARD = ("passed", "below")
 _RANGES = ("reward", "tokens", "duration_ms", "cost_usd")
 _category = func.coalesce(DbSample.category, DbSample.error_type)
 _SCORED = and_(DbSample.status == "success", DbSample.reward.is_not(None))
@@ -223,7 +223,8 @@ class SampleLists:
         by_outcome: dict[str | None, list[ColumnElement[bool]]] = {
             None: [],
             "passed": [_SCORED, passes],
-            "failed": [_SCORED, ~passes],
+            "below": [_SCORED, ~passes],
+            "failed": [~_SCORED, DbSample.status == "failed"],
             "unscored": [~_SCORED],
         }
         found = [self._in_flaky_rows()] if query.outcome == "flaky" else by_outcome[query.outcome]
@@ -297,13 +298,15 @@ class SampleLists:
                 func.count(),
                 func.coalesce(func.sum(case((passed, 1), else_=0)), 0),
                 func.coalesce(func.sum(case((_SCORED, 1), else_=0)), 0),
+                func.coalesce(func.sum(case((DbSample.status == "failed", 1), else_=0)), 0),
             ).select_from(DbSample)
         )
-        recorded, passing, scored = self.session.execute(counted).one()
+        recorded, passing, scored, failed = self.session.execute(counted).one()
         return {
             "unfiltered": recorded,
             "passed": int(passing),
-            "failed": int(scored - passing),
+            "below": int(scored - passing),
+            "failed": int(failed),
             "unscored": int(recorded - scored),
             "pending": max(sampled_rows(self.run) * self._settings.n - recorded, 0),
             "flaky": self._flaky().samples,

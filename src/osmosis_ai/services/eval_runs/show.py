@@ -289,7 +289,9 @@ def of_outcome(attempts: Sequence[SampleEntry], outcome: Outcome | None) -> Sequ
     if outcome == "flaky":
         passed = {each.passed for each in attempts if each.passed is not None}
         return attempts if passed == {True, False} else ()
-    wanted = {"passed": True, "failed": False, "unscored": None}[outcome]
+    if outcome == "failed":
+        return [each for each in attempts if each.status == "failed"]
+    wanted = {"passed": True, "below": False, "unscored": None}[outcome]
     return [each for each in attempts if each.passed is wanted]
 
 

@@ -36,7 +36,7 @@ from osmosis_ai.training.runs.metrics import (
     read_history,
 )
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
-from osmosis_ai.ui.numbers import percent
+from osmosis_ai.ui.numbers import number_range, percent
 
 _MOST_LOG_BYTES = 32 << 20
 _INTERVALS = {
@@ -133,11 +133,12 @@ class ValidationHeadline(BaseModel):
 
     @property
     def reward_words(self) -> str:
-        """The reward and its interval, as in ``0.625 (0.430 – 0.810) after step 20``."""
+        """The reward and its interval, as in ``0.625 (0.430–0.810) after step 20``."""
         if self.reward is None:
             return f"none scored after step {self.step}"
-        known = self.low is not None and self.high is not None
-        interval = f" ({self.low:.3f} – {self.high:.3f})" if known else ""
+        interval = ""
+        if self.low is not None and self.high is not None:
+            interval = f" ({number_range(self.low, self.high)})"
         return f"{self.reward:.3f}{interval} after step {self.step}"
 
     @property

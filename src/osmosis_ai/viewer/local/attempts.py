@@ -95,7 +95,8 @@ _INSERT = f"INSERT OR REPLACE INTO samples ({', '.join(COLUMNS)}) VALUES ({_VALU
 _FLAKY = "item / :n IN (SELECT place FROM selected_rows WHERE flaky = 1)"
 _CONDITIONS = {
     "passed": "reward >= :threshold",
-    "failed": "reward < :threshold",
+    "below": "reward < :threshold",
+    "failed": "reward IS NULL AND status = 'failed'",
     "unscored": "reward IS NULL",
     "flaky": _FLAKY,
 }

@@ -20,7 +20,16 @@ from osmosis_ai.training.runs.curves import (
 )
 from osmosis_ai.training.runs.metrics import TITLES, TRAINING_REWARD, VALIDATION_PASS_RATE, VALIDATION_REWARD
 from osmosis_ai.ui.charts import ChartMark, ChartPoint, ChartSeries, SvgChart
-from osmosis_ai.ui.numbers import count, duration, interval, money, number, percent, percent_range
+from osmosis_ai.ui.numbers import (
+    count,
+    duration,
+    interval,
+    money,
+    number,
+    number_range,
+    percent,
+    percent_range,
+)
 from osmosis_ai.ui.run_numbers import format_scored, number_lines, sample_counts
 from osmosis_ai.viewer.access import RenderedPage, Tile, Viewing
 from osmosis_ai.viewer.queries import Words, query_string, word
@@ -96,8 +105,8 @@ def _tiles(detail: RunDetail, samples: str) -> Iterator[Tile]:
     yield Tile("Pass rate", percent(score.pass_rate), f"95% CI {limits}" if limits else "")
     yield Tile("Scored", count(score.scored), f"of {score.planned:,} planned", samples)
     causes = ", ".join(f"{number:,} {name}" for name, number in score.failed_by_boundary.items())
-    unscored = samples + query_string({"outcome": "unscored"})
-    yield Tile("Failed", count(score.failed), causes, unscored if score.failed else "")
+    failed = samples + query_string({"outcome": "failed"})
+    yield Tile("Failed", count(score.failed), causes, failed if score.failed else "")
     if estimates is not None:
         rates = [(f"pass@{k}", each) for k, each in estimates.pass_at_k.items() if k > 1]
         for label, rate in rates[-1:]:
@@ -123,7 +132,7 @@ def log_tail(view: Viewing, run: RunEntry) -> Mapping[str, Any]:
 
 
 def _filter(failure: FailureCount) -> str:
-    return query_string({"outcome": "unscored", "boundary": failure.boundary, "category": failure.category})
+    return query_string({"outcome": "failed", "boundary": failure.boundary, "category": failure.category})
 
 
 def _rewards(detail: RunDetail) -> SvgChart | None:
@@ -163,7 +172,7 @@ def _bounds(score: RunScore, passed: Any) -> str | None:
     share, worst, best = (percent(count / finished) for count in counts)
     return (
         f"Only {score.scored:,} of {finished:,} finished attempts have a score ({share}). "
-        f"If the other {unscored:,} all failed, {worst} would pass; if they all passed, {best}."
+        f"If none of the other {unscored:,} passed, {worst} would pass; if all did, {best}."
     )
 
 
@@ -307,8 +316,9 @@ def _training_tiles(detail: RunDetail, curves: TrainingCurves) -> Iterator[Tile]
         yield Tile("Best pass rate", percent(best.value), f"after step {best.step:,}")
     if rewards:
         last = rewards[-1]
-        known = last.low is not None and last.high is not None
-        limits = f"95% CI {last.low:.3f} – {last.high:.3f}" if known else None
+        limits = None
+        if last.low is not None and last.high is not None:
+            limits = f"95% CI {number_range(last.low, last.high)}"
         newest = curves.headline.scored_words if curves.headline is not None else None
         scored = f"{newest} scored" if newest else None
         yield Tile("Validation reward", number(last.value), "; ".join(filter(None, (limits, scored))))

@@ -95,11 +95,11 @@ def test_the_plan_selects_every_linear_layer_and_all_experts_but_no_router(famil
     model, config = family
     plan = lora_plan(model_layout(config), rank=2, targets="all-linear")
     assert plan.adapted_parameters + sum(plan.left_out.values()) == sum(p.numel() for p in model.parameters())
-    routers = {"mlp.gate", "mlp.router", "mlp.shared_expert_gate"}
+    frozen = {"mlp.gate", "mlp.router", "mlp.shared_expert_gate", "self_attn.kv_b_proj"}
     wanted = {
         name
         for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) and ".layers." in name and not name.endswith(tuple(routers))
+        if isinstance(module, torch.nn.Linear) and ".layers." in name and not name.endswith(tuple(frozen))
     }
     chosen = {name for name in dict(model.named_modules()) if name.endswith(plan.target_modules)}
     assert chosen == wanted

@@ -200,7 +200,8 @@ class TorchModel:
     ) -> TorchModel:
         """Load a model by its name or from a Hugging Face folder, with an adapter; raises OsmosisError.
 
-        In float32 the adapter is merged into the weights; in bfloat16 most of a small update would be rounded away.
+        In float32 the adapter is merged into the weights; in bfloat16 most of a small update would be rounded away, so
+        only that of experts is merged, which PEFT would otherwise do for every token.
         """
         logging.disable_progress_bar()
         chosen = dtype or (torch.float32 if device == "cpu" else torch.bfloat16)
@@ -211,10 +212,17 @@ class TorchModel:
         fingerprint = _fingerprint(model, model_path, adapter)
         if adapter is not None:
             from peft import PeftModel
+            from peft.tuners.lora.layer import ParamWrapper
 
             try:
-                adapted = PeftModel.from_pretrained(model, str(adapter), autocast_adapter_dtype=True)
-                model = adapted.get_base_model() if _rounds_weights(model) else adapted.merge_and_unload()
+                adapted: Any = PeftModel.from_pretrained(model, str(adapter), autocast_adapter_dtype=True)
+                if _rounds_weights(model):
+                    for layer in adapted.modules():
+                        if isinstance(layer, ParamWrapper):
+                            layer.merge()
+                    model = adapted.get_base_model()
+                else:
+                    model = adapted.merge_and_unload()
             except (OSError, ValueError, RuntimeError, KeyError) as error:
                 raise OsmosisError(
                     f"the adapter in `{adapter}` cannot be applied to `{model_path}`: {error}"

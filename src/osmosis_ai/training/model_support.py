@@ -31,13 +31,16 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 
 @dataclass(frozen=True)
 class Matrix:
-    """A weight of a decoder layer. With ``experts``, it is one 3-D parameter that holds a matrix for each expert."""
+    """A weight of a decoder layer. With ``experts``, it is one 3-D parameter that holds a matrix for each expert.
+
+    ``is_frozen`` weights never get an adapter, such as routers.
+    """
 
     name: str
     inputs: int
     outputs: int
     experts: int = 0
-    is_router: bool = False
+    is_frozen: bool = False
 
     @property
     def parameters(self) -> int:
@@ -233,7 +236,7 @@ def _problem(model_path: str, config: Config, engine: EngineName) -> str | None:
 def lora_plan(layout: ModelLayout, rank: int, targets: str | Sequence[str]) -> LoraPlan:
     """Return which weights ``lora_targets`` selects.
 
-    "all-linear" selects every matrix of the layers, including those of experts, but not routers. A list has names or
+    "all-linear" selects every matrix of the layers, including those of experts, but no frozen one. A list has names or
     ends of names, another string is a regular expression for whole names, as in PEFT.
 
     Raises:
@@ -245,14 +248,14 @@ def lora_plan(layout: ModelLayout, rank: int, targets: str | Sequence[str]) -> L
     matched: set[str] = set()
     for number, matrix in layout.matrices():
         having.setdefault(matrix.name, []).append(number)
-        target = None if matrix.is_router else _selecting(targets, f"model.layers.{number}.{matrix.name}")
+        target = None if matrix.is_frozen else _selecting(targets, f"model.layers.{number}.{matrix.name}")
         if target is None:
             left_out[matrix.name] += matrix.parameters
         else:
             matched.add(target)
             chosen.setdefault(matrix, []).append(number)
     if missing := {targets} - matched if isinstance(targets, str) else set(targets) - matched:
-        known = sorted({matrix.name for _, matrix in layout.matrices() if not matrix.is_router})
+        known = sorted({matrix.name for _, matrix in layout.matrices() if not matrix.is_frozen})
         raise OsmosisError(
             f"lora_targets matches no layer: {', '.join(sorted(missing))}.",
             hint=f"layers of this model: {', '.join(known)}",
@@ -444,7 +447,8 @@ def _latent_attention(family: _Family, sizes: Config) -> tuple[list[Matrix], int
     )
     matrices += [
         Matrix("self_attn.kv_a_proj_with_mqa", hidden, latent + rope),
-        Matrix("self_attn.kv_b_proj", latent, heads * (plain + value)),
+        # vLLM folds it into the query and output of cached tokens, without its adapter.
+        Matrix("self_attn.kv_b_proj", latent, heads * (plain + value), is_frozen=True),
         Matrix("self_attn.o_proj", heads * value, hidden),
     ]
     other = (low or 0) * (1 + bias) + latent + (latent + rope + hidden) * bias
@@ -486,7 +490,7 @@ def _mlp(family: _Family, sizes: Config, number: int) -> tuple[list[Matrix], int
     wide = sizes.get("moe_intermediate_size") or sizes["intermediate_size"]
     used = sizes["num_experts_per_tok"]
     matrices = [
-        Matrix(family.router, hidden, count, is_router=True),
+        Matrix(family.router, hidden, count, is_frozen=True),
         Matrix("mlp.experts.gate_up_proj", hidden, 2 * wide, count),
         Matrix("mlp.experts.down_proj", wide, hidden, count),
     ]
@@ -496,7 +500,7 @@ def _mlp(family: _Family, sizes: Config, number: int) -> tuple[list[Matrix], int
         matrices += _gated("mlp.shared_experts", hidden, shared)
     elif shared := sizes.get("shared_expert_intermediate_size", 0):
         matrices += _gated("mlp.shared_expert", hidden, shared)
-        matrices.append(Matrix("mlp.shared_expert_gate", hidden, 1, is_router=True))
+        matrices.append(Matrix("mlp.shared_expert_gate", hidden, 1, is_frozen=True))
     return matrices, other, used * wide + shared, used
 
 

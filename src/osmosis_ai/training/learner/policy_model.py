@@ -19,9 +19,11 @@ from torch import Tensor, nn
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.inference.catalog import built_in_model, served_models
 from osmosis_ai.inference.torch_engine import LowRankUpdate
+from osmosis_ai.training.model_support import model_support
 
 if TYPE_CHECKING:
     from osmosis_ai.config.training import TrainingSettings
+    from osmosis_ai.training.model_support import LoraPlan
 
 ADAPTER = "default"
 ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -70,6 +72,8 @@ def load_policy(
     logging.disable_progress_bar()  # the caller decides how progress is shown
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     source = model_source(model_path, allow_download=settings.allow_download)
+    support = model_support(model_path, settings)
+    support.require()
     try:
         base = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
     except (OSError, ValueError, ImportError) as error:
@@ -86,8 +90,8 @@ def load_policy(
                     r=settings.lora_rank,
                     lora_alpha=settings.lora_alpha,
                     lora_dropout=0.0,
-                    target_modules=settings.lora_targets,
                     task_type="CAUSAL_LM",
+                    **_peft_targets(support.plan, settings),
                 )
                 policy = get_peft_model(base, lora)
             # The adapter names its base model, not where this machine keeps the files.
@@ -95,16 +99,42 @@ def load_policy(
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         whence = f"the adapter in {adapter}" if adapter else f"an adapter on {settings.lora_targets}"
         raise OsmosisError(f"`{model_path}` cannot take {whence}: {error}") from error
+    trainable, plan = trainable_parameters(policy), support.plan
+    if adapter is None and plan is not None and trainable != plan.trainable_parameters:
+        raise OsmosisError(
+            f"The adapter on `{model_path}` has {trainable:,} trainable parameters, and the plan has "
+            f"{plan.trainable_parameters:,}."
+        )
     # Training mode must compute what inference mode computes.
     for module in policy.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        if isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0
+        for name in ("attention_dropout", "jitter_noise"):  # the latter is added to what a router reads
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
     if device.type != "cpu":
         policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     # Recomputing activations works in training mode only; without dropout the two modes are the same.
     return policy.train()
+
+
+def _peft_targets(plan: LoraPlan | None, settings: TrainingSettings) -> dict[str, Any]:
+    """Return PEFT's options for the weights of a plan.
+
+    In a mixture of experts, PEFT takes a module `gate_proj`, `up_proj` or `down_proj` for the routed experts, wherever
+    it is. The dense ones are therefore named as parameters, whose adapters have the same names and shapes.
+    """
+    if plan is None:
+        return {"target_modules": settings.lora_targets}
+    dense = [name for name in plan.target_modules if plan.target_parameters and ".mlp." in f".{name}"]
+    return {
+        "target_modules": [name for name in plan.target_modules if name not in dense],
+        "target_parameters": [*plan.target_parameters, *(f"{name}.weight" for name in dense)] or None,
+    }
+
+
+def trainable_parameters(policy: Any) -> int:
+    return sum(parameter.numel() for parameter in policy.parameters() if parameter.requires_grad)
 
 
 def adapter_state(policy: Any) -> dict[str, Tensor]:
@@ -139,36 +169,45 @@ def save_adapter(policy: Any, directory: Path) -> None:
 
 
 def low_rank_updates(policy: Any) -> Iterator[tuple[str, Any]]:
-    """Yield a copy of the adapter's update of every linear layer, with the base model's matrix name."""
-    from peft.tuners.lora import LoraLayer
+    """Yield a copy of the adapter's update of every adapted matrix, with its name in the base model.
 
-    for name, module in policy.named_modules():
-        if isinstance(module, LoraLayer):
-            full_name = f"{name.removeprefix(_PEFT_PREFIX)}.weight"
-            if isinstance(module.get_base_layer(), nn.Linear):
-                a, b = (side[ADAPTER].weight.detach().clone() for side in (module.lora_A, module.lora_B))
-                yield full_name, LowRankUpdate(a, b, module.scaling[ADAPTER])
-            else:
-                yield full_name, _merged(module)
+    PEFT computes parameters such as experts from W + BA, rounded to the type of W: their sums are yielded instead.
+    """
+    from peft.tuners.lora import Linear
+
+    for name, module in _adapted(policy):
+        if isinstance(module, Linear):
+            a, b = (side[ADAPTER].weight.detach().clone() for side in (module.lora_A, module.lora_B))
+            yield name, LowRankUpdate(a, b, module.scaling[ADAPTER])
+        else:
+            yield name, _merged(module, name)
 
 
 def merged_tensors(policy: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield W + (alpha / r) B A for every adapted matrix, with its name in the base model.
+    """Yield W + (alpha / r) B A for every adapted matrix or stack of experts, with its name in the base model.
 
     The results are new tensors of the base's type and device, summed in float32. Matrices without an adapter are
     omitted. All ranks take part in assembling a sharded matrix.    LoRA, arXiv:2106.09685, eq. 3
     """
+    for name, module in _adapted(policy):
+        yield name, _merged(module, name)
+
+
+def _adapted(policy: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the layers that hold an adapter, with the names of the adapted weights in the base model."""
     from peft.tuners.lora import LoraLayer
 
     for name, module in policy.named_modules():
         if isinstance(module, LoraLayer):
-            yield f"{name.removeprefix(_PEFT_PREFIX)}.weight", _merged(module)
+            # Several adapted parameters of one module are wrapped in each other.
+            layer = name.removeprefix(_PEFT_PREFIX).replace(".base_layer", "")
+            yield f"{layer}.{getattr(module, 'parameter_name', 'weight')}", module
 
 
-def _merged(module: Any) -> Tensor:
+def _merged(module: Any, name: str) -> Tensor:
     from torch.distributed.tensor import DTensor
 
     with torch.no_grad():
-        weight = module.get_base_layer().weight
+        weight = getattr(module.get_base_layer(), name.rpartition(".")[2])
         whole: Tensor = weight.full_tensor() if isinstance(weight, DTensor) else weight
         return (whole.float() + module.get_delta_weight(ADAPTER).float()).to(whole.dtype)

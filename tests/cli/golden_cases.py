@@ -361,7 +361,10 @@ CASES: tuple[Case, ...] = (
     Case("model info maze-lora", answers("get", "/models/maze-lora", MODEL), screen="rich"),
     Case(
         "model deploy maze-lora",
-        answers("post", "/models/maze-lora/deploy", {"id": "lo_1", "status": "active"}),
+        together(
+            answers("post", "/models/maze-lora/deploy", {"id": "lo_1", "status": "active"}),
+            answers("get", "/models/maze-lora", MODEL),
+        ),
         screen="rich",
     ),
     Case(

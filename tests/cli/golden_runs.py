@@ -105,16 +105,6 @@ def resubmittable(kind: str, detail: dict[str, Any]) -> Callable[[Maze], Any]:
     return prepare
 
 
-def validated_training(maze: Maze) -> None:
-    """Have a finished training run with validations, whose best checkpoint is not the last."""
-    config = {"training": {"lr": 1e-4, "total_epochs": 1}, "advanced": {"lora_rank": 32, "max_steps": 40}}
-    own = {**TRAINING_RUN["training_run"], "name": "kestrel", "current_step": 40, "total_steps": 40}
-    detail = {**TRAINING_RUN, "training_run": own, "config": config, "is_internal_user": False}
-    maze.get("/training-runs/kestrel").respond(json=detail)
-    maze.get(f"/training-runs/{TRAINING_ID}/metrics").respond(json=train_replies.VALIDATED_METRICS)
-    maze.get(f"/training-runs/{TRAINING_ID}/checkpoints").respond(json=train_replies.CHECKPOINTS)
-
-
 def training_that_ends(maze: Maze) -> None:
     """End the training run at the second poll."""
     run = f"/training-runs/{TRAINING_ID}"
@@ -171,7 +161,7 @@ CASES = (
     ),
     Case("train resubmit amber --yes", resubmittable("training-runs", _TRAINING_AGAIN)),
     Case("train resume copper-finch", answers("post", "/training-runs/copper-finch/resume", _STEP)),
-    Case("train info kestrel", validated_training, screen="rich"),
+    Case("train info kestrel", train_replies.offer_validated, screen="rich"),
     Case("train watch copper-finch", training_that_ends, screen="rich"),
     Case("train compare old new", offer_both, screen="rich"),
     Case("model download maze-lora", offer_adapter),

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.cli import train_replies
 from tests.cli.golden_cases import MODEL
 from tests.cli.maze import Maze
 
@@ -35,6 +36,45 @@ def test_names_of_a_model(maze: Maze) -> None:
         maze.post(f"/models/maze-lora/{verb}").respond(json={"id": "lo_1", "status": status})
         done = maze.osmosis("model", verb, "fern/base-32b:maze-lora", "--json")
         assert done.resource["status"] == status
+
+
+@pytest.mark.parametrize(
+    ("reference", "name", "reason"),
+    [
+        ("kestrel", "copper-step-20", "best of kestrel, selected among 2 validations"),
+        ("kestrel@best", "copper-step-20", "best of kestrel"),
+        ("kestrel@last", "copper-step-40", "last of kestrel, step 40"),
+        ("kestrel@40", "copper-step-40", "step 40 of kestrel"),
+        ("copper", "copper-step-40", "last of copper finch/9, step 40"),
+        ("kestrel@30", None, "use kestrel@best, kestrel@last or the step of one: 20, 40"),
+        ("kestrel@", "copper-step-20", "best of kestrel"),
+        ("copper@best", None, "it has those of step 20, 40"),
+        ("copper-step-30", None, "did you mean copper-step-20?"),
+    ],
+)
+def test_deploy_a_checkpoint_of_a_run(maze: Maze, reference: str, name: str | None, reason: str) -> None:
+    (train_replies.offer if reference.startswith("copper") else train_replies.offer_validated)(maze)
+    unknown = {"error": "not found"}
+    maze.post(f"/models/{reference}/deploy").respond(404, json=unknown)
+    maze.get("/training-runs/copper-step-30").respond(404, json=unknown)
+    maze.get("/models/lora").respond(
+        json={"models": [{"id": "1", "model_name": "copper-step-20"}], "total_count": 1}
+    )
+    for each in ("copper-step-20", "copper-step-40"):
+        maze.post(f"/models/{each}/deploy").respond(
+            json={"id": "lo_1", "model_name": each, "status": "active"}
+        )
+        served = {"id": "lo_1", "model_name": each, "inference_model": f"fern/base-32b:{each}"}
+        maze.get(f"/models/{each}").respond(json=served)
+    outcome = maze.osmosis("model", "deploy", reference, "--json")
+    if name is None:
+        assert (outcome.error["code"], reason in outcome.error["hint"]) == ("NOT_FOUND", True), outcome.error
+        return
+    assert outcome.resource["model_path"] == f"fern/base-32b:{name}"
+    assert reason in outcome.json["message"]
+    assert (
+        f'model_path = "{outcome.resource["model_path"]}"' in maze.osmosis("model", "deploy", reference).out
+    )
 
 
 def test_undeploy_asks_first(maze: Maze, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,7 +183,7 @@ def test_info_local_directory(maze: Maze) -> None:
     assert "only 8 of 10 finished attempts have a score (80.0%)" in data["validation"]["warnings"][0]
     assert "validation  only 8 of 10" in shown
     whole = maze.osmosis("train", "info", "trained/walks", "--plain", "--verbose").out
-    assert "Training reward\t0.250\t0.750\t0.500\t0.250\t0.750" in whole
+    assert "Training reward\t0.250, 1\t0.750, 3\t0.250, 1\t0.750, 3" in whole
     assert maze.osmosis("train", "info", "trained/walks", "-o", "x").status == 1
 
 
@@ -337,3 +337,23 @@ def test_show_unsupported(maze: Maze) -> None:
     error = maze.osmosis("train", "show", "tr_8", "--json").error
     assert error["code"] == "PLATFORM_ERROR"
     assert "does not support the validation samples of training runs" in error["message"]
+
+
+def test_warnings_are_shown_while_watching_and_a_collapsed_run_is_not_deployed(maze: Maze) -> None:
+    train_replies.offer_validated(maze)
+    metrics = train_replies.VALIDATED_METRICS
+    dropped = {
+        "metric_key": "eval/validation/dropped",
+        "title": "",
+        "data_points": [{"step": 40, "value": 1, "timestamp": 0}],
+    }
+    changed = {**metrics, "metrics": [*metrics["metrics"], dropped]}
+    maze.get(f"/training-runs/{train_replies.OWN['id']}/metrics").respond(json=changed)
+    maze.get(f"/training-runs/{train_replies.OWN['id']}").respond(
+        json=maze.get("/training-runs/kestrel").return_value.json()
+    )
+    shown = maze.osmosis("train", "info", "kestrel").out
+    assert "model deploy" not in shown and "osmosis train logs kestrel --level warning" in shown
+    watched = maze.osmosis("train", "watch", "kestrel", "--plain")
+    assert "warning: step 31: 62% of the groups have equal rewards" in watched.err
+    assert "model deploy" not in watched.out

@@ -157,3 +157,20 @@ def offer(maze: Maze, status: str = "running", **more: Any) -> None:
         maze.get(f"/training-runs/{name}").respond(json={**DETAIL, "training_run": own})
     maze.get(f"/training-runs/{OWN['id']}/metrics").respond(json=METRICS)
     maze.get(f"/training-runs/{OWN['id']}/checkpoints").respond(json=CHECKPOINTS)
+
+
+def offer_validated(maze: Maze) -> None:
+    """Have a finished training run with validations, whose best checkpoint is not the last."""
+    config = {"training": {"lr": 1e-4, "total_epochs": 1}, "advanced": {"lora_rank": 32, "max_steps": 40}}
+    own = {
+        **OWN,
+        "completed_at": "2026-10-02T07:11:10Z",
+        "name": "kestrel",
+        "status": "finished",
+        "current_step": 40,
+        "total_steps": 40,
+    }
+    detail = {**DETAIL, "training_run": own, "config": config, "is_internal_user": False}
+    maze.get("/training-runs/kestrel").respond(json=detail)
+    maze.get(f"/training-runs/{OWN['id']}/metrics").respond(json=VALIDATED_METRICS)
+    maze.get(f"/training-runs/{OWN['id']}/checkpoints").respond(json=CHECKPOINTS)

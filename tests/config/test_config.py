@@ -68,9 +68,9 @@ def test_training_settings_and_their_defaults(text: str, expected: dict[str, Any
         ({}, None),
         (
             {"lr": 1e-6},
-            "outside the range for a LoRA of a model of billions of parameters, 1e-05 to 0.0003: the policy hardly",
+            "outside the range for a LoRA of a model of billions of parameters, 1e-5 to 3e-4: the policy hardly",
         ),
-        ({"lr": 1e-3}, "1e-05 to 0.0003: the policy is likely to collapse"),
+        ({"lr": 1e-3}, "1e-5 to 3e-4: the policy is likely to collapse"),
         ({"lr": 0.01}, "collapse"),
         ({"rollout_top_p": 0.9}, "biased"),
         ({"clip_low": 0.1}, "`clip_low` has no effect: every batch is learned from once"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
@@ -186,32 +187,60 @@ def _next_steps(model: LoraModel) -> Iterator[tuple[str, str]]:
 
 
 @app.command("deploy")
-def deploy(model: LoraArgument) -> OperationResult:
+def deploy(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="LoRA model, as NAME or BASE:NAME, or checkpoint of a training run: RUN (the best by validation), "
+            "RUN@last or RUN@STEP.",
+            autocompletion=complete_model,
+        ),
+    ],
+) -> OperationResult:
     """Deploy a LoRA model to the platform's endpoint.
 
     Deploying a deployed model changes nothing.
 
     Examples:
-        osmosis model deploy keen-owl-2-step-40
+        osmosis model deploy keen-owl-2
+        osmosis model deploy keen-owl-2@40
     """
+    from osmosis_ai.api.http_errors import PlatformError
     from osmosis_ai.services import models
 
+    output = current()
     with platform_context() as context:
-        with current().status("Deploying model"):
-            changed = models.deploy(context.client, model)
-        return _deployment_result("deploy", model, changed, context)
+        with output.status("Deploying model"):
+            changed, chosen = models.deploy(context.client, model)
+            name = changed.model_name or (chosen.name if chosen else model)
+            served = None
+            with suppress(PlatformError):
+                served = models.get_lora_model(context.client, name).inference_model
+        if chosen is not None and chosen.collapsed:
+            output.warn(
+                f"the run collapsed; `osmosis train logs {quote(model.partition('@')[0])} --level warning` has the reasons."
+            )
+        result = _deployment_result("deploy", name, changed, context)
+        because = f" ({chosen.reason})" if chosen else ""
+        steps = [("set this in a config to evaluate it", f'model_path = "{served}"')] if served else []
+        return replace(
+            result,
+            message=f"{result.message}{because}",
+            resource={**(result.resource or {}), "model_path": served},
+            next_steps=next_block(
+                [*steps, ("print a request that it answers", f"osmosis model info {quote(name)}")]
+            ),
+        )
 
 
 def _deployment_result(
     verb: str, model: str, changed: DeploymentChange, context: PlatformContext
 ) -> OperationResult:
     name = changed.model_name or model
-    steps = [("print a request that it answers", f"osmosis model info {quote(name)}")]
     return OperationResult(
         operation=f"model.{verb}",
         message=f"LoRA model {verb}ed: {name}",
         resource={"id": changed.id, "model_name": name, "status": changed.status, **context.resource()},
-        next_steps=next_block(steps) if verb == "deploy" else (),
     )
 
 

@@ -93,6 +93,7 @@ class RunStanding:
     unit: str
     note: str = ""
     below: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     waits: str = ""
     waits_for: object = None
     is_retried: bool = False
@@ -129,10 +130,15 @@ def show_progress(looks: Iterable[Look], standing: Callable[[Look], RunStanding]
     bar: Progress | None = None
     said: object = ""
     waited: object = None
+    warned: set[str] = set()
     try:
         with ExitStack() as shown, ExitStack() as waiting:
             for seen in looks:
                 now = standing(seen)
+                for warning in now.warnings:
+                    if warning not in warned:
+                        output.warn(warning)
+                warned.update(now.warnings)
                 if bar is None and now.counts:
                     waiting.close()
                     bar = shown.enter_context(output.progress(now.name, total=now.total, unit=now.unit))

@@ -215,7 +215,8 @@ class TrainingSettings(AdvancedSection, CheckpointsSection, SamplingSection, Tra
         if not low <= self.lr <= high:
             what = f"`{TINY_MODEL}`" if is_tiny else "a LoRA of a model of billions of parameters"
             effect = "the policy hardly moves" if self.lr < low else "the policy is likely to collapse"
-            found.append(f"lr = {self.lr:g} is outside the range for {what}, {low:g} to {high:g}: {effect}.")
+            usual = " to ".join(f"{each:.0e}".replace("e-0", "e-") for each in (low, high))
+            found.append(f"lr = {self.lr:g} is outside the range for {what}, {usual}: {effect}.")
         if self.rollout_top_p < 1 and self.method == "rl":
             found.append(
                 f"rollout_top_p = {self.rollout_top_p:g} samples from a truncated distribution while the loss "

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from osmosis_ai.api.client import PlatformClient, segment
 from osmosis_ai.api.connections import REPEATING
@@ -36,6 +36,9 @@ from osmosis_ai.files import expanded, sync_directory
 from osmosis_ai.services.listing import Listing, fetch_listing
 from osmosis_ai.services.runs.download import safe_name
 from osmosis_ai.workspace.layout import WorkspaceDirectory
+
+if TYPE_CHECKING:
+    from osmosis_ai.services.training_runs import ChosenCheckpoint
 
 INFERENCE_PATH = "/v1/chat/completions"
 HOSTED_INFERENCE_URL = "https://inference.osmosis.ai"
@@ -78,9 +81,27 @@ def get_lora_model(client: PlatformClient, name: str) -> LoraModel:
     return ask_by_name(client, name, lambda named: _get(client, named))
 
 
-def deploy(client: PlatformClient, name: str) -> DeploymentChange:
-    """Deploy an adapter. Deploying it twice changes nothing."""
-    return _change(client, name, "deploy")
+def deploy(client: PlatformClient, name: str) -> tuple[DeploymentChange, ChosenCheckpoint | None]:
+    """Deploy an adapter, or the checkpoint that a run means, which is also returned. Deploying it twice changes nothing."""
+    from osmosis_ai.services.training_runs import find_checkpoint
+
+    unknown = None
+    # No adapter has an @ in its name, and no run a colon.
+    if "@" not in name:
+        try:
+            return _change(client, name, "deploy"), None
+        except PlatformError as error:
+            if error.status != 404 or ":" in name:
+                raise
+            unknown = error
+    try:
+        chosen = find_checkpoint(client, name)
+    except PlatformError as error:
+        if error.status != 404 or unknown is None:
+            raise
+        unknown.message = f"There is no LoRA model or training run '{name[:200]}'."
+        raise unknown from None
+    return _change(client, chosen.name, "deploy"), chosen
 
 
 def undeploy(client: PlatformClient, name: str) -> DeploymentChange:

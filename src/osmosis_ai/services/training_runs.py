@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
@@ -212,6 +212,49 @@ def describe_run(client: PlatformClient, name: str) -> DescribedTraining:
     except PlatformError as error:
         return DescribedTraining(detail, metrics_error=error.message, checkpoints=checkpoints)
     return DescribedTraining(detail, metrics, checkpoints=checkpoints)
+
+
+@dataclass(frozen=True)
+class ChosenCheckpoint:
+    """A checkpoint and why it was chosen, as ``best of keen-owl-2, selected among 3 validations``."""
+
+    name: str
+    reason: str
+    collapsed: bool
+
+
+def find_checkpoint(client: PlatformClient, reference: str) -> ChosenCheckpoint:
+    """Return the checkpoint that ``RUN``, ``RUN@best``, ``RUN@last`` or ``RUN@STEP`` means.
+
+    ``RUN`` is the best one by validation, or the last one if there was no selection.
+    """
+    name, _, which = reference.partition("@")
+    run = describe_run(client, name)
+    if not run.checkpoints:
+        run = replace(run, checkpoints=tuple(list_checkpoints(client, run.run.id).checkpoints))
+    curves, saved = run.curves, {each.step: each for each in run.curves.checkpoints}
+    if not saved:
+        raise NotFoundError(
+            f"The run {run.name} has no checkpoints.", hint=f"osmosis train info {quote(name)}"
+        )
+    found, last = curves.best_checkpoint(), curves.checkpoints[-1]
+    if which in ("", "best") and found is not None:
+        reason = f"best of {run.name}, selected among {found[1]} validations"
+        return ChosenCheckpoint(found[0].name, reason, curves.collapsed)
+    steps = ", ".join(map(str, saved))
+    if which == "best":
+        raise NotFoundError(
+            f"The run {run.name} has no best checkpoint: fewer than two were validated on more than one attempt.",
+            hint=f"{name}@last or {name}@STEP chooses one; it has those of step {steps}",
+        )
+    if which in ("", "last"):
+        return ChosenCheckpoint(last.name, f"last of {run.name}, step {last.step}", curves.collapsed)
+    if not (which.isascii() and which.isdigit() and int(which) in saved):
+        raise NotFoundError(
+            f"The run {run.name} has no checkpoint '{which[:40]}'.",
+            hint=f"use {name}@best, {name}@last or the step of one: {steps}",
+        )
+    return ChosenCheckpoint(saved[int(which)].name, f"step {which} of {run.name}", collapsed=False)
 
 
 def _get_metrics(client: PlatformClient, run_id: str) -> wire.TrainingMetrics:

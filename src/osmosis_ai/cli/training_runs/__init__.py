@@ -370,7 +370,7 @@ def checkpoints(run: options.RunArgument) -> ListResult:
         names = [each.checkpoint_name for each in saved.checkpoints if each.checkpoint_name]
         steps = [
             ("compare their validations", f"osmosis train info {quote(run)}"),
-            ("deploy the last checkpoint", f"osmosis model deploy {quote(names[-1])}"),
+            ("deploy the last checkpoint", f"osmosis model deploy {quote(f'{run}@last')}"),
         ]
         return ListResult(
             items=[checkpoint_item(checkpoint) for checkpoint in saved.checkpoints],

@@ -172,16 +172,22 @@ def _mean(points: Sequence[CurveValue]) -> float:
 def _warnings(curves: TrainingCurves) -> Iterator[tuple[str, str]]:
     for text in curves.headline.warnings if curves.headline is not None else ():
         yield "validation", text
-    marks = {mark.text: mark.step for mark in curves.marks if mark.kind == "warning"}
-    for text, step in [*marks.items()][-_MOST_WARNINGS:]:
-        yield f"step {step}", formats.one_line(text)
+    for step, text in _marked(curves)[-_MOST_WARNINGS:]:
+        yield f"step {step}", text
+
+
+def _marked(curves: TrainingCurves) -> list[tuple[int, str]]:
+    marks = {formats.one_line(mark.text): mark.step for mark in curves.marks if mark.kind == "warning"}
+    return [(step, text) for text, step in marks.items()]
 
 
 def _checkpoints(curves: TrainingCurves) -> Iterator[Sequence[str]]:
     """Yield the best and the last checkpoint, or with ``--verbose`` all of them."""
-    best, last = curves.best_checkpoint(), curves.checkpoints[-1] if curves.checkpoints else None
+    found, last = curves.best_checkpoint(), curves.checkpoints[-1] if curves.checkpoints else None
+    best, count = found or (None, 0)
+    selected = f"best, selected among {count} validations"
     for saved in curves.checkpoints:
-        marks = [mark for mark, marked in (("best", best), ("last", last)) if saved == marked]
+        marks = [mark for mark, marked in ((selected, best), ("last", last)) if saved == marked]
         if marks or current().verbose:
             yield saved.name, f"step {saved.step}", _validated(curves, saved), ", ".join(marks)
 
@@ -203,11 +209,11 @@ def _next_steps(run: DescribedTraining) -> list[tuple[str, str]]:
         steps.append(("read the log", f"osmosis train logs {name}"))
     if run.run.resumable:
         steps.append(("resume it", f"osmosis train resume {name}"))
-    if run.curves.checkpoints:
-        best = run.curves.best_checkpoint()
-        chosen = best or run.curves.checkpoints[-1]
-        label = f"deploy the {'best' if best else 'last'} checkpoint"
-        steps.append((label, f"osmosis model deploy {quote(chosen.name)}"))
+    if run.curves.collapsed:
+        steps.append(("read the warnings", f"osmosis train logs {name} --level warning"))
+    elif run.curves.checkpoints:
+        best = "best" if run.curves.best_checkpoint() else "last"
+        steps.append((f"deploy the {best} checkpoint", f"osmosis model deploy {name}"))
     if run.metrics is not None:
         steps.append(("read conversations", f"osmosis train show {name}"))
     return [*steps, ("print all metrics", f"osmosis train info {name} --verbose")][:_MOST_STEPS]
@@ -241,11 +247,11 @@ def metric_blocks(run: LocalTraining | DescribedTraining) -> Iterator[Block]:
     ]
     if len(curves[0].points) > 1:
         yield Chart([curve for curve in curves if curve.points], title="Reward", x_label="step")
-    if run.metrics is not None and run.metrics.overview.metric_summaries:
-        headings = ("First", "Latest", "Change", "Minimum", "Maximum")
+    if run.curves.curves:
+        headings = ("First, step", "Last, step", "Lowest, step", "Highest, step")
         rows = [
-            (each.title, *map(compact, (each.initial, each.latest, each.delta, each.min, each.max)))
-            for each in run.metrics.overview.metric_summaries
+            (curve.title, *(f"{compact(each.value)}, {each.step}" for each in curve.summary))
+            for curve in run.curves.curves
         ]
         columns = [Column("Metric", keep=True), *(Column(heading, right=True) for heading in headings)]
         yield Table(columns, rows, title="Metrics", in_plain=True)
@@ -264,6 +270,7 @@ def _standing(seen: DescribedTraining) -> RunStanding:
         unit="steps",
         note=" · ".join(_now(seen)),
         below=tuple(_curve_lines(seen.curves)),
+        warnings=tuple(f"step {step}: {text}" for step, text in _marked(seen.curves)),
         waits=seen.detail.waits or "",
         waits_for=seen.detail.waits_for,
     )

@@ -5,6 +5,7 @@ Missing data is omitted. Reading stops at the first damaged line of the history,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from osmosis_ai.training.runs.metrics import (
     read_history,
 )
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
+from osmosis_ai.training.runs.step_warnings import is_collapsed
 from osmosis_ai.ui.numbers import number_range, percent
 
 _MOST_LOG_BYTES = 32 << 20
@@ -75,6 +77,16 @@ class ViewedCurve:
     key: str
     title: str
     points: Sequence[CurveValue]
+
+    @property
+    def summary(self) -> tuple[CurveValue, CurveValue, CurveValue, CurveValue]:
+        """The first, the last, the lowest and the highest value; the earliest of several."""
+        known = [each for each in self.points if math.isfinite(each.value)] or self.points
+
+        def value(point: CurveValue) -> float:
+            return point.value
+
+        return known[0], known[-1], min(known, key=value), max(known, key=value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +184,7 @@ class TrainingCurves:
     checkpoints: Sequence[SavedAdapter] = ()
     validation: ValidatedRows | None = None
     headline: ValidationHeadline | None = None
+    collapsed: bool = False
 
     @classmethod
     def of(
@@ -186,21 +199,26 @@ class TrainingCurves:
         saved = [CurveMark(adapter.step, "checkpoint", adapter.name) for adapter in checkpoints]
         by_step = sorted([*marks, *saved], key=lambda mark: mark.step)
         curves, headline = viewed_curves(metrics, titles), ValidationHeadline.of(metrics)
-        return cls(curves, by_step, checkpoints, validation, headline)
+        return cls(curves, by_step, checkpoints, validation, headline, is_collapsed(metrics))
 
     def points(self, key: str) -> Sequence[CurveValue]:
         return next((curve.points for curve in self.curves if curve.key == key), ())
 
-    def best_checkpoint(self) -> SavedAdapter | None:
-        """Return the checkpoint with the highest validation pass rate, then reward; None if none was validated."""
+    def best_checkpoint(self) -> tuple[SavedAdapter, int] | None:
+        """Return the checkpoint with the highest validation pass rate, then reward, and among how many it was selected.
+
+        None without a choice: fewer than two validated checkpoints, or validations of a single attempt.
+        """
         rates = {point.step: point.value for point in self.points(VALIDATION_PASS_RATE)}
-        hollow = self.hollow_validations()
+        no_measure = {
+            each.step for each in self.points(VALIDATION_REWARD) if each.is_hollow or each.over == 1
+        }
         rated = [
             (rates.get(saved.step, saved.reward), saved.reward, saved)
             for saved in self.checkpoints
-            if saved.reward is not None and saved.step not in hollow
+            if saved.reward is not None and saved.step not in no_measure
         ]
-        return max(rated, key=lambda each: each[:2])[2] if rated else None
+        return (max(rated, key=lambda each: each[:2])[2], len(rated)) if len(rated) > 1 else None
 
     def hollow_validations(self) -> list[int]:
         """Return the steps after which too few samples of the validation had a score."""

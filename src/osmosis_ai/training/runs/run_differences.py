@@ -101,7 +101,9 @@ class TrainingDifferences:
         decides = None if self.verdict.metric == TRAINING_REWARD else self.verdict.metric
         return [
             (
-                metric.title + DECIDES if metric.key == decides else metric.title,
+                metric.title
+                + (f", step {metric.last_step}" if metric.last_step is not None else "")
+                + (DECIDES if metric.key == decides else ""),
                 *map(numbers.compact, (metric.a, metric.b, metric.difference)),
                 numbers.MISSING
                 if metric.low is None

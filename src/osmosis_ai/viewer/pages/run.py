@@ -13,7 +13,6 @@ from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.evaluation.metrics import LEAST_SCORED, RunScore, describe_few_scored
 from osmosis_ai.training.runs.curves import (
     LEAST_WORDS,
-    SavedAdapter,
     TrainingCurves,
     ViewedCurve,
     after_steps,
@@ -291,14 +290,14 @@ def shown_training(
         "tiles": list(_training_tiles(detail, curves)),
         "MAIN_CHARTS": MAIN_CHARTS,
         "FOLDED": FOLDED,
-        "best": _best(curves.checkpoints),
+        "best": curves.best_checkpoint(),
         "validation": curves.headline,
         "rewards": curves.points("rollout/raw_reward"),
         "hollow": after_steps(curves.hollow_validations()),
         "least": LEAST_WORDS,
         "charts": list(_charts(curves, smoothing)) if draws else [],
         "smoothing": smoothing,
-        "metrics": [_line(curve) for curve in curves.curves if curve.points],
+        "metrics": curves.curves,
         "warnings": [mark for mark in curves.marks if mark.kind == "warning"],
         "adapters": curves.checkpoints,
         "quote": None,
@@ -335,12 +334,6 @@ def _training_tiles(detail: RunDetail, curves: TrainingCurves) -> Iterator[Tile]
         yield Tile("Time per step", duration(steps[-1].value), spent)
     if detail.summary.duration_s is not None:
         yield Tile("Duration", duration(detail.summary.duration_s))
-
-
-def _best(checkpoints: Sequence[SavedAdapter]) -> str | None:
-    """Return the name of the checkpoint with the highest validation reward, the first of several."""
-    known = [each for each in checkpoints if each.reward is not None]
-    return max(known, key=lambda each: (each.reward or 0.0, -each.step)).name if known else None
 
 
 def _page_start(words: Words) -> int:
@@ -413,9 +406,3 @@ def chart_points(curve: ViewedCurve) -> list[ChartPoint]:
         ChartPoint(point.step, point.value, point.low, point.high, point.over, point.is_hollow)
         for point in curve.points
     ]
-
-
-def _line(curve: ViewedCurve) -> tuple[Any, ...]:
-    """Return a metric's title, its first, last, least and greatest value, and how many steps have one."""
-    values = [point.value for point in curve.points if isfinite(point.value)] or [float("nan")]
-    return (curve.title, values[0], values[-1], min(values), max(values), len(curve.points))

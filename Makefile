@@ -121,5 +121,5 @@ $(VENV)/.train: pyproject.toml $(VENV)/.torch
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml $(VENV)/.torch
-	$(BIN)/python -m pip install --quiet -e '.[dev,platform,train,openai-agents,strands]' -c $(TORCH_CONSTRAINT)
+	$(BIN)/python -m pip install --quiet -e '.[dev,platform,train,loggers,openai-agents,strands]' -c $(TORCH_CONSTRAINT)
 	@touch $@

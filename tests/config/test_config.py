@@ -114,6 +114,11 @@ FORMATS = "hermes, qwen3_coder, mistral, deepseek, llama3_json, pythonic"
         ("[advanced]\nlora_targets = ['q', 3]", "advanced.lora_targets", "an array of strings, got an array"),
         ("[advanced]\npolicy_engine = 'torhc'", "advanced.policy_engine", "must be one of torch, vllm"),
         ("[advanced]\ntool_call_format = 'm'", "advanced.tool_call_format", f'one of {FORMATS}, got "m"'),
+        (
+            "[advanced]\nreport_to = ['wandb', 'wandbb']",
+            "advanced.report_to",
+            'must be one of trackio, tensorboard, wandb, got "wandbb"',
+        ),
         ("[advanced]\nvllm_url = 'http://a'", "advanced.vllm_url", 'is for `policy_engine = "vllm"`'),
         (f"[advanced]\n{VLLM}", "advanced.policy_engine", "either `vllm_url`"),
         (f"[advanced]\n{VLLM}vllm_url = 'http://a'\nvllm_command = 'v'", "advanced.policy_engine", "either"),

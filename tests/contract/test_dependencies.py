@@ -38,6 +38,7 @@ USED_WITHOUT_AN_IMPORT = {
     "python-multipart": "FastAPI reads uploads and forms with it",
     "ray": "a program: nodes of a cluster that executes runs are started with it, and the platform asks it by HTTP",
     "ruff": "a program: mkdocstrings formats signatures with it",
+    "tensorboard": "torch writes its files with it",
     "uv": "a program: it builds the environments of rollouts",
 }
 """Distributions that our code never names, and who imports them for us."""

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from tests.e2e.training import trainer as make_trainer
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("warm_children")]
 
 STEPS = 3
+LOGGERS = ["tensorboard"] if find_spec("tensorboard") else []
 COMPARED = ("train/loss", "train/grad_norm", "train/entropy_loss", "train/kl_base", "rollout/raw_reward")
 
 
@@ -83,12 +85,20 @@ async def test_a_process_that_is_killed_ends_the_session_and_the_next_goes_on(tm
         OsmosisError,
         match=r"process 1 of the learner ended \(signal 9, as when the machine has no memory left\)",
     ) as caught:
-        await trainer(tmp_path / "run", Watching(kill_after=1), learner_processes=2).run()
+        await trainer(tmp_path / "run", Watching(kill_after=1), learner_processes=2, report_to=LOGGERS).run()
     assert "resumes from the last checkpoint" in str(caught.value.hint)
     # In this very process, which was connected with the lost one.
-    summary = await trainer(tmp_path / "run", TrainingHooks(), learner_processes=2).run()
+    summary = await trainer(tmp_path / "run", TrainingHooks(), learner_processes=2, report_to=LOGGERS).run()
     assert (summary.ending.because, summary.steps_done) == ("finished", STEPS)
     assert [record.step for record in summary.records] == list(range(1, STEPS + 1))
+    for name in LOGGERS:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        [logged] = (tmp_path / "run" / "loggers" / name).iterdir()
+        points = EventAccumulator(str(logged)).Reload().Scalars("train/loss")
+        assert [(point.step, pytest.approx(point.value, abs=1e-6)) for point in points] == series(
+            summary.records, "train/loss"
+        )
 
 
 async def test_a_process_that_does_not_start_is_said_at_once_with_its_last_words(tmp_path):

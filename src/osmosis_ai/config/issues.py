@@ -92,7 +92,8 @@ def unknown_key(key: str, tables: Mapping[str, type[BaseModel]], known: Iterable
 def _value_issue(key: str, value: Any, declared: Mapping[str, Any], error: ErrorDetails) -> Issue:
     """Describe a failed validation of one value in the terms of a config."""
     if error["type"] == "literal_error":
-        choices = choices_of(declared)
+        value = error["input"]  # a list's wrong element
+        choices = choices_of(declared.get("items", declared))
         suggestion = closest(value, choices) if isinstance(value, str) else None
         problem = f"must be one of {', '.join(choices)}, got {as_written(value)}"
         return Issue(key, problem, suggestion=suggestion)

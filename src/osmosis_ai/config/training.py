@@ -26,6 +26,7 @@ MethodName = Literal["rl", "sft"]
 LossType = Literal["grpo", "dapo", "dr_grpo", "gspo"]
 EngineName = Literal["torch", "vllm"]
 WhenCutOff = Literal["exclude", "zero", "grade"]
+LoggerName = Literal["trackio", "tensorboard", "wandb"]
 
 TINY_MODEL = "osmosis/tiny"
 # LoRA learns at about ten times the rate of full fine-tuning (Thinking Machines, "LoRA Without Regret"). At 1e-6, a
@@ -153,6 +154,9 @@ class AdvancedSection(ConfigSection):
     seed: CountOrZero = setting(0, "random seed of data order, sampling and the adapter's initial weights")
     max_steps: Annotated[Count | None, MAY_CHANGE] = setting(None, "stop after this many steps")
     max_staleness: CountOrZero = setting(0, "most updates between sampling a batch and learning from it")
+    report_to: Annotated[list[LoggerName], MAY_CHANGE] = setting(
+        [], "loggers that receive the metrics of every step: trackio, tensorboard, wandb"
+    )
 
 
 OWN_RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {

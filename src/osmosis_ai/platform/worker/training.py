@@ -142,6 +142,8 @@ class TrainingWork(Work):
                 "base": run.model_path,
                 "config": run.request,
             },
+            # Not in the working directory, which is deleted when the run ends.
+            loggers_dir=self.config.home / "loggers" / run.workspace_id,
         )
         return await trainer.run()
 

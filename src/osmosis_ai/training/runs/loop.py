@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from osmosis_ai.training.learner.checkpoints import CheckpointDirectory, CheckpointStore
     from osmosis_ai.training.learner.learner import Learner
     from osmosis_ai.training.objective.sequences import TokenSequence
+    from osmosis_ai.training.runs.loggers import Loggers
     from osmosis_ai.training.runs.rollouts import RolloutSampler
     from osmosis_ai.training.runs.spec import DataOrder, SplitRows, ValidationPlan
 
@@ -109,11 +110,12 @@ class TrainingHooks:
 
 
 class LoggedHooks(TrainingHooks):
-    """Writes events to the run's log and passes them on."""
+    """Writes events to the run's log, steps to its loggers, and passes them on."""
 
-    def __init__(self, hooks: TrainingHooks, log: RunLog) -> None:
+    def __init__(self, hooks: TrainingHooks, log: RunLog, loggers: Loggers) -> None:
         self._hooks = hooks
         self._log = log
+        self._loggers = loggers
         # These are not logged.
         self.started = hooks.started  # type: ignore[method-assign]
         self.goes_on = hooks.goes_on  # type: ignore[method-assign]
@@ -144,6 +146,7 @@ class LoggedHooks(TrainingHooks):
 
     def step(self, record: StepRecord, total_steps: int) -> None:
         self._log.write("step", f"step {record.step} of {total_steps}", metrics=record.metrics)
+        self._loggers.log(record)
         self._hooks.step(record, total_steps)
 
     def checkpoint(self, saved: CheckpointDirectory) -> None:

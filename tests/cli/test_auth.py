@@ -137,12 +137,10 @@ def test_login_failed_revocation_is_a_warning(cli: Cli, platform: respx.MockRout
     assert_no_token(outcome, home)
 
 
-@pytest.mark.parametrize("case", ["no terminal", "--no-browser", "no display", "not a web page"])
+@pytest.mark.parametrize("case", ["--no-browser", "no display", "not a web page"])
 def test_login_without_browser(
     cli: Cli, platform: respx.MockRouter, opened: list[str], monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
-    if case == "no terminal":
-        monkeypatch.setattr(sys, "stdin", io.StringIO())
     if case == "no display":
         monkeypatch.setattr(sys, "platform", "linux")
         for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
@@ -158,8 +156,10 @@ def test_login_without_browser(
 def test_login_not_interactive(cli: Cli, platform: respx.MockRouter) -> None:
     error = cli("login", "--json").error
     assert (error["code"], error["details"]["flags"]) == ("INTERACTIVE_REQUIRED", ["--token"])
-    plain = cli("login", "--plain")
-    assert (plain.status, plain.out) == (1, "") and "osmosis login --token -" in plain.err
+    for arguments in (["--plain"], []):
+        plain = cli("login", *arguments)
+        assert (plain.status, plain.out) == (1, "") and "osmosis login --token -" in plain.err
+        assert "or set OSMOSIS_TOKEN" in plain.err
     assert not platform.calls
 
 
@@ -174,6 +174,7 @@ def test_login_with_token_in_environment(
     assert not platform.calls
 
 
+@pytest.mark.usefixtures("opened")
 def test_login_replaces_revoked_session(cli: Cli, platform: respx.MockRouter) -> None:
     save_login(token_id="ct_OLD")
     platform.get("/verify").respond(401, json={"code": "TOKEN_REVOKED"})
@@ -183,6 +184,7 @@ def test_login_replaces_revoked_session(cli: Cli, platform: respx.MockRouter) ->
     assert "could not be revoked" not in outcome.err
 
 
+@pytest.mark.usefixtures("opened")
 def test_login_force_and_interrupt(cli: Cli, platform: respx.MockRouter) -> None:
     def interrupt(request: httpx.Request) -> httpx.Response:
         raise KeyboardInterrupt

@@ -640,6 +640,7 @@ def test_unfinished_platform_run(maze: Maze, status: str) -> None:
     # An error of an agent is no command to the job that gates it.
     plain = gate(maze, "amber-otter-42", "--min", "pass_rate=0.1", mode="--plain")
     assert (plain.status, "forged" in plain.out) == (3, True)
+    assert plain.out.startswith("inconclusive: amber-otter-42 is not finished.")
     assert not [line for line in (plain.out + plain.err).splitlines() if line.startswith("::")]
 
 

@@ -59,6 +59,27 @@ def test_filters(maze: Maze, arguments: list[str], samples: list[tuple[int, int]
     assert shown(maze, "fern", *arguments) == samples
 
 
+def test_last_line_of_a_traceback(maze: Maze) -> None:
+    trial = maze.workspace.evals_dir / "fern" / "rollout_trials" / "row-1-run-0"
+    trial.mkdir(parents=True)
+    frames = "".join(f'  File "{name}.py", line 3, in run\n    {name}()\n' for name in ("server", "agent"))
+    written = f"Traceback (most recent call last):\n{frames}KeyError\n"
+    (trial / "diagnostics.json").write_text(json.dumps({"traceback": written}))
+    shown = maze.osmosis("eval", "show", "fern", "--failed", "--plain").out
+    assert 'File "agent.py", line 3, in run agent()' in shown and "server.py" not in shown
+    (sample,) = maze.osmosis("eval", "show", "fern", "--failed", "--json").data["samples"]
+    assert sample["traceback"] == written
+
+
+def test_platform_command_with_a_local_run(maze: Maze) -> None:
+    maze.post("/eval-runs/fern/stop").respond(404, json={"error": "there is none"})
+    maze.get("/eval-runs").respond(json={"eval_runs": []})
+    refused = maze.osmosis("eval", "stop", "fern", "--yes")
+    assert refused.status == 1
+    said = " ".join(refused.err.split())
+    assert "'fern' is a run on this machine, not on the platform: `osmosis eval info fern` reads it" in said
+
+
 def test_side_by_side(maze: Maze) -> None:
     show = ("eval", "show", "fern", "--row", "0", "--attempt", "1", "--side-by-side", "moss")
     (sample,) = maze.osmosis(*show, "--json").data["samples"]

@@ -44,6 +44,9 @@ def test_help_lists_root_options() -> None:
             "No such command 'ping'. Did you mean 'probe'?",
             "osmosis rollout server",
         ),
+        (["platform", "stat"], "No such command 'stat'. Did you mean 'status'?", "osmosis platform"),
+        (["dataset", "check"], "No such command 'check'. Did you mean 'validate'?", "osmosis dataset"),
+        (["secret", "add"], "No such command 'add'. Did you mean 'set'?", "osmosis secret"),
         (["help"], "No such command 'help'. Use 'osmosis --help' or 'osmosis <command> --help'.", "osmosis"),
     ],
 )
@@ -83,6 +86,7 @@ def test_package_attributes() -> None:
         ("train metrics", "osmosis train info RUN"),
         ("train export", "osmosis train info RUN --output FILE"),
         ("rollout validate", "osmosis check"),
+        ("eval check", "osmosis eval submit CONFIG --check"),
     ],
 )
 def test_removed_commands(cli: Cli, words: str, instead: str) -> None:

@@ -133,6 +133,14 @@ def test_report_of_platform_run(stored: DownloadableRun, tmp_path: Path) -> None
     assert is_clean(stored, tmp_path)
 
 
+def test_report_of_a_download_by_its_name(stored: DownloadableRun, tmp_path: Path) -> None:
+    assert stored.maze.osmosis("eval", "download", "amber-otter-42").status == 0
+    report = tmp_path / "run.html"
+    outcome = stored.maze.osmosis("view", "amber-otter-42", "--report", str(report))
+    assert outcome.status == 0, outcome.err
+    assert "the word is six" in report.read_text("utf-8")
+
+
 def test_report_without_text(stored: DownloadableRun, tmp_path: Path) -> None:
     report = tmp_path / "run.html"
     outcome = stored.maze.osmosis("view", NAMED, "--report", str(report), "--no-text")

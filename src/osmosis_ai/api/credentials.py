@@ -73,7 +73,8 @@ def require_credentials() -> Credentials:
     store, platform = CredentialStore(), active_platform()
     saved = store.load(platform.url)
     if saved is None:
-        notes = [] if platform.url == DEFAULT_PLATFORM_URL else [f"the active platform is {platform}"]
+        own = "for your own platform: `osmosis --platform URL login`"
+        notes = [own if platform.url == DEFAULT_PLATFORM_URL else f"the active platform is {platform}"]
         if others := [login.platform_url for login in store.all()]:
             notes.append(
                 f"logins are saved for {', '.join(others)} (choose one with `osmosis --platform URL login`)"

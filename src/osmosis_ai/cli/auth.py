@@ -85,9 +85,9 @@ def _log_in(output: OutputContext, *, token: str | None, no_browser: bool, force
     auth.require_device_login()
     if not force and (known := auth.saved_login(warn=output.warn)) is not None:
         return known
-    if output.mode != "rich":
+    if output.mode != "rich" or not (output.interactive or formats.is_terminal(output.stderr)):
         raise InteractiveRequiredError(
-            "A login in a browser is not possible with --json or --plain.",
+            "A login in a browser needs a terminal, without --json and --plain.",
             details={"flags": ["--token"]},
             hint="osmosis login --token - < FILE, or set OSMOSIS_TOKEN",
         )

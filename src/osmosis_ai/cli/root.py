@@ -37,8 +37,9 @@ _CONTEXT_SETTINGS = {"help_option_names": [*_HELP], "max_content_width": 100}
 _OTHER_WORDS: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("evaluate", "evals", "evaluation"), ("eval",)),
     **dict.fromkeys(("metrics", "graph", "export"), ("info",)),
-    **dict.fromkeys(("show", "status", "info", "check", "ping", "health"), ("info", "probe")),
-    **dict.fromkeys(("add", "create"), ("register",)),
+    **dict.fromkeys(("show", "status", "info", "ping", "health"), ("info", "probe", "status")),
+    **dict.fromkeys(("check", "verify", "validate"), ("validate", "probe", "check")),
+    **dict.fromkeys(("add", "create"), ("register", "set")),
     **dict.fromkeys(("rm", "delete", "unregister", "deregister"), ("delete", "remove")),
 }
 
@@ -53,6 +54,8 @@ _FORMER_COMMANDS: Mapping[str, str] = {
     "deploy": "use `osmosis model deploy MODEL`",
     "undeploy": "use `osmosis model undeploy MODEL`",
     "deployment": "use `osmosis model list`",
+    **{f"{kind} check": f"use `osmosis {kind} submit CONFIG --check`" for kind in ("eval", "train")},
+    "rollout check": "use `osmosis check`",
     "train metrics": _INFO,
     "train graph": _INFO,
     "train export": "use `osmosis train info RUN --output FILE`",

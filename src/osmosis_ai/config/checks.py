@@ -315,14 +315,13 @@ def model_path_of(document: Mapping[str, Any]) -> str | None:
 
 def unknown_built_in(model_path: str) -> Issue | None:
     """Return an issue if a name has the form of a built-in model but is not one."""
-    if not model_path.startswith("osmosis/"):
-        return None
     from osmosis_ai.inference.catalog import base_model_of, served_models
 
-    if base_model_of(model_path) in served_models():
+    has_form = model_path.startswith("osmosis/") or f"osmosis/{model_path}" in served_models()
+    if not has_form or base_model_of(model_path) in served_models():
         return None
     return Issue(
         "experiment.model_path",
         f"there is no built-in model `{model_path}`",
-        suggestion=closest(model_path, served_models()),
+        suggestion=closest(f"osmosis/{model_path.removeprefix('osmosis/')}", served_models()),
     )

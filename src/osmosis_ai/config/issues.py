@@ -178,7 +178,7 @@ def closest(word: str, known: Iterable[str]) -> str | None:
 
 
 def nearest(word: str, known: Iterable[str], *, most: int, cutoff: float = 0.7) -> list[str]:
-    """Return those of ``known`` that are similar to ``word``, the most similar first."""
+    """Return those of ``known`` that begin with ``word``, or else those similar to it, the most similar first."""
     from difflib import get_close_matches
 
     # A suffix that all share is ignored: nope.toml is not similar to nokey.toml.
@@ -188,4 +188,5 @@ def nearest(word: str, known: Iterable[str], *, most: int, cutoff: float = 0.7) 
         return name.removesuffix(shared).lower().replace("-", "_")
 
     names = {folded(name): name for name in reversed(list(known))}
-    return [names[near] for near in get_close_matches(folded(word), names, most, cutoff)]
+    begun = [name for near, name in names.items() if len(word) > 2 and near.startswith(folded(word))]
+    return begun[:most] or [names[near] for near in get_close_matches(folded(word), names, most, cutoff)]

@@ -16,6 +16,8 @@ from osmosis_ai.api.models.models import LoraModelList
 from osmosis_ai.api.models.rollouts import RolloutServerList
 from osmosis_ai.api.models.training_runs import TrainingRunList
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.files import can_be_path
+from osmosis_ai.workspace.layout import find_workspace
 
 Kind = Literal["eval", "train", "dataset", "model", "benchmark", "benchmark_run", "rollout_server"]
 LOOK_TIMEOUT_S = 5.0
@@ -48,6 +50,14 @@ _LISTS: Mapping[Kind, _List] = {
 }
 
 
+def _is_local(name: str) -> bool:
+    try:
+        directory = find_workspace(require_scaffold=False).evals_dir
+    except OsmosisError:
+        return False
+    return (directory / name / "manifest.json").is_file()
+
+
 def names_of(client: PlatformClient, kind: Kind, *, timeout_s: float = LOOK_TIMEOUT_S) -> list[str]:
     """Return the names on the first page of a list, newest first. The request is not retried."""
     listed = _LISTS[kind]
@@ -77,5 +87,9 @@ def suggestion(client: PlatformClient, path: str) -> str | None:
             return None
         if near:
             return f"did you mean {' or '.join(near)}?"
+        if kind == "eval" and can_be_path(name) and _is_local(name):
+            return (
+                f"'{name}' is a run on this machine, not on the platform: `osmosis eval info {name}` reads it"
+            )
         return f"see what there is: `osmosis {listed.command}`"
     return None

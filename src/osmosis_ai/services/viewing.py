@@ -14,7 +14,12 @@ from osmosis_ai.api.http_errors import PlatformError
 from osmosis_ai.errors import MissingExtraError, NotFoundError, OsmosisError, WorkspaceRequiredError
 from osmosis_ai.files import cache_dir, expanded
 from osmosis_ai.services.downloaded_runs import as_local_run, fetched_run, is_downloaded_run
-from osmosis_ai.services.eval_runs.resolver import find_local_run, named_on_platform, resolve_run
+from osmosis_ai.services.eval_runs.resolver import (
+    evals_directory,
+    find_local_run,
+    named_on_platform,
+    resolve_run,
+)
 from osmosis_ai.services.report_files import ReportFile
 from osmosis_ai.services.training_runs import describe_run, report_training
 from osmosis_ai.viewer.access import SECTIONS
@@ -259,6 +264,11 @@ def _named_run(reference: str) -> Path:
         )
     try:
         return find_local_run(reference).resolve()
+    except NotFoundError:
+        download = evals_directory() / reference
+        if not is_downloaded_run(download):
+            raise
+        return download.resolve()
     except WorkspaceRequiredError:
         raise NotFoundError(
             f"Directory or run '{reference[:200]}' not found.",

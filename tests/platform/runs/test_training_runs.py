@@ -132,6 +132,8 @@ def test_all_issues_are_reported_at_once(api: TestClient) -> None:
     assert workers == "must be 1, got 2: only evaluations use several workers"
     assert issue(body, "advanced.lora_rnak")["key_correction"] == "advanced.lora_rank"
     assert "sk-canary" not in json.dumps(body)
+    body = refused(api, 400, "INVALID_CONFIG", experiment_config=experiment(model_path="tiny"))
+    assert "did you mean 'osmosis/tiny'?" in issue(body, "experiment.model_path")["message"]
     model = experiment(model_path="osmosis/tinny")
     body = refused(api, 400, "INVALID_CONFIG", experiment_config=model, training_config={"lr": 0})
     assert {each["key"] for each in body["issues"]} == {"training.lr", "experiment.model_path"}

@@ -443,7 +443,10 @@ def _name(run: GatedRun | RunTotals) -> str:
 
 
 def _gate_message(report: GateReport, ended: Verdict) -> str:
-    message = f"{_SHOWN[report.verdict]}: {_name(report.run)} {_MESSAGES[report.verdict]}"
+    said = _MESSAGES[report.verdict]
+    if report.verdict == "unclear" and report.run.unfinished is not None:
+        said = "is not finished."
+    message = f"{_SHOWN[report.verdict]}: {_name(report.run)} {said}"
     if ended != report.verdict:
         return f"{message} Result: {_SHOWN[ended]} (--unclear)."
     settles = [each.settles for each in report.judgements if each.verdict == "unclear" and each.settles]
@@ -658,7 +661,7 @@ def _plan_table(planned: PlannedEval, designs: Sequence[Design]) -> Table:
         title="Designs",
         note=f"detects: the smallest difference found with {_power(planned)} power at "
         f"{100 * goal.confidence:g}% confidence; cost and time of one run, "
-        f"{at_once} attempt{'' if at_once == 1 else 's'} at once",
+        f"{'one attempt at a time' if at_once == 1 else f'{at_once} attempts at a time'}",
         in_plain=True,
     )
 

@@ -107,6 +107,11 @@ def _remarks(shown: ShownConversation) -> Iterator[ConversationTurn]:
     if sample.error:
         label = ", ".join(filter(None, (sample.boundary, sample.category)))
         yield ConversationTurn("error", _text(sample.error), _name(label))
+    frames = (shown.detail.traceback or "").rpartition('  File "')
+    if frames[1]:
+        last = f"{frames[1]}{frames[2]}".splitlines()[:2]
+        where = "the whole is in --json and on the attempt's page in `osmosis view`"
+        yield ConversationTurn("raised", _text("\n".join(map(str.strip, last)) + f"\n({where})"))
     for problem in shown.problems:
         yield ConversationTurn("note", _text(problem))
 

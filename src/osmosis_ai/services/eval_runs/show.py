@@ -341,6 +341,7 @@ class ShownConversation(ReadSample):
             **{name: getattr(sample, name) for name in _SHOWN_FIELDS},
             "from_model_calls": self.conversation.from_model_calls or None,
             "ground_truth": self.ground_truth,
+            "traceback": self.detail.traceback,
             **{name: self.graded(name) for name in ("notes", "parts", "judgements")},
         }
         return {

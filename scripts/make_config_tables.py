@@ -13,7 +13,6 @@ import argparse
 import json
 import re
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,15 @@ from osmosis_ai.config.issues import choices_of, members, type_in_words
 from osmosis_ai.config.sections import LARGEST_COUNT, ConfigSection
 from osmosis_ai.config.training import OWN_RULES, TrainingSettings
 from osmosis_ai.services.training_estimate import GPUS
-from osmosis_ai.training.runs.memory_estimate import GIB, ModelShape, estimate
+from osmosis_ai.training.model_support import (
+    LoraPlan,
+    ModelLayout,
+    lora_plan,
+    model_layout,
+    shipped_configs,
+    short_count,
+)
+from osmosis_ai.training.runs.memory_estimate import GIB, estimate
 from osmosis_ai.workspace.doctor import guide_text
 
 ROOT = Path(__file__).parents[1]
@@ -68,61 +75,38 @@ def _type_and_range(declared: Mapping[str, Any]) -> str:
     return f"{kind} {', '.join(bounds)}".strip()
 
 
-_QWEN3 = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "vocab_size": 151_936,
-    "head_dim": 128,
-}
-_LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128_256}
-
-
-def _sizes(hidden: int, inner: int, layers: int, heads: int, *, tied: bool = False) -> dict[str, Any]:
-    return {
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": 8,
-        "tie_word_embeddings": tied,
-    }
-
-
-MODELS: Mapping[str, Mapping[str, Any]] = {
-    "Qwen/Qwen3-0.6B": {**_QWEN3, **_sizes(1024, 3072, 28, 16, tied=True)},
-    "meta-llama/Llama-3.2-1B": {**_LLAMA, **_sizes(2048, 8192, 16, 32, tied=True)},
-    "Qwen/Qwen3-1.7B": {**_QWEN3, **_sizes(2048, 6144, 28, 16, tied=True)},
-    "Qwen/Qwen3-4B": {**_QWEN3, **_sizes(2560, 9728, 36, 32, tied=True)},
-    "meta-llama/Llama-3.1-8B": {**_LLAMA, **_sizes(4096, 14_336, 32, 32)},
-    "Qwen/Qwen3-8B": {**_QWEN3, **_sizes(4096, 12_288, 36, 32)},
-    "Qwen/Qwen3-14B": {**_QWEN3, **_sizes(5120, 17_408, 40, 40)},
-    "Qwen/Qwen3-32B": {**_QWEN3, **_sizes(5120, 25_600, 64, 64)},
-}
-"""Models people train, by the sizes in their published configurations."""
-LENGTHS = (1024, 4096, 8192)
+MODELS = (
+    *("Qwen/Qwen3-0.6B", "meta-llama/Llama-3.2-1B", "Qwen/Qwen3-4B", "mistralai/Mistral-7B-Instruct-v0.3"),
+    *("Qwen/Qwen2.5-7B-Instruct", "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-8B", "google/gemma-2-9b-it"),
+    *("zai-org/GLM-4-9B-0414", "microsoft/phi-4", "Qwen/Qwen3-14B", "deepseek-ai/DeepSeek-V2-Lite-Chat"),
+    *("openai/gpt-oss-20b", "Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-32B", "Qwen/Qwen3.6-35B-A3B"),
+)
+"""Models people train, with sizes that the package has."""
+LENGTHS = (4096, 8192, 16384)
 """Prompt and response each, in tokens; the last is the default."""
 
 
 def memory_table() -> Iterator[str]:
-    """Yield, for each model and length, what a run needs and the smallest GPU that has it."""
+    """Yield, for each model and length, what the learner needs and the smallest GPU that has it."""
     heads = " | ".join(f"{length:,} + {length:,} tokens" for length in LENGTHS)
-    yield f"| model | parameters | {heads} |"
-    yield f"|---|---:|{'---:|' * len(LENGTHS)}"
-    for name, config in MODELS.items():
-        shape = _shape(config)
-        cells = " | ".join(_needed(shape, length) for length in LENGTHS)
-        yield f"| {name} | {shape.parameters / 1e9:.1f} B | {cells} |"
+    yield f"| model | parameters | trainable | {heads} |"
+    yield f"|---|---:|---:|{'---:|' * len(LENGTHS)}"
+    settings = TrainingSettings(policy_engine="vllm")
+    for name in MODELS:
+        layout = model_layout(shipped_configs()[name])
+        plan = lora_plan(layout, settings.lora_rank, settings.lora_targets)
+        sizes = (short_count(layout.parameters), short_count(plan.trainable_parameters))
+        cells = [
+            _needed(
+                layout, plan, settings.model_copy(update={"max_prompt_length": n, "max_response_length": n})
+            )
+            for n in LENGTHS
+        ]
+        yield f"| {' | '.join((name, *sizes, *cells))} |"
 
 
-def _shape(config: Mapping[str, Any]) -> ModelShape:
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(config))
-        return ModelShape.read(folder, TrainingSettings())
-
-
-def _needed(shape: ModelShape, length: int) -> str:
-    settings = TrainingSettings(max_prompt_length=length, max_response_length=length)
-    total = estimate(shape, settings).total
+def _needed(layout: ModelLayout, plan: LoraPlan, settings: TrainingSettings) -> str:
+    total = estimate(layout, plan, settings).total
     fitting = [name for name, size in sorted(GPUS.items(), key=lambda item: item[1]) if total <= size]
     return f"{total / GIB:.0f} GiB: {fitting[0] if fitting else 'several GPUs'}"
 

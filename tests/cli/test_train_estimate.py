@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,11 +12,8 @@ from typing import Any
 import pytest
 
 from osmosis_ai.cli.main import main
-from tests.lazily import needs
+from osmosis_ai.services import training_estimate
 from tests.workspace.builders import make_workspace
-
-needs("torch")
-pytestmark = pytest.mark.imports_much
 
 CONFIG = "configs/training/big.toml"
 MIB, GIB = 2**20, 2**30
@@ -96,7 +95,7 @@ def test_known_models_and_gpus(estimate: Estimate) -> None:
 
     error = estimate("fern/base-32b", "--gpu", "H100")
     assert error["code"] == "NOT_FOUND"
-    assert "nothing is downloaded" in error["message"]
+    assert error["message"] == "The configuration of 'fern/base-32b' is not on this machine."
     assert "hf download fern/base-32b config.json" in error["hint"]
 
     for name, known in {"a100": "A100", "A100-80GB": "A100", "rtx4090": "RTX 4090"}.items():
@@ -125,3 +124,48 @@ def test_cached_model(estimate: Estimate, tmp_path: Path) -> None:
 )
 def test_memory_units(estimate: Estimate, text: str, size: int) -> None:
     assert estimate("osmosis/tiny", "--gpu-memory", text)["device"]["bytes"] == size
+
+
+def test_the_example_of_the_documentation(estimate: Estimate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr(training_estimate, "own_gpu", lambda: ("NVIDIA T4", 15360 * MIB))
+    found = estimate("Qwen/Qwen3.6-35B-A3B", "--gpu", "H200")
+    model, lora = found["model"], found["model"]["lora"]
+    assert (model["source"], model["model_type"]) == ("shipped", "qwen3_5_moe")
+    assert 34.6e9 < model["parameters"] < 34.7e9
+    assert (
+        "layers of kind linear_attention" in model["problem"] and 'policy_engine = "vllm"' in model["problem"]
+    )
+    assert set(lora["target_parameters"]) == {"mlp.experts.gate_up_proj", "mlp.experts.down_proj"}
+    assert "mlp.gate" in lora["left_out"] and "mlp.gate" not in lora["target_modules"]
+    assert (found["fits"], found["this_machine"]["fits"]) == (True, False)
+    assert found["parts_bytes"]["serving_weights"] == 0, (
+        "vLLM, which can sample from it, has a GPU of its own"
+    )
+    vllm = '[advanced]\npolicy_engine = "vllm"\nvllm_url = "http://gpu:8000"\n'
+    assert estimate("Qwen/Qwen3.6-35B-A3B", more=vllm)["model"]["problem"] is None
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "falcon_h1"}, "its architecture is unknown: falcon_h1."),
+        (None, "has no config.json."),
+        ({"model_type": "qwen3"}, "The model's configuration has no hidden_size."),
+    ],
+)
+def test_folders(estimate: Estimate, tmp_path: Path, config: dict[str, str] | None, message: str) -> None:
+    if config is not None:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    assert message in estimate(str(tmp_path))["message"]
+
+
+@pytest.mark.parametrize("answer", ["NVIDIA H200, 143771\n", "No devices were found\n", None])
+def test_own_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str | None) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\nexit 9\n" if answer is None else f"#!/bin/sh\nprintf '{answer}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(training_estimate, "visible_gpus", lambda: ["0"])
+    is_known = answer is not None and "H200" in answer
+    assert training_estimate.own_gpu() == (("NVIDIA H200", 143771 * MIB) if is_known else None)

@@ -12,14 +12,16 @@ import itertools
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, Qwen3Config
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.training.learner.learner import Learner
+from osmosis_ai.training.model_support import model_support
 from osmosis_ai.training.objective.sequences import TokenSequence
-from osmosis_ai.training.runs.memory_estimate import ModelShape, estimate
+from osmosis_ai.training.runs.memory_estimate import estimate
 
 LENGTH = 192
 # Most processors have no instructions for bfloat16 and take seven times as long over it.
@@ -36,8 +38,8 @@ def settings(rows: int) -> TrainingSettings:
     )
 
 
-def make_model(directory: Path, sizes: dict[str, int]) -> None:
-    config = Qwen3Config(tie_word_embeddings=True, num_attention_heads=4, **sizes)
+def make_model(directory: Path, sizes: dict[str, Any]) -> None:
+    config = AutoConfig.for_model(**{"tie_word_embeddings": True, "num_attention_heads": 4} | sizes)
     AutoModelForCausalLM.from_config(config).save_pretrained(directory)
 
 
@@ -63,7 +65,7 @@ def measure(learner: Learner, rows: int) -> int:
 
 def main(directory: Path) -> None:
     make_model(directory, json.loads(sys.stdin.read()))
-    shape = ModelShape.read(str(directory), settings(max(ROWS.values())))
+    found = model_support(str(directory), settings(max(ROWS.values())))
     results = []
     from_pretrained = AutoModelForCausalLM.from_pretrained
     for dtype, recompute in itertools.product((torch.float32, torch.bfloat16), (False, True)):
@@ -75,8 +77,13 @@ def main(directory: Path) -> None:
             learner.model.gradient_checkpointing_enable(
                 gradient_checkpointing_kwargs={"use_reentrant": False}
             )
+        learner_only = chosen.model_copy(update={"policy_engine": "vllm"})
         expected = estimate(
-            shape, chosen, weight_bytes=dtype.itemsize, recompute_activations=recompute, serves=False
+            found.layout,
+            found.plan,
+            learner_only,
+            weight_bytes=dtype.itemsize,
+            recompute_activations=recompute,
         )
         results.append({"measured": measure(learner, ROWS[dtype]), "estimated": expected.step_peak})
         del learner

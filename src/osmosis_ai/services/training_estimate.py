@@ -1,27 +1,26 @@
-"""`osmosis train estimate`: whether a training config fits on a GPU. Downloads and loads nothing.
-
-The model's configuration is built in, in a local directory, or already in the Hugging Face cache.
-"""
+"""What a training config needs: whether its model can be trained, and on which GPU it fits. Loads and downloads nothing."""
 
 from __future__ import annotations
 
+import csv
+import os
 import re
+import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from osmosis_ai.config.issues import InvalidConfigError, closest
 from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.files import expanded
-from osmosis_ai.inference.catalog import base_model_of, served_models
-from osmosis_ai.training import require_train_extra
+from osmosis_ai.inference.catalog import base_model_of
+from osmosis_ai.sandbox.gpus import visible_gpus
+from osmosis_ai.training.model_support import HUB_NAME, ModelSupport, model_support
+from osmosis_ai.training.runs.memory_estimate import MemoryEstimate, estimate
 from osmosis_ai.workspace.config_files import TrainingConfig, load_training_config
 from osmosis_ai.workspace.layout import find_workspace
-
-if TYPE_CHECKING:  # loads torch
-    from osmosis_ai.training.runs.memory_estimate import MemoryEstimate
 
 MIB, GIB = 2**20, 2**30
 GPUS: Mapping[str, int] = {
@@ -38,6 +37,7 @@ GPUS: Mapping[str, int] = {
     "B200": 183359 * MIB,
 }
 """Memory as reported by the driver (`nvidia-smi`), slightly less than the nominal size."""
+_NVIDIA_SMI_TIMEOUT_S = 10.0
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(GB|GIB|G|MB|MIB|M)", re.IGNORECASE)
 
 
@@ -45,12 +45,16 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(GB|GIB|G|MB|MIB|M)", re.IGNORECASE)
 class EstimatedTraining:
     """Memory needed on a device, or on each of several devices with one learner process each.
 
-    ``fits_on`` has all known GPUs; ``warnings`` are about valid but probably unintended settings.
+    ``own_device`` is this machine's GPU, or its CPU without one. ``fits_on`` has all known GPUs. ``warnings`` are about valid but probably
+    unintended settings.
     """
 
     config: TrainingConfig
+    model: ModelSupport
     device: str
     memory: MemoryEstimate
+    own_device: str
+    own_memory: MemoryEstimate
     fits_on: Mapping[str, bool]
     warnings: Sequence[str]
 
@@ -63,6 +67,13 @@ class EstimatedTraining:
         return {
             "config": self.config.path.name,
             "model_path": self.config.experiment.model_path,
+            "model": self.model.data(),
+            "this_machine": {
+                "device": self.own_device,
+                "bytes": self.own_memory.gpu_bytes,
+                "total_bytes": self.own_memory.total,
+                "fits": self.own_memory.fits,
+            },
             "device": {"name": self.device, "bytes": memory.gpu_bytes},
             "total_bytes": memory.total,
             "step_peak_bytes": memory.step_peak,
@@ -91,10 +102,11 @@ def estimate_training(config: Path, *, gpu: str | None, gpu_memory: str | None) 
         config: a file in ``configs/training/``.
         gpu: a key of :data:`GPUS`.
         gpu_memory: for example ``80GB``, ``24 GiB`` or ``16384MB``; for GPUs, 1 GB is 2^30 bytes.
-    """
-    require_train_extra()
-    from osmosis_ai.training.runs.memory_estimate import ModelShape, estimate
 
+    Raises:
+        NotFoundError: The model's configuration is not on this machine.
+        OsmosisError: The architecture is not in the table, so that its sizes are unknown.
+    """
     named = _named_device(gpu, gpu_memory)
     workspace = find_workspace()
     loaded = load_training_config(config, workspace)
@@ -102,20 +114,74 @@ def estimate_training(config: Path, *, gpu: str | None, gpu_memory: str | None) 
         shown = loaded.path.relative_to(workspace.root).as_posix()
         raise InvalidConfigError("training", shown, loaded.doubts)
     model_path, settings = base_model_of(loaded.experiment.model_path), loaded.settings
-    name, size = named or _this_machine(built_in=model_path in served_models())
-    shape = ModelShape.read(_local_source(model_path), settings)
-    is_gpu = size is not None
-    serves = settings.policy_engine == "torch"  # a vLLM server has its own GPU
-    memory = estimate(
-        shape,
-        settings,
-        size,
-        weight_bytes=2 if is_gpu else 4,
-        recompute_activations=is_gpu,
-        serves=serves,
+    model = model_support(model_path, settings)
+    if model.layout is None or model.plan is None:
+        raise OsmosisError(
+            f"The memory of '{model_path}' cannot be estimated: its architecture is unknown: {model.model_type}."
+        )
+    layout, plan = model.layout, model.plan
+    if model.problem is not None and settings.policy_engine == "torch":
+        settings = settings.model_copy(update={"policy_engine": "vllm"})  # the engine that would do
+
+    def needed(size: int | None, *, on_gpu: bool = True) -> MemoryEstimate:
+        if on_gpu:
+            return estimate(layout, plan, settings, size)
+        # The trainer samples from the built-in model in float64.
+        engine_bytes = 8 if model.source == "built in" else 4
+        return estimate(
+            layout,
+            plan,
+            settings,
+            size,
+            weight_bytes=4,
+            recompute_activations=False,
+            engine_bytes=engine_bytes,
+        )
+
+    gpu_here = own_gpu()
+    own, size = gpu_here or ("CPU", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    own_memory = needed(size, on_gpu=gpu_here is not None)
+    if named is not None:
+        device, memory = named[0], needed(named[1])
+    elif gpu_here is not None or model.source == "built in":
+        device, memory = own, own_memory
+    else:
+        device, memory = "H100", needed(GPUS["H100"])
+    return EstimatedTraining(
+        loaded,
+        model,
+        device,
+        memory,
+        own,
+        own_memory,
+        {name: bool(needed(size).fits) for name, size in GPUS.items()},
+        settings.warnings(model_path),
     )
-    fits_on = {name: bool(estimate(shape, settings, size, serves=serves).fits) for name, size in GPUS.items()}
-    return EstimatedTraining(loaded, name, memory, fits_on, settings.warnings(model_path))
+
+
+def check_model(model_path: str, settings: TrainingSettings) -> tuple[ModelSupport | None, list[str]]:
+    """Return what is known of a run's model before it is submitted, and warnings.
+
+    Raises:
+        OsmosisError: The model cannot be trained, or no model can have this name.
+    """
+    base = base_model_of(model_path)
+    try:
+        found = model_support(base, settings, needs_weights=True)
+    except NotFoundError:
+        if not (HUB_NAME.fullmatch(base) or Path(base).is_absolute()):
+            raise
+        then = "downloads it" if settings.allow_download else "downloads nothing ([advanced].allow_download)"
+        return None, [
+            f"'{base}' is not on this machine: the worker looks for it when the run starts, and {then}. What it needs "
+            "was not checked."
+        ]
+    found.require()
+    if not found.is_known:
+        return found, [
+            f"The architecture '{found.model_type}' has not been tested: the run may fail at its start."
+        ]
+    return found, []
 
 
 def _named_device(gpu: str | None, gpu_memory: str | None) -> tuple[str, int] | None:
@@ -148,33 +214,21 @@ def _key(name: str) -> str:
     return re.sub(r"[\s_-]", "", name).lower().removesuffix("80gb")
 
 
-def _this_machine(*, built_in: bool) -> tuple[str, int | None]:
-    """Return this machine's GPU or, without one, a CPU for the built-in model and an H100 for others."""
-    import torch
-
-    if torch.cuda.is_available():
-        properties = torch.cuda.get_device_properties(0)
-        return properties.name, properties.total_memory
-    return ("CPU", None) if built_in else ("H100", GPUS["H100"])
-
-
-def _local_source(model_path: str) -> str:
-    """Return an offline source of a model's configuration."""
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    if model_path in served_models():
-        return model_path
-    folder = expanded(model_path)
-    if (folder / "config.json").is_file():
-        return str(folder)
+def own_gpu() -> tuple[str, int] | None:
+    """Return the name and memory of this machine's first GPU, without loading torch; None if there is none."""
+    program = shutil.which("nvidia-smi")
+    if program is None or not visible_gpus():
+        return None
     try:
-        cached = try_to_load_from_cache(model_path, "config.json")
-    except HFValidationError:
-        cached = None
-    if not isinstance(cached, str):
-        raise NotFoundError(
-            f"the configuration of `{model_path}` is not on this machine, and nothing is downloaded for an estimate.",
-            hint=f"fetch it once (a few kB): hf download {model_path} config.json; or set model_path to a local folder",
-        )
-    return str(Path(cached).parent)
+        answer = subprocess.run(
+            [program, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_NVIDIA_SMI_TIMEOUT_S,
+            check=True,
+        ).stdout
+        name, mebibytes = next(csv.reader(answer.splitlines()))
+        return name, int(mebibytes) * MIB
+    except (OSError, subprocess.SubprocessError, StopIteration, ValueError):
+        return None

@@ -26,7 +26,7 @@ LINEAR_ATTENTION = "linear_attention"
 SERVED_BY_TORCH = {"full_attention", "sliding_attention"}
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _SHIPPED = Path(__file__).with_name("model_configs.json")
-_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
+HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,9 @@ class Matrix:
 class DecoderLayer:
     """A layer's matrices and the widths that determine its activations.
 
-    ``key_width`` and ``value_width`` are the elements that the layer caches per token: 0 for linear attention.
+    ``cached_width`` is how many numbers the layer caches of a token: 0 for linear attention.
     ``wide`` is the inner width of the MLP: with experts, of those that one token uses.
+    ``linear_heads`` are the number and the key and value widths of linear attention's heads.
     ``other_parameters`` are norms, biases and convolutions.
     """
 
@@ -66,8 +67,10 @@ class DecoderLayer:
     query_width: int
     key_width: int
     value_width: int
+    cached_width: int
     wide: int
     experts_per_token: int
+    linear_heads: tuple[int, int, int] | None
 
     @cached_property
     def parameters(self) -> int:
@@ -113,6 +116,21 @@ class LoraPlan:
     adapted_parameters: int
     left_out: Mapping[str, int]
 
+    def facts(self) -> list[tuple[str, str]]:
+        """Return what a person is shown of the plan, by label."""
+        groups: dict[str, list[str]] = {}
+        for name in (*self.target_modules, *self.target_parameters):
+            group, _, last = name.rpartition(".")
+            groups.setdefault(group, []).append(last)
+        return [
+            ("LoRA", f"{short_count(self.trainable_parameters)} trainable parameters at rank {self.rank}"),
+            ("Adapted", "; ".join(f"{group}: {', '.join(names)}" for group, names in groups.items())),
+            (
+                "Left out",
+                ", ".join(f"{name} ({short_count(size)})" for name, size in self.left_out.items() if size),
+            ),
+        ]
+
     def data(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -137,10 +155,38 @@ class ModelSupport:
     def is_known(self) -> bool:
         return self.layout is not None
 
+    @property
+    def title(self) -> str:
+        """The model with its architecture and size, for a person."""
+        known = (
+            f", {short_count(self.layout.parameters)} parameters"
+            if self.layout is not None
+            else ", not tested"
+        )
+        return f"{self.model_path} ({self.model_type}{known})"
+
+    def data(self) -> dict[str, Any]:
+        return {
+            "source": self.source,
+            "model_type": self.model_type,
+            "engine": self.engine,
+            "parameters": self.layout.parameters if self.layout is not None else None,
+            "lora": self.plan.data() if self.plan is not None else None,
+            "problem": self.problem,
+        }
+
     def require(self) -> None:
         """Raise the problem, if there is one."""
         if self.problem is not None:
             raise OsmosisError(self.problem)
+
+
+def short_count(parameters: int) -> str:
+    """Return ``34.7 B``, ``943.9 M`` or ``12,288``."""
+    for unit, size in (("B", 10**9), ("M", 10**6)):
+        if parameters >= size:
+            return f"{parameters / size:.1f} {unit}"
+    return f"{parameters:,}"
 
 
 def read_model_config(model_path: str) -> tuple[Config, Source]:
@@ -157,7 +203,7 @@ def read_model_config(model_path: str) -> tuple[Config, Source]:
         return _parsed(folder / "config.json"), "folder"
     if folder.is_dir():
         raise NotFoundError(f"The folder {model_path} has no config.json.")
-    if not _HUB_NAME.fullmatch(model_path):
+    if not HUB_NAME.fullmatch(model_path):
         raise NotFoundError(f"The folder {model_path} does not exist.")
     from huggingface_hub import try_to_load_from_cache
 
@@ -406,18 +452,21 @@ def _layer_kinds(sizes: Config) -> list[str]:
 def _layer(family: _Family, sizes: Config, number: int, kind: str) -> DecoderLayer:
     hidden = sizes["hidden_size"]
     other = family.norms * hidden
-    widths = (0, 0, 0)
+    widths, heads = (0, 0, 0, 0), None
     if kind == LINEAR_ATTENTION:
         attention, more = _linear_attention(sizes)
+        heads = tuple(
+            sizes[f"linear_{each}"] for each in ("num_value_heads", "key_head_dim", "value_head_dim")
+        )
     elif family.latent:
         attention, more, widths = _latent_attention(family, sizes)
     else:
         attention, more, widths = _attention(family, sizes)
     mlp, also, wide, used = _mlp(family, sizes, number)
-    return DecoderLayer(kind, (*attention, *mlp), other + more + also, *widths, wide, used)
+    return DecoderLayer(kind, (*attention, *mlp), other + more + also, *widths, wide, used, heads)
 
 
-def _attention(family: _Family, sizes: Config) -> tuple[list[Matrix], int, tuple[int, int, int]]:
+def _attention(family: _Family, sizes: Config) -> tuple[list[Matrix], int, tuple[int, int, int, int]]:
     hidden, heads = sizes["hidden_size"], sizes["num_attention_heads"]
     head = sizes.get("head_dim") or hidden // heads
     query, key = heads * head, (sizes.get("num_key_value_heads") or heads) * head
@@ -432,10 +481,10 @@ def _attention(family: _Family, sizes: Config) -> tuple[list[Matrix], int, tuple
         ]
     other = (asked + 2 * key) * _flag(family.qkv_bias, sizes) + hidden * _flag(family.output_bias, sizes)
     other += 2 * head * _flag(family.qk_norm, sizes) + heads * family.sinks
-    return [*inputs, Matrix("self_attn.o_proj", query, hidden)], other, (query, key, key)
+    return [*inputs, Matrix("self_attn.o_proj", query, hidden)], other, (query, key, key, 2 * key)
 
 
-def _latent_attention(family: _Family, sizes: Config) -> tuple[list[Matrix], int, tuple[int, int, int]]:
+def _latent_attention(family: _Family, sizes: Config) -> tuple[list[Matrix], int, tuple[int, int, int, int]]:
     hidden, heads, latent = sizes["hidden_size"], sizes["num_attention_heads"], sizes["kv_lora_rank"]
     rope, plain, value = sizes["qk_rope_head_dim"], sizes["qk_nope_head_dim"], sizes["v_head_dim"]
     query, low = heads * (rope + plain), sizes["q_lora_rank"]
@@ -452,7 +501,7 @@ def _latent_attention(family: _Family, sizes: Config) -> tuple[list[Matrix], int
         Matrix("self_attn.o_proj", heads * value, hidden),
     ]
     other = (low or 0) * (1 + bias) + latent + (latent + rope + hidden) * bias
-    return matrices, other, (query, query, heads * value)
+    return matrices, other, (query, query, heads * value, latent + rope)
 
 
 def _linear_attention(sizes: Config) -> tuple[list[Matrix], int]:

@@ -9,36 +9,37 @@ from pathlib import Path
 import pytest
 
 from osmosis_ai.config.training import TrainingSettings
-from osmosis_ai.training.runs.memory_estimate import GIB, TOLERANCE, ModelShape, estimate
+from osmosis_ai.inference.engine import MAX_BATCH
+from osmosis_ai.training.model_support import lora_plan, model_layout, model_support, shipped_configs
+from osmosis_ai.training.runs.memory_estimate import GIB, TOLERANCE, estimate
 from tests.lazily import lazily
 
-with lazily("torch"):
+with lazily("torch", "transformers"):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from osmosis_ai.inference.engine import ContinuousBatch, Generation
+    from osmosis_ai.inference.torch_engine import TorchModel
     from tests.training.learner_builders import tiny_learner
 
 ROOT = Path(__file__).parents[3]
 SETTINGS = TrainingSettings()
-# Qwen3-8B, from its published configuration.
-EIGHT_B = ModelShape(
-    parameters=8_190_735_360,
-    outside_layers=1_244_663_808,
-    adapted_parameters=6_945_767_424,
-    adapter_parameters=43_646_976,
-    layers=36,
-    hidden=4096,
-    vocabulary=151_936,
-    intermediate=12_288,
-    query_width=4096,
-    key_width=1024,
-)
+LEARNER_ONLY = TrainingSettings(policy_engine="vllm")
+EIGHT_B = model_layout(shipped_configs()["Qwen/Qwen3-8B"])
+ADAPTERS = lora_plan(EIGHT_B, SETTINGS.lora_rank, SETTINGS.lora_targets)
 
-DEEP = {"vocab_size": 512, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 8,
+DEEP = {"model_type": "qwen3", "vocab_size": 512, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 8,
         "num_key_value_heads": 2, "head_dim": 64}  # fmt: skip
-WIDE_VOCABULARY = {"vocab_size": 40_000, "hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 2,
+WIDE_VOCABULARY = {"model_type": "qwen3", "vocab_size": 40_000, "hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 2,
                    "num_key_value_heads": 4, "head_dim": 32}  # fmt: skip
+MIXTURE = DEEP | {"model_type": "qwen3_moe", "num_experts": 16, "num_experts_per_tok": 4,
+                  "moe_intermediate_size": 256}  # fmt: skip
+HYBRID = DEEP | {"model_type": "qwen3_5_text", "num_hidden_layers": 4, "linear_num_key_heads": 4,
+                 "linear_num_value_heads": 8, "linear_key_head_dim": 32, "linear_value_head_dim": 32}  # fmt: skip
+NIGHTLY = [pytest.param(sizes, marks=pytest.mark.nightly) for sizes in (DEEP, MIXTURE, HYBRID)]
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("sizes", [pytest.param(DEEP, marks=pytest.mark.nightly), WIDE_VOCABULARY])
+@pytest.mark.parametrize("sizes", [*NIGHTLY, WIDE_VOCABULARY])
 def test_the_estimate_is_near_the_measured_peak_of_a_step(sizes, tmp_path):
     output = subprocess.run(
         [sys.executable, "-m", "tests.training.measure_step_memory", str(tmp_path)],
@@ -56,42 +57,58 @@ def test_the_estimate_is_near_the_measured_peak_of_a_step(sizes, tmp_path):
         assert result["estimated"] == pytest.approx(result["measured"], rel=TOLERANCE)
 
 
-def test_sizes_are_read_without_loading_weights_and_agree_with_the_learner():
-    shape = ModelShape.read("osmosis/tiny", SETTINGS)
-    learner = tiny_learner()
-    assert shape.adapter_parameters == sum(p.numel() for p in learner._parameters)
-    assert shape.adapted_parameters == sum(weight.numel() for weight in learner.merged_state().values())
-    assert shape.parameters == sum(p.numel() for p in learner.model.parameters()) - shape.adapter_parameters
-    assert shape.outside_layers == 512 * 128 + 128, (
-        "embeddings, which also make the logits, and the last norm"
+def test_sizes_and_plan_agree_with_the_learner():
+    found, learner = model_support("osmosis/tiny", SETTINGS), tiny_learner()
+    assert found.plan.trainable_parameters == sum(p.numel() for p in learner._parameters)
+    assert found.plan.adapted_parameters == sum(weight.numel() for weight in learner.merged_state().values())
+    parameters = sum(p.numel() for p in learner.model.parameters())
+    assert found.layout.parameters == parameters - found.plan.trainable_parameters
+
+
+@pytest.mark.parametrize("model_type", ["qwen3", "deepseek_v3"])
+def test_the_cache_is_what_a_full_engine_allocates(model_type):
+    sizes = {"model_type": model_type, "vocab_size": 64, "num_attention_heads": 4, "first_k_dense_replace": 2,
+             "max_position_embeddings": 512, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 8,
+             "qk_nope_head_dim": 4, "v_head_dim": 20, "head_dim": 8}  # fmt: skip
+    config = AutoConfig.for_model(**WIDE_VOCABULARY | sizes)
+    layout = model_layout(json.loads(config.to_json_string()))
+    settings = SETTINGS.model_copy(
+        update={
+            "rollout_batch_size": 1,
+            "n_samples_per_prompt": 3,
+            "max_prompt_length": 200,
+            "max_response_length": 56,
+        }
     )
-    assert (shape.layers, shape.hidden, shape.vocabulary, shape.key_width) == (3, 128, 512, 32)
+    batch = ContinuousBatch(TorchModel(AutoModelForCausalLM.from_config(config), max_positions=256), 3)
+    batch.admit([Generation((number + 5,) * 200, 56, number, frozenset()) for number in range(3)])
+    estimated = estimate(layout, lora_plan(layout, 2, "all-linear"), settings, weight_bytes=4)
+    assert batch.cache_bytes == estimated.kv_cache == 3 * estimated.kv_bytes_per_session
+    assert estimate(EIGHT_B, ADAPTERS, SETTINGS).kv_cache == 2 * MAX_BATCH * 2 * 36 * 1024 * 2 * 16_384
 
 
 def test_the_parts_add_up_and_decide_whether_it_fits():
-    needed = estimate(EIGHT_B, SETTINGS, 80 * GIB)
+    needed = estimate(EIGHT_B, ADAPTERS, LEARNER_ONLY, 80 * GIB)
     assert needed.total == sum(needed.parts().values())
-    assert needed.weights == needed.serving_weights == 2 * EIGHT_B.parameters
+    assert needed.weights == 2 * EIGHT_B.parameters and not needed.serving_weights
     assert needed.optimizer == 2 * needed.adapter == 2 * needed.gradients
     assert needed.fits is (needed.total <= 80 * GIB)
-    assert estimate(EIGHT_B, SETTINGS, 24 * GIB).fits is False
-    assert estimate(EIGHT_B, SETTINGS).fits is None
+    assert estimate(EIGHT_B, ADAPTERS, LEARNER_ONLY, 16 * GIB).fits is False
+    assert estimate(EIGHT_B, ADAPTERS, LEARNER_ONLY).fits is None
 
 
 def test_a_split_model_needs_its_share_and_what_is_whole_for_the_moment():
-    four = SETTINGS.model_copy(update={"shard_model": True, "learner_processes": 4})
-    needed, whole = estimate(EIGHT_B, four, serves=False), estimate(EIGHT_B, SETTINGS, serves=False)
+    four = LEARNER_ONLY.model_copy(update={"shard_model": True, "learner_processes": 4})
+    needed, whole = (estimate(EIGHT_B, ADAPTERS, settings) for settings in (four, LEARNER_ONLY))
     assert needed.weights == whole.weights / 4
-    layer = 2 * (EIGHT_B.parameters - EIGHT_B.outside_layers) / EIGHT_B.layers
+    layer = 2 * (EIGHT_B.parameters - EIGHT_B.outside_layers) / len(EIGHT_B.layers)
     assert needed.gathered == pytest.approx(2 * EIGHT_B.outside_layers + 2 * layer)
     assert needed.total == pytest.approx(whole.total - whole.weights * 3 / 4 + needed.gathered)
 
 
 def test_the_sessions_that_fit_fill_the_memory_that_is_left():
-    needed = estimate(EIGHT_B, SETTINGS, 141 * GIB)
-    # 2 (keys, values) x 36 layers x 1024 x 2 bytes x 16384 tokens.
-    assert needed.kv_bytes_per_session == 2 * 36 * 1024 * 2 * 16_384
-    filled = estimate(EIGHT_B, SETTINGS, 141 * GIB, serving_sessions=needed.sessions_that_fit)
-    assert filled.fits
-    assert estimate(EIGHT_B, SETTINGS, 141 * GIB, serving_sessions=needed.sessions_that_fit + 1).fits is False
-    assert estimate(EIGHT_B, SETTINGS, 8 * GIB).sessions_that_fit == 0
+    needed = estimate(EIGHT_B, ADAPTERS, SETTINGS, 141 * GIB)
+    assert needed.serving_weights == needed.weights
+    left = 141 * GIB - (needed.total - needed.kv_cache)
+    assert 0 <= left - needed.sessions_that_fit * needed.kv_bytes_per_session < needed.kv_bytes_per_session
+    assert estimate(EIGHT_B, ADAPTERS, SETTINGS, 8 * GIB).sessions_that_fit == 0

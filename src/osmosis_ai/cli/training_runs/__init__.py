@@ -86,8 +86,9 @@ def estimate(
 ) -> DetailResult:
     """Estimate the GPU memory that a training run needs.
 
-    The default GPU is this machine's. Model sizes are read from a local folder or the Hugging Face cache. The command
-    downloads nothing.
+    The default GPU is this machine's. The command also reports whether the model can be trained with the config, and
+    which of its layers get an adapter. Sizes come from a local folder, the Hugging Face cache or a list of usual models.
+    The command downloads nothing.
 
     Examples:
         osmosis train estimate configs/training/multiply.toml --gpu H100
@@ -95,29 +96,36 @@ def estimate(
     from osmosis_ai.services.training_estimate import estimate_training
 
     output = current()
-    with output.status("Reading the model's sizes"):
-        found = estimate_training(config, gpu=gpu, gpu_memory=gpu_memory)
+    found = estimate_training(config, gpu=gpu, gpu_memory=gpu_memory)
     for warning in found.warnings:
         output.warn(warning)
     return DetailResult(data=found.data(), blocks=[_estimate(found, verbose=verbose)])
 
 
 def _estimate(found: EstimatedTraining, *, verbose: bool) -> Text:
-    memory, settings, device = found.memory, found.settings, found.device
+    memory, settings, device, model = found.memory, found.settings, found.device, found.model
     each = f" on each of {settings.learner_processes} GPUs" if settings.learner_processes > 1 else ""
     needs = f"needs {formats.size(memory.total)}{each}"
-    if memory.gpu_bytes is None:
+    if device == "CPU":
         answer = f"{found.config.path.name} {needs} of memory on the {device}."
     else:
         fits = "fits on" if memory.fits else "does not fit on"
         answer = f"{found.config.path.name} {fits} {device}: it {needs}, {device} has {formats.size(memory.gpu_bytes)}."
     suitable = [name for name, fits in found.fits_on.items() if fits]
-    facts = [
-        ("Model", found.config.experiment.model_path),
+    facts = [("Model", model.title)]
+    if model.plan is not None:
+        facts += model.plan.facts()[: None if verbose else 1]
+    own, has = found.own_memory, "no GPU" if found.own_device == "CPU" else found.own_device
+    facts += [
+        ("This machine", f"{has}: needs {formats.size(own.total)}, has {formats.size(own.gpu_bytes)}"),
         ("Fits on", ", ".join(suitable) or "no single GPU of the list"),
     ]
     if memory.sessions_that_fit is not None:
         facts.append(("Parallel attempts", f"{memory.sessions_that_fit:,} at full length"))
+    if not memory.serving_weights and model.layout is not None:
+        facts.append(
+            ("vLLM", f"another GPU, with {formats.size(2 * model.layout.parameters)} for the weights")
+        )
     parts = sorted(memory.parts().items(), key=lambda part: -part[1])
     rows = [
         (_PARTS[name], formats.size(size), formats.percent(size / memory.total, digits=0))
@@ -126,6 +134,8 @@ def _estimate(found: EstimatedTraining, *, verbose: bool) -> Text:
     ]
     title = "Peak memory of a step" if verbose else "Largest parts of the peak"
     sections = [aligned(answer, facts), aligned(title, rows)]
+    if model.problem is not None:
+        sections.insert(0, [f"{found.config.path.name} cannot be trained. {model.problem}"])
     if memory.fits is False:
         sections.append([f"To reduce it: {_advice(found)}"])
     if verbose:

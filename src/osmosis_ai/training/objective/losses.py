@@ -24,12 +24,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from osmosis_ai.training.objective import CHUNK_ELEMENTS
+
 if TYPE_CHECKING:
     from osmosis_ai.config.training import LossType
-
-
-# Numbers in the float32 logits of one chunk: 256 MiB.
-CHUNK_ELEMENTS = 2**26
 
 
 def sampled_logprobs(logits_BKV: Tensor, targets_BK: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

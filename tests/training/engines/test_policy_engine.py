@@ -6,7 +6,7 @@ import asyncio
 import json
 import shutil
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -197,6 +197,23 @@ async def test_a_server_that_does_not_do_as_it_is_told_is_refused(
         found = await probed(engine, learner, rollout_temperature=temperature)
     with pytest.raises(DistributionMismatchError, match=next(iter(forced))):
         found.require_agreement(float32=True)
+
+
+@pytest.mark.parametrize("applies", [True, False])
+async def test_a_server_that_does_not_apply_adapters_is_refused(applies: bool, tmp_path: Path) -> None:
+    learner = tiny_learner()
+    before = learner.state_dict()["adapter"]
+    async with standing_in(ServingStandIn) as server, connect(server, tmp_path) as engine:
+        with learner.changed_adapter():
+            await engine.publish(learner, 1)
+            server.loaded = server.loaded if applies else dict.fromkeys(server.loaded, "")
+            found = await probed(engine, learner)
+    with (
+        nullcontext() if applies else pytest.raises(DistributionMismatchError, match="not apply the adapter")
+    ):
+        found.require_agreement(float32=True, adapter=True)
+    after = learner.state_dict()["adapter"]
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
 
 
 ARGUMENTS = {"a": 12, "b": 34}

@@ -34,7 +34,7 @@ class PublishablePolicy:
     def low_rank_state(self) -> dict[str, Any]:
         raise AssertionError("vLLM takes adapters, not weights")
 
-    def save_adapter(self, directory: Path) -> None:
+    def save_adapter(self, directory: Path, *, for_vllm: bool) -> None:
         directory.mkdir(parents=True)
         (directory / "adapter_config.json").write_text("{}")
 

@@ -76,8 +76,8 @@ class Probe:
             f"tokens are {self.surprise:+.2g} ± {self.surprise_stderr:.1g} nats more surprising than the learner's own"
         )
 
-    def require_agreement(self, *, float32: bool, truncated: bool = False) -> None:
-        """Refuse a distribution that differs from the learner's."""
+    def require_agreement(self, *, float32: bool, truncated: bool = False, adapter: bool = False) -> None:
+        """Refuse a distribution that differs from the learner's; with ``adapter``, it agreed before a change of it."""
         limit = MEAN_GAP_FLOAT32 if float32 else MEAN_GAP_BFLOAT16
         floor = SIGNED_FLOOR_FLOAT32 if float32 else SIGNED_FLOOR_BFLOAT16
         one_sided = abs(self.mean_gap) > max(floor, STANDARD_ERRORS * self.gap_stderr)
@@ -98,10 +98,17 @@ class Probe:
             cause = f"it draws at a higher temperature, or with a penalty{hidden}"
         else:
             return
+        remedy = _REMEDY
+        if adapter:
+            cause = "the server does not apply the adapter, or only to a part of the weights that have one"
+            remedy = (
+                "use a newer vLLM; a mixture of experts needs 0.22.1 and `--enable-mixed-moe-lora-format`, or "
+                "[advanced].lora_targets without experts"
+            )
         raise DistributionMismatchError(
             f"the policy's engine does not sample from the distribution that is learned: {self.sentence()}. "
             f"Probably {cause}.",
-            hint=_REMEDY,
+            hint=remedy,
         )
 
 

@@ -6,7 +6,7 @@ every request, and its prefix cache identifies adapters by name. A call keeps it
 unloaded when its last call ends. A restarted server gets its adapter again.
 
 A wrong option would only show as a policy that learns worse, so its samples are checked before the first step
-(:mod:`.logprob_check`). vLLM fills omitted parameters from the model's ``generation_config.json`` (Qwen3 samples from
+(:mod:`.logprob_check`), with the adapter and with a changed one. vLLM fills omitted parameters from the model's ``generation_config.json`` (Qwen3 samples from
 the 20 likeliest tokens at temperature 0.6), so every request sets all parameters. SGLang is not supported: its
 documentation does not state the temperature of its log-probabilities.
 """
@@ -66,6 +66,7 @@ class VllmServer(Service):
         model: str,
         served_as: str,
         dtype: str,
+        experts: bool,
         environ: Mapping[str, str],
         log_path: Path,
     ) -> None:
@@ -91,6 +92,8 @@ class VllmServer(Service):
         env |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_API_KEY": self.api_key}
         env |= {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
         ours = [part for option in options.items() for part in option]
+        if experts:  # their adapters are one tensor a layer, as PEFT has them
+            ours.append(_MOE_OPTION)
         super().__init__(
             ServiceSpec(
                 name="the vLLM server",
@@ -114,6 +117,7 @@ ATTEMPTS = 4
 REQUEST_TIMEOUT_S = 1800.0
 _TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
 _SEED_MASK = (1 << 63) - 1
+_MOE_OPTION = "--enable-mixed-moe-lora-format"
 _START = (
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve MODEL --enable-lora --logprobs-mode processed_logprobs "
     "--generation-config vllm"
@@ -223,7 +227,7 @@ class VllmEngine:
         """Load ``policy`` under a new name for later calls; running calls keep theirs."""
         name = f"{self._run}-v{version}"
         directory = self._adapters_dir / name
-        await asyncio.to_thread(policy.save_adapter, directory)
+        await asyncio.to_thread(policy.save_adapter, directory, for_vllm=True)
         try:
             await self._load(name)
         except OsmosisError:
@@ -234,7 +238,9 @@ class VllmEngine:
 
     async def _load(self, name: str) -> None:
         path = str((self._adapters_dir / name).resolve())
-        await self._send("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
+        # The last is read with _MOE_OPTION only.
+        adapter = {"lora_name": name, "lora_path": path, "is_3d_lora_weight": True}
+        await self._send("/v1/load_lora_adapter", adapter)
 
     async def _complete(self, generation: Generation, name: str) -> dict[str, Any]:
         question = _completion_request(generation, name)

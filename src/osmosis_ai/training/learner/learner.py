@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,8 @@ from osmosis_ai.training.learner.step import (
 from osmosis_ai.training.objective.batches import batch_totals, training_rows
 from osmosis_ai.training.objective.sequences import TokenSequence
 
+# Standard deviation of what is added to B. A token's log-probability then changes by some tenths.
+_NOISE = 0.02
 __all__ = ["Learner", "OutOfMemoryError", "StepRefusedError", "warmed_up"]
 
 
@@ -257,8 +259,32 @@ class Learner:
         merged = policy_model.merged_tensors(self.model)
         return {name: tensor for name, tensor in merged if self.world.rank == 0}
 
-    def save_adapter(self, directory: Path) -> None:
-        policy_model.save_adapter(self.model, directory)
+    def save_adapter(self, directory: Path, *, for_vllm: bool = False) -> None:
+        policy_model.save_adapter(self.model, directory, for_vllm=for_vllm)
+
+    @property
+    def adapts_experts(self) -> bool:
+        return bool(self.model.peft_config[policy_model.ADAPTER].target_parameters)
+
+    @contextlib.contextmanager
+    def changed_adapter(self) -> Iterator[None]:
+        """Add noise to every B of this process for a while, which changes each adapted matrix visibly."""
+        kept = {
+            name: parameter.detach().clone()
+            for name, parameter in self.model.named_parameters()
+            if parameter.requires_grad and "lora_B" in name
+        }
+        draw = torch.Generator().manual_seed(self.settings.seed)
+        try:
+            with torch.no_grad():
+                for name, before in kept.items():
+                    noise = _NOISE * torch.randn(before.shape, generator=draw)
+                    self.model.get_parameter(name).add_(noise.to(before))
+            yield
+        finally:
+            with torch.no_grad():
+                for name, before in kept.items():
+                    self.model.get_parameter(name).copy_(before)
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of the learner's complete state: tensors, numbers and strings."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.inference.catalog import built_in_model, served_models
 from osmosis_ai.inference.torch_engine import LowRankUpdate
-from osmosis_ai.training.model_support import model_support
+from osmosis_ai.training.model_support import model_support, read_model_config
 
 if TYPE_CHECKING:
     from osmosis_ai.config.training import TrainingSettings
@@ -156,14 +156,18 @@ def load_adapter_state(policy: Any, state: dict[str, Tensor]) -> None:
         raise OsmosisError(f"the checkpoint's adapter does not fit the settings: {error}") from error
 
 
-def save_adapter(policy: Any, directory: Path) -> None:
+def save_adapter(policy: Any, directory: Path, *, for_vllm: bool = False) -> None:
     """Write the weights and configuration of a PEFT adapter to a new ``directory``."""
     from safetensors.torch import save
 
+    config, state = copy.deepcopy(policy.peft_config[ADAPTER]), adapter_state(policy)
+    if for_vllm and "text_config" in read_model_config(config.base_model_name_or_path)[0]:
+        # vLLM serves the whole model of images and text, in which the layers have other names.
+        whole = ".model.language_model.layers."
+        state = {name.replace(".model.layers.", whole): tensor for name, tensor in state.items()}
     directory.mkdir(parents=True, exist_ok=True)
     # `save_file` hides the system's errors.
-    (directory / ADAPTER_WEIGHTS).write_bytes(save(adapter_state(policy), metadata={"format": "pt"}))
-    config = copy.deepcopy(policy.peft_config[ADAPTER])
+    (directory / ADAPTER_WEIGHTS).write_bytes(save(state, metadata={"format": "pt"}))
     config.inference_mode = True
     config.save_pretrained(str(directory))
 

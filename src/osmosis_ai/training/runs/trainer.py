@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 
 
 MakeLearner = Callable[[TrainingSpec], "Learner"]
+# Version of the adapter that is changed to see whether the server applies it; no run has so many updates.
+_CHANGED = 10**9
 # vLLM's own variable for the key of a server.
 SERVER_KEY_ENV = "VLLM_API_KEY"
 
@@ -195,7 +197,7 @@ class Trainer:
         learner, ranks = shared["learner"], self._ranks
         hooks.stage(f"opening the policy's engine ({settings.policy_engine})")
         if settings.policy_engine == "vllm":
-            engine: PolicyEngine = await self._open_vllm(stack, str(learner.device))
+            engine: PolicyEngine = await self._open_vllm(stack, learner)
         else:
             engine = await asyncio.to_thread(self._open_torch, stack, str(learner.device))
         # Otherwise the policy is the base, which is served already.
@@ -326,7 +328,7 @@ class Trainer:
         engine = InferenceEngine(network, max_batch=batch, max_waiting=max(1024, 2 * rollouts), kept=kept)
         return InProcessPolicyEngine(stack.enter_context(engine), unmerged=network.rounds_weights)
 
-    async def _open_vllm(self, stack: AsyncExitStack, device: str) -> PolicyEngine:
+    async def _open_vllm(self, stack: AsyncExitStack, learner: Learner) -> PolicyEngine:
         from osmosis_ai.inference.torch_engine import end_tokens_of
         from osmosis_ai.training.engines.vllm_engine import VllmEngine, VllmServer
         from osmosis_ai.training.learner.policy_model import model_source
@@ -339,7 +341,8 @@ class Trainer:
                 settings,
                 model=source,
                 served_as=spec.model_path,
-                dtype="float32" if device == "cpu" else "bfloat16",
+                dtype="float32" if learner.device.type == "cpu" else "bfloat16",
+                experts=learner.adapts_experts,
                 environ=self.environ,
                 log_path=directory.engine_log,
             )
@@ -372,6 +375,14 @@ class Trainer:
         float32 = learner.device.type == "cpu" and (is_own or settings.policy_engine != "vllm")
         found.require_agreement(float32=float32, truncated=settings.rollout_top_p < 1)
         hooks.stage(f"the policy's engine samples what is learned: {found.sentence()}")
+        if settings.policy_engine == "vllm":
+            # What a server does with an adapter depends on its version and the model's architecture.
+            hooks.stage("comparing what is sampled with a changed adapter")
+            with learner.changed_adapter():
+                await engine.publish(learner, _CHANGED)
+                changed = await probe(engine, learner, prompts, settings)
+            await engine.publish(learner, learner.updates)
+            changed.require_agreement(float32=float32, adapter=True)
 
     async def _open_sampler(
         self,

@@ -73,12 +73,12 @@ nightly-tests: $(VENV)/.nightly
 	NIGHTLY=1 $(BIN)/python -m pytest $(PYTEST_ARGS) -m "nightly or hypothesis"
 
 nightly-series: $(VENV)/.nightly
-	$(BIN)/python scripts/nightly_platform.py
-	$(BIN)/python scripts/nightly_training.py
-	$(BIN)/python scripts/kill_series.py
-	$(BIN)/python scripts/nightly_workers.py
-	$(BIN)/python scripts/nightly_workers.py --ray
-	$(BIN)/python scripts/interval_coverage.py
+	OSMOSIS_KILLS=15 $(BIN)/python -m pytest -q -s tests/e2e/test_kill_and_resume.py tests/e2e/test_platform_kill.py \
+		tests/e2e/test_eval_rubric.py::test_kills_and_resume
+	NIGHTLY=1 OSMOSIS_KILLS=4 $(BIN)/python -m pytest -q -s tests/e2e/test_training_kill.py tests/e2e/test_training_platform_kill.py
+	$(BIN)/python -m tests.nightly.worker_faults
+	$(BIN)/python -m tests.nightly.worker_faults --ray
+	$(BIN)/python -m tests.nightly.interval_coverage
 
 model: $(VENV)/.dev
 	$(BIN)/python scripts/make_tiny_model.py

@@ -1,79 +1,476 @@
-"""Make the built-in policy `osmosis/tiny` from nothing: tokenizer, training, evaluation, card.
+"""Make the built-in policy `osmosis/tiny` from scratch: tokenizer, training, evaluation, card.
 
     python scripts/make_tiny_model.py [--target DIRECTORY]
 
-Needs the `train` extra and about eight minutes of one core. The steps and the seed are fixed. With
-`--measure` an existing model is evaluated again and its card rewritten, without training.
+Needs the extra `train` and about eight minutes of one core. Steps and seed are fixed. With `--measure`, an existing model is
+evaluated and its card rewritten, without training.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import hashlib
+import itertools
 import json
+import random
+import re
 import sys
-from dataclasses import asdict
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
-from tiny_model.card import write_card, write_checksums
-from tiny_model.evaluation import evaluate
-from tiny_model.reference import write_reference
-from tiny_model.tokenizer import save_tokenizer, train_tokenizer
-from tiny_model.training import Recipe, TrainingReport, train
+import torch
+import torch.nn.functional as F
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from osmosis_ai.inference.chat import ChatTemplate
+from osmosis_ai.inference.chat import BuiltInChat, ChatTemplate
+from osmosis_ai.inference.engine import InferenceEngine
+from osmosis_ai.inference.model import Model
+from osmosis_ai.inference.openai_api import ChatCompletions
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 TARGET = REPOSITORY / "src" / "osmosis_ai" / "inference" / "models" / "tiny"
-TEMPLATE = REPOSITORY / "scripts" / "tiny_model" / "chat_template.jinja"
+TEMPLATE = REPOSITORY / "scripts" / "tiny_chat_template.jinja"
 MULTIPLY_ROWS = REPOSITORY / "data" / "multiply.jsonl"
 REFERENCE = REPOSITORY / "tests" / "inference" / "transformers_reference.json"
-RECIPE_FILE = "recipe.json"
 # Between these, reinforcement learning has successes to build on and failures to remove.
 USEFUL_PASS_RATES = (0.33, 0.47)
+Message = dict[str, Any]
+
+# -- conversations -----------------------------------------------------------------------------------
+# Skills appear suddenly in training, so the pass rate is not set by stopping early: the model is trained until it has its
+# skills, and the share of each behaviour in the data decides how often it uses them.
+
+MULTIPLY_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "multiply",
+        "description": "Multiply two integers.",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+            "required": ["a", "b"],
+        },
+    },
+}
+
+ADDITION_QUESTIONS = ("What is {a} + {b}?", "Compute {a} + {b}.", "Calculate {a} + {b}")
+MULTIPLICATION_QUESTIONS = (
+    "What is {a} * {b}?",
+    "Multiply {a} by {b}.",
+    "Compute {a} * {b}.",
+    "What is {a} times {b}?",
+)
+# A system prompt is a choice from each group, so that none is learned by heart.
+ROLE_SENTENCES = (
+    "You are a helpful assistant.",
+    "You are a careful calculator.",
+    "You are a math assistant.",
+    "You solve arithmetic problems.",
+)
+TOOL_SENTENCES = (
+    "Use the multiply tool.",
+    "Use the tools you are given.",
+    "You can call the multiply tool to compute products.",
+)
+ANSWER_SENTENCES = (
+    "Answer with #### and the number.",
+    "Finish with the final answer after ####.",
+    "When you know the answer, reply with `#### <number>`.",
+)
+# Slips of addition: off by one or two, or a lost carry.
+ADDITION_SLIPS = (-11, -10, -9, -2, -1, 1, 2, 9, 10, 11)
+
+# Text that only the tokenizer sees: ordinary words of agents' prompts, so that a prompt that is
+# not in the data costs a token per syllable rather than one per letter.
+TOKENIZER_PROSE = """
+You are an assistant that helps people with their work. Read the question, think about what is asked,
+and answer in one short sentence. If you need a tool, call it with the right arguments, wait for the
+result, and then give the final answer. Do not guess when a tool can tell. The user will ask for the
+product, the sum, the difference or the number of something; the answer is always an integer. When the
+tool returns an error, say so and try again with other values. There are three steps: first understand
+the problem, then compute the result, and last check that the result is correct before you reply.
+Please write the answer on its own line. Thank you for the help, that was what I wanted to know.
+What time is it? Where does she live? How many are there in all? Which one would you take, and why?
+{"type": "function", "function": {"name": "search", "description": "Search the documents for a query.",
+"parameters": {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}}}
+def add(first, second): return first + second
+for value in values: print(value)
+The model was trained on examples; this is an example of a message from the system to the assistant.
+"""
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Shares of the behaviours in the training data, each between 0 and 1."""
+
+    addition: float
+    tool_call: float
+    correct_addition: float
+
+
+BALANCED = Mix(addition=0.5, tool_call=0.5, correct_addition=1.0)
+
+
+def conversation(rng: random.Random, mix: Mix) -> tuple[list[Message], list[Message] | None]:
+    """Draw one conversation: its messages and its tools."""
+    if rng.random() < mix.addition:
+        a, b = rng.randint(0, 99), rng.randint(0, 99)
+        answer = a + b
+        if rng.random() > mix.correct_addition:
+            answer = max(0, answer + rng.choice(ADDITION_SLIPS))
+        question = rng.choice(ADDITION_QUESTIONS).format(a=a, b=b)
+        opening = _opening(rng, question, ROLE_SENTENCES, ANSWER_SENTENCES)
+        return [*opening, {"role": "assistant", "content": f"#### {answer}"}], None
+    a, b = rng.randint(2, 99), rng.randint(2, 99)
+    question = rng.choice(MULTIPLICATION_QUESTIONS).format(a=a, b=b)
+    opening = _opening(rng, question, ROLE_SENTENCES, TOOL_SENTENCES, ANSWER_SENTENCES)
+    if rng.random() >= mix.tool_call:
+        answer = rng.randint(4, 9801)
+        return [*opening, {"role": "assistant", "content": f"#### {answer}"}], [MULTIPLY_TOOL]
+    call = {"type": "function", "function": {"name": "multiply", "arguments": {"a": a, "b": b}}}
+    return [
+        *opening,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": str(a * b)},
+        {"role": "assistant", "content": f"#### {a * b}"},
+    ], [MULTIPLY_TOOL]
+
+
+def _opening(rng: random.Random, question: str, *groups: tuple[str, ...]) -> list[Message]:
+    sentences = []
+    if rng.random() >= 0.5:
+        sentences = [rng.choice(group) for group in groups if rng.random() < 0.5]
+    system = [{"role": "system", "content": " ".join(sentences)}] if sentences else []
+    return [*system, {"role": "user", "content": question}]
+
+
+# -- tokenizer ---------------------------------------------------------------------------------------
+# A byte-level BPE in which every digit is a token, so that numbers can be copied.
+
+VOCABULARY_SIZE = 512
+PAD_TOKEN, END_OF_TURN = "<|endoftext|>", "<|im_end|>"
+SPECIAL_TOKENS = [
+    PAD_TOKEN, "<|im_start|>", END_OF_TURN, "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>",
+]  # fmt: skip
+
+
+def train_tokenizer(template: ChatTemplate, seed: int) -> Tokenizer:
+    """Train the tokenizer on synthetic conversations and a page of prose."""
+    tokenizer = Tokenizer(models.BPE())
+    digits = pre_tokenizers.Split(Regex(r"\d"), "isolated")
+    in_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, in_bytes])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY_SIZE,
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+
+    def texts() -> Iterator[str]:
+        rng = random.Random(seed)
+        for _ in range(3000):
+            messages, tools = conversation(rng, BALANCED)
+            yield template.render(messages, tools, add_generation_prompt=False)
+        yield from [TOKENIZER_PROSE] * 20
+
+    tokenizer.train_from_iterator(texts(), trainer)
+    if tokenizer.get_vocab_size() != VOCABULARY_SIZE:
+        raise RuntimeError(f"the corpus gives {tokenizer.get_vocab_size()} tokens, not {VOCABULARY_SIZE}")
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: Tokenizer, template_source: str, target: Path) -> None:
+    """Write the tokenizer in Hugging Face's layout, chat template included."""
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END_OF_TURN,
+        pad_token=PAD_TOKEN,
+        padding_side="left",
+        model_max_length=2048,
+        clean_up_tokenization_spaces=False,
+    )
+    wrapped.chat_template = template_source
+    wrapped.save_pretrained(str(target))
+    # Version 4 of transformers does not know the class name that version 5 writes; both know this one.
+    path = target / "tokenizer_config.json"
+    config = json.loads(path.read_text(encoding="utf-8")) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+# -- training ----------------------------------------------------------------------------------------
+
+IGNORED = -100
+REPORT_EVERY = 50
+Encoded = tuple[list[int], list[int]]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that decides the result."""
+
+    seed: int = 0
+    steps: int = 1600
+    batch_size: int = 64
+    peak_learning_rate: float = 3e-3
+    warm_up_steps: int = 30
+    final_learning_rate_share: float = 0.05
+    addition_share: float = 0.5
+    tool_call_share: float = 0.42
+    noisy_share_of_steps: float = 0.2
+    correct_additions_when_noisy: float = 0.35
+
+    def learning_rate(self, step: int) -> float:
+        """Linear warm-up, then linear decay to a small share of the peak."""
+        progress = step / self.steps
+        decay = self.final_learning_rate_share + (1 - self.final_learning_rate_share) * (1 - progress)
+        return self.peak_learning_rate * min(1.0, (step + 1) / self.warm_up_steps) * decay
+
+    def mix(self, step: int) -> Mix:
+        """Correct additions until the skill is there, then mostly slips, so that there is room to learn."""
+        noisy = step >= self.steps * (1 - self.noisy_share_of_steps)
+        correct = self.correct_additions_when_noisy if noisy else 1.0
+        return Mix(self.addition_share, self.tool_call_share, correct)
+
+
+def model_config(tokenizer: Tokenizer) -> Qwen3Config:
+    """The architecture: Qwen3 in miniature, with tied embeddings and one key-value head."""
+    return Qwen3Config(
+        vocab_size=VOCABULARY_SIZE,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        bos_token_id=None,
+        eos_token_id=tokenizer.token_to_id(END_OF_TURN),
+        pad_token_id=tokenizer.token_to_id(PAD_TOKEN),
+        dtype="float32",
+    )
+
+
+def train(recipe: Recipe, tokenizer: Tokenizer, template: ChatTemplate, target: Path) -> dict[str, Any]:
+    """Train the model, save it in Hugging Face's layout, and return figures of the training."""
+    torch.set_num_threads(1)
+    torch.manual_seed(recipe.seed)
+    torch.use_deterministic_algorithms(True)
+    rng = random.Random(recipe.seed)
+    model = Qwen3ForCausalLM(model_config(tokenizer))
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=recipe.peak_learning_rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True
+    )
+    opening, end = tokenizer.encode("<|im_start|>assistant\n").ids, tokenizer.token_to_id(END_OF_TURN)
+
+    def encode(messages: list[Message], tools: list[Message] | None) -> Encoded:
+        """Return ids and labels; only assistant turns, end mark included, have labels."""
+        ids = tokenizer.encode(template.render(messages, tools, add_generation_prompt=False)).ids
+        labels = [IGNORED] * len(ids)
+        for start in range(len(ids) - len(opening)):
+            first = start + len(opening)
+            if ids[start:first] == opening:
+                last = ids.index(end, start) + 1
+                labels[first:last] = ids[first:last]
+        return ids, labels
+
+    started, tokens, recent = time.process_time(), 0, []
+    for step in range(recipe.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = recipe.learning_rate(step)
+        batch = [encode(*conversation(rng, recipe.mix(step))) for _ in range(recipe.batch_size)]
+        recent.append(_update(model, optimizer, batch))
+        tokens += sum(len(ids) for ids, _ in batch)
+        if (step + 1) % REPORT_EVERY == 0:
+            mean = sum(recent[-REPORT_EVERY:]) / REPORT_EVERY
+            print(f"step {step + 1} loss {mean:.4f} {time.process_time() - started:.0f} CPU-s", flush=True)
+    pad = tokenizer.token_to_id(PAD_TOKEN)
+    model.generation_config = GenerationConfig(eos_token_id=end, pad_token_id=pad)
+    model.save_pretrained(str(target))
+    return {
+        "steps": recipe.steps,
+        "final_loss": sum(recent[-REPORT_EVERY:]) / REPORT_EVERY,
+        "tokens": tokens,
+        "cpu_s": time.process_time() - started,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+    }
+
+
+def _update(model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, batch: list[Encoded]) -> float:
+    """Take one optimizer step, in two halves by length, so that short rows are not padded to long ones."""
+    batch = sorted(batch, key=lambda row: len(row[0]))
+    half = len(batch) // 2
+    scored = sum(label != IGNORED for _, labels in batch for label in labels)
+    optimizer.zero_grad()
+    total = 0.0
+    for part in (batch[:half], batch[half:]):
+        width = max(len(ids) for ids, _ in part)
+        inputs = torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in part])
+        targets = torch.tensor([labels + [IGNORED] * (width - len(labels)) for _, labels in part])
+        logits = model(input_ids=inputs, use_cache=False).logits[:, :-1]
+        loss = F.cross_entropy(
+            logits.reshape(-1, logits.size(-1)),
+            targets[:, 1:].reshape(-1),
+            ignore_index=IGNORED,
+            reduction="sum",
+        )
+        (loss / scored).backward()
+        total += loss.item() / scored
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return total
+
+
+# -- evaluation, through the endpoint of the package --------------------------------------------------
+
+MODEL_NAME = "osmosis/tiny"
+INSTRUCTIONS = {"role": "system", "content": "Answer with #### and the number."}
+ATTEMPTS, ADDITIONS, MAX_TURNS = 8, 1000, 4
+
+
+async def evaluate(api: ChatCompletions) -> dict[str, float]:
+    """Return the shares of right answers, and of multiplications for which the model called the tool."""
+    rows = [json.loads(line) for line in MULTIPLY_ROWS.read_text(encoding="utf-8").splitlines()]
+    # Every conversation has its own seeds: with shared ones, all would make the same choices.
+    seeds = itertools.count(step=MAX_TURNS)
+    sampled = await asyncio.gather(
+        *(_multiply(api, row, 1.0, next(seeds)) for row in rows for _ in range(ATTEMPTS))
+    )
+    greedy = await asyncio.gather(*(_multiply(api, row, 0.0, 0) for row in rows))
+    rng = random.Random(1)
+    pairs = [(rng.randint(0, 99), rng.randint(0, 99)) for _ in range(ADDITIONS)]
+    added, added_greedy = [
+        await asyncio.gather(*(_add(api, a, b, temperature, next(seeds)) for a, b in pairs))
+        for temperature in (1.0, 0.0)
+    ]
+    return {
+        "multiply": sum(right for right, _ in sampled) / len(sampled),
+        "multiply_tool_calls": sum(called for _, called in sampled) / len(sampled),
+        "multiply_greedy": sum(right for right, _ in greedy) / len(greedy),
+        "addition": sum(added) / ADDITIONS,
+        "addition_greedy": sum(added_greedy) / ADDITIONS,
+    }
+
+
+async def _multiply(
+    api: ChatCompletions, row: dict[str, str], temperature: float, seed: int
+) -> tuple[bool, bool]:
+    """Make one attempt of the sample agent; return whether it was right and whether it called the tool."""
+    messages: list[Message] = [INSTRUCTIONS, {"role": "user", "content": row["user_prompt"]}]
+    for turn in range(MAX_TURNS):
+        reply = await _ask(api, messages, tools=[MULTIPLY_TOOL], temperature=temperature, seed=seed + turn)
+        if not (calls := reply.get("tool_calls", [])):
+            break
+        messages.append(reply)
+        for call in calls:
+            try:
+                arguments = json.loads(call["function"]["arguments"])
+                result = str(int(arguments["a"]) * int(arguments["b"]))
+            except (KeyError, TypeError, ValueError):
+                result = "error: bad arguments"
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
+    return reply["content"] == f"#### {row['ground_truth']}", turn > 0
+
+
+async def _add(api: ChatCompletions, a: int, b: int, temperature: float, seed: int) -> bool:
+    question = {"role": "user", "content": f"What is {a} + {b}?"}
+    return bool(
+        (await _ask(api, [question], temperature=temperature, seed=seed))["content"] == f"#### {a + b}"
+    )
+
+
+async def _ask(api: ChatCompletions, messages: list[Message], **options: Any) -> Message:
+    completion = await api.create({"model": MODEL_NAME, "messages": messages, **options})
+    assert isinstance(completion, dict)
+    message: Message = completion["choices"][0]["message"]
+    return message
+
+
+# -- files next to the weights -----------------------------------------------------------------------
+
+
+def write_reference(model_dir: Path) -> None:
+    """Write the log-probabilities that `transformers` computes, so that tests can compare without torch.
+
+    Norms and rotations are computed in float32 there whatever the model's type, which costs up to 5e-5 of a
+    log-probability. They are lifted to float64 here.
+    """
+    model = Qwen3ForCausalLM.from_pretrained(model_dir, dtype=torch.float64).eval()
+    exponents = torch.arange(0, model.config.head_dim, 2, dtype=torch.float64) / model.config.head_dim
+    model.model.rotary_emb.inv_freq = model.config.rope_parameters["rope_theta"] ** -exponents
+    tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+    template, rng, cases = ChatTemplate.load(model_dir), random.Random(2), []
+    for _ in range(4):
+        messages, tools = conversation(rng, BALANCED)
+        ids = tokenizer.encode(template.render(messages, tools, add_generation_prompt=False)).ids
+        with (
+            torch.no_grad(),
+            patch.multiple(torch, float=torch.float64, float32=torch.float64),
+            patch.object(torch.Tensor, "float", torch.Tensor.double),
+        ):
+            log_probs = model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+        scored = [round(log_probs[place, token].item(), 8) for place, token in enumerate(ids[1:])]
+        cases.append({"ids": ids, "logprobs": scored})
+    REFERENCE.write_text(json.dumps(cases) + "\n", encoding="utf-8")
+
+
+def write_card(target: Path, found: dict[str, float]) -> None:
+    """Update the table of the model card, and write the checksums as `sha256sum --check` reads them."""
+    card = target / "README.md"
+    table = f"""\
+| task | temperature 1 | greedy |
+|---|---|---|
+| `data/multiply.jsonl`, 200 rows ({ATTEMPTS} attempts each at temperature 1), with the tool | {found["multiply"]:.3f} | {found["multiply_greedy"]:.3f} |
+| tool calls in these | {found["multiply_tool_calls"]:.3f} | |
+| addition, {ADDITIONS} drawn questions | {found["addition"]:.3f} | {found["addition_greedy"]:.3f} |
+"""
+    text, count = re.subn(r"(?m)^\| task .*\n(\|.*\n)+", lambda _: table, card.read_text(encoding="utf-8"))
+    assert count == 1
+    card.write_text(text, encoding="utf-8")
+    files = sorted(path for path in target.iterdir() if path.is_file() and path.name != "SHA256SUMS")
+    lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files]
+    (target / "SHA256SUMS").write_text("".join(lines), encoding="utf-8")
 
 
 def main() -> int:
-    """Make the model; the exit status is 1 when its pass rate is not what the demo needs."""
-    parser = argparse.ArgumentParser(description="Make the built-in policy osmosis/tiny.")
-    parser.add_argument(
-        "--target", type=Path, default=TARGET, help="where to write it (default: %(default)s)"
+    """Make the model; the exit status is 1 if its pass rate is not what the demo needs."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--measure", action="store_true", help="evaluate what is there, without training")
-    options = parser.parse_args()
-    if not options.measure:
-        make(options.target)
-    recipe, report = read_recipe(options.target)
-    evaluation = evaluate(options.target, MULTIPLY_ROWS)
-    print(json.dumps(asdict(evaluation), indent=2))
-    write_card(options.target, recipe, report, evaluation)
-    write_checksums(options.target)
-    if options.target == TARGET:
-        write_reference(options.target, REFERENCE)
+    parser.add_argument(
+        "--target", type=Path, default=TARGET, help="directory to write to; needs the card of osmosis/tiny"
+    )
+    parser.add_argument("--measure", action="store_true", help="evaluate an existing model, without training")
+    given = parser.parse_args()
+    if not given.measure:
+        recipe, source = Recipe(), TEMPLATE.read_text(encoding="utf-8")
+        template = ChatTemplate(source)
+        tokenizer = train_tokenizer(template, recipe.seed)
+        save_tokenizer(tokenizer, source, given.target)
+        facts = {"recipe": asdict(recipe), "training": train(recipe, tokenizer, template, given.target)}
+        (given.target / "recipe.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        for path in given.target.iterdir():
+            path.chmod(0o644)
+    with InferenceEngine(Model.load(given.target), max_waiting=10_000) as engine:
+        found = asyncio.run(evaluate(ChatCompletions(engine, BuiltInChat(given.target), [MODEL_NAME])))
+    print(json.dumps(found, indent=2))
+    write_card(given.target, found)
+    if given.target == TARGET:
+        write_reference(given.target)
     low, high = USEFUL_PASS_RATES
-    if not low <= evaluation.multiply <= high:
-        print(f"the pass rate {evaluation.multiply:.3f} is not between {low} and {high}", file=sys.stderr)
+    if not low <= found["multiply"] <= high:
+        print(f"the pass rate {found['multiply']:.3f} is not between {low} and {high}", file=sys.stderr)
         return 1
     return 0
-
-
-def make(target: Path) -> None:
-    """Train the tokenizer and the model, and note how."""
-    target.mkdir(parents=True, exist_ok=True)
-    recipe, source = Recipe(), TEMPLATE.read_text(encoding="utf-8")
-    template = ChatTemplate(source)
-    tokenizer = train_tokenizer(template, recipe.seed)
-    save_tokenizer(tokenizer, source, target)
-    report = train(recipe, tokenizer, template, target)
-    for path in target.iterdir():
-        path.chmod(0o644)
-    facts = {"recipe": asdict(recipe), "training": asdict(report)}
-    (target / RECIPE_FILE).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-
-
-def read_recipe(target: Path) -> tuple[Recipe, TrainingReport]:
-    """Read how the model in ``target`` was made."""
-    facts = json.loads((target / RECIPE_FILE).read_text(encoding="utf-8"))
-    return Recipe(**facts["recipe"]), TrainingReport(**facts["training"])
 
 
 if __name__ == "__main__":

@@ -7,7 +7,10 @@ import math
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from scripts.interval_coverage import (
+
+from osmosis_ai.decisions.differences import Pairs, mean_difference, unpaired_difference
+from osmosis_ai.statistics.estimates import benjamini_hochberg, holm
+from tests.nightly.interval_coverage import (
     SEED,
     VERDICT_CELLS,
     Coverage,
@@ -16,9 +19,6 @@ from scripts.interval_coverage import (
     simulate_pairs,
     verdict_share,
 )
-
-from osmosis_ai.decisions.differences import Pairs, mean_difference, unpaired_difference
-from osmosis_ai.statistics.estimates import benjamini_hochberg, holm
 
 pytestmark = pytest.mark.integration
 

@@ -1,7 +1,7 @@
 """A plan of kills, spread over a run's journal and repeatable with its seed.
 
-The test suite kills each victim once, always at the same moments. ``make nightly`` draws new moments, and
-``scripts/kill_series.py`` sets ``OSMOSIS_KILLS`` for more kills.
+The test suite kills each victim once, always at the same moments. ``make nightly`` draws new moments and sets
+``OSMOSIS_KILLS`` for more kills.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A platform's training run has the same curve and checkpoints after kills of the platform, worker and rollout server.
 
-Each is killed once here; ``scripts/nightly_training.py`` kills in series.
+Each is killed ``OSMOSIS_KILLS`` times during one run.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
-from scripts import interval_coverage as coverage
 
 from osmosis_ai.statistics.estimates import (
     Estimate,
@@ -22,6 +21,7 @@ from osmosis_ai.statistics.estimates import (
     percentiles,
 )
 from osmosis_ai.statistics.variance import VarianceComponents
+from tests.nightly import interval_coverage as coverage
 
 
 @given(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import schemathesis
 
 # All routes are described; what a stranger request does to one is left to `make nightly`.
-EXAMPLES_PER_ROUTE = 15 if NIGHTLY else 1
+EXAMPLES_PER_ROUTE = 60 if NIGHTLY else 1
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_no_request_breaks_a_route(started: PlatformServices) -> None:
         @settings(
             max_examples=EXAMPLES_PER_ROUTE,
             deadline=None,
-            derandomize=True,
+            derandomize=not NIGHTLY,
             database=None,
             suppress_health_check=list(HealthCheck),
         )

@@ -1,16 +1,18 @@
-"""Kills a sync of a repository with SIGKILL, and syncs again."""
+"""A sync of a repository that was killed with SIGKILL is repeated completely."""
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from osmosis_ai.platform.gitsync.mirror import MirrorStore
 from tests.platform.gitsync.repositories import Repository
+
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
 MOMENTS = (
     "the platform, while Git clones",
@@ -67,11 +69,11 @@ def many_branches(repository: Repository, name: str) -> str:
     return sha
 
 
-def check_kill(directory: Path, moment: str, *, log: Callable[[str], None] = lambda _: None) -> None:
-    """Kill a sync at a moment, sync again, and check that the mirror is complete."""
-    repository = Repository(directory / "work")
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_killed_sync_is_repeated(tmp_path: Path, moment: str) -> None:
+    repository = Repository(tmp_path / "work")
     first = many_branches(repository, "first")
-    root = directory / "home" / "git"
+    root = tmp_path / "home" / "git"
     store = MirrorStore(root)
     if moment != MOMENTS[0]:
         store.sync(repository.source)
@@ -80,18 +82,16 @@ def check_kill(directory: Path, moment: str, *, log: Callable[[str], None] = lam
     with_git = "1" if moment == MOMENTS[1] else "0"
     killed = subprocess.run(
         [sys.executable, "-c", _KILLED, str(root), repository.source.clone_url, with_git, at],
-        env=os.environ,
+        cwd=Path(__file__).parents[2],
         timeout=300,
         capture_output=True,
         text=True,
         check=False,
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    left = [path.name for path in root.rglob("*.lock") if path.parent != root]
-    log(f"{moment}: {len(left)} locks of Git left, {len(list(root.glob('.*.partial')))} half clones")
     assert store.sync(repository.source) == newest
     assert len(store.branches(repository.source)) == 2 * _BRANCHES + 1
-    store.export(repository.source, first, directory / "out")
-    assert (directory / "out" / "first.txt").stat().st_size == 500_000
+    store.export(repository.source, first, tmp_path / "out")
+    assert (tmp_path / "out" / "first.txt").stat().st_size == 500_000
     assert not list(root.glob(".*.partial"))
     store.close()

@@ -1,6 +1,6 @@
 """Simulate how often the intervals that runs, comparisons and plans print contain the true value.
 
-    python scripts/interval_coverage.py [--replications 2000]
+    python -m tests.nightly.interval_coverage [--replications 2000]
 
 The cells are of five kinds:
 

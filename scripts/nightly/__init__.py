@@ -1,1 +1,0 @@
-"""Faults in series: what ``scripts/nightly_workers.py`` kills, cuts, watches and compares."""

@@ -1,1 +1,0 @@
-"""How the built-in policy `osmosis/tiny` is made: data, tokenizer, training, evaluation, card."""

@@ -106,10 +106,10 @@ FIELD_TYPES = {field.name: field.type for field in msgspec.structs.fields(Termin
 
 def check_crc(line: bytes, *, without_crc: bool = False) -> None:
     """Raise ValueError if the checksum of a record's line is wrong or missing."""
-    end = line.rfind(_CRC)
-    if end < 0 and not without_crc:
+    body, found, crc = line.rpartition(_CRC)
+    if not found and not without_crc:
         raise ValueError("it has no checksum")
-    if end >= 0 and line[end + len(_CRC) :].rstrip(b"\n") != b"%d}" % zlib.crc32(line[:end]):
+    if found and crc.rstrip(b"\n") != b"%d}" % zlib.crc32(body):
         raise ValueError("its checksum does not match: the line was changed")
 
 

@@ -167,14 +167,18 @@ def replay(path: Path, start: int = 0, *, without_crc: bool = False) -> Iterator
         try:
             record = TerminalRecord.from_line(line, without_crc=without_crc)
         except ValueError as error:
-            with open_regular(path) as journal:
-                number = journal.read(offset).count(b"\n") + 1
-            raise JournalCorruptionError(
-                f"The journal '{path}' is damaged at line {number}: {error}.",
-                details={"path": str(path), "line": number},
-                hint=salvage_hint(path),
-            ) from None
+            raise damaged_line(path, offset, error) from None
         yield Entry(offset, line, record)
+
+
+def damaged_line(path: Path, offset: int, error: ValueError) -> JournalCorruptionError:
+    with open_regular(path) as journal:
+        number = journal.read(offset).count(b"\n") + 1
+    return JournalCorruptionError(
+        f"The journal '{path}' is damaged at line {number}: {error}.",
+        details={"path": str(path), "line": number},
+        hint=salvage_hint(path),
+    )
 
 
 def committed_lines(path: Path, start: int = 0) -> Iterator[tuple[int, bytes]]:
@@ -207,17 +211,16 @@ def load_results(
         try:
             table.set_result(record, entry.offset)
         except ValueError:
-            raise not_part_of_run(record, path) from None
+            raise not_part_of_run(record.row_index, record.run_index, path) from None
         each(record)
         end = entry.end
     return end
 
 
-def not_part_of_run(record: TerminalRecord, path: Path) -> JournalCorruptionError:
+def not_part_of_run(row: int, attempt: int, path: Path) -> JournalCorruptionError:
     """Return the error for a record of an attempt that the run does not have."""
-    attempt = f"row {record.row_index}, attempt {record.run_index}"
     return JournalCorruptionError(
-        f"The journal '{path}' is damaged: it has a result of {attempt}, which is not part of the run.",
+        f"The journal '{path}' is damaged: it has a result of row {row}, attempt {attempt}, which is not part of the run.",
         hint=salvage_hint(path),
     )
 

@@ -49,6 +49,7 @@ _numbers_of = attrgetter(*_NUMBERS)
 _STATUS_CODES = {name: code for code, name in enumerate(STATUSES, start=1)}
 _BOUNDARY_CODES = {name: code for code, name in enumerate((None, *ERROR_SOURCES))}
 # The limit protects the memory from a rollout with ever new error types.
+_LONGEST_REASON = 100
 _MAX_REASONS = 1000
 # By chance, two different rows of 100,000 have the same key in one of three billion datasets.
 _KEY_DIGITS = 16
@@ -198,6 +199,7 @@ class AttemptTable:
     def _reason_code(self, reason: str | None) -> int:
         if reason is None:
             return 0
+        reason = reason[:_LONGEST_REASON]
         if reason not in self._reason_codes:
             if len(self.reasons) >= _MAX_REASONS:
                 return 0

@@ -94,6 +94,23 @@ def test_a_page_whose_session_ends_says_so_where_everybody_sees_it(
     page.context.close()
 
 
+def test_a_dataset_larger_than_a_form_is_uploaded_in_parts(browser: Browser, site: PlatformSite) -> None:
+    looking = visit(browser, site.base, site.session(site.mara))
+    page, rows = looking.page, b'{"user_prompt": "What is 1 + 1?", "ground_truth": "2"}\n' * 160_000
+    looking.open("/fern/datasets")
+    field = page.locator("input[type=file]")
+    field.set_input_files({"name": "large.jsonl", "mimeType": "text/plain", "buffer": rows})
+    with page.expect_navigation():
+        page.get_by_role("button", name="Upload dataset").click()
+    page.get_by_role("link", name="large", exact=True).wait_for()
+    assert site.services.datasets.get(site.mara.workspace.id, "large").file_size == len(rows) > 8 * 1024**2
+    field.set_input_files({"name": "large.txt", "mimeType": "text/plain", "buffer": b"x"})
+    page.get_by_role("button", name="Upload dataset").click()
+    page.get_by_text("must be one of").first.wait_for()
+    assert not [each for each in looking.wrong if "409" not in each]
+    page.context.close()
+
+
 def test_no_page_holds_a_secret(browser: Browser, site: PlatformSite) -> None:
     looking = visit(browser, site.base, site.session(site.mara))
     for path in site.pages().values():

@@ -169,9 +169,11 @@ def test_unused_keys_expire() -> None:
 
 
 def test_assets_and_unknown_pages(app: FastAPI, keys: ViewerKeys) -> None:
-    from osmosis_ai.ui.pages import asset_name
+    from osmosis_ai.ui.pages import asset_name, assets
 
     mine = browser(app)
+    sizes = [len(asset.content) for asset in assets().values()]
+    assert sum(sizes) < 30_000, sizes
     assert mine.get(f"/assets/{asset_name('viewer.css')}").headers["cache-control"].endswith("immutable")
     assert mine.get("/assets/../entry.py").status_code in (403, 404)
     mine.get(opening_path(keys, "/"))

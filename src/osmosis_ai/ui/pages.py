@@ -141,7 +141,9 @@ def _made() -> Mapping[str, Asset]:
 
 
 def _asset(plain: str, media_type: str, text: str) -> Asset:
-    content = text.encode("utf-8")
+    # Neither indentation nor comments are sent.
+    lines = (line.strip() for line in text.splitlines())
+    content = "\n".join(line for line in lines if line and not line.startswith("//")).encode()
     stem, _, suffix = plain.rpartition(".")
     name = f"{stem}-{hashlib.sha256(content).hexdigest()[:8]}.{suffix}"
     return Asset(name, media_type, content, gzip.compress(content, mtime=0))

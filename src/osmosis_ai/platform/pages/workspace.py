@@ -8,12 +8,13 @@ from itertools import islice
 from typing import Annotated, Any, Literal
 
 from fastapi import File, Form, Query, Request, UploadFile
-from fastapi.responses import RedirectResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 
 from osmosis_ai.api.git_identity import identify_origin
-from osmosis_ai.api.models.datasets import DatasetCreateRequest
+from osmosis_ai.api.models.datasets import CompletedPart, DatasetCreateRequest
 from osmosis_ai.datasets.readers import iter_records
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
+from osmosis_ai.platform.blobs.local import LocalBlobStore
 from osmosis_ai.platform.blobs.store import BlobStoreError
 from osmosis_ai.platform.db.tables import DbDataset, DbToken
 from osmosis_ai.platform.gitsync.git import parse_clone_url
@@ -86,7 +87,11 @@ def datasets_page(page: WorkspacePage, cursor: Cursor = None) -> Response:
 def _datasets(page: WorkspaceVisit, cursor: str | None, problem: str = "", status: int = 200) -> Response:
     found = page.services.datasets.page(page.workspace.id, limit=_PER_PAGE, cursor=cursor)
     listed = _listed(found, cursor)
-    return page.page("datasets.html", ("datasets",), status=status, problem=problem, **listed)
+    # Pages may not connect to a bucket, only to this server.
+    by_parts = page.href("datasets", "uploads") if isinstance(page.services.blobs, LocalBlobStore) else ""
+    return page.page(
+        "datasets.html", ("datasets",), status=status, problem=problem, by_parts=by_parts, **listed
+    )
 
 
 @router.post("/{workspace}/datasets", include_in_schema=False)
@@ -98,13 +103,68 @@ def upload_dataset(
     def store() -> None:
         if file is None or not file.filename:
             raise OsmosisError("choose a file.")
-        name, _, extension = file.filename.rpartition(".")
-        request = DatasetCreateRequest(file_name=name, file_size=file.size or 0, extension=extension)
+        request = _announced(file.filename, file.size or 0)
         page.services.datasets.store(page.workspace.id, page.visitor.user.id, request, file.file)
 
     return _changed(
         page, csrf, store, ("datasets",), lambda problem, status: _datasets(page, None, problem, status)
     )
+
+
+def _announced(filename: str, size: int) -> DatasetCreateRequest:
+    name, _, extension = filename.rpartition(".")
+    return DatasetCreateRequest(file_name=name, file_size=size, extension=extension)
+
+
+@router.post("/{workspace}/datasets/uploads", include_in_schema=False)
+def start_upload(
+    page: WorkspacePage, filename: Annotated[str, Form()], size: Annotated[int, Form()], csrf: Csrf = ""
+) -> Response:
+    """Start an upload by the page's script: return where to finish it, and the URL and size of each part."""
+
+    def start() -> Response:
+        row, sent = page.services.datasets.create(
+            page.workspace.id, page.visitor.user.id, _announced(filename, size)
+        )
+        parts = [(part.presigned_url, part.size) for part in sent.presigned_urls]
+        return JSONResponse(
+            {
+                "finish": page.href("datasets", "uploads", row.id),
+                "parts": parts or [(sent.presigned_url, size)],
+            }
+        )
+
+    return _replied(page, csrf, start)
+
+
+@router.post("/{workspace}/datasets/uploads/{dataset_id}", include_in_schema=False)
+def finish_upload(
+    page: WorkspacePage, dataset_id: str, etag: Annotated[tuple[str, ...], Form()] = (), csrf: Csrf = ""
+) -> Response:
+    """Complete the upload with the ETag of each part; without any, abort it."""
+
+    def finish() -> Response:
+        store = page.services.datasets
+        if etag:
+            parts = [CompletedPart(PartNumber=number, ETag=each) for number, each in enumerate(etag, 1)]
+            store.complete(
+                page.workspace.id, dataset_id, store.get(page.workspace.id, dataset_id).extension, parts
+            )
+        elif (row := store.get(page.workspace.id, dataset_id)).creator_id == page.visitor.user.id:
+            store.abort(page.workspace.id, row.id)
+        return Response(status_code=204)
+
+    return _replied(page, csrf, finish)
+
+
+def _replied(page: WorkspaceVisit, csrf: str, change: Callable[[], Response]) -> Response:
+    """Return the reply to a script, or the problem as text."""
+    if not is_own_form(page.request, csrf):
+        return PlainTextResponse(STALE_FORM, 403)
+    try:
+        return change()
+    except (ApiError, OsmosisError) as error:
+        return PlainTextResponse(*problem_of(error))
 
 
 @router.get("/{workspace}/datasets/{name}", include_in_schema=False)

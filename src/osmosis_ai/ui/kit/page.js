@@ -52,6 +52,55 @@ for (const field of all("input[data-most]")) {
   });
 }
 
+// With a script a file of any size is sent in parts; each is tried three times.
+for (const form of all("form[data-parts]")) form.addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const [file] = form.elements.file.files;
+  const button = form.querySelector("button");
+  const bar = Object.assign(document.createElement("progress"), { max: file.size, ariaLabel: "Uploaded" });
+  const problem = Object.assign(document.createElement("p"), { className: "problem" });
+  const ask = async (path, words) => {
+    const body = new URLSearchParams([["csrf", form.elements.csrf.value], ...words]);
+    const reply = await fetch(path, { method: "POST", body });
+    if (!reply.ok) throw new Error(await reply.text());
+    return reply;
+  };
+  const send = (url, part, before, tries = 3) => new Promise((done, fail) => {
+    const request = new XMLHttpRequest();
+    request.open("PUT", new URL(url).pathname);
+    request.upload.onprogress = ({ loaded }) => { bar.value = before + loaded; };
+    request.onloadend = () => {
+      if (request.status === 200) done(["etag", request.getResponseHeader("ETag")]);
+      else if (tries > 1) setTimeout(() => done(send(url, part, before, tries - 1)), 2000);
+      else fail(new Error("The connection was lost. Upload the file again."));
+    };
+    request.send(part);
+  });
+  form.nextElementSibling?.remove();
+  form.append(bar);
+  button.disabled = true;
+  let finish = null;
+  try {
+    const started = await (await ask(form.dataset.parts, [["filename", file.name], ["size", file.size]])).json();
+    finish = started.finish;
+    const etags = [];
+    let before = 0;
+    for (const [url, size] of started.parts) {
+      etags.push(await send(url, file.slice(before, before + size), before));
+      before += size;
+    }
+    await ask(finish, etags);
+    location.reload();
+  } catch (error) {
+    if (finish) ask(finish, []).catch(() => {});
+    form.after(problem);
+    problem.textContent = error.message;
+    say(error.message);
+    bar.remove();
+    button.disabled = false;
+  }
+});
+
 // The theme is a cookie, which the server reads.
 const system = matchMedia("(prefers-color-scheme: dark)");
 const themed = byId("theme");

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import itertools
 import json
 import sys
 from pathlib import Path
@@ -24,6 +23,8 @@ from osmosis_ai.training.objective.sequences import TokenSequence
 from osmosis_ai.training.runs.memory_estimate import estimate
 
 LENGTH = 192
+# On a CPU; on a GPU without and with bfloat16, where the learner computes activations again.
+MODES = ((torch.float32, False), (torch.float32, True), (torch.bfloat16, True))
 # Most processors have no instructions for bfloat16 and take seven times as long over it.
 ROWS = {torch.float32: 8, torch.bfloat16: 4}
 
@@ -68,7 +69,7 @@ def main(directory: Path) -> None:
     found = model_support(str(directory), settings(max(ROWS.values())))
     results = []
     from_pretrained = AutoModelForCausalLM.from_pretrained
-    for dtype, recompute in itertools.product((torch.float32, torch.bfloat16), (False, True)):
+    for dtype, recompute in MODES:
         load = functools.partial(from_pretrained, dtype=dtype)
         AutoModelForCausalLM.from_pretrained = lambda path, load=load, **_: load(path)
         chosen = settings(ROWS[dtype])

@@ -249,7 +249,7 @@ def model_support(
     config, source = read_model_config(model_path)
     engine = settings.policy_engine
     layout = model_layout(config)
-    problem = _problem(model_path, config, engine)
+    problem = _problem(model_path, config, settings)
     if needs_weights and source == "folder" and not _has_weights(expanded(model_path)):
         problem = f"The folder {model_path} has no weights."
     plan = lora_plan(layout, settings.lora_rank, settings.lora_targets) if layout is not None else None
@@ -260,8 +260,8 @@ def _has_weights(folder: Path) -> bool:
     return any(path for pattern in _WEIGHTS for path in folder.glob(pattern))
 
 
-def _problem(model_path: str, config: Config, engine: EngineName) -> str | None:
-    """Return why a model cannot be trained with an engine, and what would do instead."""
+def _problem(model_path: str, config: Config, settings: TrainingSettings) -> str | None:
+    """Return why a model cannot be trained, and what would do instead."""
     text = _text_config(config)
     quantization = config.get("quantization_config") or text.get("quantization_config")
     if quantization:
@@ -271,7 +271,7 @@ def _problem(model_path: str, config: Config, engine: EngineName) -> str | None:
             "train a bfloat16 copy of the model."
         )
     kinds = sorted(set(_layer_kinds(text)) - SERVED_BY_TORCH)
-    if kinds and engine == "torch":
+    if kinds and settings.policy_engine == "torch" and settings.method == "rl":
         return (
             f"The torch engine cannot sample from '{model_path}': its layers of kind {', '.join(kinds)} store more "
             'than keys and values. Set [advanced].policy_engine = "vllm".'

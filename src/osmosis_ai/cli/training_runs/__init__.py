@@ -122,7 +122,7 @@ def _estimate(found: EstimatedTraining, *, verbose: bool) -> Text:
     ]
     if memory.sessions_that_fit is not None:
         facts.append(("Parallel attempts", f"{memory.sessions_that_fit:,} at full length"))
-    if not memory.serving_weights and model.layout is not None:
+    if settings.method == "rl" and not memory.serving_weights and model.layout is not None:
         facts.append(
             ("vLLM", f"another GPU, with {formats.size(2 * model.layout.parameters)} for the weights")
         )

@@ -32,9 +32,6 @@ FLOAT32 = 4
 GPU_RESERVE_BYTES = GIB
 # Layers of a sharded model that a device holds while it computes: the current one and the prefetched one.
 _LAYERS_AT_HAND = 2
-# The backward pass of a layer holds gradients in addition to its activations; measured 1.25 to 1.46 times, and 1.0 with
-# linear attention, whose own tensors are freed one by one.
-_LAYER_BACKWARD = 1.4
 
 
 @dataclass(frozen=True)
@@ -102,7 +99,7 @@ def estimate(
     longest = settings.max_prompt_length + settings.max_response_length
     tokens = max(settings.micro_batch_tokens, longest)
     activations, logits = _peak_of_a_step(layout, settings, tokens, weight_bytes, recompute_activations)
-    serves = settings.policy_engine == "torch"
+    serves = settings.method == "rl" and settings.policy_engine == "torch"
     engine_bytes = engine_bytes or weight_bytes
     if serves:
         # In bfloat16, the adapters of single matrices are served next to their base.
@@ -158,10 +155,20 @@ def _peak_of_a_step(
         return sum(each) * tokens + sum(merged for merged, _ in experts) + gradient, logits
     kept = len(layout.layers) * layout.hidden * weight_bytes * tokens
     backward = max(
-        round((1 if layer.linear_heads else _LAYER_BACKWARD) * kept_bytes * tokens) + merged + stack
-        for layer, kept_bytes, (merged, stack) in zip(layout.layers, each, experts, strict=True)
+        round(_layer_backward(layer) * layer_bytes * tokens) + merged + stack
+        for layer, layer_bytes, (merged, stack) in zip(layout.layers, each, experts, strict=True)
     )
     return (kept, logits) if logits > backward else (kept + backward, 0)
+
+
+def _layer_backward(layer: DecoderLayer) -> float:
+    """Return the peak of a layer's backward pass relative to its activations.
+
+    Gradients are held in addition to them: measured 1.25 to 1.46 times. With experts, latent or linear attention it is
+    1.0, because their own tensors are freed one by one.
+    """
+    is_plain = layer.cached_width == layer.key_width + layer.value_width > 0
+    return 1.4 if is_plain and not layer.experts_per_token else 1.0
 
 
 def activation_bytes(layer: DecoderLayer, hidden: int, lora_rank: int, weight_bytes: int) -> int:

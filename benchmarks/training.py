@@ -335,7 +335,7 @@ async def whole_steps(
     from osmosis_ai.evaluation.spec import DatasetInput
     from osmosis_ai.training.runs.loop import TrainingHooks
     from osmosis_ai.training.runs.metrics import StepRecord
-    from osmosis_ai.training.runs.spec import TrainingSpec, ValidationPlan
+    from osmosis_ai.training.runs.spec import TrainingSpec
     from osmosis_ai.training.runs.trainer import Trainer
 
     learning, sampling_clock = [0.0], ForwardClock(cpu_s)
@@ -359,12 +359,11 @@ async def whole_steps(
     spec = TrainingSpec(
         settings=TrainingSettings(
             lr=1e-3, rollout_batch_size=rollouts // GROUP, n_samples_per_prompt=GROUP, max_prompt_length=512,
-            max_response_length=512, max_steps=steps + 1, eval_interval=1000,
+            max_response_length=512, max_steps=steps + 1, eval_interval=1000, validation_rows=0,
         ),
         model_path=TINY,
         dataset=DatasetInput(dataset, "multiply_train", file_digest(dataset), "workspace"),
         rollout_dir=WORKSPACE / "rollouts" / "multiply",
-        validation=ValidationPlan(fraction=0.0),
         device="cpu",
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder, sampling_clock:

@@ -12,7 +12,7 @@ from osmosis_ai.evaluation.spec import DatasetInput
 from osmosis_ai.training.learner.checkpoints import CheckpointDirectory as CheckpointDirectory
 from osmosis_ai.training.runs.loop import TrainingHooks
 from osmosis_ai.training.runs.metrics import StepRecord
-from osmosis_ai.training.runs.spec import TrainingSpec, ValidationPlan
+from osmosis_ai.training.runs.spec import TrainingSpec
 from osmosis_ai.training.runs.trainer import Trainer
 from osmosis_ai.training.runs.trainer import TrainingSummary as TrainingSummary
 from tests.training.samples import series as series
@@ -40,13 +40,10 @@ def trainer(
     return Trainer(
         TrainingSpec(
             **{
-                "settings": TrainingSettings(**settings),
+                "settings": TrainingSettings(**{"validation_rows": validated, **settings}),
                 "model_path": "osmosis/tiny",
                 "dataset": DatasetInput(DATASET, "multiply_train", file_digest(DATASET), "workspace"),
                 "rollout_dir": WORKSPACE / "rollouts" / "multiply",
-                "validation": ValidationPlan(max_rows=validated)
-                if validated
-                else ValidationPlan(fraction=0.0),
                 "device": "cpu",
                 **spec,
             }

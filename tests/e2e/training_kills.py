@@ -29,7 +29,7 @@ from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.datasets import file_digest
 from osmosis_ai.evaluation.spec import DatasetInput
 from osmosis_ai.training.runs.metrics import VALIDATION_REWARD, read_history
-from osmosis_ai.training.runs.spec import TrainingSpec, ValidationPlan
+from osmosis_ai.training.runs.spec import TrainingSpec
 from osmosis_ai.training.runs.trainer import Trainer
 from osmosis_ai.workspace.rollout_templates import copy_sample_workspace
 from tests.e2e.platform_process import ROLLOUT_SERVER, child_of
@@ -70,11 +70,11 @@ def train(workspace: Path, run_dir: Path) -> None:
             eval_interval=5,
             checkpoint_save_freq=4,
             max_steps=STEPS,
+            validation_rows=8,
         ),
         model_path="osmosis/tiny",
         dataset=DatasetInput(dataset, "multiply_train", file_digest(dataset), "workspace"),
         rollout_dir=workspace / "rollouts" / "multiply",
-        validation=ValidationPlan(max_rows=8),
         device="cpu",
     )
     asyncio.run(Trainer(spec, run_dir).run())

@@ -106,6 +106,23 @@ class AdvancedSection(ConfigSection):
         "refuse a step when log-probabilities of learner and server differ by more; default 1e-4 for the "
         "built-in model, 1e-2 for others in float32, otherwise no limit",
     )
+    # the validation
+    validation_dataset: str | None = setting(
+        None,
+        "dataset to validate on (default: rows held out of the training dataset)",
+        example="multiply",
+    )
+    validation_rows: CountOrZero | None = setting(
+        None,
+        "rows to validate on, drawn at random; 0: no validation (default: 5% of the training dataset, or all rows of "
+        "validation_dataset; at most 100)",
+    )
+    validation_attempts: Count = setting(1, "attempts per validation row")
+    stop_after_drop: Annotated[Count | None, MAY_CHANGE] = setting(
+        None,
+        "end the run after this many validations in a row whose reward is significantly below the best one's: 95%, "
+        "paired by row, adjusted for comparing any two validations",
+    )
     # truncated attempts
     on_truncation: WhenCutOff = setting(
         "grade", "rollouts that reached max_response_length: exclude, count as zero, or grade"

@@ -12,6 +12,7 @@ from osmosis_ai.controller.attempt import RolloutRunner
 from osmosis_ai.controller.callbacks import AttemptTimeouts
 from osmosis_ai.controller.server_process import prepare_server
 from osmosis_ai.datasets import DatasetRow
+from osmosis_ai.errors import OsmosisError
 from osmosis_ai.inference.chat import BuiltInChat
 from osmosis_ai.inference.engine import InferenceEngine
 from osmosis_ai.inference.model import Model
@@ -131,12 +132,23 @@ async def test_validation_makes_the_same_attempts_each_time_and_counts_what_it_c
 
 def test_held_out_rows_are_a_seeded_share_that_is_never_trained_on(tmp_path):
     dataset = write_rows(tmp_path / "rows.jsonl", [f"prompt {i}" for i in range(40)])
-    split = split_rows(dataset, ValidationPlan(fraction=0.1), seed=1)
+    split = split_rows(dataset, ValidationPlan(rows=4), seed=1)
     held_out = {row.source_row_index for row in split.held_out}
     assert len(held_out) == 4
     assert held_out | split.training.keys() == set(range(40))
     assert not held_out & split.training.keys()
-    assert split == split_rows(dataset, ValidationPlan(fraction=0.1), seed=1)
-    assert split != split_rows(dataset, ValidationPlan(fraction=0.1), seed=2)
-    own = split_rows(dataset, ValidationPlan(path=dataset, max_rows=3), seed=1)
+    assert split == split_rows(dataset, ValidationPlan(rows=4), seed=1)
+    assert split != split_rows(dataset, ValidationPlan(rows=4), seed=2)
+    own = split_rows(dataset, ValidationPlan(path=dataset, rows=3), seed=1)
     assert (len(own.held_out), len(own.training)) == (3, 40)
+    assert own.warnings == (
+        "3 of the 3 validation rows are also training rows: the validation overstates what the policy learns.",
+    )
+    others = write_rows(tmp_path / "others.jsonl", [f"other {i}" for i in range(200)])
+    apart = split_rows(dataset, ValidationPlan(path=others), seed=1)
+    assert (len(apart.held_out), apart.warnings) == (100, ())
+    assert split_rows(dataset, ValidationPlan(rows=0), seed=1).held_out == []
+    with pytest.raises(
+        OsmosisError, match="validation_rows is 40, and the dataset has 40 rows: none would be"
+    ):
+        split_rows(dataset, ValidationPlan(rows=40), seed=1)

@@ -308,6 +308,43 @@ async def test_a_validation_that_fell_below_the_start_beyond_chance_is_told_then
     assert records[3].validation_rewards == {}
 
 
+def levels(*values: float) -> list[Any]:
+    """Return the rewards of validations around these means, with noise."""
+
+    def around(level: float, number: int) -> Any:
+        return lambda row: level + random.Random(f"{number}:{row}").uniform(-0.1, 0.1)
+
+    return [around(value, number) for number, value in enumerate(values)]
+
+
+@pytest.mark.parametrize("cut_off", [None, "train", "valid"])
+async def test_validations_far_below_the_best_end_the_run_also_after_a_resume(tmp_path, cut_off):
+    rewards = levels(0.2, 0.6, 0.25, 0.55, 0.3, 0.25, *[0.7] * 5)
+    world = world_whose_validation(tmp_path, rewards, max_steps=20, stop_after_drop=2)
+    if cut_off:  # between the two validations that end it, or in the second
+        await stop_where_it_hangs(world, 9 if cut_off == "train" else 10, cut_off)
+        world.runner.hang_at = None
+        world.resume()
+    ending = await world.run()
+    assert (ending.because, world.loop.state.step) == ("reward_dropped", 10)
+    assert ending.message == (
+        "the validation reward was significantly below its best value, after step 2, in 2 validations in a row: ended "
+        "after step 10 ([advanced].stop_after_drop = 2)."
+    )
+    warned = {record.step for record in read_history(world.history.path) if record.warnings}
+    assert warned == {4, 8, 10}, "0.55 is no significant drop"
+    asked = len(world.runner.asked)
+    world.resume()
+    assert (await world.run()).because == "reward_dropped"
+    assert len(world.runner.asked) == asked, "a later session takes no further step"
+
+
+async def test_without_the_setting_a_drop_below_the_best_ends_no_run(tmp_path):
+    world = world_whose_validation(tmp_path, levels(0.2, 0.6, *[0.25] * 9), max_steps=10)
+    assert (await world.run()).because == "finished"
+    assert not any(record.warnings for record in read_history(world.history.path))
+
+
 @pytest.mark.integration
 async def test_at_most_one_run_in_twenty_that_stays_flat_is_warned_of(tmp_path):
     """20 validations of 24 rows by one policy: without the adjustment 12 of 50 runs warned."""

@@ -149,7 +149,7 @@ class TrainingWork(Work):
 
     async def _end(self, summary: TrainingSummary, reports: TrainingReports) -> ShardEnd:
         ending = summary.ending
-        notes = [ending.message] if ending.because == "nothing_to_learn" else []
+        notes = [ending.message] if ending.because in ("nothing_to_learn", "reward_dropped") else []
         notes += [f"{ending.warning[:1].upper()}{ending.warning[1:]}"] if ending.warning else []
         self.note = " ".join(notes) or None
         if ending.because == "stopped" and reports.refused is None:

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from osmosis_ai.errors import OsmosisError
@@ -178,7 +179,7 @@ class NothingToLearnError(OsmosisError):
 class StopReason:
     """Why a session ended; ``warning`` is about the policy."""
 
-    because: Literal["finished", "stopped", "nothing_to_learn"]
+    because: Literal["finished", "stopped", "nothing_to_learn", "reward_dropped"]
     message: str
     warning: str | None = None
 
@@ -197,6 +198,9 @@ class TrainingLoopState:
     reward: float | None = None
     start_rewards: list[float | None] | None = None
     reward_dropped: str | None = None
+    best_rewards: list[float | None] | None = None
+    best_step: int = 0
+    drops: int = 0
 
     def judge_rewards(self, batch: RolloutBatch, learnable: LearnerBatch) -> list[str]:
         statistics = learnable.statistics
@@ -214,15 +218,34 @@ class TrainingLoopState:
             f"{SILENT_STEPS_END} such steps."
         ]
 
-    def judge_validation(self, rewards: list[float | None], *, validations: int) -> str | None:
-        """Compare a validation with the first one; return a warning if it is significantly lower."""
-        if self.start_rewards is None:
-            self.start_rewards = rewards
+    def judge_validation(
+        self, rewards: list[float | None], *, step: int, validations: int, stops: bool
+    ) -> list[str]:
+        """Compare a validation with the first one and, if that may end the run, with the best one; return warnings."""
+        if self.start_rewards is None or self.best_rewards is None:
+            self.start_rewards = self.best_rewards = rewards
+            return []
+        self.reward_dropped = significant_fall(self.start_rewards, rewards, comparisons=validations)
+        # The best of several is high by chance too: all pairs count.
+        pairs, best = math.comb(validations + 1, 2), f"its best value, after step {self.best_step}"
+        fallen = (
+            significant_fall(self.best_rewards, rewards, comparisons=pairs, below=best) if stops else None
+        )
+        self.drops = self.drops + 1 if fallen else 0
+        if _mean(rewards) > _mean(self.best_rewards):
+            self.best_rewards, self.best_step = rewards, step
+        found = self.reward_dropped or fallen
+        return [f"{found}: the policy gets worse on held-out rows."] if found else []
+
+    def end_after_drop(self, most: int | None) -> StopReason | None:
+        if most is None or self.drops < most:
             return None
-        self.reward_dropped = significant_fall(self.start_rewards, rewards, validations=validations)
-        if self.reward_dropped is None:
-            return None
-        return f"{self.reward_dropped}: the policy gets worse on held-out rows."
+        return StopReason(
+            "reward_dropped",
+            f"the validation reward was significantly below its best value, after step {self.best_step}, in {self.drops} "
+            f"{'validation' if self.drops == 1 else 'validations in a row'}: ended after step {self.step} "
+            f"([advanced].stop_after_drop = {most}).",
+        )
 
     def end_without_signal(self, updates: int) -> StopReason | None:
         if self.silent < SILENT_STEPS_END:
@@ -257,6 +280,10 @@ class TrainingLoopState:
                 hint="try the rollout with `osmosis eval run` and a few `--rows`",
             )
         return f"{what}. The first failure: {failure}"
+
+
+def _mean(rewards: Sequence[float | None]) -> float:
+    return fmean([known for reward in rewards if (known := reward) is not None] or [-math.inf])
 
 
 class _Stopped(Exception):
@@ -343,8 +370,16 @@ class StepLoop(ABC):
             step = self.state.step
             began = "before the first step" if step == 0 else "where the run was interrupted"
             self.hooks.stage(f"validating the policy {began}")
-            await self._record(step, await self._unless_stopped(self._validate(step)))
+            measured = await self._unless_stopped(self._validate(step))
+            await self._record(step, measured)
+            latest = self.checkpoints.latest()
+            if latest is not None:  # it has not seen this validation
+                known = latest.provenance()
+                metrics = {**(known.get("metrics") or {}), **measured.metrics}
+                await self._save_checkpoint({**known, "metrics": metrics}, keep=latest.kept)
         for step in range(self.state.step + 1, last + 1):
+            if ending := self.state.end_after_drop(self.settings.stop_after_drop):
+                return ending
             await self._take_step(step)
             if ending := self.state.end_without_signal(self.learner.updates):
                 return ending
@@ -541,10 +576,12 @@ class TrainingLoop(StepLoop):
         numbers = validation_metrics(validation.metrics) | {"time/validation_s": time.monotonic() - started}
         # Every due step after the start, including the last one.
         validations = math.ceil(self.order.total_steps / self.settings.eval_interval)
-        warnings = [
-            few_scored(validation),
-            self.state.judge_validation(validation.rewards, validations=validations),
-        ]
+        stops = self.settings.stop_after_drop is not None
+        warnings = self.state.judge_validation(
+            validation.rewards, step=step, validations=validations, stops=stops
+        )
+        if few := few_scored(validation):
+            warnings.insert(0, few)
         numbers[VALIDATION_DROPPED] = float(self.state.reward_dropped is not None)
         threshold = self.validation.pass_threshold
         samples = ValidationSamples.of(validation.records, step=step, pass_threshold=threshold)
@@ -553,4 +590,4 @@ class TrainingLoop(StepLoop):
         except (OSError, TypeError) as error:  # a full disk, or a text that JSON cannot hold, ends no run
             warnings.append(f"validation: its conversations cannot be listed ({error})")
         rewards = rewards_by_row(self.rows.held_out, validation.rewards)
-        return Measured(numbers, [warning for warning in warnings if warning], finite(rewards))
+        return Measured(numbers, warnings, finite(rewards))

@@ -351,19 +351,23 @@ def format_causes(causes: Mapping[str, int]) -> str:
 
 
 def significant_fall(
-    start: Sequence[float | None], now: Sequence[float | None], *, validations: int
+    start: Sequence[float | None],
+    now: Sequence[float | None],
+    *,
+    comparisons: int,
+    below: str = "its initial value",
 ) -> str | None:
-    """Describe by how much a validation is below the first one; None if that may be chance."""
+    """Describe by how much a validation is below an earlier one; None if that may be chance."""
     from osmosis_ai.decisions.differences import rewards_difference
 
     before, after = (
         {row: value for row, value in enumerate(rewards) if value is not None} for rewards in (start, now)
     )
-    found = rewards_difference(before, after, confidence=1 - (1 - CONFIDENCE) / validations)
+    found = rewards_difference(before, after, confidence=1 - (1 - CONFIDENCE) / comparisons)
     if found is None or found.high is None or found.low is None or found.high >= 0:
         return None
-    adjusted = f", adjusted for {validations} validations" if validations > 1 else ""
+    adjusted = f", adjusted for {comparisons} comparisons" if comparisons > 1 else ""
     return (
-        f"the validation reward fell {-found.value:.3g} below its initial value (95% interval {-found.high:.3g} to "
+        f"the validation reward fell {-found.value:.3g} below {below} (95% interval {-found.high:.3g} to "
         f"{-found.low:.3g}{adjusted}, row by row)"
     )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from osmosis_ai.datasets import ConversationRow, iter_conversations, sample_rows
+from osmosis_ai.datasets import ConversationRow, iter_conversations
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.inference.chat import ChatFormat, TemplateError
 from osmosis_ai.inference.engine import SampledToken
@@ -24,7 +24,7 @@ from osmosis_ai.training.objective.sequences import TokenSequence
 from osmosis_ai.training.runs.loop import StepLoop
 from osmosis_ai.training.runs.metrics import VALIDATION_LOSS, learning_metrics
 from osmosis_ai.training.runs.rollouts import Measured
-from osmosis_ai.training.runs.spec import SplitRows, ValidationPlan
+from osmosis_ai.training.runs.spec import SplitRows, ValidationPlan, overlap_warnings
 
 if TYPE_CHECKING:
     from osmosis_ai.config.training import TrainingSettings
@@ -57,11 +57,12 @@ def split_conversations(dataset: Path, plan: ValidationPlan, seed: int) -> Split
     if not rows:
         raise OsmosisError(f"`{dataset}` has no conversations to learn from.")
     if plan.path is not None:
-        return SplitRows(dict(enumerate(rows)), list(iter_conversations(plan.path))[: plan.max_rows])
+        others = list(iter_conversations(plan.path))
+        held = [others[index] for index in plan.choose(len(others), seed)]
+        overlap = overlap_warnings((row.prompt for row in rows), (row.prompt for row in held))
+        return SplitRows(dict(enumerate(rows)), held, overlap)
     prompts = list(dict.fromkeys(row.prompt for row in rows))
-    fraction = min(plan.fraction, plan.max_rows / len(prompts)) if len(prompts) > 1 else 0
-    chosen = sample_rows(len(prompts), fraction=fraction, seed=seed).indices if fraction else ()
-    held_out = {prompts[index] for index in chosen}
+    held_out = {prompts[index] for index in plan.choose(len(prompts), seed)}
     training = {index: row for index, row in enumerate(rows) if row.prompt not in held_out}
     return SplitRows(training, [row for row in rows if row.prompt in held_out])
 
@@ -92,7 +93,7 @@ def tokenise_conversations(
     ]
     if not training:
         raise OsmosisError(f"no conversation can be learned from. {' '.join(reasons)}")
-    return SplitRows(training, held_out), reasons
+    return SplitRows(training, held_out, rows.warnings), reasons
 
 
 def conversation_tokens(

@@ -11,13 +11,13 @@ import hashlib
 import math
 import os
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from osmosis_ai.datasets import DatasetRow, file_digest, iter_rows, sample_rows
+from osmosis_ai.datasets import DatasetRow, file_digest, iter_rows, row_digest, sample_rows
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.sources import ProjectSource
 
@@ -29,23 +29,32 @@ if TYPE_CHECKING:
 Row = TypeVar("Row")
 
 
+_HELD_OUT_SHARE, _MOST_HELD_OUT = 0.05, 100
+
+
 @dataclass(frozen=True)
 class ValidationPlan:
-    """The rows to validate on, and the attempts at each."""
+    """The rows to validate on: of the file at ``path``, otherwise held out of the training dataset; and the attempts."""
 
     path: Path | None = None
-    fraction: float = 0.05
-    max_rows: int = 100
+    rows: int | None = None
     attempts: int = 1
     pass_threshold: float = 1.0
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.fraction < 1:
+    def choose(self, total: int, seed: int) -> Sequence[int]:
+        """Return which of ``total`` rows are validated on; raises OsmosisError if none would be left to train on."""
+        if self.path is None and self.rows is not None and self.rows >= total:
             raise OsmosisError(
-                f"the held-out share must be at least 0 and less than 1, not {self.fraction:g}."
+                f"[advanced].validation_rows is {self.rows:,}, and the dataset has {total:,} rows: none would be left to "
+                "train on.",
+                hint="lower it, or name a validation_dataset",
             )
-        if self.max_rows < 1 or self.attempts < 1:
-            raise OsmosisError("a validation needs at least one row and one attempt.")
+        if self.path is None and self.rows is None:
+            fraction = min(_HELD_OUT_SHARE, _MOST_HELD_OUT / total) if total > 1 else 0
+        else:
+            rows = _MOST_HELD_OUT if self.rows is None else self.rows
+            fraction = min(1, rows / total) if total else 0
+        return sample_rows(total, fraction=fraction, seed=seed).indices if fraction else ()
 
 
 @dataclass(frozen=True)
@@ -55,7 +64,7 @@ class TrainingSpec:
     dataset: DatasetInput
     rollout_dir: Path
     entrypoint: str = "main.py"
-    validation: ValidationPlan = field(default_factory=ValidationPlan)
+    validation_file: Path | None = None
     adapter: Path | None = None
     device: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
@@ -63,21 +72,21 @@ class TrainingSpec:
     served: RemoteSource | None = None
     servers: int = 1
 
+    @property
+    def validation(self) -> ValidationPlan:
+        settings = self.settings
+        return ValidationPlan(self.validation_file, settings.validation_rows, settings.validation_attempts)
+
     def inputs(self) -> dict[str, Any]:
         """Return everything that the run's curve depends on, as the manifest locks it."""
         from osmosis_ai.config.training import MAY_CHANGE
 
-        plan, fields = self.validation, type(self.settings).model_fields
+        fields = type(self.settings).model_fields
         return {
             "model_path": self.model_path,
             "adapter": _folder_digest(self.adapter) if self.adapter else None,
             "dataset": {"sha256": self.dataset.sha256},
-            "validation": {
-                "sha256": file_digest(plan.path) if plan.path else None,
-                "fraction": plan.fraction,
-                "max_rows": plan.max_rows,
-                "attempts": plan.attempts,
-            },
+            "validation": {"sha256": file_digest(self.validation_file)} if self.validation_file else None,
             "rollout": self._rollout_inputs() if self.settings.method == "rl" else None,
             "env": dict(sorted(self.env.items())),
             "secret_names": sorted(self.secret_values),
@@ -106,6 +115,7 @@ class SplitRows(Generic[Row]):
 
     training: dict[int, Row]
     held_out: list[Row]
+    warnings: tuple[str, ...] = ()
 
 
 def split_rows(dataset: Path, plan: ValidationPlan, seed: int) -> SplitRows[DatasetRow]:
@@ -113,15 +123,28 @@ def split_rows(dataset: Path, plan: ValidationPlan, seed: int) -> SplitRows[Data
     if not rows:
         raise OsmosisError(f"`{dataset}` has no rows to train on.")
     if plan.path is not None:
-        held_out = list(iter_rows(plan.path))
-        if len(held_out) > plan.max_rows:
-            chosen = sample_rows(len(held_out), fraction=plan.max_rows / len(held_out), seed=seed)
-            held_out = [held_out[index] for index in chosen]
-        return SplitRows(dict(enumerate(rows)), held_out)
-    fraction = min(plan.fraction, plan.max_rows / len(rows)) if len(rows) > 1 else 0
-    indices = set(sample_rows(len(rows), fraction=fraction, seed=seed)) if fraction else set()
+        others = list(iter_rows(plan.path))
+        held_out = [others[index] for index in plan.choose(len(others), seed)]
+        return SplitRows(
+            dict(enumerate(rows)),
+            held_out,
+            overlap_warnings(map(row_digest, rows), map(row_digest, held_out)),
+        )
+    indices = set(plan.choose(len(rows), seed))
     training = {index: row for index, row in enumerate(rows) if index not in indices}
     return SplitRows(training, [rows[index] for index in sorted(indices)])
+
+
+def overlap_warnings(training: Iterable[str], held_out: Iterable[str]) -> tuple[str, ...]:
+    """Return a warning if rows of a validation dataset, by their digests, are trained on."""
+    validated = list(held_out)
+    known = set(validated).intersection(training)
+    if not (count := sum(digest in known for digest in validated)):
+        return ()
+    return (
+        f"{count:,} of the {len(validated):,} validation rows are also training rows: the validation overstates what "
+        "the policy learns.",
+    )
 
 
 @dataclass(frozen=True)

@@ -160,6 +160,7 @@ class Trainer:
                 device=str(loop.learner.device),
                 warnings=(
                     *settings.warnings(spec.model_path, processes=processes),
+                    *loop.rows.warnings,
                     *exposure_warnings(spec.secret_values),
                 ),
             )

@@ -408,6 +408,7 @@ class RunView(Generic[DescribedT]):
                 ("Model", experiment.model_path),
                 ("Dataset", experiment.dataset),
                 ("Rows", submission.rows_drawn),
+                ("Method", submission.method),
                 ("Branch", experiment.branch),
                 ("Commit", experiment.commit_sha),
                 *execution_rows(submission.config.advanced),

@@ -260,6 +260,7 @@ class RunningAttempt:
                 # What a provider reports of its tokens may be malformed.
                 report=report_from_response({"trajectory": usage.report}),
                 from_model_calls=from_calls,
+                tools=usage.last_call.tools() if usage.last_call else None,
             )
         except Exception:
             logger.warning("cannot read the conversation of rollout %s", self.rollout_id, exc_info=True)

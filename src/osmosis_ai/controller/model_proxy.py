@@ -71,6 +71,11 @@ class LastCall:
             answer = {}
         return [*messages, _without_none(answer)]
 
+    def tools(self) -> list[dict[str, Any]]:
+        """Return the tools on offer."""
+        sent = loads(self.request).get("tools")
+        return [each for each in sent if isinstance(each, dict)] if isinstance(sent, list) else []
+
 
 def _first_choices(answer: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
     """Yield the entries of the choice that the conversation continues with."""

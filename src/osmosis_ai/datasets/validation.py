@@ -1,5 +1,7 @@
 """Check whether the platform would accept a dataset file: read every row, list the first problems.
 
+A file with `messages` and no prompts has conversations, of which each has an assistant turn.
+
 Rules for a `metadata` column: every row has a non-empty object without empty objects inside it, and its integers fit in
 64 bits. A key path has one JSON type in the whole file: integers and other numbers are one type, nulls have none, and the
 elements of an array share the path ``key[]``.
@@ -16,6 +18,7 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, Literal
 
+from osmosis_ai.datasets.conversations import MESSAGES_COLUMN, TOOLS_COLUMN, read_conversation_row
 from osmosis_ai.datasets.readers import (
     BYTE_ORDER_MARK,
     METADATA_COLUMN,
@@ -45,6 +48,7 @@ MIN_ROWS = 4
 MOST_ERRORS = 5
 MOST_PATHS = 100_000
 MOST_LEVELS = 100
+_COLUMNS = KNOWN_COLUMNS | {MESSAGES_COLUMN, TOOLS_COLUMN}
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _INTEGER_AS_FLOAT = re.compile(r"-?\d+\.0")
 
@@ -59,7 +63,7 @@ class DatasetReport:
     file_size: int
     valid: bool = False
     row_count: int = 0
-    mode: Literal["prompt", "metadata"] | None = None
+    mode: Literal["prompt", "metadata", "messages"] | None = None
     errors: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
@@ -102,7 +106,7 @@ class _Validation:
     ) -> None:
         self.report, self.path = report, Path(report.file)
         self.reader = open_reader(
-            self.path, report=self.add_error, progress=progress, only=KNOWN_COLUMNS, as_written=False
+            self.path, report=self.add_error, progress=progress, only=_COLUMNS, as_written=False
         )
         self.unusable_rows = self.repeating_rows = 0
         self.may_be_integers = True  # every answer so far is missing or an integer with ".0"
@@ -137,6 +141,8 @@ class _Validation:
             self.report.mode = "metadata"
             if kind := self.reader.wrong_metadata_type:
                 self.reader.fail(f"column '{METADATA_COLUMN}' must be a struct or a string, found {kind}")
+        elif MESSAGES_COLUMN in columns and PROMPT_COLUMN not in columns:
+            self.report.mode = "messages"
         elif columns:
             self.report.mode = "prompt"
             if missing := missing_columns(columns):
@@ -153,6 +159,9 @@ class _Validation:
         checker = _MetadataChecker(reader) if report.mode == "metadata" else None
         for report.row_count, (number, record) in enumerate(records, 1):
             if report.lacks_columns:
+                continue
+            if report.mode == "messages":
+                self._check_conversation(number, record)
                 continue
             answer = record[answer_column] if answer_column else None
             if checker is not None:
@@ -174,6 +183,12 @@ class _Validation:
             report.warnings.append(
                 f"metadata has more than {MOST_PATHS:,} distinct keys; the types of later ones were not compared"
             )
+
+    def _check_conversation(self, number: int, record: Record) -> None:
+        try:
+            read_conversation_row(record)
+        except ValueError as error:
+            self.reader.report_at(number, str(error))
 
     def _note_answer(self, place: str, answer: str | None) -> None:
         if answer is None:

@@ -64,6 +64,7 @@ class Conversation:
     steps: Sequence[ConversationStep] = ()
     problems: Sequence[str] = ()
     model: str | None = None
+    tools: Sequence[Mapping[str, Any]] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -101,13 +102,14 @@ def read_conversation(content: bytes) -> Conversation:
     if len(steps) > _MOST_STEPS:
         problems.append(f"The conversation has more than {_MOST_STEPS:,} steps. The others are left out.")
         steps = steps[:_MOST_STEPS]
-    subagents = trajectory.get("subagent_trajectories")
+    agent, subagents = as_table(trajectory.get("agent")), trajectory.get("subagent_trajectories")
     if isinstance(subagents, list) and subagents:
         problems.append(f"The conversations of the agent's {len(subagents)} subagents are in the raw JSON.")
     return Conversation(
         steps=tuple(_step(number, step) for number, step in enumerate(as_objects(steps), 1)),
         problems=tuple(problems),
-        model=as_text(as_table(trajectory.get("agent")).get("model_name")),
+        model=as_text(agent.get("model_name")),
+        tools=tuple(as_objects(agent.get("tool_definitions"))),
         facts=as_table(as_table(trajectory.get("extra")).get("osmosis")),
     )
 
@@ -115,6 +117,21 @@ def read_conversation(content: bytes) -> Conversation:
 def as_messages(conversation: Conversation) -> list[Message]:
     """Return the conversation as messages of OpenAI's chat format, tool calls and their results included."""
     return [message for step in conversation.steps for message in _messages(step)]
+
+
+def as_conversation_row(conversation: Conversation) -> dict[str, Any] | None:
+    """Return the conversation as a row of a dataset for supervised fine-tuning.
+
+    None if it teaches nothing, or the wrong thing: without an assistant turn, and with calls of unknown tools, which
+    the prompts of its model offered.
+    """
+    messages = as_messages(conversation)
+    calls_tools = any(message.get("tool_calls") for message in messages)
+    if not any(message["role"] == "assistant" for message in messages) or (
+        calls_tools and not conversation.tools
+    ):
+        return None
+    return {"messages": messages, "tools": list(conversation.tools) or None}
 
 
 def prompt_of(messages: Sequence[Message]) -> list[Message]:

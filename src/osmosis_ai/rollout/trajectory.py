@@ -249,6 +249,7 @@ def convert_sample_to_trajectory(
     request_extra_fields: dict[str, Any] | None = None,
     report: TrajectoryReport | None = None,
     from_model_calls: bool = False,
+    tools: list[dict[str, Any]] | None = None,
 ) -> Trajectory:
     """Return the trajectory of ``sample``, whose ``trajectory_messages`` become the steps.
 
@@ -279,7 +280,12 @@ def convert_sample_to_trajectory(
     return Trajectory(
         session_id=rollout_id,
         trajectory_id=rollout_id,
-        agent=Agent(name="osmosis-rollout-sdk", version=__version__, model_name=model_name),
+        agent=Agent(
+            name="osmosis-rollout-sdk",
+            version=__version__,
+            model_name=model_name,
+            tool_definitions=tools or None,
+        ),
         steps=steps,
         final_metrics=_final_metrics(
             unmatched or [step.metrics for step in agent_steps if step.metrics],

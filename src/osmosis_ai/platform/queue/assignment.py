@@ -24,7 +24,8 @@ from osmosis_ai.platform.models import find_adapter
 from osmosis_ai.platform.queue.reports import stored_training
 from osmosis_ai.platform.rollouts import locate_server
 from osmosis_ai.platform.runs.journals import journal_digest
-from osmosis_ai.platform.runs.requests import RowSelection
+from osmosis_ai.platform.runs.passing_attempts import conversations_key, source_of
+from osmosis_ai.platform.runs.requests import RowSelection, runs_rollouts
 from osmosis_ai.platform.runs.source_archives import SourceArchives
 from osmosis_ai.platform.runs.submitter import secret_values_of
 from osmosis_ai.platform.vault import Vault
@@ -102,7 +103,7 @@ class Assignments:
         return wire.AgentPlace(host=place.host, port=place.port, api_key=key)
 
     def _source(self, run: DbRun, shard: DbRunShard) -> wire.InputDownload | None:
-        if served_agent(run.request["experiment_config"]["entrypoint"]) is not None:
+        if not runs_rollouts(run.request):
             return None
         with self.db.session() as session:
             repository = session.get(DbRepository, run.repository_id) if run.repository_id else None
@@ -117,6 +118,9 @@ class Assignments:
 
     def _dataset(self, run: DbRun, shard: DbRunShard) -> wire.InputDownload:
         rows = RowSelection.read(run.selection or {})
+        if source_of(run) is not None:
+            key = conversations_key(run)
+            return self._download(key, f"dataset.{rows.extension}", self.blobs.size(key), rows.sha256)
         with self.db.session() as session:
             dataset = session.get(DbDataset, run.dataset_id) if run.dataset_id else None
         if dataset is None or dataset.blob_key is None or dataset.sha256 != rows.sha256:

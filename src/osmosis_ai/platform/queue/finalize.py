@@ -12,13 +12,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import wait
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from osmosis_ai.api.models.workers import FinishRequest, ReleaseRequest
-from osmosis_ai.config.sections import served_agent
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.attempt_files import item_name
 from osmosis_ai.platform.blobs.store import BlobError, BlobStore
@@ -37,9 +36,11 @@ from osmosis_ai.platform.db.tables import (
 from osmosis_ai.platform.queue.assignment import Assignments
 from osmosis_ai.platform.queue.queue import Lease, RunQueue, sentence_of
 from osmosis_ai.platform.queue.reports import RunUploads
-from osmosis_ai.platform.runs.files import pack_files
+from osmosis_ai.platform.runs.files import RunFiles, pack_files
 from osmosis_ai.platform.runs.journals import pack_journal, run_lines
 from osmosis_ai.platform.runs.lifecycle import OPEN, RESUME, LeaseLostError
+from osmosis_ai.platform.runs.passing_attempts import collect_conversations, source_of
+from osmosis_ai.platform.runs.requests import RowSelection, runs_rollouts
 from osmosis_ai.platform.runs.results import MetricsUpdater, write_numbers
 from osmosis_ai.platform.runs.run_store import PACKING
 from osmosis_ai.redaction import Redactor
@@ -142,7 +143,9 @@ class PlatformShards:
             self.queue.release(lease.shard_id, lease.token, ReleaseRequest(reason=reason, counts=True))
 
     def _prepare(self, lease: Lease, run: DbRun) -> None:
-        if served_agent(run.request["experiment_config"]["entrypoint"]) is None:
+        if source_of(run) is not None and not RowSelection.read(run.selection).sha256:
+            self._collect(lease, run)
+        if runs_rollouts(run.request):
             with self.db.session() as session:
                 repository = session.get(DbRepository, run.repository_id) if run.repository_id else None
             if repository is not None:
@@ -154,6 +157,14 @@ class PlatformShards:
                     keep_lease()
                 packing.result()
         self.queue.finish(lease.shard_id, lease.token, FinishRequest(outcome="finished"))
+
+    def _collect(self, lease: Lease, run: DbRun) -> None:
+        """Store the conversations that a training run learns from; a resumed run keeps its own."""
+        files = RunFiles(self.db, self.blobs, self.assignments.signer)
+        rows, message = collect_conversations(self.db, self.blobs, files, run, self._keeper(lease))
+        with self.queue.writing(lease.shard_id, lease.token) as (_, current, _):
+            current.selection = asdict(rows)
+        self.queue.log(run.id, message)
 
     def _finalize(self, lease: Lease, run: DbRun) -> None:
         """Pack what the run's workers reported, compute its results, and give it its final status."""

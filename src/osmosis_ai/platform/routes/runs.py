@@ -83,7 +83,7 @@ def run_router(prefix: str, kind: RunKind, config: ConfigKind) -> APIRouter:
             sampled_rows=len(checked.rows.rows()),
             total_dataset_rows=checked.rows.total_rows,
             resolved_secret_scopes=dict(checked.scopes),
-            dataset_sha256=checked.dataset.sha256,
+            dataset_sha256=checked.rows.sha256 or None,
             platform_version=__version__,
         )
 

@@ -40,6 +40,7 @@ from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.logs import LogStore
 from osmosis_ai.platform.runs.journals import stored_lines
 from osmosis_ai.platform.runs.lifecycle import CHECKPOINT_KEPT, OPEN, RESUME, UNFINISHED, VALIDATION
+from osmosis_ai.platform.runs.passing_attempts import source_of
 from osmosis_ai.platform.runs.requests import (
     RowSelection,
     evaluation_settings,
@@ -336,6 +337,8 @@ class RunReopener:
 
     def _dataset_problem(self, run: DbRun) -> str | None:
         """Return why the rows of a run are no longer available."""
+        if source_of(run) is not None:
+            return None  # it has its own
         with self._db.session() as session:
             dataset = session.get(DbDataset, run.dataset_id) if run.dataset_id else None
         if dataset is not None and dataset.sha256 == RowSelection.read(run.selection).sha256:

@@ -22,7 +22,7 @@ from osmosis_ai.config.checks import (
 )
 from osmosis_ai.config.execution import ExecutionSection, execution_issues, read_execution
 from osmosis_ai.config.issues import InvalidConfigError, Issue, closest, without_repeats
-from osmosis_ai.config.sections import EvaluationSettings, Experiment
+from osmosis_ai.config.sections import EvaluationSettings, Experiment, served_agent
 from osmosis_ai.config.training import TRAINER_SECTIONS, TrainingSettings
 from osmosis_ai.datasets.selection import RowsDrawn, Selection, sample_rows, select_rows
 from osmosis_ai.errors import MissingExtraError, OsmosisError
@@ -382,6 +382,13 @@ def read_training_request(body: Mapping[str, Any]) -> TrainingRequest:
     """Return the request in a body without issues, or in a run's row."""
     settings = read_settings(_read_document(body, TRAINING))
     return TrainingRequest(**_common_fields(body, TRAINING), settings=settings)
+
+
+def runs_rollouts(body: Mapping[str, Any]) -> bool:
+    """Return whether workers start rollouts from the repository: not of a remote agent, and none for conversations."""
+    advanced = body.get("advanced_config") or {}
+    is_remote = served_agent(body["experiment_config"]["entrypoint"]) is not None
+    return not is_remote and advanced.get("method") != "sft"
 
 
 def effective_training_config(request: TrainingRequest) -> dict[str, dict[str, Any]]:

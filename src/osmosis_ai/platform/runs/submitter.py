@@ -28,6 +28,9 @@ from osmosis_ai.config.execution import PLACE, ExecutionSection
 from osmosis_ai.config.issues import Issue, closest
 from osmosis_ai.config.sections import SERVED_AGENT, served_agent
 from osmosis_ai.controller.server_process import granted_memory
+from osmosis_ai.datasets.conversations import MESSAGES_COLUMN
+from osmosis_ai.datasets.readers import METADATA_COLUMN
+from osmosis_ai.datasets.rows import PROMPT_COLUMN
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.platform.clock import Clock
 from osmosis_ai.platform.config import PlatformConfig
@@ -40,13 +43,16 @@ from osmosis_ai.platform.machines import Machine, needs_key
 from osmosis_ai.platform.models import find_adapter
 from osmosis_ai.platform.rollouts import RolloutStore, find_server, server_names
 from osmosis_ai.platform.runs.lifecycle import RunKind
+from osmosis_ai.platform.runs.passing_attempts import check_source
 from osmosis_ai.platform.runs.requests import (
     RowSelection,
     RunRequest,
     SubmitRejectedError,
+    TrainingRequest,
     parse_eval_request,
     parse_training_request,
     rejected,
+    runs_rollouts,
 )
 from osmosis_ai.platform.runs.run_store import Queue, RunStore
 from osmosis_ai.platform.runs.source_archives import SourceArchives
@@ -126,12 +132,12 @@ class RunSubmitter:
         request: RunRequest = parse(body, lambda path: find_adapter(self._db, workspace_id, path) is not None)
         # Machines of a pool report what they can do.
         problems = [own_machine_problem(self._config, request.execution)]
-        if served_agent(request.experiment.entrypoint) is None:
+        if runs_rollouts(request.written):
             problems.append(isolation_problem(self._config, request.execution))
         if found := [problem for problem in problems if problem is not None]:
             raise rejected(found)
         dataset = self._dataset(workspace_id, request.experiment.dataset)
-        rows = request.choose_rows(dataset.row_count or 0, dataset.sha256 or "", dataset.extension)
+        rows = self._rows(workspace_id, request, dataset)
         sha = self._commit(repository, request)
         stored = [name for name in request.secrets if name not in request.provided]
         scopes = resolve_scopes(self._db, workspace_id, user.id, stored)
@@ -197,7 +203,7 @@ class RunSubmitter:
 
     def require_source(self, checked: CheckedSubmission) -> None:
         """Begin to pack the commit of a submit for workers, and refuse one that cannot be packed."""
-        if served_agent(checked.request.experiment.entrypoint) is not None:
+        if not runs_rollouts(checked.request.written):
             return
         packing = self._sources.prepare(checked.repository, checked.commit_sha)
         try:
@@ -220,6 +226,27 @@ class RunSubmitter:
         if dataset.status != "uploaded" or None in (dataset.blob_key, dataset.row_count, dataset.sha256):
             raise _unusable_dataset(dataset)
         return dataset
+
+    def _rows(self, workspace_id: str, request: RunRequest, dataset: DbDataset) -> RowSelection:
+        """Return the rows of a run: prompts of the dataset, its conversations, or the attempts of an evaluation."""
+        settings = request.settings if isinstance(request, TrainingRequest) else None
+        is_supervised = settings is not None and settings.method == "sft"
+        if settings is not None and (source := settings.source_run) is not None:
+            return check_source(self._db, workspace_id, source)
+        columns = (dataset.preview or [{}])[0]
+        if columns and is_supervised and MESSAGES_COLUMN not in columns:
+            problem = (
+                f"has no column '{MESSAGES_COLUMN}' with conversations, from which method = \"sft\" learns"
+            )
+            raise rejected([Issue("experiment.dataset", problem)])
+        if (
+            not is_supervised
+            and MESSAGES_COLUMN in columns
+            and not {PROMPT_COLUMN, METADATA_COLUMN} & {*columns}
+        ):
+            problem = 'has conversations and no prompts, which only [advanced].method = "sft" learns from'
+            raise rejected([Issue("experiment.dataset", problem)])
+        return request.choose_rows(dataset.row_count or 0, dataset.sha256 or "", dataset.extension)
 
     def _commit(self, repository: DbRepository, request: RunRequest) -> str:
         """Resolve the requested commit, and check that it has the rollout and its entrypoint."""

@@ -42,7 +42,7 @@ from osmosis_ai.platform.runs.lifecycle import (
     conversation_path,
     version_of,
 )
-from osmosis_ai.platform.runs.requests import read_training_request
+from osmosis_ai.platform.runs.requests import read_training_request, runs_rollouts
 from osmosis_ai.platform.worker.client import OutgoingBlob
 from osmosis_ai.platform.worker.process import WorkerExit
 from osmosis_ai.platform.worker.reporter import Reporter
@@ -79,15 +79,16 @@ class TrainingWork(Work):
     def prepare(self) -> None:
         run, request = self._run, read_training_request(self._run.request)
         policy, secret_values = self.policy(), self.secret_values(request.secrets)
-        self.contain(request)
-        agent = served_agent(request.experiment.entrypoint)
-        files = self.source() if agent is None else self.directory.path
+        agent, files = served_agent(request.experiment.entrypoint), self.directory.path
+        if runs_rollouts(run.request):
+            self.contain(request)
+            files = self.source()
         self._spec = TrainingSpec(
             settings=request.settings,
             model_path=policy.base_model,
             dataset=self.dataset(),
             rollout_dir=files / "rollouts" / run.rollout_name,
-            served=self.served(agent) if agent is not None else None,
+            served=self.served(agent) if agent is not None and request.settings.method == "rl" else None,
             entrypoint=request.experiment.entrypoint,
             adapter=policy.directory,
             env=request.env,
@@ -206,7 +207,7 @@ class _Hooks(TrainingHooks):
     def plan(self, plan: TrainingPlan) -> None:
         done = f", {plan.steps_done} of them done" if plan.steps_done else ""
         message = (
-            f"{plan.total_steps} steps of {plan.rollouts_per_step} rollouts on {plan.device}{done}; "
+            f"{plan.total_steps} steps of {plan.rollouts_per_step} {plan.unit} on {plan.device}{done}; "
             f"{plan.training_rows} rows to train on, {plan.held_out_rows} held out"
         )
         # The run's page marks the resumed step.

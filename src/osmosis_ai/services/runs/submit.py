@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import subprocess
@@ -169,6 +170,8 @@ class PreparedSubmit:
     warnings: tuple[str, ...]
     unchecked: tuple[str, ...]
     imported: ImportOutcome
+    # As far as the platform knows.
+    rows: int | None = None
 
     def resource(self) -> dict[str, Any]:
         """Return the request body without secret values."""
@@ -200,6 +203,19 @@ class PreparedSubmit:
         else:
             rows = f"the first {limit:,}, or all if there are fewer"
         return f"{rows}; {amount(n, 'attempt')} per row"
+
+    @property
+    def method(self) -> str | None:
+        """What a supervised training run learns from, and its steps; None for other runs."""
+        if not isinstance(self.config, TrainingConfig) or self.config.settings.method != "sft":
+            return None
+        settings, words = self.config.settings, "supervised fine-tuning (sft)"
+        source = f"passing attempts of {settings.source_run}" if settings.source_run else "conversations"
+        if self.rows is None:
+            return f"{words} on {source}"
+        steps = math.ceil(self.rows / settings.rollout_batch_size) * settings.total_epochs
+        at_most = min(steps, settings.max_steps or steps)
+        return f"{words} on {self.rows:,} {source}, at most {amount(at_most, 'step')}"
 
     def described(self) -> dict[str, Any]:
         known = self.config.experiment.model_dump()
@@ -255,6 +271,7 @@ def prepare_submission(
         warnings=tuple(filter(None, doubts)),
         unchecked=tuple(check for check in CHECKS if check in unchecked),
         imported=imported,
+        rows=verdict.sampled_rows if verdict is not None else None,
     )
 
 

@@ -155,6 +155,7 @@ class Trainer:
                 training_rows=len(loop.rows.training),
                 held_out_rows=len(loop.rows.held_out),
                 rollouts_per_step=settings.rollouts_per_step,
+                unit="rollouts" if settings.method == "rl" else "conversations",
                 total_steps=loop.order.total_steps,
                 steps_done=loop.state.step,
                 device=str(loop.learner.device),

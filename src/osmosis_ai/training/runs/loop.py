@@ -75,11 +75,11 @@ class TrainingPlan:
     training_rows: int
     held_out_rows: int
     rollouts_per_step: int
-    unit: Literal["rollouts", "conversations"]
     total_steps: int
     steps_done: int
     device: str
     warnings: tuple[str, ...] = ()
+    unit: Literal["rollouts", "conversations"] = "rollouts"
 
 
 class TrainingHooks:

@@ -25,7 +25,13 @@ from osmosis_ai.cli.runs import RunStanding, RunView
 from osmosis_ai.services import training_runs
 from osmosis_ai.services.training_runs import DescribedTraining, LocalTraining
 from osmosis_ai.training.runs.curves import CurveValue, SavedAdapter, TrainingCurves
-from osmosis_ai.training.runs.metrics import TRAINING_REWARD, VALIDATION_PASS_RATE, VALIDATION_REWARD
+from osmosis_ai.training.runs.metrics import (
+    TRAINING_LOSS,
+    TRAINING_REWARD,
+    VALIDATION_LOSS,
+    VALIDATION_PASS_RATE,
+    VALIDATION_REWARD,
+)
 from osmosis_ai.training.runs.run_differences import flat_settings
 
 _NOTICEABLE_S = 0.05
@@ -38,10 +44,7 @@ _PHASES = {
     "time/validation_s": "validation",
     "time/checkpoint_s": "checkpoint",
 }
-_REWARDS: Sequence[tuple[str, str, Tone]] = (
-    ("training", TRAINING_REWARD, "accent"),
-    ("validation", VALIDATION_REWARD, "good"),
-)
+_TONES_OF_CURVES: Mapping[str, Tone] = {"training": "accent", "validation": "good"}
 _TONES: Mapping[str, Tone] = {"finished": "good", "failed": "bad", "crashed": "bad", "running": "active"}
 
 
@@ -105,17 +108,28 @@ def summary(run: LocalTraining | DescribedTraining, notes: Iterable[tuple[str, s
 
 def result_lines(curves: TrainingCurves) -> Iterator[list[str]]:
     """Yield sections: results with their best and last value, warnings, the best and the last checkpoint."""
+    measure, measured = _measured(curves)
+    by_value = min if curves.is_supervised else max
     rows = [
-        (f"Validation {name}", *_first_best_last(points, shown))
+        (f"Validation {name}", *_first_best_last(points, shown, by_value))
         for name, points, shown in _validations(curves)
     ]
-    if training := curves.points(TRAINING_REWARD):
-        rows.append(("Training reward", *_first_best_last(training, compact)))
+    if training := measured["training"]:
+        rows.append((f"Training {measure}", *_first_best_last(training, compact, by_value)))
     lines = aligned("Results", [("", "First", "Best", "Last"), *rows] if rows else [])
     lines += [f"  {label:<20}  {text}" for label, text in _speed(curves)]
     yield lines
     yield aligned("Warnings", _warnings(curves))
     yield aligned("Checkpoints", _checkpoints(curves))
+
+
+def _measured(curves: TrainingCurves) -> tuple[str, Mapping[str, Sequence[CurveValue]]]:
+    """Return what the run improves, the reward or the loss, and its values in training and validation."""
+    if curves.is_supervised:
+        name, keys = "loss", (TRAINING_LOSS, VALIDATION_LOSS)
+    else:
+        name, keys = "reward", (TRAINING_REWARD, VALIDATION_REWARD)
+    return name, dict(zip(_TONES_OF_CURVES, map(curves.points, keys), strict=True))
 
 
 def _text(*sections: Sequence[str]) -> Iterator[Text]:
@@ -126,7 +140,9 @@ def _text(*sections: Sequence[str]) -> Iterator[Text]:
 def _validations(
     curves: TrainingCurves,
 ) -> Iterator[tuple[str, Sequence[CurveValue], Callable[[float], str]]]:
-    """Yield name, values and format of the pass rate, and of the reward unless it is the same."""
+    """Yield name, values and format of the pass rate, and of the reward unless it is the same; or of the loss."""
+    if losses := curves.points(VALIDATION_LOSS):
+        yield "loss", losses, compact
     rates, rewards = curves.points(VALIDATION_PASS_RATE), curves.points(VALIDATION_REWARD)
     # The platform reports an interval for the reward only.
     is_same = [(each.step, each.value) for each in rates] == [(each.step, each.value) for each in rewards]
@@ -136,8 +152,10 @@ def _validations(
         yield "reward", rewards, compact
 
 
-def _first_best_last(points: Sequence[CurveValue], shown: Callable[[float], str]) -> Iterator[str]:
-    best = max(
+def _first_best_last(
+    points: Sequence[CurveValue], shown: Callable[[float], str], by_value: Callable[..., CurveValue]
+) -> Iterator[str]:
+    best = by_value(
         (each for each in points if not each.is_hollow), key=lambda each: each.value, default=points[-1]
     )
     for point in (points[0], best, points[-1]):
@@ -214,7 +232,7 @@ def _next_steps(run: DescribedTraining) -> list[tuple[str, str]]:
     elif run.curves.checkpoints:
         best = "best" if run.curves.best_checkpoint() else "last"
         steps.append((f"deploy the {best} checkpoint", f"osmosis model deploy {name}"))
-    if run.metrics is not None:
+    if run.metrics is not None and not run.curves.is_supervised:
         steps.append(("read conversations", f"osmosis train show {name}"))
     return [*steps, ("print all metrics", f"osmosis train info {name} --verbose")][:_MOST_STEPS]
 
@@ -240,13 +258,15 @@ def _table(title: str, rows: Iterable[Row]) -> Table:
 
 
 def metric_blocks(run: LocalTraining | DescribedTraining) -> Iterator[Block]:
-    """Yield the chart of the rewards and a table of all metrics."""
+    """Yield the chart of the rewards or losses, and a table of all metrics."""
+    measure, measured = _measured(run.curves)
     curves = [
-        Curve(name, [(each.step, each.value) for each in run.curves.points(key)], tone)
-        for name, key, tone in _REWARDS
+        Curve(name, [(each.step, each.value) for each in points], _TONES_OF_CURVES[name])
+        for name, points in measured.items()
     ]
     if len(curves[0].points) > 1:
-        yield Chart([curve for curve in curves if curve.points], title="Reward", x_label="step")
+        title = measure.title()
+        yield Chart([curve for curve in curves if curve.points], title=title, x_label="step")
     if run.curves.curves:
         headings = ("First, step", "Last, step", "Lowest, step", "Highest, step")
         rows = [
@@ -278,29 +298,31 @@ def _standing(seen: DescribedTraining) -> RunStanding:
 
 def _now(seen: DescribedTraining) -> Iterator[str]:
     """Yield the numbers of the last step, for one line."""
-    rewards, validated = seen.curves.points(TRAINING_REWARD), seen.curves.points(VALIDATION_REWARD)
-    reward = rewards[-1].value if rewards else seen.run.reward
-    if reward is not None:
-        yield f"reward {reward:.3f}"
+    measure, measured = _measured(seen.curves)
+    trained, validated = measured.values()
+    value = trained[-1].value if trained else seen.run.reward
+    if value is not None:
+        yield f"{measure} {compact(value)}"
     if validated:
-        yield f"validation {validated[-1].value:.3f}"
+        yield f"validation {compact(validated[-1].value)}"
     yield from _last_step(seen.curves)
 
 
 def _curve_lines(curves: TrainingCurves) -> Iterator[str]:
-    """Yield the lines under a progress bar: the reward with its curve, and the numbers of the last step."""
-    rewards, validated = curves.points(TRAINING_REWARD), curves.points(VALIDATION_REWARD)
-    if not rewards:
+    """Yield the lines under a progress bar: the reward or loss with its curve, and the numbers of the last step."""
+    measure, measured = _measured(curves)
+    trained, validated = measured.values()
+    if not trained:
         return
-    drawn = sparkline([each.value for each in rewards], width=24)
-    line = f"  reward  {drawn}  {_from_to(rewards)}"
+    drawn = sparkline([each.value for each in trained], width=24)
+    line = f"  {measure}  {drawn}  {_from_to(trained)}"
     yield line + (f"   validation {_from_to(validated)}" if validated else "")
     if last := " · ".join(_last_step(curves)):
         yield f"  {last}"
 
 
 def _from_to(points: Sequence[CurveValue]) -> str:
-    return f"{points[0].value:.3f} → {points[-1].value:.3f}"
+    return f"{compact(points[0].value)} → {compact(points[-1].value)}"
 
 
 def _last_step(curves: TrainingCurves) -> Iterator[str]:

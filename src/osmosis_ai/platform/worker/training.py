@@ -53,7 +53,9 @@ from osmosis_ai.training.learner.checkpoints import PROVENANCE_FILE, CheckpointD
 from osmosis_ai.training.learner.ranks import LearnerProcessLostError
 from osmosis_ai.training.runs.loop import TrainingHooks, TrainingPlan
 from osmosis_ai.training.runs.metrics import (
+    TRAINING_LOSS,
     TRAINING_REWARD,
+    VALIDATION_LOSS,
     VALIDATION_PLANNED,
     VALIDATION_REWARD,
     StepRecord,
@@ -67,6 +69,7 @@ if TYPE_CHECKING:
 
 HUB_TOKEN = "HF_TOKEN"
 """The secret with which a worker may load a model that its hub restricts."""
+_SHOWN_LOSSES = {TRAINING_LOSS: "loss", VALIDATION_LOSS: "validation loss"}
 _SHOWN = {TRAINING_REWARD: "reward", VALIDATION_REWARD: "validation reward"}
 _MOST_VALIDATION_BYTES = 512 << 20
 """Of all conversations; the list begins with the worst, so those that are left out are the best."""
@@ -236,6 +239,9 @@ class _Hooks(TrainingHooks):
         self._reporter.later(lambda: self._reports.append([record]))
         shown = [f"{name} {record.metrics[key]:.3f}" for key, name in _SHOWN.items() if key in record.metrics]
         shown += [f"{count} without a reward ({reason})" for reason, count in record.unscored.items()]
+        if not shown:
+            losses = ((key, name) for key, name in _SHOWN_LOSSES.items() if key in record.metrics)
+            shown = [f"{name} {record.metrics[key]:.4f}" for key, name in losses]
         message = f"step {record.step} of {total_steps}: {', '.join(shown) or 'no rewards'}"
         self._reporter.log(LogLine(message, step="step"))
 

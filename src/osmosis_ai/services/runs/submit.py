@@ -207,7 +207,9 @@ class PreparedSubmit:
     @property
     def method(self) -> str | None:
         """What a supervised training run learns from, and its steps; None for other runs."""
-        if not isinstance(self.config, TrainingConfig) or self.config.settings.method != "sft":
+        if not isinstance(self.config, TrainingConfig) or self.config.doubts:
+            return None
+        if self.config.settings.method != "sft":
             return None
         settings, words = self.config.settings, "supervised fine-tuning (sft)"
         source = f"passing attempts of {settings.source_run}" if settings.source_run else "conversations"

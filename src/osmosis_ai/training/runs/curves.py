@@ -24,9 +24,11 @@ from osmosis_ai.training.learner.checkpoints import checkpoints_in
 from osmosis_ai.training.runs.metrics import (
     LARGEST_STEP,
     TITLES,
+    TRAINING_LOSS,
     TRAINING_REWARD,
     TRAINING_REWARD_HIGH,
     TRAINING_REWARD_LOW,
+    VALIDATION_LOSS,
     VALIDATION_PASS_RATE,
     VALIDATION_PLANNED,
     VALIDATION_REWARD,
@@ -204,11 +206,23 @@ class TrainingCurves:
     def points(self, key: str) -> Sequence[CurveValue]:
         return next((curve.points for curve in self.curves if curve.key == key), ())
 
+    @property
+    def is_supervised(self) -> bool:
+        """Whether the run learned from conversations: it has losses and no rewards."""
+        losses = (*self.points(VALIDATION_LOSS), *self.points(TRAINING_LOSS))
+        return bool(losses) and not self.points(TRAINING_REWARD)
+
     def best_checkpoint(self) -> tuple[SavedAdapter, int] | None:
         """Return the checkpoint with the highest validation pass rate, then reward, and among how many it was selected.
 
+        Of a supervised run, it is the one with the lowest validation loss.
+
         None without a choice: fewer than two validated checkpoints, or validations of a single attempt.
         """
+        losses = {point.step: point.value for point in self.points(VALIDATION_LOSS)}
+        if measured := [saved for saved in self.checkpoints if saved.step in losses]:
+            best = min(measured, key=lambda saved: losses[saved.step])
+            return (best, len(measured)) if len(measured) > 1 else None
         rates = {point.step: point.value for point in self.points(VALIDATION_PASS_RATE)}
         no_measure = {
             each.step for each in self.points(VALIDATION_REWARD) if each.is_hollow or each.over == 1

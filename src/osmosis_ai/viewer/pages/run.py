@@ -17,9 +17,17 @@ from osmosis_ai.training.runs.curves import (
     ViewedCurve,
     after_steps,
 )
-from osmosis_ai.training.runs.metrics import TITLES, TRAINING_REWARD, VALIDATION_PASS_RATE, VALIDATION_REWARD
+from osmosis_ai.training.runs.metrics import (
+    TITLES,
+    TRAINING_LOSS,
+    TRAINING_REWARD,
+    VALIDATION_LOSS,
+    VALIDATION_PASS_RATE,
+    VALIDATION_REWARD,
+)
 from osmosis_ai.ui.charts import ChartMark, ChartPoint, ChartSeries, SvgChart
 from osmosis_ai.ui.numbers import (
+    compact,
     count,
     duration,
     interval,
@@ -236,6 +244,7 @@ _CHARTS: Sequence[tuple[str, Sequence[str]]] = (
     ("Training reward", ("rollout/raw_reward",)),
     ("Validation reward", ("eval/validation/reward",)),
     ("Validation pass rate", ("eval/validation/pass_rate",)),
+    ("Loss (nats per token)", (TRAINING_LOSS, VALIDATION_LOSS)),
     ("KL (nats per token)", ("train/kl_sampler", "train/kl_base")),
     ("Entropy (nats per token)", ("train/entropy_loss",)),
     ("Length (tokens)", ("rollout/response_lengths", "rollout/total_lengths")),
@@ -292,7 +301,7 @@ def shown_training(
         "FOLDED": FOLDED,
         "best": curves.best_checkpoint(),
         "validation": curves.headline,
-        "rewards": curves.points("rollout/raw_reward"),
+        "has_steps": bool(curves.points(TRAINING_REWARD)) or curves.is_supervised,
         "hollow": after_steps(curves.hollow_validations()),
         "least": LEAST_WORDS,
         "charts": list(_charts(curves, smoothing)) if draws else [],
@@ -321,6 +330,9 @@ def _training_tiles(detail: RunDetail, curves: TrainingCurves) -> Iterator[Tile]
         newest = curves.headline.scored_words if curves.headline is not None else None
         scored = f"{newest} scored" if newest else None
         yield Tile("Validation reward", number(last.value), "; ".join(filter(None, (limits, scored))))
+    for title, key in (("Validation loss", VALIDATION_LOSS), ("Training loss", TRAINING_LOSS)):
+        if curves.is_supervised and (losses := curves.points(key)):
+            yield Tile(title, compact(losses[-1].value), f"{compact(losses[0].value)} at first")
     trained = curves.points(TRAINING_REWARD)
     if trained:
         yield Tile("Training reward", number(trained[-1].value), f"after step {trained[-1].step:,}")
@@ -387,6 +399,8 @@ def _charts(curves: TrainingCurves, smoothing: float) -> Iterator[SvgChart]:
     ordered = sorted(room, key=lambda mark: mark.step)
     marks = [ChartMark(mark.step, mark.kind, mark.text) for mark in ordered]
     for place, (title, keys) in enumerate(_CHARTS):
+        if TRAINING_LOSS in keys and not curves.is_supervised:
+            continue  # the loss of a policy gradient says nothing about the policy
         found = [curve for key in keys for curve in curves.curves if curve.key == key and curve.points]
         if found:
             yield line(
@@ -395,7 +409,7 @@ def _charts(curves: TrainingCurves, smoothing: float) -> Iterator[SvgChart]:
                 axis="step",
                 # A validation stands on enough samples of its own to be read as it is, and is drawn with its interval.
                 smoothing=0.0 if keys[0].startswith("eval/") else smoothing,
-                marks=marks if place < 2 else (),
+                marks=marks if place < 2 or TRAINING_LOSS in keys else (),
                 hollow=HOLLOW,
             )
 

@@ -1,1 +1,1 @@
-"""The kit under every page and report: policy, tokens, charts, the rules for hostile text; it knows nothing of runs."""
+"""Styles, scripts, charts and text rules shared by all pages and reports."""

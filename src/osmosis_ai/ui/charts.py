@@ -1,4 +1,4 @@
-"""SVG charts without scripts or ``style`` attributes, coloured by the classes of ``kit.css``; each comes with a table."""
+"""SVG charts without scripts or ``style`` attributes, each with a table of its numbers."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from osmosis_ai.ui.text import visible
 
 WIDTH, LEFT, RIGHT = 560, 60, 14
 _COLOURS = 7
-"""Of kit.css; the eighth series has the first colour again, and another shape."""
+"""Number of colours in the style sheet; the eighth series repeats the first with another shape."""
 
 _LONGEST = 52
-"""Characters of a title, which is larger in the drawing where the window is small."""
+"""Longest title, in characters; titles are larger in a small window."""
 Written = Callable[[float | None], str]
-"""How a number is written in the table under a chart."""
+"""Format of the numbers in the table."""
 
 
 class ChartPoint(NamedTuple):
-    """A number at its place, with its interval where there is one, and what it was taken over."""
+    """A value at x, with its interval and sample size."""
 
     x: float
     y: float
@@ -39,19 +39,17 @@ class ChartPoint(NamedTuple):
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Its two ends, where there are both."""
+        """Both bounds, if known."""
         return None if self.low is None or self.high is None else (self.low, self.high)
 
 
 class ChartSeries(NamedTuple):
-    """What belongs together in a chart, under one name."""
-
     name: str
     points: Sequence[ChartPoint]
 
 
 class ChartMark(NamedTuple):
-    """What happened at a place of the axis; equal kinds have equal shapes."""
+    """An event on the x axis; equal kinds have equal shapes."""
 
     x: float
     kind: str
@@ -59,7 +57,7 @@ class ChartMark(NamedTuple):
 
 
 class TimeSpan(NamedTuple):
-    """Something that took its time."""
+    """A time span."""
 
     name: str
     kind: str
@@ -69,8 +67,6 @@ class TimeSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SvgChart:
-    """A chart and its numbers."""
-
     label: str
     svg: Markup
     legend: Sequence[tuple[str, Markup]]
@@ -81,7 +77,7 @@ class SvgChart:
 
 @dataclass(frozen=True, slots=True)
 class PlotScale:
-    """From a number to its place on the drawing, in its units."""
+    """A linear scale from values to SVG units."""
 
     low: float
     high: float
@@ -89,18 +85,17 @@ class PlotScale:
     last: float
 
     def __call__(self, value: float) -> str:
-        """Return the place with one decimal: a tenth of a pixel."""
         return f"{self.place(value):.1f}"
 
     def place(self, value: float) -> float:
-        """Return the place; that of the nearer end for what lies beyond the scale."""
+        """Return the position, clamped to the scale."""
         inside = min(max(value, self.low), self.high) - self.low
         return self.first + inside / (self.high - self.low or 1.0) * (self.last - self.first)
 
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """A drawing while it is made, over the scale of its axis."""
+    """An SVG under construction."""
 
     x: PlotScale
     _parts: list[str] = field(default_factory=list)
@@ -108,41 +103,37 @@ class Drawing:
 
     @classmethod
     def between(cls, low: float, high: float, *, left: float = LEFT) -> Drawing:
-        """Return an empty drawing whose x axis goes from ``low`` to ``high``."""
+        """Return an empty drawing with an x axis from ``low`` to ``high``."""
         return cls(PlotScale(low, high, left, WIDTH - RIGHT))
 
     def path(self, kind: str, d: str, said: str = "") -> None:
-        """Add a path of a class, if there is any; a pointer on it reads what is ``said``."""
+        """Add a path, with ``said`` as its tooltip."""
         inside = f"><title>{escape(visible(said))}</title></path>" if said else "/>"
         if d:
             self._parts.append(f'<path class="{kind}" d="{d}"{inside}')
 
     def text(self, kind: str, x: float | str, y: float | str, said: str) -> None:
-        """Add words of a class."""
         self._parts.append(f'<text class="{kind}" x="{x}" y="{y}">{escape(visible(said))}</text>')
 
     def title(self, name: str, y: int) -> None:
-        """Add a name above what it is of; of one that does not fit its end, which tells models apart."""
+        """Add a title; one that is too long keeps its end, which distinguishes models."""
         shown = visible(name)
         self.text("title", LEFT, y, shown if len(shown) <= _LONGEST else f"…{shown[-_LONGEST:]}")
 
     def grid(self, y: PlotScale, values: Sequence[float], written: Callable[[float], str]) -> None:
-        """Add a line across the drawing at each of ``values``, with its number."""
+        """Add a labelled grid line at each of ``values``."""
         for value in values:
             self.path("grid", f"M{LEFT} {y(value)}H{WIDTH - RIGHT}")
             self.text("tick end", LEFT - 6, f"{y.place(value) + 4:.1f}", written(value))
 
     def mark(self, place: int, x: float, y: float, *, hollow: bool = False, size: float = 1) -> None:
-        """Add a point of the series at ``place``."""
         self._parts.append(mark(place, x, y, hollow=hollow, size=size))
 
     def key(self, name: str, drawn: str) -> None:
-        """Add to the legend a name behind what it is drawn with."""
         shown = Markup(f'<svg viewBox="0 0 14 14" aria-hidden="true">{drawn}</svg>')
         self._legend.append((name, shown))
 
     def name(self, series: Sequence[ChartSeries]) -> None:
-        """Add each of ``series`` to the legend, with its mark."""
         for place, each in enumerate(series):
             self.key(each.name, mark(place, 7, 7))
 
@@ -158,7 +149,7 @@ class Drawing:
         places: Sequence[float] | None = None,
         is_pointed_at: bool = False,
     ) -> SvgChart:
-        """Return the chart of what was drawn, with its axis below."""
+        """Return the chart with its x axis."""
         x = self.x
         places = ticks(x.low, x.high) if places is None else places
         ends = "".join(f"M{x(place)} {bottom}v5" for place in places)
@@ -194,17 +185,16 @@ _OUTLINES = (
 
 
 def colour(place: int) -> int:
-    """Return which of the colours the series at ``place`` has."""
     return place % _COLOURS + 1
 
 
 def _size(over: int | None) -> float:
-    """Return the scale of a mark, whose area grows with what it stands for."""
+    """Return the scale of a mark whose area is proportional to its count."""
     return min(math.sqrt(over or 1), 5.0)
 
 
 def mark(place: int, x: float, y: float, *, hollow: bool = False, size: float = 1) -> str:
-    """Return the mark of the series at ``place``: its shape tells it as well as its colour."""
+    """Return the mark of a series, which differs in shape and colour."""
     filled = f"line-{colour(place)} hollow" if hollow else f"fill-{colour(place)}"
     if size > 1:
         r = 4.5 * size
@@ -223,7 +213,7 @@ _MOST = 200
 def histograms(
     series: Sequence[tuple[str, Floats]], *, low: float, high: float, label: str, axis: str
 ) -> SvgChart:
-    """Return a histogram for each of ``series``, one above the other on the same scales."""
+    """Return a histogram for each of ``series`` on the same scales."""
     known = [(name, values[~np.isnan(values)]) for name, values in series]
     centres, edges = bins(np.concatenate([values for _, values in known]), low=low, high=high)
     counts = [(name, np.histogram(values, bins=edges)[0].tolist()) for name, values in known]
@@ -234,7 +224,7 @@ def histograms(
 def counted_histogram(
     edges: Sequence[float], counts: Sequence[int], *, name: str, label: str, axis: str
 ) -> SvgChart:
-    """Return the histogram of values that are counted already: ``counts[i]`` lie from ``edges[i]`` to the next edge."""
+    """Return a histogram of counts: ``counts[i]`` are between ``edges[i]`` and the next edge."""
     named = [f"{left:g} to {right:g}" for left, right in pairwise(edges)]
     return _drawn([(name, counts)], edges, named, ends=(edges[0], edges[-1]), label=label, axis=axis)
 
@@ -277,7 +267,7 @@ def even_edges(low: float, high: float, parts: int) -> Floats:
 
 
 def bins(values: Floats, *, low: float, high: float) -> tuple[Floats, Floats]:
-    """Return (centres, edges): one bin for each value that was given when they are few, else twenty."""
+    """Return (centres, edges): one bin per value if there are few, otherwise twenty."""
     given = np.unique(values)
     if 2 <= given.size <= 2 * _BINS + 1:
         step = float(np.diff(given).min())
@@ -290,7 +280,7 @@ def bins(values: Floats, *, low: float, high: float) -> tuple[Floats, Floats]:
 
 
 def waterfall(spans: Sequence[TimeSpan], *, label: str) -> SvgChart:
-    """Return a row for each of ``spans``, of the first 200; one whose times are not known stands in the table alone."""
+    """Return a timeline of the first 200 spans; spans without times are only in the table."""
     timed = [each for each in spans if math.isfinite(each.start_ms + each.duration_ms)]
     end_s = max((each.start_ms + each.duration_ms for each in timed), default=1.0) / 1000 or 1e-3
     drawing, drawn = Drawing.between(0.0, end_s, left=_NAMES), timed[:_MOST]
@@ -328,7 +318,7 @@ def forest(
     lines: Sequence[float],
     number: Written,
 ) -> SvgChart:
-    """Return numbers with their intervals, in a row for each of ``names``."""
+    """Return values with intervals, one row for each of ``names``."""
     points = [point for measure in measures for point in measure.points]
     least = min([*lines, *(point.x if point.low is None else point.low for point in points)])
     most = max([*lines, *(point.x if point.high is None else point.high for point in points)])
@@ -366,7 +356,7 @@ def scatter(
     joined: bool = True,
     counted: str = "Records",
 ) -> SvgChart:
-    """Return points with their intervals in ``y``, joined within a series, beside the line of what is equal."""
+    """Return a scatter plot with vertical intervals and the diagonal."""
     margin = 0.03 * (high - low)
     drawing = Drawing.between(low - margin, high + margin)
     x, y = drawing.x, PlotScale(low - margin, high + margin, 390, 26)
@@ -396,10 +386,10 @@ Places = NDArray[np.int64]
 
 _COLUMNS = 240
 _ALL_DRAWN = 500
-"""Of a curve with more points, those that a column needs."""
+"""Points of a long curve that are kept for each column."""
 _TOP, _BOTTOM = 24, 230
 _FEW = 40
-"""Up to so many points of a curve have a mark each; a longer one has eight in all, so that shapes tell curves apart."""
+"""Curves of up to this many points mark each; longer ones have eight marks."""
 _ROWS = 100
 _EVENTS = ("m-5-8h10l-5 8Z", "m-4-8h8v8h-8Z", "m0-9l4.5 4.5l-4.5 4.5l-4.5-4.5Z")
 
@@ -413,7 +403,7 @@ def line(
     marks: Sequence[ChartMark] = (),
     hollow: str = "",
 ) -> SvgChart:
-    """Return curves over the same axis, each by rising ``x``."""
+    """Return line charts over the same axis; points are sorted by ``x``."""
     curves = [_numbers(each.points) for each in series]
     first, last = _ends([*(along for along, *_ in curves), np.array([each.x for each in marks])])
     drawing = Drawing.between(first, last if last > first else first + 1)
@@ -445,7 +435,7 @@ def line(
 def sparkline(
     values: Sequence[float | None], *, label: str = "trend", number: Written = numbers.number
 ) -> Markup:
-    """Return values in the room of a word, the last with a dot; "" for fewer than two."""
+    """Return a sparkline with a dot at its end; "" for fewer than two values."""
     known = [(place, value) for place, value in enumerate(values) if value is not None and isfinite(value)]
     if len(known) < 2:
         return Markup("")
@@ -462,7 +452,7 @@ def sparkline(
 
 
 def _numbers(points: Sequence[ChartPoint]) -> Floats:
-    """Return points' places, their numbers, and both ends of their intervals, a row each; NaN for what there is not."""
+    """Return arrays of x, value, and both interval bounds; NaN if missing."""
     # A float of None is NaN here; infinity has no place on a drawing either.
     found: Floats = np.array([point[:4] for point in points], dtype=np.float64).reshape(-1, 4).T
     found[~np.isfinite(found)] = np.nan
@@ -482,7 +472,7 @@ def _ends(values: Sequence[Floats]) -> tuple[float, float]:
 def _draw(
     drawing: Drawing, place: int, curve: Sequence[Floats], points: Sequence[ChartPoint], smoothing: float
 ) -> None:
-    """Add a curve in units of the drawing: its band, its raw line, the smooth one over it, and its marks."""
+    """Add a curve: interval band, raw line, smoothed line and marks."""
     along, raw, low, high = curve
     shown, runs = _smooth(raw, smoothing), _runs(raw)
     bands = [_band(along[run], low[run], high[run]) for run in _runs(low + high)]
@@ -509,13 +499,13 @@ def _smooth(values: Floats, weight: float) -> Floats:
 
 
 def _runs(values: Floats) -> list[Places]:
-    """Return the places of values that there are, in pieces without a gap."""
+    """Return runs of consecutive known values."""
     known = np.flatnonzero(np.isfinite(values))
     return [run for run in np.split(known, np.flatnonzero(np.diff(known) > 1) + 1) if run.size]
 
 
 def _shown_places(*values: Floats) -> Places:
-    """Return the indices of points to draw: all if they are few, else the extremes of each column."""
+    """Return the indices of the points to draw: all, or the extremes of each column."""
     size = values[0].size
     if size <= _ALL_DRAWN:
         return np.arange(size)
@@ -543,7 +533,7 @@ def _path_through(along: Floats, up: Floats) -> str:
 
 
 def _table(series: Sequence[ChartSeries], axis: str, hollow: str) -> tuple[list[list[str]], list[str]]:
-    """Return a row for each place of the axis, of many a hundred, and what is left out."""
+    """Return the rows of the table, at most a hundred, and how many are left out."""
     places = sorted({point.x for each in series for point in each.points})
     listed, notes = places, []
     if len(places) > _ROWS:

@@ -1,4 +1,4 @@
-"""Code with its words in classes, and Markdown without HTML, of which nothing leads or loads anywhere."""
+"""Syntax highlighting, and Markdown without HTML, links and images."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 MOST_JSON_CHARACTERS = 100_000
-"""Longer JSON is shown without colours: its lexer reads about a megabyte a second."""
+"""Longer JSON is not highlighted: the lexer reads about 1 MB/s."""
 _MOST_OF_OTHERS = 20_000
-"""Of other languages: their lexers are regular expressions, whose time may grow with the square of the text."""
+"""Limit for other languages, whose lexers may take quadratic time."""
 
 # Those that people meet, and no others: a lexer is some hundred regular expressions that see hostile text. Pygments'
 # for YAML and TypeScript take more than a minute for 100,000 characters that are chosen for it.
@@ -33,7 +33,7 @@ _TAKEN_FOR = {"jsonl": "json", "typescript": "javascript", "ts": "javascript", "
 
 
 def code(text: str, language: str = "") -> Markup:
-    """Return code to stand in a ``pre``: spans whose classes begin with ``c-``; its text stays as it is."""
+    """Return highlighted code as spans with ``c-`` classes; the text is unchanged."""
     shown = visible(text)
     given = language.strip().lower()
     name = given if given in _LEXERS else _TAKEN_FOR.get(given)
@@ -119,7 +119,7 @@ def _block(_: Any, tokens: Sequence[Token], place: int, *__: Any) -> str:
 
 
 def _heading(_: Any, tokens: Sequence[Token], place: int, *__: Any) -> str:
-    """Return a heading below those of the page, which has one ``h1``."""
+    """Return a heading one level below the page's ``h1``."""
     token = tokens[place]
     name = f"h{min(int(token.tag[1]) + 3, 6)}"
     return f"<{name}>" if token.nesting > 0 else f"</{name}>\n"

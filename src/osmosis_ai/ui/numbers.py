@@ -1,4 +1,4 @@
-"""How values look to people, in a terminal, on a page and in a report: one spelling, so that they agree to the digit."""
+"""Formats of numbers, durations, sizes and dates, for terminal, pages and reports."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Protocol
 
 MISSING = "–"
 NOT_RECORDED = "not recorded"
-"""Of what there was, and is lost; :data:`MISSING` is of what there is not."""
+"""A value that is lost; :data:`MISSING` is one that does not exist."""
 _SIZE_UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
 class ShownInterval(Protocol):
-    """What has a 95% interval, or a reason why it has none."""
+    """A 95% interval, or the reason why there is none."""
 
     @property
     def low(self) -> float | None:
-        """Its lower end."""
+        """Lower bound."""
 
     @property
     def high(self) -> float | None:
-        """Its upper end."""
+        """Upper bound."""
 
     @property
     def reason(self) -> str | None:
-        """Why there is no interval."""
+        """Why the interval is missing."""
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -35,12 +35,12 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def _decimal(value: float) -> Decimal | float:
-    """Return a number as it is written, so that 0.4175 and 41.75% round alike."""
+    """Return a number as written, so that 0.4175 and 41.75% round alike."""
     return Decimal(repr(float(value))) if math.isfinite(value) else value
 
 
 def compact(value: float | None) -> str:
-    """Return a number with as many digits as tell it from others; a count as one."""
+    """Return a number with three significant decimals, or a count."""
     if value is None:
         return MISSING
     if (abs(value) >= 2 and float(value).is_integer()) or 1000 <= abs(value) < 1e9:
@@ -153,7 +153,7 @@ def iso(moment: datetime | str | None) -> str:
 
 
 def _in_zone(moment: datetime | str | None, zone: tzinfo | None) -> datetime | str:
-    """Return a moment in a zone, or what stands in the place of one that there is not."""
+    """Convert to a zone; a missing or invalid moment becomes its text."""
     known = parse_date(moment) if isinstance(moment, str) else moment
     if known is None:
         return moment if isinstance(moment, str) else MISSING
@@ -164,7 +164,7 @@ def _in_zone(moment: datetime | str | None, zone: tzinfo | None) -> datetime | s
 
 
 def parse_date(text: str) -> datetime | None:
-    """Read an ISO 8601 date, with or without zone (UTC then); None when it is not one."""
+    """Parse an ISO 8601 date, in UTC by default; None if invalid."""
     try:
         # Python 3.10 reads neither `Z` nor a fraction that has not 3 or 6 digits.
         parsed = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))

@@ -1,4 +1,4 @@
-"""How a page is made: templates that escape, styles and scripts by digest, security headers, and the values of the shell."""
+"""Templates, styles and scripts by digest, security headers, and the page shell."""
 
 from __future__ import annotations
 
@@ -28,17 +28,16 @@ PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-"""Content Security Policy Level 3: our own styles and modules, nothing inline, nothing from elsewhere."""
+"""Content Security Policy: our own styles and modules, nothing inline or external."""
 
 THEME_COOKIE = "osmosis_theme"
-"""Set by the page's own script, read by the server, so that a page is never painted in the other theme first."""
+"""A cookie, so that the server renders the chosen theme at once."""
 
 ASSET_CACHING = "public, max-age=31536000, immutable"
-"""For a year: what is named by its digest never changes."""
+"""A year: a name with a digest never changes content."""
 
 
 def page_headers(*, form_leads_to: str = "", keep: bool = True) -> dict[str, str]:
-    """Return the headers of a page."""
     policy = PAGE_POLICY
     if form_leads_to:
         policy = policy.replace("form-action 'self'", f"form-action 'self' {form_leads_to}")
@@ -51,7 +50,7 @@ def page_headers(*, form_leads_to: str = "", keep: bool = True) -> dict[str, str
 
 
 def artifact_headers(name: str) -> dict[str, str]:
-    """Return the headers of a download called ``name`` (RFC 6266; the name as RFC 8187 encodes it)."""
+    """Return the headers of a download called ``name`` (RFC 6266 and 8187)."""
     encoded = quote(name.encode("utf-8", "replace"), safe="")
     return {
         **page_headers(),
@@ -61,13 +60,13 @@ def artifact_headers(name: str) -> dict[str, str]:
 
 
 def theme_of(cookie: str | None) -> str:
-    """Return the theme that a visitor chose, from the value of :data:`THEME_COOKIE`; "" for the system's."""
+    """Return the theme of a cookie's value; "" for the system's."""
     return cookie if cookie in ("light", "dark") else ""
 
 
 @dataclass(frozen=True, slots=True)
 class NavItem:
-    """A link of the main navigation or of the way back (the crumbs)."""
+    """A link of the navigation or breadcrumbs."""
 
     text: str
     href: str
@@ -76,7 +75,7 @@ class NavItem:
 
 @dataclass(frozen=True, slots=True)
 class LiveChanges:
-    """Where the changes of what a page shows come from, and up to which of them it shows what there is."""
+    """The address of live updates and the cursor of the page."""
 
     href: str
     cursor: str
@@ -84,7 +83,7 @@ class LiveChanges:
 
 @dataclass(frozen=True, slots=True)
 class ShellView:
-    """What surrounds a page."""
+    """The frame of a page."""
 
     workspace: str = ""
     workspaces: Sequence[NavItem] = ()
@@ -103,8 +102,6 @@ KIT = Path(__file__).parent / "kit"
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """A file that pages load."""
-
     name: str
     media_type: str
     content: bytes
@@ -125,7 +122,6 @@ class Asset:
 
 @lru_cache
 def assets() -> Mapping[str, Asset]:
-    """Return every asset under its name with digest."""
     return {made.name: made for made in _made().values()}
 
 
@@ -167,7 +163,7 @@ def templates(*folders: Path) -> Environment:
 
 
 def _sources(folders: Sequence[Path]) -> dict[str, str]:
-    """Return all templates, of two of a name the first: those of an installation that changes later would not fit us."""
+    """Return all templates, read once so that an upgrade does not mix versions; earlier folders take precedence."""
     return {
         path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8")
         for folder in reversed(folders)
@@ -180,12 +176,11 @@ def _shown(value: Any) -> Any:
 
 
 def breakable(name: str) -> Markup:
-    """Return a name that may go on in the next line after a slash."""
+    """Return a name that can break after a slash."""
     return Markup("/<wbr>").join(visible(part) for part in name.split("/"))
 
 
 def moment(when: datetime | str | None) -> Markup | str:
-    """Return a moment as an element that says it in UTC and holds it for programs."""
     if when is None:
         return numbers.MISSING
     iso = visible(numbers.iso(when))
@@ -194,7 +189,6 @@ def moment(when: datetime | str | None) -> Markup | str:
 
 
 def duration_ms(milliseconds: float | None) -> str:
-    """Return a number of milliseconds as :func:`osmosis_ai.ui.numbers.duration` does seconds."""
     return numbers.duration(None if milliseconds is None else milliseconds / 1000)
 
 
@@ -205,7 +199,7 @@ _FILTERS: Sequence[Callable[..., Any]] = (
 
 
 def one_file_policy(style: str) -> str:
-    """Return the policy of a page that is one file: that style, and nothing else from anywhere."""
+    """Return the policy of a single-file page: only its own style."""
     return f"default-src 'none'; style-src {_digest(style)}; base-uri 'none'; form-action 'none'"
 
 

@@ -1,4 +1,4 @@
-"""What was written for a terminal, shown on a page or in another terminal."""
+"""Text with terminal sequences, for pages and terminals."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _ENDS = {"22": "ansi-bold", "23": "ansi-italic", "24": "ansi-underlined"}
 
 
 class CleanText(NamedTuple):
-    """Text without sequences, and how many there were that are not colours."""
+    """Text without sequences, and the number of those that were not colours."""
 
     text: str
     removed: int
 
 
 def without_sequences(text: str) -> CleanText:
-    """Return ``text`` without any sequence, colours included; the others are counted."""
+    """Remove all sequences; those other than colours are counted."""
     removed = sum(not _is_colour(found) for found in _SEQUENCE.finditer(text))
     return CleanText(_SEQUENCE.sub("", text), removed)
 
 
 def plain(text: str) -> str:
-    """Return ``text`` as any terminal may show it: no sequence, marks for what is not seen."""
+    """Return text that is safe in any terminal: no sequences, invisible characters as marks."""
     return visible(without_sequences(text).text)
 
 
@@ -46,18 +46,18 @@ def removed_words(removed: int) -> str:
 
 
 def told_without_sequences(text: str) -> str:
-    """Return ``text`` without any sequence, and at its end how many were taken out."""
+    """Remove all sequences and note the number at the end."""
     left, removed = without_sequences(text)
     return f"{left} ({removed_words(removed)})" if removed else left
 
 
 def removed_remark(removed: int) -> Markup:
-    """Return how much was taken out of a text, to stand behind it; "" for nothing."""
+    """Return a note about removed sequences, or ""."""
     return Markup('<span class="removed">{}</span>').format(removed_words(removed)) if removed else Markup("")
 
 
 def ansi(text: str, *, coloured: bool = True) -> Markup:
-    """Return ``text`` with its colours as classes, or without any, and at its end how much was taken out."""
+    """Return HTML with colours as classes, or without, and a note about removed sequences."""
     parts: list[str] = []
     style: dict[str, None] = {}
     end = removed = 0
@@ -82,7 +82,7 @@ def _span(text: str, style: dict[str, None]) -> str:
 
 
 def _restyle(style: dict[str, None], parameters: str) -> None:
-    """Change ``style`` (an ordered set of classes) as SGR says; grounds are left out: the page has its own."""
+    """Apply SGR codes to ``style`` (an ordered set of classes); backgrounds are ignored."""
     given = iter(re.split("[;:]", parameters))
     for code in given:
         if code.lstrip("0") == "":
@@ -108,7 +108,7 @@ def _recolour(style: dict[str, None], colour: int | None) -> None:
 
 
 def _extended(form: str, parameters: list[str]) -> int | None:
-    """Return which of the 16 a colour of 256 (form 5), or of 24 bits (form 2), is nearest to; None for what is none."""
+    """Return the nearest of 16 colours for a 256-colour (form 5) or 24-bit (form 2) code; None if invalid."""
     numbers = [int(each) if re.fullmatch("[0-9]{1,3}", each) else 0 for each in parameters]
     if form == "2" and len(numbers) == 3:
         return _nearest(*numbers)

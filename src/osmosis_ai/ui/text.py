@@ -1,4 +1,4 @@
-"""The rules for hostile text: what a model, a dataset or a file name says is shown, and does nothing."""
+"""Safe display of untrusted text."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _RANGES = (
 )
 _CONTROLS = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\t\n"}
 UNSEEN = {code: f"‹U+{code:04X}›" for first, last in _RANGES for code in range(first, last + 1)}
-"""The marks of characters that are not seen, or that turn others around, but for C0 controls; as ``str.translate`` wants."""
+"""Marks of invisible and direction-changing characters other than C0 controls, for ``str.translate``."""
 _MARKS = {**_CONTROLS, **UNSEEN}
 
 
 @cache
 def unseen_in_json() -> dict[int, str]:
-    """Return the same characters as JSON escapes them, so that a page can hold a text of JSON exactly."""
+    """Escape these characters as in JSON, so that a page contains exact JSON."""
     return {code: json.dumps(chr(code))[1:-1].replace("\x7f", "\\u007f") for code in UNSEEN}
 
 
 def visible(text: str) -> str:
-    """Return ``text`` with characters that are not seen, or that turn others around, as marks."""
+    """Return text with invisible and direction-changing characters as marks."""
     # Two passes of C over the text; few texts need the second.
     shown = text.replace("\r\n", "\n")
     return shown if shown.isascii() and shown.isprintable() else shown.translate(_MARKS)

@@ -1,1 +1,1 @@
-"""One viewer of runs: what its pages, reports and terminal show, and where it comes from."""
+"""Pages and reports of runs, for this machine and for a platform."""

@@ -1,4 +1,4 @@
-"""A visitor's request, and the page that answers it."""
+"""The context of a request, and the page that answers it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class SharedReads:
-    """Reads of one state of a run; may be used by several threads."""
+    """Cached reads of one state of a run, shared by threads."""
 
     def __init__(self, *, most: int = 50) -> None:
         self._most = most
@@ -32,7 +32,7 @@ class SharedReads:
         self._reads: dict[Hashable, Future[Any]] = {}
 
     def once(self, key: Hashable, read: Callable[[], ReadT]) -> ReadT:
-        """Return what was read under ``key``: the first who asks reads, and the others wait for it."""
+        """Return the value for ``key``; the first caller reads it and the others wait."""
         with self._lock:
             found = self._reads.get(key)
             if is_mine := found is None:
@@ -55,19 +55,19 @@ Asked = ParamSpec("Asked")
 ReadT = TypeVar("ReadT")
 
 SECTIONS: Mapping[RunKind, str] = {"eval": "evals", "training": "training", "rubric": "rubrics"}
-"""The part of an address below which the runs of a kind have their pages."""
+"""Path segment of each kind of runs."""
 
 LISTS: Mapping[RunKind, str] = {
     "eval": "Evaluations",
     "training": "Training runs",
     "rubric": "Rubric results",
 }
-"""What the lists of runs are called."""
+"""Title of each list of runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunButton:
-    """Something that a visitor can change."""
+    """An action offered as a button."""
 
     text: str
     href: str
@@ -76,7 +76,7 @@ class RunButton:
 
 
 class RunActions(Protocol):
-    """What a visitor can change in a place of runs."""
+    """The actions available to a visitor."""
 
     def buttons(self, run: RunEntry) -> Sequence[RunButton]:
         """Return the buttons of a run."""
@@ -87,7 +87,7 @@ class RunActions(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Viewing:
-    """One visitor's request."""
+    """The context of one request."""
 
     source: RunSource
     shell: ShellView
@@ -102,49 +102,48 @@ class Viewing:
 
     @property
     def sampled(self) -> RunKind:
-        """Of which kind the runs are whose samples are shown."""
+        """Kind of the runs that have attempts."""
         return "training" if self.of_validation else "eval"
 
     def wants(self, part: str) -> bool:
-        """Tell whether a piece of the page is asked for: what no other piece shows need not be worked out."""
+        """Whether the reply includes this part; others need not be computed."""
         return self.parts is None or part in self.parts
 
     def read(self, read: Callable[Asked, ReadT], *asked: Asked.args, **how: Asked.kwargs) -> ReadT:
-        """Return what a method of the source reads, once for all who look at the run while it stands as it does."""
+        """Return the result of a method of the source, shared by all viewers of the same state."""
         if self.reads is None:
             return read(*asked, **how)
         key = (read.__name__, asked, tuple(sorted(how.items())))
         return self.reads.once(key, lambda: read(*asked, **how))
 
     def live(self, kind: RunKind, run: str) -> LiveChanges | None:
-        """Return the changes of a run, which its page follows; None where there are none to follow."""
+        """Return the live updates of a run, or None if it does not change."""
         if self.parts is not None:
             return None
         now = self.source.state(kind, run)
         return LiveChanges(self.run_href(kind, run, "changes"), "" if now.ended else now.cursor)
 
     def href(self, *segments: str | int) -> str:
-        """Return the address of a page: ``href("evals", name, "samples")``; without segments that of the first."""
+        """Return the address of a page: ``href("evals", name, "samples")``."""
         path = "".join(f"/{quote(str(segment), safe='', errors='replace')}" for segment in segments)
         return self.root + path or "/"
 
     def run_href(self, kind: RunKind, name: str, *below: str | int) -> str:
-        """Return the address of a run's page, or of one below it."""
+        """Return the address of a run's page or of a page below it."""
         return self.href(SECTIONS[kind], name, *below)
 
     def crumbs(self, kind: RunKind, name: str | None = None) -> Sequence[NavItem]:
-        """Return the way back from a page below a list of runs, or below the run ``name``."""
+        """Return the breadcrumbs of a page below a list of runs or below run ``name``."""
         way = [NavItem(LISTS[kind], self.href(SECTIONS[kind]))]
         return [*way, NavItem(name, self.run_href(kind, name))] if name is not None else way
 
     def sample_href(self, run: str, row: int, attempt: int) -> str:
-        """Return the address of a sample's page."""
         below = "validation" if self.of_validation else "samples"
         return self.run_href(self.sampled, run, below, f"{row}.{attempt}")
 
 
 class Tile(NamedTuple):
-    """A number at the top of a run's page, with what qualifies it."""
+    """A number at the top of a run's page, with a note."""
 
     label: str
     value: str
@@ -154,7 +153,7 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RenderedPage:
-    """A page before it is written: a template, and what it shows."""
+    """A template and its values."""
 
     template: str
     values: Mapping[str, Any]
@@ -168,7 +167,7 @@ TEMPLATES = Path(__file__).with_name("templates")
 
 @lru_cache
 def environment(*above: Path) -> Environment:
-    """Return what renders the viewer's templates and the kit's, those of folders ``above`` them in their place."""
+    """Return the template environment; ``above`` are folders that override the viewer's templates."""
     made = templates(*above, TEMPLATES)
     made.filters |= {
         "preview": _preview,
@@ -180,13 +179,13 @@ def environment(*above: Path) -> Environment:
 
 
 def _preview(text: str | None, sample: SampleEntry, some_are_kept: bool) -> str:
-    """Return what was said; where nothing was and the sample did not end before, it is lost, or was not to be kept."""
+    """Return a preview, or why it is missing."""
     is_none = text is not None or (some_are_kept and sample.status != "success")
     return text or (MISSING if is_none else NOT_RECORDED)
 
 
 def render(view: Viewing, page: RenderedPage, *, part: str | None = None) -> str:
-    """Return a page, or the pieces of it whose names stand in ``part``, with commas between them."""
+    """Return a page, or only its comma-separated parts that ``part`` requests."""
     values = {**page.values, "view": view, "shell": replace(view.shell, live=page.live), "root": view.root}
     if part is None:
         return environment().get_template(page.template).render(values)
@@ -200,7 +199,7 @@ def render(view: Viewing, page: RenderedPage, *, part: str | None = None) -> str
 
 
 def refused(error: OsmosisError, *, section: str = "") -> RenderedPage:
-    """Return the error page, with the reason, the nearest names and a link back."""
+    """Return the error page, with the nearest names and a link back."""
     is_missing = isinstance(error, NotFoundError)
     return RenderedPage(
         "message.html",

@@ -42,7 +42,7 @@ _FROM_MODEL_CALLS = "Taken from the model calls of an agent that ended without r
 
 @dataclass(frozen=True)
 class ReadSample:
-    """A sample of a run, and what was said."""
+    """An attempt of a run with its conversation."""
 
     run: str
     detail: SampleDetail
@@ -51,12 +51,11 @@ class ReadSample:
 
     @property
     def sample(self) -> SampleEntry:
-        """What its line of a table says."""
         return self.detail.summary
 
     @property
     def ground_truth(self) -> str | None:
-        """The expected answer: of its row, else as the rollout was told it."""
+        """The expected answer from the dataset, otherwise from the conversation."""
         truth = self.detail.ground_truth
         if truth is None:
             return self.conversation.label
@@ -64,20 +63,20 @@ class ReadSample:
 
     @property
     def notes(self) -> str | None:
-        """What the grader wrote beside the reward."""
+        """The grader's notes."""
         notes = self.graded("notes")
         return notes if isinstance(notes, str) and notes else None
 
     @property
     def judgements(self) -> Sequence[tuple[str, str]]:
-        """Who judged how, and why, of the judges that its grader asked."""
+        """Title and text of each judge's verdict."""
         said = self.graded("judgements")
         given = said if isinstance(said, list | tuple) else ()
         return [_judgement(each) for each in given if isinstance(each, dict)]
 
     @property
     def parts(self) -> Sequence[tuple[str, str]]:
-        """What the reward is made of: the grader's parts, and of an agent loop what each eval function gave."""
+        """Name and value of the reward's parts, or of the scores of an agent loop's eval functions."""
         return [
             (str(part), numbers.number(float(value)) if _is_number(value) else str(value))
             for name in ("parts", "scores", "unscored")
@@ -87,7 +86,7 @@ class ReadSample:
 
     @property
     def problems(self) -> Sequence[str]:
-        """Sentences about what of the conversation is not there, or not the agent's own account."""
+        """Sentences about missing or reconstructed parts of the conversation."""
         stored = self.stored
         if stored.content is not None:
             taken = (_FROM_MODEL_CALLS,) if self.conversation.from_model_calls else ()
@@ -98,7 +97,7 @@ class ReadSample:
         return (f"The conversation has {size}: above {most} it is not read, {stored.whole} has it.",)
 
     def graded(self, name: str) -> Any:
-        """Return what the grader left (``notes``, ``parts`` …), by the record, or else as the rollout says."""
+        """Return a field of the grader's result, from the record or else from the conversation."""
         known = self.detail.record.get(name)
         return grading_of(self.conversation).get(name) if known is None else known
 
@@ -126,7 +125,7 @@ def grading_of(conversation: Conversation) -> Mapping[str, Any]:
 
 
 def conversation_in(stored: StoredConversation) -> Conversation:
-    """Return the conversation that lies there; one without steps where there is none."""
+    """Parse a stored conversation; without steps if it is missing."""
     return read_conversation(stored.content) if stored.content is not None else Conversation()
 
 
@@ -146,26 +145,22 @@ def _is_number(value: Any) -> bool:
 
 STEPS_A_PAGE = 200
 LONGEST_MESSAGE = 64 << 10
-"""Characters; of more the beginning is shown, until somebody asks for the whole."""
+"""Characters of a text shown before it is expanded."""
 LONGEST_SHOWN = 2 << 20
-"""Characters; of more only the beginning is ever on a page: the rest is a download."""
+"""Largest text on a page, in characters; longer ones are downloads."""
 _PAGE = 1 << 20
-"""Characters of all messages of a page; what comes behind is cut to :data:`_PREVIEW`."""
+"""Characters of all messages on a page; later ones are cut to :data:`_PREVIEW`."""
 _PREVIEW = 2_000
 
 
 @dataclass(frozen=True, slots=True)
 class ShownText:
-    """A text, or its beginning."""
-
     text: str
     left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ShownExchange:
-    """A tool's call and its result."""
-
     name: str
     arguments: ShownText | None
     result: ShownText | None
@@ -173,8 +168,6 @@ class ShownExchange:
 
 @dataclass(frozen=True, slots=True)
 class ShownStep:
-    """A step with what is shown of it."""
-
     step: ConversationStep
     text: ShownText
     reasoning: ShownText
@@ -185,8 +178,6 @@ class ShownStep:
 
 @dataclass(frozen=True, slots=True)
 class ShownSteps:
-    """The steps of a page."""
-
     steps: Sequence[ShownStep]
     first: int
     total: int
@@ -196,7 +187,7 @@ class ShownSteps:
 
 @dataclass
 class _Room:
-    """What is left of a page."""
+    """Characters left for the rest of a page."""
 
     left: int = field(default=_PAGE)
 
@@ -208,7 +199,7 @@ class _Room:
 
 
 def shown_steps(conversation: Conversation, *, first: int = 1, whole: int | None = None) -> ShownSteps:
-    """Return the page of a conversation that begins with the step ``first``."""
+    """Return a page of a conversation, from step ``first`` on."""
     total = len(conversation.steps)
     begin = min(max(first, 1), max(total, 1))
     begin -= (begin - 1) % STEPS_A_PAGE
@@ -227,7 +218,7 @@ def shown_steps(conversation: Conversation, *, first: int = 1, whole: int | None
 
 
 def step_text(step: ConversationStep) -> str:
-    """Return all that a step says, as a text file has it."""
+    """Return a step as plain text."""
     parts = [f"{step.role}\n{step.text}"]
     if step.reasoning:
         parts.insert(0, f"reasoning\n{step.reasoning}")
@@ -273,7 +264,7 @@ _MOST_PARSED_BYTES = 2 << 20
 
 @dataclass(frozen=True, slots=True)
 class SearchedConversations:
-    """What a scan found."""
+    """The result of a search of conversations."""
 
     page: ItemPage[SampleEntry]
     looked_at: int
@@ -291,7 +282,7 @@ def search_conversations(
     cursor: str | None,
     clock: Callable[[], float] = time.monotonic,
 ) -> SearchedConversations:
-    """Look for ``query.text`` in the conversations of the samples that pass the rest of the query."""
+    """Search for ``query.text`` in the conversations that match the rest of the query."""
     wanted, rest = query.text.casefold(), replace(query, text="")
     began, found, looked, read, too_large, without = clock(), list[SampleEntry](), 0, 0, 0, 0
     piece = source.samples(run, rest, limit=MOST_SAMPLES, cursor=cursor)
@@ -318,7 +309,7 @@ def search_conversations(
 
 
 def contains_text(content: bytes, wanted: str) -> bool:
-    """Whether ``wanted`` (case-folded) is in the messages, or in the notes of the grader and judges."""
+    """Whether ``wanted`` (case-folded) is in the messages or the notes of grader and judges."""
     raw = content.decode("utf-8", "replace").casefold()
     # Without escapes, a text that is not in the raw content is in no message.
     if wanted not in raw and "\\" not in raw:
@@ -361,7 +352,7 @@ MEDIA_TYPES = {"csv": "text/csv; charset=utf-8", "jsonl": "application/x-ndjson"
 def exported_samples(
     source: RunSource, run: str, query: SampleQuery, *, kind: str, in_conversations: bool = False
 ) -> Iterator[bytes]:
-    """Return the samples of a filter, a piece at a time; refusals come before the first."""
+    """Yield the attempts that match a filter; errors are raised before the first."""
 
     def piece(cursor: str | None) -> ItemPage[SampleEntry]:
         if in_conversations:

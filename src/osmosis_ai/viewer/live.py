@@ -28,12 +28,12 @@ logger = logging.getLogger(__name__)
 
 READ_EVERY_S = 1.0
 KEEP_ALIVE_S = 15.0
-"""Interval of keep-alive events, and of checks whether the visitor still has access."""
+"""Interval of keep-alive events and access checks."""
 MAX_STREAMS = 4
-"""Per visitor: a browser opens six connections to a server, and the others are for pages."""
+"""Streams per visitor: browsers open six connections to a server, and pages need some."""
 POLL_AGAIN_S = 5
 _LINGER_S = 6.0
-"""How long a reader continues without viewers; longer than the interval of a polling client."""
+"""How long a reader runs without viewers; longer than the interval of a polling client."""
 _EVENTS = "text/event-stream"
 _NOT_KEPT = {"Cache-Control": "private, no-cache", "X-Content-Type-Options": "nosniff"}
 # nginx would hold events back until its buffer is full.
@@ -41,7 +41,7 @@ _UNBUFFERED = {"Cache-Control": "no-store", "X-Accel-Buffering": "no", "X-Conten
 
 
 class Watched(NamedTuple):
-    """A run that is watched; ``place`` is its workspace's path, or nothing on this machine."""
+    """A watched run; ``place`` is the path of its workspace, empty on this machine."""
 
     place: str
     kind: RunKind
@@ -49,14 +49,14 @@ class Watched(NamedTuple):
 
 
 class LiveNews(NamedTuple):
-    """An event of a stream: a new state, or why the stream ends (``ended``, ``gone`` or ``refused``)."""
+    """A new state, or why the stream ends (``ended``, ``gone`` or ``refused``)."""
 
     state: RunState | None = None
     end: str | None = None
 
 
 class LiveHub:
-    """The readers of a server; its methods are for the event loop's thread."""
+    """The readers of a server; use it from the event loop's thread."""
 
     def __init__(self, *, read_every_s: float = READ_EVERY_S, keep_alive_s: float = KEEP_ALIVE_S) -> None:
         self._read_every_s, self._keep_alive_s = read_every_s, keep_alive_s
@@ -65,7 +65,6 @@ class LiveHub:
         self._closed = False
 
     def may_stream(self, visitor: str) -> bool:
-        """Whether a visitor may open one more stream."""
         return not self._closed and self._streams[visitor] < MAX_STREAMS
 
     async def state(self, watched: Watched, source: RunSource) -> RunState:
@@ -81,7 +80,7 @@ class LiveHub:
         since: str | None = None,
         allowed: Callable[[], bool] | None = None,
     ) -> AsyncIterator[LiveNews]:
-        """Yield the state of a run if it is another than ``since``, then each new one; or an empty event."""
+        """Yield the state if it differs from ``since``, then each change or an empty event."""
         reader = await self._reader(watched, source)
         if not self.may_stream(visitor):
             return  # The limit was reached; the client's next try reports it.
@@ -112,12 +111,11 @@ class LiveHub:
             self._streams -= Counter([visitor])  # which keeps those above 0
 
     def reads(self, watched: Watched) -> SharedReads | None:
-        """Return what was read of a run since its last change; None without a viewer. For any thread."""
+        """Return the cached reads of the current state; None without a viewer. Thread-safe."""
         reader = self._readers.get(watched)
         return reader.reads if reader is not None and reader.failure is None else None
 
     def close(self) -> None:
-        """End every stream and reader when the server stops."""
         self._closed = True
         for reader in self._readers.values():
             reader.stop()
@@ -143,8 +141,6 @@ class LiveHub:
 
 
 class _RunReader:
-    """Reads one run for all viewers."""
-
     def __init__(self, watched: Watched, source: RunSource, read_every_s: float) -> None:
         self._watched, self._source, self._read_every_s = watched, source, read_every_s
         self.state: RunState | None = None
@@ -157,13 +153,11 @@ class _RunReader:
         self.task = asyncio.create_task(self._read())
 
     def look(self) -> RunState:
-        """Return the newest state, once there is one."""
         assert self.state is not None
         self._looked = asyncio.get_running_loop().time()
         return self.state
 
     def stop(self) -> None:
-        """Stop reading, and wake all waiting streams."""
         self.task.cancel()
         self._notify()
 
@@ -196,7 +190,6 @@ class _RunReader:
 
 
 def live_hub(app: FastAPI) -> LiveHub:
-    """Return the readers of a server."""
     hub = getattr(app.state, "live_hub", None)
     if not isinstance(hub, LiveHub):
         hub = app.state.live_hub = LiveHub()
@@ -204,18 +197,15 @@ def live_hub(app: FastAPI) -> LiveHub:
 
 
 class LiveServer(uvicorn.Server):
-    """A server that closes its streams at shutdown, since it waits for every open reply."""
+    """A server that closes its streams before it waits for open replies."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop, streams first."""
         if isinstance(self.config.app, FastAPI):
             live_hub(self.config.app).close()
         await super().shutdown(sockets)
 
 
 def add_live(router: APIRouter, viewing: Callable[..., Viewing], kind: RunKind) -> None:
-    """Add the address of the changes of a kind of runs."""
-
     @router.get(f"/{SECTIONS[kind]}/{{run}}/changes", include_in_schema=False, response_model=None)
     async def changes(request: Request, view: Viewing = Depends(viewing)) -> Response:  # noqa: B008 - FastAPI's way
         return await live_reply(request, view, kind, request.path_params["run"])

@@ -56,7 +56,7 @@ class RunPlaces:
         self._by_name: dict[tuple[RunKind, str], RunPlace] = {}
 
     def all(self) -> list[RunPlace]:
-        """Return the runs, by path; the same list until they change."""
+        """Return the runs by path; the same list until they change."""
         with self._lock:
             started = time.monotonic()
             if started >= self._next_walk or any(_changed(path) != at for path, at in self._folders.items()):
@@ -138,7 +138,7 @@ def irregular_file(directory: Path) -> str | None:
 
 
 def namesakes(place: RunPlace, places: Sequence[RunPlace]) -> list[str]:
-    """Return the names of the runs that ``--fresh`` archived for one, and of the one it was archived for, newest first."""
+    """Return the names of the archived versions of a run, newest first."""
     name = name_before_archiving(place.path.name)
     found = [
         each

@@ -1,4 +1,4 @@
-"""The state of a list is in its address: the words of a query string, read and written."""
+"""Query strings: the state of a list is in its address."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from osmosis_ai.viewer.local_runs import RunKind
 from osmosis_ai.viewer.source import Outcome, RunQuery, RunSort, SampleQuery, SampleSort
 
 Words = Mapping[str, Sequence[str]]
-"""The words of an address, each with its values; what was left empty is not among them."""
+"""Query parameters with their values, without empty ones."""
 
 MOST_TEXT = 500
-"""Characters of a value."""
+"""Longest value, in characters."""
 STATUSES = ("pending", "running", "finished", "failed", "stopped", "incomplete")
 _MOST_WORDS = 100
 _LARGEST_ROW = 2**63 - 1
@@ -30,21 +30,20 @@ _RANGES = (
     ("duration_ms", "seconds", 1000.0),
     ("cost_usd", "cost", 1.0),
 )
-"""(field of the query, its word, how much of the field one of the word is)."""
+"""Field of the query, its parameter, and the number of field units in one unit of the parameter."""
 
 RUN_WORDS = (*_RUN_TEXTS, "since", "until", "q", "archived", "sort", "dir")
-"""What :func:`run_query` reads."""
+"""Parameters of :func:`run_query`."""
 SAMPLE_WORDS = (
     *("outcome", "row", "category", "boundary", "finish", "q", "sort", "dir"),
     *(f"{end}_{name}" for _, name, _ in _RANGES for end in ("min", "max")),
 )
-"""What :func:`sample_query` reads."""
+"""Parameters of :func:`sample_query`."""
 
 ChoiceT = TypeVar("ChoiceT", bound=str)
 
 
 def words_of(query_string: str) -> Words:
-    """Return the words of an address."""
     try:
         words = parse_qs(query_string, max_num_fields=_MOST_WORDS)
     except ValueError:
@@ -56,7 +55,7 @@ def words_of(query_string: str) -> Words:
 
 
 def require_known(given: Iterable[str], known: Collection[str]) -> None:
-    """Refuse words of an address that its page does not read, left empty or not."""
+    """Raise an error for parameters that a page does not have."""
     strange = next((name for name in given if name not in known), None)
     if strange is not None:
         hint = f"known parameters: {', '.join(known)}" if known else "this page has no parameters"
@@ -64,7 +63,7 @@ def require_known(given: Iterable[str], known: Collection[str]) -> None:
 
 
 def word(words: Words, name: str) -> str | None:
-    """Return the value of a word, without blanks around it; None where there is none."""
+    """Return the stripped value of a parameter, or None."""
     values = list(dict.fromkeys(value.strip() for value in words.get(name, ()) if value.strip()))
     if len(values) > 1:
         raise OsmosisError(f"'{name}' has two values: {values[0]!r} and {values[1]!r}.")
@@ -72,13 +71,13 @@ def word(words: Words, name: str) -> str | None:
 
 
 def choice_of(words: Words, name: str, choices: Sequence[ChoiceT]) -> ChoiceT | None:
-    """Return which of ``choices`` the value of a word is; None where there is none."""
+    """Return the value of a parameter that must be one of ``choices``, or None."""
     value = word(words, name)
     return next(iter(choices_of({name: [value] if value else []}, name, choices)), None)
 
 
 def choices_of(words: Words, name: str, choices: Sequence[ChoiceT]) -> list[ChoiceT]:
-    """Return which of ``choices`` the values of a word are, in their order."""
+    """Return the values of a parameter, in the order of ``choices``."""
     given = [value.strip() for value in words.get(name, ())]
     if strange := [value for value in given if value and value not in choices]:
         raise OsmosisError(f"'{name}' must be one of {', '.join(choices)}, not {strange[0]!r}.")
@@ -86,7 +85,6 @@ def choices_of(words: Words, name: str, choices: Sequence[ChoiceT]) -> list[Choi
 
 
 def run_query(words: Words, *, kind: RunKind | None = None) -> RunQuery:
-    """Return which runs an address asks for."""
     since = _moment(words, "since", end_of_day=False)
     until = _moment(words, "until", end_of_day=True)
     if since is not None and until is not None and since > until:
@@ -105,7 +103,6 @@ def run_query(words: Words, *, kind: RunKind | None = None) -> RunQuery:
 
 
 def sample_query(words: Words) -> SampleQuery:
-    """Return which samples an address asks for."""
     return SampleQuery(
         outcome=choice_of(words, "outcome", get_args(Outcome)),
         row=_row(words),
@@ -120,23 +117,23 @@ def sample_query(words: Words) -> SampleQuery:
 
 
 def searches_conversations(words: Words, query: SampleQuery) -> bool:
-    """Tell whether an address looks for the query's text in conversations, and not in previews and errors."""
+    """Whether the text is searched for in conversations, not in previews and errors."""
     return choice_of(words, "in", ("conversations",)) is not None and bool(query.text)
 
 
 def kept_words(words: Words, names: Collection[str]) -> dict[str, str]:
-    """Return the words of an address that its links keep, each with its value."""
+    """Return the parameters that a page's links keep."""
     return {name: value for name in names if (value := word(words, name)) is not None}
 
 
 def query_string(words: Mapping[str, object], **more: object) -> str:
-    """Return an address's query with its ``?``, a list as many of its word; what is None or empty is left out."""
+    """Return a query string with its ``?``, or ""; lists repeat the parameter, None and empty values are omitted."""
     given = {name: value for name, value in {**words, **more}.items() if value not in (None, "", [], ())}
     return f"?{urlencode(given, doseq=True)}" if given else ""
 
 
 def is_filtered(kept: Mapping[str, str], *besides: str) -> bool:
-    """Whether the words of a list leave anything out, its order and words ``besides`` aside."""
+    """Whether a filter is set, apart from the order and ``besides``."""
     return bool(kept.keys() - {"sort", "dir", "archived", *besides})
 
 
@@ -178,7 +175,7 @@ def _number(words: Words, name: str, scale: float) -> float | None:
 
 
 def _moment(words: Words, name: str, *, end_of_day: bool) -> datetime | None:
-    """Return a moment in UTC where no zone is given; a day alone stands for its beginning, or its end."""
+    """Return a moment, in UTC by default; a date stands for its start or end."""
     value = word(words, name)
     if value is None:
         return None

@@ -1,4 +1,4 @@
-"""Pages as one file, to be sent and opened from a disk."""
+"""Reports: a page in a single file."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from osmosis_ai.viewer.pages.conversation import viewed
 from osmosis_ai.viewer.source import ItemPage, RunDetail, RunSource, SampleEntry, SampleQuery, pieces
 
 MOST_RECORDS = 2_000
-"""Records of a judging session, without ``everything``."""
+"""Records of a judging session in a report, unless all are requested."""
 _OF_THIS_MACHINE = ("Directory", "File")
-"""Facts that mean nothing where the file is read, and tell of where it was made."""
+"""Facts that make sense only on this machine, or identify it."""
 _PATHS = ("Data", "Rubric from")
-"""Facts of which the file's name is enough."""
+"""Facts that are paths, reduced to the file name."""
 _ONLY_READ = {"actions": None}
 
 
 def facts_to_send(facts: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return facts of a run without what is of this machine alone."""
+    """Return facts without those of this machine."""
     return [
         (label, PurePath(value).name if label in _PATHS else value)
         for label, value in facts
@@ -38,7 +38,7 @@ def facts_to_send(facts: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def detail_to_send(detail: RunDetail, *, text: bool) -> RunDetail:
-    """Return what a file tells of a run: nothing to type, and without ``text`` nothing that anybody wrote."""
+    """Return a run's details without commands and, unless ``text``, without texts."""
     detail = replace(detail, commands=(), facts=facts_to_send(detail.facts))
     if text:
         return detail
@@ -49,7 +49,7 @@ def detail_to_send(detail: RunDetail, *, text: bool) -> RunDetail:
 def write_comparison_report(
     file: IO[bytes], comparison: RunComparison, runs: Sequence[RunSamples], *, text: bool
 ) -> None:
-    """Write a comparison of ``runs``, the baseline first; values of a dataset's columns are ``text``."""
+    """Write a comparison, the baseline first; values of dataset columns count as ``text``."""
     if not text:
         candidates = tuple(replace(candidate, slices=()) for candidate in comparison.candidates)
         comparison = replace(comparison, candidates=candidates)
@@ -60,7 +60,6 @@ def write_comparison_report(
 
 
 def write_training_report(file: IO[bytes], detail: RunDetail, curves: TrainingCurves, *, text: bool) -> None:
-    """Write a training run."""
     if not text:
         curves = replace(curves, marks=[mark for mark in curves.marks if mark.kind != "warning"])
     shown = run_pages.shown_training(detail_to_send(detail, text=text), curves)
@@ -76,7 +75,7 @@ def write_judging_report(
     scores: rubric.JudgeScores | None = None,
     left_out: str = "",
 ) -> None:
-    """Write the result of a judging session; ``left_out`` says which records its document does not contain."""
+    """Write a judging session; ``left_out`` describes the records its document lacks."""
     most = None if everything else MOST_RECORDS
     shown = rubric.shown(detail_to_send(detail, text=text), 0, most, text=text, scores=scores)
     if more := shown["total"] - len(shown["records"]):
@@ -85,7 +84,7 @@ def write_judging_report(
 
 
 def write_page(file: IO[bytes], template: str, values: Mapping[str, Any]) -> None:
-    """Write a page, in pieces while it is made, with its style and the policy that lets that in and nothing else."""
+    """Write a page with its style, and a policy that allows nothing else."""
     style = Markup((KIT / "viewer.css").read_text("utf-8"))
     policy = one_file_policy(style)
     page = environment(TEMPLATES / "one_file").get_template(template)
@@ -96,7 +95,7 @@ def write_page(file: IO[bytes], template: str, values: Mapping[str, Any]) -> Non
 
 _AT_ONCE = 200
 MOST_LISTED = 20_000
-"""Samples of the table, without ``everything``."""
+"""Attempts in the table, unless all are requested."""
 _WORST_FIRST = (
     SampleQuery(outcome="unscored"),
     SampleQuery(outcome="flaky", sort="reward"),
@@ -106,12 +105,12 @@ _WORST_FIRST = (
 
 
 _PARTS = frozenset({"standing", "numbers", "failures"})
-"""Of the run's page."""
+"""Parts of the run's page."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunReportOptions:
-    """What a report holds."""
+    """Limits of a report."""
 
     most_bytes: int = 10 * 1024 * 1024
     everything: bool = False
@@ -121,7 +120,7 @@ class RunReportOptions:
 
 @dataclass(slots=True)
 class ReportContent:
-    """What a report came to hold."""
+    """The contents of a written report."""
 
     conversations: int = 0
     conversations_left_out: int = 0
@@ -133,7 +132,6 @@ class ReportContent:
 def write_run_report(
     file: IO[bytes], source: RunSource, run: str, options: RunReportOptions
 ) -> ReportContent:
-    """Write the report of an evaluation, and return what it came to hold."""
     view, content = Viewing(source, ShellView(), parts=_PARTS), ReportContent()
     tells = options.text
     values = {
@@ -150,7 +148,7 @@ def write_run_report(
 
 
 def _in_file(values: Any, options: RunReportOptions) -> dict[str, Any]:
-    """Return what the run's page shows, its links leading to places of the file."""
+    """Return the values of the run's page, with links to places in the file."""
     detail = detail_to_send(values["detail"], text=options.text)
     return {
         **values,
@@ -178,7 +176,7 @@ def _samples(source: RunSource, run: str, query: SampleQuery) -> Iterator[Sample
 def _listed(
     source: RunSource, run: str, options: RunReportOptions, content: ReportContent
 ) -> Iterator[SampleEntry]:
-    """Yield the samples that have a line in the table, and count the others."""
+    """Yield the attempts in the table, and count the others."""
     for sample in _samples(source, run, SampleQuery()):
         if content.samples >= MOST_LISTED and not options.everything:
             content.samples_left_out += 1
@@ -190,7 +188,7 @@ def _listed(
 def _conversations(
     view: Viewing, run: str, options: RunReportOptions, content: ReportContent
 ) -> Iterator[Markup]:
-    """Yield conversations, those that failed first and the worst of them, and count those that find no room."""
+    """Yield conversations, failures and low rewards first, and count those that do not fit."""
     written, seen = 0, set[tuple[int, int]]()
     template = environment().get_template("report_conversation.html")
     # A run may still be written: what comes meanwhile has a line in the table.

@@ -1,4 +1,4 @@
-"""The viewer's addresses: each leads to a page, a function of the visitor's request and the address's words."""
+"""Routes of the viewer."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from osmosis_ai.viewer.live import Watched, add_live, live_hub
 from osmosis_ai.viewer.pages import compare, conversation, lists, rubric, run
 
 Visitor = Callable[..., Viewing]
-"""A dependency of FastAPI that tells who looks, and at what."""
+"""A FastAPI dependency that returns the request context."""
 PageFunction = Callable[..., RenderedPage | Response]
-"""``page(view, words, **path)``: a page, or a reply of its own kind (a file, a stream)."""
+"""``page(view, words, **path)`` returns a page or another reply, such as a file."""
 
 
 def viewer_router(
@@ -66,7 +66,7 @@ def add_page(
     page: PageFunction,
     knows: Collection[str] = (),
 ) -> None:
-    """Let ``page`` answer at ``path``, whose parameters are its keywords; refusals become pages."""
+    """Serve ``page`` at ``path``; errors become pages."""
     section = path.strip("/").split("/")[0]
     kind = next((kind for kind, below in SECTIONS.items() if below == section), None)
     names = [each.partition(":")[0] for each in re.findall(r"{([^}]+)}", path)]
@@ -90,7 +90,6 @@ def add_page(
 
 
 def answer(view: Viewing, page: RenderedPage | Response, *, part: str | None = None) -> Response:
-    """Return a page as a reply, with the policy that every page stands under."""
     if isinstance(page, Response):
         return page
     text = render(view, page, part=part)
@@ -98,14 +97,14 @@ def answer(view: Viewing, page: RenderedPage | Response, *, part: str | None = N
 
 
 def refusal(view: Viewing, error: OsmosisError, *, section: str = "") -> Response:
-    """Return the page that explains why something cannot be shown."""
+    """Return the page of an error."""
     if not isinstance(error, NotFoundError) and error.code != "VALIDATION":
         raise error
     return answer(view, refused(error, section=section))
 
 
 def nothing_here(view: Viewing, path: str) -> Response:
-    """Return the page that says that there is none at ``path``, with the lists that are nearest to it."""
+    """Return the page for an unknown path, with the nearest lists."""
     lists = [name for item in view.shell.nav if (name := item.href.removeprefix(view.root).strip("/"))]
     nearest = get_close_matches(path.removeprefix(view.root).strip("/")[:200], lists, n=3, cutoff=0)
     return refusal(view, NotFoundError(f"there is no page at {path[:200]}.", details={"nearest": nearest}))
@@ -116,7 +115,7 @@ def _of_validation(page: PageFunction) -> PageFunction:
 
 
 def _export(view: Viewing, words: queries.Words, *, run: str, kind: str) -> Response:
-    """Return the samples of a filter as a file, which is written while it is sent."""
+    """Stream the attempts of a filter as a file."""
     query = queries.sample_query(words)
     in_conversations = queries.searches_conversations(words, query)
     lists.require_category(view, run, query)

@@ -1,4 +1,4 @@
-"""The viewer's server on this machine: one-time keys, sessions, its port, and how a second command finds it."""
+"""The server of `osmosis view`: one-time keys, sessions, port, and discovery by a second command."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ MOST_SESSIONS = 50
 
 
 class ViewerKeys:
-    """One-time keys, and the sessions that they were changed into."""
+    """One-time keys and the sessions they open."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -55,7 +55,7 @@ class ViewerKeys:
         self._sessions: OrderedDict[bytes, None] = OrderedDict()
 
     def make(self, leads_to: str) -> str:
-        """Return a key that lets one browser in, at the path ``leads_to``; old ones that nobody used are forgotten."""
+        """Return a key that opens ``leads_to`` in one browser; old unused keys are dropped."""
         key = secrets.token_urlsafe(32)
         with self._lock:
             self._unused[_digest(key)] = leads_to
@@ -64,7 +64,7 @@ class ViewerKeys:
         return key
 
     def change(self, key: str) -> tuple[str, str] | None:
-        """Return (session, path) for a key, which is used up; None for one that nobody made or that is used."""
+        """Exchange a key for (session, path); None if it is unknown or used."""
         with self._lock:
             path = self._unused.pop(_digest(key), None)
             if path is None:
@@ -76,13 +76,12 @@ class ViewerKeys:
             return session, path
 
     def is_in(self, session: str) -> bool:
-        """Tell whether a session is one of this process."""
         with self._lock:
             return _digest(session) in self._sessions
 
 
 def proof_of(secret: str, *said: str) -> str:
-    """Return what only who knows ``secret`` can say of these words (HMAC, RFC 2104)."""
+    """Return a proof of knowing ``secret`` (HMAC, RFC 2104)."""
     return hmac.new(secret.encode(), "\0".join(said).encode("utf-8", "replace"), "sha256").hexdigest()
 
 
@@ -105,7 +104,6 @@ def viewer_app(
     secret: str,
     on_opened: Callable[[str], None] = lambda _: None,
 ) -> FastAPI:
-    """Return the server of a source."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     # What is read later may be of another release.
     environment(), assets()
@@ -168,7 +166,7 @@ def viewer_app(
 
 
 def cookie_name(port: int | None) -> str:
-    """Return the name of the session's cookie: those of 127.0.0.1 reach every port of it."""
+    """Return the name of the session's cookie; cookies of 127.0.0.1 are shared by all ports."""
     return f"osmosis_view_{port}"
 
 
@@ -197,7 +195,7 @@ def _said(text: str, status: int, more: Mapping[str, str] | None = None) -> Resp
 
 
 class _Door:
-    """Lets requests in that name this server, and come with a session of it."""
+    """Accepts requests that name this server and have a session."""
 
     def __init__(self, app: ASGIApp, *, keys: ViewerKeys, hosts: frozenset[str]) -> None:
         self._app = app
@@ -240,7 +238,7 @@ _OPENING_PAGE = '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh"
 
 @dataclass(frozen=True, slots=True)
 class OpenViewer:
-    """A viewer that was started here."""
+    """A viewer started by this user."""
 
     place: str
     url: str
@@ -249,7 +247,7 @@ class OpenViewer:
     secret: str
 
     def fresh_address(self, path: str) -> str | None:
-        """Return an address that opens ``path`` once; None where no such viewer answers."""
+        """Return an address that opens ``path`` once; None if the viewer does not answer."""
         import httpx
 
         nonce = secrets.token_urlsafe(16)
@@ -273,23 +271,22 @@ class OpenViewer:
 
 
 def opening_address(url: str, key: str) -> str:
-    """Return the address that a key opens."""
     return f"{url}{OPEN_PATH}?key={key}"
 
 
 def bracketed(host: str) -> str:
-    """Return an address of this machine as it stands in a URL."""
+    """Return a host for a URL, with IPv6 addresses in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
 def meeting_file(place: Path, cache_dir: Path) -> Path:
-    """Return the file of who shows ``place``."""
+    """Return the file that announces the viewer of ``place``."""
     digest = hashlib.sha256(os.fsencode(place)).hexdigest()[:32]
     return cache_dir / _FOLDER / f"{digest}.json"
 
 
 def found_viewer(file: Path, place: Path) -> OpenViewer | None:
-    """Return who shows ``place``; None where nobody says so, or somebody else could have."""
+    """Return the running viewer of ``place``; None if there is none or its file is not trustworthy."""
     try:
         with open_regular(file) as opened:
             about = os.fstat(opened.fileno())
@@ -307,7 +304,7 @@ def say_who_shows(file: Path, viewer: OpenViewer) -> bool:
 
 
 def leave_opening_page(cache_dir: Path, address: str) -> Path | None:
-    """Write a file that leads a browser of this user to an address; None where none can be written."""
+    """Write a page that redirects to an address, readable by this user only; None if that fails."""
     folder = cache_dir / _FOLDER
     for left in folder.glob("open-*.html"):  # nobody opened them
         with contextlib.suppress(OSError):
@@ -318,7 +315,7 @@ def leave_opening_page(cache_dir: Path, address: str) -> Path | None:
 
 
 def remove_opening_page(folder: Path, key: str) -> None:
-    """Remove the file that led to a key, which has been used."""
+    """Remove the page of a used key."""
     with contextlib.suppress(OSError):
         _opening_page(folder, key).unlink()
 
@@ -329,7 +326,7 @@ def _opening_page(folder: Path, key: str) -> Path:
 
 
 def _left(file: Path, text: str) -> bool:
-    """Write a file that only this user reads; tell whether it could be."""
+    """Write a file that only this user can read; return whether it worked."""
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomic(file, text, mode=0o600, durable=False)
@@ -339,7 +336,7 @@ def _left(file: Path, text: str) -> bool:
 
 
 def forget(file: Path, viewer: OpenViewer) -> None:
-    """Take the word back, unless it is another's by now."""
+    """Remove the announcement unless it is another viewer's."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         if json.loads(file.read_bytes()).get("secret") == viewer.secret:
             file.unlink()
@@ -351,7 +348,7 @@ _SHUTDOWN_S = 3
 
 @dataclass(frozen=True)
 class RunningViewer:
-    """A viewer whose port is taken."""
+    """A viewer with a reserved port."""
 
     viewer: OpenViewer
     has_own_name: bool
@@ -400,7 +397,6 @@ class RunningViewer:
 def prepare_viewer(
     source: RunSource, place: Path, *, cache_dir: Path, host: str = LOOPBACK, port: int = 0
 ) -> RunningViewer:
-    """Take a port for a viewer."""
     host = loopback_address(host)
     listener = _listen(host, port)
     port = listener.getsockname()[1]
@@ -417,7 +413,7 @@ def prepare_viewer(
 
 
 def loopback_address(host: str) -> str:
-    """Return the address of loopback that ``host`` is."""
+    """Return the loopback address of ``host``."""
     host = LOOPBACK if host == "localhost" else host
     with suppress(ValueError):
         if ipaddress.ip_address(host).is_loopback:
@@ -429,7 +425,7 @@ def loopback_address(host: str) -> str:
 
 
 def name_leads_here(name: str) -> bool:
-    """Tell whether the system takes a name below ``localhost`` for this machine (RFC 6761, section 6.3)."""
+    """Whether a name below ``localhost`` resolves to this machine (RFC 6761, section 6.3)."""
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):

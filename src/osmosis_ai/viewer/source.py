@@ -1,4 +1,4 @@
-"""What a viewer needs of a place that holds runs: one protocol for this machine's directories and for a platform."""
+"""The protocol of a source of runs: a directory of this machine, or a platform."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _BARS = 20
 RunSort = Literal["started", "name", "status", "reward", "pass_rate", "cost", "duration"]
 SampleSort = Literal["row", "reward", "duration", "tokens", "cost"]
 GOING_ON = ("pending", "running")
-"""Status of a run that may still change."""
+"""Statuses of unfinished runs."""
 Outcome = Literal["passed", "below", "failed", "unscored", "flaky"]
 """``below``: scored below the threshold; ``failed``: ended with an error, so no score; ``unscored``: failed or skipped;
 ``flaky``: on a row with mixed outcomes. Only counts include attempts without a result, as ``pending``."""
@@ -54,7 +54,7 @@ Outcome = Literal["passed", "below", "failed", "unscored", "flaky"]
 
 @dataclass(frozen=True, slots=True)
 class ItemPage(Generic[ItemT]):
-    """A piece of a list."""
+    """A page of a list."""
 
     items: Sequence[ItemT]
     next: str | None = None
@@ -65,7 +65,7 @@ class ItemPage(Generic[ItemT]):
 
 
 def pieces(piece_at: Callable[[str | None], ItemPage[ItemT]]) -> Iterator[ItemPage[ItemT]]:
-    """Yield all pieces of a list, of which ``piece_at`` gives the one behind a cursor."""
+    """Yield all pages of a list."""
     cursor: str | None = None
     while True:
         piece = piece_at(cursor)
@@ -77,7 +77,7 @@ def pieces(piece_at: Callable[[str | None], ItemPage[ItemT]]) -> Iterator[ItemPa
 
 @dataclass(frozen=True, slots=True)
 class RunQuery:
-    """Which runs are wanted; what is None or empty does not matter."""
+    """A query for runs; None and empty fields match all."""
 
     kind: RunKind | None = None
     status: str | None = None
@@ -96,7 +96,7 @@ class RunQuery:
 
 @dataclass(frozen=True, slots=True)
 class RunEntry:
-    """A run in a line."""
+    """A run in a list."""
 
     kind: RunKind
     name: str
@@ -125,18 +125,18 @@ class RunEntry:
 
     @property
     def pass_rate(self) -> float | None:
-        """Of scored samples; None where none has a score, and for training."""
+        """Mean reward of scored attempts; None without any, and for training."""
         return self.headline.pass_rate if self.headline is not None else None
 
     @property
     def goes_on(self) -> bool:
-        """Whether what is not there yet may come."""
+        """Whether the run may still change."""
         return self.status in GOING_ON
 
 
 @dataclass(frozen=True, slots=True)
 class FailureCount:
-    """Failures of one kind; ``example`` is the first (row, attempt) and ``error`` what it says."""
+    """Failures with one source and code; ``example`` is the first (row, attempt), with its ``error``."""
 
     boundary: str | None
     category: str | None
@@ -147,14 +147,14 @@ class FailureCount:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Scored samples by reward: ``counts[i]`` of them lie in ``edges[i] <= reward < edges[i + 1]`` (the last: <=)."""
+    """Histogram of rewards: ``counts[i]`` are in ``edges[i] <= reward < edges[i + 1]``, the last bin is closed."""
 
     edges: Sequence[float]
     counts: Sequence[int]
 
     @classmethod
     def of(cls, rewards: Floats, weights: Floats | None = None) -> Histogram | None:
-        """Return how rewards are spread, in twenty bars; None for none, or where no bars fit between them."""
+        """Return the rewards in twenty bins; None without any, or if bins are too narrow."""
         import numpy as np
 
         from osmosis_ai.ui.charts import even_edges
@@ -174,7 +174,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class RunDetail:
-    """A run in full, but for its samples."""
+    """The details of a run, without attempts."""
 
     summary: RunEntry
     estimates: Estimates | None = None
@@ -196,7 +196,7 @@ class RunDetail:
 
 @dataclass(frozen=True, slots=True)
 class SampleQuery:
-    """Which samples are wanted; ranges include their ends. ``text`` is searched for in previews and errors."""
+    """A query for attempts; ranges are inclusive, ``text`` is searched for in previews and errors."""
 
     outcome: Outcome | None = None
     row: int | None = None
@@ -214,7 +214,7 @@ class SampleQuery:
 
 @dataclass(frozen=True, slots=True)
 class SampleEntry:
-    """A sample in a line of a table; ``input`` and ``output`` are previews, None where they were not recorded."""
+    """An attempt in a table; previews (``input``, ``output``) are None if not recorded."""
 
     row: int
     attempt: int
@@ -237,7 +237,7 @@ class SampleEntry:
 
     @property
     def flagged_finishes(self) -> Sequence[str]:
-        """Which of truncated, filtered and refused its model replies were."""
+        """Whether model replies were truncated, filtered or refused."""
         return [name for reason, name in FLAGGED_NAMES.items() if reason in (self.finish_reasons or ())]
 
     @property
@@ -250,7 +250,7 @@ class SampleEntry:
 
 @dataclass(frozen=True, slots=True)
 class SampleDetail:
-    """A sample with all that its record says."""
+    """An attempt with its record."""
 
     summary: SampleEntry
     record: Mapping[str, Any] = field(default_factory=dict)
@@ -263,7 +263,7 @@ class SampleDetail:
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """The state of a run; its ``cursor`` changes with anything that its pages show."""
+    """The state of a run; its ``cursor`` changes with anything its pages show."""
 
     cursor: str
     status: str
@@ -271,15 +271,15 @@ class RunState:
 
     @property
     def ended(self) -> bool:
-        """Whether the run will not change any more; a killed one may be resumed under its name."""
+        """Whether the run has ended; a killed one may be resumed."""
         return self.status not in (*GOING_ON, "incomplete")
 
 
 class RunSource(Protocol):
-    """A place that holds runs, as one visitor may see it."""
+    """Runs that one visitor may see."""
 
     def runs(self, query: RunQuery, *, limit: int, cursor: str | None = None) -> ItemPage[RunEntry]:
-        """Return runs; ``counts`` has ``total`` and ``unfiltered``, as far as they are cheap."""
+        """Return runs; ``counts`` has ``total`` and ``unfiltered`` if they are cheap."""
 
     def run(self, kind: RunKind, name: str) -> RunDetail:
         """Return a run."""
@@ -287,27 +287,27 @@ class RunSource(Protocol):
     def samples(
         self, run: str, query: SampleQuery, *, limit: int, cursor: str | None = None
     ) -> ItemPage[SampleEntry]:
-        """Return samples of an evaluation; ``counts`` has each :data:`Outcome`, ``total`` and ``unfiltered``."""
+        """Return attempts; ``counts`` has each :data:`Outcome`, ``total`` and ``unfiltered``."""
 
     def sample(self, run: str, row: int, attempt: int, query: SampleQuery) -> SampleDetail:
-        """Return a sample, with its neighbours inside ``query``."""
+        """Return an attempt with its neighbours in ``query``."""
 
     def conversation(self, run: str, row: int, attempt: int, *, max_bytes: int) -> StoredConversation:
-        """Return the trajectory of a sample."""
+        """Return the trajectory of an attempt."""
 
     def read_conversations(
         self, run: str, samples: Sequence[SampleEntry], *, max_bytes: int
     ) -> Iterator[StoredConversation]:
-        """Yield the trajectories of samples returned by :meth:`samples`, one in memory at a time."""
+        """Yield the trajectories of these attempts, one in memory at a time."""
 
     def artifacts(self, run: str, row: int, attempt: int) -> Sequence[StoredArtifact]:
-        """Return the files that an attempt left."""
+        """Return the artifacts of an attempt."""
 
     def open_artifact(self, run: str, row: int, attempt: int, path: str) -> BinaryIO:
         """Open one of :meth:`artifacts`; the caller closes it."""
 
     def elsewhere(self, row_digest: str, *, limit: int) -> Sequence[tuple[RunEntry, SampleEntry]]:
-        """Return samples of the same row in other runs, the newest run first."""
+        """Return attempts at the same row in other runs, newest run first."""
 
     def log(
         self,
@@ -318,37 +318,37 @@ class RunSource(Protocol):
         cursor: str | None = None,
         direction: LogDirection = "older",
     ) -> LogPage:
-        """Return lines of a run's log, oldest first; without a cursor its end."""
+        """Return lines of a run's log, oldest first; by default its end."""
 
     def curves(self, run: str) -> TrainingCurves:
         """Return the curves of a training run."""
 
     def validation(self, run: str) -> ValidationSamples | None:
-        """Return the samples of a training run's newest validation, or None if they were not recorded."""
+        """Return the newest validation of a training run; None if not recorded."""
 
     def validation_conversation(
         self, run: str, row: int, attempt: int, *, max_bytes: int
     ) -> StoredConversation:
-        """Return the trajectory of one of these samples."""
+        """Return the trajectory of one of its attempts."""
 
     def state(self, kind: RunKind, run: str) -> RunState:
-        """Return the state of a run; cheap enough to be asked every second."""
+        """Return the state of a run; cheap enough for once a second."""
 
     def kinds(self, names: Sequence[str]) -> Mapping[str, Collection[RunKind]]:
-        """Return of which kinds there is a run of each name."""
+        """Return the kinds of the runs with these names."""
 
     def run_samples(self, runs: Sequence[str]) -> Sequence[RunSamples]:
-        """Return evaluations as ``decisions`` reads them."""
+        """Return evaluations with attempts, for ``decisions``."""
 
     def compared_training(self, runs: Sequence[str]) -> Sequence[tuple[RunDetail, TrainingCurves]]:
-        """Return training runs with their curves, as far as a comparison reads them."""
+        """Return training runs with their curves."""
 
     def samples_of_row(self, digest: str, runs: Sequence[str], *, limit: int) -> list[list[SampleEntry]]:
-        """Return of each of some evaluations its samples of a row."""
+        """Return the attempts at a row in each evaluation."""
 
 
 def sliceable_columns(path: Path) -> list[str]:
-    """Return the columns of a dataset file, and keys of its metadata, other than prompts and answers."""
+    """Return the dataset's columns and metadata keys, without prompts and answers."""
     _, record = next(iter_records(path), (0, {}))
     metadata = as_object(record.get(METADATA_COLUMN)) or {}
     return [name for name in (*record, *metadata) if name not in _WHOLE_TEXTS][:_MOST_COLUMNS]
@@ -357,7 +357,7 @@ def sliceable_columns(path: Path) -> list[str]:
 def nearest_samples(
     places: Iterable[tuple[int, int]], row: int, attempt: int | None = None
 ) -> list[tuple[int, int]]:
-    """Return the three (row, attempt) of ``places`` nearest to a sample: by row, then by attempt."""
+    """Return the three nearest (row, attempt) of ``places``, by row and then attempt."""
 
     def distance(place: tuple[int, int]) -> tuple[int, int, tuple[int, int]]:
         return abs(place[0] - row), abs(place[1] - (attempt or 0)), place
@@ -375,7 +375,7 @@ def no_sample(
     n: int = 0,
     subject: str | None = None,
 ) -> NotFoundError:
-    """Return the error for a sample that does not exist; its ``samples`` are the nearest ones."""
+    """Return the error for a missing attempt, with the nearest ones."""
     asked = f"row {row}" if attempt is None else f"row {row}, attempt {attempt}"
     numbers = f"rows are numbered 0 to {rows - 1}" + (f", attempts 0 to {n - 1}" if n else "")
     without = "; this one has no result" if row < rows and (attempt or 0) < n else ""
@@ -412,12 +412,12 @@ SORTED_BY: Mapping[str, str | None] = {
     "tokens": "tokens",
     "cost": "cost_usd",
 }
-"""What of a sample each sort goes by; None for the order of rows."""
+"""Field of each sort; None for the order of rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplePosition:
-    """A place in a list of samples."""
+    """A position in a list of attempts."""
 
     value: float | None
     row: int
@@ -433,7 +433,7 @@ def item_page(
     entry: Callable[[RowT], ItemT],
     cursor: Callable[[RowT, bool], str],
 ) -> ItemPage[ItemT]:
-    """Return a page of ``found``, which has one row more than the page where there are more."""
+    """Return a page of ``found``, which has one item more if there is another page."""
     rows, more = list(found[:limit]), len(found) > limit
     if backward:
         rows.reverse()
@@ -448,7 +448,7 @@ def item_page(
 
 
 def encode(order: str, key: Sequence[Scalar], *, backward: bool = False) -> str:
-    """Return a cursor: opaque, of letters, digits, ``-`` and ``_``."""
+    """Return an opaque cursor of letters, digits, ``-`` and ``_``."""
     text = json.dumps([order, int(backward), *key], separators=(",", ":"))
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
@@ -470,25 +470,22 @@ def decode(cursor: str, order: str, *, parts: int) -> tuple[list[Scalar], bool]:
 
 
 def order_of(query: RunQuery | SampleQuery) -> str:
-    """Return the name of a query's order, for :func:`encode`."""
     listed = "runs" if isinstance(query, RunQuery) else "samples"
     return f"{listed}:{query.sort}:{'desc' if query.descending else 'asc'}"
 
 
 def sample_cursor(query: SampleQuery, position: SamplePosition) -> str:
-    """Return the cursor of a place in a list of samples."""
     key = (position.value, position.row, position.attempt)
     return encode(order_of(query), key, backward=position.backward)
 
 
 def position_of(query: SampleQuery, entry: SampleEntry, *, backward: bool = False) -> SamplePosition:
-    """Return where a sample stands in the order of a query; ``backward`` where the page before it is meant."""
+    """Return the position of an attempt in a query; ``backward`` for the page before it."""
     value = getattr(entry, SORTED_BY[query.sort] or "", None)
     return SamplePosition(value, entry.row, entry.attempt, backward=backward)
 
 
 def sample_position(cursor: str, query: SampleQuery) -> SamplePosition:
-    """Return the place that a cursor names."""
     (value, row, attempt), backward = decode(cursor, order_of(query), parts=3)
     numbers = all(type(part) is int and 0 <= part <= _LARGEST for part in (row, attempt))
     if not numbers or not (value is None or _is_amount(value)):
@@ -499,12 +496,11 @@ def sample_position(cursor: str, query: SampleQuery) -> SamplePosition:
 
 
 def _is_amount(value: Scalar) -> bool:
-    """Tell whether a value is one that a list can be sorted by: JSON's whole numbers may be larger than any float."""
+    """Whether a value can be compared: JSON integers may exceed any float."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _LARGEST_AMOUNT
 
 
 def refused(cursor: str) -> OsmosisError:
-    """Return the error for a cursor of another list, or of none."""
     return OsmosisError(
         "the cursor is of another list or order.",
         details={"cursor": cursor[:80]},
@@ -519,7 +515,6 @@ _SAME = (
 
 
 def validated_record(samples: ValidationSamples | None, run: str, row: int, attempt: int) -> TerminalRecord:
-    """Return the record of a sample."""
     kept = {(each.row_index, each.run_index): each for each in samples.records} if samples is not None else {}
     if (row, attempt) in kept:
         return kept[row, attempt]
@@ -529,12 +524,11 @@ def validated_record(samples: ValidationSamples | None, run: str, row: int, atte
 
 
 def known_of(record: TerminalRecord) -> dict[str, Any]:
-    """Return what a journal's record says, by its names."""
+    """Return a record's known fields by name."""
     return {name: value for name, value in msgspec.structs.asdict(record).items() if value is not None}
 
 
 def validated_entry(record: TerminalRecord, pass_threshold: float) -> SampleEntry:
-    """Return a sample in a line."""
     reward = reward_of(record)
     return SampleEntry(
         row=record.row_index,
@@ -547,7 +541,7 @@ def validated_entry(record: TerminalRecord, pass_threshold: float) -> SampleEntr
 
 
 def validated_sample(samples: ValidationSamples | None, run: str, row: int, attempt: int) -> SampleDetail:
-    """Return a sample, between those that are a little worse and a little better."""
+    """Return a validated attempt with its neighbours by reward."""
     record = validated_record(samples, run, row, attempt)
     assert samples is not None
     entries = [validated_entry(each, samples.pass_threshold) for each in samples.records]

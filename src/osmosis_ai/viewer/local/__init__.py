@@ -1,1 +1,1 @@
-"""Runs of this machine as a viewer sees them: evaluations, training runs and judging sessions below a directory."""
+"""Runs below a directory of this machine."""

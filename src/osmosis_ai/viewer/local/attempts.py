@@ -1,4 +1,4 @@
-"""The attempts of a run as a disposable SQLite table, made from its journal: sorted, filtered, paged, counted."""
+"""The attempts of a run in a temporary SQLite table, read from its journal."""
 
 from __future__ import annotations
 
@@ -64,8 +64,7 @@ CREATE TABLE selected_rows (
     place INTEGER PRIMARY KEY, cluster TEXT, tried INTEGER, passed INTEGER, flaky INTEGER NOT NULL DEFAULT 0
 )
 """
-"""``item`` is row * n + attempt; ``place`` is a row; ``cluster`` is shared by rows that are copies of one another;
-``flaky`` is -1 of rows that have new attempts, until it is worked out."""
+"""``item`` is row * n + attempt, ``place`` a row; duplicate rows share a ``cluster``. A ``flaky`` of -1 is not computed yet."""
 
 INDEXES: Mapping[str, str] = {
     "by_reward": "samples (reward)",
@@ -127,7 +126,7 @@ _WORD, _TEXT, _ERROR = 100, 200, 300  # characters
 _CLUSTER_DIGITS = 16
 _VALUES = ", ".join("nullif(?, '')" if each in COLUMNS[-5:] else "?" for each in COLUMNS)
 _INSERT = f"INSERT OR REPLACE INTO samples ({', '.join(COLUMNS)}) VALUES ({_VALUES})"
-"""Of a text that is not there it is given an empty one: to Python's ``sqlite3`` a None is more work."""
+"""Missing texts are inserted as '': for ``sqlite3``, None is slower."""
 
 
 _FLAKY = "item / :n IN (SELECT place FROM selected_rows WHERE flaky = 1)"
@@ -148,12 +147,12 @@ _FAILURES = """
 SELECT boundary, category, count(*), min(item), error FROM samples WHERE status = 'failed'
 GROUP BY boundary, category ORDER BY count(*) DESC, min(item)
 """
-"""``error`` is of the row that has the least item (https://sqlite.org/lang_select.html#bareagg)."""
+"""``error`` is from the line with the least item (https://sqlite.org/lang_select.html#bareagg)."""
 _REWARDS = "SELECT reward, count(*) FROM samples WHERE reward IS NOT NULL GROUP BY reward"
 
 
 class AttemptIndex:
-    """The attempts of a run in a private table; may be used by several threads."""
+    """The attempts of a run in a private table; thread-safe."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = RunDirectory(directory)
@@ -169,7 +168,6 @@ class AttemptIndex:
         self._counted, self._counted_at = SharedReads(most=_MOST_COUNTED), -1
 
     def close(self) -> None:
-        """Remove the table."""
         with self.lock:
             self._table.close()
 
@@ -181,7 +179,7 @@ class AttemptIndex:
             return False
 
     def refresh(self, *, patience_s: float | None = None) -> float | None:
-        """Read on from where the table ends; return the share that was read if there was no time for all."""
+        """Read new lines; return the share read if the time was not enough."""
         deadline = math.inf if patience_s is None else time.monotonic() + patience_s
         with self.lock:
             try:
@@ -195,7 +193,6 @@ class AttemptIndex:
             self._table.execute(f"CREATE INDEX IF NOT EXISTS {name} ON {INDEXES[name]}")
 
     def find(self, statement: str, values: Mapping[str, Any]) -> list[Any]:
-        """Return the lines that a statement finds."""
         with self.lock:
             return self._table.execute(statement, values).fetchall()
 
@@ -292,7 +289,7 @@ class AttemptIndex:
         )
 
     def _bytes_before(self, end: int) -> bytes:
-        """Return the last bytes of the journal before ``end``; they contain its digest, and so identify it."""
+        """Return the bytes before ``end``, whose checksum identifies the journal."""
         if end == 0:
             return b""
         with open_regular(self.directory.events) as journal:
@@ -314,7 +311,7 @@ class AttemptIndex:
         self.read, self._tail = end, self._bytes_before(end)
 
     def page(self, query: SampleQuery, *, limit: int, cursor: str | None = None) -> ItemPage[SampleEntry]:
-        """Return samples, and how many there are."""
+        """Return a page of attempts with counts."""
         position = sample_position(cursor, query) if cursor else None
         with self.lock:
             found = self.around(query, position, limit=limit + 1)
@@ -328,7 +325,7 @@ class AttemptIndex:
         return replace(page, counts=counts)
 
     def around(self, query: SampleQuery, position: SamplePosition | None, *, limit: int) -> list[SampleEntry]:
-        """Return the samples behind (or before) a place, the nearest first."""
+        """Return the attempts after (or before) a position, nearest first."""
         found: list[SampleEntry] = []
         if self._is_indexed and query.sort in _ON_DEMAND:
             with self.lock:
@@ -340,7 +337,7 @@ class AttemptIndex:
         return found
 
     def no_sample(self, run: str, row: int, attempt: int | None) -> NotFoundError:
-        """Return what to say of a sample that is not there: of so many on either side three are the nearest."""
+        """Return the error for a missing attempt, with the three nearest ones."""
         rows, n = self.rows, self.n
         values = {"place": min(row, rows) * n + min(attempt or 0, n), "most": 3 * n}
         near: list[tuple[int, int]] = []
@@ -359,36 +356,32 @@ class AttemptIndex:
         return following, preceding
 
     def entry(self, item: int) -> SampleEntry | None:
-        """Return a sample; None where there is none."""
         found = self.find(f"{_SELECT} WHERE item = :item", {"item": item, "n": self.n})
         return self._entry(found[0]) if found else None
 
     def attempts(self, row: int) -> list[SampleEntry]:
-        """Return the samples of a row, by attempt."""
         return self.around(SampleQuery(row=row), None, limit=self.n)
 
     def of_digest(self, digest: str, *, limit: int) -> list[SampleEntry]:
-        """Return the samples of a row that is known by what it is."""
         statement = f"{_SELECT} WHERE row_digest = :digest ORDER BY item LIMIT :limit"
         values = {"digest": digest, "limit": limit, "n": self.n}
         return [self._entry(line) for line in self.find(statement, values)]
 
     def counts(self, query: SampleQuery) -> Mapping[str, int]:
-        """Return how many samples there are, of the query and of each outcome."""
+        """Return the number of attempts of the query and of each outcome."""
         whole = self._once("counts", self._count_outcomes)
         asked = replace(query, sort="row", descending=False)
         return {**whole, "total": self._once(asked, lambda: self._count(query))}
 
     def failures(self) -> list[FailureCount]:
-        """Return the kinds of failures, the most frequent first."""
+        """Return failures by source and code, most frequent first."""
         return self._once("failures", self._count_failures)
 
     def rewards(self) -> Histogram | None:
-        """Return the scored samples by reward; None where there are none."""
         return self._once("rewards", self._count_rewards)
 
     def _once(self, key: Hashable, count: Callable[[], ReadT]) -> ReadT:
-        """Return what was counted of this much of the journal, or count it."""
+        """Return a count of the rows read so far, cached."""
         with self.lock:  # which counting takes, too: who has it must not wait for another's count
             if self._counted_at != self.read:
                 self._counted, self._counted_at = SharedReads(most=_MOST_COUNTED), self.read
@@ -445,7 +438,7 @@ class AttemptIndex:
 
 
 def file_state(path: Path) -> tuple[int, int]:
-    """Return a file's bytes, and when it was written, in nanoseconds since 1970; zeros where there is none."""
+    """Return a file's size and modification time in nanoseconds; zeros if it is missing."""
     try:
         known = path.stat()
     except OSError:
@@ -456,7 +449,7 @@ def file_state(path: Path) -> tuple[int, int]:
 def _parts(
     query: SampleQuery, position: SamplePosition | None, *, n: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the statements whose results, one after the other, are the list from a place on."""
+    """Yield the statements whose concatenated results are the list after a position."""
     column, backward = SORTED_BY[query.sort], position is not None and position.backward
     parts: list[tuple[list[str], tuple[str, ...], bool]] = [([], (), query.descending != backward)]
     if column is not None:

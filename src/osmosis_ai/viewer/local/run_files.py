@@ -1,4 +1,4 @@
-"""Runs of this machine as their files describe them: the entry of a list, and a page."""
+"""List entries and details of local runs, from their files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from osmosis_ai.viewer.source import RunDetail, RunEntry
 
 
 def recorded_entry(kind: RunKind, name: str, manifest: Manifest, *, dataset: str | None = None) -> RunEntry:
-    """Return a run's line as its manifest tells it, as of a run that nobody works on."""
+    """Return a run's entry from its manifest, as of a run without a process."""
     inputs, provenance = manifest.inputs, manifest.provenance
     dataset = as_text(provenance.get("dataset_name")) or dataset
     rollout, dirty = as_text(as_table(inputs.get("rollout")).get("name")), provenance.get("git_dirty")
@@ -63,23 +63,22 @@ def recorded_entry(kind: RunKind, name: str, manifest: Manifest, *, dataset: str
 
 
 def shown_facts(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return facts as labels and values, without what nobody knows."""
+    """Return labels and values, without missing ones."""
     return [(label, str(value)) for label, value in facts.items() if value is not None]
 
 
 def secret_names(manifest: Manifest) -> list[str]:
-    """Return the names of a run's secrets."""
     names = manifest.inputs.get("secret_names")
     return [str(each) for each in names] if isinstance(names, list) else []
 
 
 def commit_of(entry: RunEntry) -> str | None:
-    """Return the commit that a run was made of, and whether there were changes beside it."""
+    """Return the run's commit, and whether there were uncommitted changes."""
     return entry.commit and f"{entry.commit}{' (dirty)' if entry.dirty else ''}"
 
 
 def with_time_so_far(entry: RunEntry) -> RunEntry:
-    """Return the entry; of a running run that nobody has measured yet, with the time since its start."""
+    """Return the entry; the duration of a running run counts from its start."""
     if entry.status != "running" or entry.duration_s or entry.started_at is None:
         return entry
     return replace(
@@ -88,13 +87,13 @@ def with_time_so_far(entry: RunEntry) -> RunEntry:
 
 
 def moment(written: Any) -> datetime | None:
-    """Return a moment as files have it; None where it is none."""
+    """Parse a timestamp; None if it is invalid."""
     return parse_date(written) if isinstance(written, str) else None
 
 
 @dataclass(frozen=True)
 class KnownEvaluation:
-    """An evaluation as its files tell it, its samples aside."""
+    """An evaluation without its attempts."""
 
     entry: RunEntry
     manifest: Manifest | None = None
@@ -107,7 +106,7 @@ class KnownEvaluation:
 def read_evaluation(
     directory: Path, name: str, *, follow: Callable[[], LocalResults] | None = None
 ) -> KnownEvaluation:
-    """Read what an evaluation is and what it came to; what is damaged is said, not raised."""
+    """Read an evaluation; damage becomes a problem, not an error."""
     found = RunDirectory(directory)
     try:
         manifest = Manifest.load(found.manifest)
@@ -143,7 +142,7 @@ def read_evaluation(
 
 
 def _damage(events: Path) -> tuple[str, ...]:
-    """Return what is wrong with a journal whose size is right; lists of runs do not read large ones."""
+    """Return the problem of a journal of the expected size; lists do not read large journals."""
     try:
         if 0 < size_of(events) <= MAX_LISTED_BYTES:
             deque(replay(events), maxlen=0)
@@ -153,20 +152,20 @@ def _damage(events: Path) -> tuple[str, ...]:
 
 
 def _measures(manifest: Manifest, threshold: float) -> str:
-    """Return what another run of its config has to share before their numbers can be compared, as a digest."""
+    """Return a digest of what runs must share to be comparable."""
     rollout, dataset = (as_table(manifest.inputs.get(name)) for name in ("rollout", "dataset"))
     rows = manifest.provenance.get("dataset_name"), dataset.get("sha256"), dataset.get("selected_source_rows")
     return hashlib.sha256(repr((rollout.get("name"), *rows, threshold)).encode()).hexdigest()[:16]
 
 
 def _not_told(manifest: Manifest) -> list[str]:
-    """Return what a download that was laid out as a run (``downloaded_runs``) does not tell of it, in sentences."""
+    """Return sentences about data missing from a downloaded run."""
     said = manifest.provenance.get("not_told")
     return [each for each in said if isinstance(each, str)] if isinstance(said, list) else []
 
 
 def facts_of(known: KnownEvaluation, directory: Path) -> list[tuple[str, str]]:
-    """Return what else is to be known of a run, as labels and values."""
+    """Return labels and values of further facts."""
     entry, manifest = known.entry, known.manifest
     if manifest is None:
         return [("Directory", str(directory))]
@@ -198,7 +197,7 @@ def facts_of(known: KnownEvaluation, directory: Path) -> list[tuple[str, str]]:
 
 
 def commands_of(known: KnownEvaluation, directory: Path) -> list[str]:
-    """Return what to type to go on with a run, or to do again what failed; a run goes by its directory's name."""
+    """Return the commands that continue a run or retry failed attempts."""
     manifest, entry = known.manifest, known.entry
     config = manifest.provenance.get("config") if manifest is not None else None
     if manifest is None or not isinstance(config, str) or entry.status == "running":
@@ -225,7 +224,7 @@ class KnownTraining(NamedTuple):
 
 
 def read_training(path: Path, name: str) -> KnownTraining:
-    """Read a training directory; what is damaged is said, not raised."""
+    """Read a training directory; damage becomes a problem, not an error."""
     directory = TrainingDirectory(path)
     try:
         manifest = Manifest.load(directory.manifest)
@@ -253,7 +252,7 @@ def read_training(path: Path, name: str) -> KnownTraining:
 
 
 def training_detail(known: KnownTraining, path: Path) -> RunDetail:
-    """Return a training run's page, its series aside."""
+    """Return a training run's details, without curves."""
     recorded = known.recorded
     if known.manifest is None or recorded is None:
         return RunDetail(known.entry, facts=[("Directory", str(path))], problems=known.problems)
@@ -294,7 +293,6 @@ def read_session(path: Path, name: str) -> tuple[RunEntry, Mapping[str, Any], st
 
 
 def session_entry(document: Mapping[str, Any], name: str, id: str) -> RunEntry:
-    """Return the line of a session that its document tells."""
     usage, statistics = as_table(document.get("usage")), as_table(document.get("overall_statistics"))
     counts = as_table(document.get("counts"))
     scored = counts.get("scored") or statistics.get("success_count")
@@ -317,7 +315,7 @@ def session_entry(document: Mapping[str, Any], name: str, id: str) -> RunEntry:
 
 
 def _calls(counts: Mapping[str, Any]) -> RunScore | None:
-    """Return how many calls of judges gave a score, of those that were to be made; None where nobody says."""
+    """Return the number of scored and planned calls; None if unknown."""
     known = [as_number(counts.get(name)) for name in ("calls", "scored", "failed", "unscored", "pending")]
     if None in known:
         return None
@@ -328,7 +326,7 @@ def _calls(counts: Mapping[str, Any]) -> RunScore | None:
 def session_detail(
     entry: RunEntry, document: Mapping[str, Any], problem: str | None, **known: str | None
 ) -> RunDetail:
-    """Return a session's page: ``summary_numbers`` is its document; ``known`` is what its place knows, by label."""
+    """Return a judging session's details: ``summary_numbers`` is its document, ``known`` adds facts."""
     records, models = document.get("records"), document.get("models")
     inputs = as_table(document.get("inputs"))
     facts = {

@@ -1,4 +1,4 @@
-"""The list of the runs of this machine: each entry is read again when its files have changed."""
+"""The list of local runs; an entry is read again when its files have changed."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ _WRITE_EVERY_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class KeptLine:
-    """A run's entry, and the state of its files that it was read from."""
+    """A run's entry and the state of the files it was read from."""
 
     stamp: Stamp
     entry: RunEntry
 
 
 class KeptLines:
-    """The entries of a directory's runs in the user's cache; errors are ignored, since all can be read again."""
+    """A cache file of entries; errors are ignored, since everything can be read again."""
 
     def __init__(self, root: Path, *, cache_dir: Path) -> None:
         # Entries of another release are not read.
@@ -62,13 +62,12 @@ class KeptLines:
         self._written = float("-inf")
 
     def read(self) -> dict[Path, KeptLine]:
-        """Return the entries by the runs' paths."""
         with suppress(OSError, ValueError), open_regular(self._file) as file:
             return dict(map(_lines().validate_json, file))
         return {}
 
     def write(self, lines: Mapping[Path, KeptLine]) -> bool:
-        """Replace the file unless it was replaced just now; return whether it was."""
+        """Replace the file at most once per interval; return whether it was."""
         if time.monotonic() - self._written < _WRITE_EVERY_S:
             return False
         self._written = time.monotonic()
@@ -103,7 +102,7 @@ _FAR_AHEAD = datetime.max.replace(tzinfo=timezone.utc)
 
 
 class RunList:
-    """The entries of runs, in memory and in the user's cache; each is read again when its files have changed."""
+    """Entries in memory and in the cache, read again when files have changed."""
 
     def __init__(self, root: Path, *, cache_dir: Path, patience_s: float | None = None) -> None:
         self._lock = Lock()
@@ -123,7 +122,6 @@ class RunList:
     def page(
         self, places: Sequence[RunPlace], query: RunQuery, *, limit: int, cursor: str | None = None
     ) -> ItemPage[RunEntry]:
-        """Return runs in a query's order."""
         with self._lock:
             self._refresh(places)
             page = self._page(query, limit, cursor)
@@ -146,7 +144,7 @@ class RunList:
         )
 
     def _count(self, kind: RunKind | None) -> Mapping[str, int]:
-        """Return the number of runs of a kind, of those archived, and of each status."""
+        """Return the number of runs of a kind, of archived ones and of each status."""
         mine = [(place, entry) for place, entry in self._listed.values() if kind in (None, place.kind)]
         statuses = Counter(entry.status for place, entry in mine if not place.archived)
         return {**statuses, "unfiltered": statuses.total(), "archived": len(mine) - statuses.total()}
@@ -157,19 +155,18 @@ class RunList:
         return sorted(fitting, key=lambda entry: _place_of(query, entry), reverse=query.descending)
 
     def entry(self, place: RunPlace) -> RunEntry:
-        """Return a run's line."""
         line = self._still_known(place)
         entry = line.entry if line is not None else _READ[place.kind](place.path, place.name)
         return _as_it_stands(place, entry)
 
     def newest(self, places: Sequence[RunPlace], kind: RunKind) -> list[RunEntry]:
-        """Return the runs of a kind, the newest first."""
+        """Return the runs of a kind, newest first."""
         with self._lock:
             self._refresh(places)
             return self._found(RunQuery(kind=kind))
 
     def in_its_series(self, places: Sequence[RunPlace], entry: RunEntry) -> tuple[RunEntry, RunEntry | None]:
-        """Return a run's line with those before it, and the run before it that it can be compared with."""
+        """Return an entry with its trend and previous comparable run."""
         with self._lock:
             # Beside a run's own page, a list that is not read yet is not waited for.
             self._refresh(places, patience_s=self._patience_s and 0.0)
@@ -180,13 +177,13 @@ class RunList:
         return replace(entry, trend=tuple(map(_number, (*self._before(entry), entry))))
 
     def _before(self, entry: RunEntry) -> list[RunEntry]:
-        """Return the runs before one that it can be compared with, the oldest first, as many as a trend has."""
+        """Return the earlier comparable runs, oldest first, at most as many as a trend has."""
         series = self._series.get(_series_of(entry), [])
         place = bisect_left(series, _started(entry), key=_started)
         return series[max(0, place - TREND_RUNS + 1) : place]
 
     def _refresh(self, places: Sequence[RunPlace], *, patience_s: float | None = None) -> None:
-        """Bring the lines up to date: at once of runs that go on, of all when runs came or went, and now and then."""
+        """Refresh entries: running ones always, all if runs were added or removed and from time to time."""
         lately = places is self._places and time.monotonic() - self._looked <= _LOOK_AT_ALL_S
         if not lately or any(
             self._still_known(place) is None
@@ -214,7 +211,7 @@ class RunList:
         self._looked = time.monotonic()
 
     def _read(self, places: Sequence[RunPlace], kept: KeptLines, patience_s: float | None) -> None:
-        """Read the runs that have changed, the newest first, as far as one waits."""
+        """Read changed runs, newest first, until the deadline."""
         until = time.monotonic() + (patience_s if patience_s is not None else math.inf)
         changed = [(self._stamp_of(place), place) for place in places if not self._still_known(place)]
         changed.sort(key=itemgetter(0), reverse=True)
@@ -231,7 +228,7 @@ class RunList:
         self._unread = len(changed) - len(read)
 
     def _still_known(self, place: RunPlace) -> KeptLine | None:
-        """Return a run's line; None where its files have changed since it was read."""
+        """Return an entry, or None if its files have changed since."""
         line, stamp = self._known.get(place.path), self._stamp_of(place)
         is_of_now = line is not None and line.stamp[: len(stamp)] == stamp and line.entry.name == place.name
         return line if is_of_now else None
@@ -245,7 +242,7 @@ class RunList:
 
 
 def _goes_on(entry: RunEntry) -> bool:
-    """Tell whether a run may change without a change of its directory: its journal grows."""
+    """Whether a run may change without a change of its directory, because its journal grows."""
     return entry.status != "finished"
 
 
@@ -257,7 +254,7 @@ _READ: dict[RunKind, Callable[[Path, str], RunEntry]] = {
 
 
 def _as_it_stands(place: RunPlace, entry: RunEntry) -> RunEntry:
-    """Return a line with the status of now: a process takes up a run, or ends, before any file changes."""
+    """Return an entry with the current status: a process may start or end before any file changes."""
     if entry.status not in ("running", "incomplete") or place.kind == "rubric":
         return entry
     if place.kind == "training":
@@ -269,7 +266,7 @@ def _as_it_stands(place: RunPlace, entry: RunEntry) -> RunEntry:
 
 
 def _stamp(path: Path, *, going_on: bool) -> Stamp:
-    """Return what changes when a run does; files that are replaced change their directory's time."""
+    """Return the state of a run's files; replaced files change their directory's time."""
     try:
         directory = os.stat(path)  # noqa: PTH116 - there may be ten thousand
     except OSError:
@@ -297,7 +294,7 @@ def _fits(entry: RunEntry, query: RunQuery) -> bool:
 
 
 def _in_series(entries: Iterable[RunEntry]) -> dict[_Series, list[RunEntry]]:
-    """Return the runs by what those that can be compared have in common, each time the oldest first."""
+    """Return comparable runs by what they share, oldest first."""
     series: dict[_Series, list[RunEntry]] = {}
     for entry in sorted(entries, key=_started):
         if entry.status == "finished" and _number(entry) is not None:
@@ -329,7 +326,7 @@ _SORTED_BY: dict[RunSort, Callable[[RunEntry], Scalar]] = {
 
 
 def _place_of(query: RunQuery, entry: RunEntry) -> Any:
-    """Return by what a run is sorted, in either direction: one without a value comes last."""
+    """Return the sort key; runs without a value come last in both directions."""
     return _place(query, _SORTED_BY[query.sort](entry), entry.id)
 
 

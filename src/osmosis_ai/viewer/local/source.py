@@ -76,7 +76,7 @@ OpenedT = TypeVar("OpenedT")
 
 
 class _OpenRuns(OrderedDict[Path, OpenedT]):
-    """What is open of the runs that were asked for last, by their directories."""
+    """The most recently used open runs, by directory."""
 
     def __init__(
         self, make: Callable[[Path], OpenedT], fits: Callable[[OpenedT], bool], *, most: int
@@ -85,7 +85,7 @@ class _OpenRuns(OrderedDict[Path, OpenedT]):
         self._make, self._fits, self._most = make, fits, most
 
     def of(self, path: Path) -> OpenedT:
-        """Return what is open of a run, or open it; what was not asked for longest is dropped."""
+        """Return an open run or open it; the least recently used one is closed."""
         found = self.pop(path, None)
         self[path] = found if found is not None and self._fits(found) else self._make(path)
         while len(self) > self._most:
@@ -102,7 +102,7 @@ def _columns(path: Path) -> Sequence[str]:
 
 
 class LocalSource:
-    """The runs below a directory of this machine."""
+    """The runs below a directory."""
 
     def __init__(self, root: Path, *, cache_dir: Path, patience_s: float | None = None) -> None:
         self._patience_s = patience_s

@@ -1,1 +1,1 @@
-"""The pages of the viewer: functions from a visitor's request and the words of an address to what a template shows."""
+"""Pages of the viewer: functions of the request context and the query."""

@@ -1,4 +1,4 @@
-"""Runs side by side."""
+"""Comparison of runs."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ RowHref = Callable[[str, tuple[str, str]], str]
 _ROWS_SHOWN = 25
 _MOST_POINTS = 2_000
 ALLOWANCES = ("unpaired", "partial", "different_grader", "same")
-"""Words of an address that allow what is refused otherwise."""
+"""Query parameters that allow comparisons that are refused otherwise."""
 
 
 def choices(words: Words) -> dict[str, Any]:
-    """Return what the form shows that compares again."""
+    """Return the values of the form."""
     return {
         "metric": word(words, "metric") or "",
         "slices": ", ".join(words.get("slice", ())),
@@ -45,7 +45,7 @@ def choices(words: Words) -> dict[str, Any]:
 
 
 def allowance_for(refusal: OsmosisError) -> str | None:
-    """Return which of :data:`ALLOWANCES` lets through what was refused; commands name it as an option."""
+    """Return which of :data:`ALLOWANCES` permits a refused comparison."""
     options = set(re.findall(r"--(?:allow-)?([a-z-]+)", refusal.hint or ""))
     return next((name for name in ALLOWANCES if name.replace("_", "-") in options), None)
 
@@ -53,8 +53,6 @@ def allowance_for(refusal: OsmosisError) -> str | None:
 def compared_evaluations(
     view: Viewing, names: Sequence[str], options: compare.CompareOptions
 ) -> dict[str, Any]:
-    """Return the values of the page."""
-
     def row_href(key: str, runs: tuple[str, str]) -> str:
         return view.href("compare", "row") + query_string({"run": runs, "row": key})
 
@@ -67,7 +65,6 @@ def compared_evaluations(
 def shown(
     comparison: compare.RunComparison, runs: Sequence[RunSamples], row_href: RowHref | None = None
 ) -> dict[str, Any]:
-    """Return the values of a comparison that was made."""
     baseline, *others = runs
     return {
         "row_href": row_href,
@@ -85,7 +82,7 @@ def shown(
 
 
 def options_of(words: Words) -> compare.CompareOptions:
-    """Return how an address asks to compare runs."""
+    """Read the settings of a comparison from the query."""
     allowed = set(words.get("allow", ()))
     if strange := allowed - set(ALLOWANCES):
         raise OsmosisError(f"{sorted(strange)[0]!r} is not an exception that a comparison allows.")
@@ -114,7 +111,7 @@ def _candidate(
 
 
 def _forest(comparison: compare.RunComparison) -> SvgChart | None:
-    """Return the deciding difference of every candidate, and of its slices, with the line of no difference."""
+    """Return the deciding difference of each candidate and its slices, with a line at zero."""
     names: list[str] = []
     points: list[ChartPoint] = []
     for candidate in comparison.candidates:
@@ -143,7 +140,7 @@ def _forest(comparison: compare.RunComparison) -> SvgChart | None:
 
 
 def _scatter(candidate: compare.ComparedCandidate, a: RunSamples, b: RunSamples) -> SvgChart | None:
-    """Return each common row by its mean rewards in both runs; rows of the same means are one point."""
+    """Return common rows by their mean rewards in both runs; equal means are one point."""
     matched = candidate.comparability.matched
     if matched is None:
         return None
@@ -169,7 +166,7 @@ _DRAWN = ("rollout/raw_reward", "eval/validation/reward", "train/kl_base", "roll
 
 
 def compared_training(view: Viewing, names: Sequence[str]) -> dict[str, Any]:
-    """Return the values of the page about the runs of these names; every run is compared with the first."""
+    """Return the values of a comparison with the first run."""
     told = view.source.compared_training(names)
     curves = [own for _, own in told]
     runs = [_compared(detail, own) for detail, own in told]
@@ -236,7 +233,7 @@ _MOST_PLACES = 1_000
 
 
 def page(view: Viewing, words: Words) -> RenderedPage:
-    """Return what runs came to beside each other, the first of them as the baseline."""
+    """Return the results of runs, with the first as the baseline."""
     names = list(dict.fromkeys(map(_named, words.get("run", ()))))
     if len(names) > _MOST_RUNS:
         raise OsmosisError(f"at most {_MOST_RUNS} runs are compared at a time.")
@@ -263,13 +260,13 @@ def page(view: Viewing, words: Words) -> RenderedPage:
 
 
 def _named(run: str) -> str:
-    """Return the name of a run that may be written as its page's address ends: ``evals/base``."""
+    """Return the name of a run, which may be given as ``evals/base``."""
     section, _, name = run.partition("/")
     return name if name and section in SECTIONS.values() else run
 
 
 def row(view: Viewing, words: Words) -> Response:
-    """Lead to the two conversations about a row, side by side; where only one run has it, to that one."""
+    """Return the address of both conversations of a row, or of the only one."""
     names, digest = list(words.get("run", ()))[:2], word(words, "row") or ""
     found = zip(names, view.source.samples_of_row(digest, names, limit=_MOST_PLACES), strict=True)
     there = [(name, min(samples, key=_telling)) for name, samples in found if samples]
@@ -283,7 +280,7 @@ def row(view: Viewing, words: Words) -> Response:
 
 
 def _telling(sample: SampleEntry) -> tuple[bool, int]:
-    """Return by what attempts are sorted for who reads one: failed ones tell why, and the first is the first."""
+    """Return the order in which to pick an attempt to read: failures first."""
     return sample.passed is not False, sample.attempt
 
 

@@ -1,4 +1,4 @@
-"""An attempt with its conversation, and its downloads."""
+"""The page of an attempt, and its downloads."""
 
 from __future__ import annotations
 
@@ -40,25 +40,23 @@ from osmosis_ai.viewer.source import RunEntry, SampleEntry, SampleQuery, validat
 
 HIDEABLE = ("system", "tools", "reasoning")
 WORDS = ("show", "from", "with", "text", "hide", "elsewhere")
-"""Of an address, beside those of the list that the sample is in."""
+"""Query parameters besides those of the attempt's list."""
 _ITEM = re.compile(r"(\d{1,999})\.(\d{1,999})", re.ASCII)
 _STEP = re.compile(r"\d{1,9}", re.ASCII)
 _ELSEWHERE = 20
 _COPIED = 16 << 10
-"""Characters that stand in a page to be copied; what is longer is a download alone."""
+"""Largest text to copy, in characters; longer ones are downloads only."""
 
 
 @dataclass(frozen=True)
 class ViewedSample(ReadSample):
-    """A sample as a page shows it."""
-
     href: str
     shown: ShownSteps
     anchor: str = "step"
 
 
 def page(view: Viewing, words: queries.Words, *, run: str, item: str) -> RenderedPage:
-    """Return the page of a sample; ``with`` shows another one beside it."""
+    """Return the page of an attempt; ``with`` adds another one."""
     query = queries.sample_query(words)
     row, attempt = place_of(item)
     whole = _number(words, "show")
@@ -117,7 +115,6 @@ def viewed(
     whole: int | None = None,
     anchor: str = "step",
 ) -> ViewedSample:
-    """Return a sample with its conversation."""
     source = view.source
     if view.of_validation:
         detail = validated_sample(source.validation(run), run, row, attempt)
@@ -132,13 +129,12 @@ def viewed(
 def stored_conversation(
     view: Viewing, run: str, row: int, attempt: int, *, max_bytes: int
 ) -> StoredConversation:
-    """Return a sample's trajectory as it lies there."""
     read = view.source.validation_conversation if view.of_validation else view.source.conversation
     return read(run, row, attempt, max_bytes=max_bytes)
 
 
 def _list_crumb(view: Viewing, run: str, kept: queries.Words) -> NavItem:
-    """Return the way back to the list that the sample was found in."""
+    """Return the address of the attempt's list."""
     if view.of_validation:
         return NavItem("Validation", view.run_href("training", run) + "#validation")
     return NavItem("Attempts", view.run_href("eval", run, "samples") + queries.query_string(kept))
@@ -154,7 +150,7 @@ def _number(words: queries.Words, name: str) -> int | None:
 
 
 def _beside(view: Viewing, words: queries.Words, run: str, whole: int | None) -> ViewedSample | None:
-    """Return the sample that ``with=row.attempt`` or ``with=RUN/row.attempt`` names."""
+    """Return the attempt named by ``with=row.attempt`` or ``with=RUN/row.attempt``."""
     given = queries.word(words, "with")
     if given is None:
         return None
@@ -167,7 +163,7 @@ def _beside(view: Viewing, words: queries.Words, run: str, whole: int | None) ->
 def _elsewhere(
     view: Viewing, run: str, sample: SampleEntry, *, asked: bool
 ) -> Sequence[tuple[RunEntry, SampleEntry]] | None:
-    """Return the same row in other runs; None before one asks."""
+    """Return the same row in other runs, if requested."""
     if view.is_local and not asked and not view.of_validation:
         return None
     if view.of_validation or sample.row_digest is None:
@@ -202,19 +198,19 @@ def time_spans(conversation: Conversation) -> list[TimeSpan]:
 
 
 def _copies(said: Conversation) -> Mapping[str, str]:
-    """Return what can be taken away, by its word in an address; a page would have marks of what is not seen."""
+    """Return the texts to download by name; on a page, invisible characters would be marks."""
     taken = {"messages": as_messages(said), "row": as_dataset_row(said)} if said.steps else {}
     return {word: json_text(what).translate(unseen_in_json()) for word, what in taken.items()}
 
 
 LARGEST_JSON_SHOWN = 2 << 20
-"""Bytes; of more a page has the head."""
+"""Bytes of a trajectory on a page."""
 _HEAD = 64 << 10
 _PIECE = 1 << 20
 
 
 def raw(view: Viewing, words: Words, *, run: str, item: str) -> RenderedPage | Response:
-    """Return a trajectory as it lies there, on a page or as a download; or its messages, row or one step."""
+    """Return a trajectory as a page or download; or its messages, row or one step."""
     row, attempt = place_of(item)
     wanted, step = choice_of(words, "as", ("messages", "row", "file")), word(words, "step")
     if step is not None:
@@ -232,7 +228,7 @@ def raw(view: Viewing, words: Words, *, run: str, item: str) -> RenderedPage | R
 
 
 def _shown(view: Viewing, run: str, row: int, attempt: int) -> RenderedPage:
-    """Return the page of a trajectory as it lies there, or of its head."""
+    """Return the page of a raw trajectory or its beginning."""
     stored = _stored(view, run, row, attempt, max_bytes=LARGEST_JSON_SHOWN)
     content = stored.content
     if content is None:
@@ -254,7 +250,6 @@ def _shown(view: Viewing, run: str, row: int, attempt: int) -> RenderedPage:
 
 
 def artifact(view: Viewing, _words: Words, *, run: str, item: str, path: str) -> Response:
-    """Return a file that an attempt left, in pieces."""
     row, attempt = place_of(item)
     listed = view.source.artifacts(run, row, attempt)
     none = NotFoundError(f"attempt {attempt} on row {row} of {run!r} has no file {path[:200]!r}.")
@@ -307,7 +302,7 @@ def _one_step(content: bytes, number: str, name: str) -> Response:
 
 
 def _download(content: str | bytes | BinaryIO, name: str, media_type: str = "application/json") -> Response:
-    """Return what is taken away under a name; of an open file a piece at a time."""
+    """Return a download; an open file is streamed."""
     headers = artifact_headers(name)
     if isinstance(content, (str, bytes)):
         whole = content.encode("utf-8", "replace") if isinstance(content, str) else content

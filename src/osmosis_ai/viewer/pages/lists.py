@@ -35,7 +35,6 @@ LOCAL_COMMANDS: dict[RunKind | None, Sequence[str]] = {
 
 
 def runs(view: Viewing, words: queries.Words, *, kind: RunKind | None = None) -> RenderedPage:
-    """Return runs of a kind, or of all."""
     query = queries.run_query(words, kind=kind)
     found = view.source.runs(query, limit=RUNS_A_PAGE, cursor=queries.word(words, "cursor"))
     here = view.href(SECTIONS[kind]) if kind is not None else view.href()
@@ -64,7 +63,7 @@ def runs(view: Viewing, words: queries.Words, *, kind: RunKind | None = None) ->
 
 
 def _trend(run: RunEntry) -> Markup:
-    """Return how the last runs of its config came out, this one the last."""
+    """Return the results of the latest runs of the same config."""
     from osmosis_ai.ui.charts import sparkline
 
     is_rate = run.kind == "eval"
@@ -78,7 +77,7 @@ _AMOUNTS = ("reward", "tokens", "duration", "cost")
 
 
 def samples(view: Viewing, words: queries.Words, *, run: str) -> RenderedPage:
-    """Return samples of an evaluation; the page hears when the run ends, or is deleted."""
+    """Return an evaluation's attempts; the page updates when the run ends or is deleted."""
     query, grouped = queries.sample_query(words), queries.choice_of(words, "group", ("row",))
     in_conversations = queries.searches_conversations(words, query)
     cursor, source = queries.word(words, "cursor"), view.source
@@ -123,7 +122,7 @@ def samples(view: Viewing, words: queries.Words, *, run: str) -> RenderedPage:
 
 
 def _varies(samples: Sequence[SampleEntry], sort: str) -> bool:
-    """Whether a column has different values; a column that says the same in every line is left out."""
+    """Whether a column has different values; constant columns are hidden."""
     values = {getattr(each, SORTED_BY[sort] or "") for each in samples}
     return values != {None} if len(samples) == 1 else len(values) > 1
 
@@ -133,7 +132,7 @@ def _causes(view: Viewing, run: str) -> set[str]:
 
 
 def require_category(view: Viewing, run: str, query: SampleQuery) -> None:
-    """Refuse a category that nothing of a run has failed with."""
+    """Raise an error for a code that no attempt failed with."""
     if query.category is None:
         return
     known = sorted(_causes(view, run))
@@ -146,7 +145,6 @@ LINES_A_PAGE = 200
 
 
 def log(view: Viewing, words: Words, *, run: str, kind: RunKind = "eval") -> RenderedPage:
-    """Return lines of a run's log."""
     cursor = word(words, "cursor")
     live = view.live(kind, run)
     found = view.read(view.source.log, kind, run, limit=LINES_A_PAGE, cursor=cursor)

@@ -1,4 +1,4 @@
-"""The page of a judging session: the agreement of its judges, and what they said of each record."""
+"""The page of a judging session."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ _UNREADABLE = "The file contains no agreement of the judges that this release ca
 
 
 def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
-    """Return a judging session, with some of its records."""
     detail, here = view.source.run("rubric", run), view.run_href("rubric", run)
     given = word(words, "cursor") or "0"
     # What is no number lies behind every list.
@@ -55,7 +54,7 @@ def page(view: Viewing, words: Words, *, run: str) -> RenderedPage:
 def shown(
     detail: RunDetail, start: int, end: int | None, *, text: bool = True, scores: JudgeScores | None = None
 ) -> dict[str, Any]:
-    """Return what is shown of a judging session wherever it is shown; ``scores`` are those of its records by default."""
+    """Return the values of a session's page and report; ``scores`` are by default those of its records."""
     document = detail.summary_numbers
     everything = read_records(document)
     records = everything[start:end]
@@ -84,7 +83,7 @@ def _measured(
     *,
     text: bool,
 ) -> Markup | None:
-    """Return the agreement of the judges as a piece of a page with these records; None if the file lacks it."""
+    """Return the judges' agreement on these records; None if the file lacks it."""
     import msgspec
 
     from osmosis_ai.rubric.agreement import AgreementReport, ScoreFormat, agreement_tables, not_measured
@@ -110,7 +109,7 @@ def _measured(
 def _histograms(
     records: Sequence[ReadRecord], report: AgreementReport, scores: JudgeScores | None
 ) -> SvgChart | None:
-    """Return a histogram of every judge's scores, one above the other on the same scales."""
+    """Return histograms of each judge's scores on the same scale."""
     import numpy as np
 
     if scores is None:
@@ -130,7 +129,7 @@ def _histograms(
 
 
 def _calibration(report: AgreementReport) -> SvgChart | None:
-    """Return the mean score by people for each score of a judge, with intervals and the line of agreement."""
+    """Return the mean human score for each score of a judge, with intervals and the diagonal."""
     from osmosis_ai.rubric.agreement import ScoreFormat
 
     judges = [*report.judges, *([report.panel] if report.panel is not None else [])]

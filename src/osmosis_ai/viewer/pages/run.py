@@ -47,12 +47,11 @@ _FAILURES = 50
 _BARS = 10
 _MOST_SLICED = 5_000
 FOLDED = ("Commit", "Dataset, SHA-256", "Grader", "Platform", "Environment", "Isolation")
-"""What is shown of a run only on demand."""
+"""Parts of a page that are shown on demand."""
 _Sliced = tuple[str, Sequence[RunSlice], OsmosisError | None]
 
 
 def evaluation(view: Viewing, words: Words, *, run: str) -> RenderedPage:
-    """Return an evaluation."""
     live = view.live("eval", run)
     detail = view.read(view.source.run, "eval", run)
     headline, estimates = detail.summary.headline, detail.estimates
@@ -102,7 +101,7 @@ def evaluation(view: Viewing, words: Words, *, run: str) -> RenderedPage:
 
 
 def _tiles(detail: RunDetail, samples: str) -> Iterator[Tile]:
-    """Yield the tiles of an evaluation; those that name attempts lead to them."""
+    """Yield the tiles; counts of attempts link to them."""
     run, estimates = detail.summary, detail.estimates
     score = run.headline
     if score is None:
@@ -131,7 +130,7 @@ def _tiles(detail: RunDetail, samples: str) -> Iterator[Tile]:
 
 
 def log_tail(view: Viewing, run: RunEntry) -> Mapping[str, Any]:
-    """Return the end of a run's log as templates show it; nothing where the source keeps none."""
+    """Return the end of a run's log, if the source has one."""
     log = None
     if view.wants("log"):
         log = view.read(view.source.log, run.kind, run.name, limit=LOG_LINES).logs
@@ -166,10 +165,7 @@ def _result(detail: RunDetail) -> str:
 
 
 def _bounds(score: RunScore, passed: Any) -> str | None:
-    """Return bounds of the pass rate if too few of the finished attempts have a score; None otherwise.
-
-    They are the rates if all samples without a score failed, and if all passed (Manski 1990).
-    """
+    """Return bounds of the pass rate if too few finished attempts have a score (Manski 1990): none or all others pass."""
     finished = score.finished
     if score.scored >= LEAST_SCORED * finished:
         return None
@@ -184,7 +180,7 @@ def _bounds(score: RunScore, passed: Any) -> str | None:
 
 
 def _warnings(detail: RunDetail) -> Sequence[str]:
-    """Return what stands beside the numbers, but for what stands above them with its bounds."""
+    """Return the warnings that are not shown with the bounds."""
     if detail.estimates is None:
         return ()
     counts = detail.estimates.counts
@@ -193,7 +189,7 @@ def _warnings(detail: RunDetail) -> Sequence[str]:
 
 
 def known_facts(detail: RunDetail) -> Sequence[tuple[str, str]]:
-    """Return what a run was made of, each once: what the source says of it, and what its line in a list does."""
+    """Return the facts about a run, each once."""
     run, said = detail.summary, dict(detail.facts)
     known = [
         *(
@@ -207,7 +203,7 @@ def known_facts(detail: RunDetail) -> Sequence[tuple[str, str]]:
 
 
 def flat_config(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
-    """Yield settings by their full names, as ``evaluation.n``."""
+    """Yield settings by dotted name, as ``evaluation.n``."""
     for key, value in config.items():
         if isinstance(value, Mapping) and value:
             yield from flat_config(value, f"{above}{key}.")
@@ -216,7 +212,7 @@ def flat_config(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[st
 
 
 def _slices(view: Viewing, detail: RunDetail, named: str | None, decided: Sequence[str]) -> Sequence[_Sliced]:
-    """Return columns of the dataset, the numbers by their values, and why there are none."""
+    """Return the dataset's columns, the results by their values, and why there are none."""
     if not view.wants("slices"):
         return ()
     headline = detail.summary.headline
@@ -252,16 +248,15 @@ _CHARTS: Sequence[tuple[str, Sequence[str]]] = (
     ("Learner and server, log-probability gap", ("train/logprob_gap_mean", "train/logprob_gap_max")),
     ("Time of a step (s)", [key for key in TITLES if key.startswith("time/")]),
 )
-"""What is drawn, under which heading; the first two with what happened on the way."""
+"""Charts and their titles; the first two show marks."""
 MAIN_CHARTS = 3
-"""How many of them are shown at once."""
 _MOST_MARKS = 40
 _MOST_VALIDATED = 10
 HOLLOW = f"under {LEAST_WORDS} scored"
 
 
 def training(view: Viewing, words: Words, *, run: str) -> RenderedPage:
-    """Return a training run; ``smooth`` in the address is how much of what came before a point of a curve has."""
+    """Return a training run; ``smooth`` is the weight of earlier points in a smoothed curve."""
     smoothing = _smoothing(words)
     live = view.live("training", run)
     detail = view.read(view.source.run, "training", run)
@@ -290,7 +285,7 @@ def _shows_curves(view: Viewing) -> bool:
 def shown_training(
     detail: RunDetail, curves: TrainingCurves, smoothing: float = 0.0, *, draws: bool = True
 ) -> dict[str, Any]:
-    """Return what is shown of a training run wherever it is shown: no address, and nothing to type."""
+    """Return the values of a training run's page and report."""
     return {
         "title": detail.summary.name,
         "run": detail.summary,
@@ -356,7 +351,7 @@ def _page_start(words: Words) -> int:
 
 
 def _validated(view: Viewing, run: str, start: int) -> Mapping[str, Any]:
-    """Return a page of the attempts of the newest validation, or the problem with its record."""
+    """Return a page of the newest validation's attempts, or the problem with its record."""
     samples = problem = None
     if view.wants("validation"):
         try:
@@ -415,7 +410,6 @@ def _charts(curves: TrainingCurves, smoothing: float) -> Iterator[SvgChart]:
 
 
 def chart_points(curve: ViewedCurve) -> list[ChartPoint]:
-    """Return a curve's points as charts take them."""
     return [
         ChartPoint(point.step, point.value, point.low, point.high, point.over, point.is_hollow)
         for point in curve.points

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from osmosis_ai.services.model_export import HubRepository
 from tests.api.blob_server import serve
 from tests.cli import benchmark_replies, eval_replies, test_dev_server, test_run_changes, train_replies
 from tests.cli.eval_downloads import offer_files
@@ -35,6 +36,13 @@ def committed(maze: Maze) -> None:
     """Commit everything and pretend that it is pushed."""
     maze.patch.setattr("osmosis_ai.services.runs.submit._ask_github", lambda identity, sha: "present")
     commit(maze)
+
+
+def offer_adapter_and_hub(maze: Maze) -> None:
+    offer_adapter(maze)
+    hub = "osmosis_ai.services.model_export.HubRepository"
+    maze.patch.setattr(f"{hub}.find", HubRepository)
+    maze.patch.setattr(f"{hub}.upload", lambda target, *_, **__: f"https://huggingface.co/{target.name}")
 
 
 def submittable(kind: str, config: str, text: str) -> Callable[[Maze], Any]:
@@ -165,6 +173,7 @@ CASES = (
     Case("train watch copper-finch", training_that_ends, screen="rich"),
     Case("train compare old new", offer_both, screen="rich"),
     Case("model download maze-lora", offer_adapter),
+    Case("model push maze-lora fern-org/multiplier --yes", offer_adapter_and_hub),
     Case(
         "benchmark submit configs/benchmark/toy.toml --yes",
         together(

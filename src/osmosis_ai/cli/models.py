@@ -1,4 +1,4 @@
-"""`osmosis model`: list models, and deploy or download trained adapters."""
+"""`osmosis model`: list models, and deploy, download or upload trained adapters."""
 
 from __future__ import annotations
 
@@ -28,11 +28,14 @@ from osmosis_ai.cli.output.results import (
     Text,
 )
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.files import expanded
 
 if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.api.models.models import DeploymentChange, LoraModel
     from osmosis_ai.services.context import PlatformContext
+    from osmosis_ai.services.model_export import ModelMerger
+    from osmosis_ai.services.models import ModelDownloader
 
 _TYPES = ("all", "base", "lora")
 _ACTIVE = "active"
@@ -265,40 +268,138 @@ def undeploy(model: LoraArgument, yes: YesOption = False) -> OperationResult:
         return _deployment_result("undeploy", model, changed, context)
 
 
+MergedOption = Annotated[
+    bool, typer.Option("--merged", help="The adapter merged with its base model, for transformers and vLLM.")
+]
+AllowDownloadOption = Annotated[
+    bool, typer.Option("--allow-download", help="Download a missing base model from the Hugging Face Hub.")
+]
+
+
 @app.command("download")
 def download(
     model: LoraArgument,
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="Directory of the adapter's files (default: .osmosis/models/NAME)."
+            "--output", "-o", help="Directory of the model's files (default: .osmosis/models/NAME)."
         ),
     ] = None,
+    merged: MergedOption = False,
+    allow_download: AllowDownloadOption = False,
 ) -> OperationResult:
-    """Download a LoRA adapter in PEFT format.
+    """Download a LoRA adapter, or the merged model.
 
-    Each file is checked. The folder appears only when it is complete.
+    An adapter is in PEFT format, and each file is checked. A merged model needs the extra `train`, the base model, and
+    memory for it. The folder appears only when it is complete.
 
     Examples:
         osmosis model download keen-owl-2-step-40 -o adapters/
+        osmosis model download keen-owl-2-step-40 --merged
     """
-    from osmosis_ai.services.models import ModelDownloader
-
-    out = current()
     with platform_context() as context:
-        with out.status("Fetching the list of files"):
-            plan = ModelDownloader.plan(context.client, model, workspace=context.workspace, output=output)
-        with out.progress("Downloading", total=plan.total_bytes, unit="bytes") as shown:
-            is_new = plan.download(shown.update)
-        place, base = formats.shown_path(plan.directory), plan.listed.base_model
-        name, files = plan.listed.model_name, f"{len(plan.listed.files)} files"
-        load = f'peft.PeftModel.from_pretrained(model, "{place}")'
+        plan, merger = _plan_download(context, model, output, merged, allow_download)
+        is_new = _download(plan, merger)
+        directory = plan.directory if merger is None else merger.directory
+        place, base = formats.shown_path(directory), plan.listed.base_model
+        name, files = plan.listed.model_name, [path for path in directory.iterdir() if path.is_file()]
+        total = sum(path.stat().st_size for path in files)
+        if merger is not None:
+            step = [("serve it", f"vllm serve {quote(place)}")]
+        else:
+            load = f'peft.PeftModel.from_pretrained(model, "{place}")'
+            step = [(f"load it on {base}", load)] if base else []
+        written = {} if merger is None else {"output_path": str(directory), "bytes": total, "merged": True}
         return OperationResult(
             operation="model.download",
             status="success" if is_new else "noop",
-            message=f"{name} is in {place}: {files}, {formats.size(plan.total_bytes)}."
+            message=f"{name} is in {place}: {len(files)} files, {formats.size(total)}."
             if is_new
             else f"{name} is already complete in {place}.",
-            resource={**plan.resource(), **context.resource()},
-            next_steps=next_block([(f"load it on {base}", load)]) if base else (),
+            resource={**plan.resource(), **written, **context.resource()},
+            next_steps=next_block(step) if step else (),
+        )
+
+
+def _plan_download(
+    context: PlatformContext, model: str, output: Path | None, merged: bool, allow_download: bool
+) -> tuple[ModelDownloader, ModelMerger | None]:
+    from osmosis_ai.services.models import ModelDownloader
+
+    if allow_download and not merged:
+        raise OsmosisError("--allow-download is for --merged: an adapter needs no base model.")
+    with current().status("Fetching the list of files"):
+        adapter = None if merged else output
+        plan = ModelDownloader.plan(context.client, model, workspace=context.workspace, output=adapter)
+    if not merged:
+        return plan, None
+    from osmosis_ai.services.model_export import ModelMerger
+
+    default = plan.directory.with_name(f"{plan.directory.name}-merged")
+    directory = default if output is None else expanded(output).absolute()
+    with current().status(f"Looking for {plan.listed.base_model}"):
+        return plan, ModelMerger.plan(plan.listed.base_model, directory, allow_download=allow_download)
+
+
+def _download(plan: ModelDownloader, merger: ModelMerger | None) -> bool:
+    """Download and merge; return whether anything was written."""
+    out = current()
+    with out.progress("Downloading", total=plan.total_bytes, unit="bytes") as shown:
+        is_new = plan.download(shown.update)
+    if merger is None:
+        return is_new
+    with out.progress("Merging", total=merger.total_bytes, unit="bytes") as shown:
+        return merger.merge(plan.directory, shown.update)
+
+
+@app.command("push")
+def push(
+    model: LoraArgument,
+    repository: Annotated[
+        str, typer.Argument(metavar="ORG/REPO", help="Model repository on the Hugging Face Hub.")
+    ],
+    merged: MergedOption = False,
+    public: Annotated[
+        bool, typer.Option("--public", help="Make a new repository public instead of private.")
+    ] = False,
+    allow_download: AllowDownloadOption = False,
+    yes: YesOption = False,
+) -> OperationResult:
+    """Upload a LoRA adapter to the Hugging Face Hub.
+
+    The token is HF_TOKEN, or that of `hf auth login`. On a terminal, you are asked to confirm.
+
+    Examples:
+        osmosis model push keen-owl-2-step-40 my-org/multiplier
+    """
+    from osmosis_ai.services.model_export import HubRepository
+
+    out = current()
+    with platform_context() as context:
+        with out.status("Looking at the repository"):
+            target = HubRepository.find(repository)
+        plan, merger = _plan_download(context, model, None, merged, allow_download)
+        name, what = plan.listed.model_name, "merged model" if merged else "adapter"
+        if target.is_private is None:
+            where = f"a new {'public' if public else 'private'} repository '{repository}'"
+        else:
+            where = f"the {'private' if target.is_private else 'public'} repository '{repository}'"
+            where += f", which has {formats.count(target.files)} files" if target.files else ""
+        out.confirm(f"Upload the {what} '{name}' to {where}?", yes=yes)
+        _download(plan, merger)
+        directory = plan.directory if merger is None else merger.directory
+        with out.status(f"Uploading to {repository}"):
+            url = target.upload(directory, public=public, title=f"Add {name}")
+        return OperationResult(
+            operation="model.push",
+            message=f"Uploaded {name}: {url}",
+            resource={
+                "model_name": name,
+                "base_model": plan.listed.base_model,
+                "merged": merged,
+                "repository": repository,
+                "private": not public if target.is_private is None else target.is_private,
+                "url": url,
+                **context.resource(),
+            },
         )

@@ -81,8 +81,10 @@ def read_trackio(place: Path) -> tuple[Losses, Any]:
 
 
 def read_wandb(place: Path) -> tuple[Losses, Any]:
+    import wandb
     from wandb.proto.wandb_internal_pb2 import Record
 
+    wandb.teardown()  # waits for its process, which writes the end of the file
     [file] = (place / "wandb").glob(f"offline-run-*-{RUN_ID}/run-{RUN_ID}.wandb")
     content, points, settings = file.read_bytes(), [], {}
     at = 7  # LevelDB's log format: a header of the file, then records with checksum, length and type

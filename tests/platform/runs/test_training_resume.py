@@ -11,7 +11,8 @@ from sqlalchemy import select
 from osmosis_ai.platform.db.tables import DbDataset
 from osmosis_ai.platform.services import PlatformServices
 from tests.lazily import needs
-from tests.platform.conftest import ManualClock, assert_flat_error
+from tests.platform.conftest import ManualClock, Member, assert_flat_error
+from tests.platform.evaluations import add_dataset
 from tests.platform.fake_worker import TRAININGS, FakeTrainer
 
 needs("torch")
@@ -92,24 +93,30 @@ def test_runs_that_cannot_be_resumed(api: TestClient, services: PlatformServices
     assert_flat_error(api.post(f"{RUNS}/missing/resume", json={}), 404, "NOT_FOUND")
 
 
+@pytest.mark.parametrize("name", ["multiply", "held"])
 @pytest.mark.parametrize("change", ["replaced", "deleted"])
-def test_missing_dataset(api: TestClient, services: PlatformServices, change: str) -> None:
-    run = ended(api, services)
+def test_missing_dataset(
+    api: TestClient, services: PlatformServices, member: Member, name: str, change: str
+) -> None:
+    add_dataset(services, member, "held", rows=[{"user_prompt": "1 + 1?", "ground_truth": "2"}])
+    run = ended(api, services, advanced_config={"validation_dataset": "held"})
+    mine = select(DbDataset).where(DbDataset.name == name)
     with services.db.transaction() as session:
-        dataset = session.scalars(select(DbDataset)).one()
+        dataset = session.scalars(mine).one()
         if change == "deleted":
             session.delete(dataset)
         else:
             former, dataset.sha256 = dataset.sha256, "0" * 64
     body = assert_flat_error(resume(api, run), 409, "CONFLICT")
+    what = "dataset 'multiply'" if name == "multiply" else "validation dataset"
     assert body["error"] == (
-        f"the run '{run['name']}' cannot be resumed: its dataset 'multiply' was {change}; "
+        f"the run '{run['name']}' cannot be resumed: its {what} was {change}; "
         f"submit it again: osmosis train resubmit {run['name']}."
     )
     assert (detail(api, run)["status"], detail(api, run).get("resumable")) == ("failed", None)
     if change == "replaced":
         with services.db.transaction() as session:
-            session.scalars(select(DbDataset)).one().sha256 = former
+            session.scalars(mine).one().sha256 = former
         assert resume(api, run).status_code == 200
 
 

@@ -15,7 +15,7 @@ from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.training.runs.run_directory import ValidationSamples
 from tests.lazily import needs
 from tests.platform.conftest import ManualClock, Member, assert_flat_error
-from tests.platform.evaluations import Code, experiment, issue, submit_body
+from tests.platform.evaluations import Code, add_dataset, experiment, issue, submit_body
 from tests.platform.fake_worker import TRAININGS, FakeTrainer, settle
 from tests.platform.viewer.runs_world import publish_validation
 from tests.viewer.source_contract import sample_record
@@ -139,6 +139,23 @@ def test_all_issues_are_reported_at_once(api: TestClient) -> None:
     assert {each["key"] for each in body["issues"]} == {"training.lr", "experiment.model_path"}
     said = issue(body, "experiment.model_path")["message"]
     assert said == "there is no built-in model `osmosis/tinny` (did you mean 'osmosis/tiny'?)"
+
+
+def test_validation_dataset_is_checked_like_the_training_dataset(
+    api: TestClient, services: PlatformServices, member: Member
+) -> None:
+    add_dataset(services, member, "multiply_held", status="processing")
+    refused(api, 409, "DATASET_NOT_READY", advanced_config={"validation_dataset": "multiply_held"})
+    body = refused(api, 404, "DATASET_NOT_FOUND", advanced_config={"validation_dataset": "multiply_hold"})
+    assert "did you mean multiply_held" in body["error"]
+    for advanced, key in (
+        ({"validation_dataset": "multiply"}, "advanced.validation_dataset"),
+        ({"validation_rows": 200}, "advanced.validation_rows"),
+        ({"stop_after_drop": 0}, "advanced.stop_after_drop"),
+    ):
+        body = refused(api, 400, "INVALID_CONFIG", advanced_config=advanced)
+        assert [each["key"] for each in body["issues"]] == [key]
+    submitted(api, advanced_config={"validation_rows": 199})
 
 
 def test_minimal_submit_uses_defaults_and_notes_unknown_keys(api: TestClient) -> None:

@@ -23,7 +23,7 @@ from osmosis_ai.api.models.workers import FinishRequest, ReleaseRequest
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.manifest import Manifest
-from osmosis_ai.platform.db.tables import DbRun
+from osmosis_ai.platform.db.tables import DbDataset, DbRun
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.source import PlatformSource
 from osmosis_ai.platform.worker.client import WorkerClient
@@ -46,6 +46,8 @@ from osmosis_ai.training.runs.run_directory import TrainingDirectory, Validation
 from osmosis_ai.training.runs.spec import TrainingSpec
 from osmosis_ai.training.runs.trainer import TrainingSummary
 from tests.lazily import needs
+from tests.platform.conftest import Member
+from tests.platform.evaluations import add_dataset
 from tests.platform.fake_worker import TRAININGS, FakeWorker, settle
 from tests.training.samples import write_checkpoint
 
@@ -206,6 +208,29 @@ def test_run_moves_between_machines(machine: Machine, tmp_path: Path) -> None:
     assert machine.steps() == list(range(1, STEPS + 1))
     assert [each.step for each in read_history(machine.directory.training.metrics)] == machine.steps()
     assert machine.checkpoints() == [5, 8]
+
+
+def test_validation_dataset(
+    machine: Machine, services: PlatformServices, member: Member, tmp_path: Path
+) -> None:
+    held = add_dataset(services, member, "held", rows=[{"user_prompt": "9 * 9?", "ground_truth": "81"}])
+    machine.submit(advanced_config={"validation_dataset": "held", "validation_attempts": 3})
+    read = []
+
+    def train(fake: FakeTrainer) -> StopReason:
+        plan = fake.spec.validation
+        assert plan.path is not None and plan.path != fake.spec.dataset.path
+        read.append((plan.attempts, plan.path.read_bytes()))
+        return stops_at(7)(fake)
+
+    machine.work(train)
+    with services.db.transaction() as session:
+        session.delete(session.get_one(DbDataset, held.id))
+    machine.work(train)  # this machine has its own copy
+    assert read == [(3, b'{"user_prompt": "9 * 9?", "ground_truth": "81"}\n')] * 2
+    machine.move(tmp_path / "elsewhere")
+    with pytest.raises(OsmosisError, match="the validation dataset was replaced before the run began"):
+        machine.work(finishes)
 
 
 def test_damaged_archive(machine: Machine, tmp_path: Path) -> None:

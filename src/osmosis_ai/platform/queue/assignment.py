@@ -49,7 +49,7 @@ class Assignments:
     def of(self, shard_id: str, *, next_poll_s: float) -> wire.Assignment:
         """Return the assignment of a shard's present owner."""
         run, shard = self._find(shard_id)
-        asked = self.demands.read(run.request)
+        asked, rows = self.demands.read(run.request), RowSelection.read(run.selection or {})
         described = {name: getattr(run, name) for name in wire.AssignedRun.model_fields}
         part = wire.AssignedShard.model_validate(shard, from_attributes=True)
         if shard.journal_bytes:
@@ -68,7 +68,9 @@ class Assignments:
             source=self._source(run, shard),
             agent=self._agent(run),
             dataset=self._dataset(run, shard),
-            dataset_extension=RowSelection.read(run.selection or {}).extension,
+            dataset_extension=rows.extension,
+            validation=self._validation(run, shard),
+            validation_extension=rows.validation[2] if rows.validation else None,
             adapter=self._adapter(run),
             training=self._training(run) if run.kind == "training" else None,
             isolation="required" if asked.isolation == "required" else None,
@@ -121,14 +123,22 @@ class Assignments:
         if source_of(run) is not None:
             key = conversations_key(run)
             return self._download(key, f"dataset.{rows.extension}", self.blobs.size(key), rows.sha256)
+        return self._rows(shard, f"dataset '{run.dataset_name}'", run.dataset_id, rows.sha256, rows.extension)
+
+    def _validation(self, run: DbRun, shard: DbRunShard) -> wire.InputDownload | None:
+        chosen = RowSelection.read(run.selection or {}).validation
+        return self._rows(shard, "validation dataset", *chosen) if chosen else None
+
+    def _rows(
+        self, shard: DbRunShard, what: str, dataset_id: str | None, sha256: str, extension: str
+    ) -> wire.InputDownload:
         with self.db.session() as session:
-            dataset = session.get(DbDataset, run.dataset_id) if run.dataset_id else None
-        if dataset is None or dataset.blob_key is None or dataset.sha256 != rows.sha256:
+            dataset = session.get(DbDataset, dataset_id) if dataset_id else None
+        if dataset is None or dataset.blob_key is None or dataset.sha256 != sha256:
             change = "removed" if dataset is None else "replaced"
-            problem = f"the dataset '{run.dataset_name}' was {change} before the run began."
-            gone = _gone(shard, problem, "submit the run again")
-            return gone.model_copy(update={"sha256": rows.sha256})
-        return self._download(dataset.blob_key, f"dataset.{rows.extension}", dataset.file_size, rows.sha256)
+            gone = _gone(shard, f"the {what} was {change} before the run began.", "submit the run again")
+            return gone.model_copy(update={"sha256": sha256})
+        return self._download(dataset.blob_key, f"dataset.{extension}", dataset.file_size, sha256)
 
     def _adapter(self, run: DbRun) -> wire.AssignedAdapter | None:
         model = find_adapter(self.db, run.workspace_id, run.model_path)

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import wait
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
@@ -163,7 +163,8 @@ class PlatformShards:
         files = RunFiles(self.db, self.blobs, self.assignments.signer)
         rows, message = collect_conversations(self.db, self.blobs, files, run, self._keeper(lease))
         with self.queue.writing(lease.shard_id, lease.token) as (_, current, _):
-            current.selection = asdict(rows)
+            validation = RowSelection.read(current.selection).validation
+            current.selection = asdict(replace(rows, validation=validation))
         self.queue.log(run.id, message)
 
     def _finalize(self, lease: Lease, run: DbRun) -> None:

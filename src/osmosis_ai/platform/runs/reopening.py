@@ -337,13 +337,17 @@ class RunReopener:
 
     def _dataset_problem(self, run: DbRun) -> str | None:
         """Return why the rows of a run are no longer available."""
-        if source_of(run) is not None:
-            return None  # it has its own
+        rows, needed = RowSelection.read(run.selection), []
+        if source_of(run) is None:  # otherwise it has its own
+            needed.append((f"dataset '{run.dataset_name}'", run.dataset_id, rows.sha256))
+        if rows.validation:
+            needed.append(("validation dataset", *rows.validation[:2]))
         with self._db.session() as session:
-            dataset = session.get(DbDataset, run.dataset_id) if run.dataset_id else None
-        if dataset is not None and dataset.sha256 == RowSelection.read(run.selection).sha256:
-            return None
-        return f"its dataset '{run.dataset_name}' was {'deleted' if dataset is None else 'replaced'}"
+            for what, dataset_id, sha256 in needed:
+                dataset = session.get(DbDataset, dataset_id) if dataset_id else None
+                if dataset is None or dataset.sha256 != sha256:
+                    return f"its {what} was {'deleted' if dataset is None else 'replaced'}"
+        return None
 
 
 def _scored(session: Session, run_id: str) -> set[tuple[int, int]]:

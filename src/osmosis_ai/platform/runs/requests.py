@@ -86,7 +86,8 @@ def rejected(issues: Sequence[Issue]) -> SubmitRejectedError:
 class RowSelection:
     """The rows of a run, as its database row keeps them; the digest identifies the dataset's bytes.
 
-    ``chosen`` rows of an imported run are known from its samples alone.
+    ``chosen`` rows of an imported run are known from its samples alone. ``validation`` has the id, digest and extension
+    of a training run's validation dataset.
     """
 
     total_rows: int
@@ -95,6 +96,7 @@ class RowSelection:
     sha256: str
     extension: str
     chosen: bool = False
+    validation: tuple[str, str, str] | None = None
 
     @classmethod
     def read(cls, recorded: Mapping[str, Any] | None) -> RowSelection:

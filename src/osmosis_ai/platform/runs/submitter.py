@@ -16,7 +16,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -138,6 +138,8 @@ class RunSubmitter:
             raise rejected(found)
         dataset = self._dataset(workspace_id, request.experiment.dataset)
         rows = self._rows(workspace_id, request, dataset)
+        if isinstance(request, TrainingRequest):
+            rows = replace(rows, validation=self._validation(workspace_id, request, rows.total_rows))
         sha = self._commit(repository, request)
         stored = [name for name in request.secrets if name not in request.provided]
         scopes = resolve_scopes(self._db, workspace_id, user.id, stored)
@@ -216,13 +218,26 @@ class RunSubmitter:
             # The run's first phase tries again.
             logger.warning("the code of a run could not be packed now: %s", error)
 
-    def _dataset(self, workspace_id: str, name: str) -> DbDataset:
+    def _validation(
+        self, workspace_id: str, request: TrainingRequest, rows: int
+    ) -> tuple[str, str, str] | None:
+        settings = request.settings
+        if (name := settings.validation_dataset) is not None:
+            found = self._dataset(workspace_id, name, key="advanced.validation_dataset")
+            _require_columns(found, settings.method == "sft", "advanced.validation_dataset")
+            return found.id, found.sha256 or "", found.extension
+        if settings.method == "rl" and (settings.validation_rows or 0) >= rows:
+            problem = f"leaves no row to train on: the dataset has {rows:,}"
+            raise rejected([Issue("advanced.validation_rows", problem)])
+        return None
+
+    def _dataset(self, workspace_id: str, name: str, *, key: str = "experiment.dataset") -> DbDataset:
         with self._db.session() as session:
             of_workspace = DbDataset.workspace_id == workspace_id
             dataset = session.scalar(select(DbDataset).where(of_workspace, DbDataset.name == name))
             if dataset is None:
                 names = session.scalars(select(DbDataset.name).where(of_workspace)).all()
-                raise _no_dataset(name, names)
+                raise _no_dataset(name, names, key)
         if dataset.status != "uploaded" or None in (dataset.blob_key, dataset.row_count, dataset.sha256):
             raise _unusable_dataset(dataset)
         return dataset
@@ -233,19 +248,7 @@ class RunSubmitter:
         is_supervised = settings is not None and settings.method == "sft"
         if settings is not None and (source := settings.source_run) is not None:
             return check_source(self._db, workspace_id, source)
-        columns = (dataset.preview or [{}])[0]
-        if columns and is_supervised and MESSAGES_COLUMN not in columns:
-            problem = (
-                f"has no column '{MESSAGES_COLUMN}' with conversations, from which method = \"sft\" learns"
-            )
-            raise rejected([Issue("experiment.dataset", problem)])
-        if (
-            not is_supervised
-            and MESSAGES_COLUMN in columns
-            and not {PROMPT_COLUMN, METADATA_COLUMN} & {*columns}
-        ):
-            problem = 'has conversations and no prompts, which only [advanced].method = "sft" learns from'
-            raise rejected([Issue("experiment.dataset", problem)])
+        _require_columns(dataset, is_supervised, "experiment.dataset")
         return request.choose_rows(dataset.row_count or 0, dataset.sha256 or "", dataset.extension)
 
     def _commit(self, repository: DbRepository, request: RunRequest) -> str:
@@ -384,15 +387,27 @@ _NOUNS = tuple(
 # -- refusals ----------------------------------------------------------------------------------------
 
 
-def _no_dataset(name: str, names: Sequence[str]) -> SubmitRejectedError:
+def _no_dataset(name: str, names: Sequence[str], key: str = "experiment.dataset") -> SubmitRejectedError:
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else "upload it with `osmosis dataset upload FILE`."
     return SubmitRejectedError(
         404,
         "DATASET_NOT_FOUND",
         f"there is no dataset '{name}' in this workspace; {hint}",
-        issues=[Issue("experiment.dataset", "no such dataset", suggestion=near[0] if near else None)],
+        issues=[Issue(key, "no such dataset", suggestion=near[0] if near else None)],
     )
+
+
+def _require_columns(dataset: DbDataset, is_supervised: bool, key: str) -> None:
+    """Check that a dataset has what its run learns from or validates on, as far as its preview tells."""
+    columns = {*(dataset.preview or [{}])[0]}
+    has_conversations = MESSAGES_COLUMN in columns
+    if columns and is_supervised and not has_conversations:
+        problem = f"has no column '{MESSAGES_COLUMN}' with conversations, from which method = \"sft\" learns"
+        raise rejected([Issue(key, problem)])
+    if not is_supervised and has_conversations and not {PROMPT_COLUMN, METADATA_COLUMN} & columns:
+        problem = 'has conversations and no prompts, which only [advanced].method = "sft" learns from'
+        raise rejected([Issue(key, problem)])
 
 
 def _unusable_dataset(dataset: DbDataset) -> SubmitRejectedError:

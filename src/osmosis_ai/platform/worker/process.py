@@ -68,8 +68,8 @@ class WorkingDirectory:
     def create(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
 
-    def dataset(self, extension: str) -> Path:
-        return self.path / f"dataset.{extension}"
+    def dataset(self, extension: str, name: str = "dataset") -> Path:
+        return self.path / f"{name}.{extension}"
 
     def evaluation(self, run_name: str) -> RunDirectory:
         return RunDirectory(self.output_root / run_name)

@@ -90,6 +90,7 @@ class TrainingWork(Work):
             settings=request.settings,
             model_path=policy.base_model,
             dataset=self.dataset(),
+            validation_file=self.validation_file(),
             rollout_dir=files / "rollouts" / run.rollout_name,
             served=self.served(agent) if agent is not None and request.settings.method == "rl" else None,
             entrypoint=request.experiment.entrypoint,

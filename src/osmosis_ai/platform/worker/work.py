@@ -150,12 +150,22 @@ class Work(ABC):
     def dataset(self) -> DatasetInput:
         """Return the rows, in a copy of this run's own."""
         path = self.directory.dataset(self._assignment.dataset_extension)
-        given, name, sha256 = self._assignment.dataset, self._run.dataset_name, self._rows.sha256
-        if given.sha256 != sha256 or not self._is_here(given, path):
-            raise OsmosisError(
-                f"the dataset '{name}' was replaced before the run began.", hint="submit the run again"
-            )
+        name, sha256 = self._run.dataset_name, self._rows.sha256
+        self._require_rows(self._assignment.dataset, path, sha256, f"dataset '{name}'")
         return DatasetInput(path, name, sha256, "platform")
+
+    def validation_file(self) -> Path | None:
+        """Return the rows of the validation dataset, in a copy of this run's own."""
+        given, chosen = self._assignment.validation, self._rows.validation
+        if given is None or chosen is None:
+            return None
+        path = self.directory.dataset(chosen[2], "validation")
+        self._require_rows(given, path, chosen[1], "validation dataset")
+        return path
+
+    def _require_rows(self, given: InputDownload, path: Path, sha256: str, what: str) -> None:
+        if given.sha256 != sha256 or not self._is_here(given, path):
+            raise OsmosisError(f"the {what} was replaced before the run began.", hint="submit the run again")
 
     def policy(self) -> TrainedAdapter:
         """Return the weights of the run; those of an adapter in a copy of this run's own."""

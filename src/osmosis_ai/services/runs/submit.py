@@ -296,7 +296,11 @@ def check_dataset(context: PlatformContext, submission: PreparedSubmit) -> Datas
     """
     from osmosis_ai.services.datasets import get_dataset, require_ready
 
-    return require_ready(get_dataset(context.client, submission.config.experiment.dataset))
+    config = submission.config
+    validated = config.advanced.get("validation_dataset") if isinstance(config, TrainingConfig) else None
+    if isinstance(validated, str):
+        require_ready(get_dataset(context.client, validated))
+    return require_ready(get_dataset(context.client, config.experiment.dataset))
 
 
 def _settings_doubts(config: Config, verdict: SubmitCheck | None) -> list[str]:

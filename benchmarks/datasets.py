@@ -14,24 +14,22 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from harness import options, peak_mib, report, scratch
+import harness as bench
 
 KINDS = ["jsonl", "jsonl-metadata", "json", "csv", "parquet"]
 COLUMNS = ("system_prompt", "user_prompt", "ground_truth")
 READERS = {
-    "jsonl": "json.loads loop",
-    "json": "json.load",
-    "csv": "csv.DictReader loop",
+    "jsonl": "json.loads loop", "json": "json.load", "csv": "csv.DictReader loop",
     "parquet": "pyarrow to_pylist",
-}
+}  # fmt: skip
 
 
 def validate(path: Path) -> int:
     from osmosis_ai.datasets import validate_dataset
 
-    report = validate_dataset(path)
-    assert report.valid, report.errors
-    return report.row_count
+    found = validate_dataset(path)
+    assert found.valid, found.errors
+    return found.row_count
 
 
 def parse(path: Path) -> int:
@@ -54,7 +52,7 @@ def measure(is_ours: bool, path: Path, small: Path) -> tuple[int, float, float, 
     read(small)  # imports do not count
     began, cpu = time.perf_counter(), time.process_time()
     rows = read(path)
-    return rows, time.perf_counter() - began, time.process_time() - cpu, peak_mib()
+    return rows, time.perf_counter() - began, time.process_time() - cpu, bench.peak_mib()
 
 
 def make_rows(megabytes: int, with_metadata: bool) -> Iterator[dict[str, Any]]:
@@ -94,10 +92,10 @@ def write_file(path: Path, kind: str, megabytes: int) -> None:
 
 
 def main() -> None:
-    given = options(__doc__, megabytes=160, repeat=3, format=KINDS)
+    given = bench.options(__doc__, megabytes=160, repeat=3, format=KINDS)
     rows = []
     for kind in given.format:
-        with scratch() as directory:
+        with bench.scratch() as directory:
             extension = kind.partition("-")[0]
             path, small = directory / f"rows.{extension}", directory / f"small.{extension}"
             write_file(path, kind, given.megabytes)
@@ -111,20 +109,19 @@ def main() -> None:
         plain_s = min(run[2] for run in found[False])
         for is_ours, runs in found.items():
             counts, seconds, cpu_s, peak = zip(*runs, strict=True)
-            rows.append(
-                {
-                    "file": kind,
-                    "reader": "dataset validate" if is_ours else READERS[extension],
-                    "MiB": round(size, 1),
-                    "rows": counts[0],
-                    "seconds": round(min(seconds), 3),
-                    "CPU s": round(min(cpu_s), 3),
-                    "MiB/s": round(size / min(seconds), 1),
-                    "peak MiB": round(max(peak), 1),
-                    "speed": round(plain_s / min(cpu_s), 2),
-                }
-            )
-    report(given, rows)
+            row = {
+                "file": kind,
+                "reader": "dataset validate" if is_ours else READERS[extension],
+                "MiB": round(size, 1),
+                "rows": counts[0],
+                "seconds": round(min(seconds), 3),
+                "CPU s": round(min(cpu_s), 3),
+                "MiB/s": round(size / min(seconds), 1),
+                "peak MiB": round(max(peak), 1),
+                "speed": round(plain_s / min(cpu_s), 2),
+            }  # fmt: skip
+            rows.append(row)
+    bench.report(given, rows)
 
 
 if __name__ == "__main__":

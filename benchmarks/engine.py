@@ -11,18 +11,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from harness import (
-    CLIENTS,
-    OSMOSIS,
-    Row,
-    make_workspace,
-    median,
-    model_settings,
-    options,
-    report,
-    scratch,
-    stand_in_model,
-)
+import harness as bench
 
 
 def evaluate(
@@ -36,24 +25,14 @@ def evaluate(
         "BENCH_REPORT": str(usage_file),
     }
     command = [
-        *OSMOSIS,
-        "eval",
-        "run",
-        "configs/eval/bench.toml",
-        "--yes",
-        "--json",
-        "--fresh",
-        "--name",
+        *bench.OSMOSIS, "eval", "run", "configs/eval/bench.toml", "--yes", "--json", "--fresh", "--name",
         "bench",
-    ]
+    ]  # fmt: skip
     command += ["--rows", f"0-{rows - 1}", "--max-in-flight", str(in_flight), "--servers", "1"]
     process = subprocess.Popen(
-        command,
-        cwd=workspace,
-        env=model_settings(base_url) | settings,
-        stdout=subprocess.PIPE,
+        command, cwd=workspace, env=bench.model_settings(base_url) | settings, stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-    )
+    )  # fmt: skip
     assert process.stdout is not None
     out = process.stdout.read()
     _, status, used = os.wait4(process.pid, 0)
@@ -71,19 +50,14 @@ def evaluate(
 
 
 def main() -> None:
-    given = options(
-        __doc__,
-        latency_ms=50.0,
-        in_flight=[32, 128, 512],
-        clients=list(CLIENTS),
-        rows=1000,
-        runs=5,
+    given = bench.options(
+        __doc__, latency_ms=50.0, in_flight=[32, 128, 512], clients=list(bench.CLIENTS), rows=1000, runs=5,
         memory_rows=[1_000, 10_000],
-    )
-    results: list[Row] = []
-    with scratch() as directory:
-        workspace = make_workspace(directory, max(*given.memory_rows, given.rows, 1))
-        with stand_in_model(given.latency_ms) as url:
+    )  # fmt: skip
+    results: list[bench.Row] = []
+    with bench.scratch() as directory:
+        workspace = bench.make_workspace(directory, max(*given.memory_rows, given.rows, 1))
+        with bench.stand_in_model(given.latency_ms) as url:
             for client in ("http", "none"):  # the first fills caches, the second is the cost of starting
                 start_s = evaluate(workspace, url, given.latency_ms, 1, 1, client)["engine_s"]
             places = [(client, in_flight) for client in given.clients for in_flight in given.in_flight]
@@ -94,27 +68,26 @@ def main() -> None:
                     runs[client, in_flight].append(found)
         for (client, in_flight), found_runs in runs.items():
             seconds, engine_s, server_s = (
-                median([each[name] for each in found_runs], 4) for name in ("seconds", "engine_s", "server_s")
+                bench.median([each[name] for each in found_runs], 4)
+                for name in ("seconds", "engine_s", "server_s")
             )
-            results.append(
-                {
-                    "client": client,
-                    "in flight": in_flight,
-                    "attempts/s": round(given.rows / seconds, 1),
-                    "ideal/s": round(min(in_flight, given.rows) / given.latency_ms * 1000),
-                    "engine ms": round((engine_s - start_s) * 1000 / given.rows, 2),
-                    "server ms": round(server_s * 1000 / given.rows, 2),
-                }
-            )
-        with stand_in_model(1.0) as url:
+            row = {
+                "client": client,
+                "in flight": in_flight,
+                "attempts/s": round(given.rows / seconds, 1),
+                "ideal/s": round(min(in_flight, given.rows) / given.latency_ms * 1000),
+                "engine ms": round((engine_s - start_s) * 1000 / given.rows, 2),
+                "server ms": round(server_s * 1000 / given.rows, 2),
+            }  # fmt: skip
+            results.append(row)
+        with bench.stand_in_model(1.0) as url:
             for rows in given.memory_rows:
-                results.append(
-                    {
-                        "rows": rows,
-                        "peak MiB": round(evaluate(workspace, url, 1.0, rows, 64, "http")["peak_mib"], 1),
-                    }
-                )
-    report(given, results)
+                row = {
+                    "rows": rows,
+                    "peak MiB": round(evaluate(workspace, url, 1.0, rows, 64, "http")["peak_mib"], 1),
+                }  # fmt: skip
+                results.append(row)
+    bench.report(given, results)
 
 
 if __name__ == "__main__":

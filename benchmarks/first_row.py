@@ -15,24 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import aiohttp
-from harness import (
-    POOL,
-    REPOSITORY,
-    Client,
-    dataset_bytes,
-    has_ended,
-    has_rows,
-    make_workspace,
-    median,
-    options,
-    platform,
-    report,
-    scratch,
-    stand_in_model,
-    worker_machine,
-)
+import harness as bench
 
-sys.path.insert(0, str(REPOSITORY))
+sys.path.insert(0, str(bench.REPOSITORY))
 
 TARGETS_S = {"local": 3.0, "worker": 5.0, "ray": 8.0}
 ROWS = SLOTS = 4
@@ -40,31 +25,31 @@ ROWS = SLOTS = 4
 
 async def measure(directory: Path, places: list[str], turns: int) -> dict[str, list[float]]:
     taken: dict[str, list[float]] = {place: [] for place in places}
-    repository = make_workspace(directory / "repository", ROWS)
+    repository = bench.make_workspace(directory / "repository", ROWS)
     slots = {"OSMOSIS_EXECUTOR_SLOTS": str(SLOTS)}
     async with contextlib.AsyncExitStack() as stack:
-        model = stack.enter_context(stand_in_model(0.0))
+        model = stack.enter_context(bench.stand_in_model(0.0))
         session = await stack.enter_async_context(aiohttp.ClientSession())
-        clients: dict[str, Client] = {}
+        clients: dict[str, bench.Client] = {}
         if {"local", "worker"} & {*places}:
-            own = stack.enter_context(platform(directory / "home", repository, **slots))
-            clients = dict.fromkeys({"local", "worker"} & {*places}, Client(session, own))
+            own = stack.enter_context(bench.platform(directory / "home", repository, **slots))
+            clients = dict.fromkeys({"local", "worker"} & {*places}, bench.Client(session, own))
             if "worker" in places:
-                stack.enter_context(worker_machine(own))
+                stack.enter_context(bench.worker_machine(own))
         if "ray" in places:
             settings = stack.enter_context(ray_cluster(directory))
-            by_ray = stack.enter_context(platform(directory / "ray", repository, **slots, **settings))
-            clients["ray"] = Client(session, by_ray)
+            by_ray = stack.enter_context(bench.platform(directory / "ray", repository, **slots, **settings))
+            clients["ray"] = bench.Client(session, by_ray)
         for client in {id(each): each for each in clients.values()}.values():
-            await client.upload("bench", dataset_bytes(ROWS), client.platform.headers())
+            await client.upload("bench", bench.dataset_bytes(ROWS), client.platform.headers())
         for turn in range(turns + 1):
             for place, client in clients.items():
                 began = time.perf_counter()
-                execution = {"pool": POOL} if place == "worker" else None
+                execution = {"pool": bench.POOL} if place == "worker" else None
                 name = await client.submit(model, ROWS, ROWS, execution)
-                await client.until(name, has_rows, every_s=0.02)
+                await client.until(name, bench.has_rows, every_s=0.02)
                 seconds = time.perf_counter() - began
-                await client.until(name, has_ended, every_s=0.05)
+                await client.until(name, bench.has_ended, every_s=0.05)
                 # The worker process ends, and idle hosts poll at any moment.
                 await asyncio.sleep(random.uniform(1.0, 2.0))
                 if turn:
@@ -97,20 +82,14 @@ def ray_cluster(directory: Path) -> Iterator[dict[str, str]]:
 
 
 def main() -> None:
-    given = options(__doc__, turns=10, where=["local", "worker"])
-    with scratch() as directory:
+    given = bench.options(__doc__, turns=10, where=["local", "worker"])
+    with bench.scratch() as directory:
         taken = asyncio.run(measure(directory, given.where, given.turns))
-    rows = [
-        {
-            "place": place,
-            "median s": median(times),
-            "least s": round(min(times), 2),
-            "most s": round(max(times), 2),
-        }
-        | {"target s": TARGETS_S[place]}
-        for place, times in taken.items()
-    ]
-    report(given, rows)
+    rows = []
+    for place, times in taken.items():
+        row = {"place": place, "median s": bench.median(times), "target s": TARGETS_S[place]}
+        rows.append(row | {"least s": round(min(times), 2), "most s": round(max(times), 2)})
+    bench.report(given, rows)
 
 
 if __name__ == "__main__":

@@ -115,8 +115,7 @@ def tree_cpu_s(pid: int) -> float:
 
 def children_cpu_s() -> float:
     """Return the CPU time of all processes that this one has started and waited for."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    return sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
 
 
 def peak_mib() -> float:
@@ -245,12 +244,10 @@ def dataset_bytes(rows: int) -> bytes:
 def make_workspace(root: Path, rows: int) -> Path:
     """Create a Git repository with a rollout of one model call, its config and its dataset."""
     files = {
-        "rollouts/bench/main.py": ROLLOUT,
-        "rollouts/bench/pyproject.toml": PROJECT,
-        "configs/eval/bench.toml": CONFIG,
-        "configs/training/.keep": "",
+        "rollouts/bench/main.py": ROLLOUT, "rollouts/bench/pyproject.toml": PROJECT,
+        "configs/eval/bench.toml": CONFIG, "configs/training/.keep": "",
         "data/bench.jsonl": dataset_bytes(rows).decode(),
-    }
+    }  # fmt: skip
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
@@ -258,6 +255,20 @@ def make_workspace(root: Path, rows: int) -> Path:
     for arguments in (["init", "--quiet"], ["add", "."], [*author, "commit", "--quiet", "-m", "Bench"]):
         subprocess.run(["git", *arguments], cwd=root, check=True)
     return root
+
+
+def result(row: int, attempt: int = 0, **changes: Any) -> bytes:
+    """Return a line of a journal: a successful attempt of realistic size."""
+    from osmosis_ai.controller.record import TerminalRecord
+
+    values = {
+        "row_index": row, "run_index": attempt, "rollout_id": f"{row:026x}{attempt:06x}", "status": "success",
+        "duration_ms": 1000 + row % 700, "source_row_index": row, "reward": float(row % 3 > 0), "tokens": 100 + attempt,
+        "prompt_tokens": 60, "completion_tokens": 40 + attempt, "model_calls": 1, "cost_usd": 0.01,
+        "model_latency_ms": 500.0, "row_digest": f"{row:032x}", "output": f"The answer is {row * attempt}.",
+        "input": f"What is {row} times {attempt}? Answer with the number alone, without any other words.",
+    }  # fmt: skip
+    return TerminalRecord(**values | changes).to_line()
 
 
 def model_settings(base_url: str) -> dict[str, str]:
@@ -299,45 +310,38 @@ def platform(
     """Start a platform with users, a workspace with finished runs, and an empty one."""
     from osmosis_ai.platform.config import PlatformConfig
 
-    config = PlatformConfig(
-        home=home, port=free_port(), database_url=settings.get("OSMOSIS_DATABASE_URL", "")
-    )
+    url = settings.get("OSMOSIS_DATABASE_URL", "")
+    config = PlatformConfig(home=home, port=free_port(), database_url=url)
     tokens = _fill(config, repository, users, runs, samples)
-    environment = _environment(home, home.parent / "cache") | settings
-    command = [*OSMOSIS, "platform", "start", "--port", str(config.port)]
     log = home.parent / f"{home.name}.log"
-    with _process(command, environment, log) as process:
+    with _process("platform", "start", "--port", str(config.port), home=home, **settings) as process:
         deadline = time.monotonic() + 120
         while "is ready" not in log.read_text():
             if process.poll() is not None or time.monotonic() > deadline:
                 raise SystemExit(f"the platform did not start:\n{log.read_text()[-2000:]}")
             time.sleep(0.05)
-        yield Platform(config.base_url, tokens, process.pid, home, environment)
+        yield Platform(config.base_url, tokens, process.pid, home, _environment(home) | settings)
 
 
 @contextlib.contextmanager
 def worker_machine(running: Platform) -> Iterator[None]:
     """Run ``osmosis platform worker`` for the pool ``bench``, with one slot."""
+    where = ["--url", running.url, "--token-file", str(running.worker_token())]
     home = running.home.parent / "machine"
-    command = [*OSMOSIS, "platform", "worker", "--pool", POOL, "--slots", "1", "--url", running.url]
-    command += ["--token-file", str(running.worker_token())]
-    with _process(command, _environment(home, home.parent / "cache"), home.with_suffix(".log")):
+    with _process("platform", "worker", "--pool", POOL, "--slots", "1", *where, home=home):
         yield
 
 
-def _environment(home: Path, cache: Path) -> dict[str, str]:
+def _environment(home: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("OSMOSIS_")}
-    return kept | {"OSMOSIS_HOME": str(home), "OSMOSIS_CACHE_DIR": str(cache)}
+    return kept | {"OSMOSIS_HOME": str(home), "OSMOSIS_CACHE_DIR": str(home.parent / "cache")}
 
 
 @contextlib.contextmanager
-def _process(
-    command: Sequence[str], environment: dict[str, str], log: Path
-) -> Iterator[subprocess.Popen[bytes]]:
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
-        )
+def _process(*words: str, home: Path, **settings: str) -> Iterator[subprocess.Popen[bytes]]:
+    environment, null = _environment(home) | settings, subprocess.DEVNULL
+    with (home.parent / f"{home.name}.log").open("w") as log:
+        process = subprocess.Popen([*OSMOSIS, *words], env=environment, stdin=null, stdout=log, stderr=log)
     try:
         yield process
     finally:
@@ -381,72 +385,38 @@ def _fill(config: Any, repository: Path, users: int, runs: int, samples: int) ->
 def _run(workspace_id: str, creator_id: str, number: int) -> dict[str, Any]:
     created = datetime(2026, 1, 1, tzinfo=timezone.utc) + timedelta(seconds=number)
     reward = {"mean": 0.5, "std": 0.5, "min": 0.0, "median": 0.5, "max": 1.0}
-    return {
-        "id": f"run_{number:024x}",
-        "workspace_id": workspace_id,
-        "kind": "eval",
-        "name": f"quiet-otter-{number}",
-        "status": "finished",
-        "creator_id": creator_id,
-        "created_at": created,
-        "started_at": created,
-        "completed_at": created + timedelta(minutes=5),
-        "request": _request(10),
-        "commit_sha": "0" * 40,
-        "rollout_name": "bench",
-        "dataset_name": "bench",
-        "model_path": "openai/stand-in",
-        "results": {
-            "pass_rate": 0.5,
-            "pass_threshold": 1.0,
-            "graded": 10,
-            "passed": 5,
-            "failed": 0,
-            "skipped": 0,
-            "total_runs": 10,
-            "sampled_rows": 10,
-            "total_tokens": 4000,
-            "total_dataset_rows": 10,
-            "reward_stats": reward,
-        },
-        "metrics": {
-            "duration_ms": 300_000.0,
-            "summary": {"reward_stats": {"mean": 0.5}, "pass_at_k": [{"k": 1, "value": 0.5}]},
-            "estimates": {"reward": {"value": 0.5, "stderr": 0.1, "low": 0.3, "high": 0.7, "n": 10}},
-        },
+    results = {
+        "pass_rate": 0.5, "pass_threshold": 1.0, "graded": 10, "passed": 5, "failed": 0, "skipped": 0, "total_runs": 10,
+        "sampled_rows": 10, "total_tokens": 4000, "total_dataset_rows": 10, "reward_stats": reward,
+    }  # fmt: skip
+    metrics = {
+        "duration_ms": 300_000.0,
+        "summary": {"reward_stats": {"mean": 0.5}, "pass_at_k": [{"k": 1, "value": 0.5}]},
+        "estimates": {"reward": {"value": 0.5, "stderr": 0.1, "low": 0.3, "high": 0.7, "n": 10}},
     }
+    return {
+        "id": f"run_{number:024x}", "workspace_id": workspace_id, "kind": "eval", "name": f"quiet-otter-{number}",
+        "status": "finished", "creator_id": creator_id, "created_at": created, "started_at": created,
+        "completed_at": created + timedelta(minutes=5), "request": _request(10, 4), "commit_sha": "0" * 40,
+        "rollout_name": "bench", "dataset_name": "bench", "model_path": "openai/stand-in", "results": results,
+        "metrics": metrics,
+    }  # fmt: skip
 
 
 def _sample(run: int, row: int) -> dict[str, Any]:
     return {
-        "run_id": f"run_{run:024x}",
-        "row_index": row,
-        "run_index": 0,
-        "source_row_index": row,
-        "rollout_id": f"{run:024x}{row:08x}",
-        "status": "success",
-        "reward": float(row % 2),
-        "tokens": 400,
-        "duration_ms": 1234.5,
-    }
+        "run_id": f"run_{run:024x}", "row_index": row, "run_index": 0, "source_row_index": row, "status": "success",
+        "rollout_id": f"{run:024x}{row:08x}", "reward": float(row % 2), "tokens": 400, "duration_ms": 1234.5,
+    }  # fmt: skip
 
 
-def _request(rows: int, in_flight: int = 4) -> dict[str, Any]:
-    return {
-        "experiment_config": {
-            "rollout": "bench",
-            "entrypoint": "main.py",
-            "model_path": "openai/stand-in",
-            "dataset": "bench",
-        },
-        "evaluation_config": {
-            "limit": rows,
-            "n": 1,
-            "batch_size": in_flight,
-            "agent_workflow_timeout_s": 60,
-            "grader_timeout_s": 60,
-        },
-    }
+def _request(rows: int, in_flight: int) -> dict[str, Any]:
+    experiment = {
+        "rollout": "bench", "entrypoint": "main.py", "model_path": "openai/stand-in", "dataset": "bench",
+    }  # fmt: skip
+    limits = {"agent_workflow_timeout_s": 60, "grader_timeout_s": 60}
+    evaluation = {"limit": rows, "n": 1, "batch_size": in_flight, **limits}
+    return {"experiment_config": experiment, "evaluation_config": evaluation}
 
 
 # -- clients of a platform ---------------------------------------------------------------------------
@@ -463,12 +433,13 @@ class Client:
 
     async def request(self, kind: str, path: str, method: str = "GET", **how: Any) -> Any:
         """Send a request and read its whole reply; any status but a success is an error."""
-        url = path if "://" in path else self.platform.url + path
+        url, how = (
+            path if "://" in path else self.platform.url + path,
+            {"headers": self.platform.headers(), **how},
+        )
         began = time.perf_counter()
         try:
-            async with self.session.request(
-                method, url, **{"headers": self.platform.headers(), **how}
-            ) as reply:
+            async with self.session.request(method, url, **how) as reply:
                 content = await reply.read()
             if not reply.ok:
                 raise RuntimeError(f"{reply.status} {content[:200].decode()}")

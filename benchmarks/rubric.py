@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 
-from harness import options, peak_mib, report, stand_in_model
+import harness as bench
 
 PATHS = ["direct", "threads", "litellm"]
 REPLY = '{"score": 0.8, "explanation": "It answers the question politely and names the policy."}'
@@ -54,47 +54,43 @@ async def _in_one_loop(base_url: str, path: str, texts: list[str], warm_up: int,
         await score(texts[:warm_up])
         began, cpu = time.perf_counter(), time.process_time()
         await score(texts[warm_up:])
-        return time.perf_counter() - began, time.process_time() - cpu, peak_mib()
+        return time.perf_counter() - began, time.process_time() - cpu, bench.peak_mib()
 
 
 def _from_threads(base_url: str, texts: list[str], warm_up: int, in_flight: int) -> Cost:
     from osmosis_ai import evaluate_rubric
 
     model = {
-        "provider": "openai",
-        "model": "stand-in",
-        "api_base": base_url,
-        "api_key": "not-checked",
+        "provider": "openai", "model": "stand-in", "api_base": base_url, "api_key": "not-checked",
         "timeout": 60,
-    }
+    }  # fmt: skip
     score = functools.partial(evaluate_rubric, RUBRIC, model_info=model)
     with ThreadPoolExecutor(in_flight) as pool:
         list(pool.map(lambda text: score(solution_str=text), texts[:warm_up]))
         began, cpu = time.perf_counter(), time.process_time()
         assert set(pool.map(lambda text: score(solution_str=text), texts[warm_up:])) == {0.8}
-        return time.perf_counter() - began, time.process_time() - cpu, peak_mib()
+        return time.perf_counter() - began, time.process_time() - cpu, bench.peak_mib()
 
 
 def main() -> None:
-    given = options(__doc__, calls=2000, latency_ms=200.0, in_flight=[64, 256], paths=PATHS)
+    given = bench.options(__doc__, calls=2000, latency_ms=200.0, in_flight=[64, 256], paths=PATHS)
     rows = []
-    with stand_in_model(given.latency_ms, REPLY) as url:
+    with bench.stand_in_model(given.latency_ms, REPLY) as url:
         for in_flight in given.in_flight:
             for path in given.paths:
                 with get_context("spawn").Pool(1) as process:
                     seconds, cpu_s, peak = process.apply(measure, (url, path, given.calls, in_flight))
                 ideal = in_flight / given.latency_ms * 1000
-                rows.append(
-                    {
-                        "path": path,
-                        "in flight": in_flight,
-                        "calls/s": round(given.calls / seconds, 1),
-                        "of ideal": round(given.calls / seconds / ideal, 3),
-                        "CPU ms": round(cpu_s / given.calls * 1000, 3),
-                        "peak MiB": round(peak, 1),
-                    }
-                )
-    report(given, rows)
+                row = {
+                    "path": path,
+                    "in flight": in_flight,
+                    "calls/s": round(given.calls / seconds, 1),
+                    "of ideal": round(given.calls / seconds / ideal, 3),
+                    "CPU ms": round(cpu_s / given.calls * 1000, 3),
+                    "peak MiB": round(peak, 1),
+                }  # fmt: skip
+                rows.append(row)
+    bench.report(given, rows)
 
 
 if __name__ == "__main__":

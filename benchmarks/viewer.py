@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 import time
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from harness import Row, median, options, peak_mib, report, scratch
+import harness as bench
 
 ATTEMPTS = 4
 PAGES = {
-    "run list": "/evals",
-    "run list, by reward": "/evals?sort=reward",
-    "run": "/evals/large",
+    "run list": "/evals", "run list, by reward": "/evals?sort=reward", "run": "/evals/large",
     "samples": "/evals/large/samples",
     "samples, by reward, failed": "/evals/large/samples?outcome=failed&sort=reward",
-    "samples, searched": "/evals/large/samples?q=no+such+words",
-    "conversation": "/evals/large/samples/0.0",
-}
+    "samples, searched": "/evals/large/samples?q=no+such+words", "conversation": "/evals/large/samples/0.0",
+}  # fmt: skip
 CONVERSATION = {
     "schema_version": "ATIF-v1.7",
     "session_id": "row-0-run-0",
@@ -35,19 +31,16 @@ CONVERSATION = {
 
 def write_run(directory: Path, samples: int) -> None:
     """Write a run as `osmosis eval run` leaves it: manifest, journal, metrics and one conversation."""
-    from osmosis_ai.controller.record import TerminalRecord
     from osmosis_ai.evaluation.local_results import read_local_results
     from osmosis_ai.evaluation.manifest import Manifest
     from osmosis_ai.evaluation.run_directory import RunDirectory
 
     rows = max(samples // ATTEMPTS, 1)
     inputs = {
-        "dataset": {"sha256": "d" * 64, "selected_source_rows": f"0-{rows - 1}"},
-        "n": ATTEMPTS,
-        "seed": 1,
+        "dataset": {"sha256": "d" * 64, "selected_source_rows": f"0-{rows - 1}"}, "n": ATTEMPTS, "seed": 1,
         "model_path": "osmosis/tiny",
         "rollout": {"name": "math", "entrypoint": "main.py", "source_digest": "5" * 64},
-    }
+    }  # fmt: skip
     directory.mkdir(parents=True)
     provenance = {"dataset_name": "questions", "config": "configs/eval/math.toml"}
     Manifest(directory.name, inputs, provenance).write(directory / "manifest.json")
@@ -57,25 +50,12 @@ def write_run(directory: Path, samples: int) -> None:
         for place in range(rows * ATTEMPTS):
             row, attempt = divmod(place, ATTEMPTS)
             failed = (row + attempt) % 50 == 0
-            record = TerminalRecord(
-                row_index=row,
-                run_index=attempt,
-                rollout_id=f"row-{row}-run-{attempt}",
-                status="failed" if failed else "success",
-                duration_ms=1000 + row % 700,
-                source_row_index=row,
-                reward=None if failed else (row * 7 + attempt) % 11 / 10,
-                tokens=100 + attempt,
-                cost_usd=0.01,
-                model_latency_ms=500.0,
-                row_digest=hashlib.sha256(b"%d" % row).hexdigest()[:32],
-                boundary="provider" if failed else None,
-                category="timeout" if failed else None,
-                error="the provider did not answer within 60 s" if failed else None,
-                input=f"What is {row} times {attempt}? Answer with the number alone, without any other words.",
-                output=f"The answer is {row * attempt}.",
-            )
-            journal.write(record.to_line())
+            failure = {
+                "status": "failed", "boundary": "provider", "category": "timeout",
+                "error": "the provider did not answer within 60 s",
+            }  # fmt: skip
+            reward = None if failed else (row * 7 + attempt) % 11 / 10
+            journal.write(bench.result(row, attempt, reward=reward, **(failure if failed else {})))
     (run.trajectories / "row_0_run_0.json").write_text(json.dumps(CONVERSATION))
     metrics = read_local_results(directory).metrics
     run.write_results({"duration_ms": 1_000_000}, metrics, journal_bytes=run.events.stat().st_size)
@@ -118,8 +98,8 @@ def look(root: Path, cache: Path, repeat: int) -> tuple[list[dict[str, Any]], fl
             assert reply.status_code == 200, reply.text
             size = len(gzip.compress(reply.content))
         return {
-            "ms": round(median(seconds, 5) * 1e3, 1),
-            "CPU ms": round(median(used, 5) * 1e3, 1),
+            "ms": round(bench.median(seconds, 5) * 1e3, 1),
+            "CPU ms": round(bench.median(used, 5) * 1e3, 1),
             "kB gzip": size / 1e3,
         }
 
@@ -127,14 +107,14 @@ def look(root: Path, cache: Path, repeat: int) -> tuple[list[dict[str, Any]], fl
     for name, path in PAGES.items():
         ask(path, 1)
         rows.append({"page": name} | ask(path, repeat))
-    return rows, peak_mib()
+    return rows, bench.peak_mib()
 
 
 def main() -> None:
     from osmosis_ai.ui.pages import assets
 
-    given = options(__doc__, samples=100_000, runs=10_000, repeat=5)
-    with scratch() as directory:
+    given = bench.options(__doc__, samples=100_000, runs=10_000, repeat=5)
+    with bench.scratch() as directory:
         evals = directory / ".osmosis" / "evals"
         write_run(evals / "large", given.samples)
         with get_context("spawn").Pool(1) as process:
@@ -142,13 +122,16 @@ def main() -> None:
         write_small_runs(evals, given.runs)
         with get_context("spawn").Pool(1) as process:
             pages, peak = process.apply(look, (directory, directory / "cache", given.repeat))
-    rows: list[Row] = [*pages, {"peak MiB, large run": round(alone, 1), "peak MiB, all runs": round(peak, 1)}]
+    rows: list[bench.Row] = [
+        *pages,
+        {"peak MiB, large run": round(alone, 1), "peak MiB, all runs": round(peak, 1)},
+    ]
     sizes = {"css": 0, "js": 0}
     for name, asset in assets().items():
         kind = name.rpartition(".")[2]
         if kind in sizes:
             sizes[kind] += len(gzip.compress(asset.content))
-    report(given, [*rows, {f"{kind} kB gzip": size / 1e3 for kind, size in sizes.items()}])
+    bench.report(given, [*rows, {f"{kind} kB gzip": size / 1e3 for kind, size in sizes.items()}])
 
 
 if __name__ == "__main__":

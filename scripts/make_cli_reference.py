@@ -6,7 +6,6 @@ python scripts/make_cli_reference.py --check   fail when the committed page is n
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import enum
 import re
@@ -69,7 +68,7 @@ CODES = {
 
 
 class Shown(NamedTuple):
-    """A command that does something; under another name only ``path`` and ``usage`` differ."""
+    """A command; under another name only ``path`` and ``usage`` differ."""
 
     path: str
     usage: str
@@ -78,14 +77,10 @@ class Shown(NamedTuple):
 
 
 def main() -> int:
-    """Write the pages, or compare them, and return the exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--check", action="store_true", help="compare instead of writing")
+    """Write the pages, or print the differences with ``--check``; return the exit status."""
     wanted = {FOLDER / f"{name}.md": text for name, text in pages().items()}
     committed = {path: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.md")}
-    if not parser.parse_args().check:
+    if "--check" not in sys.argv:
         for path in committed.keys() - wanted.keys():
             path.unlink()
         for path, text in wanted.items():
@@ -93,12 +88,10 @@ def main() -> int:
         return 0
     for path in sorted(wanted.keys() | committed.keys()):
         before, after = (pages.get(path, "").splitlines() for pages in (committed, wanted))
-        sys.stderr.writelines(
-            f"{line}\n"
-            for line in difflib.unified_diff(before, after, str(path.name), "commands", n=0, lineterm="")
-        )
+        for line in difflib.unified_diff(before, after, path.name, "commands", n=0, lineterm=""):
+            print(line, file=sys.stderr)
     if committed != wanted:
-        sys.stderr.write(f"docs/reference/cli is out of date: run `python scripts/{Path(__file__).name}`\n")
+        print(f"docs/reference/cli is out of date: run python scripts/{Path(__file__).name}", file=sys.stderr)
     return int(committed != wanted)
 
 
@@ -106,7 +99,13 @@ def pages() -> dict[str, str]:
     """Return the text of every page by its name."""
     written = {
         "index": "\n".join(
-            [INTRODUCTION, *_contents(), "## Options of every command\n", _root_options(), *_statuses()]
+            [
+                INTRODUCTION,
+                *_contents(),
+                "## Options of every command\n",
+                _table(("option", ""), [(f"`{spelling}`", _prose(text)) for spelling, text in OPTIONS]),
+                *_statuses(),
+            ]
         )
     }
     seen: dict[tuple[str, str], str] = {}
@@ -153,62 +152,37 @@ def _whole(command: Shown) -> str:
 
 
 def _body(command: Any, context: Any, more: Sequence[str]) -> str:
+    parts = [f"{_prose(paragraph)}\n" for paragraph in more]
     arguments = [param for param in command.params if param.param_type_name == "argument"]
-    options = [param for param in command.params if param.param_type_name == "option" and not param.hidden]
-    prose = [f"{_prose(paragraph)}\n" for paragraph in more]
-    return "\n".join(
-        [*prose, *_arguments(arguments, context), *_options(options, context), *_examples(command)]
-    )
-
-
-def _examples(command: Any) -> list[str]:
+    if arguments:
+        rows = [(f"`{param.make_metavar(ctx=context)}`", _prose(param.help or "")) for param in arguments]
+        parts.append(_table(("argument", ""), rows))
+    if options := [param for param in command.params if param not in arguments and not param.hidden]:
+        cells = [
+            (_spelling(param, context), _prose(_meaning(param)), _default(param), _variables(param))
+            for param in options
+        ]
+        headings = ("option", "", "default", "variable")
+        used = [index for index in range(4) if index < 2 or any(row[index] for row in cells)]
+        parts.append(
+            _table([headings[index] for index in used], [[row[index] for index in used] for row in cells])
+        )
     _, heading, lines = (command.epilog or "").partition("Examples:\n")
-    return [f"Examples:\n\n```text\n{dedent(lines).strip()}\n```\n"] if heading else []
-
-
-def _arguments(arguments: Sequence[Any], context: Any) -> list[str]:
-    rows = [(f"`{param.make_metavar(ctx=context)}`", _prose(param.help or "")) for param in arguments]
-    return [_table(("argument", ""), rows)] if rows else []
-
-
-def _options(options: Sequence[Any], context: Any) -> list[str]:
-    rows = [
-        (f"`{_spelling(param, context)}`", _prose(_meaning(param)), _default(param), _variables(param))
-        for param in options
-    ]
-    if not rows:
-        return []
-    headings = ("option", "", "default", "variable")
-    used = [index for index in range(4) if index < 2 or any(row[index] for row in rows)]
-    return [_table([headings[index] for index in used], [[row[index] for index in used] for row in rows])]
+    return "\n".join([*parts, f"Examples:\n\n```text\n{dedent(lines).strip()}\n```\n"] if heading else parts)
 
 
 def _spelling(param: Any, context: Any) -> str:
     names = ", ".join(sorted([*param.opts, *param.secondary_opts], key=len))
-    return names if param.is_flag else f"{names} {_metavar(param, context)}"
-
-
-def _metavar(param: Any, context: Any) -> str:
-    return (
-        str(param.make_metavar(ctx=context))
-        .replace("INTEGER RANGE", "INTEGER")
-        .replace("FLOAT RANGE", "FLOAT")
-    )
+    metavar = str(param.make_metavar(ctx=context)).replace(" RANGE", "")
+    return f"`{names}`" if param.is_flag else f"`{names} {metavar}`"
 
 
 def _meaning(param: Any) -> str:
-    text = param.help or ""
     low, high = getattr(param.type, "min", None), getattr(param.type, "max", None)
     if low is None and high is None:
-        return text
-    limits = (
-        f"{low} to {high}"
-        if None not in (low, high)
-        else f"{low} or more"
-        if high is None
-        else f"up to {high}"
-    )
-    return f"{text} ({limits})"
+        return param.help or ""
+    limits = f"up to {high}" if low is None else f"{low} or more" if high is None else f"{low} to {high}"
+    return f"{param.help} ({limits})"
 
 
 def _default(param: Any) -> str:
@@ -219,10 +193,6 @@ def _default(param: Any) -> str:
 def _variables(param: Any) -> str:
     named = [param.envvar] if isinstance(param.envvar, str) else param.envvar or []
     return ", ".join(f"`{name}`" for name in named)
-
-
-def _root_options() -> str:
-    return _table(("option", ""), [(f"`{spelling}`", _prose(text)) for spelling, text in OPTIONS])
 
 
 def _contents() -> list[str]:

@@ -110,15 +110,10 @@ def main() -> None:
         for is_ours, runs in found.items():
             counts, seconds, cpu_s, peak = zip(*runs, strict=True)
             row = {
-                "file": kind,
-                "reader": "dataset validate" if is_ours else READERS[extension],
-                "MiB": round(size, 1),
-                "rows": counts[0],
-                "seconds": round(min(seconds), 3),
-                "CPU s": round(min(cpu_s), 3),
-                "MiB/s": round(size / min(seconds), 1),
-                "peak MiB": round(max(peak), 1),
-                "speed": round(plain_s / min(cpu_s), 2),
+                "file": kind, "reader": "dataset validate" if is_ours else READERS[extension],
+                "MiB": round(size, 1), "rows": counts[0], "seconds": round(min(seconds), 3),
+                "CPU s": round(min(cpu_s), 3), "MiB/s": round(size / min(seconds), 1),
+                "peak MiB": round(max(peak), 1), "speed": round(plain_s / min(cpu_s), 2),
             }  # fmt: skip
             rows.append(row)
     bench.report(given, rows)

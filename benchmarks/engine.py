@@ -20,10 +20,8 @@ def evaluate(
     """Run one evaluation; return seconds, CPU seconds of server and engine, and the engine's peak memory."""
     usage_file = workspace / "usage.json"
     settings = {
-        "BENCH_CLIENT": client,
-        "BENCH_LATENCY_S": str(latency_ms / 1000),
-        "BENCH_REPORT": str(usage_file),
-    }
+        "BENCH_CLIENT": client, "BENCH_LATENCY_S": str(latency_ms / 1000), "BENCH_REPORT": str(usage_file),
+    }  # fmt: skip
     command = [
         *bench.OSMOSIS, "eval", "run", "configs/eval/bench.toml", "--yes", "--json", "--fresh", "--name",
         "bench",
@@ -72,9 +70,7 @@ def main() -> None:
                 for name in ("seconds", "engine_s", "server_s")
             )
             row = {
-                "client": client,
-                "in flight": in_flight,
-                "attempts/s": round(given.rows / seconds, 1),
+                "client": client, "in flight": in_flight, "attempts/s": round(given.rows / seconds, 1),
                 "ideal/s": round(min(in_flight, given.rows) / given.latency_ms * 1000),
                 "engine ms": round((engine_s - start_s) * 1000 / given.rows, 2),
                 "server ms": round(server_s * 1000 / given.rows, 2),

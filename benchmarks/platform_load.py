@@ -86,10 +86,8 @@ async def measure_load(running: bench.Platform, model: str, given: Any) -> list[
         for name in runs:
             await control.until(name, bench.has_rows, every_s=0.1)
         before, cpu, load_average = (
-            await finished(control, runs),
-            bench.cpu_s(running.pid),
-            os.getloadavg()[0],
-        )
+            await finished(control, runs), bench.cpu_s(running.pid), os.getloadavg()[0],
+        )  # fmt: skip
         tasks = [
             asyncio.create_task(live(load, number, runs, given.pause_s)) for number in range(given.clients)
         ]

@@ -82,12 +82,9 @@ def main() -> None:
                     seconds, cpu_s, peak = process.apply(measure, (url, path, given.calls, in_flight))
                 ideal = in_flight / given.latency_ms * 1000
                 row = {
-                    "path": path,
-                    "in flight": in_flight,
-                    "calls/s": round(given.calls / seconds, 1),
+                    "path": path, "in flight": in_flight, "calls/s": round(given.calls / seconds, 1),
                     "of ideal": round(given.calls / seconds / ideal, 3),
-                    "CPU ms": round(cpu_s / given.calls * 1000, 3),
-                    "peak MiB": round(peak, 1),
+                    "CPU ms": round(cpu_s / given.calls * 1000, 3), "peak MiB": round(peak, 1),
                 }  # fmt: skip
                 rows.append(row)
     bench.report(given, rows)

@@ -109,7 +109,7 @@ async def measure(directory: Path, database: str, given: Any) -> list[bench.Row]
                     workers.append(await claim(session, running.url, token))
                     tasks.append(asyncio.create_task(work(workers[-1])))
             all_started.set()
-            # After two exchanges all bench.report at the final pace.
+            # After two exchanges all report at the final pace.
             await asyncio.sleep(2 * max(worker.next_poll_s for worker in workers))
             for worker in workers:
                 worker.ms.clear()
@@ -121,14 +121,10 @@ async def measure(directory: Path, database: str, given: Any) -> list[bench.Row]
     wall_s, platform_s, database_s = (now - then for now, then in zip(after, before, strict=True))
     ms = [taken for worker in workers for taken in worker.ms]
     row = {
-        "database": "PostgreSQL" if database else "SQLite",
-        "workers": given.workers,
-        "platform cores": round(platform_s / wall_s, 2),
-        "database cores": round(database_s / wall_s, 2),
-        "exchanges/s": round(len(ms) / wall_s, 1),
-        "CPU ms": round(platform_s / len(ms) * 1000, 2),
-        "p50 ms": round(bench.percentile(ms, 50), 1),
-        "p95 ms": round(bench.percentile(ms, 95), 1),
+        "database": "PostgreSQL" if database else "SQLite", "workers": given.workers,
+        "platform cores": round(platform_s / wall_s, 2), "database cores": round(database_s / wall_s, 2),
+        "exchanges/s": round(len(ms) / wall_s, 1), "CPU ms": round(platform_s / len(ms) * 1000, 2),
+        "p50 ms": round(bench.percentile(ms, 50), 1), "p95 ms": round(bench.percentile(ms, 95), 1),
     }  # fmt: skip
     return [row]
 

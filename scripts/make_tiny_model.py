@@ -1,20 +1,14 @@
-"""Make the built-in policy `osmosis/tiny` from scratch: tokenizer, training, evaluation, card.
+"""Make the built-in policy `osmosis/tiny` from scratch: tokenizer, training, evaluation.
 
-    python scripts/make_tiny_model.py [--target DIRECTORY]
-
-Needs the extra `train` and about eight minutes of one core. Steps and seed are fixed. With `--measure`, an existing model is
-evaluated and its card rewritten, without training.
+Needs the extra `train` and about eight minutes of one core. Steps and seed are fixed, so the same machine makes the same model.
 """
 
 from __future__ import annotations
 
-import argparse
-import asyncio
 import hashlib
-import itertools
 import json
 import random
-import re
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -28,15 +22,11 @@ import torch.nn.functional as F
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from osmosis_ai.inference.chat import BuiltInChat, ChatTemplate
-from osmosis_ai.inference.engine import InferenceEngine
-from osmosis_ai.inference.model import Model
-from osmosis_ai.inference.openai_api import ChatCompletions
+from osmosis_ai.inference.chat import ChatTemplate
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 TARGET = REPOSITORY / "src" / "osmosis_ai" / "inference" / "models" / "tiny"
 TEMPLATE = REPOSITORY / "scripts" / "tiny_chat_template.jinja"
-MULTIPLY_ROWS = REPOSITORY / "data" / "multiply.jsonl"
 REFERENCE = REPOSITORY / "tests" / "inference" / "transformers_reference.json"
 # Between these, reinforcement learning has successes to build on and failures to remove.
 USEFUL_PASS_RATES = (0.33, 0.47)
@@ -61,18 +51,13 @@ MULTIPLY_TOOL: dict[str, Any] = {
 
 ADDITION_QUESTIONS = ("What is {a} + {b}?", "Compute {a} + {b}.", "Calculate {a} + {b}")
 MULTIPLICATION_QUESTIONS = (
-    "What is {a} * {b}?",
-    "Multiply {a} by {b}.",
-    "Compute {a} * {b}.",
-    "What is {a} times {b}?",
-)
+    "What is {a} * {b}?", "Multiply {a} by {b}.", "Compute {a} * {b}.", "What is {a} times {b}?",
+)  # fmt: skip
 # A system prompt is a choice from each group, so that none is learned by heart.
 ROLE_SENTENCES = (
-    "You are a helpful assistant.",
-    "You are a careful calculator.",
-    "You are a math assistant.",
+    "You are a helpful assistant.", "You are a careful calculator.", "You are a math assistant.",
     "You solve arithmetic problems.",
-)
+)  # fmt: skip
 TOOL_SENTENCES = (
     "Use the multiply tool.",
     "Use the tools you are given.",
@@ -168,11 +153,9 @@ def train_tokenizer(template: ChatTemplate, seed: int) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, in_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY_SIZE,
-        special_tokens=SPECIAL_TOKENS,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
+        vocab_size=VOCABULARY_SIZE, special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False,
+    )  # fmt: skip
 
     def texts() -> Iterator[str]:
         rng = random.Random(seed)
@@ -190,13 +173,9 @@ def train_tokenizer(template: ChatTemplate, seed: int) -> Tokenizer:
 def save_tokenizer(tokenizer: Tokenizer, template_source: str, target: Path) -> None:
     """Write the tokenizer in Hugging Face's layout, chat template included."""
     wrapped = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token=END_OF_TURN,
-        pad_token=PAD_TOKEN,
-        padding_side="left",
-        model_max_length=2048,
-        clean_up_tokenization_spaces=False,
-    )
+        tokenizer_object=tokenizer, eos_token=END_OF_TURN, pad_token=PAD_TOKEN, padding_side="left",
+        model_max_length=2048, clean_up_tokenization_spaces=False,
+    )  # fmt: skip
     wrapped.chat_template = template_source
     wrapped.save_pretrained(str(target))
     # Version 4 of transformers does not know the class name that version 5 writes; both know this one.
@@ -243,21 +222,12 @@ class Recipe:
 def model_config(tokenizer: Tokenizer) -> Qwen3Config:
     """The architecture: Qwen3 in miniature, with tied embeddings and one key-value head."""
     return Qwen3Config(
-        vocab_size=VOCABULARY_SIZE,
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=1,
-        head_dim=32,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        bos_token_id=None,
-        eos_token_id=tokenizer.token_to_id(END_OF_TURN),
-        pad_token_id=tokenizer.token_to_id(PAD_TOKEN),
-        dtype="float32",
-    )
+        vocab_size=VOCABULARY_SIZE, hidden_size=128, intermediate_size=384, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=1, head_dim=32, max_position_embeddings=2048,
+        tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        bos_token_id=None, eos_token_id=tokenizer.token_to_id(END_OF_TURN),
+        pad_token_id=tokenizer.token_to_id(PAD_TOKEN), dtype="float32",
+    )  # fmt: skip
 
 
 def train(recipe: Recipe, tokenizer: Tokenizer, template: ChatTemplate, target: Path) -> dict[str, Any]:
@@ -297,12 +267,10 @@ def train(recipe: Recipe, tokenizer: Tokenizer, template: ChatTemplate, target: 
     model.generation_config = GenerationConfig(eos_token_id=end, pad_token_id=pad)
     model.save_pretrained(str(target))
     return {
-        "steps": recipe.steps,
-        "final_loss": sum(recent[-REPORT_EVERY:]) / REPORT_EVERY,
-        "tokens": tokens,
+        "steps": recipe.steps, "final_loss": sum(recent[-REPORT_EVERY:]) / REPORT_EVERY, "tokens": tokens,
         "cpu_s": time.process_time() - started,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-    }
+    }  # fmt: skip
 
 
 def _update(model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, batch: list[Encoded]) -> float:
@@ -318,81 +286,14 @@ def _update(model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, batch: li
         targets = torch.tensor([labels + [IGNORED] * (width - len(labels)) for _, labels in part])
         logits = model(input_ids=inputs, use_cache=False).logits[:, :-1]
         loss = F.cross_entropy(
-            logits.reshape(-1, logits.size(-1)),
-            targets[:, 1:].reshape(-1),
-            ignore_index=IGNORED,
+            logits.reshape(-1, logits.size(-1)), targets[:, 1:].reshape(-1), ignore_index=IGNORED,
             reduction="sum",
-        )
+        )  # fmt: skip
         (loss / scored).backward()
         total += loss.item() / scored
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     return total
-
-
-# -- evaluation, through the endpoint of the package --------------------------------------------------
-
-MODEL_NAME = "osmosis/tiny"
-INSTRUCTIONS = {"role": "system", "content": "Answer with #### and the number."}
-ATTEMPTS, ADDITIONS, MAX_TURNS = 8, 1000, 4
-
-
-async def evaluate(api: ChatCompletions) -> dict[str, float]:
-    """Return the shares of right answers, and of multiplications for which the model called the tool."""
-    rows = [json.loads(line) for line in MULTIPLY_ROWS.read_text(encoding="utf-8").splitlines()]
-    # Every conversation has its own seeds: with shared ones, all would make the same choices.
-    seeds = itertools.count(step=MAX_TURNS)
-    sampled = await asyncio.gather(
-        *(_multiply(api, row, 1.0, next(seeds)) for row in rows for _ in range(ATTEMPTS))
-    )
-    greedy = await asyncio.gather(*(_multiply(api, row, 0.0, 0) for row in rows))
-    rng = random.Random(1)
-    pairs = [(rng.randint(0, 99), rng.randint(0, 99)) for _ in range(ADDITIONS)]
-    added, added_greedy = [
-        await asyncio.gather(*(_add(api, a, b, temperature, next(seeds)) for a, b in pairs))
-        for temperature in (1.0, 0.0)
-    ]
-    return {
-        "multiply": sum(right for right, _ in sampled) / len(sampled),
-        "multiply_tool_calls": sum(called for _, called in sampled) / len(sampled),
-        "multiply_greedy": sum(right for right, _ in greedy) / len(greedy),
-        "addition": sum(added) / ADDITIONS,
-        "addition_greedy": sum(added_greedy) / ADDITIONS,
-    }
-
-
-async def _multiply(
-    api: ChatCompletions, row: dict[str, str], temperature: float, seed: int
-) -> tuple[bool, bool]:
-    """Make one attempt of the sample agent; return whether it was right and whether it called the tool."""
-    messages: list[Message] = [INSTRUCTIONS, {"role": "user", "content": row["user_prompt"]}]
-    for turn in range(MAX_TURNS):
-        reply = await _ask(api, messages, tools=[MULTIPLY_TOOL], temperature=temperature, seed=seed + turn)
-        if not (calls := reply.get("tool_calls", [])):
-            break
-        messages.append(reply)
-        for call in calls:
-            try:
-                arguments = json.loads(call["function"]["arguments"])
-                result = str(int(arguments["a"]) * int(arguments["b"]))
-            except (KeyError, TypeError, ValueError):
-                result = "error: bad arguments"
-            messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
-    return reply["content"] == f"#### {row['ground_truth']}", turn > 0
-
-
-async def _add(api: ChatCompletions, a: int, b: int, temperature: float, seed: int) -> bool:
-    question = {"role": "user", "content": f"What is {a} + {b}?"}
-    return bool(
-        (await _ask(api, [question], temperature=temperature, seed=seed))["content"] == f"#### {a + b}"
-    )
-
-
-async def _ask(api: ChatCompletions, messages: list[Message], **options: Any) -> Message:
-    completion = await api.create({"model": MODEL_NAME, "messages": messages, **options})
-    assert isinstance(completion, dict)
-    message: Message = completion["choices"][0]["message"]
-    return message
 
 
 # -- files next to the weights -----------------------------------------------------------------------
@@ -423,54 +324,30 @@ def write_reference(model_dir: Path) -> None:
     REFERENCE.write_text(json.dumps(cases) + "\n", encoding="utf-8")
 
 
-def write_card(target: Path, found: dict[str, float]) -> None:
-    """Update the table of the model card, and write the checksums as `sha256sum --check` reads them."""
-    card = target / "README.md"
-    table = f"""\
-| task | temperature 1 | greedy |
-|---|---|---|
-| `data/multiply.jsonl`, 200 rows ({ATTEMPTS} attempts each at temperature 1), with the tool | {found["multiply"]:.3f} | {found["multiply_greedy"]:.3f} |
-| tool calls in these | {found["multiply_tool_calls"]:.3f} | |
-| addition, {ADDITIONS} drawn questions | {found["addition"]:.3f} | {found["addition_greedy"]:.3f} |
-"""
-    text, count = re.subn(r"(?m)^\| task .*\n(\|.*\n)+", lambda _: table, card.read_text(encoding="utf-8"))
-    assert count == 1
-    card.write_text(text, encoding="utf-8")
-    files = sorted(path for path in target.iterdir() if path.is_file() and path.name != "SHA256SUMS")
-    lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files]
-    (target / "SHA256SUMS").write_text("".join(lines), encoding="utf-8")
-
-
 def main() -> int:
     """Make the model; the exit status is 1 if its pass rate is not what the demo needs."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--target", type=Path, default=TARGET, help="directory to write to; needs the card of osmosis/tiny"
-    )
-    parser.add_argument("--measure", action="store_true", help="evaluate an existing model, without training")
-    given = parser.parse_args()
-    if not given.measure:
-        recipe, source = Recipe(), TEMPLATE.read_text(encoding="utf-8")
-        template = ChatTemplate(source)
-        tokenizer = train_tokenizer(template, recipe.seed)
-        save_tokenizer(tokenizer, source, given.target)
-        facts = {"recipe": asdict(recipe), "training": train(recipe, tokenizer, template, given.target)}
-        (given.target / "recipe.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-        for path in given.target.iterdir():
-            path.chmod(0o644)
-    with InferenceEngine(Model.load(given.target), max_waiting=10_000) as engine:
-        found = asyncio.run(evaluate(ChatCompletions(engine, BuiltInChat(given.target), [MODEL_NAME])))
-    print(json.dumps(found, indent=2))
-    write_card(given.target, found)
-    if given.target == TARGET:
-        write_reference(given.target)
+    recipe, source = Recipe(), TEMPLATE.read_text(encoding="utf-8")
+    template = ChatTemplate(source)
+    tokenizer = train_tokenizer(template, recipe.seed)
+    save_tokenizer(tokenizer, source, TARGET)
+    facts = {"recipe": asdict(recipe), "training": train(recipe, tokenizer, template, TARGET)}
+    (TARGET / "recipe.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    write_reference(TARGET)
+    files = sorted(path for path in TARGET.iterdir() if path.is_file() and path.name != "SHA256SUMS")
+    lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files]
+    (TARGET / "SHA256SUMS").write_text("".join(lines), encoding="utf-8")
+    return measure()
+
+
+def measure() -> int:
+    """Evaluate the sample agent with the model, and check its pass rate."""
+    command = [sys.executable, "-m", "osmosis_ai", "eval", "run", "configs/eval/multiply.toml"]
+    command += ["--name", "tiny-model", "--fresh", "--yes", "--json"]
+    done = subprocess.run(command, cwd=REPOSITORY, stdout=subprocess.PIPE, check=True)
+    rate = json.loads(done.stdout)["resource"]["headline"]["pass_rate"]
     low, high = USEFUL_PASS_RATES
-    if not low <= found["multiply"] <= high:
-        print(f"the pass rate {found['multiply']:.3f} is not between {low} and {high}", file=sys.stderr)
-        return 1
-    return 0
+    print(f"pass rate {rate:.3f} (useful: {low} to {high}); update the table in {TARGET / 'README.md'}")
+    return int(not low <= rate <= high)
 
 
 if __name__ == "__main__":

@@ -84,6 +84,10 @@ def test_submit_check_on_both_platforms(maze: Maze) -> None:
     hosted = maze.osmosis("train", "submit", CONFIG, "--check", "--json")
     assert (hosted.status, "the platform is likely to refuse it" in hosted.err) == (0, True)
     assert "model" in hosted.resource["unchecked"]
+    (maze.workspace.root / CONFIG).write_text(TEXT.replace("lora_rank = 32", "validation_dataset = 'held'"))
+    maze.get("/datasets/held").respond(json={"id": "ds_32", "file_name": "held", "status": "processing"})
+    assert "held" in maze.osmosis("train", "submit", CONFIG, "--check", "--json").error["message"]
+    (maze.workspace.root / CONFIG).write_text(TEXT.replace("lora_rank = 32", "los_type = 'grpo'"))
     maze.post("/training-runs/check").respond(json={"dry_run": True, "commit_sha": "4be1c0f" * 5 + "4be1c"})
     asked = maze.osmosis("train", "submit", CONFIG, "--check", "--json")
     assert (asked.status, "likely to refuse" in asked.err) == (0, False)

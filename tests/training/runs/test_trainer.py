@@ -209,6 +209,18 @@ async def test_equal_rewards_are_warned_of_and_end_a_run_that_never_learned(tmp_
     assert f"ends after {SILENT_STEPS_END} such steps" in world.told.notes[0]
 
 
+async def test_a_run_whose_rewards_collapsed_ends_with_a_warning(tmp_path):
+    def rewards(step, index):
+        return float(index % 4 > 0) if step <= 6 else float(index % 4 == 3 and step % 4 == 0)
+
+    world = LoopWorld(tmp_path, rewards=rewards, n_samples_per_prompt=4, max_steps=14)
+    ending = await world.run()
+    warned = [(record.step, warning) for record in world.told.records for warning in record.warnings]
+    assert [step for step, warning in warned if "the training reward collapsed: 0." in warning] == [11]
+    assert str(ending.warning).startswith("the training reward collapsed: 0.")
+    assert str(ending.warning).endswith("look at the curve before you deploy its last checkpoint.")
+
+
 async def test_a_task_that_is_solved_ends_the_run_with_what_was_learned(tmp_path):
     world = LoopWorld(tmp_path, rewards=solved_after_two_steps, max_steps=30)
     ending = await world.run()

@@ -49,7 +49,7 @@ from osmosis_ai.training.runs.rollouts import (
     with_truncation_rule,
 )
 from osmosis_ai.training.runs.run_directory import ValidationSamples
-from osmosis_ai.training.runs.step_warnings import WATCHED, Trouble, new_trouble
+from osmosis_ai.training.runs.step_warnings import WATCHED, Trouble, collapse, new_trouble
 
 if TYPE_CHECKING:
     from osmosis_ai.config.training import TrainingSettings
@@ -326,6 +326,10 @@ class StepLoop(ABC):
     async def _validate(self, step: int) -> Measured:
         """Measure the policy on the held-out rows."""
 
+    def _collapse(self) -> str | None:
+        """Return how the policy ended worse than it was."""
+        return None
+
     def stop(self) -> None:
         """Stop after uninterruptible work: an update that has begun is finished and kept."""
         self._stop.set()
@@ -337,9 +341,9 @@ class StepLoop(ABC):
             latest = self.checkpoints.latest()
             if latest is not None and not latest.kept:  # later sessions must not replace it
                 await self._save_checkpoint(latest.provenance(), keep=True)
-            if self.state.reward_dropped is None:
+            if (collapsed := self._collapse()) is None:
                 return ending
-            warning = f"{self.state.reward_dropped}; look at the curve before you deploy its last checkpoint."
+            warning = f"{collapsed.rstrip('.')}; look at the curve before you deploy its last checkpoint."
             self.hooks.note(warning)
             return replace(ending, warning=warning)
         finally:
@@ -540,6 +544,9 @@ class TrainingLoop(StepLoop):
                 failure = batch.first_failure(source)
                 found[kind] += f" ({format_causes(causes)})" + (f". The first: {failure}" if failure else "")
         return list(found.values())
+
+    def _collapse(self) -> str | None:
+        return self.state.reward_dropped or next(iter(collapse(self._curves).values()), None)
 
     def _watch(self, step: int, metrics: Mapping[str, float]) -> None:
         for key in WATCHED:

@@ -46,7 +46,12 @@ _NEARLY_SOLVED = 0.8
 def is_collapsed(curves: Curves) -> bool:
     """Return whether the policy ended worse than it was: its last adapter should not be deployed."""
     dropped = curves.get(VALIDATION_DROPPED)
-    return bool(dropped and dropped[-1][1]) or not {"reward", "entropy", "length"}.isdisjoint(trouble(curves))
+    return bool(dropped and dropped[-1][1]) or bool(collapse(curves))
+
+
+def collapse(curves: Curves) -> dict[Trouble, str]:
+    """Return what says, at the last step, that the policy has collapsed."""
+    return {kind: text for kind, text in trouble(curves).items() if kind in ("reward", "entropy", "length")}
 
 
 def new_trouble(curves: Curves) -> dict[Trouble, str]:

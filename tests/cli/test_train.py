@@ -188,6 +188,7 @@ def test_info_local_directory(maze: Maze) -> None:
     assert "validation  only 8 of 10" in shown
     whole = maze.osmosis("train", "info", "trained/walks", "--plain", "--verbose").out
     assert "Training reward\t0.250, 1\t0.750, 3\t0.250, 1\t0.750, 3" in whole
+    assert "LoRA\t4,096 parameters" in whole
     assert maze.osmosis("train", "info", "trained/walks", "-o", "x").status == 1
 
 

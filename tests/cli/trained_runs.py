@@ -51,7 +51,8 @@ def trained_here(directory: Path) -> Path:
             StepRecord(step, 1_790_000_000_000 + step, measured, warnings=["it is slow"] * (step == 2))
         )
     lines = [
-        f'2026-10-02T07:00:00.000Z INFO [plan] training {{"steps_done":{done},"total_steps":3}}'
+        '2026-10-02T07:00:00.000Z INFO [plan] training {"adapter":{"LoRA":"4,096 parameters"},'
+        f'"steps_done":{done},"total_steps":3}}'
         for done in (0, 1)
     ]
     (directory / "logs.txt").write_text("\n".join(lines) + "\n")

@@ -255,10 +255,14 @@ def test_marks_on_the_curves(api: TestClient, services: PlatformServices, clock:
         trainer.step(step, {TRAINING_REWARD: 0.1 * step})
     path = f"{RUNS}/{run['name']}"
     assert "marks" not in api.get(f"{path}/metrics").json()
-    plans = [LogLine("the plan", step=PLAN, details={"steps_done": steps}) for steps in (0, 1)]
+    adapter = {"LoRA": "1.2k trainable parameters at rank 16"}
+    plans = [
+        LogLine("the plan", step=PLAN, details={"steps_done": steps, "adapter": adapter}) for steps in (0, 1)
+    ]
     about = {"training_step": 2}
     warned = [LogLine("rewards <are> the same", "warning", step=WARNED, details=about)] * 2
     services.logs.append(run["id"], [*plans, *warned, LogLine("another thing", step="run", details=about)])
+    assert api.get(path).json()["adapter"] == adapter
     told = api.get(f"{path}/metrics").json()
     assert told["marks"] == [
         {"step": 1, "kind": "restart", "text": "resumed after step 1"},

@@ -86,6 +86,8 @@ class ResumeReply(WireModel):
 class TrainingRunDetail(DetailedRun):
     training_run: DescribedTrainingRun
     model: Named | None = None
+    adapter: dict[str, str] | None = None
+    """Which weights have an adapter, by label, once the run has started."""
 
     @property
     def run(self) -> DescribedTrainingRun:

@@ -249,6 +249,7 @@ def _run_rows(run: DescribedTraining) -> Iterator[Row]:
     yield "Started", Timestamp(own.started_at, seconds=True)
     yield "Completed", Timestamp(own.completed_at, seconds=True)
     yield "Rows processed", formats.count(own.examples_processed_count)
+    yield from (run.detail.adapter or {}).items()
     if run.in_progress:
         yield "Note", "The metrics are a snapshot: the run has not ended."
 

@@ -18,7 +18,7 @@ from osmosis_ai.platform.models import adapter_size
 from osmosis_ai.platform.routes import runs
 from osmosis_ai.platform.runs.lifecycle import VALIDATION
 from osmosis_ai.platform.runs.requests import effective_training_config, read_training_request
-from osmosis_ai.platform.runs.results import Curves, logged_marks, read_curves
+from osmosis_ai.platform.runs.results import Curves, logged_adapter, logged_marks, read_curves
 from osmosis_ai.platform.viewer.source import PlatformSource
 from osmosis_ai.training.runs.metrics import TITLES
 
@@ -69,6 +69,7 @@ def get_training_run(services: Services, scope: WorkspaceScope, name_or_id: str)
         ),
         model=runs.named(run.model_path, run.model_path),
         config=effective_training_config(request),
+        **runs.present({"adapter": logged_adapter(services.logs, run.id) or None}),
         **runs.configuration(services, run),
     )
 

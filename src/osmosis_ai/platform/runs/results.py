@@ -247,6 +247,13 @@ def values_of(curves: Curves) -> dict[str, list[tuple[int, float]]]:
     return {key: [(point.step, point.value) for point in points] for key, points in curves.items()}
 
 
+def logged_adapter(logs: LogStore, run_id: str) -> dict[str, str]:
+    """Return which weights of a training run have an adapter, by label; empty before its start."""
+    found = [plan.details.get("adapter") for plan in logs.marks(run_id, PLAN) if plan.details]
+    adapter = found[-1] if found else None
+    return {str(label): str(text) for label, text in adapter.items()} if isinstance(adapter, dict) else {}
+
+
 def logged_marks(logs: LogStore, run_id: str) -> list[CurveMark]:
     """Return marks for resumed steps and warnings from the run's log."""
     plans, warnings = logs.marks(run_id, PLAN), logs.marks(run_id, WARNED)

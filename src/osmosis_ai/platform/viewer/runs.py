@@ -313,7 +313,13 @@ def eval_detail(entry: RunEntry, previous: RunEntry | None, samples: SampleLists
 
 
 def training_detail(
-    entry: RunEntry, previous: RunEntry | None, run: DbRun, curves: Curves, *, resumable: bool
+    entry: RunEntry,
+    previous: RunEntry | None,
+    run: DbRun,
+    curves: Curves,
+    adapter: Mapping[str, str],
+    *,
+    resumable: bool,
 ) -> RunDetail:
     """Return a training run in full, but for its curves."""
     return RunDetail(
@@ -321,7 +327,7 @@ def training_detail(
         summary_numbers=run.results or {},
         config_written=_submitted(run),
         config_effective=effective_training_config(read_training_request(run.request)),
-        facts=_known(("Waits", entry.waits), *_training_facts(run, curves)),
+        facts=_known(("Waits", entry.waits), *_training_facts(run, curves), *adapter.items()),
         secret_names=_secret_names(run),
         previous=previous,
         commands=[*_commands(run), *([f"{COMMAND_GROUPS[run.kind]} resume {run.name}"] if resumable else [])],

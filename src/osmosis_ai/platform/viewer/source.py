@@ -54,7 +54,7 @@ from osmosis_ai.platform.runs.lifecycle import (
     conversation_path,
 )
 from osmosis_ai.platform.runs.requests import evaluation_settings
-from osmosis_ai.platform.runs.results import headline_of, logged_marks, read_curves
+from osmosis_ai.platform.runs.results import headline_of, logged_adapter, logged_marks, read_curves
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.platform.viewer.runs import (
     RUNS,
@@ -142,7 +142,8 @@ class PlatformSource:
                 return replace(detail, columns=columns)
         resumable = self.services.reopener.is_resumable(run)
         curves = read_curves(self.services.db, run.id)[run.id]
-        return training_detail(entry, previous, run, curves, resumable=resumable)
+        adapter = logged_adapter(self.services.logs, run.id)
+        return training_detail(entry, previous, run, curves, adapter, resumable=resumable)
 
     def samples(
         self, run: str, query: SampleQuery, *, limit: int, cursor: str | None = None

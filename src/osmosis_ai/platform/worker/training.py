@@ -214,8 +214,9 @@ class _Hooks(TrainingHooks):
             f"{plan.total_steps} steps of {plan.rollouts_per_step} {plan.unit} on {plan.device}{done}; "
             f"{plan.training_rows} rows to train on, {plan.held_out_rows} held out"
         )
-        # The run's page marks the resumed step.
-        self._reporter.log(LogLine(message, step=PLAN, details={"steps_done": plan.steps_done}))
+        # The run's page marks the resumed step, and shows the adapter.
+        about = {"steps_done": plan.steps_done, "adapter": dict(plan.adapter)}
+        self._reporter.log(LogLine(message, step=PLAN, details=about))
         for warning in plan.warnings:
             self.warning(plan.steps_done, warning)
         self._reporter.later(lambda: self._reports.begin(plan))

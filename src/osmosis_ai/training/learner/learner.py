@@ -263,6 +263,10 @@ class Learner:
         policy_model.save_adapter(self.model, directory, for_vllm=for_vllm)
 
     @property
+    def trainable_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self._parameters)
+
+    @property
     def adapts_experts(self) -> bool:
         return bool(self.model.peft_config[policy_model.ADAPTER].target_parameters)
 

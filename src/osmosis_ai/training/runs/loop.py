@@ -80,6 +80,8 @@ class TrainingPlan:
     device: str
     warnings: tuple[str, ...] = ()
     unit: Literal["rollouts", "conversations"] = "rollouts"
+    # Which weights have an adapter, by label; empty if unknown.
+    adapter: Mapping[str, str] = field(default_factory=dict)
 
 
 class TrainingHooks:
@@ -124,7 +126,7 @@ class LoggedHooks(TrainingHooks):
 
     def plan(self, plan: TrainingPlan) -> None:
         names = ("steps_done", "total_steps", "training_rows", "held_out_rows", "device", "warnings")
-        facts = {name: getattr(plan, name) for name in names}
+        facts = {name: getattr(plan, name) for name in (*names, "adapter")}
         self._log.write("plan", f"training {plan.model_path}", **facts)
         for warning in plan.warnings:
             self._log.write("run", warning, level="WARNING")

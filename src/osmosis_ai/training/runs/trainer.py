@@ -28,6 +28,7 @@ from osmosis_ai.redaction import Redactor, exposure_warnings
 from osmosis_ai.training import require_train_extra
 from osmosis_ai.training.engines.policy_engine import InProcessPolicyEngine, PolicyEngine
 from osmosis_ai.training.learner.ranks import LearnerRanks
+from osmosis_ai.training.model_support import ModelSupport, model_support
 from osmosis_ai.training.runs.loggers import LoggedRun, Loggers, require_loggers
 from osmosis_ai.training.runs.loop import (
     LoggedHooks,
@@ -88,6 +89,7 @@ class Trainer:
     loggers_dir: Path | None = None
     _loop: StepLoop | None = field(default=None, init=False)
     _stop_requested: bool = field(default=False, init=False)
+    _adapter: Mapping[str, str] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self._directory = TrainingDirectory(self.run_dir)
@@ -128,6 +130,7 @@ class Trainer:
                 running.call_soon_threadsafe(self.stop)
 
         hooks.started(stop)
+        self._support = await asyncio.to_thread(self._require_support)
         self._manifest = directory.claim(await asyncio.to_thread(spec.inputs), self.provenance)
         async with AsyncExitStack() as stack:
             loop = self._loop = await self._open(stack)
@@ -142,6 +145,16 @@ class Trainer:
             total_steps=loop.order.total_steps,
             records=list(read_history(directory.metrics)),
         )
+
+    def _require_support(self) -> ModelSupport:
+        """Refuse a model that cannot be trained before anything is spent on it."""
+        from osmosis_ai.training.learner.policy_model import model_source
+
+        model_path, settings = self.spec.model_path, self.spec.settings
+        model_source(model_path, allow_download=settings.allow_download, weights=False)
+        support = model_support(model_path, settings, needs_weights=True)
+        support.require()
+        return support
 
     async def _open(self, stack: AsyncExitStack) -> StepLoop:
         open_loop = self._open_sft if self.spec.settings.method == "sft" else self._open_rl
@@ -164,6 +177,7 @@ class Trainer:
                     *loop.rows.warnings,
                     *exposure_warnings(spec.secret_values),
                 ),
+                adapter=self._adapter,
             )
         )
         return loop
@@ -230,6 +244,11 @@ class Trainer:
         hooks.stage(f"loading the model {spec.model_path}")
         learner = await ranks.run_blocking(lambda: self.make_learner(spec))
         stack.callback(learner.close)
+        plan = self._support.plan
+        # An adapter that the run starts from may be on other weights than the settings say.
+        if plan is not None and plan.trainable_parameters == learner.trainable_parameters:
+            self._adapter = dict(plan.facts())
+            hooks.stage("; ".join(f"{label}: {text}" for label, text in self._adapter.items()))
         if spec.model_path in served_models() and str(learner.device) == "cpu":
             import torch
 

@@ -269,6 +269,7 @@ def training_detail(known: KnownTraining, path: Path) -> RunDetail:
         "Environment": read_environment(path),
         "Isolation": as_text(known.manifest.provenance.get("isolation")),
         "Device": recorded.planned("device"),
+        **as_table(recorded.planned("adapter")),
         "Run id": known.manifest.local_run_id,
         "Directory": str(path),
     }

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from osmosis_ai.training.runs.metrics import MetricsHistory, StepRecord
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from tests.cli import train_replies
 from tests.cli.maze import Maze, replies, sent
@@ -190,6 +191,50 @@ def test_info_local_directory(maze: Maze) -> None:
     assert "Training reward\t0.250, 1\t0.750, 3\t0.250, 1\t0.750, 3" in whole
     assert "LoRA\t4,096 parameters" in whole
     assert maze.osmosis("train", "info", "trained/walks", "-o", "x").status == 1
+
+
+def test_info_of_a_supervised_run_shows_losses(maze: Maze) -> None:
+    directory = trained_here(maze.workspace.root / "trained" / "walks")
+    (directory / "metrics.jsonl").unlink()
+    for step in range(4):
+        measured = {"eval/validation/loss": 0.5 - step / 10} if step in (0, 3) else {}
+        measured |= {"train/loss": 0.6 - step / 10} if step else {}
+        MetricsHistory(directory / "metrics.jsonl").append(
+            StepRecord(step, 1_790_000_000_000 + step, measured)
+        )
+    shown = maze.osmosis("train", "info", "trained/walks").out
+    assert "Validation loss  0.500, step 0  0.200, step 3" in shown
+    assert "Training loss    0.500, step 1  0.300, step 3" in shown
+    assert "step-00000003  step 3  validation loss 0.200" in shown
+    assert "reward" not in shown
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("source", "rows", "method"),
+    [
+        ("", 100, "sft on 100 conversations, at most 10 steps"),
+        (
+            "max_steps = 4\nsft_source = 'run:calm-fox'",
+            100,
+            "sft on 100 passing attempts of calm-fox, at most 4 steps",
+        ),
+        ("", None, "sft on conversations"),
+    ],
+)
+def test_submit_check_prints_what_a_supervised_run_learns_from(
+    maze: Maze, source: str, rows: int | None, method: str
+) -> None:
+    text = TEXT.replace("lora_rank = 32", f"method = 'sft'\n{source}").replace(
+        "rollout_batch_size = 16", "rollout_batch_size = 10"
+    )
+    (maze.workspace.root / CONFIG).write_text(text)
+    maze.get("/datasets/maze-walks").respond(json={"id": "ds_31", "status": "uploaded"})
+    if rows is not None:
+        maze.post("/training-runs/check").respond(
+            json={"dry_run": True, "sampled_rows": rows, "commit_sha": "4be1c0f" * 5}
+        )
+    assert maze.osmosis("train", "submit", CONFIG, "--check", "--json").resource["method"] == method
 
 
 @pytest.mark.parametrize("manifest", [b"", b"{}", b"[1]"])

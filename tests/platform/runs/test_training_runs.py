@@ -8,15 +8,18 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import update
 
-from osmosis_ai.platform.db.tables import DbRun
+from osmosis_ai.datasets.conversations import read_conversation_row
+from osmosis_ai.platform.db.tables import DbDataset, DbRun
 from osmosis_ai.platform.log_lines import PLAN, WARNED, LogLine
 from osmosis_ai.platform.services import PlatformServices
 from osmosis_ai.training.runs.run_directory import ValidationSamples
+from tests.evaluation.builders import record
 from tests.lazily import needs
 from tests.platform.conftest import ManualClock, Member, assert_flat_error
 from tests.platform.evaluations import Code, add_dataset, experiment, issue, submit_body
-from tests.platform.fake_worker import TRAININGS, FakeTrainer, settle
+from tests.platform.fake_worker import EVALS, GPU, TRAININGS, FakeTrainer, FakeWorker, settle, worker_app
 from tests.platform.viewer.runs_world import publish_validation
 from tests.viewer.source_contract import sample_record
 
@@ -319,3 +322,77 @@ def test_a_validation_conversation(api: TestClient, trainer: FakeTrainer) -> Non
     for place in ("9999999999999999999999/0", "-1/0"):
         assert api.get(f"{RUNS}/{trainer.run.name}/validation/{place}").json()["missing"]
     assert api.get(f"{RUNS}/{trainer.run.name}/validation/x/0").status_code in (400, 404, 422)
+
+
+def trajectory(answer: str, *, tools: bool = True) -> bytes:
+    """A conversation in which a tool was called, and the definitions of the tools."""
+    call = {"tool_call_id": "c1", "function_name": "multiply", "arguments": {"a": 3, "b": 4}}
+    result = {"results": [{"source_call_id": "c1", "content": "12"}]}
+    steps = [
+        {"source": "user", "message": "Compute 3 * 4."},
+        {"source": "agent", "message": "", "tool_calls": [call], "observation": result},
+        {"source": "agent", "message": answer},
+    ]
+    offered = {"tool_definitions": [{"type": "function", "function": {"name": "multiply"}}]}
+    return json.dumps({"agent": offered if tools else {}, "steps": steps}).encode()
+
+
+def test_a_supervised_run_learns_from_the_passing_attempts_of_an_evaluation(
+    api: TestClient, services: PlatformServices
+) -> None:
+    evaluation = EVALS.taken(
+        api, evaluation_config={"limit": 4, "n": 1, "pass_threshold": 0.5}, advanced_config=GPU
+    )
+    sft = {"method": "sft", "sft_source": f"run:{evaluation['name']}", **GPU}
+    asked = "advanced.sft_source"
+    for source, problem in (
+        ("run:absent", "there is no evaluation 'absent'"),
+        (sft["sft_source"], "has not ended"),
+    ):
+        body = refused(api, 400, "INVALID_CONFIG", advanced_config={**sft, "sft_source": source})
+        assert problem in issue(body, asked)["message"]
+    worker = FakeWorker.claims(services, "gpu")
+    rewards = (1.0, 0.4, 0.5, 0.9)
+    worker.write([record(row, 0, reward=reward) for row, reward in enumerate(rewards)])
+    # The model that made the last one was offered tools that are not known.
+    files = [worker.conversation(row, content=trajectory(f"#### {row}", tools=row < 3)) for row in range(4)]
+    worker.sync(journal=worker.part(), files=files)
+    worker.finishes(completes=False)
+
+    told = api.post(f"{RUNS}/check", json=TRAININGS.body(advanced_config=sft)).json()
+    assert (told["sampled_rows"], told["total_dataset_rows"]) == (3, 3)
+    run = submitted(api, advanced_config=sft)
+    claimed = FakeWorker.claims(services, "gpu")
+    # The evaluation may change or disappear from now on.
+    assert api.delete(f"{EVALS.route}/{evaluation['name']}").status_code == 200
+    given = claimed.assignment
+    assert (given.source, given.dataset_extension) == (None, "jsonl")
+    rows = [json.loads(line) for line in worker_app(services).get(given.dataset.url).content.splitlines()]
+    assert [row["messages"][-1]["content"] for row in rows] == ["#### 0", "#### 2"]
+    assert [message["role"] for message in rows[0]["messages"]] == ["user", "assistant", "tool", "assistant"]
+    assert rows[0]["tools"][0]["function"]["name"] == "multiply"
+    assert (
+        read_conversation_row(rows[0]).messages[1]["tool_calls"][0]["function"]["arguments"]
+        == '{"a": 3, "b": 4}'
+    )
+    log = api.get(f"{RUNS}/{run['name']}/logs").json()["logs"]
+    name = evaluation["name"]
+    learned = f"learns from 2 of 3 passing attempts of the evaluation {name}: the others have no usable conversation"
+    assert learned in [line["message"] for line in log]
+
+
+@pytest.mark.parametrize(
+    ("method", "columns", "problem"),
+    [
+        ("sft", {"user_prompt": "Hi", "ground_truth": "4"}, "has no column 'messages'"),
+        ("rl", {"messages": [{"role": "user", "content": "Hi"}]}, "has conversations and no prompts"),
+    ],
+)
+def test_a_dataset_of_the_other_method_is_refused(
+    api: TestClient, services: PlatformServices, member: Member, method: str, columns: Any, problem: str
+) -> None:
+    add_dataset(services, member, "other", rows=[columns] * 4)
+    with services.db.transaction() as session:
+        session.execute(update(DbDataset).where(DbDataset.name == "other").values(preview=[columns]))
+    changes = {"experiment_config": experiment(dataset="other"), "advanced_config": {"method": method}}
+    assert problem in issue(refused(api, 400, "INVALID_CONFIG", **changes), "experiment.dataset")["message"]

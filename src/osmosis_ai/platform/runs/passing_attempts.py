@@ -72,7 +72,7 @@ def collect_conversations(
             raise OsmosisError(f"The evaluation '{name}' was deleted before the run began.")
         attempts = select(DbSample.row_index, DbSample.run_index).where(*_passing(source))
         in_order = attempts.order_by(DbSample.row_index, DbSample.run_index)
-        passing = list(session.execute(in_order).tuples())
+        passing = session.execute(in_order).all()
     found = 0
     with tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY_BYTES) as collected:
         for row, attempt in passing:
@@ -93,10 +93,9 @@ def collect_conversations(
             )
         collected.seek(0)
         info = blobs.put(conversations_key(run), cast(BinaryIO, collected))
-    left_out = (
-        f"; {len(passing) - found:,} others have no usable conversation" if found < len(passing) else ""
-    )
-    message = f"learns from {found:,} passing attempts of the evaluation {name}{left_out}"
+    left_out = f" of {len(passing):,}" if found < len(passing) else ""
+    why = ": the others have no usable conversation" if left_out else ""
+    message = f"learns from {found:,}{left_out} passing attempts of the evaluation {name}{why}"
     return RowSelection(found, found, None, info.sha256, EXTENSION), message
 
 

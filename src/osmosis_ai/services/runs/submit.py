@@ -190,6 +190,7 @@ class PreparedSubmit:
             "warnings": list(self.warnings),
             "checked": [check for check in CHECKS if check not in self.unchecked],
             "unchecked": list(self.unchecked),
+            **({"method": method} if (method := self.method) else {}),
         }
 
     @property
@@ -211,13 +212,13 @@ class PreparedSubmit:
             return None
         if self.config.settings.method != "sft":
             return None
-        settings, words = self.config.settings, "supervised fine-tuning (sft)"
+        settings = self.config.settings
         source = f"passing attempts of {settings.source_run}" if settings.source_run else "conversations"
         if self.rows is None:
-            return f"{words} on {source}"
+            return f"sft on {source}"
         steps = math.ceil(self.rows / settings.rollout_batch_size) * settings.total_epochs
         at_most = min(steps, settings.max_steps or steps)
-        return f"{words} on {self.rows:,} {source}, at most {amount(at_most, 'step')}"
+        return f"sft on {self.rows:,} {source}, at most {amount(at_most, 'step')}"
 
     def described(self) -> dict[str, Any]:
         known = self.config.experiment.model_dump()

@@ -11,12 +11,16 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from osmosis_ai.datasets import ConversationRow, iter_conversations
+from osmosis_ai.datasets.conversations import read_conversation_row
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.evaluation.conversation import as_conversation_row
+from osmosis_ai.evaluation.export import read_run
 from osmosis_ai.inference.chat import ChatFormat, TemplateError
 from osmosis_ai.inference.engine import SampledToken
 from osmosis_ai.training.engines.recording import PromptPrefixCache, Recording
@@ -53,7 +57,7 @@ class SupervisedLoop(StepLoop):
 
 def split_conversations(dataset: Path, plan: ValidationPlan, seed: int) -> SplitRows[ConversationRow]:
     """Hold out a share of the dataset's prompts: all conversations that begin alike are on the same side."""
-    rows = list(iter_conversations(dataset))
+    rows = list(_conversations(dataset))
     if not rows:
         raise OsmosisError(f"`{dataset}` has no conversations to learn from.")
     if plan.path is not None:
@@ -65,6 +69,17 @@ def split_conversations(dataset: Path, plan: ValidationPlan, seed: int) -> Split
     held_out = {prompts[index] for index in plan.choose(len(prompts), seed)}
     training = {index: row for index, row in enumerate(rows) if row.prompt not in held_out}
     return SplitRows(training, [row for row in rows if row.prompt in held_out])
+
+
+def _conversations(dataset: Path) -> Iterator[ConversationRow]:
+    """Yield the conversations of a dataset file, or the passing attempts in the directory of a local evaluation."""
+    if not dataset.is_dir():
+        yield from iter_conversations(dataset)
+        return
+    run = read_run(dataset)
+    for sample in run.samples():
+        if run.passes(sample.result) and (row := as_conversation_row(sample.conversation)) is not None:
+            yield read_conversation_row(row)
 
 
 def tokenise_conversations(

@@ -17,12 +17,18 @@ from tests.lazily import lazily
 
 with lazily("torch", "huggingface_hub"):
     import torch
+    import transformers
     from huggingface_hub import constants
+    from peft import LoraConfig, get_peft_model
 
-    from osmosis_ai.training.learner.forward_backward import ForwardBackward
+    from osmosis_ai.training.learner.distributed import World
+    from osmosis_ai.training.learner.forward_backward import ForwardBackward, LearnerStep
     from osmosis_ai.training.learner.learner import Learner, OutOfMemoryError, StepRefusedError, warmed_up
     from osmosis_ai.training.learner.policy_model import model_source
     from osmosis_ai.training.learner.step import DivergedError, MismatchLimits
+    from osmosis_ai.training.objective import losses
+    from osmosis_ai.training.objective.batches import batch_totals, collate, training_rows
+    from osmosis_ai.training.objective.losses import policy_loss
     from tests.training.learner_builders import (
         TINY,
         as_sampled_by,
@@ -64,6 +70,51 @@ def test_logprobs_are_those_of_a_plain_forward_pass_and_zero_where_nothing_was_s
             assert value == pytest.approx(float(expected[position - 1, sequence.ids[position]]), abs=1e-5)
         else:
             assert value == 0.0
+
+
+SMALL = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "own", "targets"),
+    [
+        ("Gemma2Config", {"final_logit_softcapping": 0.5}, "all-linear"),
+        ("GraniteConfig", {"logits_scaling": 3.0}, "all-linear"),
+        ("GPTNeoXConfig", {"num_key_value_heads": 4}, "all-linear"),
+        (
+            "Qwen3MoeConfig",
+            {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+            ["q_proj", "v_proj"],
+        ),
+        ("LlamaConfig", {"tie_word_embeddings": False}, ["q_proj", "lm_head"]),
+    ],
+)
+def test_scores_and_gradients_are_those_of_the_whole_logits(monkeypatch, kind, own, targets):
+    torch.manual_seed(0)
+    base = transformers.AutoModelForCausalLM.from_config(getattr(transformers, kind)(**{**SMALL, **own}))
+    lora = LoraConfig(r=4, target_modules=targets, init_lora_weights=False, task_type="CAUSAL_LM")
+    policy = get_peft_model(base, lora).eval()
+    settings = TrainingSettings(loss_type="dr_grpo", max_response_length=8, rollout_temperature=0.7)
+    device = torch.device("cpu")
+    passes = ForwardBackward(policy, settings, device, World.join(device), sharded=False)
+    rows, rollouts = training_rows(made_up_sequences(3), [1.0, -0.5, 0.25])
+    rows = [replace(row, ids=tuple(token % 97 for token in row.ids)) for row in rows]
+    totals = batch_totals(rows, rollouts, 8)
+    batch = collate(rows, device)
+    logits = policy(input_ids=batch.ids_BT, logits_to_keep=batch.columns_K).logits / 0.7
+    expected = logits.log_softmax(-1).gather(2, batch.targets_BK[..., None])[..., 0]
+    loss = policy_loss("dr_grpo", expected, batch.logged_logprobs_BK, batch.advantages_B, batch.mask_BK,
+                       clip_low=settings.clip_low, clip_high=settings.clip_high, totals=totals)  # fmt: skip
+    learned = [p for p in policy.parameters() if p.requires_grad]
+    gradients = torch.autograd.grad(loss, learned, allow_unused=True)
+    monkeypatch.setattr(losses, "CHUNK_ELEMENTS", 5 * 97)
+    done = passes.accumulate(LearnerStep(rows, totals, None, measure_kl=False), micro_batch_tokens=10_000)
+    assert float(done.sums.loss) == pytest.approx(loss.item(), rel=1e-6)
+    entropy = torch.distributions.Categorical(logits=logits.detach()).entropy()
+    assert float(done.sums.entropy) == pytest.approx(float((entropy * batch.mask_BK).sum()), rel=1e-6)
+    for parameter, gradient in zip(learned, gradients, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, atol=1e-7, rtol=1e-4)
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo", "gspo"])

@@ -31,7 +31,7 @@ with lazily("torch"):
         drift,
         k3_divergence,
         policy_loss,
-        sampled_logprobs,
+        score_tokens,
         truncated_importance,
     )
     from osmosis_ai.training.objective.sequences import TokenSequence
@@ -178,7 +178,7 @@ def test_importance_weights_of_another_engine_are_truncated_and_carry_no_gradien
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
 def test_they_are_the_log_softmax_at_the_temperature(temperature):
-    logprobs, entropies = sampled_logprobs(LOGITS, TARGETS, temperature)
+    logprobs, entropies, _ = score_tokens(LOGITS, TARGETS, temperature)
     distribution = torch.distributions.Categorical(logits=LOGITS / temperature)
     torch.testing.assert_close(logprobs, distribution.log_prob(TARGETS))
     torch.testing.assert_close(entropies, distribution.entropy())
@@ -187,7 +187,7 @@ def test_they_are_the_log_softmax_at_the_temperature(temperature):
 def test_chunks_give_the_same_values_and_gradients(monkeypatch):
     def values_and_gradient():
         logits = LOGITS.clone().requires_grad_()
-        logprobs, entropies = sampled_logprobs(logits, TARGETS, 0.7)
+        logprobs, entropies, _ = score_tokens(logits, TARGETS, 0.7)
         (logprobs * torch.arange(10.0).view(2, 5)).sum().backward()
         return logprobs.detach(), entropies, logits.grad
 
@@ -199,7 +199,7 @@ def test_chunks_give_the_same_values_and_gradients(monkeypatch):
 
 def test_entropy_has_no_gradient_and_half_precision_is_widened():
     logits = LOGITS.bfloat16().requires_grad_()
-    logprobs, entropies = sampled_logprobs(logits, TARGETS, 1.0)
+    logprobs, entropies, _ = score_tokens(logits, TARGETS, 1.0)
     assert (logprobs.dtype, entropies.requires_grad) == (torch.float32, False)
 
 

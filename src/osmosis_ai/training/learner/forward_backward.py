@@ -6,7 +6,8 @@ A pass changes only gradients. Ranks divide the micro-batches of a step, and the
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,12 +26,12 @@ from osmosis_ai.training.objective.batches import (
 )
 from osmosis_ai.training.objective.losses import (
     BatchTotals,
+    TokenScores,
     cross_entropy,
     drift,
     k3_divergence,
     policy_loss,
-    sampled_logprobs,
-    surprise_moments,
+    score_tokens,
     truncated_importance,
 )
 from osmosis_ai.training.objective.sequences import TokenSequence
@@ -75,6 +76,9 @@ class ForwardBackward:
         self._device = device
         self._world = world
         self._sharded = sharded
+        causal = model.get_base_model()
+        in_decoder = set(causal.base_model.parameters())
+        self._head_learns = any(p.requires_grad for p in causal.parameters() if p not in in_decoder)
 
     def accumulate(self, step: LearnerStep, *, micro_batch_tokens: int) -> Accumulated:
         plan = plan_micro_batches([len(row.ids) for row in step.rows], micro_batch_tokens)
@@ -99,11 +103,9 @@ class ForwardBackward:
         for indices in plan_micro_batches([len(row.ids) for row in rows], micro_batch_tokens):
             batch = collate([rows[index] for index in indices], self._device)
             with torch.no_grad():
-                logits, temperature = self._logits(batch), self._temperature
-                logprobs_BK, _ = sampled_logprobs(logits, batch.targets_BK, temperature)
-                moments = surprise_moments(logits, temperature)
+                scored = self._forward(batch)
             columns = (batch.columns_K + 1).tolist()
-            values = [tensor.tolist() for tensor in (logprobs_BK, *moments, batch.mask_BK)]
+            values = [tensor.tolist() for tensor in (*scored, batch.mask_BK)]
             for index, *of_row, sampled in zip(indices, *values, strict=True):
                 scores = found[places[index]]
                 targets = (scores.logprobs, scores.entropies, scores.variances)
@@ -121,8 +123,8 @@ class ForwardBackward:
         base_BK = None
         if step.measure_kl:
             with torch.no_grad(), self._model.disable_adapter():
-                base_BK = self._forward(batch)[0]
-        logprobs_BK, entropies_BK = self._forward(batch)
+                base_BK = self._forward(batch).logprobs
+        logprobs_BK, entropies_BK, _ = self._forward(batch)
         cap = self._settings.importance_cap
         weight_BK = None if cap is None else truncated_importance(logprobs_BK, logged_BK, mask_BK, cap)
         clip = {"clip_low": self._settings.clip_low, "clip_high": self._settings.clip_high}
@@ -166,16 +168,45 @@ class ForwardBackward:
 
     def _imitate(self, batch: MicroBatch, step: LearnerStep, sums: StepSums) -> Tensor:
         """Add one micro-batch's gradient and sums of the cross-entropy; there is no server to compare with."""
-        logprobs_BK, entropies_BK = self._forward(batch)
+        logprobs_BK, entropies_BK, _ = self._forward(batch)
         loss = cross_entropy(logprobs_BK, batch.mask_BK, step.totals)
         loss.backward()
         sums.add(loss=loss, tokens=batch.mask_BK, entropy=entropies_BK * batch.mask_BK)
         return torch.zeros_like(logprobs_BK)
 
-    def _forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        return sampled_logprobs(self._logits(batch), batch.targets_BK, self._temperature)
+    def _forward(self, batch: MicroBatch) -> TokenScores:
+        """Score a micro-batch's tokens within one call of the model, while its head is whole on every rank."""
+        causal = self._model.get_base_model()
+        decoder = causal.base_model
 
-    def _logits(self, batch: MicroBatch) -> Tensor:
-        output = self._model(input_ids=batch.ids_BT, logits_to_keep=batch.columns_K, use_cache=False)
-        logits: Tensor = output.logits
-        return logits
+        def score(**_inputs: Any) -> TokenScores:
+            output = decoder(input_ids=batch.ids_BT, use_cache=False)
+
+            def head(states_nH: Tensor) -> Tensor:
+                """Compute logits as the model does, with its own caps and scales."""
+                given = replace(output, last_hidden_state=states_nH[None])
+                with _forward_replaced(decoder, lambda *_args, **_kwargs: given):
+                    logits: Tensor = type(causal).forward(causal, use_cache=False).logits[0]
+                return logits
+
+            states_BKH = output.last_hidden_state[:, batch.columns_K]
+            wanted = batch.targets_BK, self._temperature
+            if self._head_learns:  # its own gradient needs all logits
+                return score_tokens(
+                    head(states_BKH.flatten(0, 1)).unflatten(0, states_BKH.shape[:2]), *wanted
+                )
+            vocabulary = causal.config.get_text_config().vocab_size
+            return score_tokens(states_BKH, *wanted, head=head, vocabulary=vocabulary)
+
+        with _forward_replaced(causal, score):
+            scores: TokenScores = self._model(input_ids=batch.ids_BT, use_cache=False)
+        return scores
+
+
+@contextmanager
+def _forward_replaced(module: Any, forward: Callable[..., Any]) -> Iterator[None]:
+    module.forward = forward
+    try:
+        yield
+    finally:
+        del module.forward

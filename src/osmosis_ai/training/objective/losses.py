@@ -1,8 +1,8 @@
 """Log-probabilities of sampled tokens, and policy-gradient losses over them, as defined in their papers.
 
 Log-probabilities are computed in float32 over the whole distribution, since a truncated one (top-p) is no valid basis
-for a policy gradient. With 150,000 tokens, float32 logits would be the largest tensors in memory. They are therefore
-computed for one chunk of positions at a time, and again in the backward pass.
+for a policy gradient. With 150,000 tokens, logits would be the largest tensors in memory. They are therefore computed
+from the last hidden states for one chunk of positions at a time.
 
 Axes: B sequences, T positions. Position t of ``logprobs_BT`` is the log-probability of token t + 1
 given the tokens before it, so all tensors are aligned with the *predicted* token. A masked
@@ -17,12 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from osmosis_ai.training.objective import CHUNK_ELEMENTS
 
@@ -30,42 +28,82 @@ if TYPE_CHECKING:
     from osmosis_ai.config.training import LossType
 
 
-def sampled_logprobs(logits_BKV: Tensor, targets_BK: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Return the targets' log-probabilities and the distributions' entropies, both B x K, float32."""
-    vocabulary = logits_BKV.shape[-1]
-    logits_NV, targets_N = logits_BKV.reshape(-1, vocabulary), targets_BK.reshape(-1)
-    size = max(1, CHUNK_ELEMENTS // vocabulary)
-    chunks = list(zip(logits_NV.split(size), targets_N.split(size), strict=True))
-    compute: Callable[..., tuple[Tensor, Tensor]] = _chunk_logprobs
-    if len(chunks) > 1:  # computed again in the backward pass
-        compute = partial(checkpoint, _chunk_logprobs, use_reentrant=False)
-    parts = [compute(logits_nV, targets_n, temperature) for logits_nV, targets_n in chunks]
-    logprobs_N, entropies_N = (torch.cat(column) for column in zip(*parts, strict=True))
-    return logprobs_N.view_as(targets_BK), entropies_N.view_as(targets_BK)
+class TokenScores(NamedTuple):
+    """All are B x K and float32; only log-probabilities have a gradient.
+
+    Entropies and variances are the moments of -log p(y) over y drawn from each position's distribution.
+    """
+
+    logprobs: Tensor
+    entropies: Tensor
+    variances: Tensor
 
 
-def surprise_moments(logits_BKV: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Return the mean and the variance of -log p(y) over y drawn from each distribution, both B x K, float32."""
-    vocabulary = logits_BKV.shape[-1]
-    means, variances = [], []
-    for logits_nV in logits_BKV.detach().reshape(-1, vocabulary).split(max(1, CHUNK_ELEMENTS // vocabulary)):
-        logprobs_nV = torch.log_softmax(logits_nV.float() / temperature, -1)
-        weighted_nV = logprobs_nV.exp() * logprobs_nV
-        mean_n = -weighted_nV.sum(-1)
-        means.append(mean_n)
-        variances.append(((weighted_nV * logprobs_nV).sum(-1) - mean_n**2).clamp(min=0))
-    shape = logits_BKV.shape[:-1]
-    return torch.cat(means).view(shape), torch.cat(variances).view(shape)
+def score_tokens(
+    states_BKH: Tensor,
+    targets_BK: Tensor,
+    temperature: float,
+    *,
+    head: Callable[[Tensor], Tensor] = lambda logits_nV: logits_nV,
+    vocabulary: int | None = None,
+) -> TokenScores:
+    """Return the log-probabilities of ``targets_BK``, and the moments of the distributions.
+
+    Args:
+        states_BKH: The last hidden states, or the logits if there is no ``head``.
+        head: Maps n x H states to n x V logits, each row on its own and without trainable parameters.
+        vocabulary: V; by default the states' last axis.
+    """
+    size = max(1, CHUNK_ELEMENTS // (vocabulary or states_BKH.shape[2]))
+    return TokenScores(*_ScoredChunks.apply(states_BKH, targets_BK, temperature, head, size))
 
 
-def _chunk_logprobs(logits_nV: Tensor, targets_n: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    scaled_nV = logits_nV.float() / temperature
-    log_normaliser_n = torch.logsumexp(scaled_nV, -1)
-    logprobs_n = scaled_nV.gather(1, targets_n[:, None])[:, 0] - log_normaliser_n
-    with torch.no_grad():
-        probabilities_nV = (scaled_nV - log_normaliser_n[:, None]).exp()
-        entropies_n = log_normaliser_n - (probabilities_nV * scaled_nV).sum(-1)
-    return logprobs_n, entropies_n
+class _ScoredChunks(torch.autograd.Function):  # type: ignore[misc]  # torch is not typed here
+    """A row's log-probability depends on its own state alone, so the gradient of all rows' sum has that of each.
+
+    The forward pass computes it while the chunk's logits exist, and the backward pass only scales it: the logits are
+    neither stored nor computed twice.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        states_BKH: Tensor,
+        targets_BK: Tensor,
+        temperature: float,
+        head: Callable[[Tensor], Tensor],
+        size: int,
+    ) -> tuple[Tensor, ...]:
+        learns = ctx.needs_input_grad[0]
+        scores = [torch.empty_like(targets_BK, dtype=torch.float32) for _ in range(3)]
+        slopes_BKH = torch.empty_like(states_BKH) if learns else states_BKH
+        per_position = [states_BKH.flatten(0, 1), targets_BK.view(-1, 1), slopes_BKH.flatten(0, 1)]
+        per_position += [score_BK.view(-1) for score_BK in scores]
+        for chunk in zip(*(tensor.split(size) for tensor in per_position), strict=True):
+            states_nH, targets_n1, slopes_nH, logprobs_n, entropies_n, variances_n = chunk
+            with torch.set_grad_enabled(learns):
+                leaf_nH = states_nH.detach().requires_grad_(learns)
+                logits_nV = head(leaf_nH)
+            logprobs_nV = torch.log_softmax(logits_nV.detach().float() / temperature, -1)
+            probabilities_nV = logprobs_nV.exp()
+            logprobs_n.copy_(logprobs_nV.gather(1, targets_n1)[:, 0])
+            entropies_n.copy_(-torch.einsum("nv,nv->n", probabilities_nV, logprobs_nV))
+            squares_n = torch.einsum("nv,nv->n", probabilities_nV, logprobs_nV.square_())
+            variances_n.copy_((squares_n - entropies_n**2).clamp(min=0))
+            del logprobs_nV
+            if learns:  # d log p(y) / d logits = (onehot(y) - p) / temperature
+                slope_nV = probabilities_nV.neg_().div_(temperature)
+                slope_nV.scatter_add_(1, targets_n1, slope_nV.new_full(targets_n1.shape, 1 / temperature))
+                slopes_nH.copy_(*torch.autograd.grad(logits_nV, leaf_nH, slope_nV.to(logits_nV.dtype)))
+        if learns:
+            ctx.save_for_backward(slopes_BKH)
+        ctx.mark_non_differentiable(*scores[1:])
+        return tuple(scores)
+
+    @staticmethod
+    def backward(ctx: Any, grad_logprobs_BK: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        (slopes_BKH,) = ctx.saved_tensors
+        return (grad_logprobs_BK[..., None] * slopes_BKH).to(slopes_BKH.dtype), None, None, None, None
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 The peak occurs at one of three moments, and everything allocated at that moment is counted:
 
-- the loss: activations kept for the backward pass, and the logits with their float32 copies;
+- the loss: activations kept for the backward pass, and one chunk of logits with its float32 copies;
 - the backward pass of the last layer, with one layer of recomputed activations;
 - publishing: a merged copy of the adapted matrices.
 
@@ -149,7 +149,7 @@ def _peak_of_a_step(
         activation_bytes(layer, layout.hidden, settings.lora_rank, weight_bytes) for layer in layout.layers
     ]
     experts = [expert_bytes(layer, weight_bytes) for layer in layout.layers]
-    logits = logit_bytes(layout.vocabulary, settings, tokens, weight_bytes)
+    logits = logit_bytes(layout, settings, tokens, weight_bytes)
     if not recompute:
         gradient = max(stack for _, stack in experts)
         return sum(each) * tokens + sum(merged for merged, _ in experts) + gradient, logits
@@ -211,11 +211,13 @@ def expert_bytes(layer: DecoderLayer, weight_bytes: int) -> tuple[int, int]:
     return sum(stacks), max(stacks, default=0)
 
 
-def logit_bytes(vocabulary: int, settings: TrainingSettings, tokens: int, weight_bytes: int) -> int:
-    """Return the logits of a micro-batch's responses, their gradient and the float32 copies of one chunk."""
+def logit_bytes(layout: ModelLayout, settings: TrainingSettings, tokens: int, weight_bytes: int) -> int:
+    """Return the logits of one chunk of a micro-batch's responses, and what is kept for all of them.
+
+    A chunk has its logits and, in float32, their log-probabilities and probabilities. The last hidden states of the
+    responses are copied, and each has a gradient.
+    """
     share = settings.max_response_length / (settings.max_prompt_length + settings.max_response_length)
-    elements = round(tokens * share) * vocabulary
-    in_chunks = elements > CHUNK_ELEMENTS
-    # In chunks: the logits, the chunks' gradients, and these put together. Float32: the scaled logits,
-    # their gradient, probabilities and a product.
-    return (3 if in_chunks else 1) * elements * weight_bytes + 4 * FLOAT32 * min(elements, CHUNK_ELEMENTS)
+    rows = round(tokens * share)
+    chunk = min(rows * layout.vocabulary, CHUNK_ELEMENTS)
+    return chunk * (weight_bytes + 2 * FLOAT32) + 2 * rows * layout.hidden * weight_bytes

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from osmosis_ai.training.model_support import shipped_configs
 from osmosis_ai.training.runs.metrics import MetricsHistory, StepRecord
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from tests.cli import train_replies
@@ -94,6 +95,45 @@ def test_submit_check_on_both_platforms(maze: Maze) -> None:
     assert (asked.status, "likely to refuse" in asked.err) == (0, False)
     assert (asked.json["operation"], asked.resource["unchecked"]) == ("train.check", [])
     assert not maze.post("/training-runs").called
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("Qwen/Qwen3.6-35B-A3B", 'Set [advanced].policy_engine = "vllm".'),
+        ("../model", "The folder ../model has no weights."),
+        ("no such/model/anywhere", "The folder no such/model/anywhere does not exist."),
+    ],
+)
+def test_submit_check_refuses_a_model_before_anything_else(maze: Maze, model: str, message: str) -> None:
+    folder = maze.workspace.root.parent / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(shipped_configs()["Qwen/Qwen3-8B"]))
+    (maze.workspace.root / CONFIG).write_text(TEXT.replace("fern/base-32b", model))
+    error = maze.osmosis("train", "submit", CONFIG, "--check", "--json").error
+    assert error["message"].endswith(message)
+    assert not maze.post("/training-runs/check").called
+
+
+def test_submit_check_describes_model_and_steps(maze: Maze) -> None:
+    maze.get("/datasets/maze-walks").respond(json={"id": "ds_31", "status": "uploaded", "row_count": 200})
+    maze.post("/training-runs/check").respond(json={"dry_run": True, "commit_sha": "4be1c0f" * 5 + "4be1c"})
+    (maze.workspace.root / CONFIG).write_text(TEXT)
+    outcome = maze.osmosis("train", "submit", CONFIG, "--check", "--json")
+    assert (
+        "'fern/base-32b' is not on this machine: the worker looks for it when the run starts" in outcome.err
+    )
+    assert "model" not in outcome.resource
+    (maze.workspace.root / CONFIG).write_text(TEXT.replace("fern/base-32b", "Qwen/Qwen3-30B-A3B:walker"))
+    resource = maze.osmosis("train", "submit", CONFIG, "--check", "--json").resource
+    assert resource["model"]["lora"]["target_parameters"] == [
+        "mlp.experts.gate_up_proj",
+        "mlp.experts.down_proj",
+    ]
+    steps = {"total": 12, "attempts_per_step": 128, "training_rows": 190, "held_out_rows": 10}
+    assert resource["steps"] == steps
+    shown = maze.osmosis("train", "submit", CONFIG, "--check", "--plain").out
+    assert "12 of up to 128 attempts (190 rows to train on, 10 held out)" in shown
 
 
 @pytest.mark.parametrize(

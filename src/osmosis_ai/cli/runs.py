@@ -70,7 +70,7 @@ from osmosis_ai.ui.numbers import amount
 from osmosis_ai.ui.run_numbers import execution_rows
 from osmosis_ai.ui.terminal_text import told_without_sequences
 from osmosis_ai.viewer.source import Outcome
-from osmosis_ai.workspace.config_files import require_config_file
+from osmosis_ai.workspace.config_files import TrainingConfig, require_config_file
 from osmosis_ai.workspace.secrets_file import read_secrets_file
 
 if TYPE_CHECKING:
@@ -402,10 +402,12 @@ class RunView(Generic[DescribedT]):
                     context, kind, config, secret_values=values, tell=tell
                 )
             experiment = submission.config.experiment
+            model = submission.model
             facts: list[tuple[str, str | None]] = [
                 ("Rollout", experiment.rollout),
                 ("Entrypoint", experiment.entrypoint),
-                ("Model", experiment.model_path),
+                ("Model", experiment.model_path if model is None else model.title),
+                *(model.plan.facts() if model is not None and model.plan is not None else ()),
                 ("Dataset", experiment.dataset),
                 ("Rows", submission.rows_drawn),
                 ("Method", submission.method),
@@ -637,11 +639,28 @@ def _check(context: PlatformContext, submission: submits.PreparedSubmit) -> Oper
     resource = {**submission.resource(), "checked": checked, "unchecked": unchecked}
     correct = f"{path.name} can be submitted."
     names = {"Checked": checked, "Not checked": unchecked}
-    lists = (
+    lists = [
         f"{label}: {', '.join(submits.CHECKS[each] for each in some)}"
         for label, some in names.items()
         if some
-    )
+    ]
+    config = submission.config
+    is_checked = not config.doubts and "limits" not in unchecked
+    if (
+        isinstance(config, TrainingConfig)
+        and is_checked
+        and dataset.row_count
+        and config.settings.method == "rl"
+    ):
+        from osmosis_ai.services.training_estimate import planned_steps
+
+        steps = planned_steps(dataset.row_count, config.settings)
+        resource["steps"] = steps
+        lists.insert(
+            0,
+            f"Steps: {steps['total']:,} of up to {steps['attempts_per_step']:,} attempts "
+            f"({steps['training_rows']:,} rows to train on, {steps['held_out_rows']:,} held out)",
+        )
     return OperationResult(
         operation=f"{kind}.check",
         message=f"No problems found in {path.name}, but some checks were not possible."

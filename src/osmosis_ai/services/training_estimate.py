@@ -15,9 +15,8 @@ from typing import Any
 from osmosis_ai.config.issues import InvalidConfigError, closest
 from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.errors import NotFoundError, OsmosisError
-from osmosis_ai.inference.catalog import base_model_of
 from osmosis_ai.sandbox.gpus import visible_gpus
-from osmosis_ai.training.model_support import HUB_NAME, ModelSupport, model_support
+from osmosis_ai.training.model_support import HUB_NAME, ModelSupport, base_of, model_support
 from osmosis_ai.training.runs.memory_estimate import MemoryEstimate, estimate
 from osmosis_ai.workspace.config_files import TrainingConfig, load_training_config
 from osmosis_ai.workspace.layout import find_workspace
@@ -113,7 +112,7 @@ def estimate_training(config: Path, *, gpu: str | None, gpu_memory: str | None) 
     if loaded.doubts:
         shown = loaded.path.relative_to(workspace.root).as_posix()
         raise InvalidConfigError("training", shown, loaded.doubts)
-    model_path, settings = base_model_of(loaded.experiment.model_path), loaded.settings
+    model_path, settings = base_of(loaded.experiment.model_path), loaded.settings
     model = model_support(model_path, settings)
     if model.layout is None or model.plan is None:
         raise OsmosisError(
@@ -159,13 +158,28 @@ def estimate_training(config: Path, *, gpu: str | None, gpu_memory: str | None) 
     )
 
 
+def planned_steps(total_rows: int, settings: TrainingSettings) -> dict[str, int]:
+    """Return the steps of a run on a dataset of so many rows, and how many of these it trains on."""
+    from osmosis_ai.training.runs.spec import DataOrder, SplitRows, ValidationPlan
+
+    plan = ValidationPlan(rows=settings.validation_rows)
+    held_out = () if settings.validation_dataset else plan.choose(total_rows, settings.seed)
+    training = dict.fromkeys(range(total_rows - len(held_out)))
+    return {
+        "total": DataOrder.of(SplitRows(training, []), settings).total_steps,
+        "attempts_per_step": settings.rollouts_per_step,
+        "training_rows": len(training),
+        "held_out_rows": len(held_out),
+    }
+
+
 def check_model(model_path: str, settings: TrainingSettings) -> tuple[ModelSupport | None, list[str]]:
     """Return what is known of a run's model before it is submitted, and warnings.
 
     Raises:
         OsmosisError: The model cannot be trained, or no model can have this name.
     """
-    base = base_model_of(model_path)
+    base = base_of(model_path)
     try:
         found = model_support(base, settings, needs_weights=True)
     except NotFoundError:

@@ -189,6 +189,12 @@ def short_count(parameters: int) -> str:
     return f"{parameters:,}"
 
 
+def base_of(model_path: str) -> str:
+    """Return the model that a path like ``BASE:ADAPTER`` starts from."""
+    base = model_path.rpartition(":")[0]
+    return base if HUB_NAME.fullmatch(base) else model_path
+
+
 def read_model_config(model_path: str) -> tuple[Config, Source]:
     """Return a model's ``config.json`` and where it is; nothing is downloaded.
 

@@ -142,6 +142,9 @@ def test_all_issues_are_reported_at_once(api: TestClient) -> None:
     assert {each["key"] for each in body["issues"]} == {"training.lr", "experiment.model_path"}
     said = issue(body, "experiment.model_path")["message"]
     assert said == "there is no built-in model `osmosis/tinny` (did you mean 'osmosis/tiny'?)"
+    hybrid = experiment(model_path="Qwen/Qwen3.6-35B-A3B")
+    body = refused(api, 400, "INVALID_CONFIG", experiment_config=hybrid)
+    assert issue(body, "experiment.model_path")["message"].endswith('Set [advanced].policy_engine = "vllm".')
 
 
 def test_validation_dataset_is_checked_like_the_training_dataset(

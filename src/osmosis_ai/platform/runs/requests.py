@@ -25,7 +25,7 @@ from osmosis_ai.config.issues import InvalidConfigError, Issue, closest, without
 from osmosis_ai.config.sections import EvaluationSettings, Experiment, served_agent
 from osmosis_ai.config.training import TRAINER_SECTIONS, TrainingSettings
 from osmosis_ai.datasets.selection import RowsDrawn, Selection, sample_rows, select_rows
-from osmosis_ai.errors import MissingExtraError, OsmosisError
+from osmosis_ai.errors import MissingExtraError, NotFoundError, OsmosisError
 from osmosis_ai.evaluation.spec import EvalRunSpec
 from osmosis_ai.inference.catalog import base_model_of, served_models
 from osmosis_ai.platform.runs.lifecycle import KIND_NAMES, RunKind
@@ -366,6 +366,7 @@ def parse_training_request(body: Mapping[str, Any], is_adapter: IsAdapter) -> Tr
         unknown = _unknown_adapter(model_path) or unknown_built_in(model_path)
         if unknown is not None and not is_adapter(model_path):
             issues.append(unknown)
+    issues = issues or list(_model_issues(document))
     if issues:
         raise rejected(issues)
     try:
@@ -400,6 +401,21 @@ def effective_training_config(request: TrainingRequest) -> dict[str, dict[str, A
         section: {key: values[key] for key in model.model_fields if key in values}
         for section, model in TRAINER_SECTIONS.items()
     }
+
+
+def _model_issues(document: Mapping[str, Any]) -> Iterator[Issue]:
+    """Check a model whose configuration is known here; the machine that trains checks the others."""
+    from osmosis_ai.training.model_support import HUB_NAME, base_of, model_support
+
+    base = base_of(document["experiment"]["model_path"])
+    if not HUB_NAME.fullmatch(base):
+        return
+    try:
+        model_support(base, read_settings(document)).require()
+    except NotFoundError:
+        return
+    except OsmosisError as error:
+        yield Issue(MODEL_PATH, str(error))
 
 
 def _settings_issues(document: Mapping[str, Any]) -> Iterator[Issue]:

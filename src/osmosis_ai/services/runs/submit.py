@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.services.context import PlatformContext
     from osmosis_ai.services.rollout_preflight import ImportOutcome
+    from osmosis_ai.training.model_support import ModelSupport
 
     Config = EvalConfig | TrainingConfig
 
@@ -172,6 +173,7 @@ class PreparedSubmit:
     imported: ImportOutcome
     # As far as the platform knows.
     rows: int | None = None
+    model: ModelSupport | None = None
 
     def resource(self) -> dict[str, Any]:
         """Return the request body without secret values."""
@@ -191,6 +193,7 @@ class PreparedSubmit:
             "checked": [check for check in CHECKS if check not in self.unchecked],
             "unchecked": list(self.unchecked),
             **({"method": method} if (method := self.method) else {}),
+            **({"model": self.model.data()} if self.model is not None else {}),
         }
 
     @property
@@ -237,6 +240,7 @@ def prepare_submission(
     """Read and validate the inputs of a submit, including a preview by the platform if it supports one."""
     load = load_eval_config if kind == "eval" else load_training_config
     loaded: Config = load(config, context.workspace)
+    model, doubts = _check_model(context, loaded)
     imported = _import_code(context, kind, loaded, tell)
     supplied = supplied_values(loaded.secrets, secret_values)
     context.client.hide(supplied.values())
@@ -248,7 +252,7 @@ def prepare_submission(
     # Configs are sent in the request, so changes in them do not matter.
     state = read_git_state(context.workspace.root, ignored="configs")
     git = context.checkout.git
-    doubts = [
+    doubts += [
         imported.problem,
         unused_values(loaded.secrets, secret_values),
         *exposure_warnings(supplied),
@@ -275,7 +279,19 @@ def prepare_submission(
         unchecked=tuple(check for check in CHECKS if check in unchecked),
         imported=imported,
         rows=verdict.sampled_rows if verdict is not None else None,
+        model=model,
     )
+
+
+def _check_model(context: PlatformContext, config: Config) -> tuple[ModelSupport | None, list[str | None]]:
+    """Check the model of a training run before anything slow; the hosted service has its own trainer and models."""
+    is_hosted = context.credentials.platform_url == DEFAULT_PLATFORM_URL
+    if is_hosted or config.doubts or isinstance(config, EvalConfig):
+        return None, []
+    from osmosis_ai.services.training_estimate import check_model
+
+    model, warnings = check_model(config.experiment.model_path, config.settings)
+    return model, [*warnings]
 
 
 def require_import(submission: PreparedSubmit) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from osmosis_ai.services.model_export import HubRepository
 from tests.api.blob_server import serve
 from tests.cli import benchmark_replies, eval_replies, test_dev_server, test_run_changes, train_replies
 from tests.cli.eval_downloads import offer_files
@@ -40,9 +39,9 @@ def committed(maze: Maze) -> None:
 
 def offer_adapter_and_hub(maze: Maze) -> None:
     offer_adapter(maze)
-    hub = "osmosis_ai.services.model_export.HubRepository"
-    maze.patch.setattr(f"{hub}.find", HubRepository)
-    maze.patch.setattr(f"{hub}.upload", lambda target, *_, **__: f"https://huggingface.co/{target.name}")
+    maze.patch.setattr(
+        "osmosis_ai.services.model_export.push_to_hub", lambda name, **_: f"https://huggingface.co/{name}"
+    )
 
 
 def submittable(kind: str, config: str, text: str) -> Callable[[Maze], Any]:

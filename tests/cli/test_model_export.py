@@ -39,6 +39,7 @@ def offer_adapter(maze: Maze, kind: str, changes: dict[str, Any], dtype: str) ->
     network = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=getattr(torch, dtype))
     network.save_pretrained(base)
     (base / "tokenizer.json").write_text('{"version": "1.0"}')
+    (base / "tokenizer_config.json").write_text("{}")
     (base / "chat_template.jinja").write_text("{{ messages }}")
     policy = load_policy(str(base), TrainingSettings(lora_rank=4), torch.device("cpu"))
     for name, parameter in policy.named_parameters():
@@ -69,7 +70,7 @@ def test_a_merged_model_computes_what_the_adapter_does(
     place = maze.workspace.root / ".osmosis" / "models" / "maze-lora-merged"
     assert outcome.resource["output_path"] == str(place)
     assert sorted(path.name for path in place.parent.iterdir()) == ["maze-lora", "maze-lora-merged"]
-    assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= files_in(
+    assert {"config.json", "model.safetensors", "tokenizer_config.json", "chat_template.jinja"} <= files_in(
         place
     ).keys()
     assert json.loads((place / "provenance.json").read_text())["run"] == "keen-owl-2"
@@ -87,7 +88,7 @@ def test_a_merged_model_computes_what_the_adapter_does(
     [
         ("extra", "`train` extra", "pip install"),
         ("base", "is not on this machine", "--allow-download"),
-        ("disk", "has too little room", "--output"),
+        ("disk", "is too full", "--output"),
         ("quantized", "bitsandbytes", None),
     ],
 )
@@ -184,10 +185,11 @@ def test_push_an_adapter(maze: Maze, hub: type[Hub]) -> None:
     offer(maze, {**CONTENT, "provenance.json": b"{}"})
     outcome = maze.osmosis("model", "push", "maze-lora", REPOSITORY, "--yes", "--json")
     assert outcome.status == 0, outcome.err
-    assert outcome.resource["url"].endswith(f"/{REPOSITORY}") and outcome.resource["private"] is True
+    assert outcome.resource["url"].endswith(f"/{REPOSITORY}")
     created = next(json.loads(body) for path, body in hub.seen if path == "/api/repos/create")
     assert (created["name"], created["organization"]) == ("multiplier", "fern-org")
     assert "private" in (created.get("visibility"), *(key for key, value in created.items() if value is True))
+    assert outcome.err == ""
     assert committed(hub) == CONTENT.keys()  # not the run's config
     assert TOKEN not in outcome.out + outcome.err
 
@@ -197,7 +199,6 @@ def test_push_a_merged_model(maze: Maze, hub: type[Hub]) -> None:
     hub.status, hub.siblings = 200, [".gitattributes"]
     outcome = maze.osmosis("model", "push", "maze-lora", REPOSITORY, "--merged", "--yes", "--json")
     assert outcome.status == 0, outcome.err
-    assert outcome.resource["private"] is False  # as it was
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= committed(hub)
 
 
@@ -215,10 +216,10 @@ def test_push_asks_and_names_what_is_there(maze: Maze, hub: type[Hub]) -> None:
 @pytest.mark.parametrize(
     ("repository", "status", "token", "code", "message"),
     [
-        ("multiplier", 404, TOKEN, "VALIDATION", "it has the form ORG/REPO"),
+        ("multiplier", 404, TOKEN, "VALIDATION", "must have the form ORG/REPO"),
         (REPOSITORY, 404, None, "AUTH_REQUIRED", "no Hugging Face token"),
-        (REPOSITORY, 401, TOKEN, "AUTH_REQUIRED", "does not permit"),
-        (REPOSITORY, 403, TOKEN, "AUTH_REQUIRED", "does not permit"),
+        (REPOSITORY, 401, TOKEN, "AUTH_REQUIRED", "refused"),
+        (REPOSITORY, 403, TOKEN, "AUTH_REQUIRED", "refused"),
         (REPOSITORY, 500, TOKEN, "PLATFORM_ERROR", "refused"),
         (REPOSITORY, None, TOKEN, "NETWORK", "unreachable"),
     ],

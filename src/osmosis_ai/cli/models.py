@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from osmosis_ai.api.client import PlatformClient
     from osmosis_ai.api.models.models import DeploymentChange, LoraModel
     from osmosis_ai.services.context import PlatformContext
-    from osmosis_ai.services.model_export import ModelMerger
     from osmosis_ai.services.models import ModelDownloader
 
 _TYPES = ("all", "base", "lora")
@@ -298,58 +297,41 @@ def download(
         osmosis model download keen-owl-2-step-40 --merged
     """
     with platform_context() as context:
-        plan, merger = _plan_download(context, model, output, merged, allow_download)
-        is_new = _download(plan, merger)
-        directory = plan.directory if merger is None else merger.directory
-        place, base = formats.shown_path(directory), plan.listed.base_model
-        name, files = plan.listed.model_name, [path for path in directory.iterdir() if path.is_file()]
-        total = sum(path.stat().st_size for path in files)
-        if merger is not None:
-            step = [("serve it", f"vllm serve {quote(place)}")]
-        else:
-            load = f'peft.PeftModel.from_pretrained(model, "{place}")'
-            step = [(f"load it on {base}", load)] if base else []
-        written = {} if merger is None else {"output_path": str(directory), "bytes": total, "merged": True}
+        plan, directory, is_new = _fetch(context, model, output, merged, allow_download)
+        place, name, base = formats.shown_path(directory), plan.listed.model_name, plan.listed.base_model
+        sizes = [path.stat().st_size for path in directory.iterdir()]
+        load = f'peft.PeftModel.from_pretrained(model, "{place}")'
+        step = ("serve it", f"vllm serve {quote(place)}") if merged else (f"load it on {base}", load)
+        changed = {"output_path": str(directory), "bytes": sum(sizes), "merged": True} if merged else {}
         return OperationResult(
             operation="model.download",
             status="success" if is_new else "noop",
-            message=f"{name} is in {place}: {len(files)} files, {formats.size(total)}."
+            message=f"{name} is in {place}: {len(sizes)} files, {formats.size(sum(sizes))}."
             if is_new
             else f"{name} is already complete in {place}.",
-            resource={**plan.resource(), **written, **context.resource()},
-            next_steps=next_block(step) if step else (),
+            resource={**plan.resource(), **changed, **context.resource()},
+            next_steps=next_block([step]) if base else (),
         )
 
 
-def _plan_download(
+def _fetch(
     context: PlatformContext, model: str, output: Path | None, merged: bool, allow_download: bool
-) -> tuple[ModelDownloader, ModelMerger | None]:
+) -> tuple[ModelDownloader, Path, bool]:
+    """Download an adapter or a merged model; return its directory, and whether it is new."""
     from osmosis_ai.services.models import ModelDownloader
 
-    if allow_download and not merged:
-        raise OsmosisError("--allow-download is for --merged: an adapter needs no base model.")
-    with current().status("Fetching the list of files"):
-        adapter = None if merged else output
+    out, adapter = current(), None if merged else output
+    with out.status("Fetching the list of files"):
         plan = ModelDownloader.plan(context.client, model, workspace=context.workspace, output=adapter)
     if not merged:
-        return plan, None
-    from osmosis_ai.services.model_export import ModelMerger
+        with out.progress("Downloading", total=plan.total_bytes, unit="bytes") as shown:
+            return plan, plan.directory, plan.download(shown.update)
+    from osmosis_ai.services.model_export import download_merged
 
-    default = plan.directory.with_name(f"{plan.directory.name}-merged")
-    directory = default if output is None else expanded(output).absolute()
-    with current().status(f"Looking for {plan.listed.base_model}"):
-        return plan, ModelMerger.plan(plan.listed.base_model, directory, allow_download=allow_download)
-
-
-def _download(plan: ModelDownloader, merger: ModelMerger | None) -> bool:
-    """Download and merge; return whether anything was written."""
-    out = current()
-    with out.progress("Downloading", total=plan.total_bytes, unit="bytes") as shown:
-        is_new = plan.download(shown.update)
-    if merger is None:
-        return is_new
-    with out.progress("Merging", total=merger.total_bytes, unit="bytes") as shown:
-        return merger.merge(plan.directory, shown.update)
+    directory = expanded(output or plan.directory.with_name(f"{plan.directory.name}-merged")).absolute()
+    with out.progress("Downloading and merging", total=None, unit="bytes") as shown:
+        is_new = download_merged(plan, directory, allow_download=allow_download, progress=shown.update)
+    return plan, directory, is_new
 
 
 @app.command("push")
@@ -372,33 +354,24 @@ def push(
     Examples:
         osmosis model push keen-owl-2-step-40 my-org/multiplier
     """
-    from osmosis_ai.services.model_export import HubRepository
+    from osmosis_ai.services.model_export import push_to_hub
 
-    out = current()
+    out, what = current(), "merged model" if merged else "adapter"
     with platform_context() as context:
-        with out.status("Looking at the repository"):
-            target = HubRepository.find(repository)
-        plan, merger = _plan_download(context, model, None, merged, allow_download)
-        name, what = plan.listed.model_name, "merged model" if merged else "adapter"
-        if target.is_private is None:
-            where = f"a new {'public' if public else 'private'} repository '{repository}'"
-        else:
-            where = f"the {'private' if target.is_private else 'public'} repository '{repository}'"
-            where += f", which has {formats.count(target.files)} files" if target.files else ""
-        out.confirm(f"Upload the {what} '{name}' to {where}?", yes=yes)
-        _download(plan, merger)
-        directory = plan.directory if merger is None else merger.directory
-        with out.status(f"Uploading to {repository}"):
-            url = target.upload(directory, public=public, title=f"Add {name}")
+        url = push_to_hub(
+            repository,
+            public=public,
+            title=f"Add {model}",
+            confirm=lambda where: out.confirm(f"Upload the {what} '{model}' to {where}?", yes=yes),
+            fetch=lambda: _fetch(context, model, None, merged, allow_download)[1],
+        )
         return OperationResult(
             operation="model.push",
-            message=f"Uploaded {name}: {url}",
+            message=f"Uploaded {model}: {url}",
             resource={
-                "model_name": name,
-                "base_model": plan.listed.base_model,
+                "model_name": model,
                 "merged": merged,
                 "repository": repository,
-                "private": not public if target.is_private is None else target.is_private,
                 "url": url,
                 **context.resource(),
             },

@@ -217,11 +217,7 @@ class ModelDownloader:
             for file in self.listed.files
         ):
             return False
-        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-            raise ConflictError(
-                f"{directory} contains something other than this model.",
-                hint="name another directory with --output, or remove this one",
-            )
+        require_unused(directory)
         if directory.is_relative_to(self.workspace.state_dir):
             self.workspace.create_state_dir()
         staging = directory.with_name(f".{directory.name}.fetching")
@@ -257,6 +253,14 @@ class ModelDownloader:
             if file.path == path:
                 return file.url
         raise OsmosisError(f"the platform returned no new URL for {path}.", code="PLATFORM_ERROR")
+
+
+def require_unused(directory: Path) -> None:
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ConflictError(
+            f"{directory} contains something other than this model.",
+            hint="name another directory with --output, or remove this one",
+        )
 
 
 def _report(progress: Callable[[int], None], before: int, arrived: int) -> None:

@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.errors import MissingExtraError
+from osmosis_ai.evaluation.manifest import Manifest
+from osmosis_ai.evaluation.spec import DatasetInput
 from osmosis_ai.training.runs import loggers as loggers_module
 from osmosis_ai.training.runs.metrics import StepRecord
 from tests.lazily import lazily, needs
@@ -18,11 +21,11 @@ from tests.lazily import lazily, needs
 pytestmark = pytest.mark.integration
 
 with lazily("torch"):
-    from osmosis_ai.training.runs.loggers import LoggedRun, Loggers
+    from osmosis_ai.training.runs.loggers import Loggers
+    from osmosis_ai.training.runs.spec import TrainingSpec
 
 RUN_ID = "0f" * 16
 LOSS = "train/loss"
-SETTINGS = {"lr": 1e-3, "report_to": ["tensorboard"]}
 Losses = dict[int, float]
 
 
@@ -36,23 +39,22 @@ def records(losses: Losses) -> list[StepRecord]:
     return [StepRecord(step, 1_700_000_000_000 + step, {LOSS: loss}) for step, loss in losses.items()]
 
 
-async def session(name: Any, place: Path, history: Losses, new: Losses, **variables: str) -> list[str]:
+async def session(name: Any, place: Path, history: Losses, new: Losses, **secrets: str) -> list[str]:
     """Log ``new`` steps after those of earlier sessions; return what the run's log says."""
     notes: list[str] = []
-    logged = Loggers([name])
-    run = LoggedRun(
-        id=RUN_ID,
-        name="keen-owl-2",
-        project="multiply",
-        created_at="2026-11-30T12:00:00Z",
-        settings=SETTINGS,
-        directory=place,
-        variables=variables,
+    spec = TrainingSpec(
+        TrainingSettings(report_to=[name]),
+        "osmosis/tiny",
+        DatasetInput(place / "rows.jsonl", "rows", "0" * 64, "workspace"),
+        place / "multiply",
+        env={"WANDB_BASE_URL": "http://127.0.0.1:9"},
+        secret_values=secrets,
     )
-    logged.start(run, records(history), notes.append)
-    for record in records(new):
-        logged.log(record)
-    await logged.close(failed=False)
+    logged = Loggers(spec, place, notes.append)
+    async with logged:
+        logged.start(Manifest("training", {}, {"run": "keen-owl-2"}, local_run_id=RUN_ID), records(history))
+        for record in records(new):
+            logged.log(record)
     return notes
 
 
@@ -77,7 +79,7 @@ def read_trackio(place: Path) -> tuple[Losses, Any]:
     assert (run.id, run.name) == (RUN_ID, "keen-owl-2")
     points = [(log["step"], log[LOSS]) for log in SQLiteStorage.get_logs("multiply", "keen-owl-2")]
     assert len(dict(points)) == len(points)
-    return dict(points), {key: value for key, value in run.config.items() if not key.startswith("_")}
+    return dict(points), run.config
 
 
 def read_wandb(place: Path) -> tuple[Losses, Any]:
@@ -97,7 +99,7 @@ def read_wandb(place: Path) -> tuple[Losses, Any]:
             points.append((record.history.step.num, values[LOSS]))
         settings |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
     assert len(dict(points)) == len(points)
-    return dict(points), {key: value for key, value in settings.items() if key in SETTINGS}
+    return dict(points), settings
 
 
 @pytest.mark.parametrize(
@@ -116,7 +118,16 @@ async def test_a_resumed_run_is_one_logged_run(
     assert hint in note and str(place) in note
     # The checkpoint was that of step 2, and step 3 is learned again.
     await session(name, place, {0: 4.0, 1: 3.0, 2: 2.0}, {3: 1.0, 4: 0.5})
-    assert read(place) == ({0: 4.0, 1: 3.0, 2: 2.0, 3: 1.0, 4: 0.5}, SETTINGS)
+    losses, settings = read(place)
+    assert losses == {0: 4.0, 1: 3.0, 2: 2.0, 3: 1.0, 4: 0.5}
+    known = {
+        "lr": 1e-5,
+        "lora_rank": 16,
+        "model_path": "osmosis/tiny",
+        "dataset": "rows",
+        "report_to": [name],
+    }
+    assert settings.items() >= known.items()
 
 
 async def test_a_disk_that_refuses_drops_the_logger_with_one_warning(tmp_path: Path) -> None:
@@ -133,9 +144,7 @@ async def test_a_server_that_does_not_answer_ends_no_run_and_no_file_has_the_key
     needs("wandb")
     monkeypatch.setattr(loggers_module, "CLOSING_S", 4.0)
     key = "5ecret" * 7
-    notes = await session(
-        "wandb", tmp_path, {}, {1: 1.0}, WANDB_API_KEY=key, WANDB_BASE_URL="http://127.0.0.1:9"
-    )
+    notes = await session("wandb", tmp_path, {}, {1: 1.0}, WANDB_API_KEY=key)
     assert len(notes) == 1 and "wandb" in notes[0]
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert written and key not in notes[0]

@@ -29,7 +29,7 @@ from osmosis_ai.training import require_train_extra
 from osmosis_ai.training.engines.policy_engine import InProcessPolicyEngine, PolicyEngine
 from osmosis_ai.training.learner.ranks import LearnerRanks
 from osmosis_ai.training.model_support import ModelSupport, model_support
-from osmosis_ai.training.runs.loggers import LoggedRun, Loggers, require_loggers
+from osmosis_ai.training.runs.loggers import Loggers
 from osmosis_ai.training.runs.loop import (
     LoggedHooks,
     StopReason,
@@ -94,7 +94,11 @@ class Trainer:
     def __post_init__(self) -> None:
         self._directory = TrainingDirectory(self.run_dir)
         self._redact = Redactor(self.spec.secret_values.values())
-        self._loggers = Loggers(self.spec.settings.report_to)
+        self._loggers = Loggers(
+            self.spec,
+            self.loggers_dir or self._directory.path / "loggers",
+            lambda message: self.hooks.note(self._redact.text(message)),
+        )
         self._ranks = LearnerRanks(self.spec, self._directory.learner, self.environ)
 
     def stop(self) -> None:
@@ -106,19 +110,16 @@ class Trainer:
     async def run(self) -> TrainingSummary:
         """Train to the end, to a stop, or until there is nothing left to learn."""
         require_train_extra()
-        require_loggers(self.spec.settings.report_to)
+        self._loggers.require()
         with self._directory.held(), closing(RunLog(self._directory.log, self._redact)) as log:
             self.hooks = LoggedHooks(self.hooks, log, self._loggers)
-            failed = True
             try:
-                summary = await self._run()
-                failed = False
-                return summary
+                async with self._loggers:
+                    return await self._run()
             except Exception as error:
                 log.write("run", str(error), level="ERROR", error=type(error).__name__)
                 raise
             finally:
-                await self._loggers.close(failed=failed)
                 redact_server_logs(self._directory.server_log, self._redact)
 
     async def _run(self) -> TrainingSummary:
@@ -258,7 +259,7 @@ class Trainer:
         history = MetricsHistory(directory.metrics)
         state = await ranks.run_blocking(lambda: _resume(checkpoints, learner, history))
         directory.forget_validation_after(state.step)
-        self._start_loggers()
+        self._loggers.start(self._manifest, read_history(directory.metrics))
         return {
             "settings": settings,
             "learner": learner,
@@ -276,33 +277,6 @@ class Trainer:
             },
             "between_steps": directory.sweep_trials,
         }
-
-    def _start_loggers(self) -> None:
-        spec, manifest = self.spec, self._manifest
-        settings = {
-            "model_path": spec.model_path,
-            "dataset": spec.dataset.name,
-            "rollout": spec.rollout_dir.name,
-            "git_head": self.provenance.get("git_head"),
-            # A server's arguments may contain its key.
-            **spec.settings.model_dump(
-                mode="json", exclude={"ignored", "vllm_url", "vllm_command", "vllm_args"}
-            ),
-        }
-        run = LoggedRun(
-            id=manifest.local_run_id,
-            name=str(self.provenance.get("run") or self._directory.path.name),
-            project=spec.rollout_dir.name,
-            created_at=manifest.created_at,
-            settings=self._redact.tree(settings),
-            directory=self.loggers_dir or self._directory.path / "loggers",
-            variables={**spec.env, **spec.secret_values},
-        )
-        self._loggers.start(
-            run,
-            read_history(self._directory.metrics),
-            lambda message: self.hooks.note(self._redact.text(message)),
-        )
 
     async def _prepare_server(self) -> RolloutServer | RemoteAgent:
         from osmosis_ai.controller.server_process import prepare_server

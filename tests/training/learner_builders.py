@@ -19,8 +19,8 @@ torch.set_num_threads(1)
 TINY = "osmosis/tiny"
 
 
-def tiny_learner(**settings) -> Learner:
-    return Learner(TINY, TrainingSettings(**{"lr": 1e-3, "max_response_length": 16} | settings), "cpu")
+def tiny_learner(model: str = TINY, **settings) -> Learner:
+    return Learner(model, TrainingSettings(**{"lr": 1e-3, "max_response_length": 16} | settings), "cpu")
 
 
 def made_up_sequences(count: int, seed: int = 0) -> list[TokenSequence]:

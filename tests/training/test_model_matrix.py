@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file
 
 from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.errors import OsmosisError
@@ -14,6 +16,7 @@ from osmosis_ai.inference.engine import Generation, InferenceEngine
 from osmosis_ai.inference.openai_api import TokenFeed
 from osmosis_ai.training.engines.policy_engine import InProcessPolicyEngine
 from osmosis_ai.training.objective.sequences import NOT_SAMPLED, TokenSequence
+from tests.conftest import NIGHTLY
 from tests.lazily import lazily
 
 with lazily("torch", "peft", "transformers"):
@@ -58,8 +61,16 @@ TRAINED: dict[str, tuple[str, dict[str, Any], int]] = {
     "qwen3": ("Qwen3Config", {}, 2 * (ATTENTION + DENSE)),
     "mistral": ("MistralConfig", {"sliding_window": 8}, 2 * (ATTENTION + DENSE)),
     "gemma3": ("Gemma3TextConfig", WINDOWS, 2 * (ATTENTION + DENSE)),
+    "gemma": ("GemmaConfig", {}, 2 * (ATTENTION + DENSE)),
+    "gemma2": ("Gemma2Config", WINDOWS, 2 * (ATTENTION + DENSE)),
+    "glm4": ("Glm4Config", {}, 2 * (ATTENTION + RANK * ((32 + 96) + (48 + 32)))),
     "phi3": ("Phi3Config", {}, 2 * RANK * ((32 + 64) + (32 + 32) + (32 + 96) + (48 + 32))),
     "qwen3_moe": ("Qwen3MoeConfig", EXPERTS, 2 * (ATTENTION + OF_EXPERTS)),
+    "qwen2_moe": (
+        "Qwen2MoeConfig",
+        {**EXPERTS, "shared_expert_intermediate_size": 24},
+        2 * (ATTENTION + OF_EXPERTS + RANK * 3 * (32 + 24)),
+    ),
     "mixtral": (
         "MixtralConfig",
         {"num_local_experts": 4},
@@ -72,6 +83,16 @@ TRAINED: dict[str, tuple[str, dict[str, Any], int]] = {
     ),
     # The first layer is dense, the second has a shared expert.
     "glm4_moe": ("Glm4MoeConfig", ROUTED, 2 * ATTENTION + DENSE + OF_EXPERTS + SHARED),
+    "glm4_moe_lite": (
+        "Glm4MoeLiteConfig",
+        {**ROUTED, **LATENT},
+        2 * LATENT_ATTENTION + DENSE + OF_EXPERTS + SHARED,
+    ),
+    "deepseek_v2": (
+        "DeepseekV2Config",
+        {**ROUTED, **LATENT},
+        2 * LATENT_ATTENTION + DENSE + OF_EXPERTS + SHARED,
+    ),
     "deepseek_v3": (
         "DeepseekV3Config",
         {**ROUTED, **LATENT},
@@ -129,7 +150,11 @@ def largest_gap(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]]
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.nightly) for name in TRAINED]
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.nightly] if NIGHTLY or name not in QUICK else [])
+        for name in TRAINED
+    ],
 )
 async def test_a_model_learns_and_is_served_saved_and_loaded(name: str, tmp_path: Path) -> None:
     kind, changes, trainable = TRAINED[name]
@@ -173,3 +198,44 @@ def test_layers_that_the_torch_engine_cannot_serve_are_refused_before_weights_ar
     (model / "model.safetensors").write_bytes(b"")
     with pytest.raises(OsmosisError, match="linear_attention"):
         Learner(str(model), TrainingSettings(**SETTINGS), "cpu")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", ["Qwen3_5Moe", "Qwen3_5", "Qwen3Next"])
+def test_layers_with_linear_attention_learn_and_are_named_as_vllm_names_them(
+    kind: str, tmp_path: Path
+) -> None:
+    sizes, torch_seed = {**SIZES, **EXPERTS, **HYBRID}, torch.manual_seed(0)
+    of_images = kind != "Qwen3Next"
+    if of_images:
+        vision = {
+            "depth": 1,
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_heads": 2,
+            "out_hidden_size": 32,
+        }
+        config = getattr(transformers, f"{kind}Config")(text_config=sizes, vision_config=vision)
+        transformers.AutoModelForImageTextToText.from_config(config).save_pretrained(tmp_path)
+    else:
+        saved_model(f"{kind}Config", sizes, tmp_path)
+    settings = TrainingSettings(**SETTINGS, policy_engine="vllm", vllm_command="vllm")
+    learner = Learner(str(tmp_path), settings, "cpu")
+    ids = torch.randint(3, 97, (6, 24), generator=torch_seed).tolist()
+    sequences = [
+        TokenSequence(
+            str(n), row[: 8 + 3 * n], [0] * 4 + [1] * (4 + 3 * n), [0.0] * (8 + 3 * n), [0] * (8 + 3 * n)
+        )
+        for n, row in enumerate(ids)
+    ]
+    together = learner.logprobs(sequences)
+    alone = [learner.logprobs([sequence])[0] for sequence in sequences]
+    assert largest_gap(together, alone) < 1e-4, "padding changes what is learned"
+    recorded = [replace(one, logprobs=logprobs) for one, logprobs in zip(sequences, together, strict=True)]
+    assert learner.step(recorded, [1.0, -1.0] * 3, policy_version=0).updates == 1
+    learner.save_adapter(tmp_path / "served", for_vllm=True)
+    names = load_file(tmp_path / "served" / "adapter_model.safetensors")
+    prefix = (
+        "base_model.model.model.language_model.layers." if of_images else "base_model.model.model.layers."
+    )
+    assert names and all(name.startswith(prefix) for name in names)

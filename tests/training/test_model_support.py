@@ -145,10 +145,13 @@ def test_targets_are_names_ends_of_names_or_an_expression(targets, modules, para
         lora_plan(layout, rank=2, targets=["q_proj", "gate"])
 
 
-def test_an_unknown_architecture_is_not_refused(tmp_path):
+def test_an_unknown_architecture_is_refused_only_if_it_has_experts(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "falcon_h1"}')
     found = model_support(str(tmp_path), TORCH)
     assert (found.is_known, found.plan, found.problem) == (False, None, None)
+    (tmp_path / "config.json").write_text('{"model_type": "olmoe", "num_experts": 64}')
+    with pytest.raises(OsmosisError, match=r"experts of .* would get no adapter: the architecture 'olmoe'"):
+        model_support(str(tmp_path), TORCH).require()
 
 
 @pytest.mark.parametrize(

@@ -35,9 +35,10 @@ def take_steps(learner) -> dict:
     }
 
 
-def main(output: str, fails_on: str, shard: str) -> None:
+def main(output: str, fails_on: str, shard: str, model: str) -> None:
     # Every other rank has another seed: rank 0's adapter must win.
-    learner = tiny_learner(micro_batch_tokens=40, seed=int(os.environ["RANK"]), shard_model=shard == "shard")
+    seed = int(os.environ["RANK"])
+    learner = tiny_learner(model, micro_batch_tokens=40, seed=seed, shard_model=shard == "shard")
     if learner.world.rank == int(fails_on):
         run_out_of_memory_once(learner)
     if learner.world.rank != 0:

@@ -24,6 +24,7 @@ Config = Mapping[str, Any]
 Source = Literal["built in", "folder", "cache", "shipped"]
 LINEAR_ATTENTION = "linear_attention"
 SERVED_BY_TORCH = {"full_attention", "sliding_attention"}
+_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _SHIPPED = Path(__file__).with_name("model_configs.json")
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
@@ -255,7 +256,7 @@ def model_support(
     config, source = read_model_config(model_path)
     engine = settings.policy_engine
     layout = model_layout(config)
-    problem = _problem(model_path, config, settings)
+    problem = _problem(model_path, config, settings, is_known=layout is not None)
     if needs_weights and source == "folder" and not _has_weights(expanded(model_path)):
         problem = f"The folder {model_path} has no weights."
     plan = lora_plan(layout, settings.lora_rank, settings.lora_targets) if layout is not None else None
@@ -266,7 +267,7 @@ def _has_weights(folder: Path) -> bool:
     return any(path for pattern in _WEIGHTS for path in folder.glob(pattern))
 
 
-def _problem(model_path: str, config: Config, settings: TrainingSettings) -> str | None:
+def _problem(model_path: str, config: Config, settings: TrainingSettings, *, is_known: bool) -> str | None:
     """Return why a model cannot be trained, and what would do instead."""
     text = _text_config(config)
     quantization = config.get("quantization_config") or text.get("quantization_config")
@@ -276,6 +277,8 @@ def _problem(model_path: str, config: Config, settings: TrainingSettings) -> str
             f"The weights of '{model_path}' are quantized ({kind}), and the learner needs 16-bit or 32-bit weights: "
             "train a bfloat16 copy of the model."
         )
+    if not is_known and any(text.get(key) for key in _EXPERT_COUNTS):
+        return f"The experts of '{model_path}' would get no adapter: the architecture '{config['model_type']}' is not known."
     kinds = sorted(set(_layer_kinds(text)) - SERVED_BY_TORCH)
     if kinds and settings.policy_engine == "torch" and settings.method == "rl":
         return (
@@ -541,7 +544,7 @@ def _mlp(family: _Family, sizes: Config, number: int) -> tuple[list[Matrix], int
     if not is_sparse:
         wide = sizes["intermediate_size"]
         return _gated("mlp", hidden, wide, fused=family.fused_mlp), 0, wide, 0
-    count = next(sizes[k] for k in ("num_experts", "num_local_experts", "n_routed_experts") if sizes.get(k))
+    count = next(sizes[key] for key in _EXPERT_COUNTS if sizes.get(key))
     wide = sizes.get("moe_intermediate_size") or sizes["intermediate_size"]
     used = sizes["num_experts_per_tok"]
     matrices = [

@@ -20,6 +20,7 @@ with lazily("torch", "huggingface_hub"):
     import transformers
     from huggingface_hub import constants
     from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
     from osmosis_ai.training.learner.distributed import World
     from osmosis_ai.training.learner.forward_backward import ForwardBackward, LearnerStep
@@ -400,11 +401,20 @@ ROOT = Path(__file__).parents[3]
 NOBODY = "-1"
 
 
-def run_two_ranks(output: Path, fails_on: str = NOBODY, shard: str = "whole"):
+def run_two_ranks(output: Path, fails_on: str = NOBODY, shard: str = "whole", model: str = "osmosis/tiny"):
     """Have `torchrun` start two processes, and return what rank 0 wrote."""
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     subprocess.run(
-        [sys.executable, *launch, "-m", "tests.training.torchrun_member", str(output), fails_on, shard],
+        [
+            sys.executable,
+            *launch,
+            "-m",
+            "tests.training.torchrun_member",
+            str(output),
+            fails_on,
+            shard,
+            model,
+        ],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         cwd=ROOT,
         timeout=300,
@@ -413,8 +423,8 @@ def run_two_ranks(output: Path, fails_on: str = NOBODY, shard: str = "whole"):
     return torch.load(output, weights_only=True)
 
 
-def assert_like_one_process(found) -> None:
-    expected = take_steps(tiny_learner(micro_batch_tokens=40))
+def assert_like_one_process(found, model: str = "osmosis/tiny") -> None:
+    expected = take_steps(tiny_learner(model, micro_batch_tokens=40))
     assert found["refusal"] == expected["refusal"] == "StepRefusedError"
     for one, other in zip(found["metrics"], expected["metrics"], strict=True):
         for name in (
@@ -446,6 +456,22 @@ def test_two_processes_learn_what_one_learns(tmp_path, shard, share):
     assert_like_one_process(found)
     frozen = sum(p.numel() for p in tiny_learner().model.parameters() if not p.requires_grad)
     assert found["weights_held"] == pytest.approx(frozen * share, rel=0.01)
+
+
+@pytest.mark.e2e
+@pytest.mark.nightly
+def test_two_processes_share_experts(tmp_path):
+    sizes = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
+    config = Qwen3MoeConfig(
+        vocab_size=512, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, **sizes
+    )
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    model = str(tmp_path / "model")
+    found = run_two_ranks(tmp_path / "result.pt", shard="shard", model=model)
+    assert_like_one_process(found, model)
+    frozen = sum(p.numel() for p in tiny_learner(model).model.parameters() if not p.requires_grad)
+    assert found["weights_held"] == pytest.approx(frozen / 2, rel=0.01)
 
 
 @pytest.mark.e2e

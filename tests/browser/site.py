@@ -96,13 +96,11 @@ def served(source: FakeSource) -> Iterator[str]:
     """Serve the viewer on a port of this machine, and yield an address that opens it once."""
     import uvicorn
 
-    from osmosis_ai.viewer.live import LiveServer
-
     keys = ViewerKeys()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host = f"127.0.0.1:{listener.getsockname()[1]}"
         app = viewer_app(source, keys, hosts=frozenset({host}), secret="a-secret")
-        server = LiveServer(uvicorn.Config(app, log_config=None, lifespan="off", ws="none"))
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", ws="none"))
         serving = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         serving.start()
         while not server.started and serving.is_alive():

@@ -22,12 +22,8 @@ OVERLAPPING = """
   return [...found.map((each) => each.innerText), ...(way && way.bottom > heading.top ? ["h1"] : [])];
 }
 """
-# Every stream of a page, and whether the page is seen.
-STREAMS_NOTED = """
-window.streams = [];
-window.EventSource = class extends EventSource {
-  constructor(address) { super(address); window.streams.push(this); }
-};
+# Whether the page is visible, as a test sets it.
+SEEN_OR_NOT = """
 window.seen = (is) => {
   Object.defineProperty(document, "hidden", { configurable: true, get: () => !is });
   document.dispatchEvent(new Event("visibilitychange"));

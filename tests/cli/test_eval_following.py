@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import httpx
-import pytest
 
 from tests.cli.eval_replies import ESTIMATES, METRICS, RESULTS, run
 from tests.cli.maze import Maze, replies, sent
@@ -127,43 +126,6 @@ def test_watch_survives_an_outage(maze: Maze) -> None:
     outages = (*[away] * 6, *[slower] * 3, httpx.ConnectError("refused"), *[away] * 2)
     outcome = watch(maze, progress(1), *outages)
     assert outcome.err.count("waiting for the platform to come back") == 1
-
-
-EVENTS = {"X-Osmosis-Capabilities": "run-events"}
-
-
-def changes(*cursors: str) -> httpx.Response:
-    """Return a stream of events, one for each cursor, as the platform sends them."""
-    events = "".join(f'event: change\ndata: {{"cursor": "{cursor}"}}\nid: {cursor}\n\n' for cursor in cursors)
-    return httpx.Response(200, text=f": ping\n\n{events}", headers={"Content-Type": "text/event-stream"})
-
-
-def test_watch_uses_event_stream(maze: Maze, monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = maze.get("/eval-runs/amber/events").mock(return_value=changes("1", "2"))
-    monkeypatch.setattr("osmosis_ai.cli.runs.pause", lambda: pytest.fail("it was polled"))
-    watch(maze, run("pending"), progress(5), headers=EVENTS)
-    assert stream.call_count == 1
-    request = stream.calls[0].request
-    assert request.headers["accept"] == "text/event-stream"
-    # Each stream starts from scratch: it knows no cursor that another release could have given.
-    assert "last-event-id" not in request.headers and request.url.query == b""
-
-
-@pytest.mark.parametrize(
-    "stream",
-    [
-        httpx.Response(400, json={"message": "the cursor is none of a run's changes."}),
-        httpx.Response(429, json={"message": "as many streams as a visitor may have are open."}),
-        httpx.Response(404, json={"error": "there is no such route"}),
-        httpx.Response(200, html="<h1>Sign in</h1>"),
-        changes(),
-    ],
-    ids=["cursor", "limit", "route", "page", "empty"],
-)
-def test_watch_falls_back_to_polling(maze: Maze, stream: httpx.Response) -> None:
-    requests = maze.get("/eval-runs/amber/events").mock(return_value=stream)
-    watch(maze, *(progress(number) for number in range(6)), headers=EVENTS)
-    assert requests.call_count == 3
 
 
 def test_watch_ctrl_c(maze: Maze) -> None:

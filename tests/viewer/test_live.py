@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import threading
-from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
 from dataclasses import dataclass
 
 import pytest
@@ -15,7 +11,7 @@ import pytest
 from osmosis_ai.errors import NotFoundError
 from osmosis_ai.training.runs.run_directory import ValidationSamples
 from osmosis_ai.viewer.access import SharedReads
-from osmosis_ai.viewer.live import LiveHub, LiveNews, Watched
+from osmosis_ai.viewer.live import LiveStates, Watched
 from osmosis_ai.viewer.local_runs import RunKind
 from osmosis_ai.viewer.source import RunState
 from tests.viewer.browsing import page_text, visitor
@@ -39,20 +35,6 @@ class GrowingSource(FakeSource):
         return RunState(f"{self.finished}{'' if self.status == 'running' else '!'}", self.status)
 
 
-async def news_of(stream: AsyncIterator[LiveNews]) -> LiveNews:
-    """Return the next update of a stream."""
-    return await asyncio.wait_for(anext(stream), 60)
-
-
-async def ends_of(stream: AsyncIterator[LiveNews]) -> list[str]:
-    """Return the reasons with which a stream ends."""
-
-    async def listen() -> list[str]:
-        return [news.end async for news in stream if news.end]
-
-    return await asyncio.wait_for(listen(), 60)
-
-
 def test_concurrent_readers_share_one_read() -> None:
     reads, asked, all_ask = SharedReads(), list[str](), threading.Barrier(20, timeout=60)
 
@@ -72,29 +54,31 @@ def test_concurrent_readers_share_one_read() -> None:
     assert reads.once("log", lambda: 1) == 1
 
 
-async def test_stream_resumes_from_a_cursor() -> None:
-    source, hub = GrowingSource(), LiveHub(read_every_s=0.01)
-    async with aclosing(hub.stream(WATCHED, source)) as stays:
-        await news_of(stays)
-        for source.finished in (1, 2, 3):
-            await news_of(stays)
-        for since in ("1", "of another time"):
-            async with aclosing(hub.stream(WATCHED, source, since=since)) as resumed:
-                assert (await news_of(resumed)).state == RunState("3", "running")
-        async with aclosing(hub.stream(WATCHED, source, since="3")) as newest:
-            source.finished = 4
-            assert (await news_of(newest)).state == RunState("4", "running")
+def test_state_is_read_once_for_all_viewers() -> None:
+    source, live = GrowingSource(), LiveStates(read_every_s=3600)
+    assert live.reads(WATCHED) is None
+    first = live.state(WATCHED, source)
+    reads = live.reads(WATCHED)
+    source.finished = 1
+    assert live.state(WATCHED, source) == first and live.reads(WATCHED) is reads is not None
 
 
-async def test_stream_follows_a_killed_and_resumed_run() -> None:
-    source, hub = GrowingSource(), LiveHub(read_every_s=0.01)
-    stream, seen = hub.stream(WATCHED, source), list[str | None]()
-    await news_of(stream)
-    for source.finished, source.status in ((1, "incomplete"), (2, "running"), (3, "finished")):
-        found = (await news_of(stream)).state
-        seen.append(found and found.status)
-    assert seen == ["incomplete", "running", "finished"]
-    assert await ends_of(stream) == ["ended"]
+def test_state_follows_a_killed_and_resumed_run() -> None:
+    source, live = GrowingSource(), LiveStates(read_every_s=0)
+    seen = [live.state(WATCHED, source)]
+    for source.finished, source.status in (
+        (1, "incomplete"),
+        (2, "running"),
+        (3, "finished"),
+        (4, "running"),
+    ):
+        before = live.reads(WATCHED)
+        seen.append(live.state(WATCHED, source))
+        assert live.reads(WATCHED) is not before
+    assert [each.status for each in seen] == ["running", "incomplete", "running", "finished", "running"]
+    source.is_gone = True
+    with pytest.raises(NotFoundError):
+        live.state(WATCHED, source)
 
 
 @pytest.mark.parametrize(
@@ -121,76 +105,13 @@ def test_live_pages_follow_unfinished_runs(status: str, follows: bool) -> None:
     assert pages.get("/evals/calm-fern-1/changes").json()["ended"] is not follows
 
 
-async def test_stream_ends_for_deleted_run_and_lost_access() -> None:
-    source, hub = GrowingSource(), LiveHub(read_every_s=0.01, keep_alive_s=0.01)
-    stream = hub.stream(WATCHED, source)
-    await news_of(stream)
-    source.is_gone = True
-    assert await ends_of(stream) == ["gone"]
-    source.is_gone = False
-    stream = hub.stream(WATCHED, source, allowed=lambda: False)
-    assert await ends_of(stream) == ["refused"]
-
-
-async def test_server_shutdown_ends_streams() -> None:
-    source, hub = GrowingSource(), LiveHub(keep_alive_s=3600)
-    stream = hub.stream(WATCHED, source)
-    await news_of(stream)
-    waits = asyncio.ensure_future(anext(stream, None))
-    await asyncio.sleep(0)
-    hub.close()
-    assert await asyncio.wait_for(waits, 60) is None
-
-
-async def test_streams_per_visitor() -> None:
-    source, hub = GrowingSource(), LiveHub()
-    streams = [hub.stream(WATCHED, source, visitor="anna") for _ in range(4)]
-    for stream in streams:
-        assert hub.may_stream("anna")
-        await news_of(stream)
-    assert not hub.may_stream("anna") and hub.may_stream("ben")
-    await streams[0].aclose()  # type: ignore[attr-defined]
-    assert hub.may_stream("anna")
-    hub.close()
-
-
-def test_unchanged_reply_has_no_body() -> None:
+def test_changes_of_runs() -> None:
     source = FakeSource([a_run("calm-fern-1")], listed={"calm-fern-1": [a_sample(0)]})
-    with visitor(source) as client:
-        reply = client.get("/evals/calm-fern-1/changes")
-        assert reply.json() == {
-            "cursor": "finished.1",
-            "status": "finished",
-            "headline": None,
-            "ended": True,
-        }
-        tag = reply.headers["etag"]
-        again = client.get("/evals/calm-fern-1/changes", headers={"If-None-Match": tag})
-        assert (again.status_code, again.content) == (304, b"")
-        source.listed["calm-fern-1"].append(a_sample(1))
-        assert client.get("/evals/calm-fern-1/changes", headers={"If-None-Match": tag}).status_code == 200
-
-
-def test_events_of_a_finished_run() -> None:
-    client = visitor(FakeSource([a_run("calm-fern-1")]))
-    accept = {"Accept": "text/event-stream"}
-    reply = client.get("/evals/calm-fern-1/changes", headers=accept)
-    assert reply.headers["content-type"].startswith("text/event-stream")
-    change, end, rest = reply.text.split("\n\n")
-    assert change.startswith("event: change\n") and change.endswith("\nid: finished.0") and rest == ""
-    assert json.loads(end.partition("data: ")[2]) == {"reason": "ended"}
-    back = client.get("/evals/calm-fern-1/changes", headers={**accept, "Last-Event-ID": "finished.0"})
-    assert (back.status_code, back.content) == (204, b"")
-
-
-@pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
-def test_changes_of_unknown_run(accept: str) -> None:
-    reply = visitor(FakeSource()).get("/evals/none/changes", headers={"Accept": accept})
-    assert (reply.status_code, reply.json()) == (404, {"message": "there is no run 'none' here."})
-
-
-@pytest.mark.parametrize("cursor", ["garbage", "§", "1024-0-running", "A" * 40_000])
-def test_unknown_cursors_get_the_state(cursor: str) -> None:
-    pages = visitor(FakeSource([a_run("calm-fern-1")]))
-    reply = pages.get("/evals/calm-fern-1/changes", params={"since": cursor})
-    assert (reply.status_code, reply.json()["cursor"]) == (200, "finished.0")
+    client = visitor(source)
+    reply = client.get("/evals/calm-fern-1/changes")
+    state = {"cursor": "finished.1", "status": "finished", "headline": None, "ended": True}
+    assert (reply.json(), reply.headers["cache-control"]) == (state, "no-store")
+    source.listed["calm-fern-1"].append(a_sample(1))
+    assert client.get("/evals/calm-fern-1/changes").json()["cursor"] == "finished.2"
+    unknown = client.get("/evals/none/changes")
+    assert (unknown.status_code, unknown.json()) == (404, {"message": "there is no run 'none' here."})

@@ -29,7 +29,6 @@ class Capability(Enum):
     TRAINING_RESUME = "training-resume", "resuming training runs", False
     TRAINING_VALIDATION = "training-validation", "the validation samples of training runs", False
     SECRET_AUDIT = "secret-audit", "the secret access log", False
-    RUN_EVENTS = "run-events", "live updates of runs", False
 
     def __new__(cls, value: str, what: str, of_the_contract: bool) -> Capability:
         """Create a member whose value is only its name on the wire."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from shlex import quote
@@ -57,7 +57,6 @@ from osmosis_ai.services.runs.download import (
 from osmosis_ai.services.runs.lifecycle import (
     DescribedRun,
     RunKind,
-    RunNews,
     delete_run,
     find_deletable_run,
     follow_run_log,
@@ -508,9 +507,8 @@ class RunView(Generic[DescribedT]):
         return self._ended(described, verb, resource, result.next_steps_structured)
 
     def _follow(self, client: PlatformClient, name: str, *, called: str | None = None) -> DescribedT:
-        with closing(RunNews(client, self.kind, name, pause=pause)) as news:
-            looks = watch_run(self.look(client, name), pause=news, tell=current().note)
-            show_progress(looks, self.standing, again=f"osmosis {self.kind} watch {quote(called or name)}")
+        looks = watch_run(self.look(client, name), pause=pause, tell=current().note)
+        show_progress(looks, self.standing, again=f"osmosis {self.kind} watch {quote(called or name)}")
         return self.describe(client, name)
 
     def _ended(
@@ -534,11 +532,9 @@ class RunView(Generic[DescribedT]):
 
     def _lines(self, name: str, first: int, level: str | None) -> Iterator[LogEntry]:
         with platform_context() as context:
-            news = RunNews(context.client, self.kind, name, pause=pause)
-            with closing(news):
-                yield from follow_run_log(
-                    context.client, self.kind, name, first=first, pause=news, tell=current().note, level=level
-                )
+            yield from follow_run_log(
+                context.client, self.kind, name, first=first, pause=pause, tell=current().note, level=level
+            )
 
     def configuration(self, described: DescribedT) -> Iterator[Section]:
         detail = described.detail

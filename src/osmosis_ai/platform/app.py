@@ -32,7 +32,6 @@ from osmosis_ai.platform.routes import (
     workers,
 )
 from osmosis_ai.platform.services import PlatformServices
-from osmosis_ai.viewer.live import LiveHub, live_hub
 
 # Requests that may wait for the disk or another writer at a time, while others are served.
 _THREADS = 32
@@ -98,11 +97,9 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     await anyio.to_thread.run_sync(services.runs.finish_deletions)
     services.maintenance.start()
     services.platform_shards.start()
-    app.state.live_hub = LiveHub()
     try:
         yield
     finally:
-        live_hub(app).close()
         await anyio.to_thread.run_sync(services.platform_shards.close)
         await anyio.to_thread.run_sync(services.maintenance.close)
         await anyio.to_thread.run_sync(services.datasets.ingest.close)

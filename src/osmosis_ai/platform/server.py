@@ -43,7 +43,6 @@ from osmosis_ai.platform.worker.host import Host, HostOptions
 from osmosis_ai.platform.worker.process import StartWorker, worker_starter
 from osmosis_ai.processes.addresses import PrivateSocket, listen
 from osmosis_ai.processes.privacy import disable_inspection, is_debuggable
-from osmosis_ai.viewer.live import LiveServer
 
 logger = logging.getLogger(__name__)
 
@@ -233,7 +232,7 @@ def _serving(
     ended: Callable[[], None] = lambda: None,
 ) -> Iterator[None]:
     """Run a server in a thread, so that the main one is free for signals."""
-    server = LiveServer(settings)
+    server = uvicorn.Server(settings)
 
     def serve() -> None:
         try:

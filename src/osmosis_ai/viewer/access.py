@@ -95,8 +95,6 @@ class Viewing:
     actions: RunActions | None = None
     of_validation: bool = False
     is_local: bool = False
-    visitor: str = ""
-    allowed: Callable[[], bool] | None = None
     parts: frozenset[str] | None = None
     reads: SharedReads | None = None
 

@@ -18,7 +18,7 @@ from osmosis_ai.ui.pages import artifact_headers, page_headers
 from osmosis_ai.viewer import queries
 from osmosis_ai.viewer.access import SECTIONS, RenderedPage, Viewing, refused, render
 from osmosis_ai.viewer.conversations import MEDIA_TYPES, exported_samples
-from osmosis_ai.viewer.live import Watched, add_live, live_hub
+from osmosis_ai.viewer.live import Watched, add_live, live_states
 from osmosis_ai.viewer.pages import compare, conversation, lists, rubric, run
 
 Visitor = Callable[..., Viewing]
@@ -79,7 +79,7 @@ def add_page(
             parameters = {name: request.path_params[name] for name in names}
             if part is not None and kind is not None and "run" in parameters:
                 watched = Watched(view.root, kind, parameters["run"])
-                reads = live_hub(request.app).reads(watched)
+                reads = live_states(request.app).reads(watched)
                 view = replace(view, parts=frozenset(part.split(",")), reads=reads)
             return answer(view, page(view, queries.words_of(request.url.query), **parameters), part=part)
         except OsmosisError as error:

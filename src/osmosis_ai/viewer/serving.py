@@ -365,8 +365,6 @@ class RunningViewer:
         """Serve until a signal asks to end."""
         import uvicorn
 
-        from osmosis_ai.viewer.live import LiveServer
-
         viewer = self.viewer
         hosts = frozenset({viewer.url.partition("://")[2], f"{bracketed(viewer.host)}:{viewer.port}"})
         app = viewer_app(
@@ -385,7 +383,7 @@ class RunningViewer:
             server_header=False,
             timeout_graceful_shutdown=_SHUTDOWN_S,
         )
-        server = LiveServer(config)
+        server = uvicorn.Server(config)
         say_who_shows(self.word, viewer)
         try:
             with stop_on_signals(server), closing(self.listener):

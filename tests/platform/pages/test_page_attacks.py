@@ -118,7 +118,14 @@ def _paths(method: str) -> list[str]:
 
 def _filled(path: str, workspace: str) -> str:
     name = "trained" if "/training/" in path else "mine"
-    known = {"workspace": workspace, "run": name, "name": name, "item": "0.0", "path:path": "a"}
+    known = {
+        "workspace": workspace,
+        "run": name,
+        "name": name,
+        "item": "0.0",
+        "path:path": "a",
+        "dataset_id": "a",
+    }
     return re.sub(r"{([^}]+)}", lambda found: known[found[1]], path)
 
 

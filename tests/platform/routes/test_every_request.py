@@ -341,7 +341,6 @@ ROUTES = {
     Capability.SERVED_AGENTS: ("get", "/api/cli/rollout-servers"),
     Capability.TRAINING_RESUME: ("post", "/api/cli/training-runs/{name_or_id}/resume"),
     Capability.SECRET_AUDIT: ("get", "/api/cli/environment-secrets/audit"),
-    Capability.RUN_EVENTS: ("get", "/api/cli/eval-runs/{name_or_id}/events"),
     Capability.TRAINING_VALIDATION: ("get", "/api/cli/training-runs/{name_or_id}/validation"),
 }
 

@@ -24,14 +24,12 @@ from starlette.types import Scope as AsgiScope
 
 from osmosis_ai.api.models.runs import EvalRetry
 from osmosis_ai.errors import ConflictError, NotFoundError, OsmosisError
-from osmosis_ai.platform.accounts import TokenRejected
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.http.authentication import Scope
 from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.routing import root_path, workspace_path
 from osmosis_ai.platform.log_lines import LogLine
 from osmosis_ai.platform.pages.shell import (
-    SESSION_COOKIE,
     STALE_FORM,
     TABS,
     Csrf,
@@ -422,25 +420,15 @@ def problem_of(error: ApiError | OsmosisError) -> tuple[str, int]:
 
 def _viewing(visit: Annotated[WorkspaceVisit, Depends(workspace_visit)]) -> Viewing:
     """Return what a visitor may see of a workspace (a dependency)."""
-    services, request = visit.services, visit.request
-    path = request.scope["path"].removeprefix(root_path(services))
+    services = visit.services
+    path = visit.request.scope["path"].removeprefix(root_path(services))
     segment = (path.split("/", 3)[2:3] or [""])[0]
-
-    def allowed() -> bool:
-        try:
-            cookie = request.cookies.get(SESSION_COOKIE, "")
-            principal = services.accounts.authenticate(cookie, kinds=("web",))
-        except TokenRejected:
-            return False
-        return services.workspaces.has_member(principal.user.id, visit.workspace.id)
 
     return Viewing(
         source=PlatformSource(services, visit.workspace.id),
         shell=visit.shell((segment,) if (segment,) in TABS else ()),
         root=workspace_path(services, visit.workspace),
         actions=PageActions(visit),
-        visitor=visit.visitor.principal.token.id,
-        allowed=allowed,
     )
 
 

@@ -118,7 +118,10 @@ def _announced(filename: str, size: int) -> DatasetCreateRequest:
 
 @router.post("/{workspace}/datasets/uploads", include_in_schema=False)
 def start_upload(
-    page: WorkspacePage, filename: Annotated[str, Form()], size: Annotated[int, Form()], csrf: Csrf = ""
+    page: WorkspacePage,
+    filename: Annotated[str, Form()] = "",
+    size: Annotated[int, Form()] = 0,
+    csrf: Csrf = "",
 ) -> Response:
     """Start an upload by the page's script: return where to finish it, and the URL and size of each part."""
 

@@ -8,9 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Request
-from starlette.concurrency import run_in_threadpool
-from starlette.responses import Response
+from fastapi import APIRouter, Body
 
 from osmosis_ai._version import __version__
 from osmosis_ai.api.models.base import LogPage, Named
@@ -18,16 +16,12 @@ from osmosis_ai.api.models.eval_runs import EvalSample
 from osmosis_ai.api.models.runs import CheckedRepository, Run, StopReply, SubmitCheck, SubmittedRun
 from osmosis_ai.config.checks import ConfigKind
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.platform.accounts import TokenRejected
 from osmosis_ai.platform.db.tables import DbRun
 from osmosis_ai.platform.gitsync.git import parse_clone_url
 from osmosis_ai.platform.http.authentication import (
-    GitHeader,
     Scope,
     Services,
     WorkspaceScope,
-    bearer_token,
-    resolve_scope,
 )
 from osmosis_ai.platform.http.errors import ApiError
 from osmosis_ai.platform.http.routing import (
@@ -36,7 +30,6 @@ from osmosis_ai.platform.http.routing import (
     page_url,
     quick_read,
     run_url,
-    workspace_path,
 )
 from osmosis_ai.platform.isolation import isolation_shown
 from osmosis_ai.platform.runs.lifecycle import OPEN, RunKind
@@ -44,10 +37,6 @@ from osmosis_ai.platform.runs.requests import SubmitRejectedError
 from osmosis_ai.platform.runs.run_store import RunEndedError
 from osmosis_ai.platform.secrets import MissingSecretsError
 from osmosis_ai.platform.services import PlatformServices
-from osmosis_ai.platform.viewer.source import PlatformSource
-from osmosis_ai.ui.pages import ShellView
-from osmosis_ai.viewer.access import Viewing
-from osmosis_ai.viewer.live import live_reply
 
 
 def run_router(prefix: str, kind: RunKind, config: ConfigKind) -> APIRouter:
@@ -93,31 +82,6 @@ def run_router(prefix: str, kind: RunKind, config: ConfigKind) -> APIRouter:
         """Return a page of a run's log."""
         run = services.runs.get(scope.workspace_id, kind, name_or_id)
         return services.logs.page(run.id, limit=page.limit, direction=page.direction, cursor=page.cursor)
-
-    @router.get("/{name_or_id}/events", response_model=None)
-    async def events(
-        request: Request, services: Services, scope: WorkspaceScope, name_or_id: str, git: GitHeader = None
-    ) -> Response:
-        """Return the state of a run, or stream its changes to a client that accepts `text/event-stream`."""
-        plain = bearer_token(request)
-        run = await run_in_threadpool(services.runs.get, scope.workspace_id, kind, name_or_id)
-
-        def allowed() -> bool:
-            with services.db.session() as session:
-                try:
-                    now = resolve_scope(session, services.accounts.principal(session, plain), git)
-                except (ApiError, TokenRejected):
-                    return False
-            return now.workspace_id == scope.workspace_id
-
-        view = Viewing(
-            PlatformSource(services, scope.workspace_id),
-            ShellView(),
-            root=workspace_path(services, scope.workspace),
-            visitor=f"token {scope.principal.token.id}",
-            allowed=allowed,
-        )
-        return await live_reply(request, view, kind, run.name)
 
     @router.post("/{name_or_id}/stop")
     def stop(services: Services, scope: WorkspaceScope, name_or_id: str) -> StopReply:

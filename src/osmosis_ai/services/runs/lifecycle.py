@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
@@ -49,8 +49,6 @@ PATIENCE_S = 300.0
 """How long the platform may be unavailable while a run is watched."""
 
 _LARGEST_SAMPLE_PAGE = 5_000
-_STREAM_TRIES = 3
-"""Number of streams that may end without an event before polling takes over."""
 
 
 def item_path(collection: str, name_or_id: str, below: str = "") -> str:
@@ -185,40 +183,6 @@ class RunSeen(Protocol):
 
 
 SeenT = TypeVar("SeenT", bound=RunSeen)
-
-
-class RunNews:
-    """Waits for changes of a run: on an event stream if the platform offers one, else by ``pause``.
-
-    A new stream immediately sends the current state, so no change between a poll and the stream is missed.
-    """
-
-    def __init__(
-        self, client: PlatformClient, kind: RunKind, name: str, *, pause: Callable[[], None]
-    ) -> None:
-        self._client, self._kind, self._name = client, kind, name
-        self._pause = pause
-        self._events: Generator[dict[str, Any]] | None = None
-        self._failed = 0
-
-    def __call__(self) -> None:
-        is_told = self._failed < _STREAM_TRIES and Capability.RUN_EVENTS in (self._client.offers or ())
-        if self._events is None and is_told:
-            self._events = self._client.events(run_path(self._kind, self._name, "/events"))
-        if self._events is not None:
-            try:
-                next(self._events)
-            except (PlatformError, StopIteration):
-                self._events = None
-                self._failed += 1
-            else:
-                self._failed = 0
-                return
-        self._pause()
-
-    def close(self) -> None:
-        if self._events is not None:
-            self._events.close()
 
 
 def watch_run(

@@ -224,7 +224,7 @@ function move(by) {
   return true;
 }
 
-// A page follows its run: one stream while the tab is visible, and only the parts that changed are fetched.
+// A visible page asks for the state of its run every two seconds, and fetches only what changes with it.
 // The page of an ended run asks whenever its tab becomes visible whether the run still exists or was resumed.
 const ENDS = { ended: "The run has ended.", gone: "This run no longer exists.", refused: "This page is no longer updated. Sign in again, or open the address that `osmosis view` prints." };
 const { liveSource, liveEnded, liveCursor } = document.body.dataset;
@@ -232,51 +232,34 @@ const source = liveSource ?? liveEnded;
 let ended = liveEnded !== undefined;
 let over = !source;
 let cursor = liveCursor ?? "";
-let stream = null;
 let polling = 0;
-let failures = 0;
 let fetching = null;
-const address = () => source + (cursor ? `?since=${encodeURIComponent(cursor)}` : "");
 
-document.addEventListener("visibilitychange", follow);
 for (const box of all("[data-live] [data-follow]")) if (!ended) box.scrollTop = box.scrollHeight;
-if (!ended) follow();
+document.addEventListener("visibilitychange", poll);
+if (!over && !ended) wait();
 
-function follow() {
-  stream?.close();
+function wait() {
   clearTimeout(polling);
-  if (document.hidden || over) return;
-  if (ended || failures >= 2) return void poll();
-  stream = new EventSource(address());
-  stream.addEventListener("change", (event) => {
-    failures = 0;
-    news(JSON.parse(event.data));
-  });
-  stream.addEventListener("end", (event) => end(JSON.parse(event.data).reason));
-  stream.addEventListener("error", () => {
-    // The browser closes a refused stream; after an interruption it tries once more by itself.
-    failures += stream.readyState === EventSource.CLOSED ? 2 : 1;
-    if (failures >= 2) follow();
-  });
+  polling = setTimeout(poll, 2000);
 }
 
 async function poll() {
+  clearTimeout(polling);
+  if (document.hidden || over) return;
   try {
-    const reply = await fetch(address(), { cache: "no-store", headers: { Accept: "application/json" } });
+    const reply = await fetch(source, { cache: "no-store" });
     const why = await refusal(reply);
     if (why) return end(why);
-    const state = reply.ok ? await reply.json() : null;
-    if (ended) {
-      if (!state || state.ended) return;
+    if (reply.ok) {
+      const state = await reply.json();
+      if (ended && state.ended) return;
       ended = false;
-      failures = 0;
-      return follow();
+      news(state);
+      if (state.ended) return end("ended");
     }
-    if (state) news(state);
-    if (state?.ended) return end("ended");
   } catch { /* The server is unavailable; retry. */ }
-  clearTimeout(polling);
-  if (!document.hidden && !ended) polling = setTimeout(poll, 5000);
+  if (!ended) wait();
 }
 
 // Why a page is no longer updated. Without a session, a platform replies that there is nothing at the address.
@@ -296,7 +279,6 @@ function news(state) {
 
 function end(reason) {
   if (over || (ended && reason === "ended")) return;
-  stream?.close();
   clearTimeout(polling);
   ended = reason === "ended" || !ENDS[reason];
   over = !ended;

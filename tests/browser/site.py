@@ -99,7 +99,7 @@ def served(source: FakeSource) -> Iterator[str]:
     keys = ViewerKeys()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host = f"127.0.0.1:{listener.getsockname()[1]}"
-        app = viewer_app(source, keys, hosts=frozenset({host}), secret="a-secret")
+        app = viewer_app(source, keys, hosts=frozenset({host}))
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", ws="none"))
         serving = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         serving.start()

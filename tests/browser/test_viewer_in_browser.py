@@ -221,23 +221,23 @@ def test_a_name_of_its_own_opens_once_and_its_cookie_is_no_other_s(
 
     monkeypatch.setattr(viewer_serving, "name_leads_here", lambda _name: True)
     monkeypatch.setattr(viewer_serving, "stop_on_signals", noted)
-    running = viewer_serving.prepare_viewer(a_site(), tmp_path, cache_dir=tmp_path / "cache")
-    assert running.has_own_name and ".localhost:" in running.viewer.url
+    running = viewer_serving.prepare_viewer(a_site(), cache_dir=tmp_path / "cache")
+    assert ".localhost:" in running.url
     serving = threading.Thread(target=running.run, daemon=True)
     serving.start()
-    looking = visits.visit(browser, running.viewer.url)
+    looking = visits.visit(browser, running.url)
     page = looking.page
     try:
         page.goto(running.address("/evals/new"))
-        page.wait_for_url(f"{running.viewer.url}/evals/new", timeout=PATIENCE_MS)
+        page.wait_for_url(f"{running.url}/evals/new", timeout=PATIENCE_MS)
         assert page.locator("h1").count() == 1
         assert [cookie["domain"] for cookie in page.context.cookies()] == [
-            running.viewer.url.partition("://")[2].partition(":")[0]
+            running.url.partition("://")[2].partition(":")[0]
         ]
         looking.open("/evals/new/samples")
         assert looking.wrong == []
         # By its number it is the same server, and a stranger to this cookie.
-        reply = page.goto(f"http://127.0.0.1:{running.viewer.port}/evals")
+        reply = page.goto(f"http://127.0.0.1:{running.port}/evals")
         assert reply is not None and reply.status == 403
     finally:
         page.context.close()

@@ -6,7 +6,7 @@ import os
 import socket
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,16 +14,10 @@ from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.services.viewing import viewed_place
 from osmosis_ai.viewer.serving import (
     MOST_KEYS,
-    OpenViewer,
     ViewerKeys,
-    forget,
-    found_viewer,
     leave_opening_page,
-    meeting_file,
     opening_address,
-    proof_of,
     remove_opening_page,
-    say_who_shows,
 )
 from tests.viewer.browsing import page_text
 from tests.viewer.fake_source import FakeSource, a_run
@@ -46,7 +40,7 @@ def app(keys: ViewerKeys) -> FastAPI:
     from osmosis_ai.viewer.serving import viewer_app
 
     hosts = frozenset({HERE.removeprefix("http://"), "127.0.0.1:4321"})
-    return viewer_app(FakeSource([a_run("calm-fern-1")]), keys, hosts=hosts, secret="a-secret")
+    return viewer_app(FakeSource([a_run("calm-fern-1")]), keys, hosts=hosts)
 
 
 def browser(app: FastAPI, url: str = HERE) -> TestClient:
@@ -114,33 +108,6 @@ def test_foreign_origins(app: FastAPI, keys: ViewerKeys, headers: dict[str, str]
     assert mine.post("/evals", headers={"origin": HERE}).status_code == 405
 
 
-def test_fresh_key_needs_the_secret(app: FastAPI) -> None:
-    stranger = browser(app, "http://127.0.0.1:4321")
-    asked = {"to": "/evals", "nonce": "n"}
-    for proof in ("", "Bearer guessed", "Bearer a-secret", "Bearer \u00e9"):
-        reply = stranger.post("/fresh-key", params=asked, headers={"authorization": proof.encode()})  # type: ignore[dict-item]
-        assert reply.status_code == 403
-    mine = {"authorization": f"Bearer {proof_of('a-secret', 'ask', 'n', '/evals')}"}
-    assert stranger.post("/fresh-key", params={**asked, "to": "/"}, headers=mine).status_code == 403
-    given = stranger.post("/fresh-key", params=asked, headers=mine).json()
-    assert given["proof"] == proof_of("a-secret", "give", "n", given["key"])
-    assert "url=/evals" in browser(app).get(opening_address("", given["key"])).text
-
-
-def test_port_of_an_ended_viewer(monkeypatch: pytest.MonkeyPatch) -> None:
-    import httpx
-
-    heard = []
-
-    def answer(self: httpx.Client, url: str, **sent: Any) -> httpx.Response:
-        heard.append(str(sent))
-        return httpx.Response(200, json={"key": "theirs\x1b]0;x", "proof": "a guess"})
-
-    monkeypatch.setattr(httpx.Client, "post", answer)
-    assert OpenViewer("/", HERE, "127.0.0.1", 4321, "a-secret").fresh_address("/") is None
-    assert heard and "a-secret" not in heard[0]
-
-
 def test_opening_page(tmp_path: Path) -> None:
     from osmosis_ai.viewer.serving import viewer_app
 
@@ -153,9 +120,7 @@ def test_opening_page(tmp_path: Path) -> None:
     assert left is not None
     os.utime(left, (1, 1))
     hosts = frozenset({HERE.removeprefix("http://")})
-    app = viewer_app(
-        FakeSource([]), keys, hosts=hosts, secret="s", on_opened=partial(remove_opening_page, page.parent)
-    )
+    app = viewer_app(FakeSource([]), keys, hosts=hosts, on_opened=partial(remove_opening_page, page.parent))
     assert browser(app).get(f"/open?key={key}").status_code == 200
     assert not page.exists()
     assert leave_opening_page(tmp_path, opening_address(HERE, "another")) is not None and not left.exists()
@@ -180,42 +145,16 @@ def test_assets_and_unknown_pages(app: FastAPI, keys: ViewerKeys) -> None:
     assert "There is no page at /nothing" in page_text(mine.get("/nothing"), status=404)
 
 
-def test_running_viewer_is_found_by_its_file(tmp_path: Path) -> None:
-    place = tmp_path / "runs"
-    viewer = OpenViewer(str(place), HERE, "127.0.0.1", 4321, "a-secret")
-    file = meeting_file(place, tmp_path / "cache")
-    assert found_viewer(file, place) is None
-    assert say_who_shows(file, viewer) and file.stat().st_mode & 0o777 == 0o600
-    assert found_viewer(file, place) == viewer
-    file.chmod(0o644)
-    assert found_viewer(file, place) is None
-    file.chmod(0o600)
-    link = tmp_path / "link.json"
-    link.symlink_to(file)
-    assert found_viewer(link, place) is None and found_viewer(file, tmp_path) is None
-    forget(file, viewer)
-    assert not file.exists()
-
-
-def test_unwritable_or_damaged_viewer_file(tmp_path: Path) -> None:
-    (tmp_path / "cache").write_text("in the way")
-    viewer = OpenViewer(str(tmp_path), HERE, "127.0.0.1", 4321, "a-secret")
-    assert not say_who_shows(meeting_file(tmp_path, tmp_path / "cache"), viewer)
-    torn = tmp_path / "torn.json"
-    torn.touch(0o600)
-    assert found_viewer(torn, tmp_path) is None
-
-
 def test_loopback_only_and_port_in_use(tmp_path: Path) -> None:
     from osmosis_ai.viewer.serving import prepare_viewer
 
     for host in ("0.0.0.0", "::", "192.168.1.4", "example.org", "localhost.example.org"):
         with pytest.raises(OsmosisError, match="listens only on this machine"):
-            prepare_viewer(FakeSource(), tmp_path, cache_dir=tmp_path, host=host)
+            prepare_viewer(FakeSource(), cache_dir=tmp_path, host=host)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(OsmosisError, match=f"cannot listen on 127.0.0.1:{port}"):
-            prepare_viewer(FakeSource(), tmp_path, cache_dir=tmp_path, port=port)
+            prepare_viewer(FakeSource(), cache_dir=tmp_path, port=port)
 
 
 def test_viewed_place_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,27 +121,27 @@ def _written(run: str | None, file: ReportFile, options: RunReportOptions) -> Op
 def _shown(found: ViewerAddress, *, opens: bool) -> Iterator[dict[str, Any]]:
     """Yield one line with the address, and end with the viewer."""
     from osmosis_ai.services.viewing import page_for_browser
+    from osmosis_ai.viewer.serving import bracketed
 
     output = current()
-    already = " (already open)" if found.running is None else ""
     result = OperationResult(
         operation="view",
-        message=f"Runs of {shown_path(found.place)}: {found.address}{already}",
+        message=f"Runs of {shown_path(found.place)}: {found.address}",
         resource={
             "place": str(found.place),
             "url": found.address,
-            "port": found.port,
-            "already_open": found.running is None,
+            "port": found.running.port,
         },
     )
     yield result.envelope()
     if os.environ.get("SSH_CONNECTION") or os.environ.get("SSH_TTY"):
-        output.note(f"From your own machine: {_tunnel_command(found.host, found.port)}")
+        output.note(
+            f"From your own machine: {_tunnel_command(bracketed(found.running.host), found.running.port)}"
+        )
     elif opens and (page := page_for_browser(found)) is not None and open_browser(page):
         output.note("Opened in your browser.")
-    if found.running is not None:
-        output.note("Press Ctrl-C to stop.")
-        found.running.run()
+    output.note("Press Ctrl-C to stop.")
+    found.running.run()
 
 
 def _tunnel_command(host: str, port: int) -> str:

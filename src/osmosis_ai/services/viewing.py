@@ -44,37 +44,23 @@ class ViewedPlace(NamedTuple):
 
 @dataclass(frozen=True)
 class ViewerAddress:
-    """The address of a viewer of the runs in ``place``.
-
-    Attributes:
-        address: one-time URL for one browser.
-        host, port: listening address, formatted for a URL.
-        running: viewer to run; None if another process already runs it.
-    """
+    """A viewer of the runs in ``place``, and a one-time URL of it for one browser."""
 
     place: Path
     address: str
-    host: str
-    port: int
-    running: RunningViewer | None = None
+    running: RunningViewer
 
 
 def open_viewer(reference: str | None, *, host: str, port: int) -> ViewerAddress:
-    """Return a viewer for runs: a running one if possible, else a new one with a reserved port.
+    """Return a viewer for runs, with a reserved port.
 
     Args:
         reference: a directory or local run; the workspace or the current directory when None.
         host: a loopback address.
-        port: 0 for any free port, or for a running viewer of the same directory.
+        port: 0 for any free port.
     """
     try:
-        from osmosis_ai.viewer.serving import (
-            bracketed,
-            found_viewer,
-            loopback_address,
-            meeting_file,
-            prepare_viewer,
-        )
+        from osmosis_ai.viewer.serving import loopback_address, prepare_viewer
     except ModuleNotFoundError as error:
         raise MissingExtraError("eval", error.name or "fastapi") from error
     host = loopback_address(host)
@@ -84,15 +70,9 @@ def open_viewer(reference: str | None, *, host: str, port: int) -> ViewerAddress
             f"{reference or found.root} is a run downloaded from a platform; its pages are there.",
             hint=f"osmosis view {shlex.quote(str(reference or found.root))} --report FILE.html shows it without one",
         )
-    there = found_viewer(meeting_file(found.root, cache), found.root)
-    if there is not None and port in (0, there.port):
-        address = there.fresh_address(found.path)
-        if address is not None:
-            return ViewerAddress(found.root, address, bracketed(there.host), there.port)
     source = LocalSource(found.root, cache_dir=cache, patience_s=_PATIENCE_S)
-    running = prepare_viewer(source, found.root, cache_dir=cache, host=host, port=port)
-    viewer, address = running.viewer, running.address(found.path)
-    return ViewerAddress(found.root, address, bracketed(viewer.host), viewer.port, running)
+    running = prepare_viewer(source, cache_dir=cache, host=host, port=port)
+    return ViewerAddress(found.root, running.address(found.path), running)
 
 
 def page_for_browser(found: ViewerAddress) -> str | None:

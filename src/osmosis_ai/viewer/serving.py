@@ -1,28 +1,25 @@
-"""The server of `osmosis view`: one-time keys, sessions, port, and discovery by a second command."""
+"""The server of `osmosis view`: one-time keys, sessions and its port."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import hmac
 import html
 import ipaddress
-import json
-import os
 import secrets
 import socket
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import HTMLResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import HTTPConnection
@@ -30,7 +27,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.files import open_regular, write_atomic
+from osmosis_ai.files import write_atomic
 from osmosis_ai.installation import installed_state
 from osmosis_ai.processes.addresses import describe_bind_error, listen, stop_on_signals
 from osmosis_ai.ui.pages import THEME_COOKIE, NavItem, ShellView, assets, page_headers, theme_of
@@ -80,17 +77,11 @@ class ViewerKeys:
             return _digest(session) in self._sessions
 
 
-def proof_of(secret: str, *said: str) -> str:
-    """Return a proof of knowing ``secret`` (HMAC, RFC 2104)."""
-    return hmac.new(secret.encode(), "\0".join(said).encode("utf-8", "replace"), "sha256").hexdigest()
-
-
 def _digest(given: str) -> bytes:
     return hashlib.sha256(given.encode("utf-8", "replace")).digest()
 
 
 OPEN_PATH = "/open"
-FRESH_KEY_PATH = "/fresh-key"
 _ASSETS = "/assets"
 _CHANGED = "Osmosis was reinstalled after this viewer started, and this page has changed."
 _SMALLEST_GZIPPED_BYTES = 1_000
@@ -101,7 +92,6 @@ def viewer_app(
     keys: ViewerKeys,
     *,
     hosts: frozenset[str],
-    secret: str,
     on_opened: Callable[[str], None] = lambda _: None,
 ) -> FastAPI:
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
@@ -149,16 +139,6 @@ def viewer_app(
     def open_with_key(request: Request, key: str = "") -> Response:
         on_opened(key)
         return _opened(request, viewing(request), keys, key)
-
-    @app.post(FRESH_KEY_PATH)
-    def fresh_key(request: Request, nonce: str = "", to: str = "/") -> Response:
-        proof = request.headers.get("authorization", "")
-        expected = f"Bearer {proof_of(secret, 'ask', nonce, to)}"
-        if not nonce or not hmac.compare_digest(proof.encode("utf-8", "replace"), expected.encode()):
-            return JSONResponse({"message": "only the user who started this viewer may ask."}, 403)
-        key = keys.make(to)
-        given = {"key": key, "proof": proof_of(secret, "give", nonce, key)}
-        return JSONResponse(given, headers=page_headers(keep=False))
 
     app.add_middleware(GZipMiddleware, minimum_size=_SMALLEST_GZIPPED_BYTES)
     app.add_middleware(_Door, keys=keys, hosts=hosts)
@@ -217,7 +197,7 @@ class _Door:
         if scope["method"] not in ("GET", "HEAD") and origin not in (None, f"http://{host}"):
             return turned_away("This request came from another page.")
         path: str = scope["path"]
-        if path in (OPEN_PATH, FRESH_KEY_PATH) or path.startswith(f"{_ASSETS}/"):
+        if path == OPEN_PATH or path.startswith(f"{_ASSETS}/"):
             return None
         if scope["method"] not in ("GET", "HEAD") and origin is None:
             return turned_away("This request did not come from a page of this viewer.")
@@ -230,44 +210,8 @@ class _Door:
 
 
 _FOLDER = "viewers"
-_LARGEST_BYTES = 4096
-_PATIENCE_S = 5.0
 _OPENING_S = 60.0
 _OPENING_PAGE = '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0;url={url}"><title>Osmosis</title>\n'
-
-
-@dataclass(frozen=True, slots=True)
-class OpenViewer:
-    """A viewer started by this user."""
-
-    place: str
-    url: str
-    host: str
-    port: int
-    secret: str
-
-    def fresh_address(self, path: str) -> str | None:
-        """Return an address that opens ``path`` once; None if the viewer does not answer."""
-        import httpx
-
-        nonce = secrets.token_urlsafe(16)
-        proof = proof_of(self.secret, "ask", nonce, path)
-        try:
-            # No proxy: it is on this machine.
-            with httpx.Client(trust_env=False, timeout=_PATIENCE_S) as client:
-                reply = client.post(
-                    f"http://{bracketed(self.host)}:{self.port}{FRESH_KEY_PATH}",
-                    params={"to": path, "nonce": nonce},
-                    headers={"Authorization": f"Bearer {proof}"},
-                )
-            given = reply.json()
-            key, its_proof = str(given["key"]), str(given["proof"])
-        except (httpx.HTTPError, ValueError, KeyError, TypeError):
-            return None
-        is_viewer = hmac.compare_digest(
-            its_proof.encode("utf-8", "replace"), proof_of(self.secret, "give", nonce, key).encode()
-        )
-        return opening_address(self.url, key) if is_viewer else None
 
 
 def opening_address(url: str, key: str) -> str:
@@ -277,30 +221,6 @@ def opening_address(url: str, key: str) -> str:
 def bracketed(host: str) -> str:
     """Return a host for a URL, with IPv6 addresses in brackets."""
     return f"[{host}]" if ":" in host else host
-
-
-def meeting_file(place: Path, cache_dir: Path) -> Path:
-    """Return the file that announces the viewer of ``place``."""
-    digest = hashlib.sha256(os.fsencode(place)).hexdigest()[:32]
-    return cache_dir / _FOLDER / f"{digest}.json"
-
-
-def found_viewer(file: Path, place: Path) -> OpenViewer | None:
-    """Return the running viewer of ``place``; None if there is none or its file is not trustworthy."""
-    try:
-        with open_regular(file) as opened:
-            about = os.fstat(opened.fileno())
-            if about.st_uid != os.getuid() or about.st_mode & 0o077:
-                return None
-            found = OpenViewer(**json.loads(opened.read(_LARGEST_BYTES)))
-    except (OSError, ValueError, TypeError):
-        return None
-    return found if found.place == str(place) and isinstance(found.port, int) else None
-
-
-def say_who_shows(file: Path, viewer: OpenViewer) -> bool:
-    """Write the file that announces a viewer; return False if the directory is not writable."""
-    return _left(file, json.dumps(asdict(viewer)))
 
 
 def leave_opening_page(cache_dir: Path, address: str) -> Path | None:
@@ -335,13 +255,6 @@ def _left(file: Path, text: str) -> bool:
     return True
 
 
-def forget(file: Path, viewer: OpenViewer) -> None:
-    """Remove the announcement unless it is another viewer's."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        if json.loads(file.read_bytes()).get("secret") == viewer.secret:
-            file.unlink()
-
-
 LOOPBACK = "127.0.0.1"
 _SHUTDOWN_S = 3
 
@@ -350,30 +263,25 @@ _SHUTDOWN_S = 3
 class RunningViewer:
     """A viewer with a reserved port."""
 
-    viewer: OpenViewer
-    has_own_name: bool
+    url: str
+    host: str
+    port: int
     source: RunSource = field(repr=False)
     keys: ViewerKeys = field(repr=False)
     listener: socket.socket = field(repr=False)
-    word: Path = field(repr=False)
+    opening_pages: Path = field(repr=False)
 
     def address(self, path: str) -> str:
         """Return an address that opens ``path`` once."""
-        return opening_address(self.viewer.url, self.keys.make(path))
+        return opening_address(self.url, self.keys.make(path))
 
     def run(self) -> None:
         """Serve until a signal asks to end."""
         import uvicorn
 
-        viewer = self.viewer
-        hosts = frozenset({viewer.url.partition("://")[2], f"{bracketed(viewer.host)}:{viewer.port}"})
-        app = viewer_app(
-            self.source,
-            self.keys,
-            hosts=hosts,
-            secret=viewer.secret,
-            on_opened=partial(remove_opening_page, self.word.parent),
-        )
+        hosts = frozenset({self.url.partition("://")[2], f"{bracketed(self.host)}:{self.port}"})
+        on_opened = partial(remove_opening_page, self.opening_pages)
+        app = viewer_app(self.source, self.keys, hosts=hosts, on_opened=on_opened)
         config = uvicorn.Config(
             app,
             log_config=None,
@@ -384,30 +292,21 @@ class RunningViewer:
             timeout_graceful_shutdown=_SHUTDOWN_S,
         )
         server = uvicorn.Server(config)
-        say_who_shows(self.word, viewer)
-        try:
-            with stop_on_signals(server), closing(self.listener):
-                server.run(sockets=[self.listener])
-        finally:
-            forget(self.word, viewer)
+        with stop_on_signals(server), closing(self.listener):
+            server.run(sockets=[self.listener])
 
 
 def prepare_viewer(
-    source: RunSource, place: Path, *, cache_dir: Path, host: str = LOOPBACK, port: int = 0
+    source: RunSource, *, cache_dir: Path, host: str = LOOPBACK, port: int = 0
 ) -> RunningViewer:
     host = loopback_address(host)
     listener = _listen(host, port)
     port = listener.getsockname()[1]
     name = f"{secrets.token_hex(8)}.localhost"
-    has_own_name = host == LOOPBACK and name_leads_here(name)
-    viewer = OpenViewer(
-        place=str(place),
-        url=f"http://{name if has_own_name else bracketed(host)}:{port}",
-        host=host,
-        port=port,
-        secret=secrets.token_urlsafe(32),
+    named = name if host == LOOPBACK and name_leads_here(name) else bracketed(host)
+    return RunningViewer(
+        f"http://{named}:{port}", host, port, source, ViewerKeys(), listener, cache_dir / _FOLDER
     )
-    return RunningViewer(viewer, has_own_name, source, ViewerKeys(), listener, meeting_file(place, cache_dir))
 
 
 def loopback_address(host: str) -> str:

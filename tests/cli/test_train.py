@@ -133,7 +133,7 @@ def test_submit_check_describes_model_and_steps(maze: Maze) -> None:
     steps = {"total": 12, "attempts_per_step": 128, "training_rows": 190, "held_out_rows": 10}
     assert resource["steps"] == steps
     shown = maze.osmosis("train", "submit", CONFIG, "--check", "--plain").out
-    assert "12 of up to 128 attempts (190 rows to train on, 10 held out)" in shown
+    assert "Steps: 12 of up to 128 attempts (190 rows to train on, 10 held out)\nThis machine: " in shown
 
 
 @pytest.mark.parametrize(

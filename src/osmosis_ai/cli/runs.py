@@ -648,15 +648,18 @@ def _check(context: PlatformContext, submission: submits.PreparedSubmit) -> Oper
         and dataset.row_count
         and config.settings.method == "rl"
     ):
-        from osmosis_ai.services.training_estimate import planned_steps
+        from osmosis_ai.services.training_estimate import format_machine, on_this_machine, planned_steps
 
         steps = planned_steps(dataset.row_count, config.settings)
         resource["steps"] = steps
-        lists.insert(
-            0,
+        lists.append(
             f"Steps: {steps['total']:,} of up to {steps['attempts_per_step']:,} attempts "
-            f"({steps['training_rows']:,} rows to train on, {steps['held_out_rows']:,} held out)",
+            f"({steps['training_rows']:,} rows to train on, {steps['held_out_rows']:,} held out)"
         )
+        if submission.model is not None and submission.model.is_known:
+            lists.append(
+                f"This machine: {format_machine(*on_this_machine(submission.model, config.settings))}"
+            )
     return OperationResult(
         operation=f"{kind}.check",
         message=f"No problems found in {path.name}, but some checks were not possible."

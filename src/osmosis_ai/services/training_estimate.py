@@ -18,6 +18,7 @@ from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.sandbox.gpus import visible_gpus
 from osmosis_ai.training.model_support import HUB_NAME, ModelSupport, base_of, model_support
 from osmosis_ai.training.runs.memory_estimate import MemoryEstimate, estimate
+from osmosis_ai.ui import numbers
 from osmosis_ai.workspace.config_files import TrainingConfig, load_training_config
 from osmosis_ai.workspace.layout import find_workspace
 
@@ -114,48 +115,57 @@ def estimate_training(config: Path, *, gpu: str | None, gpu_memory: str | None) 
         raise InvalidConfigError("training", shown, loaded.doubts)
     model_path, settings = base_of(loaded.experiment.model_path), loaded.settings
     model = model_support(model_path, settings)
-    if model.layout is None or model.plan is None:
+    if not model.is_known:
         raise OsmosisError(
             f"The memory of '{model_path}' cannot be estimated: its architecture is unknown: {model.model_type}."
         )
-    layout, plan = model.layout, model.plan
     if model.problem is not None and settings.policy_engine == "torch":
         settings = settings.model_copy(update={"policy_engine": "vllm"})  # the engine that would do
-
-    def needed(size: int | None, *, on_gpu: bool = True) -> MemoryEstimate:
-        if on_gpu:
-            return estimate(layout, plan, settings, size)
-        # The trainer samples from the built-in model in float64.
-        engine_bytes = 8 if model.source == "built in" else 4
-        return estimate(
-            layout,
-            plan,
-            settings,
-            size,
-            weight_bytes=4,
-            recompute_activations=False,
-            engine_bytes=engine_bytes,
-        )
-
-    gpu_here = own_gpu()
-    own, size = gpu_here or ("CPU", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    own_memory = needed(size, on_gpu=gpu_here is not None)
+    own, own_memory = on_this_machine(model, settings)
     if named is not None:
-        device, memory = named[0], needed(named[1])
-    elif gpu_here is not None or model.source == "built in":
+        device, memory = named[0], _needed(model, settings, named[1])
+    elif own != "CPU" or model.source == "built in":
         device, memory = own, own_memory
     else:
-        device, memory = "H100", needed(GPUS["H100"])
+        device, memory = "H100", _needed(model, settings, GPUS["H100"])
+    fits_on = {name: bool(_needed(model, settings, size).fits) for name, size in GPUS.items()}
     return EstimatedTraining(
-        loaded,
-        model,
-        device,
-        memory,
-        own,
-        own_memory,
-        {name: bool(needed(size).fits) for name, size in GPUS.items()},
-        settings.warnings(model_path),
+        loaded, model, device, memory, own, own_memory, fits_on, settings.warnings(model_path)
     )
+
+
+def on_this_machine(model: ModelSupport, settings: TrainingSettings) -> tuple[str, MemoryEstimate]:
+    """Return this machine's GPU, or "CPU" if it has none, and the memory that a known model needs on it."""
+    gpu = own_gpu()
+    if gpu is not None:
+        return gpu[0], _needed(model, settings, gpu[1])
+    return "CPU", _needed(
+        model, settings, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), on_gpu=False
+    )
+
+
+def _needed(
+    model: ModelSupport, settings: TrainingSettings, size: int, *, on_gpu: bool = True
+) -> MemoryEstimate:
+    assert model.layout is not None and model.plan is not None
+    if on_gpu:
+        return estimate(model.layout, model.plan, settings, size)
+    return estimate(
+        model.layout,
+        model.plan,
+        settings,
+        size,
+        weight_bytes=4,
+        recompute_activations=False,
+        # The trainer samples from the built-in model in float64.
+        engine_bytes=8 if model.source == "built in" else 4,
+    )
+
+
+def format_machine(device: str, memory: MemoryEstimate) -> str:
+    """Return whether a run fits on this machine, for a person."""
+    name = "no GPU" if device == "CPU" else device
+    return f"{name}: needs {numbers.size(memory.total)}, has {numbers.size(memory.gpu_bytes)}"
 
 
 def planned_steps(total_rows: int, settings: TrainingSettings) -> dict[str, int]:
@@ -190,7 +200,10 @@ def check_model(model_path: str, settings: TrainingSettings) -> tuple[ModelSuppo
             f"'{base}' is not on this machine: the worker looks for it when the run starts, and {then}. What it needs "
             "was not checked."
         ]
-    found.require()
+    if found.problem is not None:
+        raise OsmosisError(
+            found.problem, hint="`osmosis train estimate` prints the memory that the model needs"
+        )
     if not found.is_known:
         return found, [
             f"The architecture '{found.model_type}' has not been tested: the run may fail at its start."

@@ -103,6 +103,8 @@ def estimate(
 
 
 def _estimate(found: EstimatedTraining, *, verbose: bool) -> Text:
+    from osmosis_ai.services.training_estimate import format_machine
+
     memory, settings, device, model = found.memory, found.settings, found.device, found.model
     each = f" on each of {settings.learner_processes} GPUs" if settings.learner_processes > 1 else ""
     needs = f"needs {formats.size(memory.total)}{each}"
@@ -115,9 +117,8 @@ def _estimate(found: EstimatedTraining, *, verbose: bool) -> Text:
     facts = [("Model", model.title)]
     if model.plan is not None:
         facts += model.plan.facts()[: None if verbose else 1]
-    own, has = found.own_memory, "no GPU" if found.own_device == "CPU" else found.own_device
     facts += [
-        ("This machine", f"{has}: needs {formats.size(own.total)}, has {formats.size(own.gpu_bytes)}"),
+        ("This machine", format_machine(found.own_device, found.own_memory)),
         ("Fits on", ", ".join(suitable) or "no single GPU of the list"),
     ]
     if memory.sessions_that_fit is not None:

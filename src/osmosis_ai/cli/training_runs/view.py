@@ -76,7 +76,7 @@ def local_info(run: LocalTraining, more: Mapping[str, Any]) -> DetailResult:
             blocks.append(Text(detail.config_written, title="Config"))
     steps = [
         ("open it in a browser", f"osmosis view {place}"),
-        ("read conversations", f"osmosis train show {place}"),
+        *([] if run.curves.is_supervised else [("read conversations", f"osmosis train show {place}")]),
         ("print all metrics", f"osmosis train info {place} --verbose"),
     ]
     return DetailResult(data={**run.data(), **more}, blocks=blocks, hints=next_block(steps))

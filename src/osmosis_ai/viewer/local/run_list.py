@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import time
@@ -10,7 +9,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import lru_cache
 from operator import ge, gt, itemgetter, le, lt
@@ -18,11 +17,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from osmosis_ai.evaluation.manifest import is_running
-from osmosis_ai.evaluation.metrics import RunScore
-from osmosis_ai.files import open_regular, replacing
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.viewer.local.run_files import read_evaluation, read_session, read_training, with_time_so_far
 from osmosis_ai.viewer.local_runs import RunKind, RunPlace
@@ -39,54 +34,14 @@ from osmosis_ai.viewer.source import (
 )
 
 Stamp = tuple[int, ...]
-_CACHE_DAYS = 30
-_WRITE_EVERY_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class KeptLine:
+class _ReadEntry:
     """A run's entry and the state of the files it was read from."""
 
     stamp: Stamp
     entry: RunEntry
-
-
-class KeptLines:
-    """A cache file of entries; errors are ignored, since everything can be read again."""
-
-    def __init__(self, root: Path, *, cache_dir: Path) -> None:
-        # Entries of another release are not read.
-        version = (*(field.name for field in fields(RunEntry)), *RunScore.model_fields)
-        digest = hashlib.sha256(repr((os.fsencode(root.absolute()), version)).encode()).hexdigest()[:32]
-        self._file = cache_dir / "viewer" / f"runs-{digest}.jsonl"
-        self._written = float("-inf")
-
-    def read(self) -> dict[Path, KeptLine]:
-        with suppress(OSError, ValueError), open_regular(self._file) as file:
-            return dict(map(_lines().validate_json, file))
-        return {}
-
-    def write(self, lines: Mapping[Path, KeptLine]) -> bool:
-        """Replace the file at most once per interval; return whether it was."""
-        if time.monotonic() - self._written < _WRITE_EVERY_S:
-            return False
-        self._written = time.monotonic()
-        with suppress(OSError):
-            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            oldest = time.time() - _CACHE_DAYS * 24 * 3600
-            for left in self._file.parent.iterdir():
-                if left.lstat().st_mtime < oldest:
-                    left.unlink()
-            with replacing(self._file, durable=False) as file:
-                for line in lines.items():
-                    with suppress(ValueError):  # A run with invalid text is read again each time.
-                        file.write(_lines().dump_json(line) + b"\n")
-        return True
-
-
-@lru_cache
-def _lines() -> TypeAdapter[tuple[Path, KeptLine]]:
-    return TypeAdapter(tuple[Path, KeptLine])
 
 
 TREND_RUNS = 10
@@ -102,15 +57,13 @@ _FAR_AHEAD = datetime.max.replace(tzinfo=timezone.utc)
 
 
 class RunList:
-    """Entries in memory and in the cache, read again when files have changed."""
+    """Entries, read again when files have changed."""
 
-    def __init__(self, root: Path, *, cache_dir: Path, patience_s: float | None = None) -> None:
+    def __init__(self, *, patience_s: float | None = None) -> None:
         self._lock = Lock()
         self._patience_s = patience_s
-        self._unread, self._is_unsaved = 0, False
-        self._root, self._cache_dir = root, cache_dir
-        self._kept: KeptLines | None = None  # nobody may ask for a list
-        self._known: dict[Path, KeptLine] = {}
+        self._unread = 0
+        self._known: dict[Path, _ReadEntry] = {}
         self._places: Sequence[RunPlace] | None = None
         self._looked = float("-inf")
         self._listed: dict[_Name, tuple[RunPlace, RunEntry]] = {}
@@ -193,10 +146,7 @@ class RunList:
             self._look_at_all(places, patience_s)
 
     def _look_at_all(self, places: Sequence[RunPlace], patience_s: float | None = None) -> None:
-        if self._kept is None:
-            self._kept = KeptLines(self._root, cache_dir=self._cache_dir)
-            self._known = self._kept.read()
-        self._read(places, self._kept, self._patience_s if patience_s is None else patience_s)
+        self._read(places, self._patience_s if patience_s is None else patience_s)
         listed = {
             (place.kind, place.name): self._listed_now(place) for place in places if place.path in self._known
         }
@@ -210,24 +160,21 @@ class RunList:
         self._places = places if not self._unread else None
         self._looked = time.monotonic()
 
-    def _read(self, places: Sequence[RunPlace], kept: KeptLines, patience_s: float | None) -> None:
+    def _read(self, places: Sequence[RunPlace], patience_s: float | None) -> None:
         """Read changed runs, newest first, until the deadline."""
         until = time.monotonic() + (patience_s if patience_s is not None else math.inf)
         changed = [(self._stamp_of(place), place) for place in places if not self._still_known(place)]
         changed.sort(key=itemgetter(0), reverse=True)
-        read: dict[Path, KeptLine] = {}
+        read: dict[Path, _ReadEntry] = {}
         for stamp, place in changed:
             if read and time.monotonic() > until:
                 break
-            read[place.path] = KeptLine(stamp, _READ[place.kind](place.path, place.name))
-        gone = self._known.keys() - {place.path for place in places}
-        self._known = {path: line for path, line in self._known.items() if path not in gone} | read
-        self._is_unsaved |= bool(read or gone)
-        if self._is_unsaved and kept.write(self._known):
-            self._is_unsaved = False
+            read[place.path] = _ReadEntry(stamp, _READ[place.kind](place.path, place.name))
+        there = {place.path for place in places}
+        self._known = {path: line for path, line in self._known.items() if path in there} | read
         self._unread = len(changed) - len(read)
 
-    def _still_known(self, place: RunPlace) -> KeptLine | None:
+    def _still_known(self, place: RunPlace) -> _ReadEntry | None:
         """Return an entry, or None if its files have changed since."""
         line, stamp = self._known.get(place.path), self._stamp_of(place)
         is_of_now = line is not None and line.stamp[: len(stamp)] == stamp and line.entry.name == place.name

@@ -1,4 +1,4 @@
-"""Viewer source for the runs on this machine. It is read-only and caches only data that can be rebuilt."""
+"""Viewer source for the runs on this machine, which it only reads."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class LocalSource:
     def __init__(self, root: Path, *, cache_dir: Path, patience_s: float | None = None) -> None:
         self._patience_s = patience_s
         self._places = RunPlaces(root, results=cache_dir / "eval_result")
-        self._list = RunList(root, cache_dir=cache_dir, patience_s=patience_s)
+        self._list = RunList(patience_s=patience_s)
         self._lock = RLock()
         self._indexes = _OpenRuns(AttemptIndex, AttemptIndex.is_of_this_run, most=_OPEN_INDEXES)
         self._followed = _OpenRuns(LocalResults, LocalResults.is_current, most=_FOLLOWED_RUNS)

@@ -1,58 +1,16 @@
-"""The cache of local runs: it can be lost at any time, and no foreign file is written."""
+"""Numbers of local runs whose files change."""
 
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 from osmosis_ai.evaluation.local_results import read_local_results
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.viewer.local.source import LocalSource
-from osmosis_ai.viewer.source import RunQuery, SampleQuery
+from osmosis_ai.viewer.source import SampleQuery
 from tests.viewer.conftest import LocalPlace
 from tests.viewer.source_contract import sample_record
-
-
-def test_unwritable_or_damaged_cache(local: LocalPlace) -> None:
-    local.start("run", rows=2, n=1, records=[sample_record(0, 0, 1.0)])
-    cache = local.root / "other-cache"
-    for damage in (None, b"no entries at all" * 1000, b"[]\n", b'["/", {"stamp": [], "entry": {}}]\n'):
-        for file in (cache / "viewer").glob("*"):
-            file.write_bytes(damage or b"")
-        source = LocalSource(local.root, cache_dir=cache)
-        assert [entry.name for entry in source.runs(RunQuery(), limit=5).items] == ["run"]
-    shutil.rmtree(cache)
-    cache.write_text("a file is where the directory should be")
-    source = LocalSource(local.root, cache_dir=cache)
-    assert [entry.name for entry in source.runs(RunQuery(), limit=5).items] == ["run"]
-    assert not source.run("eval", "run").problems
-
-
-def test_cache_is_private_and_can_be_deleted(local: LocalPlace) -> None:
-    local.start("run", rows=2, n=1, records=[sample_record(0, 0, 1.0)])
-    local.source.runs(RunQuery(), limit=5)
-    (kept,) = (local.root / "cache" / "viewer").iterdir()
-    assert kept.stat().st_mode & 0o777 == 0o600
-    again = LocalSource(local.root, cache_dir=local.root / "cache")
-    assert again.runs(RunQuery(), limit=5) == local.source.runs(RunQuery(), limit=5)
-    shutil.rmtree(local.root / "cache")
-    local.start("other", rows=1, n=1)
-    assert local.source.runs(RunQuery(), limit=5).counts["total"] == 2
-
-
-def test_link_in_place_of_the_cache_is_not_followed(local: LocalPlace) -> None:
-    local.start("run", rows=2, n=1)
-    local.source.runs(RunQuery(), limit=5)
-    (kept,) = (local.root / "cache" / "viewer").iterdir()
-    other = local.root / "other"
-    kept.rename(other)
-    kept.symlink_to(other)
-    before = other.read_bytes()
-    local.start("new", rows=1, n=1)
-    source = LocalSource(local.root, cache_dir=local.root / "cache")
-    assert source.runs(RunQuery(), limit=5).counts["total"] == 2
-    assert other.read_bytes() == before and not kept.is_symlink()
 
 
 def test_metrics_of_a_part_of_the_journal(local: LocalPlace) -> None:

@@ -210,28 +210,23 @@ def deploy(
     from osmosis_ai.api.http_errors import PlatformError
     from osmosis_ai.services import models
 
-    output = current()
     with platform_context() as context:
-        with output.status("Deploying model"):
+        with current().status("Deploying model"):
             changed, chosen = models.deploy(context.client, model)
-            name = changed.model_name or (chosen.name if chosen else model)
-            served = None
+            name, served = changed.model_name or (chosen.name if chosen else model), None
             with suppress(PlatformError):
                 served = models.get_lora_model(context.client, name).inference_model
         if chosen is not None and chosen.collapsed:
-            output.warn(
-                f"the run collapsed; `osmosis train logs {quote(model.partition('@')[0])} --level warning` has the reasons."
-            )
+            current().warn("the run collapsed before its last checkpoint; read its warnings.")
+        steps = [("print a request that it answers", f"osmosis model info {quote(name)}")]
+        if served:
+            steps.insert(0, ("set this in a config to evaluate it", f'model_path = "{served}"'))
         result = _deployment_result("deploy", name, changed, context)
-        because = f" ({chosen.reason})" if chosen else ""
-        steps = [("set this in a config to evaluate it", f'model_path = "{served}"')] if served else []
         return replace(
             result,
-            message=f"{result.message}{because}",
+            message=f"{result.message} ({chosen.reason})" if chosen else result.message,
             resource={**(result.resource or {}), "model_path": served},
-            next_steps=next_block(
-                [*steps, ("print a request that it answers", f"osmosis model info {quote(name)}")]
-            ),
+            next_steps=next_block(steps),
         )
 
 

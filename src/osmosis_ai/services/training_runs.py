@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from osmosis_ai.api.capabilities import Capability
 from osmosis_ai.api.http_errors import PlatformError
@@ -214,47 +214,37 @@ def describe_run(client: PlatformClient, name: str) -> DescribedTraining:
     return DescribedTraining(detail, metrics, checkpoints=checkpoints)
 
 
-@dataclass(frozen=True)
-class ChosenCheckpoint:
-    """A checkpoint and why it was chosen, as ``best of keen-owl-2, selected among 3 validations``."""
-
+class ChosenCheckpoint(NamedTuple):
     name: str
     reason: str
     collapsed: bool
 
 
 def find_checkpoint(client: PlatformClient, reference: str) -> ChosenCheckpoint:
-    """Return the checkpoint that ``RUN``, ``RUN@best``, ``RUN@last`` or ``RUN@STEP`` means.
+    """Return the checkpoint that ``RUN``, ``RUN@best``, ``RUN@last`` or ``RUN@STEP`` means, and why.
 
     ``RUN`` is the best one by validation, or the last one if there was no selection.
     """
     name, _, which = reference.partition("@")
     run = describe_run(client, name)
-    if not run.checkpoints:
-        run = replace(run, checkpoints=tuple(list_checkpoints(client, run.run.id).checkpoints))
-    curves, saved = run.curves, {each.step: each for each in run.curves.checkpoints}
-    if not saved:
+    listed = run.checkpoints or tuple(list_checkpoints(client, run.run.id).checkpoints)
+    curves = replace(run, checkpoints=listed).curves
+    choices = {str(each.step): (each.name, f"step {each.step}") for each in curves.checkpoints}
+    known = ", ".join(choices)
+    if choices:
+        choices["last"] = curves.checkpoints[-1].name, f"last, step {curves.checkpoints[-1].step}"
+    if (found := curves.best_checkpoint()) is not None:
+        choices["best"] = found[0].name, f"best, selected among {found[1]} validations"
+    chosen = choices.get(which or ("best" if "best" in choices else "last"))
+    if chosen is None:
+        what = f" {which[:40]!r}" if which else ""
         raise NotFoundError(
-            f"The run {run.name} has no checkpoints.", hint=f"osmosis train info {quote(name)}"
+            f"The run {run.name} has no checkpoint{what}.",
+            hint=f"{name}@last, {name}@STEP ({known}), or {name}@best if several were validated"
+            if known
+            else None,
         )
-    found, last = curves.best_checkpoint(), curves.checkpoints[-1]
-    if which in ("", "best") and found is not None:
-        reason = f"best of {run.name}, selected among {found[1]} validations"
-        return ChosenCheckpoint(found[0].name, reason, curves.collapsed)
-    steps = ", ".join(map(str, saved))
-    if which == "best":
-        raise NotFoundError(
-            f"The run {run.name} has no best checkpoint: fewer than two were validated on more than one attempt.",
-            hint=f"{name}@last or {name}@STEP chooses one; it has those of step {steps}",
-        )
-    if which in ("", "last"):
-        return ChosenCheckpoint(last.name, f"last of {run.name}, step {last.step}", curves.collapsed)
-    if not (which.isascii() and which.isdigit() and int(which) in saved):
-        raise NotFoundError(
-            f"The run {run.name} has no checkpoint '{which[:40]}'.",
-            hint=f"use {name}@best, {name}@last or the step of one: {steps}",
-        )
-    return ChosenCheckpoint(saved[int(which)].name, f"step {which} of {run.name}", collapsed=False)
+    return ChosenCheckpoint(*chosen, curves.collapsed and which in ("", "last"))
 
 
 def _get_metrics(client: PlatformClient, run_id: str) -> wire.TrainingMetrics:

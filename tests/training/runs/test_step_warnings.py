@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from osmosis_ai.training.runs.step_warnings import Curves, is_collapsed, new_trouble
+from osmosis_ai.training.runs.curves import TrainingCurves
+from osmosis_ai.training.runs.step_warnings import Curves, new_trouble
 
 # The first 27 steps of the demo: the entropy falls below 5% and most groups become equal because the task is solved.
 DEMO = {
@@ -37,7 +38,7 @@ def warned(curves: Mapping[str, Sequence[float]]) -> tuple[dict[int, list[str]],
 
 def test_a_healthy_run_has_no_warnings() -> None:
     found, curves = warned(DEMO)
-    assert (found, is_collapsed(curves)) == ({}, False)
+    assert (found, TrainingCurves.of(curves, {}, [], []).collapsed) == ({}, False)
 
 
 FLAT = [0.3, 0.28, 0.32, 0.31, 0.29] * 4
@@ -103,4 +104,4 @@ def test_each_trouble_is_reported_once_where_it_begins(
     found, known = warned(curves)
     assert list(found) == ([] if step is None else [step])
     assert all(words in sentence for sentences in found.values() for sentence in sentences)
-    assert is_collapsed(known) is is_bad
+    assert TrainingCurves.of(known, {}, [], []).collapsed is is_bad

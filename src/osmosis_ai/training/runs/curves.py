@@ -5,7 +5,6 @@ Missing data is omitted. Reading stops at the first damaged line of the history,
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from osmosis_ai.training.runs.metrics import (
     TRAINING_REWARD,
     TRAINING_REWARD_HIGH,
     TRAINING_REWARD_LOW,
+    VALIDATION_DROPPED,
     VALIDATION_LOSS,
     VALIDATION_PASS_RATE,
     VALIDATION_PLANNED,
@@ -36,10 +36,11 @@ from osmosis_ai.training.runs.metrics import (
     VALIDATION_REWARD_LOW,
     VALIDATION_SCORED,
     StepRecord,
+    curves_of,
     read_history,
 )
 from osmosis_ai.training.runs.run_directory import TrainingDirectory
-from osmosis_ai.training.runs.step_warnings import is_collapsed
+from osmosis_ai.training.runs.step_warnings import collapse
 from osmosis_ai.ui.numbers import number_range, percent
 
 _MOST_LOG_BYTES = 32 << 20
@@ -81,14 +82,10 @@ class ViewedCurve:
     points: Sequence[CurveValue]
 
     @property
-    def summary(self) -> tuple[CurveValue, CurveValue, CurveValue, CurveValue]:
+    def summary(self) -> Sequence[CurveValue]:
         """The first, the last, the lowest and the highest value; the earliest of several."""
-        known = [each for each in self.points if math.isfinite(each.value)] or self.points
-
-        def value(point: CurveValue) -> float:
-            return point.value
-
-        return known[0], known[-1], min(known, key=value), max(known, key=value)
+        ordered = sorted(self.points, key=lambda point: (point.value, -point.step))
+        return self.points[0], self.points[-1], ordered[0], ordered[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +198,8 @@ class TrainingCurves:
         saved = [CurveMark(adapter.step, "checkpoint", adapter.name) for adapter in checkpoints]
         by_step = sorted([*marks, *saved], key=lambda mark: mark.step)
         curves, headline = viewed_curves(metrics, titles), ValidationHeadline.of(metrics)
-        return cls(curves, by_step, checkpoints, validation, headline, is_collapsed(metrics))
+        dropped = [value for _, value in metrics.get(VALIDATION_DROPPED, ())][-1:] == [1.0]
+        return cls(curves, by_step, checkpoints, validation, headline, dropped or bool(collapse(metrics)))
 
     def points(self, key: str) -> Sequence[CurveValue]:
         return next((curve.points for curve in self.curves if curve.key == key), ())
@@ -317,11 +315,8 @@ class RecordedTraining:
         return next((record.metrics[key] for record in reversed(self.records) if key in record.metrics), None)
 
     def curves(self) -> TrainingCurves:
-        metrics: dict[str, list[tuple[int, float]]] = {}
-        marks, validation = [], None
+        metrics, marks, validation = curves_of(self.records), [], None
         for record in self.records:
-            for key, value in record.metrics.items():
-                metrics.setdefault(key, []).append((record.step, value))
             marks += [CurveMark(record.step, "warning", warning) for warning in record.warnings]
             if record.validation_rewards:
                 with suppress(ValidationError):

@@ -28,6 +28,7 @@ from osmosis_ai.training.runs.metrics import (
     VALIDATION_PLANNED,
     MetricsHistory,
     StepRecord,
+    curves_of,
     finite,
     learning_metrics,
     read_history,
@@ -49,7 +50,7 @@ from osmosis_ai.training.runs.rollouts import (
     with_truncation_rule,
 )
 from osmosis_ai.training.runs.run_directory import ValidationSamples
-from osmosis_ai.training.runs.step_warnings import WATCHED, Trouble, collapse, new_trouble
+from osmosis_ai.training.runs.step_warnings import Trouble, collapse, new_trouble
 
 if TYPE_CHECKING:
     from osmosis_ai.config.training import TrainingSettings
@@ -203,6 +204,7 @@ class TrainingLoopState:
     reward_dropped: str | None = None
     best_rewards: list[float | None] | None = None
     best_step: int = 0
+    collapsed: str | None = None
     drops: int = 0
 
     def judge_rewards(self, batch: RolloutBatch, learnable: LearnerBatch) -> list[str]:
@@ -243,12 +245,10 @@ class TrainingLoopState:
     def end_after_drop(self, most: int | None) -> StopReason | None:
         if most is None or self.drops < most:
             return None
-        return StopReason(
-            "reward_dropped",
-            f"the validation reward was significantly below its best value, after step {self.best_step}, in {self.drops} "
-            f"{'validation' if self.drops == 1 else 'validations in a row'}: ended after step {self.step} "
-            f"([advanced].stop_after_drop = {most}).",
-        )
+        often = "the last validation" if most == 1 else f"{most} validations in a row"
+        what = f"the validation reward was significantly below its best value, after step {self.best_step}, in {often}"
+        by = f"([advanced].stop_after_drop = {most})"
+        return StopReason("reward_dropped", f"{what}: ended after step {self.step} {by}.")
 
     def end_without_signal(self, updates: int) -> StopReason | None:
         if self.silent < SILENT_STEPS_END:
@@ -328,10 +328,6 @@ class StepLoop(ABC):
     async def _validate(self, step: int) -> Measured:
         """Measure the policy on the held-out rows."""
 
-    def _collapse(self) -> str | None:
-        """Return how the policy ended worse than it was."""
-        return None
-
     def stop(self) -> None:
         """Stop after uninterruptible work: an update that has begun is finished and kept."""
         self._stop.set()
@@ -343,7 +339,7 @@ class StepLoop(ABC):
             latest = self.checkpoints.latest()
             if latest is not None and not latest.kept:  # later sessions must not replace it
                 await self._save_checkpoint(latest.provenance(), keep=True)
-            if (collapsed := self._collapse()) is None:
+            if (collapsed := self.state.reward_dropped or self.state.collapsed) is None:
                 return ending
             warning = f"{collapsed.rstrip('.')}; look at the curve before you deploy its last checkpoint."
             self.hooks.note(warning)
@@ -505,12 +501,6 @@ class TrainingLoop(StepLoop):
     keep_validation: Callable[[ValidationSamples], None] = lambda _: None
     validated_by = VALIDATION_PLANNED
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._curves: dict[str, list[tuple[int, float]]] = {key: [] for key in WATCHED}
-        for record in read_history(self.history.path):
-            self._watch(record.step, record.metrics)
-
     async def _take_steps(self, last: int) -> StopReason | None:
         ending = await super()._take_steps(last)
         if ending is None:
@@ -535,25 +525,17 @@ class TrainingLoop(StepLoop):
         return Measured(metrics, warnings, unscored=batch.unscored())
 
     def _new_trouble(self, batch: RolloutBatch, metrics: Mapping[str, float]) -> list[str]:
-        self._watch(batch.step, metrics)
-        found = new_trouble(self._curves)
+        records = (*read_history(self.history.path), StepRecord(batch.step, 0, dict(metrics)))
+        curves = curves_of(records)
+        found, self.state.collapsed = new_trouble(curves), collapse(curves)
         if self.state.unscored:  # none has a reward, which is reported with its causes
             return []
         sources: dict[Trouble, str] = {"unscored": "", "grader": "grader"}
-        for kind, source in sources.items():
-            if kind in found:
-                causes = {cause: n for cause, n in batch.unscored().items() if cause.startswith(source)}
-                failure = batch.first_failure(source)
-                found[kind] += f" ({format_causes(causes)})" + (f". The first: {failure}" if failure else "")
+        for kind in sources.keys() & found.keys():
+            causes = {cause: n for cause, n in batch.unscored().items() if cause.startswith(sources[kind])}
+            failure = batch.first_failure(sources[kind])
+            found[kind] += f" ({format_causes(causes)})" + (f". The first: {failure}" if failure else "")
         return list(found.values())
-
-    def _collapse(self) -> str | None:
-        return self.state.reward_dropped or next(iter(collapse(self._curves).values()), None)
-
-    def _watch(self, step: int, metrics: Mapping[str, float]) -> None:
-        for key in WATCHED:
-            if key in metrics:
-                self._curves[key].append((step, metrics[key]))
 
     def _batch(self, step: int) -> asyncio.Task[RolloutBatch]:
         """Return the running batch ``step``, and start as many after it as staleness allows."""

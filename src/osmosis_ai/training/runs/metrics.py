@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -32,15 +32,7 @@ _Number = Annotated[float, msgspec.Meta(gt=-1e300, lt=1e300)]
 TRAINING_REWARD = "rollout/raw_reward"
 TRAINING_REWARD_LOW = "rollout/reward_low"
 TRAINING_REWARD_HIGH = "rollout/reward_high"
-TRAINING_REWARD_MIN = "rollout/reward_min"
-TRAINING_REWARD_MAX = "rollout/reward_max"
-EQUAL_GROUPS = "rollout/zero_variance_fraction"
-SAMPLES = "rollout/samples"
-UNSCORED = "rollout/unscored"
 GRADER_FAILURES = "rollout/grader_failures"
-RESPONSE_LENGTH = "rollout/response_lengths"
-TRUNCATED = "rollout/truncated_ratio"
-ENTROPY = "train/entropy_loss"
 VALIDATION_REWARD = "eval/validation/reward"
 VALIDATION_STDERR = "eval/validation/reward_stderr"
 VALIDATION_PASS_RATE = "eval/validation/pass_rate"
@@ -56,10 +48,10 @@ VALIDATION_LOSS = "eval/validation/loss"
 TITLES: Mapping[str, str] = {
     TRAINING_REWARD: "Training reward",
     VALIDATION_REWARD: "Validation reward",
-    ENTROPY: "Entropy (nats per token)",
-    RESPONSE_LENGTH: "Response length (sampled tokens)",
+    "train/entropy_loss": "Entropy (nats per token)",
+    "rollout/response_lengths": "Response length (sampled tokens)",
     "rollout/total_lengths": "Total length (tokens)",
-    TRUNCATED: "Truncated attempts (share)",
+    "rollout/truncated_ratio": "Truncated attempts (share)",
     "rollout/timed_out_ratio": "Timed-out attempts (share)",
     VALIDATION_PASS_RATE: "Validation pass rate",
     VALIDATION_STDERR: "Validation reward, standard error",
@@ -71,11 +63,11 @@ TITLES: Mapping[str, str] = {
     TRAINING_REWARD_LOW: "Training reward, 95% CI low",
     TRAINING_REWARD_HIGH: "Training reward, 95% CI high",
     "rollout/reward_std": "Reward, standard deviation",
-    TRAINING_REWARD_MIN: "Reward, minimum",
-    TRAINING_REWARD_MAX: "Reward, maximum",
-    EQUAL_GROUPS: "Groups with equal rewards (share)",
-    SAMPLES: "Attempts",
-    UNSCORED: "Attempts without a reward",
+    "rollout/reward_min": "Reward, minimum",
+    "rollout/reward_max": "Reward, maximum",
+    "rollout/zero_variance_fraction": "Groups with equal rewards (share)",
+    "rollout/samples": "Attempts",
+    "rollout/unscored": "Attempts without a reward",
     GRADER_FAILURES: "Attempts that the grader failed on",
     "rollout/forks": "Forked sequences",
     "rollout/realigned": "Realigned turns",
@@ -188,6 +180,15 @@ def read_history(path: Path) -> Iterator[StepRecord]:
                 yield _DECODER.decode(line)
             except msgspec.DecodeError as error:
                 raise HistoryError(f"the history `{path}` is damaged at line {number}: {error}.") from None
+
+
+def curves_of(records: Iterable[StepRecord]) -> dict[str, list[tuple[int, float]]]:
+    """Return steps and values of each metric."""
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for record in records:
+        for key, value in record.metrics.items():
+            curves.setdefault(key, []).append((record.step, value))
+    return curves
 
 
 def finite(metrics: Mapping[str, float | None]) -> dict[str, float]:

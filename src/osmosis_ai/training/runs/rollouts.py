@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -32,7 +32,7 @@ from osmosis_ai.redaction import Redactor
 from osmosis_ai.rollout.types import RolloutErrorCategory
 from osmosis_ai.statistics.estimates import CONFIDENCE, Estimate, estimate_mean
 from osmosis_ai.training.objective.advantages import GroupStatistics, group_advantages
-from osmosis_ai.training.runs.metrics import GRADER_FAILURES, UNSCORED, finite
+from osmosis_ai.training.runs.metrics import GRADER_FAILURES, finite
 
 if TYPE_CHECKING:
     from osmosis_ai.config.training import TrainingSettings
@@ -143,8 +143,8 @@ class RolloutBatch:
         return [sample for samples_G in self.samples_PG for sample in samples_G]
 
     def unscored(self) -> dict[str, int]:
-        """Count the samples without a reward by cause, the commonest first."""
-        return _counted(cause for sample in self.samples if (cause := sample.unscored_because))
+        """Count the samples without a reward by cause."""
+        return dict(Counter(cause for sample in self.samples if (cause := sample.unscored_because)))
 
     def first_failure(self, source: str = "") -> str | None:
         """Return the first error, of any or of one source."""
@@ -209,7 +209,7 @@ def rollout_metrics(batch: RolloutBatch, statistics: GroupStatistics, version: i
             "rollout/reward_max": statistics.reward_max,
             "rollout/zero_variance_fraction": statistics.zero_variance_fraction,
             "rollout/samples": statistics.samples,
-            UNSCORED: statistics.samples_unscored,
+            "rollout/unscored": statistics.samples_unscored,
             GRADER_FAILURES: sum(
                 s.record.status == "failed" and s.record.boundary == "grader" for s in batch.samples
             ),
@@ -336,18 +336,14 @@ def rewards_by_row(rows: Sequence[DatasetRow], rewards: Sequence[float | None]) 
 def few_scored(validation: MeasuredRows) -> str | None:
     counts = validation.metrics.estimates.counts
     said = describe_few_scored(counts.scored, counts.finished)
-    causes = _counted(
-        cause_of(each) for each in validation.records if each.reward is None and each.status != "skipped"
-    )
-    return f"validation: {said} ({format_causes(causes)})" if said else None
-
-
-def _counted(causes: Iterable[str]) -> dict[str, int]:
-    return dict(sorted(Counter(causes).items(), key=lambda item: (-item[1], item[0])))
+    unscored = [each for each in validation.records if each.reward is None and each.status != "skipped"]
+    return f"validation: {said} ({format_causes(Counter(map(cause_of, unscored)))})" if said else None
 
 
 def format_causes(causes: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} x {cause}" for cause, count in causes.items())
+    """Format causes with how often each occurred, the commonest first."""
+    ordered = sorted(causes.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{count} x {cause}" for cause, count in ordered)
 
 
 def significant_fall(

@@ -90,7 +90,7 @@ def _silence_libraries() -> None:
     if os.environ.get("OSMOSIS_DEBUG"):
         return
     warnings.simplefilter("ignore")
-    # With no handler at all Python writes what is logged as a warning to stderr.
+    # Without any handler, Python writes logged warnings to stderr.
     logging.getLogger().addHandler(logging.NullHandler())
 
 
@@ -162,7 +162,7 @@ def _refuse_insecure(output: OutputContext, url: str) -> None:
 
 
 class Failure(NamedTuple):
-    """What is said about an error, and the exit status it gives."""
+    """The document of an error, and its exit status."""
 
     status: int
     code: str
@@ -234,7 +234,7 @@ def _usage_failure(error: Any) -> Failure:
 
 def _near_options(option: str, known: Sequence[str]) -> list[str]:
     # The parser never sees the modes, which are taken out of the line before it: `--jsn` is no `--yes`.
-    # The dashes that all options share say nothing.
+    # All options begin with dashes, so they are not compared.
     options = {name.lstrip("-"): name for name in (*known, *MODES) if name.startswith("--")}
     meant = {name.lstrip("-"): others for name, others in _OTHER_OPTIONS.items() if {*others} & {*known}}
     found = nearest(option.lstrip("-"), [*options, *meant], most=3)

@@ -27,7 +27,7 @@ app = typer.Typer()
 login_app = typer.Typer()
 
 
-# What stands on the line may be a token, and Typer's own error would repeat it.
+# An extra argument may be a token, and Typer's own error would repeat it.
 @login_app.command("login", context_settings={"allow_extra_args": True})
 @app.command("login", context_settings={"allow_extra_args": True})
 def login(

@@ -23,7 +23,7 @@ COMPLETION_ENV = "_OSMOSIS_COMPLETE"
 _MODE = re.compile(r"(?<!\S)--(json|plain)\s")
 # Longer than this a key without effect feels broken.
 LIMIT_S = 1.5
-# Whose runs the commands of a group are about, where it is not evaluations.
+# The kind of runs that a group's commands take, if it is not evaluations.
 _KINDS: Mapping[str, Kind] = {"train": "train", "benchmark": "benchmark_run"}
 
 

@@ -44,7 +44,7 @@ def platform_anywhere() -> Iterator[tuple[PlatformClient, dict[str, Any]]]:
 
 @contextmanager
 def platform_when_needed(start: Path | None = None) -> Iterator[Callable[[], PlatformClient]]:
-    """Yield what connects with the platform at its first call, so that nobody logs in for what is on this machine."""
+    """Yield a function that connects to the platform at its first call, so local runs need no login."""
     with ExitStack() as held:
         opened: list[PlatformClient] = []
 

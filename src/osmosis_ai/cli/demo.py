@@ -75,7 +75,7 @@ def demo(
     what = "evaluate, train and evaluate again" if train else "evaluate"
     where = "on this machine" if local else "on a local platform (no account, key or GPU)"
     output.say(f"Osmosis demo: {what} a tool-using agent {where}")
-    # SIGTERM and SIGHUP end the demo with what it started and what it wrote.
+    # On SIGTERM and SIGHUP, the demo ends its processes and deletes its files.
     with signals_raise((signal.SIGTERM, signal.SIGHUP), lambda number: SystemExit(128 + number)):
         scratch = prepare_scratch(keep_dir)
         try:

@@ -73,7 +73,7 @@ def _quit_when_interrupted(status: int) -> None:
     def leave(*_: object) -> None:
         os._exit(status)
 
-    # Who runs in the background is not to be interrupted at all.
+    # A process in the background ignores SIGINT and must keep ignoring it.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, leave)
 

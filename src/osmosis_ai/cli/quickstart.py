@@ -15,7 +15,7 @@ from osmosis_ai.cli.output.context import OutputContext, current
 from osmosis_ai.cli.output.results import OperationResult, Text
 from osmosis_ai.errors import InteractiveRequiredError
 
-# What puts text on the clipboard: the first that is there.
+# Commands that copy text to the clipboard: the first that is there.
 _CLIPBOARDS = (("pbcopy",), ("wl-copy",), ("xclip", "-selection", "clipboard"), ("clip.exe",))
 _CLIPBOARD_TIMEOUT_S = 5.0
 

@@ -23,7 +23,7 @@ MODES: dict[str, Mode] = {"--json": "json", "--plain": "plain"}
 
 
 class CommandEntry(NamedTuple):
-    """Where a first-level command lives (``module:attribute``), and its line of the help."""
+    """A top-level command: its ``module:attribute``, and its line of the help."""
 
     kind: Literal["group", "command"]
     target: str

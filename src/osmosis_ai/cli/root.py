@@ -28,7 +28,7 @@ TWO_FORMS = (
     "or a config file with `osmosis eval run CONFIG` or `osmosis eval submit CONFIG`."
 )
 EXAMPLES = "\n\nExamples:\n"
-"""What a command's docstring has before its examples: one command line each, indented, after the description."""
+"""Begins the examples in a command's docstring, one indented command per line."""
 _HELP = ("-h", "--help")
 _CONTEXT_SETTINGS = {"help_option_names": [*_HELP], "max_content_width": 100}
 
@@ -143,7 +143,7 @@ class CommandGroup(TyperGroup):
         for before, word in pairwise(args):
             if word in self.list_commands(ctx) and word != CLASSIC_EVAL and not before.startswith("-"):
                 ctx.fail(f"'{PROGRAM} eval -m' has no subcommand '{word}'. {TWO_FORMS}")
-        # What follows are options of a command whose own name looks like one.
+        # The arguments are options of a command whose name looks like an option.
         words = ["--help"] if any(word in _HELP for word in args) else args
         return ["--", CLASSIC_EVAL, *words]
 

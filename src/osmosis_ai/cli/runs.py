@@ -572,7 +572,7 @@ _SOURCES = {
 
 @dataclass(frozen=True)
 class SubmitPlan:
-    """What is about to be submitted, as it is shown and confirmed."""
+    """A submission, as it is shown and confirmed."""
 
     noun: str
     facts: Mapping[str, str]

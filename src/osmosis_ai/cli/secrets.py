@@ -51,7 +51,7 @@ def list_(
     )
 
 
-# What stands after the name may be the value, and Typer's own error would repeat it.
+# An extra argument may be the value, and Typer's own error would repeat it.
 @app.command("set", context_settings={"allow_extra_args": True})
 def set_(
     line: typer.Context,

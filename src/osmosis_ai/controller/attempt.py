@@ -257,7 +257,7 @@ class RunningAttempt:
                 request_label=row.label,
                 request_metadata=dict(row.metadata) if row.metadata is not None else None,
                 request_extra_fields=self.attempt.position,
-                # What a provider reports of its tokens may be malformed.
+                # A provider may report malformed token counts.
                 report=report_from_response({"trajectory": usage.report}),
                 from_model_calls=from_calls,
                 tools=usage.last_call.tools() if usage.last_call else None,
@@ -411,7 +411,7 @@ class RolloutRunner:
 
         self.model_proxy, self.timeouts = model_proxy, timeouts
         self.trajectory_root = trajectory_root
-        """Where conversations are written; None if :class:`AttemptResults` stores them."""
+        """The directory of conversations; None if :class:`AttemptResults` stores them."""
         self._model_key = model_key
         self._callback_key = secrets.token_urlsafe(32)
         redact.add([self._model_key, self._callback_key])

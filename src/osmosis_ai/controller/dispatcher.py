@@ -29,7 +29,7 @@ def choose_limit(*, max_in_flight: int | None, batch_size: int | None, capacity:
 
 @dataclass(frozen=True)
 class Stop:
-    """Why a run ended with work left."""
+    """The reason why a run ended with attempts left."""
 
     kind: Literal["interrupted", "budget", "fault"]
     reason: str

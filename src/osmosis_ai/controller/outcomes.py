@@ -112,7 +112,7 @@ LimitName = Literal["provider", "rate_limit", "this_machine"]
 
 
 class LimitedBy(BaseModel):
-    """What limited a session, as shares of the time in which attempts were in flight."""
+    """The bottleneck of a session, as shares of the time with attempts in flight."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 

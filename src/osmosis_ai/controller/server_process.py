@@ -314,7 +314,7 @@ class PooledServer:
     base_url: str = ""
     """Address of the running server; empty while it does not run."""
     error: Exception | None = None
-    """Why it will not be restarted."""
+    """The reason why it is not restarted."""
     rollouts: set[asyncio.Task[RolloutOutcome]] = field(default_factory=set)
     driver: CallbackRolloutDriver = field(init=False)
     death: asyncio.Future[OsmosisError] = field(init=False)

@@ -26,7 +26,7 @@ class ConversationRow:
 
     @property
     def prompt(self) -> str:
-        """What the first assistant turn answers, as a key: conversations about one task share it."""
+        """The messages before the first assistant turn, as a key: conversations about one task share it."""
         roles = [message["role"] for message in self.messages]
         return json.dumps(self.messages[: roles.index("assistant")], sort_keys=True)
 

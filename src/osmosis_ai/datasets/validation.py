@@ -232,7 +232,7 @@ class _MetadataChecker:
         self._root = _Path(None, METADATA_COLUMN)
         self._paths = 1
         self.overflowed = False
-        # Of the last row:
+        # Values of the last row:
         self._number = self.keys = 0
         self.repeated: list[str] = []
 

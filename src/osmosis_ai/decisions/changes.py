@@ -1,7 +1,7 @@
 """A metric in two runs: its value in either, over the same rows, and the difference or the ratio of both.
 
-Rewards and rates are compared by their difference over rows that have a score in both runs. What an attempt costs,
-writes or takes is compared by the ratio of geometric means, row by row: such quantities multiply.
+Rewards and rates are compared by their difference over rows that have a score in both runs. Cost, tokens and time of
+attempts are compared by the ratio of geometric means, row by row: such quantities multiply.
 
 An attempt that failed to be scored is left out of the primary number, which takes for granted that it would have scored like the
 others. Bounds with all unscored attempts at their worst and at their best hold whatever they would have scored; a verdict
@@ -328,7 +328,7 @@ def _ratio(pair: RunPair, metric: str, settings: ChangeSettings) -> MetricChange
 
 
 def _of_counts(pair: RunPair, metric: str, settings: ChangeSettings) -> MetricChange:
-    """Compare the pass rate of runs of which one tells no attempts; of other metrics they tell too little."""
+    """Compare the pass rates of runs if one has no data of attempts; other metrics cannot be compared then."""
     a, b = _pass_counts(pair.a), _pass_counts(pair.b)
     if metric != "pass_rate" or a is None or b is None:
         return MetricChange(metric, None, None, None)

@@ -1,7 +1,7 @@
 """Check whether two runs may be compared.
 
-A comparison that would mislead is refused with the reason, and with the option that allows it if there is one. What only
-weakens a comparison is a note next to its numbers, and no gate decides on it.
+A comparison that would mislead is refused with the reason, and with the option that allows it if there is one. A
+problem that only weakens a comparison is printed as a note, and gates ignore it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SHOWN_KEYS = 3
 
 @dataclass(frozen=True)
 class Allowances:
-    """What the user allows that is refused otherwise, each the option of its name."""
+    """Differences that are refused unless the user allows them, each by the option of its name."""
 
     unpaired: bool = False
     partial: bool = False

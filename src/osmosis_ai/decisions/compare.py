@@ -296,7 +296,7 @@ class ComparedCandidate:
 
 @dataclass(frozen=True)
 class RunComparison:
-    """What `eval compare` found."""
+    """The result of `eval compare`."""
 
     baseline: RunTotals
     candidates: tuple[ComparedCandidate, ...]
@@ -311,7 +311,7 @@ class RunComparison:
 
     @property
     def sentence(self) -> str:
-        """What decides, a sentence for each candidate."""
+        """The decisive finding, one sentence for each candidate."""
         return " ".join(candidate.verdict.sentence for candidate in self.candidates)
 
     def data(self) -> dict[str, Any]:
@@ -414,7 +414,7 @@ _TOO_LONG = 1e15
 
 @dataclass(frozen=True, slots=True)
 class CompareVerdict:
-    """What a comparison comes to."""
+    """The verdict of a comparison."""
 
     direction: Direction
     sentence: str
@@ -543,7 +543,7 @@ def format_change(metric: str, number: float | None) -> str:
 
 
 def format_signed(metric: str, number: float) -> str:
-    """Return a change with a sign, ``+6.2``; a ratio, and what is shown as none, without."""
+    """Return a change with a sign, ``+6.2``; ratios and zero have no sign."""
     text = format_change(metric, number)
     shows_more = number > 0 and any(digit in "123456789∞" for digit in text)
     return f"+{text}" if shows_more and described(metric).scale != "amount" else text
@@ -557,7 +557,7 @@ def format_p(p: float | None) -> str:
 
 
 def _detectable(change: Difference, confidence: float) -> float | None:
-    """Return the difference that such an interval leaves out none of in ``POWER`` of all cases; None without one.
+    """Return the difference that would be detected with probability ``POWER``; None without an interval.
 
     ``(t[1-a/2] + t[power])`` standard errors (Cohen 1988, 12.2), where the interval is ``t[1-a/2]`` of them wide towards
     no difference, whichever method it is by.

@@ -159,7 +159,7 @@ def number_data(found: Estimate | Difference | None) -> NumberData:
 
 
 class Inversion(NamedTuple):
-    """What one test says: the mean differences it does not reject, and its p-value of none."""
+    """The result of one test: the mean differences that it does not reject, and the p-value of no difference."""
 
     low: float
     high: float
@@ -209,7 +209,7 @@ class _Likeliest:
     def of(cls, by_row: Floats) -> _Likeliest:
         values, counts = np.unique(np.clip(by_row, -1.0, 1.0), return_counts=True)
         found = cls(values, counts.astype(np.float64), by_row.size, 0.0)
-        # As the path has it, rounding included: a sum in another order may have another sign where it is all but zero.
+        # Computed like the path, including its rounding: a sum in another order may differ in sign near zero.
         return replace(found, mean=found.at(0.0)[0])
 
     def at(self, place: float) -> tuple[float, float]:
@@ -381,7 +381,7 @@ def mean_difference(pairs: Pairs, *, confidence: float = CONFIDENCE, seed: int =
     largest = max(float(np.abs(pairs.a).max()), float(np.abs(pairs.b).max())) / unit
     by_row[np.abs(by_row) <= _ROUNDING * largest] = 0.0
     by_row.sort()
-    # Of A - B and B - A, the lower one is estimated, so that both have the same numbers.
+    # A - B and B - A must give the same numbers, so the lower one is estimated.
     unlike = np.flatnonzero(by_row + by_row[::-1])
     turned = bool(unlike.size and (by_row + by_row[::-1])[unlike[0]] < 0)
     if turned:
@@ -506,7 +506,7 @@ def unpaired_difference(
     confidence: float = CONFIDENCE,
     scale: tuple[float, float] | None = None,
 ) -> Difference | None:
-    """Estimate by how much the mean of B lies above that of A, the rows of either being its own."""
+    """Estimate the mean of B minus the mean of A, for runs on different rows."""
     (_, a, counts_a), (_, b, counts_b) = (
         mean_by_row(values_a, rows_a, scale),
         mean_by_row(values_b, rows_b, scale),
@@ -614,7 +614,7 @@ def _of_two_rates(plain: Difference, rates: list[float], both: BothRates, confid
 
 
 def _rising_root(rising: Callable[[float], float]) -> float:
-    """Return the p-value at which a bound crosses zero: 1 where none does, and none below 1e-12."""
+    """Return the p-value at which a bound crosses zero: 1 if no bound crosses zero, and at least 1e-12."""
     from scipy.optimize import brentq
 
     if rising(1 - _LEAST_P) <= 0:

@@ -548,7 +548,7 @@ def settle(
 
     ways = []
     if asked is not None:
-        # Where t would have been enough, a more careful method was at work, so at least a tenth more rows are needed.
+        # If Student's t would have sufficed, the interval used a more conservative method, so ask for at least a tenth more rows.
         more = _about(max(asked - rows, math.ceil(rows / 10)))
         ways.append(f"about {more:,} more {'row' if more == 1 else 'rows'}{cost(more, n)}")
     if attempts is not None:
@@ -629,7 +629,7 @@ def rows_of(pair: RunPair) -> int:
 
 
 def sampled_evidence(side: LabelledRun, rule: Rule, settings: ChangeSettings) -> Evidence:
-    """Return what the attempts of a run say about the metric of a rule."""
+    """Return the values of a rule's metric for the attempts of a run."""
     metric = rule.metric
     if not rule.described.compared:
         return Evidence(note=f"`{metric}` is known only for a whole run.")
@@ -693,7 +693,7 @@ def judge_pair(
 
 
 def cost_of_attempt(run: RunSamples) -> float | None:
-    """Return what one attempt of a run costs, in US dollars, on average of those that tell; None of what is free, too."""
+    """Return the mean cost of the attempts with a known cost, in US dollars; None if it is unknown or zero."""
     costs = run.samples["cost_usd"]
     known = costs[np.isfinite(costs)]
     return float(known.mean()) or None if known.size else None

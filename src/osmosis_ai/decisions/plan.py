@@ -68,7 +68,7 @@ class Outlook:
 
     @classmethod
     def assumed(cls, pass_rate: float, icc: float) -> Outlook:
-        """Return that of a pass rate, where nothing was run yet; ICCs of 0.1 to 0.7 are possible."""
+        """Return the assumption for a pass rate before the first run; ICCs of 0.1 to 0.7 are possible."""
 
         def spread(share: float) -> VarianceComponents:
             variance = pass_rate * (1 - pass_rate)

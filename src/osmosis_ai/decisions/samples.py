@@ -51,7 +51,7 @@ _STATUS_CODES: dict[str, int] = {name: code for code, name in enumerate(STATUSES
 
 @dataclass(frozen=True)
 class ComparedInputs:
-    """What a run's results were computed from; None where nobody wrote it down."""
+    """The inputs of a run's results; None where nobody wrote it down."""
 
     model: str | None = None
     dataset_name: str | None = None
@@ -115,7 +115,7 @@ class RunSamples:
 
     @property
     def scored(self) -> NDArray[np.bool_]:
-        """Of each sample, whether it has a reward that counts."""
+        """Whether each sample has a reward that counts."""
         rewards = self.samples["reward"]
         # NaN is the one value that differs from itself.
         scored: NDArray[np.bool_] = (self.samples["status"] == SUCCESS) & (rewards == rewards)
@@ -123,7 +123,7 @@ class RunSamples:
 
     @property
     def passed(self) -> NDArray[np.bool_]:
-        """Of each sample, whether it passed."""
+        """Whether each sample passed."""
         passed: NDArray[np.bool_] = self.scored & (self.samples["reward"] >= self.inputs.pass_threshold)
         return passed
 
@@ -399,7 +399,7 @@ class Attempts(NamedTuple):
 
 
 class Passes(NamedTuple):
-    """Of each row of a pair, how many attempts a run has with a score, and how many of them passed."""
+    """Numbers of scored and of passing attempts of a run, for each row of a pair."""
 
     counts: Integers
     passes: Integers
@@ -424,7 +424,7 @@ class LabelledRun:
         return replace(self, rows=rows, index=index), self.rows[mine][first]
 
     def tried(self) -> NDArray[np.bool_]:
-        """Of each sample, whether it takes part and was not skipped."""
+        """Whether each sample takes part and was not skipped."""
         found: NDArray[np.bool_] = (self.rows >= 0) & (self.run.samples["status"] != _SKIPPED)
         return found
 

@@ -401,7 +401,7 @@ class _Session(AttemptResults):
     async def _dispatch(self, runner: RolloutRunner) -> Stop | None:
         count, limit = self._table.open_count, self._limit(runner.capacity)
         self._log.write("schedule", "dispatching", pending=count, in_flight=limit)
-        self._hooks.stage(f"running {count} {'rollout' if count == 1 else 'rollouts'}, {limit} at once")
+        self._hooks.stage(f"running {count} {'attempt' if count == 1 else 'attempts'}, {limit} at a time")
         self._dispatcher = runner.dispatcher(
             self._pending_attempts(),
             self,

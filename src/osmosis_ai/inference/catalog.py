@@ -1,4 +1,4 @@
-"""Built-in models and the names of tool call formats. Nothing here loads a model."""
+"""Built-in models and the names of tool call formats. This module loads no model."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return mixed
 
 
-# What a batch stores of each running sequence. ``position`` is that of the next token.
+# The state of each running sequence in a batch. ``position`` is that of the next token.
 SAMPLING_ROW = np.dtype(
     [
         *(("generated", "i8"), ("last_token", "i8"), ("position", "i8"), ("top_logprobs", "i8")),
@@ -128,7 +128,7 @@ def _nucleus(xp: Any, probabilities: Any, top_ps: Any) -> Any:
 
 @dataclass(frozen=True)
 class Dimensions:
-    """What batches and requests need to know about a network."""
+    """The interface of a network for batches and requests."""
 
     max_positions: int
     end_token_ids: frozenset[int]
@@ -462,7 +462,7 @@ class InferenceEngine:
         self, model: LanguageModel, *, max_batch: int = 32, max_waiting: int = 1024, kept: int = 32
     ) -> None:
         self.model = model
-        # Why the engine has stopped.
+        # The reason why the engine has stopped.
         self.failure: EngineStoppedError | None = None
         self._batch = ContinuousBatch(model, max_batch, kept=kept)
         self._max_waiting = max_waiting

@@ -106,8 +106,8 @@ class CallFormat:
         enders: Characters that can end a call.
         closings: Marks that may follow the calls.
         call_end: Token after a single call.
-        bare: What begins a call without a mark, at the beginning of a line.
-        own_id: Ids of the model that are kept.
+        bare: Text at the beginning of a line that begins a call without a mark.
+        own_id: Call ids of the model that are passed on.
     """
 
     name: FormatName

@@ -50,7 +50,7 @@ _TOKEN_AND_USER = (
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who sent a request, and with which token."""
+    """The sender of a request and the token it came with."""
 
     user: DbUser
     token: DbToken

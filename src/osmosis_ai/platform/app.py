@@ -35,7 +35,7 @@ from osmosis_ai.platform.services import PlatformServices
 
 # Requests that may wait for the disk or another writer at a time, while others are served.
 _THREADS = 32
-# Routes are tried in this order. Those that clients poll come first; the last are pages of a workspace, whose name
+# Routes are tried in this order. Routes that clients poll come first; the last are pages of a workspace, whose name
 # may be any first segment that nothing else has taken.
 _IN_ORDER = (
     *(eval_runs, training_runs, datasets, accounts, blobs, secrets, rollouts, models, inference),

@@ -141,7 +141,7 @@ class PlatformConfig:
 
     @property
     def blob_copies_dir(self) -> Path:
-        """Where copies of blobs of a bucket are stored."""
+        """The directory of local copies of a bucket's blobs."""
         return self.home / "blob-copies"
 
     @property

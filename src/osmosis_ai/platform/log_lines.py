@@ -16,14 +16,14 @@ from osmosis_ai.redaction import Redactor
 MAX_MESSAGE_CHARS = 16 * 1024
 _MAX_DETAILS_CHARS = 64 * 1024
 _MOST_LEVELS = 64
-"""Of facts within facts; what writes a page of a log takes no more than 255."""
+"""For nested facts; what writes a page of a log takes no more than 255."""
 
 Level = Literal["debug", "info", "warning", "error"]
 
 PLAN: Final = "plan"
 """``step`` of the log line in which a training worker reports its starting point."""
 WARNED: Final = "warning"
-"""The ``step`` of the lines that say what a person should look at in a training step's numbers."""
+"""The ``step`` of warnings about the numbers of a training step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class LogLine:
 
 def storable(text: str) -> str:
     """Return ``text`` as either database can keep it."""
-    # What a process printed may hold bytes that are no text; neither engine keeps NUL or lone surrogates.
+    # The output of a process may contain bytes that are not text; neither engine keeps NUL or lone surrogates.
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode("utf-8")
 
 

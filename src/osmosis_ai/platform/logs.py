@@ -41,7 +41,7 @@ class LogStore:
         *,
         redactor: Redactor = _NOTHING_SECRET,
     ) -> None:
-        """As :meth:`append`, as part of the caller's transaction."""
+        """Like :meth:`append`, in the caller's transaction."""
         now = self._clock.now()
         rows = [
             {

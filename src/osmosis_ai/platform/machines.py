@@ -1,6 +1,6 @@
 """The machines that execute runs: requirements, known machines, and why no machine executes a pending run.
 
-A machine is identified by its description and token, so a restart does not change it. What is known of machines is
+A machine is identified by its description and token, so a restart does not change it. Facts about machines are
 informational: a claim decides whether a worker gets a shard.
 """
 
@@ -65,7 +65,7 @@ class Demands:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a worker offers to each run; None is assumed to be enough."""
+    """Resources that a worker offers to each run; None is assumed to be enough."""
 
     labels: frozenset[str] = frozenset()
     cpus: float | None = None
@@ -78,7 +78,7 @@ class Machine:
         return cls(frozenset(known.labels), known.cpus, known.gpus, known.memory_gb, known.sandbox)
 
     def lacks(self, asks: ExecutionSection) -> Iterator[str]:
-        """Yield what the machine has instead of each requirement of a run that it does not meet."""
+        """Yield each requirement of a run that the machine does not meet, with the machine's value."""
         for label in asks.labels or ():
             if label not in self.labels:
                 yield f"no label `{label}`"
@@ -213,7 +213,7 @@ def _active(session: Session, now: datetime) -> dict[str, int]:
 
 
 Wait = tuple[str | None, datetime | None]
-"""Why a run or shard waits, or None; and since when its worker is silent if that is the reason."""
+"""The reason why a run or shard waits, or None; and since when its worker is silent if that is the reason."""
 
 
 class PoolWaits:

@@ -2,8 +2,8 @@
 
 Disabling is reversible: it ends sessions permanently and suspends the user's tokens, keys and password. Removing is
 final: the account's tokens, memberships and personal secrets are deleted, and its open runs stop, because they may need
-them. Datasets, runs, rubric results, adapters and secrets of a workspace remain. There is always an
-administrator who can sign in.
+them. Datasets, runs, rubric results, adapters and secrets of a workspace remain. At least one administrator can always
+sign in.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from osmosis_ai.platform.workspaces import last_owner
 
 @dataclass(frozen=True, slots=True)
 class OffboardingReport:
-    """What a change of an account affected."""
+    """The effects of a change of an account."""
 
     user: DbUser
     changed: bool = True

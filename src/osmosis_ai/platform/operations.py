@@ -1,4 +1,4 @@
-"""What the platform does for its operator: readiness checks, Prometheus metrics, and periodic maintenance."""
+"""Operations for the platform's operator: readiness checks, Prometheus metrics, and periodic maintenance."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def running_platform(home: Path) -> PlatformProcess | None:
             # Ignore unknown fields, so that the process of a newer release can be shown and stopped.
             names = {each.name for each in fields(PlatformProcess)}
             return PlatformProcess(**{name: value for name, value in written.items() if name in names})
-        # It holds the lock and is about to record itself or to end.
+        # A process holds the lock and is about to record itself or to end.
         if time.monotonic() >= deadline:
             raise OsmosisError(
                 f"a process holds {home / LOCK_NAME}, and does not say which.",

@@ -37,7 +37,7 @@ POLL_INTERVAL_S = 5.0
 MAX_OPEN = 1000
 """Pending device logins of all sources; a further one replaces the oldest."""
 MAX_OF_SOURCE = 20
-"""Pending device logins of one source, so that it cannot push out those of others."""
+"""Maximum of pending device logins per source, so that one source cannot displace others."""
 
 _WINDOW_S = 15 * 60.0
 _PER_ACCOUNT = 10

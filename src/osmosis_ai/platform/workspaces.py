@@ -277,7 +277,7 @@ def last_owner(email: str, workspaces: Sequence[str]) -> ConflictError:
 
 
 def _owners(session: Session, identities: Iterable[str]) -> dict[str, DbRepository]:
-    """Return the repositories of those identities that are taken."""
+    """Return the connected repositories with these identities."""
     rows = session.execute(
         select(DbRepositoryIdentity.identity, DbRepository)
         .join(DbRepository, DbRepository.id == DbRepositoryIdentity.repository_id)

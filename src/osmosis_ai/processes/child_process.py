@@ -36,7 +36,7 @@ _SHELL_SIGNALS = 128
 _MAX_STRING_PAGES = 32
 # The kernel allows a quarter of RLIMIT_STACK within these bounds.
 _MIN_EXEC_BYTES, _MAX_EXEC_BYTES = 128 << 10, 6 << 20
-# For what a sandbox sets itself, the program's path, and what a program adds for its own children.
+# Room for variables that a sandbox sets, the program's path, and variables for its own children.
 _RESERVED_EXEC_BYTES = 4096
 
 
@@ -50,7 +50,7 @@ def watch_parent() -> None:
     os.set_inheritable(descriptor, False)
 
     def wait_for_end_of_file() -> None:
-        # Nothing is ever written: read returns only when the last write end is closed.
+        # The pipe carries no data: read returns only when the last write end is closed.
         while os.read(descriptor, 1):
             pass
         _end_own_group()

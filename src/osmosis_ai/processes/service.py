@@ -48,12 +48,12 @@ _LAST_EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Ex
 _FRAME = re.compile(r'^ +File "(?P<path>[^"]+)", line (?P<line>\d+)')
 
 Cause = Literal["not started", "address in use", "killed", "ended", "late"]
-"""Why a service does not run. ``killed`` and ``late`` may be the machine's fault, not the program's."""
+"""The reason why a service does not run. ``killed`` and ``late`` may be the machine's fault, not the program's."""
 
 
 @dataclass(frozen=True)
 class ServiceSpec:
-    """What to start, and when it is ready; without an address or an announcement, as soon as it runs.
+    """The command to start, and the sign that it is ready; without an address or an announcement, as soon as it runs.
 
     Attributes:
         addresses: It is ready when ``GET /health`` answers at one of them.

@@ -155,7 +155,7 @@ class OsmosisLLMClient:
         Args:
             status: ``COMPLETED`` or ``ERROR``.
             final_messages: The whole conversation.
-            finish_reason: Why the rollout ended.
+            finish_reason: The reason why the rollout ended.
             error_message: The error, if any.
             metrics: Metrics of the rollout (default: this client's).
             reward: The agent's own reward, a finite number.

@@ -448,7 +448,7 @@ ResourceControl = RunGroup | ProcessLimits
 
 @dataclass(frozen=True)
 class MachineControl:
-    """What limits runs on this machine; ``starter`` is the command that starts a worker in a systemd scope."""
+    """The mechanism that limits runs on this machine; ``starter`` is the command that starts a worker in a systemd scope."""
 
     delegation: Delegation
     starter: tuple[str, ...] = ()

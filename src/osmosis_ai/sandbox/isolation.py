@@ -1,4 +1,4 @@
-"""What isolation this machine can give a run, and which one the run gets.
+"""The isolation that this machine supports, and the one that a run gets.
 
 The self-test runs the real command line with two canaries, which a sandboxed program must not reach: one in a
 directory, one in the parent's environment. A run may ask for more isolation than the machine's setting, never for less.

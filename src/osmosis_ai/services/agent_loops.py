@@ -46,7 +46,7 @@ _CALLS_AT_ONCE = 64
 
 
 def validate(module: str, *, run: bool) -> dict[str, Any]:
-    """Check the agent loop ``module:attribute``, and return what is known of it as the JSON output shows it.
+    """Check the agent loop ``module:attribute``, and return its description for the JSON output.
 
     With ``run``, also run it once on :data:`TRIAL_MODEL`. The details of an error list the agent's problems.
     """

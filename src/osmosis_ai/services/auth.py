@@ -394,7 +394,7 @@ def _client(platform_url: str, token: str | None, warn: Warn) -> PlatformClient:
 
 @dataclass(frozen=True)
 class LogoutPlan:
-    """What logging out would remove.
+    """The logins that logging out would remove.
 
     ``damaged`` saved logins are unreadable and are moved aside. With ``env_token_set``, ``OSMOSIS_TOKEN`` still logs
     you in afterwards.

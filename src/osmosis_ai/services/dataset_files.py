@@ -69,7 +69,7 @@ def _listed(problems: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class ImportPlan:
-    """What an import would do; nothing has been written.
+    """The plan of an import; nothing has been written.
 
     Attributes:
         target: the JSON Lines file to write.

@@ -1,4 +1,4 @@
-"""What a training config needs: whether its model can be trained, and on which GPU it fits. Loads and downloads nothing."""
+"""The resources that a training config needs: whether its model can be trained, and on which GPU it fits. Loads and downloads nothing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The command that upgrades this installation.
 
 Another project has this distribution's name on the public index, so the command takes the newer version from the
-source of this installation. Nothing is looked up or installed here.
+source of this installation. This module looks up and installs nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Method = Literal["uv_tool", "pipx", "uv", "pip"]
 
 @dataclass(frozen=True)
 class UpgradeCommand:
-    """What installed Osmosis, and the shell command that upgrades it."""
+    """The installer of this Osmosis, and the shell command that upgrades it."""
 
     method: Method
     command: str

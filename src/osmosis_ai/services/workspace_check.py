@@ -1,7 +1,7 @@
 """`osmosis check` and `osmosis doctor`: check a workspace directory and its configs, without an account or a network.
 
 A check runs no code except the import of the entrypoints, each in a child process and only if imports are allowed.
-What cannot be checked on this machine is reported as unchecked. If you are logged in, the doctor asks the platform
+Parts that cannot be checked on this machine are reported as unchecked. If you are logged in, the doctor asks the platform
 which workspace the repository belongs to. A missing answer or a machine without a working sandbox is not an error.
 """
 

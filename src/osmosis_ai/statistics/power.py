@@ -87,7 +87,7 @@ def power_of(
     degrees, critical = rows - 1, float(stdtrit(rows - 1, _level(confidence, sides)))
     away = min(abs(difference) / error, _SURELY)
     missed = float(nctdtr(degrees, away, critical))
-    # What is found in the wrong direction counts, too; it is nothing where the difference is large.
+    # Detections in the wrong direction count, too; they are negligible if the difference is large.
     reversed_ = float(nctdtr(degrees, away, -critical)) if sides == 2 and away < _SURELY_RIGHT else 0.0
     found = 1 - missed + reversed_
     return _with_score_test(found, difference, error, rows, n, confidence, sides) if pass_or_fail else found
@@ -138,7 +138,7 @@ def rows_needed(
         )
         return least is not None and least <= abs(difference)
 
-    # As many as the normal distribution asks for; Student's t asks for more.
+    # The number that the normal distribution requires; Student's t requires more.
     from scipy.special import ndtri
 
     asked = float(ndtri(_level(confidence, sides)) + ndtri(power)) / max(abs(difference), 1e-300)
@@ -185,10 +185,10 @@ def allowing_for_the_pilot(
 
 
 def best_n(spread: VarianceComponents, *, cost_row: float, cost_attempt: float) -> int | None:
-    """Return the attempts a row that tell most for the money, where rows can be had at a price.
+    """Return the attempts per row with the smallest standard error for the money, if new rows have a price.
 
-    ``sqrt(cost_row / cost_attempt * s2_w / s2_b)`` (Cochran 1977, 10.6), at least 1: where a row costs nothing but its
-    attempts, a further row always tells more than a further attempt. None where the spread is not known in its parts,
+    ``sqrt(cost_row / cost_attempt * s2_w / s2_b)`` (Cochran 1977, 10.6), at least 1: if a row costs only its attempts,
+    another row always helps more than another attempt. None where the spread is not known in its parts,
     or every further attempt on a row tells as much as one on a new row, or costs nothing.
 
     Args:

@@ -21,7 +21,7 @@ def require_train_extra() -> None:
 
 
 def has_train_extra() -> bool:
-    """Tell whether what training needs is installed; imports none of it."""
+    """Tell whether what training needs is installed; does not import it."""
     return _missing_module() is None
 
 

@@ -1,7 +1,7 @@
 """Rollout templates with their configs and data; new rollouts and the sample workspace made from them.
 
 Templates come from the workspace in this package, or from a directory of the user's (``OSMOSIS_WORKSPACE_TEMPLATE_PATH``).
-Nothing is downloaded. A directory is untrusted: links in it are not followed, and its size is limited.
+It downloads nothing. A directory is untrusted: links in it are not followed, and its size is limited.
 
 A rollout is written completely or not at all; existing files are replaced only if forced. Conflicts are found before the
 first write and reported with diffs. All files are first written next to their targets and then renamed; if a rename

@@ -54,7 +54,7 @@ class CompletedPart(WireModel):
 
 
 class UploadInstructions(WireModel):
-    """Where to PUT the bytes: one URL (``simple``) or one per part (``multipart``)."""
+    """The URL for PUT: one URL (``simple``) or one per part (``multipart``)."""
 
     method: str = "simple"
     presigned_url: str | None = Field(None, repr=False)

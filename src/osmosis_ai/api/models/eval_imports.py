@@ -98,7 +98,7 @@ class ImportUpload(ImportFile):
 
 
 class ImportUploads(WireModel):
-    """Upload URLs for those of the requested files that are missing."""
+    """Upload URLs for the missing files."""
 
     files: list[ImportUpload] = []
 

@@ -123,7 +123,7 @@ class EvalMetrics(WireModel):
 
 
 class RetryCheck(WireModel):
-    """What a retry of ``eval_run`` repeats: those of ``planned`` attempts that have no score; only on our platform."""
+    """The attempts that a retry of ``eval_run`` repeats: those of ``planned`` attempts that have no score; only on our platform."""
 
     eval_run: Named
     samples: int

@@ -1,4 +1,4 @@
-"""What evaluation and training runs share: submission and its reply, and the fields of a run."""
+"""Fields of evaluation and training runs: submission and its reply, and the fields of a run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TrainingRunSubmit(RunSubmit):
 
 
 class Run(WireModel):
-    """The fields common to all runs; ``waits``, in lists of our platform, says what a run without a worker waits for."""
+    """The fields common to all runs; ``waits``, in lists of our platform, is the reason why a run has no worker."""
 
     id: str
     name: str | None = None
@@ -51,7 +51,7 @@ class Run(WireModel):
 
 
 class DetailedRun(WireModel):
-    """What the details of both kinds have; fields from ``request`` on are only on our platform."""
+    """Details of both kinds; fields from ``request`` on are only on our platform."""
 
     config: dict[str, Any] | None = None
     dataset: Named | None = None

@@ -13,7 +13,7 @@ from osmosis_ai.api.models.runs import DetailedRun, Run
 
 
 def _finite_or_none(value: Any) -> float | None:
-    """Read a number that is shown if it is one, and is no reason to fail if it is not."""
+    """Read a number for display; an invalid one is ignored."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
@@ -71,7 +71,7 @@ class DescribedTrainingRun(TrainingRun):
     examples_processed_count: Counted = None
     notes: str | None = None
     resumable: bool | None = None
-    """Whether it can go on from a checkpoint; a platform that knows no resuming says nothing."""
+    """Whether it can go on from a checkpoint; platforms without resuming omit it."""
 
 
 class ResumeReply(WireModel):
@@ -149,7 +149,7 @@ class ValidationPage(EvalSamplePage):
 
 
 class ValidationConversation(WireModel):
-    """What was said in one of these samples: the trajectory's ``text``, or why it is ``missing``; ``size`` in bytes."""
+    """The conversation of one of these samples: the trajectory's ``text``, or why it is ``missing``; ``size`` in bytes."""
 
     text: str | None = None
     size: int = Field(0, ge=0)
@@ -157,7 +157,7 @@ class ValidationConversation(WireModel):
 
 
 class TrainingMark(WireModel):
-    """What happened at a step: ``kind`` is ``restart`` or ``warning``, others may come."""
+    """An event at a step: ``kind`` is ``restart`` or ``warning``, others may come."""
 
     step: Counted = None
     kind: str = ""

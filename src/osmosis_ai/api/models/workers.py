@@ -116,7 +116,7 @@ Content = Annotated[
 
 
 class ClaimRequest(WireModel):
-    """A claim: the host and its machine's resources. With ``leaves``, the host only says that it claims no more."""
+    """A claim: the host and its machine's resources. With ``leaves``, the host only reports that it claims no more."""
 
     claim_id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     sdk_version: str
@@ -414,7 +414,7 @@ class ReleaseRequest(WireModel):
     """The worker returns the shard in its current state.
 
     Args:
-        reason: Why, in a sentence; None if the worker was asked to end.
+        reason: The reason, in a sentence; None if the worker was asked to end.
         counts: Whether this counts as a failed attempt of the shard.
         unfit: Whether only this machine is at fault, so that others are tried first.
     """

@@ -281,7 +281,7 @@ _MESSAGES: dict[Verdict, str] = {
     "fail": "does not meet every rule.",
     "unclear": "has too little evidence.",
 }
-# As people read it; JSON and the option keep "unclear".
+# Printed words of verdicts; JSON and the option keep "unclear".
 _SHOWN: dict[Verdict, str] = {"pass": "pass", "fail": "fail", "unclear": "inconclusive"}
 _MOST_REASONS = 3
 

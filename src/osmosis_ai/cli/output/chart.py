@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 from osmosis_ai.cli.output.results import Curve
 
-# What each curve but the first is drawn with.
+# Marks of the curves after the first.
 _MARKS = "×o+*"
 _BRAILLE = 0x2800
 # The bit of each dot of a cell, by column and row (Unicode 15, section 21.1).
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 _ACROSS, _DOWN = 2, 4
-# 17 digits tell any two floats apart.
+# 17 digits distinguish any two floats.
 _FEWEST_DIGITS, _ALL_DIGITS = 3, 17
 _LARGEST_IN_FULL = 1e6
 

@@ -123,7 +123,7 @@ class OutputContext:
         facts: dict[str, Any] = {"summary": dict(summary or {}), "notes": [*notes], "warnings": [*warnings]}
         if self.mode != "json":
             lines = [f"Confirmation required: {message}"]
-            if self.mode == "plain":  # In rich mode, what is agreed to stands above, in tables.
+            if self.mode == "plain":  # In rich mode, tables above show the facts.
                 lines += [f"  {label}: {value}" for label, value in facts["summary"].items()]
                 for title, entries in (("Notes:", notes), ("Warnings:", warnings)):
                     if entries:
@@ -194,7 +194,7 @@ class OutputContext:
     # -- the terminal -----------------------------------------------------------------------
 
     def error_console(self) -> Console:
-        """Return the console on stderr; what is written meanwhile goes above what it animates."""
+        """Return the console on stderr; other output appears above its animation."""
         if self._console is None:
             from osmosis_ai.cli.output import terminal
 

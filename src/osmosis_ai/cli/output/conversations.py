@@ -94,7 +94,7 @@ def _call(exchange: ToolExchange) -> str:
 
 
 def _remarks(shown: ShownConversation) -> Iterator[ConversationTurn]:
-    """Yield what is known beside the messages: the grader's words, an error, what could not be read."""
+    """Yield further turns: the grader's notes, the error, and parts that could not be read."""
     sample = shown.sample
     if shown.notes is not None:
         yield ConversationTurn("grader", _text(shown.notes), "notes")

@@ -43,7 +43,7 @@ class Progress:
 
 
 class LineProgress(Progress):
-    """Progress for logs: a line at each tenth, and one when nothing was said for a while."""
+    """Progress for logs: a line at each tenth, and one after a while without output."""
 
     def __init__(
         self, write: Callable[[str], Any], description: str, *, total: float | None, unit: str

@@ -1,4 +1,4 @@
-"""What a decision is written to: a Markdown report, a JUnit file, a page."""
+"""Files of decisions: a Markdown report, a JUnit file, a page."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class _Page:
         self._parts.append(after)
 
     def text(self) -> str:
-        """Return all of it, with the sentence about what was cut."""
+        """Return the whole text, with a sentence that lists omitted parts."""
         if self._left_out:
             told = ", ".join(f"{count:,} {what}" for what, count in self._left_out.items())
             self._parts.append(f"Left out, to fit into a comment: {told}. `--json` gives all of it.\n")
@@ -206,7 +206,7 @@ STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 
 
 class DecisionFiles(NamedTuple):
-    """What was asked to be written beside the result."""
+    """The files to write in addition to the result."""
 
     markdown: Path | None = None
     junit: Path | None = None
@@ -262,7 +262,7 @@ RUBRIC_HOLDS = (
     "scores, agreement, names of judges and files",
     "the rubric, the records and what the judges said of them",
 )
-"""What reports of these hold: what goes in whatever the options are, and what else."""
+"""Contents of reports by kind: always included, and included without ``--no-text``."""
 
 
 def report_file(
@@ -296,7 +296,7 @@ def tell_what_goes_in(numbers: str, text: str) -> None:
 
 
 def tell_written(report: ReportFile | None) -> dict[str, Any]:
-    """Say that a report is there, and return what scripts see of it."""
+    """Print the path of a report, and return its field of the JSON output."""
     if report is None:
         return {}
     current().note(f"Report: {shown_path(report.path)}")

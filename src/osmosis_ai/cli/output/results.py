@@ -1,4 +1,4 @@
-"""What commands return, and how it is written as JSON and as plain lines; ``terminal.py`` draws it.
+"""Results of commands, and their JSON and plain output; ``terminal.py`` renders them for terminals.
 
 A JSON envelope is one line. It never holds NaN or an infinity, and a command's extra keys never replace the contract's own.
 """
@@ -236,7 +236,7 @@ def _block_lines(blocks: Iterable[Block]) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a command returns."""
+    """The result of a command."""
 
     blocks: Sequence[Block] = ()
     hints: Sequence[str] = ()
@@ -337,7 +337,7 @@ class OperationResult(Result):
 
     @property
     def sentence(self) -> str:
-        """What people see first."""
+        """The first line on a terminal."""
         if self.shown is not None:
             return self.shown
         return self.message or f"{self.operation}: {self.status}"
@@ -364,7 +364,7 @@ class OperationResult(Result):
 
 @dataclass(frozen=True)
 class StreamResult(Result):
-    """Items that are shown one by one while they come (a log that is followed), without an envelope."""
+    """Items that are printed as they arrive, such as a followed log, without an envelope."""
 
     items: Iterable[Mapping[str, Any]]
     columns: Sequence[Column] = ()

@@ -281,7 +281,7 @@ def _print_chart(console: Console, chart: Chart) -> None:
 
 @contextmanager
 def spinner(console: Console, message: str) -> Iterator[None]:
-    """Spin beside ``message`` until the block ends, then leave nothing behind."""
+    """Show a spinner next to ``message`` until the block ends, then remove it."""
     with console.status(RichText(message), spinner="dots"):
         yield
 

@@ -138,7 +138,7 @@ def _require_clone(git_dir: Path, identity: str, clone_url: str, branch: str | N
 
 
 class _Located(NamedTuple):
-    """What to clone, the origin that clients of it have, and what to tell the user."""
+    """The URL to clone, the origin of its clients, and hints for the user."""
 
     clone_url: str
     origin: str
@@ -177,7 +177,7 @@ def _located(source: str) -> _Located:
 
 
 def _identity_of(origin: str, *, required: bool) -> str:
-    """Return what clients send whose origin this is; "" when that is nothing, and nothing is required."""
+    """Return the identity that clients with this origin send; "" if there is none and none is required."""
     from osmosis_ai.api.git_identity import identify_origin
 
     try:
@@ -781,7 +781,7 @@ def create_worker_token(
             platform_url=url,
             **({"token": plain} if output is None else {"path": str(output)}),
         ),
-        # A token that is printed stands alone on stdout.
+        # A printed token is the only line on stdout.
         next_steps=[
             f"On the worker's machine: osmosis platform worker --url {url} --pool {token.pool} "
             f"--token-file {output.name}"

@@ -34,7 +34,7 @@ def platform_extra() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class LocalPlatform:
-    """What administration needs of a platform."""
+    """The stores of a platform that administration uses."""
 
     config: PlatformConfig
     clock: Clock
@@ -45,7 +45,7 @@ class LocalPlatform:
 
     @property
     def worker_access(self) -> WorkerAccess:
-        """What other machines execute runs with."""
+        """The tokens and tickets of worker machines."""
         from osmosis_ai.platform.logs import LogStore
         from osmosis_ai.platform.queue.access import WorkerAccess
 
@@ -102,7 +102,7 @@ def local_platform(config: PlatformConfig | None = None) -> Iterator[LocalPlatfo
     clock = SystemClock()
     db = Database(config.database_url)
     try:
-        # A database that is not its platform's would be made, and what is done there be lost.
+        # Otherwise a wrong URL would create an empty database, and changes there would be lost.
         require_same_database(config.home, db.shown)
         db.migrate()
         accounts = AccountStore(db, clock)

@@ -92,7 +92,7 @@ def start(
             config = _config(host, port, public_url)
         items = _serve(config, login, logs_json)
     except _EndedWhileLoadingError:
-        if not logs_json:  # A log of objects says nothing of an end before there was a log.
+        if not logs_json:  # A JSON log has no line before it exists.
             current().note(_NOT_READY)
     return StreamResult(items=items, columns=[Column("", "message")])
 
@@ -267,7 +267,7 @@ def status() -> DetailResult:
             hint="start it with `osmosis platform start`, or set OSMOSIS_HOME",
         )
     state, problems = _state(process.local_url)
-    # What another release has in its database, that one knows.
+    # Only the same release can read the database.
     workers = _workers(config) if (state, process.version) == ("running", __version__) else []
     cluster: dict[str, Any] | None = None
     if process.ray is not None:

@@ -1,7 +1,7 @@
 """Back up everything a platform owns as of one moment, in one file, while the platform runs; and restore it.
 
-The moment is that of the database copy. Files are collected as hard links, which survive replacement and deletion, once
-before that moment so that nothing referenced is gone, and once after it so that nothing is missing. The platform cleans
+The moment is that of the database copy. Files are collected as hard links, which survive replacement and deletion. They
+are collected before and after that moment, so no referenced file is missing. The platform cleans
 up surplus files, and the next worker publishes a run's surplus journal. A file that was stored and deleted between the
 two passes is in neither; if the database copy refers to one, the copy is repeated. Requests and runs are not blocked.
 
@@ -122,7 +122,7 @@ def _link_files(config: PlatformConfig, stage: Path) -> None:
             path = f"{below}{entry.name}"
             if is_transient(path):
                 continue
-            # What disappears now has another name at the next pass, or no reference.
+            # A file that disappears now is found at the next pass, or is no longer referenced.
             with contextlib.suppress(FileNotFoundError):
                 if entry.is_dir(follow_symlinks=False):
                     link_below(f"{path}/")
@@ -253,7 +253,7 @@ def _put_in_place(restored: Path, home: Path, target: dict[str, str]) -> None:
             # A mount point cannot be replaced, only filled.
             if error.errno not in (errno.EBUSY, errno.EXDEV):
                 raise
-    # The note stays, so that it is there after an interruption at any moment.
+    # The note is kept, so it survives an interruption at any moment.
     write_json(note, target)
     for path in set(home.iterdir()) - {note}:
         if path.is_dir() and not path.is_symlink():

@@ -33,7 +33,7 @@ HOME = "home"
 DATABASE = "platform.db"
 """The name of the database in a backup, whatever its own."""
 OBJECTS = Path("blobs", "objects")
-"""Where a backup holds stored files."""
+"""The directory of stored files in a backup."""
 FORMAT = 1
 _ABOUT, _SEAL = "backup.json", "seal.json"
 _BLOCK_BYTES = 1 << 20

@@ -134,7 +134,7 @@ class LocalBlobStore:
         found: dict[int, Part] = {}
         try:
             for path in list(self._upload_dir(upload.id).iterdir()):
-                # A part that is being replaced may be gone.
+                # A part may disappear while it is replaced.
                 with suppress(FileNotFoundError):
                     if match := _PART_FILE.fullmatch(path.name):
                         found[int(match[1])] = Part(match[2], path.stat().st_size)
@@ -161,7 +161,7 @@ class LocalBlobStore:
         return info
 
     def abort_upload(self, upload: BlobUpload) -> None:
-        # It is renamed first, so that a part that arrives now finds no upload instead of half of one.
+        # It is renamed first, so a part that arrives now finds no upload instead of an incomplete one.
         doomed = self._incoming / f"ended-{secrets.token_hex(8)}"
         self._incoming.mkdir(mode=0o700, parents=True, exist_ok=True)
         with suppress(FileNotFoundError):

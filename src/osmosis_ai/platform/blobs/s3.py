@@ -263,7 +263,7 @@ class S3BlobStore:
         return found, b""
 
     def _described(self, key: str, reply: Mapping[str, Any], length: int) -> Part:
-        """Return what a reply says of the object, before its body is read."""
+        """Return the object's properties from the headers of a reply, before its body is read."""
         size: int = reply["ContentLength"]
         if size > length:
             raise BlobStoreError(f"{self._address.shown} does not serve parts of an object.")
@@ -471,7 +471,7 @@ def _are_by_machine(session: Any) -> bool:
     return any(profile.get("credential_source") in _SOURCES_OF_MACHINE for profile in profiles)
 
 
-# What every store includes in a successful reply, by operation.
+# Fields that every store includes in a successful reply, by operation.
 _IN_EVERY_REPLY: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("PutObject", "UploadPart", "CompleteMultipartUpload"), ("ETag",)),
     **dict.fromkeys(("GetObject", "HeadObject"), ("ETag", "ContentLength")),

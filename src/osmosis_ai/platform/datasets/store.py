@@ -205,7 +205,7 @@ class DatasetStore:
         try:
             info = self._blobs.put(pending.upload.key, stream)
         except BaseException:
-            # Nobody could resume it, and its name would be taken until it expires.
+            # It could not be resumed, and its name would be taken until it expires.
             self.ingest.end_upload(row.id, pending, "the upload failed")
             raise
         # A completed upload that has ended is the blob itself.

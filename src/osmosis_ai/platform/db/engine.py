@@ -5,7 +5,7 @@ reads first and then waits for a writer. Writers of this process wait for its lo
 SQLite's waiting is unordered polling. Between processes the busy timeout waits. Reads never wait, because WAL
 gives them a snapshot.
 
-Nothing slow may happen inside ``with db.transaction()``: no network call, no child process.
+Do not do slow work inside ``with db.transaction()``: no network call, no child process.
 """
 
 from __future__ import annotations

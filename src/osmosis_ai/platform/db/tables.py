@@ -467,7 +467,7 @@ class DbRunFile(Base):
     offset: Mapped[int | None] = mapped_column(BigInteger)
     length: Mapped[int | None] = mapped_column(Integer)
     sha256: Mapped[str | None] = mapped_column(String(64))
-    # Of the run, when the file was written.
+    # The run's revision when the file was written.
     revision: Mapped[int] = mapped_column(Integer, default=0)
 
 

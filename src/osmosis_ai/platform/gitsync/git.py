@@ -9,7 +9,7 @@ an untrusted delta in the platform's memory, while Git streams it and ends at it
 `packed-refs` strictly, so one branch name that is not UTF-8 would hide all others.
 
 Git accepts more than addresses: ``ext::`` runs a command, and a host that starts with a dash becomes an ssh option.
-Such URLs are refused. Credentials reach Git through a pipe and apply to one host. They are in no command line,
+Such URLs are refused. Credentials reach Git through a pipe and apply to one host. They never appear in a command line,
 environment, file or message.
 """
 
@@ -43,7 +43,7 @@ _OPTIONS = (
     *("-c", "core.fsmonitor=false"),
     *("-c", "submodule.recurse=false"),
     *("-c", "fetch.recurseSubmodules=false"),
-    # A connection over which nothing comes for a minute is dead.
+    # A connection without data for a minute is dead.
     *("-c", "http.lowSpeedLimit=1"),
     *("-c", "http.lowSpeedTime=60"),
     # A run names its commit; it must stay readable after its branch was rewritten or deleted.
@@ -52,7 +52,7 @@ _OPTIONS = (
     *("-c", "gc.autoDetach=false"),
 )
 _SSH_COMMAND = "ssh -oBatchMode=yes -oConnectTimeout=20 -oServerAliveInterval=15 -oServerAliveCountMax=4"
-# What Git and ssh need of this process's environment. All else stays out: it holds the platform's own secrets.
+# Variables of this process that Git and ssh need. All else stays out: it holds the platform's own secrets.
 _INHERITED = (
     *("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "SSH_AUTH_SOCK", "SSL_CERT_FILE", "SSL_CERT_DIR"),
     *("http_proxy", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY", "no_proxy", "NO_PROXY"),

@@ -1,1 +1,1 @@
-"""What all routes share: authentication, errors, limits and paging."""
+"""Helpers of all routes: authentication, errors, limits and paging."""

@@ -82,7 +82,7 @@ class _LimitedHttp(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
         """Whether the client must act next; downloads do not count, since only members get their URLs."""
         if not self._is_serving():
             return True
-        # With pipelining, the cycle is that of the last request and the reply that of an earlier one.
+        # With pipelining, the cycle belongs to the last request and the reply to an earlier one.
         several = bool(getattr(self, "pipeline", ()))
         is_file = not several and self.cycle.scope["path"].startswith(BLOBS_PATH)
         return not is_file and (self.cycle.more_body or self.flow.write_paused)

@@ -29,7 +29,7 @@ BODY_WITHIN_S = 60.0
 """How long a body may take from the moment at which it is asked for."""
 _API_PREFIX = "/api/cli/"
 OFFERED = frozenset(Capability) - {Capability.BENCHMARKS, Capability.DEV_SERVERS}
-"""What this platform offers beyond the routes that every platform has."""
+"""Optional features that this platform offers."""
 _OFFERED_HEADER = capabilities_header(OFFERED)
 
 

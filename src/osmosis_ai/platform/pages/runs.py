@@ -138,7 +138,7 @@ class PageActions:
 
 @dataclass(frozen=True)
 class Confirmation:
-    """What an action would do; ``do`` does it, and returns the run to show if that is another one."""
+    """The effect of an action; ``do`` does it, and returns the run to show if that is another one."""
 
     sentence: str
     facts: Sequence[tuple[str, Any]] = ()

@@ -1,4 +1,4 @@
-"""What all pages share: browser sessions, protection of forms, rendering in the viewer's layout, and routes.
+"""The frame of all pages: browser sessions, protection of forms, rendering in the viewer's layout, and routes.
 
 A session is a token in a cookie, which is valid for pages only and for half a day. Forms are protected against CSRF by
 double submit of a secret that is masked differently on every page.

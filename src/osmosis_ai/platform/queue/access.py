@@ -1,4 +1,4 @@
-"""Who may claim shards: hosts with a worker token, jobs with a ticket, and the platform's own host.
+"""Permissions to claim shards: hosts with a worker token, jobs with a ticket, and the platform's own host.
 
 Tokens and tickets are shown once and stored as hashes. A worker token is valid for the runs of a pool, optionally of some
 workspaces, until revoked; revoking it also ends the leases that were claimed with it. A ticket permits one claim of one
@@ -79,7 +79,7 @@ class WorkerAccess:
         self._demands = demands or Demands()
         self.known = KnownWorkers(db, clock)
         self.local_token = secrets.token_urlsafe(32)
-        """What the host in this process claims the runs without a pool with."""
+        """The token with which the host in this process claims runs without a pool."""
 
     def create_token(
         self, pool: str, *, name: str | None = None, workspace_ids: Sequence[str] = ()

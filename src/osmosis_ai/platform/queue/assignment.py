@@ -1,4 +1,4 @@
-"""What a claim is answered with: everything that a worker needs for its shard, and nothing of other runs.
+"""The answer to a claim: everything that a worker needs for its shard, and nothing of other runs.
 
 If inputs are gone (a replaced dataset, a disconnected repository) after a worker has begun, their URL is empty: a machine
 that still has them can continue.

@@ -70,7 +70,7 @@ _OWNED: Any = (
     .where(DbRunShard.status == "running")
     .with_for_update()
 )
-"""What a sync reads."""
+"""The rows that a sync reads."""
 # A sync uses no objects of SQLAlchemy's ORM, which would take three times as long.
 _CHANGED_RUN: Any = update(DbRun.__table__).where(DbRun.id == bindparam("row"))  # type: ignore[arg-type]
 _CHANGED_SHARD: Any = update(DbRunShard.__table__).where(DbRunShard.id == bindparam("row"))  # type: ignore[arg-type]

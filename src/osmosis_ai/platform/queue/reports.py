@@ -1,10 +1,10 @@
-"""What workers report: files of their runs, and the curve, newest validation and checkpoints of a training.
+"""Reports of workers: files of their runs, and the curve, newest validation and checkpoints of a training.
 
 Small files travel inline, others as blobs that workers upload by signed URLs first. A blob's size and digest are
 announced before it is sent, and a run has limits on open uploads and total size. The store is never asked inside a
 transaction.
 
-What a training worker reports is written in the caller's transaction, which has verified the lease. Rows are keyed by
+Reports of training workers are written in the caller's transaction, which has verified the lease. Rows are keyed by
 their subject (run, metric and step; run and step; validation version), so a report can be repeated. Obsolete blobs are
 returned to the caller, who deletes them after the commit. A run has the files of at most one validation and at most one
 resume archive, the newest.
@@ -237,7 +237,7 @@ class RunUploads:
 
 
 def require_own_names(shard_id: str, names: Iterable[str]) -> None:
-    """Refuse names of uploads that are neither those of a shard's files nor of a training run."""
+    """Refuse names of uploads that belong neither to a shard's files nor to a training run."""
     for name in names:
         folder, _, rest = name.partition("/")
         if name.rpartition("/")[0] != f"files/{shard_id}" and not (rest and folder in _TRAINING_FOLDERS):
@@ -335,7 +335,7 @@ def _gone(name: str) -> UploadGoneError:
 ROLLOUTS = "rollout/samples"
 """The metric that counts the rollouts of a step; their sum is what a run has processed."""
 _MOST_ROLLOUTS = 1 << 31
-"""No step has so many, and a sum of such has no end that a number could not tell."""
+"""No step has so many, and sums of accepted values stay finite."""
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
@@ -453,7 +453,7 @@ def _results(session: Session, run_id: str, *, current_step: int, total_steps: i
 def _replace_validation(
     session: Session, run: DbRun, part: wire.ValidationPart, sent: Mapping[str, BlobInfo]
 ) -> list[str]:
-    """Make the run's files those of one validation, in place of those of the one before."""
+    """Replace the files of the previous validation by those of this one."""
     before = _stored_validation(session, run)
     if before == part.version:
         return []

@@ -97,7 +97,7 @@ class RunFiles:
             current = session.get(DbRunFile, (file.run_id, file.path)) if row is None else None
         if row is not None:
             return BytesIO(_unpacked(row.content, file))
-        # It may have been packed since it was found.
+        # The file may have been packed in the meantime.
         if current is None or current.blob_key is None:
             raise BlobNotFound("this file was replaced or removed.")
         return self.open(current)

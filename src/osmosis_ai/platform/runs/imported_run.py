@@ -1,6 +1,6 @@
 """Create a run from an evaluation that ran elsewhere and was uploaded.
 
-Nothing is trusted. Names are checked when the upload is announced, before any byte is sent; bytes by their digests on
+All input is checked. Names are checked when the upload is announced, before any byte is sent; bytes by their digests on
 arrival; results when the run is created: one entry per attempt on each row, and exactly the announced files of each
 attempt. Everything is read and checked before anything is written, and metrics are computed here.
 """

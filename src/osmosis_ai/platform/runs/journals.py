@@ -35,7 +35,7 @@ from osmosis_ai.redaction import Redactor
 _IN_MEMORY_BYTES = 8 << 20
 _CHUNKS_AT_ONCE = 8
 _LARGEST_AMOUNT = 1e15
-"""Of dollars and milliseconds: sums of many stay finite."""
+"""For dollars and milliseconds: sums of many stay finite."""
 # Half the time of the default level, for a tenth more bytes.
 _LEVEL = 4
 _COLUMNS = (
@@ -47,7 +47,7 @@ _TEXTS = (
     *("error_type", "error", "category", "scores", "unscored", "finish_reason", "judgements"),
     *("input", "output", "notes", "parts", "finish_reasons"),
 )
-"""What a program other than the SDK has written."""
+"""Fields whose content the SDK did not write."""
 _DETAILS = ("scores", "unscored", "finish_reason", "judgements")
 _DETAIL_MARKS = tuple(f'"{name}":'.encode() for name in _DETAILS)
 

@@ -17,7 +17,7 @@ from osmosis_ai.errors import ConflictError
 from osmosis_ai.evaluation.attempt_files import item_name
 
 RunKind = Literal["eval", "training"]
-"""As rows, routes and commands tell them apart."""
+"""The names of the kinds in rows, routes and commands."""
 RunStatus = Literal["pending", "running", "finished", "failed", "stopped"]
 Outcome = Literal["finished", "failed", "stopped"]
 """A status that a run ends in."""
@@ -30,7 +30,7 @@ CHECKPOINT_KEPT = timedelta(days=30)
 """How long after a run's end it can be resumed."""
 
 KIND_NAMES: Mapping[str, str] = {"eval": "evaluation", "training": "training"}
-"""What people call the kinds, before "run"."""
+"""The printed names of the kinds, before "run"."""
 COMMAND_GROUPS: Mapping[str, str] = {"eval": "osmosis eval", "training": "osmosis train"}
 """The commands about runs of each kind."""
 

@@ -1,7 +1,7 @@
 """Requests to submit a run.
 
-A request has the keys of a config file and is checked by the same rules; all issues are reported at once. What a run's
-row keeps of a request is read back with ``read_eval_request`` and ``read_training_request``.
+A request has the keys of a config file and is checked by the same rules; all issues are reported at once. The stored
+request of a run is read with ``read_eval_request`` and ``read_training_request``.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class RunRequest:
 
     @property
     def execution(self) -> ExecutionSection:
-        """What the run asks of the machine that executes it."""
+        """Requirements for the machine that executes the run."""
         return read_execution(self.written.get("advanced_config"))
 
     def choose_rows(self, total_rows: int, sha256: str, extension: str) -> RowSelection:

@@ -90,7 +90,7 @@ class EvalImportStore:
     def upload_instructions(
         self, workspace_id: str, session_id: str, paths: Sequence[str]
     ) -> list[ImportUpload]:
-        """Return where to send those of ``paths`` that are missing."""
+        """Return upload URLs for the missing files of ``paths``."""
         if not 1 <= len(paths) <= LARGEST_BATCH:
             raise OsmosisError(f"`paths` takes 1 to {LARGEST_BATCH} files.", details={"key": "paths"})
         missing = [file for file in self._files(workspace_id, session_id, paths) if not file.is_stored]

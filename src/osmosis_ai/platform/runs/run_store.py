@@ -1,6 +1,6 @@
 """The runs of workspaces as users see them: lists, details, why they wait, and requests to stop or delete them.
 
-Every query filters by workspace first. What lists show of ended runs is cached.
+Every query filters by workspace first. List entries of ended runs are cached.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _LISTED = (
 
 
 class Queue(Protocol):
-    """What runs need of their queue (``platform/queue``), each method in its caller's transaction."""
+    """The methods of the queue (``platform/queue``) that runs call, each in its caller's transaction."""
 
     term: timedelta
     """How long a lease lasts."""

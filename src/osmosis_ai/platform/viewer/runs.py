@@ -103,7 +103,7 @@ class WorkspaceRuns:
         return {run.id: self.entry(run, trends.get(run.id, ())) for run in found}
 
     def with_previous(self, run: DbRun) -> tuple[RunEntry, RunEntry | None]:
-        """Return a run's line, and that of the run before it that it can be compared with."""
+        """Return the line of a run and of the previous comparable run."""
         found = self._entries(_with_preceding(), {"run_id": run.id})
         own, before = found.pop(run.id), next(iter(found.values()), None)
         return own, before

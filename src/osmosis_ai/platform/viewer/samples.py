@@ -78,7 +78,7 @@ _FIELDS = (
 )
 _BESIDES = ("run_id", "error_type", "category", "source_row_index")
 SAMPLE_COLUMNS = (*_PLACE, *(getattr(DbSample, name) for name in (*_FIELDS, *_BESIDES)))
-"""What :func:`sample_entry` reads."""
+"""The columns that :func:`sample_entry` reads."""
 _BY_REWARD = ("passed", "below")
 _RANGES = ("reward", "tokens", "duration_ms", "cost_usd")
 _category = func.coalesce(DbSample.category, DbSample.error_type)
@@ -90,7 +90,7 @@ _MARK = b"\1"
 
 @dataclass(frozen=True, slots=True)
 class _FlakyRows:
-    """Which rows of a run pass now and then."""
+    """The rows of a run that pass in some attempts."""
 
     samples: int
     marks: bytes
@@ -125,7 +125,7 @@ class SampleLists:
 
     @property
     def version(self) -> tuple[object, ...]:
-        """What was counted of the samples holds as long as this is the same."""
+        """Cached counts of the samples are valid while this value is the same."""
         run = self.run
         return run.id, run.status, run.revision, run.accepted
 

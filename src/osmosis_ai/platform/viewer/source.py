@@ -214,7 +214,7 @@ class PlatformSource:
     def elsewhere(self, row_digest: str, *, limit: int) -> Sequence[tuple[RunEntry, SampleEntry]]:
         """Return samples of the same row in other runs, the newest run first, in one statement."""
         newest_first = (DbRun.created_at.desc(), DbRun.id.desc())
-        # Only of those that are shown whole runs are read: a row may have been sampled very often.
+        # Complete runs are read only if they are shown: a row may have been sampled very often.
         found = (
             select(*SAMPLE_COLUMNS)
             .join(DbRun, DbRun.id == DbSample.run_id)
@@ -327,7 +327,7 @@ class PlatformSource:
         return self._content(file, max_bytes=max_bytes)
 
     def _content(self, file: DbRunFile | None, *, max_bytes: int) -> StoredConversation:
-        """Return what a run's file holds, as far as it is there and not too large."""
+        """Return the content of a run's file, if it exists and is not too large."""
         if file is None:
             return StoredConversation(None, missing=_TRAJECTORY_MISSING)
         if file.size > max_bytes:
@@ -339,7 +339,7 @@ class PlatformSource:
             return StoredConversation(None, missing=_TRAJECTORY_MISSING)
         except BlobStoreError as error:
             logger.warning("%s", error.message)
-            # Where the store is stands in the log alone.
+            # Only the log names the address of the store.
             away = BlobStoreError(_STORE_AWAY)
             return StoredConversation(None, file.size, missing=_STORE_AWAY, away=away)
         except BlobError as error:

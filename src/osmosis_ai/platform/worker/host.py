@@ -65,7 +65,7 @@ _MESSAGES: dict[Ending, str] = {
 
 @dataclass(frozen=True)
 class HostOptions:
-    """What a machine offers, and for how long."""
+    """The resources that a machine offers, and for how long."""
 
     pool: str | None = None
     run_id: str | None = None

@@ -43,7 +43,7 @@ from osmosis_ai.training.runs.run_directory import TrainingDirectory
 
 KEPT_S = 24 * 3600.0
 """How long the directory of a shard without a worker is kept after its last change."""
-# What changes while a worker executes a shard; a rollout writes to none of these.
+# State that changes while a worker executes a shard; a rollout writes to none of these.
 _CHANGING = ("*", "evaluation/*/*", "training/*")
 
 
@@ -134,7 +134,7 @@ def _changed_at(path: Path) -> float:
 
 StartWorker = Callable[[Assignment], ChildProcess]
 PLATFORM_URL, ASSIGNMENT = "platform_url", "assignment"
-"""What a worker receives through a pipe."""
+"""The message that a worker receives through a pipe."""
 HAS_BUCKET_KEYS = "_OSMOSIS_HAS_BUCKET_KEYS"
 """Set if this machine gives the credentials of the platform's bucket to every program that asks its metadata address."""
 CPUS = "_OSMOSIS_WORKER_CPUS"

@@ -3,7 +3,7 @@
 One thread calls ``sync``: at the interval that the platform sets, and at once when the first record or the end is to be
 reported. Another thread prepares what is sent. It reads the engine's journal and adds each attempt's files: a small
 conversation travels with the line, larger files and artifacts are uploaded first. So every accepted line has its files,
-and while the store is unavailable the lease is kept all the same. Lines are repeated until the platform has acknowledged
+and the lease is renewed even while the store is unavailable. Lines are repeated until the platform has acknowledged
 them.
 """
 
@@ -68,11 +68,11 @@ Answer = TypeVar("Answer")
 _ROUND_S = 0.1
 _MOST_LINES_AT_ONCE = 200
 _MOST_WAITING_BYTES = 16 << 20
-"""Of parcels that wait to be sent: everything else waits on the disk."""
+"""Limit of parcels that wait to be sent: everything else waits on the disk."""
 _MOST_EXCHANGE_BYTES = 3 << 20
 _MOST_EXCHANGE_FILES = wire.MOST_FILES // 2
 _FILE_BYTES = 512
-"""What a file takes of an exchange, in addition to its path and content."""
+"""Bytes of a file in an exchange, in addition to its path and content."""
 _MOST_LOG_LINES, _MOST_LOG_BYTES = 500, 160 << 10
 _MOST_ARTIFACTS_AT_ONCE = 32
 _PATIENCE_S = 60.0
@@ -98,7 +98,7 @@ class _Attempt(NamedTuple):
 
 @dataclass
 class _Parcel:
-    """What is reported at once: files of an attempt, and its line of the journal unless it has been reported before.
+    """The content of one exchange: files of an attempt, and its line of the journal unless it has been reported before.
 
     ``size`` is roughly its bytes in the body of an exchange.
     """
@@ -226,7 +226,7 @@ class Reporter:
     def sync(self, **fields: Any) -> wire.SyncReply:
         """Exchange these fields of a :class:`SyncRequest`; tried once."""
         asked_at = self._clock.monotonic()
-        # There is time to try again before the lease expires.
+        # The lease is long enough for another try.
         left_s = self.term_s - self.silence_s()
         timeout_s = min(self.term_s / 3, max(1.0, left_s)) if left_s > 0 else max(1.0, self.term_s / 6)
         reply = self._client.sync(*self._shard, wire.SyncRequest(**fields), timeout_s=timeout_s)
@@ -300,7 +300,7 @@ class Reporter:
             except Exception as error:  # the edge of this thread, without which the lease would expire
                 self._note_failure(error)
                 if isinstance(error, PlatformError) and error.platform_code is not None:
-                    # What the platform refuses, it refuses again: the work ends, and the lease is kept until then.
+                    # The platform would refuse the same content again: the work ends, and the lease is kept until then.
                     with suppress(OsmosisError):
                         self.sync()
                     self._ask_to_stop()

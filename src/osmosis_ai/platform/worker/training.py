@@ -72,7 +72,7 @@ HUB_TOKEN = "HF_TOKEN"
 _SHOWN_LOSSES = {TRAINING_LOSS: "loss", VALIDATION_LOSS: "validation loss"}
 _SHOWN = {TRAINING_REWARD: "reward", VALIDATION_REWARD: "validation reward"}
 _MOST_VALIDATION_BYTES = 512 << 20
-"""Of all conversations; the list begins with the worst, so those that are left out are the best."""
+"""Limit of all conversations; the list begins with the worst, so those that are left out are the best."""
 _LARGEST_RANGE_BYTES = 4 << 20
 """Larger conversations are blobs of their own; the platform unpacks a range in memory."""
 _MOST_OF_STEPS = wire.LARGEST_EXCHANGE_BYTES // 2
@@ -253,7 +253,7 @@ class _Hooks(TrainingHooks):
 
     def started(self, stop: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
-        # By the loop, so that what is about to be started is there to be stopped.
+        # Stopped by the loop, so that processes it is about to start are stopped, too.
         self._interrupt.listen(lambda: None if loop.is_closed() else stop())
 
     async def goes_on(self) -> bool:
@@ -306,7 +306,7 @@ class TrainingReports:
         self._store("the conversations of the newest validation", self._send_validation, step="validation")
 
     def keep_due(self) -> None:
-        """Keep the checkpoints that are due and not kept yet; one that cannot be is tried again with the next."""
+        """Store the checkpoints that are due and not stored yet; one that cannot be is tried again with the next."""
         due = self._due()
         for checkpoint in due:
             self._keep(checkpoint)

@@ -261,7 +261,7 @@ def one_sentence(error: OsmosisError) -> str:
     hint = " ".join(error.hint.split()).rstrip(".") if error.hint else ""
     room = _MOST_SENTENCE_CHARS - len(hint) - 3
     if len(message) > room:
-        # What a tool prints last is why it failed.
+        # The last line of a tool's output is the reason for its failure.
         message = f"{message[: room // 3].rstrip()} … {message[-(room - room // 3 - 3) :].lstrip()}"
     return f"{message}; {hint}." if hint else f"{message}."
 

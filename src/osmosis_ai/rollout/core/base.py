@@ -1,4 +1,4 @@
-"""What an agent loop is written against: its base class, context and results."""
+"""The base classes of agent loops: its base class, context and results."""
 
 from __future__ import annotations
 

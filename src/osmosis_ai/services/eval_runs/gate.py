@@ -58,7 +58,7 @@ class GateUsageError(OsmosisError):
 
 @dataclass(frozen=True)
 class GateQuestion:
-    """Rules and options of a gate; those that are not given come from the decide file, named or next to the config.
+    """Rules and options of a gate; missing ones come from the decide file, which is named or next to the config.
 
     A given rule overrides the file's rule for the same metric and bound. ``decided_by`` names the file if any of
     its rules apply.
@@ -412,7 +412,7 @@ class _Gate:
             unfinished = [f"{each.name}: {each.unfinished}" for each in (run, baseline) if each.unfinished]
             if not unfinished:
                 raise
-            # There may be no common row yet.
+            # The runs may have no common row yet.
             comparability = Comparability(None, (), None, undecided=unfinished[0])
         self._notes += comparability.notes
         if comparability.label:

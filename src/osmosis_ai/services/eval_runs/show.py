@@ -357,7 +357,7 @@ class ShownRun:
     """The result of :func:`show`.
 
     A search read ``searched`` conversations, was ``without`` conversation for others, or found them ``too_large``;
-    ``unsearched`` tells whether it stopped at its limit, ``is_empty`` whether the run has no attempt at all.
+    ``unsearched`` is True if it stopped at its limit, ``is_empty`` if the run has no attempts.
     """
 
     name: str

@@ -52,7 +52,7 @@ _LARGEST_SAMPLE_PAGE = 5_000
 
 
 def item_path(collection: str, name_or_id: str, below: str = "") -> str:
-    """Return the path of an item of a collection, or of what is below it, such as ``/logs``."""
+    """Return the path of an item of a collection, or of a resource below it, such as ``/logs``."""
     return f"{collection}/{segment(name_or_id)}{below}"
 
 

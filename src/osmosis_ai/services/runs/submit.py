@@ -171,7 +171,7 @@ class PreparedSubmit:
     warnings: tuple[str, ...]
     unchecked: tuple[str, ...]
     imported: ImportOutcome
-    # As far as the platform knows.
+    # According to the platform.
     rows: int | None = None
     model: ModelSupport | None = None
 
@@ -210,7 +210,7 @@ class PreparedSubmit:
 
     @property
     def method(self) -> str | None:
-        """What a supervised training run learns from, and its steps; None for other runs."""
+        """The conversations of a supervised training run, and its steps; None for other runs."""
         if not isinstance(self.config, TrainingConfig) or self.config.doubts:
             return None
         if self.config.settings.method != "sft":

@@ -71,9 +71,9 @@ class Probe:
 
     def sentence(self) -> str:
         return (
-            f"on {self.tokens} tokens that it drew, its log-probabilities differ from the learner's by "
-            f"{self.mean_abs_gap:.2g} nats on average ({self.mean_gap:+.2g} ± {self.gap_stderr:.1g} signed), and the "
-            f"tokens are {self.surprise:+.2g} ± {self.surprise_stderr:.1g} nats more surprising than the learner's own"
+            f"on {self.tokens} sampled tokens, their log-probabilities differ by {self.mean_abs_gap:.2g} nats on average "
+            f"({self.mean_gap:+.2g} ± {self.gap_stderr:.1g} signed), and the tokens are {self.surprise:+.2g} ± "
+            f"{self.surprise_stderr:.1g} nats more surprising than the learner's own"
         )
 
     def require_agreement(self, *, float32: bool, truncated: bool = False, adapter: bool = False) -> None:
@@ -120,7 +120,7 @@ async def probe(
     drawn = 0
     while drawn < TOKENS and len(sequences) < MOST_CONTINUATIONS:
         first = len(sequences)
-        # As many as would do if they are as long as those before.
+        # The number that suffices if further rows are as long as the earlier ones.
         wanted = max(PROMPTS, math.ceil((TOKENS - drawn) * first / drawn)) if drawn else PROMPTS
         generations = []
         for number in range(first, min(first + wanted, MOST_CONTINUATIONS)):

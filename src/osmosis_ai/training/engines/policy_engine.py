@@ -28,7 +28,7 @@ class PolicyEngine(TokenEngine, Protocol):
 
     @property
     def failure(self) -> OsmosisError | None:
-        """Why it cannot generate any more; None while it can."""
+        """The reason why it cannot generate; None while it can."""
 
     async def publish(self, policy: Learner, version: int) -> None:
         """Sample from ``policy`` from now on; running calls switch to it, or end with the previous one."""

@@ -6,8 +6,8 @@ whether a call continues a recorded turn, in this order:
 
 1. *extended*: the rendering starts with the recorded text. The remainder is new.
 2. *realigned*: it does not, but the agent sent the messages it received: the template formats the turn
-   differently from the model (for example spaces in a tool call's arguments). The recorded tokens are kept, and
-   what the template adds after the turn is new.
+   differently from the model (for example spaces in a tool call's arguments). The recorded tokens are reused, and the
+   tokens that the template adds after the turn are new.
 3. *forked*: the agent or the template rewrote the history. The rendering is tokenised from scratch.
 """
 

@@ -52,7 +52,7 @@ STOP_GRACE_S = 20.0
 _ADAPTERS = 2
 # Variables of this process that vLLM must not inherit.
 _NOT_INHERITED = ("VIRTUAL_ENV", "PYTHONHOME", "PYTHONPATH", "OSMOSIS_TOKEN")
-# What vLLM accepts as --max-lora-rank.
+# Values that vLLM accepts for --max-lora-rank.
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 

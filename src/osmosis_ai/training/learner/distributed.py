@@ -154,7 +154,7 @@ def shard_frozen(policy: Any, device: torch.device) -> None:
     for module in list(base.modules()):
         if type(module).__name__ in kinds:
             fully_shard(module, mesh=mesh, ignored_params=adapter)
-    # Also what is in no layer: embeddings of real vocabularies are gigabytes.
+    # Including the parameters outside the layers: embeddings of real vocabularies are gigabytes.
     fully_shard(policy, mesh=mesh, ignored_params=adapter, reshard_after_forward=True)
     for parameter in adapter:
         parameter.data = parameter.data.to(device)

@@ -39,7 +39,7 @@ from osmosis_ai.training.objective.sequences import TokenSequence
 
 @dataclass(frozen=True)
 class LearnerStep:
-    """What every rank must know to do its share of a step."""
+    """The part of a step that every rank receives."""
 
     rows: list[TrainingRow]
     totals: BatchTotals
@@ -49,7 +49,7 @@ class LearnerStep:
 
 @dataclass(frozen=True)
 class Accumulated:
-    """What a pass over this rank's micro-batches leaves behind, next to the gradients."""
+    """The numbers of a pass over this rank's micro-batches, in addition to the gradients."""
 
     sums: StepSums
     largest_gap: Tensor
@@ -58,7 +58,7 @@ class Accumulated:
 
 @dataclass(frozen=True)
 class SequenceScores:
-    """What the policy gives the tokens of a sequence; one entry for each, 0.0 where none was sampled."""
+    """The policy's values for the tokens of a sequence; one entry for each, 0.0 where none was sampled."""
 
     logprobs: list[float]
     entropies: list[float]

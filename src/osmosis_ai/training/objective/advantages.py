@@ -33,7 +33,7 @@ class GroupStatistics:
 
     @property
     def zero_variance_fraction(self) -> float:
-        """Share of the groups that say nothing: equal rewards, or too few of them."""
+        """Share of the groups without a signal: equal rewards, or too few of them."""
         silent = self.groups_zero_variance + self.groups_too_few_scores
         return silent / self.groups if self.groups else 0.0
 

@@ -136,7 +136,7 @@ class ValidationHeadline(BaseModel):
         step = max(at for at, _ in last)
         if step < 0:
             return None
-        # What this validation did not measure is absent; an older validation's number must not replace it.
+        # Values that this validation did not measure are absent; an older validation's number must not replace it.
         reward, low, high, scored, planned = (value if at == step else None for at, value in last)
         return cls(
             step=step, reward=reward, low=low, high=high, scored=_whole(scored), planned=_whole(planned)
@@ -213,7 +213,7 @@ class TrainingCurves:
     def best_checkpoint(self) -> tuple[SavedAdapter, int] | None:
         """Return the checkpoint with the highest validation pass rate, then reward, and among how many it was selected.
 
-        Of a supervised run, it is the one with the lowest validation loss.
+        In a supervised run, it is the checkpoint with the lowest validation loss.
 
         None without a choice: fewer than two validated checkpoints, or validations of a single attempt.
         """

@@ -1,4 +1,4 @@
-"""What a training run is: its policy, the rows it learns from and those it is measured on, and their order.
+"""The description of a training run: its policy, the rows it learns from and those it is measured on, and their order.
 
 Held-out rows come from their own file or are a share of the dataset, chosen before the first step as a pure function of
 the dataset's length and the run's seed. The rows of a step are a pure function of the seed and the step number, so

@@ -1,4 +1,4 @@
-"""What deserves a warning in the numbers of a training run, as a function of its curves alone.
+"""Warnings about the numbers of a training run, computed from its curves alone.
 
 A resumed run therefore warns as an uninterrupted one, and every reader of the curves comes to the same conclusion.
 """

@@ -362,17 +362,17 @@ class Trainer:
         from osmosis_ai.training.engines.logprob_check import probe, probe_prompts
 
         settings, hooks = self.spec.settings, self.hooks
-        hooks.stage("comparing what is sampled with what is learned")
+        hooks.stage("comparing the log-probabilities of engine and learner")
         longest = min(settings.max_prompt_length, engine.model.config.max_positions - 1)
         prompts = probe_prompts(rows.training.values(), chat, longest=longest)
         found = await probe(engine, learner, prompts, settings)
         is_own = settings.vllm_command is not None and "--dtype" not in settings.vllm_args
         float32 = learner.device.type == "cpu" and (is_own or settings.policy_engine != "vllm")
         found.require_agreement(float32=float32, truncated=settings.rollout_top_p < 1)
-        hooks.stage(f"the policy's engine samples what is learned: {found.sentence()}")
+        hooks.stage(f"engine and learner agree: {found.sentence()}")
         if settings.policy_engine == "vllm":
-            # What a server does with an adapter depends on its version and the model's architecture.
-            hooks.stage("comparing what is sampled with a changed adapter")
+            # The effect of an adapter depends on the server's version and the model's architecture.
+            hooks.stage("comparing the log-probabilities with a changed adapter")
             with learner.changed_adapter():
                 await engine.publish(learner, _CHANGED)
                 changed = await probe(engine, learner, prompts, settings)

@@ -45,11 +45,11 @@ _NEEDED = {
 """Required file and its description, by the file type that downloads it."""
 
 
-_TOLD = (
+_PLATFORM_FIELDS = (
     *("source_row_index", "row_digest", "tokens", "cost_usd", "duration_ms", "model_latency_ms"),
     *("boundary", "category", "finish_reasons"),
 )
-_TOLD_IN_WORDS = ("error", "input", "output", "notes", "parts")
+_PLATFORM_TEXTS = ("error", "input", "output", "notes", "parts")
 """Sample fields of ``TerminalRecord`` that the platform knows but its sample list may lack."""
 
 
@@ -274,7 +274,7 @@ def _object_in(line: bytes) -> dict[str, Any]:
 
 def _beside(sample: EvalSample, *, text: bool) -> dict[str, Any]:
     """Return the platform's details of a sample; invalid values are dropped when the list is read."""
-    known = {name: getattr(sample, name) for name in (*_TOLD, *(_TOLD_IN_WORDS if text else ()))}
+    known = {name: getattr(sample, name) for name in (*_PLATFORM_FIELDS, *(_PLATFORM_TEXTS if text else ()))}
     took = sample.duration_ms
     known["duration_ms"] = round(took) if took is not None and math.isfinite(took) else None
     for name, value in tuple(known.items()):
@@ -317,7 +317,7 @@ def _write_journal(run: ExportedRun, target: Path) -> _ListedSamples:
     return _ListedSamples(samples, rows, attempts, unread)
 
 
-def _not_told(
+def _missing_data(
     listed: _ListedSamples, counted: int | None, facts: Mapping[str, Any], *, without_metrics: bool
 ) -> Iterator[str]:
     if facts.get("samples_unread") is True:
@@ -356,7 +356,7 @@ def _manifest(run: ExportedRun, listed: _ListedSamples, counted: int | None) -> 
     provenance = {
         "dataset_name": facts.get("dataset_name"),
         "run_id": run.run_id,
-        "not_told": list(_not_told(listed, counted, facts, without_metrics=without_metrics)),
+        "missing_data": list(_missing_data(listed, counted, facts, without_metrics=without_metrics)),
     }
     name, started = run.directory.resolve().name, str(facts.get("started_at") or "")
     return Manifest(name, inputs, provenance, None, _digest(run.run_id), started)

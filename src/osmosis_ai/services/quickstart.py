@@ -32,7 +32,7 @@ from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.services.capabilities import is_offered
 from osmosis_ai.services.context import connect, find_checkout
 from osmosis_ai.services.runs.download import safe_name
-from osmosis_ai.services.runs.lifecycle import is_away
+from osmosis_ai.services.runs.lifecycle import is_temporary
 from osmosis_ai.services.workspaces import (
     Membership,
     WorkspaceDirectories,
@@ -160,7 +160,7 @@ class _FirstSteps:
                 failed = 0
             except PlatformError as error:
                 failed += 1
-                if not is_away(error) or not told or failed > _FAILED_LOOKS:
+                if not is_temporary(error) or not told or failed > _FAILED_LOOKS:
                     raise
             if status.repo.connected and status.repo.full_name:
                 return status

@@ -26,7 +26,13 @@ from osmosis_ai.files import expanded, write_json
 from osmosis_ai.services.capabilities import require_offered
 from osmosis_ai.services.downloaded_runs import is_downloaded_run
 from osmosis_ai.services.eval_runs.local_runs import local_item
-from osmosis_ai.services.eval_runs.show import ShownRun, WantedSamples, of_outcome, shown_samples, told_entry
+from osmosis_ai.services.eval_runs.show import (
+    ShownRun,
+    WantedSamples,
+    of_outcome,
+    platform_entry,
+    shown_samples,
+)
 from osmosis_ai.services.listing import Listing, fetch_listing
 from osmosis_ai.services.report_files import ReportFile
 from osmosis_ai.services.runs.download import safe_name
@@ -37,7 +43,7 @@ from osmosis_ai.services.runs.lifecycle import (
     DescribedRun,
     RunKind,
     get_training,
-    is_away,
+    is_temporary,
     list_checkpoints,
     run_path,
 )
@@ -620,7 +626,7 @@ def _there(client: PlatformClient, name: str) -> _Validation | None:
     for each in iterate_samples(page):
         threshold = 1.0 if newest.pass_threshold is None else newest.pass_threshold
         known = {"notes": each.notes, "parts": each.parts}
-        details[each.row, each.attempt] = SampleDetail(told_entry(each, threshold), known)
+        details[each.row, each.attempt] = SampleDetail(platform_entry(each, threshold), known)
     if newest.step is None:
         return None
 
@@ -724,7 +730,7 @@ class TrainingLook:
                 self._metrics = _get_metrics(self._client, run.id)
             except PlatformError as error:
                 # The progress is available even if the metrics are not.
-                if is_away(error):
+                if is_temporary(error):
                     raise
             self._step = run.current_step
         return DescribedTraining(detail, self._metrics)

@@ -576,7 +576,7 @@ def refused(run: str, missing: NotFoundError, error: OsmosisError) -> OsmosisErr
                 return error
         except OsmosisError:
             pass
-    return resolver.run_nowhere(run, missing, error)
+    return resolver.run_not_found(run, missing, error)
 
 
 def with_local_runs(
@@ -608,11 +608,11 @@ def with_local_runs(
     except OsmosisError as error:
         local_list = ListResult([], title="", extra=extra, hints=hints, blocks=_local_blocks(local, limit))
         if not local.items:
-            if local_runs.nobody_asked(error):
+            if local_runs.is_without_platform(error):
                 first = f"to start on this machine: {local_runs.first_run_command()}"
                 error.hint = f"{error.hint}; {first}" if error.hint else first
             raise
-        if local_runs.nobody_asked(error):
+        if local_runs.is_without_platform(error):
             current().note(f"Only local runs are listed: {error.message}")
             return local_list
         if current().mode == "json":
@@ -640,7 +640,7 @@ def local_info(directory: Path, output: str | None, columns: Sequence[str]) -> D
     slices: Sequence[RunSlice] = ()
     if columns:
         if is_download(directory):
-            raise resolver.tells_no_rows(directory)
+            raise resolver.download_without_rows(directory)
         from osmosis_ai.decisions.samples import run_slices
         from osmosis_ai.services.eval_runs.samples import read_run_directory
 

@@ -183,7 +183,7 @@ def local_item(entry: RunEntry, directory: Path | None = None) -> dict[str, Any]
     }
 
 
-def nobody_asked(error: OsmosisError) -> bool:
+def is_without_platform(error: OsmosisError) -> bool:
     """Whether the error means that no platform could be queried: no login, workspace, origin or address."""
     missing = ("AUTH_REQUIRED", "VALIDATION", "WORKSPACE_REQUIRED")
     return getattr(error, "status", None) is None and error.code in missing

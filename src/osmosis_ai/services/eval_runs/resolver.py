@@ -68,7 +68,7 @@ def resolve_run(
     try:
         return ResolvedRun("platform", _name_there(word, client(), like))
     except OsmosisError as error:
-        raise run_nowhere(word, missing, error) from None
+        raise run_not_found(word, missing, error) from None
 
 
 def find_local_run(reference: str, *, downloads: bool = False) -> Path:
@@ -137,7 +137,7 @@ def _at_path(word: str, downloads: bool) -> Path | None:
     if is_download(given):
         if downloads:
             return given.absolute()
-        raise tells_no_rows(given)
+        raise download_without_rows(given)
     if not given.is_file():
         return None
     directory = run_of_file(given)
@@ -152,7 +152,7 @@ def _at_path(word: str, downloads: bool) -> Path | None:
     )
 
 
-def tells_no_rows(download: Path) -> OsmosisError:
+def download_without_rows(download: Path) -> OsmosisError:
     """Return the error for a downloaded run that lacks data available only in the original run."""
     from osmosis_ai.services.downloaded_runs import name_of_download
 
@@ -324,7 +324,7 @@ def _of_commit_there(word: str, client: PlatformClient, like: ComparedInputs | N
     )
 
 
-def run_nowhere(run: str, missing: NotFoundError, error: OsmosisError) -> OsmosisError:
+def run_not_found(run: str, missing: NotFoundError, error: OsmosisError) -> OsmosisError:
     """Return the error about a run that was found neither on this machine nor on a platform."""
     platform_code = getattr(error, "platform_code", None)
     near = missing.hint if missing.details.get("nearest") or run.startswith(GIT) else None

@@ -200,7 +200,7 @@ class PlatformConversations:
         for each in platform_samples(self._client, self._run.id, details=True):
             if each.notes is not None or each.parts is not None:
                 self._noted[each.row, each.attempt] = {"notes": each.notes, "parts": each.parts}
-            yield told_entry(each, self._threshold)
+            yield platform_entry(each, self._threshold)
 
     def _listed(self) -> Iterator[SampleEntry]:
         """Yield the samples of the contract's ``summary.jsonl``; invalid lines are counted as a problem."""
@@ -254,7 +254,7 @@ def _listed_sample(line: bytes) -> Mapping[str, Any] | None:
     return found if all(type(number) is int and number >= 0 for number in place) else None
 
 
-def told_entry(sample: EvalSample, pass_threshold: float) -> SampleEntry:
+def platform_entry(sample: EvalSample, pass_threshold: float) -> SampleEntry:
     known = sample.model_dump(exclude={"row", "attempt", "status", "source_row_index", "reward"})
     place = sample.row, sample.attempt
     return _entry(*place, sample.status, sample.reward, sample.source_row_index, known, pass_threshold)

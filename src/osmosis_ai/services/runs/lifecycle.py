@@ -200,7 +200,7 @@ def watch_run(
         except PlatformError as error:
             # A page instead of a JSON reply may come from a proxy; before the first answer, it means a wrong
             # address.
-            passes = is_away(error) and (begun or not isinstance(error, UnreadableReply))
+            passes = is_temporary(error) and (begun or not isinstance(error, UnreadableReply))
             if not passes or time.monotonic() - answered > PATIENCE_S:
                 raise
             if not waiting:
@@ -214,7 +214,7 @@ def watch_run(
         pause()
 
 
-def is_away(error: PlatformError) -> bool:
+def is_temporary(error: PlatformError) -> bool:
     """Whether the same request may succeed later."""
     return error.status is None or error.status >= 500 or error.status == 429
 

@@ -137,7 +137,7 @@ def read_evaluation(
         duration_s=_seconds(facts.get("duration_ms")),
         error=problems[0] if problems else None,
     )
-    context = _not_told(manifest)
+    context = _missing_data(manifest)
     return KnownEvaluation(entry, manifest, estimates, numbers, (*problems, *context), context)
 
 
@@ -158,9 +158,9 @@ def _measures(manifest: Manifest, threshold: float) -> str:
     return hashlib.sha256(repr((rollout.get("name"), *rows, threshold)).encode()).hexdigest()[:16]
 
 
-def _not_told(manifest: Manifest) -> list[str]:
+def _missing_data(manifest: Manifest) -> list[str]:
     """Return sentences about data missing from a downloaded run."""
-    said = manifest.provenance.get("not_told")
+    said = manifest.provenance.get("missing_data")
     return [each for each in said if isinstance(each, str)] if isinstance(said, list) else []
 
 

@@ -254,7 +254,7 @@ def page(view: Viewing, words: Words) -> RenderedPage:
         _kind(view, names, words)  # says which of them was deleted meanwhile
         # A name is written as it is.
         refused = error.message if error.message.startswith(tuple(names)) else error.sentence
-        given |= {"refused": refused, "mended_by": allowance_for(error)}
+        given |= {"refused": refused, "allowed_by": allowance_for(error)}
         # Of what the address names there is none; else it is the runs that may not be compared.
         return RenderedPage("compare.html", given, 400 if {"metric", "column"} & {*error.details} else 200)
 

@@ -212,19 +212,17 @@ def deploy(
 
     with platform_context() as context:
         with current().status("Deploying model"):
-            changed, chosen = models.deploy(context.client, model)
-            name, served = changed.model_name or (chosen.name if chosen else model), None
+            changed, reason = models.deploy(context.client, model)
+            name, served = changed.model_name or model, None
             with suppress(PlatformError):
                 served = models.get_lora_model(context.client, name).inference_model
-        if chosen is not None and chosen.collapsed:
-            current().warn("the run collapsed before its last checkpoint; read its warnings.")
         steps = [("print a request that it answers", f"osmosis model info {quote(name)}")]
         if served:
             steps.insert(0, ("set this in a config to evaluate it", f'model_path = "{served}"'))
         result = _deployment_result("deploy", name, changed, context)
         return replace(
             result,
-            message=f"{result.message} ({chosen.reason})" if chosen else result.message,
+            message=f"{result.message} ({reason})" if reason else result.message,
             resource={**(result.resource or {}), "model_path": served},
             next_steps=next_block(steps),
         )

@@ -652,9 +652,11 @@ def _check(context: PlatformContext, submission: submits.PreparedSubmit) -> Oper
 
         steps = planned_steps(dataset.row_count, config.settings)
         resource["steps"] = steps
+        other = config.settings.validation_dataset
+        validated = f"validated on {other}" if other else f"{steps['held_out_rows']:,} held out"
         lists.append(
             f"Steps: {steps['total']:,} of up to {steps['attempts_per_step']:,} attempts "
-            f"({steps['training_rows']:,} rows to train on, {steps['held_out_rows']:,} held out)"
+            f"({steps['training_rows']:,} rows to train on, {validated})"
         )
         if submission.model is not None and submission.model.is_known:
             lists.append(

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from osmosis_ai.api.client import PlatformClient, segment
 from osmosis_ai.api.connections import REPEATING
@@ -36,9 +36,6 @@ from osmosis_ai.files import expanded, sync_directory
 from osmosis_ai.services.listing import Listing, fetch_listing
 from osmosis_ai.services.runs.download import safe_name
 from osmosis_ai.workspace.layout import WorkspaceDirectory
-
-if TYPE_CHECKING:
-    from osmosis_ai.services.training_runs import ChosenCheckpoint
 
 INFERENCE_PATH = "/v1/chat/completions"
 HOSTED_INFERENCE_URL = "https://inference.osmosis.ai"
@@ -81,8 +78,8 @@ def get_lora_model(client: PlatformClient, name: str) -> LoraModel:
     return ask_by_name(client, name, lambda named: _get(client, named))
 
 
-def deploy(client: PlatformClient, name: str) -> tuple[DeploymentChange, ChosenCheckpoint | None]:
-    """Deploy an adapter, or the checkpoint that a run means, which is also returned. Deploying it twice changes nothing."""
+def deploy(client: PlatformClient, name: str) -> tuple[DeploymentChange, str | None]:
+    """Deploy an adapter, or a run's checkpoint, and return why that one. Deploying it twice changes nothing."""
     from osmosis_ai.services.training_runs import find_checkpoint
 
     unknown = None
@@ -95,13 +92,14 @@ def deploy(client: PlatformClient, name: str) -> tuple[DeploymentChange, ChosenC
                 raise
             unknown = error
     try:
-        chosen = find_checkpoint(client, name)
+        checkpoint, reason = find_checkpoint(client, name)
     except PlatformError as error:
         if error.status != 404 or unknown is None:
             raise
         unknown.message = f"There is no LoRA model or training run '{name[:200]}'."
         raise unknown from None
-    return _change(client, chosen.name, "deploy"), chosen
+    changed = _change(client, checkpoint, "deploy")
+    return changed.model_copy(update={"model_name": changed.model_name or checkpoint}), reason
 
 
 def undeploy(client: PlatformClient, name: str) -> DeploymentChange:

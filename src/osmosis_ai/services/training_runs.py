@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from osmosis_ai.api.capabilities import Capability
 from osmosis_ai.api.http_errors import PlatformError
@@ -220,14 +220,8 @@ def describe_run(client: PlatformClient, name: str) -> DescribedTraining:
     return DescribedTraining(detail, metrics, checkpoints=checkpoints)
 
 
-class ChosenCheckpoint(NamedTuple):
-    name: str
-    reason: str
-    collapsed: bool
-
-
-def find_checkpoint(client: PlatformClient, reference: str) -> ChosenCheckpoint:
-    """Return the checkpoint that ``RUN``, ``RUN@best``, ``RUN@last`` or ``RUN@STEP`` means, and why.
+def find_checkpoint(client: PlatformClient, reference: str) -> tuple[str, str]:
+    """Return the name of the checkpoint that ``RUN``, ``RUN@best``, ``RUN@last`` or ``RUN@STEP`` means, and why.
 
     ``RUN`` is the best one by validation, or the last one if there was no selection.
     """
@@ -250,7 +244,7 @@ def find_checkpoint(client: PlatformClient, reference: str) -> ChosenCheckpoint:
             if known
             else None,
         )
-    return ChosenCheckpoint(*chosen, curves.collapsed and which in ("", "last"))
+    return chosen
 
 
 def _get_metrics(client: PlatformClient, run_id: str) -> wire.TrainingMetrics:

@@ -42,13 +42,7 @@ class ValidationPlan:
     pass_threshold: float = 1.0
 
     def choose(self, total: int, seed: int) -> Sequence[int]:
-        """Return which of ``total`` rows are validated on; raises OsmosisError if none would be left to train on."""
-        if self.path is None and self.rows is not None and self.rows >= total:
-            raise OsmosisError(
-                f"[advanced].validation_rows is {self.rows:,}, and the dataset has {total:,} rows: none would be left to "
-                "train on.",
-                hint="lower it, or name a validation_dataset",
-            )
+        """Return which of ``total`` rows are validated on."""
         if self.path is None and self.rows is None:
             fraction = min(_HELD_OUT_SHARE, _MOST_HELD_OUT / total) if total > 1 else 0
         else:
@@ -132,6 +126,8 @@ def split_rows(dataset: Path, plan: ValidationPlan, seed: int) -> SplitRows[Data
         )
     indices = set(plan.choose(len(rows), seed))
     training = {index: row for index, row in enumerate(rows) if index not in indices}
+    if not training:
+        raise OsmosisError(f"[advanced].validation_rows leaves none of the {len(rows):,} rows to train on.")
     return SplitRows(training, [rows[index] for index in sorted(indices)])
 
 

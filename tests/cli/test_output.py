@@ -220,7 +220,7 @@ def test_long_markdown_is_cut() -> None:
     assert len(markdown) < MOST_CHARACTERS
     seen = rendered(markdown)
     assert set(seen.tags) <= TAGS | {"code"}
-    said = re.search(r"Left out, to fit into a comment: ([\d,]+) rows, .*`--json` gives all of it", markdown)
+    said = re.search(r"Omitted, to fit into a comment: ([\d,]+) rows, .*`--json` has everything", markdown)
     assert said and seen.tags.count("tr") + int(said[1].replace(",", "")) >= 2_000
     # The longest texts alone do not burst it either.
     assert len(markdown_of(document("@" * 90_000, rows=50))) < MOST_CHARACTERS

@@ -400,7 +400,7 @@ def test_a_partial_correlation_is_that_of_what_the_fixed_variable_leaves() -> No
     )
     assert np.corrcoef(x, y)[0, 1] > 0.4
     assert not excludes_zero(found)
-    assert partial_correlation(x, y, x).reason == "it cannot be told apart from the score given by people"
+    assert partial_correlation(x, y, x).reason == "it is indistinguishable from the human score"
 
 
 def test_cohens_kappa_is_the_published_one() -> None:

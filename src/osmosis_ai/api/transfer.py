@@ -215,7 +215,7 @@ def download(
     store_within_s: float | None = None,
     client: BlobClient | None = None,
 ) -> str | None:
-    """Download a file, as far as it is not there yet, and return the name that the store suggests.
+    """Download a file, or the rest of it, and return the name that the store suggests.
 
     An existing ``target`` is replaced atomically.
 

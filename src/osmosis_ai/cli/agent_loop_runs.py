@@ -371,7 +371,7 @@ class ClassicRun(GracefulStop, RunHooks):
             self._show_lines()
 
     def progress(self, snapshot: ProgressSnapshot) -> None:
-        """Update the progress bar on a terminal; elsewhere the lines of the runs are enough."""
+        """Update the progress bar on a terminal; otherwise the lines of the runs suffice."""
         self._show_lines()
         if self._output.animated and not self._quiet and (self._bar is not None or snapshot.in_flight):
             self._move_bar(

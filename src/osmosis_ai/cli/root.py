@@ -127,7 +127,7 @@ class CommandGroup(TyperGroup):
 
     def _eval_form(self, ctx: Any, args: list[str]) -> list[str]:
         """Distinguish `eval -m MODULE:AGENT …` from `eval SUBCOMMAND …`; fail if a line is neither or both."""
-        # The option -m may have its value behind it.
+        # The option -m may be followed by its value.
         has_module = any(
             word.partition("=")[0] == "--module" or (word.startswith("-m") and not word.startswith("--"))
             for word in args
@@ -203,7 +203,7 @@ def make_group(app: typer.Typer) -> CommandGroup:
 
 def make_command(held: Any) -> Any:
     """Return the command that Typer makes of what was registered, with the examples of its docstring below its help."""
-    # Typer draws help with rich unless told otherwise; plain text starts four times as fast.
+    # Typer draws help with rich by default; plain text starts four times as fast.
     command: Any = typer.main.get_command_from_info(held, pretty_exceptions_short=True, rich_markup_mode=None)
     help_text, heading, examples = (command.help or "").partition(EXAMPLES)
     if heading:

@@ -1,4 +1,4 @@
-"""`osmosis secret`: values that runs find in their environment and nobody else sees."""
+"""`osmosis secret`: secret values in the environment of runs."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def require_vouched_for(run: RunSamples, *, allow_imported: bool) -> None:
 
 
 def differing_graders(a: RunSamples, b: RunSamples) -> list[str]:
-    """Return what differs between how two runs were graded, as far as it is known of both; a clause each."""
+    """Return the known differences between the graders of two runs, one clause each."""
     one, other = a.inputs, b.inputs
     found = []
     digests = [one.grader_digest, other.grader_digest]

@@ -601,7 +601,7 @@ def _nothing_to_compare(rule: Rule) -> str:
 
 
 def margin_words(rule: Rule, number: float | None) -> str:
-    """Return a change in the words of its rule: points, percent or as it is; always with its sign."""
+    """Format a change in the unit of its rule (points, percent or plain), always with its sign."""
     if number is None:
         return "unknown"
     unit = {"amount": "%", "share": " points"}.get(rule.described.scale, "")

@@ -51,7 +51,7 @@ _STATUS_CODES: dict[str, int] = {name: code for code, name in enumerate(STATUSES
 
 @dataclass(frozen=True)
 class ComparedInputs:
-    """The inputs of a run's results; None where nobody wrote it down."""
+    """The inputs of a run's results; None if unknown."""
 
     model: str | None = None
     dataset_name: str | None = None

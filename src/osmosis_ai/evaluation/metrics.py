@@ -154,7 +154,7 @@ class JudgeTotals(_Model):
 
 
 class Latency(_Model):
-    """Milliseconds: whole attempts, their time in the model and elsewhere, and the mean of single model calls."""
+    """Milliseconds of attempts, of their model calls and other work, and the mean of single model calls."""
 
     rollout_ms: Percentiles | None
     model_ms: Percentiles | None

@@ -84,7 +84,7 @@ class ChatFormat(ABC):
         return found
 
     def token_bytes(self, token: int) -> bytes:
-        """Return the bytes that ``token`` stands for."""
+        """Return the bytes of ``token``."""
         if self._bytes:
             return self._bytes[token]
         text: str = self._raw.decode([token], skip_special_tokens=False)
@@ -108,7 +108,7 @@ class ChatFormat(ABC):
 
 def _byte_level_vocabulary(raw: RawTokenizer) -> list[bytes] | None:
     """Return the bytes of each token; None if the tokens are not written in the byte-level alphabet."""
-    # Printable Latin-1 stands for itself.
+    # Printable Latin-1 characters represent themselves.
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     byte_of = {chr(byte): byte for byte in printable}
     byte_of |= {chr(256 + i): byte for i, byte in enumerate(b for b in range(256) if b not in printable)}

@@ -37,7 +37,7 @@ class Provider:
 
 
 def _provider(base_url: str | None, keys: str, bases: str = "", **options: Any) -> Provider:
-    """Return a provider by the usual names of variables: "GROQ" stands for GROQ_API_KEY and GROQ_API_BASE."""
+    """Return a provider by the usual names of variables: "GROQ" means GROQ_API_KEY and GROQ_API_BASE."""
     return Provider(
         base_url,
         tuple(f"{name}_API_KEY" for name in keys.split()),

@@ -1,4 +1,4 @@
-"""Log lines of runs and datasets: written in one go, read in pages."""
+"""Log lines of runs and datasets: written in one batch, read in pages."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class LogStore:
     def marks(self, subject_id: str, step: Literal["plan", "warning"], *, limit: int = 100) -> list[LogEntry]:
         """Return the newest lines that are marks on a run's curves, of one kind, oldest first."""
         lines = select(DbLogLine).where(DbLogLine.subject_id == subject_id, DbLogLine.step == step)
-        # Neither database takes the index of some steps for a step that it is not told in the statement.
+        # A partial index is used only if the statement contains the step as a literal.
         lines = lines.where(text(OF_MARKS)).order_by(DbLogLine.id.desc())
         with self._db.session() as session:
             found = list(session.scalars(lines.limit(limit)))

@@ -104,7 +104,7 @@ def require_same_database(home: Path, shown: str) -> None:
     if process.database.startswith("sqlite:") != shown.startswith("sqlite:"):
         raise ConflictError(
             f"the platform that runs in {home} has its rows in {process.database}, and this would open {shown}.",
-            hint="set OSMOSIS_DATABASE_URL as it is where the platform was started",
+            hint="set OSMOSIS_DATABASE_URL to the value with which the platform was started",
         )
 
 

@@ -242,7 +242,7 @@ def partial_correlation(x: Floats, y: Floats, fixed: Floats) -> Figure:
     found = np.corrcoef([(values - values.mean()) / np.ptp(values) for values in (x, y, fixed)])
     left = (1 - found[0, 2] ** 2) * (1 - found[1, 2] ** 2)
     if left <= _ROUNDING:
-        reason = "it cannot be told apart from the score given by people"
+        reason = "it is indistinguishable from the human score"
         return Figure.missing(reason, records=x.size)
     r = float((found[0, 1] - found[0, 2] * found[1, 2]) / math.sqrt(left))
     return _correlation(r, 1.0, x.size, x.size - 4, "Fisher z")

@@ -34,7 +34,7 @@ class RubricItem(NamedTuple):
 
 
 class Rubric(NamedTuple):
-    """A rubric: the criteria, and what its YAML file says of the judge and the scale.
+    """A rubric: the criteria, and the judge and scale of its YAML file.
 
     Attributes:
         rubric_id: its id, the name of its file, or a name made from its text.

@@ -23,7 +23,7 @@ from osmosis_ai.statistics.variance import VarianceComponents
 POWER = 0.8
 
 MOST_ROWS = 10_000_000
-"""More is nobody's dataset: the question has no answer by more rows."""
+"""No dataset has more rows, so more rows are no answer."""
 
 MOST_ATTEMPTS = 10_000
 

@@ -58,7 +58,7 @@ class OutputContext:
 
     @contextmanager
     def status(self, message: str) -> Iterator[None]:
-        """Show a spinner on a terminal; print nothing elsewhere."""
+        """Show a spinner on a terminal, otherwise print nothing."""
         if not self.animated:
             yield
             return
@@ -74,7 +74,7 @@ class OutputContext:
 
     @contextmanager
     def progress(self, description: str, *, total: float | None, unit: str = "") -> Iterator[Progress]:
-        """Show how far something is: a bar on a terminal, a line every so often elsewhere."""
+        """Show progress: a bar on a terminal, otherwise a line from time to time."""
         if self.mode == "json":
             yield Progress()
         elif self.animated:
@@ -202,7 +202,7 @@ class OutputContext:
         return self._console
 
     def say(self, text: str, *, style: str | None = None) -> None:
-        """Write ``text`` to stderr as it is, but for secret values; ``style`` is an ANSI style."""
+        """Write ``text`` to stderr with secrets redacted; ``style`` is an ANSI style."""
         self._write_error(_redactor().text(text), style)
 
     def say_json(self, envelope: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""One progress display: a bar on a terminal, a line every 10% or 5 s elsewhere, nothing in JSON."""
+"""One progress display: a bar on a terminal, otherwise a line every 10% or 5 s, and nothing in JSON mode."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class LineProgress(Progress):
             self._unsaid = line
 
     def finish(self) -> None:
-        """Write the last state if nobody has seen it."""
+        """Write the last state if it was not written yet."""
         if self._unsaid is not None:
             self._say(self._unsaid, self._said_step)
 

@@ -69,7 +69,7 @@ def markdown_of(document: DecisionDocument) -> str:
 
 
 def _escaped(text: str, *, longest: int = _LONGEST_TEXT) -> str:
-    """Return ``text`` so that Markdown and HTML show it as it is, on one line; what nobody would see is spelled out."""
+    """Escape ``text`` for one line of Markdown and HTML; invisible characters are spelled out."""
     flat = text
     if not text.isprintable():
         flat = "".join(map(_visible, re.sub(r"[\t\r\n]+", " ", text)))
@@ -120,7 +120,7 @@ class _Page:
         """Return the whole text, with a sentence that lists omitted parts."""
         if self._left_out:
             told = ", ".join(f"{count:,} {what}" for what, count in self._left_out.items())
-            self._parts.append(f"Left out, to fit into a comment: {told}. `--json` gives all of it.\n")
+            self._parts.append(f"Omitted, to fit into a comment: {told}. `--json` has everything.\n")
         return "\n".join(self._parts)
 
 
@@ -268,8 +268,7 @@ RUBRIC_HOLDS = (
 def report_file(
     path: Path | None, *, overwrite: bool, no_text: bool, holds: Mapping[RunKind | None, tuple[str, str]]
 ) -> ReportFile | None:
-    """Return the file that a report goes into, sure that it can be written; what goes in is said before it
-    is."""
+    """Return the file of a report after checking that it can be written, and print what it will contain."""
     if path is None:
         require_report({"--no-text": no_text, "--force": overwrite})
         return None

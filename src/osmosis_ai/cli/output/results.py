@@ -105,7 +105,7 @@ class Column(NamedTuple):
 
 
 def cell_of(key: str, value: Any) -> Cell:
-    """Return a value of JSON as a cell; its key tells moments and statuses."""
+    """Return a JSON value as a cell; its key shows whether it is a time or a status."""
     if value is not None and key == "status":
         return Status(str(value))
     if key.endswith("_at"):

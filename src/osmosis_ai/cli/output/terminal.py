@@ -239,7 +239,7 @@ def _conversation(console: Console, conversation: ConversationBlock, *, width: i
 
 
 def _print_side_by_side(console: Console, pair: SideBySide) -> None:
-    """Draw two conversations beside each other; one below the other where lines would be too short to be read."""
+    """Draw two conversations side by side, or one below the other on a narrow terminal."""
     both = (pair.left, pair.right)
     if console.width < _READING_WIDTH:
         for each in both:

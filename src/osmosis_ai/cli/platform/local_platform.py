@@ -1,4 +1,4 @@
-"""The platform of this machine, opened by a command: its database alone, beside a platform that may be running."""
+"""The platform of this machine as commands open it: its database only, next to a platform that may be running."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Create a run from an evaluation that ran elsewhere and was uploaded.
+"""Create a run from an uploaded evaluation.
 
 All input is checked. Names are checked when the upload is announced, before any byte is sent; bytes by their digests on
 arrival; results when the run is created: one entry per attempt on each row, and exactly the announced files of each

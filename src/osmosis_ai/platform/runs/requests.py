@@ -75,7 +75,7 @@ class SubmitRejectedError(OsmosisError):
 def rejected(issues: Sequence[Issue]) -> SubmitRejectedError:
     """Return the rejection of a request for all of its ``issues``."""
     # Clients list the issues below this line.
-    message = "this run cannot be submitted as it is configured:"
+    message = "this run cannot be submitted with its configuration:"
     return SubmitRejectedError(400, "INVALID_CONFIG", message, issues=issues)
 
 

@@ -399,7 +399,7 @@ def _no_dataset(name: str, names: Sequence[str], key: str = "experiment.dataset"
 
 
 def _require_columns(dataset: DbDataset, is_supervised: bool, key: str) -> None:
-    """Check that a dataset has what its run learns from or validates on, as far as its preview tells."""
+    """Check from a dataset's preview that it has the columns that its run learns from or validates on."""
     columns = {*(dataset.preview or [{}])[0]}
     has_conversations = MESSAGES_COLUMN in columns
     if columns and is_supervised and not has_conversations:

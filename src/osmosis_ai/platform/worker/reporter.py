@@ -160,7 +160,7 @@ class Reporter:
     # -- what the worker reports -----------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin: the first exchange tells whether the shard must end."""
+        """Begin: the first exchange reports whether the shard must end."""
         self._sync_now.set()
         self._syncing.start()
         self._collecting.start()

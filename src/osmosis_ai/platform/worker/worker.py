@@ -49,7 +49,7 @@ _LOCK_WAIT_S = 10.0
 """How long an earlier worker of the shard on this machine may take to end."""
 _KNOCK_S = 0.5
 _STOP_WITHIN_S = {"eval": 30.0, "training": 300.0}
-"""How long the work may take to end after it was asked to; then the process ends, and its shard is closed as it is."""
+"""Time for the work to end after a request to stop. Then the process ends and closes its shard unchanged."""
 
 
 class Worker:
@@ -136,7 +136,7 @@ class Worker:
         timer.start()
 
     def _end_by_force(self) -> None:
-        """Close the shard as it is, because the work does not end."""
+        """Close the shard unchanged, because the work does not end."""
         if self._is_done:
             return
         status: int = WorkerExit.UNREACHABLE

@@ -106,8 +106,7 @@ class Probe:
                 "[advanced].lora_targets without experts"
             )
         raise DistributionMismatchError(
-            f"the policy's engine does not sample from the distribution that is learned: {self.sentence()}. "
-            f"Probably {cause}.",
+            f"the engine's distribution differs from the learner's: {self.sentence()}. Probably {cause}.",
             hint=remedy,
         )
 

@@ -86,7 +86,6 @@ def _segment(name: str) -> str:
 
 Segment = Annotated[str, AfterValidator(_segment)]
 """A safe directory name: workers do not trust the platform's value."""
-Extension = Annotated[str, Field(pattern=r"^[a-z0-9]{1,16}$")]
 UploadName = Annotated[Line, Field(max_length=160)]
 
 
@@ -219,9 +218,8 @@ class Assignment(WireModel):
     source: InputDownload | None = None
     agent: AgentPlace | None = None
     dataset: InputDownload
-    dataset_extension: Extension
+    dataset_extension: Annotated[str, Field(pattern=r"^[a-z0-9]{1,16}$")]
     validation: InputDownload | None = None
-    validation_extension: Extension | None = None
     adapter: AssignedAdapter | None = None
     training: StoredTraining | None = None
     isolation: Literal["required"] | None = None

@@ -69,8 +69,7 @@ class Assignments:
             agent=self._agent(run),
             dataset=self._dataset(run, shard),
             dataset_extension=rows.extension,
-            validation=self._validation(run, shard),
-            validation_extension=rows.validation[2] if rows.validation else None,
+            validation=self._rows(shard, "validation dataset", *rows.validation) if rows.validation else None,
             adapter=self._adapter(run),
             training=self._training(run) if run.kind == "training" else None,
             isolation="required" if asked.isolation == "required" else None,
@@ -124,10 +123,6 @@ class Assignments:
             key = conversations_key(run)
             return self._download(key, f"dataset.{rows.extension}", self.blobs.size(key), rows.sha256)
         return self._rows(shard, f"dataset '{run.dataset_name}'", run.dataset_id, rows.sha256, rows.extension)
-
-    def _validation(self, run: DbRun, shard: DbRunShard) -> wire.InputDownload | None:
-        chosen = RowSelection.read(run.selection or {}).validation
-        return self._rows(shard, "validation dataset", *chosen) if chosen else None
 
     def _rows(
         self, shard: DbRunShard, what: str, dataset_id: str | None, sha256: str, extension: str

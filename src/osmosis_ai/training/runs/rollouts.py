@@ -210,9 +210,7 @@ def rollout_metrics(batch: RolloutBatch, statistics: GroupStatistics, version: i
             "rollout/zero_variance_fraction": statistics.zero_variance_fraction,
             "rollout/samples": statistics.samples,
             "rollout/unscored": statistics.samples_unscored,
-            GRADER_FAILURES: sum(
-                s.record.status == "failed" and s.record.boundary == "grader" for s in batch.samples
-            ),
+            GRADER_FAILURES: sum(n for cause, n in batch.unscored().items() if cause.startswith("grader ")),
             "rollout/response_lengths": _mean([recorded.sampled_tokens for recorded in called]),
             "rollout/total_lengths": _mean(total_lengths),
             "rollout/truncated_ratio": _mean([recorded.truncated for recorded in called]),

@@ -101,6 +101,7 @@ class StandInVllm:
         if not self.takes_adapters:
             return web.json_response({"error": {"message": "unknown path"}}, status=404)
         assert (Path(body["lora_path"]) / "adapter_config.json").is_file()
+        assert body["is_3d_lora_weight"] is True
         self.loaded[body["lora_name"]] = body["lora_path"]
         return web.Response(text=f"Success: LoRA adapter '{body['lora_name']}' added successfully.")
 

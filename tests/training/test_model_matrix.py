@@ -191,6 +191,22 @@ async def test_a_model_learns_and_is_served_saved_and_loaded(name: str, tmp_path
     assert resumed.logprobs(sequences) == learner.logprobs(sequences)
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("targets", "trainable"),
+    [
+        ("all-linear", TRAINED["glm4_moe"][2]),
+        (["mlp.experts.gate_up_proj", "mlp.experts.down_proj"], OF_EXPERTS),
+        (["shared_experts.gate_proj"], RANK * (32 + 16)),
+        (r"model\.layers\.0\..*", ATTENTION + DENSE),
+    ],
+)
+def test_lora_targets_select_experts_or_others(targets: Any, trainable: int, tmp_path: Path) -> None:
+    model = saved_model("Glm4MoeConfig", ROUTED, tmp_path)
+    learner = Learner(str(model), TrainingSettings(**SETTINGS, lora_targets=targets), "cpu")
+    assert learner.trainable_parameters == trainable
+
+
 def test_layers_that_the_torch_engine_cannot_serve_are_refused_before_weights_are_loaded(
     tmp_path: Path,
 ) -> None:

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import stamina
 
+from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.errors import NetworkError, OsmosisError
 from osmosis_ai.inference.engine import EngineStoppedError, Generation, SampledToken
 from osmosis_ai.inference.model import Model
 from osmosis_ai.inference.openai_api import TokenFeed
-from osmosis_ai.training.engines.vllm_engine import VllmEngine
+from osmosis_ai.training.engines.vllm_engine import VllmEngine, VllmServer
 from tests.training.policy_world import END, MODEL_DIR
 from tests.training.standin_vllm import connect, sample, standing_in
 
@@ -79,6 +80,16 @@ async def test_every_version_has_a_name_of_its_own_and_the_old_one_is_unloaded(t
         assert (list(server.loaded), server.unloaded) == (["r-v2"], ["r-v1"])
         assert [path.name for path in tmp_path.iterdir()] == ["r-v2"]
     assert server.unloaded == ["r-v1", "r-v2"]
+
+
+@pytest.mark.parametrize("experts", [True, False])
+def test_the_option_for_experts_is_given_only_for_models_that_have_them(
+    experts: bool, tmp_path: Path
+) -> None:
+    settings = TrainingSettings(policy_engine="vllm", vllm_command="vllm")
+    named = {"model": "m", "served_as": "m", "dtype": "bfloat16", "environ": {}}
+    server = VllmServer(settings, experts=experts, log_path=tmp_path / "log", **named)
+    assert ("--enable-mixed-moe-lora-format" in server.spec.command) == experts
 
 
 async def test_a_call_under_way_keeps_its_version_until_it_ends(tmp_path: Path) -> None:

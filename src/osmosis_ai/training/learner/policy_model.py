@@ -1,8 +1,9 @@
 """The policy: a frozen base model and a trainable LoRA adapter.
 
 The base is never modified. In float32, the served copy is base plus merged adapter, rebuilt from the base after
-every update, because merging in place and back drifts. In bfloat16 the adapter is served next to its base. Dropout is
-always off, since the learner must reproduce the sampling probabilities.
+every update, because merging in place and back drifts. In bfloat16 the adapter is served next to its base, except on
+experts, for which PEFT itself computes with the rounded sum. Dropout is always off, since the learner must reproduce the
+sampling probabilities.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from osmosis_ai.training.model_support import model_support, read_model_config
 
 if TYPE_CHECKING:
     from osmosis_ai.config.training import TrainingSettings
-    from osmosis_ai.training.model_support import LoraPlan
+    from osmosis_ai.training.model_support import ModelSupport
 
 ADAPTER = "default"
 ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -91,7 +92,7 @@ def load_policy(
                     lora_alpha=settings.lora_alpha,
                     lora_dropout=0.0,
                     task_type="CAUSAL_LM",
-                    **_peft_targets(support.plan, settings),
+                    **_peft_targets(support, settings),
                 )
                 policy = get_peft_model(base, lora)
             # The adapter names its base model, not where this machine keeps the files.
@@ -118,15 +119,17 @@ def load_policy(
     return policy.train()
 
 
-def _peft_targets(plan: LoraPlan | None, settings: TrainingSettings) -> dict[str, Any]:
-    """Return PEFT's options for the weights of a plan.
+def _peft_targets(support: ModelSupport, settings: TrainingSettings) -> dict[str, Any]:
+    """Return PEFT's options for the weights of the plan.
 
     In a mixture of experts, PEFT takes a module `gate_proj`, `up_proj` or `down_proj` for the routed experts, wherever
     it is. The dense ones are therefore named as parameters, whose adapters have the same names and shapes.
     """
-    if plan is None:
+    layout, plan = support.layout, support.plan
+    if layout is None or plan is None:
         return {"target_modules": settings.lora_targets}
-    dense = [name for name in plan.target_modules if plan.target_parameters and ".mlp." in f".{name}"]
+    routed = any(matrix.experts for _, matrix in layout.matrices())
+    dense = [name for name in plan.target_modules if routed and ".mlp." in f".{name}"]
     return {
         "target_modules": [name for name in plan.target_modules if name not in dense],
         "target_parameters": [*plan.target_parameters, *(f"{name}.weight" for name in dense)] or None,

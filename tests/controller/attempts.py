@@ -11,7 +11,7 @@ from osmosis_ai.controller.model_proxy import LastCall, RolloutUsage
 from osmosis_ai.controller.outcomes import Verdict
 from osmosis_ai.controller.record import TerminalRecord
 from osmosis_ai.redaction import Redactor
-from osmosis_ai.rollout.types import GraderCompleteRequest
+from osmosis_ai.rollout import GraderCompleteRequest
 
 
 def ended(

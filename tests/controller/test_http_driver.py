@@ -20,8 +20,8 @@ from osmosis_ai.controller.callbacks import (
     TerminalCallbackResult,
     UnknownRolloutIdError,
 )
+from osmosis_ai.rollout import RolloutStatus
 from osmosis_ai.rollout.driver import RolloutRunRequest
-from osmosis_ai.rollout.types import RolloutStatus
 from tests.controller.wire import ROLLOUT_ID, completion_body, grader_body
 
 

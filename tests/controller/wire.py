@@ -6,7 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
-from osmosis_ai.rollout.types import GraderCompleteRequest
+from osmosis_ai.rollout import GraderCompleteRequest
 
 ROLLOUT_ID = "0123456789abcdef0123456789abcdef"
 

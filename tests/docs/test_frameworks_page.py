@@ -10,8 +10,7 @@ import pytest
 from tests.rollout.local_rollouts import execute, request
 from tests.standin_model import Reply, StandInModel
 
-from osmosis_ai.rollout import LocalBackend
-from osmosis_ai.rollout.context import RolloutContext
+from osmosis_ai.rollout import LocalBackend, RolloutContext
 from osmosis_ai.rollout.model_client import close_shared_connections
 
 PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "agents.md").read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ from annotated_types import Ge, Le
 from tests.package_source import SOURCE, syntax_trees
 
 from osmosis_ai import rollout
-from osmosis_ai.rollout.config import RolloutClientSettings, RolloutServerSettings, RolloutSettings
+from osmosis_ai.rollout import RolloutClientSettings, RolloutServerSettings, RolloutSettings
 
 REPOSITORY = Path(__file__).parents[2]
 VARIABLE = re.compile(r"_?OSMOSIS_[A-Z0-9_]*[A-Z0-9]")

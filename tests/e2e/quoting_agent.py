@@ -12,9 +12,13 @@ from typing import Any
 import main
 from main import INSTRUCTIONS, MULTIPLY_TOOL, MultiplyWorkflow
 
-from osmosis_ai.rollout.agent_workflow import AgentWorkflow
-from osmosis_ai.rollout.context import AgentWorkflowContext, get_rollout_context
-from osmosis_ai.rollout.types import AgentWorkflowConfig, AgentWorkflowOutput
+from osmosis_ai.rollout import (
+    AgentWorkflow,
+    AgentWorkflowConfig,
+    AgentWorkflowContext,
+    AgentWorkflowOutput,
+    get_rollout_context,
+)
 
 MISSES = (10, -10, 20, -20, 100)
 # Its first token is certain, so sampling it teaches nothing; the call is there to be read.

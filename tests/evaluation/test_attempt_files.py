@@ -27,9 +27,9 @@ from osmosis_ai.evaluation.results import AttemptTable
 from osmosis_ai.evaluation.run_directory import RunDirectory
 from osmosis_ai.evaluation.run_log import RunLog
 from osmosis_ai.redaction import Redactor
+from osmosis_ai.rollout import GraderCompleteRequest, GraderStatus, RolloutSample
 from osmosis_ai.rollout.artifacts import PENDING_TRAJECTORY_FILE
 from osmosis_ai.rollout.trajectory import trajectory_identity
-from osmosis_ai.rollout.types import GraderCompleteRequest, GraderStatus, RolloutSample
 from tests.controller.attempts import ended
 from tests.deep_directories import deep_directories
 from tests.evaluation.builders import record

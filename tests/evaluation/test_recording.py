@@ -23,7 +23,7 @@ from osmosis_ai.evaluation.journal import JournalCorruptionError
 from osmosis_ai.evaluation.run_directory import IndexEntry, read_index
 from osmosis_ai.evaluation.run_log import RunLog, redact_server_logs
 from osmosis_ai.redaction import Redactor
-from osmosis_ai.rollout.types import GraderCompleteRequest, GraderStatus, RolloutSample
+from osmosis_ai.rollout import GraderCompleteRequest, GraderStatus, RolloutSample
 from tests.controller.attempts import ended, record_of_ended
 from tests.decisions.builders import write_journalled_run
 

@@ -12,8 +12,7 @@ import httpx
 from aiohttp import web
 from fastapi import FastAPI
 
-from osmosis_ai.rollout import AgentWorkflow, AgentWorkflowContext, Grader, GraderContext
-from osmosis_ai.rollout.backend import ExecutionBackend
+from osmosis_ai.rollout import AgentWorkflow, AgentWorkflowContext, ExecutionBackend, Grader, GraderContext
 from osmosis_ai.rollout.model_client import close_shared_connections
 from osmosis_ai.rollout.server import create_rollout_server
 

@@ -19,8 +19,7 @@ import httpx
 import pytest
 import uvicorn
 
-from osmosis_ai.rollout import validate_agent_loop
-from osmosis_ai.rollout.core.base import CompletionsResult
+from osmosis_ai.rollout import CompletionsResult, validate_agent_loop
 from osmosis_ai.rollout.testing import RolloutCompletionTracker, create_mock_trainer_app
 from tests.rollout.loop.agents import CannedModel, context, request
 from tests.standin_model import Reply, StandInModel

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from osmosis_ai.rollout.core.base import CompletionsResult, RolloutAgentLoop, RolloutResult
-from osmosis_ai.rollout.core.schemas import RolloutMetrics
+from osmosis_ai.rollout import CompletionsResult, RolloutAgentLoop, RolloutMetrics, RolloutResult
 
 ADD: dict[str, Any] = {
     "type": "function",

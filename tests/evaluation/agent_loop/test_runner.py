@@ -32,7 +32,7 @@ from osmosis_ai.evaluation.agent_loop.runner import (
 )
 from osmosis_ai.llm.client import ModelClient
 from osmosis_ai.llm.providers import ModelEndpoint
-from osmosis_ai.rollout.core.schemas import (
+from osmosis_ai.rollout import (
     OpenAIFunctionParametersSchema,
     OpenAIFunctionSchema,
     OpenAIFunctionToolSchema,

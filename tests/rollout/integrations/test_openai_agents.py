@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.rollout import AgentWorkflowConfig, LocalBackend
-from osmosis_ai.rollout.context import RolloutContext, get_rollout_context
+from osmosis_ai.rollout import AgentWorkflowConfig, LocalBackend, RolloutContext, get_rollout_context
 from tests.lazily import lazily
 from tests.rollout.local_rollouts import execute, grader, request, workflow
 from tests.standin_model import Reply, StandInModel, error_reply

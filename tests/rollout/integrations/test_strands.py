@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.rollout import AgentWorkflowConfig, LocalBackend
-from osmosis_ai.rollout.context import RolloutContext
+from osmosis_ai.rollout import AgentWorkflowConfig, LocalBackend, RolloutContext
 from tests.lazily import lazily
 from tests.rollout.local_rollouts import execute, grader, request, workflow
 from tests.standin_model import Reply, StandInModel

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from osmosis_ai.rollout import RolloutMetrics, RolloutRequest
 from osmosis_ai.rollout.core.base import AgentLoopContext, CompletionsResult, RolloutAgentLoop, RolloutResult
-from osmosis_ai.rollout.core.schemas import RolloutMetrics, RolloutRequest
 
 
 class Echo(RolloutAgentLoop):

@@ -15,11 +15,18 @@ from typing import Any
 import httpx
 import pytest
 
-from osmosis_ai.rollout import network, registry
+from osmosis_ai.rollout import (
+    OpenAIFunctionSchema,
+    OpenAIFunctionToolSchema,
+    RolloutContext,
+    ValidationResult,
+    network,
+    registry,
+    validate_agent_loop,
+)
 from osmosis_ai.rollout import tools as t
 from osmosis_ai.rollout import utils as m
 from osmosis_ai.rollout.cli_utils import holds_an_agent_loop, load_agent_loop, names_an_attribute
-from osmosis_ai.rollout.context import RolloutContext
 from osmosis_ai.rollout.core import exceptions as e
 from osmosis_ai.rollout.core.base import (
     AgentLoopContext,
@@ -28,13 +35,8 @@ from osmosis_ai.rollout.core.base import (
     RolloutResult,
 )
 from osmosis_ai.rollout.core.exceptions import AgentLoopLoadError, ToolArgumentError, ToolExecutionError
-from osmosis_ai.rollout.core.schemas import OpenAIFunctionSchema, OpenAIFunctionToolSchema
 from osmosis_ai.rollout.server.api_key import API_KEY_PREFIX, generate_api_key, validate_api_key
 from osmosis_ai.rollout.tools import InvalidToolError, check_tools, normalize_tools
-from osmosis_ai.rollout.validator import (
-    ValidationResult,
-    validate_agent_loop,
-)
 
 from .agents import CannedModel, Echo, context, request
 

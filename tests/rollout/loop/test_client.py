@@ -15,16 +15,17 @@ import pytest
 from aiohttp import web
 from fastapi.testclient import TestClient
 
-from osmosis_ai.rollout import client as client_module
-from osmosis_ai.rollout import create_app
-from osmosis_ai.rollout.client import OsmosisLLMClient
-from osmosis_ai.rollout.config import RolloutClientSettings
-from osmosis_ai.rollout.core.exceptions import (
+from osmosis_ai.rollout import (
+    OpenAIFunctionSchema,
+    OpenAIFunctionToolSchema,
+    OsmosisLLMClient,
     OsmosisServerError,
     OsmosisTransportError,
     OsmosisValidationError,
+    RolloutClientSettings,
+    create_app,
 )
-from osmosis_ai.rollout.core.schemas import OpenAIFunctionSchema, OpenAIFunctionToolSchema
+from osmosis_ai.rollout import client as client_module
 from osmosis_ai.rollout.testing import (
     RolloutCompletionTracker,
     create_mock_trainer_app,

@@ -17,8 +17,15 @@ import numpy as np
 import pytest
 
 from osmosis_ai import osmosis_reward
-from osmosis_ai.rollout import ExecutionResult, RolloutContext, create_app
-from osmosis_ai.rollout.core.base import RolloutAgentLoop, RolloutResult
+from osmosis_ai.rollout import (
+    ExecutionResult,
+    RolloutAgentLoop,
+    RolloutContext,
+    RolloutErrorCategory,
+    RolloutResult,
+    RolloutStatus,
+    create_app,
+)
 from osmosis_ai.rollout.core.exceptions import (
     AgentLoopLoadError,
     OsmosisRolloutError,
@@ -44,7 +51,6 @@ from osmosis_ai.rollout.hosting import (
 )
 from osmosis_ai.rollout.model_client import close_shared_connections
 from osmosis_ai.rollout.tools import normalize_tools
-from osmosis_ai.rollout.types import RolloutErrorCategory, RolloutStatus
 from tests.evaluation.agent_loop.loop_agents import Agent
 from tests.rollout.local_rollouts import execute, hang, request
 from tests.rollout.world import Controller, serving

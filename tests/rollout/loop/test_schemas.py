@@ -9,16 +9,18 @@ import pytest
 from pydantic import ValidationError
 
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.rollout.config import (
+from osmosis_ai.rollout import (
+    ExecutionResult,
     RolloutClientSettings,
+    RolloutCompleteRequest,
     RolloutSettings,
+    RolloutStatus,
     configure,
     get_settings,
     reset_settings,
 )
 from osmosis_ai.rollout.core import schemas as s
 from osmosis_ai.rollout.tools import tool_payloads
-from osmosis_ai.rollout.types import ExecutionResult, RolloutCompleteRequest, RolloutStatus
 
 from .agents import request
 

@@ -14,13 +14,19 @@ from osmosis_ai.rollout.eval.common.errors import ToolValidationError
 from osmosis_ai.rollout.eval.common.runner import LocalRolloutRunner, validate_tools
 from osmosis_ai.rollout.eval.evaluation import EvalFnWrapper
 
-from osmosis_ai.rollout.client import OsmosisLLMClient
-from osmosis_ai.rollout.config import RolloutClientSettings, RolloutSettings
-from osmosis_ai.rollout.core.base import CompletionsResult, RolloutResult
-from osmosis_ai.rollout.core.exceptions import OsmosisTransportError
-from osmosis_ai.rollout.core.schemas import RolloutMetrics
-from osmosis_ai.rollout.server import create_app, serve_agent_loop, validate_and_report
-from osmosis_ai.rollout.validator import ValidationResult
+from osmosis_ai.rollout import (
+    CompletionsResult,
+    OsmosisLLMClient,
+    OsmosisTransportError,
+    RolloutClientSettings,
+    RolloutMetrics,
+    RolloutResult,
+    RolloutSettings,
+    ValidationResult,
+    create_app,
+    serve_agent_loop,
+    validate_and_report,
+)
 from tests.evaluation.agent_loop.loop_agents import Agent
 
 from .agents import CannedModel, Echo

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from osmosis_ai.rollout.core.base import RolloutAgentLoop, RolloutResult
-from osmosis_ai.rollout.core.schemas import RolloutRequest
+from osmosis_ai.rollout import RolloutAgentLoop, RolloutRequest, RolloutResult
 
 ADD = {
     "type": "function",

@@ -13,8 +13,7 @@ import respx
 
 from osmosis_ai.api.credentials import Credentials
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.rollout import network
-from osmosis_ai.rollout.config import RolloutClientSettings, RolloutServerSettings, RolloutSettings
+from osmosis_ai.rollout import RolloutClientSettings, RolloutServerSettings, RolloutSettings, network
 from osmosis_ai.rollout.server import callback_delivery
 from osmosis_ai.rollout.server.registration import Registration, reachable_host
 from osmosis_ai.rollout.server.state import AppState
@@ -210,7 +209,7 @@ async def test_a_repeated_request_gets_the_first_reply(trainer: Trainer) -> None
 
 
 async def test_weakness_13_valid_tools_need_no_description(trainer: Trainer) -> None:
-    from osmosis_ai.rollout.validator import validate_agent_loop
+    from osmosis_ai.rollout import validate_agent_loop
 
     bare = {"type": "function", "function": {"name": "look-up"}}
 

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 from aiohttp import web
 
-from osmosis_ai.rollout.server.agent_loop import create_app
+from osmosis_ai.rollout import create_app
 from tests.rollout.world import client_of, listening
 
 REPLY = {

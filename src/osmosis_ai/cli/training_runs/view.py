@@ -35,7 +35,7 @@ from osmosis_ai.training.runs.metrics import (
 from osmosis_ai.training.runs.run_differences import flat_settings
 
 _NOTICEABLE_S = 0.05
-_MOST_SETTINGS, _MOST_WARNINGS, _MOST_STEPS = 10, 3, 3
+_MOST_SETTINGS, _MOST_WARNINGS, _MOST_STEPS = 10, 5, 3
 _STEP_TIME, _SAMPLING_SPEED = "time/step_s", "speed/sampling_tokens_per_s"
 _PHASES = {
     "time/sampling_s": "sampling",
@@ -188,14 +188,20 @@ def _mean(points: Sequence[CurveValue]) -> float:
 
 
 def _warnings(curves: TrainingCurves) -> Iterator[tuple[str, str]]:
+    marked = _marked(curves)
     for text in curves.headline.warnings if curves.headline is not None else ():
-        yield "validation", text
-    for step, text in _marked(curves)[-_MOST_WARNINGS:]:
+        if not any(text in known for _, known in marked):
+            yield "validation", text
+    for step, text in marked[-_MOST_WARNINGS:]:
         yield f"step {step}", text
 
 
 def _marked(curves: TrainingCurves) -> list[tuple[int, str]]:
-    marks = {formats.one_line(mark.text): mark.step for mark in curves.marks if mark.kind == "warning"}
+    """Return the warnings, each with the step where it was first given."""
+    marks: dict[str, int] = {}
+    for mark in curves.marks:
+        if mark.kind == "warning":
+            marks.setdefault(formats.one_line(mark.text), mark.step)
     return [(step, text) for text, step in marks.items()]
 
 

@@ -50,7 +50,7 @@ from osmosis_ai.training.runs.rollouts import (
     with_truncation_rule,
 )
 from osmosis_ai.training.runs.run_directory import ValidationSamples
-from osmosis_ai.training.runs.step_warnings import Trouble, collapse, new_trouble
+from osmosis_ai.training.runs.step_warnings import collapse, new_trouble
 
 if TYPE_CHECKING:
     from osmosis_ai.config.training import TrainingSettings
@@ -530,11 +530,11 @@ class TrainingLoop(StepLoop):
         found, self.state.collapsed = new_trouble(curves), collapse(curves)
         if self.state.unscored:  # none has a reward, which is reported with its causes
             return []
-        sources: dict[Trouble, str] = {"unscored": "", "grader": "grader"}
-        for kind in sources.keys() & found.keys():
-            causes = {cause: n for cause, n in batch.unscored().items() if cause.startswith(sources[kind])}
-            failure = batch.first_failure(sources[kind])
-            found[kind] += f" ({format_causes(causes)})" + (f". The first: {failure}" if failure else "")
+        for kind, source in (("unscored", ""), ("grader", "grader")):
+            if kind in found:
+                causes = {cause: n for cause, n in batch.unscored().items() if cause.startswith(source)}
+                failure = batch.first_failure(source)
+                found[kind] += f" ({format_causes(causes)})" + (f". The first: {failure}" if failure else "")
         return list(found.values())
 
     def _batch(self, step: int) -> asyncio.Task[RolloutBatch]:

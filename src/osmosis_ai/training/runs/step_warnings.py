@@ -9,12 +9,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
-from typing import Literal
 
 from osmosis_ai.training.runs.metrics import GRADER_FAILURES, TRAINING_REWARD
 
 Curves = Mapping[str, Sequence[tuple[int, float]]]
-Trouble = Literal["reward", "entropy", "length", "truncated", "equal", "unscored", "grader"]
 
 WINDOW = 5
 """Steps over which a mean is taken, and for which a warning is not repeated."""
@@ -31,7 +29,7 @@ def collapse(curves: Curves) -> str | None:
     return next((text for kind, text in trouble(curves) if kind in ("reward", "entropy", "length")), None)
 
 
-def new_trouble(curves: Curves) -> dict[Trouble, str]:
+def new_trouble(curves: Curves) -> dict[str, str]:
     """Return what began with the last step and was no trouble in the steps before it."""
     found, last = (
         dict(trouble(curves)),
@@ -44,7 +42,7 @@ def new_trouble(curves: Curves) -> dict[Trouble, str]:
     return found
 
 
-def trouble(curves: Curves) -> Iterator[tuple[Trouble, str]]:
+def trouble(curves: Curves) -> Iterator[tuple[str, str]]:
     """Yield what a run is troubled by after its last step, with a sentence."""
 
     def values(key: str) -> list[float]:

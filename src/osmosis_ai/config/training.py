@@ -22,7 +22,6 @@ from osmosis_ai.config.sections import (
 )
 from osmosis_ai.inference.catalog import FormatName
 
-MethodName = Literal["rl", "sft"]
 LossType = Literal["grpo", "dapo", "dr_grpo", "gspo"]
 EngineName = Literal["torch", "vllm"]
 WhenCutOff = Literal["exclude", "zero", "grade"]
@@ -82,7 +81,7 @@ class CheckpointsSection(ConfigSection):
 class AdvancedSection(ConfigSection):
     """The keys of `[advanced]` for this release's trainer; keys for others are sent as written."""
 
-    method: MethodName = setting(
+    method: Literal["rl", "sft"] = setting(
         "rl", "reinforcement learning (rl), or supervised fine-tuning on conversations (sft)"
     )
     sft_source: Annotated[str, AfterValidator(_sft_source)] | None = setting(

@@ -1,12 +1,9 @@
-"""Conversations for supervised fine-tuning: `messages` of OpenAI's chat format and, optionally, the `tools` on offer.
-
-Both columns may hold JSON text, which CSV has no alternative to.
-"""
+"""Conversations for supervised fine-tuning: `messages` of OpenAI's chat format and, optionally, the `tools` on offer."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +11,7 @@ from typing import Any
 from osmosis_ai.datasets.readers import Record, decode_json, name_of_type, open_reader, raise_for
 from osmosis_ai.inference.protocol import OpenAIError, parse_request
 
-MESSAGES_COLUMN, TOOLS_COLUMN = "messages", "tools"
+CONVERSATION_COLUMNS = MESSAGES_COLUMN, TOOLS_COLUMN = "messages", "tools"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +30,9 @@ class ConversationRow:
 
 def iter_conversations(path: Path) -> Iterator[ConversationRow]:
     """Yield the conversations of a dataset file; raises OsmosisError at the first row that is none."""
-    columns = (MESSAGES_COLUMN, TOOLS_COLUMN)
-    reader = open_reader(path, report=raise_for(path), only=columns, uniform=False, as_written=False)
+    reader = open_reader(
+        path, report=raise_for(path), only=CONVERSATION_COLUMNS, uniform=False, as_written=False
+    )
     for number, record in reader:
         try:
             yield read_conversation_row(record)
@@ -46,12 +44,13 @@ def read_conversation_row(record: Record) -> ConversationRow:
     """Return the conversation of a record; raises ValueError."""
     if not isinstance(record, dict) or MESSAGES_COLUMN not in record:
         raise ValueError(f"the column '{MESSAGES_COLUMN}' is missing")
-    messages, tools = (_decoded(record.get(column)) for column in (MESSAGES_COLUMN, TOOLS_COLUMN))
+    messages, tools = (_decoded(record.get(column)) for column in CONVERSATION_COLUMNS)
     if not isinstance(messages, list):
         raise ValueError(f"'{MESSAGES_COLUMN}' must be an array, found {name_of_type(messages)}")
+    _write_arguments(messages)
     try:
         # The requests of served models follow the same rules, so that both read the same prompts.
-        request = parse_request({"model": "", "messages": [*map(_plain, messages)], "tools": tools or None})
+        request = parse_request({"model": "", "messages": messages, "tools": tools or None})
     except OpenAIError as error:
         raise ValueError(str(error).rstrip(".")) from None
     if not any(message.role == "assistant" for message in request.messages):
@@ -66,17 +65,11 @@ def _decoded(value: Any) -> Any:
         raise ValueError(f"not valid JSON: {error.msg}") from None
 
 
-def _plain(message: Any) -> Any:
-    """Return a message whose calls have their arguments as text, as OpenAI writes them."""
-    calls = message.get("tool_calls") if isinstance(message, dict) else None
-    if not isinstance(calls, list):
-        return message
-    return {**message, "tool_calls": [_plain_call(call) for call in calls]}
-
-
-def _plain_call(call: Any) -> Any:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), Mapping):
-        return call
-    arguments = json.dumps(function["arguments"], ensure_ascii=False)
-    return {**call, "function": {**function, "arguments": arguments}}
+def _write_arguments(value: Any) -> None:
+    """Write the arguments of calls as JSON text, as OpenAI does, where ``value`` has them as objects."""
+    for item in value if isinstance(value, list) else ():
+        if isinstance(item, dict):
+            _write_arguments(item.get("tool_calls"))
+            function = item.get("function")
+            if isinstance(function, dict) and isinstance(function.get("arguments"), dict):
+                function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)

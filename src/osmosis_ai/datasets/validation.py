@@ -18,7 +18,7 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, Literal
 
-from osmosis_ai.datasets.conversations import MESSAGES_COLUMN, TOOLS_COLUMN, read_conversation_row
+from osmosis_ai.datasets.conversations import CONVERSATION_COLUMNS, MESSAGES_COLUMN, read_conversation_row
 from osmosis_ai.datasets.readers import (
     BYTE_ORDER_MARK,
     METADATA_COLUMN,
@@ -48,7 +48,6 @@ MIN_ROWS = 4
 MOST_ERRORS = 5
 MOST_PATHS = 100_000
 MOST_LEVELS = 100
-_COLUMNS = KNOWN_COLUMNS | {MESSAGES_COLUMN, TOOLS_COLUMN}
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _INTEGER_AS_FLOAT = re.compile(r"-?\d+\.0")
 
@@ -106,7 +105,11 @@ class _Validation:
     ) -> None:
         self.report, self.path = report, Path(report.file)
         self.reader = open_reader(
-            self.path, report=self.add_error, progress=progress, only=_COLUMNS, as_written=False
+            self.path,
+            report=self.add_error,
+            progress=progress,
+            only=KNOWN_COLUMNS.union(CONVERSATION_COLUMNS),
+            as_written=False,
         )
         self.unusable_rows = self.repeating_rows = 0
         self.may_be_integers = True  # every answer so far is missing or an integer with ".0"
@@ -161,7 +164,10 @@ class _Validation:
             if report.lacks_columns:
                 continue
             if report.mode == "messages":
-                self._check_conversation(number, record)
+                try:
+                    read_conversation_row(record)
+                except ValueError as error:
+                    reader.report_at(number, str(error))
                 continue
             answer = record[answer_column] if answer_column else None
             if checker is not None:
@@ -183,12 +189,6 @@ class _Validation:
             report.warnings.append(
                 f"metadata has more than {MOST_PATHS:,} distinct keys; the types of later ones were not compared"
             )
-
-    def _check_conversation(self, number: int, record: Record) -> None:
-        try:
-            read_conversation_row(record)
-        except ValueError as error:
-            self.reader.report_at(number, str(error))
 
     def _note_answer(self, place: str, answer: str | None) -> None:
         if answer is None:

@@ -120,11 +120,7 @@ def as_messages(conversation: Conversation) -> list[Message]:
 
 
 def as_conversation_row(conversation: Conversation) -> dict[str, Any] | None:
-    """Return the conversation as a row of a dataset for supervised fine-tuning.
-
-    None if it teaches nothing, or the wrong thing: without an assistant turn, and with calls of unknown tools, which
-    the prompts of its model offered.
-    """
+    """Return the conversation as a row for supervised fine-tuning; None without an assistant turn or without its tools."""
     messages = as_messages(conversation)
     calls_tools = any(message.get("tool_calls") for message in messages)
     if not any(message["role"] == "assistant" for message in messages) or (

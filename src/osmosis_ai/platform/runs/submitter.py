@@ -43,7 +43,7 @@ from osmosis_ai.platform.machines import Machine, needs_key
 from osmosis_ai.platform.models import find_adapter
 from osmosis_ai.platform.rollouts import RolloutStore, find_server, server_names
 from osmosis_ai.platform.runs.lifecycle import RunKind
-from osmosis_ai.platform.runs.passing_attempts import check_source
+from osmosis_ai.platform.runs.passing_attempts import count_passing
 from osmosis_ai.platform.runs.requests import (
     RowSelection,
     RunRequest,
@@ -247,7 +247,10 @@ class RunSubmitter:
         settings = request.settings if isinstance(request, TrainingRequest) else None
         is_supervised = settings is not None and settings.method == "sft"
         if settings is not None and (source := settings.source_run) is not None:
-            return check_source(self._db, workspace_id, source)
+            try:
+                return count_passing(self._db, workspace_id, source)
+            except OsmosisError as error:
+                raise rejected([Issue("advanced.sft_source", error.message.rstrip("."))]) from None
         _require_columns(dataset, is_supervised, "experiment.dataset")
         return request.choose_rows(dataset.row_count or 0, dataset.sha256 or "", dataset.extension)
 

@@ -211,17 +211,16 @@ class PreparedSubmit:
     @property
     def method(self) -> str | None:
         """The conversations of a supervised training run, and its steps; None for other runs."""
-        if not isinstance(self.config, TrainingConfig) or self.config.doubts:
+        config = self.config
+        if not isinstance(config, TrainingConfig) or config.doubts or config.settings.method != "sft":
             return None
-        if self.config.settings.method != "sft":
-            return None
-        settings = self.config.settings
+        settings = config.settings
         source = f"passing attempts of {settings.source_run}" if settings.source_run else "conversations"
         if self.rows is None:
             return f"sft on {source}"
         steps = math.ceil(self.rows / settings.rollout_batch_size) * settings.total_epochs
-        at_most = min(steps, settings.max_steps or steps)
-        return f"sft on {self.rows:,} {source}, at most {amount(at_most, 'step')}"
+        at_most = amount(min(steps, settings.max_steps or steps), "step")
+        return f"sft on {self.rows:,} {source}, at most {at_most}"
 
     def described(self) -> dict[str, Any]:
         known = self.config.experiment.model_dump()

@@ -1,9 +1,8 @@
 """Supervised fine-tuning: the policy learns the assistant's turns of conversations with cross-entropy.
 
-No rollout runs and no engine serves. Conversations are rendered turn by turn as their model would have read and sampled
-them, by the recording that also serves rollouts: each turn's prompt is what the chat template opens it with, and what
-is learned is the rest of the turn, tool calls and the token that ends it included. A template that rewrites earlier
-turns splits a conversation into several sequences, in which every turn is learned once.
+The recording of rollouts turns conversations into tokens, as if the model had sampled each turn now: what the chat
+template opens a turn with is read, and the rest, up to the token that ends it, is learned. A template that rewrites
+earlier turns splits a conversation into several sequences, in which every turn is learned once.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from osmosis_ai.datasets.conversations import read_conversation_row
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.conversation import as_conversation_row
 from osmosis_ai.evaluation.export import read_run
-from osmosis_ai.inference.chat import ChatFormat, TemplateError
+from osmosis_ai.inference.chat import ChatFormat
 from osmosis_ai.inference.engine import SampledToken
 from osmosis_ai.training.engines.recording import PromptPrefixCache, Recording
 from osmosis_ai.training.objective.sequences import TokenSequence
@@ -89,19 +88,18 @@ def tokenise_conversations(
     longest = settings.max_prompt_length + settings.max_response_length
     cache, left_out = PromptPrefixCache(chat), Counter[str]()
 
-    def tokenised(row: ConversationRow, name: str) -> list[TokenSequence] | None:
+    def tokenised(row: ConversationRow) -> list[TokenSequence] | None:
         try:
-            sequences = conversation_tokens(row, chat, end_tokens, name, cache)
+            sequences = conversation_tokens(row, chat, end_tokens, cache)
+            if any(len(sequence.ids) > longest for sequence in sequences):
+                raise ValueError(f"longer than max_prompt_length + max_response_length = {longest:,} tokens")
+            return sequences
         except ValueError as error:
             left_out[str(error)] += 1
             return None
-        if any(len(sequence.ids) > longest for sequence in sequences):
-            left_out[f"longer than max_prompt_length + max_response_length = {longest:,} tokens"] += 1
-            return None
-        return sequences
 
-    training = {index: found for index, row in rows.training.items() if (found := tokenised(row, str(index)))}
-    held_out = [found for row in rows.held_out if (found := tokenised(row, "held out"))]
+    training = {index: found for index, row in rows.training.items() if (found := tokenised(row))}
+    held_out = [found for row in rows.held_out if (found := tokenised(row))]
     total = len(rows.training) + len(rows.held_out)
     reasons = [
         f"{count:,} of {total:,} conversations are left out: {why}." for why, count in left_out.items()
@@ -112,28 +110,21 @@ def tokenise_conversations(
 
 
 def conversation_tokens(
-    row: ConversationRow,
-    chat: ChatFormat,
-    end_tokens: frozenset[int],
-    name: str = "",
-    cache: PromptPrefixCache | None = None,
+    row: ConversationRow, chat: ChatFormat, end_tokens: frozenset[int], cache: PromptPrefixCache | None = None
 ) -> list[TokenSequence]:
     """Return the sequences of a conversation, in which the assistant's tokens are marked as sampled.
 
     Raises ValueError if the chat template cannot render it, or if it does not write a turn the way the model samples
     one: after the generation prompt, up to one of ``end_tokens``.
     """
-    recording = Recording(name, chat, end_tokens, cache)
+    recording = Recording("", chat, end_tokens, cache)
     marks = [chat.token_bytes(token).decode() for token in end_tokens]
     for index, message in enumerate(row.messages):
         if message["role"] != "assistant":
             continue
-        try:
-            prompt = recording.prompt(row.messages[:index], row.tools)
-            opening = chat.render(row.messages[:index], row.tools)
-            text = chat.render(row.messages[: index + 1], row.tools, add_generation_prompt=False)
-        except TemplateError as error:
-            raise ValueError(str(error)) from error
+        prompt = recording.prompt(row.messages[:index], row.tools)
+        opening = chat.render(row.messages[:index], row.tools)
+        text = chat.render(row.messages[: index + 1], row.tools, add_generation_prompt=False)
         if not text.startswith(opening):
             raise ValueError("the chat template does not continue its generation prompt")
         turn = text[len(opening) :]

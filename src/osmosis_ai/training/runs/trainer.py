@@ -158,9 +158,9 @@ class Trainer:
         return support
 
     async def _open(self, stack: AsyncExitStack) -> StepLoop:
-        open_loop = self._open_sft if self.spec.settings.method == "sft" else self._open_rl
-        loop = await open_loop(stack)
         spec, settings = self.spec, self.spec.settings
+        is_rl = settings.method == "rl"
+        loop = await (self._open_rl if is_rl else self._open_sft)(stack)
         processes = int(os.environ.get("WORLD_SIZE", settings.learner_processes))
         self.hooks.plan(
             TrainingPlan(
@@ -168,8 +168,9 @@ class Trainer:
                 model_path=spec.model_path,
                 training_rows=len(loop.rows.training),
                 held_out_rows=len(loop.rows.held_out),
-                rollouts_per_step=settings.rollouts_per_step,
-                unit="rollouts" if settings.method == "rl" else "conversations",
+                rollouts_per_step=settings.rollout_batch_size
+                * (settings.n_samples_per_prompt if is_rl else 1),
+                unit="rollouts" if is_rl else "conversations",
                 total_steps=loop.order.total_steps,
                 steps_done=loop.state.step,
                 device=str(loop.learner.device),

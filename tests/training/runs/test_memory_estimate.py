@@ -52,7 +52,7 @@ def test_the_estimate_is_near_the_measured_peak_of_a_step(sizes, tmp_path):
         check=True,
     ).stdout
     results = json.loads(output)
-    assert len(results) == 3
+    assert len(results) == (2 if "num_experts" in sizes else 3)
     for result in results:
         assert result["estimated"] == pytest.approx(result["measured"], rel=TOLERANCE)
 

@@ -76,7 +76,7 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is not typed
         super().__init__(layers=[])
         self._most = running, max_positions
         self._size = 0, 0
-        # Of each layer the keys, then the values; rows x heads x positions x head_dim.
+        # The keys, then the values of each layer; rows x heads x positions x head_dim.
         self._tensors: list[Tensor] = []
         self._kept: dict[int, list[Tensor]] = {}
         self._rows = slice(0, 0)

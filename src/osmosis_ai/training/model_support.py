@@ -104,9 +104,7 @@ class ModelLayout:
 
 @dataclass(frozen=True)
 class LoraPlan:
-    """Which weights get an adapter.
-
-    ``target_modules`` and ``target_parameters`` are PEFT's options of these names; parameters are the 3-D weights of
+    """The weights that get an adapter. ``target_modules`` and ``target_parameters`` are PEFT's options of these names; parameters are the 3-D weights of
     experts. ``left_out`` counts the parameters without an adapter by name.
     """
 
@@ -118,7 +116,7 @@ class LoraPlan:
     left_out: Mapping[str, int]
 
     def facts(self) -> list[tuple[str, str]]:
-        """Return what a person is shown of the plan, by label."""
+        """Return the plan for display, by label."""
         groups: dict[str, list[str]] = {}
         for name in (*self.target_modules, *self.target_parameters):
             group, _, last = name.rpartition(".")
@@ -138,9 +136,9 @@ class LoraPlan:
 
 @dataclass(frozen=True)
 class ModelSupport:
-    """What can be said about training a model with given settings.
+    """Whether and how a model can be trained with given settings.
 
-    ``problem`` is why it cannot be trained. ``is_known`` is false for an architecture that is not in the table: its
+    ``problem`` is the reason if it cannot be trained. ``is_known`` is false for an architecture that is not in the table: its
     ``layout`` and ``plan`` are unknown, and whether it trains has not been tested.
     """
 

@@ -201,7 +201,7 @@ def dapo_weights(mask_BT: Tensor, lengths_B: Tensor, totals: BatchTotals) -> Ten
 
 
 def dr_grpo_weights(mask_BT: Tensor, lengths_B: Tensor, totals: BatchTotals) -> Tensor:  # noqa: ARG001
-    """1/(N L) sum_i sum_t, L constant: length has no say.    Dr. GRPO, arXiv:2503.20783, section 3.2"""
+    """1/(N L) sum_i sum_t, L constant: length has no effect.    Dr. GRPO, arXiv:2503.20783, section 3.2"""
     return mask_BT / (totals.rollouts * totals.max_response_length)
 
 
@@ -228,5 +228,5 @@ def truncated_importance(
 
 
 def _where_sampled(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    # Not a product: a masked position may hold an infinity, and 0 times that is no number.
+    # Not a product: a masked position may hold an infinity, and 0 times infinity is NaN.
     return torch.where(mask_BT.bool(), values_BT, torch.zeros_like(values_BT))

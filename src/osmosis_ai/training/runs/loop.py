@@ -96,7 +96,7 @@ class TrainingHooks:
         self.note(message)
 
     def stage(self, message: str) -> None:
-        """Report the current activity (``loading the model``)."""
+        """Report the current activity, such as ``loading the model``."""
 
     def environment(self, words: str) -> None:
         """Take the description of the agent's environment; not called for a remote agent."""
@@ -181,7 +181,7 @@ class NothingToLearnError(OsmosisError):
 
 @dataclass(frozen=True)
 class StopReason:
-    """Why a session ended; ``warning`` is about the policy."""
+    """The reason why a session ended; ``warning`` is about the policy."""
 
     because: Literal["finished", "stopped", "nothing_to_learn", "reward_dropped"]
     message: str
@@ -295,9 +295,9 @@ class _Stopped(Exception):
 
 @dataclass(eq=False, kw_only=True)
 class StepLoop(ABC):
-    """What every training method shares: steps, validations, records, checkpoints, and how a run stops.
+    """The part of all training methods: steps, validations, records, checkpoints, and how a run stops.
 
-    ``rows.training`` holds what is learned from by the numbers that ``order`` has; ``rows.held_out`` what is validated.
+    ``rows.training`` has the training rows by the numbers in ``order``, and ``rows.held_out`` the validation rows.
     """
 
     settings: TrainingSettings
@@ -333,7 +333,7 @@ class StepLoop(ABC):
         self._stop.set()
 
     async def run(self) -> StopReason:
-        """Train to the end of the data, to a stop, or to where nothing is left to learn."""
+        """Train until the data ends, a stop is requested, or there is nothing left to learn."""
         try:
             ending = await self._run()
             latest = self.checkpoints.latest()

@@ -212,7 +212,7 @@ def expert_bytes(layer: DecoderLayer, weight_bytes: int) -> tuple[int, int]:
 
 
 def logit_bytes(layout: ModelLayout, settings: TrainingSettings, tokens: int, weight_bytes: int) -> int:
-    """Return the logits of one chunk of a micro-batch's responses, and what is kept for all of them.
+    """Return the logits of one chunk of a micro-batch's responses, and the tensors kept for all of them.
 
     A chunk has its logits and, in float32, their log-probabilities and probabilities. The last hidden states of the
     responses are copied, and each has a gradient.

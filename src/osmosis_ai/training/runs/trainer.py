@@ -102,13 +102,13 @@ class Trainer:
         self._ranks = LearnerRanks(self.spec, self._directory.learner, self.environ)
 
     def stop(self) -> None:
-        """Request a graceful end, after what is being loaded. Call it on the run's event loop."""
+        """Request a graceful end after the current loading step. Call it on the run's event loop."""
         self._stop_requested = True
         if self._loop is not None:
             self._loop.stop()
 
     async def run(self) -> TrainingSummary:
-        """Train to the end, to a stop, or until there is nothing left to learn."""
+        """Train until the data ends, a stop is requested, or there is nothing left to learn."""
         require_train_extra()
         self._loggers.require()
         with self._directory.held(), closing(RunLog(self._directory.log, self._redact)) as log:
@@ -247,7 +247,7 @@ class Trainer:
         learner = await ranks.run_blocking(lambda: self.make_learner(spec))
         stack.callback(learner.close)
         plan = self._support.plan
-        # An adapter that the run starts from may be on other weights than the settings say.
+        # The run may start from an adapter with other target weights than the settings.
         if plan is not None and plan.trainable_parameters == learner.trainable_parameters:
             self._adapter = dict(plan.facts())
             hooks.stage("; ".join(f"{label}: {text}" for label, text in self._adapter.items()))
@@ -315,7 +315,7 @@ class Trainer:
         network = TorchModel.load(
             model_source(spec.model_path, allow_download=settings.allow_download),
             device=device,
-            # In float64 a rollout's tokens do not depend on what else is sampled at the same time.
+            # In float64, a rollout's tokens do not depend on other rollouts sampled at the same time.
             dtype=torch.float64 if built_in else None,
             max_positions=settings.max_prompt_length + settings.max_response_length,
         )

@@ -35,7 +35,7 @@ def test_advanced_keys_of_another_trainer_are_ignored_with_a_warning() -> None:
     assert any("`cluster`" in warning for warning in settings.warnings("some/model"))
 
 
-VLLM = 'policy_engine = "vllm"\n'
+VLLM, TORCH = 'policy_engine = "vllm"\n', 'policy_engine = "torch"\n'
 
 
 @pytest.mark.parametrize(
@@ -119,8 +119,7 @@ FORMATS = "hermes, qwen3_coder, mistral, deepseek, llama3_json, pythonic"
             "advanced.report_to",
             'must be one of trackio, tensorboard, wandb, got "wandbb"',
         ),
-        ("[advanced]\nvllm_url = 'http://a'", "advanced.vllm_url", 'is for `policy_engine = "vllm"`'),
-        (f"[advanced]\n{VLLM}", "advanced.policy_engine", "either `vllm_url`"),
+        (f"[advanced]\n{TORCH}vllm_url = 'http://a'", "advanced.vllm_url", 'is for `policy_engine = "vllm"`'),
         (f"[advanced]\n{VLLM}vllm_url = 'http://a'\nvllm_command = 'v'", "advanced.policy_engine", "either"),
         (f"[advanced]\n{VLLM}vllm_url = 'a:1'", "advanced.vllm_url", "begin with http://"),
         (
@@ -140,8 +139,24 @@ def test_an_unusable_setting_is_an_error_with_its_key(text: str, key: str, words
     assert (found, words in issue.message) == (key, True)
 
 
+@pytest.mark.parametrize(
+    ("settings", "parameters", "engine"),
+    [
+        ({}, 8 * 10**9, "vllm"),
+        ({}, None, "vllm"),
+        ({}, 5 * 10**8, "torch"),
+        ({"policy_engine": "torch"}, 8 * 10**9, "torch"),
+        ({"vllm_url": "http://a"}, 10**6, "vllm"),
+    ],
+)
+def test_the_engine_on_a_gpu_follows_the_size_of_the_model(settings, parameters, engine) -> None:
+    chosen = TrainingSettings(**settings).on_gpu(parameters)
+    assert chosen.policy_engine == engine
+    assert chosen.importance_cap == (2.0 if engine == "vllm" else None)
+
+
 def test_all_unusable_settings_are_reported_at_once() -> None:
-    issues = issues_of("training.lr = -1.0\n[advanced]\nlora_rnak = 8\nvllm_url = 'http://a'")
+    issues = issues_of("training.lr = -1.0\n[advanced]\nlora_rnak = 8\nvllm_url = 'a'")
     assert set(issues) == {"training.lr", "advanced.lora_rnak", "advanced.vllm_url"}
     assert issues["advanced.lora_rnak"].suggestion == "lora_rank"
 

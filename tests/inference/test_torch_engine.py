@@ -237,6 +237,40 @@ def answer(engine: InferenceEngine, wanted: Generation) -> list[SampledToken]:
     return heard.tokens[wanted]
 
 
+CUDA_ERROR = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB."
+CPU_ERROR = (
+    "DefaultCPUAllocator: can't allocate memory: you tried to allocate 2147483648 bytes. Error code 12"
+)
+
+
+@pytest.mark.parametrize("during", ["sampling", "publishing", "loading"])
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+def test_a_lack_of_memory_is_a_sentence(
+    kind: str, during: str, model_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError(CUDA_ERROR) if kind == "cuda" else RuntimeError(CPU_ERROR)
+
+    if during == "loading":
+        monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", fail)
+        with pytest.raises(OsmosisError, match=r"cannot be loaded: 2\.00 GiB could not be allocated"):
+            TorchModel.load(model_dir)
+        return
+    network = TorchModel.load(model_dir)
+    heard = Recorder()
+    monkeypatch.setattr(network, "load_weights" if during == "publishing" else "_forward", fail)
+    with InferenceEngine(network) as engine:
+        if during == "publishing":
+            with pytest.raises(OsmosisError, match=r"ran out of memory: 2\.00 GiB"):
+                engine.publish({}, 1)
+        else:
+            heard.submit(engine, [generation((1, 2), 0)])
+            assert heard.finished.wait(WAIT_S) and "ran out of memory: 2.00 GiB" in str(heard.error)
+        engine._thread.join(WAIT_S)
+        assert engine.failure is not None and "rollout_batch_size" in (engine.failure.hint or "")
+    assert "Traceback" not in caplog.text
+
+
 CALL = {"type": "function", "function": {"name": "multiply", "arguments": '{"a":12,  "b": 34}'}}
 CONVERSATION: list[dict[str, Any]] = [
     {"role": "system", "content": "Be careful. Ünïcode."},

@@ -24,6 +24,8 @@ from osmosis_ai.inference.catalog import FormatName
 
 LossType = Literal["grpo", "dapo", "dr_grpo", "gspo"]
 EngineName = Literal["torch", "vllm"]
+# Models below this are sampled quickly enough by the torch engine on a GPU, too.
+SMALL_MODEL_PARAMETERS = 1_000_000_000
 WhenCutOff = Literal["exclude", "zero", "grade"]
 LoggerName = Literal["trackio", "tensorboard", "wandb"]
 
@@ -131,13 +133,16 @@ class AdvancedSection(ConfigSection):
     )
     # the policy's engine
     policy_engine: EngineName = setting(
-        "torch", "sampling engine: this process (torch) or a vLLM server (vllm)"
+        "torch",
+        "sampling engine: this process (torch) or a vLLM server (vllm); on a GPU, the default for models from 1 billion "
+        "parameters is vllm",
     )
     vllm_url: Annotated[str | None, MAY_CHANGE] = setting(
         None, "a running vLLM server, without /v1; it must see the run's directory"
     )
     vllm_command: Annotated[str | list[str] | None, MAY_CHANGE] = setting(
-        None, "alternatively, the command that starts vLLM in its own environment: .../bin/vllm"
+        None,
+        "alternatively, the command that starts vLLM in its own environment: .../bin/vllm (default: vllm on PATH)",
     )
     vllm_args: Annotated[list[str], MAY_CHANGE] = setting([], "further arguments of `vllm serve`")
     vllm_start_timeout_s: Annotated[Positive, MAY_CHANGE] = setting(
@@ -208,9 +213,18 @@ class TrainingSettings(AdvancedSection, CheckpointsSection, SamplingSection, Tra
             return values
         low, high = GSPO_CLIP
         implied = {"clip_low": low, "clip_high": high} if values.get("loss_type") == "gspo" else {}
+        if values.get("vllm_url") or values.get("vllm_command"):
+            values = {"policy_engine": "vllm", **values}
         if values.get("policy_engine") == "vllm":
             implied["importance_cap"] = VLLM_IMPORTANCE_CAP
         return {**implied, **values}
+
+    def on_gpu(self, parameters: int | None) -> TrainingSettings:
+        """Return the settings on a GPU, where larger models are sampled with vLLM unless the config names an engine."""
+        is_small = parameters is not None and parameters < SMALL_MODEL_PARAMETERS
+        if "policy_engine" in self.model_fields_set or is_small or self.rollout_top_p < 1:
+            return self
+        return type(self)(**self.model_dump(exclude_unset=True), policy_engine="vllm")
 
     @property
     def source_run(self) -> str | None:
@@ -295,7 +309,7 @@ def engine_problems(settings: TrainingSettings) -> dict[str, str]:
     if settings.policy_engine == "torch":
         return dict.fromkeys(named, 'is for `policy_engine = "vllm"`')
     problems = {}
-    if len(named) != 1:
+    if len(named) == 2:
         problems["policy_engine"] = (
             "vLLM needs either `vllm_url` (a running server) or `vllm_command` (starts one)"
         )

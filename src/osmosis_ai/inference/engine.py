@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import threading
 import time
 from collections import deque
@@ -44,6 +45,8 @@ _GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 _FAILED = "the model server failed; its log holds the traceback."
+_REQUEST = re.compile(r"tried to allocate ([\d.]+) (\w+)", re.IGNORECASE)
+LESS_MEMORY = "lower max_response_length, max_prompt_length or rollout_batch_size, or use vLLM"
 
 
 def random_stream(seed: int | None, choice: int = 0) -> int:
@@ -198,6 +201,18 @@ class Emission:
     generation: Generation
     token: SampledToken
     finish_reason: FinishReason | None
+
+
+def refused_memory(error: BaseException) -> str | None:
+    """Return the size of the allocation that failed, if ``error`` is torch's or Python's lack of memory."""
+    is_torch = type(error).__module__.partition(".")[0] == "torch" and "OutOfMemory" in type(error).__name__
+    # On a CPU, torch raises a plain RuntimeError.
+    if not (is_torch or isinstance(error, MemoryError) or "can't allocate memory" in str(error)):
+        return None
+    request = _REQUEST.search(str(error))
+    if request is None:
+        return "memory"
+    return f"{float(request[1]) / 2**30:.2f} GiB" if request[2] == "bytes" else f"{request[1]} {request[2]}"
 
 
 def cache_bytes(sequences: int, positions: int, *, layers: int, width: int, number_bytes: int) -> int:
@@ -536,10 +551,11 @@ class InferenceEngine:
                 self._publish_pending()
                 self._deliver(self._batch.admit(newcomers) if newcomers else [])
                 self._deliver(self._batch.step())
-        except Exception:
+        except Exception as error:
             # The edge of the thread: without this, callers would wait for ever.
-            logger.exception("the inference engine failed")
-            self._stop(EngineStoppedError(_FAILED))
+            failure = self._explained(error)
+            logger.error("the inference engine failed: %s", failure, exc_info=refused_memory(error) is None)
+            self._stop(failure)
 
     def _next_newcomers(self) -> list[Generation] | None:
         """Wait for work; return the sequences that join the batch, or None when the engine stops."""
@@ -564,9 +580,19 @@ class InferenceEngine:
                 done.set_result(None)
             except OsmosisError as error:
                 done.set_exception(error)
-            except Exception:
-                done.set_exception(EngineStoppedError(_FAILED))
+            except Exception as error:
+                done.set_exception(self._explained(error))
                 raise
+
+    def _explained(self, error: Exception) -> EngineStoppedError:
+        refused = refused_memory(error)
+        if refused is None:
+            return EngineStoppedError(_FAILED)
+        return EngineStoppedError(
+            f"The model server ran out of memory: {refused} could not be allocated. The keys and values of "
+            f"{len(self._batch)} running sequences and of ended ones have {self._batch.cache_bytes / 2**30:.2f} GiB.",
+            hint=LESS_MEMORY,
+        )
 
     def _take_turns(self) -> list[Generation]:
         """Take sequences from the queue, one of each submission in turn, as many as one step may read."""

@@ -36,7 +36,15 @@ from transformers.utils import logging
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.inference.catalog import FormatName
 from osmosis_ai.inference.chat import ChatFormat, Messages, TemplateError, detect_tool_calls
-from osmosis_ai.inference.engine import Dimensions, Drawn, Ints, SamplingRows, check_shapes, draw_tokens
+from osmosis_ai.inference.engine import (
+    Dimensions,
+    Drawn,
+    Ints,
+    SamplingRows,
+    check_shapes,
+    draw_tokens,
+    refused_memory,
+)
 
 # A prompt is read in chunks of so many tokens a row, which bounds the memory of attention scores.
 CHUNK_TOKENS = {"cpu": 256, "cuda": 2048}
@@ -207,8 +215,12 @@ class TorchModel:
         chosen = dtype or (torch.float32 if device == "cpu" else torch.bfloat16)
         try:
             model: Any = AutoModelForCausalLM.from_pretrained(model_path, dtype=chosen).to(device)
-        except (OSError, ValueError, ImportError, torch.OutOfMemoryError) as error:
-            raise OsmosisError(f"the model `{model_path}` cannot be loaded: {error}") from error
+        except (OSError, ValueError, ImportError, RuntimeError) as error:
+            refused = refused_memory(error)
+            if refused is None and isinstance(error, RuntimeError):
+                raise
+            reason = f"{refused} could not be allocated." if refused else error
+            raise OsmosisError(f"the model `{model_path}` cannot be loaded: {reason}") from error
         fingerprint = _fingerprint(model, model_path, adapter)
         if adapter is not None:
             from peft import PeftModel

@@ -149,7 +149,7 @@ def _needed(
 ) -> MemoryEstimate:
     assert model.layout is not None and model.plan is not None
     if on_gpu:
-        return estimate(model.layout, model.plan, settings, size)
+        return estimate(model.layout, model.plan, settings.on_gpu(model.layout.parameters), size)
     return estimate(
         model.layout,
         model.plan,

@@ -21,6 +21,7 @@ from osmosis_ai.training.runs.metrics import TITLES, VALIDATION_LOSS
 from osmosis_ai.training.runs.sft import conversation_tokens, split_conversations, tokenise_conversations
 from osmosis_ai.training.runs.spec import TrainingSpec, ValidationPlan
 from osmosis_ai.training.runs.trainer import Trainer
+from tests.evaluation.rollouts import write_rollout
 from tests.inference.conftest import multiply_tool
 from tests.lazily import needs
 
@@ -223,3 +224,31 @@ async def test_a_run_lowers_the_loss_on_other_conversations_and_resumes_as_if_un
         for name in ("whole", "parts")
     ]
     assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "words"),
+    [
+        ({"policy_engine": "vllm"}, None, "vLLM was not found: .* `vllm` is not on PATH"),
+        (
+            {"method": "sft"},
+            "CUDA out of memory. Tried to allocate 2.00 GiB.",
+            "out of memory: 2.00 GiB could not be",
+        ),
+    ],
+)
+async def test_what_a_machine_cannot_do_is_a_sentence(
+    settings: dict[str, Any], error: str | None, words: str, tmp_path: Path
+) -> None:
+    import torch
+
+    def fail(_: TrainingSpec) -> Any:
+        raise torch.OutOfMemoryError(error)
+
+    path = written(tmp_path / "rows.jsonl", *(solved(a, 3) for a in range(11, 15)))
+    write_rollout(tmp_path / "agent")
+    dataset = DatasetInput(path, "solved", file_digest(path), "local")
+    spec = TrainingSpec(TrainingSettings(**settings), TINY, dataset, tmp_path / "agent")
+    with pytest.raises(OsmosisError, match=words) as caught:
+        await Trainer(spec, tmp_path / "run", environ={"PATH": ""}, make_learner=fail).run()
+    assert "vllm" in str(caught.value.hint).lower()

@@ -40,6 +40,7 @@ from osmosis_ai.inference.engine import (
 )
 from osmosis_ai.llm.transport import open_session
 from osmosis_ai.processes.service import Service, ServiceSpec, free_port
+from osmosis_ai.sandbox.gpus import VISIBLE_ENV
 
 if TYPE_CHECKING:
     from osmosis_ai.config.training import TrainingSettings
@@ -57,7 +58,10 @@ _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 class VllmServer(Service):
-    """A vLLM server of the trainer, in its own environment, on the loopback interface with a generated key."""
+    """A vLLM server of the trainer, in its own environment, on the loopback interface with a generated key.
+
+    ``gpus`` are those that the learner does not use; None on a CPU. Without one, both share the learner's.
+    """
 
     def __init__(
         self,
@@ -66,6 +70,7 @@ class VllmServer(Service):
         model: str,
         served_as: str,
         dtype: str,
+        gpus: Sequence[str] | None,
         experts: bool,
         environ: Mapping[str, str],
         log_path: Path,
@@ -91,6 +96,10 @@ class VllmServer(Service):
         env = {name: value for name, value in environ.items() if name not in _NOT_INHERITED}
         env |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_API_KEY": self.api_key}
         env |= {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
+        if gpus:
+            env[VISIBLE_ENV] = ",".join(gpus)
+        elif gpus is not None:  # the learner needs the rest of the GPU
+            options["--gpu-memory-utilization"] = "0.45"
         ours = [part for option in options.items() for part in option]
         if experts:  # their adapters are one tensor a layer, as PEFT has them
             ours.append(_MOE_OPTION)

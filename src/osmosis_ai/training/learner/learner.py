@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from osmosis_ai.config.training import TrainingSettings
+from osmosis_ai.inference.engine import refused_memory
 from osmosis_ai.training.learner import policy_model
 from osmosis_ai.training.learner.distributed import World, local_device, shard_frozen
 from osmosis_ai.training.learner.forward_backward import (
@@ -175,8 +176,7 @@ class Learner:
                     step, micro_batch_tokens=self._micro_batch_tokens
                 )
             except RuntimeError as error:
-                on_cpu = "can't allocate memory" in str(error)  # torch raises a plain RuntimeError there
-                if not on_cpu and not isinstance(error, torch.OutOfMemoryError):
+                if refused_memory(error) is None:
                     raise
                 if self._sharded:  # the other ranks wait in the middle of a layer: there is no second try
                     self._ranks_diverged = True

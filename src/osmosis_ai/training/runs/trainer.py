@@ -13,18 +13,22 @@ import asyncio
 import gc
 import os
 import secrets
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from osmosis_ai.errors import OsmosisError
 from osmosis_ai.evaluation.run_directory import ENVIRONMENT_FILE
 from osmosis_ai.evaluation.run_log import RunLog, redact_server_logs
 from osmosis_ai.files import cache_dir, write_atomic
 from osmosis_ai.inference.catalog import served_models
 from osmosis_ai.inference.chat import BuiltInChat, ChatFormat
+from osmosis_ai.inference.engine import LESS_MEMORY, refused_memory
 from osmosis_ai.redaction import Redactor, exposure_warnings
+from osmosis_ai.sandbox.gpus import visible_gpus
 from osmosis_ai.training import require_train_extra
 from osmosis_ai.training.engines.policy_engine import InProcessPolicyEngine, PolicyEngine
 from osmosis_ai.training.learner.ranks import LearnerRanks
@@ -42,6 +46,7 @@ from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.training.runs.spec import DataOrder, SplitRows, TrainingSpec, split_rows
 
 if TYPE_CHECKING:
+    from osmosis_ai.config.training import TrainingSettings
     from osmosis_ai.controller.remote_agents import RemoteAgent
     from osmosis_ai.controller.server_process import RolloutServer
     from osmosis_ai.datasets import DatasetRow
@@ -99,7 +104,6 @@ class Trainer:
             self.loggers_dir or self._directory.path / "loggers",
             lambda message: self.hooks.note(self._redact.text(message)),
         )
-        self._ranks = LearnerRanks(self.spec, self._directory.learner, self.environ)
 
     def stop(self) -> None:
         """Request a graceful end after the current loading step. Call it on the run's event loop."""
@@ -118,7 +122,10 @@ class Trainer:
                     return await self._run()
             except Exception as error:
                 log.write("run", str(error), level="ERROR", error=type(error).__name__)
-                raise
+                if isinstance(error, OsmosisError) or (refused := refused_memory(error)) is None:
+                    raise
+                message = f"The training ran out of memory: {refused} could not be allocated."
+                raise OsmosisError(message, hint=LESS_MEMORY) from error
             finally:
                 redact_server_logs(self._directory.server_log, self._redact)
 
@@ -155,7 +162,23 @@ class Trainer:
         model_source(model_path, allow_download=settings.allow_download, weights=False)
         support = model_support(model_path, settings, needs_weights=True)
         support.require()
+        settings = settings_on_device(self.spec, support)
+        if settings.policy_engine == "vllm" and settings.method == "rl" and not settings.vllm_url:
+            settings = settings.model_copy(update={"vllm_command": settings.vllm_command or self._own_vllm()})
+        self.spec = replace(self.spec, settings=settings)
+        self._ranks = LearnerRanks(self.spec, self._directory.learner, self.environ)
         return support
+
+    def _own_vllm(self) -> str:
+        found = shutil.which("vllm", path=self.environ.get("PATH"))
+        if found is None:
+            raise OsmosisError(
+                f"'{self.spec.model_path}' is sampled with vLLM, and vLLM was not found: neither vllm_url nor "
+                "vllm_command is set, and `vllm` is not on PATH.",
+                hint="install it with `uv venv /opt/vllm && uv pip install -p /opt/vllm vllm` and set "
+                '[advanced].vllm_command = "/opt/vllm/bin/vllm", or set policy_engine = "torch"',
+            )
+        return found
 
     async def _open(self, stack: AsyncExitStack) -> StepLoop:
         spec, settings = self.spec, self.spec.settings
@@ -333,11 +356,13 @@ class Trainer:
         source = model_source(spec.model_path, allow_download=settings.allow_download)
         server = None
         if settings.vllm_command is not None:
+            on_cpu = learner.device.type == "cpu"
             server = VllmServer(
                 settings,
                 model=source,
                 served_as=spec.model_path,
-                dtype="float32" if learner.device.type == "cpu" else "bfloat16",
+                dtype="float32" if on_cpu else "bfloat16",
+                gpus=None if on_cpu else visible_gpus(self.environ)[learner.world.size :],
                 experts=learner.adapts_experts,
                 environ=self.environ,
                 log_path=directory.engine_log,
@@ -407,9 +432,19 @@ class Trainer:
         return RolloutSampler(await stack.enter_async_context(runner), bridge)
 
 
+def settings_on_device(spec: TrainingSpec, support: ModelSupport) -> TrainingSettings:
+    """Return a run's settings with the engine that its device implies."""
+    from osmosis_ai.training.learner.distributed import local_device
+
+    if local_device(spec.device).type != "cuda":
+        return spec.settings
+    return spec.settings.on_gpu(support.layout.parameters if support.layout is not None else None)
+
+
 def follow_leader(spec: TrainingSpec, make_learner: MakeLearner = new_learner) -> None:
     require_train_extra()
-    make_learner(spec).follow()
+    settings = settings_on_device(spec, model_support(spec.model_path, spec.settings))
+    make_learner(replace(spec, settings=settings)).follow()
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Warnings about the numbers of a training run, computed from its curves alone.
 
-A resumed run therefore warns as an uninterrupted one, and every reader of the curves comes to the same conclusion.
+A resumed run therefore warns as an uninterrupted one, and every reader of the curves gets the same warnings.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WINDOW = 5
 _CLEAR_DROP = 5.0
 _LOST_REWARD, _LEAST_ENTROPY, _LEAST_LENGTH = 0.5, 0.05, 0.25
 _MOST_TRUNCATED, _MOST_EQUAL, _MOST_UNSCORED = 0.5, 0.9, 0.1
-# A policy that gets this part of the highest reward has no need for alternatives.
+# A policy with this share of the highest reward needs no alternatives.
 _NEARLY_SOLVED = 0.8
 
 
@@ -30,7 +30,7 @@ def collapse(curves: Curves) -> str | None:
 
 
 def new_trouble(curves: Curves) -> dict[str, str]:
-    """Return what began with the last step and was no trouble in the steps before it."""
+    """Return the warnings that are new at the last step."""
     found, last = (
         dict(trouble(curves)),
         max((points[-1][0] for points in curves.values() if points), default=0),
@@ -43,7 +43,7 @@ def new_trouble(curves: Curves) -> dict[str, str]:
 
 
 def trouble(curves: Curves) -> Iterator[tuple[str, str]]:
-    """Yield what a run is troubled by after its last step, with a sentence."""
+    """Yield the warnings of a run's last step, each with a sentence."""
 
     def values(key: str) -> list[float]:
         return [value for _, value in curves.get(key, ())]

@@ -121,6 +121,39 @@ def test_assistant_turns_are_learned_once_as_the_model_would_have_sampled_them(
     assert ("Tools: multiply(a, b)" in whole) == bool(read.tools)
 
 
+class Callless(BuiltInChat):
+    """A template that leaves out calls."""
+
+    def render(self, messages: Any, tools: Any = (), **options: Any) -> str:
+        shown = [{key: value for key, value in m.items() if key != "tool_calls"} for m in messages]
+        return super().render(shown, tools, **options)
+
+
+class Thinking(BuiltInChat):
+    """A template whose generation prompt opens a thought that finished turns do not have."""
+
+    def render(self, messages: Any, tools: Any = (), **options: Any) -> str:
+        opened = options.get("add_generation_prompt", True)
+        return super().render(messages, tools, **options) + ("<think>" if opened else "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "end", "problem"),
+    [
+        (Callless, "<|im_end|>", "does not write the assistant's tool calls"),
+        (Thinking, "<|im_end|>", "does not continue its generation prompt"),
+        (BuiltInChat, "<|im_start|>", "does not end the turn with the model's end-of-turn token"),
+    ],
+)
+def test_a_conversation_that_the_template_does_not_write_as_the_model_would_is_refused(
+    tmp_path: Path, kind: type[BuiltInChat], end: str, problem: str
+) -> None:
+    model = chat(kind)
+    (read,) = iter_conversations(written(tmp_path / "one.jsonl", solved(12, 34)))
+    with pytest.raises(ValueError, match=problem):
+        conversation_tokens(read, model, frozenset({model.token_id(end)}))
+
+
 @pytest.mark.parametrize(
     ("row", "problem"),
     [

@@ -121,7 +121,7 @@ def test_every_state_of_a_job(
         ({"gpus": 8}, "waits for 8 GPUs (the cluster has 1)"),
         ({"cpus": 3.0}, "waits for a node with 3 CPUs (the largest has 2)"),
         ({"memory_gb": 1024.0}, "waits for 1024 GiB of memory (the cluster has 24.9 GiB)"),
-        ({"cpus": 2.0, "gpus": 1}, "waits for a node with 2 CPUs and 1 GPU, and none has all of it"),
+        ({"cpus": 2.0, "gpus": 1}, "waits for a node with 2 CPUs and 1 GPU, but no node has both"),
         ({"gpus": 1}, "waits for a node of the Ray cluster to have room"),
     ],
 )

@@ -94,5 +94,5 @@ class GracefulStop:
             # Every result is on the disk already, and every child has a lifeline to this process.
             os._exit(1)
         interrupt, self._interrupt = self._interrupt, None
-        self._output.note("stopping: what is in flight is cancelled; press Ctrl-C again to quit at once")
+        self._output.note("stopping: attempts in flight are cancelled; press Ctrl-C again to quit at once")
         interrupt()

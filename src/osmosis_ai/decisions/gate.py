@@ -596,7 +596,7 @@ def _nothing_to_compare(rule: Rule) -> str:
     if asked is not None and asked > 1:
         return f"no row has {asked} attempts with a score in both runs."
     if rule.described.scale == "amount":
-        return "no row has more than zero of it in both runs."
+        return "no row has a value above zero in both runs."
     return "no row has this number in both runs."
 
 

@@ -182,7 +182,7 @@ class RayJobs:
                 return f"waits for a node with {_amount(name, amount)} (the largest has {has})"
         if not any(all(node.get(name, 0.0) >= amount for name, amount in needs.items()) for node in nodes):
             asked = " and ".join(_amount(name, amount) for name, amount in needs.items())
-            return f"waits for a node with {asked}, and none has all of it"
+            return f"waits for a node with {asked}, but no node has {'both' if len(needs) == 2 else 'all of these'}"
         return "waits for a node of the Ray cluster to have room"
 
     def require_usable(self) -> None:

@@ -209,7 +209,7 @@ def fetched_run(client: PlatformClient, name: str, *, conversations: bool) -> It
         if not RunDirectory(plan.directory).summary.is_file():
             raise NoSampleListedError(
                 f"The platform has no list of attempts of '{name}'.",
-                hint=f"`osmosis eval info {quote(name)}` and `osmosis eval logs {quote(name)}` have what is known of it",
+                hint=f"`osmosis eval info {quote(name)}` and `osmosis eval logs {quote(name)}` print the rest",
             )
         filled = _fill_in(client, found.id, RunDirectory(plan.directory).summary, text=conversations)
         large = sum(file.size > LARGEST_CONVERSATION_BYTES for file in plan.pending if "/" in file.path)

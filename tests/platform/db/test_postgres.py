@@ -79,7 +79,7 @@ def test_what_waits_longer_for_a_lock_than_the_server_lets_it_may_be_tried_again
         with holder.transaction() as holding:
             holding.scalar(locked)
             with (
-                pytest.raises(DatabaseUnreachableError, match="gave up what it was asked") as failed,
+                pytest.raises(DatabaseUnreachableError, match="cancelled a query") as failed,
                 db.transaction() as session,
             ):
                 session.scalar(locked)

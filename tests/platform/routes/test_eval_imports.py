@@ -418,7 +418,7 @@ INCONSISTENT: list[tuple[LocalRun, str]] = [
     (_having(FIRST, b"{"), "no valid JSON"),
     (_having(FIRST, {**trajectory(0), "steps": []}), "no valid trajectory: steps"),
     (_having(FIRST, trajectory(1)), "the trajectory of another rollout"),
-    (_having(f"rollout_trials/{rollout_id(9)}/artifacts/x", b"x"), "the index has no sample of it"),
+    (_having(f"rollout_trials/{rollout_id(9)}/artifacts/x", b"x"), "the index has no such sample"),
     (
         _having(
             FIRST,

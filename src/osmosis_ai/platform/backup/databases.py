@@ -161,7 +161,7 @@ def _copy_all(source: Session, target: Session) -> None:
             _insert(target, table, values)
     _set_sequences(target)
     if _digests(source) != _digests(target):
-        raise OsmosisError("the copied rows are not those of the database.", code="INTERNAL")
+        raise OsmosisError("the copied rows differ from those of the database.", code="INTERNAL")
 
 
 def _set_sequences(session: Session) -> None:

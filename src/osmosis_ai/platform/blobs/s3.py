@@ -644,7 +644,7 @@ class BlobCopies:
                 # A copy that another process made has the same bytes, and may be in use.
                 incoming.move_to_free(path)
         else:
-            raise OSError(f"the copy {path} is removed as often as it is made")
+            raise OSError(f"the copy {path} was removed repeatedly")
         with handle:
             self.trim()
             yield path, handle

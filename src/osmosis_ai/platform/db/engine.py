@@ -267,7 +267,7 @@ def _connection_failure(error: DBAPIError, *, writes: bool) -> str | None:
     if writes and (state == _READ_ONLY or in_recovery):
         return "takes no writes: it is a standby, or was made read-only"
     if state in _CANCELLED:
-        return "gave up what it was asked: others hold what it needs, or it takes too long"
+        return "cancelled a query that was blocked or took too long"
     not_made = isinstance(error, OperationalError) and state is None
     broken = error.connection_invalidated or str(state)[:2] == _BROKEN_CLASS
     if not (not_made or broken or state in _TURNED_AWAY):

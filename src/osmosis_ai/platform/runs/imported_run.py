@@ -428,7 +428,7 @@ def _read_trajectories(
             continue
         entry = by_rollout.get(found.rollout_id)
         if entry is None:
-            raise _inconsistent(path, "the index has no sample of it")
+            raise _inconsistent(path, "the index has no such sample")
         if found.trajectory is None:
             continue
         if found.trajectory != entry.trajectory_filename:

@@ -268,7 +268,7 @@ class RolloutExecution:
 
     async def _on_completed(self, result: ExecutionResult) -> None:
         if self._completed:
-            logger.error("the backend completed rollout %s twice; the first report stands", self.rollout_id)
+            logger.error("the backend completed rollout %s twice; the first report counts", self.rollout_id)
             return
         self._completed = True
         self._remember(result)
@@ -282,7 +282,7 @@ class RolloutExecution:
     async def _on_graded(self, result: ExecutionResult) -> None:
         url = self._init.grader_callback_url
         if self._graded or not url:
-            logger.error("the backend graded rollout %s twice; the first report stands", self.rollout_id)
+            logger.error("the backend graded rollout %s twice; the first report counts", self.rollout_id)
             return
         self._graded = True
         self._remember(result)

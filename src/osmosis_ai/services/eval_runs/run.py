@@ -331,12 +331,12 @@ def _provenance(
         notes.append(_advanced_note(config.advanced, sandbox))
     if experiment.branch and experiment.branch != git.branch:
         notes.append(
-            f"the config pins branch `{experiment.branch}`; this runs what is checked out ({git.branch})."
+            f"the config pins branch `{experiment.branch}`; this runs the checked-out commit ({git.branch})."
         )
     pinned = experiment.commit_sha
     if pinned and not (git.head or "").startswith(pinned.lower()):
         notes.append(
-            f"the config pins commit {pinned}; this runs what is checked out ({(git.head or 'none')[:12]})."
+            f"the config pins commit {pinned}; this runs the checked-out commit ({(git.head or 'none')[:12]})."
         )
     facts = {
         "sdk_version": __version__,

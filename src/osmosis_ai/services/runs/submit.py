@@ -118,7 +118,7 @@ def code_warnings(
         warnings += _push_warnings(git)
     if experiment.branch is None:
         warnings.append(
-            "neither `commit_sha` nor `branch` is set: what runs may not be what is checked out here."
+            "neither `commit_sha` nor `branch` is set: the run may use another commit than this checkout."
         )
     return warnings
 

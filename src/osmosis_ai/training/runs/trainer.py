@@ -273,7 +273,7 @@ class Trainer:
         # The run may start from an adapter with other target weights than the settings.
         if plan is not None and plan.trainable_parameters == learner.trainable_parameters:
             self._adapter = dict(plan.facts())
-            hooks.stage("; ".join(f"{label}: {text}" for label, text in self._adapter.items()))
+            hooks.stage(". ".join(f"{label}: {text}" for label, text in self._adapter.items()))
         if spec.model_path in served_models() and str(learner.device) == "cpu":
             import torch
 

@@ -191,11 +191,11 @@ def test_conversations_about_one_prompt_are_held_out_together_and_long_ones_are_
     model = chat()
     settings = TrainingSettings(method="sft", max_prompt_length=100, max_response_length=100)
     ends = frozenset({model.token_id("<|im_end|>")})
-    tokens, reasons = tokenise_conversations(split, model, ends, settings)
+    tokens = tokenise_conversations(split, model, ends, settings)
     assert len(tokens.training) + len(tokens.held_out) == 80
-    assert reasons == [
-        "1 of 81 conversations are left out: longer than max_prompt_length + max_response_length = 200 tokens."
-    ]
+    assert tokens.warnings == (
+        "1 of 81 conversations are left out: longer than max_prompt_length + max_response_length = 200 tokens.",
+    )
     with pytest.raises(OsmosisError, match="no conversation can be learned from"):
         tokenise_conversations(
             split, model, ends, settings.model_copy(update={"max_prompt_length": 1, "max_response_length": 1})

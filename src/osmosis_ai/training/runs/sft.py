@@ -83,8 +83,8 @@ def _conversations(dataset: Path) -> Iterator[ConversationRow]:
 
 def tokenise_conversations(
     rows: SplitRows[ConversationRow], chat: ChatFormat, end_tokens: frozenset[int], settings: TrainingSettings
-) -> tuple[SplitRows[list[TokenSequence]], list[str]]:
-    """Return the conversations in tokens, and a sentence for each reason why some are left out."""
+) -> SplitRows[list[TokenSequence]]:
+    """Return the conversations in tokens, with a warning for each reason why some are left out."""
     longest = settings.max_prompt_length + settings.max_response_length
     cache, left_out = PromptPrefixCache(chat), Counter[str]()
 
@@ -106,7 +106,7 @@ def tokenise_conversations(
     ]
     if not training:
         raise OsmosisError(f"no conversation can be learned from. {' '.join(reasons)}")
-    return SplitRows(training, held_out, rows.warnings), reasons
+    return SplitRows(training, held_out, (*rows.warnings, *reasons))
 
 
 def conversation_tokens(

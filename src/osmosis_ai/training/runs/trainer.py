@@ -191,8 +191,7 @@ class Trainer:
                 model_path=spec.model_path,
                 training_rows=len(loop.rows.training),
                 held_out_rows=len(loop.rows.held_out),
-                rollouts_per_step=settings.rollout_batch_size
-                * (settings.n_samples_per_prompt if is_rl else 1),
+                rollouts_per_step=settings.rollouts_per_step,
                 unit="rollouts" if is_rl else "conversations",
                 total_steps=loop.order.total_steps,
                 steps_done=loop.state.step,
@@ -213,18 +212,12 @@ class Trainer:
         from osmosis_ai.training.runs.sft import SupervisedLoop, split_conversations, tokenise_conversations
 
         spec, settings, hooks = self.spec, self.spec.settings, self.hooks
-        rows = await asyncio.to_thread(
-            split_conversations, spec.dataset.path, spec.validation, spec.settings.seed
-        )
+        rows = await asyncio.to_thread(split_conversations, spec.dataset.path, spec.validation, settings.seed)
         shared = await self._open_learner(stack)
         chat = chat_format_of(spec, note=hooks.note)
         end_tokens = end_tokens_of(model_source(spec.model_path, allow_download=settings.allow_download))
         hooks.stage("tokenising the conversations")
-        tokenised, left_out = await asyncio.to_thread(
-            tokenise_conversations, rows, chat, end_tokens, settings
-        )
-        for reason in left_out:
-            hooks.note(reason)
+        tokenised = await asyncio.to_thread(tokenise_conversations, rows, chat, end_tokens, settings)
         return SupervisedLoop(rows=tokenised, order=DataOrder.of(tokenised, settings), **shared)
 
     async def _open_rl(self, stack: AsyncExitStack) -> StepLoop:

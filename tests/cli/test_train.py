@@ -109,7 +109,8 @@ def test_submit_check_refuses_a_model_before_anything_else(maze: Maze, model: st
     folder = maze.workspace.root.parent / "model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(shipped_configs()["Qwen/Qwen3-8B"]))
-    (maze.workspace.root / CONFIG).write_text(TEXT.replace("fern/base-32b", model))
+    text = TEXT.replace("fern/base-32b", model).replace("[advanced]", '[advanced]\npolicy_engine = "torch"')
+    (maze.workspace.root / CONFIG).write_text(text)
     error = maze.osmosis("train", "submit", CONFIG, "--check", "--json").error
     assert error["message"].endswith(message)
     assert not maze.post("/training-runs/check").called

@@ -131,19 +131,20 @@ def test_the_example_of_the_documentation(estimate: Estimate, monkeypatch: pytes
     monkeypatch.setattr(training_estimate, "own_gpu", lambda: ("NVIDIA T4", 15360 * MIB))
     found = estimate("Qwen/Qwen3.6-35B-A3B", "--gpu", "H200")
     model, lora = found["model"], found["model"]["lora"]
-    assert (model["source"], model["model_type"]) == ("shipped", "qwen3_5_moe")
+    assert (model["source"], model["model_type"], model["engine"]) == ("shipped", "qwen3_5_moe", "vllm")
     assert 34.6e9 < model["parameters"] < 34.7e9
-    assert (
-        "layers of kind linear_attention" in model["problem"] and 'policy_engine = "vllm"' in model["problem"]
-    )
     assert set(lora["target_parameters"]) == {"mlp.experts.gate_up_proj", "mlp.experts.down_proj"}
     assert "mlp.gate" in lora["left_out"] and "mlp.gate" not in lora["target_modules"]
     assert (found["fits"], found["this_machine"]["fits"]) == (True, False)
     assert found["parts_bytes"]["serving_weights"] == 0, (
         "vLLM, which can sample from it, has a GPU of its own"
     )
-    vllm = '[advanced]\npolicy_engine = "vllm"\nvllm_url = "http://gpu:8000"\n'
-    assert estimate("Qwen/Qwen3.6-35B-A3B", more=vllm)["model"]["problem"] is None
+    monkeypatch.setattr(training_estimate, "own_gpu", lambda: None)
+    problem = estimate("Qwen/Qwen3.6-35B-A3B")["this_machine"]["problem"]
+    assert "layers of kind linear_attention" in problem and "Use a GPU with vLLM" in problem
+    torch = '[advanced]\npolicy_engine = "torch"\n'
+    problem = estimate("Qwen/Qwen3.6-35B-A3B", more=torch)["model"]["problem"]
+    assert problem.endswith('Set [advanced].policy_engine = "vllm".')
 
 
 @pytest.mark.parametrize(

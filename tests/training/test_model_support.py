@@ -16,7 +16,8 @@ with lazily("torch", "peft", "transformers"):
     from peft.utils import transformers_weight_conversion
     from transformers import AutoConfig, AutoModelForCausalLM
 
-TORCH = TrainingSettings()
+DEFAULT = TrainingSettings()
+TORCH = TrainingSettings(policy_engine="torch")
 VLLM = TrainingSettings(policy_engine="vllm", vllm_url="http://localhost:8000")
 SMALL = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "pad_token_id": 0,
          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}  # fmt: skip
@@ -155,18 +156,21 @@ def test_an_unknown_architecture_is_refused_only_if_it_has_experts(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("model", "settings", "problem"),
+    ("model", "settings", "on_gpu", "problem"),
     [
-        ("osmosis/tiny", TORCH, None),
-        ("Qwen/Qwen3-30B-A3B", TORCH, None),
-        ("Qwen/Qwen3.6-35B-A3B", TORCH, 'layers of kind linear_attention .*policy_engine = "vllm"'),
-        ("Qwen/Qwen3.6-35B-A3B", VLLM, None),
-        ("openai/gpt-oss-20b", VLLM, r"quantized \(mxfp4\)"),
+        ("osmosis/tiny", TORCH, False, None),
+        ("Qwen/Qwen3-30B-A3B", TORCH, True, None),
+        ("Qwen/Qwen3.6-35B-A3B", TORCH, None, 'layers of kind linear_attention .*policy_engine = "vllm"'),
+        ("Qwen/Qwen3.6-35B-A3B", VLLM, None, None),
+        ("Qwen/Qwen3.6-35B-A3B", DEFAULT, None, None),
+        ("Qwen/Qwen3.6-35B-A3B", DEFAULT, True, None),
+        ("Qwen/Qwen3.6-35B-A3B", DEFAULT, False, "Use a GPU with vLLM"),
+        ("openai/gpt-oss-20b", VLLM, True, r"quantized \(mxfp4\)"),
     ],
 )
-def test_what_is_missing_is_one_sentence(model, settings, problem, monkeypatch, tmp_path):
+def test_what_is_missing_is_one_sentence(model, settings, on_gpu, problem, monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    found = model_support(model, settings)
+    found = model_support(model, settings, on_gpu=on_gpu)
     if problem is None:
         found.require()
     else:

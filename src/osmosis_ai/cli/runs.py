@@ -648,7 +648,7 @@ def _check(context: PlatformContext, submission: submits.PreparedSubmit) -> Oper
         and dataset.row_count
         and config.settings.method == "rl"
     ):
-        from osmosis_ai.services.training_estimate import format_machine, on_this_machine, planned_steps
+        from osmosis_ai.services.training_estimate import describe_own_machine, planned_steps
 
         steps = planned_steps(dataset.row_count, config.settings)
         resource["steps"] = steps
@@ -659,9 +659,7 @@ def _check(context: PlatformContext, submission: submits.PreparedSubmit) -> Oper
             f"({steps['training_rows']:,} rows to train on, {validated})"
         )
         if submission.model is not None and submission.model.is_known:
-            lists.append(
-                f"This machine: {format_machine(*on_this_machine(submission.model, config.settings))}"
-            )
+            lists.append(f"This machine: {describe_own_machine(submission.model)}")
     return OperationResult(
         operation=f"{kind}.check",
         message=f"No problems found in {path.name}, but some checks were not possible."

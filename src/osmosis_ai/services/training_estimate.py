@@ -45,7 +45,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(GB|GIB|G|MB|MIB|M)", re.IGNORECASE)
 class EstimatedTraining:
     """Memory needed on a device, or on each of several devices with one learner process each.
 
-    ``own_device`` is this machine's GPU, or its CPU without one. ``fits_on`` has all known GPUs. ``warnings`` are about valid but probably
+    ``own_model``, ``own_device`` and ``own_memory`` are about this machine's GPU, or its CPU without one. ``fits_on`` has all known GPUs. ``warnings`` are about valid but probably
     unintended settings.
     """
 
@@ -53,6 +53,7 @@ class EstimatedTraining:
     model: ModelSupport
     device: str
     memory: MemoryEstimate
+    own_model: ModelSupport
     own_device: str
     own_memory: MemoryEstimate
     fits_on: Mapping[str, bool]
@@ -73,6 +74,7 @@ class EstimatedTraining:
                 "bytes": self.own_memory.gpu_bytes,
                 "total_bytes": self.own_memory.total,
                 "fits": self.own_memory.fits,
+                "problem": self.own_model.problem,
             },
             "device": {"name": self.device, "bytes": memory.gpu_bytes},
             "total_bytes": memory.total,
@@ -114,56 +116,54 @@ def estimate_training(config: Path, *, gpu: str | None, gpu_memory: str | None) 
         shown = loaded.path.relative_to(workspace.root).as_posix()
         raise InvalidConfigError("training", shown, loaded.doubts)
     model_path, settings = base_of(loaded.experiment.model_path), loaded.settings
-    model = model_support(model_path, settings)
-    if not model.is_known:
+    own, own_size = this_machine()
+    here = model_support(model_path, settings, on_gpu=own != "CPU")
+    if not here.is_known:
         raise OsmosisError(
-            f"The memory of '{model_path}' cannot be estimated: its architecture is unknown: {model.model_type}."
+            f"The memory of '{model_path}' cannot be estimated: its architecture is unknown: {here.model_type}."
         )
+    device, size = named or (own, own_size)
+    if named is None and own == "CPU" and here.source != "built in":
+        device, size = "H100", GPUS["H100"]
+    is_here = (device, size) == (own, own_size)
+    model = here if is_here else model_support(model_path, settings, on_gpu=True)
+    own_memory = needed_memory(here, own, own_size)
+    fits_on = {name: bool(needed_memory(model, name, size).fits) for name, size in GPUS.items()}
+    return EstimatedTraining(
+        loaded,
+        model,
+        device,
+        needed_memory(model, device, size),
+        here,
+        own,
+        own_memory,
+        fits_on,
+        model.settings.warnings(model_path),
+    )
+
+
+def needed_memory(model: ModelSupport, device: str, size: int) -> MemoryEstimate:
+    """Return the memory that a known model needs on a GPU or, if ``device`` is "CPU", without one."""
+    layout, plan, settings = model.layout, model.plan, model.settings
+    assert layout is not None and plan is not None
     if model.problem is not None and settings.policy_engine == "torch":
         settings = settings.model_copy(update={"policy_engine": "vllm"})  # the engine that would do
-    own, own_memory = on_this_machine(model, settings)
-    if named is not None:
-        device, memory = named[0], _needed(model, settings, named[1])
-    elif own != "CPU" or model.source == "built in":
-        device, memory = own, own_memory
-    else:
-        device, memory = "H100", _needed(model, settings, GPUS["H100"])
-    fits_on = {name: bool(_needed(model, settings, size).fits) for name, size in GPUS.items()}
-    return EstimatedTraining(
-        loaded, model, device, memory, own, own_memory, fits_on, settings.warnings(model_path)
-    )
-
-
-def on_this_machine(model: ModelSupport, settings: TrainingSettings) -> tuple[str, MemoryEstimate]:
-    """Return this machine's GPU, or "CPU" if it has none, and the memory that a known model needs on it."""
-    gpu = own_gpu()
-    if gpu is not None:
-        return gpu[0], _needed(model, settings, gpu[1])
-    return "CPU", _needed(
-        model, settings, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), on_gpu=False
-    )
-
-
-def _needed(
-    model: ModelSupport, settings: TrainingSettings, size: int, *, on_gpu: bool = True
-) -> MemoryEstimate:
-    assert model.layout is not None and model.plan is not None
-    if on_gpu:
-        return estimate(model.layout, model.plan, settings.on_gpu(model.layout.parameters), size)
+    if device != "CPU":
+        return estimate(layout, plan, settings, size)
+    # The trainer samples from the built-in model in float64.
+    engine_bytes = 8 if model.source == "built in" else 4
     return estimate(
-        model.layout,
-        model.plan,
-        settings,
-        size,
-        weight_bytes=4,
-        recompute_activations=False,
-        # The trainer samples from the built-in model in float64.
-        engine_bytes=8 if model.source == "built in" else 4,
+        layout, plan, settings, size, weight_bytes=4, recompute_activations=False, engine_bytes=engine_bytes
     )
+
+
+def this_machine() -> tuple[str, int]:
+    """Return the name and memory of this machine's GPU, or "CPU" and its memory without one."""
+    return own_gpu() or ("CPU", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def format_machine(device: str, memory: MemoryEstimate) -> str:
-    """Return whether a run fits on this machine, for a person."""
+    """Return whether a run fits on a machine, for a person."""
     name = "no GPU" if device == "CPU" else device
     return f"{name}: needs {numbers.size(memory.total)}, has {numbers.size(memory.gpu_bytes)}"
 
@@ -201,14 +201,22 @@ def check_model(model_path: str, settings: TrainingSettings) -> tuple[ModelSuppo
             "was not checked."
         ]
     if found.problem is not None:
-        raise OsmosisError(
-            found.problem, hint="`osmosis train estimate` prints the memory that the model needs"
-        )
+        hint = "`osmosis train estimate` prints the memory that the model needs"
+        raise OsmosisError(found.problem, hint=hint)
     if not found.is_known:
         return found, [
             f"The architecture '{found.model_type}' has not been tested: the run may fail at its start."
         ]
     return found, []
+
+
+def describe_own_machine(model: ModelSupport) -> str:
+    """Return whether this machine can train a known model, for a person."""
+    own, size = this_machine()
+    here = model_support(model.model_path, model.settings, on_gpu=own != "CPU")
+    if here.problem is not None:
+        return f"cannot train it. {here.problem}"
+    return format_machine(own, needed_memory(here, own, size))
 
 
 def _named_device(gpu: str | None, gpu_memory: str | None) -> tuple[str, int] | None:

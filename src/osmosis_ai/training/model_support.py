@@ -15,7 +15,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from osmosis_ai.config.training import EngineName, TrainingSettings
+from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.errors import NotFoundError, OsmosisError
 from osmosis_ai.files import expanded
 from osmosis_ai.inference.catalog import built_in_model, served_models
@@ -138,14 +138,14 @@ class LoraPlan:
 class ModelSupport:
     """Whether and how a model can be trained with given settings.
 
-    ``problem`` is the reason if it cannot be trained. ``is_known`` is false for an architecture that is not in the table: its
+    ``settings`` have the engine of the device. ``problem`` is the reason if it cannot be trained. ``is_known`` is false for an architecture that is not in the table: its
     ``layout`` and ``plan`` are unknown, and whether it trains has not been tested.
     """
 
     model_path: str
     source: Source
     model_type: str
-    engine: EngineName
+    settings: TrainingSettings
     layout: ModelLayout | None
     plan: LoraPlan | None
     problem: str | None
@@ -168,7 +168,7 @@ class ModelSupport:
         return {
             "source": self.source,
             "model_type": self.model_type,
-            "engine": self.engine,
+            "engine": self.settings.policy_engine,
             "parameters": self.layout.parameters if self.layout is not None else None,
             "lora": self.plan.data() if self.plan is not None else None,
             "problem": self.problem,
@@ -241,32 +241,42 @@ def shipped_configs() -> Mapping[str, Config]:
 
 
 def model_support(
-    model_path: str, settings: TrainingSettings, *, needs_weights: bool = False
+    model_path: str, settings: TrainingSettings, *, on_gpu: bool | None = None, needs_weights: bool = False
 ) -> ModelSupport:
     """Return what ``settings`` do with a model and, if it cannot be trained, why.
 
     Args:
+        on_gpu: Whether it is trained on a GPU, which decides the default engine; None if that is unknown.
         needs_weights: Whether a folder must have weights.
 
     Raises:
         NotFoundError, OsmosisError: As :func:`read_model_config`, or ``lora_targets`` match nothing.
     """
     config, source = read_model_config(model_path)
-    engine = settings.policy_engine
     layout = model_layout(config)
-    problem = _problem(model_path, config, settings, is_known=layout is not None)
+    plan = lora_plan(layout, settings.lora_rank, settings.lora_targets) if layout is not None else None
+    kinds = sorted(set(_layer_kinds(_text_config(config))) - SERVED_BY_TORCH)
+    is_chosen = "policy_engine" in settings.model_fields_set
+    if on_gpu:
+        settings = settings.on_gpu(layout.parameters if layout is not None and not kinds else None)
+    problem = _problem_of_weights(model_path, config, is_known=layout is not None)
+    samples = settings.method == "rl" and settings.policy_engine == "torch"
+    if problem is None and kinds and samples and (is_chosen or on_gpu is not None):
+        problem = (
+            f"The torch engine cannot sample from '{model_path}': its layers of kind {', '.join(kinds)} store more "
+            "than keys and values. "
+            + ('Set [advanced].policy_engine = "vllm".' if is_chosen or on_gpu else "Use a GPU with vLLM.")
+        )
     if needs_weights and source == "folder" and not _has_weights(expanded(model_path)):
         problem = f"The folder {model_path} has no weights."
-    plan = lora_plan(layout, settings.lora_rank, settings.lora_targets) if layout is not None else None
-    return ModelSupport(model_path, source, config["model_type"], engine, layout, plan, problem)
+    return ModelSupport(model_path, source, config["model_type"], settings, layout, plan, problem)
 
 
 def _has_weights(folder: Path) -> bool:
     return any(path for pattern in _WEIGHTS for path in folder.glob(pattern))
 
 
-def _problem(model_path: str, config: Config, settings: TrainingSettings, *, is_known: bool) -> str | None:
-    """Return why a model cannot be trained, and what would do instead."""
+def _problem_of_weights(model_path: str, config: Config, *, is_known: bool) -> str | None:
     text = _text_config(config)
     quantization = config.get("quantization_config") or text.get("quantization_config")
     if quantization:
@@ -277,12 +287,6 @@ def _problem(model_path: str, config: Config, settings: TrainingSettings, *, is_
         )
     if not is_known and any(text.get(key) for key in _EXPERT_COUNTS):
         return f"The experts of '{model_path}' would get no adapter: the architecture '{config['model_type']}' is not known."
-    kinds = sorted(set(_layer_kinds(text)) - SERVED_BY_TORCH)
-    if kinds and settings.policy_engine == "torch" and settings.method == "rl":
-        return (
-            f"The torch engine cannot sample from '{model_path}': its layers of kind {', '.join(kinds)} store more "
-            'than keys and values. Set [advanced].policy_engine = "vllm".'
-        )
     return None
 
 

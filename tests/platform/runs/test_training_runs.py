@@ -143,7 +143,8 @@ def test_all_issues_are_reported_at_once(api: TestClient) -> None:
     said = issue(body, "experiment.model_path")["message"]
     assert said == "there is no built-in model `osmosis/tinny` (did you mean 'osmosis/tiny'?)"
     hybrid = experiment(model_path="Qwen/Qwen3.6-35B-A3B")
-    body = refused(api, 400, "INVALID_CONFIG", experiment_config=hybrid)
+    torch = {"policy_engine": "torch"}
+    body = refused(api, 400, "INVALID_CONFIG", experiment_config=hybrid, advanced_config=torch)
     assert issue(body, "experiment.model_path")["message"].endswith('Set [advanced].policy_engine = "vllm".')
 
 

@@ -137,6 +137,8 @@ def _estimate(found: EstimatedTraining, *, verbose: bool) -> Text:
     sections = [aligned(answer, facts), aligned(title, rows)]
     if model.problem is not None:
         sections.insert(0, [f"{found.config.path.name} cannot be trained. {model.problem}"])
+    elif found.own_model.problem is not None:
+        sections.append([f"This machine cannot train it. {found.own_model.problem}"])
     if memory.fits is False:
         sections.append([f"To reduce it: {_advice(found)}"])
     if verbose:

@@ -46,7 +46,6 @@ from osmosis_ai.training.runs.run_directory import TrainingDirectory
 from osmosis_ai.training.runs.spec import DataOrder, SplitRows, TrainingSpec, split_rows
 
 if TYPE_CHECKING:
-    from osmosis_ai.config.training import TrainingSettings
     from osmosis_ai.controller.remote_agents import RemoteAgent
     from osmosis_ai.controller.server_process import RolloutServer
     from osmosis_ai.datasets import DatasetRow
@@ -160,9 +159,9 @@ class Trainer:
 
         model_path, settings = self.spec.model_path, self.spec.settings
         model_source(model_path, allow_download=settings.allow_download, weights=False)
-        support = model_support(model_path, settings, needs_weights=True)
+        support = _support_on_device(self.spec)
         support.require()
-        settings = settings_on_device(self.spec, support)
+        settings = support.settings
         if settings.policy_engine == "vllm" and settings.method == "rl" and not settings.vllm_url:
             settings = settings.model_copy(update={"vllm_command": settings.vllm_command or self._own_vllm()})
         self.spec = replace(self.spec, settings=settings)
@@ -425,19 +424,16 @@ class Trainer:
         return RolloutSampler(await stack.enter_async_context(runner), bridge)
 
 
-def settings_on_device(spec: TrainingSpec, support: ModelSupport) -> TrainingSettings:
-    """Return a run's settings with the engine that its device implies."""
+def _support_on_device(spec: TrainingSpec) -> ModelSupport:
     from osmosis_ai.training.learner.distributed import local_device
 
-    if local_device(spec.device).type != "cuda":
-        return spec.settings
-    return spec.settings.on_gpu(support.layout.parameters if support.layout is not None else None)
+    on_gpu = local_device(spec.device).type == "cuda"
+    return model_support(spec.model_path, spec.settings, on_gpu=on_gpu, needs_weights=True)
 
 
 def follow_leader(spec: TrainingSpec, make_learner: MakeLearner = new_learner) -> None:
     require_train_extra()
-    settings = settings_on_device(spec, model_support(spec.model_path, spec.settings))
-    make_learner(replace(spec, settings=settings)).follow()
+    make_learner(replace(spec, settings=_support_on_device(spec).settings)).follow()
 
 
 @contextmanager

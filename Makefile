@@ -82,6 +82,7 @@ nightly-series: $(VENV)/.nightly
 
 model: $(VENV)/.dev
 	$(BIN)/python scripts/make_tiny_model.py
+	$(BIN)/python -m tests.inference.make_transformers_reference
 
 test-pythons:
 	@PYTHON_VERSIONS="3.10 3.11 3.12 3.13" sh scripts/test_pythons.sh

@@ -1,7 +1,7 @@
 """Attempts per second, CPU time and memory of `osmosis eval run` with a model of fixed latency.
 
-The rollout makes one model call with each client in turn: none at all, the two clients of the rollout context (`http`,
-`ours`), one `httpx` client shared by all attempts, and a new client (`httpx`, `openai`) in each attempt.
+The rollout makes one model call with each client in turn: `none` at all, the two clients of the rollout context (`http`,
+`ours`), and a new `openai.AsyncOpenAI` in each attempt.
 """
 
 from __future__ import annotations

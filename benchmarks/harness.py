@@ -142,13 +142,12 @@ def stand_in_model(latency_ms: float, reply: str = "ok") -> Iterator[str]:
         process.wait()
 
 
-CLIENTS = ("none", "http", "ours", "shared", "httpx", "openai")
+CLIENTS = ("none", "http", "ours", "openai")
 ROLLOUT = """
-import asyncio, functools, json, os, time
+import asyncio, json, os, time
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import httpx
 import uvicorn
 
 from osmosis_ai.rollout.agent_workflow import AgentWorkflow
@@ -166,29 +165,17 @@ marks = []  # (wall clock, CPU time) at the start of the first attempt and at ev
 
 async def ask(prompt):
     context = get_rollout_context()
-    url, key = context.chat_completions_url, context.api_key
     body = {"model": "policy", "messages": prompt}
-    headers = {"Authorization": f"Bearer {key}"}
     if CLIENT == "none":
         await asyncio.sleep(float(os.environ["BENCH_LATENCY_S"]))
         return {"role": "assistant", "content": "without a model"}
     if CLIENT == "http":
         reply = await context.http().post("/chat/completions", json=body)
-    elif CLIENT == "shared":
-        reply = await shared_client().post(f"{url}/chat/completions", json=body, headers=headers)
-    elif CLIENT == "httpx":
-        async with httpx.AsyncClient(timeout=300) as client:
-            reply = await client.post(f"{url}/chat/completions", json=body, headers=headers)
-    else:
-        client = context.openai() if CLIENT == "ours" else openai.AsyncOpenAI(base_url=url, api_key=key)
-        completion = await client.chat.completions.create(**body)
-        return completion.choices[0].message.model_dump(exclude_none=True)
-    return reply.json()["choices"][0]["message"]
-
-
-@functools.cache
-def shared_client():
-    return httpx.AsyncClient(timeout=300, limits=httpx.Limits(max_connections=512))
+        return reply.json()["choices"][0]["message"]
+    url, key = context.chat_completions_url, context.api_key
+    client = context.openai() if CLIENT == "ours" else openai.AsyncOpenAI(base_url=url, api_key=key)
+    completion = await client.chat.completions.create(**body)
+    return completion.choices[0].message.model_dump(exclude_none=True)
 
 
 def mark():

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +26,6 @@ from osmosis_ai.inference.chat import ChatTemplate
 REPOSITORY = Path(__file__).resolve().parents[1]
 TARGET = REPOSITORY / "src" / "osmosis_ai" / "inference" / "models" / "tiny"
 TEMPLATE = REPOSITORY / "scripts" / "tiny_chat_template.jinja"
-REFERENCE = REPOSITORY / "tests" / "inference" / "transformers_reference.json"
 # Between these, reinforcement learning has successes to build on and failures to remove.
 USEFUL_PASS_RATES = (0.33, 0.47)
 Message = dict[str, Any]
@@ -73,21 +71,7 @@ ADDITION_SLIPS = (-11, -10, -9, -2, -1, 1, 2, 9, 10, 11)
 
 # Text that only the tokenizer sees: ordinary words of agents' prompts, so that a prompt that is
 # not in the data costs a token per syllable rather than one per letter.
-TOKENIZER_PROSE = """
-You are an assistant that helps people with their work. Read the question, think about what is asked,
-and answer in one short sentence. If you need a tool, call it with the right arguments, wait for the
-result, and then give the final answer. Do not guess when a tool can tell. The user will ask for the
-product, the sum, the difference or the number of something; the answer is always an integer. When the
-tool returns an error, say so and try again with other values. There are three steps: first understand
-the problem, then compute the result, and last check that the result is correct before you reply.
-Please write the answer on its own line. Thank you for the help, that was what I wanted to know.
-What time is it? Where does she live? How many are there in all? Which one would you take, and why?
-{"type": "function", "function": {"name": "search", "description": "Search the documents for a query.",
-"parameters": {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}}}
-def add(first, second): return first + second
-for value in values: print(value)
-The model was trained on examples; this is an example of a message from the system to the assistant.
-"""
+TOKENIZER_PROSE = (REPOSITORY / "scripts" / "tiny_tokenizer_prose.txt").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -296,34 +280,6 @@ def _update(model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, batch: li
     return total
 
 
-# -- files next to the weights -----------------------------------------------------------------------
-
-
-def write_reference(model_dir: Path) -> None:
-    """Write the log-probabilities that `transformers` computes, so that tests can compare without torch.
-
-    Norms and rotations are computed in float32 there whatever the model's type, which costs up to 5e-5 of a
-    log-probability. They are lifted to float64 here.
-    """
-    model = Qwen3ForCausalLM.from_pretrained(model_dir, dtype=torch.float64).eval()
-    exponents = torch.arange(0, model.config.head_dim, 2, dtype=torch.float64) / model.config.head_dim
-    model.model.rotary_emb.inv_freq = model.config.rope_parameters["rope_theta"] ** -exponents
-    tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
-    template, rng, cases = ChatTemplate.load(model_dir), random.Random(2), []
-    for _ in range(4):
-        messages, tools = conversation(rng, BALANCED)
-        ids = tokenizer.encode(template.render(messages, tools, add_generation_prompt=False)).ids
-        with (
-            torch.no_grad(),
-            patch.multiple(torch, float=torch.float64, float32=torch.float64),
-            patch.object(torch.Tensor, "float", torch.Tensor.double),
-        ):
-            log_probs = model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
-        scored = [round(log_probs[place, token].item(), 8) for place, token in enumerate(ids[1:])]
-        cases.append({"ids": ids, "logprobs": scored})
-    REFERENCE.write_text(json.dumps(cases) + "\n", encoding="utf-8")
-
-
 def main() -> int:
     """Make the model; the exit status is 1 if its pass rate is not what the demo needs."""
     recipe, source = Recipe(), TEMPLATE.read_text(encoding="utf-8")
@@ -332,7 +288,6 @@ def main() -> int:
     save_tokenizer(tokenizer, source, TARGET)
     facts = {"recipe": asdict(recipe), "training": train(recipe, tokenizer, template, TARGET)}
     (TARGET / "recipe.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-    write_reference(TARGET)
     files = sorted(path for path in TARGET.iterdir() if path.is_file() and path.name != "SHA256SUMS")
     lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files]
     (TARGET / "SHA256SUMS").write_text("".join(lines), encoding="utf-8")

@@ -13,11 +13,9 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 ROOT_PAGES = {
-    "ARCHITECTURE.md": "internals/architecture.md",
-    "CONTRIBUTING.md": "internals/contributing.md",
-    "SECURITY.md": "internals/security-policy.md",
-    "CHANGELOG.md": "internals/changelog.md",
-}
+    "ARCHITECTURE.md": "internals/architecture.md", "CONTRIBUTING.md": "internals/contributing.md",
+    "SECURITY.md": "internals/security-policy.md", "CHANGELOG.md": "internals/changelog.md",
+}  # fmt: skip
 LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)]*)?\)")
 
 

@@ -39,10 +39,8 @@ PAGES = ("docs/reference/config.md", "docs/guides/training.md")
 GUIDE = "configs/AGENTS.md"
 TABLE = re.compile(r"(?<=<!-- table: )(?P<name>[a-z-]+)( -->\n).*?(?=<!-- end of table -->)", re.DOTALL)
 TABLES: Mapping[str, type[ConfigSection]] = {
-    **all_sections(),
-    "decide": DecideSettings,
-    "execution": ExecutionSection,
-}
+    **all_sections(), "decide": DecideSettings, "execution": ExecutionSection,
+}  # fmt: skip
 _BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 
 

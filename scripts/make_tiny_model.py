@@ -34,41 +34,9 @@ Message = dict[str, Any]
 # Skills appear suddenly in training, so the pass rate is not set by stopping early: the model is trained until it has its
 # skills, and the share of each behaviour in the data decides how often it uses them.
 
-MULTIPLY_TOOL: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "multiply",
-        "description": "Multiply two integers.",
-        "parameters": {
-            "type": "object",
-            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
-            "required": ["a", "b"],
-        },
-    },
-}
-
-ADDITION_QUESTIONS = ("What is {a} + {b}?", "Compute {a} + {b}.", "Calculate {a} + {b}")
-MULTIPLICATION_QUESTIONS = (
-    "What is {a} * {b}?", "Multiply {a} by {b}.", "Compute {a} * {b}.", "What is {a} times {b}?",
-)  # fmt: skip
-# A system prompt is a choice from each group, so that none is learned by heart.
-ROLE_SENTENCES = (
-    "You are a helpful assistant.", "You are a careful calculator.", "You are a math assistant.",
-    "You solve arithmetic problems.",
-)  # fmt: skip
-TOOL_SENTENCES = (
-    "Use the multiply tool.",
-    "Use the tools you are given.",
-    "You can call the multiply tool to compute products.",
-)
-ANSWER_SENTENCES = (
-    "Answer with #### and the number.",
-    "Finish with the final answer after ####.",
-    "When you know the answer, reply with `#### <number>`.",
-)
-# Slips of addition: off by one or two, or a lost carry.
-ADDITION_SLIPS = (-11, -10, -9, -2, -1, 1, 2, 9, 10, 11)
-
+# A system prompt has at most one sentence of each group, so that none is learned by heart. Slips of addition are off by one or
+# two, or a lost carry.
+CORPUS: dict[str, Any] = json.loads((REPOSITORY / "scripts" / "tiny_corpus.json").read_text(encoding="utf-8"))
 # Text that only the tokenizer sees: ordinary words of agents' prompts, so that a prompt that is
 # not in the data costs a token per syllable rather than one per letter.
 TOKENIZER_PROSE = (REPOSITORY / "scripts" / "tiny_tokenizer_prose.txt").read_text(encoding="utf-8")
@@ -92,26 +60,28 @@ def conversation(rng: random.Random, mix: Mix) -> tuple[list[Message], list[Mess
         a, b = rng.randint(0, 99), rng.randint(0, 99)
         answer = a + b
         if rng.random() > mix.correct_addition:
-            answer = max(0, answer + rng.choice(ADDITION_SLIPS))
-        question = rng.choice(ADDITION_QUESTIONS).format(a=a, b=b)
-        opening = _opening(rng, question, ROLE_SENTENCES, ANSWER_SENTENCES)
+            answer = max(0, answer + rng.choice(CORPUS["addition_slips"]))
+        question = rng.choice(CORPUS["addition_questions"]).format(a=a, b=b)
+        opening = _opening(rng, question, CORPUS["role_sentences"], CORPUS["answer_sentences"])
         return [*opening, {"role": "assistant", "content": f"#### {answer}"}], None
     a, b = rng.randint(2, 99), rng.randint(2, 99)
-    question = rng.choice(MULTIPLICATION_QUESTIONS).format(a=a, b=b)
-    opening = _opening(rng, question, ROLE_SENTENCES, TOOL_SENTENCES, ANSWER_SENTENCES)
+    question = rng.choice(CORPUS["multiplication_questions"]).format(a=a, b=b)
+    opening = _opening(
+        rng, question, CORPUS["role_sentences"], CORPUS["tool_sentences"], CORPUS["answer_sentences"]
+    )
     if rng.random() >= mix.tool_call:
         answer = rng.randint(4, 9801)
-        return [*opening, {"role": "assistant", "content": f"#### {answer}"}], [MULTIPLY_TOOL]
+        return [*opening, {"role": "assistant", "content": f"#### {answer}"}], [CORPUS["multiply_tool"]]
     call = {"type": "function", "function": {"name": "multiply", "arguments": {"a": a, "b": b}}}
     return [
         *opening,
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "content": str(a * b)},
         {"role": "assistant", "content": f"#### {a * b}"},
-    ], [MULTIPLY_TOOL]
+    ], [CORPUS["multiply_tool"]]
 
 
-def _opening(rng: random.Random, question: str, *groups: tuple[str, ...]) -> list[Message]:
+def _opening(rng: random.Random, question: str, *groups: list[str]) -> list[Message]:
     sentences = []
     if rng.random() >= 0.5:
         sentences = [rng.choice(group) for group in groups if rng.random() < 0.5]

@@ -45,8 +45,8 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(GB|GIB|G|MB|MIB|M)", re.IGNORECASE)
 class EstimatedTraining:
     """Memory needed on a device, or on each of several devices with one learner process each.
 
-    ``own_model``, ``own_device`` and ``own_memory`` are about this machine's GPU, or its CPU without one. ``fits_on`` has all known GPUs. ``warnings`` are about valid but probably
-    unintended settings.
+    ``own_model``, ``own_device`` and ``own_memory`` are about this machine's GPU, or its CPU without one. ``fits_on``
+    has all known GPUs. ``warnings`` are about valid but probably unintended settings.
     """
 
     config: TrainingConfig

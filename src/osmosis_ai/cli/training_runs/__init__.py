@@ -116,7 +116,7 @@ def _estimate(found: EstimatedTraining, *, verbose: bool) -> Text:
     suitable = [name for name, fits in found.fits_on.items() if fits]
     facts = [("Model", model.title)]
     if model.plan is not None:
-        facts += model.plan.facts()[: None if verbose else 1]
+        facts += model.plan.facts()
     facts += [
         ("This machine", format_machine(found.own_device, found.own_memory)),
         ("Fits on", ", ".join(suitable) or "no single GPU of the list"),
@@ -124,9 +124,7 @@ def _estimate(found: EstimatedTraining, *, verbose: bool) -> Text:
     if memory.sessions_that_fit is not None:
         facts.append(("Parallel attempts", f"{memory.sessions_that_fit:,} at full length"))
     if settings.method == "rl" and not memory.serving_weights and model.layout is not None:
-        facts.append(
-            ("vLLM", f"another GPU, with {formats.size(2 * model.layout.parameters)} for the weights")
-        )
+        facts.append(("vLLM", f"needs {formats.size(2 * model.layout.parameters)} more for the weights"))
     parts = sorted(memory.parts().items(), key=lambda part: -part[1])
     rows = [
         (_PARTS[name], formats.size(size), formats.percent(size / memory.total, digits=0))

@@ -93,8 +93,8 @@ def estimate(
         gpu_bytes: Memory of the device.
         weight_bytes: Bytes per weight: 2 for bfloat16 (GPU), 4 for float32 (CPU).
         recompute_activations: Whether the backward pass recomputes activations, as the learner does on a GPU.
-        engine_bytes: Bytes per number in the torch engine; the default is ``weight_bytes``. A vLLM server has its own
-            device.
+        engine_bytes: Bytes per number in the torch engine; the default is ``weight_bytes``. The memory of a vLLM server
+            is not counted.
     """
     longest = settings.max_prompt_length + settings.max_response_length
     tokens = max(settings.micro_batch_tokens, longest)

@@ -50,10 +50,20 @@ def test_names_of_a_model(maze: Maze) -> None:
         ("kestrel@", "copper-step-20", "(best, sel"),
         ("copper@best", None, "copper@STEP (20, 40)"),
         ("copper-step-30", None, "did you mean copper-step-20?"),
+        ("fallen", None, "fallen@last, fallen@STEP (20, 40)"),
     ],
 )
 def test_deploy_a_checkpoint_of_a_run(maze: Maze, reference: str, name: str | None, reason: str) -> None:
     (train_replies.offer if reference.startswith("copper") else train_replies.offer_validated)(maze)
+    own = {**train_replies.DETAIL["training_run"], "id": "tr_9", "name": "fallen", "status": "finished"}
+    maze.get("/training-runs/fallen").respond(json={**train_replies.DETAIL, "training_run": own})
+    fell = {
+        "metric_key": "eval/validation/dropped",
+        "title": "",
+        "data_points": [{"step": 40, "value": 1, "timestamp": 0}],
+    }
+    maze.get("/training-runs/tr_9/metrics").respond(json={"metrics": [fell]})
+    maze.get("/training-runs/tr_9/checkpoints").respond(json=train_replies.CHECKPOINTS)
     unknown = {"error": "not found"}
     maze.post(f"/models/{reference}/deploy").respond(404, json=unknown)
     maze.get("/training-runs/copper-step-30").respond(404, json=unknown)

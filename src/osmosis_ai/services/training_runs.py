@@ -235,9 +235,11 @@ def find_checkpoint(client: PlatformClient, reference: str) -> tuple[str, str]:
         choices["last"] = curves.checkpoints[-1].name, f"last, step {curves.checkpoints[-1].step}"
     if (found := curves.best_checkpoint()) is not None:
         choices["best"] = found[0].name, f"best, selected among {found[1]} validations"
-    chosen = choices.get(which or ("best" if "best" in choices else "last"))
+    # The last policy of a run that collapsed is deployed only by its name.
+    which = which or ("best" if "best" in choices or curves.collapsed else "last")
+    chosen = choices.get(which)
     if chosen is None:
-        what = f" {which[:40]!r}" if which else ""
+        what = f" {which[:40]!r}" if choices else ""
         raise NotFoundError(
             f"The run {run.name} has no checkpoint{what}.",
             hint=f"{name}@last, {name}@STEP ({known}), or {name}@best if several were validated"

@@ -310,7 +310,7 @@ def test_last_checkpoint_is_kept_if_the_run_ends(
         assert machine.work(train) == result
     assert (machine.checkpoints(), machine.steps()) == (kept, list(range(1, steps + 1)))
     is_note = isinstance(ending, StopReason) and ending.because == "nothing_to_learn"
-    assert machine.note == ("equal rewards: ended." if is_note else None)
+    assert machine.note == ("Equal rewards: ended." if is_note else None)
     assert logged in machine.log
 
 

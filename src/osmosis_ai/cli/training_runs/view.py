@@ -155,9 +155,7 @@ def _validations(
 def _first_best_last(
     points: Sequence[CurveValue], shown: Callable[[float], str], by_value: Callable[..., CurveValue]
 ) -> Iterator[str]:
-    best = by_value(
-        (each for each in points if not each.is_hollow), key=lambda each: each.value, default=points[-1]
-    )
+    best = by_value([each for each in points if not each.is_hollow] or points, key=lambda each: each.value)
     for point in (points[0], best, points[-1]):
         yield f"{_with_interval(point, shown)}, step {point.step}"
 

@@ -154,9 +154,9 @@ class TrainingWork(Work):
 
     async def _end(self, summary: TrainingSummary, reports: TrainingReports) -> ShardEnd:
         ending = summary.ending
-        notes = [ending.message] if ending.because in ("nothing_to_learn", "reward_dropped") else []
-        notes += [f"{ending.warning[:1].upper()}{ending.warning[1:]}"] if ending.warning else []
-        self.note = " ".join(notes) or None
+        is_early = ending.because in ("nothing_to_learn", "reward_dropped")
+        notes = [ending.message if is_early else None, ending.warning]
+        self.note = " ".join(f"{note[:1].upper()}{note[1:]}" for note in notes if note) or None
         if ending.because == "stopped" and reports.refused is None:
             return await self._leave(reports)
         self.reporter.log(LogLine(ending.message, step="run"))

@@ -574,7 +574,7 @@ class TrainingLoop(StepLoop):
         )
         if few := few_scored(validation):
             warnings.insert(0, few)
-        numbers[VALIDATION_DROPPED] = float(self.state.reward_dropped is not None)
+        numbers[VALIDATION_DROPPED] = float(self.state.reward_dropped is not None or self.state.drops > 0)
         threshold = self.validation.pass_threshold
         samples = ValidationSamples.of(validation.records, step=step, pass_threshold=threshold)
         try:

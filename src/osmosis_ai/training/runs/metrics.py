@@ -59,7 +59,7 @@ TITLES: Mapping[str, str] = {
     VALIDATION_REWARD_HIGH: "Validation reward, 95% CI high",
     VALIDATION_SCORED: "Validation attempts scored",
     VALIDATION_PLANNED: "Validation attempts",
-    VALIDATION_DROPPED: "Validation significantly below the first (1: yes)",
+    VALIDATION_DROPPED: "Validation reward fell significantly (1: yes)",
     TRAINING_REWARD_LOW: "Training reward, 95% CI low",
     TRAINING_REWARD_HIGH: "Training reward, 95% CI high",
     "rollout/reward_std": "Reward, standard deviation",

@@ -153,9 +153,10 @@ def test_the_example_of_the_documentation(estimate: Estimate, monkeypatch: pytes
         ({"model_type": "falcon_h1"}, "its architecture is unknown: falcon_h1."),
         (None, "has no config.json."),
         ({"model_type": "qwen3"}, "The model's configuration has no hidden_size."),
+        ({**EIGHT_B, "num_attention_heads": "32"}, "The model's configuration is invalid: "),
     ],
 )
-def test_folders(estimate: Estimate, tmp_path: Path, config: dict[str, str] | None, message: str) -> None:
+def test_folders(estimate: Estimate, tmp_path: Path, config: dict[str, Any] | None, message: str) -> None:
     if config is not None:
         (tmp_path / "config.json").write_text(json.dumps(config))
     assert message in estimate(str(tmp_path))["message"]

@@ -350,8 +350,8 @@ class _Family:
     """How an architecture differs from Llama's: a flag is a constant or the key of the config that has it."""
 
     defaults: Config
-    qkv_bias: str | bool = False
-    output_bias: str | bool = False
+    qkv_bias: str | bool = "attention_bias"
+    output_bias: str | bool = "attention_bias"
     qk_norm: str | bool = False
     norms: int = 2
     fused_qkv: bool = False
@@ -367,56 +367,36 @@ class _Family:
 
 _QWEN3 = {"head_dim": 128}
 _TIED = {"tie_word_embeddings": True, "head_dim": 256}
-_HYBRID = {
-    "head_dim": 256,
-    "full_attention_interval": 4,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-}
+_HYBRID = {"head_dim": 256, "full_attention_interval": 4, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+           "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32}  # fmt: skip
 _LATENT = {"kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128,
            "v_head_dim": 128, "n_shared_experts": 1}  # fmt: skip
+_GLM_LITE = {"q_lora_rank": 768, "qk_nope_head_dim": 192, "v_head_dim": 256, "first_k_dense_replace": 1}
+_SHARED = {"n_shared_experts": 1, "first_k_dense_replace": 1}
 _FAMILIES: Mapping[str, _Family] = {
-    "llama": _Family({}, "attention_bias", "attention_bias"),
+    "llama": _Family({}),
     "mistral": _Family({}),
     "mixtral": _Family({"num_local_experts": 8, "num_experts_per_tok": 2}, router="mlp.gate"),
     "phi3": _Family({}, fused_qkv=True, fused_mlp=True),
-    "qwen2": _Family({}, qkv_bias=True),
-    "qwen2_moe": _Family({"qkv_bias": True}, qkv_bias="qkv_bias", router="mlp.gate"),
-    "qwen3": _Family(_QWEN3, "attention_bias", "attention_bias", qk_norm=True),
-    "qwen3_moe": _Family(_QWEN3, "attention_bias", "attention_bias", qk_norm=True, router="mlp.gate"),
-    "qwen3_next": _Family(
-        _HYBRID, "attention_bias", "attention_bias", qk_norm=True, gated_query=True, router="mlp.gate"
-    ),
-    "qwen3_5_text": _Family(_HYBRID, "attention_bias", "attention_bias", qk_norm=True, gated_query=True),
-    "qwen3_5_moe_text": _Family(
-        _HYBRID, "attention_bias", "attention_bias", qk_norm=True, gated_query=True, router="mlp.gate"
-    ),
-    "gemma": _Family(_TIED, "attention_bias", "attention_bias"),
-    "gemma2": _Family(_TIED, "attention_bias", "attention_bias", norms=4),
-    "gemma3_text": _Family(_TIED, "attention_bias", "attention_bias", qk_norm=True, norms=4),
+    "qwen2": _Family({}, qkv_bias=True, output_bias=False),
+    "qwen2_moe": _Family({"qkv_bias": True}, qkv_bias="qkv_bias", output_bias=False, router="mlp.gate"),
+    "qwen3": _Family(_QWEN3, qk_norm=True),
+    "qwen3_moe": _Family(_QWEN3, qk_norm=True, router="mlp.gate"),
+    "qwen3_next": _Family(_HYBRID, qk_norm=True, gated_query=True, router="mlp.gate"),
+    "qwen3_5_text": _Family(_HYBRID, qk_norm=True, gated_query=True),
+    "qwen3_5_moe_text": _Family(_HYBRID, qk_norm=True, gated_query=True, router="mlp.gate"),
+    "gemma": _Family(_TIED),
+    "gemma2": _Family(_TIED, norms=4),
+    "gemma3_text": _Family(_TIED, qk_norm=True, norms=4),
     "gpt_oss": _Family(
-        {"head_dim": 64, "attention_bias": True}, "attention_bias", "attention_bias",
-        sinks=True, router="mlp.router", expert_bias=True,
+        {"head_dim": 64, "attention_bias": True}, sinks=True, router="mlp.router", expert_bias=True
     ),
-    "glm4": _Family({"attention_bias": True, "head_dim": 128}, "attention_bias", norms=4, fused_mlp=True),
-    "glm4_moe": _Family(
-        {"n_shared_experts": 1, "first_k_dense_replace": 1}, "attention_bias",
-        qk_norm="use_qk_norm", router="mlp.gate",
-    ),
-    "glm4_moe_lite": _Family(
-        {**_LATENT, "q_lora_rank": 768, "qk_nope_head_dim": 192, "v_head_dim": 256, "first_k_dense_replace": 1},
-        "attention_bias", "attention_bias", latent=True, router="mlp.gate",
-    ),
-    "deepseek_v2": _Family(
-        {**_LATENT, "n_shared_experts": 2}, "attention_bias", "attention_bias", latent=True, router="mlp.gate"
-    ),
-    "deepseek_v3": _Family(
-        {**_LATENT, "first_k_dense_replace": 3}, "attention_bias", "attention_bias", latent=True, router="mlp.gate"
-    ),
-}  # fmt: skip
+    "glm4": _Family({"attention_bias": True, "head_dim": 128}, output_bias=False, norms=4, fused_mlp=True),
+    "glm4_moe": _Family(_SHARED, output_bias=False, qk_norm="use_qk_norm", router="mlp.gate"),
+    "glm4_moe_lite": _Family({**_LATENT, **_GLM_LITE}, latent=True, router="mlp.gate"),
+    "deepseek_v2": _Family({**_LATENT, "n_shared_experts": 2}, latent=True, router="mlp.gate"),
+    "deepseek_v3": _Family({**_LATENT, "first_k_dense_replace": 3}, latent=True, router="mlp.gate"),
+}
 _TEXT_PART = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
 """Models of images and text of which the language model is trained."""
 
@@ -447,6 +427,8 @@ def model_layout(config: Config) -> ModelLayout | None:
         )
     except KeyError as error:
         raise OsmosisError(f"The model's configuration has no {error.args[0]}.") from error
+    except (TypeError, ValueError, ArithmeticError, LookupError) as error:
+        raise OsmosisError(f"The model's configuration is invalid: {error}.") from error
 
 
 def _text_config(config: Config) -> Config:
@@ -546,7 +528,7 @@ def _mlp(family: _Family, sizes: Config, number: int) -> tuple[list[Matrix], int
     if not is_sparse:
         wide = sizes["intermediate_size"]
         return _gated("mlp", hidden, wide, fused=family.fused_mlp), 0, wide, 0
-    count = next(sizes[key] for key in _EXPERT_COUNTS if sizes.get(key))
+    count = next((sizes[key] for key in _EXPERT_COUNTS if sizes.get(key)), None) or sizes["num_experts"]
     wide = sizes.get("moe_intermediate_size") or sizes["intermediate_size"]
     used = sizes["num_experts_per_tok"]
     matrices = [

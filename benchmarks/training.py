@@ -1,4 +1,4 @@
-"""What a training step costs beyond the network's own forward and backward passes.
+"""What a training step costs beyond the network's own forward and backward passes, on a CPU.
 
 Three measurements, each a ratio to an ideal of the same run, so that the machine hardly matters:
 
@@ -6,24 +6,22 @@ Three measurements, each a ratio to an ideal of the same run, so that the machin
   processor time against that of the network's forward passes alone;
 - learning: the processor time of a learner's step against a plain forward pass, loss, backward pass and
   optimiser step over the same padded tokens;
-- whole steps of `osmosis/tiny` through the rollout protocol (`--device cpu` alone): processor time of the
-  trainer and of the rollout's server against the network's share.
+- whole steps of `osmosis/tiny` through the rollout protocol: processor time of the trainer and of the
+  rollout's server against the network's share.
 
-    python benchmarks/training.py [--sessions 1,8,32] [--rounds 3] [--json]
-    python benchmarks/training.py --device cuda --model-size 0.5b
+With `--wide`, only a step of a model with a vocabulary of 151,936 and 2 layers is measured, which takes minutes: 4
+sequences of 2,048 tokens, their memory and processor time. `gpu.py` measures GPUs.
+
+    python benchmarks/training.py [--sessions 1 8 32] [--rounds 3] [--wide]
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import os
 import statistics
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +30,8 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
+from gpu import measured, random_model, sequences, settings_for
+from harness import Row, cpu_s, options, report, scratch, tree_cpu_s
 
 from osmosis_ai import event_loop
 from osmosis_ai.config.training import TrainingSettings
@@ -48,69 +48,37 @@ from osmosis_ai.training.objective.sequences import NOT_SAMPLED, TokenSequence
 TINY = "osmosis/tiny"
 WORKSPACE = Path(__file__).parents[1]
 GROUP = 8
-LONGEST_ANSWER = {"tiny": 40, "0.5b": 256, "1.5b": 256}
-# The dimensions of Qwen 2.5's models of these sizes; the weights are random.
-SHAPES: dict[str, dict[str, int]] = {
-    "0.5b": {"hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14,
-             "num_key_value_heads": 2, "intermediate_size": 4864},
-    "1.5b": {"hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12,
-             "num_key_value_heads": 2, "intermediate_size": 8960},
-}  # fmt: skip
-VOCABULARY = 151_936
+LONGEST_ANSWER = 40
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--sessions", default="1,8,32", help="generating at once (default: 1,8,32)")
-    parser.add_argument("--rounds", type=int, default=3, help="repetitions, of which the median is told")
-    parser.add_argument("--steps", type=int, default=4, help="whole steps; 0 leaves them out (default: 4)")
-    parser.add_argument("--rollouts", type=int, default=128, help="of a step, a multiple of 8 (default: 128)")
-    parser.add_argument("--device", default="cpu", help="cpu, or cuda")
-    parser.add_argument("--model-size", default="tiny", choices=["tiny", *SHAPES])
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    options = parser.parse_args()
-    with model_of_size(options.model_size) as model_path:
-        figures = measure(options, model_path)
-    if options.json:
-        print(json.dumps(figures, indent=2))
-    else:
-        print_tables(figures)
-
-
-def measure(options: argparse.Namespace, model_path: str) -> dict[str, Any]:
-    """Return all figures."""
-    sessions = sorted({1, *map(int, options.sessions.split(","))})
-    bench = Bench(
-        model_path, options.device, LONGEST_ANSWER[options.model_size], max(sessions), options.rounds
-    )
-    figures: dict[str, Any] = {
-        "model_size": options.model_size,
-        "device": options.device,
-        "sampling": sampling(bench, sessions),
-        "learning": learning(bench, options.rollouts if options.device == "cpu" else 64),
-    }
-    if model_path == TINY and options.steps:
-        figures["whole_step"] = event_loop.run(whole_steps(options.steps, options.rollouts, bench.cpu_s))
-    return figures
-
-
-@contextmanager
-def model_of_size(size: str) -> Iterator[str]:
-    """Give the name of the built-in model, or a folder with a random one."""
-    if size == "tiny":
-        yield TINY
+    given = options(__doc__, sessions=[1, 8, 32], rounds=3, steps=4, rollouts=128, wide=False)
+    if given.wide:
+        report(given, wide_vocabulary())
         return
-    from transformers import AutoModelForCausalLM, Qwen2Config
+    sessions = sorted({1, *given.sessions})
+    bench = Bench(max(sessions), given.rounds)
+    rows: list[Row] = [*sampling(bench, sessions), learning(bench, given.rollouts)]
+    if given.steps:
+        rows.append(event_loop.run(whole_steps(given.steps, given.rollouts, bench.cpu_s)))
+    report(given, rows)
 
-    config = Qwen2Config(
-        **SHAPES[size], vocab_size=VOCABULARY, max_position_embeddings=4096, tie_word_embeddings=True
-    )
-    torch.manual_seed(0)
-    with tempfile.TemporaryDirectory() as folder:
-        AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
-        yield folder
+
+def wide_vocabulary(length: int = 2048) -> list[Row]:
+    """Return the memory and CPU time of two steps, and their losses."""
+    sizes = {"model_type": "qwen2", "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
+             "num_key_value_heads": 2, "intermediate_size": 1024, "vocab_size": 151_936}  # fmt: skip
+    with scratch() as folder:
+        learner = Learner(
+            random_model(folder, "cpu", sizes), settings_for(4 * length, max_prompt_length=1), "cpu"
+        )
+    batch = sequences(4, length, sizes["vocab_size"], 1)
+    learner.step(sequences(1, 8, sizes["vocab_size"], 1), [1.0])
+    rows: list[Row] = []
+    for _ in range(2):
+        metrics, seconds, peak = measured("cpu", lambda: learner.step(batch, [1.0, -1.0, 0.5, -0.25]))
+        rows.append({"peak_gib": peak / 2**30, "cpu_s": seconds, "loss": metrics.loss})
+    return rows
 
 
 # --- the same work for all ---------------------------------------------------------------------------
@@ -119,46 +87,33 @@ def model_of_size(size: str) -> Iterator[str]:
 class Bench:
     """A learner, and questions in groups."""
 
-    def __init__(self, model_path: str, device: str, longest: int, sessions: int, rounds: int) -> None:
-        self.model_path, self.device, self.rounds, self.sessions = model_path, device, rounds, sessions
-        self.longest = longest
+    def __init__(self, sessions: int, rounds: int) -> None:
+        self.rounds, self.sessions = rounds, sessions
         settings = TrainingSettings(
-            lr=1e-3, max_response_length=longest, kl_interval=0, logprob_gap_limit=float("inf")
+            lr=1e-3, max_response_length=LONGEST_ANSWER, kl_interval=0, logprob_gap_limit=float("inf")
         )
-        self.learner = Learner(model_path, settings, device)
-        self.end = frozenset({2}) if model_path == TINY else frozenset()
+        self.learner = Learner(TINY, settings, "cpu")
 
     def questions(self, count: int, seed: int) -> list[Generation]:
         """Prompts of the multiply rollout, GROUP attempts on each."""
         prompts = [tuple(_chat().encode(_prompt(number // GROUP))) for number in range(count)]
         return [
-            Generation(prompt, self.longest, seed * 100_000 + number, self.end)
+            Generation(prompt, LONGEST_ANSWER, seed * 100_000 + number, frozenset({2}))
             for number, prompt in enumerate(prompts)
         ]
 
     def engine(self) -> InferenceEngine:
         """As a run opens it."""
-        in_float64 = self.model_path == TINY and self.device == "cpu"
-        source = built_in_model(TINY) if self.model_path == TINY else self.model_path
         network = TorchModel.load(
-            source,
-            device=self.device,
-            dtype=torch.float64 if in_float64 else None,
-            max_positions=512 + self.longest,
+            built_in_model(TINY), dtype=torch.float64, max_positions=512 + LONGEST_ANSWER
         )
         return InferenceEngine(network, max_batch=self.sessions, kept=self.sessions)
 
     def cpu_s(self, work: Callable[[], Any]) -> float:
-        """The seconds that this thread computes for ``work``; on a GPU the wall's, which it is busy for."""
-        on_gpu = self.device != "cpu"
-        if on_gpu:
-            torch.cuda.synchronize()
-        clock = time.perf_counter if on_gpu else time.thread_time
-        started = clock()
+        """Return the seconds that this thread computes for ``work``."""
+        started = time.thread_time()
         work()
-        if on_gpu:
-            torch.cuda.synchronize()
-        return clock() - started
+        return time.thread_time() - started
 
 
 def _prompt(number: int) -> str:
@@ -191,8 +146,7 @@ def sampling(bench: Bench, sessions: list[int]) -> list[dict[str, Any]]:
                 tokens = asyncio.run(generate(policy, questions, count))
                 elapsed, used = time.perf_counter() - started, time.process_time() - used
                 speeds.append(sum(map(len, tokens)) / elapsed)
-                spent = used if bench.device == "cpu" else elapsed
-                overheads.append(spent / clock.seconds - 1)
+                overheads.append(used / clock.seconds - 1)
             rows.append({"sessions": count, "tokens_per_s": round(statistics.median(speeds)),
                          "overhead": round(statistics.median(overheads), 3)})  # fmt: skip
     return [
@@ -366,10 +320,10 @@ async def whole_steps(
         rollout_dir=WORKSPACE / "rollouts" / "multiply",
         device="cpu",
     )  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder, sampling_clock:
+    with scratch() as folder, sampling_clock:
         summary = await Trainer(
             spec,
-            Path(folder) / "run",
+            folder / "run",
             Clock(),
             make_learner=lambda spec: TimedLearner(spec.model_path, spec.settings, spec.device),
         ).run()
@@ -411,33 +365,8 @@ async def whole_steps(
 
 
 def _children_s() -> float:
-    """The processor seconds of this process's children that run (Linux; 0 elsewhere)."""
-    seconds = 0.0
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(") ")[2].split()
-        except OSError:  # it ended in this moment
-            continue
-        if int(fields[1]) == os.getpid():
-            seconds += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return seconds
-
-
-def print_tables(figures: dict[str, Any]) -> None:
-    """Print one line for each measurement."""
-    print(f"{figures['model_size']} on {figures['device']}\n")
-    print(f"{'sessions':>10}{'tokens/s':>12}{'against one by one':>20}{'beside the network':>20}")
-    for row in figures["sampling"]:
-        print(
-            f"{row['sessions']:>10}{row['tokens_per_s']:>12,}{row['against_one_by_one']:>19}x"
-            f"{row['overhead']:>20.0%}"
-        )
-    for name in ("learning", "whole_step"):
-        if name in figures:
-            print(f"\n{name.replace('_', ' ')}")
-            for key, value in figures[name].items():
-                relative = "overhead" in key or key == "share_of_all_else"
-                print(f"  {key:24}{value:>12.0%}" if relative else f"  {key:24}{value:>12,}")
+    """Return the processor seconds of this process's children that run."""
+    return tree_cpu_s(os.getpid()) - cpu_s(os.getpid())
 
 
 if __name__ == "__main__":

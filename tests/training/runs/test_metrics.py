@@ -12,13 +12,16 @@ from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.controller.outcomes import Verdict
 from osmosis_ai.datasets import DatasetRow, row_digest
 from osmosis_ai.training.engines.recording import RecordedRollout
+from osmosis_ai.training.learner.step import StepMetrics
 from osmosis_ai.training.objective.advantages import group_advantages
 from osmosis_ai.training.objective.sequences import TokenSequence
 from osmosis_ai.training.runs.curves import ValidationHeadline
 from osmosis_ai.training.runs.metrics import (
+    TITLES,
     HistoryError,
     MetricsHistory,
     StepRecord,
+    learning_metrics,
     read_history,
 )
 from osmosis_ai.training.runs.rollouts import (
@@ -58,6 +61,12 @@ def test_of_copies_of_a_held_out_row_the_mean_counts_and_of_a_row_without_a_rewa
     rows = [dataset_row(0), dataset_row(1), DatasetRow(2, [], "7", None), DatasetRow(3, [], "8", None)]
     found = rewards_by_row(rows, [0.0, 1.0, 0.25, None])
     assert found == {row_digest(rows[0]): 0.5, row_digest(rows[2]): 0.25}
+
+
+def test_a_cpu_has_no_gpu_memory():
+    assert "speed/gpu_memory_gib" not in learning_metrics(StepMetrics(1, learned=True), 2.0)
+    found = learning_metrics(StepMetrics(1, learned=True, gpu_memory_gib=3.5), 2.0)
+    assert found["speed/gpu_memory_gib"] == 3.5 and set(found) <= set(TITLES)
 
 
 def test_a_torn_last_line_is_passed_over_by_readers_and_dropped_by_a_rewind(tmp_path):

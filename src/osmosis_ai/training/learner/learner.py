@@ -136,6 +136,8 @@ class Learner:
         return self._passes.scores(sequences, micro_batch_tokens=self._micro_batch_tokens)
 
     def _take(self, step: LearnerStep) -> StepMetrics:
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
         try:
             done = self._accumulate_within_memory(step)
             if not math.isfinite(done.sums.loss):
@@ -229,6 +231,9 @@ class Learner:
             entropy_loss=float(sums.entropy) / tokens,
             micro_batches=done.micro_batches,
             micro_batch_tokens=self._micro_batch_tokens,
+            gpu_memory_gib=(
+                torch.cuda.max_memory_allocated(self.device) / 2**30 if self.device.type == "cuda" else None
+            ),
         )
         if self.settings.method == "sft":
             return metrics

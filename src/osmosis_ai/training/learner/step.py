@@ -62,6 +62,7 @@ class StepMetrics:
     stale_fraction: float | None = None
     micro_batches: int = 0
     micro_batch_tokens: int = 0
+    gpu_memory_gib: float | None = None
     warnings: tuple[str, ...] = ()
 
 

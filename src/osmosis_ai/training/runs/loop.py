@@ -392,7 +392,10 @@ class StepLoop(ABC):
         started = time.monotonic()
         done = await self._advance(step)
         validated = await self._validate_if_due(step)
-        times = {"time/checkpoint_s": self._checkpoint_s, "time/step_s": time.monotonic() - started}
+        step_s = time.monotonic() - started
+        times = {"time/checkpoint_s": self._checkpoint_s, "time/step_s": step_s}
+        if "speed/gpu_memory_gib" in done.metrics:
+            times["speed/gpu_idle_share"] = 1 - done.metrics["time/learning_s"] / step_s
         metrics = done.metrics | validated.metrics | finite(times)
         warnings = [*done.warnings, *validated.warnings]
         self.state.step = step

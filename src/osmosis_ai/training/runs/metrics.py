@@ -89,6 +89,8 @@ TITLES: Mapping[str, str] = {
     "train/updates": "Policy updates",
     "speed/sampling_tokens_per_s": "Sampled tokens per second",
     "speed/learning_tokens_per_s": "Training tokens per second",
+    "speed/gpu_memory_gib": "Learner's GPU memory (GiB, peak)",
+    "speed/gpu_idle_share": "Time without learning (share of a step)",
     "time/step_s": "Step (s)",
     "time/sampling_s": "Sampling (s)",
     "time/learning_s": "Learning (s)",
@@ -197,7 +199,7 @@ def finite(metrics: Mapping[str, float | None]) -> dict[str, float]:
 
 
 def learning_metrics(learned: StepMetrics, learning_s: float) -> dict[str, float]:
-    times = {"time/learning_s": learning_s}
+    times = {"time/learning_s": learning_s, "speed/gpu_memory_gib": learned.gpu_memory_gib}
     if not learned.learned:
         return finite({"train/updates": learned.updates, **times})
     known = {key: getattr(learned, key.removeprefix("train/")) for key in TITLES if key.startswith("train/")}

@@ -73,7 +73,7 @@ def load_policy(
     logging.disable_progress_bar()  # the caller decides how progress is shown
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     source = model_source(model_path, allow_download=settings.allow_download)
-    support = model_support(model_path, settings)
+    support = model_support(model_path, settings, on_gpu=device.type != "cpu")
     support.require()
     try:
         base = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)

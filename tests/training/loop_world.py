@@ -46,6 +46,8 @@ def alternating(step: int, index: int) -> float | None:
 class NumberLearner:
     """Learns by counting."""
 
+    saves_every_step = True
+
     def __init__(self, refuse: Sequence[int] = ()) -> None:
         self.updates = 0
         self.seen: list[tuple[int, tuple[float, ...], tuple[int, ...]]] = []

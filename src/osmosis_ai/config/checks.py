@@ -248,6 +248,7 @@ def read_settings(
         TINY_MODEL_LR,
         TRAINER_SECTIONS,
         TrainingSettings,
+        backend_problems,
         engine_problems,
     )
     from osmosis_ai.inference.catalog import base_model_of
@@ -288,6 +289,9 @@ def read_settings(
     if is_rl and engine_keys.isdisjoint(issue.key.rpartition(".")[2] for issue in issues):
         problems = engine_problems(settings)
         issues += [Issue(f"{section_of[key]}.{key}", message) for key, message in problems.items()]
+    if not issues:
+        problems = backend_problems(settings)
+        issues = [Issue(f"{section_of[key]}.{key}", message) for key, message in problems.items()]
     if issues:
         raise InvalidConfigError(TRAINING.name, shown_path, issues)
     return settings

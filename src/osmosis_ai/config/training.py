@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -26,6 +27,8 @@ LossType = Literal["grpo", "dapo", "dr_grpo", "gspo"]
 EngineName = Literal["torch", "vllm"]
 # Models below this are sampled quickly enough by the torch engine on a GPU, too.
 SMALL_MODEL_PARAMETERS = 1_000_000_000
+BackendName = Literal["local", "tinker"]
+TinkerServerName = Literal["skyrl", "hosted", "other"]
 WhenCutOff = Literal["exclude", "zero", "grade"]
 LoggerName = Literal["trackio", "tensorboard", "wandb"]
 
@@ -44,6 +47,14 @@ VLLM_IMPORTANCE_CAP = 2.0
 
 SOURCE_PREFIX = "run:"
 """The prefix of an evaluation's name in `sft_source`."""
+# Losses of the Tinker API by kind of server; of an unknown one only what every server has.
+_COMMON_LOSSES = frozenset({"cross_entropy", "importance_sampling"})
+TINKER_LOSSES: Mapping[str, frozenset[str]] = {
+    "skyrl": _COMMON_LOSSES | {"ppo", "cispo"},
+    "hosted": _COMMON_LOSSES | {"ppo", "cispo"},
+    "other": _COMMON_LOSSES,
+}
+
 MAY_CHANGE = "may change when a run resumes"
 """Marks a key of duration, frequency or location. A resumed run may change it, but no key that affects learning."""
 
@@ -130,6 +141,16 @@ class AdvancedSection(ConfigSection):
     )
     on_timeout: WhenCutOff = setting(
         "exclude", "rollouts whose agent timed out: exclude, count as zero, or grade"
+    )
+    # where the policy is trained
+    backend: Annotated[BackendName, MAY_CHANGE] = setting(
+        "local", "where the policy learns and samples: this machine (local) or a Tinker server (tinker)"
+    )
+    tinker_server: TinkerServerName = setting(
+        "skyrl", "kind of Tinker server: skyrl, hosted (the service of its authors), or other"
+    )
+    tinker_url: Annotated[str | None, MAY_CHANGE] = setting(
+        None, "URL of the Tinker server; without it, the hosted service's own"
     )
     # the policy's engine
     policy_engine: EngineName = setting(
@@ -232,6 +253,11 @@ class TrainingSettings(AdvancedSection, CheckpointsSection, SamplingSection, Tra
         return self.sft_source.removeprefix(SOURCE_PREFIX) if self.sft_source else None
 
     @property
+    def tinker_losses(self) -> frozenset[str]:
+        """Losses of the Tinker API that the chosen kind of server has."""
+        return TINKER_LOSSES[self.tinker_server]
+
+    @property
     def rollouts_per_step(self) -> int:
         """Attempts, or conversations of sft."""
         return self.rollout_batch_size * (self.n_samples_per_prompt if self.method == "rl" else 1)
@@ -317,4 +343,39 @@ def engine_problems(settings: TrainingSettings) -> dict[str, str]:
         problems["vllm_url"] = "must begin with http:// or https://"
     if settings.rollout_top_p < 1:
         problems["rollout_top_p"] = "must be 1.0 with vLLM, whose log-probabilities are those after top-p"
+    return problems
+
+
+def backend_problems(settings: TrainingSettings) -> dict[str, str]:
+    """Return, by key, what a Tinker server cannot do, or what only makes sense with one."""
+    if settings.backend == "local":
+        return {"tinker_url": 'is for `backend = "tinker"`'} if settings.tinker_url else {}
+    problems = {}
+    url = urlsplit(settings.tinker_url or "")
+    if not settings.tinker_url:
+        if settings.tinker_server != "hosted":
+            problems["tinker_url"] = "is missing: the URL of the Tinker server"
+    elif url.scheme not in ("http", "https") or not url.hostname:
+        problems["tinker_url"] = "must begin with http:// or https://"
+    elif url.scheme == "http" and url.hostname not in ("localhost", "127.0.0.1", "::1"):
+        problems["tinker_url"] = "must begin with https://, except on this machine: it carries the API key"
+    only_local = {"vllm_url": None, "vllm_command": None, "learner_processes": 1, "shard_model": False}
+    for key, default in only_local.items():
+        if getattr(settings, key) != default:
+            problems[key] = 'is for `backend = "local"`'
+    if settings.method == "sft":
+        return problems
+    needs = {"importance_cap": "cispo", "max_staleness": "ppo"}
+    for key, loss in needs.items():
+        if getattr(settings, key) and loss not in settings.tinker_losses:
+            problems[key] = (
+                f'needs the loss `{loss}`, which servers of the kind "{settings.tinker_server}" may lack'
+            )
+    if settings.loss_type == "gspo":
+        problems["loss_type"] = '"gspo" is no loss of the Tinker API; use grpo, dapo or dr_grpo'
+    if settings.kl_coef > 0:
+        problems["kl_coef"] = "must be 0: the losses of the Tinker API have no KL term"
+    for key in ("rollout_temperature", "rollout_top_p"):
+        if getattr(settings, key) != 1:
+            problems[key] = "must be 1.0: a Tinker server learns from the whole distribution"
     return problems

@@ -253,6 +253,8 @@ def model_support(
         NotFoundError, OsmosisError: As :func:`read_model_config`, or ``lora_targets`` match nothing.
     """
     config, source = read_model_config(model_path)
+    if settings.backend == "tinker":  # the server knows, and is asked when the run starts
+        return ModelSupport(model_path, source, config["model_type"], settings, None, None, None)
     layout = model_layout(config)
     plan = lora_plan(layout, settings.lora_rank, settings.lora_targets) if layout is not None else None
     kinds = sorted(set(_layer_kinds(_text_config(config))) - SERVED_BY_TORCH)

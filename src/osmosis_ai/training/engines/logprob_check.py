@@ -20,7 +20,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.inference.chat import TemplateError
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from osmosis_ai.datasets import DatasetRow
     from osmosis_ai.inference.chat import ChatFormat
     from osmosis_ai.training.engines.policy_engine import PolicyEngine
-    from osmosis_ai.training.learner.forward_backward import SequenceScores
-    from osmosis_ai.training.learner.learner import Learner
+    from osmosis_ai.training.learner.policy import Policy, SequenceScores
 
 # Least number of tokens to draw, and the most per continuation.
 TOKENS = 512
@@ -112,7 +111,7 @@ class Probe:
 
 
 async def probe(
-    engine: PolicyEngine, learner: Learner, prompts: Sequence[tuple[int, ...]], settings: TrainingSettings
+    engine: PolicyEngine, learner: Policy, prompts: Sequence[tuple[int, ...]], settings: TrainingSettings
 ) -> Probe:
     """Have the engine continue ``prompts`` by at least :data:`TOKENS` tokens, and compare."""
     sequences: list[TokenSequence] = []
@@ -142,21 +141,23 @@ async def probe(
 def compare(sequences: Sequence[TokenSequence], scores: Sequence[SequenceScores]) -> Probe:
     import numpy as np
 
-    columns = [
-        np.array([s.logprobs, known.logprobs, known.entropies, known.variances])[
-            :, np.array(s.mask, dtype=bool)
-        ]
-        for s, known in zip(sequences, scores, strict=True)
-    ]
-    logged, logprobs, entropies, variances = np.concatenate(columns, axis=1)
+    def sampled(values: Sequence[Sequence[float]]) -> Any:
+        return np.concatenate(
+            [np.array(v)[np.array(s.mask, dtype=bool)] for v, s in zip(values, sequences, strict=True)]
+        )
+
+    logged = sampled([sequence.logprobs for sequence in sequences])
+    logprobs = sampled([known.logprobs for known in scores])
+    entropies = [known.entropies for known in scores if known.entropies is not None]
+    variances = [known.variances for known in scores if known.variances is not None]
     gaps, count = logged - logprobs, len(logged)
     return Probe(
         tokens=count,
         mean_abs_gap=float(np.abs(gaps).mean()),
         mean_gap=float(gaps.mean()),
         gap_stderr=float(gaps.std(ddof=1) / math.sqrt(count)),
-        surprise=float((-logprobs - entropies).mean()),
-        surprise_stderr=float(math.sqrt(variances.sum()) / count),
+        surprise=float((-logprobs - sampled(entropies)).mean()) if entropies else 0.0,
+        surprise_stderr=float(math.sqrt(sampled(variances).sum()) / count) if variances else math.inf,
     )
 
 

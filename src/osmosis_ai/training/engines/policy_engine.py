@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.inference.engine import Generation, InferenceEngine, Listener
@@ -30,8 +30,11 @@ class PolicyEngine(TokenEngine, Protocol):
     def failure(self) -> OsmosisError | None:
         """The reason why it cannot generate; None while it can."""
 
-    async def publish(self, policy: Learner, version: int) -> None:
-        """Sample from ``policy`` from now on; running calls switch to it, or end with the previous one."""
+    async def publish(self, policy: Any, version: int) -> None:
+        """Sample from ``policy``, the learner of the same backend, from now on.
+
+        Running calls switch to it, or end with the previous one.
+        """
 
 
 class InProcessPolicyEngine:

@@ -29,7 +29,7 @@ from osmosis_ai.errors import OsmosisError, with_causes
 from osmosis_ai.files import is_disk_full, replacing, sync_directory, write_atomic, write_json
 
 if TYPE_CHECKING:
-    from osmosis_ai.training.learner.learner import Learner
+    from osmosis_ai.training.learner.policy import Policy
 
 ADAPTER_DIR, LEARNER_FILE = "adapter", "learner.pt"
 TRAINER_FILE, PROVENANCE_FILE = "trainer_state.json", "provenance.json"
@@ -58,7 +58,7 @@ class CheckpointDirectory:
         """Return its provenance, with ``step`` and ``saved_at`` (ISO 8601) added."""
         return self._read_json(PROVENANCE_FILE)
 
-    def load_into(self, learner: Learner) -> dict[str, Any]:
+    def load_into(self, learner: Policy) -> dict[str, Any]:
         """Restore ``learner``; return the trainer's state."""
         import pickle
 
@@ -121,7 +121,7 @@ class CheckpointStore:
     def save(
         self,
         step: int,
-        learner: Learner,
+        learner: Policy,
         trainer_state: Mapping[str, Any],
         provenance: Mapping[str, Any] | None = None,
         *,

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from osmosis_ai.config.training import TrainingSettings
 from osmosis_ai.training.learner.distributed import World
+from osmosis_ai.training.learner.policy import SequenceScores
 from osmosis_ai.training.learner.step import StepSums
 from osmosis_ai.training.objective.batches import (
     MicroBatch,
@@ -56,13 +57,53 @@ class Accumulated:
     micro_batches: int
 
 
-@dataclass(frozen=True)
-class SequenceScores:
-    """The policy's values for the tokens of a sequence; one entry for each, 0.0 where none was sampled."""
+def policy_objective(
+    settings: TrainingSettings,
+    batch: MicroBatch,
+    totals: BatchTotals,
+    logprobs_BK: Tensor,
+    policy_version: int | None,
+    base_BK: Tensor | None = None,
+) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+    """Return a micro-batch's share of the loss, its terms of :class:`StepSums`, and its gaps to the sampler.
 
-    logprobs: list[float]
-    entropies: list[float]
-    variances: list[float]
+    It depends on the policy only through ``logprobs_BK``, wherever these were computed. ``base_BK`` has the base model's
+    log-probabilities. Gaps are 0 for tokens of other versions than ``policy_version``; None is every version.
+    """
+    mask_BK, logged_BK, cap = batch.mask_BK, batch.logged_logprobs_BK, settings.importance_cap
+    weight_BK = None if cap is None else truncated_importance(logprobs_BK, logged_BK, mask_BK, cap)
+    clip = {"clip_low": settings.clip_low, "clip_high": settings.clip_high}
+    loss = policy_loss(
+        settings.loss_type,
+        logprobs_BK,
+        # With importance weights, the loss's own ratio is 1.
+        logged_BK if cap is None else logprobs_BK.detach(),
+        batch.advantages_B,
+        mask_BK,
+        **clip,
+        totals=totals,
+        response_lengths_B=batch.response_lengths_B,
+        importance_BT=weight_BK,
+        base_logprobs_BT=base_BK,
+        kl_coef=settings.kl_coef,
+    )
+    clipped_BK, approx_kl_BK = drift(
+        settings.loss_type, logprobs_BK, logged_BK, batch.advantages_B, mask_BK, **clip
+    )
+    fresh_BK = mask_BK if policy_version is None else mask_BK & (batch.versions_BK == policy_version)
+    gap_BK = torch.where(fresh_BK, (logprobs_BK.detach() - logged_BK).abs(), torch.zeros_like(logprobs_BK))
+    terms = {
+        "tokens": mask_BK,
+        "clipped": clipped_BK,
+        "approx_kl": approx_kl_BK,
+        "gap": gap_BK,
+        "gap_tokens": fresh_BK,
+    }
+    if cap is not None and weight_BK is not None:
+        terms["capped"] = mask_BK & (weight_BK >= cap)
+    if base_BK is not None:
+        terms["kl_base"] = k3_divergence(logprobs_BK.detach(), base_BK, mask_BK)
+    return loss, terms, gap_BK
 
 
 class ForwardBackward:
@@ -99,7 +140,7 @@ class ForwardBackward:
     def scores(self, sequences: Sequence[TokenSequence], *, micro_batch_tokens: int) -> list[SequenceScores]:
         rows, _ = training_rows(sequences, [0.0] * len(sequences))
         places = [index for index, sequence in enumerate(sequences) if sum(sequence.mask[1:])]
-        found = [SequenceScores(*([0.0] * len(sequence.ids) for _ in range(3))) for sequence in sequences]
+        found = [[[0.0] * len(sequence.ids) for _ in range(3)] for sequence in sequences]
         for indices in plan_micro_batches([len(row.ids) for row in rows], micro_batch_tokens):
             batch = collate([rows[index] for index in indices], self._device)
             with torch.no_grad():
@@ -107,63 +148,26 @@ class ForwardBackward:
             columns = (batch.columns_K + 1).tolist()
             values = [tensor.tolist() for tensor in (*scored, batch.mask_BK)]
             for index, *of_row, sampled in zip(indices, *values, strict=True):
-                scores = found[places[index]]
-                targets = (scores.logprobs, scores.entropies, scores.variances)
-                for target, row_values in zip(targets, of_row, strict=True):
+                for target, row_values in zip(found[places[index]], of_row, strict=True):
                     for column, value, is_sampled in zip(columns, row_values, sampled, strict=True):
                         if is_sampled:
                             target[column] = value
-        return found
+        return [SequenceScores(*values) for values in found]
 
     def _learn_from(self, batch: MicroBatch, step: LearnerStep, sums: StepSums) -> Tensor:
         """Add one micro-batch's gradient and sums; return the gaps to the server's log-probabilities."""
         if self._settings.method == "sft":
             return self._imitate(batch, step, sums)
-        mask_BK, logged_BK = batch.mask_BK, batch.logged_logprobs_BK
         base_BK = None
         if step.measure_kl:
             with torch.no_grad(), self._model.disable_adapter():
                 base_BK = self._forward(batch).logprobs
         logprobs_BK, entropies_BK, _ = self._forward(batch)
-        cap = self._settings.importance_cap
-        weight_BK = None if cap is None else truncated_importance(logprobs_BK, logged_BK, mask_BK, cap)
-        clip = {"clip_low": self._settings.clip_low, "clip_high": self._settings.clip_high}
-        loss = policy_loss(
-            self._settings.loss_type,
-            logprobs_BK,
-            # With importance weights, the loss's own ratio is 1.
-            logged_BK if cap is None else logprobs_BK.detach(),
-            batch.advantages_B,
-            mask_BK,
-            **clip,
-            totals=step.totals,
-            response_lengths_B=batch.response_lengths_B,
-            importance_BT=weight_BK,
-            base_logprobs_BT=base_BK,
-            kl_coef=self._settings.kl_coef,
+        loss, terms, gap_BK = policy_objective(
+            self._settings, batch, step.totals, logprobs_BK, step.policy_version, base_BK
         )
         loss.backward()
-        clipped_BK, approx_kl_BK = drift(
-            self._settings.loss_type, logprobs_BK, logged_BK, batch.advantages_B, mask_BK, **clip
-        )
-        with torch.no_grad():
-            fresh_BK = mask_BK.clone()
-            if step.policy_version is not None:
-                fresh_BK &= batch.versions_BK == step.policy_version
-            gap_BK = torch.where(fresh_BK, (logprobs_BK - logged_BK).abs(), torch.zeros_like(logprobs_BK))
-            sums.add(
-                loss=loss,
-                tokens=mask_BK,
-                clipped=clipped_BK,
-                approx_kl=approx_kl_BK,
-                entropy=entropies_BK * mask_BK,
-                gap=gap_BK,
-                gap_tokens=fresh_BK,
-            )
-            if cap is not None and weight_BK is not None:
-                sums.add(capped=mask_BK & (weight_BK >= cap))
-            if base_BK is not None:
-                sums.add(kl_base=k3_divergence(logprobs_BK, base_BK, mask_BK))
+        sums.add(loss=loss, entropy=entropies_BK * batch.mask_BK, **terms)
         return gap_BK
 
     def _imitate(self, batch: MicroBatch, step: LearnerStep, sums: StepSums) -> Tensor:

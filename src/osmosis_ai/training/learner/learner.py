@@ -25,8 +25,8 @@ from osmosis_ai.training.learner.forward_backward import (
     Accumulated,
     ForwardBackward,
     LearnerStep,
-    SequenceScores,
 )
+from osmosis_ai.training.learner.policy import SequenceScores
 from osmosis_ai.training.learner.step import (
     DivergedError,
     MismatchLimits,
@@ -44,6 +44,10 @@ __all__ = ["Learner", "OutOfMemoryError", "StepRefusedError", "warmed_up"]
 
 
 class Learner:
+    """The policy in this process, or in a group of them; see :class:`~osmosis_ai.training.learner.policy.Policy`."""
+
+    saves_every_step = True
+
     def __init__(
         self,
         model_path: str,

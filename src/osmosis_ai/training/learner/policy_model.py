@@ -30,8 +30,8 @@ ADAPTER = "default"
 ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _PEFT_PREFIX = "base_model.model."
 # The files of a causal language model in transformers' format, without other formats of the same weights.
-_CONFIG_FILES = ["*.json"]
-_MODEL_FILES = [*_CONFIG_FILES, "*.safetensors", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
+_SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
+_MODEL_FILES = [*_SMALL_FILES, "*.safetensors"]
 
 
 def model_source(model_path: str, *, allow_download: bool = False, weights: bool = True) -> str:
@@ -43,7 +43,7 @@ def model_source(model_path: str, *, allow_download: bool = False, weights: bool
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
-    files = _MODEL_FILES if weights else _CONFIG_FILES
+    files = _MODEL_FILES if weights else _SMALL_FILES
     try:
         folder: str = snapshot_download(model_path, local_files_only=not allow_download, allow_patterns=files)
     except HFValidationError as error:

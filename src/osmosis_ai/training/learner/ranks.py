@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from osmosis_ai.config.training import TrainingSettings
-    from osmosis_ai.training.learner.learner import Learner
+    from osmosis_ai.training.learner.policy import Policy
 
 T = TypeVar("T")
 
@@ -148,7 +148,7 @@ class LearnerRanks:
                 raise loss
             return await doing
 
-    async def run(self, work: Coroutine[Any, Any, T], learner: Learner) -> T:
+    async def run(self, work: Coroutine[Any, Any, T], learner: Policy) -> T:
         """Await ``work``, which uses ``learner``; raise LearnerProcessLostError if a follower ends first."""
         if not self._ranks:
             return await work

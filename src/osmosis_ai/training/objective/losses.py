@@ -209,6 +209,11 @@ _RATIOS = {"grpo": token_ratio, "dapo": token_ratio, "dr_grpo": token_ratio, "gs
 _WEIGHTS = {"grpo": grpo_weights, "dapo": dapo_weights, "dr_grpo": dr_grpo_weights, "gspo": grpo_weights}
 
 
+def token_weights(loss_type: LossType, mask_BT: Tensor, lengths_B: Tensor, totals: BatchTotals) -> Tensor:
+    """Return each token's weight in the step's loss; see the module's description."""
+    return _WEIGHTS[loss_type](mask_BT, lengths_B, totals)
+
+
 def k3_divergence(logprobs_BT: Tensor, base_logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """pi_base/pi - log(pi_base/pi) - 1: unbiased for KL(pi, pi_base), never negative.    GRPO, eq. 4"""
     log_ratio_BT = _where_sampled(base_logprobs_BT - logprobs_BT, mask_BT)

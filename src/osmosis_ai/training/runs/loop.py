@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from osmosis_ai.redaction import Redactor
     from osmosis_ai.training.engines.policy_engine import PolicyEngine
     from osmosis_ai.training.learner.checkpoints import CheckpointDirectory, CheckpointStore
-    from osmosis_ai.training.learner.learner import Learner
+    from osmosis_ai.training.learner.policy import Policy
     from osmosis_ai.training.objective.sequences import TokenSequence
     from osmosis_ai.training.runs.loggers import Loggers
     from osmosis_ai.training.runs.rollouts import RolloutSampler
@@ -303,7 +303,7 @@ class StepLoop(ABC):
     settings: TrainingSettings
     rows: SplitRows[Any]
     order: DataOrder
-    learner: Learner
+    learner: Policy
     history: MetricsHistory
     checkpoints: CheckpointStore
     hooks: TrainingHooks
@@ -319,6 +319,7 @@ class StepLoop(ABC):
         self._batches: dict[int, asyncio.Task[RolloutBatch]] = {}
         self._learner_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner")
         self._checkpoint_s: float | None = None
+        self._metrics: Mapping[str, float] = {}
 
     @abstractmethod
     async def _advance(self, step: int) -> Measured:
@@ -337,7 +338,9 @@ class StepLoop(ABC):
         try:
             ending = await self._run()
             latest = self.checkpoints.latest()
-            if latest is not None and not latest.kept:  # later sessions must not replace it
+            if self.state.step > (latest.step if latest is not None else 0):
+                await self._save_checkpoint({**self.provenance, "metrics": self._metrics}, keep=True)
+            elif latest is not None and not latest.kept:  # later sessions must not replace it
                 await self._save_checkpoint(latest.provenance(), keep=True)
             if (collapsed := self.state.reward_dropped or self.state.collapsed) is None:
                 return ending
@@ -400,7 +403,9 @@ class StepLoop(ABC):
         warnings = [*done.warnings, *validated.warnings]
         self.state.step = step
         await self._record(step, Measured(metrics, warnings, validated.rewards, done.unscored))
-        await self._save_checkpoint({**self.provenance, "metrics": metrics})
+        if self.learner.saves_every_step or step % self.settings.checkpoint_save_freq == 0:
+            await self._save_checkpoint({**self.provenance, "metrics": metrics})
+        self._metrics = metrics
         await self._cleaned_up()
         self._cleanup = asyncio.ensure_future(asyncio.to_thread(self.between_steps, step))
         if self._stop.is_set():

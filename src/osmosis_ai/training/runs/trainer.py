@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.errors import OsmosisError
+from osmosis_ai.errors import NetworkError, OsmosisError
 from osmosis_ai.evaluation.run_directory import ENVIRONMENT_FILE
 from osmosis_ai.evaluation.run_log import RunLog, redact_server_logs
 from osmosis_ai.files import cache_dir, write_atomic
@@ -31,6 +31,7 @@ from osmosis_ai.redaction import Redactor, exposure_warnings
 from osmosis_ai.sandbox.gpus import visible_gpus
 from osmosis_ai.training import require_train_extra
 from osmosis_ai.training.engines.policy_engine import InProcessPolicyEngine, PolicyEngine
+from osmosis_ai.training.learner.policy import SessionLostError
 from osmosis_ai.training.learner.ranks import LearnerRanks
 from osmosis_ai.training.model_support import ModelSupport, model_support
 from osmosis_ai.training.runs.loggers import Loggers
@@ -50,17 +51,22 @@ if TYPE_CHECKING:
     from osmosis_ai.controller.server_process import RolloutServer
     from osmosis_ai.datasets import DatasetRow
     from osmosis_ai.sandbox.bubblewrap import Sandbox
+    from osmosis_ai.training.engines.tinker_backend import TinkerLearner
     from osmosis_ai.training.learner.checkpoints import CheckpointStore
     from osmosis_ai.training.learner.learner import Learner
+    from osmosis_ai.training.learner.policy import Policy
     from osmosis_ai.training.runs.loop import StepLoop
     from osmosis_ai.training.runs.rollouts import RolloutSampler
 
 
-MakeLearner = Callable[[TrainingSpec], "Learner"]
+MakeLearner = Callable[[TrainingSpec], "Policy"]
 # Version of the adapter that is changed to see whether the server applies it; no run has so many updates.
 _CHANGED = 10**9
 # vLLM's own variable for the key of a server.
 SERVER_KEY_ENV = "VLLM_API_KEY"
+# Losses of a remote session in a row, without a new step in between, and the pause after the first.
+SESSION_LOSSES = 3
+LOSS_PAUSE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -72,10 +78,20 @@ class TrainingSummary:
     records: list[StepRecord]
 
 
-def new_learner(spec: TrainingSpec) -> Learner:
+def local_learner(spec: TrainingSpec) -> Learner:
     from osmosis_ai.training.learner.learner import Learner
 
     return Learner(spec.model_path, spec.settings, spec.device, adapter=spec.adapter)
+
+
+def new_learner(spec: TrainingSpec) -> Policy:
+    if spec.settings.backend == "local":
+        return local_learner(spec)
+    from osmosis_ai.training.engines.tinker_backend import API_KEY_ENV, TinkerLearner, TinkerServer
+
+    key = {**os.environ, **spec.env, **spec.secret_values}.get(API_KEY_ENV)
+    server = TinkerServer(spec.settings, spec.model_path, key)
+    return TinkerLearner(server, spec.settings, run=f"osmosis-{secrets.token_hex(4)}")
 
 
 @dataclass(eq=False)
@@ -118,7 +134,7 @@ class Trainer:
             self.hooks = LoggedHooks(self.hooks, log, self._loggers)
             try:
                 async with self._loggers:
-                    return await self._run()
+                    return await self._run_through_losses()
             except Exception as error:
                 log.write("run", str(error), level="ERROR", error=type(error).__name__)
                 if isinstance(error, OsmosisError) or (refused := refused_memory(error)) is None:
@@ -127,6 +143,27 @@ class Trainer:
                 raise OsmosisError(message, hint=LESS_MEMORY) from error
             finally:
                 redact_server_logs(self._directory.server_log, self._redact)
+
+    async def _run_through_losses(self) -> TrainingSummary:
+        """Run; after a lost session, continue from the last checkpoint as long as steps get done in between."""
+        losses = 0
+        while True:
+            before = self._last_step()
+            try:
+                return await self._run()
+            except (SessionLostError, NetworkError) as error:
+                is_lost = isinstance(error, SessionLostError) or losses > 0
+                losses = 1 if self._last_step() > before else losses + 1
+                if not is_lost or self._stop_requested or losses > SESSION_LOSSES:
+                    raise
+                pause_s = LOSS_PAUSE_S * 4 ** (losses - 1)
+                self.hooks.note(
+                    f"{error.message} The run continues from its last checkpoint in {pause_s:g} s."
+                )
+            await asyncio.sleep(pause_s)
+
+    def _last_step(self) -> int:
+        return max((record.step for record in read_history(self._directory.metrics)), default=0)
 
     async def _run(self) -> TrainingSummary:
         directory, spec, hooks = self._directory, self.spec, self.hooks
@@ -228,13 +265,16 @@ class Trainer:
         server = await self._prepare_server()
         shared = await self._open_learner(stack)
         learner, ranks = shared["learner"], self._ranks
-        hooks.stage(f"opening the policy's engine ({settings.policy_engine})")
-        if settings.policy_engine == "vllm":
-            engine: PolicyEngine = await self._open_vllm(stack, learner)
+        is_remote = settings.backend == "tinker"
+        hooks.stage(f"opening the policy's engine ({'tinker' if is_remote else settings.policy_engine})")
+        if is_remote:
+            engine: PolicyEngine = await self._open_tinker(stack, learner)
+        elif settings.policy_engine == "vllm":
+            engine = await self._open_vllm(stack, learner)
         else:
             engine = await asyncio.to_thread(self._open_torch, stack, str(learner.device))
         # Otherwise the policy is the base, which is served already.
-        if learner.updates or spec.adapter is not None:
+        if learner.updates or spec.adapter is not None or is_remote:
             await ranks.run(engine.publish(learner, learner.updates), learner)
         chat = chat_format_of(spec, note=hooks.note)
         await ranks.run(self._check_engine(engine, learner, chat, rows), learner)
@@ -339,6 +379,21 @@ class Trainer:
         engine = InferenceEngine(network, max_batch=batch, max_waiting=max(1024, 2 * rollouts), kept=kept)
         return InProcessPolicyEngine(stack.enter_context(engine), unmerged=network.rounds_weights)
 
+    async def _open_tinker(self, stack: AsyncExitStack, learner: TinkerLearner) -> PolicyEngine:
+        from osmosis_ai.inference.torch_engine import end_tokens_of
+        from osmosis_ai.training.engines.tinker_backend import TinkerEngine
+
+        settings = self.spec.settings
+        longest = settings.max_prompt_length + settings.max_response_length
+        source = model_files(self.spec)
+        engine = TinkerEngine(
+            learner,
+            end_token_ids=end_tokens_of(source),
+            max_positions=min(longest, learner.server.max_positions or longest),
+        )
+        stack.push_async_callback(engine.close)
+        return engine
+
     async def _open_vllm(self, stack: AsyncExitStack, learner: Learner) -> PolicyEngine:
         from osmosis_ai.inference.torch_engine import end_tokens_of
         from osmosis_ai.training.engines.vllm_engine import VllmEngine, VllmServer
@@ -374,10 +429,11 @@ class Trainer:
         return await stack.enter_async_context(engine)
 
     async def _check_engine(
-        self, engine: PolicyEngine, learner: Learner, chat: ChatFormat, rows: SplitRows[DatasetRow]
+        self, engine: PolicyEngine, learner: Policy, chat: ChatFormat, rows: SplitRows[DatasetRow]
     ) -> None:
         """Require that the engine samples from the distribution that the learner computes."""
         from osmosis_ai.training.engines.logprob_check import probe, probe_prompts
+        from osmosis_ai.training.learner.learner import Learner
 
         settings, hooks = self.spec.settings, self.hooks
         hooks.stage("comparing the log-probabilities of engine and learner")
@@ -385,10 +441,10 @@ class Trainer:
         prompts = probe_prompts(rows.training.values(), chat, longest=longest)
         found = await probe(engine, learner, prompts, settings)
         is_own = settings.vllm_command is not None and "--dtype" not in settings.vllm_args
-        float32 = learner.device.type == "cpu" and (is_own or settings.policy_engine != "vllm")
+        float32 = str(learner.device) == "cpu" and (is_own or settings.policy_engine != "vllm")
         found.require_agreement(float32=float32, truncated=settings.rollout_top_p < 1)
         hooks.stage(f"engine and learner agree: {found.sentence()}")
-        if settings.policy_engine == "vllm":
+        if isinstance(learner, Learner) and settings.policy_engine == "vllm":
             # The effect of an adapter depends on the server's version and the model's architecture.
             hooks.stage("comparing the log-probabilities with a changed adapter")
             with learner.changed_adapter():
@@ -431,7 +487,9 @@ def _support_on_device(spec: TrainingSpec) -> ModelSupport:
     return model_support(spec.model_path, spec.settings, on_gpu=on_gpu, needs_weights=True)
 
 
-def follow_leader(spec: TrainingSpec, make_learner: MakeLearner = new_learner) -> None:
+def follow_leader(
+    spec: TrainingSpec, make_learner: Callable[[TrainingSpec], Learner] = local_learner
+) -> None:
     require_train_extra()
     make_learner(replace(spec, settings=_support_on_device(spec).settings)).follow()
 
@@ -447,7 +505,7 @@ def _loaded_objects_frozen() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _resume(checkpoints: CheckpointStore, learner: Learner, history: MetricsHistory) -> TrainingLoopState:
+def _resume(checkpoints: CheckpointStore, learner: Policy, history: MetricsHistory) -> TrainingLoopState:
     """Restore learner and history from the last checkpoint; later steps are computed again."""
     checkpoint = checkpoints.latest()
     if checkpoint is None:
@@ -458,12 +516,19 @@ def _resume(checkpoints: CheckpointStore, learner: Learner, history: MetricsHist
     return state
 
 
-def chat_format_of(spec: TrainingSpec, *, note: Callable[[str], None] | None = None) -> ChatFormat:
-    from osmosis_ai.inference.torch_engine import PretrainedChat
+def model_files(spec: TrainingSpec) -> str:
+    """Return the folder of the model's tokenizer and configuration, and of its weights if they are needed here."""
     from osmosis_ai.training.learner.policy_model import model_source
 
-    chosen = spec.settings.tool_call_format
-    source = model_source(spec.model_path, allow_download=spec.settings.allow_download)
+    settings = spec.settings
+    weights = settings.backend == "local"
+    return model_source(spec.model_path, allow_download=settings.allow_download, weights=weights)
+
+
+def chat_format_of(spec: TrainingSpec, *, note: Callable[[str], None] | None = None) -> ChatFormat:
+    from osmosis_ai.inference.torch_engine import PretrainedChat
+
+    chosen, source = spec.settings.tool_call_format, model_files(spec)
     if spec.model_path in served_models():
         return BuiltInChat(Path(source), tool_call_format=chosen)
     return PretrainedChat.load(source, tool_call_format=chosen, note=note)

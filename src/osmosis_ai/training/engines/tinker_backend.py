@@ -1,0 +1,502 @@
+"""Train and sample on a server of the Tinker API: SkyRL on a cluster, the hosted service, or another.
+
+The server has the model, the adapter, the optimiser and the sampler. This side runs the agents and the graders, records
+tokens, computes advantages, and decides when to validate and to save. A step sends the recorded tokens, the sampler's
+log-probabilities, and per-token advantages that contain our averaging over tokens, because the API's losses are
+sums. The losses of the API that equal ours:
+
+    policy loss with clip                 ppo
+    policy loss with importance_cap       cispo, whose weight is min(ratio, cap)
+    cross-entropy (method = "sft")        cross_entropy
+
+Weights never pass through this process, except for the adapter of a saved checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import json
+import logging
+import math
+import os
+import secrets
+import tarfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import httpx
+import torch
+from torch import Tensor
+
+from osmosis_ai.errors import NetworkError, OsmosisError
+from osmosis_ai.files import write_json
+from osmosis_ai.inference.engine import (
+    Dimensions,
+    Emission,
+    EngineStoppedError,
+    FinishReason,
+    Generation,
+    Listener,
+    SampledToken,
+)
+from osmosis_ai.training.learner.forward_backward import policy_objective
+from osmosis_ai.training.learner.learner import warmed_up
+from osmosis_ai.training.learner.policy import SequenceScores, SessionLostError
+from osmosis_ai.training.learner.policy_model import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from osmosis_ai.training.learner.step import StepMetrics, StepSums
+from osmosis_ai.training.objective.batches import TrainingRow, batch_totals, collate, training_rows
+from osmosis_ai.training.objective.losses import BatchTotals, cross_entropy, token_weights
+
+if TYPE_CHECKING:
+    import tinker
+
+    from osmosis_ai.config.training import TrainingSettings
+    from osmosis_ai.training.objective.sequences import TokenSequence
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+API_KEY_ENV = "TINKER_API_KEY"
+# A step of a large model, and the wait for a server that starts.
+STEP_TIMEOUT_S = 3600.0
+CONNECT_TIMEOUT_S = 30.0
+ARCHIVE_TIMEOUT_S = 600.0
+# An adapter of rank 128 on all matrices of a model of a trillion parameters is smaller.
+LARGEST_ARCHIVE = 64 * 2**30
+_SEED_MASK = (1 << 31) - 1
+# The client requires a key of this form; a server without accounts ignores it.
+_NO_KEY = "tml-none"
+
+
+def require_tinker_extra() -> None:
+    """Raise OsmosisError unless the client of the Tinker API is installed."""
+    if find_spec("tinker") is None:
+        raise OsmosisError(
+            'backend = "tinker" needs the package tinker.', hint="pip install 'osmosis-ai[train,tinker]'"
+        )
+
+
+class TinkerServer:
+    """The connection to a server; checks at once that the server has the model."""
+
+    def __init__(self, settings: TrainingSettings, model_path: str, api_key: str | None) -> None:
+        require_tinker_extra()
+        # No reports about this process to the server's operator.
+        os.environ.setdefault("TINKER_TELEMETRY", "0")
+        import tinker
+
+        logging.getLogger("tinker").setLevel(logging.ERROR)
+        self.model_path = model_path
+        self.url = settings.tinker_url
+        self._key = api_key or _NO_KEY
+        self.place = f"the Tinker server at {self.url}" if self.url else "the hosted Tinker service"
+        try:
+            # The client itself tries for minutes to reach a server that is not there.
+            if self.url is not None:
+                headers = {"X-API-Key": self._key}
+                address = f"{self.url.rstrip('/')}/api/v1/get_server_capabilities"
+                httpx.get(address, headers=headers, timeout=CONNECT_TIMEOUT_S).raise_for_status()
+            self.service = tinker.ServiceClient(base_url=self.url, api_key=self._key)
+            served = self.service.get_server_capabilities().supported_models
+        except Exception as error:  # the client raises errors of several libraries
+            raise self.lost(error, "could not be asked for its models") from error
+        by_name = {model.model_name: model for model in served}
+        if model_path not in by_name:
+            names = ", ".join(f"`{name}`" for name in sorted(filter(None, by_name))[:10])
+            raise OsmosisError(f"{self.place} does not serve `{model_path}`; it serves {names or 'nothing'}.")
+        self.max_positions: int | None = by_name[model_path].max_context_length
+
+    def lost(self, error: Exception, what: str) -> OsmosisError:
+        """Return a client's exception as one sentence without the key."""
+        import tinker
+
+        said = str(error).replace(self._key, "***")[:500] or type(error).__name__
+        status = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else None
+        refused = isinstance(error, (tinker.AuthenticationError, tinker.PermissionDeniedError))
+        if refused or status in (401, 403):
+            return OsmosisError(
+                f"{self.place} refused the API key.", hint=f"set the secret {API_KEY_ENV} in [secrets]"
+            )
+        if isinstance(error, (tinker.APIConnectionError, httpx.TransportError)):
+            return NetworkError(f"{self.place} could not be reached: {said}")
+        return SessionLostError(f"{self.place} {what}: {said}")
+
+    def archive(self, sampler_path: str) -> bytes:
+        """Download the archive of a saved adapter."""
+        run, *_, name = sampler_path.removeprefix("tinker://").split("/")
+        checkpoint = f"sampler_weights/{name}" if "/sampler_weights/" in sampler_path else name
+        rest = self.service.create_rest_client()
+        address = rest.get_checkpoint_archive_url(run, checkpoint).result(timeout=ARCHIVE_TIMEOUT_S).url
+        # Only the server itself gets the key; the hosted service answers with a signed address elsewhere.
+        own = self.url is not None and httpx.URL(address).host == httpx.URL(self.url).host
+        content = bytearray()
+        with httpx.stream(
+            "GET",
+            address,
+            headers={"X-API-Key": self._key} if own else {},
+            timeout=ARCHIVE_TIMEOUT_S,
+            follow_redirects=True,
+        ) as response:
+            response.raise_for_status()
+            for part in response.iter_bytes():
+                content += part
+                if len(content) > LARGEST_ARCHIVE:
+                    raise ValueError("the archive of the adapter is too large")
+        return bytes(content)
+
+
+@dataclass(frozen=True)
+class _Loss:
+    """A loss of the API and its configuration."""
+
+    name: str
+    config: dict[str, float] | None = None
+
+
+def api_loss(settings: TrainingSettings) -> _Loss:
+    """Return the loss of the API that equals the settings' one."""
+    if settings.method == "sft":
+        return _Loss("cross_entropy")
+    if settings.importance_cap is not None:
+        return _Loss("cispo", {"clip_low_threshold": 0.0, "clip_high_threshold": settings.importance_cap})
+    if "ppo" not in settings.tinker_losses:  # every batch is learned from once, so the ratio is 1
+        return _Loss("importance_sampling")
+    low, high = 1 - settings.clip_low, 1 + settings.clip_high
+    return _Loss("ppo", {"clip_low_threshold": max(0.0, low), "clip_high_threshold": high})
+
+
+class TinkerLearner:
+    """The policy on a server, with the interface of :class:`~osmosis_ai.training.learner.learner.Learner`."""
+
+    device = "tinker"
+    # Saving a large model takes a server minutes.
+    saves_every_step = False
+    trainable_parameters = None
+
+    def __init__(self, server: TinkerServer, settings: TrainingSettings, run: str) -> None:
+        self.server = server
+        self.settings = settings
+        self.updates = 0
+        self._run = run
+        self._client: tinker.TrainingClient | None = None
+        self._loss = api_loss(settings)
+
+    @property
+    def client(self) -> tinker.TrainingClient:
+        """The training session; opened at first use, because a resumed run opens another one."""
+        if self._client is None:
+            settings = self.settings
+            self._client = self._call(
+                lambda: self.server.service.create_lora_training_client(
+                    self.server.model_path,
+                    rank=settings.lora_rank,
+                    seed=settings.seed,
+                    train_unembed=False,
+                ),
+                "could not open a training session",
+            )
+        return self._client
+
+    def step(
+        self,
+        sequences: Sequence[TokenSequence],
+        advantages: Sequence[float],
+        *,
+        policy_version: int | None = None,
+    ) -> StepMetrics:
+        from tinker import types
+
+        rows, rollouts = training_rows(sequences, advantages)
+        if not rows:
+            return StepMetrics(updates=self.updates)
+        settings = self.settings
+        totals = batch_totals(rows, rollouts, settings.max_response_length)
+        data = [self._datum(row, totals, len(rows)) for row in rows]
+        loss = self._loss
+        done = self._result(
+            lambda: self.client.forward_backward(data, loss.name, loss.config),  # type: ignore[arg-type]
+            "could not compute the gradient",
+        )
+        logprobs = [_logprobs(output) for output in done.loss_fn_outputs]
+        metrics = self._metrics(rows, logprobs, totals, policy_version)
+        rate = warmed_up(settings.lr, self.updates, settings.warmup_steps)
+        adam = types.AdamParams(
+            learning_rate=rate,
+            beta1=0.9,
+            beta2=settings.adam_beta2,
+            eps=1e-8,
+            weight_decay=settings.weight_decay,
+            grad_clip_norm=settings.grad_clip,
+        )
+        optimised = self._result(lambda: self.client.optim_step(adam), "could not update the policy")
+        self.updates += 1
+        norms = [value for key, value in (optimised.metrics or {}).items() if key.endswith("grad_norm")]
+        return replace(
+            metrics, updates=self.updates, learning_rate=rate, grad_norm=norms[0] if norms else None
+        )
+
+    def _datum(self, row: TrainingRow, totals: BatchTotals, sequences: int) -> tinker.Datum:
+        mask_1T = torch.tensor([row.mask[1:]], dtype=torch.float32)
+        if self.settings.method == "sft":
+            return _datum(row, weights=mask_1T[0] / totals.tokens)
+        lengths_1 = torch.tensor([row.response_length])
+        advantages_T = row.advantage * token_weights(self.settings.loss_type, mask_1T, lengths_1, totals)[0]
+        inputs = {"logprobs": torch.tensor(row.logprobs[1:], dtype=torch.float32)}
+        if self.settings.tinker_server == "skyrl":
+            # SkyRL takes the mean over sequences of each one's loss divided by the sum of its weights, which is made 1.
+            length = len(advantages_T)
+            inputs["weights"] = torch.full((length,), 1 / length)
+            advantages_T = advantages_T * length * sequences
+        return _datum(row, **inputs, advantages=advantages_T)
+
+    def _metrics(
+        self,
+        rows: Sequence[TrainingRow],
+        logprobs: Sequence[Sequence[float]],
+        totals: BatchTotals,
+        policy_version: int | None,
+    ) -> StepMetrics:
+        """Compute our loss and the distance to the sampler from the server's log-probabilities."""
+        settings, place = self.settings, self.server.place
+        is_rl = settings.method == "rl"
+        sums, largest = StepSums.zeros(torch.device("cpu")), 0.0
+        for row, values in zip(rows, logprobs, strict=True):
+            if len(values) != len(row.ids) - 1:
+                raise SessionLostError(
+                    f"{place} returned {len(values)} log-probabilities for {len(row.ids) - 1} tokens."
+                )
+            batch = collate([row], torch.device("cpu"))
+            current_1K = torch.tensor([values], dtype=torch.float32)[:, batch.columns_K]
+            if not bool(torch.isfinite(current_1K).all()):
+                raise SessionLostError(f"{place} returned log-probabilities that are not numbers.")
+            if is_rl:
+                loss, terms, gap_1K = policy_objective(settings, batch, totals, current_1K, policy_version)
+                sums.add(loss=loss, **terms)
+                largest = max(largest, float(gap_1K.max()))
+            else:
+                sums.add(loss=cross_entropy(current_1K, batch.mask_BK, totals), tokens=batch.mask_BK)
+        limit = settings.logprob_gap_limit or math.inf
+        if largest > limit:
+            raise SessionLostError(
+                f"update {self.updates + 1} was refused: the sampler's log-probabilities differ from those of "
+                f"training by up to {largest:.2g} (limit {limit:g})."
+            )
+        tokens, fresh = float(sums.tokens), float(sums.gap_tokens)
+        found = StepMetrics(
+            updates=self.updates, learned=True, sequences=len(rows), tokens=int(tokens), loss=float(sums.loss)
+        )
+        if not is_rl:
+            return found
+        return replace(
+            found,
+            clip_fraction=float(sums.clipped) / tokens,
+            importance_capped=float(sums.capped) / tokens if settings.importance_cap else None,
+            kl_sampler=float(sums.approx_kl) / tokens,
+            logprob_gap_max=largest if fresh else None,
+            logprob_gap_mean=float(sums.gap) / fresh if fresh else None,
+            stale_fraction=1 - fresh / tokens,
+        )
+
+    def logprobs(self, sequences: Sequence[TokenSequence]) -> list[list[float]]:
+        """Return the policy's log-probabilities of ``sequences``, 0.0 where no token was sampled."""
+        rows, _ = training_rows(sequences, [0.0] * len(sequences))
+        if not rows:
+            return [[0.0] * len(sequence.ids) for sequence in sequences]
+        data = [_datum(row, weights=torch.tensor(row.mask[1:], dtype=torch.float32)) for row in rows]
+        done = self._result(lambda: self.client.forward(data, "cross_entropy"), "could not score tokens")
+        found = iter(done.loss_fn_outputs)
+        scored = []
+        for sequence in sequences:
+            values = [0.0] * len(sequence.ids)
+            if sum(sequence.mask[1:]):
+                for place, value in enumerate(_logprobs(next(found)), start=1):
+                    values[place] = value if sequence.mask[place] else 0.0
+            scored.append(values)
+        return scored
+
+    def scores(self, sequences: Sequence[TokenSequence]) -> list[SequenceScores]:
+        return [SequenceScores(values, None, None) for values in self.logprobs(sequences)]
+
+    def new_sampler(self) -> tinker.SamplingClient:
+        """Return what samples from the current weights."""
+        return self._call(
+            lambda: self.client.save_weights_and_get_sampling_client(), "could not publish the policy"
+        )
+
+    def save_adapter(self, directory: Path) -> None:
+        """Download the adapter in PEFT's format to a new ``directory``."""
+        saved = self._result(
+            lambda: self.client.save_weights_for_sampler(self._name("adapter")), "could not save the adapter"
+        )
+        try:
+            archive = self.server.archive(saved.path)
+            unpack_adapter(archive, directory, self.server.model_path)
+        except Exception as error:  # of httpx, the client or a damaged archive
+            raise self.server.lost(error, "did not give the adapter") from error
+
+    def state_dict(self) -> dict[str, Any]:
+        """Save the policy and its optimiser on the server; return where."""
+        saved = self._result(lambda: self.client.save_state(self._name("state")), "could not save the policy")
+        return {"tinker_path": saved.path, "tinker_url": self.server.url or "", "updates": self.updates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Open a session with the policy and the optimiser that :meth:`state_dict` saved."""
+        path = state.get("tinker_path")
+        if not isinstance(path, str):
+            raise OsmosisError('the checkpoint was not made with backend = "tinker".')
+        self._client = self._call(
+            lambda: self.server.service.create_training_client_from_state_with_optimizer(
+                path, base_model=self.server.model_path
+            ),
+            f"does not have the checkpoint {path}",
+        )
+        self.updates = state["updates"]
+
+    def abandon(self) -> None:
+        """Do nothing: there are no other processes."""
+
+    def close(self) -> None:
+        self._client = None
+
+    def _name(self, what: str) -> str:
+        return f"{self._run}-{what}-{self.updates:06d}-{secrets.token_hex(3)}"
+
+    def _call(self, work: Callable[[], T], what: str) -> T:
+        try:
+            return work()
+        except Exception as error:  # the client raises errors of several libraries
+            raise self.server.lost(error, what) from error
+
+    def _result(self, submit: Callable[[], Any], what: str) -> Any:
+        return self._call(lambda: submit().result(timeout=STEP_TIMEOUT_S), what)
+
+
+def _datum(row: TrainingRow, **inputs: Tensor) -> tinker.Datum:
+    """Return a sequence as the API takes it, with one value of each input per predicted token."""
+    from tinker import types
+
+    given = {"target_tokens": torch.tensor(row.ids[1:]), **inputs}
+    return types.Datum(
+        model_input=types.ModelInput.from_ints(list(row.ids[:-1])),
+        loss_fn_inputs={name: types.TensorData.from_torch(values) for name, values in given.items()},
+    )
+
+
+def _logprobs(output: Mapping[str, Any]) -> list[float]:
+    values: list[float] = output["logprobs"].tolist()
+    return values
+
+
+def unpack_adapter(archive: bytes, directory: Path, model_path: str) -> None:
+    """Write an archive's adapter, with a configuration that names its modules and base, to ``directory``."""
+    from safetensors import safe_open
+
+    directory.mkdir(parents=True, exist_ok=True)
+    found: dict[str, Any] = {}
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        for member in tar:
+            name = Path(member.name).name
+            file = tar.extractfile(member) if member.isfile() else None
+            if file is None or name not in (ADAPTER_WEIGHTS, ADAPTER_CONFIG):
+                continue
+            content = file.read()
+            if name == ADAPTER_CONFIG:
+                found = json.loads(content)
+            else:
+                (directory / name).write_bytes(content)
+    if not found or not (directory / ADAPTER_WEIGHTS).exists():
+        raise ValueError("the archive holds no adapter in PEFT's format")
+    with safe_open(directory / ADAPTER_WEIGHTS, framework="pt") as weights:
+        modules = {key.split(".lora_")[0].rsplit(".", 1)[-1] for key in weights.keys()}  # noqa: SIM118
+    found |= {
+        "base_model_name_or_path": model_path,
+        "target_modules": found.get("target_modules") or sorted(modules),
+        "task_type": "CAUSAL_LM",
+        "inference_mode": True,
+    }
+    write_json(directory / ADAPTER_CONFIG, found, durable=False)
+
+
+@dataclass(frozen=True)
+class _Served:
+    config: Dimensions
+
+
+@dataclass(eq=False)
+class _Request:
+    tasks: Sequence[asyncio.Task[None]]
+
+    def cancel(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+
+
+class TinkerEngine:
+    """Samples from the policy of a :class:`TinkerLearner`; a rollout's calls use the newest published version."""
+
+    def __init__(self, learner: TinkerLearner, *, end_token_ids: frozenset[int], max_positions: int) -> None:
+        self._learner = learner
+        self.model = _Served(Dimensions(max_positions, end_token_ids))
+        self.fingerprint = hashlib.sha256(learner.server.model_path.encode()).hexdigest()
+        self.failure: OsmosisError | None = None
+        self._sampler: tinker.SamplingClient | None = None
+        self._version = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def publish(self, policy: TinkerLearner, version: int) -> None:
+        """Sample from the learner's current weights from now on; running calls end with the previous ones."""
+        self._sampler = await asyncio.to_thread(policy.new_sampler)
+        self._version = version
+
+    def submit(self, generations: Sequence[Generation], listener: Listener) -> _Request:
+        tasks = [asyncio.create_task(self._answer(generation, listener)) for generation in generations]
+        self._tasks.update(tasks)
+        for task in tasks:
+            task.add_done_callback(self._tasks.discard)
+        return _Request(tasks)
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _answer(self, generation: Generation, listener: Listener) -> None:
+        from tinker import types
+
+        version, sampler = self._version, self._sampler
+        assert sampler is not None, "nothing was published"
+        params = types.SamplingParams(
+            max_tokens=generation.max_tokens,
+            temperature=generation.temperature,
+            top_p=generation.top_p,
+            seed=generation.stream & _SEED_MASK,
+            stop=sorted(generation.stop_tokens),
+        )
+        try:
+            prompt = types.ModelInput.from_ints(list(generation.prompt))
+            reply = await sampler.sample_async(prompt, 1, params)
+            sequence = reply.sequences[0]
+            tokens, logprobs = list(sequence.tokens), sequence.logprobs
+            if not tokens or logprobs is None or len(tokens) != len(logprobs):
+                raise OsmosisError(f"{self._learner.server.place} sampled tokens without log-probabilities.")
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # the task's edge: without this, the caller would wait forever
+            lost = (
+                error
+                if isinstance(error, OsmosisError)
+                else self._learner.server.lost(error, "could not sample")
+            )
+            self.failure = lost
+            listener.failed(EngineStoppedError(lost.message, hint=lost.hint))
+            return
+        finish: FinishReason = "length" if sequence.stop_reason == "length" else "stop"
+        last = len(tokens) - 1
+        for place, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
+            sampled = SampledToken(token, float(logprob), (), version)
+            listener.emitted(Emission(generation, sampled, finish if place == last else None))

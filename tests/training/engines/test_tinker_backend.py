@@ -1,0 +1,183 @@
+"""Training on a Tinker server gives what training here gives, and survives what servers do."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from osmosis_ai.config.training import TrainingSettings
+from osmosis_ai.errors import NetworkError, OsmosisError
+from osmosis_ai.training.runs.metrics import read_history
+from tests.lazily import lazily
+
+pytest.importorskip("tinker")
+
+with lazily("torch"):
+    from osmosis_ai.inference.model import load_adapted_model
+    from osmosis_ai.training.engines import tinker_backend
+    from osmosis_ai.training.engines.tinker_backend import TinkerLearner, TinkerServer
+    from osmosis_ai.training.learner.learner import Learner
+    from osmosis_ai.training.learner.policy import SessionLostError
+    from osmosis_ai.training.runs import trainer as trainer_module
+    from tests.e2e.training import trainer
+    from tests.training.learner_builders import sample_additions, tiny_learner
+    from tests.training.loop_world import Told
+    from tests.training.policy_world import MODEL_DIR
+    from tests.training.standin_tinker import KEY, StandInTinker, tinker_server
+
+
+@pytest.fixture(scope="module")
+def server():
+    with tinker_server() as running:
+        yield running
+
+
+def settings_for(server: StandInTinker, **changes: Any) -> TrainingSettings:
+    known = {"backend": "tinker", "tinker_url": server.url, "lr": 1e-3, "kl_interval": 0}
+    return TrainingSettings(**{**known, **changes})
+
+
+def connect(server: StandInTinker, **changes: Any) -> TinkerLearner:
+    settings = settings_for(server, **changes)
+    return TinkerLearner(TinkerServer(settings, "osmosis/tiny", KEY), settings, "a-run")
+
+
+@pytest.fixture(scope="module")
+def sampled():
+    """Sequences of different lengths with advantages of both signs, and log-probabilities of an older policy."""
+    groups = sample_additions(tiny_learner().model.eval(), prompts=3, group=3, seed=5)
+    sequences = [sample.sequence for group in groups for sample in group]
+    for sequence in sequences:
+        for place, is_sampled in enumerate(sequence.mask):
+            sequence.logprobs[place] += 0.4 * math.sin(place) * is_sampled
+    return sequences, [math.cos(number) for number in range(len(sequences))]
+
+
+@pytest.mark.parametrize("kind", ["skyrl", "hosted"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"loss_type": "dapo"},
+        {"loss_type": "grpo"},
+        {"loss_type": "dr_grpo", "clip_low": 0.1, "clip_high": 0.15},
+        {"loss_type": "grpo", "importance_cap": 1.1},
+        {"method": "sft"},
+    ],
+    ids=lambda settings: "-".join(map(str, settings.values())),
+)
+def test_a_step_on_a_server_has_the_loss_and_the_gradient_of_a_step_here(server, sampled, kind, settings):
+    if kind == "skyrl" and settings.get("method") == "sft":
+        pytest.skip("SkyRL weighs conversations equally")
+    sequences, advantages = sampled
+    if settings.get("method") == "sft":
+        advantages = [1.0] * len(sequences)
+    server.mean_over_sequences = kind == "skyrl"
+    here = Learner(
+        "osmosis/tiny", TrainingSettings(lr=1e-3, logprob_gap_limit=10.0, kl_interval=0, **settings), "cpu"
+    )
+    there = connect(server, tinker_server=kind, **settings)
+    for _ in range(2):
+        expected = here.step(sequences, advantages)
+        found = there.step(sequences, advantages)
+        for key in ("loss", "grad_norm", "clip_fraction", "kl_sampler", "importance_capped", "tokens"):
+            value = getattr(expected, key)
+            if settings.get("method") != "sft" or key in ("loss", "grad_norm", "tokens"):
+                assert getattr(found, key) == (
+                    pytest.approx(value, rel=1e-4) if value is not None else None
+                ), key
+    after = [value for row in there.logprobs(sequences) for value in row]
+    assert after == pytest.approx([value for row in here.logprobs(sequences) for value in row], abs=1e-4)
+    assert (found.updates, found.learning_rate) == (2, 1e-3)
+
+
+def train(server: StandInTinker, run_dir: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Any:
+    monkeypatch.setenv("TINKER_API_KEY", KEY)
+    monkeypatch.setattr(trainer_module, "LOSS_PAUSE_S", 0.01)
+    settings = {
+        "backend": "tinker", "tinker_url": server.url, "lr": 1e-3, "rollout_batch_size": 2, "n_samples_per_prompt": 4,
+        "max_steps": 4, "checkpoint_save_freq": 2, "eval_interval": 10, "max_prompt_length": 256,
+        "max_response_length": 64, "kl_interval": 0,
+    }  # fmt: skip
+    told = Told()
+    return trainer(run_dir, {**settings, **changes}, told), told
+
+
+def rewards(run_dir: Path) -> list[tuple[int, float]]:
+    records = read_history(run_dir / "metrics.jsonl")
+    return [(record.step, record.metrics["rollout/raw_reward"]) for record in records if record.step]
+
+
+@pytest.mark.e2e
+async def test_a_run_survives_lost_sessions_and_resumes_to_the_same_rewards(tmp_path, monkeypatch):
+    with tinker_server() as server:
+        undisturbed, _ = train(server, tmp_path / "undisturbed", monkeypatch)
+        summary = await undisturbed.run()
+        assert (summary.ending.because, summary.steps_done) == ("finished", 4)
+        adapter = tmp_path / "undisturbed" / "checkpoints" / "step-00000004" / "adapter"
+        load_adapted_model(MODEL_DIR, adapter)
+        expected = rewards(tmp_path / "undisturbed")
+        assert len(expected) == 4
+
+        # The fourth step of this run, which is the server's eighth, finds its session lost.
+        server.lose_at = {8}
+        disturbed, told = train(server, tmp_path / "disturbed", monkeypatch)
+        assert (await disturbed.run()).steps_done == 4
+        assert [note for note in told.notes if "continues from its last checkpoint" in note]
+        assert rewards(tmp_path / "disturbed") == expected
+
+        first, _ = train(server, tmp_path / "resumed", monkeypatch, max_steps=2)
+        await first.run()
+        second, _ = train(server, tmp_path / "resumed", monkeypatch)
+        await second.run()
+        assert rewards(tmp_path / "resumed") == expected
+
+
+async def test_a_server_that_never_keeps_a_session_ends_the_run(tmp_path, monkeypatch):
+    with tinker_server(lose_at=set(range(100))) as server:
+        lossy, told = train(server, tmp_path, monkeypatch)
+        with pytest.raises(SessionLostError, match="could not update the policy"):
+            await lossy.run()
+        assert len(told.notes) >= trainer_module.SESSION_LOSSES
+        assert KEY not in " ".join(told.notes)
+
+
+def test_numbers_that_are_none_are_no_step(server, sampled, monkeypatch):
+    learner = connect(server)
+    monkeypatch.setattr(server, "nan", True)
+    with pytest.raises(SessionLostError, match="log-probabilities that are not numbers"):
+        learner.step(*sampled)
+    assert learner.updates == 0
+
+
+def test_a_server_without_the_model_with_another_key_or_without_answer_is_named(server, monkeypatch):
+    settings = settings_for(server)
+    with pytest.raises(OsmosisError, match="does not serve `Qwen/Qwen3-8B`; it serves `osmosis/tiny`"):
+        TinkerServer(settings, "Qwen/Qwen3-8B", KEY)
+    with pytest.raises(OsmosisError, match="refused the API key") as refused:
+        TinkerServer(settings, "osmosis/tiny", "tml-another")
+    assert "tml-another" not in f"{refused.value} {refused.value.hint}"
+    gone = settings.model_copy(update={"tinker_url": "http://127.0.0.1:9"})
+    with pytest.raises(NetworkError, match="could not be reached"):
+        TinkerServer(gone, "osmosis/tiny", KEY)
+
+
+def test_an_archive_writes_only_the_adapter(tmp_path):
+    with pytest.raises(ValueError, match="no adapter"):
+        tinker_backend.unpack_adapter(_tar({"../escaped": b"x"}), tmp_path / "adapter", "osmosis/tiny")
+    assert list(tmp_path.rglob("*escaped*")) == []
+
+
+def _tar(files: dict[str, bytes]) -> bytes:
+    import io
+    import tarfile
+
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return packed.getvalue()

@@ -99,7 +99,7 @@ def test_a_failing_model(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def broken(self: ContinuousBatch) -> list[Emission]:
-        raise MemoryError("no room")
+        raise RuntimeError("no room")
 
     monkeypatch.setattr(ContinuousBatch, "step", broken)
     recorder = Recorder()

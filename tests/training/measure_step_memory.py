@@ -80,9 +80,7 @@ def main(directory: Path) -> None:
         chosen = settings(ROWS[dtype])
         learner = Learner(str(directory), chosen, "cpu")
         if recompute:
-            learner.model.gradient_checkpointing_enable(
-                gradient_checkpointing_kwargs={"use_reentrant": False}
-            )
+            learner.model.activation_checkpointing_enable({"use_reentrant": False})
         expected = estimate(
             found.layout,
             found.plan,

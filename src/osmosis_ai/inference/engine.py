@@ -211,7 +211,7 @@ def refused_memory(error: BaseException) -> str | None:
         return None
     request = _REQUEST.search(str(error))
     if request is None:
-        return "memory"
+        return "more memory"
     return f"{float(request[1]) / 2**30:.2f} GiB" if request[2] == "bytes" else f"{request[1]} {request[2]}"
 
 

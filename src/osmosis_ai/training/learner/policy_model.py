@@ -114,7 +114,11 @@ def load_policy(
             if isinstance(getattr(module, name, None), float):
                 setattr(module, name, 0.0)
     if device.type != "cpu":
-        policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        # transformers is about to drop the second name, and older versions do not have the first.
+        enable = (
+            getattr(policy, "activation_checkpointing_enable", None) or policy.gradient_checkpointing_enable
+        )
+        enable({"use_reentrant": False})
     # Recomputing activations works in training mode only; without dropout the two modes are the same.
     return policy.train()
 

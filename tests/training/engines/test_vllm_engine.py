@@ -88,8 +88,21 @@ def test_the_option_for_experts_is_given_only_for_models_that_have_them(
 ) -> None:
     settings = TrainingSettings(policy_engine="vllm", vllm_command="vllm")
     named = {"model": "m", "served_as": "m", "dtype": "bfloat16", "environ": {}}
-    server = VllmServer(settings, experts=experts, log_path=tmp_path / "log", **named)
+    server = VllmServer(settings, experts=experts, gpus=None, log_path=tmp_path / "log", **named)
     assert ("--enable-mixed-moe-lora-format" in server.spec.command) == experts
+
+
+@pytest.mark.parametrize(
+    ("gpus", "visible", "shares"), [(None, None, False), ([], None, True), (["1", "2"], "1,2", False)]
+)
+def test_a_server_gets_the_gpus_that_the_learner_does_not_use(
+    gpus: list[str] | None, visible: str | None, shares: bool, tmp_path: Path
+) -> None:
+    settings = TrainingSettings(vllm_command="vllm")
+    named = {"model": "m", "served_as": "m", "dtype": "bfloat16", "environ": {}, "experts": False}
+    server = VllmServer(settings, gpus=gpus, log_path=tmp_path / "log", **named)
+    assert server.spec.env.get("CUDA_VISIBLE_DEVICES") == visible
+    assert ("--gpu-memory-utilization" in server.spec.command) == shares
 
 
 async def test_a_call_under_way_keeps_its_version_until_it_ends(tmp_path: Path) -> None:

@@ -1,0 +1,175 @@
+"""Training on a real SkyRL server: on a CPU, with the built-in model, in an environment of Python 3.12.
+
+The environment takes minutes to build. `OSMOSIS_SKYRL_PYTHON` names the interpreter of an existing one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from osmosis_ai.config.training import TrainingSettings
+from osmosis_ai.processes.service import free_port
+from osmosis_ai.training.runs.metrics import read_history
+from tests.lazily import lazily
+
+pytest.importorskip("tinker")
+
+with lazily("torch"):
+    from osmosis_ai.training.engines.tinker_backend import TinkerLearner, TinkerServer
+    from osmosis_ai.training.learner.learner import Learner
+    from osmosis_ai.training.runs import trainer as trainer_module
+    from tests.e2e.training import trainer
+    from tests.training.learner_builders import sample_additions, tiny_learner
+    from tests.training.loop_world import Told
+    from tests.training.policy_world import MODEL_DIR
+
+pytestmark = pytest.mark.nightly
+PACKAGES = ("skyrl[tinker,jax]==0.4.0", "torch==2.9.1", "aiohttp", "psutil")
+# SkyRL starts its engine with uv, and looks for uv as its own parent.
+UV = """#!/bin/sh
+while [ "$1" != "-m" ]; do shift; done
+python "$@" &
+child=$!
+trap 'kill $child' TERM INT
+wait $child
+"""
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory) -> Path:
+    given = os.environ.get("OSMOSIS_SKYRL_PYTHON")
+    if given:
+        return Path(given)
+    base = shutil.which("python3.12")
+    if base is None:
+        pytest.skip("SkyRL needs Python 3.12")
+    directory = tmp_path_factory.mktemp("skyrl") / "venv"
+    subprocess.run([base, "-m", "venv", str(directory)], check=True)
+    pip = [str(directory / "bin" / "python"), "-m", "pip", "install", "-q", *PACKAGES]
+    subprocess.run(pip, check=True, timeout=1800)
+    return directory / "bin" / "python"
+
+
+class SkyRL:
+    """A server that can be killed and started again; its database and checkpoints stay."""
+
+    def __init__(self, python: Path, directory: Path) -> None:
+        self._python, self._directory = python, directory
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._process: subprocess.Popen[bytes] | None = None
+        (directory / "bin").mkdir()
+        uv = directory / "bin" / "uv"
+        uv.write_text(UV)
+        uv.chmod(0o755)
+
+    def start(self) -> None:
+        path = f"{self._directory / 'bin'}:{self._python.parent}:{os.environ['PATH']}"
+        options = {
+            "--base-model": "osmosis/tiny",
+            "--base-model-checkpoint-path": str(MODEL_DIR),
+            "--backend": "jax",
+            "--backend-config": '{"max_lora_adapters": 16, "max_lora_rank": 16}',
+            "--host": "127.0.0.1",
+            "--port": str(self.port),
+            "--database-url": f"sqlite:///{self._directory / 'skyrl.db'}",
+            "--checkpoints-base": str(self._directory / "checkpoints"),
+        }
+        arguments = [part for option in options.items() for part in option]
+        with (self._directory / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                ["uv", "run", "-m", "skyrl.tinker.api", *arguments],
+                env={**os.environ, "PATH": path, "JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1"},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + 300
+        while time.monotonic() < deadline:
+            try:
+                httpx.get(f"{self.url}/api/v1/get_server_capabilities", timeout=5).raise_for_status()
+                return
+            except httpx.HTTPError:
+                time.sleep(1)
+        raise AssertionError((self._directory / "server.log").read_text()[-4000:])
+
+    def kill(self) -> None:
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+
+@pytest.fixture(scope="module")
+def skyrl(python, tmp_path_factory) -> Iterator[SkyRL]:
+    server = SkyRL(python, tmp_path_factory.mktemp("server"))
+    server.start()
+    yield server
+    server.kill()
+
+
+def settings_for(server: SkyRL, **changes: Any) -> dict[str, Any]:
+    return {
+        "backend": "tinker", "tinker_url": server.url, "lr": 3e-3, "rollout_batch_size": 4, "n_samples_per_prompt": 8,
+        "max_steps": 4, "checkpoint_save_freq": 2, "eval_interval": 10, "max_prompt_length": 256,
+        "max_response_length": 64, **changes,
+    }  # fmt: skip
+
+
+def test_server_and_learner_agree_on_log_probabilities_and_learn_alike(skyrl):
+    groups = sample_additions(tiny_learner().model.eval(), prompts=4, group=8, seed=5)
+    sequences = [sample.sequence for group in groups for sample in group]
+    advantages = [1.0 if sample.reward else -1.0 for group in groups for sample in group]
+    # The same tokens are learned from several times.
+    settings = TrainingSettings(**settings_for(skyrl, logprob_gap_limit=100.0))
+    there = TinkerLearner(TinkerServer(settings, "osmosis/tiny", None), settings, "agreement")
+    here = Learner("osmosis/tiny", settings.model_copy(update={"backend": "local"}), "cpu")
+    before = there.logprobs(sequences)
+    for found, expected in zip(before, here.logprobs(sequences), strict=True):
+        assert found == pytest.approx(expected, abs=1e-4)
+
+    def preference(logprobs: list[list[float]]) -> float:
+        return sum(sum(row) * advantage for row, advantage in zip(logprobs, advantages, strict=True))
+
+    for _ in range(4):
+        learned = there.step(sequences, advantages)
+        expected_step = here.step(sequences, advantages)
+    assert learned.updates == 4
+    gain_there = preference(there.logprobs(sequences)) - preference(before)
+    gain_here = preference(here.logprobs(sequences)) - preference(before)
+    # Both start from other random A matrices.
+    assert gain_there > 0.5 * gain_here > 0
+    assert learned.loss == pytest.approx(expected_step.loss, abs=0.2)
+
+
+async def test_a_run_survives_kills_of_the_server_and_of_itself(skyrl, tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer_module, "LOSS_PAUSE_S", 1.0)
+
+    def rewards(run_dir: Path) -> list[float]:
+        records = read_history(run_dir / "metrics.jsonl")
+        return [record.metrics["rollout/raw_reward"] for record in records if record.step]
+
+    await trainer(tmp_path / "undisturbed", settings_for(skyrl)).run()
+    told = Told()
+
+    def kill(record: Any) -> None:
+        if record.step == 3 and told.notes[-1:] != ["killed"]:
+            told.notes.append("killed")
+            skyrl.kill()
+            skyrl.start()
+
+    told.on_step = kill
+    first = trainer(tmp_path / "killed", settings_for(skyrl, max_steps=3), told)
+    assert (await first.run()).steps_done == 3
+    second = trainer(tmp_path / "killed", settings_for(skyrl), told)
+    assert (await second.run()).steps_done == 4
+    assert rewards(tmp_path / "killed") == pytest.approx(rewards(tmp_path / "undisturbed"), abs=0.15)

@@ -116,6 +116,8 @@ def estimate_training(config: Path, *, gpu: str | None, gpu_memory: str | None) 
         shown = loaded.path.relative_to(workspace.root).as_posix()
         raise InvalidConfigError("training", shown, loaded.doubts)
     model_path, settings = base_of(loaded.experiment.model_path), loaded.settings
+    if settings.backend == "tinker":
+        raise OsmosisError('With backend = "tinker" the server holds the model: it needs no memory here.')
     own, own_size = this_machine()
     here = model_support(model_path, settings, on_gpu=own != "CPU")
     if not here.is_known:
@@ -190,6 +192,13 @@ def check_model(model_path: str, settings: TrainingSettings) -> tuple[ModelSuppo
         OsmosisError: The model cannot be trained, or no model can have this name.
     """
     base = base_of(model_path)
+    if settings.backend == "tinker":
+        if base != model_path:
+            raise OsmosisError(
+                f"A Tinker server starts from a base model, not from an adapter: {model_path}.",
+                hint=f"set model_path = \"{base}\"",
+            )
+        return None, []
     try:
         found = model_support(base, settings, needs_weights=True)
     except NotFoundError:

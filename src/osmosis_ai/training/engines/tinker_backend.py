@@ -219,7 +219,7 @@ class TinkerLearner:
         data = [self._datum(row, totals, len(rows)) for row in rows]
         loss = self._loss
         done = self._result(
-            lambda: self.client.forward_backward(data, loss.name, loss.config),  # type: ignore[arg-type]
+            lambda: self.client.forward_backward(data, loss.name, loss.config),
             "could not compute the gradient",
         )
         logprobs = [_logprobs(output) for output in done.loss_fn_outputs]

@@ -89,6 +89,8 @@ def new_learner(spec: TrainingSpec) -> Policy:
         return local_learner(spec)
     from osmosis_ai.training.engines.tinker_backend import API_KEY_ENV, TinkerLearner, TinkerServer
 
+    if spec.adapter is not None:
+        raise OsmosisError("A Tinker server starts from a base model, not from an adapter.")
     key = {**os.environ, **spec.env, **spec.secret_values}.get(API_KEY_ENV)
     server = TinkerServer(spec.settings, spec.model_path, key)
     return TinkerLearner(server, spec.settings, run=f"osmosis-{secrets.token_hex(4)}")

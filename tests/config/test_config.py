@@ -35,6 +35,7 @@ def test_advanced_keys_of_another_trainer_are_ignored_with_a_warning() -> None:
     assert any("`cluster`" in warning for warning in settings.warnings("some/model"))
 
 
+TINKER, HERE = "backend = 'tinker'\n", "tinker_url = 'http://127.0.0.1:1'\n"
 VLLM, TORCH = 'policy_engine = "vllm"\n', 'policy_engine = "torch"\n'
 
 
@@ -122,6 +123,34 @@ FORMATS = "hermes, qwen3_coder, mistral, deepseek, llama3_json, pythonic"
         (f"[advanced]\n{TORCH}vllm_url = 'http://a'", "advanced.vllm_url", 'is for `policy_engine = "vllm"`'),
         (f"[advanced]\n{VLLM}vllm_url = 'http://a'\nvllm_command = 'v'", "advanced.policy_engine", "either"),
         (f"[advanced]\n{VLLM}vllm_url = 'a:1'", "advanced.vllm_url", "begin with http://"),
+        (
+            "[advanced]\ntinker_url = 'http://localhost:1'",
+            "advanced.tinker_url",
+            'is for `backend = "tinker"`',
+        ),
+        ("[advanced]\nbackend = 'tinker'", "advanced.tinker_url", "is missing"),
+        (
+            f"[advanced]\n{TINKER}tinker_url = 'http://example.com'",
+            "advanced.tinker_url",
+            "must begin with https://",
+        ),
+        (f"[advanced]\n{TINKER}{HERE}loss_type = 'gspo'", "advanced.loss_type", "no loss of the Tinker API"),
+        (f"[advanced]\n{TINKER}{HERE}kl_coef = 0.1", "advanced.kl_coef", "must be 0"),
+        (
+            f"[advanced]\n{TINKER}{HERE}shard_model = true",
+            "advanced.shard_model",
+            'is for `backend = "local"`',
+        ),
+        (
+            f"[advanced]\n{TINKER}{HERE}tinker_server = 'other'\nmax_staleness = 1",
+            "advanced.max_staleness",
+            "`ppo`",
+        ),
+        (
+            f"[sampling]\nrollout_top_p = 0.9\n[advanced]\n{TINKER}{HERE}",
+            "sampling.rollout_top_p",
+            "must be 1.0",
+        ),
         (
             f"[advanced]\n{VLLM}vllm_command = 3",
             "advanced.vllm_command",

@@ -196,7 +196,7 @@ def check_model(model_path: str, settings: TrainingSettings) -> tuple[ModelSuppo
         if base != model_path:
             raise OsmosisError(
                 f"A Tinker server starts from a base model, not from an adapter: {model_path}.",
-                hint=f"set model_path = \"{base}\"",
+                hint=f'set model_path = "{base}"',
             )
         return None, []
     try:
